@@ -6,7 +6,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::{
-    body::{KeyField, Problem, RequestBody},
+    body::{AccountBody, Problem},
     key::{self, ParsedKey},
     managed::{self, ManagedLayer},
     show::millis,
@@ -35,13 +35,14 @@ impl<'a> ManagedAccount<'a> {
     /// Finds the account that `body` names, with its quotas.
     pub(super) fn with_quotas(
         layers: &'a [ManagedLayer],
-        body: &RequestBody,
+        body: &AccountBody,
     ) -> Result<Self, Problem> {
-        Self::find(layers, body, |shape| quotas(shape, body.quotas.clone()))
+        let given = body.quotas()?;
+        Self::find(layers, body, |shape| quotas(shape, given))
     }
 
     /// Finds the account to block or unblock. A block needs no quotas.
-    pub(super) fn of_key(layers: &'a [ManagedLayer], body: &RequestBody) -> Result<Self, Problem> {
+    pub(super) fn of_key(layers: &'a [ManagedLayer], body: &AccountBody) -> Result<Self, Problem> {
         const ANY: Quota = Quota::per_second(1);
         Self::find(layers, body, |shape| {
             let own = managed::own_quotas(shape).filter(|own| !own.charged().is_empty());
@@ -51,15 +52,16 @@ impl<'a> ManagedAccount<'a> {
 
     fn find(
         layers: &'a [ManagedLayer],
-        body: &RequestBody,
+        body: &AccountBody,
         quotas: impl FnOnce(&RuleInfo<'_>) -> Result<Quotas, Problem>,
     ) -> Result<Self, Problem> {
-        let (layer, rule, key) = (body.layer()?, body.rule()?, body.key()?);
-        let layer = managed::find(layers, layer)?;
-        layer.rule(rule, |shape| {
-            let key = match key {
-                KeyField::Json(key) => key::parse(key, &shape.key_kind, shape.name),
-                KeyField::Fingerprint(given) => listed_key(layer, shape.name, given),
+        let layer = managed::find(layers, &body.layer)?;
+        layer.rule(&body.rule, |shape| {
+            let key = match (&body.key, &body.fingerprint) {
+                (Some(key), None) => key::parse(key),
+                (None, Some(given)) => listed_key(layer, shape.name, given),
+                (Some(_), Some(_)) => Err("key and fingerprint are given; remove one".into()),
+                (None, None) => Err("key is missing; add it, as \"key\": \"alice\"".into()),
             };
             let key = key.map_err(Problem::body)?;
             Ok(Self {

@@ -1,179 +1,95 @@
 //! Bodies of requests to the router, and errors as problem+json (RFC 9457).
 
-use std::{error::Error, time::Duration};
+use std::time::Duration;
 
 use axum::{
-    body::to_bytes,
-    extract::Request,
+    Json,
+    extract::{FromRequest, Request},
     response::{IntoResponse, Response},
 };
-use http::{HeaderMap, HeaderValue, StatusCode, header::CONTENT_TYPE};
-use http_body_util::LengthLimitError;
-use serde::{Deserialize, Deserializer, de::Error as _};
+use http::{HeaderValue, StatusCode, header::CONTENT_TYPE};
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use crate::{
-    config::de::{self, TableForm},
-    quota::read_time,
-    rule::Quotas,
-};
+use crate::{quota::parse_time, rule::Quotas};
 
 /// The maximum length of a body, in bytes.
-const MAX_BYTES: usize = 16 * 1024;
-const TIME: &str = "give text, as \"10min\"";
+pub(super) const MAX_BYTES: usize = 16 * 1024;
+/// The longest block.
+const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
 
-/// The fields of a request body. Each route accepts some of them.
-#[derive(Default)]
-pub(super) struct RequestBody {
-    layer: Option<String>,
-    pub(super) rule: Option<String>,
-    /// The key as JSON.
-    key: Option<Value>,
+/// An account. Each route uses some of the optional fields.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AccountBody {
+    pub(super) layer: String,
+    pub(super) rule: String,
+    pub(super) key: Option<Value>,
     /// The fingerprint of a listed key.
-    fingerprint: Option<String>,
-    pub(super) quotas: Option<Quotas>,
-    time: Option<Duration>,
-    on: Option<bool>,
-    given: Vec<String>,
+    pub(super) fingerprint: Option<String>,
+    quotas: Option<Value>,
+    r#for: Option<String>,
 }
 
-/// The key of a request body.
-pub(super) enum KeyField<'a> {
-    Json(&'a Value),
-    Fingerprint(&'a str),
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SwitchBody {
+    pub(super) layer: String,
+    pub(super) on: bool,
 }
 
-impl RequestBody {
-    /// Reads the body of a request. Any field outside `known` is an error.
-    pub(super) async fn read(request: Request, known: &[&str]) -> Result<Self, Problem> {
-        if !is_json(request.headers()) {
-            let why = "Content-Type is not application/json; send JSON with this Content-Type";
-            return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
-        }
-        let bytes = to_bytes(request.into_body(), MAX_BYTES).await.map_err(|error| {
-            let long = error.source().is_some_and(|source| source.is::<LengthLimitError>());
-            match long {
-                true => {
-                    let why = format!("the body is longer than {MAX_BYTES} bytes; shorten it");
-                    Problem::new(StatusCode::PAYLOAD_TOO_LARGE, why)
-                }
-                false => Problem::body("the body ended early; send it again"),
-            }
-        })?;
-        let read: Self = serde_json::from_slice(&bytes).map_err(|wrong| {
-            Problem::body(if wrong.is_data() {
-                wrong.to_string()
-            } else {
-                format!("the body is not valid JSON: {wrong}; send one object")
-            })
-        })?;
-        match read.given.iter().find(|given| !known.contains(&given.as_str())) {
-            None => Ok(read),
-            Some(other) => {
-                let fields = list(known);
-                let why = format!("field {other:?} is not used by this route; give {fields}");
-                Err(Problem::body(why))
-            }
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ReportOnlyBody {
+    pub(super) layer: String,
+    pub(super) rule: Option<String>,
+    pub(super) on: bool,
+}
+
+/// Reads the body of a request.
+pub(super) async fn read<T: DeserializeOwned>(request: Request) -> Result<T, Problem> {
+    let body = Json::<T>::from_request(request, &()).await;
+    body.map(|Json(body)| body).map_err(|rejection| match rejection.status() {
+        StatusCode::UNPROCESSABLE_ENTITY => Problem::body(rejection.body_text()),
+        status => Problem::new(status, rejection.body_text()),
+    })
+}
+
+impl AccountBody {
+    /// Returns an error if the body has quotas or a time that the route does not use.
+    pub(super) fn has_only(self, quotas: bool, time: bool) -> Result<Self, Problem> {
+        let unused =
+            [("quotas", self.quotas.is_some(), quotas), ("for", self.r#for.is_some(), time)];
+        match unused.into_iter().find(|(_, given, used)| *given && !used) {
+            Some((name, ..)) => Err(Problem::body(format!("{name} has no use here; remove it"))),
+            None => Ok(self),
         }
     }
 
-    pub(super) fn layer(&self) -> Result<&str, Problem> {
-        self.layer.as_deref().ok_or_else(|| Problem::missing("layer", "\"layer\": \"api\""))
-    }
-
-    pub(super) fn rule(&self) -> Result<&str, Problem> {
-        self.rule.as_deref().ok_or_else(|| Problem::missing("rule", "\"rule\": \"ip\""))
-    }
-
-    pub(super) fn key(&self) -> Result<KeyField<'_>, Problem> {
-        match (&self.key, &self.fingerprint) {
-            (Some(_), Some(_)) => Err(Problem::body("key and fingerprint are given; remove one")),
-            (Some(key), None) => Ok(KeyField::Json(key)),
-            (None, Some(fingerprint)) => Ok(KeyField::Fingerprint(fingerprint)),
-            (None, None) => Err(Problem::missing("key", "\"key\": \"alice\"")),
+    /// Returns the given quotas. A quota with a name is an error, because the memory of names is never
+    /// freed.
+    pub(super) fn quotas(&self) -> Result<Option<Quotas>, Problem> {
+        let Some(value) = &self.quotas else { return Ok(None) };
+        let named = |value: &Value| value.get("name").is_some();
+        if named(value) || value.as_array().is_some_and(|list| list.iter().any(named)) {
+            let why = "quotas have a name, which accounts do not use; remove it";
+            return Err(Problem::body(why));
         }
+        Quotas::deserialize(value).map(Some).map_err(|error| Problem::body(error.to_string()))
     }
 
     pub(super) fn time(&self) -> Result<Duration, Problem> {
-        match self.time {
-            Some(Duration::ZERO) => {
-                Err(Problem::body("for is 0s; give a time above 0s, or unblock the key"))
+        let text = self.r#for.as_deref().unwrap_or_default();
+        let invalid = |fix: &str| Problem::body(format!("for is {text:?}; {fix}"));
+        match parse_time(text.trim()) {
+            Ok(time) if time.is_zero() => Err(invalid("give a time above 0s, or unblock the key")),
+            Ok(time) if time > LONGEST => Err(invalid("give at most ten years")),
+            Ok(time) => Ok(time),
+            Err(_) if self.r#for.is_none() => {
+                Err(Problem::body("for is missing; add it, as \"for\": \"10min\""))
             }
-            Some(time) => Ok(time),
-            None => Err(Problem::missing("for", "\"for\": \"10min\"")),
+            Err(fix) => Err(invalid(fix)),
         }
-    }
-
-    pub(super) fn on(&self) -> Result<bool, Problem> {
-        self.on.ok_or_else(|| Problem::missing("on", "\"on\": true"))
-    }
-}
-
-impl<'de> Deserialize<'de> for RequestBody {
-    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        de::read::<Self, D>(value)
-    }
-}
-
-impl TableForm for RequestBody {
-    type Read = Self;
-
-    const SHAPE: &'static str = "an object, as { \"layer\": \"api\" }";
-
-    fn text(text: &str) -> Result<Self, String> {
-        Err(format!("the body is {text:?}; give {}", Self::SHAPE))
-    }
-
-    fn field<'de, D: Deserializer<'de>>(&mut self, name: &str, value: D) -> Result<(), D::Error> {
-        match name {
-            "layer" => self.layer = Some(word(name, value)?),
-            "rule" => self.rule = Some(word(name, value)?),
-            "key" => self.key = Some(Value::deserialize(value)?),
-            "fingerprint" => self.fingerprint = Some(word(name, value)?),
-            "quotas" => self.quotas = Some(quotas(value)?),
-            "for" => self.time = Some(read_time(name, value, TIME)?),
-            "on" => self.on = Some(de::flag(name, value)?),
-            _ => {
-                let fix = "give layer, rule, key, fingerprint, quotas, for or on";
-                return Err(de::unknown(name, value, fix));
-            }
-        }
-        self.given.push(name.to_owned());
-        Ok(())
-    }
-
-    fn read(self) -> Result<Self, String> {
-        Ok(self)
-    }
-}
-
-fn word<'de, D: Deserializer<'de>>(name: &str, value: D) -> Result<String, D::Error> {
-    de::text(name, value, "give text", |text| Ok(text.to_owned()))
-}
-
-/// Reads quotas. A quota with a name is an error, because the memory of names is never freed.
-fn quotas<'de, D: Deserializer<'de>>(value: D) -> Result<Quotas, D::Error> {
-    let value = Value::deserialize(value)?;
-    let named = |value: &Value| value.get("name").is_some();
-    if named(&value) || value.as_array().is_some_and(|list| list.iter().any(named)) {
-        return Err(D::Error::custom("quotas have a name, which accounts do not use; remove it"));
-    }
-    Quotas::deserialize(value).map_err(D::Error::custom)
-}
-
-/// Returns `true` if the content type is JSON, with or without parameters.
-fn is_json(headers: &HeaderMap) -> bool {
-    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let kind = kind.split(';').next().unwrap_or_default().trim();
-    kind.eq_ignore_ascii_case("application/json")
-}
-
-/// Formats a list as `a, b or c`.
-fn list(names: &[&str]) -> String {
-    match names {
-        [] => "none".into(),
-        [one] => (*one).into(),
-        [first @ .., last] => format!("{} or {last}", first.join(", ")),
     }
 }
 
@@ -192,11 +108,6 @@ impl Problem {
     /// Creates an error for an invalid body.
     pub(super) fn body(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, detail)
-    }
-
-    /// Creates an error for a missing field.
-    pub(super) fn missing(field: &str, fix: &str) -> Self {
-        Self::body(format!("{field} is missing; add it, as {fix}"))
     }
 
     /// Creates an error for an unknown value of `field`.

@@ -133,8 +133,7 @@
 //!
 //! ```json
 //! {
-//!   "rule": "ip", "key_kind": {"address": {"ipv4_prefix": 32, "ipv6_prefix": 64}},
-//!   "quotas_are": "fixed", "cost": 1, "headroom": 0, "queues": false,
+//!   "rule": "ip", "quotas_are": "fixed", "cost": 1, "headroom": 0, "queues": false,
 //!   "quotas": [{"text": "10/s", "algorithm": "gcra", "limit": 10, "units": 10, "period_ms": 1000, "max_debt": 10}],
 //!   "report_only": false, "denied": 7, "reported": 0
 //! }
@@ -176,29 +175,22 @@
 //!
 //! # Keys
 //!
-//! Write a key as the extractor of the rule produces it. The [kind](crate::key::KeyKind) of a
-//! rule's keys is `key_kind` in `layers`: `"text"`, `"number"`, `"everyone"`, `"unidentified"`,
-//! `{"address": {..}}`, `{"one_of": [..]}` or a list for a tuple. A key of another kind is an
-//! error. `key_kind` is `null` if the extractor reports no kind, as with [`key_fn`](crate::key_fn).
+//! Write a key as the extractor of the rule produces it. The router cannot see the type of a rule's
+//! keys: text that looks like an address is another key than the address. To be sure, compare the
+//! fingerprint in the response with those in `denials`, or use `fingerprint` instead of `key`.
 //!
 //! | key | extractor |
 //! |---|---|
 //! | `"alice"` or `{"text": "alice"}` | [`HeaderKey`](crate::key::HeaderKey), `MethodKey`, `RouteKey` and other extractors of text |
-//! | `{"address": "203.0.113.9"}` or `{"ip": "203.0.113.9"}` | [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) |
+//! | `{"address": "203.0.113.9"}` | [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) |
 //! | `{"number": 7}` | an extractor of numbers; from 2⁶⁴ on, write the number as text |
 //! | `{"bytes": "/w=="}` | an extractor of bytes that are not text, in base64 |
 //! | `{"everyone": true}` | [`Everyone`](crate::key::Everyone) |
 //! | `{"unidentified": true}` | none: the key that requests without an identity share ([`OnMissingKey::Share`](crate::rule::OnMissingKey)) |
 //! | `["GET", {"address": "203.0.113.9"}]` | a tuple of extractors |
 //!
-//! Plain text may also be an address or a number, if the rule has such keys. Ambiguous text is an
-//! error. For example, `"127.0.0.1"` is ambiguous if the keys of a rule are addresses or header
-//! values. The error lists the possible forms.
-//!
-//! The router masks an address as the extractor does. If the rule counts by /64, a block of one
-//! IPv6 address blocks the whole /64, and the response contains `"prefix": 64`. If `key_kind` is
-//! `null`, you can give a prefix, as in `{"address": "2001:db8::7/48"}`. The prefix of an IPv6
-//! address then defaults to 64 bits.
+//! An IPv6 address stands for its /64, as in the extractors, and the response contains `"prefix": 64`.
+//! If a rule counts by other prefixes, give the prefix: `{"address": "2001:db8::7/48"}`.
 //!
 //! # Quotas
 //!

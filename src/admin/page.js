@@ -17,9 +17,8 @@ const ALGORITHMS = {
 };
 
 const KINDS = {
-  "": "choose",
-  text: "text",
   address: "address",
+  text: "text",
   number: "number",
   bytes: "bytes, in base64",
   everyone: "everyone",
@@ -306,22 +305,13 @@ function options(select, names, labels = {}) {
   if (names.includes(chosen)) select.value = chosen;
 }
 
-// The forms in which a key of this kind can be written. A key of an unknown kind may have any form.
-function kindsOf(kind) {
-  if (Array.isArray(kind)) return ["json"];
-  if (kind === null) return Object.keys(KINDS);
-  if (kind.one_of) return [...new Set(kind.one_of.flatMap(kindsOf))];
-  if (kind.address) return ["address"];
-  return kind === "text" ? ["text", "bytes"] : [kind];
-}
-
 function updateForm() {
   options($("layer"), known.map((layer) => layer.layer));
   const layer = known.find((layer) => layer.layer === $("layer").value);
   options($("rule"), layer ? layer.rules.map((rule) => rule.rule) : []);
   const rule = layer && layer.rules.find((rule) => rule.rule === $("rule").value);
   $("quotas-label").hidden = !rule || rule.quotas !== null;
-  options($("kind"), rule ? kindsOf(rule.key_kind) : [], KINDS);
+  options($("kind"), rule ? Object.keys(KINDS) : [], KINDS);
   const example = EXAMPLES[$("kind").value];
   $("key-label").hidden = example === undefined;
   $("key").placeholder = example || "";

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::SystemTime};
 
 use axum::{
     Json, Router,
-    extract::{OriginalUri, Request, State},
+    extract::{DefaultBodyLimit, OriginalUri, Request, State},
     middleware,
     response::{IntoResponse, Response},
     routing::{MethodRouter, any, get, post},
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use super::{
     Guard,
     account::ManagedAccount,
-    body::{Problem, RequestBody},
+    body::{self, AccountBody, MAX_BYTES, Problem, ReportOnlyBody, SwitchBody},
     managed::{self, ManagedLayer},
     show,
 };
@@ -45,10 +45,6 @@ const HEADERS: [(HeaderName, &str); 4] = [
     (X_CONTENT_TYPE_OPTIONS, "nosniff"),
 ];
 
-const ACCOUNT: &[&str] = &["layer", "rule", "key", "fingerprint", "quotas"];
-const BLOCK: &[&str] = &["layer", "rule", "key", "fingerprint", "for"];
-const UNBLOCK: &[&str] = &["layer", "rule", "key", "fingerprint"];
-
 pub(super) fn router(layers: Arc<[ManagedLayer]>, guard: Guard) -> Router {
     let router = Router::new()
         .route("/", get(redirect_to_page))
@@ -68,6 +64,7 @@ pub(super) fn router(layers: Arc<[ManagedLayer]>, guard: Guard) -> Router {
         .route("/{*unknown}", any(not_found))
         .method_not_allowed_fallback(method_not_allowed)
         .with_state(layers)
+        .layer(DefaultBodyLimit::max(MAX_BYTES))
         .layer(middleware::map_response(with_headers));
     guard.wrap(router).layer(middleware::map_response(with_no_store))
 }
@@ -117,18 +114,22 @@ async fn method_not_allowed() -> Problem {
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, why)
 }
 
+async fn account(request: Request, quotas: bool, time: bool) -> Result<AccountBody, Problem> {
+    body::read::<AccountBody>(request).await?.has_only(quotas, time)
+}
+
 async fn peek(State(layers): ManagedLayers, request: Request) -> JsonResult {
-    let body = RequestBody::read(request, ACCOUNT).await?;
+    let body = account(request, true, false).await?;
     ManagedAccount::with_quotas(&layers, &body)?.peek().await.map(Json)
 }
 
 async fn reset(State(layers): ManagedLayers, request: Request) -> JsonResult {
-    let body = RequestBody::read(request, ACCOUNT).await?;
+    let body = account(request, true, false).await?;
     ManagedAccount::with_quotas(&layers, &body)?.change("reset", |it| Op::Reset(it)).await.map(Json)
 }
 
 async fn block(State(layers): ManagedLayers, request: Request) -> JsonResult {
-    let body = RequestBody::read(request, BLOCK).await?;
+    let body = account(request, false, true).await?;
     let (account, time) = (ManagedAccount::of_key(&layers, &body)?, body.time()?);
     let done = account.change("block", |it| Op::Block(it, time)).await?;
     account.show_block(SystemTime::now().checked_add(time));
@@ -136,7 +137,7 @@ async fn block(State(layers): ManagedLayers, request: Request) -> JsonResult {
 }
 
 async fn unblock(State(layers): ManagedLayers, request: Request) -> JsonResult {
-    let body = RequestBody::read(request, UNBLOCK).await?;
+    let body = account(request, false, false).await?;
     let account = ManagedAccount::of_key(&layers, &body)?;
     let done = account.change("unblock", |it| Op::Unblock(it)).await?;
     account.show_block(None);
@@ -144,15 +145,13 @@ async fn unblock(State(layers): ManagedLayers, request: Request) -> JsonResult {
 }
 
 async fn switch(State(layers): ManagedLayers, request: Request) -> JsonResult {
-    let body = RequestBody::read(request, &["layer", "on"]).await?;
-    let (name, on) = (body.layer()?, body.on()?);
-    managed::find(&layers, name)?.switch.set(on);
-    Ok(Json(json!({ "layer": name, "on": on })))
+    let SwitchBody { layer, on } = body::read(request).await?;
+    managed::find(&layers, &layer)?.switch.set(on);
+    Ok(Json(json!({ "layer": layer, "on": on })))
 }
 
 async fn report_only(State(layers): ManagedLayers, request: Request) -> JsonResult {
-    let body = RequestBody::read(request, &["layer", "rule", "on"]).await?;
-    let (name, on) = (body.layer()?, body.on()?);
-    managed::find(&layers, name)?.report_only(body.rule.as_deref(), on)?;
-    Ok(Json(json!({ "layer": name, "rule": body.rule, "on": on })))
+    let ReportOnlyBody { layer, rule, on } = body::read(request).await?;
+    managed::find(&layers, &layer)?.report_only(rule.as_deref(), on)?;
+    Ok(Json(json!({ "layer": layer, "rule": rule, "on": on })))
 }

@@ -39,7 +39,6 @@ fn rule(layer: &ManagedLayer, info: &RuleInfo<'_>) -> Value {
     let counted = layer.denial_log.counted(info.name);
     json!({
         "rule": info.name,
-        "key_kind": info.key_kind,
         "quotas": quotas,
         "quotas_are": from,
         "cost": info.cost,

@@ -1,6 +1,6 @@
 //! Several extractors as one: a fallback, and composite keys.
 
-use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
+use super::{Key, KeyError, KeyExtractor, RequestHead};
 
 /// Extractor created by [`KeyExtractor::or`].
 ///
@@ -34,10 +34,6 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
         }
     }
 
-    fn kind(&self) -> KeyKind {
-        self.first.kind().or(self.second.kind())
-    }
-
     fn lints(&self) -> Vec<String> {
         [self.first.lints(), self.second.lints()].concat()
     }
@@ -48,10 +44,6 @@ macro_rules! tuple {
         impl<$($part: KeyExtractor),+> KeyExtractor for ($($part,)+) {
             fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
                 join([$(&self.$index),+], head)
-            }
-
-            fn kind(&self) -> KeyKind {
-                KeyKind::Tuple(vec![$(self.$index.kind()),+])
             }
 
             fn lints(&self) -> Vec<String> {

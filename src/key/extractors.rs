@@ -2,7 +2,7 @@
 
 use http::{HeaderName, Method, StatusCode};
 
-use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
+use super::{Key, KeyError, KeyExtractor, RequestHead};
 
 /// Extractor that returns the same key for all requests.
 ///
@@ -19,10 +19,6 @@ pub struct Everyone;
 impl KeyExtractor for Everyone {
     fn extract(&self, _: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         Ok(Some(Key::everyone()))
-    }
-
-    fn kind(&self) -> KeyKind {
-        KeyKind::Everyone
     }
 }
 
@@ -77,10 +73,6 @@ impl KeyExtractor for HeaderKey {
             }
         }
     }
-
-    fn kind(&self) -> KeyKind {
-        KeyKind::Text
-    }
 }
 
 /// Extractor for the request method, usually as one part of a tuple.
@@ -123,10 +115,6 @@ impl KeyExtractor for MethodKey {
         };
         Ok(Some(name.into()))
     }
-
-    fn kind(&self) -> KeyKind {
-        KeyKind::Text
-    }
 }
 
 /// Extractor for the template of the matched axum route, such as `/users/{id}`.
@@ -151,9 +139,5 @@ impl KeyExtractor for RouteKey {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         let matched = head.extensions.get::<axum::extract::MatchedPath>();
         Ok(Some(matched.map_or_else(Key::everyone, |path| path.as_str().into())))
-    }
-
-    fn kind(&self) -> KeyKind {
-        KeyKind::Text.or(KeyKind::Everyone)
     }
 }

@@ -58,7 +58,6 @@ mod combine;
 pub(crate) mod entries;
 mod extension;
 mod extractors;
-mod kind;
 mod network;
 mod peer_ip;
 mod value;
@@ -74,7 +73,6 @@ pub use self::{
     combine::Or,
     extension::ExtensionKey,
     extractors::{Everyone, HeaderKey, MethodKey},
-    kind::KeyKind,
     network::NetworkError,
     peer_ip::PeerIp,
     value::Key,
@@ -118,36 +116,6 @@ pub trait KeyExtractor {
     /// Fails if the request has no identity, or if the identity cannot be used.
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError>;
 
-    /// Returns the kind of this extractor's keys. Defaults to [`KeyKind::Any`].
-    ///
-    /// Override this method if all keys have one kind. The `admin` router then rejects keys of
-    /// another kind, because no request has such a key.
-    ///
-    /// ```
-    /// use tower_sluice::key::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
-    ///
-    /// #[derive(Clone, Copy)]
-    /// struct TenantId(u64);
-    ///
-    /// /// The tenant that the authentication has found.
-    /// #[derive(Clone, Debug)]
-    /// struct Tenant;
-    ///
-    /// impl KeyExtractor for Tenant {
-    ///     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-    ///         let id = head.extensions.get::<TenantId>();
-    ///         id.map(|id| Some(id.0.into())).ok_or_else(|| KeyError::missing("tenant"))
-    ///     }
-    ///
-    ///     fn kind(&self) -> KeyKind {
-    ///         KeyKind::Number
-    ///     }
-    /// }
-    /// ```
-    fn kind(&self) -> KeyKind {
-        KeyKind::Any
-    }
-
     /// Returns a message for each setting that is valid but probably a mistake.
     ///
     /// [`RateLimitLayer::lints`](crate::RateLimitLayer::lints) reports the messages as
@@ -182,10 +150,6 @@ macro_rules! for_pointers {
         impl<E: KeyExtractor + ?Sized> KeyExtractor for $pointer {
             fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
                 (**self).extract(head)
-            }
-
-            fn kind(&self) -> KeyKind {
-                (**self).kind()
             }
 
             fn lints(&self) -> Vec<String> {

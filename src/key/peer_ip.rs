@@ -10,7 +10,7 @@ use std::{
 
 use http::HeaderMap;
 
-use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
+use super::{Key, KeyError, KeyExtractor, RequestHead};
 use crate::log::warn;
 
 /// Extractor for the address of the peer.
@@ -114,10 +114,6 @@ impl KeyExtractor for PeerIp {
             None => Err(KeyError::no_peer()),
         }
     }
-
-    fn kind(&self) -> KeyKind {
-        self.prefix.kind()
-    }
 }
 
 /// Returns the address of the peer, with an IPv4-mapped address converted to IPv4.
@@ -170,15 +166,6 @@ impl Prefix {
     pub(crate) const fn v6(self, bits: u8) -> Self {
         assert!(bits >= 1 && bits <= 128, "ipv6_prefix: give 1 to 128 bits");
         Self { v6: u128::MAX << (128 - bits), ..self }
-    }
-
-    /// Returns the kind of the keys.
-    pub(crate) fn kind(self) -> KeyKind {
-        let bits = |ones: u32| u8::try_from(ones).unwrap_or(u8::MAX);
-        KeyKind::Address {
-            ipv4_prefix: bits(self.v4.count_ones()),
-            ipv6_prefix: bits(self.v6.count_ones()),
-        }
     }
 
     /// Returns the network of all addresses that share a key with `address`, as text.

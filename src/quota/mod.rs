@@ -19,6 +19,8 @@ use std::time::Duration;
 use self::error::{ErrorKind, Repr};
 #[cfg(feature = "serde")]
 pub(crate) use self::table::{read_time, time_text};
+#[cfg(feature = "admin")]
+pub(crate) use self::text::parse_time;
 pub use self::{
     adaptive::{Adaptive, Aimd, Gradient},
     algorithm::Algorithm,

@@ -37,7 +37,7 @@ pub use self::{
 pub(crate) use self::{check::check, deadline::deadline};
 pub use crate::name::{NameError, RuleName};
 use crate::{
-    key::{Key, KeyError, KeyExtractor, KeyKind, RequestHead},
+    key::{Key, KeyError, KeyExtractor, RequestHead},
     store::{Charge, literal},
     toggle::Toggle,
 };
@@ -312,11 +312,8 @@ impl<K: KeyExtractor> Rules for Rule<K> {
     }
 
     fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
-        let kind = self.extractor.kind();
-        let shares = self.on_missing_key == OnMissingKey::Share;
         infos.push(RuleInfo {
             name: self.name,
-            key_kind: if shares { kind.or(KeyKind::Unidentified) } else { kind },
             quotas: self.plan.fixed(),
             live: self.plan.live(),
             cost: self.cost.fixed(),

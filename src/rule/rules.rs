@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::{LivePlan, RuleName};
 use crate::{
-    key::{KeyError, KeyKind, RequestHead},
+    key::{KeyError, RequestHead},
     quota::Quota,
     store::Charge,
     toggle::Toggle,
@@ -77,9 +77,6 @@ const _: Option<&dyn Rules> = None;
 pub struct RuleInfo<'a> {
     /// The name of the rule.
     pub name: RuleName,
-    /// The kind of the keys. With [`OnMissingKey::Share`](crate::rule::OnMissingKey::Share), the
-    /// kind includes the shared key of requests without an identity.
-    pub key_kind: KeyKind,
     /// The quotas, or `None` if they are not fixed.
     pub quotas: Option<&'a [Quota]>,
     /// The [`LivePlan`] of the rule, if the quotas can be replaced at run time.
@@ -110,7 +107,6 @@ impl<'a> RuleInfo<'a> {
     pub(crate) fn of(charge: &Charge<'a>) -> Self {
         Self {
             name: charge.rule(),
-            key_kind: KeyKind::Any,
             quotas: Some(charge.quotas()),
             live: None,
             cost: Some(charge.cost()),

@@ -58,6 +58,7 @@ pub(crate) async fn play(page: &Page<'_>) -> Outcome {
     .await?;
 
     page.choose("#layer", "api").await?;
+    page.choose("#kind", "text").await?;
     page.write("#key", "alice").await?;
     answers(page, "peek", "0 of 3").await?;
     let seen = "document.querySelector('#answer code').textContent";
@@ -79,8 +80,7 @@ pub(crate) async fn play(page: &Page<'_>) -> Outcome {
 
     // Enters a wrong key by keyboard.
     page.choose("#layer", "site").await?;
-    page.until("the rule's kind of key", "document.querySelector('#kind').value === 'address'")
-        .await?;
+    page.choose("#kind", "address").await?;
     page.write("#key", "nonsense").await?;
     page.run("document.querySelector('#key').focus()").await?;
     page.press(&[ENTER]).await?;

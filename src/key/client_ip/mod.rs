@@ -11,7 +11,7 @@ use http::{HeaderName, StatusCode};
 
 use self::client_header::{ClientHeader, HeaderFault};
 use super::{
-    Key, KeyError, KeyExtractor, KeyKind, RequestHead,
+    Key, KeyError, KeyExtractor, RequestHead,
     network::{NetworkError, Networks},
     peer_ip::{Prefix, peer_address},
 };
@@ -432,14 +432,6 @@ impl KeyExtractor for ClientIp {
                 Ok(Some(Key::unidentified()))
             }
             Err(unknown) => Err(self.error(unknown)),
-        }
-    }
-
-    fn kind(&self) -> KeyKind {
-        let address = self.prefix.kind();
-        match self.unreadable {
-            Unreadable::Reject(_) => address,
-            Unreadable::Share => address.or(KeyKind::Unidentified),
         }
     }
 

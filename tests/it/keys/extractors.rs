@@ -8,7 +8,7 @@ use std::{
 use http::{HeaderValue, Request, StatusCode};
 use tower_sluice::{
     ClientIp, Key, KeyExtractor, LocalStore, PeerIp, Quota, RateLimitLayer, Rule,
-    key::{Everyone, ExtensionKey, HeaderKey, KeyError, KeyKind, MethodKey},
+    key::{Everyone, ExtensionKey, HeaderKey, KeyError, MethodKey},
     key_fn,
     rule::OnMissingKey,
 };
@@ -157,13 +157,6 @@ fn an_extractor_around_another_reports_its_lints() {
     assert_eq!((nobody(), nobody()).lints(), twice);
     assert_eq!((nobody(), user(), nobody()).lints(), twice);
     assert_eq!((user(), nobody(), nobody(), user()).lints(), twice);
-}
-
-#[test]
-fn alternatives_of_one_kind_are_that_kind() {
-    assert_eq!(KeyKind::Text.or(KeyKind::Text), KeyKind::Text);
-    let either = KeyKind::OneOf(vec![KeyKind::Text, KeyKind::Number]);
-    assert_eq!(KeyKind::Text.or(KeyKind::Number).or(KeyKind::Text), either);
 }
 
 #[test]

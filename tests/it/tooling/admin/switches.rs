@@ -5,14 +5,11 @@ use http::Request;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 use tower_sluice::{
-    ClientIp, Cost, Key, KeyExtractor, LivePlan, LocalStore, PeerIp, Plan, Quota, RateLimitLayer,
-    Rule,
+    Cost, Key, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule,
     admin::Admin,
     fingerprint::FingerprintKey,
-    key::{Everyone, HeaderKey, MethodKey, RouteKey, Unreadable},
-    key_fn,
+    key::{Everyone, HeaderKey},
     middleware::Toggle,
-    rule::OnMissingKey,
 };
 
 use super::{THREE, denied, done, guard, look, site, user, users, visit, visits, watched};
@@ -84,7 +81,7 @@ async fn rules_are_listed_with_all_their_settings() {
         shown["layers"][0]["rules"],
         json!([
             {
-                "rule": "user", "key_kind": "text", "quotas_are": "fixed", "cost": 2, "headroom": 1, "queues": false,
+                "rule": "user", "quotas_are": "fixed", "cost": 2, "headroom": 1, "queues": false,
                 "quotas": [{
                     "text": "5/s burst 20", "algorithm": "gcra", "limit": 20, "units": 5,
                     "period_ms": 1_000, "max_debt": 20,
@@ -92,7 +89,7 @@ async fn rules_are_listed_with_all_their_settings() {
                 "report_only": false, "denied": 0, "reported": 0,
             },
             {
-                "rule": "live", "key_kind": "everyone", "quotas_are": "live", "cost": null,
+                "rule": "live", "quotas_are": "live", "cost": null,
                 "headroom": 0, "queues": false,
                 "quotas": [{
                     "text": "30/min", "algorithm": "gcra", "limit": 30, "units": 30,
@@ -101,46 +98,12 @@ async fn rules_are_listed_with_all_their_settings() {
                 "report_only": false, "denied": 0, "reported": 0,
             },
             {
-                "rule": "plan", "key_kind": "everyone", "quotas_are": "per request",
+                "rule": "plan", "quotas_are": "per request",
                 "quotas": null, "cost": 1,
                 "headroom": 0, "queues": false, "report_only": false, "denied": 0, "reported": 0,
             },
         ])
     );
-}
-
-#[tokio::test]
-async fn the_type_of_keys_is_listed_as_reported_by_the_extractor() {
-    let kind = async |rules: Vec<Rule<Box<dyn KeyExtractor + Send + Sync>>>| {
-        let app = watched(RateLimitLayer::rules(rules, LocalStore::new()));
-        look(&app, "layers").await["layers"][0]["rules"][0]["key_kind"].clone()
-    };
-    let by = |extractor: Box<dyn KeyExtractor + Send + Sync>| Rule::new("user", extractor, THREE);
-    let address = |v4, v6| json!({ "address": { "ipv4_prefix": v4, "ipv6_prefix": v6 } });
-    let client = || ClientIp::behind(["10.0.0.0/8"]).expect("networks");
-    let named = || HeaderKey::new("x-user");
-    let site = PeerIp::new().ipv4_prefix(24).ipv6_prefix(48);
-    let missing = by(Box::new(named())).on_missing_key(OnMissingKey::Share);
-    for (rule, listed) in [
-        (by(Box::new(named())), json!("text")),
-        (by(Box::new(PeerIp::new())), address(32, 64)),
-        (by(Box::new(site)), address(24, 48)),
-        (by(Box::new(client())), address(32, 64)),
-        (
-            by(Box::new(client().unreadable(Unreadable::Share))),
-            json!({ "one_of": [address(32, 64), "unidentified"] }),
-        ),
-        (missing, json!({ "one_of": ["text", "unidentified"] })),
-        (by(Box::new(RouteKey)), json!({ "one_of": ["text", "everyone"] })),
-        (
-            by(Box::new((MethodKey, named().or(PeerIp::new()), Everyone))),
-            json!(["text", { "one_of": ["text", address(32, 64)] }, "everyone"]),
-        ),
-        (by(Box::new(key_fn(|_| Some("x")))), Value::Null),
-        (by(Box::new(named().or(key_fn(|_| Some("x"))))), Value::Null),
-    ] {
-        assert_eq!(kind(vec![rule]).await, listed);
-    }
 }
 
 fn recent(shown: &Value, layer: usize) -> &Vec<Value> {
