@@ -12,7 +12,7 @@ use axum::{
     routing::{delete, post},
 };
 use tower::ServiceExt;
-use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, by_route, lint::Lint};
+use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, by_route};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -24,8 +24,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Quota::per_second(100),
     );
     // each handler answers one method, so that others cannot reach it (else see `any_method`)
-    let layer = RateLimitLayer::rules(routes.each(PeerIp::new()), LocalStore::new())
-        .allow_lint(Lint::OtherMethods);
+    let layer = RateLimitLayer::rules(routes.each(PeerIp::new()), LocalStore::new());
     let app = Router::new()
         .route("/url", post(|| async {}).get(|| async {}))
         .route("/url/{id}", delete(|| async {}))

@@ -107,7 +107,6 @@
 //! | leave units for requests with priority | [`Rule::headroom`] |
 //! | try a limit, or turn it off | [`Rule::report_only`], [`Toggle`](middleware::Toggle) |
 //! | replay a log, and compute the smallest burst | [`simulate`] |
-//! | find settings that are probably mistakes | [`RateLimitLayer::lints`] |
 //! | allow or deny requests without a quota | [`AccessList`], [`Rule::applies`], [`Limiter::block`] |
 //!
 //! # Limitations
@@ -153,7 +152,7 @@
 //!   current span, if that span declares `ratelimit.result`.
 //! - A log line at level debug for each denial.
 //! - A log line at level warn when a store begins to fail, when a breaker opens, and for a probable
-//!   mistake in a layer ([`lint`]).
+//!   mistake, with the field `lint`: see [the list](guide::troubleshooting#warnings-in-the-log).
 //!
 //! Keys are never logged. A layer with [`fingerprint`](RateLimitLayer::fingerprint) adds a
 //! [`Fingerprint`](fingerprint::Fingerprint) of the key as the field `ratelimit.key` to spans and
@@ -215,7 +214,6 @@ pub mod explain;
 pub mod headers;
 
 pub mod limiter;
-pub mod lint;
 pub mod reject;
 
 pub mod middleware;

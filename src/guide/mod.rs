@@ -31,8 +31,8 @@
 /// Items that chapters link to without a path.
 mod names {
     pub(super) use crate::{
-        decision::*, explain::*, fingerprint::*, key::*, limiter::*, lint::*, middleware::*,
-        quota::*, reject::*, rule::*, store::*, *,
+        decision::*, explain::*, fingerprint::*, key::*, limiter::*, middleware::*, quota::*,
+        reject::*, rule::*, store::*, *,
     };
 }
 

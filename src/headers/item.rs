@@ -106,11 +106,6 @@ pub(crate) struct Item {
 }
 
 impl Item {
-    /// Returns the name that clients see.
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
     pub(crate) fn named(infos: &[RuleInfo<'_>]) -> Vec<Self> {
         let of = |info: &RuleInfo<'_>| {
             let quotas = info.quotas.unwrap_or_default();

@@ -28,11 +28,7 @@ use std::{fmt::Write as _, time::Duration};
 use http::{HeaderMap, HeaderName, header::RETRY_AFTER};
 
 use self::digits::number;
-pub(crate) use self::{
-    item::{Item, Items},
-    lines::Lines,
-    template::Template,
-};
+pub(crate) use self::{item::Items, lines::Lines, template::Template};
 use crate::{decision::Decision, quota::Quota};
 
 static RATELIMIT: [HeaderName; 1] = [HeaderName::from_static("ratelimit")];

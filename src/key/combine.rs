@@ -33,10 +33,6 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
             _ => self.second.extract(head),
         }
     }
-
-    fn lints(&self) -> Vec<String> {
-        [self.first.lints(), self.second.lints()].concat()
-    }
 }
 
 macro_rules! tuple {
@@ -44,10 +40,6 @@ macro_rules! tuple {
         impl<$($part: KeyExtractor),+> KeyExtractor for ($($part,)+) {
             fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
                 join([$(&self.$index),+], head)
-            }
-
-            fn lints(&self) -> Vec<String> {
-                [$(self.$index.lints()),+].concat()
             }
         }
     };

@@ -116,23 +116,6 @@ pub trait KeyExtractor {
     /// Fails if the request has no identity, or if the identity cannot be used.
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError>;
 
-    /// Returns a message for each setting that is valid but probably a mistake.
-    ///
-    /// [`RateLimitLayer::lints`](crate::RateLimitLayer::lints) reports the messages as
-    /// [`Lint::KeyExtractor`](crate::lint::Lint::KeyExtractor). Each message should contain the
-    /// value and the fix. Defaults to an empty list.
-    ///
-    /// ```
-    /// use tower_sluice::{ClientIp, KeyExtractor};
-    ///
-    /// let client = ClientIp::behind([""; 0])?;
-    /// assert!(client.lints()[0].starts_with("ClientIp::behind trusts no network"));
-    /// # Ok::<(), tower_sluice::key::NetworkError>(())
-    /// ```
-    fn lints(&self) -> Vec<String> {
-        Vec::new()
-    }
-
     /// Returns an extractor that uses `other` for requests in which this extractor finds no
     /// identity.
     fn or<O: KeyExtractor>(self, other: O) -> Or<Self, O>
@@ -150,10 +133,6 @@ macro_rules! for_pointers {
         impl<E: KeyExtractor + ?Sized> KeyExtractor for $pointer {
             fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
                 (**self).extract(head)
-            }
-
-            fn lints(&self) -> Vec<String> {
-                (**self).lints()
             }
         }
     )*};

@@ -4,6 +4,8 @@ use std::{fmt, net::IpAddr, sync::Arc};
 
 use ipnet::{IpNet, Ipv4Net};
 
+use crate::log::warn;
+
 /// List of IP networks. Clones share the list.
 #[derive(Clone, Debug)]
 pub(crate) struct Networks {
@@ -35,20 +37,26 @@ impl Networks {
         Some(NetworkError { text: all.to_string(), why })
     }
 
-    /// Returns a message for each probable mistake in this list of trusted proxies.
-    pub(super) fn lints(&self) -> Vec<String> {
-        const NONE: &str = "ClientIp::behind trusts no network, so its header is never read and each peer \
-                            is the client; give the networks of the proxies, or use PeerIp";
-        let none = self.all.is_empty().then(|| NONE.to_owned());
-        let bare = self.bare.iter().map(|address| {
+    /// Logs the probable mistakes in this list of trusted proxies.
+    pub(super) fn advise(&self) {
+        if self.all.is_empty() {
+            warn!(
+                target: "tower_sluice::lint",
+                lint = "no_trusted_network",
+                "ClientIp::behind trusts no network, so its header is never read and each peer is the \
+                 client; give the networks of the proxies, or use PeerIp"
+            );
+        }
+        for address in self.bare.iter() {
             let (network, whole) = prefix_lengths(*address);
-            format!(
+            warn!(
+                target: "tower_sluice::lint",
+                lint = "single_address",
                 "ClientIp::behind trusts the single address {address}, which looks like a network \
                  address; give the network's prefix length, as in {address}/{network}, or write \
                  {address}/{whole} for one proxy"
-            )
-        });
-        none.into_iter().chain(bare).collect()
+            );
+        }
     }
 
     /// Returns `true` if one of the networks contains the address.
@@ -155,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_single_address_that_looks_like_a_network_is_reported() {
-        let found = |text: &str| Networks::read([text]).expect("a network").lints().len();
+        let found = |text: &str| Networks::read([text]).expect("a network").bare.len();
         for bare in ["10.0.0.0", "192.168.1.0", "::ffff:10.0.0.0", "2001:db8:5::", "0.0.0.0", "::"]
         {
             assert_eq!(found(bare), 1, "{bare}");

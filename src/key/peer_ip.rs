@@ -26,8 +26,7 @@ use crate::log::warn;
 /// No header is read, so clients cannot forge the key. Behind a proxy, use
 /// [`ClientIp`](super::ClientIp), because all requests then have the address of the proxy.
 ///
-/// Feature `tracing` logs one warning if the first 1 000 requests suggest a proxy (see
-/// [`lint`](crate::lint)).
+/// Feature `tracing` logs one warning if the first 1 000 requests suggest a proxy.
 ///
 /// ```
 /// use tower_sluice::key::PeerIp;

@@ -1,6 +1,9 @@
 //! Settings of a layer, and their effects on the handler and the response.
 
-use std::{sync::Arc, task::Context};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    task::Context,
+};
 
 use http::{
     Extensions, Method, Request, Response,
@@ -54,6 +57,8 @@ pub(crate) struct LayerConfig {
     pub(crate) meter: Meter,
     /// The secret for fingerprints of keys in logs, spans and explanations.
     pub(crate) secret: Option<FingerprintKey>,
+    /// `true` once the log has the mistakes of the layer.
+    pub(crate) advised: Arc<AtomicBool>,
 }
 
 /// The reason to run a request that would otherwise be rejected.
@@ -82,6 +87,7 @@ impl LayerConfig {
             hold: HoldConfig::default(),
             meter: Meter::new(rules),
             secret: None,
+            advised: Arc::default(),
         }
     }
 

@@ -1,6 +1,10 @@
 //! The layer, which is its own builder.
 
-use std::{convert::Infallible, fmt, sync::Arc};
+use std::{
+    convert::Infallible,
+    fmt,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 use tower::Layer;
 
@@ -22,10 +26,10 @@ use crate::{
     head::{RequestHead, ResponseHead},
     headers::{HeaderPolicy, Items, Template},
     key::{KeyExtractor, PeerIp},
-    lint::{self, Finding, Knobs, Lint, Lints},
+    log::warn,
     quota::Quota,
     reject::TooManyRequests,
-    rule::{self, Bypass, Plan, Rule, RuleError, RuleName, Rules},
+    rule::{self, Bypass, Plan, Rule, RuleError, RuleInfo, RuleName, Rules},
     store::{
         CannotFail, Charge, LocalStore, OwnedCharges, Store, StoreExt, literal, without_queueing,
     },
@@ -80,15 +84,8 @@ use crate::{
 /// # Mistakes
 ///
 /// [`try_rules`](RateLimitLayer::try_rules) returns an error for settings that would deny all
-/// requests or charge the wrong accounts. [`lints`](RateLimitLayer::lints) returns valid but
-/// probably unintended settings, which are also logged (feature `tracing`).
-///
-/// ```
-/// use tower_sluice::{Headers, Quota, RateLimitLayer};
-///
-/// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).headers(Headers::XRateLimit);
-/// assert_eq!(layer.lints(), []);
-/// ```
+/// requests or charge the wrong accounts. The log warns about mistakes that show only later (feature
+/// `tracing`): see [the list](crate::guide::troubleshooting#warnings-in-the-log).
 ///
 /// # Limitations
 ///
@@ -106,7 +103,6 @@ pub struct RateLimitLayer<K, S, R = TooManyRequests> {
     reject: Arc<R>,
     items: Arc<Items>,
     pub(crate) settings: LayerConfig,
-    lints: Lints,
 }
 
 impl RateLimitLayer<Rule<PeerIp>, LocalStore> {
@@ -179,37 +175,36 @@ where
             reject: Arc::default(),
             items: Arc::new(items),
             settings,
-            lints: Lints::default(),
         })
     }
 }
 
 impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
-    /// Returns settings that are valid but probably mistakes.
-    ///
-    /// Each [`Finding`] has the rule, the value and the fix. A [`LivePlan`](crate::LivePlan) is
-    /// checked with its current quotas.
-    ///
-    /// ```
-    /// use tower_sluice::{LocalStore, Quota, RateLimitLayer, key::Everyone, lint::Lint};
-    ///
-    /// let quotas = [Quota::per_second(10), Quota::per_minute(600)];
-    /// let layer = RateLimitLayer::new(Everyone, quotas, LocalStore::with_capacity(1));
-    /// assert_eq!(layer.lints()[0].lint(), Lint::DominatedQuota);
-    /// ```
-    #[must_use]
-    pub fn lints(&self) -> Vec<Finding> {
+    /// Warns about a live plan that denies every request, once per layer and its clones.
+    fn advise(&self) {
+        if !cfg!(feature = "tracing") || self.settings.advised.swap(true, Relaxed) {
+            return;
+        }
         let mut infos = Vec::new();
         self.rules.info(&mut infos);
-        let LayerConfig { headers, queue, after, .. } = &self.settings;
-        let adjusted = match after.as_ref().map(|after| after.unsettled) {
-            Some(Unsettled::AtLeast(units)) => Some(units),
-            _ => None,
-        };
-        let (headers, queue) = (headers.family, *queue);
-        let knobs = Knobs { headers, queue, settles: after.is_some(), adjusted };
-        self.lints.without_allowed(lint::find(&infos, &knobs))
+        for (rule, need, limit) in infos.iter().filter_map(impossible_cost) {
+            warn!(
+                target: "tower_sluice::lint",
+                lint = "cost_above_limit",
+                "rule {rule}: cost plus headroom {need} is above the current limit {limit} of its live \
+                 plan, so every request is denied until the plan is replaced; lower the cost or raise \
+                 the burst"
+            );
+        }
     }
+}
+
+/// Returns the rule, its need and the limit, if no request fits the current quotas of a live plan.
+fn impossible_cost(info: &RuleInfo<'_>) -> Option<(RuleName, u64, u32)> {
+    let (quotas, need) = (info.live?.quotas(), info.least_need());
+    let limits = quotas.charged().iter().filter(|quota| !quota.is_blocked());
+    let limit = limits.map(Quota::raised_limit).min()?;
+    (need > limit.into()).then_some((info.name, need, limit))
 }
 
 impl<K, S, R> RateLimitLayer<K, S, R> {
@@ -220,22 +215,6 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// rejections only.
     pub fn headers(mut self, headers: impl Into<HeaderPolicy>) -> Self {
         self.settings.headers = headers.into();
-        self.lints.reset_logged();
-        self
-    }
-
-    /// Allows one kind of [lint](RateLimitLayer::lints).
-    ///
-    /// ```
-    /// use tower_sluice::{LocalStore, Quota, RateLimitLayer, key::Everyone, lint::Lint};
-    ///
-    /// let quotas = [Quota::per_second(10), Quota::per_minute(600)];
-    /// let layer = RateLimitLayer::new(Everyone, quotas, LocalStore::with_capacity(1))
-    ///     .allow_lint(Lint::DominatedQuota); // clients should see both
-    /// assert_eq!(layer.lints(), []);
-    /// ```
-    pub fn allow_lint(mut self, lint: Lint) -> Self {
-        self.lints.allow(lint);
         self
     }
 
@@ -474,7 +453,6 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// [`max_waiters_per_key`](RateLimitLayer::max_waiters_per_key) sets the maximum of one key.
     pub fn max_waiters(mut self, most: usize) -> Self {
         self.settings.queue.all = most;
-        self.lints.reset_logged();
         self
     }
 
@@ -502,15 +480,14 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// with 64 keys. Use a queue only with keys that a client cannot invent.
     pub fn max_waiters_per_key(mut self, most: usize) -> Self {
         self.settings.queue.per_key = Some(most);
-        self.lints.reset_logged();
         self
     }
 
     /// Sets the response to denied requests. Defaults to [`TooManyRequests`].
     pub fn reject<R2>(self, reject: R2) -> RateLimitLayer<K, S, R2> {
-        let Self { rules, store, items, settings, lints, .. } = self;
+        let Self { rules, store, items, settings, .. } = self;
         let reject = Arc::new(reject);
-        RateLimitLayer { rules, store, reject, items, settings, lints }
+        RateLimitLayer { rules, store, reject, items, settings }
     }
 }
 
@@ -693,7 +670,7 @@ impl<I, K: Rules, S, R> Layer<I> for RateLimitLayer<K, S, R> {
     type Service = RateLimit<I, K, S, R>;
 
     fn layer(&self, inner: I) -> Self::Service {
-        self.lints.log_once(|| self.lints());
+        self.advise();
         let template = Template::new(self.settings.headers.family, self.items.clone());
         let shared = Shared {
             rules: self.rules.clone(),
@@ -714,7 +691,6 @@ impl<K, S, R> Clone for RateLimitLayer<K, S, R> {
             reject: self.reject.clone(),
             items: self.items.clone(),
             settings: self.settings.clone(),
-            lints: self.lints.clone(),
         }
     }
 }

@@ -88,7 +88,6 @@ impl Algorithm {
     /// A cost of several units fits only late in each window, after that many units were released. A
     /// retry that comes after the end of the window is denied again. `Retry-After` is in whole
     /// seconds, so under a window of a second a client that obeys it may never be served.
-    /// [`Lint::PacedCost`](crate::lint::Lint::PacedCost) reports such costs.
     ///
     /// # Panics
     ///

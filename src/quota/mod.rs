@@ -474,11 +474,6 @@ impl Quota {
         self.soft
     }
 
-    /// Returns `true` if both quotas are equal except for their names.
-    pub(crate) fn counts_like(&self, other: &Self) -> bool {
-        Self { name: None, ..*self } == Self { name: None, ..*other }
-    }
-
     /// Returns the period in the text form: `10s`, `1h`. For slots, returns `concurrent`.
     pub(crate) fn period_text(&self) -> String {
         if self.is_concurrent() {

@@ -50,7 +50,6 @@ use crate::{
 /// | any method to a gRPC path, `/package.Service/Method` | that route, because gRPC servers ignore the method |
 ///
 /// Use `any_method` for a handler that answers several methods, such as `axum::routing::any`.
-/// [`Lint::OtherMethods`](crate::lint::Lint::OtherMethods) reports probable mistakes.
 ///
 /// # Templates
 ///
@@ -63,7 +62,7 @@ use crate::{
 /// Add the layer with `Router::layer`, because axum matches routes inside the router. A layer
 /// around the router charges all requests to the rule `other`.
 ///
-/// The log reports some mistakes in templates (see [`lint`](crate::lint)). To find others, send one
+/// The log reports some mistakes in templates. To find others, send one
 /// request to each route in a test, and check the `RateLimit` header field.
 ///
 /// # Names
@@ -222,17 +221,10 @@ impl<K: KeyExtractor> Rules for ByRoute<K> {
     }
 
     fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
-        let all = |route: &RouteTemplate| {
-            let mut same_path = self.routes.iter().filter(|(other, _)| other.has_same_path(route));
-            same_path.any(|(other, _)| other.takes_all_methods())
-        };
-        for (route, rule) in &self.routes {
+        for (_, rule) in &self.routes {
             rule.info(infos);
             if let Some(info) = infos.last_mut() {
                 info.instead_of = Some(self.other.name);
-                info.leaves_methods = !all(route);
-                // The rule `other` has the same extractor and reports these lints.
-                info.key_lints.clear();
             }
         }
         self.other.info(infos);

@@ -323,8 +323,6 @@ impl<K: KeyExtractor> Rules for Rule<K> {
             may_become_report_only: self.may_become_report_only,
             report_only_toggle: Some(&self.report_only),
             instead_of: None,
-            key_lints: self.extractor.lints(),
-            leaves_methods: false,
         });
     }
 }

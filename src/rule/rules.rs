@@ -94,12 +94,6 @@ pub struct RuleInfo<'a> {
     pub report_only_toggle: Option<&'a Toggle>,
     /// The name of the default rule, if this is the rule of a route of a `by_route`.
     pub instead_of: Option<RuleName>,
-    /// Warnings about the settings of the extractor.
-    ///
-    /// In a `by_route`, only the default rule has these warnings.
-    pub(crate) key_lints: Vec<String>,
-    /// `true` for a route that leaves other methods of its path to the default rule.
-    pub(crate) leaves_methods: bool,
 }
 
 impl<'a> RuleInfo<'a> {
@@ -116,8 +110,6 @@ impl<'a> RuleInfo<'a> {
             may_become_report_only: false,
             report_only_toggle: None,
             instead_of: None,
-            key_lints: Vec::new(),
-            leaves_methods: false,
         }
     }
 

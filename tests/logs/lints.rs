@@ -11,8 +11,8 @@ use std::{
 use http::{Request, Response};
 use tower::{Layer, Service, ServiceExt};
 use tower_sluice::{
-    ClientIp, Headers, KeyExtractor, Limiter, LocalStore, PeerIp, Quota, RateLimitLayer,
-    RequestHead, Rule, key::Everyone, lint::Lint, testing::FakeClock,
+    ClientIp, KeyExtractor, Limiter, LivePlan, LocalStore, PeerIp, Quota, RateLimitLayer,
+    RequestHead, Rule, key::Everyone, testing::FakeClock,
 };
 
 use crate::{
@@ -28,7 +28,8 @@ const TEN: Quota = Quota::per_second(10);
 fn each_mistake_is_logged_once() {
     let _turn = alone();
     let (log, _guard) = Log::start(tracing::Level::INFO);
-    of_a_layer(&log);
+    a_live_plan_that_denies_everyone(&log);
+    trusted_networks(&log);
     one_private_peer(&log);
     forwarding_header_ignored(&log);
     no_client(&log);
@@ -50,30 +51,42 @@ fn warning(log: &Log) -> String {
 
 const NOTHING: [&str; 0] = [];
 
-fn of_a_layer(log: &Log) {
-    let store = LocalStore::with_capacity(1);
-    let quotas = [TEN, Quota::per_minute(600)];
-    let layer = RateLimitLayer::new(Everyone, quotas, store.clone());
-    assert_eq!(log.read(), NOTHING, "the lint may still be allowed");
+fn a_live_plan_that_denies_everyone(log: &Log) {
+    let live = LivePlan::new(TEN);
+    let layer = |rule: Rule<Everyone>| RateLimitLayer::rules(rule, LocalStore::with_capacity(1));
+    let rule = || Rule::new("api", Everyone, &live).cost(5).headroom(6);
+    let above = layer(rule());
+    assert_eq!(log.read(), NOTHING, "the plan may still be replaced");
     for _ in 0..3 {
-        let _service = layer.clone().layer(Strict::default());
-        let _service = layer.layer(Strict::default());
+        let _service = above.clone().layer(Strict::default());
+        let _service = above.layer(Strict::default());
     }
     assert_eq!(
         warning(log),
-        "rule default: quota 2, 600/min, never denies a request that quota 1, 10/s, allows, so it \
-         has no effect; lower its units or remove it lint=\"dominated_quota\""
+        "rule api: cost plus headroom 11 is above the current limit 10 of its live plan, so every \
+         request is denied until the plan is replaced; lower the cost or raise the burst \
+         lint=\"cost_above_limit\""
     );
-    let layer = layer.allow_lint(Lint::DominatedQuota).headers(Headers::XRateLimit);
-    let _service = layer.layer(Strict::default());
-    assert!(
-        warning(log).ends_with("lint=\"unnamed_quotas\""),
-        "a changed setting is checked again"
-    );
-
-    let allowed = RateLimitLayer::new(Everyone, quotas, store).allow_lint(Lint::DominatedQuota);
-    let _service = allowed.layer(Strict::default());
+    for plan in [TEN.burst(11), Quota::blocked()] {
+        live.replace(plan);
+        let _service = layer(rule()).layer(Strict::default());
+    }
     let _service = RateLimitLayer::per_ip(TEN).layer(Strict::default());
+    assert_eq!(log.read(), NOTHING);
+}
+
+fn trusted_networks(log: &Log) {
+    let behind = |networks: &[&str]| drop(ClientIp::behind(networks).expect("networks"));
+    behind(&[]);
+    assert!(warning(log).ends_with("or use PeerIp lint=\"no_trusted_network\""));
+    behind(&["10.0.0.0", "192.168.1.7"]);
+    assert_eq!(
+        warning(log),
+        "ClientIp::behind trusts the single address 10.0.0.0, which looks like a network address; \
+         give the network's prefix length, as in 10.0.0.0/8, or write 10.0.0.0/32 for one proxy \
+         lint=\"single_address\""
+    );
+    behind(&["10.0.0.0/8", "10.0.0.0/32", "10.0.0.1"]);
     assert_eq!(log.read(), NOTHING);
 }
 

@@ -47,7 +47,6 @@ const FLOORS: &[(&str, u32)] = &[
     ("headers/*", 6),
     ("reject/*", 7),
     ("limiter", 7),
-    ("lint/*", 7),
     ("middleware/*", 9),
     ("middleware/queue", 4),
     ("simulate/*", 13),

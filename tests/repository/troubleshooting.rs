@@ -107,20 +107,6 @@ fn each_warning_in_the_log_has_an_entry() {
     assert!(found >= 17, "only {found} warnings were found");
 }
 
-#[test]
-fn each_lint_has_an_entry() {
-    let (page, text) = (page(), fs::read_to_string(root().join("src/lint/mod.rs")).expect("text"));
-    let names = text.split("Self::").skip(1).filter_map(|arm| {
-        let name = arm.split_once(" => \"")?.1.split('"').next()?;
-        name.contains('_').then_some(name)
-    });
-    let names: BTreeSet<_> = names.collect();
-    assert!(names.len() >= 7, "{names:?}");
-    for name in names {
-        assert!(page.contains(&format!("| `{name}` |")), "the page has no lint `{name}`");
-    }
-}
-
 /// An error type is named in backticks, possibly as a link.
 #[test]
 fn each_error_has_an_entry() {

@@ -149,9 +149,8 @@ impl ClientIp {
     /// An item is a network such as `"10.0.0.0/8"`, or a single address. With an empty list, each
     /// peer is the client.
     ///
-    /// A [lint](crate::lint::Lint::KeyExtractor) reports an empty list, and a single address that
-    /// looks like a network (`"10.0.0.0"`). For a proxy with such an address, write
-    /// `"10.0.0.0/32"`.
+    /// The log warns about an empty list, and about a single address that looks like a network
+    /// (`"10.0.0.0"`). For a proxy with such an address, write `"10.0.0.0/32"`.
     ///
     /// # Errors
     ///
@@ -163,10 +162,11 @@ impl ClientIp {
         networks: impl IntoIterator<Item = N>,
     ) -> Result<Self, NetworkError> {
         let networks = Networks::read(networks)?;
-        match networks.unrestricted() {
-            Some(error) => Err(error),
-            None => Ok(Self::trusting(Trusted::Networks(networks))),
+        if let Some(error) = networks.unrestricted() {
+            return Err(error);
         }
+        networks.advise();
+        Ok(Self::trusting(Trusted::Networks(networks)))
     }
 
     /// Trusts every peer and every address in the header. The client is the leftmost address.
@@ -432,13 +432,6 @@ impl KeyExtractor for ClientIp {
                 Ok(Some(Key::unidentified()))
             }
             Err(unknown) => Err(self.error(unknown)),
-        }
-    }
-
-    fn lints(&self) -> Vec<String> {
-        match &self.trusted {
-            Trusted::Networks(networks) => networks.lints(),
-            Trusted::Hops(_) | Trusted::AnyPeer => Vec::new(),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use http::{HeaderValue, Request, StatusCode};
 use tower_sluice::{
-    ClientIp, Key, KeyExtractor, LocalStore, PeerIp, Quota, RateLimitLayer, Rule,
+    Key, KeyExtractor, LocalStore, PeerIp, Quota, RateLimitLayer, Rule,
     key::{Everyone, ExtensionKey, HeaderKey, KeyError, MethodKey},
     key_fn,
     rule::OnMissingKey,
@@ -139,24 +139,6 @@ fn or_uses_the_second_extractor_if_the_first_finds_no_key() {
     let twice = key(either(), with(&[(USER, "alice"), (USER, "bob")]));
     assert!(!twice.expect_err("an error of the first stays an error").is_missing());
     assert!(key(user().or(user()), get("/")).expect_err("no key").is_missing());
-}
-
-#[test]
-fn an_extractor_around_another_reports_its_lints() {
-    let nobody = || ClientIp::behind([""; 0]).expect("no network");
-    let lint = nobody().lints();
-    assert_eq!(lint.len(), 1);
-    let wrapped: [&dyn KeyExtractor; 3] =
-        [&&nobody(), &Arc::new(nobody()), &(Box::new(nobody()) as Box<dyn KeyExtractor>)];
-    for extractor in wrapped {
-        assert_eq!(extractor.lints(), lint);
-    }
-    assert_eq!(user().or(nobody()).lints(), lint);
-    assert_eq!(nobody().or(user()).lints(), lint);
-    let twice = [lint.clone(), lint].concat();
-    assert_eq!((nobody(), nobody()).lints(), twice);
-    assert_eq!((nobody(), user(), nobody()).lints(), twice);
-    assert_eq!((user(), nobody(), nobody(), user()).lints(), twice);
 }
 
 #[test]

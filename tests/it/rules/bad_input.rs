@@ -12,7 +12,7 @@
 //! | a cost above the quota's limit | here: a fixed cost at build time, a computed cost per request |
 //! | "per second" read as "one every n seconds" | `per_second_multiplies` |
 //! | networks, prefixes and hops | here |
-//! | networks of proxies that are invalid or lack their prefix; a proxy that is not configured | `tooling::lints`, `logs::lints` |
+//! | networks of proxies that are invalid or lack their prefix; a proxy that is not configured | `logs::lints` |
 //! | an operator's key of another type than that of the rule | `tooling::admin::accounts` |
 //! | names of rules, quotas and headers | here |
 //! | settings of wrappers and layers | here |

@@ -12,6 +12,8 @@ mod config;
 mod conformance;
 #[cfg(feature = "testing")]
 mod definition;
+#[cfg(feature = "governor")]
+mod impossible;
 #[cfg(feature = "testing")]
 mod only;
 mod own_decisions;

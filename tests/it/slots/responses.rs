@@ -5,7 +5,7 @@ use http::{Response, StatusCode};
 use http_body_util::BodyExt;
 use tower::ServiceExt;
 use tower_sluice::{
-    Headers, LocalStore, Quota, RateLimitLayer, Rule, key::Everyone, lint::Lint, rule::RuleError,
+    Headers, LocalStore, Quota, RateLimitLayer, Rule, key::Everyone, rule::RuleError,
 };
 
 fn rule(plan: impl Into<tower_sluice::Plan>) -> Rule<Everyone> {
@@ -108,18 +108,6 @@ fn mistakes_are_found_when_a_layer_is_built() {
     let cost = rule(Quota::concurrent(2)).cost(3);
     let error = RateLimitLayer::try_rules(cost, LocalStore::new()).expect_err("never fits");
     assert!(matches!(error, RuleError::CostAboveLimit { cost: 3, limit: 2, .. }), "{error}");
-
-    let lints = |quotas: [Quota; 2]| {
-        let layer = RateLimitLayer::rules(rule(quotas), LocalStore::with_capacity(64));
-        layer.lints().iter().map(|finding| finding.lint()).collect::<Vec<_>>()
-    };
-    assert_eq!(lints([Quota::concurrent(5), Quota::per_minute(1)]), []);
-    assert_eq!(lints([Quota::per_second(1), Quota::concurrent(1_000)]), []);
-    let slots = [Quota::concurrent(5).named("five"), Quota::concurrent(9).named("nine")];
-    assert_eq!(lints(slots), [Lint::DominatedQuota]);
-    let slots = [Quota::concurrent(5), Quota::per_minute(5).max_debt(1_000)];
-    let layer = RateLimitLayer::rules(rule(slots), LocalStore::with_capacity(64));
-    assert_eq!(layer.expose_charge_at_least(100).lints(), [], "slots are not adjusted");
 }
 
 #[cfg(feature = "governor")]

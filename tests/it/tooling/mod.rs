@@ -1,4 +1,4 @@
-//! Features built on the layer: explanations, lints, simulations, metrics, the admin router,
+//! Features built on the layer: explanations, simulations, metrics, the admin router,
 //! examples.
 
 #[cfg(all(feature = "admin", feature = "governor", feature = "redis", feature = "testing"))]
@@ -14,7 +14,6 @@ mod explain_tables;
 #[cfg(all(feature = "redis", feature = "serde", feature = "testing"))]
 mod fuzz_seeds;
 #[cfg(all(feature = "axum", feature = "governor", feature = "testing"))]
-mod lints;
 #[cfg(all(feature = "metrics", feature = "testing"))]
 mod metrics;
 #[cfg(feature = "testing")]
