@@ -10,44 +10,35 @@ impl Quota {
     /// All parts together allow no more than the quota, with two exceptions:
     ///
     /// - Each part allows at least one unit.
-    /// - Each part allows a charge of `need` units, if the whole quota does.
+    /// - Each part allows a charge of `need` units to a full account, if the whole quota does. The
+    ///   account then refills as it would with any other charge, so the part of a sequence of charges
+    ///   does not depend on the cost of each.
+    ///
+    /// The part of a token bucket refills continuously, and a window carries nothing over: both would
+    /// otherwise depend on `need`.
     pub(crate) fn share(&self, n: NonZeroU32, need: u64) -> Self {
-        if self.is_blocked() || self.is_adaptive() {
+        if self.is_blocked() || self.is_adaptive() || n == NonZeroU32::MIN {
             return *self;
         }
         let part = |units: u32| units / n;
-        let (burst, soft) = self.shared_burst(part(self.burst).max(1), part(self.soft), need);
+        let usual = part(self.burst).max(1);
+        let (burst, soft) = self.shared_burst(usual, part(self.soft), need);
         if self.is_concurrent() {
             return Self { units: burst, burst, soft, ..*self };
         }
-        let raised = u64::from(burst) + u64::from(soft);
-        let units = match self.algorithm {
-            Algorithm::Gcra => self.units,
-            Algorithm::TokenBucket => {
-                let least = raised.div_ceil(MAX_REFILL / self.period);
-                part(self.units).max(u32::try_from(least).unwrap_or(self.units))
-            }
-            _ => burst,
+        let algorithm = match self.algorithm {
+            Algorithm::TokenBucket => Algorithm::Gcra,
+            Algorithm::FixedWindow { paced, .. } => Algorithm::FixedWindow { carry_over: 0, paced },
+            other => other,
         };
-        let interval = match self.algorithm {
-            Algorithm::Gcra => self.interval.saturating_mul(n.get().into()),
-            _ => self.period.div_ceil(units.into()),
+        let (units, interval) = match algorithm {
+            Algorithm::Gcra => (self.units, self.interval.saturating_mul(n.get().into())),
+            _ => (burst, self.period.div_ceil(burst.into())),
         };
-        let interval = interval.min(MAX_REFILL / raised);
-        let share = Self {
-            units,
-            burst,
-            interval,
-            algorithm: match self.algorithm {
-                Algorithm::FixedWindow { carry_over, paced } => {
-                    Algorithm::FixedWindow { carry_over: part(carry_over), paced }
-                }
-                other => other,
-            },
-            initial: self.initial.map(part),
-            soft,
-            ..*self
-        };
+        let interval = interval.min(MAX_REFILL / (u64::from(burst) + u64::from(soft)));
+        // A new account lacks the same units at any burst.
+        let initial = self.initial.map(|units| part(units) + (burst - usual));
+        let share = Self { units, burst, interval, algorithm, initial, soft, ..*self };
         let longest = u32::try_from(share.longest_debt()).unwrap_or(u32::MAX);
         Self { max_debt: self.max_debt.map(|units| part(units).min(longest)), ..share }
     }
@@ -138,14 +129,17 @@ mod tests {
         let gcra = share(Quota::per_second(10).burst(9).soft(5).initial(7), 0);
         assert_eq!((gcra.interval, gcra.burst, gcra.soft), (400_000_000, 2, 1));
         assert_eq!(gcra.initial, Some(1));
+        // A cost above the share raises both, so a new account lacks the same units.
+        let large = share(Quota::per_second(10).burst(9).soft(5).initial(7), 6);
+        assert_eq!((large.burst, large.initial), (6, Some(5)));
         let late = share(Quota::per_second(10).max_debt(9), 0);
         assert_eq!((late.max_debt, share(late, 0).max_debt), (Some(2), Some(0)));
-        let bucket = share(Quota::per_minute(10).burst(9).algorithm(Algorithm::TokenBucket), 0);
-        assert_eq!((bucket.units, bucket.burst), (2, 2));
+        let bucket = Quota::per_minute(10).burst(9);
+        assert_eq!(share(bucket.algorithm(Algorithm::TokenBucket), 0), share(bucket, 0));
         let lending = Algorithm::fixed_window().carry_over(6);
         let window = share(Quota::per_day(100).algorithm(lending), 0);
         assert_eq!((window.units, window.burst, window.period), (25, 25, 86_400_000_000_000));
-        assert_eq!(window.algorithm, Algorithm::fixed_window().carry_over(1));
+        assert_eq!(window.algorithm, Algorithm::fixed_window());
         let few = share(Quota::per_hour(3).algorithm(Algorithm::SlidingLog), 0);
         assert_eq!((few.units, few.burst), (1, 1));
         assert_eq!(share(Quota::blocked(), 0), Quota::blocked());
@@ -172,7 +166,7 @@ mod tests {
         let slow = Quota::per_day(1).burst(3650);
         assert_eq!(slow.share(n(10), 3650).interval, 86_400_000_000_000);
         let bucket = slow.algorithm(Algorithm::TokenBucket);
-        assert_eq!(bucket.share(n(10), 3650).units, 1);
+        assert_eq!(bucket.share(n(10), 3650), slow.share(n(10), 3650));
         assert_eq!(slow.share(n(u32::MAX), 0).interval, MAX_REFILL);
     }
 }

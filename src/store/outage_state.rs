@@ -40,20 +40,15 @@ impl OutageState {
     }
 
     /// Records the failure of a call. Logs the outage, unless another was logged shortly before.
-    /// Returns `true` if an outage begins.
-    pub(super) fn record_failure(
-        &self,
-        epoch: u64,
-        effect: &str,
-        error: impl Into<BoxError>,
-    ) -> bool {
-        let begins = !is_failing(epoch) && self.advance(epoch);
+    pub(super) fn record_failure(&self, epoch: u64, effect: &str, error: impl Into<BoxError>) {
+        if !is_failing(epoch) {
+            self.advance(epoch);
+        }
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.is_silent && self.is_failing() && log.should_log_failure() {
             drop(log);
             warn!("the store failed; {effect}: {}", error.into());
         }
-        begins
     }
 
     /// Records the success of a call. Returns `true` if this ends an outage that was logged.

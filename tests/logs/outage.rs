@@ -145,7 +145,7 @@ async fn fallback(log: &Log) {
     let (failed, recovered) = (&lines[0], &lines[1]);
     assert!(failed.contains("WARN") && failed.ends_with("redis://10.0.0.7 is down"), "{failed}");
     assert!(recovered.contains("INFO"), "{recovered}");
-    assert!(recovered.ends_with("accounts charged late: 2"), "{recovered}");
+    assert!(recovered.contains("the store recovered"), "{recovered}");
     assert!(!["alice", "bob", "carol"].iter().any(|key| lines.concat().contains(key)));
     for _ in 0..20 {
         outage().await;

@@ -211,14 +211,10 @@ fn share(quota: &Quota, processes: u32, entries: &[Entry]) -> Quota {
     let cost = entries.iter().map(|entry| entry.cost).max().unwrap_or(1);
     let burst = (quota.limit() / processes).max(1).max(cost);
     match quota.counted_by() {
-        Algorithm::Gcra => {
+        Algorithm::TokenBucket if processes == 1 => quota.burst(burst),
+        Algorithm::Gcra | Algorithm::TokenBucket => {
             let period = quota.interval() * processes;
             Quota::new(1, period).expect("a quota").burst(burst)
-        }
-        Algorithm::TokenBucket => {
-            let units = (quota.units() / processes).max(1);
-            let base = Quota::new(units, quota.period()).expect("a quota").burst(burst);
-            base.algorithm(Algorithm::TokenBucket)
         }
         other => {
             let base = Quota::new(burst, quota.period()).expect("a quota");

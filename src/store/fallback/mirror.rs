@@ -72,7 +72,6 @@ where
                 let late = late.max(-i64::try_from(refunded).unwrap_or(i64::MAX));
                 let is_rate = shared.is_known() && shared.held().is_none();
                 if same_quota && is_rate && late != 0 {
-                    self.stores.journal.cap(charge, local.place(), local.owed());
                     let one = shares[0].with_quota_index(local.place());
                     let _ = store.call(Op::Adjust(&one, late)).now();
                 }

@@ -1,14 +1,12 @@
 //! A store in this process that decides while the shared store fails.
 
-mod journal;
 mod mirror;
-mod recovery;
 
 use std::{convert::Infallible, fmt, num::NonZeroU32, sync::Arc};
 
 use smallvec::SmallVec;
 
-use self::{journal::Journal, mirror::Stripes};
+use self::mirror::Stripes;
 use super::{
     outage_state::OutageState,
     setting::{SettingError, literal},
@@ -16,15 +14,13 @@ use super::{
 };
 use crate::{
     decision::{Decision, Source},
+    log::info,
     quota::Quota,
     store::{Answer, BoxFuture, Charge, Health, Never, Op, OwnedOp, Store, Unsupported},
 };
 
 /// The future of a local store, which answers immediately.
 type Immediate = Never<Result<Decision, Infallible>>;
-
-/// The default capacity of the journal. A full journal takes 32 MB, or 50 MB with long keys.
-const ACCOUNTS: usize = 65_536;
 
 /// Store that decides with a local store while its inner store fails.
 ///
@@ -33,22 +29,26 @@ const ACCOUNTS: usize = 65_536;
 ///
 /// - **Shares.** Each of `n` processes ([`instances`](Fallback::instances)) allows its share of
 ///   each quota. A quota with a burst of `B` units and one unit per time `T` becomes a burst of
-///   `B/n` units and one unit per time `n·T`. In an outage of length `Δ`, all processes together
-///   allow at most `B + Δ/T` units, with two exceptions:
+///   `B/n` units and one unit per time `n·T`. So does a
+///   [token bucket](crate::Algorithm::TokenBucket), which refills continuously if `n` is above 1. In
+///   an outage of length `Δ`, all processes together allow at most `B + Δ/T` units, with two
+///   exceptions:
 ///   - A share is at least one unit. Rounding may add `n` units, or `n` units per period under
 ///     algorithms that count by periods.
 ///   - A single cost may be above the share. Each process allows such a cost if the local account
-///     is full and the cost is at most the whole quota.
+///     is full and the cost is at most the whole quota. Nothing else of the key is allowed until the
+///     account has refilled below its share.
 /// - **Mirrored decisions.** Every decision of the inner store is applied to the local account.
 ///   Keys therefore do not get a fresh quota in an outage, and blocked keys stay blocked.
 /// - **Slots.** The local store also holds the slots that this process holds in the inner store. An
 ///   outage therefore starts with the requests that really run.
-/// - **Late charges.** Units that were allowed during an outage are charged to the inner store
-///   after the outage. Units that were refilled since then are not charged. A separate task makes
-///   the late charges, and needs a tokio runtime.
+/// - **After an outage.** The inner store does not know the charges of the outage, and they are not
+///   made up for. A key may use the units that it used in the outage once more: at most its share in
+///   each process and, under algorithms that count by periods, in each period.
 ///
-/// [`adjust`](crate::StoreExt::adjust) and [`undo`](Store::undo) use the store that made the
-/// charge. [`reset`](crate::StoreExt::reset), [`block`](crate::StoreExt::block) and
+/// [`undo`](Store::undo) uses the store that made the charge. [`adjust`](crate::StoreExt::adjust)
+/// uses the inner store, and the local store while the inner one fails.
+/// [`reset`](crate::StoreExt::reset), [`block`](crate::StoreExt::block) and
 /// [`unblock`](crate::StoreExt::unblock) apply to both stores.
 ///
 /// Clones share both stores.
@@ -64,8 +64,9 @@ const ACCOUNTS: usize = 65_536;
 ///
 /// # Limitations
 ///
-/// - If a call to the inner store times out, both stores may charge the request. A late charge that
-///   times out may be made twice.
+/// - If a call to the inner store times out, both stores may charge the request.
+/// - A refund after an outage goes to the inner store, even if the charge was made in the outage. A key
+///   may then use these units a second time.
 /// - If the inner store undoes a charge, the local account keeps the charge until its units are
 ///   refilled. Keys with refunded requests have fewer units left at the start of an outage.
 /// - During an outage, a `reset`, a `block`, an `unblock` or a refund applies only to this process.
@@ -78,22 +79,20 @@ const ACCOUNTS: usize = 65_536;
 pub struct Fallback<S, L> {
     stores: Arc<Stores<S, L>>,
     instances: NonZeroU32,
-    journal_capacity: usize,
 }
 
 struct Stores<S, L> {
     inner: S,
     local: L,
     outages: OutageState,
-    journal: Journal,
     stripes: Stripes,
 }
 
 impl<S: Store, L> Fallback<S, L> {
     pub(crate) fn new(inner: S, local: L) -> Self {
-        let (outages, journal) = (OutageState::of(&inner), Journal::default());
-        let stores = Stores { inner, local, outages, journal, stripes: Stripes::default() };
-        Self { stores: Arc::new(stores), instances: NonZeroU32::MIN, journal_capacity: ACCOUNTS }
+        let outages = OutageState::of(&inner);
+        let stores = Stores { inner, local, outages, stripes: Stripes::default() };
+        Self { stores: Arc::new(stores), instances: NonZeroU32::MIN }
     }
 
     /// Sets the number of processes that share the inner store. Defaults to 1.
@@ -122,27 +121,6 @@ impl<S: Store, L> Fallback<S, L> {
         Ok(Self { instances, ..self })
     }
 
-    /// Sets the capacity of the journal, in accounts. Defaults to 65 536.
-    ///
-    /// The journal holds units that were allowed locally and must still be charged to the inner
-    /// store. An account takes about 500 bytes, plus the length of a long key.
-    ///
-    /// Charges are [dropped](Fallback::dropped_charges) if the journal is full, or if the key is
-    /// longer than 256 bytes.
-    #[must_use]
-    pub fn journal(self, accounts: usize) -> Self {
-        Self { journal_capacity: accounts, ..self }
-    }
-
-    /// Returns the number of charges that the [journal](Fallback::journal) dropped.
-    ///
-    /// The inner store never receives dropped charges. A number above 0 means that the journal was
-    /// full, or that a key was longer than 256 bytes.
-    #[must_use]
-    pub fn dropped_charges(&self) -> u64 {
-        self.stores.journal.dropped_charges()
-    }
-
     /// Returns `true` if the local store currently decides, for health checks.
     #[must_use]
     pub fn is_failing(&self) -> bool {
@@ -155,17 +133,6 @@ where
     S: Store + Send + Sync + 'static,
     L: Store<Error = Infallible, Future = Immediate> + Send + Sync + 'static,
 {
-    fn call_inner(&self, op: Op<'_>) -> Answer<WrapperFuture<S, FallbackCall<S, L>>> {
-        let epoch = self.stores.outages.epoch();
-        match self.stores.inner.call(op) {
-            Answer::Now(answer) => Answer::Now(Ok(self.finish(op, epoch, answer))),
-            Answer::Later(inner) => {
-                let call = FallbackCall { fallback: self.clone(), op: op.into(), epoch };
-                Answer::Later(WrapperFuture::new(inner, call))
-            }
-        }
-    }
-
     /// Handles the answer of the inner store. After an error, the local store decides.
     fn finish(&self, op: Op<'_>, epoch: u64, answer: Result<Decision, S::Error>) -> Decision {
         match answer {
@@ -181,7 +148,7 @@ where
                 self.mirror_slots(op.charges(), decision)
             }
             Err(error) => {
-                self.record_failure(epoch, error);
+                self.stores.outages.record_failure(epoch, "the local fallback decides", error);
                 let decision = self.call_local(op);
                 // The local store had no room for a block.
                 if decision.source() == Source::Overflow {
@@ -207,29 +174,19 @@ where
     fn call_local(&self, op: Op<'_>) -> Decision {
         match op {
             Op::Take([]) => Decision::allow(),
-            Op::Take(charges) => {
-                let decision = self.call_share(op);
-                if decision.is_allowed() {
-                    for charge in charges.iter().filter(|charge| decision.charged(charge.rule())) {
-                        self.record(charge, charge.cost().into());
-                    }
-                }
-                decision
-            }
             // The local store mirrored only a share of the charge.
             Op::Adjust(charge, units) if units < 0 => {
                 self.call_share(Op::Adjust(charge, units / i64::from(self.instances.get())))
             }
-            Op::Adjust(charge, units) => {
-                self.record(charge, units.unsigned_abs());
-                self.call_share(op)
-            }
-            Op::Reset(_) | Op::Block(..) | Op::Unblock(_) => self.call_share(op),
+            op => self.call_share(op),
         }
     }
 
-    fn record(&self, charge: &Charge<'_>, units: u64) {
-        self.stores.journal.record(charge, units, self.journal_capacity);
+    /// Records the success of a call to the inner store.
+    fn record_success(&self, epoch: u64) {
+        if self.stores.outages.record_success(epoch) {
+            info!("the store recovered");
+        }
     }
 
     /// Calls the local store with this process's shares of the quotas.
@@ -247,32 +204,24 @@ where
     type Error = Infallible;
     type Future = WrapperFuture<S, FallbackCall<S, L>>;
 
-    /// Calls the inner store. A refund first removes units from the journal, and calls the inner
-    /// store only for the rest.
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        let Op::Adjust(charge, units) = op else { return self.call_inner(op) };
-        let refund = units.min(0).unsigned_abs();
-        let local = self.stores.journal.remove_units(charge, refund).cast_signed();
-        if local > 0 {
-            let decision = self.call_share(Op::Adjust(charge, -local));
-            if units == -local {
-                return Answer::Now(Ok(decision.from_source(Source::Fallback)));
+        let epoch = self.stores.outages.epoch();
+        match self.stores.inner.call(op) {
+            Answer::Now(answer) => Answer::Now(Ok(self.finish(op, epoch, answer))),
+            Answer::Later(inner) => {
+                let call = FallbackCall { fallback: self.clone(), op: op.into(), epoch };
+                Answer::Later(WrapperFuture::new(inner, call))
             }
         }
-        self.call_inner(Op::Adjust(charge, units + local))
     }
 
     /// Undoes a charge in the store that made the charge.
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
-        let Stores { inner, local, journal, .. } = &*self.stores;
+        let Stores { inner, local, .. } = &*self.stores;
         if taken.source() != Source::Fallback {
             inner.undo(charges, taken, units);
         } else if taken.is_allowed() {
             with_shares(charges, self.instances, |shares| local.undo(shares, taken, units));
-            for charge in charges.iter().filter(|charge| taken.charged(charge.rule())) {
-                let units = units.map_or(charge.cost(), |units| units.min(charge.cost()));
-                journal.remove_units(charge, units.into());
-            }
         }
     }
 
@@ -290,12 +239,8 @@ where
 
     fn health(&self) -> BoxFuture<Health> {
         let Stores { inner, local, outages, .. } = &*self.stores;
-        let (local, dropped) = (local.health(), self.stores.journal.dropped_charges());
-        let effect = match dropped {
-            0 => "decisions are made in this process".to_owned(),
-            n => format!("decisions are made in this process; {n} charges never reach the store"),
-        };
-        let inner = outages.health("fallback", inner.health(), effect);
+        let effect = "decisions are made in this process".to_owned();
+        let (inner, local) = (outages.health("fallback", inner.health(), effect), local.health());
         Box::pin(async move { inner.await.around(local.await) })
     }
 }

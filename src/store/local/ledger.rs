@@ -307,6 +307,49 @@ mod tests {
         assert!(size_of::<[Option<AccountState>; 16]>() <= 768);
     }
 
+    /// Two clients return every 2 s, and each time a new key takes a slot in between. All slots of
+    /// their set have expired by then.
+    #[test]
+    fn clients_that_return_keep_their_slots() {
+        for algorithm in [
+            Algorithm::Gcra,
+            Algorithm::TokenBucket,
+            Algorithm::fixed_window(),
+            Algorithm::AnchoredWindow,
+            Algorithm::SlidingWindow { buckets: 4 },
+            Algorithm::SlidingLog,
+        ] {
+            let (clock, mock) = Clock::driven();
+            mock.increment(10 * SECOND);
+            let (ledger, quotas) =
+                (Ledger::new(clock, 1), [Quota::per_second(1).algorithm(algorithm)]);
+            let take = |key: u32| {
+                let key = Key::from(key);
+                let charge = Charge::new(RuleName::default(), &key, &quotas);
+                assert!(ledger.take(&[charge], |decision| decision.is_allowed()), "{algorithm:?}");
+            };
+            let has_slot = |key: u32| {
+                let key = Key::from(key);
+                let charge = Charge::new(RuleName::default(), &key, &quotas);
+                ledger.table.sets().lock(0).find(ledger.hasher.id(&charge)).is_some()
+            };
+            (0..100).for_each(|key| {
+                take(key);
+                mock.increment(2 * SECOND);
+            });
+            let clients = [1_000, 1_001];
+            clients.into_iter().for_each(take);
+            for new in 2_000..2_100 {
+                mock.increment(2 * SECOND);
+                take(new);
+                for client in clients {
+                    assert!(has_slot(client), "{algorithm:?}: lost to key {new}");
+                    take(client);
+                }
+            }
+        }
+    }
+
     #[test]
     fn an_older_reading_of_the_clock_does_not_cause_a_denial() {
         let (one, two) = (Key::from("one"), Key::from("two"));

@@ -66,9 +66,11 @@ impl<A> Set<A> {
         probe(id).find(|at| self.slots[*at].id == id)
     }
 
-    /// Returns a free slot for `id` for which `except` returns `false`.
+    /// Returns a free slot for `id` for which `except` returns `false`: the one that expired first. A
+    /// slot that expired later may belong to a key that comes back soon.
     pub(super) fn room(&self, id: u64, now: u64, except: impl Fn(usize) -> bool) -> Option<usize> {
-        probe(id).find(|at| self.slots[*at].expires_at <= now && !except(*at))
+        let is_free = |at: &usize| self.slots[*at].expires_at <= now && !except(*at);
+        probe(id).filter(is_free).min_by_key(|at| self.slots[*at].expires_at)
     }
 
     /// Assigns the free slot `at` to `id`.

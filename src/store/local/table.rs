@@ -294,8 +294,9 @@ impl<A: Stored> LockedAccounts<'_, A> {
 
     /// Applies `change`, which undoes a charge that was made at the instant `charged`.
     ///
-    /// Does nothing after a later reset of an account in the same group of sets. The quota may be
-    /// older than the account, so the account expires no sooner than before.
+    /// Does nothing if the key has no account of its own, or after a later reset of an account in the
+    /// same group of sets. The quota may be older than the account, so the account expires no sooner
+    /// than before.
     pub(super) fn undo(
         &mut self,
         account: &Located,
@@ -307,13 +308,9 @@ impl<A: Stored> LockedAccounts<'_, A> {
         if charged < void_before.map_or(0, |instant| instant.load(Acquire)) {
             return;
         }
+        // A shared account may not have the charge, because the key may have had an account of its own.
         if let Place::Slot(at) = account.place {
-            return self.sets[account.lock].undo(at, quota, self.now, change);
-        }
-        let accounts = self.overflow.get_or_insert_with(|| self.table.overflow.lock());
-        let shared = accounts.get_mut(&account.shared_address());
-        if let Some((_, stored)) = shared.filter(|(expires_at, _)| *expires_at > self.now) {
-            change(stored);
+            self.sets[account.lock].undo(at, quota, self.now, change);
         }
     }
 

@@ -26,18 +26,32 @@ pub(super) fn full(clock: &FakeClock) -> LocalStore {
     store
 }
 
+/// A shared account has the charges of other keys, too.
 #[test]
-fn a_charge_of_a_shared_account_is_undone() {
+fn an_undo_changes_no_shared_account() {
     for algorithm in ALGORITHMS {
+        let (clock, rule) = (FakeClock::new(), RuleName::new("late").expect("a name"));
+        let (store, key) = (clock.store(1), Key::from("me"));
         let quota = Quota::per_hour(5).algorithm(algorithm);
-        let store = full(&FakeClock::new());
-        let (rule, key) = (RuleName::new("late").expect("a name"), Key::from("me"));
         let charges = [Charge::new(rule, &key, quota.as_ref()).with_cost(3)];
-        let taken = store.take(&charges).now();
-        assert_eq!((taken.remaining(), store.stats().overflowed), (Some(2), 1), "{algorithm:?}");
-        store.undo(&charges, &taken, None);
-        let left = charged(&store, "late", 7, &quota, 0).remaining();
-        assert_eq!(left, Some(5), "{algorithm:?}");
+        let own = store.take(&charges).now();
+        assert_eq!((own.remaining(), store.stats().overflowed), (Some(2), 0), "{algorithm:?}");
+        store.reset(&charges[0]).now();
+        clock.advance(Duration::from_secs(1));
+        let second = Quota::per_second(1);
+        assert!((0..WAYS).all(|key| charged(&store, "filler", key, &second, 1).is_allowed()));
+        // The charge was made in an account that is gone.
+        let shared = charged(&store, "late", 7, &quota, 3);
+        assert_eq!((shared.remaining(), store.stats().overflowed), (Some(2), 1), "{algorithm:?}");
+        store.undo(&charges, &own, None);
+        assert_eq!(charged(&store, "late", 8, &quota, 0).remaining(), Some(2), "{algorithm:?}");
+        // This one was made in the shared account.
+        let taken = store.take(&charges[..1]).now();
+        assert!(!taken.is_allowed(), "{algorithm:?}: three of two units");
+        let one = [charges[0].with_cost(1)];
+        let taken = store.take(&one).now();
+        store.undo(&one, &taken, None);
+        assert_eq!(charged(&store, "late", 8, &quota, 0).remaining(), Some(1), "{algorithm:?}");
     }
 }
 

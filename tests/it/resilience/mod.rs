@@ -1,6 +1,8 @@
 //! Store wrappers: timeouts, breakers, fallbacks, deny caches and leases.
 
 #[cfg(feature = "testing")]
+mod after_outage;
+#[cfg(feature = "testing")]
 mod breaker;
 #[cfg(feature = "testing")]
 mod breaker_threads;
@@ -17,8 +19,6 @@ mod fallback;
 #[cfg(feature = "testing")]
 mod fallback_bound;
 #[cfg(feature = "testing")]
-mod fallback_threads;
-#[cfg(feature = "testing")]
 mod health;
 mod isolated;
 #[cfg(feature = "testing")]
@@ -32,5 +32,3 @@ mod leased_trips;
 #[cfg(feature = "testing")]
 mod one_budget;
 mod outage;
-#[cfg(feature = "testing")]
-mod recovery;
