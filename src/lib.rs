@@ -88,10 +88,9 @@
 //! | [patterns](guide::patterns) | defects of published Redis limiters |
 //! | [migrating](guide::migrating) | migration from other limiters |
 //! | [security](guide::security) | attacks, and limits by kind of route |
-//! | [features](guide::features) | each feature, and the tests that show it |
-//! | [comparison](guide::comparison) | other limiters, and measured figures |
+//! | [comparison](guide::comparison) | other limiters, measured figures, features and their tests |
 //! | [unsuited](guide::unsuited) | when not to use it |
-//! | [glossary](guide::glossary), [words](guide::words) | terms, and terms of other libraries |
+//! | [glossary](guide::glossary) | terms, and terms of other libraries |
 //!
 //! # Beyond allow and deny
 //!

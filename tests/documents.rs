@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 /// The most columns of one cell.
 const MOST_COLUMNS: usize = 100;
 
-const DOCUMENTS: [&str; 3] = ["README.md", "README.zh-CN.md", "SECURITY.md"];
+const DOCUMENTS: [&str; 2] = ["README.md", "SECURITY.md"];
 
 /// The cells of the tables in a Markdown text, each with its line number. Code blocks have none.
 fn cells(text: &str) -> impl Iterator<Item = (usize, &str)> {

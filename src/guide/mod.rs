@@ -19,14 +19,12 @@
 //! | [troubleshooting] | Symptoms, causes and fixes, and every warning and error |
 //! | [testing] | Tests of limits without sleeping, and of custom stores |
 //! | [simulation] | The simulation of the whole system: its checks, its findings and its limits |
-//! | [patterns] | Defects of published Redis limiters, and replacements |
+//! | [patterns] | Defects of published Redis limiters, and the reasons for the design of this one |
 //! | [migrating] | Migration from Rust crates, Express, Bucket4j, Spring, ASP.NET, nginx and Envoy |
 //! | [security] | Attacks, the limits of the protection, and limits by kind of route |
-//! | [features] | Each feature, with the tests and examples that show it |
-//! | [comparison] | Other rate limiters for Tower, and measured figures |
+//! | [comparison] | Other rate limiters for Tower, measured figures, and each feature with its tests |
 //! | [unsuited] | Needs that another tool meets better |
-//! | [glossary] | The terms of this crate, in one or two sentences each |
-//! | [words] | Terms of other libraries, and their names in this crate |
+//! | [glossary] | The terms of this crate, and terms of other libraries |
 
 /// Items that chapters link to without a path.
 mod names {
@@ -175,10 +173,6 @@ pub mod security {
     #![doc = include_str!("../../SECURITY.md")]
 }
 
-pub mod features {
-    #![doc = include_str!("features.md")]
-}
-
 pub mod comparison {
     #![doc = include_str!("comparison.md")]
 }
@@ -186,12 +180,6 @@ pub mod comparison {
 pub mod glossary {
     #![doc = include_str!("glossary.md")]
     #![cfg_attr(not(feature = "redis"), doc = "", doc = include_str!("without.md"))]
-
-    use super::names::*;
-}
-
-pub mod words {
-    #![doc = include_str!("words.md")]
 
     use super::names::*;
 }

@@ -189,7 +189,7 @@ fn definitions_are_types_and_traits_outside_tests() {
     assert_eq!(definitions(text).collect::<Vec<_>>(), ["A", "B", "C", "F", "G"]);
 }
 
-const READMES: [&str; 2] = ["README.md", "README.zh-CN.md"];
+const READMES: [&str; 1] = ["README.md"];
 
 /// Returns `true` if an example or a test program has the name.
 fn is_program(kind: &str, name: &str) -> bool {
@@ -224,7 +224,7 @@ fn the_readme_names_examples_that_exist() {
 /// The last cell of a row begins with a kind and has names in backticks.
 #[test]
 fn the_proof_of_each_row_of_the_features_exists() {
-    const PAGE: &str = "src/guide/features.md";
+    const PAGE: &str = "src/guide/comparison.md";
     let text = read(&root().join(PAGE));
     let cells = text.lines().filter_map(|line| line.strip_suffix(" |")?.rsplit(" | ").next());
     let shown = cells

@@ -2,14 +2,13 @@
 //!
 //! `src/guide/patterns.md` describes them.
 //!
-//! Each race is shown in two ways, without luck. Two clients run their commands in the order of the
-//! chapter. Then [`rush`] sends concurrent requests, which all pass a limiter that needs two round
+//! Each race is shown in two ways, without luck. Two clients run their commands in the order of
+//! their test. Then [`rush`] sends concurrent requests, which all pass a limiter that needs two round
 //! trips. The same number of processes with a `RedisStore` stays within the limit.
 
 mod buckets;
 mod counter;
 mod eviction;
-mod guide;
 mod key_per_second;
 mod list;
 mod log;
