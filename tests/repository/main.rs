@@ -5,7 +5,6 @@ mod floors;
 mod language;
 mod manifest;
 mod package;
-mod projects;
 mod reruns;
 mod structure;
 mod troubleshooting;
