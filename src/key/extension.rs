@@ -9,12 +9,12 @@ use std::{
     },
 };
 
-use super::{Key, KeyError, KeyExtractor, RequestHead};
+use super::{Key, KeyError, KeyExtractor, RequestHead, unless_blank};
 use crate::log::warn;
 
 /// Extractor for an identity of type `T` in the request's extensions.
 ///
-/// A request without the extension has no identity.
+/// A request without the extension, or with a blank text in it, has no identity.
 ///
 /// A middleware must insert the identity before the limiter runs. In axum, add the middleware after
 /// the limiter, because the last layer runs first. If the order is wrong, no request has an
@@ -126,7 +126,7 @@ where
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         if let Some(value) = head.extensions.get::<T>() {
             self.absence.stop();
-            return Ok(Some((self.key)(value).into()));
+            return unless_blank((self.key)(value).into(), "identity");
         }
         match head.extensions.get::<Anonymous<T>>() {
             Some(_) => self.absence.stop(),

@@ -441,7 +441,7 @@ async fn an_unusable_key_reports_the_reason_and_is_counted() {
     let long = "k".repeat(1_025);
     for (headers, said) in [
         (&[][..], "missing header x-user"),
-        (&[("x-user", " ")], "missing key"),
+        (&[("x-user", " ")], "missing header x-user"),
         (&[("x-user", "alice"), ("x-user", "bob")], "header x-user is sent more than once"),
         (&[("x-user", &long)], "key of 1025 bytes is too long; send at most 1024"),
     ] {
