@@ -6,5 +6,6 @@ mod client_walk;
 mod extractors;
 #[cfg(feature = "axum")]
 mod identify;
+mod if_no_key;
 #[cfg(feature = "axum")]
 mod route;
