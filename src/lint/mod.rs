@@ -39,8 +39,7 @@
 //! | `forwarding_header_ignored` | One of the first 1 000 requests of a [`PeerIp`](crate::PeerIp) came from a private address with `x-forwarded-for` or a similar header. The address is probably a proxy. |
 //! | `layer_rebuilt` | A layer with an embedded store is built per request or per connection, so it limits nothing. |
 //! | `no_identity` | None of the first 32 requests of a [`key::ExtensionKey`](crate::key::ExtensionKey) had the extension. The middleware that inserts it runs inside the limiter. |
-//! | `no_matched_path` | A request fits a template of `by_route`, but has no matched path. The layer is around the router, or the router lacks the route. |
-//! | `route_never_met` | A route of `by_route` was never used, but the router has matched a similar template. The templates differ in case, a trailing slash, or a nested prefix. |
+//! | `route_never_met` | None of the first 1,000 requests met a route of `by_route`. The path differs from the router's, or the layer is around the router. |
 //!
 //! All these log lines have the target `tower_sluice::lint` and the name in the field `lint`. A
 //! filter such as `tower_sluice::lint=error` turns them off.

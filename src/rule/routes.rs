@@ -5,7 +5,7 @@ use serde::{
     ser::{Serialize, SerializeMap, Serializer},
 };
 
-use super::{ByRoute, Quotas, route::RouteTemplate};
+use super::{ByRoute, Quotas, route::Route};
 use crate::{
     config::de::{self, TableForm},
     key::Everyone,
@@ -49,7 +49,7 @@ const FIELDS: &str = "give other, or a route, as \"POST /url\", or \"/url\" for 
 /// The routes are fixed when the layer is built. To apply a changed file, restart the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteSettings {
-    routes: Vec<(RouteTemplate, Quotas)>,
+    routes: Vec<(Route, Quotas)>,
     other: Quotas,
 }
 
@@ -73,7 +73,7 @@ impl<'de> Deserialize<'de> for RouteSettings {
 
 #[derive(Default)]
 struct RouteTable {
-    routes: Vec<(RouteTemplate, Quotas)>,
+    routes: Vec<(Route, Quotas)>,
     other: Option<Quotas>,
 }
 
@@ -94,9 +94,9 @@ impl TableForm for RouteTable {
         if !name.contains(['/', ' ']) {
             return Err(de::unknown(name, value, FIELDS));
         }
-        let route = RouteTemplate::read(name).map_err(D::Error::custom)?;
-        if let Some((one, _)) = self.routes.iter().find(|(one, _)| one.is_same(&route)) {
-            return Err(D::Error::custom(super::RouteError::duplicate(one, &route)));
+        let route = Route::read(name).map_err(D::Error::custom)?;
+        if self.routes.iter().any(|(one, _)| *one == route) {
+            return Err(D::Error::custom(super::RouteError::duplicate(&route)));
         }
         self.routes.push((route, Quotas::deserialize(value)?));
         Ok(())
