@@ -580,10 +580,10 @@ mod tests {
 
     #[test]
     fn errors_name_field_value_and_fix() {
-        assert!(fault("0/s").contains("units is 0; use Quota::blocked() to deny all requests"));
+        assert!(fault("0/s").contains("units is \"0\"; give at least 1, or \"blocked\" to deny"));
         assert!(fault("5/0s").contains("period is 0"));
-        assert!(fault("5/s burst 0").contains("burst is 0"));
-        assert!(fault("0 concurrent").contains("concurrent is 0; use Quota::blocked()"));
+        assert!(fault("5/s burst 0").contains("burst is \"0\"; give at least 1, or \"blocked\""));
+        assert!(fault("0 concurrent").contains("concurrent is \"0\"; give at least 1"));
         assert!(fault("x concurrent").contains("concurrent is \"x\""));
         assert!(fault("5").contains("write units/period"));
         assert!(fault("x/s").contains("units is \"x\""));

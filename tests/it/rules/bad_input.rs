@@ -82,10 +82,11 @@ fn a_quota_of_zero_units_suggests_a_blocked_quota() {
     const BURST: &str = "quota: burst is 0; use Quota::blocked() to deny all requests";
     assert_eq!(panic(|| Quota::per_second(0)), UNITS);
     assert_eq!(error(Quota::new(0, SECOND)), UNITS);
-    assert_eq!(read("0/s"), UNITS);
+    const FIX: &str = "give at least 1, or \"blocked\" to deny all requests";
+    assert_eq!(read("0/s"), format!("quota \"0/s\": units is \"0\"; {FIX}"));
     assert_eq!(panic(|| TEN.burst(0)), BURST);
     assert_eq!(error(TEN.try_burst(0)), BURST);
-    assert_eq!(read("5/s burst 0"), BURST);
+    assert_eq!(read("5/s burst 0"), format!("quota \"5/s burst 0\": burst is \"0\"; {FIX}"));
 }
 
 #[test]

@@ -304,6 +304,10 @@ fn an_invalid_quota_reports_the_field_the_value_and_the_fix() {
         { fixed_window = { carry_over = 30, paced = true } }";
     for (it, said) in [
         ("\"5\"", "quota \"5\": quota is \"5\"; write units/period, as 5/s, 200/10s or 100/min burst 20".into()),
+        (
+            "\"0/s\"",
+            "quota \"0/s\": units is \"0\"; give at least 1, or \"blocked\" to deny all requests".into(),
+        ),
         ("\"x/s\"", format!("quota \"x/s\": units is \"x\"; {NUMBER}")),
         ("{ units = \"ten\", period = \"s\" }", format!("units is \"ten\"; {NUMBER}")),
         ("{ units = 0, period = \"s\" }", format!("units is 0; {NUMBER}")),

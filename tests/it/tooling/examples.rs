@@ -464,7 +464,7 @@ fn gateway_names_the_flag_the_value_and_the_fix() {
         rule("name=ip key=cookie quota=5/s", "key is \"cookie\"; give peer, client, header"),
         rule("name=ip key=header: quota=5/s", "key is \"header:\": invalid"),
         rule("name=ip key=peer quota=5/week", "period is \"week\"; end it with one of"),
-        rule("name=ip key=peer quota=0/s", "units is 0; use Quota::blocked() to deny all requests"),
+        rule("name=ip key=peer quota=0/s", "units is \"0\"; give at least 1, or \"blocked\""),
         rule("name=ip key=peer quota=5/s burst 10", "\"burst\" is not field=value; quote"),
         rule("name=ip key=peer quota=\"5/s", "a quote is not closed; close it"),
         rule("name=ip key=peer quota=5/s rate=7", "unknown field \"rate\" (set to \"7\"); give"),
