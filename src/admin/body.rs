@@ -12,18 +12,14 @@ use http_body_util::LengthLimitError;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::{Value, json};
 
-use crate::{
-    config::de::{self, TableForm},
-    quota::read_time,
-    rule::Quotas,
-};
+use crate::{quota::read_time, rule::Quotas};
 
 /// The maximum length of a body, in bytes.
 const MAX_BYTES: usize = 16 * 1024;
-const TIME: &str = "give text, as \"10min\"";
 
 /// The fields of a request body. Each route accepts some of them.
-#[derive(Default)]
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields, expecting = "an object, as { \"layer\": \"api\" }")]
 pub(super) struct RequestBody {
     layer: Option<String>,
     pub(super) rule: Option<String>,
@@ -31,10 +27,11 @@ pub(super) struct RequestBody {
     key: Option<Value>,
     /// The fingerprint of a listed key.
     fingerprint: Option<String>,
+    #[serde(deserialize_with = "quotas")]
     pub(super) quotas: Option<Quotas>,
+    #[serde(rename = "for", deserialize_with = "time")]
     time: Option<Duration>,
     on: Option<bool>,
-    given: Vec<String>,
 }
 
 /// The key of a request body.
@@ -67,9 +64,18 @@ impl RequestBody {
                 format!("the body is not valid JSON: {wrong}; send one object")
             })
         })?;
-        match read.given.iter().find(|given| !known.contains(&given.as_str())) {
+        let given = [
+            ("layer", read.layer.is_some()),
+            ("rule", read.rule.is_some()),
+            ("key", read.key.is_some()),
+            ("fingerprint", read.fingerprint.is_some()),
+            ("quotas", read.quotas.is_some()),
+            ("for", read.time.is_some()),
+            ("on", read.on.is_some()),
+        ];
+        match given.into_iter().find(|(name, given)| *given && !known.contains(name)) {
             None => Ok(read),
-            Some(other) => {
+            Some((other, _)) => {
                 let fields = list(known);
                 let why = format!("field {other:?} is not used by this route; give {fields}");
                 Err(Problem::body(why))
@@ -109,56 +115,18 @@ impl RequestBody {
     }
 }
 
-impl<'de> Deserialize<'de> for RequestBody {
-    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        de::read::<Self, D>(value)
-    }
-}
-
-impl TableForm for RequestBody {
-    type Read = Self;
-
-    const SHAPE: &'static str = "an object, as { \"layer\": \"api\" }";
-
-    fn text(text: &str) -> Result<Self, String> {
-        Err(format!("the body is {text:?}; give {}", Self::SHAPE))
-    }
-
-    fn field<'de, D: Deserializer<'de>>(&mut self, name: &str, value: D) -> Result<(), D::Error> {
-        match name {
-            "layer" => self.layer = Some(word(name, value)?),
-            "rule" => self.rule = Some(word(name, value)?),
-            "key" => self.key = Some(Value::deserialize(value)?),
-            "fingerprint" => self.fingerprint = Some(word(name, value)?),
-            "quotas" => self.quotas = Some(quotas(value)?),
-            "for" => self.time = Some(read_time(name, value, TIME)?),
-            "on" => self.on = Some(de::flag(name, value)?),
-            _ => {
-                let fix = "give layer, rule, key, fingerprint, quotas, for or on";
-                return Err(de::unknown(name, value, fix));
-            }
-        }
-        self.given.push(name.to_owned());
-        Ok(())
-    }
-
-    fn read(self) -> Result<Self, String> {
-        Ok(self)
-    }
-}
-
-fn word<'de, D: Deserializer<'de>>(name: &str, value: D) -> Result<String, D::Error> {
-    de::text(name, value, "give text", |text| Ok(text.to_owned()))
+fn time<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Duration>, D::Error> {
+    read_time("for", &String::deserialize(value)?).map(Some).map_err(D::Error::custom)
 }
 
 /// Reads quotas. A quota with a name is an error, because the memory of names is never freed.
-fn quotas<'de, D: Deserializer<'de>>(value: D) -> Result<Quotas, D::Error> {
+fn quotas<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Quotas>, D::Error> {
     let value = Value::deserialize(value)?;
     let named = |value: &Value| value.get("name").is_some();
     if named(&value) || value.as_array().is_some_and(|list| list.iter().any(named)) {
         return Err(D::Error::custom("quotas have a name, which accounts do not use; remove it"));
     }
-    Quotas::deserialize(value).map_err(D::Error::custom)
+    Quotas::deserialize(value).map(Some).map_err(D::Error::custom)
 }
 
 /// Returns `true` if the content type is JSON, with or without parameters.

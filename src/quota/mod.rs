@@ -18,7 +18,9 @@ use std::time::Duration;
 
 use self::error::{ErrorKind, Repr};
 #[cfg(feature = "serde")]
-pub(crate) use self::table::{read_time, time_text};
+pub(crate) use self::table::max_wait;
+#[cfg(feature = "admin")]
+pub(crate) use self::table::read_time;
 pub use self::{
     adaptive::{Adaptive, Aimd, Gradient},
     algorithm::Algorithm,

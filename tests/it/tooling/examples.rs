@@ -291,7 +291,7 @@ fn config_applies_new_limits_to_a_running_server_without_a_refill() {
 
     for (user, said) in [
         ("quotas = '5/week'", "period is \"week\"; end it with one of"),
-        ("quotas = '7/h'\nrate = 7", "unknown field \"rate\" (set to 7); give name, quotas"),
+        ("quotas = '7/h'\nrate = 7", "unknown field `rate`, expected one of `name`, `quotas`"),
         ("quotas = '7/h", "TOML parse error at line 7"),
         ("quotas = '7/h'\ncost = 8", "rule user: cost 8 is above the quota's limit 7"),
     ] {
