@@ -100,6 +100,7 @@
 //! | choose or change quotas at run time | [`Plan`], [`LivePlan`], [`by_route`] |
 //! | load limits from a file | [`RuleSettings`] (feature `serde`) |
 //! | charge the actual cost of a request | [`RateLimitLayer::adjust`], [`ChargeHandle`](middleware::ChargeHandle) |
+//! | limit clients without a key by their address | [`Rule::if_no_key`] |
 //! | limit the requests that run at the same time | [`Quota::concurrent`] |
 //! | queue requests | [`Rule::max_wait`], [`Limiter::until_ready`] |
 //! | allow requests beyond a quota | [`Quota::soft`], [`Overcommit`](middleware::Overcommit) |

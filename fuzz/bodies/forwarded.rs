@@ -117,6 +117,9 @@ fn expected(
             }
             Ok(client)
         }
+        Trusted::Hops(_) if lines.iter().all(|line| line.trim_ascii().is_empty()) => {
+            Err(Unknown::Missing)
+        }
         Trusted::Hops(hops) => {
             let hops = if source == Source::Single { 1 } else { *hops };
             let nearer = entries.iter().take(hops).position(Option::is_none);

@@ -11,12 +11,10 @@ use http::{HeaderValue, StatusCode, header::CONTENT_TYPE};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use crate::{quota::parse_time, rule::Quotas};
+use crate::{quota::read_time, rule::Quotas};
 
 /// The maximum length of a body, in bytes.
 pub(super) const MAX_BYTES: usize = 16 * 1024;
-/// The longest block.
-const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 /// An account. Each route uses some of the optional fields.
 #[derive(Deserialize)]
@@ -79,16 +77,14 @@ impl AccountBody {
     }
 
     pub(super) fn time(&self) -> Result<Duration, Problem> {
-        let text = self.r#for.as_deref().unwrap_or_default();
-        let invalid = |fix: &str| Problem::body(format!("for is {text:?}; {fix}"));
-        match parse_time(text.trim()) {
-            Ok(time) if time.is_zero() => Err(invalid("give a time above 0s, or unblock the key")),
-            Ok(time) if time > LONGEST => Err(invalid("give at most ten years")),
-            Ok(time) => Ok(time),
-            Err(_) if self.r#for.is_none() => {
-                Err(Problem::body("for is missing; add it, as \"for\": \"10min\""))
+        let Some(text) = &self.r#for else {
+            return Err(Problem::body("for is missing; add it, as \"for\": \"10min\""));
+        };
+        match read_time("for", text).map_err(Problem::body)? {
+            Duration::ZERO => {
+                Err(Problem::body("for is 0s; give a time above 0s, or unblock the key"))
             }
-            Err(fix) => Err(invalid(fix)),
+            time => Ok(time),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Several extractors as one: a fallback, and composite keys.
 
-use super::{Key, KeyError, KeyExtractor, RequestHead};
+use super::{Key, KeyError, KeyExtractor, RequestHead, extract};
 
 /// Extractor created by [`KeyExtractor::or`].
 ///
@@ -27,10 +27,10 @@ impl<A, B> Or<A, B> {
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-        match self.first.extract(head) {
-            Ok(Some(key)) if !key.is_blank() => Ok(Some(key)),
+        match extract(&self.first, head) {
+            Ok(Some(key)) => Ok(Some(key)),
             Err(error) if !error.is_missing() => Err(error),
-            _ => self.second.extract(head),
+            _ => extract(&self.second, head),
         }
     }
 }
@@ -58,9 +58,8 @@ fn join<const N: usize>(
 ) -> Result<Option<Key>, KeyError> {
     let mut keys = [const { None }; N];
     for (slot, extractor) in keys.iter_mut().zip(extractors) {
-        match extractor.extract(head)? {
+        match extract(extractor, head)? {
             None => return Ok(None),
-            Some(key) if key.is_blank() => return Err(KeyError::missing("part of the key")),
             key => *slot = key,
         }
     }

@@ -2,11 +2,11 @@
 
 use std::{fmt, marker::PhantomData};
 
-use super::{Key, KeyError, KeyExtractor, RequestHead};
+use super::{Key, KeyError, KeyExtractor, RequestHead, unless_blank};
 
 /// Extractor for an identity of type `T` in the request's extensions.
 ///
-/// A request without the extension has no identity.
+/// A request without the extension, or with a blank text in it, has no identity.
 ///
 /// A middleware must insert the identity before the limiter runs. In axum, add the middleware after
 /// the limiter, because the last layer runs first. If the order is wrong, no request has an
@@ -59,7 +59,7 @@ where
 {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         let value = head.extensions.get::<T>().ok_or_else(|| KeyError::missing("identity"))?;
-        Ok(Some((self.key)(value).into()))
+        unless_blank((self.key)(value).into(), "identity")
     }
 }
 

@@ -64,10 +64,11 @@ impl From<HeaderName> for HeaderKey {
 impl KeyExtractor for HeaderKey {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         let mut values = head.headers.get_all(&self.0).iter();
-        match (values.next(), values.next()) {
-            (Some(value), None) => Ok(Some(value.into())),
-            (None, _) => Err(KeyError::missing(format!("header {}", self.0))),
-            (Some(_), Some(_)) => {
+        let value = values.next().map_or(&[][..], |value| value.as_bytes().trim_ascii());
+        match values.next() {
+            None if value.is_empty() => Err(KeyError::missing(format!("header {}", self.0))),
+            None => Ok(Some(value.into())),
+            Some(_) => {
                 let why = format!("header {} is sent more than once", self.0);
                 Err(KeyError::unusable(StatusCode::BAD_REQUEST, why))
             }

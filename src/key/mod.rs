@@ -86,7 +86,8 @@ pub use crate::head::RequestHead;
 ///
 /// Return `Ok(None)` if the rule does not apply to the request. Return [`KeyError::missing`] if the
 /// request should have an identity but has none. The [`OnMissingKey`](crate::rule::OnMissingKey)
-/// policy of the rule then applies.
+/// policy of the rule then applies. A text key that is empty or only white space is a missing
+/// identity, too.
 ///
 /// ```
 /// use tower_sluice::key::{Key, KeyError, KeyExtractor, RequestHead};
@@ -140,9 +141,31 @@ macro_rules! for_pointers {
 
 for_pointers!(&E, Arc<E>, Box<E>);
 
+/// Returns `true` for an empty value and for white space: such a value is no identity.
+///
+/// This rule holds for the values of all extractors.
+fn is_blank(value: &[u8]) -> bool {
+    value.iter().all(u8::is_ascii_whitespace)
+}
+
+/// Returns `key`, or a missing identity if the key is blank.
+#[inline]
+fn unless_blank(key: Key, what: &'static str) -> Result<Option<Key>, KeyError> {
+    if key.is_blank() { Err(KeyError::missing(what)) } else { Ok(Some(key)) }
+}
+
+/// Returns the key that `extractor` finds. A blank key of a custom extractor is a missing identity.
+pub(crate) fn extract<E: KeyExtractor + ?Sized>(
+    extractor: &E,
+    head: &RequestHead<'_>,
+) -> Result<Option<Key>, KeyError> {
+    extractor.extract(head)?.map_or(Ok(None), |key| unless_blank(key, "key"))
+}
+
 /// Creates an extractor from a closure.
 ///
-/// The closure returns `None` for a request without an identity.
+/// The closure returns `None` for a request without an identity. A blank key also counts as a
+/// missing identity.
 ///
 /// ```
 /// use tower_sluice::key_fn;
@@ -167,8 +190,8 @@ where
     T: Into<Key>,
 {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-        let key = (self.0)(head).map(Into::into);
-        key.ok_or_else(|| KeyError::missing("key")).map(Some)
+        let key = (self.0)(head).ok_or_else(|| KeyError::missing("key"))?;
+        unless_blank(key.into(), "key")
     }
 }
 

@@ -103,8 +103,16 @@ impl Key {
     #[must_use]
     #[inline]
     pub fn is_blank(&self) -> bool {
-        self.head & 0xff == Tag::Text as u64
-            && self.with_bytes(|content| content.iter().all(u8::is_ascii_whitespace))
+        match &self.body {
+            _ if self.head & 0xff != Tag::Text as u64 => false,
+            // The first byte decides for almost every key.
+            KeyBytes::Inline([first, ..])
+                if self.len() > 0 && !first.to_le_bytes()[0].is_ascii_whitespace() =>
+            {
+                false
+            }
+            _ => self.with_bytes(super::is_blank),
+        }
     }
 
     /// Returns the key as bytes, for stores outside the process.

@@ -5,7 +5,7 @@ use std::{collections::HashSet, fmt, sync::Arc};
 use http::StatusCode;
 
 use crate::key::{
-    ClientIp, Key, KeyError, KeyExtractor, NetworkError, Networks, RequestHead, peer_address,
+    self, ClientIp, Key, KeyError, KeyExtractor, NetworkError, Networks, RequestHead, peer_address,
 };
 
 /// List of requests, for [`allow`](crate::RateLimitLayer::allow) and
@@ -58,7 +58,7 @@ impl AccessList {
         K: KeyExtractor + Send + Sync + 'static,
     {
         let keys: HashSet<Key> = keys.into_iter().map(Into::into).collect();
-        Self(Arc::new(move |head| match extractor.extract(head) {
+        Self(Arc::new(move |head| match key::extract(&extractor, head) {
             Err(error) if error.is_missing() => Ok(false),
             found => Ok(found?.is_some_and(|key| keys.contains(&key))),
         }))

@@ -18,9 +18,9 @@ use std::time::Duration;
 
 use self::error::{ErrorKind, Repr};
 #[cfg(feature = "serde")]
-pub(crate) use self::table::{read_time, time_text};
+pub(crate) use self::table::max_wait;
 #[cfg(feature = "admin")]
-pub(crate) use self::text::parse_time;
+pub(crate) use self::table::read_time;
 pub use self::{
     adaptive::{Adaptive, Aimd, Gradient},
     algorithm::Algorithm,
@@ -577,10 +577,10 @@ mod tests {
 
     #[test]
     fn errors_name_field_value_and_fix() {
-        assert!(fault("0/s").contains("units is 0; use Quota::blocked() to deny all requests"));
+        assert!(fault("0/s").contains("units is \"0\"; give at least 1, or \"blocked\" to deny"));
         assert!(fault("5/0s").contains("period is 0"));
-        assert!(fault("5/s burst 0").contains("burst is 0"));
-        assert!(fault("0 concurrent").contains("concurrent is 0; use Quota::blocked()"));
+        assert!(fault("5/s burst 0").contains("burst is \"0\"; give at least 1, or \"blocked\""));
+        assert!(fault("0 concurrent").contains("concurrent is \"0\"; give at least 1"));
         assert!(fault("x concurrent").contains("concurrent is \"x\""));
         assert!(fault("5").contains("write units/period"));
         assert!(fault("x/s").contains("units is \"x\""));

@@ -1,190 +1,155 @@
 //! The serde form of a quota: text or a table.
 
-use std::time::Duration;
+use std::{error::Error, time::Duration};
 
-use serde::{
-    de::{Deserialize, Deserializer},
-    ser::{Error, Serialize, SerializeMap, Serializer},
-};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _, ser::Error as _};
 
 use super::{
-    Adaptive, Algorithm, MAX_REFILL, Quota, QuotaError,
+    Algorithm, MAX_REFILL, Quota, QuotaError,
     text::{in_largest_unit, parse_time},
 };
-use crate::{
-    config::de::{self, TableForm},
-    name::RuleName,
-};
+use crate::{config, name::RuleName};
 
-const FIELDS: &str = "give units, period, burst, algorithm, initial, soft, max_debt, name, \
-                      concurrent, adaptive or blocked";
-const PERIOD: &str = "give text, as \"10s\" or \"day\"";
+const FORM: &str =
+    "a quota, as \"100/min burst 20\" or { units = 100, period = \"1min\", burst = 20 }";
 
 /// Reads the [text form](str::parse) or a table. See [`Quota`].
 impl<'de> Deserialize<'de> for Quota {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        de::read::<QuotaTable, D>(value)
+        let text = |text: &str| text.parse().map_err(|error: QuotaError| error.to_string());
+        config::text_or_table::<_, QuotaTable, _>(value, FORM, text)
     }
 }
 
-#[derive(Default)]
+#[derive(Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
 struct QuotaTable {
+    #[serde(skip_serializing_if = "is_default")]
     blocked: bool,
+    #[serde(skip_serializing_if = "is_default")]
     concurrent: Option<u32>,
-    adaptive: Option<Quota>,
+    #[serde(skip_serializing_if = "is_default")]
+    adaptive: Option<String>,
+    #[serde(skip_serializing_if = "is_default")]
     units: Option<u32>,
-    period: Option<Duration>,
+    #[serde(skip_serializing_if = "is_default")]
+    period: Option<String>,
+    #[serde(skip_serializing_if = "is_default")]
     burst: Option<u32>,
+    #[serde(skip_serializing_if = "is_default")]
     algorithm: Option<Algorithm>,
+    #[serde(skip_serializing_if = "is_default")]
     initial: Option<u32>,
+    #[serde(skip_serializing_if = "is_default")]
     soft: Option<u32>,
+    #[serde(skip_serializing_if = "is_default")]
     max_debt: Option<u32>,
+    #[serde(skip_serializing_if = "is_default")]
     name: Option<RuleName>,
 }
 
-impl TableForm for QuotaTable {
-    type Read = Quota;
+/// Returns `true` for a field that is not written.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
 
-    const SHAPE: &'static str =
-        "a quota, as \"100/min burst 20\" or { units = 100, period = \"1min\", burst = 20 }";
+/// Builds the quota from its text form, and applies the other fields in an order that keeps the
+/// quota valid.
+impl TryFrom<QuotaTable> for Quota {
+    type Error = Box<dyn Error>;
 
-    fn text(text: &str) -> Result<Quota, String> {
-        text.parse().map_err(|error: QuotaError| error.to_string())
-    }
-
-    fn field<'de, D: Deserializer<'de>>(&mut self, name: &str, value: D) -> Result<(), D::Error> {
-        match name {
-            "blocked" => self.blocked = de::flag(name, value)?,
-            "concurrent" => self.concurrent = Some(de::number(name, value, 1..=u32::MAX)?),
-            "adaptive" => {
-                let fix = "give text, as \"gradient\" or \"aimd 500ms\"";
-                let read = |text: &str| match Adaptive::parse(text.trim()) {
-                    Some(adaptive) => Ok(Quota::adaptive(adaptive)),
-                    None => Err(format!("adaptive is {text:?}; {fix}")),
-                };
-                self.adaptive = Some(de::text(name, value, fix, read)?);
+    fn try_from(table: QuotaTable) -> Result<Self, Box<dyn Error>> {
+        let is_rate = table.units.is_some() || table.period.is_some();
+        let mut text = match (table.blocked, table.concurrent, table.adaptive, is_rate) {
+            (true, None, None, false) => "blocked".to_owned(),
+            (false, Some(limit), None, false) => format!("{limit} concurrent"),
+            (false, None, Some(adaptive), false) => format!("adaptive {adaptive}"),
+            (false, None, None, _) => {
+                let units = table.units.ok_or("units is missing; add it, as units = 100")?;
+                let period =
+                    table.period.ok_or("period is missing; add it, as period = \"1min\"")?;
+                format!("{units}/{period}")
             }
-            "units" => self.units = Some(de::number(name, value, 1..=u32::MAX)?),
-            "period" => self.period = Some(read_time(name, value, PERIOD)?),
-            "burst" => self.burst = Some(de::number(name, value, 1..=u32::MAX)?),
-            "algorithm" => self.algorithm = Some(Algorithm::deserialize(value)?),
-            "initial" => self.initial = Some(de::number(name, value, 0..=u32::MAX)?),
-            "soft" => self.soft = Some(de::number(name, value, 0..=u32::MAX)?),
-            "max_debt" => self.max_debt = Some(de::number(name, value, 0..=u32::MAX)?),
-            "name" => self.name = Some(RuleName::deserialize(value)?),
-            _ => return Err(de::unknown(name, value, FIELDS)),
-        }
-        Ok(())
-    }
-
-    /// Builds the quota. The fields are applied in an order that keeps the quota valid.
-    fn read(self) -> Result<Quota, String> {
-        let numbers = [self.units, self.burst, self.initial, self.soft, self.max_debt];
-        let is_rate = self.units.or(self.burst).or(self.initial).or(self.max_debt).is_some();
-        let is_rate = is_rate || self.period.is_some() || self.algorithm.is_some();
-        if self.concurrent.is_some() && (is_rate || self.blocked) {
-            return Err("concurrent is a number of slots, which have no units, period, burst, \
-                        algorithm, initial, max_debt or blocked; drop them, or concurrent"
-                .into());
-        }
-        let has_units = self.units.is_some() || self.period.is_some() || self.algorithm.is_some();
-        if self.adaptive.is_some()
-            && (has_units || self.max_debt.is_some() || self.blocked || self.concurrent.is_some())
-        {
-            return Err("adaptive is a number of slots, which have no units, period, algorithm, \
-                        max_debt, concurrent or blocked; drop them, or adaptive"
-                .into());
-        }
-        if self.blocked && (self.period.is_some() || numbers.iter().any(Option::is_some)) {
-            return Err("blocked is true, but a blocked quota has no period and no numbers; drop \
-                        them, or blocked"
-                .into());
-        }
-        let message = |error: QuotaError| error.to_string();
-        let mut quota = if self.blocked {
-            Quota::blocked()
-        } else if let Some(adaptive) = self.adaptive {
-            adaptive
-        } else if let Some(limit) = self.concurrent {
-            Quota::try_concurrent(limit).map_err(message)?
-        } else {
-            let units = self.units.ok_or("units is missing; add it, as units = 100")?;
-            let period = self.period.ok_or("period is missing; add it, as period = \"1min\"")?;
-            Quota::new(units, period).map_err(message)?
+            _ => {
+                let why = "units and period, concurrent, adaptive and blocked exclude each other; \
+                           give one of them";
+                return Err(why.into());
+            }
         };
-        if let Some(burst) = self.burst {
-            quota = quota.try_burst(burst).map_err(message)?;
+        if let Some(burst) = table.burst {
+            text += &format!(" burst {burst}");
         }
-        if let Some(algorithm) = self.algorithm {
-            quota = quota.try_algorithm(algorithm).map_err(message)?;
+        let mut quota: Self = text.parse()?;
+        let set = |quota, value: Option<u32>, set: fn(Self, u32) -> Result<Self, QuotaError>| {
+            value.map_or(Ok(quota), |units| set(quota, units))
+        };
+        if let Some(algorithm) = table.algorithm {
+            quota = quota.try_algorithm(algorithm)?;
         }
-        if let Some(soft) = self.soft {
-            quota = quota.try_soft(soft).map_err(message)?;
-        }
-        if let Some(initial) = self.initial {
-            quota = quota.try_initial(initial).map_err(message)?;
-        }
-        if let Some(debt) = self.max_debt {
-            quota = quota.try_max_debt(debt).map_err(message)?;
-        }
-        Ok(Quota { name: self.name.map(|name| name.as_str()), ..quota })
+        quota = set(quota, table.soft, Self::try_soft)?;
+        quota = set(quota, table.initial, Self::try_initial)?;
+        quota = set(quota, table.max_debt, Self::try_max_debt)?;
+        Ok(Self { name: table.name.map(|name| name.as_str()), ..quota })
     }
 }
 
-/// Reads a time in the text form of a quota.
-pub(crate) fn read_time<'de, D: Deserializer<'de>>(
-    field: &str,
-    value: D,
-    fix: &str,
-) -> Result<Duration, D::Error> {
-    de::text(field, value, fix, |text| match parse_time(text.trim()) {
+/// Reads the value of a field that is a time in the text form of a quota.
+pub(crate) fn read_time(field: &str, text: &str) -> Result<Duration, String> {
+    match parse_time(text.trim()) {
         Ok(time) if time.as_nanos() <= MAX_REFILL.into() => Ok(time),
         Ok(_) => Err(format!("{field} is {text:?}; give at most ten years")),
         Err(fix) => Err(format!("{field} is {text:?}; {fix}")),
-    })
+    }
 }
 
-/// Writes a time for [`read_time`]. Returns `None` if the time is longer than ten years.
-pub(crate) fn time_text(time: Duration) -> Option<String> {
-    let nanos = u64::try_from(time.as_nanos()).ok().filter(|nanos| *nanos <= MAX_REFILL)?;
-    let (n, unit) = if nanos == 0 { (0, "s") } else { in_largest_unit(nanos) };
-    Some(format!("{n}{unit}"))
+/// The serde form of a time that is the field `max_wait`.
+pub(crate) mod max_wait {
+    use super::*;
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(value: D) -> Result<Duration, D::Error> {
+        read_time("max_wait", &String::deserialize(value)?).map_err(D::Error::custom)
+    }
+
+    pub(crate) fn serialize<S: Serializer>(time: &Duration, out: S) -> Result<S::Ok, S::Error> {
+        let nanos = u64::try_from(time.as_nanos()).ok().filter(|nanos| *nanos <= MAX_REFILL);
+        let long = || S::Error::custom("max_wait is longer than ten years; shorten it");
+        let (n, unit) = match nanos.ok_or_else(long)? {
+            0 => (0, "s"),
+            nanos => in_largest_unit(nanos),
+        };
+        out.collect_str(&format_args!("{n}{unit}"))
+    }
 }
 
 /// Writes the text form if possible, and a table otherwise.
 impl Serialize for Quota {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if !self.is_concurrent() && self.interval != self.period.div_ceil(self.units.max(1).into())
-        {
+        let slots = self.is_concurrent();
+        if !slots && self.interval != self.period.div_ceil(self.units.max(1).into()) {
             let why = "quota: a share that Fallback computed cannot be written; write the whole \
                        quota";
             return Err(S::Error::custom(why));
         }
-        let Self { units, burst, period, interval, .. } = *self;
-        let algorithm =
-            if self.is_concurrent() { Algorithm::Concurrent } else { Algorithm::default() };
-        let adaptive = self.adaptive;
+        let Self { units, burst, period, interval, adaptive, .. } = *self;
+        let algorithm = if slots { Algorithm::Concurrent } else { Algorithm::default() };
         let plain = Self { units, burst, period, interval, algorithm, adaptive, ..Self::blocked() };
         if *self == plain {
             return serializer.collect_str(self);
         }
-        let mut table = serializer.serialize_map(None)?;
-        if self.is_blocked() {
-            table.serialize_entry("blocked", &true)?;
-        } else if let Some(adaptive) = self.adaptive {
-            table.serialize_entry("adaptive", &adaptive.to_string())?;
-        } else if self.is_concurrent() {
-            table.serialize_entry("concurrent", &self.burst)?;
-        } else {
-            table.serialize_entry("units", &self.units)?;
-            table.serialize_entry("period", &self.period_text())?;
+        let is_rate = !self.is_blocked() && !slots;
+        QuotaTable {
+            blocked: self.is_blocked(),
+            concurrent: (slots && adaptive.is_none()).then_some(burst),
+            adaptive: adaptive.map(|adaptive| adaptive.to_string()),
+            units: is_rate.then_some(units),
+            period: is_rate.then(|| self.period_text()),
+            burst: (burst != units).then_some(burst),
+            algorithm: (self.algorithm != algorithm).then_some(self.algorithm),
+            initial: self.initial,
+            soft: (self.soft != 0).then_some(self.soft),
+            max_debt: self.max_debt,
+            name: self.name.and_then(|name| RuleName::new(name).ok()),
         }
-        de::entry(&mut table, "burst", &self.burst, &self.units)?;
-        de::entry(&mut table, "algorithm", &self.algorithm, &algorithm)?;
-        de::entry(&mut table, "initial", &self.initial, &None)?;
-        de::entry(&mut table, "soft", &self.soft, &0)?;
-        de::entry(&mut table, "max_debt", &self.max_debt, &None)?;
-        de::entry(&mut table, "name", &self.name, &None)?;
-        table.end()
+        .serialize(serializer)
     }
 }

@@ -47,15 +47,20 @@ impl FromStr for Quota {
         if whole == "blocked" {
             return Ok(Self::blocked());
         }
-        const COUNT: &str = "give a whole number from 1 to 4294967295";
-        if let Some(limit) = whole.strip_suffix(" concurrent").map(str::trim) {
-            let limit = whole_number(limit).ok_or_else(|| error("concurrent", limit, COUNT))?;
-            return Self::try_concurrent(limit);
+        let count = |field, text: &str| match whole_number(text.trim()) {
+            Some(0) => {
+                Err(error(field, "0", "give at least 1, or \"blocked\" to deny all requests"))
+            }
+            Some(n) => Ok(n),
+            None => Err(error(field, text.trim(), "give a whole number from 1 to 4294967295")),
+        };
+        if let Some(limit) = whole.strip_suffix(" concurrent") {
+            return Self::try_concurrent(count("concurrent", limit)?);
         }
         if let Some(adaptive) = whole.strip_prefix("adaptive ") {
             const FIX: &str = "give gradient, or aimd and a time, as aimd 500ms";
             let (adaptive, burst) = match adaptive.split_once(" burst ") {
-                Some((adaptive, burst)) => (adaptive.trim(), Some(burst.trim())),
+                Some((adaptive, burst)) => (adaptive.trim(), Some(burst)),
                 None => (adaptive.trim(), None),
             };
             let found =
@@ -63,24 +68,21 @@ impl FromStr for Quota {
             let quota = Self::adaptive(found);
             return match burst {
                 None => Ok(quota),
-                Some(n) => {
-                    quota.try_burst(whole_number(n).ok_or_else(|| error("burst", n, COUNT))?)
-                }
+                Some(n) => quota.try_burst(count("burst", n)?),
             };
         }
         const FORM: &str = "write units/period, as 5/s, 200/10s or 100/min burst 20";
         let (units, rest) = whole.split_once('/').ok_or_else(|| error("quota", whole, FORM))?;
         let (period, burst) = match rest.split_once(" burst ") {
-            Some((period, burst)) => (period.trim(), Some(burst.trim())),
+            Some((period, burst)) => (period.trim(), Some(burst)),
             None => (rest.trim(), None),
         };
-        let units =
-            whole_number(units.trim()).ok_or_else(|| error("units", units.trim(), COUNT))?;
+        let units = count("units", units)?;
         let period = parse_time(period).map_err(|fix| error("period", period, fix))?;
         let quota = Self::new(units, period)?;
         match burst {
             None => Ok(quota),
-            Some(n) => quota.try_burst(whole_number(n).ok_or_else(|| error("burst", n, COUNT))?),
+            Some(n) => quota.try_burst(count("burst", n)?),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Separate quotas for each route, with a check for mistakes in the routes.
 
 use std::sync::{
-    Arc, Mutex,
+    Arc,
     atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
 };
 
@@ -9,8 +9,8 @@ use axum::extract::MatchedPath;
 use http::Method;
 
 use super::{
-    Bypass, Plan, Rule, RuleInfo, RuleName, Rules,
-    route::{RouteError, RouteTemplate},
+    Bypass, Plan, Rule, RuleInfo, Rules,
+    route::{Route, RouteError},
 };
 use crate::{
     key::{Everyone, KeyExtractor, RequestHead},
@@ -49,21 +49,24 @@ use crate::{
 /// | another method of the path | [`any_method`](ByRoute::any_method), or else the rule `other` |
 /// | any method to a gRPC path, `/package.Service/Method` | that route, because gRPC servers ignore the method |
 ///
-/// Use `any_method` for a handler that answers several methods, such as `axum::routing::any`.
+/// Use `any_method` for a handler that answers several methods, such as `axum::routing::any`, and
+/// for methods beyond `GET`, `HEAD`, `POST`, `PUT`, `DELETE`, `PATCH`, `OPTIONS`, `TRACE` and
+/// `CONNECT`.
 ///
 /// # Templates
 ///
-/// Write a template as in the router, including the prefix of nested routers: `/api/url/{id}`. The
-/// names of parameters do not matter.
+/// Write a template exactly as in the router, with the same names of parameters, and with the
+/// prefix of nested routers: `/api/url/{id}`.
 ///
-/// A gRPC template is `/package.Service/Method` or `/package.Service/{*rest}`. gRPC templates also
-/// work without an axum router. For a service without a package, use `any_method`.
+/// A gRPC method, `/package.Service/Method`, also works without an axum router, and in a router that
+/// matches whole services. For a service without a package, use `any_method`.
 ///
 /// Add the layer with `Router::layer`, because axum matches routes inside the router. A layer
 /// around the router charges all requests to the rule `other`.
 ///
-/// The log reports some mistakes in templates. To find others, send one
-/// request to each route in a test, and check the `RateLimit` header field.
+/// The rule cannot know the routes of the router. After the first 1,000 requests, the log names the
+/// routes that none of them met (`route_never_met`). To find a mistake
+/// earlier, send one request to each route in a test, and check the `RateLimit` header field.
 ///
 /// # Names
 ///
@@ -76,8 +79,7 @@ use crate::{
 ///
 /// # Panics
 ///
-/// Panics if no request can match a route, or if two routes are equal. [`try_by_route`] returns the
-/// error.
+/// Panics if [`try_by_route`] returns an error.
 #[track_caller]
 pub fn by_route<P: AsRef<str>, Q: Into<Plan>>(
     routes: impl IntoIterator<Item = (Method, P, Q)>,
@@ -92,28 +94,26 @@ pub fn by_route<P: AsRef<str>, Q: Into<Plan>>(
 /// use http::Method;
 /// use tower_sluice::{Quota, rule::try_by_route};
 ///
-/// let result = try_by_route([(Method::GET, "/url/:id", Quota::per_second(5))], Quota::per_second(9));
-/// assert_eq!(
-///     result.unwrap_err().to_string(),
-///     "route \"/url/:id\": \":id\" is the syntax of axum 0.7; use {id}",
-/// );
+/// let routes = [(Method::GET, "url", Quota::per_second(5))];
+/// let error = try_by_route(routes, Quota::per_second(9)).unwrap_err();
+/// assert_eq!(error.to_string(), "route \"GET url\": path \"url\" does not start with a slash; add it");
 /// ```
 ///
 /// # Errors
 ///
-/// Fails if two routes have the same method and path, or if no request can match a route. For
-/// example, no request matches:
+/// Fails for:
 ///
-/// - a template without a leading slash, with a query, with the syntax of axum 0.7, or with
-///   unbalanced braces
-/// - a standard method in lower case
+/// - two routes with the same method and template
+/// - a template without a leading slash, with a query, or with the syntax of axum 0.7 (`/:id`)
+/// - a method that is not one of the nine [standard methods](by_route#methods), such as `get` or
+///   `PSOT`
 pub fn try_by_route<P: AsRef<str>, Q: Into<Plan>>(
     routes: impl IntoIterator<Item = (Method, P, Q)>,
     default: impl Into<Plan>,
 ) -> Result<ByRoute<Everyone>, RouteError> {
     let mut rules = ByRoute::of(default.into());
     for (method, template, plan) in routes {
-        rules.add(RouteTemplate::new(Some(method), template.as_ref())?, plan.into())?;
+        rules.add(Route::new(Some(method.as_str()), template.as_ref())?, plan.into())?;
     }
     Ok(rules)
 }
@@ -122,7 +122,7 @@ pub fn try_by_route<P: AsRef<str>, Q: Into<Plan>>(
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ByRoute<K> {
-    routes: Vec<(RouteTemplate, Rule<K>)>,
+    routes: Vec<(Route, Rule<K>)>,
     other: Rule<K>,
     check: Arc<RouteCheck>,
 }
@@ -163,13 +163,13 @@ impl<K: Clone> ByRoute<K> {
         template: impl AsRef<str>,
         plan: impl Into<Plan>,
     ) -> Result<Self, RouteError> {
-        self.add(RouteTemplate::new(None, template.as_ref())?, plan.into())?;
+        self.add(Route::new(None, template.as_ref())?, plan.into())?;
         Ok(self)
     }
 
-    pub(super) fn add(&mut self, route: RouteTemplate, plan: Plan) -> Result<(), RouteError> {
-        if let Some((one, _)) = self.routes.iter().find(|(one, _)| one.is_same(&route)) {
-            return Err(RouteError::duplicate(one, &route));
+    pub(super) fn add(&mut self, route: Route, plan: Plan) -> Result<(), RouteError> {
+        if self.routes.iter().any(|(one, _)| *one == route) {
+            return Err(RouteError::duplicate(&route));
         }
         let rule = Rule::named(route.name(), self.other.extractor.clone(), plan);
         self.routes.push((route, rule));
@@ -192,18 +192,29 @@ impl<K> ByRoute<K> {
     /// Returns the rule that charges a request.
     fn rule(&self, head: &RequestHead<'_>) -> &Rule<K> {
         let matched = head.extensions.get::<MatchedPath>().map(MatchedPath::as_str);
-        let rank =
-            |(at, (route, _)): (usize, &(RouteTemplate, _))| Some((route.rank(head, matched)?, at));
-        match self.routes.iter().enumerate().filter_map(rank).min() {
-            Some((_, at)) => {
-                self.check.mark_matched(at);
-                &self.routes[at].1
-            }
-            None => {
-                let routes = self.routes.iter().map(|(route, rule)| (route, rule.name));
-                self.check.check(head.uri.path(), matched, routes);
-                &self.other
-            }
+        let rank = |(at, (route, _)): (usize, &(Route, _))| Some((route.rank(head, matched)?, at));
+        let met = self.routes.iter().enumerate().filter_map(rank).min().map(|(_, at)| at);
+        if cfg!(feature = "tracing") && self.check.count(met) {
+            self.warn_unmet();
+        }
+        met.map_or(&self.other, |at| &self.routes[at].1)
+    }
+
+    /// Logs the routes that no request has met.
+    #[cold]
+    fn warn_unmet(&self) {
+        let unmet = self.routes.iter().zip(&self.check.met).filter(|(_, met)| !met.load(Relaxed));
+        let unmet: Vec<_> = unmet.map(|((route, _), _)| format!("\"{route}\"")).collect();
+        if !unmet.is_empty() {
+            warn!(
+                target: "tower_sluice::lint",
+                lint = "route_never_met",
+                "none of the first {SAMPLE} requests met {}: write each path exactly as in the \
+                 router, with the path it is nested under and the names of its parameters, and \
+                 add the layer to the Router that has the route, not around it; ignore this \
+                 warning if the routes are rarely used",
+                unmet.join(", ")
+            );
         }
     }
 }
@@ -231,121 +242,32 @@ impl<K: KeyExtractor> Rules for ByRoute<K> {
     }
 }
 
-/// The number of unmatched requests that are checked for a misspelled route.
-const SAMPLE: u32 = 100;
+/// The number of requests after which unmet routes are logged.
+const SAMPLE: u32 = 1_000;
 
-/// Detects mistakes in the routes of a `by_route`. Each kind of mistake is logged once.
+/// The routes that the first requests have met.
 #[derive(Debug)]
-pub(super) struct RouteCheck {
-    /// One flag per route, set by its first request.
-    matched_routes: Box<[AtomicBool]>,
-    unmatched: AtomicBool,
-    checked: AtomicU32,
-    /// Indexes of routes without requests, each with a similar template of the router.
-    similar: Mutex<Vec<(usize, String)>>,
+struct RouteCheck {
+    /// One flag per route.
+    met: Box<[AtomicBool]>,
+    requests: AtomicU32,
 }
 
 impl RouteCheck {
-    pub(super) fn new(routes: usize) -> Self {
-        Self {
-            matched_routes: (0..routes).map(|_| AtomicBool::new(false)).collect(),
-            unmatched: AtomicBool::new(false),
-            checked: AtomicU32::new(0),
-            similar: Mutex::default(),
-        }
+    fn new(routes: usize) -> Self {
+        let met = (0..routes).map(|_| AtomicBool::new(false)).collect();
+        Self { met, requests: AtomicU32::new(0) }
     }
 
+    /// Counts a request. Returns `true` for the last request of the sample.
     #[inline]
-    pub(super) fn mark_matched(&self, route: usize) {
-        if let Some(flag) = self.matched_routes.get(route).filter(|flag| !flag.load(Relaxed)) {
+    fn count(&self, met: Option<usize>) -> bool {
+        if self.requests.load(Relaxed) >= SAMPLE {
+            return false;
+        }
+        if let Some(flag) = met.and_then(|route| self.met.get(route)) {
             flag.store(true, Relaxed);
         }
+        self.requests.fetch_add(1, Relaxed) == SAMPLE - 1
     }
-
-    /// Checks a request that matches no route of the rule. `matched` is the template of the router.
-    #[inline]
-    pub(super) fn check<'a>(
-        &self,
-        path: &str,
-        matched: Option<&str>,
-        routes: impl Iterator<Item = (&'a RouteTemplate, RuleName)>,
-    ) {
-        match matched {
-            _ if !cfg!(feature = "tracing") => {}
-            None if !self.unmatched.load(Relaxed) => self.check_unmatched(path, routes),
-            Some(matched) if self.checked.load(Relaxed) < SAMPLE => {
-                self.check_similar(matched, routes);
-            }
-            _ => {}
-        }
-    }
-
-    /// Logs a warning if a request for the path of a route has no `MatchedPath` extension.
-    #[cold]
-    fn check_unmatched<'a>(
-        &self,
-        path: &str,
-        mut routes: impl Iterator<Item = (&'a RouteTemplate, RuleName)>,
-    ) {
-        if let Some((_, rule)) = routes.find(|(route, _)| route.matches_path(path))
-            && !self.unmatched.swap(true, Relaxed)
-        {
-            warn_unmatched(rule);
-        }
-    }
-
-    #[cold]
-    fn check_similar<'a>(
-        &self,
-        matched: &str,
-        routes: impl Iterator<Item = (&'a RouteTemplate, RuleName)>,
-    ) {
-        let checked = self.checked.fetch_add(1, Relaxed) + 1;
-        let Ok(mut similar) = self.similar.lock() else { return };
-        let (mut warnings, mut index) = (Vec::new(), 0);
-        for (route, rule) in routes {
-            let has_matched = self.matched_routes.get(index).is_none_or(|flag| flag.load(Relaxed));
-            let known = similar.iter().position(|(known, _)| *known == index);
-            if known.is_none() && !has_matched && is_similar(route.template(), matched) {
-                similar.push((index, matched.to_owned()));
-            }
-            if checked == SAMPLE
-                && !has_matched
-                && let Some((_, matched)) = similar.iter().find(|(known, _)| *known == index)
-            {
-                warnings.push((rule, matched.clone()));
-            }
-            index += 1;
-        }
-        // Log subscribers may run any code, so the lock is released first.
-        drop(similar);
-        warnings.iter().for_each(|(rule, matched)| warn_similar(*rule, matched));
-    }
-}
-
-/// Returns `true` if `matched` ends with `template`, ignoring case and final slashes.
-fn is_similar(template: &str, matched: &str) -> bool {
-    let bare = |path: &str| path.trim_end_matches('/').to_ascii_lowercase();
-    let (template, matched) = (bare(template), bare(matched));
-    !template.is_empty() && matched.ends_with(&template)
-}
-
-fn warn_unmatched(rule: RuleName) {
-    warn!(
-        target: "tower_sluice::lint",
-        lint = "no_matched_path",
-        "a request for the path of rule {rule} has no MatchedPath extension, so rule other charges \
-         it: add the layer to the Router that has the route, not around it; a Router has \
-         no templates for a service added with nest_service"
-    );
-}
-
-fn warn_similar(rule: RuleName, matched: &str) {
-    warn!(
-        target: "tower_sluice::lint",
-        lint = "route_never_met",
-        "rule {rule} matched none of the first requests, and rule other charges requests for \
-         {matched:?}: write templates as in the router, with the path they are nested under; \
-         ignore this warning if both are routes"
-    );
 }

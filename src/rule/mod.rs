@@ -69,6 +69,8 @@ pub struct Rule<K> {
     max_wait: Duration,
     applies: Option<Arc<dyn Fn(&RequestHead<'_>) -> Applies + Send + Sync>>,
     on_missing_key: OnMissingKey,
+    /// The rules of requests without a key, instead of `on_missing_key`.
+    if_no_key: Option<Arc<dyn Rules + Send + Sync>>,
     report_only: Toggle,
     may_become_report_only: bool,
     max_key_len: usize,
@@ -99,6 +101,7 @@ impl<K> Rule<K> {
             max_wait: Duration::ZERO,
             applies: None,
             on_missing_key: OnMissingKey::default(),
+            if_no_key: None,
             report_only: Toggle::off(),
             may_become_report_only: false,
             max_key_len: DEFAULT_MAX_KEY_LEN,
@@ -175,8 +178,40 @@ impl<K> Rule<K> {
     }
 
     /// Sets the policy for a request without an identity. Defaults to a rejection with 400.
+    ///
+    /// To limit such a request by another key, use [`if_no_key`](Rule::if_no_key).
     pub fn on_missing_key(self, policy: OnMissingKey) -> Self {
         Self { on_missing_key: policy, ..self }
+    }
+
+    /// Sets the rules that limit a request without an identity. They replace the policy of
+    /// [`on_missing_key`](Rule::on_missing_key), in any order of the two calls.
+    ///
+    /// ```
+    /// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, Rule, key::HeaderKey};
+    ///
+    /// // 100 requests per minute for each key, and 10 for each address that sends no key.
+    /// let anonymous = Rule::new("anonymous", PeerIp::new(), Quota::per_minute(10));
+    /// let client = Rule::new("client", HeaderKey::new("x-api-key"), Quota::per_minute(100))
+    ///     .if_no_key(anonymous);
+    /// let layer = RateLimitLayer::rules(client, LocalStore::new());
+    /// ```
+    ///
+    /// A request is charged to this rule or to `rules`, and never to both:
+    ///
+    /// | request | charged to |
+    /// |---|---|
+    /// | with a key | this rule, even if its quotas are empty or it is report-only |
+    /// | without a key: absent, blank, or `Ok(None)` from the extractor | `rules` |
+    /// | with an unusable key: sent twice, too long | neither: it is rejected |
+    /// | with an unusable key, and this rule is report-only | `rules` |
+    /// | [skipped](Applies::Skip) by this rule, or on an [allow list](crate::AccessList) | neither |
+    /// | without a key, and this rule [requires](Applies::Require) it | neither: it is rejected |
+    ///
+    /// `rules` keep all their own settings, such as [`report_only`](Rule::report_only) and a
+    /// [`LivePlan`].
+    pub fn if_no_key(self, rules: impl Rules + Send + Sync + 'static) -> Self {
+        Self { if_no_key: Some(Arc::new(rules)), ..self }
     }
 
     /// Makes the rule report-only while `toggle` is on, or always with `true`.
@@ -204,20 +239,28 @@ impl<K> Rule<K> {
     }
 }
 
+/// The reason why a rule charges nothing.
+enum Uncharged {
+    /// The rule does not apply, or limits nothing.
+    Skipped,
+    /// The request has no key.
+    NoKey,
+    Rejected(KeyError),
+}
+
 impl<K: KeyExtractor> Rule<K> {
     /// Calls `then` with the charge of the request, or `otherwise` if the rule charges nothing.
-    ///
-    /// `otherwise` receives the bypass, or `None` if the rule does not apply.
     #[inline]
     fn with_charge<T>(
         &self,
         head: &RequestHead<'_>,
         then: impl FnOnce(&Charge<'_>) -> T,
-        otherwise: impl FnOnce(Option<Bypass>) -> T,
+        otherwise: impl FnOnce(Uncharged) -> T,
     ) -> T {
         let applies = self.applies.as_ref().map_or(Applies::Charge, |applies| applies(head));
-        if applies == Applies::Skip || self.plan.is_unlimited() {
-            return otherwise(None);
+        let unlimited = self.plan.is_unlimited();
+        if applies == Applies::Skip || (unlimited && self.if_no_key.is_none()) {
+            return otherwise(Uncharged::Skipped);
         }
         // Borrows the key, because moving it costs as much as hashing it.
         let found = self.extractor.extract(head);
@@ -229,12 +272,15 @@ impl<K: KeyExtractor> Rule<K> {
                 match &resolved {
                     Ok(Some(key)) => key,
                     Err(error) if !self.report_only.is_on() => {
-                        return otherwise(Some(Bypass::Rejected(error.clone())));
+                        return otherwise(Uncharged::Rejected(error.clone()));
                     }
-                    Ok(None) | Err(_) => return otherwise(None),
+                    Ok(None) | Err(_) => return otherwise(Uncharged::NoKey),
                 }
             }
         };
+        if unlimited {
+            return otherwise(Uncharged::Skipped);
+        }
         let mut made = None;
         let quotas = self.plan.quotas(head, key, &mut made);
         let mut charge = Charge::new(self.name, key, quotas)
@@ -271,6 +317,7 @@ impl<K: KeyExtractor> Rule<K> {
             found => return found.clone(),
         };
         match self.on_missing_key {
+            _ if self.if_no_key.is_some() && !required => Ok(None),
             OnMissingKey::Reject(status) => Err(error.with_status(status)),
             _ if required => Err(error),
             OnMissingKey::Skip => Ok(None),
@@ -289,13 +336,14 @@ impl<K: KeyExtractor> Rules for Rule<K> {
         before: &[Charge<'_>],
         then: &mut dyn FnMut(&[Charge<'_>]),
     ) -> Result<(), Bypass> {
-        let mut bypassed = None;
+        let mut uncharged = None;
         let charge = |charge: &Charge<'_>| rules::extend(before, *charge, then);
-        self.with_charge(head, charge, |bypass| bypassed = Some(bypass));
-        match bypassed {
-            None => {}
-            Some(None) => then(before),
-            Some(Some(bypass)) => return Err(bypass),
+        self.with_charge(head, charge, |why| uncharged = Some(why));
+        match (uncharged, &self.if_no_key) {
+            (None, _) => {}
+            (Some(Uncharged::Rejected(error)), _) => return Err(error.into()),
+            (Some(Uncharged::NoKey), Some(rules)) => return rules.charge(head, before, then),
+            (Some(_), _) => then(before),
         }
         Ok(())
     }
@@ -307,8 +355,14 @@ impl<K: KeyExtractor> Rules for Rule<K> {
         then: impl FnOnce(&[Charge<'_>]) -> T,
         bypassed: impl FnOnce(Bypass) -> T,
     ) -> T {
+        if self.if_no_key.is_some() {
+            return rules::charges(self, head, then, bypassed);
+        }
         let then = |charge: &Charge<'_>| then(slice::from_ref(charge));
-        self.with_charge(head, then, |bypass| bypassed(bypass.unwrap_or(Bypass::NO_RULE)))
+        self.with_charge(head, then, |why| match why {
+            Uncharged::Rejected(error) => bypassed(error.into()),
+            Uncharged::Skipped | Uncharged::NoKey => bypassed(Bypass::NO_RULE),
+        })
     }
 
     fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
@@ -324,6 +378,11 @@ impl<K: KeyExtractor> Rules for Rule<K> {
             report_only_toggle: Some(&self.report_only),
             instead_of: None,
         });
+        if let Some(rules) = &self.if_no_key {
+            let start = infos.len();
+            rules.info(infos);
+            infos[start..].iter_mut().for_each(|info| info.instead_of = Some(self.name));
+        }
     }
 }
 

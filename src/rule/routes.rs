@@ -1,17 +1,14 @@
 //! The serde form of `by_route`.
 
+use std::fmt;
+
 use serde::{
-    de::{Deserialize, Deserializer, Error},
-    ser::{Serialize, SerializeMap, Serializer},
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{Error, MapAccess, Visitor},
 };
 
-use super::{ByRoute, Quotas, route::RouteTemplate};
-use crate::{
-    config::de::{self, TableForm},
-    key::Everyone,
-};
-
-const FIELDS: &str = "give other, or a route, as \"POST /url\", or \"/url\" for every method";
+use super::{ByRoute, Quotas, RouteError, route::Route};
+use crate::key::Everyone;
 
 /// Quotas of each route, read from a file (features `axum` and `serde`).
 ///
@@ -49,7 +46,7 @@ const FIELDS: &str = "give other, or a route, as \"POST /url\", or \"/url\" for 
 /// The routes are fixed when the layer is built. To apply a changed file, restart the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteSettings {
-    routes: Vec<(RouteTemplate, Quotas)>,
+    routes: Vec<(Route, Quotas)>,
     other: Quotas,
 }
 
@@ -58,7 +55,7 @@ impl RouteSettings {
     pub fn rules(&self) -> ByRoute<Everyone> {
         let mut rules = ByRoute::of(self.other.clone().into());
         for (route, quotas) in &self.routes {
-            // `field` has rejected equal routes.
+            // The visitor has rejected equal routes.
             let _added = rules.add(route.clone(), quotas.clone().into());
         }
         rules
@@ -67,56 +64,48 @@ impl RouteSettings {
 
 impl<'de> Deserialize<'de> for RouteSettings {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        de::read::<RouteTable, D>(value)
+        value.deserialize_map(RouteTable)
     }
 }
 
-#[derive(Default)]
-struct RouteTable {
-    routes: Vec<(RouteTemplate, Quotas)>,
-    other: Option<Quotas>,
-}
+struct RouteTable;
 
-impl TableForm for RouteTable {
-    type Read = RouteSettings;
+impl<'de> Visitor<'de> for RouteTable {
+    type Value = RouteSettings;
 
-    const SHAPE: &'static str = "a table, as { \"POST /url\" = \"10/s\", other = \"100/s\" }";
-
-    fn text(text: &str) -> Result<RouteSettings, String> {
-        Err(format!("routes are {text:?}; give {}", Self::SHAPE))
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a table, as { \"POST /url\" = \"10/s\", other = \"100/s\" }")
     }
 
-    fn field<'de, D: Deserializer<'de>>(&mut self, name: &str, value: D) -> Result<(), D::Error> {
-        if name == "other" {
-            self.other = Some(Quotas::deserialize(value)?);
-            return Ok(());
-        }
-        if !name.contains(['/', ' ']) {
-            return Err(de::unknown(name, value, FIELDS));
-        }
-        let route = RouteTemplate::read(name).map_err(D::Error::custom)?;
-        if let Some((one, _)) = self.routes.iter().find(|(one, _)| one.is_same(&route)) {
-            return Err(D::Error::custom(super::RouteError::duplicate(one, &route)));
-        }
-        self.routes.push((route, Quotas::deserialize(value)?));
-        Ok(())
-    }
-
-    fn read(self) -> Result<RouteSettings, String> {
+    fn visit_map<A: MapAccess<'de>>(self, mut table: A) -> Result<RouteSettings, A::Error> {
+        const UNKNOWN: &str =
+            "give other, or a route, as \"POST /url\", or \"/url\" for every method";
         const MISSING: &str = "other is missing, the quotas of all other requests; add it, as \
                                other = \"100/s\", or other = [] to limit nothing";
-        let other = self.other.ok_or(MISSING)?;
-        Ok(RouteSettings { routes: self.routes, other })
+        let (mut routes, mut other) = (Vec::new(), None);
+        while let Some(name) = table.next_key::<String>()? {
+            if name == "other" {
+                if other.replace(table.next_value()?).is_some() {
+                    return Err(A::Error::duplicate_field("other"));
+                }
+            } else if name.contains(['/', ' ']) {
+                let route = Route::read(&name).map_err(A::Error::custom)?;
+                if routes.iter().any(|(one, _)| *one == route) {
+                    return Err(A::Error::custom(RouteError::duplicate(&route)));
+                }
+                routes.push((route, table.next_value()?));
+            } else {
+                return Err(A::Error::custom(format!("unknown field {name:?}; {UNKNOWN}")));
+            }
+        }
+        let other = other.ok_or_else(|| A::Error::custom(MISSING))?;
+        Ok(RouteSettings { routes, other })
     }
 }
 
 impl Serialize for RouteSettings {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut table = serializer.serialize_map(None)?;
-        for (route, quotas) in &self.routes {
-            table.serialize_entry(&route.to_string(), quotas)?;
-        }
-        table.serialize_entry("other", &self.other)?;
-        table.end()
+        let routes = self.routes.iter().map(|(route, quotas)| (route.to_string(), quotas));
+        serializer.collect_map(routes.chain([("other".to_owned(), &self.other)]))
     }
 }

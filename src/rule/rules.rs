@@ -54,15 +54,7 @@ pub trait Rules: sealed::Sealed {
     where
         Self: Sized,
     {
-        let (mut then, mut result) = (Some(then), None);
-        let charged = self.charge(head, &[], &mut |charges| {
-            if !charges.is_empty()
-                && let Some(then) = then.take()
-            {
-                result = Some(then(charges));
-            }
-        });
-        result.unwrap_or_else(|| bypassed(charged.err().unwrap_or(Bypass::NO_RULE)))
+        charges(self, head, then, bypassed)
     }
 
     /// Adds the description of each rule to `infos`.
@@ -92,7 +84,8 @@ pub struct RuleInfo<'a> {
     pub(crate) may_become_report_only: bool,
     /// The toggle of `report_only`, if any.
     pub report_only_toggle: Option<&'a Toggle>,
-    /// The name of the default rule, if this is the rule of a route of a `by_route`.
+    /// The name of the rule that this rule replaces, if any: the default rule of a `by_route`, or
+    /// the rule with [`if_no_key`](crate::Rule::if_no_key).
     pub instead_of: Option<RuleName>,
 }
 
@@ -142,6 +135,25 @@ impl From<KeyError> for Bypass {
     fn from(error: KeyError) -> Self {
         Self::Rejected(error)
     }
+}
+
+/// Calls `then` with the charges of a request, or `bypassed` if no rule charges it.
+#[inline]
+pub(super) fn charges<T>(
+    rules: &impl Rules,
+    head: &RequestHead<'_>,
+    then: impl FnOnce(&[Charge<'_>]) -> T,
+    bypassed: impl FnOnce(Bypass) -> T,
+) -> T {
+    let (mut then, mut result) = (Some(then), None);
+    let charged = rules.charge(head, &[], &mut |charges| {
+        if !charges.is_empty()
+            && let Some(then) = then.take()
+        {
+            result = Some(then(charges));
+        }
+    });
+    result.unwrap_or_else(|| bypassed(charged.err().unwrap_or(Bypass::NO_RULE)))
 }
 
 /// Calls `then` with the charges in `before`, followed by `charge`.

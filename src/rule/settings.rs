@@ -4,22 +4,18 @@ use std::{fmt, time::Duration};
 
 use http::StatusCode;
 use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
     de::{
-        Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor,
+        Error, MapAccess, SeqAccess, Visitor,
         value::{MapAccessDeserializer, StrDeserializer},
     },
-    ser::{Error as _, Serialize, SerializeMap, Serializer},
 };
 
 use super::{DEFAULT_MAX_KEY_LEN, OnMissingKey, Quotas, Rule, RuleName, plan::MAX_QUOTAS};
 use crate::{
-    config::de::{self, TableForm},
-    quota::{Quota, read_time, time_text},
+    config,
+    quota::{Quota, max_wait},
 };
-
-const FIELDS: &str = "give name, quotas, cost, headroom, max_wait, missing, report_only or \
-                      max_key_len";
-const TIME: &str = "give text, as \"500ms\"";
 
 /// Settings of a rule, read from a file (feature `serde`).
 ///
@@ -86,25 +82,48 @@ const TIME: &str = "give text, as \"500ms\"";
 /// [`try_rules`](crate::RateLimitLayer::try_rules). Check new quotas before you replace the old
 /// ones: build a layer with the new rules and a small store, then drop the layer. See
 /// `examples/config.rs`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, expecting = "a table, as { name = \"ip\", quotas = \"20/s\" }")]
 #[non_exhaustive]
 pub struct RuleSettings {
     /// Name of the rule, see [`Rule::named`]. Defaults to `default`.
+    #[serde(default)]
     pub name: RuleName,
     /// Quotas, see [`Rule::new`]. An empty list limits nothing.
     pub quotas: Quotas,
     /// Cost of a request, see [`Rule::cost`]. Defaults to 1.
+    #[serde(default = "one")]
     pub cost: u32,
     /// Headroom of a request, see [`Rule::headroom`]. Defaults to 0.
+    #[serde(default)]
     pub headroom: u32,
     /// Maximum waiting time, see [`Rule::max_wait`]. Defaults to zero.
+    #[serde(default, with = "max_wait")]
     pub max_wait: Duration,
     /// Policy for a missing identity, see [`Rule::on_missing_key`]. Defaults to `reject`.
+    ///
+    /// The policy has no effect on a rule with [`Rule::if_no_key`].
+    #[serde(default)]
     pub missing: OnMissingKey,
     /// `true` if the rule is report-only, see [`Rule::report_only`]. Defaults to `false`.
+    #[serde(default)]
     pub report_only: bool,
     /// Maximum length of a key, see [`Rule::max_key_len`]. Defaults to 1 KiB.
+    #[serde(default = "default_max_key_len", deserialize_with = "max_key_len")]
     pub max_key_len: usize,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn default_max_key_len() -> usize {
+    DEFAULT_MAX_KEY_LEN
+}
+
+fn max_key_len<'de, D: Deserializer<'de>>(value: D) -> Result<usize, D::Error> {
+    let bytes = usize::deserialize(value)?;
+    if bytes > 0 { Ok(bytes) } else { Err(D::Error::custom("max_key_len is 0; give at least 1")) }
 }
 
 impl RuleSettings {
@@ -160,84 +179,6 @@ impl RuleSettings {
     }
 }
 
-impl<'de> Deserialize<'de> for RuleSettings {
-    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        de::read::<SettingsTable, D>(value)
-    }
-}
-
-struct SettingsTable {
-    settings: RuleSettings,
-    has_quotas: bool,
-}
-
-impl Default for SettingsTable {
-    fn default() -> Self {
-        Self { settings: RuleSettings::new([]), has_quotas: false }
-    }
-}
-
-impl TableForm for SettingsTable {
-    type Read = RuleSettings;
-
-    const SHAPE: &'static str = "a table, as { name = \"ip\", quotas = \"20/s\" }";
-
-    fn text(text: &str) -> Result<RuleSettings, String> {
-        Err(format!("a rule is {text:?}; give {}", Self::SHAPE))
-    }
-
-    fn field<'de, D: Deserializer<'de>>(&mut self, name: &str, value: D) -> Result<(), D::Error> {
-        let settings = &mut self.settings;
-        match name {
-            "name" => settings.name = RuleName::deserialize(value)?,
-            "quotas" => {
-                settings.quotas = Quotas::deserialize(value)?;
-                self.has_quotas = true;
-            }
-            "cost" => settings.cost = de::number(name, value, 0..=u32::MAX)?,
-            "headroom" => settings.headroom = de::number(name, value, 0..=u32::MAX)?,
-            "max_wait" => settings.max_wait = read_time(name, value, TIME)?,
-            "missing" => settings.missing = OnMissingKey::deserialize(value)?,
-            "report_only" => settings.report_only = de::flag(name, value)?,
-            "max_key_len" => {
-                let bytes = de::number(name, value, 1..=u32::MAX)?;
-                settings.max_key_len = usize::try_from(bytes).unwrap_or(usize::MAX);
-            }
-            _ => return Err(de::unknown(name, value, FIELDS)),
-        }
-        Ok(())
-    }
-
-    fn read(self) -> Result<RuleSettings, String> {
-        const MISSING: &str = "quotas is missing; add it, as quotas = \"20/s\", or quotas = [] to \
-                               limit nothing";
-        if self.has_quotas { Ok(self.settings) } else { Err(MISSING.into()) }
-    }
-}
-
-/// Writes the quotas, and all other fields that differ from their defaults.
-impl Serialize for RuleSettings {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let plain = Self::new([]);
-        let mut table = serializer.serialize_map(None)?;
-        de::entry(&mut table, "name", &self.name, &plain.name)?;
-        table.serialize_entry("quotas", &self.quotas)?;
-        de::entry(&mut table, "cost", &self.cost, &plain.cost)?;
-        de::entry(&mut table, "headroom", &self.headroom, &plain.headroom)?;
-        if self.max_wait != plain.max_wait {
-            let text = time_text(self.max_wait);
-            let long = || S::Error::custom("max_wait is longer than ten years; shorten it");
-            table.serialize_entry("max_wait", &text.ok_or_else(long)?)?;
-        }
-        de::entry(&mut table, "missing", &self.missing, &plain.missing)?;
-        de::entry(&mut table, "report_only", &self.report_only, &plain.report_only)?;
-        de::entry(&mut table, "max_key_len", &self.max_key_len, &plain.max_key_len)?;
-        table.end()
-    }
-}
-
-const MISSING: &str = "give \"reject\", \"skip\", \"share\" or { reject = 401 }";
-
 /// Reads one quota or a list. An empty list limits nothing.
 impl<'de> Deserialize<'de> for Quotas {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
@@ -285,44 +226,31 @@ impl Serialize for Quotas {
     }
 }
 
-/// Reads the forms that [`OnMissingKey`] documents.
-impl<'de> Deserialize<'de> for OnMissingKey {
-    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        de::read::<MissingTable, D>(value)
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MissingTable {
+    reject: u16,
+}
+
+impl TryFrom<MissingTable> for OnMissingKey {
+    type Error = String;
+
+    fn try_from(MissingTable { reject }: MissingTable) -> Result<Self, String> {
+        let status = StatusCode::from_u16(reject).ok().filter(|_| (400..=599).contains(&reject));
+        status.map(Self::Reject).ok_or_else(|| format!("reject is {reject}; give 400 to 599"))
     }
 }
 
-#[derive(Default)]
-struct MissingTable(Option<StatusCode>);
-
-impl TableForm for MissingTable {
-    type Read = OnMissingKey;
-
-    const SHAPE: &'static str = "a policy for requests without an identity, as \"reject\", \
-                                 \"skip\", \"share\" or { reject = 401 }";
-
-    fn text(text: &str) -> Result<OnMissingKey, String> {
-        match text {
-            "reject" => Ok(OnMissingKey::default()),
-            "skip" => Ok(OnMissingKey::Skip),
-            "share" => Ok(OnMissingKey::Share),
-            _ => Err(format!("missing is {text:?}; {MISSING}")),
-        }
-    }
-
-    fn field<'de, D: Deserializer<'de>>(&mut self, name: &str, value: D) -> Result<(), D::Error> {
-        if name != "reject" {
-            return Err(de::unknown(name, value, MISSING));
-        }
-        let status = de::number(name, value, 400..=599)?;
-        self.0 = u16::try_from(status).ok().and_then(|status| StatusCode::from_u16(status).ok());
-        Ok(())
-    }
-
-    fn read(self) -> Result<OnMissingKey, String> {
-        self.0
-            .map(OnMissingKey::Reject)
-            .ok_or_else(|| format!("missing is an empty table; {MISSING}"))
+/// Reads the forms that [`OnMissingKey`] documents.
+impl<'de> Deserialize<'de> for OnMissingKey {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        const FORM: &str = "\"reject\", \"skip\", \"share\" or { reject = 401 }";
+        config::text_or_table::<_, MissingTable, _>(value, FORM, |text| match text {
+            "reject" => Ok(Self::default()),
+            "skip" => Ok(Self::Skip),
+            "share" => Ok(Self::Share),
+            _ => Err(format!("missing is {text:?}; give {FORM}")),
+        })
     }
 }
 

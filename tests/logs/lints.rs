@@ -36,9 +36,9 @@ fn each_mistake_is_logged_once() {
     layer_rebuilt(&log);
     layer_rebuilt_per_request(&log);
     #[cfg(feature = "axum")]
-    routes::no_matched_path(&log);
-    #[cfg(feature = "axum")]
     routes::route_never_met(&log);
+    #[cfg(all(feature = "axum", feature = "serde"))]
+    routes::route_of_a_file_never_met(&log);
 }
 
 /// Returns the text of the only line, a warning.
@@ -328,57 +328,54 @@ mod routes {
         }
     }
 
-    pub(super) fn no_matched_path(log: &Log) {
-        let around = layer(&["/url/{id}"]).layer(router(&["/url/{id}", "/"]));
-        request(&around, "/", 100);
-        assert_eq!(log.read(), NOTHING, "the route has no quotas");
-        request(&around, "/url/7", 1);
-        assert_eq!(
-            warning(log),
-            "a request for the path of rule GET /url/{id} has no MatchedPath extension, so rule other \
-             charges it: add the layer to the Router that has the route, not around it; a Router \
-             has no templates for a service added with nest_service \
-             lint=\"no_matched_path\""
-        );
-        request(&around, "/url/7", 100);
-        assert_eq!(log.read(), NOTHING, "once");
-
-        let on = router(&["/url/{id}"]).layer(layer(&["/url/{id}"]));
-        for path in ["/url/7", "/url/", "/url/7/8", "/nope", "//", "/url/%", "/URL/7"] {
-            request(&on, path, 100);
-            assert_eq!(log.read(), NOTHING, "{path}");
-        }
-        let without = Router::new().route("/", get(async || {})).layer(layer(&["/url/{id}"]));
-        request(&without, "/url/7", 1);
-        assert!(warning(log).contains("no_matched_path"), "the router has no such route");
+    /// The text of the warning about `routes`.
+    fn unmet(routes: &str) -> String {
+        format!(
+            "none of the first 1000 requests met {routes}: write each path exactly as in the router, \
+             with the path it is nested under and the names of its parameters, and add the layer \
+             to the Router that has the route, not around it; ignore this warning if the routes \
+             are rarely used lint=\"route_never_met\""
+        )
     }
 
     pub(super) fn route_never_met(log: &Log) {
-        let api = Router::new().nest("/api", router(&["/url/{id}", "/users"]));
-        let app = api.layer(layer(&["/url/{id}", "/Users/", "/never"]));
-        request(&app, "/api/url/7", 60);
-        request(&app, "/api/users", 39);
+        let templates = ["/url/{id}", "/users/{user}", "/Users/{id}", "/met", "/rpc.Cart/Buy"];
+        let inner = router(&["/url/{id}", "/users/{id}", "/met"]);
+        let rpc = router(&["/met", "/rpc.Cart/{*rest}"]);
+        let app = Router::new().nest("/api", inner).merge(rpc).layer(layer(&templates));
+        request(&app, "/met", 1);
+        request(&app, "/rpc.Cart/Buy", 1);
+        request(&app, "/api/url/7", 500);
+        request(&app, "/api/users/7", 497);
         assert_eq!(log.read(), NOTHING, "too few requests so far");
-        request(&app, "/api/users", 1);
-        let lines = log.read();
-        assert_eq!(lines.len(), 2, "{lines:?}");
-        assert!(
-            lines[0].contains(
-                "rule GET /url/{id} matched none of the first requests, and rule other charges \
-                 requests for \"/api/url/{id}\": write templates as in the router, with the path \
-                 they are nested under; ignore this warning if both are routes"
-            ),
-            "{lines:?}"
-        );
-        assert!(lines[1].contains("rule GET /Users/ matched none"), "{lines:?}");
-        request(&app, "/api/users", 200);
+        request(&app, "/nope", 1);
+        let routes = "\"GET /url/{id}\", \"GET /users/{user}\", \"GET /Users/{id}\"";
+        assert_eq!(warning(log), unmet(routes));
+        request(&app, "/api/url/7", 1_100);
         assert_eq!(log.read(), NOTHING, "once");
 
-        // Both are routes.
-        let app = router(&["/url/{id}", "/api/url/{id}"]).layer(layer(&["/url/{id}"]));
-        request(&app, "/api/url/7", 99);
+        // A layer around the router, where no path is matched.
+        let around = layer(&["/url/{id}"]).layer(router(&["/url/{id}"]));
+        request(&around, "/url/7", 1_000);
+        assert_eq!(warning(log), unmet("\"GET /url/{id}\""));
+
+        // All routes were met, by one of the first requests.
+        let app = router(&["/url/{id}", "/"]).layer(layer(&["/url/{id}"]));
+        request(&app, "/", 999);
         request(&app, "/url/7", 1);
-        request(&app, "/api/url/7", 100);
+        request(&app, "/", 2_000);
         assert_eq!(log.read(), NOTHING);
+    }
+
+    /// The routes of a file whose router knows another path.
+    #[cfg(feature = "serde")]
+    pub(super) fn route_of_a_file_never_met(log: &Log) {
+        let file = "'POST /ulr' = '5/s'\n'/login' = '5/min'\nother = '50/s'";
+        let settings: tower_sluice::rule::RouteSettings = toml::from_str(file).expect("routes");
+        let layer = RateLimitLayer::rules(settings.rules(), LocalStore::with_capacity(64));
+        let app = router(&["/url", "/login"]).layer(layer);
+        request(&app, "/login", 500);
+        request(&app, "/url", 500);
+        assert_eq!(warning(log), unmet("\"POST /ulr\""));
     }
 }

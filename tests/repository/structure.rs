@@ -9,21 +9,20 @@ use std::{
 
 /// The most lines of code of each folder, without comments, blank lines and unit tests. A number may
 /// only fall. To raise one for a new capability is a commit of its own, with the reason.
-const BUDGET: [(&str, usize); 23] = [
-    ("src/", 648),
-    ("src/admin", 881),
+const BUDGET: [(&str, usize); 22] = [
+    ("src/", 687),
+    ("src/admin", 878),
     ("src/algorithm", 1231),
-    ("src/config", 155),
     ("src/decision", 814),
     ("src/explain", 646),
-    ("src/guide", 121),
+    ("src/guide", 114),
     ("src/headers", 669),
-    ("src/key", 1417),
+    ("src/key", 1444),
     ("src/middleware", 2151),
     ("src/observe", 588),
-    ("src/quota", 1078),
+    ("src/quota", 979),
     ("src/reject", 520),
-    ("src/rule", 1407),
+    ("src/rule", 1219),
     ("src/simulate", 371),
     ("src/store", 1411),
     ("src/store/breaker", 387),

@@ -5,7 +5,10 @@ use std::net::IpAddr;
 use http::{HeaderMap, HeaderName, header::FORWARDED};
 
 use super::{
-    super::entries::{HeaderEntries, TooMuch},
+    super::{
+        entries::{HeaderEntries, TooMuch},
+        is_blank,
+    },
     entry,
     forwarded::{self, ElementError, Elements},
 };
@@ -39,6 +42,11 @@ impl ClientHeader {
             Self::Forwarded => &FORWARDED,
             Self::Single(name) => name,
         }
+    }
+
+    /// Returns `true` if the header is absent or blank.
+    pub(super) fn is_blank(&self, headers: &HeaderMap) -> bool {
+        headers.get_all(self.name()).iter().all(|line| is_blank(line.as_bytes()))
     }
 
     /// Returns the addresses in the header, from right to left.

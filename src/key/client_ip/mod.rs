@@ -181,8 +181,8 @@ impl ClientIp {
 
     /// Trusts a fixed number of proxies, each of which appends one entry.
     ///
-    /// The client is entry number `hops` from the right. A request with fewer entries has no
-    /// identity (see [`OnMissingKey`](crate::rule::OnMissingKey)). The address of the peer is not
+    /// The client is entry number `hops` from the right. A request with fewer entries, or with a
+    /// blank header, has no identity (see [`OnMissingKey`](crate::rule::OnMissingKey)). The address of the peer is not
     /// needed, so this works behind a Unix socket.
     ///
     /// Prefer [`behind`](ClientIp::behind). With `hops`, a client can claim any address if it can
@@ -367,6 +367,7 @@ impl ClientIp {
                     None => self.count_as(peer),
                 }
             }
+            Trusted::Hops(_) if self.source.is_blank(head.headers) => Err(UnknownClient::Missing),
             Trusted::Hops(hops) => {
                 let single = matches!(self.source, ClientHeader::Single(_));
                 let hops = if single { 1 } else { usize::from(*hops) };

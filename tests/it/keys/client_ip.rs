@@ -213,7 +213,9 @@ fn hops_are_counted_from_the_right_without_a_peer() {
     assert_eq!(client(&ClientIp::hops(3), "192.0.2.1:80", LIST, &lines), "198.51.100.7");
     let missing = "400 Bad Request: missing client's address in x-forwarded-for";
     assert_eq!(client(&ClientIp::hops(4), "192.0.2.1:80", LIST, &lines), missing);
-    assert_eq!(client(&ClientIp::hops(1), "192.0.2.1:80", LIST, &[]), missing);
+    for blank in [&[][..], &[""], &[" \t"], &["", " "]] {
+        assert_eq!(client(&ClientIp::hops(1), "192.0.2.1:80", LIST, blank), missing);
+    }
     let garbage = client(&ClientIp::hops(2), "", LIST, &["203.0.113.9, unknown"]);
     assert!(garbage.starts_with("400"), "no step over it: {garbage}");
     let real = ClientIp::hops(3).header(REAL);

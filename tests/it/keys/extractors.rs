@@ -7,7 +7,7 @@ use std::{
 
 use http::{HeaderValue, Request, StatusCode};
 use tower_sluice::{
-    Key, KeyExtractor, LocalStore, PeerIp, Quota, RateLimitLayer, Rule,
+    AccessList, ClientIp, Key, KeyExtractor, LocalStore, PeerIp, Quota, RateLimitLayer, Rule,
     key::{Everyone, ExtensionKey, HeaderKey, KeyError, MethodKey},
     key_fn,
     rule::OnMissingKey,
@@ -89,6 +89,97 @@ async fn absent_empty_and_blank_headers_are_missing() {
             assert_eq!((response.status(), lines(response.headers())), (StatusCode::OK, vec![]));
         }
     }
+}
+
+/// A custom extractor that does not check its keys.
+#[derive(Clone, Copy)]
+struct Unchecked;
+
+impl KeyExtractor for Unchecked {
+    fn extract(&self, head: &tower_sluice::RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+        Ok(Some(head.headers.get(USER).map_or_else(|| Key::from(""), Key::from)))
+    }
+}
+
+/// Returns an extractor of each kind, with a request that has `value` where the extractor reads.
+fn readers(value: &str) -> Vec<(&'static str, Box<dyn KeyExtractor + Send + Sync>, Request<()>)> {
+    let escaped = value.replace(' ', "%20").replace('\t', "%09");
+    let mut text = get("/");
+    text.extensions_mut().insert(value.to_owned());
+    let mut whole = get("/");
+    whole.extensions_mut().insert(Key::from(value));
+    let after = |text: &str, prefix: &str| text.strip_prefix(prefix).map(str::to_owned);
+    let decode = |text: &str| text.replace("%20", " ").replace("%09", "\t");
+    let header = move |name: &'static str, prefix: &'static str| {
+        key_fn(move |head| after(head.headers.get(name)?.to_str().ok()?, prefix))
+    };
+    let uri = |uri: String| Request::get(uri).body(()).expect("a request");
+    vec![
+        ("header", Box::new(user()), named(value)),
+        ("reference", Box::new(Box::leak(Box::new(user())) as &HeaderKey), named(value)),
+        ("arc", Box::new(Arc::new(user())), named(value)),
+        ("metadata", Box::new(HeaderKey::new("client-id")), with(&[("client-id", value)])),
+        ("value", Box::new(key_fn(|head| head.headers.get(USER).cloned())), named(value)),
+        (
+            "bytes",
+            Box::new(key_fn(|head| Some(Key::from(head.headers.get(USER)?.as_bytes())))),
+            named(value),
+        ),
+        (
+            "bearer",
+            Box::new(header("authorization", "Bearer ")),
+            with(&[("authorization", &format!("Bearer {value}"))]),
+        ),
+        ("cookie", Box::new(header("cookie", "id=")), with(&[("cookie", &format!("id={value}"))])),
+        (
+            "query",
+            Box::new(key_fn(move |head| head.uri.query().map(decode))),
+            uri(format!("/?{escaped}")),
+        ),
+        (
+            "path",
+            Box::new(key_fn(move |head| Some(decode(&head.uri.path()[1..])))),
+            uri(format!("/{escaped}")),
+        ),
+        ("extension", Box::new(ExtensionKey::by(|text: &String| text.clone())), text),
+        ("key", Box::new(ExtensionKey::<Key>::new()), whole),
+        ("tuple", Box::new((MethodKey, user())), named(value)),
+        ("tuple of custom", Box::new((Unchecked, Everyone)), named(value)),
+        ("nested tuple", Box::new((Everyone, (MethodKey, user()))), named(value)),
+        ("or", Box::new(HeaderKey::new("x-none").or(user())), named(value)),
+        ("custom or", Box::new(Unchecked.or(Unchecked)), named(value)),
+        ("hops", Box::new(ClientIp::hops(1)), with(&[("x-forwarded-for", value)])),
+    ]
+}
+
+#[tokio::test]
+async fn a_blank_value_is_a_missing_key_of_every_extractor() {
+    for value in ["", " ", " \t "] {
+        for at in 0..readers(value).len() {
+            let reader = || readers(value).swap_remove(at);
+            let (name, extractor, request) = reader();
+            let found = key(&extractor, request);
+            assert!(found.is_err_and(|error| error.is_missing()), "{name} of {value:?}");
+            let (_, extractor, request) = reader();
+            assert_eq!(key(extractor.or(Everyone), request), Ok(Some(Key::everyone())), "{name}");
+        }
+    }
+    // An operator's list with an empty entry is no list of everybody without a key.
+    let status = async |at: usize, custom: bool| {
+        let (_, extractor, request) = readers("").swap_remove(at);
+        let blank = [Key::from(""), Key::from(" ")];
+        let allow = if custom {
+            AccessList::keys(Unchecked, blank)
+        } else {
+            AccessList::keys(extractor, blank)
+        };
+        let site = RateLimitLayer::new(Everyone, Quota::blocked(), LocalStore::with_capacity(1));
+        status(&site.allow(allow), request).await
+    };
+    for at in 0..readers("").len() {
+        assert_eq!(status(at, false).await, 403, "{}", readers("")[at].0);
+    }
+    assert_eq!(status(0, true).await, 403);
 }
 
 #[tokio::test]

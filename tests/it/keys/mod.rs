@@ -5,5 +5,6 @@ mod client_ip;
 mod client_walk;
 mod extractors;
 #[cfg(feature = "axum")]
+mod if_no_key;
 #[cfg(feature = "axum")]
 mod route;

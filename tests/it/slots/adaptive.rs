@@ -430,7 +430,7 @@ fn adaptive_quotas_are_read_from_files() {
     }
     let read = |text| serde_json::from_str::<Quota>(text).expect_err("invalid").to_string();
     let error = read(r#"{"adaptive": "vegas"}"#);
-    assert!(error.contains("adaptive is \"vegas\"; give text, as \"gradient\""), "{error}");
+    assert!(error.contains("adaptive is \"vegas\"; give gradient, or aimd"), "{error}");
     let error = read(r#"{"adaptive": "gradient", "period": "1s"}"#);
-    assert!(error.contains("drop them, or adaptive"), "{error}");
+    assert!(error.contains("adaptive and blocked exclude each other"), "{error}");
 }

@@ -159,13 +159,13 @@ fn slots_are_read_from_files() {
     let again: Limits = toml::from_str(&toml::to_string(&limits).expect("text")).expect("limits");
     assert_eq!(again, limits);
     for (wrong, why) in [
-        ("{ concurrent = 3, units = 5 }", "concurrent is a number of slots"),
-        ("{ concurrent = 3, algorithm = \"gcra\" }", "concurrent is a number of slots"),
-        ("{ concurrent = 0 }", "concurrent is 0"),
-        ("{ concurrent = 3, blocked = true }", "drop them, or concurrent"),
+        ("{ concurrent = 3, units = 5 }", "exclude each other"),
+        ("{ concurrent = 3, algorithm = \"gcra\" }", "is set on a concurrent quota"),
+        ("{ concurrent = 0 }", "concurrent is \"0\"; give at least 1"),
+        ("{ concurrent = 3, blocked = true }", "exclude each other"),
         (
             "{ units = 3, period = \"1s\", algorithm = \"concurrent\" }",
-            "algorithm is \"concurrent\"",
+            "unknown variant `concurrent`",
         ),
     ] {
         let text = format!("exports = {wrong}\njobs = []\n");

@@ -278,7 +278,7 @@ async fn live_quotas_are_current_and_per_request_quotas_must_be_given() {
     }
     let wrong = with(of("alice"), "quotas", json!(["5/s", "0/s"]));
     let said = denied(&app, "peek", &wrong, 400).await;
-    assert!(said.contains("units is 0"), "{said}");
+    assert!(said.contains("units is \"0\"; give at least 1"), "{said}");
     // a block applies to the key, under any quotas
     done(&app, "block", &with(of("alice"), "for", "1h")).await;
     assert_eq!(visit(&app, "alice").await, 429);

@@ -201,12 +201,7 @@ async fn invalid_bodies_report_the_field_the_value_and_the_fix() {
         ("block", of("a"), 400, "for is missing; add it, as \"for\": \"10min\""),
         ("block", block(json!(10)), 400, "for: invalid type: integer `10`, expected a string"),
         ("block", block(json!("10")), 400, "for is \"10\"; end it with one of ns, us"),
-        (
-            "block",
-            block(json!("0s")),
-            400,
-            "for is \"0s\"; give a time above 0s, or unblock the key",
-        ),
+        ("block", block(json!("0s")), 400, "for is 0s; give a time above 0s, or unblock the key"),
         ("block", block(json!("20000day")), 400, "give at most ten years"),
         ("unblock", block(json!("1s")), 400, "for has no use here; remove it"),
     ] {
