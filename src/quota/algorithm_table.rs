@@ -3,7 +3,7 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::value::StrDeserializer};
 
 use super::Algorithm;
-use crate::config::de;
+use crate::config;
 
 const FORM: &str = "an algorithm, as \"sliding_log\", { sliding_window = { buckets = 60 } } or \
                     { fixed_window = { carry_over = 30, paced = true } }";
@@ -45,7 +45,7 @@ impl From<AlgorithmTable> for Algorithm {
 /// - `{ fixed_window = { carry_over = 30, paced = true } }`, where both fields are optional
 impl<'de> Deserialize<'de> for Algorithm {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        de::text_or_table::<_, AlgorithmTable, _>(value, FORM, |text| match text {
+        config::text_or_table::<_, AlgorithmTable, _>(value, FORM, |text| match text {
             "fixed_window" => Ok(Self::fixed_window()),
             "sliding_window" => Err(format!("algorithm is {text:?}, without buckets; give {FORM}")),
             _ => AlgorithmForm::deserialize(StrDeserializer::<serde::de::value::Error>::new(text))

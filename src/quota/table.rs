@@ -8,7 +8,7 @@ use super::{
     Algorithm, MAX_REFILL, Quota, QuotaError,
     text::{in_largest_unit, parse_time},
 };
-use crate::{config::de, name::RuleName};
+use crate::{config, name::RuleName};
 
 const FORM: &str =
     "a quota, as \"100/min burst 20\" or { units = 100, period = \"1min\", burst = 20 }";
@@ -17,7 +17,7 @@ const FORM: &str =
 impl<'de> Deserialize<'de> for Quota {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
         let text = |text: &str| text.parse().map_err(|error: QuotaError| error.to_string());
-        de::text_or_table::<_, QuotaTable, _>(value, FORM, text)
+        config::text_or_table::<_, QuotaTable, _>(value, FORM, text)
     }
 }
 

@@ -13,7 +13,7 @@ use serde::{
 
 use super::{DEFAULT_MAX_KEY_LEN, OnMissingKey, Quotas, Rule, RuleName, plan::MAX_QUOTAS};
 use crate::{
-    config::de,
+    config,
     quota::{Quota, max_wait},
 };
 
@@ -245,7 +245,7 @@ impl TryFrom<MissingTable> for OnMissingKey {
 impl<'de> Deserialize<'de> for OnMissingKey {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
         const FORM: &str = "\"reject\", \"skip\", \"share\" or { reject = 401 }";
-        de::text_or_table::<_, MissingTable, _>(value, FORM, |text| match text {
+        config::text_or_table::<_, MissingTable, _>(value, FORM, |text| match text {
             "reject" => Ok(Self::default()),
             "skip" => Ok(Self::Skip),
             "share" => Ok(Self::Share),

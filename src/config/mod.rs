@@ -1,3 +1,0 @@
-//! Deserialization of settings.
-
-pub(crate) mod de;
