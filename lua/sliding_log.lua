@@ -1,6 +1,10 @@
 -- Sliding log: each charge of the last period with its instant, in a list beside the account,
 -- oldest first, 14 bytes each. The account holds the sum of their units and the newest instant. A
 -- list that does not match the account (it was evicted, or is foreign) counts as empty.
+
+-- The maximum number of entries that a reply is computed from. They take 0.1 ms of the server.
+local shown = 250
+
 local function entry(item, back)
   if type(item) == 'string' and #item == 14 then
     local us, ns, units = struct.unpack('<I7HI5', item)
@@ -130,21 +134,25 @@ algorithms.l = {
   end,
 
   -- The reply does not need the whole log, only the entries until one more unit fits and until this
-  -- cost fits. One entry replaces the rest.
+  -- cost fits. One entry at the newest instant replaces the rest. A wait for more than `shown`
+  -- entries is therefore too long, and never too short.
   show = function(place)
     local state = place.state
     local parts = { struct.pack('<I5I7H', state.total, state.us, state.ns) }
-    local left, index, sum = state.total, 0, 0
+    local left, sum = state.total, 0
     local next_room = math.min(state.total, place.units) - 1
     local cost_room = place.units + place.soft - math.max(1, place.need)
     local room = math.max(next_room, cost_room)
     local last = math.max(0, cost_room >= 0 and math.min(next_room, cost_room) or next_room)
-    while left > last do
-      local us, ns, units = at(place, index)
-      if not us then
+    -- Each entry has at least one unit.
+    local most = math.min(left - last, shown)
+    local items = most > 0 and redis.pcall('LRANGE', place.list, 0, most - 1) or {}
+    for _, item in ipairs(items) do
+      local us, ns, units = entry(item, 0)
+      if not us or left <= last then
         break
       end
-      left, sum, index = left - units, sum + units, index + 1
+      left, sum = left - units, sum + units
       if left <= room then
         parts[#parts + 1] = struct.pack('<I7HI5', us, ns, sum)
         sum, room = 0, last

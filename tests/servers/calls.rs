@@ -1,4 +1,5 @@
 //! The number of script calls per decision: one, or two if the server lost the script.
+#![allow(clippy::print_stdout)]
 
 use std::{
     convert::Infallible,
@@ -190,4 +191,43 @@ async fn an_undo_of_an_old_charge_does_not_read_a_whole_log() {
     store.undo(&[account.charge(1)], &taken[700], None);
     subject.undone().await;
     assert_eq!(account.left(&store).await, 503);
+}
+
+/// Returns the total time of all script calls, in microseconds of the server.
+async fn script_micros(server: &Server) -> u64 {
+    let stats: String = server.command("INFO commandstats").await;
+    let calls = stats.lines().filter_map(|line| {
+        let numbers = line.strip_prefix("cmdstat_eval")?.split_once("usec=")?.1;
+        numbers.split(',').next()?.parse::<u64>().ok()
+    });
+    calls.sum()
+}
+
+/// The number of entries of a log that a call reads at most.
+const READ: u32 = 250;
+
+#[tokio::test]
+async fn a_denied_call_reads_a_bounded_part_of_a_long_log() {
+    const UNITS: u32 = 10_000;
+    let server = Server::redis().await;
+    let mut subject = Redis::connect(&server.url()).await.expect("a store");
+    let store = subject.open();
+    let quota = Quota::per_day(UNITS).algorithm(Algorithm::SlidingLog);
+    let (account, day) = (Account::new("a", quota), Duration::from_secs(20_000 * 86_400));
+    for at in 0..UNITS {
+        subject.set(day + Duration::from_millis(at.into()));
+        account.take(&store, 1).await.expect("a decision");
+    }
+    for cost in [1, 2, READ, READ + 1, UNITS / 2, UNITS - 1, UNITS] {
+        let (commands, micros) = (list_commands(&server).await, script_micros(&server).await);
+        let denial = account.take(&store, cost).await.expect("a decision");
+        let commands = list_commands(&server).await - commands;
+        println!("cost {cost}: {commands} commands, {} µs", script_micros(&server).await - micros);
+        assert!(!denial.is_allowed());
+        assert!(commands <= 2, "{commands} commands for {cost}");
+        let wait = denial.retry_after().expect("a wait");
+        let exact = quota.period() - Duration::from_millis((UNITS - cost).into());
+        let wanted = if cost <= READ { exact } else { quota.period() };
+        assert_eq!(wait, wanted, "cost {cost}");
+    }
 }
