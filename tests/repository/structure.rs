@@ -30,7 +30,7 @@ const BUDGET: [(&str, usize); 22] = [
     ("src/store/fallback", 300),
     ("src/store/leases", 1106),
     ("src/store/local", 2151),
-    ("src/store/redis", 3636),
+    ("src/store/redis", 3638),
     ("src/testing", 877),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.
