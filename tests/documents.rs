@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 /// The most columns of one cell.
 const MOST_COLUMNS: usize = 100;
 
-const DOCUMENTS: [&str; 3] = ["README.md", "README.zh-CN.md", "SECURITY.md"];
+const DOCUMENTS: [&str; 2] = ["README.md", "SECURITY.md"];
 
 /// The cells of the tables in a Markdown text, each with its line number. Code blocks have none.
 fn cells(text: &str) -> impl Iterator<Item = (usize, &str)> {
@@ -33,7 +33,6 @@ fn no_table_cell_is_wider_than_a_terminal() {
     }
 }
 
-/// Wide characters take two columns, so only the English text has a bound.
 #[test]
 fn no_line_of_the_readme_is_wider_than_a_terminal() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");

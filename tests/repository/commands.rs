@@ -13,9 +13,8 @@ use serde_json::Value;
 
 use crate::manifest::packages_of_this_workspace;
 
-const PLACES: [&str; 13] = [
+const PLACES: [&str; 12] = [
     "README.md",
-    "README.zh-CN.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
     "Cargo.toml",
@@ -31,7 +30,7 @@ const PLACES: [&str; 13] = [
 /// Files whose commands are cases of tests.
 const CASES: [&str; 2] = ["tests/repository/commands.rs", "tests/repository/reruns.rs"];
 /// Names that stand for any target.
-const ANY: [&str; 3] = ["NAME", "名字", "{test}"];
+const ANY: [&str; 2] = ["NAME", "{test}"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
