@@ -18,15 +18,12 @@
 //! | [recipes] | LLM tokens, sockets, gRPC, outgoing calls, plans from a database |
 //! | [troubleshooting] | Symptoms, causes and fixes, and every warning and error |
 //! | [testing] | Tests of limits without sleeping, and of custom stores |
-//! | [simulation] | The simulation of the whole system: its checks, its findings and its limits |
-//! | [patterns] | Defects of published Redis limiters, and replacements |
+//! | [patterns] | One script call for each decision, no eviction, and leases |
 //! | [migrating] | Migration from Rust crates, Express, Bucket4j, Spring, ASP.NET, nginx and Envoy |
 //! | [security] | Attacks, the limits of the protection, and limits by kind of route |
-//! | [features] | Each feature, with the tests and examples that show it |
-//! | [comparison] | Other rate limiters for Tower, and measured figures |
+//! | [features] | Each feature with its test, other rate limiters for Tower, and figures |
 //! | [unsuited] | Needs that another tool meets better |
-//! | [glossary] | The terms of this crate, in one or two sentences each |
-//! | [words] | Terms of other libraries, and their names in this crate |
+//! | [glossary] | The terms of this crate, and terms of other libraries |
 
 /// Items that chapters link to without a path.
 mod names {
@@ -139,13 +136,6 @@ pub mod testing {
     use super::names::*;
 }
 
-pub mod simulation {
-    #![doc = include_str!("simulation.md")]
-    #![cfg_attr(not(feature = "redis"), doc = "", doc = include_str!("without.md"))]
-
-    use super::names::*;
-}
-
 pub mod patterns {
     #![doc = include_str!("patterns.md")]
     #![cfg_attr(not(feature = "redis"), doc = "", doc = include_str!("without.md"))]
@@ -179,19 +169,9 @@ pub mod features {
     #![doc = include_str!("features.md")]
 }
 
-pub mod comparison {
-    #![doc = include_str!("comparison.md")]
-}
-
 pub mod glossary {
     #![doc = include_str!("glossary.md")]
     #![cfg_attr(not(feature = "redis"), doc = "", doc = include_str!("without.md"))]
-
-    use super::names::*;
-}
-
-pub mod words {
-    #![doc = include_str!("words.md")]
 
     use super::names::*;
 }

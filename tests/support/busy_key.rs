@@ -116,7 +116,7 @@ impl Figures {
         let mut broken = Vec::new();
         let mut demand = |holds: bool, what: String| {
             if !holds {
-                broken.push(what)
+                broken.push(what);
             }
         };
         demand(*most == LIMIT, format!("{most} of {LIMIT} ({allowed} allowed)"));
