@@ -85,12 +85,12 @@
 //! | [recipes](guide::recipes) | LLM tokens, sockets, gRPC, outgoing calls, plans from a database |
 //! | [troubleshooting](guide::troubleshooting) | symptoms, and every warning and error |
 //! | [testing](guide::testing) | tests without sleeping |
-//! | [patterns](guide::patterns) | defects of published Redis limiters |
+//! | [patterns](guide::patterns) | one script call for each decision, no eviction, leases |
 //! | [migrating](guide::migrating) | migration from other limiters |
 //! | [security](guide::security) | attacks, and limits by kind of route |
-//! | [comparison](guide::comparison) | other limiters, measured figures, features and their tests |
+//! | [features](guide::features) | each feature and its test, other limiters, measured figures |
 //! | [unsuited](guide::unsuited) | when not to use it |
-//! | [glossary](guide::glossary) | terms, and terms of other libraries |
+//! | [glossary](guide::glossary) | terms of this crate and of other libraries |
 //!
 //! # Beyond allow and deny
 //!

@@ -33,7 +33,6 @@ fn no_table_cell_is_wider_than_a_terminal() {
     }
 }
 
-/// Wide characters take two columns, so only the English text has a bound.
 #[test]
 fn no_line_of_the_readme_is_wider_than_a_terminal() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");

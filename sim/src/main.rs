@@ -1,4 +1,4 @@
-//! The whole system from one seed. `src/guide/simulation.md` of the crate describes it.
+//! The whole system from one seed. `sim/README.md` describes it.
 
 mod driver;
 mod mutants;

@@ -18,11 +18,10 @@
 //! | [recipes] | LLM tokens, sockets, gRPC, outgoing calls, plans from a database |
 //! | [troubleshooting] | Symptoms, causes and fixes, and every warning and error |
 //! | [testing] | Tests of limits without sleeping, and of custom stores |
-//! | [simulation] | The simulation of the whole system: its checks, its findings and its limits |
-//! | [patterns] | Defects of published Redis limiters, and the reasons for the design of this one |
+//! | [patterns] | One script call for each decision, no eviction, and leases |
 //! | [migrating] | Migration from Rust crates, Express, Bucket4j, Spring, ASP.NET, nginx and Envoy |
 //! | [security] | Attacks, the limits of the protection, and limits by kind of route |
-//! | [comparison] | Other rate limiters for Tower, measured figures, and each feature with its tests |
+//! | [features] | Each feature with its test, other rate limiters for Tower, and figures |
 //! | [unsuited] | Needs that another tool meets better |
 //! | [glossary] | The terms of this crate, and terms of other libraries |
 
@@ -137,13 +136,6 @@ pub mod testing {
     use super::names::*;
 }
 
-pub mod simulation {
-    #![doc = include_str!("simulation.md")]
-    #![cfg_attr(not(feature = "redis"), doc = "", doc = include_str!("without.md"))]
-
-    use super::names::*;
-}
-
 pub mod patterns {
     #![doc = include_str!("patterns.md")]
     #![cfg_attr(not(feature = "redis"), doc = "", doc = include_str!("without.md"))]
@@ -173,8 +165,8 @@ pub mod security {
     #![doc = include_str!("../../SECURITY.md")]
 }
 
-pub mod comparison {
-    #![doc = include_str!("comparison.md")]
+pub mod features {
+    #![doc = include_str!("features.md")]
 }
 
 pub mod glossary {

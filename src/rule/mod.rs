@@ -161,6 +161,12 @@ impl<K> Rule<K> {
     /// Sets a function that decides if the rule applies to a request. Defaults to
     /// [`Applies::Charge`].
     ///
+    /// | result | effect |
+    /// |---|---|
+    /// | [`Applies::Charge`] | the rule charges the request |
+    /// | [`Applies::Skip`] | the rule ignores the request; other rules still apply |
+    /// | [`Applies::Require`] | the rule charges the request, and rejects it without an identity |
+    ///
     /// To exempt requests from all rules, use an [allow list](crate::RateLimitLayer::allow).
     ///
     /// ```
@@ -397,7 +403,8 @@ impl<K: fmt::Debug> fmt::Debug for Rule<K> {
     }
 }
 
-/// Treatment of a request by a rule. See [`Rule::applies`](crate::Rule::applies).
+/// Treatment of a request by a rule: [`Charge`](Self::Charge), [`Skip`](Self::Skip) or
+/// [`Require`](Self::Require). See [`Rule::applies`](crate::Rule::applies).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Applies {

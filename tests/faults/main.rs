@@ -8,6 +8,8 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints a report")]
 
 mod app;
+#[path = "../support/busy_key.rs"]
+mod busy_key;
 mod child;
 mod control;
 mod fault;

@@ -188,7 +188,7 @@ fn definitions_are_types_and_traits_outside_tests() {
     assert_eq!(definitions(text).collect::<Vec<_>>(), ["A", "B", "C", "F", "G"]);
 }
 
-const READMES: [&str; 1] = ["README.md"];
+const README: &str = "README.md";
 
 /// Returns `true` if an example or a test program has the name.
 fn is_program(kind: &str, name: &str) -> bool {
@@ -208,22 +208,20 @@ fn is_test(name: &str) -> bool {
 
 #[test]
 fn the_readme_names_examples_that_exist() {
-    for readme in READMES {
-        let text = read(&root().join(readme));
-        let names = text.split("--example ").skip(1).map(|rest| {
-            let end = |c: char| !c.is_alphanumeric() && c != '_' && c != '-';
-            rest.split(end).next().expect("a name")
-        });
-        for name in names {
-            assert!(is_program("examples", name), "{readme} names the example {name:?}");
-        }
+    let text = read(&root().join(README));
+    let names = text.split("--example ").skip(1).map(|rest| {
+        let end = |c: char| !c.is_alphanumeric() && c != '_' && c != '-';
+        rest.split(end).next().expect("a name")
+    });
+    for name in names {
+        assert!(is_program("examples", name), "{README} names the example {name:?}");
     }
 }
 
 /// The last cell of a row begins with a kind and has names in backticks.
 #[test]
 fn the_proof_of_each_row_of_the_features_exists() {
-    const PAGE: &str = "src/guide/comparison.md";
+    const PAGE: &str = "src/guide/features.md";
     let text = read(&root().join(PAGE));
     let cells = text.lines().filter_map(|line| line.strip_suffix(" |")?.rsplit(" | ").next());
     let shown = cells
@@ -242,18 +240,15 @@ fn the_proof_of_each_row_of_the_features_exists() {
 
 /// The page of each question is a module of the guide.
 #[test]
-fn the_readmes_link_to_chapters_that_exist() {
+fn the_readme_links_to_chapters_that_exist() {
     let guide = read(&root().join("src/guide/mod.rs"));
-    for readme in READMES {
-        let text = read(&root().join(readme));
-        let chapters: Vec<_> = text.split("/tower_sluice/guide/").skip(1).collect();
-        assert!(chapters.len() > 10, "{readme}: {} links", chapters.len());
-        for chapter in chapters {
-            let name = chapter.split('/').next().unwrap_or_default();
-            let known =
-                name.starts_with("index.html") || guide.contains(&format!("pub mod {name} "));
-            assert!(known, "{readme}: the guide has no chapter {name:?}");
-        }
+    let text = read(&root().join(README));
+    let chapters: Vec<_> = text.split("/tower_sluice/guide/").skip(1).collect();
+    assert!(chapters.len() > 10, "{README}: {} links", chapters.len());
+    for chapter in chapters {
+        let name = chapter.split('/').next().unwrap_or_default();
+        let known = name.starts_with("index.html") || guide.contains(&format!("pub mod {name} "));
+        assert!(known, "{README}: the guide has no chapter {name:?}");
     }
 }
 

@@ -5,6 +5,9 @@
 mod accounts;
 #[cfg(feature = "admin")]
 mod admin;
+mod bursts;
+#[path = "../support/busy_key.rs"]
+mod busy_key;
 mod calls;
 mod cancelled;
 mod clock;

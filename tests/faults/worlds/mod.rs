@@ -2,6 +2,7 @@
 
 mod access;
 mod accounts;
+mod bursts;
 mod cancel;
 mod cluster;
 mod garbage;
@@ -38,6 +39,7 @@ pub(crate) fn all() -> Vec<Fault> {
         replication::faults(),
         split_brain::faults(),
         storm::faults().into_iter().map(Fault::alone).collect(),
+        bursts::faults().into_iter().map(Fault::alone).collect(),
         cancel::faults().into_iter().map(Fault::alone).collect(),
         process::faults(),
         switch::faults(),

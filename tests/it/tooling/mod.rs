@@ -13,6 +13,14 @@ mod explain;
 mod explain_tables;
 #[cfg(all(feature = "redis", feature = "serde", feature = "testing"))]
 mod fuzz_seeds;
+#[cfg(all(
+    feature = "axum",
+    feature = "redis",
+    feature = "serde",
+    feature = "simulate",
+    feature = "testing"
+))]
+mod guide;
 #[cfg(all(feature = "axum", feature = "governor", feature = "testing"))]
 #[cfg(all(feature = "metrics", feature = "testing"))]
 mod metrics;

@@ -1,0 +1,64 @@
+//! Bursts of one key on a healthy Redis.
+
+use std::{thread, time::Duration};
+
+use tokio::runtime::Builder;
+
+use crate::{
+    busy_key::{Bursts, POLICIES, Policy, WRAPPERS, cases},
+    fault::Fault,
+    options::Options,
+    row::Row,
+};
+
+/// The time for which a request holds its slot.
+const HOLD: Duration = Duration::from_millis(300);
+
+pub(crate) fn faults() -> Vec<Fault> {
+    const HOLDS: &str = "no visible effect, and the limit is never exceeded";
+    const NAMES: [[&str; 3]; 3] = [
+        ["burst of 200, fail open", "burst of 500, fail open", "burst of 2048, fail open"],
+        ["burst of 200, fail closed", "burst of 500, fail closed", "burst of 2048, fail closed"],
+        ["burst of 200, fallback", "burst of 500, fallback", "burst of 2048, fallback"],
+    ];
+    let mut faults = Vec::new();
+    for (policy, names) in POLICIES.into_iter().zip(NAMES) {
+        for (name, callers) in names.into_iter().zip([200, 500, 2_048]) {
+            let play = async move |options: &Options, row| {
+                // One thread would delay the answers by its work for all callers.
+                let mut runtime = Builder::new_multi_thread();
+                let runtime = runtime.worker_threads(2).enable_all().build().expect("a runtime");
+                let burst = || runtime.block_on(burst(options, row, policy, callers));
+                thread::scope(|scope| scope.spawn(burst).join().expect("no panic"))
+            };
+            faults.push(Fault::other(name, HOLDS, play));
+        }
+    }
+    faults
+}
+
+/// Three bursts of each case behind all wrappers.
+async fn burst(options: &Options, mut row: Row, policy: Policy, callers: u32) -> Row {
+    let server = options.server().await;
+    let (mut plays, mut others, mut most_calls, mut slowest) = (0, 0, 0, Duration::ZERO);
+    for wrappers in WRAPPERS {
+        let bursts = Bursts { policy, wrappers, callers, bursts: 3, hold: HOLD };
+        for (name, quotas) in cases() {
+            let figures = bursts.play(&server, &quotas).await;
+            let broken = figures.broken().into_iter();
+            row.broken.extend(broken.map(|what| format!("{name}, {wrappers:?}: {what}")));
+            for (source, count) in figures.sources {
+                *row.sources.entry(source).or_default() += count;
+            }
+            plays += 1;
+            others += figures.others;
+            most_calls = most_calls.max(figures.calls);
+            slowest = slowest.max(figures.slowest);
+        }
+    }
+    row.notes.push(format!(
+        "{plays} times three bursts: up to {most_calls} calls, the slowest decision after \
+         {slowest:.0?}; {others} requests for other keys",
+    ));
+    row
+}

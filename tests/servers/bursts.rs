@@ -1,0 +1,29 @@
+//! A burst of one key is no outage. `scripts/faults` plays longer ones.
+
+use std::time::Duration;
+
+use crate::{
+    busy_key::{Bursts, POLICIES, WRAPPERS, cases},
+    servers::Server,
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_burst_of_one_key_is_decided_by_redis_and_delays_no_other_key() {
+    let (server, mut broken) = (Server::redis().await, Vec::new());
+    for (number, policy) in POLICIES.into_iter().enumerate() {
+        for (order, wrappers) in WRAPPERS.into_iter().enumerate() {
+            // Each policy and each order meets each size.
+            let callers = [200, 500, 2_048][(number + order) % 3];
+            let hold = Duration::from_millis(90);
+            let bursts = Bursts { policy, wrappers, callers, bursts: 2, hold };
+            // The first case has slots.
+            let cases = cases().into_iter().take(if number == order { usize::MAX } else { 1 });
+            for (name, quotas) in cases {
+                let figures = bursts.play(&server, &quotas).await;
+                let all = figures.broken().into_iter();
+                broken.extend(all.map(|what| format!("{name}, {bursts:?}: {what}")));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+}
