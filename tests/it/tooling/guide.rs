@@ -159,7 +159,7 @@ fn a_low_rate_with_a_large_burst_serves_a_browser() {
 
 /// `numbers`, *From capacity*.
 #[test]
-fn the_rules_from_capacity_have_no_lints() {
+fn the_rules_from_capacity_can_be_built() {
     let rules = (
         Rule::new("client", PeerIp::new(), Quota::per_second(15)),
         Rule::new("site", Everyone, Quota::per_second(300).burst(150)),
