@@ -60,7 +60,7 @@
 //!     ),
 //!     LocalStore::with_capacity(500_000),
 //! )
-//! .headers(Headers::Draft11)
+//! .headers(Headers::RateLimit)
 //! .expose_decision()
 //! .retry_after(RetryAfter::Jitter(10));
 //! ```

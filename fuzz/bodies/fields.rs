@@ -21,7 +21,7 @@ impl Fields<'_> {
         assert!(!overage || self.value("x-ratelimit-overage") == "1");
         let Some(binding) = self.decision.binding() else { return };
         match family {
-            Headers::Draft11 => self.lists(),
+            Headers::RateLimit => self.lists(),
             Headers::Draft07 => self.dictionary(binding),
             Headers::Draft06 => self.triplet("", binding, true),
             Headers::XRateLimitDelta => self.triplet("x-", binding, true),

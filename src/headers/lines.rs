@@ -40,7 +40,7 @@ pub(super) struct Reading {
 fn names(family: Headers) -> (&'static [HeaderName], bool) {
     match family {
         Headers::None => (&[], false),
-        Headers::Draft11 | Headers::Draft07 => (&RATELIMIT, true),
+        Headers::RateLimit | Headers::Draft07 => (&RATELIMIT, true),
         Headers::Draft06 => (&TRIPLET, true),
         Headers::XRateLimit | Headers::XRateLimitDelta => (&X_TRIPLET, false),
     }
@@ -110,7 +110,7 @@ impl Template {
         let Some(first) = readings.first() else { return };
         let value = match self.family {
             Headers::None => return,
-            Headers::Draft11 => self.list(readings),
+            Headers::RateLimit => self.list(readings),
             Headers::Draft07 => self.dictionary(first),
             Headers::Draft06 | Headers::XRateLimit | Headers::XRateLimitDelta => {
                 fields.zip(self.triplet(first)).for_each(|(field, value)| *field = value);
@@ -125,7 +125,7 @@ impl Template {
     #[inline(never)]
     fn add(&self, readings: &[Reading], first: &Reading, headers: &mut HeaderMap) {
         let (names, ruled) = names(self.family);
-        let is_list = self.family == Headers::Draft11;
+        let is_list = self.family == Headers::RateLimit;
         let left = if is_list { None } else { self.left_inside(headers) };
         if left.is_some_and(|left| left <= first.remaining.into()) {
             return;

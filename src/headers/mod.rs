@@ -7,7 +7,7 @@
 //! The inner service may have set some of these fields, for example by a limiter of its own. The
 //! layer keeps what such a field says, unless it can hold only one quota:
 //!
-//! - The fields of [`Headers::Draft11`] are lists. The layer appends its quotas.
+//! - The fields of [`Headers::RateLimit`] are lists. The layer appends its quotas.
 //! - The fields of all other families report one quota, the one with the fewest units left. If that
 //!   is a quota of the layer, the layer replaces all fields of the family, including the policy.
 //!   Otherwise, all stay. Fields without a readable number of units left are replaced.
@@ -70,7 +70,7 @@ pub fn exposed_headers() -> Vec<HeaderName> {
 ///
 /// `Retry-After` is sent with every family.
 ///
-/// With feature `serde`, the values are `"draft11"`, `"draft07"`, `"draft06"`, `"x-ratelimit"`,
+/// With feature `serde`, the values are `"ratelimit"`, `"draft07"`, `"draft06"`, `"x-ratelimit"`,
 /// `"x-ratelimit-delta"` and `"none"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
@@ -79,7 +79,7 @@ pub fn exposed_headers() -> Vec<HeaderName> {
 pub enum Headers {
     /// `RateLimit: "default";r=4;t=1` and `RateLimit-Policy: "default";q=5;w=1`, per quota.
     ///
-    /// This is revision 11 of the Internet-Draft `draft-ietf-httpapi-ratelimit-headers`.
+    /// These are the fields of the Internet-Draft `draft-ietf-httpapi-ratelimit-headers`, revision 11.
     ///
     /// - `q` is the burst.
     /// - `w` is the number of seconds in which a whole burst is refilled. For example, 50 units per
@@ -90,7 +90,8 @@ pub enum Headers {
     /// A [concurrent](crate::Quota::concurrent) quota has `qu="concurrent-requests"` instead of `w`,
     /// and never a `t`.
     #[default]
-    Draft11,
+    #[cfg_attr(feature = "serde", serde(rename = "ratelimit"))]
+    RateLimit,
     /// `RateLimit: limit=5, remaining=4, reset=1` and `RateLimit-Policy: 5;w=1` (revision 07).
     Draft07,
     /// `RateLimit-Limit`, `-Remaining`, `-Reset` (seconds from now) and `-Policy` (revision 06).
@@ -115,7 +116,7 @@ impl Headers {
     /// ```
     /// use tower_sluice::{Headers, Quota, RateLimitLayer};
     ///
-    /// let headers = Headers::Draft11.only_when_denied();
+    /// let headers = Headers::RateLimit.only_when_denied();
     /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).headers(headers);
     /// ```
     #[must_use]
@@ -137,7 +138,7 @@ impl Headers {
     ///
     /// let decision = searches.take("alice", &SEARCHES, 1).now();
     /// let mut response = Response::new("found");
-    /// Headers::Draft11.write(&decision, &SEARCHES, response.headers_mut());
+    /// Headers::RateLimit.write(&decision, &SEARCHES, response.headers_mut());
     /// assert_eq!(response.headers()["ratelimit"], "\"default\";r=29;t=2");
     /// ```
     pub fn write(

@@ -59,7 +59,7 @@ impl Template {
                 false => format!("w={}", item.window),
             };
             match family {
-                Headers::Draft11 => format!("{name};q={};{per}", item.limit),
+                Headers::RateLimit => format!("{name};q={};{per}", item.limit),
                 _ => format!("{};{per}", item.limit),
             }
         };
@@ -161,7 +161,7 @@ impl Template {
     fn read(&self, decision: &Decision) -> Readings {
         let listed = match self.family {
             Headers::None => &[],
-            Headers::Draft11 => decision.outcomes(),
+            Headers::RateLimit => decision.outcomes(),
             _ => decision.binding().map_or(&[][..], std::slice::from_ref),
         };
         let mut readings = Readings::new();
@@ -169,7 +169,7 @@ impl Template {
             if let Some(Ok(item)) = self.items.find(outcome).map(u16::try_from) {
                 let (remaining, mut next) = outcome.remaining_and_next();
                 // The older families have no other way to omit the wait.
-                if self.family != Headers::Draft11 && outcome.is_wait_unknown() {
+                if self.family != Headers::RateLimit && outcome.is_wait_unknown() {
                     next = nanos(outcome.expected_wait());
                 }
                 let (overage, next) = (decision.is_overage(), whole_seconds(next));

@@ -93,7 +93,7 @@ mod tests {
                 let before = made.get();
                 let template = variants.get(&charges, || {
                     made.set(made.get() + 1);
-                    Template::new(Headers::Draft11, Arc::new(Items::charged(&charges)))
+                    Template::new(Headers::RateLimit, Arc::new(Items::charged(&charges)))
                 });
                 assert_eq!(template.items.list[0].rule, name);
                 assert_eq!(made.get() > before, made_first, "{name}");

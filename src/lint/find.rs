@@ -183,7 +183,7 @@ fn adjustment_above_max_debt(info: &RuleInfo<'_>, knobs: &Knobs) -> Option<Findi
 }
 
 fn unnamed_quotas(infos: &[RuleInfo<'_>], headers: Headers) -> Option<Finding> {
-    if matches!(headers, Headers::Draft11 | Headers::None) {
+    if matches!(headers, Headers::RateLimit | Headers::None) {
         return None;
     }
     let names = names_per_request(infos);
@@ -191,7 +191,7 @@ fn unnamed_quotas(infos: &[RuleInfo<'_>], headers: Headers) -> Option<Finding> {
     several.then(|| {
         let text = format!(
             "headers: {headers:?} reports one quota without its name, and a request is charged \
-             under {} ({}), so a client cannot identify the quota; use Headers::Draft11 or \
+             under {} ({}), so a client cannot identify the quota; use Headers::RateLimit or \
              Headers::None",
             names.len(),
             names.join(", ")

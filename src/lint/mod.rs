@@ -99,7 +99,7 @@ pub enum Lint {
     PacedCost,
     /// `unnamed_quotas`: the header fields report one of several quotas without its name.
     ///
-    /// A client cannot know which quota is reported. [`Headers::Draft11`](crate::Headers::Draft11)
+    /// A client cannot know which quota is reported. [`Headers::RateLimit`](crate::Headers::RateLimit)
     /// reports all names.
     UnnamedQuotas,
     /// `nobody_waits`: a rule has a [`max_wait`](crate::Rule::max_wait), but no request can wait.

@@ -50,7 +50,7 @@ use crate::{
 ///     ),
 ///     LocalStore::new(),
 /// )
-/// .headers(Headers::Draft11);
+/// .headers(Headers::RateLimit);
 /// ```
 ///
 /// The type parameters are the rules `K`, the store `S`, and the [`Reject`](crate::Reject) `R`.
@@ -215,7 +215,7 @@ impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
 impl<K, S, R> RateLimitLayer<K, S, R> {
     /// Sets the header fields that report quotas to clients.
     ///
-    /// Defaults to [`Headers::Draft11`](crate::Headers::Draft11) with every response. Use
+    /// Defaults to [`Headers::RateLimit`](crate::Headers::RateLimit) with every response. Use
     /// [`Headers::only_when_denied`](crate::Headers::only_when_denied) to send the fields with
     /// rejections only.
     pub fn headers(mut self, headers: impl Into<HeaderPolicy>) -> Self {

@@ -429,7 +429,7 @@ impl Decision {
     ///
     /// Use this in a handler that calls a [`Limiter`](crate::Limiter), with the quotas of that
     /// call. The response is that of [`TooManyRequests`], with `Retry-After` and the fields of
-    /// [`Headers::Draft11`].
+    /// [`Headers::RateLimit`].
     ///
     /// ```
     /// use http::{Response, request::Parts};
@@ -468,7 +468,7 @@ impl Decision {
         if self.is_allowed() {
             return None;
         }
-        let template = Template::of_call(Headers::Draft11, self, quotas.as_ref());
+        let template = Template::of_call(Headers::RateLimit, self, quotas.as_ref());
         let why = Rejection::new(Ok(self), self.expected_wait(), &template, None, None);
         Some(TooManyRequests::new().respond(&why, &head.into()))
     }

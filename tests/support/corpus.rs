@@ -42,7 +42,7 @@ pub(crate) struct Limit {
 }
 
 const FAMILIES: [(&str, Headers); 5] = [
-    ("draft11", Headers::Draft11),
+    ("ratelimit", Headers::RateLimit),
     ("draft07", Headers::Draft07),
     ("draft06", Headers::Draft06),
     ("x", Headers::XRateLimit),

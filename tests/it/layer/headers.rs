@@ -39,7 +39,7 @@ fn limits(headers: &HeaderMap) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn draft11_equals_its_table() {
+async fn the_list_fields_equal_their_table() {
     let table = [
         (&["10/s"][..], 0, r#""api";q=10;w=1"#, r#""api";r=9;t=1"#),
         (&["1000/h"], 387, r#""api";q=1000;w=3600"#, r#""api";r=612;t=4"#),
@@ -185,7 +185,7 @@ async fn existing_fields_are_listed_or_kept_or_replaced_as_a_whole() {
             let theirs = limits(&beside(&inner, &[]).await);
             let there: Vec<_> = theirs.iter().map(parts).collect();
             let mut expected = if inner_is_kept { theirs.clone() } else { ours.clone() };
-            if family == Headers::Draft11 {
+            if family == Headers::RateLimit {
                 expected = [theirs, ours.clone()].concat();
                 expected.sort();
             }
@@ -207,7 +207,7 @@ async fn the_overage_of_the_layer_is_set_beside_the_fields_of_a_tighter_quota() 
 }
 
 const FAMILIES: [Headers; 6] = [
-    Headers::Draft11,
+    Headers::RateLimit,
     Headers::Draft07,
     Headers::Draft06,
     Headers::XRateLimit,
@@ -288,7 +288,7 @@ async fn a_custom_reject_does_not_change_the_fields() {
 
 #[tokio::test]
 async fn fields_can_be_sent_with_rejections_only() {
-    let layer = owing(&[quota("2/h")], 1).headers(Headers::Draft11.only_when_denied());
+    let layer = owing(&[quota("2/h")], 1).headers(Headers::RateLimit.only_when_denied());
     assert!(limits(answer(&layer, get("/")).await.headers()).is_empty());
     assert_eq!(limits(answer(&layer, get("/")).await.headers()).len(), 2);
 }
@@ -347,7 +347,7 @@ proptest! {
 async fn carried_over_units_are_reported_exactly() {
     let quota = Quota::per_second(200).algorithm(Algorithm::fixed_window().carry_over(200));
     for (family, of) in [
-        (Headers::Draft11, (|r| format!(r#""api";r={r};t=1"#)) as fn(u32) -> String),
+        (Headers::RateLimit, (|r| format!(r#""api";r={r};t=1"#)) as fn(u32) -> String),
         (Headers::Draft07, |r| format!("limit=200, remaining={r}, reset=1")),
     ] {
         let clock = FakeClock::new();

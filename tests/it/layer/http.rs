@@ -273,9 +273,9 @@ async fn only_preflights_with_an_origin_and_no_body_are_exempt() {
 
 #[tokio::test]
 async fn scripts_behind_cors_can_read_every_field_of_a_rejection() {
-    use Headers::{Draft06, Draft07, Draft11, None, XRateLimit, XRateLimitDelta};
+    use Headers::{Draft06, Draft07, None, RateLimit, XRateLimit, XRateLimitDelta};
     let cors = CorsLayer::new().allow_origin(Any).expose_headers(exposed_headers());
-    for family in [Draft11, Draft07, Draft06, XRateLimit, XRateLimitDelta, None] {
+    for family in [RateLimit, Draft07, Draft06, XRateLimit, XRateLimitDelta, None] {
         let layer = (cors.clone(), spent().headers(family));
         let response = answer(&layer, with(&[("origin", "https://a.example")])).await;
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);

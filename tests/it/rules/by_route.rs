@@ -179,7 +179,7 @@ fn a_name_too_long_for_a_rule_is_shortened() {
 #[tokio::test]
 async fn responses_name_only_the_policies_that_applied() {
     let paths: Vec<_> = (0..30).map(|n| format!("/internal/route/number/{n}/{{id}}")).collect();
-    for (family, most) in [(Headers::Draft11, 120), (Headers::Draft07, 60), (Headers::Draft06, 40)]
+    for (family, most) in [(Headers::RateLimit, 120), (Headers::Draft07, 60), (Headers::Draft06, 40)]
     {
         let quotas = paths.iter().map(|path| (Method::GET, path, Quota::per_hour(2)));
         let site = Rule::new("site", Everyone, Quota::per_hour(90));
@@ -200,7 +200,7 @@ async fn responses_name_only_the_policies_that_applied() {
                 99 => "\"other\";q=50;w=3600".to_owned(),
                 n => format!("\"GET /internal/route/number/{n}/{{id}}\";q=2;w=3600"),
             };
-            if family == Headers::Draft11 {
+            if family == Headers::RateLimit {
                 assert_eq!(policy, format!("\"site\";q=90;w=3600, {route}"));
                 assert_eq!(numbers.split(", ").count(), 2, "{numbers}");
             } else {

@@ -202,7 +202,7 @@ fn an_invalid_route_reports_the_route_and_the_fix() {
 #[test]
 fn header_families_names_and_policies_have_text_forms() {
     for (family, word) in [
-        (Headers::Draft11, "draft11"),
+        (Headers::RateLimit, "ratelimit"),
         (Headers::Draft07, "draft07"),
         (Headers::Draft06, "draft06"),
         (Headers::XRateLimit, "x-ratelimit"),
@@ -449,7 +449,7 @@ fn an_invalid_rule_setting_reports_the_field_the_value_and_the_fix() {
     let many = format!("[{}]", "\"1/s\",".repeat(256));
     assert_eq!(error::<Quotas>(&many), "the list has more than 255 quotas; give at most 255");
     let family = error::<Headers>("\"draft3\"");
-    assert!(family.starts_with("unknown variant `draft3`, expected one of `draft11`,"), "{family}");
+    assert!(family.starts_with("unknown variant `draft3`, expected one of `ratelimit`,"), "{family}");
 }
 
 /// Checks the printed error, with the line and a mark below the value.

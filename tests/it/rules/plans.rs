@@ -198,14 +198,14 @@ async fn headers_of_every_family_report_the_replaced_plan() {
         let rule = Rule::new("api", Everyone, &live);
         RateLimitLayer::rules(rule, FakeClock::new().store(64))
     };
-    let (draft11, draft07) = (layer(), layer().headers(Headers::Draft07));
+    let (ratelimit, draft07) = (layer(), layer().headers(Headers::Draft07));
     let (draft06, none) = (layer().headers(Headers::Draft06), layer().headers(Headers::None));
     assert_eq!(
-        rate_limit_fields(&answer(&draft11, get("/")).await),
+        rate_limit_fields(&answer(&ratelimit, get("/")).await),
         [r#""slow";q=10;w=60"#, r#""slow";r=9;t=6"#]
     );
     live.replace([Quota::per_minute(60), Quota::per_hour(100)]);
-    let two = answer(&draft11, get("/")).await;
+    let two = answer(&ratelimit, get("/")).await;
     assert!(
         rate_limit_fields(&two)[0].starts_with(r#""api-1min";q=60;w=60, "api-1h";q=100;w=3600"#)
     );
@@ -217,7 +217,7 @@ async fn headers_of_every_family_report_the_replaced_plan() {
     assert_eq!(header(response.headers(), "ratelimit-remaining"), "19");
     assert!(rate_limit_fields(&answer(&none, get("/")).await).concat().is_empty());
     live.replace([]);
-    assert!(rate_limit_fields(&answer(&draft11, get("/")).await).concat().is_empty());
+    assert!(rate_limit_fields(&answer(&ratelimit, get("/")).await).concat().is_empty());
 }
 
 #[tokio::test]

@@ -392,7 +392,7 @@ fn header_families_that_do_not_distinguish_quotas_report_one_that_does() {
             [format!(
                 "headers: {name} reports one quota without its name, and a request is charged under 3 \
                  (\"ip\", \"user-1s\", \"user-1day\"), so a client cannot identify the quota; use \
-                 Headers::Draft11 or Headers::None"
+                 Headers::RateLimit or Headers::None"
             )]
         );
         assert_eq!(layer(rule(TEN)).headers(family).lints(), [], "one quota needs no name");
@@ -403,7 +403,7 @@ fn header_families_that_do_not_distinguish_quotas_report_one_that_does() {
             "clients see one"
         );
     }
-    for family in [Headers::Draft11, Headers::None] {
+    for family in [Headers::RateLimit, Headers::None] {
         assert_eq!(layer(rules()).headers(family).lints(), []);
     }
 }
