@@ -1,6 +1,6 @@
 //! Header fields that report decisions to clients.
 //!
-//! All times in header fields are whole seconds, rounded up.
+//! All times in header fields are whole seconds, rounded up. [`Headers`] describes the fields.
 //!
 //! # Fields that a response already has
 //!
@@ -33,7 +33,7 @@ pub(crate) use self::{
     lines::Lines,
     template::Template,
 };
-use crate::{decision::Decision, quota::Quota};
+use crate::{decision::Decision, fingerprint::FingerprintKey, quota::Quota};
 
 static RATELIMIT: [HeaderName; 1] = [HeaderName::from_static("ratelimit")];
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -82,13 +82,23 @@ pub enum Headers {
     /// These are the fields of the Internet-Draft `draft-ietf-httpapi-ratelimit-headers`, revision 11.
     ///
     /// - `q` is the burst.
+    /// - `qu` is the [unit](crate::Quota::unit), if it is not a request. A
+    ///   [concurrent](crate::Quota::concurrent) quota has `qu="concurrent-requests"`, and no `w` or
+    ///   `t`.
     /// - `w` is the number of seconds in which a whole burst is refilled. For example, 50 units per
     ///   minute with a burst of 100 is `q=100;w=120`.
-    /// - `r` is the number of units left.
-    /// - `t` is the number of seconds until more units are available. A full account has no `t`.
+    /// - `r` is the number of units left, and 0 for a quota that denied the request.
+    /// - `t` is the number of seconds in which the client may use `r` units. It is long enough for
+    ///   the next unit to arrive, and `r` per `t` never exceeds `q` per `w`. For a quota that denied
+    ///   the request, `t` is the number of seconds until the next unit. The other quotas of a denial
+    ///   have no `t`.
+    /// - `pk` identifies the key, see [`partition_key`](Headers::partition_key).
     ///
-    /// A [concurrent](crate::Quota::concurrent) quota has `qu="concurrent-requests"` instead of `w`,
-    /// and never a `t`.
+    /// A quota with a unit that the draft does not know, such as tokens, is in neither field. An
+    /// [adaptive](crate::Quota::adaptive) limit is in `RateLimit` only, because it is no policy.
+    ///
+    /// All other families report one quota, in the same numbers. They know no units, so they report
+    /// quotas of requests only.
     #[default]
     #[cfg_attr(feature = "serde", serde(rename = "ratelimit"))]
     RateLimit,
@@ -121,7 +131,27 @@ impl Headers {
     /// ```
     #[must_use]
     pub fn only_when_denied(self) -> HeaderPolicy {
-        HeaderPolicy { family: self, only_denied: true }
+        HeaderPolicy { only_denied: true, ..self.into() }
+    }
+
+    /// Adds the partition key `pk` to the fields, so that a client with several keys knows which
+    /// quota is whose.
+    ///
+    /// The value is the [fingerprint](crate::Key::fingerprint) of the key: eight bytes, in Base64.
+    /// Nobody can compute the key from it without the secret. Only
+    /// [`RateLimit`](Headers::RateLimit) has this parameter.
+    ///
+    /// ```
+    /// use tower_sluice::{Headers, Quota, RateLimitLayer, fingerprint::FingerprintKey};
+    ///
+    /// let secret = FingerprintKey::new("correct horse battery staple")?; // from configuration
+    /// let headers = Headers::RateLimit.partition_key(secret);
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).headers(headers);
+    /// # Ok::<(), tower_sluice::fingerprint::FingerprintKeyError>(())
+    /// ```
+    #[must_use]
+    pub fn partition_key(self, secret: impl Into<FingerprintKey>) -> HeaderPolicy {
+        HeaderPolicy::from(self).partition_key(secret)
     }
 
     /// Adds the fields for a decision of a [`Limiter`](crate::Limiter) to `headers`.
@@ -139,7 +169,7 @@ impl Headers {
     /// let decision = searches.take("alice", &SEARCHES, 1).now();
     /// let mut response = Response::new("found");
     /// Headers::RateLimit.write(&decision, &SEARCHES, response.headers_mut());
-    /// assert_eq!(response.headers()["ratelimit"], "\"default\";r=29;t=2");
+    /// assert_eq!(response.headers()["ratelimit"], "\"default\";r=29;t=58");
     /// ```
     pub fn write(
         self,
@@ -154,16 +184,26 @@ impl Headers {
 
 /// Header fields of a layer, for [`RateLimitLayer::headers`](crate::RateLimitLayer::headers).
 ///
-/// Created from [`Headers`], or by [`Headers::only_when_denied`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Created from [`Headers`], by [`Headers::only_when_denied`] or by [`Headers::partition_key`].
+#[derive(Clone, Copy, Debug, Default)]
 pub struct HeaderPolicy {
     pub(crate) family: Headers,
     pub(crate) only_denied: bool,
+    /// The secret of partition keys, if they are enabled.
+    secret: Option<FingerprintKey>,
+}
+
+impl HeaderPolicy {
+    /// Adds the [partition key](Headers::partition_key) to the fields.
+    #[must_use]
+    pub fn partition_key(self, secret: impl Into<FingerprintKey>) -> Self {
+        Self { secret: Some(secret.into()), ..self }
+    }
 }
 
 impl From<Headers> for HeaderPolicy {
     fn from(family: Headers) -> Self {
-        Self { family, only_denied: false }
+        Self { family, ..Self::default() }
     }
 }
 

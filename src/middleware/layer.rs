@@ -694,7 +694,7 @@ impl<I, K: Rules, S, R> Layer<I> for RateLimitLayer<K, S, R> {
 
     fn layer(&self, inner: I) -> Self::Service {
         self.lints.log_once(|| self.lints());
-        let template = Template::new(self.settings.headers.family, self.items.clone());
+        let template = Template::new(self.settings.headers, self.items.clone());
         let shared = Shared {
             rules: self.rules.clone(),
             store: self.store.clone(),

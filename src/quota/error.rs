@@ -43,6 +43,7 @@ pub(super) enum ErrorKind {
     NoSlots,
     RateOfSlots,
     SlotsOfRate,
+    UnitOfSlots,
 }
 
 impl ErrorKind {
@@ -93,6 +94,10 @@ impl ErrorKind {
             Self::SlotsOfRate => {
                 "quota: algorithm Concurrent is set on a rate; use Quota::concurrent(limit)"
             }
+            Self::UnitOfSlots => {
+                "quota: unit is set on a concurrent quota, or is concurrent-requests; drop it, or \
+                 use Quota::concurrent(limit)"
+            }
         }
     }
 
@@ -115,7 +120,8 @@ impl fmt::Display for QuotaError {
                     | ErrorKind::NoPeriod
                     | ErrorKind::NoBurst
                     | ErrorKind::NoSlots
-                    | ErrorKind::SlotsOfRate => Ok(()),
+                    | ErrorKind::SlotsOfRate
+                    | ErrorKind::UnitOfSlots => Ok(()),
                     ErrorKind::RateOfSlots => write!(f, " ({units})"),
                     ErrorKind::InitialAboveBurst | ErrorKind::InitialOfWindow => {
                         write!(f, " (initial {units})")

@@ -117,7 +117,14 @@ pub struct Quota {
     soft: u32,
     max_debt: Option<u32>,
     name: Option<&'static str>,
+    /// The unit, or `None` for requests.
+    unit: Option<&'static str>,
     adaptive: Option<Adaptive>,
+}
+
+/// Returns `true` for a unit of the parameter `qu`, whose registry is closed.
+pub(crate) fn is_registered_unit(unit: &str) -> bool {
+    matches!(unit, "requests" | "content-bytes" | "concurrent-requests")
 }
 
 impl Quota {
@@ -198,6 +205,7 @@ impl Quota {
             soft: 0,
             max_debt: None,
             name: None,
+            unit: None,
             adaptive: None,
         }
     }
@@ -375,6 +383,34 @@ impl Quota {
         Self { name: Some(name), ..self }
     }
 
+    /// Sets the unit, for a quota that does not count requests.
+    ///
+    /// Clients see the unit `content-bytes` in the field `RateLimit-Policy`. The registry of units
+    /// is closed: a quota with any other unit, such as tokens, is in no header field. The text of its
+    /// rejection has its numbers.
+    ///
+    /// ```
+    /// use tower_sluice::Quota;
+    ///
+    /// const UPLOADS: Quota = Quota::per_minute(50 << 20).unit("content-bytes");
+    /// const TOKENS: Quota = Quota::per_minute(100_000).unit("tokens");
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if `unit` is not 1 to 64 printable ASCII characters, or if the quota is
+    /// [concurrent](Quota::concurrent), whose unit is `concurrent-requests`.
+    #[track_caller]
+    pub const fn unit(self, unit: &'static str) -> Self {
+        assert!(crate::name::is_valid(unit), "quota: a unit is 1 to 64 printable ASCII characters");
+        self.with_unit(unit).or_panic()
+    }
+
+    const fn with_unit(self, unit: &'static str) -> Self {
+        let unit = if matches!(unit.as_bytes(), b"requests") { None } else { Some(unit) };
+        Self { unit, ..self }
+    }
+
     /// Returns the number of units that are refilled per [`period`](Quota::period), or the limit of
     /// a [concurrent](Quota::concurrent) quota.
     #[must_use]
@@ -441,6 +477,14 @@ impl Quota {
         self.name
     }
 
+    /// Returns the unit, or `None` for requests.
+    ///
+    /// The unit of a [concurrent](Quota::concurrent) quota is `concurrent-requests`.
+    #[must_use]
+    pub const fn unit_name(&self) -> Option<&'static str> {
+        if self.is_concurrent() { Some("concurrent-requests") } else { self.unit }
+    }
+
     /// Returns the algorithm.
     #[must_use]
     pub const fn counted_by(&self) -> Algorithm {
@@ -472,9 +516,10 @@ impl Quota {
         self.soft
     }
 
-    /// Returns `true` if both quotas are equal except for their names.
+    /// Returns `true` if both quotas are equal except for their names and units.
     pub(crate) fn counts_like(&self, other: &Self) -> bool {
-        Self { name: None, ..*self } == Self { name: None, ..*other }
+        let unnamed = |quota: &Self| Self { name: None, unit: None, ..*quota };
+        unnamed(self) == unnamed(other)
     }
 
     /// Returns the period in the text form: `10s`, `1h`. For slots, returns `concurrent`.

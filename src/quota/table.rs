@@ -17,7 +17,7 @@ use crate::{
 };
 
 const FIELDS: &str = "give units, period, burst, algorithm, initial, soft, max_debt, name, \
-                      concurrent, adaptive or blocked";
+                      unit, concurrent, adaptive or blocked";
 const PERIOD: &str = "give text, as \"10s\" or \"day\"";
 
 /// Reads the [text form](str::parse) or a table. See [`Quota`].
@@ -40,6 +40,7 @@ struct QuotaTable {
     soft: Option<u32>,
     max_debt: Option<u32>,
     name: Option<RuleName>,
+    unit: Option<RuleName>,
 }
 
 impl TableForm for QuotaTable {
@@ -72,6 +73,7 @@ impl TableForm for QuotaTable {
             "soft" => self.soft = Some(de::number(name, value, 0..=u32::MAX)?),
             "max_debt" => self.max_debt = Some(de::number(name, value, 0..=u32::MAX)?),
             "name" => self.name = Some(RuleName::deserialize(value)?),
+            "unit" => self.unit = Some(RuleName::deserialize(value)?),
             _ => return Err(de::unknown(name, value, FIELDS)),
         }
         Ok(())
@@ -126,6 +128,9 @@ impl TableForm for QuotaTable {
         }
         if let Some(debt) = self.max_debt {
             quota = quota.try_max_debt(debt).map_err(message)?;
+        }
+        if let Some(unit) = self.unit {
+            quota = quota.with_unit(unit.as_str()).checked(quota.units).map_err(message)?;
         }
         Ok(Quota { name: self.name.map(|name| name.as_str()), ..quota })
     }
@@ -185,6 +190,7 @@ impl Serialize for Quota {
         de::entry(&mut table, "soft", &self.soft, &0)?;
         de::entry(&mut table, "max_debt", &self.max_debt, &None)?;
         de::entry(&mut table, "name", &self.name, &None)?;
+        de::entry(&mut table, "unit", &self.unit, &None)?;
         table.end()
     }
 }

@@ -100,7 +100,7 @@ async fn a_path_can_be_limited_for_any_method() {
         || by_route([(Method::GET, "/url", hour(3))], hour(1_000)).any_method("/url", hour(2));
     let app = app(rules());
     let name = async |line| ask(&app, line, [10, 0, 0, 1]).await.1;
-    assert_eq!(name("GET /url").await, "\"GET /url\";r=2;t=1200");
+    assert_eq!(name("GET /url").await, "\"GET /url\";r=2;t=2400");
     assert_eq!(name("HEAD /url").await, "\"GET /url\";r=1;t=1200");
     assert_eq!(name("POST /url").await, "\"/url\";r=1;t=1800");
     assert_eq!(name("PURGE /url").await, "\"/url\";r=0;t=1800");
@@ -163,7 +163,7 @@ async fn a_grpc_path_is_limited_without_a_matched_path() {
 async fn names_of_parameters_do_not_matter() {
     let rules = by_route([(Method::GET, "/url/{short}", Quota::per_hour(3))], Quota::per_hour(9));
     let (_, reported) = ask(&app(rules), "GET /url/7", [10, 0, 0, 1]).await;
-    assert_eq!(reported, "\"GET /url/{short}\";r=2;t=1200");
+    assert_eq!(reported, "\"GET /url/{short}\";r=2;t=2400");
 }
 
 #[test]
@@ -179,7 +179,8 @@ fn a_name_too_long_for_a_rule_is_shortened() {
 #[tokio::test]
 async fn responses_name_only_the_policies_that_applied() {
     let paths: Vec<_> = (0..30).map(|n| format!("/internal/route/number/{n}/{{id}}")).collect();
-    for (family, most) in [(Headers::RateLimit, 120), (Headers::Draft07, 60), (Headers::Draft06, 40)]
+    for (family, most) in
+        [(Headers::RateLimit, 120), (Headers::Draft07, 60), (Headers::Draft06, 40)]
     {
         let quotas = paths.iter().map(|path| (Method::GET, path, Quota::per_hour(2)));
         let site = Rule::new("site", Everyone, Quota::per_hour(90));

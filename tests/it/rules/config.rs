@@ -296,7 +296,7 @@ proptest! {
 #[test]
 fn an_invalid_quota_reports_the_field_the_value_and_the_fix() {
     const NUMBER: &str = "give a whole number from 1 to 4294967295";
-    const FIELDS: &str = "give units, period, burst, algorithm, initial, soft, max_debt, name, \
+    const FIELDS: &str = "give units, period, burst, algorithm, initial, soft, max_debt, name, unit, \
          concurrent, adaptive or blocked";
     const ALGORITHMS: &str = "give \"gcra\", \"token_bucket\", \"fixed_window\", \
         \"anchored_window\", \"sliding_log\", { sliding_window = { buckets = 60 } } or \
@@ -449,7 +449,10 @@ fn an_invalid_rule_setting_reports_the_field_the_value_and_the_fix() {
     let many = format!("[{}]", "\"1/s\",".repeat(256));
     assert_eq!(error::<Quotas>(&many), "the list has more than 255 quotas; give at most 255");
     let family = error::<Headers>("\"draft3\"");
-    assert!(family.starts_with("unknown variant `draft3`, expected one of `ratelimit`,"), "{family}");
+    assert!(
+        family.starts_with("unknown variant `draft3`, expected one of `ratelimit`,"),
+        "{family}"
+    );
 }
 
 /// Checks the printed error, with the line and a mark below the value.

@@ -441,11 +441,11 @@ fn gateway_queues_a_request_and_reports_the_wait() {
 #[test]
 fn gateway_sends_the_chosen_header_fields() {
     for (family, field, value) in [
-        ("ratelimit", "ratelimit", Some("\"ip\";r=9;t=720")),
-        ("draft07", "ratelimit", Some("limit=10, remaining=9, reset=720")),
+        ("ratelimit", "ratelimit", Some("\"ip\";r=9;t=6480")),
+        ("draft07", "ratelimit", Some("limit=10, remaining=9, reset=6480")),
         ("draft06", "ratelimit-remaining", Some("9")),
         ("x-ratelimit", "x-ratelimit-remaining", Some("9")),
-        ("x-ratelimit-delta", "x-ratelimit-reset", Some("720")),
+        ("x-ratelimit-delta", "x-ratelimit-reset", Some("6480")),
         ("none", "ratelimit", None),
     ] {
         let server = Server::start(gateway(&["--headers", family, "--rule", ADDRESS]));
