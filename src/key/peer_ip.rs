@@ -26,7 +26,7 @@ use crate::log::warn;
 /// No header is read, so clients cannot forge the key. Behind a proxy, use
 /// [`ClientIp`](super::ClientIp), because all requests then have the address of the proxy.
 ///
-/// Feature `tracing` logs one warning if the first 1 000 requests suggest a proxy (see
+/// Feature `tracing` logs a warning if the first 1 000 requests suggest a proxy (see
 /// [`lint`](crate::lint)).
 ///
 /// ```
@@ -277,7 +277,12 @@ fn is_private(address: IpAddr) -> bool {
     }
 }
 
+/// Logs a warning, once per process, because an application may have many extractors.
 fn warn_shared(address: IpAddr) {
+    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
+    if IS_LOGGED.swap(true, Relaxed) {
+        return;
+    }
     warn!(
         target: "tower_sluice::lint",
         lint = "one_private_peer",

@@ -61,9 +61,9 @@ const UNITS: [(&str, u64); 7] = [
 /// use tower_sluice::Quota;
 ///
 /// const LOGIN: Quota = Quota::per_minute(5).burst(10);
+/// const SEARCH: Quota = Quota::per(200, Duration::from_secs(10));
 ///
-/// let search = Quota::new(200, Duration::from_secs(10))?;
-/// assert_eq!(search, "200/10s".parse()?);
+/// assert_eq!(SEARCH, "200/10s".parse()?);
 /// assert_eq!(LOGIN.to_string(), "5/min burst 10");
 /// # Ok::<(), tower_sluice::quota::QuotaError>(())
 /// ```
@@ -135,7 +135,7 @@ impl Quota {
     /// Panics if `units` is 0 or above 1 000 000 000. In a constant, this is a compile error.
     #[track_caller]
     pub const fn per_second(units: u32) -> Self {
-        Self::per(units, SECOND)
+        Self::of_nanos(units, SECOND)
     }
 
     /// Creates a quota of `units` per minute, with a burst of `units`.
@@ -145,7 +145,7 @@ impl Quota {
     /// Panics if `units` is 0.
     #[track_caller]
     pub const fn per_minute(units: u32) -> Self {
-        Self::per(units, 60 * SECOND)
+        Self::of_nanos(units, 60 * SECOND)
     }
 
     /// Creates a quota of `units` per hour, with a burst of `units`.
@@ -155,7 +155,7 @@ impl Quota {
     /// Panics if `units` is 0.
     #[track_caller]
     pub const fn per_hour(units: u32) -> Self {
-        Self::per(units, 3_600 * SECOND)
+        Self::of_nanos(units, 3_600 * SECOND)
     }
 
     /// Creates a quota of `units` per day of 24 hours, with a burst of `units`.
@@ -165,10 +165,28 @@ impl Quota {
     /// Panics if `units` is 0.
     #[track_caller]
     pub const fn per_day(units: u32) -> Self {
-        Self::per(units, 86_400 * SECOND)
+        Self::of_nanos(units, 86_400 * SECOND)
     }
 
     /// Creates a quota of `units` per `period`, with a burst of `units`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sluice::Quota;
+    ///
+    /// const SEARCHES: Quota = Quota::per(200, Duration::from_secs(10));
+    /// assert_eq!(SEARCHES.to_string(), "200/10s");
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if [`new`](Quota::new) would fail. In a constant, this is a compile error.
+    #[track_caller]
+    pub const fn per(units: u32, period: Duration) -> Self {
+        Self::of_nanos(units, clamped_nanos(period))
+    }
+
+    /// Fallible form of [`per`](Quota::per), for numbers known only at run time.
     ///
     /// # Errors
     ///
@@ -178,10 +196,7 @@ impl Quota {
     /// - The period is longer than ten years.
     /// - More than one unit would be refilled per nanosecond.
     pub const fn new(units: u32, period: Duration) -> Result<Self, QuotaError> {
-        let nanos = period.as_nanos();
-        #[expect(clippy::cast_possible_truncation, reason = "clamped to the bound first")]
-        let nanos = if nanos > MAX_REFILL as u128 { MAX_REFILL + 1 } else { nanos as u64 };
-        match Self::plain(units, nanos) {
+        match Self::plain(units, clamped_nanos(period)) {
             Ok(quota) => Ok(quota),
             Err(fault) => Err(QuotaError(Repr::Numbers(fault, units, period))),
         }
@@ -551,7 +566,7 @@ impl Quota {
     }
 
     #[track_caller]
-    const fn per(units: u32, period: u64) -> Self {
+    const fn of_nanos(units: u32, period: u64) -> Self {
         match Self::plain(units, period) {
             Ok(quota) => quota,
             Err(fault) => panic!("{}", fault.text()),
@@ -582,6 +597,15 @@ impl Quota {
             }
         }
     }
+}
+
+/// Returns the period in nanoseconds. Periods above the bound stay above it.
+const fn clamped_nanos(period: Duration) -> u64 {
+    let max = Duration::from_nanos(MAX_REFILL);
+    if period.as_secs() > max.as_secs() {
+        return MAX_REFILL + 1;
+    }
+    period.as_secs() * SECOND + period.subsec_nanos() as u64
 }
 
 impl AsRef<[Self]> for Quota {
