@@ -16,7 +16,7 @@ use crate::log::warn;
 /// Extractor for the address of the peer.
 ///
 /// The server provides the address as axum's `ConnectInfo<SocketAddr>`, tonic's `TcpConnectInfo`
-/// (feature `tonic`), or a [`SocketAddr`] in the request's extensions. With axum, serve
+/// (feature `tonic`), or a [`SocketAddr`] in the request's extensions. With axum 0.8, serve
 /// `into_make_service_with_connect_info::<SocketAddr>()`. Without an address, all requests are
 /// rejected with 500, and a log line describes the fix.
 ///

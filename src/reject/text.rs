@@ -1,13 +1,20 @@
 //! Bodies of rejections: plain text or problem+json (RFC 9457).
 
-use std::{any::Any, fmt::Write as _, sync::OnceLock};
+use std::{
+    any::Any,
+    fmt::Write as _,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header::ACCEPT};
 use http_body_util::Full;
 
 use super::{Reason, Rejection};
-use crate::{headers::push_json_string, key::entries::HeaderEntries};
+use crate::{headers::push_json_string, key::entries::HeaderEntries, log};
 
 /// Plain texts are cached for waits below this number of seconds.
 const COMMON_WAITS: usize = 4_096;
@@ -92,6 +99,9 @@ pub(super) fn detail(why: &Rejection<'_>) -> String {
         (Reason::Unkeyed, _) => match why.key_error() {
             Some(error) if !error.is_no_peer() => format!("Request rejected: {error}."),
             // The fix is for the operator, not for the client.
+            Some(error) if is_first_without_log() => {
+                format!("The rate limiter found {error}. This text is sent once, in debug builds.")
+            }
             _ => "The rate limiter found no peer address; the server log shows the fix.".into(),
         },
     }
@@ -106,6 +116,12 @@ fn unregistered_units(why: &Rejection<'_>) -> Option<String> {
     let outcome = why.decision()?.binding()?;
     let unit = why.template.unregistered_unit(outcome)?;
     Some(format!(": {} of {} {unit} left", outcome.remaining(), outcome.limit()))
+}
+
+/// Returns `true` once per process, in a debug build in which nothing receives log lines.
+fn is_first_without_log() -> bool {
+    static IS_SENT: AtomicBool = AtomicBool::new(false);
+    cfg!(debug_assertions) && !log::is_received() && !IS_SENT.swap(true, Relaxed)
 }
 
 /// Creates a response body from `text`. A body of an unknown type is empty.

@@ -458,7 +458,7 @@ async fn a_missing_peer_address_reports_the_fix() {
     let error = KeyError::no_peer();
     assert_eq!(
         error.to_string(),
-        "no peer address in the request's extensions; with axum, serve \
+        "no peer address in the request's extensions; with axum 0.8, serve \
          `app.into_make_service_with_connect_info::<SocketAddr>()`"
     );
     let parts = get("/").into_parts().0;
@@ -467,7 +467,7 @@ async fn a_missing_peer_address_reports_the_fix() {
     assert_eq!(behind.extract(&RequestHead::from(&parts)), Err(error));
     let (status, body, _) = response(&RateLimitLayer::per_ip(TEN), &[]).await;
     assert_eq!(status, 500);
-    assert_eq!(body, "The rate limiter found no peer address; the server log shows the fix.");
+    assert!(body.starts_with("The rate limiter found no peer address"), "{body}");
 }
 
 #[tokio::test]
