@@ -67,9 +67,9 @@ fn one_thread(c: &mut Criterion) {
         bench("bare", Box::new(|request| serve(&mut Hello, request)));
         for (name, quota, headers) in [
             ("admitted", AMPLE, Headers::None),
-            ("admitted, with headers", AMPLE, Headers::Draft11),
+            ("admitted, with headers", AMPLE, Headers::RateLimit),
             ("denied", Quota::per_hour(1), Headers::None),
-            ("denied, with headers", Quota::per_hour(1), Headers::Draft11),
+            ("denied, with headers", Quota::per_hour(1), Headers::RateLimit),
         ] {
             let mut service = limited(quota, headers);
             bench(name, Box::new(move |request| serve(&mut service, request)));
@@ -80,7 +80,7 @@ fn one_thread(c: &mut Criterion) {
 fn two_threads(c: &mut Criterion) {
     let mut group = c.benchmark_group("layer, two threads");
     for (name, apart) in [("same key", 0), ("a key each", 1)] {
-        let service = limited(AMPLE, Headers::Draft11);
+        let service = limited(AMPLE, Headers::RateLimit);
         let run = |rounds: u64, thread: u32| {
             let mut service = service.clone();
             let start = Instant::now();

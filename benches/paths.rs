@@ -142,10 +142,10 @@ fn run(path: &str, calls: u64) {
         "store, slot taken and freed" => decide(&[SLOTS], calls),
         "store, slot and rate, taken and freed" => decide(&[SLOTS, AMPLE], calls),
         "layer, admitted, no fields" => serve(layer(AMPLE, Headers::None), calls),
-        "layer, admitted, two fields" => serve(layer(AMPLE, Headers::Draft11), calls),
-        "layer, denied" => serve(layer(ONE, Headers::Draft11), calls),
+        "layer, admitted, two fields" => serve(layer(AMPLE, Headers::RateLimit), calls),
+        "layer, denied" => serve(layer(ONE, Headers::RateLimit), calls),
         "layer, slot and rate, no fields" => serve(held(Headers::None), calls),
-        "layer, slot and rate, two fields" => serve(held(Headers::Draft11), calls),
+        "layer, slot and rate, two fields" => serve(held(Headers::RateLimit), calls),
         _ => panic!("no such path: {path}"),
     }
 }

@@ -43,7 +43,7 @@ fn basic(password: &str) -> Guard {
     );
     // A guess is charged before it is checked, so at most five concurrent guesses are possible.
     let limit = RateLimitLayer::rules(guesses, LocalStore::new())
-        .headers(Headers::Draft11.only_when_denied())
+        .headers(Headers::RateLimit.only_when_denied())
         .expose_charge();
     let wanted: Arc<str> = format!("Basic {}", STANDARD.encode(format!("admin:{password}"))).into();
     let check = middleware::from_fn(move |request: Request, next: Next| {

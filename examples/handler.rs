@@ -26,7 +26,7 @@ async fn invite(State(received): State<Limiter>, head: Parts, recipient: String)
         return rejection;
     }
     let mut response = format!("{recipient} is invited").into_response();
-    Headers::Draft11.write(&decision, &INVITATIONS, response.headers_mut());
+    Headers::RateLimit.write(&decision, &INVITATIONS, response.headers_mut());
     response
 }
 

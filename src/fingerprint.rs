@@ -126,6 +126,12 @@ impl FingerprintKey {
     }
 }
 
+impl Fingerprint {
+    pub(crate) fn to_bytes(self) -> [u8; 8] {
+        self.0.to_be_bytes()
+    }
+}
+
 impl From<[u8; LENGTH]> for FingerprintKey {
     fn from(bytes: [u8; LENGTH]) -> Self {
         Self(bytes)

@@ -5,7 +5,7 @@
 //!
 //! ```
 //! # #[cfg(feature = "axum")] {
-//! use axum::{Router, routing::get};
+//! use axum::{Router, routing::get}; // axum 0.8
 //! use tower_sluice::{Quota, RateLimitLayer};
 //!
 //! let app: Router = Router::new()
@@ -15,8 +15,8 @@
 //! ```
 //!
 //! A request over the quota receives a 429 (gRPC: status 8) with `Retry-After` and the `RateLimit`
-//! header fields. The inner service is not called. To provide the peer address, serve the app with
-//! `into_make_service_with_connect_info::<SocketAddr>()`.
+//! header fields. The inner service is not called. To provide the peer address, use axum 0.8, and serve
+//! the app with `into_make_service_with_connect_info::<SocketAddr>()`.
 //!
 //! # Overview
 //!
@@ -60,7 +60,7 @@
 //!     ),
 //!     LocalStore::with_capacity(500_000),
 //! )
-//! .headers(Headers::Draft11)
+//! .headers(Headers::RateLimit)
 //! .expose_decision()
 //! .retry_after(RetryAfter::Jitter(10));
 //! ```

@@ -54,6 +54,14 @@ pub(crate) use skip as info;
 #[cfg(not(feature = "tracing"))]
 pub(crate) use skip as warn;
 
+/// Returns `true` if the program has a subscriber for log lines.
+pub(crate) fn is_received() -> bool {
+    #[cfg(feature = "tracing")]
+    return tracing::dispatcher::get_default(|it| !it.is::<tracing::subscriber::NoSubscriber>());
+    #[cfg(not(feature = "tracing"))]
+    false
+}
+
 /// The minimum time between two logged outages.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 

@@ -62,7 +62,7 @@ struct Flags {
     #[arg(long, value_name = "CIDR", value_parser = proxy)]
     trusted_proxy: Vec<String>,
     /// Header fields that report the limit to clients
-    #[arg(long, value_name = "FAMILY", default_value = "draft11")]
+    #[arg(long, value_name = "FAMILY", default_value = "ratelimit")]
     headers: Family,
     #[command(flatten)]
     store: StoreFlags,
@@ -70,7 +70,7 @@ struct Flags {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Family {
-    Draft11,
+    Ratelimit,
     Draft07,
     Draft06,
     XRatelimit,
@@ -176,7 +176,7 @@ fn millis(time: Duration) -> u64 {
 impl From<Family> for Headers {
     fn from(family: Family) -> Self {
         match family {
-            Family::Draft11 => Self::Draft11,
+            Family::Ratelimit => Self::RateLimit,
             Family::Draft07 => Self::Draft07,
             Family::Draft06 => Self::Draft06,
             Family::XRatelimit => Self::XRateLimit,

@@ -20,8 +20,11 @@ impl Fields<'_> {
         let overage = self.decision.is_overage() && family != Headers::None;
         assert!(!overage || self.value("x-ratelimit-overage") == "1");
         let Some(binding) = self.decision.binding() else { return };
+        if self.decision.outcomes().iter().any(|outcome| outcome.held().is_some()) {
+            return; // the older families leave slots out
+        }
         match family {
-            Headers::Draft11 => self.lists(),
+            Headers::RateLimit => self.lists(),
             Headers::Draft07 => self.dictionary(binding),
             Headers::Draft06 => self.triplet("", binding, true),
             Headers::XRateLimitDelta => self.triplet("x-", binding, true),
@@ -48,11 +51,16 @@ impl Fields<'_> {
         assert_eq!((limits.len(), policies.len()), (outcomes.len(), outcomes.len()));
         for ((limit, policy), outcome) in limits.iter().zip(&policies).zip(outcomes) {
             assert_eq!(limit.0, policy.0, "both have one name");
-            let next = seconds(outcome.next_after());
-            let next = (next > 0).then_some(next);
-            assert_eq!(limit.1, [Some(outcome.remaining().into()), next, None, None]);
             let [None, None, Some(most), Some(window)] = policy.1 else { panic!("{policy:?}") };
             assert!(most == u64::from(outcome.limit()) && window > 0);
+            let needed = (u64::from(outcome.remaining()) * window).div_ceil(most.max(1));
+            let time = match (self.decision.is_allowed(), outcome.is_denied()) {
+                (true, _) => seconds(outcome.next_after()).max(needed),
+                (false, true) => seconds(outcome.next_after()),
+                (false, false) => 0,
+            };
+            let time = (time > 0).then_some(time);
+            assert_eq!(limit.1, [Some(self.left(outcome)), time, None, None]);
         }
         let names: std::collections::HashSet<_> = limits.iter().map(|(name, _)| name).collect();
         assert_eq!(names.len(), limits.len(), "names are distinct");
@@ -69,8 +77,20 @@ impl Fields<'_> {
             Some(ListEntry::Item(item)) => integer(&item.bare_item),
             other => panic!("{other:?}"),
         });
-        let reset = seconds(binding.next_after());
-        assert_eq!(numbers, [binding.limit().into(), binding.remaining().into(), reset]);
+        assert_eq!(numbers[..2], [binding.limit().into(), self.left(binding)]);
+        self.reset(binding, numbers[2]);
+    }
+
+    /// Returns the units left, of which a quota that denied the request has none.
+    fn left(&self, outcome: &Outcome) -> u64 {
+        let denies = !self.decision.is_allowed() && outcome.is_denied();
+        if denies { 0 } else { outcome.remaining().into() }
+    }
+
+    /// Checks the time of an older family, whose window is not in the fields.
+    fn reset(&self, binding: &Outcome, reset: u64) {
+        let next = seconds(binding.next_after());
+        assert!(if self.decision.is_allowed() { reset >= next } else { reset == next }, "{reset}");
     }
 
     fn triplet(&self, prefix: &str, binding: &Outcome, from_now: bool) {
@@ -80,10 +100,13 @@ impl Fields<'_> {
             return;
         }
         assert_eq!(self.value(&name("limit")), binding.limit().to_string());
-        assert_eq!(self.value(&name("remaining")), binding.remaining().to_string());
+        assert_eq!(self.value(&name("remaining")), self.left(binding).to_string());
         let reset: u64 = self.value(&name("reset")).parse().expect("a number");
-        let next = seconds(binding.next_after());
-        assert!(if from_now { reset == next } else { reset > next }, "{reset}");
+        if from_now {
+            self.reset(binding, reset);
+        } else {
+            assert!(reset > seconds(binding.next_after()), "{reset}");
+        }
     }
 
     /// Returns the value that the handler set under this name.

@@ -13,7 +13,7 @@ use tower_sluice::{
 use super::{fields::Fields, input::Input};
 
 const FAMILIES: [Headers; 6] = [
-    Headers::Draft11,
+    Headers::RateLimit,
     Headers::Draft07,
     Headers::Draft06,
     Headers::XRateLimit,

@@ -83,7 +83,7 @@
 //!     if parts.headers.contains_key(header::AUTHORIZATION) { Applies::Charge } else { Applies::Skip }
 //! });
 //! let limit = RateLimitLayer::rules(guesses, LocalStore::new())
-//!     .headers(Headers::Draft11.only_when_denied())
+//!     .headers(Headers::RateLimit.only_when_denied())
 //!     .expose_charge();
 //! let guard = Guard::layer(ServiceBuilder::new().layer(limit).layer(middleware::from_fn(check)));
 //! ```

@@ -252,7 +252,12 @@ impl Decision {
         if let [one] = self.outcomes.as_slice() {
             return Some(one).filter(|one| !one.is_report_only());
         }
-        let deciding = self.outcomes.iter().filter(|outcome| !outcome.is_report_only());
+        self.binding_among(|_| true)
+    }
+
+    /// Returns the outcome of the decisive quota among some quotas.
+    pub(crate) fn binding_among(&self, some: impl Fn(&Outcome) -> bool) -> Option<&Outcome> {
+        let deciding = self.outcomes.iter().filter(|it| !it.is_report_only() && some(it));
         if self.allowed {
             deciding.min_by_key(|outcome| outcome.remaining())
         } else {

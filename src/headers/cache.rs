@@ -6,11 +6,11 @@ use http::HeaderValue;
 
 use super::{item::Item, lines::Reading};
 
-/// The limit of units left. A value below the limit is cached if its wait is at most one second.
+/// The limit of units left. Values below the limit are cached.
 const UNITS: usize = 128;
 /// The limit of the wait in seconds. A value below the limit is cached if no units are left.
 const SECONDS: usize = 64;
-/// The limit of units used by a client that was idle before. Values below the limit are cached.
+/// The limit of used units. Values below the limit are cached.
 const USED: usize = 64;
 
 /// Rendered values, allocated on first use.
@@ -27,7 +27,7 @@ impl ValueCache {
         render: impl Fn() -> Option<HeaderValue>,
     ) -> Option<HeaderValue> {
         let Some(slot) = slot(item, reading) else { return render() };
-        let new = || (0..2 * UNITS + SECONDS + USED).map(|_| OnceLock::new()).collect();
+        let new = || (0..UNITS + SECONDS + USED).map(|_| OnceLock::new()).collect();
         let slot = self.0.get_or_init(new).get(slot)?;
         if slot.get().is_none() {
             slot.set(render()?).ok();
@@ -39,16 +39,19 @@ impl ValueCache {
 /// Returns the slot of a reading, or `None` if it is not cached.
 #[inline]
 fn slot(item: &Item, reading: &Reading) -> Option<usize> {
-    let Reading { remaining, next, .. } = *reading;
-    let (units, seconds) = (remaining as usize, next as usize);
-    match (units, seconds) {
-        (..UNITS, ..=1) => Some(2 * units + seconds),
-        (0, ..SECONDS) => Some(2 * UNITS + seconds),
-        _ if next == item.interval => {
-            // Units that a window carried over may exceed the limit.
-            let used = item.limit.checked_sub(remaining)? as usize;
-            (used < USED).then_some(2 * UNITS + SECONDS + used)
-        }
-        _ => None,
+    let Reading { remaining, time, .. } = *reading;
+    let (units, seconds) = (remaining as usize, time as usize);
+    if units == 0 && seconds < SECONDS {
+        return Some(UNITS + seconds);
     }
+    let usual = if units == 0 { item.interval } else { item.time_for(remaining) };
+    if time != usual {
+        return None;
+    }
+    if units < UNITS {
+        return Some(units);
+    }
+    // Units that a window carried over may exceed the limit.
+    let used = item.limit.checked_sub(remaining)? as usize;
+    (used < USED).then_some(UNITS + SECONDS + used)
 }

@@ -2,12 +2,14 @@
 
 use std::borrow::Cow;
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::HeaderValue;
 
-use super::{digits::number, whole_seconds};
+use super::{Headers, digits::number, whole_seconds};
 use crate::{
     decision::Outcome,
-    quota::Quota,
+    fingerprint::FingerprintKey,
+    quota::{Quota, is_registered_unit},
     rule::{RuleError, RuleInfo, RuleName},
     store::Charge,
 };
@@ -43,10 +45,18 @@ impl Items {
         Ok(Self { list, reporting, dynamic, rules })
     }
 
-    /// Collects the quotas that these charges use.
-    pub(crate) fn charged(charges: &[Charge<'_>]) -> Self {
+    /// Collects the quotas that these charges use. With a secret, each has a partition key.
+    pub(crate) fn charged(charges: &[Charge<'_>], secret: Option<&FingerprintKey>) -> Self {
         let infos: Vec<_> = charges.iter().map(RuleInfo::of).collect();
-        Self::of(Item::named(&infos), charges)
+        let mut list = Item::named(&infos);
+        if let Some(secret) = secret {
+            for item in &mut list {
+                let charge = charges.iter().find(|charge| charge.rule() == item.rule);
+                let key = charge.map(|charge| charge.key().fingerprint(secret).to_bytes());
+                item.pk = key.map(|key| format!(";pk=:{}:", STANDARD.encode(key)));
+            }
+        }
+        Self::of(list, charges)
     }
 
     /// Returns the quotas of the rules that charge the request.
@@ -98,14 +108,35 @@ pub(crate) struct Item {
     pub(super) limit: u32,
     /// The limit as a header value.
     pub(super) told: HeaderValue,
+    /// The seconds in which an empty account refills, or 0 for slots.
     pub(super) window: u64,
     /// The seconds in which one unit is refilled.
     pub(super) interval: u32,
-    /// `true` for a number of slots, and `false` for a rate.
-    pub(super) is_concurrent: bool,
+    /// The unit, or `None` for requests.
+    pub(super) unit: Option<&'static str>,
+    /// `true` if the limit is not a policy, because it follows the measured latency.
+    pub(super) is_adaptive: bool,
+    /// The parameter `pk`, if partition keys are enabled.
+    pub(super) pk: Option<String>,
 }
 
 impl Item {
+    /// Returns `true` if the fields of `family` can express the unit.
+    pub(super) fn is_listed(&self, family: Headers) -> bool {
+        match self.unit {
+            None => true,
+            Some(unit) => family == Headers::RateLimit && is_registered_unit(unit),
+        }
+    }
+
+    /// Returns the seconds in which clients may use `units`, so that their rate is at most the
+    /// limit per window.
+    #[inline]
+    pub(super) fn time_for(&self, units: u32) -> u32 {
+        let seconds = u64::from(units).saturating_mul(self.window);
+        u32::try_from(seconds.div_ceil(self.limit.max(1).into())).unwrap_or(u32::MAX)
+    }
+
     pub(crate) fn named(infos: &[RuleInfo<'_>]) -> Vec<Self> {
         let of = |info: &RuleInfo<'_>| {
             let quotas = info.quotas.unwrap_or_default();
@@ -122,7 +153,9 @@ impl Item {
                 told: number(quota.limit().into()),
                 window: window(quota),
                 interval: whole_seconds(quota.interval_nanos()),
-                is_concurrent: quota.is_concurrent(),
+                unit: quota.unit_name(),
+                is_adaptive: quota.is_adaptive(),
+                pk: None,
             };
             quotas.iter().enumerate().map(item).collect::<Vec<_>>()
         };
@@ -130,11 +163,14 @@ impl Item {
     }
 }
 
-/// Returns the seconds in which an empty account refills.
+/// Returns the seconds in which an empty account refills, or 0 for slots.
 ///
 /// The time is computed from the period. The rounded interval would give 2 seconds for three units
 /// per second.
 fn window(quota: &Quota) -> u64 {
+    if quota.is_concurrent() {
+        return 0;
+    }
     let nanos = quota.period().as_nanos() * u128::from(quota.limit());
     let refill = nanos.div_ceil(quota.units().max(1).into()).div_ceil(1_000_000_000);
     u64::try_from(refill).unwrap_or(u64::MAX).max(1)

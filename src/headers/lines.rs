@@ -32,15 +32,15 @@ pub(super) struct Reading {
     /// `true` if the request was allowed beyond the quota.
     pub(super) overage: bool,
     pub(super) remaining: u32,
-    /// The seconds until more units are available, or 0 if waiting adds no units.
-    pub(super) next: u32,
+    /// The seconds of the effective window, or 0 if there is none.
+    pub(super) time: u32,
 }
 
 /// Returns the names of the quota fields, and `true` if the family has a policy field.
 fn names(family: Headers) -> (&'static [HeaderName], bool) {
     match family {
         Headers::None => (&[], false),
-        Headers::Draft11 | Headers::Draft07 => (&RATELIMIT, true),
+        Headers::RateLimit | Headers::Draft07 => (&RATELIMIT, true),
         Headers::Draft06 => (&TRIPLET, true),
         Headers::XRateLimit | Headers::XRateLimitDelta => (&X_TRIPLET, false),
     }
@@ -110,7 +110,7 @@ impl Template {
         let Some(first) = readings.first() else { return };
         let value = match self.family {
             Headers::None => return,
-            Headers::Draft11 => self.list(readings),
+            Headers::RateLimit => self.list(readings),
             Headers::Draft07 => self.dictionary(first),
             Headers::Draft06 | Headers::XRateLimit | Headers::XRateLimitDelta => {
                 fields.zip(self.triplet(first)).for_each(|(field, value)| *field = value);
@@ -125,7 +125,7 @@ impl Template {
     #[inline(never)]
     fn add(&self, readings: &[Reading], first: &Reading, headers: &mut HeaderMap) {
         let (names, ruled) = names(self.family);
-        let is_list = self.family == Headers::Draft11;
+        let is_list = self.family == Headers::RateLimit;
         let left = if is_list { None } else { self.left_inside(headers) };
         if left.is_some_and(|left| left <= first.remaining.into()) {
             return;
@@ -188,9 +188,12 @@ impl Template {
             }
             text.write_all(self.prefixes[usize::from(reading.item)].as_bytes())?;
             text.write_all(digits.format(reading.remaining).as_bytes())?;
-            if reading.next > 0 {
+            if reading.time > 0 {
                 text.write_all(b";t=")?;
-                text.write_all(digits.format(reading.next).as_bytes())?;
+                text.write_all(digits.format(reading.time).as_bytes())?;
+            }
+            if let Some(pk) = &self.items.list[usize::from(reading.item)].pk {
+                text.write_all(pk.as_bytes())?;
             }
         }
         Ok(())
@@ -199,9 +202,9 @@ impl Template {
     /// Renders `limit=5, remaining=4, reset=1`.
     fn dictionary(&self, first: &Reading) -> Option<HeaderValue> {
         self.value(first, || {
-            let Reading { item, remaining, next, .. } = first;
+            let Reading { item, remaining, time, .. } = first;
             let limit = self.items.list[usize::from(*item)].limit;
-            HeaderValue::try_from(format!("limit={limit}, remaining={remaining}, reset={next}"))
+            HeaderValue::try_from(format!("limit={limit}, remaining={remaining}, reset={time}"))
                 .ok()
         })
     }
@@ -211,9 +214,9 @@ impl Template {
         let reset = match self.family {
             Headers::XRateLimit => {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                seconds(now.saturating_add(Duration::from_secs(first.next.into())))
+                seconds(now.saturating_add(Duration::from_secs(first.time.into())))
             }
-            _ => first.next.into(),
+            _ => first.time.into(),
         };
         let limit = self.items.list[usize::from(first.item)].told.clone();
         [limit, number(first.remaining.into()), number(reset)]

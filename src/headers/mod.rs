@@ -1,13 +1,13 @@
 //! Header fields that report decisions to clients.
 //!
-//! All times in header fields are whole seconds, rounded up.
+//! All times in header fields are whole seconds, rounded up. [`Headers`] describes the fields.
 //!
 //! # Fields that a response already has
 //!
 //! The inner service may have set some of these fields, for example by a limiter of its own. The
 //! layer keeps what such a field says, unless it can hold only one quota:
 //!
-//! - The fields of [`Headers::Draft11`] are lists. The layer appends its quotas.
+//! - The fields of [`Headers::RateLimit`] are lists. The layer appends its quotas.
 //! - The fields of all other families report one quota, the one with the fewest units left. If that
 //!   is a quota of the layer, the layer replaces all fields of the family, including the policy.
 //!   Otherwise, all stay. Fields without a readable number of units left are replaced.
@@ -29,7 +29,7 @@ use http::{HeaderMap, HeaderName, header::RETRY_AFTER};
 
 use self::digits::number;
 pub(crate) use self::{item::Items, lines::Lines, template::Template};
-use crate::{decision::Decision, quota::Quota};
+use crate::{decision::Decision, fingerprint::FingerprintKey, quota::Quota};
 
 static RATELIMIT: [HeaderName; 1] = [HeaderName::from_static("ratelimit")];
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -66,7 +66,7 @@ pub fn exposed_headers() -> Vec<HeaderName> {
 ///
 /// `Retry-After` is sent with every family.
 ///
-/// With feature `serde`, the values are `"draft11"`, `"draft07"`, `"draft06"`, `"x-ratelimit"`,
+/// With feature `serde`, the values are `"ratelimit"`, `"draft07"`, `"draft06"`, `"x-ratelimit"`,
 /// `"x-ratelimit-delta"` and `"none"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
@@ -75,18 +75,29 @@ pub fn exposed_headers() -> Vec<HeaderName> {
 pub enum Headers {
     /// `RateLimit: "default";r=4;t=1` and `RateLimit-Policy: "default";q=5;w=1`, per quota.
     ///
-    /// This is revision 11 of the Internet-Draft `draft-ietf-httpapi-ratelimit-headers`.
+    /// These are the fields of the Internet-Draft `draft-ietf-httpapi-ratelimit-headers`, revision 11.
     ///
     /// - `q` is the burst.
+    /// - `qu` is the [unit](crate::Quota::unit), if it is not a request. A
+    ///   [concurrent](crate::Quota::concurrent) quota has `qu="concurrent-requests"`, and no `w` or
+    ///   `t`.
     /// - `w` is the number of seconds in which a whole burst is refilled. For example, 50 units per
     ///   minute with a burst of 100 is `q=100;w=120`.
-    /// - `r` is the number of units left.
-    /// - `t` is the number of seconds until more units are available. A full account has no `t`.
+    /// - `r` is the number of units left, and 0 for a quota that denied the request.
+    /// - `t` is the number of seconds in which the client may use `r` units. It is long enough for
+    ///   the next unit to arrive, and `r` per `t` never exceeds `q` per `w`. For a quota that denied
+    ///   the request, `t` is the number of seconds until the next unit. The other quotas of a denial
+    ///   have no `t`.
+    /// - `pk` identifies the key, see [`partition_key`](Headers::partition_key).
     ///
-    /// A [concurrent](crate::Quota::concurrent) quota has `qu="concurrent-requests"` instead of `w`,
-    /// and never a `t`.
+    /// A quota with a unit that the draft does not know, such as tokens, is in neither field. An
+    /// [adaptive](crate::Quota::adaptive) limit is in `RateLimit` only, because it is no policy.
+    ///
+    /// All other families report one quota, in the same numbers. They know no units, so they report
+    /// quotas of requests only.
     #[default]
-    Draft11,
+    #[cfg_attr(feature = "serde", serde(rename = "ratelimit"))]
+    RateLimit,
     /// `RateLimit: limit=5, remaining=4, reset=1` and `RateLimit-Policy: 5;w=1` (revision 07).
     Draft07,
     /// `RateLimit-Limit`, `-Remaining`, `-Reset` (seconds from now) and `-Policy` (revision 06).
@@ -111,12 +122,32 @@ impl Headers {
     /// ```
     /// use tower_sluice::{Headers, Quota, RateLimitLayer};
     ///
-    /// let headers = Headers::Draft11.only_when_denied();
+    /// let headers = Headers::RateLimit.only_when_denied();
     /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).headers(headers);
     /// ```
     #[must_use]
     pub fn only_when_denied(self) -> HeaderPolicy {
-        HeaderPolicy { family: self, only_denied: true }
+        HeaderPolicy { only_denied: true, ..self.into() }
+    }
+
+    /// Adds the partition key `pk` to the fields, so that a client with several keys knows which
+    /// quota is whose.
+    ///
+    /// The value is the [fingerprint](crate::Key::fingerprint) of the key: eight bytes, in Base64.
+    /// Nobody can compute the key from it without the secret. Only
+    /// [`RateLimit`](Headers::RateLimit) has this parameter.
+    ///
+    /// ```
+    /// use tower_sluice::{Headers, Quota, RateLimitLayer, fingerprint::FingerprintKey};
+    ///
+    /// let secret = FingerprintKey::new("correct horse battery staple")?; // from configuration
+    /// let headers = Headers::RateLimit.partition_key(secret);
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).headers(headers);
+    /// # Ok::<(), tower_sluice::fingerprint::FingerprintKeyError>(())
+    /// ```
+    #[must_use]
+    pub fn partition_key(self, secret: impl Into<FingerprintKey>) -> HeaderPolicy {
+        HeaderPolicy::from(self).partition_key(secret)
     }
 
     /// Adds the fields for a decision of a [`Limiter`](crate::Limiter) to `headers`.
@@ -133,8 +164,8 @@ impl Headers {
     ///
     /// let decision = searches.take("alice", &SEARCHES, 1).now();
     /// let mut response = Response::new("found");
-    /// Headers::Draft11.write(&decision, &SEARCHES, response.headers_mut());
-    /// assert_eq!(response.headers()["ratelimit"], "\"default\";r=29;t=2");
+    /// Headers::RateLimit.write(&decision, &SEARCHES, response.headers_mut());
+    /// assert_eq!(response.headers()["ratelimit"], "\"default\";r=29;t=58");
     /// ```
     pub fn write(
         self,
@@ -149,16 +180,26 @@ impl Headers {
 
 /// Header fields of a layer, for [`RateLimitLayer::headers`](crate::RateLimitLayer::headers).
 ///
-/// Created from [`Headers`], or by [`Headers::only_when_denied`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Created from [`Headers`], by [`Headers::only_when_denied`] or by [`Headers::partition_key`].
+#[derive(Clone, Copy, Debug, Default)]
 pub struct HeaderPolicy {
     pub(crate) family: Headers,
     pub(crate) only_denied: bool,
+    /// The secret of partition keys, if they are enabled.
+    secret: Option<FingerprintKey>,
+}
+
+impl HeaderPolicy {
+    /// Adds the [partition key](Headers::partition_key) to the fields.
+    #[must_use]
+    pub fn partition_key(self, secret: impl Into<FingerprintKey>) -> Self {
+        Self { secret: Some(secret.into()), ..self }
+    }
 }
 
 impl From<Headers> for HeaderPolicy {
     fn from(family: Headers) -> Self {
-        Self { family, only_denied: false }
+        Self { family, ..Self::default() }
     }
 }
 

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use http::{HeaderMap, HeaderValue};
 
 use super::{
-    Headers,
+    HeaderPolicy, Headers,
     cache::ValueCache,
     digits::number,
     item::{Item, Items},
@@ -16,8 +16,9 @@ use super::{
 };
 use crate::{
     decision::{Decision, Outcome},
+    fingerprint::FingerprintKey,
     key::Key,
-    quota::Quota,
+    quota::{Quota, is_registered_unit},
     store::Charge,
 };
 
@@ -30,12 +31,16 @@ pub(crate) struct Template {
     pub(super) family: Headers,
     pub(super) items: Arc<Items>,
     /// The start of each list member: the name as a structured field string (RFC 9651), and `;r=`.
+    ///
+    /// Empty for a quota that the fields leave out.
     pub(super) prefixes: Vec<String>,
     pub(super) policy: Option<HeaderValue>,
     /// Set in templates that serve many requests.
     pub(super) prepared: Option<Prepared>,
     /// Templates for requests that only some rules charge.
     variants: Variants,
+    /// The secret of partition keys, if they are enabled.
+    secret: Option<FingerprintKey>,
 }
 
 /// Header fields with placeholder values. A copy costs less than a new map, which hashes each name.
@@ -49,27 +54,39 @@ pub(super) struct Prepared {
 }
 
 impl Template {
-    pub(crate) fn new(family: Headers, items: Arc<Items>) -> Self {
-        let escape = |item: &Item| item.name.replace('\\', "\\\\").replace('"', "\\\"");
-        let list = &items.list;
-        let quoted: Vec<_> = list.iter().map(|item| format!("\"{}\"", escape(item))).collect();
-        let policy = |(item, name): (&Item, &String)| {
-            let per = match item.is_concurrent {
-                true => "qu=\"concurrent-requests\"".to_owned(),
-                false => format!("w={}", item.window),
-            };
-            match family {
-                Headers::Draft11 => format!("{name};q={};{per}", item.limit),
-                _ => format!("{};{per}", item.limit),
-            }
+    pub(crate) fn new(policy: HeaderPolicy, items: Arc<Items>) -> Self {
+        let HeaderPolicy { family, secret, .. } = policy;
+        let quoted = |item: &Item| {
+            let name = item.name.replace('\\', "\\\\").replace('"', "\\\"");
+            format!("\"{name}\"")
         };
-        let told = list.iter().zip(&quoted).filter(|(item, _)| !items.only_reports(item.rule));
-        let policies: Vec<_> = told.map(policy).collect();
+        let policy = |item: &Item| {
+            let limit = item.limit;
+            let window = match item.window {
+                0 => String::new(),
+                seconds => format!(";w={seconds}"),
+            };
+            if family != Headers::RateLimit {
+                return format!("{limit}{window}");
+            }
+            let unit = item.unit.map(|unit| format!(";qu=\"{unit}\"")).unwrap_or_default();
+            let pk = item.pk.as_deref().unwrap_or_default();
+            format!("{};q={limit}{unit}{window}{pk}", quoted(item))
+        };
+        let list = &items.list;
+        let is_policy = |item: &&Item| {
+            item.is_listed(family) && !item.is_adaptive && !items.only_reports(item.rule)
+        };
+        let policies: Vec<_> = list.iter().filter(is_policy).map(policy).collect();
         let policy = HeaderValue::try_from(policies.join(", ")).ok();
         let policy = policy.filter(|_| !policies.is_empty());
-        let prefixes = quoted.into_iter().map(|name| name + ";r=").collect();
+        let prefix = |item: &Item| match item.is_listed(family) {
+            true => format!("{};r=", quoted(item)),
+            false => String::new(),
+        };
+        let prefixes = list.iter().map(prefix).collect();
         let variants = Variants::new(items.rules());
-        Self { family, items, prefixes, policy, prepared: None, variants }
+        Self { family, items, prefixes, policy, prepared: None, variants, secret }
     }
 
     /// Creates the template for the quotas of one call of a limiter.
@@ -77,7 +94,7 @@ impl Template {
         let rule = decision.outcomes().first().map(Outcome::rule).unwrap_or_default();
         let key = Key::everyone();
         let charge = Charge::new(rule, &key, quotas);
-        Arc::new(Self::new(family, Arc::new(Items::charged(&[charge]))))
+        Arc::new(Self::new(family.into(), Arc::new(Items::charged(&[charge], None))))
     }
 
     /// Prepares the fields for many requests, with a cache of values if `cached` is `true`.
@@ -95,17 +112,20 @@ impl Template {
     pub(crate) fn for_charges(&self, charges: &[Charge<'_>]) -> Option<Arc<Self>> {
         let items = &*self.items;
         let fits = self.family == Headers::None || items.are_all(charges);
-        if fits && !items.are_chosen() { None } else { Some(self.of_charges(charges)) }
+        let fits = fits && !items.are_chosen() && self.secret.is_none();
+        if fits { None } else { Some(self.of_charges(charges)) }
     }
 
     #[inline(never)]
     fn of_charges(&self, charges: &[Charge<'_>]) -> Arc<Self> {
-        if self.items.are_chosen() {
-            return Arc::new(Self::new(self.family, Arc::new(Items::charged(charges))));
+        let policy = HeaderPolicy { secret: self.secret, ..self.family.into() };
+        if self.items.are_chosen() || self.secret.is_some() {
+            let items = Items::charged(charges, self.secret.as_ref());
+            return Arc::new(Self::new(policy, Arc::new(items)));
         }
         let few = self.items.rules() <= FEW;
         self.variants.get(charges, || {
-            let made = Self::new(self.family, Arc::new(self.items.only(charges)));
+            let made = Self::new(policy, Arc::new(self.items.only(charges)));
             made.prepared(few)
         })
     }
@@ -159,24 +179,45 @@ impl Template {
     /// Returns the numbers of the quotas that clients see.
     #[inline(always)]
     fn read(&self, decision: &Decision) -> Readings {
-        let listed = match self.family {
-            Headers::None => &[],
-            Headers::Draft11 => decision.outcomes(),
-            _ => decision.binding().map_or(&[][..], std::slice::from_ref),
-        };
         let mut readings = Readings::new();
-        for outcome in listed.iter().filter(|it| it.is_known() && !it.is_report_only()) {
-            if let Some(Ok(item)) = self.items.find(outcome).map(u16::try_from) {
-                let (remaining, mut next) = outcome.remaining_and_next();
-                // The older families have no other way to omit the wait.
-                if self.family != Headers::Draft11 && outcome.is_wait_unknown() {
-                    next = nanos(outcome.expected_wait());
-                }
-                let (overage, next) = (decision.is_overage(), whole_seconds(next));
-                readings.push(Reading { item, overage, remaining, next });
+        match self.family {
+            Headers::None => {}
+            Headers::RateLimit => {
+                readings
+                    .extend(decision.outcomes().iter().filter_map(|it| self.reading(decision, it)));
+            }
+            _ => {
+                let decides = |outcome: &Outcome| {
+                    (decision.is_allowed() || outcome.is_denied())
+                        && self.reading(decision, outcome).is_some()
+                };
+                let binding = decision.binding_among(decides);
+                readings.extend(binding.and_then(|outcome| self.reading(decision, outcome)));
             }
         }
         readings
+    }
+
+    /// Returns the numbers of a quota, or `None` if the fields leave it out.
+    #[inline(always)]
+    fn reading(&self, decision: &Decision, outcome: &Outcome) -> Option<Reading> {
+        if !outcome.is_known() || outcome.is_report_only() {
+            return None;
+        }
+        let at = self.items.find(outcome)?;
+        if self.prefixes[at].is_empty() {
+            return None;
+        }
+        let (left, next) = outcome.remaining_and_next();
+        let next = whole_seconds(next);
+        let (remaining, time) = match decision.is_allowed() {
+            true => (left, next.max(self.items.list[at].time_for(left))),
+            false if outcome.is_denied() => (0, next),
+            // A window could end after `Retry-After`.
+            false => (left, 0),
+        };
+        let (item, overage) = (u16::try_from(at).ok()?, decision.is_overage());
+        Some(Reading { item, overage, remaining, time })
     }
 
     /// Returns the rendered value of one reading, from the cache if there is one.
@@ -198,8 +239,10 @@ impl Template {
         let found = self.items.find(outcome);
         found.map_or(outcome.rule().as_str(), |at| &self.items.list[at].name)
     }
-}
 
-fn nanos(wait: Option<Duration>) -> u64 {
-    wait.and_then(|wait| u64::try_from(wait.as_nanos()).ok()).unwrap_or(0)
+    /// Returns the unit of a quota, if no header field can express it.
+    pub(crate) fn unregistered_unit(&self, outcome: &Outcome) -> Option<&'static str> {
+        let unit = self.items.list[self.items.find(outcome)?].unit?;
+        (!is_registered_unit(unit)).then_some(unit)
+    }
 }

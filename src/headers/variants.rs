@@ -93,7 +93,10 @@ mod tests {
                 let before = made.get();
                 let template = variants.get(&charges, || {
                     made.set(made.get() + 1);
-                    Template::new(Headers::Draft11, Arc::new(Items::charged(&charges)))
+                    Template::new(
+                        Headers::RateLimit.into(),
+                        Arc::new(Items::charged(&charges, None)),
+                    )
                 });
                 assert_eq!(template.items.list[0].rule, name);
                 assert_eq!(made.get() > before, made_first, "{name}");

@@ -237,7 +237,7 @@ impl KeyError {
         Self {
             kind: KeyErrorKind::NoPeer,
             status: StatusCode::INTERNAL_SERVER_ERROR,
-            text: "no peer address in the request's extensions; with axum, serve \
+            text: "no peer address in the request's extensions; with axum 0.8, serve \
                    `app.into_make_service_with_connect_info::<SocketAddr>()`"
                 .into(),
         }

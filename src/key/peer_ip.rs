@@ -16,7 +16,7 @@ use crate::log::warn;
 /// Extractor for the address of the peer.
 ///
 /// The server provides the address as axum's `ConnectInfo<SocketAddr>`, tonic's `TcpConnectInfo`
-/// (feature `tonic`), or a [`SocketAddr`] in the request's extensions. With axum, serve
+/// (feature `tonic`), or a [`SocketAddr`] in the request's extensions. With axum 0.8, serve
 /// `into_make_service_with_connect_info::<SocketAddr>()`. Without an address, all requests are
 /// rejected with 500, and a log line describes the fix.
 ///
@@ -263,7 +263,12 @@ fn is_private(address: IpAddr) -> bool {
     }
 }
 
+/// Logs a warning, once per process, because an application may have many extractors.
 fn warn_shared(address: IpAddr) {
+    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
+    if IS_LOGGED.swap(true, Relaxed) {
+        return;
+    }
     warn!(
         target: "tower_sluice::lint",
         lint = "one_private_peer",

@@ -218,7 +218,7 @@ where
     /// Admits or rejects a request without a store call.
     #[cold]
     #[inline(never)]
-    fn bypass<B>(&self, bypass: Bypass, head: &RequestHead<'_>) -> Admission<B, S>
+    fn bypass<B: 'static>(&self, bypass: Bypass, head: &RequestHead<'_>) -> Admission<B, S>
     where
         R: Reject<B>,
     {
@@ -230,7 +230,7 @@ where
                 settings.count(Event::Unkeyed);
                 unidentified();
                 if error.is_no_peer() {
-                    log_no_peer(&error);
+                    log_no_peer::<B>(&error);
                 }
                 let why = self.rejection(Err(&error), None, &self.template);
                 return Admission::Rejected(self.reject.reject(&why, head));

@@ -54,7 +54,7 @@ use crate::{
 ///     ),
 ///     LocalStore::new(),
 /// )
-/// .headers(Headers::Draft11);
+/// .headers(Headers::RateLimit);
 /// ```
 ///
 /// The type parameters are the rules `K`, the store `S`, and the [`Reject`](crate::Reject) `R`.
@@ -210,7 +210,7 @@ fn impossible_cost(info: &RuleInfo<'_>) -> Option<(RuleName, u64, u32)> {
 impl<K, S, R> RateLimitLayer<K, S, R> {
     /// Sets the header fields that report quotas to clients.
     ///
-    /// Defaults to [`Headers::Draft11`](crate::Headers::Draft11) with every response. Use
+    /// Defaults to [`Headers::RateLimit`](crate::Headers::RateLimit) with every response. Use
     /// [`Headers::only_when_denied`](crate::Headers::only_when_denied) to send the fields with
     /// rejections only.
     pub fn headers(mut self, headers: impl Into<HeaderPolicy>) -> Self {
@@ -671,7 +671,7 @@ impl<I, K: Rules, S, R> Layer<I> for RateLimitLayer<K, S, R> {
 
     fn layer(&self, inner: I) -> Self::Service {
         self.advise();
-        let template = Template::new(self.settings.headers.family, self.items.clone());
+        let template = Template::new(self.settings.headers, self.items.clone());
         let shared = Shared {
             rules: self.rules.clone(),
             store: self.store.clone(),

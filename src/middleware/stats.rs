@@ -1,6 +1,9 @@
 //! Statistics of the decisions of a layer.
 
+#[cfg(feature = "axum")]
+use std::any::TypeId;
 use std::{
+    any::type_name,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -70,11 +73,30 @@ impl Counters {
 }
 
 /// Logs that the server provides no peer address, at most once per minute.
-pub(super) fn log_no_peer(error: &KeyError) {
+///
+/// `B` is the type of the response body.
+pub(super) fn log_no_peer<B: 'static>(error: &KeyError) {
     static LAST: Mutex<Option<Instant>> = Mutex::new(None);
     let Ok(mut last) = LAST.try_lock() else { return };
     if last.is_none_or(|last| last.elapsed() >= Duration::from_secs(60)) {
         *last = Some(Instant::now());
-        error!("every request is rejected with 500: {error}");
+        let hint = if is_of_another_axum::<B>() {
+            "; this server is of another version of axum, whose ConnectInfo cannot be read: use \
+             axum 0.8, or insert the SocketAddr into the extensions of each request"
+        } else {
+            ""
+        };
+        error!("every request is rejected with 500: {error}{hint}");
     }
+}
+
+/// Returns `true` for the body type of another version of axum.
+///
+/// Extensions of a request cannot be listed, so the response is the only sign of the version.
+fn is_of_another_axum<B: 'static>() -> bool {
+    #[cfg(feature = "axum")]
+    if TypeId::of::<B>() == TypeId::of::<axum::body::Body>() {
+        return false;
+    }
+    cfg!(feature = "axum") && type_name::<B>().ends_with("axum_core::body::Body")
 }

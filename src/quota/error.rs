@@ -7,19 +7,49 @@ use std::{fmt, time::Duration};
 /// The message has the field, the value and the fix.
 ///
 /// See [troubleshooting](crate::guide::troubleshooting#errors).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaError(pub(super) Repr);
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+// A type without a destructor, so that a constant can match on `Quota::new`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repr {
     /// The kind of error, the invalid number, and the period or interval of the quota.
     Numbers(ErrorKind, u32, Duration),
     Text {
-        text: String,
+        text: Excerpt,
         field: &'static str,
-        value: String,
+        value: Excerpt,
         fix: &'static str,
     },
+}
+
+/// The first bytes of a text. Valid quotas are shorter.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Excerpt {
+    bytes: [u8; 40],
+    length: u8,
+    is_cut: bool,
+}
+
+impl Excerpt {
+    pub(super) fn new(text: &str) -> Self {
+        let mut bytes = [0; 40];
+        let mut length = text.len().min(bytes.len());
+        while !text.is_char_boundary(length) {
+            length -= 1;
+        }
+        bytes[..length].copy_from_slice(&text.as_bytes()[..length]);
+        let is_cut = length < text.len();
+        Self { bytes, length: u8::try_from(length).unwrap_or(u8::MAX), is_cut }
+    }
+}
+
+/// Writes the text in quotes, and dots if it was cut.
+impl fmt::Debug for Excerpt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = str::from_utf8(&self.bytes[..self.length.into()]).unwrap_or_default();
+        write!(f, "{text:?}{}", if self.is_cut { ".." } else { "" })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +73,7 @@ pub(super) enum ErrorKind {
     NoSlots,
     RateOfSlots,
     SlotsOfRate,
+    UnitOfSlots,
 }
 
 impl ErrorKind {
@@ -93,6 +124,10 @@ impl ErrorKind {
             Self::SlotsOfRate => {
                 "quota: algorithm Concurrent is set on a rate; use Quota::concurrent(limit)"
             }
+            Self::UnitOfSlots => {
+                "quota: unit is set on a concurrent quota, or is concurrent-requests; drop it, or \
+                 use Quota::concurrent(limit)"
+            }
         }
     }
 
@@ -115,7 +150,8 @@ impl fmt::Display for QuotaError {
                     | ErrorKind::NoPeriod
                     | ErrorKind::NoBurst
                     | ErrorKind::NoSlots
-                    | ErrorKind::SlotsOfRate => Ok(()),
+                    | ErrorKind::SlotsOfRate
+                    | ErrorKind::UnitOfSlots => Ok(()),
                     ErrorKind::RateOfSlots => write!(f, " ({units})"),
                     ErrorKind::InitialAboveBurst | ErrorKind::InitialOfWindow => {
                         write!(f, " (initial {units})")

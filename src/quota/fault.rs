@@ -16,7 +16,10 @@ impl Quota {
         match has_slots {
             true if self.units == 0 => Some(ErrorKind::NoSlots),
             true if has_rate => Some(ErrorKind::RateOfSlots),
-            _ => None,
+            _ => match self.unit {
+                Some(unit) if has_slots || is_unit_of_slots(unit) => Some(ErrorKind::UnitOfSlots),
+                _ => None,
+            },
         }
     }
 
@@ -81,6 +84,10 @@ impl Quota {
             _ => None,
         }
     }
+}
+
+const fn is_unit_of_slots(unit: &str) -> bool {
+    matches!(unit.as_bytes(), b"concurrent-requests")
 }
 
 /// Returns `true` for a valid number of buckets of a sliding window.

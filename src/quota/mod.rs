@@ -63,9 +63,9 @@ const UNITS: [(&str, u64); 7] = [
 /// use tower_sluice::Quota;
 ///
 /// const LOGIN: Quota = Quota::per_minute(5).burst(10);
+/// const SEARCH: Quota = Quota::per(200, Duration::from_secs(10));
 ///
-/// let search = Quota::new(200, Duration::from_secs(10))?;
-/// assert_eq!(search, "200/10s".parse()?);
+/// assert_eq!(SEARCH, "200/10s".parse()?);
 /// assert_eq!(LOGIN.to_string(), "5/min burst 10");
 /// # Ok::<(), tower_sluice::quota::QuotaError>(())
 /// ```
@@ -119,7 +119,14 @@ pub struct Quota {
     soft: u32,
     max_debt: Option<u32>,
     name: Option<&'static str>,
+    /// The unit, or `None` for requests.
+    unit: Option<&'static str>,
     adaptive: Option<Adaptive>,
+}
+
+/// Returns `true` for a unit of the parameter `qu`, whose registry is closed.
+pub(crate) fn is_registered_unit(unit: &str) -> bool {
+    matches!(unit, "requests" | "content-bytes" | "concurrent-requests")
 }
 
 impl Quota {
@@ -130,7 +137,7 @@ impl Quota {
     /// Panics if `units` is 0 or above 1 000 000 000. In a constant, this is a compile error.
     #[track_caller]
     pub const fn per_second(units: u32) -> Self {
-        Self::per(units, SECOND)
+        Self::of_nanos(units, SECOND)
     }
 
     /// Creates a quota of `units` per minute, with a burst of `units`.
@@ -140,7 +147,7 @@ impl Quota {
     /// Panics if `units` is 0.
     #[track_caller]
     pub const fn per_minute(units: u32) -> Self {
-        Self::per(units, 60 * SECOND)
+        Self::of_nanos(units, 60 * SECOND)
     }
 
     /// Creates a quota of `units` per hour, with a burst of `units`.
@@ -150,7 +157,7 @@ impl Quota {
     /// Panics if `units` is 0.
     #[track_caller]
     pub const fn per_hour(units: u32) -> Self {
-        Self::per(units, 3_600 * SECOND)
+        Self::of_nanos(units, 3_600 * SECOND)
     }
 
     /// Creates a quota of `units` per day of 24 hours, with a burst of `units`.
@@ -160,10 +167,28 @@ impl Quota {
     /// Panics if `units` is 0.
     #[track_caller]
     pub const fn per_day(units: u32) -> Self {
-        Self::per(units, 86_400 * SECOND)
+        Self::of_nanos(units, 86_400 * SECOND)
     }
 
     /// Creates a quota of `units` per `period`, with a burst of `units`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sluice::Quota;
+    ///
+    /// const SEARCHES: Quota = Quota::per(200, Duration::from_secs(10));
+    /// assert_eq!(SEARCHES.to_string(), "200/10s");
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if [`new`](Quota::new) would fail. In a constant, this is a compile error.
+    #[track_caller]
+    pub const fn per(units: u32, period: Duration) -> Self {
+        Self::of_nanos(units, clamped_nanos(period))
+    }
+
+    /// Fallible form of [`per`](Quota::per), for numbers known only at run time.
     ///
     /// # Errors
     ///
@@ -173,10 +198,7 @@ impl Quota {
     /// - The period is longer than ten years.
     /// - More than one unit would be refilled per nanosecond.
     pub const fn new(units: u32, period: Duration) -> Result<Self, QuotaError> {
-        let nanos = period.as_nanos();
-        #[expect(clippy::cast_possible_truncation, reason = "clamped to the bound first")]
-        let nanos = if nanos > MAX_REFILL as u128 { MAX_REFILL + 1 } else { nanos as u64 };
-        match Self::plain(units, nanos) {
+        match Self::plain(units, clamped_nanos(period)) {
             Ok(quota) => Ok(quota),
             Err(fault) => Err(QuotaError(Repr::Numbers(fault, units, period))),
         }
@@ -200,6 +222,7 @@ impl Quota {
             soft: 0,
             max_debt: None,
             name: None,
+            unit: None,
             adaptive: None,
         }
     }
@@ -377,6 +400,34 @@ impl Quota {
         Self { name: Some(name), ..self }
     }
 
+    /// Sets the unit, for a quota that does not count requests.
+    ///
+    /// Clients see the unit `content-bytes` in the field `RateLimit-Policy`. The registry of units
+    /// is closed: a quota with any other unit, such as tokens, is in no header field. The text of its
+    /// rejection has its numbers.
+    ///
+    /// ```
+    /// use tower_sluice::Quota;
+    ///
+    /// const UPLOADS: Quota = Quota::per_minute(50 << 20).unit("content-bytes");
+    /// const TOKENS: Quota = Quota::per_minute(100_000).unit("tokens");
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if `unit` is not 1 to 64 printable ASCII characters, or if the quota is
+    /// [concurrent](Quota::concurrent), whose unit is `concurrent-requests`.
+    #[track_caller]
+    pub const fn unit(self, unit: &'static str) -> Self {
+        assert!(crate::name::is_valid(unit), "quota: a unit is 1 to 64 printable ASCII characters");
+        self.with_unit(unit).or_panic()
+    }
+
+    const fn with_unit(self, unit: &'static str) -> Self {
+        let unit = if matches!(unit.as_bytes(), b"requests") { None } else { Some(unit) };
+        Self { unit, ..self }
+    }
+
     /// Returns the number of units that are refilled per [`period`](Quota::period), or the limit of
     /// a [concurrent](Quota::concurrent) quota.
     #[must_use]
@@ -443,6 +494,14 @@ impl Quota {
         self.name
     }
 
+    /// Returns the unit, or `None` for requests.
+    ///
+    /// The unit of a [concurrent](Quota::concurrent) quota is `concurrent-requests`.
+    #[must_use]
+    pub const fn unit_name(&self) -> Option<&'static str> {
+        if self.is_concurrent() { Some("concurrent-requests") } else { self.unit }
+    }
+
     /// Returns the algorithm.
     #[must_use]
     pub const fn counted_by(&self) -> Algorithm {
@@ -503,7 +562,7 @@ impl Quota {
     }
 
     #[track_caller]
-    const fn per(units: u32, period: u64) -> Self {
+    const fn of_nanos(units: u32, period: u64) -> Self {
         match Self::plain(units, period) {
             Ok(quota) => quota,
             Err(fault) => panic!("{}", fault.text()),
@@ -534,6 +593,15 @@ impl Quota {
             }
         }
     }
+}
+
+/// Returns the period in nanoseconds. Periods above the bound stay above it.
+const fn clamped_nanos(period: Duration) -> u64 {
+    let max = Duration::from_nanos(MAX_REFILL);
+    if period.as_secs() > max.as_secs() {
+        return MAX_REFILL + 1;
+    }
+    period.as_secs() * SECOND + period.subsec_nanos() as u64
 }
 
 impl AsRef<[Self]> for Quota {

@@ -46,6 +46,8 @@ struct QuotaTable {
     max_debt: Option<u32>,
     #[serde(skip_serializing_if = "is_default")]
     name: Option<RuleName>,
+    #[serde(skip_serializing_if = "is_default")]
+    unit: Option<RuleName>,
 }
 
 /// Returns `true` for a field that is not written.
@@ -89,6 +91,9 @@ impl TryFrom<QuotaTable> for Quota {
         quota = set(quota, table.soft, Self::try_soft)?;
         quota = set(quota, table.initial, Self::try_initial)?;
         quota = set(quota, table.max_debt, Self::try_max_debt)?;
+        if let Some(unit) = table.unit {
+            quota = quota.with_unit(unit.as_str()).checked(quota.units)?;
+        }
         Ok(Self { name: table.name.map(|name| name.as_str()), ..quota })
     }
 }
@@ -149,6 +154,7 @@ impl Serialize for Quota {
             soft: (self.soft != 0).then_some(self.soft),
             max_debt: self.max_debt,
             name: self.name.and_then(|name| RuleName::new(name).ok()),
+            unit: self.unit.and_then(|unit| RuleName::new(unit).ok()),
         }
         .serialize(serializer)
     }

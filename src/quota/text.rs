@@ -2,7 +2,10 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use super::{Adaptive, MAX_ADAPTIVE, Quota, QuotaError, UNITS, error::Repr};
+use super::{
+    Adaptive, MAX_ADAPTIVE, Quota, QuotaError, UNITS,
+    error::{Excerpt, Repr},
+};
 
 /// Writes `units "/" [n] (ns|us|ms|s|min|h|day) [" burst " n]`, `limit " concurrent"`,
 /// `"adaptive gradient"`, `"adaptive aimd " time` or `blocked`.
@@ -40,7 +43,7 @@ impl FromStr for Quota {
 
     fn from_str(text: &str) -> Result<Self, QuotaError> {
         let error = |field, value: &str, fix| {
-            let (text, value) = (text.to_owned(), value.to_owned());
+            let (text, value) = (Excerpt::new(text), Excerpt::new(value));
             QuotaError(Repr::Text { text, field, value, fix })
         };
         let whole = text.trim();

@@ -79,7 +79,7 @@ fn code(reason: Reason, status: StatusCode) -> Code {
         (Reason::Unavailable | Reason::Overloaded, _) => Code::Unavailable,
         (Reason::Limited | Reason::TooCostly, _) => Code::ResourceExhausted,
         (_, StatusCode::FORBIDDEN) => Code::PermissionDenied,
-        (Reason::Blocked, _) => Code::ResourceExhausted,
+        (Reason::Blocked | Reason::KeyBlocked, _) => Code::ResourceExhausted,
         (_, StatusCode::UNAUTHORIZED) => Code::Unauthenticated,
         (_, status) if status.is_server_error() => Code::Internal,
         _ => Code::InvalidArgument,

@@ -171,6 +171,8 @@ pub enum Reason {
     TooCostly,
     /// A quota is [blocked](crate::Quota::blocked).
     Blocked,
+    /// The key is [blocked](crate::Limiter::block) for a time.
+    KeyBlocked,
     /// The store failed, and [`FailClosed`](crate::store::FailClosed) denied the request.
     Unavailable,
     /// An [adaptive](crate::Quota::adaptive) limit is reached, because the service is overloaded.
@@ -185,6 +187,7 @@ impl Reason {
         match decision.binding() {
             _ if decision.source() == Source::FailedClosed => Self::Unavailable,
             _ if decision.source() == Source::Overload => Self::Overloaded,
+            _ if decision.is_blocked() => Self::KeyBlocked,
             Some(outcome) if outcome.is_known() && outcome.limit() == 0 => Self::Blocked,
             Some(outcome) if outcome.is_wait_unknown() => Self::Limited,
             Some(outcome) if outcome.retry_after().is_none() => Self::TooCostly,
@@ -247,7 +250,7 @@ impl<'a> Rejection<'a> {
 
     /// Returns the default status for the [reason](Rejection::reason):
     ///
-    /// - 429 for a quota
+    /// - 429 for a quota or a blocked key
     /// - 403 for a blocked quota
     /// - 503 for a failed store, or an overload
     /// - the status of the [`KeyError`] for a request without a usable key
@@ -310,7 +313,7 @@ impl fmt::Debug for Rejection<'_> {
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct TooManyRequests {
-    blocked: StatusCode,
+    blocked: Option<StatusCode>,
     too_costly: StatusCode,
     grpc_web: bool,
 }
@@ -318,13 +321,13 @@ pub struct TooManyRequests {
 impl TooManyRequests {
     /// Creates the default, with status 429 for a quota and 403 for a blocked quota.
     pub const fn new() -> Self {
-        let too_costly = StatusCode::TOO_MANY_REQUESTS;
-        Self { blocked: StatusCode::FORBIDDEN, too_costly, grpc_web: false }
+        Self { blocked: None, too_costly: StatusCode::TOO_MANY_REQUESTS, grpc_web: false }
     }
 
-    /// Sets the status for a [blocked](crate::Quota::blocked) quota. Defaults to 403.
+    /// Sets the status for a [blocked quota](crate::Quota::blocked) or a [blocked
+    /// key](crate::Limiter::block). Defaults to 403 for a quota, and to 429 for a key.
     pub const fn blocked_status(self, status: StatusCode) -> Self {
-        Self { blocked: status, ..self }
+        Self { blocked: Some(status), ..self }
     }
 
     /// Sets the status for a request that costs more than the limit of a quota. Defaults to 429.
@@ -360,7 +363,8 @@ impl TooManyRequests {
         match why.reason() {
             Reason::Limited => StatusCode::TOO_MANY_REQUESTS,
             Reason::TooCostly => self.too_costly,
-            Reason::Blocked => self.blocked,
+            Reason::Blocked => self.blocked.unwrap_or(StatusCode::FORBIDDEN),
+            Reason::KeyBlocked => self.blocked.unwrap_or(StatusCode::TOO_MANY_REQUESTS),
             Reason::Unavailable | Reason::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
             Reason::Unkeyed => why.key_error().map_or(StatusCode::BAD_REQUEST, KeyError::status),
         }
@@ -429,7 +433,7 @@ impl Decision {
     ///
     /// Use this in a handler that calls a [`Limiter`](crate::Limiter), with the quotas of that
     /// call. The response is that of [`TooManyRequests`], with `Retry-After` and the fields of
-    /// [`Headers::Draft11`].
+    /// [`Headers::RateLimit`].
     ///
     /// ```
     /// use http::{Response, request::Parts};
@@ -468,7 +472,7 @@ impl Decision {
         if self.is_allowed() {
             return None;
         }
-        let template = Template::of_call(Headers::Draft11, self, quotas.as_ref());
+        let template = Template::of_call(Headers::RateLimit, self, quotas.as_ref());
         let why = Rejection::new(Ok(self), self.expected_wait(), &template, None, None);
         Some(TooManyRequests::new().respond(&why, &head.into()))
     }

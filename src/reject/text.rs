@@ -1,13 +1,20 @@
 //! Bodies of rejections: plain text or problem+json (RFC 9457).
 
-use std::{any::Any, fmt::Write as _, sync::OnceLock};
+use std::{
+    any::Any,
+    fmt::Write as _,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header::ACCEPT};
 use http_body_util::Full;
 
 use super::{Reason, Rejection};
-use crate::{headers::push_json_string, key::entries::HeaderEntries};
+use crate::{headers::push_json_string, key::entries::HeaderEntries, log};
 
 /// Plain texts are cached for waits below this number of seconds.
 const COMMON_WAITS: usize = 4_096;
@@ -34,10 +41,10 @@ pub(super) fn accepts_json(headers: &HeaderMap) -> bool {
 pub(super) fn plain(why: &Rejection<'_>) -> Bytes {
     static COMMON: [OnceLock<Bytes>; COMMON_WAITS] = [const { OnceLock::new() }; COMMON_WAITS];
     let seconds = why.retry_after_seconds();
-    if let (Reason::Limited, Some(n)) = (why.reason(), seconds)
+    if let (Reason::Limited, Some(n), None) = (why.reason(), seconds, unregistered_units(why))
         && let Some(text) = usize::try_from(n).ok().and_then(|n| COMMON.get(n))
     {
-        return text.get_or_init(|| limited(n).into()).clone();
+        return text.get_or_init(|| limited("", n).into()).clone();
     }
     Bytes::from(detail(why))
 }
@@ -47,10 +54,13 @@ pub(super) fn plain(why: &Rejection<'_>) -> Bytes {
 /// The member `violated-policies` is spelled as in the IETF draft of the `RateLimit` fields.
 pub(super) fn problem(why: &Rejection<'_>, status: StatusCode) -> String {
     let (kind, title) = match why.reason() {
-        Reason::Limited | Reason::TooCostly => ("quota-exceeded", "Too many requests"),
-        Reason::Blocked => ("quota-exceeded", "Blocked"),
-        Reason::Unavailable => ("temporary-reduced-capacity", "Rate limiter unavailable"),
-        Reason::Overloaded => ("temporary-reduced-capacity", "Reduced capacity"),
+        Reason::Limited | Reason::TooCostly | Reason::Blocked => {
+            ("quota-exceeded", "Quota Exceeded")
+        }
+        Reason::KeyBlocked => ("abnormal-usage-detected", "Abnormal Usage Detected"),
+        Reason::Unavailable | Reason::Overloaded => {
+            ("temporary-reduced-capacity", "Temporary Reduced Capacity")
+        }
         Reason::Unkeyed => ("", status.canonical_reason().unwrap_or("Rejected")),
     };
     let mut json = String::with_capacity(256);
@@ -73,27 +83,45 @@ pub(super) fn problem(why: &Rejection<'_>, status: StatusCode) -> String {
 
 pub(super) fn detail(why: &Rejection<'_>) -> String {
     let seconds = why.retry_after_seconds();
+    let left = unregistered_units(why).unwrap_or_default();
     match (why.reason(), seconds) {
-        (Reason::Limited, Some(n)) => limited(n),
-        (Reason::Limited, None) => "Quota exhausted; retrying does not help.".into(),
+        (Reason::Limited, Some(n)) => limited(&left, n),
+        (Reason::Limited, None) => format!("Quota exhausted{left}; retrying does not help."),
         (Reason::TooCostly, _) => "This request costs more than its quota ever allows.".into(),
-        (Reason::Blocked, _) => "Access is blocked.".into(),
-        (Reason::Unavailable | Reason::Overloaded, Some(n)) => {
+        (Reason::KeyBlocked, Some(n)) => format!("Access is blocked; retry in {n} s."),
+        (Reason::KeyBlocked | Reason::Blocked, _) => "Access is blocked.".into(),
+        (Reason::Unavailable, Some(n)) => {
             format!("Requests cannot be admitted right now; retry in {n} s.")
         }
-        (Reason::Unavailable | Reason::Overloaded, None) => {
-            "Requests cannot be admitted right now.".into()
-        }
+        (Reason::Unavailable, None) => "Requests cannot be admitted right now.".into(),
+        (Reason::Overloaded, Some(n)) => format!("The service is overloaded; retry in {n} s."),
+        (Reason::Overloaded, None) => "The service is overloaded.".into(),
         (Reason::Unkeyed, _) => match why.key_error() {
             Some(error) if !error.is_no_peer() => format!("Request rejected: {error}."),
             // The fix is for the operator, not for the client.
+            Some(error) if is_first_without_log() => {
+                format!("The rate limiter found {error}. This text is sent once, in debug builds.")
+            }
             _ => "The rate limiter found no peer address; the server log shows the fix.".into(),
         },
     }
 }
 
-fn limited(seconds: u64) -> String {
-    format!("Quota exhausted; retry in {seconds} s.")
+fn limited(left: &str, seconds: u64) -> String {
+    format!("Quota exhausted{left}; retry in {seconds} s.")
+}
+
+/// Returns the numbers of the decisive quota, if its unit is in no header field.
+fn unregistered_units(why: &Rejection<'_>) -> Option<String> {
+    let outcome = why.decision()?.binding()?;
+    let unit = why.template.unregistered_unit(outcome)?;
+    Some(format!(": {} of {} {unit} left", outcome.remaining(), outcome.limit()))
+}
+
+/// Returns `true` once per process, in a debug build in which nothing receives log lines.
+fn is_first_without_log() -> bool {
+    static IS_SENT: AtomicBool = AtomicBool::new(false);
+    cfg!(debug_assertions) && !log::is_received() && !IS_SENT.swap(true, Relaxed)
 }
 
 /// Creates a response body from `text`. A body of an unknown type is empty.

@@ -47,6 +47,6 @@ def reads(family, parse):
     check(f"http_sf: {family}", "the numbers of every field", run)
 
 
-reads("draft11", lists)
+reads("ratelimit", lists)
 reads("draft07", dictionary)
 reads("draft06", policies)

@@ -54,7 +54,8 @@ async fn a_rejection_by_a_handler_equals_that_of_a_layer() {
 
 #[tokio::test]
 async fn the_fields_of_an_allowed_call_equal_those_of_a_layer() {
-    for family in [Headers::Draft11, Headers::Draft07, Headers::Draft06, Headers::XRateLimitDelta] {
+    for family in [Headers::RateLimit, Headers::Draft07, Headers::Draft06, Headers::XRateLimitDelta]
+    {
         let layer = RateLimitLayer::new(Everyone, ONE, store()).headers(family);
         let by_layer = answer(&layer, Request::new(())).await;
         let (decision, mut own) = (take(&store()), HeaderMap::new());

@@ -13,7 +13,7 @@ use tower_sluice::{
     key::Everyone, rule::RuleName, testing::FakeClock,
 };
 
-use crate::support::{Owing, Strict, answer, ask, get, header, owing, periods, quota};
+use crate::support::{Owing, Strict, answer, ask, get, header, owing, periods, quota, with};
 
 /// Applies `layer` to a handler's response with these headers.
 async fn beside(layer: &Owing, there: &[(&'static str, &'static str)]) -> HeaderMap {
@@ -39,18 +39,18 @@ fn limits(headers: &HeaderMap) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn draft11_equals_its_table() {
+async fn the_list_fields_equal_their_table() {
     let table = [
         (&["10/s"][..], 0, r#""api";q=10;w=1"#, r#""api";r=9;t=1"#),
-        (&["1000/h"], 387, r#""api";q=1000;w=3600"#, r#""api";r=612;t=4"#),
+        (&["1000/h"], 387, r#""api";q=1000;w=3600"#, r#""api";r=612;t=2204"#),
         (&["5/500ms"], 0, r#""api";q=5;w=1"#, r#""api";r=4;t=1"#),
-        (&["100/min burst 20"], 0, r#""api";q=20;w=12"#, r#""api";r=19;t=1"#),
+        (&["100/min burst 20"], 0, r#""api";q=20;w=12"#, r#""api";r=19;t=12"#),
         (&["3/s"], 0, r#""api";q=3;w=1"#, r#""api";r=2;t=1"#),
         (
             &["5/10s", "1000/h"],
             1,
             r#""api-10s";q=5;w=10, "api-1h";q=1000;w=3600"#,
-            r#""api-10s";r=3;t=2, "api-1h";r=998;t=4"#,
+            r#""api-10s";r=3;t=6, "api-1h";r=998;t=3593"#,
         ),
     ];
     for (quotas, owed, policy, fields) in table {
@@ -63,12 +63,149 @@ async fn draft11_equals_its_table() {
 }
 
 #[tokio::test]
-async fn t_is_left_out_when_the_account_is_full() {
+async fn a_full_account_may_be_used_within_its_window() {
     let rule = || Rule::new("api", Everyone, Quota::per_second(10)).cost(0);
     let look = RateLimitLayer::rules(rule(), LocalStore::with_capacity(16));
-    assert_eq!(header(answer(&look, get("/")).await.headers(), "ratelimit"), r#""api";r=10"#);
+    assert_eq!(header(answer(&look, get("/")).await.headers(), "ratelimit"), r#""api";r=10;t=1"#);
     let look = look.headers(Headers::Draft06);
-    assert_eq!(header(answer(&look, get("/")).await.headers(), "ratelimit-reset"), "0");
+    assert_eq!(header(answer(&look, get("/")).await.headers(), "ratelimit-reset"), "1");
+}
+
+/// The example of what a server must not send: 9,999 units left, of 10,000 per 1,000 seconds, and a
+/// second until the next one.
+#[tokio::test]
+async fn r_per_t_never_exceeds_q_per_w() {
+    let all = owing(&[quota("10000/1000s")], 0);
+    let response = answer(&all, get("/")).await;
+    assert_eq!(header(response.headers(), "ratelimit"), r#""api";r=9999;t=1000"#);
+    let response = answer(&all.headers(Headers::XRateLimitDelta), get("/")).await;
+    assert_eq!(header(response.headers(), "x-ratelimit-reset"), "1000");
+}
+
+/// A `t` beyond `Retry-After` would make the client wait for a quota that did not deny it.
+#[tokio::test]
+async fn quotas_that_did_not_deny_a_request_have_no_t() {
+    let response = answer(&owing(&[quota("2/min"), quota("1000/h")], 2), get("/")).await;
+    assert_eq!(header(response.headers(), "retry-after"), "30");
+    assert_eq!(header(response.headers(), "ratelimit"), r#""api-1min";r=0;t=30, "api-1h";r=998"#);
+}
+
+/// Returns the policy, the state, the status and the text of a response.
+async fn reported<S>(layer: &RateLimitLayer<Rule<Everyone>, S>) -> (String, String, u16, String)
+where
+    S: tower_sluice::Store<Error: tower_sluice::store::CannotFail>,
+{
+    let response = answer(layer, get("/")).await;
+    let field = |name| header(response.headers(), name).to_owned();
+    let (policy, state) = (field("ratelimit-policy"), field("ratelimit"));
+    (policy, state, response.status().as_u16(), response.into_body())
+}
+
+/// The registry of units is closed, so another unit is in no field.
+#[tokio::test]
+async fn fields_have_only_units_of_the_registry() {
+    let bytes = Quota::per_minute(1 << 20).unit("content-bytes").named("up");
+    let tokens = Quota::per_minute(1_000).unit("tokens").named("tokens");
+    let counted = Quota::per_hour(60).unit("requests").named("calls");
+    assert_eq!(counted, Quota::per_hour(60).named("calls"));
+    let layer = || owing(&[bytes, tokens, counted], 0);
+    let (policy, state, ..) = reported(&layer()).await;
+    assert_eq!(policy, r#""up";q=1048576;qu="content-bytes";w=60, "calls";q=60;w=3600"#);
+    assert_eq!(state, r#""up";r=1048575;t=60, "calls";r=59;t=3540"#);
+    // The older families know no units.
+    let headers = answer(&layer().headers(Headers::Draft07), get("/")).await.into_parts().0.headers;
+    let fields = ["ratelimit-policy: 60;w=3600", "ratelimit: limit=60, remaining=59, reset=3540"];
+    assert_eq!(limits(&headers), fields);
+
+    let rule = Rule::new("ai", Everyone, tokens).cost(700);
+    let layer = RateLimitLayer::rules(rule, FakeClock::new().store(64));
+    let nothing = (String::new(), String::new());
+    let (policy, state, status, _) = reported(&layer).await;
+    assert_eq!((policy, state, status), (nothing.0.clone(), nothing.1.clone(), 200));
+    let (policy, state, status, text) = reported(&layer).await;
+    assert_eq!((policy, state, status), (nothing.0, nothing.1, 429));
+    assert_eq!(text, "Quota exhausted: 300 of 1000 tokens left; retry in 24 s.");
+}
+
+#[test]
+fn slots_have_a_unit_of_their_own() {
+    assert_eq!(Quota::concurrent(5).unit_name(), Some("concurrent-requests"));
+    assert_eq!(Quota::per_second(5).unit("tokens").unit_name(), Some("tokens"));
+    let invalid: [fn() -> Quota; 4] = [
+        || Quota::concurrent(5).unit("tokens"),
+        || Quota::per_second(5).unit("concurrent-requests"),
+        || Quota::per_second(5).unit(""),
+        || Quota::per_second(5).unit("caf\u{e9}"),
+    ];
+    for invalid in invalid {
+        assert!(std::panic::catch_unwind(invalid).is_err());
+    }
+}
+
+/// The limit of an adaptive quota follows the latency, so it is no policy.
+#[tokio::test]
+async fn an_adaptive_limit_has_no_policy() {
+    use tower_sluice::{middleware::HoldUntil, quota::Gradient};
+
+    let adaptive = Quota::adaptive(Gradient::default()).initial(8).named("overload");
+    let rule = Rule::new("api", Everyone, [adaptive, Quota::per_minute(6).named("calls")]);
+    let layer = RateLimitLayer::rules(rule, LocalStore::with_capacity(16));
+    let (policy, state, status, _) = reported(&layer.hold_until(HoldUntil::Head)).await;
+    assert_eq!((policy.as_str(), status), (r#""calls";q=6;w=60"#, 200));
+    assert_eq!(state, r#""overload";r=7, "calls";r=5;t=50"#);
+}
+
+/// The partition key is the fingerprint of the key, which logs write in hexadecimal digits.
+#[tokio::test]
+async fn a_partition_key_is_the_fingerprint_of_the_key() {
+    use base64::{Engine as _, engine::general_purpose::STANDARD};
+    use tower_sluice::{fingerprint::FingerprintKey, key::HeaderKey};
+
+    let secret = FingerprintKey::from(*b"sixteen bytes ..");
+    let rules = || {
+        let quotas = [Quota::per_minute(2), Quota::per_hour(60)];
+        let user = Rule::new("user", HeaderKey::new("x-user"), quotas);
+        (user, Rule::new("site", Everyone, Quota::per_hour(60)))
+    };
+    let pk = |key: Key| {
+        let digits = key.fingerprint(&secret).to_string();
+        let bytes = u64::from_str_radix(&digits, 16).expect("16 digits").to_be_bytes();
+        format!("pk=:{}:", STANDARD.encode(bytes))
+    };
+    let (alice, all) = (pk(Key::from("alice")), pk(Key::everyone()));
+    assert_eq!(alice, "pk=:vGzMcEPcmss=:");
+    let layer =
+        |headers| RateLimitLayer::rules(rules(), FakeClock::new().store(64)).headers(headers);
+    let ask = async |layer: &RateLimitLayer<_, LocalStore>| {
+        let response = answer(layer, with(&[("x-user", "alice")])).await;
+        (response.status().as_u16(), limits(response.headers()))
+    };
+    let policy = format!(
+        "ratelimit-policy: \"user-1min\";q=2;w=60;{alice}, \"user-1h\";q=60;w=3600;{alice}, \
+         \"site\";q=60;w=3600;{all}"
+    );
+    let keyed = layer(Headers::RateLimit.partition_key(secret));
+    for (status, numbers) in [
+        (200, ["r=1;t=30", "r=59;t=3540", "r=59;t=3540"]),
+        (200, ["r=0;t=30", "r=58;t=3480", "r=58;t=3480"]),
+        (429, ["r=0;t=30", "r=58", "r=58"]),
+    ] {
+        let [minute, hour, site] = numbers;
+        let state = format!(
+            "ratelimit: \"user-1min\";{minute};{alice}, \"user-1h\";{hour};{alice}, \
+             \"site\";{site};{all}"
+        );
+        assert_eq!(ask(&keyed).await, (status, vec![policy.clone(), state]));
+    }
+    // By default, and in the older families, there is no partition key.
+    let plain = [
+        layer(Headers::RateLimit.into()),
+        layer(Headers::Draft07.partition_key(secret)),
+        layer(Headers::RateLimit.only_when_denied().partition_key(secret)),
+    ];
+    for layer in plain {
+        assert!(!ask(&layer).await.1.concat().contains("pk="));
+    }
 }
 
 #[tokio::test]
@@ -185,7 +322,7 @@ async fn existing_fields_are_listed_or_kept_or_replaced_as_a_whole() {
             let theirs = limits(&beside(&inner, &[]).await);
             let there: Vec<_> = theirs.iter().map(parts).collect();
             let mut expected = if inner_is_kept { theirs.clone() } else { ours.clone() };
-            if family == Headers::Draft11 {
+            if family == Headers::RateLimit {
                 expected = [theirs, ours.clone()].concat();
                 expected.sort();
             }
@@ -207,7 +344,7 @@ async fn the_overage_of_the_layer_is_set_beside_the_fields_of_a_tighter_quota() 
 }
 
 const FAMILIES: [Headers; 6] = [
-    Headers::Draft11,
+    Headers::RateLimit,
     Headers::Draft07,
     Headers::Draft06,
     Headers::XRateLimit,
@@ -288,7 +425,7 @@ async fn a_custom_reject_does_not_change_the_fields() {
 
 #[tokio::test]
 async fn fields_can_be_sent_with_rejections_only() {
-    let layer = owing(&[quota("2/h")], 1).headers(Headers::Draft11.only_when_denied());
+    let layer = owing(&[quota("2/h")], 1).headers(Headers::RateLimit.only_when_denied());
     assert!(limits(answer(&layer, get("/")).await.headers()).is_empty());
     assert_eq!(limits(answer(&layer, get("/")).await.headers()).len(), 2);
 }
@@ -337,8 +474,18 @@ proptest! {
         prop_assert_eq!((reported.as_str(), policy("q")), (name.as_str(), Some(units.into())));
         prop_assert_eq!(policy("w"), Some(seconds(quota.period())));
         let (reported, fields) = item(header(response.headers(), "ratelimit"));
-        prop_assert_eq!((reported, fields("r")), (name, Some(outcome.remaining().into())));
-        prop_assert_eq!(fields("t").unwrap_or(0), seconds(outcome.next_after()));
+        prop_assert_eq!(reported, name);
+        let (next, time) = (seconds(outcome.next_after()), fields("t").unwrap_or(0));
+        if !decision.is_allowed() {
+            prop_assert_eq!((fields("r"), time), (Some(0), next));
+            return Ok(());
+        }
+        let left = i64::from(outcome.remaining());
+        prop_assert_eq!(fields("r"), Some(left));
+        // `r` per `t` is at most `q` per `w`, and `t` is no longer than that needs.
+        let (used, window) = (left * policy("w").expect("a window"), i64::from(units));
+        prop_assert!(time >= next && used <= time * window);
+        prop_assert!(time == next || used > (time - 1) * window);
     }
 }
 
@@ -347,8 +494,8 @@ proptest! {
 async fn carried_over_units_are_reported_exactly() {
     let quota = Quota::per_second(200).algorithm(Algorithm::fixed_window().carry_over(200));
     for (family, of) in [
-        (Headers::Draft11, (|r| format!(r#""api";r={r};t=1"#)) as fn(u32) -> String),
-        (Headers::Draft07, |r| format!("limit=200, remaining={r}, reset=1")),
+        (Headers::RateLimit, (|r| format!(r#""api";r={r};t=2"#)) as fn(u32) -> String),
+        (Headers::Draft07, |r| format!("limit=200, remaining={r}, reset=2")),
     ] {
         let clock = FakeClock::new();
         let rule = Rule::new("api", Everyone, quota);

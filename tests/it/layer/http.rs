@@ -50,16 +50,16 @@ async fn problem_json_equals_the_example_byte_for_byte() {
         "cache-control: no-store",
         "content-type: application/problem+json",
         "ratelimit-policy: \"burst\";q=5;w=5, \"hour\";q=1000;w=3600",
-        "ratelimit: \"burst\";r=0;t=2, \"hour\";r=612;t=4",
+        "ratelimit: \"burst\";r=0;t=2, \"hour\";r=612",
         "retry-after: 2",
     ];
     assert_eq!(lines(response.headers()), expected);
     let body = concat!(
         r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","#,
-        r#""title":"Too many requests","status":429,"#,
+        r#""title":"Quota Exceeded","status":429,"#,
         r#""detail":"Quota exhausted; retry in 2 s.","violated-policies":["burst"]}"#
     );
-    assert_eq!((response.body().as_str(), body.len()), (body, 186));
+    assert_eq!((response.body().as_str(), body.len()), (body, 183));
 }
 
 #[tokio::test]
@@ -141,6 +141,49 @@ async fn a_blocked_quota_is_403_without_retry_after() {
     assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::NOT_FOUND);
 }
 
+/// What differs between two problems of a type is in `detail`.
+#[tokio::test]
+async fn each_problem_type_has_one_title() {
+    let problem = async |layer: &RateLimitLayer<Rule<Everyone>, LocalStore>| {
+        let response = answer(layer, with(&[JSON])).await;
+        let json: serde_json::Value = serde_json::from_str(response.body()).expect("JSON");
+        assert_eq!(json["status"], response.status().as_u16());
+        let kind = json["type"].as_str().expect("a type").rsplit('#').next().expect("a name");
+        let wait = header(response.headers(), "retry-after");
+        let text = |member: &str| json[member].as_str().expect("text").to_owned();
+        format!("{} {kind} {} {} {wait}", json["status"], text("title"), text("detail"))
+    };
+    let store = FakeClock::new().store(64);
+    let limiter = Limiter::new(store.clone());
+    let wait = Duration::from_secs(60);
+    limiter.block(Key::everyone(), wait).now().expect("room for a block");
+    let blocked = RateLimitLayer::new(Everyone, Quota::per_hour(1), store);
+    let costly = Rule::new("api", Everyone, Quota::per_hour(1)).cost(Cost::from_fn(|_| 9));
+    let costly = RateLimitLayer::rules(costly, LocalStore::with_capacity(16));
+    let zero = RateLimitLayer::new(Everyone, Quota::blocked(), LocalStore::with_capacity(16));
+    let table = [
+        (&spent(), "429 quota-exceeded Quota Exceeded Quota exhausted; retry in 3600 s. 3600"),
+        (
+            &costly,
+            "429 quota-exceeded Quota Exceeded This request costs more than its quota ever \
+             allows. ",
+        ),
+        (&zero, "403 quota-exceeded Quota Exceeded Access is blocked. "),
+        (
+            &blocked,
+            "429 abnormal-usage-detected Abnormal Usage Detected Access is blocked; retry in 60 s. \
+             60",
+        ),
+    ];
+    for (layer, expected) in table {
+        assert_eq!(problem(layer).await, expected);
+    }
+    let text = answer(&blocked, get("/")).await;
+    assert_eq!(text.body(), "Access is blocked; retry in 60 s.");
+    let denied = blocked.reject(TooManyRequests::new().blocked_status(StatusCode::FORBIDDEN));
+    assert_eq!(answer(&denied, get("/")).await.status(), StatusCode::FORBIDDEN);
+}
+
 #[tokio::test]
 async fn a_cost_above_the_burst_has_no_retry_after() {
     let by_path = Cost::from_fn(|head| if head.uri.path() == "/export" { 11 } else { 5 });
@@ -149,7 +192,7 @@ async fn a_cost_above_the_burst_has_no_retry_after() {
     let response = answer(&layer, get("/export")).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert!(!response.headers().contains_key(RETRY_AFTER));
-    assert_eq!(header(response.headers(), "ratelimit"), r#""api";r=10"#, "nothing was charged");
+    assert_eq!(header(response.headers(), "ratelimit"), r#""api";r=0"#);
     let reject = TooManyRequests::new().too_costly_status(StatusCode::PAYLOAD_TOO_LARGE);
     let layer = layer.reject(reject);
     assert_eq!(answer(&layer, get("/export")).await.status(), StatusCode::PAYLOAD_TOO_LARGE);
@@ -273,9 +316,9 @@ async fn only_preflights_with_an_origin_and_no_body_are_exempt() {
 
 #[tokio::test]
 async fn scripts_behind_cors_can_read_every_field_of_a_rejection() {
-    use Headers::{Draft06, Draft07, Draft11, None, XRateLimit, XRateLimitDelta};
+    use Headers::{Draft06, Draft07, None, RateLimit, XRateLimit, XRateLimitDelta};
     let cors = CorsLayer::new().allow_origin(Any).expose_headers(exposed_headers());
-    for family in [Draft11, Draft07, Draft06, XRateLimit, XRateLimitDelta, None] {
+    for family in [RateLimit, Draft07, Draft06, XRateLimit, XRateLimitDelta, None] {
         let layer = (cors.clone(), spent().headers(family));
         let response = answer(&layer, with(&[("origin", "https://a.example")])).await;
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);

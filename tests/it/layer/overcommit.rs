@@ -145,7 +145,7 @@ async fn overage_has_a_charge_handle_and_nothing_to_adjust() {
 
 #[tokio::test]
 async fn overage_is_marked_in_every_header_family() {
-    let families = [Headers::Draft11, Headers::Draft07, Headers::Draft06, Headers::XRateLimit];
+    let families = [Headers::RateLimit, Headers::Draft07, Headers::Draft06, Headers::XRateLimit];
     for family in families {
         let layer = layer(store()).headers(family).overcommit(Overcommit::when(|| true));
         let mut marks = Vec::new();

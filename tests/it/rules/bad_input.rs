@@ -119,6 +119,43 @@ fn a_quota_longer_than_ten_years_reports_its_values() {
     );
 }
 
+/// A `Result` with a destructor cannot be matched in a constant (E0493).
+#[test]
+fn a_quota_over_any_period_can_be_a_constant() {
+    const TEN_SECONDS: Duration = Duration::from_secs(10);
+    const SEARCHES: Quota = Quota::per(200, TEN_SECONDS);
+    const FALLIBLE: Quota = match Quota::new(200, TEN_SECONDS) {
+        Ok(quota) => quota.burst(50),
+        Err(_) => panic!("200 per 10 s is a quota"),
+    };
+    assert_eq!(SEARCHES, "200/10s".parse().expect("a quota"));
+    assert_eq!(FALLIBLE, SEARCHES.burst(50));
+    assert_eq!(Quota::per(9, Duration::from_millis(1_500)).to_string(), "9/1500ms");
+    for (units, period) in
+        [(0, TEN_SECONDS), (5, Duration::ZERO), (7, Duration::MAX), (2, Duration::from_nanos(1))]
+    {
+        let error = error(Quota::new(units, period));
+        let said = panic(|| Quota::per(units, period));
+        assert!(error.starts_with(&said) && said.starts_with("quota: "), "{said}, {error}");
+    }
+    let years = Duration::from_secs(10 * 365 * 86_400);
+    assert!(Quota::new(1, years).is_ok());
+    assert!(Quota::new(1, years + Duration::from_nanos(1)).is_err());
+}
+
+/// The text may come from a client.
+#[test]
+fn a_long_text_is_cut_in_the_error() {
+    let long = format!("{}/s", "\u{e9}".repeat(50_000));
+    assert_eq!(
+        read(&long),
+        format!(
+            "quota \"{0}\"..: units is \"{0}\"..; give a whole number from 1 to 4294967295",
+            "\u{e9}".repeat(20)
+        )
+    );
+}
+
 #[test]
 fn a_rate_above_the_resolution_reports_the_resolution() {
     const TOO_FAST: &str = "quota: units come back faster than one per nanosecond (1000000000/s); \
@@ -422,7 +459,7 @@ async fn a_missing_peer_address_reports_the_fix() {
     let error = KeyError::no_peer();
     assert_eq!(
         error.to_string(),
-        "no peer address in the request's extensions; with axum, serve \
+        "no peer address in the request's extensions; with axum 0.8, serve \
          `app.into_make_service_with_connect_info::<SocketAddr>()`"
     );
     let parts = get("/").into_parts().0;
@@ -431,7 +468,7 @@ async fn a_missing_peer_address_reports_the_fix() {
     assert_eq!(behind.extract(&RequestHead::from(&parts)), Err(error));
     let (status, body, _) = response(&RateLimitLayer::per_ip(TEN), &[]).await;
     assert_eq!(status, 500);
-    assert_eq!(body, "The rate limiter found no peer address; the server log shows the fix.");
+    assert!(body.starts_with("The rate limiter found no peer address"), "{body}");
 }
 
 #[tokio::test]

@@ -100,7 +100,7 @@ async fn a_path_can_be_limited_for_any_method() {
         || by_route([(Method::GET, "/url", hour(3))], hour(1_000)).any_method("/url", hour(2));
     let app = app(rules());
     let name = async |line| ask(&app, line, [10, 0, 0, 1]).await.1;
-    assert_eq!(name("GET /url").await, "\"GET /url\";r=2;t=1200");
+    assert_eq!(name("GET /url").await, "\"GET /url\";r=2;t=2400");
     assert_eq!(name("HEAD /url").await, "\"GET /url\";r=1;t=1200");
     assert_eq!(name("POST /url").await, "\"/url\";r=1;t=1800");
     assert_eq!(name("PURGE /url").await, "\"/url\";r=0;t=1800");
@@ -164,7 +164,7 @@ async fn a_path_matches_exactly_as_in_the_router() {
     for path in ["/url/{short}", "/url/{*rest}", "/url/7", "/URL/{id}", "/url/{id}/"] {
         let rules = by_route([(Method::GET, path, Quota::per_hour(3))], Quota::per_hour(9));
         let (_, reported) = ask(&app(rules), "GET /url/7", [10, 0, 0, 1]).await;
-        assert_eq!(reported, "\"other\";r=8;t=400", "{path}");
+        assert_eq!(reported, "\"other\";r=8;t=3200", "{path}");
     }
 }
 
@@ -181,7 +181,8 @@ fn a_name_too_long_for_a_rule_is_shortened() {
 #[tokio::test]
 async fn responses_name_only_the_policies_that_applied() {
     let paths: Vec<_> = (0..30).map(|n| format!("/internal/route/number/{n}/{{id}}")).collect();
-    for (family, most) in [(Headers::Draft11, 120), (Headers::Draft07, 60), (Headers::Draft06, 40)]
+    for (family, most) in
+        [(Headers::RateLimit, 120), (Headers::Draft07, 60), (Headers::Draft06, 40)]
     {
         let quotas = paths.iter().map(|path| (Method::GET, path, Quota::per_hour(2)));
         let site = Rule::new("site", Everyone, Quota::per_hour(90));
@@ -202,7 +203,7 @@ async fn responses_name_only_the_policies_that_applied() {
                 99 => "\"other\";q=50;w=3600".to_owned(),
                 n => format!("\"GET /internal/route/number/{n}/{{id}}\";q=2;w=3600"),
             };
-            if family == Headers::Draft11 {
+            if family == Headers::RateLimit {
                 assert_eq!(policy, format!("\"site\";q=90;w=3600, {route}"));
                 assert_eq!(numbers.split(", ").count(), 2, "{numbers}");
             } else {

@@ -204,7 +204,7 @@ fn an_invalid_route_reports_the_route_and_the_fix() {
 #[test]
 fn header_families_names_and_policies_have_text_forms() {
     for (family, word) in [
-        (Headers::Draft11, "draft11"),
+        (Headers::RateLimit, "ratelimit"),
         (Headers::Draft07, "draft07"),
         (Headers::Draft06, "draft06"),
         (Headers::XRateLimit, "x-ratelimit"),
@@ -349,7 +349,7 @@ fn an_invalid_quota_reports_the_field_the_value_and_the_fix() {
         (
             "{ units = 5, period = \"s\", brust = 7 }",
             "unknown field `brust`, expected one of `blocked`, `concurrent`, `adaptive`, `units`, \
-             `period`, `burst`, `algorithm`, `initial`, `soft`, `max_debt`, `name`".into(),
+             `period`, `burst`, `algorithm`, `initial`, `soft`, `max_debt`, `name`, `unit`".into(),
         ),
         (
             "{ units = 5, period = \"s\", algorithm = \"leaky\" }",
@@ -468,7 +468,10 @@ fn an_invalid_rule_setting_reports_the_field_the_value_and_the_fix() {
     let many = format!("[{}]", "\"1/s\",".repeat(256));
     assert_eq!(error::<Quotas>(&many), "the list has more than 255 quotas; give at most 255");
     let family = error::<Headers>("\"draft3\"");
-    assert!(family.starts_with("unknown variant `draft3`, expected one of `draft11`,"), "{family}");
+    assert!(
+        family.starts_with("unknown variant `draft3`, expected one of `ratelimit`,"),
+        "{family}"
+    );
 }
 
 /// Checks the printed error, with the line and a mark below the value.

@@ -175,15 +175,15 @@ async fn headers_report_the_plan_of_the_request() {
     let free = answer(&layer, of("alice", None)).await;
     assert_eq!(
         rate_limit_fields(&free),
-        [r#""user";q=2;w=60, "all";q=100;w=3600"#, r#""user";r=1;t=30, "all";r=99;t=36"#]
+        [r#""user";q=2;w=60, "all";q=100;w=3600"#, r#""user";r=1;t=30, "all";r=99;t=3564"#]
     );
     let paid = answer(&layer, of("bob", Some(Tier::Paid))).await;
     assert_eq!(
         rate_limit_fields(&paid),
-        [r#""user";q=5;w=60, "all";q=100;w=3600"#, r#""user";r=4;t=12, "all";r=98;t=36"#]
+        [r#""user";q=5;w=60, "all";q=100;w=3600"#, r#""user";r=4;t=48, "all";r=98;t=3528"#]
     );
     let unlimited = answer(&layer, of("carol", Some(Tier::Unlimited))).await;
-    assert_eq!(rate_limit_fields(&unlimited), [r#""all";q=100;w=3600"#, r#""all";r=97;t=36"#]);
+    assert_eq!(rate_limit_fields(&unlimited), [r#""all";q=100;w=3600"#, r#""all";r=97;t=3492"#]);
     answer(&layer, of("alice", None)).await;
     let denied = answer(&layer, of("alice", None)).await;
     assert_eq!(denied.status(), 429);
@@ -198,26 +198,26 @@ async fn headers_of_every_family_report_the_replaced_plan() {
         let rule = Rule::new("api", Everyone, &live);
         RateLimitLayer::rules(rule, FakeClock::new().store(64))
     };
-    let (draft11, draft07) = (layer(), layer().headers(Headers::Draft07));
+    let (ratelimit, draft07) = (layer(), layer().headers(Headers::Draft07));
     let (draft06, none) = (layer().headers(Headers::Draft06), layer().headers(Headers::None));
     assert_eq!(
-        rate_limit_fields(&answer(&draft11, get("/")).await),
-        [r#""slow";q=10;w=60"#, r#""slow";r=9;t=6"#]
+        rate_limit_fields(&answer(&ratelimit, get("/")).await),
+        [r#""slow";q=10;w=60"#, r#""slow";r=9;t=54"#]
     );
     live.replace([Quota::per_minute(60), Quota::per_hour(100)]);
-    let two = answer(&draft11, get("/")).await;
+    let two = answer(&ratelimit, get("/")).await;
     assert!(
         rate_limit_fields(&two)[0].starts_with(r#""api-1min";q=60;w=60, "api-1h";q=100;w=3600"#)
     );
     live.replace(Quota::per_minute(60).burst(20));
     let response = answer(&draft07, get("/")).await;
-    assert_eq!(rate_limit_fields(&response), ["20;w=20", "limit=20, remaining=19, reset=1"]);
+    assert_eq!(rate_limit_fields(&response), ["20;w=20", "limit=20, remaining=19, reset=19"]);
     let response = answer(&draft06, get("/")).await;
     assert_eq!(header(response.headers(), "ratelimit-limit"), "20");
     assert_eq!(header(response.headers(), "ratelimit-remaining"), "19");
     assert!(rate_limit_fields(&answer(&none, get("/")).await).concat().is_empty());
     live.replace([]);
-    assert!(rate_limit_fields(&answer(&draft11, get("/")).await).concat().is_empty());
+    assert!(rate_limit_fields(&answer(&ratelimit, get("/")).await).concat().is_empty());
 }
 
 #[tokio::test]

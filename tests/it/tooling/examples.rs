@@ -441,11 +441,11 @@ fn gateway_queues_a_request_and_reports_the_wait() {
 #[test]
 fn gateway_sends_the_chosen_header_fields() {
     for (family, field, value) in [
-        ("draft11", "ratelimit", Some("\"ip\";r=9;t=720")),
-        ("draft07", "ratelimit", Some("limit=10, remaining=9, reset=720")),
+        ("ratelimit", "ratelimit", Some("\"ip\";r=9;t=6480")),
+        ("draft07", "ratelimit", Some("limit=10, remaining=9, reset=6480")),
         ("draft06", "ratelimit-remaining", Some("9")),
         ("x-ratelimit", "x-ratelimit-remaining", Some("9")),
-        ("x-ratelimit-delta", "x-ratelimit-reset", Some("720")),
+        ("x-ratelimit-delta", "x-ratelimit-reset", Some("6480")),
         ("none", "ratelimit", None),
     ] {
         let server = Server::start(gateway(&["--headers", family, "--rule", ADDRESS]));
@@ -482,7 +482,7 @@ fn gateway_names_the_flag_the_value_and_the_fix() {
         rule("name=ip key=client quota=5/s", "add one, as --trusted-proxy 10.0.0.0/8"),
         (vec!["--trusted-proxy", "10.0.0.1/8"], "\"10.0.0.1/8\" has bits set beyond"),
         (vec!["--trusted-proxy", "::/0"], "\"::/0\" contains all addresses; give the networks"),
-        (vec!["--headers", "draft3"], "possible values: draft11"),
+        (vec!["--headers", "draft3"], "possible values: ratelimit"),
         (vec!["--capacity", "0"], "0 is not in 1..="),
     ];
     for (flags, wanted) in cases {

@@ -156,7 +156,7 @@ async fn a_blocked_request_gets_429_with_the_exact_wait() {
         assert_eq!(as_user("bob").await.status(), StatusCode::OK);
         clock.advance(millis(1_500));
         let after = as_user("alice").await;
-        assert_eq!(header(after.headers(), "ratelimit"), r#""user";r=4;t=720"#);
+        assert_eq!(header(after.headers(), "ratelimit"), r#""user";r=4;t=2880"#);
         assert_eq!(calls(), 2);
     }
     let clock = FakeClock::new();

@@ -41,7 +41,7 @@ fn of_family<'a>(cases: &'a [Case], family: &str) -> impl Iterator<Item = &'a Ca
 
 #[tokio::test]
 async fn sfv_reads_the_lists_of_revision_11() {
-    for case in of_family(&corpus().await, "draft11") {
+    for case in of_family(&corpus().await, "ratelimit") {
         let policies = list(case, "ratelimit-policy");
         assert_eq!(policies.len(), case.policies.len());
         for (item, Policy { name, q, w }) in policies.iter().zip(&case.policies) {
@@ -116,11 +116,11 @@ async fn rate_limits_reads_triplets_and_unix_time() {
     }
 }
 
-/// Documents how clients that do not know `Headers::Draft11` and `XRateLimitDelta` read them.
+/// Documents how clients that do not know `Headers::RateLimit` and `XRateLimitDelta` read them.
 #[tokio::test]
 async fn rate_limits_is_known_to_misread_the_others() {
     let cases = corpus().await;
-    for case in of_family(&cases, "draft11").chain(of_family(&cases, "draft07")) {
+    for case in of_family(&cases, "ratelimit").chain(of_family(&cases, "draft07")) {
         assert!(read(case).is_none(), "{case:?}");
     }
     for case in of_family(&cases, "x-delta") {

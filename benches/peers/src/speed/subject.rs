@@ -113,7 +113,7 @@ impl Subject {
             Self::Governor => runners(&tower_governor(limit), threads),
             Self::GovernorTold => runners(&tower_governor_told(limit), threads),
             Self::Ours => runners(&ours(limit, Headers::None), threads),
-            Self::OursTold => runners(&ours(limit, Headers::Draft11), threads),
+            Self::OursTold => runners(&ours(limit, Headers::RateLimit), threads),
             Self::OursThree => runners(&ours(limit, Headers::XRateLimit), threads),
             Self::AxumGovernor => runners(&axum_governor(limit), threads),
             Self::LimiterGcra => runners(&limiter_gcra(limit, Fields::Disabled), threads),
