@@ -53,7 +53,7 @@ static CHANGES: [Change; 25] = [
         "false",
     ),
     of("store/breaker/circuit.rs", "self.config.trips(&history.stats, now)", "true"),
-    of("store/fallback/mod.rs", "quota.share(instances, need)", "*quota"),
+    of("store/fallback/mod.rs", "quota.share(instances)", "*quota"),
     unseen(
         "store/fallback/mod.rs",
         "self.mirror(charges, decision, 0)",

@@ -197,7 +197,7 @@ fn local(
         let own: Vec<_> = entries.iter().filter(by_fallback).copied().collect();
         let losses = restarts.iter().filter(|(other, _)| *other == process);
         let losses: Vec<_> = losses.map(|(_, loss)| *loss).collect();
-        let share = loosest(&pair.map(|quota| share(&quota, processes, &own)));
+        let share = loosest(&pair.map(|quota| share(&quota, processes)));
         if let Some((over, from, to)) = excess(&own, &share, &losses, Duration::ZERO) {
             let details = format!("process {process}, {name}: {over} units beyond {share}");
             story.violate("share", format!("{details} from {from:?} to {to:?}"));
@@ -205,11 +205,9 @@ fn local(
     }
 }
 
-/// Returns a quota that is at least one process's share: a part of the burst, but at least a unit
-/// and the largest cost, at a part of the rate.
-fn share(quota: &Quota, processes: u32, entries: &[Entry]) -> Quota {
-    let cost = entries.iter().map(|entry| entry.cost).max().unwrap_or(1);
-    let burst = (quota.limit() / processes).max(1).max(cost);
+/// Returns one process's share: a part of the burst, but at least a unit, at a part of the rate.
+fn share(quota: &Quota, processes: u32) -> Quota {
+    let burst = (quota.limit() / processes).max(1);
     match quota.counted_by() {
         Algorithm::TokenBucket if processes == 1 => quota.burst(burst),
         Algorithm::Gcra | Algorithm::TokenBucket => {

@@ -31,13 +31,10 @@ type Immediate = Never<Result<Decision, Infallible>>;
 ///   each quota. A quota with a burst of `B` units and one unit per time `T` becomes a burst of
 ///   `B/n` units and one unit per time `n·T`. So does a
 ///   [token bucket](crate::Algorithm::TokenBucket), which refills continuously if `n` is above 1. In
-///   an outage of length `Δ`, all processes together allow at most `B + Δ/T` units, with two
-///   exceptions:
-///   - A share is at least one unit. Rounding may add `n` units, or `n` units per period under
-///     algorithms that count by periods.
-///   - A single cost may be above the share. Each process allows such a cost if the local account
-///     is full and the cost is at most the whole quota. Nothing else of the key is allowed until the
-///     account has refilled below its share.
+///   an outage of length `Δ`, all processes together allow at most `B + Δ/T` units. A share is
+///   at least one unit: rounding may add `n` units, or `n` units per period under algorithms that
+///   count by periods. A share is the same for every cost, so a request whose cost is above the share
+///   is denied. [Headroom](Charge::headroom) is divided too, and rounded down.
 /// - **Mirrored decisions.** Every decision of the inner store is applied to the local account.
 ///   Keys therefore do not get a fresh quota in an outage, and blocked keys stay blocked.
 /// - **Slots.** The local store also holds the slots that this process holds in the inner store. An
@@ -290,24 +287,14 @@ fn with_shares<T>(
     read: impl FnOnce(&[Charge<'_>]) -> T,
 ) -> T {
     let mut quotas = SmallVec::<[Quota; 8]>::new();
-    for charge in charges {
-        let need = need(charge, charges);
-        quotas.extend(charge.quotas().iter().map(|quota| quota.share(instances, need)));
-    }
+    quotas.extend(
+        charges.iter().flat_map(|charge| charge.quotas()).map(|quota| quota.share(instances)),
+    );
     let mut rest = quotas.as_slice();
     let shared = charges.iter().map(|charge| {
         let (quotas, others) = rest.split_at(charge.quotas().len());
         rest = others;
-        Charge { quotas, ..*charge }
+        Charge { quotas, ..*charge }.with_headroom(charge.headroom() / instances)
     });
     read(&shared.collect::<SmallVec<[Charge<'_>; 4]>>())
-}
-
-/// Returns the units that all charges of the call need from the account of `charge`.
-fn need(charge: &Charge<'_>, charges: &[Charge<'_>]) -> u64 {
-    let same = |other: &&Charge<'_>| other.rule() == charge.rule() && other.key() == charge.key();
-    let demands = || charges.iter().filter(same).map(Charge::demand);
-    let cost: u64 = demands().map(|demand| u64::from(demand.cost)).sum();
-    let headroom = demands().map(|demand| u64::from(demand.headroom)).max().unwrap_or(0);
-    if cost == 0 { 0 } else { cost + headroom }
 }

@@ -11,7 +11,7 @@ use tower_sluice::{
 };
 
 use crate::support::{
-    answer,
+    ALGORITHMS, answer,
     driven::{Time, millis, secs},
     get,
     process::{HOURLY, Process, decided, left},
@@ -251,30 +251,20 @@ async fn blocked_keys_stay_blocked_in_an_outage() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cost_above_the_share_passes_if_the_account_is_full() {
-    let time = Time::default();
-    let process = Process::one_of(4, &time);
-    let quota = Quota::per_second(10).burst(40);
-    process.shared.is(Mood::Failing);
-    let charge = |cost| process.take("alice", quota, cost);
-    assert!(charge(30).await.is_allowed());
-    let again = charge(30).await;
-    // 30 units at the share's rate of 2.5 per second
-    assert_eq!((again.is_allowed(), again.retry_after()), (false, Some(secs(12))));
-    assert!(!charge(1).await.is_allowed());
-    time.pass(secs(12)).await;
-    assert!(charge(40).await.is_allowed());
-    assert_eq!(charge(41).await.retry_after(), None, "permanently denied by the whole quota too");
-    let headroom = decided(
-        process.store.take(&[Charge::new(RuleName::default(), &Key::from("bob"), &[quota])
-            .with_cost(10)
-            .with_headroom(25)]),
-    );
-    assert!(headroom.await.is_allowed());
-    let (key, quotas) = (Key::from("carol"), [quota]);
-    let twice = Charge::new(RuleName::default(), &key, &quotas).with_cost(20);
-    let twice = decided(process.store.take(&[twice, twice])).await;
-    assert!(twice.is_allowed(), "costs of one account are added");
+async fn a_cost_above_the_share_is_denied_and_headroom_is_divided() {
+    for algorithm in ALGORITHMS {
+        let process = Process::one_of(4, &Time::default());
+        let quota = Quota::per_hour(40).algorithm(algorithm);
+        process.shared.is(Mood::Failing);
+        let denied = process.take("alice", quota, 11).await;
+        assert_eq!((denied.is_allowed(), denied.retry_after()), (false, None), "{algorithm:?}");
+        assert!(process.take("alice", quota, 10).await.is_allowed(), "{algorithm:?}");
+        let (bob, quotas) = (Key::from("bob"), [quota]);
+        let charge = Charge::new(RuleName::default(), &bob, &quotas).with_headroom(25);
+        let take = async |cost| decided(process.store.take(&[charge.with_cost(cost)])).await;
+        // Six of its ten units stay.
+        assert!(take(4).await.is_allowed() && !take(1).await.is_allowed(), "{algorithm:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -13,6 +13,7 @@ use tower_sluice::{
 };
 
 use crate::support::{
+    all_algorithms,
     driven::{Time, millis, secs},
     process::{Process, decided},
     shaky::{Mood, Shaky},
@@ -102,56 +103,36 @@ proptest! {
     }
 }
 
-proptest! {
-    #![proptest_config(crate::support::regressions::keeping(file!()))]
-
-    /// A cost above the share raises the burst of that call only.
-    #[test]
-    fn changing_costs_are_within_the_largest_cost_and_a_part_of_the_rate(
-        n in 2..=6_u32,
-        quota in quotas(),
-        requests in prop::collection::vec((1..40_u32, 0..3_000_u64), 0..200),
-    ) {
-        runtime().block_on(async {
-            let time = Time::default();
-            let process = Process::one_of(n, &time);
-            process.shared.is(Mood::Failing);
-            let most_at_once = quota.limit().div_ceil(n).max(
-                requests.iter().map(|(cost, _)| *cost).filter(|cost| *cost <= quota.limit()).max().unwrap_or(0),
-            );
-            let mut admitted = Admitted::default();
-            for (cost, later) in requests {
-                time.pass(millis(later)).await;
-                admitted.add(&process.take("alice", quota, cost).await, cost);
-                let elapsed = time.0.now();
-                let refilled = match quota.counted_by() {
-                    Algorithm::Gcra | Algorithm::TokenBucket => {
-                        elapsed.as_nanos() / (quota.interval() * n).as_nanos()
-                    }
-                    _ => elapsed.as_nanos() / quota.period().as_nanos() * u128::from(most_at_once),
-                };
-                let most = u128::from(most_at_once) + refilled;
-                prop_assert!(admitted.at_most(most), "{} of {most}, {quota:?}", admitted.0);
-            }
-            Ok(())
-        })?;
-    }
-}
-
+/// A greedy client sends costs in turns, at several rates. In each of ten periods, the processes
+/// together allow at most the quota of that period.
 #[tokio::test(start_paused = true)]
-async fn a_call_of_one_unit_keeps_the_debt_of_a_larger_call() {
-    let time = Time::default();
-    let process = Process::one_of(4, &time);
-    process.shared.is(Mood::Failing);
-    for (key, algorithm) in [("even", Algorithm::Gcra), ("bucket", Algorithm::TokenBucket)] {
-        // A process has a share of one unit a minute.
-        let quota = Quota::per_minute(4).algorithm(algorithm);
-        let mut allowed = Vec::new();
-        for cost in [3, 1, 3, 1, 3] {
-            allowed.push(process.take(key, quota, cost).await.is_allowed());
-            time.pass(secs(60)).await;
+async fn a_share_does_not_depend_on_the_cost_of_a_call() {
+    const PERIODS: u32 = 10;
+    let rates = [secs(10), millis(3_333), secs(1), millis(100)];
+    for algorithm in all_algorithms() {
+        for n in 2..=6_u32 {
+            let quota = Quota::new(20, secs(10)).expect("valid").algorithm(algorithm);
+            for costs in [&[1][..], &[10, 1], &[1, 10], &[10, 7, 1, 3], &[20, 1, 3, 1]] {
+                for later in rates {
+                    let time = Time::default();
+                    let process = Process::one_of(n, &time);
+                    process.shared.is(Mood::Failing);
+                    let (mut admitted, mut costs) = (0, costs.iter().cycle());
+                    while time.0.now() < PERIODS * secs(10) {
+                        let cost = *costs.next().expect("a cycle");
+                        let taken = process.take("alice", quota, cost).await;
+                        admitted += if taken.is_allowed() { cost } else { 0 };
+                        time.pass(later).await;
+                    }
+                    // The burst and what refills, or a share for each period.
+                    let most = 20 * (PERIODS + 1) / n;
+                    assert!(
+                        admitted <= most,
+                        "{algorithm:?}, {n}, {later:?}: {admitted} of {most}"
+                    );
+                }
+            }
         }
-        assert_eq!(allowed, [true, false, false, true, true], "{algorithm:?}");
     }
 }
 
