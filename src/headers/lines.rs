@@ -32,7 +32,7 @@ pub(super) struct Reading {
     /// `true` if the request was allowed beyond the quota.
     pub(super) overage: bool,
     pub(super) remaining: u32,
-    /// The seconds of the effective window, or 0 if there is none.
+    /// The seconds of the effective window, or 0 without one.
     pub(super) time: u32,
 }
 

@@ -141,7 +141,7 @@ async fn a_blocked_quota_is_403_without_retry_after() {
     assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::NOT_FOUND);
 }
 
-/// What differs between two problems of a type is in `detail`.
+/// The member `detail` has what differs between two problems of a type.
 #[tokio::test]
 async fn each_problem_type_has_one_title() {
     let problem = async |layer: &RateLimitLayer<Rule<Everyone>, LocalStore>| {
