@@ -5,7 +5,7 @@
 mod accounts;
 #[cfg(feature = "admin")]
 mod admin;
-mod bursts;
+mod burst_policies;
 #[path = "../support/busy_key.rs"]
 mod busy_key;
 mod calls;

@@ -1,20 +1,18 @@
 //! Bursts of one key on a healthy Redis: a busy key is not an outage.
 
 use std::{
+    cell::Cell,
     collections::BTreeMap,
     convert::Infallible,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use futures::future::join_all;
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep},
-};
+use tokio::time::{Instant, sleep};
 use tower_sluice::{
     Algorithm, Decision, Limiter, LocalStore, Quota, RedisStore, Store, StoreExt, decision::Source,
     store::DynStore,
@@ -213,34 +211,31 @@ impl Bursts {
         }
     }
 
-    /// All callers of the key at the same time.
+    /// All callers of the key at the same time: in one task, so that none of them waits for a turn of
+    /// the runtime.
     async fn burst(&self, apps: &[App], key: &str, quotas: &[Quota], figures: &mut Figures) {
-        let (running, together) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
-        let mut callers = JoinSet::new();
-        for app in apps.iter().cycle().take(self.callers as usize).cloned() {
-            let (key, quotas, hold) = (key.to_owned(), quotas.to_vec(), self.hold);
-            let (running, together) = (running.clone(), together.clone());
-            callers.spawn(async move {
-                let (decision, took) = app.take(key, &quotas).await;
-                let allowed = decision.is_allowed();
-                if allowed && quotas[0].is_concurrent() {
-                    together.fetch_max(running.fetch_add(1, Relaxed) + 1, Relaxed);
-                    sleep(hold).await;
-                    running.fetch_sub(1, Relaxed);
-                }
-                (allowed, decision.source(), took, (app.is_open)())
-            });
-        }
+        let (running, together) = (Cell::new(0), Cell::new(0));
+        let callers = apps.iter().cycle().take(self.callers as usize).map(async |app| {
+            let (decision, took) = app.take(key.to_owned(), quotas).await;
+            let allowed = decision.is_allowed();
+            if allowed && quotas[0].is_concurrent() {
+                running.set(running.get() + 1);
+                together.set(together.get().max(running.get()));
+                sleep(self.hold).await;
+                running.set(running.get() - 1);
+            }
+            (allowed, decision.source(), took, (app.is_open)())
+        });
         let mut passed = 0;
-        for (allowed, source, took, open) in callers.join_all().await {
+        for (allowed, source, took, open) in join_all(callers).await {
             passed += u32::from(allowed);
             *figures.sources.entry(source.as_str()).or_default() += 1;
             figures.slowest = figures.slowest.max(took);
             figures.opened |= open;
         }
-        let together = together.load(Relaxed);
         figures.allowed += passed;
-        figures.most = figures.most.max(if quotas[0].is_concurrent() { together } else { passed });
+        let most = if quotas[0].is_concurrent() { together.get() } else { passed };
+        figures.most = figures.most.max(most);
     }
 }
 

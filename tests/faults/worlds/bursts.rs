@@ -1,8 +1,6 @@
 //! Bursts of one key on a healthy Redis.
 
-use std::{thread, time::Duration};
-
-use tokio::runtime::Builder;
+use std::time::Duration;
 
 use crate::{
     busy_key::{Bursts, POLICIES, Policy, WRAPPERS, cases},
@@ -24,13 +22,8 @@ pub(crate) fn faults() -> Vec<Fault> {
     let mut faults = Vec::new();
     for (policy, names) in POLICIES.into_iter().zip(NAMES) {
         for (name, callers) in names.into_iter().zip([200, 500, 2_048]) {
-            let play = async move |options: &Options, row| {
-                // One thread would delay the answers by its work for all callers.
-                let mut runtime = Builder::new_multi_thread();
-                let runtime = runtime.worker_threads(2).enable_all().build().expect("a runtime");
-                let burst = || runtime.block_on(burst(options, row, policy, callers));
-                thread::scope(|scope| scope.spawn(burst).join().expect("no panic"))
-            };
+            let play =
+                async move |options: &Options, row| burst(options, row, policy, callers).await;
             faults.push(Fault::other(name, HOLDS, play));
         }
     }

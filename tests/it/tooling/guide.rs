@@ -7,13 +7,13 @@ use http::{Request, StatusCode};
 use tower::ServiceExt;
 use tower_http::cors::{Any, CorsLayer};
 use tower_sluice::{
-    Algorithm, Cost, Limiter, LocalStore, PeerIp, Quota, RateLimitLayer, RedisStore, Rule,
-    StoreExt,
+    Algorithm, Cost, Decision, Key, Limiter, LocalStore, PeerIp, Quota, RateLimitLayer, RedisStore,
+    Rule, StoreExt,
     headers::exposed_headers,
     key::{Everyone, HeaderKey},
-    rule::RouteSettings,
+    rule::{RouteSettings, RuleName},
     simulate::{Call, Simulator},
-    store::{DynStore, Timeout},
+    store::{Charge, DynStore, Timeout},
     testing::FakeClock,
 };
 
@@ -165,6 +165,29 @@ fn the_rules_from_capacity_can_be_built() {
         Rule::new("site", Everyone, Quota::per_second(300).burst(150)),
     );
     assert!(RateLimitLayer::try_rules(rules, LocalStore::new()).is_ok());
+}
+
+/// `migrating`, *From nginx*: of 40 requests at one instant, those that run at once, that wait, and
+/// that are denied.
+#[test]
+fn the_bursts_of_nginx_have_equal_numbers_here() {
+    let of_forty = |burst, wait| {
+        let (store, key) = (FakeClock::new().store(100), Key::from("client"));
+        let quotas = [Quota::per_second(10).burst(burst)];
+        let charge = Charge::new(RuleName::default(), &key, &quotas).with_max_wait(wait);
+        let decisions: Vec<_> = (0..40).map(|_| store.take(&[charge]).now()).collect();
+        let count = |wanted: fn(&Decision) -> bool| {
+            decisions.iter().filter(|decision| wanted(decision)).count()
+        };
+        [
+            count(|one| one.is_allowed() && one.wait().is_zero()),
+            count(|one| one.is_allowed() && !one.wait().is_zero()),
+            count(|one| !one.is_allowed()),
+        ]
+    };
+    assert_eq!(of_forty(1, Duration::from_secs(2)), [1, 20, 19], "burst=20");
+    assert_eq!(of_forty(21, Duration::ZERO), [21, 0, 19], "burst=20 nodelay");
+    assert_eq!(of_forty(9, Duration::from_millis(1_200)), [9, 12, 19], "burst=20 delay=8");
 }
 
 /// `outages`, *What are my choices?*: a Redis server that does not exist.

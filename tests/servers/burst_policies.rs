@@ -7,7 +7,7 @@ use crate::{
     servers::Server,
 };
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn a_burst_of_one_key_is_decided_by_redis_and_delays_no_other_key() {
     let (server, mut broken) = (Server::redis().await, Vec::new());
     for (number, policy) in POLICIES.into_iter().enumerate() {
