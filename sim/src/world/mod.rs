@@ -2,6 +2,7 @@
 
 mod adjustments;
 mod blocks;
+mod bursts;
 mod capability;
 mod client;
 mod concurrency;
