@@ -113,7 +113,7 @@ impl Deployment {
         self.servers.iter().map(|server| server.commands()).sum()
     }
 
-    /// Returns the number of scripts that ran.
+    /// Returns the number of scripts that ran to their end.
     pub fn scripts(&self) -> u64 {
         self.servers.iter().map(|server| server.scripts()).sum()
     }

@@ -133,7 +133,8 @@ impl Server {
         state.commands += 1;
         if request[0].starts_with(b"EVAL") {
             state.last_script = (Instant::now(), clock);
-            state.scripts += 1;
+            // The client repeats a script that the server does not have, or not any more.
+            state.scripts += u64::from(!matches!(reply, Reply::Error(_)));
         }
         state.send(changes);
         reply
