@@ -1,6 +1,6 @@
 //! Changes of a line of the scripts. Each must be found, or the table says why it is not.
 
-use crate::{node::Mutant, world};
+use crate::{driver::Runs, node::Mutant};
 
 const fn of(file: &'static str, from: &'static str, to: &'static str) -> Mutant {
     Mutant { file, from, to }
@@ -173,9 +173,9 @@ pub fn run(most: u64, only: Option<usize>) -> bool {
     println!("| file | changed to | found by seed | as |\n|---|---|---|---|");
     let mut well = true;
     let chosen = |(at, _): &(usize, _)| only.is_none_or(|only| only == *at);
-    for (_, (mutant, reason)) in MUTANTS.iter().enumerate().filter(chosen) {
-        let found = (0..most).find_map(|seed| {
-            let report = world::run(seed, false, Some(mutant));
+    for (at, (mutant, reason)) in MUTANTS.iter().enumerate().filter(chosen) {
+        let mut runs = Runs::new(0..most, vec!["--mutant".into(), at.to_string()]);
+        let found = runs.find_map(|(seed, report)| {
             report.violations.into_iter().next().map(|violation| (seed, violation))
         });
         let (seed, violation) = match (&found, reason) {

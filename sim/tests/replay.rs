@@ -1,11 +1,14 @@
-//! One seed has one story, also in separate processes.
+//! One seed has one story, also in separate processes and after other seeds.
 
 use std::process::Command;
 
-fn story(seed: &str) -> String {
-    let program = env!("CARGO_BIN_EXE_sim");
-    let output = Command::new(program).args(["--seed", seed, "--trace"]).output();
+fn run(args: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_sim")).args(args).arg("--trace").output();
     String::from_utf8(output.expect("it runs").stdout).expect("a text")
+}
+
+fn story(seed: &str) -> String {
+    run(&["--seed", seed])
 }
 
 #[test]
@@ -16,4 +19,15 @@ fn one_seed_prints_one_story_in_two_processes() {
         assert!(one == two, "the stories of seed {seed} differ");
     }
     assert!(story("1") != story("2"));
+}
+
+#[test]
+fn a_seed_tells_the_same_story_after_other_seeds() {
+    let all = run(&["--seeds", "1..9"]);
+    for seed in ["1", "2", "3", "4", "5", "6", "7", "8"] {
+        let alone = story(seed);
+        // The last line has the sums, which the run of all seeds adds up.
+        let (events, _) = alone.trim_end().rsplit_once('\n').expect("many lines");
+        assert!(events.lines().count() > 50 && all.contains(events), "seed {seed} differs");
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     hash::{BuildHasher, Hash, Hasher, RandomState},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
 };
 
 use foldhash::{SharedSeed, quality::SeedableRandomState};
@@ -51,14 +51,21 @@ impl<T: Default> HashedSets<T> {
     }
 }
 
+/// Returns a hasher with random seeds of the operating system. Those of `foldhash` itself come from
+/// addresses and the time.
+pub(super) fn random_state() -> SeedableRandomState {
+    static SHARED: LazyLock<SharedSeed> =
+        LazyLock::new(|| SharedSeed::from_u64(RandomState::new().hash_one(0)));
+    SeedableRandomState::with_seed(RandomState::new().hash_one(0), &SHARED)
+}
+
 /// Hashes charges with a random seed, so that clients cannot choose keys that collide.
 #[derive(Debug)]
 pub(super) struct Hashes(SeedableRandomState);
 
 impl Hashes {
     fn new() -> Self {
-        let seed = RandomState::new().hash_one(0);
-        Self(SeedableRandomState::with_seed(seed, SharedSeed::global_random()))
+        Self(random_state())
     }
 
     /// Returns the hash of the rule and the key.

@@ -5,17 +5,18 @@ use std::collections::VecDeque;
 use super::{
     data::{Data, Value},
     reply::Reply,
+    sorted,
 };
 
-type Args<'a> = &'a [Vec<u8>];
-type Answer = Result<Reply, String>;
+pub type Args<'a> = &'a [Vec<u8>];
+pub type Answer = Result<Reply, String>;
 
 /// A command on keys: its name, the number of arguments at least and at most, whether it needs
 /// memory, whether it changes keys, and its function.
 struct Command(&'static str, usize, usize, bool, bool, fn(&mut Data, Args) -> Answer);
 
 const ANY: usize = usize::MAX;
-const COMMANDS: [Command; 19] = [
+const COMMANDS: [Command; 29] = [
     Command("get", 1, 1, false, false, get),
     Command("set", 2, ANY, true, true, set),
     Command("psetex", 3, 3, true, true, psetex),
@@ -34,6 +35,16 @@ const COMMANDS: [Command; 19] = [
     Command("lpush", 2, ANY, true, true, lpush),
     Command("lpop", 1, 1, false, true, lpop),
     Command("rpop", 1, 1, false, true, rpop),
+    Command("zadd", 3, ANY, true, true, sorted::zadd),
+    Command("zrem", 2, ANY, false, true, sorted::zrem),
+    Command("zcard", 1, 1, false, false, sorted::zcard),
+    Command("zcount", 3, 3, false, false, sorted::zcount),
+    Command("zscore", 2, 2, false, false, sorted::zscore),
+    Command("zmscore", 2, ANY, false, false, sorted::zmscore),
+    Command("zrange", 3, ANY, false, false, sorted::zrange),
+    Command("zrangebyscore", 3, ANY, false, false, sorted::zrangebyscore),
+    Command("zremrangebyrank", 3, 3, false, true, sorted::zremrangebyrank),
+    Command("zremrangebyscore", 3, 3, false, true, sorted::zremrangebyscore),
     Command("flushall", 0, 1, false, true, flushall),
 ];
 
@@ -68,14 +79,14 @@ pub fn run(data: &mut Data, name: &[u8], args: Args) -> Reply {
     run(data, args).unwrap_or_else(Reply::Error)
 }
 
-fn integer(arg: &[u8]) -> Result<i64, String> {
+pub fn integer(arg: &[u8]) -> Result<i64, String> {
     let strict = |text: &str| !text.starts_with('+') && (text == "0" || !text.starts_with('0'));
     let number =
         str::from_utf8(arg).ok().filter(|text| strict(text)).and_then(|it| it.parse().ok());
     number.ok_or_else(|| "ERR value is not an integer or out of range".into())
 }
 
-fn count(number: usize) -> Reply {
+pub fn count(number: usize) -> Reply {
     Reply::Integer(i64::try_from(number).unwrap_or(i64::MAX))
 }
 

@@ -1,4 +1,4 @@
-//! The keys of a node: strings and lists, each with an optional time to live.
+//! The keys of a node: strings, lists and sorted sets, each with an optional time to live.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -10,7 +10,11 @@ use std::{
 pub enum Value {
     Text(Vec<u8>),
     List(VecDeque<Vec<u8>>),
+    Sorted(Sorted),
 }
+
+/// The members of a set with their scores, in order.
+pub type Sorted = Vec<(f64, Vec<u8>)>;
 
 /// A value with its time to live.
 #[derive(Clone, Debug)]
@@ -53,7 +57,7 @@ impl Data {
         match self.get(key) {
             None => Ok(None),
             Some(Value::Text(text)) => Ok(Some(text)),
-            Some(Value::List(_)) => Err(WRONG_TYPE),
+            Some(_) => Err(WRONG_TYPE),
         }
     }
 
@@ -61,7 +65,15 @@ impl Data {
         match self.get(key) {
             None => Ok(None),
             Some(Value::List(list)) => Ok(Some(list)),
-            Some(Value::Text(_)) => Err(WRONG_TYPE),
+            Some(_) => Err(WRONG_TYPE),
+        }
+    }
+
+    pub fn sorted(&mut self, key: &[u8]) -> Result<Option<&mut Sorted>, &'static str> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Sorted(set)) => Ok(Some(set)),
+            Some(_) => Err(WRONG_TYPE),
         }
     }
 
@@ -75,9 +87,14 @@ impl Data {
         self.get(key).is_some() && self.entries.remove(key).is_some()
     }
 
-    /// Removes a list without elements, as the servers do.
+    /// Removes a list or a set without elements, as the servers do.
     pub fn remove_empty(&mut self, key: &[u8]) {
-        if matches!(self.get(key), Some(Value::List(list)) if list.is_empty()) {
+        let is_empty = match self.get(key) {
+            Some(Value::List(list)) => list.is_empty(),
+            Some(Value::Sorted(set)) => set.is_empty(),
+            _ => false,
+        };
+        if is_empty {
             self.entries.remove(key);
         }
     }

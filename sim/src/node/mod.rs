@@ -4,6 +4,7 @@ mod commands;
 mod data;
 mod reply;
 mod script;
+mod sorted;
 mod structs;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -4,8 +4,8 @@
 use std::{future::Future, pin::Pin, time::Duration};
 
 use super::{
-    World, adjustments::Adjustments, blocks::Blocks, concurrency::Concurrency, queues::Queues,
-    rates::Rates,
+    World, adjustments::Adjustments, blocks::Blocks, bursts::Bursts, concurrency::Concurrency,
+    holds::Holds, queues::Queues, rates::Rates,
 };
 use crate::random::Random;
 
@@ -41,5 +41,7 @@ pub fn all() -> Vec<Box<dyn Capability>> {
         Box::new(Adjustments::default()),
         Box::new(Queues::default()),
         Box::new(Concurrency),
+        Box::new(Holds::default()),
+        Box::new(Bursts),
     ]
 }

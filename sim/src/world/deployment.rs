@@ -113,6 +113,11 @@ impl Deployment {
         self.servers.iter().map(|server| server.commands()).sum()
     }
 
+    /// Returns the number of scripts that ran to their end.
+    pub fn scripts(&self) -> u64 {
+        self.servers.iter().map(|server| server.scripts()).sum()
+    }
+
     /// Begins a failover of a shard, unless one is under way. Returns its primary, which dies or only
     /// loses its replica and the view of the others.
     pub fn begin_failover(&self, shard: usize, dies: bool) -> Option<&Arc<Server>> {

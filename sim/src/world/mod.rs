@@ -2,6 +2,7 @@
 
 mod adjustments;
 mod blocks;
+mod bursts;
 mod capability;
 mod client;
 mod concurrency;
@@ -9,6 +10,7 @@ mod deployment;
 mod effects;
 mod exact;
 mod faults;
+mod holds;
 mod network;
 mod oracle;
 mod phases;
@@ -214,6 +216,8 @@ impl World {
         self.story.record("world", || format!("keys q, which queue: {few:?}, at times {many:?}"));
         self.story.record("world", || format!("keys a, adjusted: {:?}", self.rules.adjusted));
         self.story.record("world", || format!("keys s, with slots: {:?}", self.rules.slots));
+        self.story
+            .record("world", || format!("keys h, with {} slots on a server", self.rules.held));
         for place in &self.places {
             self.story.record(&place.name, || place.wrappers.to_string());
         }

@@ -21,7 +21,7 @@ use tower_sluice::{
 use super::{
     Rules,
     client::Client,
-    concurrency, lock, queues,
+    concurrency, holds, lock, queues,
     wrappers::{Wrapped, Wrappers},
 };
 
@@ -40,6 +40,7 @@ pub struct Process {
     count: usize,
     pub queues: queues::Service,
     pub slots: concurrency::Service,
+    pub holds: holds::Service,
     life: Arc<Life>,
 }
 
@@ -92,7 +93,8 @@ impl Process {
         let service = BoxCloneSyncService::new(layer.expose_decision().layer(inner));
         let queues = queues::Service::new(&rules.queued, store.clone());
         let slots = concurrency::Service::new(&rules.slots);
-        Self { service, store, plans, count: rules.count(), queues, slots, life }
+        let holds = holds::Service::new(rules.held, store.clone());
+        Self { service, store, plans, count: rules.count(), queues, slots, holds, life }
     }
 
     /// Sends a request. Returns its decision, or `None` if the handler panics or the process dies.

@@ -19,7 +19,7 @@ pub struct Rates;
 
 impl Capability for Rates {
     fn share(&self) -> u64 {
-        70
+        65
     }
 
     fn operate<'a>(&'a self, world: &'a World, place: usize, mut random: Random) -> BoxFuture<'a> {

@@ -22,6 +22,8 @@ pub struct Rules {
     pub adjusted: Quota,
     /// A rule whose requests hold slots.
     pub slots: concurrency::Quotas,
+    /// The slots of a key on the servers.
+    pub held: u32,
 }
 
 impl Rules {
@@ -44,6 +46,7 @@ impl Rules {
             queued: quotas::queueing(random),
             adjusted: quotas::adjusted(random),
             slots: concurrency::Quotas::random(random),
+            held: u32::try_from(random.within(1..5)).expect("few"),
         }
     }
 

@@ -42,6 +42,7 @@ struct State {
     /// The clock at the last script, and the instant of that script.
     last_script: (Instant, Duration),
     commands: u64,
+    scripts: u64,
     /// The server that follows this one, and the time by which it is behind.
     replica: Option<(Arc<Server>, Duration)>,
     /// Changes that the replica does not have yet.
@@ -62,6 +63,7 @@ impl Server {
             connections: Vec::new(),
             last_script: (Instant::now(), Duration::ZERO),
             commands: 0,
+            scripts: 0,
             replica: None,
             backlog: VecDeque::new(),
         };
@@ -105,6 +107,10 @@ impl Server {
         lock(&self.state).commands
     }
 
+    pub fn scripts(&self) -> u64 {
+        lock(&self.state).scripts
+    }
+
     /// Runs one command, after those before it.
     pub async fn run(&self, session: &mut Session, request: &Request) -> Reply {
         let _turn = self.turn.lock().await;
@@ -127,6 +133,8 @@ impl Server {
         state.commands += 1;
         if request[0].starts_with(b"EVAL") {
             state.last_script = (Instant::now(), clock);
+            // The client repeats a script that the server does not have, or not any more.
+            state.scripts += u64::from(!matches!(reply, Reply::Error(_)));
         }
         state.send(changes);
         reply

@@ -2,10 +2,10 @@
 
 use std::{
     borrow::{Borrow, BorrowMut},
-    hash::{BuildHasher, Hasher, RandomState},
+    hash::{BuildHasher, Hasher},
 };
 
-use foldhash::{SharedSeed, quality::SeedableRandomState};
+use foldhash::quality::SeedableRandomState;
 use smallvec::SmallVec;
 
 use super::{sets::Stored, table::Located};
@@ -13,7 +13,7 @@ use crate::{
     algorithm::{AccountState, Demand, Evaluation},
     decision::{Decision, Outcome, Snapshot},
     quota::Quota,
-    store::Charge,
+    store::{Charge, hashes::random_state},
 };
 
 /// One quota of one charge, with its account.
@@ -132,8 +132,7 @@ pub(super) struct AddressHasher {
 
 impl AddressHasher {
     pub(super) fn new() -> Self {
-        let seed = RandomState::new().hash_one(0);
-        Self { seed: SeedableRandomState::with_seed(seed, SharedSeed::global_random()) }
+        Self { seed: random_state() }
     }
 
     #[inline]

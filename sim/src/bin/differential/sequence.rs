@@ -70,6 +70,8 @@ impl Sequence {
             if matches!(left, Some(redis::Value::Int(left)) if left == -1 || left > 1_000) {
                 self.tee.send(&[b"GET".to_vec(), key.clone()]).await;
                 self.tee.send(&[&b"LRANGE"[..], &key, b"0", b"-1"].map(<[u8]>::to_vec)).await;
+                let set = [&b"ZRANGE"[..], &key, b"0", b"-1", b"WITHSCORES"];
+                self.tee.send(&set.map(<[u8]>::to_vec)).await;
             }
         }
         self.tee.compare_keys().await;

@@ -1,0 +1,222 @@
+//! Bursts of one key on healthy servers: a caller that waits for its own key is no outage.
+//!
+//! Every request of a burst is decided by the servers, or by what they have reported. No request
+//! fails, no breaker opens, and equal requests share calls.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use http::{Request, Response};
+use tokio::{
+    join,
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower_sluice::{
+    Algorithm, Decision, Quota, RateLimitLayer, Rule, decision::Source, key::HeaderKey,
+    middleware::HoldUntil,
+};
+
+use super::{
+    World,
+    capability::{BoxFuture, Capability},
+    oracle::limit,
+    process::Process,
+};
+use crate::random::Random;
+
+/// The time for which a handler works, and then frees its slot.
+const WORK: Duration = Duration::from_millis(300);
+/// The time in which the servers are told of all freed slots.
+const FREED: Duration = Duration::from_secs(1);
+/// The callers that share a call at most.
+const CALLERS: usize = 1_024;
+/// The requests of another key that are sent within some bursts.
+const OTHERS: usize = 3;
+
+/// Bursts of one key, with any algorithm and with slots.
+pub struct Bursts;
+
+type Service = BoxCloneSyncService<Request<()>, Response<()>, Infallible>;
+
+/// The handlers that run, and the most that ran at a time.
+#[derive(Default)]
+struct Running {
+    now: AtomicU32,
+    most: AtomicU32,
+}
+
+/// Returns slots, a rate of any algorithm, or both.
+fn quotas(random: &mut Random) -> Vec<Quota> {
+    let units = u32::try_from(random.within(1..30)).expect("few");
+    let base = Quota::new(units, Duration::from_secs(10)).expect("a quota");
+    let rate = base.algorithm(*random.pick(&[
+        Algorithm::Gcra,
+        Algorithm::TokenBucket,
+        Algorithm::fixed_window(),
+        Algorithm::AnchoredWindow,
+        Algorithm::SlidingWindow { buckets: 5 },
+        Algorithm::SlidingLog,
+    ]));
+    let slots = Quota::concurrent(u32::try_from(random.within(1..20)).expect("few"));
+    match random.within(0..10) {
+        0..6 => vec![rate],
+        6..9 => vec![slots],
+        _ => vec![slots, rate],
+    }
+}
+
+/// Returns a layer of a process whose requests hold slots while their handler works.
+fn service(
+    name: &str,
+    process: &Process,
+    quotas: &[Quota],
+    running: &Arc<Running>,
+    work: Duration,
+) -> Service {
+    let running = running.clone();
+    let inner = service_fn(move |_: Request<()>| {
+        let running = running.clone();
+        async move {
+            running.most.fetch_max(running.now.fetch_add(1, Relaxed) + 1, Relaxed);
+            sleep(work).await;
+            running.now.fetch_sub(1, Relaxed);
+            Ok::<_, Infallible>(Response::new(()))
+        }
+    });
+    let rule = Rule::new(name, HeaderKey::new("x-key"), quotas.to_vec());
+    let layer = RateLimitLayer::rules(rule, process.store.clone()).expose_decision();
+    BoxCloneSyncService::new(layer.hold_until(HoldUntil::Head).layer(inner))
+}
+
+async fn call(service: Service, key: String) -> Decision {
+    let request = Request::builder().uri("/").header("x-key", key).body(()).expect("a request");
+    let Ok(response) = service.oneshot(request).await;
+    response.extensions().get::<Decision>().expect("an exposed decision").clone()
+}
+
+/// Sends requests of one key at once. Returns their decisions.
+async fn send(service: &Service, key: &str, count: usize) -> Vec<Decision> {
+    let mut requests = JoinSet::new();
+    for _ in 0..count {
+        requests.spawn(call(service.clone(), key.to_owned()));
+    }
+    requests.join_all().await
+}
+
+/// Returns the number of requests that neither the servers decided nor what they have reported.
+fn failures(decisions: &[Decision]) -> usize {
+    let by_servers = |source| matches!(source, Source::Redis | Source::DenyCache | Source::Leased);
+    decisions.iter().filter(|decision| !by_servers(decision.source())).count()
+}
+
+/// Sends a burst from one process. Returns what was wrong.
+async fn burst(world: &World, mut random: Random, when: &str) {
+    let at = random.pick(&world.places);
+    let (quotas, count) = (quotas(&mut random), *random.pick(&[200, 500, 2_000, 2_000]));
+    let others = *random.pick(&[0, OTHERS]);
+    // A busy machine. Requests that are not merged would keep a server busy for longer than a timeout.
+    let work = Duration::from_millis(if at.wrappers.coalesce { *random.pick(&[0, 1]) } else { 0 });
+    let (process, running) = (at.process(), Arc::<Running>::default());
+    let service = service(&when.replace(' ', "_"), &process, &quotas, &running, WORK);
+    let other = self::service(
+        "other",
+        &process,
+        &[Quota::per_second(1_000)],
+        &Arc::default(),
+        Duration::ZERO,
+    );
+    let (key, of_other) = (format!("burst {when}"), format!("other {when}"));
+    let wrong = |what: &str| {
+        let quotas = quotas.iter().map(|it| format!("{it} {:?}", it.counted_by()));
+        let quotas = quotas.collect::<Vec<_>>().join(" and ");
+        let text = format!("{when}: {count} callers of {quotas}, {}: {what}", at.wrappers);
+        world.story.violate("burst", text);
+    };
+    // The connections are open and the scripts are loaded.
+    drop(send(&service, &key, 1).await);
+    drop(send(&other, &of_other, 1).await);
+    sleep(FREED).await;
+    world.nodes.all().iter().for_each(|server| server.set_work(work));
+    let (start, before) = (Instant::now(), world.nodes.scripts());
+    let send_others = async {
+        let mut decisions = Vec::new();
+        for _ in 0..others {
+            sleep(Duration::from_millis(3)).await;
+            decisions.extend(send(&other, &of_other, 1).await);
+        }
+        failures(&decisions)
+    };
+    let (decisions, of_others) = join!(send(&service, &key, count), send_others);
+    let time = start.elapsed();
+    sleep(FREED).await;
+    let calls = world.nodes.scripts() - before;
+    world.nodes.all().iter().for_each(|server| server.set_work(Duration::ZERO));
+    let (failed, held) = (failures(&decisions), running.most.load(Relaxed));
+    let allowed = decisions.iter().filter(|decision| decision.is_allowed()).count();
+    world.story.record(&at.name, || {
+        format!(
+            "burst of {count}: {allowed} allowed, {failed} failed, {held} at a time, {calls} calls"
+        )
+    });
+    if failed + of_others > 0 {
+        wrong(&format!("{failed} not decided by a server, and {of_others} of another key"));
+    }
+    let has_slots = quotas[0].is_concurrent();
+    if has_slots && held > quotas[0].limit() {
+        wrong(&format!("{held} held"));
+    }
+    let rate = quotas.iter().find(|quota| !quota.is_concurrent());
+    if rate.is_some_and(|rate| allowed as u64 > limit(rate, time)) {
+        wrong(&format!("{allowed} allowed"));
+    }
+    // One unit is gone before the burst. With leases, other units may be set aside.
+    let least = quotas.iter().map(|quota| quota.limit() - u32::from(Some(quota) == rate)).min();
+    if at.wrappers.leases.is_none() && allowed < least.unwrap_or(0) as usize {
+        wrong(&format!("only {allowed} allowed"));
+    }
+    // A lease is borrowed and returned.
+    let leases = if at.wrappers.leases.is_some() { 2 } else { 0 };
+    let most = 2 + count.div_ceil(CALLERS) + others + usize::from(has_slots) + leases;
+    if at.wrappers.coalesce && calls > most as u64 {
+        wrong(&format!("{calls} calls instead of {most}"));
+    }
+    // All slots are free again.
+    if has_slots && rate.is_none() {
+        let again = send(&service, &key, quotas[0].limit() as usize).await;
+        let denied = again.iter().filter(|decision| !decision.is_allowed()).count();
+        if denied > 0 {
+            wrong(&format!("{denied} slots are not free afterwards"));
+        }
+        sleep(FREED).await;
+    }
+}
+
+impl Capability for Bursts {
+    /// Bursts are sent before and after the faults only, because a fault may fail a request.
+    fn share(&self) -> u64 {
+        0
+    }
+
+    fn operate<'a>(&'a self, _: &'a World, _: usize, _: Random) -> BoxFuture<'a> {
+        Box::pin(async {})
+    }
+
+    fn compare<'a>(
+        &'a self,
+        world: &'a World,
+        random: Random,
+        when: &'static str,
+    ) -> BoxFuture<'a> {
+        Box::pin(burst(world, random, when))
+    }
+
+    fn check(&self, _: &World) {}
+}
