@@ -8,6 +8,7 @@ mod coalesce;
 mod entries;
 mod error;
 mod fan_out;
+mod hash_slot;
 mod holds;
 mod link;
 mod node;
@@ -21,7 +22,6 @@ mod request;
 mod routes;
 mod script;
 mod slot_call;
-mod slots;
 mod watchdog;
 
 #[cfg(feature = "testing")]
@@ -39,12 +39,12 @@ use redis::aio::ConnectionLike;
 
 use self::{
     addresses::Addresses,
+    hash_slot::SLOTS,
     holds::Reporter,
     queue::{Queue, Queues},
     reply::Reply,
     request::{AccountRequest, Request, ScriptOp},
     script::{ScriptKind, Scripts},
-    slots::SLOTS,
 };
 pub use self::{
     cluster::ClusterLink,

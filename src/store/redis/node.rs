@@ -13,8 +13,8 @@ use redis::{
 use tokio::time::{Instant, timeout_at};
 
 use super::{
+    hash_slot::{SlotRange, ranges},
     link::Link,
-    slots::{SlotRange, ranges},
 };
 use crate::store::{
     BoxFuture,

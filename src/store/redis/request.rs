@@ -4,10 +4,10 @@ use smallvec::SmallVec;
 
 use super::{
     addresses::Addresses,
+    hash_slot::slot,
     plan::{Change, EncodedPlan, LONGEST},
     script::{ScriptKind, letter},
     slot_call::SlotReport,
-    slots::slot,
 };
 use crate::{
     algorithm::{Demand, Receipt},
