@@ -7,8 +7,6 @@
 -- `r` with its instant, and the microsecond from which on no receipt of an earlier charge holds any
 -- units.
 local algorithms = {}
--- Applies the reports of slots, if the call has any.
-local report
 
 -- Parses a value into the places of the plan. Returns false if the value is invalid.
 local function parse(account, value)
@@ -25,7 +23,7 @@ local function parse(account, value)
       return false
     end
     local letter, length, from = struct.unpack('<c1H', value, at)
-    if from + length > #value + 1 or not string.find('br-gtfslc', letter, 1, true) then
+    if from + length > #value + 1 or not string.find('br-gtfsl', letter, 1, true) then
       return false
     elseif letter == 'b' then
       if length ~= 9 or i > 0 then
@@ -165,7 +163,8 @@ local function read(key, plan, wary)
     local algorithm = algorithms[string.sub(plan, at, at)]
     if algorithm then
       places[i], at = algorithm.plan(plan, at + 1)
-      account.lists = account.lists or places[i].list
+      account.lists = account.lists or places[i].list or places[i].set
+      account.healed = account.healed or places[i].healed
     else
       places[i], at = {}, at + 1
     end
@@ -183,9 +182,6 @@ local function read(key, plan, wary)
     if not account.value or not sound(account, wary) then
       start_anew(account)
     end
-  end
-  if report then
-    report(account)
   end
   return account
 end
@@ -207,7 +203,10 @@ local function encode(account, how)
   for i = 1, #places do
     local place = places[i]
     local state, algorithm = place.state, place.algorithm
-    if state then
+    if place.held and how == 'show' then
+      value = value .. struct.pack('<c1HI4', 'c', 4, place.held)
+      filled = value
+    elseif state then
       value = value .. (algorithm[how] or algorithm.write)(place)
       ends, filled = math.max(ends, algorithm.ends(place)), value
     elseif place.raw and place.raw ~= '-\0\0' then

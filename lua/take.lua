@@ -31,6 +31,7 @@ for i = 1, plans do
     if place.charges == 1 then
       if account.charged then
         place.algorithm.charge(place)
+        account.changed = account.changed or not place.set
       elseif possible and not blocked and not place.state and place.possible == 1 then
         -- The first request opens an account that starts at `initial`.
         place.algorithm.open(place)
@@ -39,7 +40,7 @@ for i = 1, plans do
     end
     account.changed = account.changed or place.shrunk
   end
-  if account.charged or account.changed then
+  if account.changed then
     write(account)
   end
 end

@@ -5,11 +5,9 @@ mod batch;
 mod call;
 mod cluster;
 mod coalesce;
-mod entries;
 mod error;
 mod fan_out;
 mod hash_slot;
-mod holds;
 mod link;
 mod node;
 mod open;
@@ -17,11 +15,10 @@ mod plan;
 mod probe;
 mod queue;
 mod reply;
-mod report;
 mod request;
 mod routes;
 mod script;
-mod slot_call;
+mod slots;
 mod watchdog;
 
 #[cfg(feature = "testing")]
@@ -40,16 +37,15 @@ use redis::aio::ConnectionLike;
 use self::{
     addresses::Addresses,
     hash_slot::SLOTS,
-    holds::Reporter,
     queue::{Queue, Queues},
     reply::Reply,
     request::{AccountRequest, Request, ScriptOp},
     script::{ScriptKind, Scripts},
+    slots::{MAX_COST, Slots},
 };
 pub use self::{
     cluster::ClusterLink,
     error::{RedisError, RedisErrorKind},
-    holds::OnLost,
     link::Link,
     probe::Probe,
 };
@@ -64,7 +60,7 @@ use crate::{
     quota::Quota,
 };
 
-/// The default time to live of slots without a report.
+/// The default time to live of slots.
 const SLOT_TTL: Duration = Duration::from_secs(10);
 
 /// Store that keeps accounts in Redis or Valkey, shared by many processes.
@@ -147,7 +143,7 @@ struct RedisConfig {
     coalesces: bool,
     rules: Arc<KnownRules>,
     queues: Arc<Queues>,
-    reporter: Arc<Reporter>,
+    slots: Arc<Slots>,
     /// A clock that replaces the server's clock.
     #[cfg(feature = "testing")]
     test_clock: Option<Arc<AtomicU64>>,
@@ -180,7 +176,7 @@ where
             coalesces: true,
             rules: Arc::default(),
             queues: Arc::new(Queues::new(1)),
-            reporter: Arc::new(Reporter::new(SLOT_TTL, OnLost::default())),
+            slots: Arc::new(Slots::new(SLOT_TTL)),
             #[cfg(feature = "testing")]
             test_clock: None,
         };
@@ -288,7 +284,7 @@ where
     #[cfg(feature = "testing")]
     pub(crate) fn with_test_clock(mut self, test_clock: Arc<AtomicU64>) -> Self {
         let settings = self.settings_mut();
-        settings.reporter = Arc::new(settings.reporter.with_clock(test_clock.clone()));
+        settings.slots = Arc::new(settings.slots.with_clock(test_clock.clone()));
         settings.test_clock = Some(test_clock);
         self.shared =
             Arc::new(RedisShared { scripts: Scripts::with_test_clock(), ..RedisShared::default() });
@@ -307,7 +303,7 @@ where
     fn settings_mut(&mut self) -> &mut RedisConfig {
         let settings = Arc::make_mut(&mut self.settings);
         settings.rules = Arc::default();
-        settings.reporter = Arc::new(settings.reporter.renewed());
+        settings.slots = Arc::new(settings.slots.renewed(settings.slots.life));
         settings.queues = Arc::new(Queues::new(if settings.sharded { SLOTS } else { 1 }));
         settings
     }
@@ -422,6 +418,11 @@ where
     }
 
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        const TOO_MANY: &str = "a request that takes more than 256 slots; lower its cost";
+        let takes_slots = |it: &Charge<'_>| it.charged_quotas().any(|(_, it)| it.is_concurrent());
+        if charges.iter().any(|it| it.cost() > MAX_COST && takes_slots(it)) {
+            return Err(Unsupported::new(TOO_MANY));
+        }
         self.settings.rules.register(charges)
     }
 

@@ -7,7 +7,7 @@ use super::{
     hash_slot::slot,
     plan::{Change, EncodedPlan, LONGEST},
     script::{ScriptKind, letter},
-    slot_call::SlotReport,
+    slots::SlotCall,
 };
 use crate::{
     algorithm::{Demand, Receipt},
@@ -16,9 +16,6 @@ use crate::{
     quota::Quota,
     store::Charge,
 };
-
-/// The maximum number of accounts in one report.
-const MAX_ACCOUNTS: usize = 64;
 
 /// The accounts of a call. `named` are the charged quotas, in the order of the charges.
 #[derive(Clone, Debug, Default)]
@@ -76,8 +73,8 @@ impl ScriptOp<'_> {
         }
     }
 
-    /// Returns `true` if the call has reports of slots. Other calls keep the slots as they are.
-    pub(super) fn reports_slots(self) -> bool {
+    /// Returns `true` if the call counts slots. Other calls keep the slots as they are.
+    pub(super) fn counts_slots(self) -> bool {
         matches!(self, Self::Take | Self::Reset)
     }
 }
@@ -97,18 +94,6 @@ impl Request {
             }
         }
         request
-    }
-
-    /// Adds one quota of slots, to report them.
-    pub(super) fn add_slots(
-        &mut self,
-        rule: RuleName,
-        address: String,
-        index: usize,
-        quota: Quota,
-    ) {
-        let at = self.account(rule, address, false);
-        self.accounts[at].add(index, &quota, Demand::units(0));
     }
 
     /// Returns the index of an account, which is added if it is new.
@@ -191,11 +176,7 @@ impl Request {
     }
 
     /// Returns the keys and the arguments of the script.
-    pub(super) fn encode(
-        &self,
-        op: ScriptOp<'_>,
-        reports: &[SlotReport],
-    ) -> (Vec<String>, Vec<Vec<u8>>) {
+    pub(super) fn encode(&self, op: ScriptOp<'_>, slots: &SlotCall) -> (Vec<String>, Vec<Vec<u8>>) {
         let mut keys: Vec<_> = self.accounts.iter().map(|a| a.address.clone()).collect();
         let mut args = Vec::with_capacity(self.accounts.len() + 2);
         if !matches!(op, ScriptOp::Take) {
@@ -215,9 +196,14 @@ impl Request {
                     continue;
                 };
                 if quota.is_concurrent() {
-                    let of = |it: &&SlotReport| it.account == at && it.quota_index == quota_index;
-                    match reports.iter().find(of) {
-                        Some(report) => plan = plan.slots(quota, *ask, report),
+                    let own = slots.takes.iter();
+                    let mut own =
+                        own.filter(|it| it.account == at && it.quota_index == quota_index);
+                    match own.next() {
+                        Some(take) => {
+                            keys.push(Addresses::slots(&account.address, quota_index));
+                            plan = plan.slots(quota, *ask, &slots.slots, take, keys.len());
+                        }
                         None => plan.0.push(b'.'),
                     }
                     continue;
@@ -264,29 +250,6 @@ impl Request {
         let first = self.named.first().and_then(|named| taken.outcomes().get(named.outcome));
         taken.charged_at().saturating_add_signed(first.map_or(0, Outcome::skew))
     }
-}
-
-/// Returns requests that report the slots of the accounts, each with a bounded number of them. If
-/// `sharded`, each has one slot of the cluster.
-pub(super) fn reports(
-    accounts: Vec<(RuleName, String, (usize, Quota))>,
-    sharded: bool,
-) -> Vec<Request> {
-    let shard = |address: &str| if sharded { slot(address.as_bytes()) } else { 0 };
-    let mut accounts: Vec<_> = accounts.into_iter().map(|it| (shard(&it.1), it)).collect();
-    accounts.sort_unstable_by(|one, other| (one.0, &one.1.1).cmp(&(other.0, &other.1.1)));
-    let (mut requests, mut latest) = (Vec::<Request>::new(), None);
-    for (shard, (rule, address, (index, quota))) in accounts {
-        let full = requests.last().is_none_or(|it| it.accounts.len() >= MAX_ACCOUNTS);
-        if full || latest != Some(shard) {
-            requests.push(Request::default());
-        }
-        if let Some(request) = requests.last_mut() {
-            request.add_slots(rule, address, index, quota);
-        }
-        latest = Some(shard);
-    }
-    requests
 }
 
 impl AccountRequest {
