@@ -12,7 +12,7 @@ use super::{
     error::{RedisError, RedisErrorKind},
     request::{Request, ScriptOp},
     script::ScriptKind,
-    slots::Change,
+    slots::SlotChange,
 };
 use crate::{
     key::Key,
@@ -101,9 +101,9 @@ where
         // A store of its own, which renews and frees no other slots.
         let store = self.clone().with_slot_ttl(SLOT_TTL);
         let taken = store.execute(&request, ScriptOp::Take).await?;
-        store.change_all(Change::Renew).await?;
+        store.change_all(SlotChange::Renew).await?;
         drop(taken);
-        store.change_all(Change::Free).await?;
+        store.change_all(SlotChange::Free).await?;
         store.execute(&request, ScriptOp::Refund(1)).await.map(drop)
     }
 

@@ -20,7 +20,7 @@ use std::{
 use tokio::{sync::Notify, time::Instant};
 
 pub(super) use self::{
-    renew::Change,
+    renew::SlotChange,
     take::{SlotCall, SlotTake},
 };
 use super::addresses::Addresses;
@@ -60,14 +60,14 @@ struct SlotsState {
 struct SlotAccount {
     /// The key of its sorted set.
     address: String,
-    held: HashMap<u64, HeldSlots>,
+    held: HashMap<u64, RunningSlots>,
     /// Slots that the server may still count.
     freed: BTreeMap<u64, FreedSlots>,
     /// The number of calls without an answer.
     calls: usize,
 }
 
-struct HeldSlots {
+struct RunningSlots {
     units: u32,
     lost: Arc<LossSignal>,
 }

@@ -42,7 +42,7 @@ struct RequestSlots {
 
 /// A change of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum SlotChange {
     Free,
     Renew,
 }
@@ -104,7 +104,7 @@ where
     }
 
     /// Renews or frees all slots. An error of one call does not end the others.
-    pub(crate) async fn change_all(&self, change: Change) -> Result<(), RedisError> {
+    pub(crate) async fn change_all(&self, change: SlotChange) -> Result<(), RedisError> {
         let calls = self.settings.slots.calls(change, self.settings.sharded);
         let calls = stream::iter(calls).map(|call| self.change_slots(change, call));
         let calls = calls.buffer_unordered(MAX_CALLS);
@@ -117,7 +117,7 @@ where
         loop {
             slots.wake.notified().await;
             sleep(COLLECT).await;
-            while self.change_all(Change::Free).await.is_err() {
+            while self.change_all(SlotChange::Free).await.is_err() {
                 sleep(RETRY).await;
             }
             if slots.ends() {
@@ -131,13 +131,13 @@ where
         let slots = &self.settings.slots;
         let period = slots.life / 3;
         loop {
-            let calls = slots.calls(Change::Renew, self.settings.sharded);
+            let calls = slots.calls(SlotChange::Renew, self.settings.sharded);
             let start = Instant::now();
             let (end, pause) =
                 (start + period, period / u32::try_from(calls.len().max(1)).unwrap_or(u32::MAX));
             let all = stream::iter(calls.into_iter().zip(0..)).map(|(call, n)| async move {
                 sleep_until(start + pause * n).await;
-                let renew = || self.change_slots(Change::Renew, call.clone());
+                let renew = || self.change_slots(SlotChange::Renew, call.clone());
                 while renew().await.is_err() && Instant::now() + RETRY < end {
                     sleep(RETRY).await;
                 }
@@ -152,7 +152,7 @@ where
 
     async fn change_slots(
         &self,
-        change: Change,
+        change: SlotChange,
         mut requests: Vec<RequestSlots>,
     ) -> Result<(), RedisError> {
         let slots = &self.settings.slots;
@@ -177,11 +177,11 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     pub(crate) async fn free_now(&self) -> Result<(), RedisError> {
-        self.change_all(Change::Free).await
+        self.change_all(SlotChange::Free).await
     }
 
     pub(crate) async fn renew_now(&self) -> Result<(), RedisError> {
-        self.change_all(Change::Renew).await
+        self.change_all(SlotChange::Renew).await
     }
 }
 
@@ -206,7 +206,7 @@ impl Slots {
 
     /// Returns the slots to change in calls of a bounded size, oldest first. If `sharded`, a call
     /// has one hash slot.
-    fn calls(&self, change: Change, sharded: bool) -> Vec<Vec<RequestSlots>> {
+    fn calls(&self, change: SlotChange, sharded: bool) -> Vec<Vec<RequestSlots>> {
         let (now, mut found) = (self.now(), Vec::new());
         let mut state = self.state();
         state.accounts.retain(|id, account| {
@@ -216,14 +216,18 @@ impl Slots {
                 found.push((shard, RequestSlots { id: *id, first: *first, units }));
             };
             match change {
-                Change::Free => account.freed.iter().for_each(|(it, freed)| push(it, freed.units)),
-                Change::Renew => account.held.iter().for_each(|(it, held)| push(it, held.units)),
+                SlotChange::Free => {
+                    account.freed.iter().for_each(|(it, freed)| push(it, freed.units));
+                }
+                SlotChange::Renew => {
+                    account.held.iter().for_each(|(it, held)| push(it, held.units));
+                }
             }
             !account.is_idle()
         });
         drop(state);
         found.sort_unstable_by_key(|(shard, it)| (*shard, it.first));
-        let max = if change == Change::Renew { MAX_RENEWED } else { MAX_FREED };
+        let max = if change == SlotChange::Renew { MAX_RENEWED } else { MAX_FREED };
         let (mut calls, mut last) = (Vec::<Vec<_>>::new(), (0, max));
         for (shard, request) in found {
             if shard != last.0 || last.1 + request.units > max {
@@ -239,13 +243,13 @@ impl Slots {
     /// Returns the keys and the arguments of a call, and keeps only what is to change by now.
     fn encode(
         &self,
-        change: Change,
+        change: SlotChange,
         requests: &mut Vec<RequestSlots>,
     ) -> (Vec<String>, Vec<Vec<u8>>) {
         requests.sort_unstable_by_key(|it| (it.id, it.first));
         let state = self.state();
         requests.retain(|it| state.is_due(change, it));
-        let head = EncodedPlan::default().int::<1>(u64::from(change == Change::Renew));
+        let head = EncodedPlan::default().int::<1>(u64::from(change == SlotChange::Renew));
         let (mut keys, mut args) =
             (Vec::new(), vec![head.int::<7>(self.life_micros()).int::<8>(self.store).0]);
         for group in requests.chunk_by(|one, other| one.id == other.id) {
@@ -259,14 +263,14 @@ impl Slots {
     }
 
     /// Records the answer of the server, with `1` for each request whose slots count.
-    fn changed(&self, change: Change, requests: &[RequestSlots], told: &[u8]) {
+    fn changed(&self, change: SlotChange, requests: &[RequestSlots], told: &[u8]) {
         let (mut state, mut lost) = (self.state(), Vec::new());
         for (request, told) in requests.iter().zip(told) {
             let Some(account) = state.accounts.get_mut(&request.id) else { continue };
             match change {
-                Change::Free => drop(account.freed.remove(&request.first)),
-                Change::Renew if *told == b'1' => {}
-                Change::Renew => lost.extend(account.held.remove(&request.first)),
+                SlotChange::Free => drop(account.freed.remove(&request.first)),
+                SlotChange::Renew if *told == b'1' => {}
+                SlotChange::Renew => lost.extend(account.held.remove(&request.first)),
             }
             if account.is_idle() {
                 state.accounts.remove(&request.id);
@@ -278,10 +282,10 @@ impl Slots {
 }
 
 impl SlotsState {
-    fn is_due(&self, change: Change, request: &RequestSlots) -> bool {
+    fn is_due(&self, change: SlotChange, request: &RequestSlots) -> bool {
         self.accounts.get(&request.id).is_some_and(|account| match change {
-            Change::Free => account.freed.contains_key(&request.first),
-            Change::Renew => account.held.contains_key(&request.first),
+            SlotChange::Free => account.freed.contains_key(&request.first),
+            SlotChange::Renew => account.held.contains_key(&request.first),
         })
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{
 
 use smallvec::SmallVec;
 
-use super::{FreedSlots, HeldSlots, MAX_COST, MAX_FREED, SlotAccount, Slots, SlotsState};
+use super::{FreedSlots, RunningSlots, MAX_COST, MAX_FREED, SlotAccount, Slots, SlotsState};
 use crate::{
     decision::{Hold, LossSignal},
     log::warn,
@@ -88,7 +88,7 @@ impl SlotCall {
             account.calls -= usize::from(take.cost > 0);
             if take.cost > 0 && reply.accounts[take.account].charged {
                 let lost = Arc::new(LossSignal::new());
-                account.held.insert(take.first, HeldSlots { units: take.cost, lost: lost.clone() });
+                account.held.insert(take.first, RunningSlots { units: take.cost, lost: lost.clone() });
                 let counted_by = self.slots.clone();
                 let hold = Hold::new(counted_by, take.id, take.first, take.cost.into());
                 holds.push(hold.with_loss(lost));
