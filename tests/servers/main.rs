@@ -40,6 +40,7 @@ mod sentinel;
 #[path = "../support/servers/mod.rs"]
 mod servers;
 mod slots;
+mod slots_ends;
 mod slots_faults;
 mod states;
 #[path = "../support/mod.rs"]

@@ -47,7 +47,7 @@ where
     ) -> Result<Reply, RedisError> {
         let kind = request.script_kind(op);
         let slots = &self.settings.slots;
-        let call = if op.counts_slots() { slots.begin(request) } else { slots.without() };
+        let call = if op.counts_slots() { slots.begin(request, 1) } else { slots.without() };
         if !call.takes.is_empty() {
             self.start_renewing()?;
         }
@@ -65,7 +65,8 @@ where
             }
         };
         self.note_healed(reply.accounts.iter().filter(|account| account.healed).count());
-        reply.holds = call.answered(&reply);
+        let charged = |account: usize| usize::from(reply.accounts[account].charged);
+        reply.holds = call.answered(charged).pop().unwrap_or_default();
         Ok(reply)
     }
 

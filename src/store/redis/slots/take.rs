@@ -1,30 +1,43 @@
 //! Slots that one call takes, and those that it frees on the way.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    mem,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use smallvec::SmallVec;
 
-use super::{FreedSlots, RunningSlots, MAX_COST, MAX_FREED, SlotAccount, Slots, SlotsState};
+use super::{FreedSlots, MAX_COST, MAX_FREED, RunningSlots, SlotAccount, Slots, SlotsState};
 use crate::{
     decision::{Hold, LossSignal},
     log::warn,
-    store::redis::{reply::Reply, request::Request},
+    store::redis::request::Request,
 };
 
-/// The slots of one quota in a call.
+/// The slots of one quota in a call. The callers of equal requests have consecutive slots.
 #[derive(Debug)]
 pub(crate) struct SlotTake {
     pub(crate) account: usize,
     pub(crate) quota_index: usize,
     id: u64,
-    /// The number of the first slot that the call takes.
+    /// The number of the first slot of the first caller.
     pub(crate) first: u64,
-    /// The number of slots that the call takes.
+    /// The slots that each caller takes.
     pub(crate) cost: u32,
+    /// The number of callers that take slots.
+    callers: u32,
     pub(crate) freed: Vec<(u64, u32)>,
+}
+
+impl SlotTake {
+    /// Returns the number of the first slot of each caller.
+    fn firsts(&self) -> impl Iterator<Item = u64> {
+        let (first, cost) = (self.first, u64::from(self.cost));
+        (0..u64::from(self.callers)).map(move |caller| first + caller * cost)
+    }
 }
 
 /// The slots of a call. Without an answer, they are freed, because the server may count them.
@@ -39,22 +52,26 @@ impl Slots {
         SlotCall { slots: self.clone(), takes: SmallVec::new() }
     }
 
-    /// Numbers the slots that a request takes.
-    pub(crate) fn begin(self: &Arc<Self>, request: &Request) -> SlotCall {
+    /// Numbers the slots that equal requests of several callers take.
+    pub(crate) fn begin(self: &Arc<Self>, request: &Request, callers: u32) -> SlotCall {
         let mut call = self.without();
         for (at, account) in request.accounts.iter().enumerate() {
-            for (quota_index, (_, ask)) in account.slots() {
+            for (quota_index, (quota, ask)) in account.slots() {
                 let cost = if ask.cost > MAX_COST { too_many(ask.cost) } else { ask.cost };
+                // No more callers than fit.
+                let limit = quota.limit().saturating_add(quota.soft_units());
+                let callers = callers.min(limit.checked_div(cost).unwrap_or(0));
                 let id = self.id(&account.address, quota_index);
                 let mut state = self.state();
-                if cost > 0 {
+                if callers > 0 {
                     let new = || SlotAccount::new(&account.address, quota_index);
                     state.accounts.entry(id).or_insert_with(new).calls += 1;
                 }
                 let (first, freed) = (state.next, state.freed(id));
-                state.next += u64::from(cost);
+                state.next += u64::from(cost) * u64::from(callers);
                 drop(state);
-                call.takes.push(SlotTake { account: at, quota_index, id, first, cost, freed });
+                let account = at;
+                call.takes.push(SlotTake { account, quota_index, id, first, cost, callers, freed });
             }
         }
         call
@@ -76,23 +93,25 @@ impl SlotsState {
 }
 
 impl SlotCall {
-    /// Records the answer, and returns the held slots.
-    pub(crate) fn answered(mut self, reply: &Reply) -> Vec<Hold> {
+    /// Records the answer, by which the first `charged` callers took the slots of an account. Returns
+    /// the slots of each of them.
+    pub(crate) fn answered(mut self, charged: impl Fn(usize) -> usize) -> Vec<Vec<Hold>> {
         let mut holds = Vec::new();
-        for take in std::mem::take(&mut self.takes) {
+        for take in mem::take(&mut self.takes) {
             let mut state = self.slots.state();
             let Some(account) = state.accounts.get_mut(&take.id) else { continue };
             for (first, _) in &take.freed {
                 account.freed.remove(first);
             }
-            account.calls -= usize::from(take.cost > 0);
-            if take.cost > 0 && reply.accounts[take.account].charged {
+            account.calls -= usize::from(take.callers > 0);
+            for (caller, first) in take.firsts().take(charged(take.account)).enumerate() {
                 let lost = Arc::new(LossSignal::new());
-                account.held.insert(take.first, RunningSlots { units: take.cost, lost: lost.clone() });
-                let counted_by = self.slots.clone();
-                let hold = Hold::new(counted_by, take.id, take.first, take.cost.into());
-                holds.push(hold.with_loss(lost));
-            } else if account.is_idle() {
+                account.held.insert(first, RunningSlots { units: take.cost, lost: lost.clone() });
+                let hold = Hold::new(self.slots.clone(), take.id, first, take.cost.into());
+                holds.resize_with(holds.len().max(caller + 1), Vec::new);
+                holds[caller].push(hold.with_loss(lost));
+            }
+            if account.is_idle() {
                 state.accounts.remove(&take.id);
             }
         }
@@ -103,11 +122,12 @@ impl SlotCall {
 impl Drop for SlotCall {
     fn drop(&mut self) {
         let ends_at = self.slots.end();
-        for take in self.takes.iter().filter(|take| take.cost > 0) {
+        for take in self.takes.iter().filter(|take| take.callers > 0) {
             let mut state = self.slots.state();
             if let Some(account) = state.accounts.get_mut(&take.id) {
                 account.calls -= 1;
-                account.freed.insert(take.first, FreedSlots { units: take.cost, ends_at });
+                let freed = FreedSlots { units: take.cost, ends_at };
+                account.freed.extend(take.firsts().map(|first| (first, freed)));
             }
             drop(state);
             self.slots.wake.notify_one();

@@ -1,0 +1,254 @@
+//! The ends of held slots on Redis: short freezes, outages, lost answers, steps of the clock and
+//! invalid values, and what renewals cost.
+
+use std::{
+    future::ready,
+    time::{Duration, Instant},
+};
+
+use futures::{StreamExt, future::join_all, poll, stream};
+use redis::{Cmd, Pipeline, RedisFuture, Value, aio::ConnectionLike};
+use tokio::time::{sleep, timeout};
+use tower_sluice::{
+    Quota, RedisStore,
+    testing::{Redis, Subject},
+};
+
+use crate::{
+    accounts::{Account, Dice, address, connect},
+    servers::{Flavour, Server},
+    slots::{held, until_held},
+};
+
+const TTL: Duration = Duration::from_secs(1);
+const TEN: Duration = Duration::from_secs(10);
+
+async fn take(store: &RedisStore, account: &Account) -> bool {
+    account.take(store, 1).await.is_ok_and(|it| it.is_allowed())
+}
+
+#[tokio::test]
+async fn one_slot_is_never_taken_twice_while_an_unused_account_ends() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await.slot_ttl(TTL);
+    let twice = stream::iter(0..600_u32).map(|n| {
+        let store = &store;
+        let account = Account::new(n.to_string(), Quota::concurrent(1));
+        async move {
+            assert!(take(store, &account).await);
+            sleep(Duration::from_millis(20)).await;
+            until_free(store, &account).await;
+            sleep(TTL - Duration::from_millis(20) + Duration::from_micros(u64::from(n) * 60)).await;
+            let (one, two) = (account.take(store, 1), account.take(store, 1));
+            let both = join_all([one, two]).await;
+            both.iter().all(|it| it.as_ref().is_ok_and(|it| it.is_allowed()))
+        }
+    });
+    let twice = twice.buffer_unordered(100).filter(|both| ready(*both)).count().await;
+    assert_eq!(twice, 0, "of 600");
+}
+
+/// Waits until a look sees no held slot.
+async fn until_free(store: &RedisStore, account: &Account) {
+    while held(store, account).await > 0 {
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_freeze_of_less_than_two_thirds_of_the_time_to_live_loses_nothing() {
+    let server = Server::redis().await;
+    let ttl = Duration::from_secs(3);
+    let (store, account) =
+        (connect(&server.url()).await.slot_ttl(ttl), Account::new("a", Quota::concurrent(5)));
+    let mut running = account.take(&store, 2).await.expect("a decision");
+    let slot = running.take_slot().expect("two slots");
+    let mut dice = Dice(3);
+    for _ in 0..4 {
+        sleep(Duration::from_millis(dice.below(1_000).into())).await;
+        server.stop();
+        sleep(Duration::from_millis(1_800)).await;
+        server.cont();
+        sleep(Duration::from_millis(1_200)).await;
+        assert!(poll!(Box::pin(slot.lost())).is_pending());
+        assert_eq!(held(&store, &account).await, 2);
+    }
+}
+
+#[tokio::test]
+async fn a_call_without_an_answer_holds_its_slot_until_the_next_call() {
+    let server = Server::redis().await;
+    let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let account = Account::new("a", Quota::concurrent(5));
+    server.stop();
+    let cut = timeout(Duration::from_millis(50), account.take(&store, 2)).await;
+    assert!(cut.is_err());
+    server.cont();
+    let start = Instant::now();
+    until_held(&other, &account, 0).await;
+    assert!(start.elapsed() < TEN / 4, "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn renewals_are_spread_over_a_third_of_the_time_to_live() {
+    let server = Server::redis().await;
+    let ttl = Duration::from_secs(6);
+    let store = connect(&server.url()).await.slot_ttl(ttl);
+    let accounts: Vec<_> =
+        (0..5_000).map(|n| Account::new(format!("k{n}"), Quota::concurrent(1))).collect();
+    let taken = stream::iter(&accounts).map(|account| account.take(&store, 1));
+    let taken: Vec<_> = taken.buffered(100).collect().await;
+    assert!(taken.iter().all(|it| it.as_ref().is_ok_and(|it| it.is_allowed())));
+    // Two thirds later, every slot has been renewed.
+    sleep(ttl * 2 / 3).await;
+    let (mut most, mut all, mut before) = (0, 0, server.script_calls().await);
+    for _ in 0..20 {
+        sleep(ttl / 60).await;
+        let calls = server.script_calls().await;
+        (most, all) = (most.max(calls - before), all + calls - before);
+        before = calls;
+    }
+    assert!((18..=24).contains(&all), "{all} calls for 5 000 slots in a third");
+    assert!(most <= all / 3, "{most} of {all} calls in a twentieth of the time");
+}
+
+/// A connection to a server that is down.
+#[derive(Clone)]
+struct Down;
+
+impl ConnectionLike for Down {
+    fn req_packed_command<'a>(&'a mut self, _: &'a Cmd) -> RedisFuture<'a, Value> {
+        Box::pin(ready(Err(std::io::Error::other("down").into())))
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        _: &'a Pipeline,
+        _: usize,
+        _: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        Box::pin(ready(Err(std::io::Error::other("down").into())))
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
+/// Returns the memory of this process, in bytes.
+fn resident() -> usize {
+    let text = std::fs::read_to_string("/proc/self/statm").expect("Linux");
+    text.split(' ').nth(1).and_then(|it| it.parse::<usize>().ok()).expect("pages") * 4_096
+}
+
+#[tokio::test]
+async fn keys_that_fail_are_forgotten_while_the_server_is_down() {
+    let store = RedisStore::new(Down).slot_ttl(TTL);
+    let mut before = 0;
+    for round in 0..5_u32 {
+        for n in 0..30_000_u32 {
+            let account = Account::new((round * 30_000 + n).to_string(), Quota::concurrent(1));
+            assert!(account.take(&store, 1).await.is_err());
+            if n % 256 == 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+        sleep(TTL * 2).await;
+        before = if round == 0 { resident() } else { before };
+    }
+    let more = resident().saturating_sub(before) >> 20;
+    println!("{more} MiB more after 120 000 further keys");
+    assert!(more < 15, "{more} MiB more after 120 000 further keys");
+}
+
+#[tokio::test]
+async fn a_server_without_memory_keeps_the_slots_that_are_held() {
+    for flavour in [Flavour::Redis, Flavour::Valkey] {
+        let server = Server::start(flavour, &[]).await;
+        let store = connect(&server.url()).await.slot_ttl(TTL);
+        let account = Account::new("a", Quota::concurrent(5));
+        let running = account.take(&store, 2).await.expect("a decision");
+        let () = server.command("CONFIG SET maxmemory 1").await;
+        sleep(TTL * 2).await;
+        assert_eq!(held(&store, &account).await, 2);
+        assert!(account.take(&store, 1).await.is_err());
+        drop(running);
+        until_held(&store, &account, 0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_step_of_the_clock_keeps_a_slot_for_at_most_one_time_to_live() {
+    let server = Server::redis().await;
+    let mut subject = Redis::new(connect(&server.url()).await);
+    let store = subject.open().slot_ttl(TEN);
+    let seconds = Duration::from_secs;
+    subject.set(seconds(1_000));
+    let account = Account::new("a", Quota::concurrent(5));
+    let mut running = account.take(&store, 2).await.expect("a decision");
+    let slot = running.take_slot().expect("two slots");
+    for (now, counted) in [(1_009, 2), (500, 2), (509, 2), (510, 0)] {
+        subject.set(seconds(now));
+        assert_eq!(held(&store, &account).await, counted, "at {now} s");
+    }
+    subject.renew(&store).await;
+    assert!(poll!(Box::pin(slot.lost())).is_ready());
+    assert_eq!(held(&store, &account).await, 0, "what has ended is not renewed");
+    let all = account.take(&store, 5).await.expect("a decision");
+    drop(slot);
+    assert_eq!(held(&store, &account).await, 5);
+    subject.set(seconds(600));
+    assert_eq!(held(&store, &account).await, 0, "a step forward ends them");
+    drop(all);
+}
+
+#[tokio::test]
+async fn a_request_that_lost_one_slot_loses_all() {
+    let server = Server::redis().await;
+    let mut subject = Redis::new(connect(&server.url()).await);
+    let store = subject.open().prefix("sluice").readable_keys().slot_ttl(TEN);
+    subject.set(TEN);
+    let account = Account::new("a", Quota::concurrent(5));
+    let mut running = account.take(&store, 3).await.expect("a decision");
+    let other = account.take(&store, 1).await.expect("a decision");
+    let slot = running.take_slot().expect("three slots");
+    let removed: u32 =
+        server.command(&format!("ZREMRANGEBYRANK {}:s0 1 1", address("default", "a"))).await;
+    assert_eq!(removed, 1);
+    subject.renew(&store).await;
+    let left = held(&store, &account).await;
+    match poll!(Box::pin(slot.lost())).is_ready() {
+        true => assert_eq!(left, 1, "the other request keeps its slot"),
+        false => assert_eq!(left, 3, "the other request lost its slot"),
+    }
+    drop((slot, other));
+}
+
+#[tokio::test]
+async fn a_foreign_value_in_place_of_the_slots_is_replaced() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await.readable_keys().slot_ttl(TTL);
+    let account = Account::new("a", Quota::concurrent(2));
+    let () = server.command(&format!("SET {}:s0 foreign", address("default", "a"))).await;
+    let running = account.take(&store, 2).await.expect("a decision");
+    assert!(running.is_allowed() && store.healed() == 1);
+    assert!(!account.passes(&store).await);
+    let () = server.command(&format!("SET {}:s0 foreign", address("default", "a"))).await;
+    sleep(TTL).await;
+    assert!(take(&store, &account).await, "the renewal has failed, and ended nothing else");
+}
+
+#[tokio::test]
+async fn a_request_for_more_slots_than_a_call_takes_never_passes() {
+    let server = Server::redis().await;
+    let (store, account) =
+        (connect(&server.url()).await, Account::new("a", Quota::concurrent(1_000)));
+    let most = account.take(&store, 256).await.expect("a decision");
+    assert!(most.is_allowed());
+    let denied = account.take(&store, 257).await.expect("a decision");
+    assert!(!denied.is_allowed() && denied.outcomes()[0].retry_after().is_none(), "{denied:?}");
+    assert!(!denied.outcomes()[0].is_wait_unknown(), "never");
+    assert_eq!(held(&store, &account).await, 256);
+    drop(most);
+    until_held(&store, &account, 0).await;
+}
