@@ -6,16 +6,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::{StreamExt, future::join_all, poll, stream};
+use futures::{StreamExt, poll, stream};
 use redis::{Cmd, Pipeline, RedisFuture, Value, aio::ConnectionLike};
 use tokio::time::{sleep, timeout};
 use tower_sluice::{
-    Quota, RedisStore,
+    Decision, Quota, RedisStore,
     testing::{Redis, Subject},
 };
 
 use crate::{
-    accounts::{Account, Dice, address, connect},
+    accounts::{Account, address, connect},
     servers::{Flavour, Server},
     slots::{held, until_held},
 };
@@ -28,51 +28,44 @@ async fn take(store: &RedisStore, account: &Account) -> bool {
 }
 
 #[tokio::test]
-async fn one_slot_is_never_taken_twice_while_an_unused_account_ends() {
+async fn a_take_without_an_answer_counts_when_an_unused_account_ends() {
     let server = Server::redis().await;
-    let store = connect(&server.url()).await.slot_ttl(TTL);
-    let twice = stream::iter(0..600_u32).map(|n| {
-        let store = &store;
-        let account = Account::new(n.to_string(), Quota::concurrent(1));
-        async move {
-            assert!(take(store, &account).await);
-            sleep(Duration::from_millis(20)).await;
-            until_free(store, &account).await;
-            sleep(TTL - Duration::from_millis(20) + Duration::from_micros(u64::from(n) * 60)).await;
-            let (one, two) = (account.take(store, 1), account.take(store, 1));
-            let both = join_all([one, two]).await;
-            both.iter().all(|it| it.as_ref().is_ok_and(|it| it.is_allowed()))
-        }
-    });
-    let twice = twice.buffer_unordered(100).filter(|both| ready(*both)).count().await;
-    assert_eq!(twice, 0, "of 600");
-}
-
-/// Waits until a look sees no held slot.
-async fn until_free(store: &RedisStore, account: &Account) {
-    while held(store, account).await > 0 {
-        sleep(Duration::from_millis(1)).await;
-    }
+    let mut subject = Redis::new(connect(&server.url()).await);
+    let store = subject.open().slot_ttl(TTL);
+    let account = Account::new("a", Quota::concurrent(1));
+    subject.set(TEN);
+    assert!(take(&store, &account).await);
+    assert_eq!(held(&store, &account).await, 0);
+    subject.set(TEN + TTL * 9 / 10);
+    let mut first = Box::pin(account.take(&store, 1));
+    assert!(poll!(first.as_mut()).is_pending(), "it is sent");
+    subject.set(TEN + TTL * 11 / 10);
+    let second = account.take(&store, 1).await.expect("a decision");
+    let first = first.await.expect("a decision");
+    assert!(first.is_allowed() && !second.is_allowed(), "two requests run under one slot");
 }
 
 #[tokio::test]
 async fn a_freeze_of_less_than_two_thirds_of_the_time_to_live_loses_nothing() {
     let server = Server::redis().await;
-    let ttl = Duration::from_secs(3);
-    let (store, account) =
-        (connect(&server.url()).await.slot_ttl(ttl), Account::new("a", Quota::concurrent(5)));
-    let mut running = account.take(&store, 2).await.expect("a decision");
-    let slot = running.take_slot().expect("two slots");
-    let mut dice = Dice(3);
-    for _ in 0..4 {
-        sleep(Duration::from_millis(dice.below(1_000).into())).await;
+    let ttl = Duration::from_secs(6);
+    let store = connect(&server.url()).await.slot_ttl(ttl);
+    let accounts: Vec<_> =
+        (0..3_000).map(|n| Account::new(format!("k{n}"), Quota::concurrent(1))).collect();
+    let taken = stream::iter(&accounts).map(|account| account.take(&store, 1));
+    let taken: Vec<_> = taken.buffered(100).collect().await;
+    let mut taken: Vec<_> = taken.into_iter().map(|it| it.expect("a decision")).collect();
+    let slots: Vec<_> = taken.iter_mut().filter_map(Decision::take_slot).collect();
+    assert_eq!(slots.len(), 3_000);
+    for _ in 0..2 {
+        sleep(ttl * 5 / 12).await;
         server.stop();
-        sleep(Duration::from_millis(1_800)).await;
+        sleep(ttl / 2 - Duration::from_millis(100)).await;
         server.cont();
-        sleep(Duration::from_millis(1_200)).await;
-        assert!(poll!(Box::pin(slot.lost())).is_pending());
-        assert_eq!(held(&store, &account).await, 2);
+        sleep(ttl / 3).await;
     }
+    let lost = stream::iter(&slots).then(async |slot| poll!(Box::pin(slot.lost())).is_ready());
+    assert_eq!(lost.filter(|lost| ready(*lost)).count().await, 0, "of 3 000");
 }
 
 #[tokio::test]
