@@ -1,32 +1,76 @@
 //! Batches of requests. A batch is one call, and contains equal requests only once.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
 use redis::Value;
 use smallvec::SmallVec;
 
 use super::{
+    addresses::Addresses,
     error::RedisError,
     queue::QueuedRequest,
     reply::{AccountReply, Reader, Reply},
     request::{AccountRequest, QuotaRequests, Request},
+    script::ScriptKind,
 };
 
-/// The maximum number of different requests in a batch.
-pub(super) const MAX_GROUPS: usize = 64;
+/// The maximum [size](BatchKind::size) of a batch. A larger request has a batch of its own.
+pub(super) const MAX_SIZE: usize = 64;
 /// The maximum number of callers in a batch, including those with equal requests.
 const MAX_CALLERS: usize = 1_024;
+/// The number of accounts that a small request with only plain quotas may have.
+const SMALL: usize = 4;
+
+/// The kind of the requests in a batch. Each has its own script.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum BatchKind {
+    /// All requests [are plain](Request::is_plain).
+    #[default]
+    Plain,
+    General,
+}
+
+impl BatchKind {
+    pub(super) fn of(request: &Request) -> Self {
+        if request.is_plain() { Self::Plain } else { Self::General }
+    }
+
+    /// Returns the script, and the letters of its algorithms.
+    ///
+    /// The general script has all algorithms of rates, so that there is one such script.
+    pub(super) fn script(self) -> (ScriptKind, &'static [u8]) {
+        match self {
+            Self::Plain => (ScriptKind::Batch, b"g"),
+            Self::General => (ScriptKind::Groups, b"gtfsl"),
+        }
+    }
+
+    /// Returns the share of a group of requests in the time of a batch.
+    pub(super) fn size(self, request: &Request) -> usize {
+        match self {
+            Self::Plain => request.accounts.len().div_ceil(SMALL),
+            Self::General => request.quota_count().max(1),
+        }
+    }
+}
 
 /// The callers that share one call.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
+    kind: BatchKind,
     /// Groups of equal requests, in the order of their first requests.
     groups: Vec<Group>,
-    /// The distinct plans.
+    /// The distinct plans of a batch with only plain quotas.
     plans: Vec<(QuotaRequests, Vec<u8>)>,
     callers: usize,
+    size: usize,
 }
 
+/// Callers with equal requests.
+///
+/// Data of single callers, such as the names of their slots, can follow the plans of the group in
+/// the arguments, in the order of the callers: the first ones are allowed, so the script uses the
+/// data of as many callers as it allows, and the reply needs only that number.
 #[derive(Debug)]
 struct Group {
     callers: SmallVec<[QueuedRequest; 1]>,
@@ -56,44 +100,77 @@ pub(super) struct BatchPlace {
 #[derive(Debug)]
 struct GroupReply {
     allowed: usize,
-    /// The accounts after all requests of the group.
-    accounts: SmallVec<[AccountReply; 1]>,
+    /// The accounts after all requests of the group, each with the number of its charges.
+    accounts: SmallVec<[(usize, AccountReply); 1]>,
 }
 
 impl Batch {
-    /// Returns the number of callers that still fit into the batch.
-    pub(super) fn room(&self) -> usize {
-        MAX_GROUPS.saturating_sub(self.groups.len()).min(MAX_CALLERS.saturating_sub(self.callers))
+    pub(super) fn new(kind: BatchKind) -> Self {
+        Self { kind, ..Self::default() }
+    }
+
+    pub(super) fn kind(&self) -> BatchKind {
+        self.kind
+    }
+
+    /// Returns the number of callers with this request that still fit into the batch.
+    pub(super) fn room(&self, request: &Request) -> usize {
+        let size = self.size + self.kind.size(request);
+        let fits = size <= MAX_SIZE || self.groups.is_empty();
+        if fits { MAX_CALLERS.saturating_sub(self.callers) } else { 0 }
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.groups.is_empty()
     }
 
-    pub(super) fn add(&mut self, caller: QueuedRequest) {
-        self.callers += 1;
-        match self.groups.iter_mut().find(|group| group.request().equals(&caller.request)) {
-            Some(group) => group.callers.push(caller),
-            None => {
-                let accounts = caller.request.accounts.iter();
-                let plans = accounts.map(|account| {
-                    let known = self.plans.iter().position(|(quotas, _)| *quotas == account.quotas);
-                    if known.is_none() {
-                        self.plans.push((account.quotas.clone(), account.plain_plan()));
-                    }
-                    // Lua counts from 1.
-                    u16::try_from(known.map_or(self.plans.len(), |at| at + 1)).unwrap_or(u16::MAX)
-                });
-                let plans = plans.collect();
-                self.groups.push(Group { callers: [caller].into_iter().collect(), plans });
+    /// Adds callers with equal requests.
+    pub(super) fn add(&mut self, callers: SmallVec<[QueuedRequest; 1]>) {
+        let Some(first) = callers.first() else { return };
+        self.callers += callers.len();
+        self.size += self.kind.size(&first.request);
+        let mut plans = SmallVec::new();
+        if self.kind == BatchKind::Plain {
+            for account in &first.request.accounts {
+                let known = self.plans.iter().position(|(quotas, _)| *quotas == account.quotas);
+                if known.is_none() {
+                    self.plans.push((account.quotas.clone(), account.take_plan(|_| 0)));
+                }
+                // Lua counts from 1.
+                let index = known.map_or(self.plans.len(), |at| at + 1);
+                plans.push(u16::try_from(index).unwrap_or(u16::MAX));
             }
         }
+        self.groups.push(Group { callers, plans });
     }
 
     /// Returns the keys and the arguments of the script. `has_msetex` is `true` if the server may
     /// have the command.
-    pub(super) fn encode(&self, has_msetex: bool) -> (Vec<&str>, Vec<Vec<u8>>) {
-        let (mut keys, mut indices) = (Vec::new(), HashMap::new());
+    pub(super) fn encode(&self, has_msetex: bool) -> (Vec<Cow<'_, str>>, Vec<Vec<u8>>) {
+        match self.kind {
+            BatchKind::Plain => self.encode_plain(has_msetex),
+            BatchKind::General => self.encode_general(),
+        }
+    }
+
+    fn encode_general(&self) -> (Vec<Cow<'_, str>>, Vec<Vec<u8>>) {
+        let (mut keys, mut args, mut layout) = (Keys::default(), Vec::new(), Vec::new());
+        for group in &self.groups {
+            let accounts = &group.request().accounts;
+            layout.extend([group.callers.len(), accounts.len()]);
+            for account in accounts {
+                let address = account.address.as_str();
+                layout.push(keys.index(Cow::Borrowed(address)));
+                let list = |quota| keys.index(Cow::Owned(Addresses::list(address, quota)));
+                args.push(account.take_plan(list));
+            }
+        }
+        args.push(encode_layout(layout));
+        (keys.keys, args)
+    }
+
+    fn encode_plain(&self, has_msetex: bool) -> (Vec<Cow<'_, str>>, Vec<Vec<u8>>) {
+        let mut keys = Keys::default();
         let mut layout = vec![usize::from(has_msetex)];
         for equal_groups in self.groups.chunk_by(Group::is_alike) {
             let group = &equal_groups[0];
@@ -101,18 +178,11 @@ impl Batch {
             layout.extend([equal_groups.len(), group.callers.len(), group.plans.len()]);
             layout.extend(plans);
             for account in equal_groups.iter().flat_map(|group| &group.request().accounts) {
-                let address = account.address.as_str();
-                layout.push(*indices.entry(address).or_insert_with(|| {
-                    keys.push(address);
-                    keys.len()
-                }));
+                layout.push(keys.index(Cow::Borrowed(account.address.as_str())));
             }
         }
-        // A batch is small enough that all numbers fit.
-        let layout = layout.into_iter().map(|number| u16::try_from(number).unwrap_or(u16::MAX));
-        let layout = layout.flat_map(u16::to_le_bytes).collect();
         let plans = self.plans.iter().map(|(_, plan)| plan.clone());
-        (keys, plans.chain([layout]).collect())
+        (keys.keys, plans.chain([encode_layout(layout)]).collect())
     }
 
     /// Parses the reply of the script.
@@ -122,9 +192,9 @@ impl Batch {
         };
         let mut bytes = Reader(bytes);
         let now = bytes.instant()?;
-        let groups = self.groups.iter().map(|group| GroupReply::read(&mut bytes, group, now));
-        let groups = groups.collect::<Result<_, _>>()?;
-        let lacks_msetex = bytes.flag()?;
+        let read = |group| GroupReply::read(&mut bytes, self.kind, group, now);
+        let groups = self.groups.iter().map(read).collect::<Result<_, _>>()?;
+        let lacks_msetex = self.kind == BatchKind::Plain && bytes.flag()?;
         bytes.end()?;
         Ok(BatchReply { now, groups, lacks_msetex })
     }
@@ -145,8 +215,31 @@ impl BatchReply {
     /// Returns the number of accounts whose value in Redis was invalid.
     pub(super) fn healed(&self) -> usize {
         let accounts = self.groups.iter().flat_map(|group| &group.accounts);
-        accounts.filter(|account| account.healed).count()
+        accounts.filter(|(_, account)| account.healed).count()
     }
+}
+
+/// The distinct keys of a call.
+#[derive(Default)]
+struct Keys<'a> {
+    keys: Vec<Cow<'a, str>>,
+    indices: HashMap<Cow<'a, str>, usize>,
+}
+
+impl<'a> Keys<'a> {
+    /// Returns the index of a key, counted from 1 as in Lua.
+    fn index(&mut self, key: Cow<'a, str>) -> usize {
+        *self.indices.entry(key).or_insert_with_key(|key| {
+            self.keys.push(key.clone());
+            self.keys.len()
+        })
+    }
+}
+
+fn encode_layout(numbers: Vec<usize>) -> Vec<u8> {
+    // A batch is small enough that all numbers fit.
+    let numbers = numbers.into_iter().map(|number| u16::try_from(number).unwrap_or(u16::MAX));
+    numbers.flat_map(u16::to_le_bytes).collect()
 }
 
 impl Group {
@@ -160,18 +253,36 @@ impl Group {
 }
 
 impl GroupReply {
-    fn read(bytes: &mut Reader<'_>, group: &Group, now: u64) -> Result<Self, RedisError> {
+    fn read(
+        bytes: &mut Reader<'_>,
+        kind: BatchKind,
+        group: &Group,
+        now: u64,
+    ) -> Result<Self, RedisError> {
         let allowed = usize::try_from(bytes.int::<2>()?).unwrap_or(usize::MAX);
         if allowed > group.callers.len() {
             return Err(RedisError::invalid_reply("more allowed than requests"));
         }
         let mut accounts = SmallVec::new();
         for account in &group.request().accounts {
-            let reply = AccountReply::read(bytes, account, allowed > 0)?;
-            if allowed > 0 && !reply.was_charged(allowed, account, now) {
+            let charges = match kind {
+                BatchKind::Plain => allowed,
+                BatchKind::General => usize::try_from(bytes.int::<2>()?).unwrap_or(usize::MAX),
+            };
+            let expected = allowed > 0 && account.charges();
+            let reply = AccountReply::read(bytes, account, expected)?;
+            let consistent = match kind {
+                BatchKind::Plain => charges == 0 || reply.was_charged(charges, account, now),
+                BatchKind::General => {
+                    let all = if expected { allowed } else { 0 };
+                    let complete = charges == all || account.report_only && charges < all;
+                    complete && reply.charged == (charges > 0)
+                }
+            };
+            if !consistent {
                 return Err(RedisError::invalid_reply("inconsistent charges"));
             }
-            accounts.push(reply);
+            accounts.push((charges, reply));
         }
         Ok(Self { allowed, accounts })
     }
@@ -181,18 +292,16 @@ impl BatchPlace {
     /// Returns the reply to the request of this caller, as if all callers had made separate calls.
     pub(super) fn reply(&self, request: &Request) -> Reply {
         let Self { reply, group, position } = self;
-        let group = &reply.groups[*group];
-        let own = |(reply, account): (&AccountReply, &AccountRequest)| match group
-            .allowed
-            .checked_sub(position + 1)
-        {
-            // After this caller, `others` more callers were charged.
-            Some(others) => reply.before(others, account),
-            None => reply.clone().uncharged(),
+        let (group, now) = (&reply.groups[*group], reply.now);
+        let own = |((charges, reply), account): (&(usize, AccountReply), &AccountRequest)| {
+            match charges.checked_sub(position + 1) {
+                // After this caller, `others` more callers were charged.
+                Some(others) => reply.before(others, account, now),
+                None => reply.clone().uncharged(),
+            }
         };
         let accounts = group.accounts.iter().zip(&request.accounts).map(own).collect();
-        let holds = Vec::new();
-        Reply { allowed: *position < group.allowed, now: reply.now, accounts, holds }
+        Reply { allowed: *position < group.allowed, now, accounts, holds: Vec::new() }
     }
 }
 
@@ -212,12 +321,16 @@ mod tests {
 
     const NOW: u64 = 1_700_000_000_000_000;
 
-    fn batch_of(requests: &[&[Charge<'_>]]) -> Batch {
+    fn caller(charges: &[Charge<'_>]) -> QueuedRequest {
+        let request = Arc::new(Request::new(charges, &Addresses::new()));
+        QueuedRequest { request, tx: oneshot::channel().0, runtime: Handle::current() }
+    }
+
+    /// Creates a batch of requests, each with its number of callers.
+    fn batch_of(requests: &[(usize, &[Charge<'_>])]) -> Batch {
         let mut batch = Batch::default();
-        for charges in requests {
-            let request = Arc::new(Request::new(charges, &Addresses::new()));
-            let (tx, _rx) = oneshot::channel();
-            batch.add(QueuedRequest { request, tx, runtime: Handle::current() });
+        for (callers, charges) in requests {
+            batch.add((0..*callers).map(|_| caller(charges)).collect());
         }
         batch
     }
@@ -232,7 +345,7 @@ mod tests {
         let (few, more) = ([quota(10)], [quota(10), quota(100)]);
         let one = Charge::new(RuleName::default(), &one, &few);
         let two = Charge::new(RuleName::default(), &two, &more).with_cost(2);
-        batch_of(&[&[one], &[two], &[one]])
+        batch_of(&[(2, &[one]), (1, &[two])])
     }
 
     fn instant(micros: u64) -> Vec<u8> {
@@ -259,9 +372,7 @@ mod tests {
         let (few, more) = ([quota(10)], [quota(10), quota(100)]);
         let one = Charge::new(RuleName::default(), &keys[0], &few);
         let two = Charge::new(RuleName::default(), &keys[1], &more);
-        let batch = batch_of(&[&[one], &[two], &[one], &[two, one], &[two, one]]);
-        let groups: Vec<_> = batch.groups.iter().map(|group| group.callers.len()).collect();
-        assert_eq!(groups, [2, 1, 2]);
+        let batch = batch_of(&[(2, &[one]), (1, &[two]), (2, &[two, one])]);
         let (keys, args) = batch.encode(false);
         assert_eq!((keys.len(), args.len()), (2, 3));
         // Whether the server has MSETEX. For each group: one of its kind, its callers, its accounts,
@@ -280,12 +391,16 @@ mod tests {
         // All callers have their own accounts, or all share theirs.
         for (distinct, callers, accounts) in [(true, 64, 256), (false, 1_024, 4)] {
             let (mut batch, mut added) = (Batch::default(), 0_u32);
-            while batch.room() > 0 {
+            loop {
                 let key = Key::from(if distinct { added } else { 0 });
                 let charges = names.map(|name| Charge::new(name, &key, &quotas));
-                let groups = batch_of(&[&charges]).groups;
-                groups.into_iter().flat_map(|group| group.callers).for_each(|it| batch.add(it));
-                added += 1;
+                let room = batch.room(&caller(&charges).request);
+                if room == 0 {
+                    break;
+                }
+                let joining = if distinct { 1 } else { room };
+                batch.add((0..joining).map(|_| caller(&charges)).collect());
+                added += u32::try_from(joining).expect("few");
             }
             assert_eq!((added, batch.encode(false).0.len()), (callers, accounts));
         }

@@ -155,15 +155,16 @@ impl AccountReply {
             })
     }
 
-    /// Returns the account as it was before its last `charges` charges.
-    pub(super) fn before(&self, charges: usize, account: &AccountRequest) -> Self {
+    /// Returns the account as it was before the last `charges` of several equal charges at `now`.
+    pub(super) fn before(&self, charges: usize, account: &AccountRequest, now: u64) -> Self {
         let mut before = self.clone();
         for (state, demand) in before.quotas.iter_mut().zip(&account.quotas) {
-            if let (Some(StoredState::Rate(AccountState::Gcra(stored))), Some((quota, ask))) =
-                (state, demand)
+            if let (Some(StoredState::Rate(state)), Some((quota, ask))) = (state, demand)
+                && charges > 0
+                && ask.cost > 0
             {
-                *stored =
-                    stored.saturating_sub(charge_nanos(quota, *ask).saturating_mul(charges as u64));
+                let units = u64::from(ask.cost).saturating_mul(charges as u64);
+                *state = algorithm::before(state, quota, now, units);
             }
         }
         before

@@ -165,10 +165,27 @@ impl Request {
         if sharded || charged.accounts.is_empty() { charged.by_slot() } else { vec![charged] }
     }
 
+    /// Returns `true` if the request charges only GCRA quotas that start full.
+    pub(super) fn is_plain(&self) -> bool {
+        self.accounts.iter().all(AccountRequest::is_plain)
+    }
+
+    /// Returns `true` if the request has quotas of slots.
+    pub(super) fn has_slots(&self) -> bool {
+        self.accounts.iter().any(|account| account.slots().next().is_some())
+    }
+
+    /// Returns the number of quotas in the request.
+    pub(super) fn quota_count(&self) -> usize {
+        self.accounts.iter().map(|account| account.quotas.iter().flatten().count()).sum()
+    }
+
     /// Returns `true` if `other` has the same demands on the same accounts.
     pub(super) fn equals(&self, other: &Self) -> bool {
         let equal = |(one, other): (&AccountRequest, &AccountRequest)| {
-            one.address == other.address && one.quotas == other.quotas
+            one.address == other.address
+                && one.report_only == other.report_only
+                && one.quotas == other.quotas
         };
         self.accounts.len() == other.accounts.len()
             && self.accounts.iter().zip(&other.accounts).all(equal)
@@ -177,9 +194,7 @@ impl Request {
     /// Returns the script that runs the operation.
     pub(super) fn script_kind(&self, op: ScriptOp<'_>) -> ScriptKind {
         match op {
-            ScriptOp::Take if self.accounts.iter().all(AccountRequest::is_plain) => {
-                ScriptKind::Plain
-            }
+            ScriptOp::Take if self.is_plain() => ScriptKind::Plain,
             ScriptOp::Take => ScriptKind::Take,
             _ => ScriptKind::Adjust,
         }
@@ -301,12 +316,19 @@ impl AccountRequest {
         plan.int::<1>(self.quotas.len() as u64)
     }
 
-    /// Encodes an account that [is plain](AccountRequest::is_plain).
-    pub(super) fn plain_plan(&self) -> Vec<u8> {
-        let charge = |plan: EncodedPlan, (quota, ask): &(Quota, Demand)| {
-            plan.quota(quota, *ask, Change::Charge, 0)
-        };
-        self.quotas.iter().flatten().fold(self.plan_head(), charge).0
+    /// Returns the plan of a charge, for an account without slots. `list` returns the index of the
+    /// list of a sliding log in the keys of the script.
+    pub(super) fn take_plan(&self, mut list: impl FnMut(usize) -> usize) -> Vec<u8> {
+        let mut plan = self.plan_head();
+        for (index, demand) in self.quotas.iter().enumerate() {
+            let Some((quota, ask)) = demand else {
+                plan.0.push(b'.');
+                continue;
+            };
+            let key = if letter(quota) == b'l' { list(index) } else { 0 };
+            plan = plan.quota(quota, *ask, Change::Charge, key);
+        }
+        plan.0
     }
 
     /// Returns `true` if all quotas are charged, use GCRA and start full. A report-only account is

@@ -14,6 +14,8 @@ const PLAIN: &str = include_str!("../../../lua/plain.lua");
 const TIME: &str = include_str!("../../../lua/time.lua");
 const ACCOUNT: &str = include_str!("../../../lua/account.lua");
 const TAKE: &str = include_str!("../../../lua/take.lua");
+const SINGLE: &str = include_str!("../../../lua/single.lua");
+const GROUPS: &str = include_str!("../../../lua/groups.lua");
 const SETTLE: &str = include_str!("../../../lua/settle.lua");
 const BATCH: &str = include_str!("../../../lua/batch.lua");
 /// The Lua text before and after the general part of a batch script, which makes that part a
@@ -59,12 +61,14 @@ pub(super) enum ScriptKind {
     Adjust,
     /// Runs many `Plain` requests in one call.
     Batch,
+    /// Runs many requests in one call.
+    Groups,
 }
 
 /// All scripts of a store: one for each kind and set of algorithms, assembled on first use.
 pub(super) struct Scripts {
     clock: &'static str,
-    scripts: [[OnceLock<Script>; SETS]; 4],
+    scripts: [[OnceLock<Script>; SETS]; 5],
 }
 
 impl Default for Scripts {
@@ -92,9 +96,10 @@ impl Scripts {
         let algorithms = algorithms.map(|(_, (_, text))| *text);
         let general = [ACCOUNT].into_iter().chain(algorithms);
         let (before, after) = match kind {
-            ScriptKind::Plain => (&[ONE, TIME, PLAIN][..], &[TAKE][..]),
-            ScriptKind::Take if set == SLOTS_ALONE => (&[HELD, TIME][..], &[TAKE][..]),
-            ScriptKind::Take => (&[TIME][..], &[TAKE][..]),
+            ScriptKind::Plain => (&[ONE, TIME, PLAIN][..], &[TAKE, SINGLE][..]),
+            ScriptKind::Take if set == SLOTS_ALONE => (&[HELD, TIME][..], &[TAKE, SINGLE][..]),
+            ScriptKind::Take => (&[TIME][..], &[TAKE, SINGLE][..]),
+            ScriptKind::Groups => (&[TIME][..], &[TAKE, GROUPS][..]),
             ScriptKind::Adjust => (&[TIME][..], &[SETTLE][..]),
             ScriptKind::Batch => (&[TIME, GENERAL[0]][..], &[GENERAL[1], BATCH][..]),
         };
