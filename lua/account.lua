@@ -157,7 +157,7 @@ local function read(key, plan, wary)
   local places = {}
   local account = {
     key = key, binding = binding == 1, places = places, value = false, last = 0, changed = false,
-    charging = false, fits = true, charged = false, lists = false,
+    charging = false, times = 0, lists = false,
   }
   for i = 1, count do
     local algorithm = algorithms[string.sub(plan, at, at)]
@@ -243,15 +243,19 @@ local function write(account, keep)
   account.value = value
 end
 
--- Returns the reply: whether all was allowed, and for each account the flags and the value. The
--- flags state whether it was charged (1) and whether its key held an invalid value (2).
+-- Returns the flags and the value of an account for the reply. The flags state whether it was
+-- charged (1) and whether its key held an invalid value (2).
+local function shown(account)
+  local value = account.lists and encode(account, 'show') or account.value or ''
+  local flags = (account.times > 0 and 1 or 0) + (account.healed and 2 or 0)
+  return struct.pack('<BI4', flags, #value) .. value
+end
+
+-- Returns the reply to one request: whether all was allowed, and the accounts.
 local function answer(allowed, accounts)
   local told = struct.pack('<BI7H', allowed and 1 or 0, now, nano)
   for i = 1, #accounts do
-    local account = accounts[i]
-    local value = account.lists and encode(account, 'show') or account.value or ''
-    local flags = (account.charged and 1 or 0) + (account.healed and 2 or 0)
-    told = told .. struct.pack('<BI4', flags, #value) .. value
+    told = told .. shown(accounts[i])
   end
   return told
 end

@@ -46,13 +46,13 @@ algorithms.c = {
     return place, after
   end,
 
-  fits = function(place)
-    return place.held + place.need <= place.limit
+  fits = function(place, ahead)
+    return place.held + ahead * place.cost + place.need <= place.limit
   end,
 
-  charge = function(place)
+  charge = function(place, times)
     local taken = {}
-    append(taken, place.store, place.first, place.cost)
+    append(taken, place.store, place.first, times * place.cost)
     redis.call('ZADD', place.set, until_end(taken, now + place.life))
     redis.call('PEXPIRE', place.set, math.ceil(place.life / 1000) + linger)
     place.held = place.held + #taken

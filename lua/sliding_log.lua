@@ -130,9 +130,9 @@ algorithms.l = {
   end,
 
   -- The reply does not need the whole log, only the entries until one more unit fits and until this
-  -- cost fits. One entry replaces the rest.
+  -- cost fits. One entry replaces the rest. After several charges, each of them needs other entries.
   show = function(place)
-    local state = place.state
+    local state, several = place.state, place.times and place.times > 1
     local parts = { struct.pack('<I5I7H', state.total, state.us, state.ns) }
     local left, index, sum = state.total, 0, 0
     local next_room = math.min(state.total, place.units) - 1
@@ -145,7 +145,7 @@ algorithms.l = {
         break
       end
       left, sum, index = left - units, sum + units, index + 1
-      if left <= room then
+      if left <= room or several then
         parts[#parts + 1] = struct.pack('<I7HI5', us, ns, sum)
         sum, room = 0, last
       end
@@ -193,13 +193,14 @@ algorithms.l = {
     return place.period + 1
   end,
 
-  fits = function(place)
+  fits = function(place, ahead)
     local total = place.state and place.state.total or 0
-    return total + place.need <= place.units + place.soft
+    return total + ahead * place.cost + place.need <= place.units + place.soft
   end,
 
-  charge = function(place)
-    add(place, place.cost)
+  charge = function(place, times)
+    add(place, times * place.cost)
+    place.times = times
   end,
 
   open = function() end,

@@ -3,6 +3,7 @@
 
 use std::{
     future::ready,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -32,7 +33,8 @@ async fn a_take_without_an_answer_counts_when_an_unused_account_ends() {
     let server = Server::redis().await;
     let mut subject = Redis::new(connect(&server.url()).await);
     let store = subject.open().slot_ttl(TTL);
-    let account = Account::new("a", Quota::concurrent(1));
+    let quotas = Arc::new([Quota::concurrent(1), Quota::per_day(1_000)]);
+    let account = Account { quotas, ..Account::new("a", Quota::concurrent(1)) };
     subject.set(TEN);
     assert!(take(&store, &account).await);
     assert_eq!(held(&store, &account).await, 0);

@@ -36,11 +36,12 @@ use redis::aio::ConnectionLike;
 
 use self::{
     addresses::Addresses,
+    batch::BatchKind,
     hash_slot::SLOTS,
     queue::{Queue, Queues},
     reply::Reply,
     request::{AccountRequest, Request, ScriptOp},
-    script::{ScriptKind, Scripts},
+    script::Scripts,
     slots::{MAX_COST, Slots},
 };
 pub use self::{
@@ -75,10 +76,11 @@ const SLOT_TTL: Duration = Duration::from_secs(10);
 /// server, and are charged in one call.
 ///
 /// Under load, decisions that wait at the same time share one call, called a batch. A batch has up
-/// to 64 different requests, which are decided in the order of arrival. A decision waits only while
-/// sixteen calls or a batch are in flight, and never for a timer. Only GCRA quotas that start full
-/// are batched. On a cluster, each slot has its own batches. See
-/// [`coalesce`](RedisStore::coalesce).
+/// to 64 different quotas, or requests with only GCRA quotas that start full, and up to 1,024
+/// callers. Equal requests are sent once. Different requests are decided in the order of arrival. A
+/// decision waits only while sixteen calls, an equal one or a batch are in flight, and never for a
+/// timer. Of equal requests, at most two calls are in flight, so that a burst of one key waits for
+/// two calls. On a cluster, each slot has its own batches. See [`coalesce`](RedisStore::coalesce).
 ///
 /// The store can fail. A layer accepts it only together with a policy for failures:
 ///
@@ -315,14 +317,13 @@ where
     /// Returns the queue of a request whose accounts are in one slot.
     fn queue(&self, request: &Request) -> &Arc<Queue> {
         let first = request.accounts.first().filter(|_| self.settings.sharded);
-        self.settings.queues.get(first.map_or(0, AccountRequest::slot))
+        let slot = first.map_or(0, AccountRequest::slot);
+        self.settings.queues.get(slot, BatchKind::of(request))
     }
 
     /// Charges `request`, whose accounts are in one slot. Other decisions may share the call.
     async fn charge(&self, request: &Arc<Request>) -> Result<Reply, RedisError> {
-        let is_small = request.accounts.len() <= coalesce::MAX_ACCOUNTS;
-        let is_plain = request.script_kind(ScriptOp::Take) == ScriptKind::Plain;
-        if self.settings.coalesces && is_small && is_plain {
+        if self.settings.coalesces {
             coalesce::take(self, request).await
         } else {
             Box::pin(self.execute(request, ScriptOp::Take)).await

@@ -148,15 +148,18 @@ impl AccountReply {
             })
     }
 
-    /// Returns the account as it was before its last `charges` charges.
-    pub(super) fn before(&self, charges: usize, account: &AccountRequest) -> Self {
+    /// Returns the account as it was before the last `charges` of several equal charges at `now`.
+    pub(super) fn before(&self, charges: usize, account: &AccountRequest, now: u64) -> Self {
         let mut before = self.clone();
         for (state, demand) in before.quotas.iter_mut().zip(&account.quotas) {
-            if let (Some(StoredState::Rate(AccountState::Gcra(stored))), Some((quota, ask))) =
-                (state, demand)
-            {
-                *stored =
-                    stored.saturating_sub(charge_nanos(quota, *ask).saturating_mul(charges as u64));
+            let (Some(state), Some((quota, ask))) = (state, demand) else { continue };
+            let units = u64::from(ask.cost).saturating_mul(charges as u64);
+            match state {
+                StoredState::Rate(state) if units > 0 => {
+                    *state = algorithm::before(state, quota, now, units);
+                }
+                StoredState::Rate(_) => {}
+                StoredState::Slots(held) => *held = held.saturating_sub(units),
             }
         }
         before

@@ -15,6 +15,8 @@ const PLAIN: &str = include_str!("../../../lua/plain.lua");
 const TIME: &str = include_str!("../../../lua/time.lua");
 const ACCOUNT: &str = include_str!("../../../lua/account.lua");
 const TAKE: &str = include_str!("../../../lua/take.lua");
+const SINGLE: &str = include_str!("../../../lua/single.lua");
+const GROUPS: &str = include_str!("../../../lua/groups.lua");
 const SETTLE: &str = include_str!("../../../lua/settle.lua");
 const BATCH: &str = include_str!("../../../lua/batch.lua");
 /// The Lua text before and after the general part of a batch script, which makes that part a
@@ -66,12 +68,14 @@ pub(super) enum ScriptKind {
     Batch,
     /// Renews and frees slots.
     Renew,
+    /// Runs many requests in one call.
+    Groups,
 }
 
 /// All scripts of a store: one for each kind and set of algorithms, assembled on first use.
 pub(super) struct Scripts {
     clock: &'static str,
-    scripts: [[OnceLock<Script>; SETS]; 5],
+    scripts: [[OnceLock<Script>; SETS]; 6],
 }
 
 impl Default for Scripts {
@@ -99,8 +103,9 @@ impl Scripts {
         let algorithms = algorithms.map(|(_, (_, text))| *text);
         let general = [ACCOUNT].into_iter().chain(algorithms);
         let (before, after) = match kind {
-            ScriptKind::Plain => (&[ONE, TIME, PLAIN][..], &[TAKE][..]),
-            ScriptKind::Take => (&[TIME][..], &[TAKE][..]),
+            ScriptKind::Plain => (&[ONE, TIME, PLAIN][..], &[TAKE, SINGLE][..]),
+            ScriptKind::Take => (&[TIME][..], &[TAKE, SINGLE][..]),
+            ScriptKind::Groups => (&[TIME][..], &[TAKE, GROUPS][..]),
             ScriptKind::Adjust => (&[TIME][..], &[SETTLE][..]),
             ScriptKind::Renew => return Script::new(&[self.clock, SLOTS, RENEW]),
             ScriptKind::Batch => (&[TIME, GENERAL[0]][..], &[GENERAL[1], BATCH][..]),

@@ -12,16 +12,18 @@ use smallvec::SmallVec;
 
 use super::{FreedSlots, MAX_COST, MAX_FREED, RunningSlots, SlotAccount, Slots, SlotsState};
 use crate::{
+    algorithm::Demand,
     decision::{Hold, LossSignal},
     log::warn,
+    quota::Quota,
     store::redis::request::Request,
 };
 
 /// The slots of one quota in a call. The callers of equal requests have consecutive slots.
 #[derive(Debug)]
 pub(crate) struct SlotTake {
-    pub(crate) account: usize,
-    pub(crate) quota_index: usize,
+    account: usize,
+    quota_index: usize,
     id: u64,
     /// The number of the first slot of the first caller.
     pub(crate) first: u64,
@@ -42,11 +44,18 @@ impl SlotTake {
 
 /// The slots of a call. Without an answer, they are freed, because the server may count them.
 pub(crate) struct SlotCall {
-    pub(crate) slots: Arc<Slots>,
+    slots: Arc<Slots>,
     pub(crate) takes: SmallVec<[SlotTake; 1]>,
 }
 
 impl Slots {
+    /// Returns the share of a caller in the callers of a call, so that the call takes at most as many
+    /// slots as it has callers.
+    pub(crate) fn weight(quota: &Quota, ask: Demand) -> usize {
+        let cost = if raised(quota) > MAX_FREED { ask.cost.min(MAX_COST) } else { 1 };
+        cost.max(1) as usize
+    }
+
     /// Creates a call that neither takes nor frees slots.
     pub(crate) fn without(self: &Arc<Self>) -> SlotCall {
         SlotCall { slots: self.clone(), takes: SmallVec::new() }
@@ -59,8 +68,7 @@ impl Slots {
             for (quota_index, (quota, ask)) in account.slots() {
                 let cost = if ask.cost > MAX_COST { too_many(ask.cost) } else { ask.cost };
                 // No more callers than fit.
-                let limit = quota.limit().saturating_add(quota.soft_units());
-                let callers = callers.min(limit.checked_div(cost).unwrap_or(0));
+                let callers = callers.min(raised(quota).checked_div(cost).unwrap_or(0));
                 let id = self.id(&account.address, quota_index);
                 let mut state = self.state();
                 if callers > 0 {
@@ -78,6 +86,11 @@ impl Slots {
     }
 }
 
+/// Returns the most slots that a quota allows.
+fn raised(quota: &Quota) -> u32 {
+    quota.limit().saturating_add(quota.soft_units())
+}
+
 impl SlotsState {
     /// Returns the freed slots of an account that the server may still count, oldest first.
     fn freed(&self, id: u64) -> Vec<(u64, u32)> {
@@ -93,6 +106,12 @@ impl SlotsState {
 }
 
 impl SlotCall {
+    /// Returns the slots of one quota.
+    pub(crate) fn of(&self, account: usize, quota_index: usize) -> Option<(&Slots, &SlotTake)> {
+        let own = |it: &&SlotTake| it.account == account && it.quota_index == quota_index;
+        Some((&*self.slots, self.takes.iter().find(own)?))
+    }
+
     /// Records the answer, by which the first `charged` callers took the slots of an account. Returns
     /// the slots of each of them.
     pub(crate) fn answered(mut self, charged: impl Fn(usize) -> usize) -> Vec<Vec<Hold>> {
@@ -121,6 +140,9 @@ impl SlotCall {
 
 impl Drop for SlotCall {
     fn drop(&mut self) {
+        if self.takes.is_empty() {
+            return;
+        }
         let ends_at = self.slots.end();
         for take in self.takes.iter().filter(|take| take.callers > 0) {
             let mut state = self.slots.state();
