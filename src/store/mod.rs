@@ -56,6 +56,7 @@ mod local;
 mod on_error;
 mod op;
 mod outage_state;
+mod patience;
 #[cfg(feature = "redis")]
 mod redis;
 mod rules;

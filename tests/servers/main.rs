@@ -5,6 +5,7 @@
 mod accounts;
 #[cfg(feature = "admin")]
 mod admin;
+mod bursts;
 mod calls;
 mod cancelled;
 mod clock;

@@ -19,7 +19,7 @@ use crate::decision::Hold;
 /// The maximum [size](BatchKind::size) of a batch. A larger request has a batch of its own.
 pub(super) const MAX_SIZE: usize = 64;
 /// The maximum number of callers in a batch, including those with equal requests.
-const MAX_CALLERS: usize = 1_024;
+const MAX_CALLERS: usize = 4_096;
 /// The number of accounts that a small request with only plain quotas may have.
 const SMALL: usize = 4;
 
@@ -418,7 +418,7 @@ mod tests {
         let quotas = [quota(10)];
         let names = ["a", "b", "c", "d"].map(|name| RuleName::new(name).expect("a name"));
         // All callers have their own accounts, or all share theirs.
-        for (distinct, callers, accounts) in [(true, 64, 256), (false, 1_024, 4)] {
+        for (distinct, callers, accounts) in [(true, 64, 256), (false, 4_096, 4)] {
             let (mut batch, mut added) = (Batch::default(), 0_u32);
             loop {
                 let key = Key::from(if distinct { added } else { 0 });
