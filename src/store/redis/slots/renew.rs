@@ -1,6 +1,6 @@
 //! The task that frees and renews the slots of this process, and its settings.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{mem, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::{
     StreamExt,
@@ -126,24 +126,29 @@ where
         }
     }
 
-    /// Renews all held slots in each third of their time to live, until this process holds none.
+    /// Renews all held slots in each third of their time to live, until this process holds none. What
+    /// failed in one third is first in the next.
     async fn keep_renewing(&self) {
-        let slots = &self.settings.slots;
+        let (slots, mut failed) = (&self.settings.slots, Vec::new());
         let period = slots.life / 3;
         loop {
             let calls = slots.calls(SlotChange::Renew, self.settings.sharded);
+            let pause = period / u32::try_from(calls.len().max(1)).unwrap_or(u32::MAX);
             let start = Instant::now();
-            let (end, pause) =
-                (start + period, period / u32::try_from(calls.len().max(1)).unwrap_or(u32::MAX));
-            let all = stream::iter(calls.into_iter().zip(0..)).map(|(call, n)| async move {
-                sleep_until(start + pause * n).await;
-                let renew = || self.change_slots(SlotChange::Renew, call.clone());
-                while renew().await.is_err() && Instant::now() + RETRY < end {
+            let first = mem::take(&mut failed).into_iter().map(|call| (start, call));
+            let spread = calls.into_iter().zip(0..).map(|(call, n)| (start + pause * n, call));
+            let all = stream::iter(first.chain(spread)).map(|(at, call)| async move {
+                sleep_until(at).await;
+                while self.change_slots(SlotChange::Renew, call.clone()).await.is_err() {
+                    if Instant::now() + RETRY > start + period {
+                        return Some(call);
+                    }
                     sleep(RETRY).await;
                 }
+                None
             });
-            all.buffer_unordered(MAX_CALLS).for_each(ready).await;
-            sleep_until(end).await;
+            failed = all.buffer_unordered(MAX_CALLS).filter_map(ready).collect().await;
+            sleep_until(start + period).await;
             if slots.ends() {
                 return;
             }

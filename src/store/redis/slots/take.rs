@@ -49,10 +49,10 @@ pub(crate) struct SlotCall {
 }
 
 impl Slots {
-    /// Returns the share of a caller in the callers of a call, so that the call takes at most as many
-    /// slots as it has callers.
+    /// Returns the share of a caller in the 4,096 callers of a call, so that the call takes at most
+    /// 1,024 slots.
     pub(crate) fn weight(quota: &Quota, ask: Demand) -> usize {
-        let cost = if raised(quota) > MAX_FREED { ask.cost.min(MAX_COST) } else { 1 };
+        let cost = if raised(quota) > MAX_FREED { 4 * ask.cost.min(MAX_COST) } else { 1 };
         cost.max(1) as usize
     }
 
