@@ -154,7 +154,7 @@ impl Batch {
     }
 
     fn encode_general(&self) -> (Vec<Cow<'_, str>>, Vec<Vec<u8>>) {
-        let (mut keys, mut args, mut layout) = (Keys::default(), Vec::new(), Vec::new());
+        let (mut keys, mut args, mut layout) = (KeyList::default(), Vec::new(), Vec::new());
         for group in &self.groups {
             let accounts = &group.request().accounts;
             layout.extend([group.callers.len(), accounts.len()]);
@@ -170,7 +170,7 @@ impl Batch {
     }
 
     fn encode_plain(&self, has_msetex: bool) -> (Vec<Cow<'_, str>>, Vec<Vec<u8>>) {
-        let mut keys = Keys::default();
+        let mut keys = KeyList::default();
         let mut layout = vec![usize::from(has_msetex)];
         for equal_groups in self.groups.chunk_by(Group::is_alike) {
             let group = &equal_groups[0];
@@ -221,12 +221,12 @@ impl BatchReply {
 
 /// The distinct keys of a call.
 #[derive(Default)]
-struct Keys<'a> {
+struct KeyList<'a> {
     keys: Vec<Cow<'a, str>>,
     indices: HashMap<Cow<'a, str>, usize>,
 }
 
-impl<'a> Keys<'a> {
+impl<'a> KeyList<'a> {
     /// Returns the index of a key, counted from 1 as in Lua.
     fn index(&mut self, key: Cow<'a, str>) -> usize {
         *self.indices.entry(key).or_insert_with_key(|key| {
