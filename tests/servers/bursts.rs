@@ -81,6 +81,45 @@ async fn a_burst_of_one_key_shares_a_few_calls() {
     }
 }
 
+/// Returns the CPU time of the server so far.
+async fn cpu(server: &Server) -> Duration {
+    let text: String = server.command("INFO cpu").await;
+    let of = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.expect("a time").trim().parse::<f64>().expect("seconds")
+    };
+    Duration::from_secs_f64(of("used_cpu_user_main_thread") + of("used_cpu_sys_main_thread"))
+}
+
+#[tokio::test]
+async fn a_batch_occupies_the_server_briefly() {
+    const KEYS: u32 = 1_024;
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let single = quotas().map(|quota| vec![quota]);
+    let several = quotas()[1..5].to_vec();
+    for quotas in single.into_iter().chain([several]) {
+        let rule = tower_sluice::rule::RuleName::default();
+        let keys: Vec<_> = (0..KEYS).map(|n| format!("{quotas:?} {n}").into()).collect();
+        let keys: Vec<tower_sluice::Key> = keys;
+        let charges: Vec<_> =
+            keys.iter().map(|key| [tower_sluice::store::Charge::new(rule, key, &quotas)]).collect();
+        for round in 0..3 {
+            let (before, spent) = (server.script_calls().await, cpu(&server).await);
+            let takes = charges.iter().map(|charge| store.take(charge).into_future());
+            let decisions = join_all(takes).await;
+            assert!(decisions.iter().all(|one| one.as_ref().is_ok_and(Decision::is_allowed)));
+            let time = cpu(&server).await - spent;
+            // Sixteen are alone.
+            let batches = server.script_calls().await - before - 16;
+            println!("{quotas:?} {round}: {batches} batches, {:?} each", time / batches);
+            let full = KEYS / 64 * u32::try_from(quotas.len()).expect("few");
+            assert!(batches <= 2 * full, "{batches} batches");
+            assert!(time / batches < Duration::from_millis(10), "{time:?} for {batches} batches");
+        }
+    }
+}
+
 /// A server that answers requests for one account of one fixed window, one after another, as fast
 /// as a real server.
 #[derive(Clone, Default)]

@@ -167,7 +167,7 @@ impl Batch {
     }
 
     fn encode_general(&self, slots: &[SlotCall]) -> (Vec<Cow<'_, str>>, Vec<Vec<u8>>) {
-        let (mut keys, mut args, mut layout) = (Keys::default(), Vec::new(), Vec::new());
+        let (mut keys, mut args, mut layout) = (KeyList::default(), Vec::new(), Vec::new());
         for (group, slots) in self.groups.iter().zip(slots) {
             let accounts = &group.request().accounts;
             layout.extend([group.callers.len(), accounts.len()]);
@@ -183,7 +183,7 @@ impl Batch {
     }
 
     fn encode_plain(&self, has_msetex: bool) -> (Vec<Cow<'_, str>>, Vec<Vec<u8>>) {
-        let mut keys = Keys::default();
+        let mut keys = KeyList::default();
         let mut layout = vec![usize::from(has_msetex)];
         for equal_groups in self.groups.chunk_by(Group::is_alike) {
             let group = &equal_groups[0];
@@ -250,12 +250,12 @@ impl BatchReply {
 
 /// The distinct keys of a call.
 #[derive(Default)]
-struct Keys<'a> {
+struct KeyList<'a> {
     keys: Vec<Cow<'a, str>>,
     indices: HashMap<Cow<'a, str>, usize>,
 }
 
-impl<'a> Keys<'a> {
+impl<'a> KeyList<'a> {
     /// Returns the index of a key, counted from 1 as in Lua.
     fn index(&mut self, key: Cow<'a, str>) -> usize {
         *self.indices.entry(key).or_insert_with_key(|key| {
@@ -344,7 +344,7 @@ mod tests {
     use crate::{
         key::Key,
         name::RuleName,
-        quota::Quota,
+        quota::{Algorithm, Quota},
         store::{Charge, redis::addresses::Addresses},
     };
 
@@ -469,14 +469,66 @@ mod tests {
         assert!(batch.read(&Value::Int(1)).is_err() && batch.read(&Value::Nil).is_err());
     }
 
+    /// Creates a batch of three equal requests with a quota of each algorithm, and its answer.
+    fn general() -> (Batch, Vec<u8>) {
+        let (one, window) = (Key::from("one"), Algorithm::SlidingWindow { buckets: 5 });
+        let fixed = [Algorithm::fixed_window(), Algorithm::fixed_window().paced()];
+        let [bucket, log] = [Algorithm::TokenBucket, Algorithm::SlidingLog];
+        let [fixed, paced] = fixed.map(|it| quota(10).algorithm(it));
+        let [bucket, window, log] = [bucket, window, log].map(|it| quota(10).algorithm(it));
+        let quotas = [fixed, paced, bucket, window, log];
+        let mut batch = Batch::new(BatchKind::General);
+        let charge = [Charge::new(RuleName::default(), &one, &quotas)];
+        batch.add((0..3).map(|_| caller(&charge)).collect());
+        let (now, two) = (instant(NOW), [2, 0, 0, 0, 0]);
+        let start = [&instant(NOW - NOW % 10_000_000)[..], &two, &[0; 5]].concat();
+        let entry = [&now[..], &two].concat();
+        let states = [
+            (b'f', start.clone()),
+            (b'f', start),
+            (b't', [&[8, 0, 0, 0, 0, 0][..], &now, &now].concat()),
+            (b's', [&two[..], &entry].concat()),
+            (b'l', [&two[..], &now, &entry].concat()),
+        ];
+        let place = |(letter, state): &(u8, Vec<u8>)| {
+            let length = u16::try_from(state.len()).expect("short").to_le_bytes();
+            [&[*letter][..], &length, state].concat()
+        };
+        let places: Vec<_> = states.iter().flat_map(place).collect();
+        let account = [&NOW.to_le_bytes()[..7], &places].concat();
+        let length = u32::try_from(account.len()).expect("short").to_le_bytes();
+        (batch, [&now[..], &[2, 0, 2, 0, 1], &length, &account].concat())
+    }
+
     #[tokio::test]
     async fn random_bytes_never_panic() {
-        let batch = batch();
         let Value::BulkString(real) =
             answer(&[group(1, 1, &[1_000_000]), group(1, 1, &[2_000_000, 200_000])])
         else {
             unreachable!()
         };
+        damage(&batch(), &real);
+        let (batch, real) = general();
+        damage(&batch, &real);
+    }
+
+    /// Each caller sees the units left after its own charge.
+    #[tokio::test]
+    async fn the_callers_of_a_group_are_answered_one_after_another() {
+        let (batch, real) = general();
+        let reply = batch.read(&Value::BulkString(real)).expect("a reply");
+        let (reply, request) = (Arc::new(reply), batch.groups[0].request());
+        for (position, allowed, left) in [(0, true, 9), (1, true, 8), (2, false, 8)] {
+            let place = BatchPlace { reply: reply.clone(), group: 0, position, holds: Vec::new() };
+            let decision = place.reply(request).decision(request);
+            assert_eq!(decision.is_allowed(), allowed);
+            let remaining = decision.outcomes().iter().map(|outcome| outcome.remaining());
+            let paced = |index| index == 1;
+            assert!(remaining.enumerate().all(|(at, units)| units == left || paced(at)));
+        }
+    }
+
+    fn damage(batch: &Batch, real: &[u8]) {
         let mut state = 1_u64;
         let mut random = |below: usize| {
             state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
@@ -484,7 +536,7 @@ mod tests {
         };
         let mut read = 0;
         for _ in 0..50_000 {
-            let mut bytes = real.clone();
+            let mut bytes = real.to_vec();
             for _ in 0..=random(3) {
                 let at = random(bytes.len());
                 match random(4) {

@@ -261,6 +261,8 @@ where
     /// long.
     ///
     /// A batch took 0.2 ms for 64 keys of one rule. The largest batch, with 256 accounts, took 1 ms.
+    /// With 64 quotas of other algorithms than GCRA, a batch took 0.8 ms, and 1.3 ms with sliding
+    /// logs.
     ///
     /// ```no_run
     /// use tower_sluice::RedisStore;
