@@ -7,8 +7,6 @@
 -- `r` with its instant, and the microsecond from which on no receipt of an earlier charge holds any
 -- units.
 local algorithms = {}
--- Applies the reports of slots, if the call has any.
-local report
 
 -- Parses a value into the places of the plan. Returns false if the value is invalid.
 local function parse(account, value)
@@ -25,7 +23,7 @@ local function parse(account, value)
       return false
     end
     local letter, length, from = struct.unpack('<c1H', value, at)
-    if from + length > #value + 1 or not string.find('br-gtfslc', letter, 1, true) then
+    if from + length > #value + 1 or not string.find('br-gtfsl', letter, 1, true) then
       return false
     elseif letter == 'b' then
       if length ~= 9 or i > 0 then
@@ -159,13 +157,14 @@ local function read(key, plan, wary)
   local places = {}
   local account = {
     key = key, binding = binding == 1, places = places, value = false, last = 0, changed = false,
-    charging = false, fits = true, charged = false, lists = false,
+    charging = false, times = 0, lists = false,
   }
   for i = 1, count do
     local algorithm = algorithms[string.sub(plan, at, at)]
     if algorithm then
       places[i], at = algorithm.plan(plan, at + 1)
-      account.lists = account.lists or places[i].list
+      account.lists = account.lists or places[i].list or places[i].set
+      account.healed = account.healed or places[i].healed
     else
       places[i], at = {}, at + 1
     end
@@ -183,9 +182,6 @@ local function read(key, plan, wary)
     if not account.value or not sound(account, wary) then
       start_anew(account)
     end
-  end
-  if report then
-    report(account)
   end
   return account
 end
@@ -207,7 +203,10 @@ local function encode(account, how)
   for i = 1, #places do
     local place = places[i]
     local state, algorithm = place.state, place.algorithm
-    if state then
+    if place.held and how == 'show' then
+      value = value .. struct.pack('<c1HI4', 'c', 4, place.held)
+      filled = value
+    elseif state then
       value = value .. (algorithm[how] or algorithm.write)(place)
       ends, filled = math.max(ends, algorithm.ends(place)), value
     elseif place.raw and place.raw ~= '-\0\0' then
@@ -244,15 +243,19 @@ local function write(account, keep)
   account.value = value
 end
 
--- Returns the reply: whether all was allowed, and for each account the flags and the value. The
--- flags state whether it was charged (1) and whether its key held an invalid value (2).
+-- Returns the flags and the value of an account for the reply. The flags state whether it was
+-- charged (1) and whether its key held an invalid value (2).
+local function shown(account)
+  local value = account.lists and encode(account, 'show') or account.value or ''
+  local flags = (account.times > 0 and 1 or 0) + (account.healed and 2 or 0)
+  return struct.pack('<BI4', flags, #value) .. value
+end
+
+-- Returns the reply to one request: whether all was allowed, and the accounts.
 local function answer(allowed, accounts)
   local told = struct.pack('<BI7H', allowed and 1 or 0, now, nano)
   for i = 1, #accounts do
-    local account = accounts[i]
-    local value = account.lists and encode(account, 'show') or account.value or ''
-    local flags = (account.charged and 1 or 0) + (account.healed and 2 or 0)
-    told = told .. struct.pack('<BI4', flags, #value) .. value
+    told = told .. shown(accounts[i])
   end
   return told
 end

@@ -116,9 +116,9 @@ algorithms.f = {
     return window(place).us + place.period + 1 - now
   end,
 
-  fits = function(place)
+  fits = function(place, ahead)
     local state = window(place)
-    local last = state.count + place.need
+    local last = state.count + ahead * place.cost + place.need
     if last <= come(place, state) + place.soft then
       return true
     elseif place.possible == 0 or place.kind ~= 2 or last > place.units + state.bonus then
@@ -134,8 +134,8 @@ algorithms.f = {
     return not before(most, most_nano, us, ns)
   end,
 
-  charge = function(place)
-    count(place, place.cost)
+  charge = function(place, times)
+    count(place, times * place.cost)
   end,
 
   open = function() end,

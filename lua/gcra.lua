@@ -11,6 +11,13 @@ local function tat(place)
   return state.us, state.ns
 end
 
+-- Returns the TAT after a number of charges.
+local function after(place, times)
+  local us, ns = tat(place)
+  local nanos = place.cost_nano * times
+  return plus(us, ns, place.cost * times + whole(nanos, 1000), math.fmod(nanos, 1000))
+end
+
 local function put(place, us, ns)
   place.state = { us = us, ns = ns }
 end
@@ -72,15 +79,14 @@ algorithms.g = {
     return wary or place.state.us - now > 2 * (place.room + place.cost) + 2
   end,
 
-  fits = function(place)
-    local us, ns = tat(place)
+  fits = function(place, ahead)
+    local us, ns = after(place, ahead)
     local most, most_nano = plus(now, nano, place.room, place.room_nano)
     return not before(most, most_nano, us, ns)
   end,
 
-  charge = function(place)
-    local us, ns = tat(place)
-    put(place, plus(us, ns, place.cost, place.cost_nano))
+  charge = function(place, times)
+    put(place, after(place, times))
   end,
 
   open = function(place)

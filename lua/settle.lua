@@ -16,12 +16,14 @@ for i = 1, plans - 2 do
       -- This quota is not part of the call.
     elseif what == 'late' then
       place.algorithm.late(place)
+    elseif place.set then
+      redis.call('DEL', place.set)
+      place.held, place.raw = 0, nil
     elseif what == 'reset' then
       local ends = place.state and place.algorithm.ends(place) or now
       account.reset, account.reset_nano = now, nano
       account.void = math.max(account.void or 0, ends, now + place.algorithm.longest(place))
-      local reset = place.algorithm.reset
-      place.state, place.raw = reset and place.state and reset(place), nil
+      place.state, place.raw = nil, nil
       if place.list then
         redis.call('DEL', place.list)
       end

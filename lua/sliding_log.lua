@@ -134,10 +134,10 @@ algorithms.l = {
   end,
 
   -- The reply does not need the whole log, only the entries until one more unit fits and until this
-  -- cost fits. One entry at the newest instant replaces the rest. A wait for more than `shown`
-  -- entries is therefore too long, and never too short.
+  -- cost fits. After several charges, each of them needs other entries. One entry at the newest instant
+  -- replaces the rest. A wait for more than `shown` entries is therefore too long, and never too short.
   show = function(place)
-    local state = place.state
+    local state, several = place.state, place.times and place.times > 1
     local parts = { struct.pack('<I5I7H', state.total, state.us, state.ns) }
     local left, sum = state.total, 0
     local next_room = math.min(state.total, place.units) - 1
@@ -153,7 +153,7 @@ algorithms.l = {
         break
       end
       left, sum = left - units, sum + units
-      if left <= room then
+      if left <= room or several then
         parts[#parts + 1] = struct.pack('<I7HI5', us, ns, sum)
         sum, room = 0, last
       end
@@ -201,13 +201,14 @@ algorithms.l = {
     return place.period + 1
   end,
 
-  fits = function(place)
+  fits = function(place, ahead)
     local total = place.state and place.state.total or 0
-    return total + place.need <= place.units + place.soft
+    return total + ahead * place.cost + place.need <= place.units + place.soft
   end,
 
-  charge = function(place)
-    add(place, place.cost)
+  charge = function(place, times)
+    add(place, times * place.cost)
+    place.times = times
   end,
 
   open = function() end,

@@ -155,14 +155,14 @@ algorithms.s = {
     return left(place, now) - now
   end,
 
-  fits = function(place)
+  fits = function(place, ahead)
     local inner, leaving = used(place)
-    local room = place.units + place.soft - inner - place.need
+    local room = place.units + place.soft - inner - ahead * place.cost - place.need
     return room >= 0 and leaving <= room * place.width
   end,
 
-  charge = function(place)
-    add(place, place.cost)
+  charge = function(place, times)
+    add(place, times * place.cost)
   end,
 
   open = function() end,

@@ -108,12 +108,12 @@ algorithms.t = {
     place.state.tokens = floor(place)
   end,
 
-  fits = function(place)
-    return place.need - place.soft <= bucket(place).tokens
+  fits = function(place, ahead)
+    return ahead * place.cost + place.need - place.soft <= bucket(place).tokens
   end,
 
-  charge = function(place)
-    spend(place, place.cost)
+  charge = function(place, times)
+    spend(place, times * place.cost)
   end,
 
   open = function(place)

@@ -35,16 +35,16 @@ static MUTANTS: [(Mutant, Option<&str>); 29] = [
     (
         of(
             "take.lua",
-            "allowed = allowed and (account.fits or",
-            "allowed = allowed or (account.fits or",
+            "passed = account.binding and math.min(passed,",
+            "passed = account.binding and math.max(passed,",
         ),
         None,
     ),
     (
         of(
             "take.lua",
-            "account.charged = allowed and account.fits",
-            "account.charged = account.fits",
+            "account.charging and math.min(passed, account.times) or 0",
+            "account.charging and account.times or 0",
         ),
         None,
     ),
@@ -115,7 +115,7 @@ static MUTANTS: [(Mutant, Option<&str>); 29] = [
         ),
         None,
     ),
-    (of("take.lua", "allowed = allowed and not blocked", "allowed = allowed"), None),
+    (of("take.lua", "passed = blocked and 0 or passed", "passed = passed"), None),
     (
         of(
             "account.lua",

@@ -175,6 +175,12 @@ pub(super) fn undo(state: &mut CountedState, quota: &Quota, now: u64, receipt: R
     }
 }
 
+/// Refunds up to `units` units, newest charges first.
+#[cfg(feature = "redis")]
+pub(super) fn refund(state: &mut CountedState, quota: &Quota, now: u64, units: u64) {
+    state.counter_mut().refund(quota, now, units);
+}
+
 fn get_or_open<'a>(
     account: &'a mut Option<CountedState>,
     quota: &Quota,

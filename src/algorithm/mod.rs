@@ -245,6 +245,19 @@ pub(crate) fn reconstruct(
     }
 }
 
+/// Returns the account without the last of several charges that were made at `now`.
+#[cfg(feature = "redis")]
+pub(crate) fn before(account: &AccountState, quota: &Quota, now: u64, units: u64) -> AccountState {
+    let mut before = account.clone();
+    match &mut before {
+        AccountState::Gcra(tat) => {
+            *tat = tat.saturating_sub(quota.interval_nanos().saturating_mul(units));
+        }
+        AccountState::Counted(state) => counted::refund(state, quota, now, units),
+    }
+    before
+}
+
 /// Charges the account if enough units are available.
 #[inline]
 pub(crate) fn take(

@@ -69,35 +69,32 @@ impl Hold {
     }
 }
 
-/// A signal that held slots were lost, and the tasks that wait for it.
-#[derive(Debug, Default)]
-pub(crate) struct LossSignal(Mutex<Loss>);
-
-#[derive(Debug, Default)]
-struct Loss {
-    raised: bool,
-    wakers: Vec<Waker>,
-}
+/// A signal that held slots were lost: the tasks that wait for it, or `None` afterwards.
+#[derive(Debug)]
+pub(crate) struct LossSignal(Mutex<Option<Vec<Waker>>>);
 
 impl LossSignal {
     #[cfg(feature = "redis")]
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(Some(Vec::new())))
+    }
+
+    #[cfg(feature = "redis")]
     pub(crate) fn raise(&self) {
-        let mut loss = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        loss.raised = true;
-        let wakers = std::mem::take(&mut loss.wakers);
-        drop(loss);
-        wakers.into_iter().for_each(Waker::wake);
+        let wakers = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        wakers.into_iter().flatten().for_each(Waker::wake);
     }
 
     fn poll(&self, cx: &Context<'_>) -> Poll<()> {
-        let mut loss = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if loss.raised {
-            return Poll::Ready(());
+        match &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            None => Poll::Ready(()),
+            Some(wakers) => {
+                if !wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+                    wakers.push(cx.waker().clone());
+                }
+                Poll::Pending
+            }
         }
-        if !loss.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
-            loss.wakers.push(cx.waker().clone());
-        }
-        Poll::Pending
     }
 }
 
@@ -234,11 +231,12 @@ impl Clone for Holds {
 pub struct Slot(Arc<Hold>);
 
 impl Slot {
-    /// Waits until the store has lost the slots, for work that outlives its response.
+    /// Waits until the slots no longer count, for work that should then end.
     ///
-    /// This happens on a `RedisStore` with `OnLost::Fence`, if the process was paused for longer
-    /// than the time to live of its slots. Other processes may then hold the slots, so the work
-    /// should end. The slots of an embedded store are never lost.
+    /// Only a `RedisStore` loses slots, and does not end the request. This happens if the process
+    /// was paused, or could not reach the server, for longer than the time to live of its slots, if
+    /// the server lost its state, and after a reset of the key. Other requests may then hold the
+    /// slots. The process notices within a third of the time to live after it continues.
     ///
     /// ```
     /// # use tower_sluice::middleware::Slot;
@@ -251,26 +249,10 @@ impl Slot {
     /// # async fn write_all_rows() {}
     /// ```
     pub async fn lost(&self) {
-        poll_fn(|cx| self.poll_lost(cx)).await;
-    }
-
-    /// Returns `true` if the store may lose the slots.
-    pub(crate) fn may_be_lost(&self) -> bool {
-        self.signals().next().is_some()
-    }
-
-    /// Returns `Ready` once slots are lost.
-    pub(crate) fn poll_lost(&self, cx: &Context<'_>) -> Poll<()> {
-        let mut signals = self.signals();
-        if signals.any(|signal| signal.poll(cx).is_ready()) {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        }
-    }
-
-    fn signals(&self) -> impl Iterator<Item = &LossSignal> {
-        successors(Some(&*self.0), |hold| hold.next.as_deref()).filter_map(|it| it.loss.as_deref())
+        let signals = || successors(Some(&*self.0), |hold| hold.next.as_deref());
+        let signals = || signals().filter_map(|hold| hold.loss.as_deref());
+        let is_lost = |cx: &mut Context<'_>| signals().any(|signal| signal.poll(cx).is_ready());
+        poll_fn(|cx| if is_lost(cx) { Poll::Ready(()) } else { Poll::Pending }).await;
     }
 
     /// Records the response, and frees the slots of [adaptive](crate::Quota::adaptive) quotas. Other

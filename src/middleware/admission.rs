@@ -294,19 +294,6 @@ where
         Admission::Rejected(response)
     }
 
-    /// Returns the rejection of a running request whose slots were lost, or `None` if the layer
-    /// rejects nothing.
-    pub(crate) fn reject_lost<B: 'static>(&self, head: &RequestHead<'_>) -> Option<Response<B>>
-    where
-        R: Reject<B>,
-    {
-        let mut denial = Decision::deny().from_source(Source::FailedClosed);
-        match self.deny(&mut denial, &[], head) {
-            Admission::Rejected(response) => Some(response),
-            _ => None,
-        }
-    }
-
     /// Returns the context for the response, or `None` if the response stays unchanged.
     #[inline(always)]
     fn respond(

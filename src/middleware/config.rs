@@ -1,9 +1,6 @@
 //! Settings of a layer, and their effects on the handler and the response.
 
-use std::{
-    sync::{Arc, atomic::AtomicBool},
-    task::Context,
-};
+use std::sync::{Arc, atomic::AtomicBool};
 
 use http::{
     Extensions, Method, Request, Response,
@@ -235,19 +232,6 @@ impl ResponseContext {
         if let Some(extras) = &self.extras {
             extras.attach(request.extensions_mut());
         }
-    }
-
-    /// Returns `true` if the store may lose the slots of the request.
-    pub(super) fn may_lose_slots(&self) -> bool {
-        let slot = self.extras.as_ref().and_then(|extras| extras.slot.as_ref());
-        slot.is_some_and(|(slot, _)| slot.may_be_lost())
-    }
-
-    /// Returns `true` if the slots were lost, and drops them. The task is woken when this happens.
-    pub(super) fn lost_slots(&mut self, cx: &Context<'_>) -> bool {
-        let Some(extras) = &mut self.extras else { return false };
-        let lost = extras.slot.as_ref().is_some_and(|(slot, _)| slot.poll_lost(cx).is_ready());
-        lost && extras.slot.take().is_some()
     }
 
     /// Writes header fields and extensions to the response, adjusts the charge, and makes the body

@@ -15,7 +15,6 @@ use tower::Service;
 use super::{
     admission::{Admission, PendingCharge, Shared},
     config::ResponseContext,
-    guarded::{Guarded, copy_head},
     queue::{QueuedCharge, Waiter},
 };
 use crate::{
@@ -52,7 +51,6 @@ pin_project! {
         Waiting { waiting: Pin<Box<Waiting<I, K, S, R, B>>> },
         Readying { readying: Option<Box<Readying<I, K, S, R, B>>> },
         Running { #[pin] future: I::Future, context: Option<ResponseContext> },
-        Guarded { guarded: Pin<Box<Guarded<I, K, S, R, B>>> },
         Rejected { response: Option<I::Response> },
     }
 }
@@ -205,7 +203,6 @@ where
                         None => response,
                     }));
                 }
-                StateProj::Guarded { guarded } => return guarded.as_mut().poll_running(cx),
                 StateProj::Rejected { response } => match response.take() {
                     Some(response) => return Poll::Ready(Ok(response)),
                     None => panic!("a response future was polled after completion"),
@@ -313,12 +310,7 @@ where
         if let Some(context) = &context {
             context.attach(&mut self.request);
         }
-        if !context.as_ref().is_some_and(ResponseContext::may_lose_slots) {
-            return State::Running { future: self.inner.call(self.request), context };
-        }
-        let head = copy_head(&self.request);
-        let guarded = Guarded::new(self.inner.call(self.request), context, self.shared, head);
-        State::Guarded { guarded: Box::pin(guarded) }
+        State::Running { future: self.inner.call(self.request), context }
     }
 }
 
@@ -334,7 +326,6 @@ where
             State::Waiting { .. } => "waiting",
             State::Readying { .. } => "readying",
             State::Running { .. } => "running",
-            State::Guarded { .. } => "running",
             State::Rejected { .. } => "rejected",
         };
         f.debug_struct("ResponseFuture").field("state", &state).finish_non_exhaustive()

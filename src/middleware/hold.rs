@@ -16,7 +16,7 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 use super::RateLimitLayer;
-use crate::{decision::Slot, head::ResponseHead, log::error, store::BoxError};
+use crate::{decision::Slot, head::ResponseHead, log::error};
 
 /// End of the time for which a layer holds the [slots](crate::Quota::concurrent) of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,8 +30,7 @@ pub enum HoldUntil {
 }
 
 pin_project! {
-    /// Body that holds slots until it ends, fails or is dropped. It fails if the store loses the
-    /// slots.
+    /// Body that holds slots until it ends, fails or is dropped.
     ///
     /// The layer wraps the bodies of axum and tonic itself. See
     /// [`hold_with`](crate::RateLimitLayer::hold_with) for other bodies.
@@ -52,21 +51,17 @@ impl<B> SlotBody<B> {
 
 impl<B> Body for SlotBody<B>
 where
-    B: Body<Error: Into<BoxError>>,
+    B: Body,
 {
     type Data = B::Data;
-    type Error = BoxError;
+    type Error = B::Error;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<B::Data>, BoxError>>> {
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let this = self.project();
-        if this.slot.as_ref().is_some_and(|slot| slot.poll_lost(cx).is_ready()) {
-            *this.slot = None;
-            return Poll::Ready(Some(Err("the slots of the request were lost".into())));
-        }
-        let polled = this.body.poll_frame(cx).map_err(Into::into);
+        let polled = this.body.poll_frame(cx);
         if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
             *this.slot = None;
         }

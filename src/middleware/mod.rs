@@ -8,7 +8,6 @@ pub(crate) mod adjust;
 pub(crate) mod admission;
 pub(crate) mod config;
 mod future;
-mod guarded;
 pub(crate) mod hold;
 mod layer;
 pub(crate) mod overcommit;

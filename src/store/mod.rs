@@ -56,6 +56,7 @@ mod local;
 mod on_error;
 mod op;
 mod outage_state;
+mod patience;
 #[cfg(feature = "redis")]
 mod redis;
 mod rules;
@@ -72,7 +73,7 @@ pub use self::governor::{GovernorStore, PositiveOutcome};
 #[cfg(any(feature = "simulate", feature = "testing"))]
 pub(crate) use self::local::Clock;
 #[cfg(feature = "redis")]
-pub use self::redis::{ClusterLink, Link, OnLost, Probe, RedisError, RedisErrorKind, RedisStore};
+pub use self::redis::{ClusterLink, Link, Probe, RedisError, RedisErrorKind, RedisStore};
 pub use self::{
     answer::{Answer, BoxFuture, Never, Resolve},
     block::{BlockError, BlockFuture},

@@ -9,9 +9,10 @@ use std::{
 };
 
 use pin_project_lite::pin_project;
-use tokio::time::{Instant, Sleep, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 use super::{
+    patience::Patience,
     setting::{SettingError, literal},
     wrapper::{forward, request_start},
 };
@@ -26,6 +27,10 @@ use crate::{
 /// With [leases](crate::store::Leased) around this store, a request may make several calls. All
 /// calls and waits of the request share one budget. A call that timed out is not retried, because
 /// its charge may have been made. An immediate answer is not changed.
+///
+/// Time in which the caller's own runtime was busy does not count: the request may not have been
+/// sent, or its answer may not have been read. A request is therefore answered within the budget,
+/// the time for which the runtime was late, and a quarter of the budget to read an answer.
 ///
 /// To limit the time that a *request* may queue, use
 /// [`RequestDeadline`](crate::rule::RequestDeadline).
@@ -87,7 +92,7 @@ where
         match self.inner.call(op) {
             Answer::Now(decision) => Answer::Now(decision.map_err(TimeoutError::Store)),
             Answer::Later(inner) => {
-                Answer::Later(TimeoutFuture { inner, sleep: None, start, budget })
+                Answer::Later(TimeoutFuture { inner, patience: None, start, budget })
             }
         }
     }
@@ -149,7 +154,7 @@ pin_project! {
         // Created on the first `Pending`, because a timer needs a runtime and most answers need no
         // timer.
         #[pin]
-        sleep: Option<Sleep>,
+        patience: Option<Patience>,
         start: Instant,
         budget: Duration,
     }
@@ -167,11 +172,12 @@ where
         if let Poll::Ready(decision) = this.inner.poll(cx) {
             return Poll::Ready(decision.map_err(TimeoutError::Store));
         }
-        if this.sleep.is_none() {
-            this.sleep.set(Some(sleep(this.budget.saturating_sub(this.start.elapsed()))));
+        if this.patience.is_none() {
+            let left = this.budget.saturating_sub(this.start.elapsed());
+            this.patience.set(Some(Patience::new(left)));
         }
-        if let Some(sleep) = this.sleep.as_pin_mut() {
-            ready!(sleep.poll(cx));
+        if let Some(patience) = this.patience.as_pin_mut() {
+            ready!(patience.poll(cx));
         }
         Poll::Ready(Err(elapsed(*this.budget)))
     }

@@ -87,10 +87,15 @@ where
         self.opened.clone().map(|store| store.with_slot_ttl(lease))
     }
 
-    fn report(&mut self, store: &RedisStore<C>) -> BoxFuture<()> {
+    fn freed(&mut self, store: &RedisStore<C>) -> BoxFuture<()> {
         let store = store.clone();
         // The next decision shows the accounts, or fails, too.
-        Box::pin(async move { drop(store.report_now().await) })
+        Box::pin(async move { drop(store.free_now().await) })
+    }
+
+    fn renew(&mut self, store: &RedisStore<C>) -> BoxFuture<()> {
+        let store = store.clone();
+        Box::pin(async move { drop(store.renew_now().await) })
     }
 
     fn undone(&mut self) -> BoxFuture<()> {

@@ -30,7 +30,7 @@ pub struct Case {
     max_wait: u64,
     #[serde(default)]
     wall_clock: bool,
-    /// The time for which slots are held without a report. Such a case has several processes.
+    /// The time for which slots are held unless they are renewed. Such a case has several processes.
     lease: Option<u64>,
     steps: Vec<Step>,
 }
@@ -259,7 +259,7 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
     let Some(processes) = processes(subject, case.lease, names) else {
         return Ok(Played::Skipped);
     };
-    // A look is no report of another process.
+    // A look of another process changes nothing.
     let observer = processes.get("").unwrap_or(&opened);
     let (rule, key) = (RuleName::default(), Key::from("somebody"));
     let wait = Duration::from_nanos(case.max_wait);
@@ -285,11 +285,11 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
                     held.holds_for(step) && it.take().is_some()
                 };
                 let _ = case.steps.iter().zip(&mut taken).any(holds);
-                subject.report(store).await;
+                subject.freed(store).await;
                 observer.take(&[charge.with_cost(0)]).await
             }
             StepOp::Renew => {
-                subject.report(store).await;
+                subject.renew(store).await;
                 observer.take(&[charge.with_cost(0)]).await
             }
             StepOp::Limit => observer.take(&[charge.with_cost(0)]).await,

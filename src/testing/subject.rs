@@ -34,7 +34,7 @@ pub trait Subject {
     }
 
     /// Returns a store of another process on the accounts of the last opened store, or `None` by
-    /// default. The process loses its slots if it does not report them for the time `lease`.
+    /// default. The process loses slots that it does not renew for the time `lease`.
     ///
     /// Without such stores, cases with several processes are [skipped](super::Played::Skipped).
     fn join(&mut self, lease: Duration) -> Option<Self::Store> {
@@ -42,9 +42,15 @@ pub trait Subject {
         None
     }
 
-    /// Reports the slots that the process of a store holds. By default, does nothing, because the
+    /// Waits until slots that the process of a store has freed are free. By default, does not wait.
+    fn freed(&mut self, store: &Self::Store) -> BoxFuture<()> {
+        let _ = store;
+        Box::pin(ready(()))
+    }
+
+    /// Renews the slots that the process of a store holds. By default, does nothing, because the
     /// store counts its slots itself.
-    fn report(&mut self, store: &Self::Store) -> BoxFuture<()> {
+    fn renew(&mut self, store: &Self::Store) -> BoxFuture<()> {
         let _ = store;
         Box::pin(ready(()))
     }

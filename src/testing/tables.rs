@@ -10,8 +10,9 @@
 /// operation.
 ///
 /// A `take` holds the slots of concurrent quotas under the name `hold`, and a `release` frees them. A
-/// `limit` step changes the limit of the first quota. A case with a `lease` has several processes,
-/// which report their slots: it is for stores that several processes share.
+/// `limit` step changes the limit of the first quota. A case with a `lease` has several processes: it
+/// is for stores that several processes share. Each hold counts for that time after its `take` or the
+/// last `renew` of its process.
 ///
 /// ```
 /// use tower_sluice::testing::{Case, Local, TABLES, play};

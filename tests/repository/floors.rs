@@ -30,6 +30,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("store/op", 2),
     ("store/hashes", 3),
     ("store/outage_state", 3),
+    ("store/patience", 0),
     ("store/rules", 3),
     ("store/setting", 3),
     ("store/local/*", 4),

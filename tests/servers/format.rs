@@ -4,9 +4,9 @@
 
 use std::{fmt::Write, time::Duration};
 
-use redis::{RedisResult, aio::MultiplexedConnection};
+use redis::{FromRedisValue, aio::MultiplexedConnection};
 use tower_sluice::{
-    Algorithm, Quota, RedisStore, StoreExt,
+    Algorithm, Decision, Quota, RedisStore, StoreExt,
     testing::{Redis, Subject},
 };
 
@@ -71,6 +71,9 @@ fn cases() -> Vec<(&'static str, Vec<Quota>, Vec<Step>)> {
         ("sliding window, several buckets", of(Algorithm::SlidingWindow { buckets: 60 }), three()),
         ("sliding log", of(log), three()),
         ("every kind", vec![five, tokens, five.algorithm(window), five.algorithm(log)], three()),
+        ("slots", vec![Quota::concurrent(5)], three()),
+        ("slots and a rate", vec![Quota::concurrent(5), five], three()),
+        ("slots, reset", vec![Quota::concurrent(5), five], vec![Take(2), Reset, Take(1)]),
         ("block", vec![five], vec![Block(Duration::from_secs(90))]),
         ("block and charge", vec![five], vec![Take(2), Block(Duration::from_secs(90))]),
         ("reset", vec![five], vec![Take(2), SECOND, Reset]),
@@ -86,6 +89,8 @@ struct Bench {
     subject: Redis,
     store: RedisStore,
     now: Duration,
+    /// The decisions that hold slots.
+    taken: Vec<Decision>,
 }
 
 impl Bench {
@@ -94,7 +99,8 @@ impl Bench {
         let mut subject = Redis::new(connect(&server.url()).await);
         let store = subject.open().prefix("golden");
         let connection = raw(&server.url()).await;
-        let mut bench = Self { _server: server, connection, subject, store, now: START };
+        let taken = Vec::new();
+        let mut bench = Self { _server: server, connection, subject, store, now: START, taken };
         bench.set(START);
         bench
     }
@@ -108,7 +114,9 @@ impl Bench {
         let (store, charge) = (&self.store, account.charge(0));
         let answer = match step {
             Pass(time) => return self.set(self.now + time),
-            Take(cost) => return drop(account.take(store, cost).await.expect("a decision")),
+            Take(cost) => {
+                return self.taken.push(account.take(store, cost).await.expect("a decision"));
+            }
             Adjust(units) => store.adjust(&charge, units),
             Block(time) => store.block(&charge, time),
             Reset => store.reset(&charge),
@@ -116,22 +124,25 @@ impl Bench {
         answer.await.expect("an answer");
     }
 
-    /// Returns a line for each key on the server: its name and its bytes. A list is `[entries]`.
+    /// Returns a line for each key on the server: its name and its bytes. A list is `[entries]`. A set
+    /// is `(ends)`, because its members are random.
     async fn stored(&mut self) -> Vec<String> {
         let mut lines = Vec::new();
         for (name, _) in keys(&mut self.connection).await {
-            let mut get = redis::cmd("GET");
-            let value: RedisResult<Vec<u8>> =
-                get.arg(&name).query_async(&mut self.connection).await;
-            let bytes = match value {
-                Ok(value) => hex(&value),
-                Err(_) => {
-                    let mut range = redis::cmd("LRANGE");
-                    let range = range.arg(&name).arg(0).arg(-1);
-                    let entries: Vec<Vec<u8>> =
-                        range.query_async(&mut self.connection).await.expect("a list");
+            let kind: String = self.ask("TYPE", &name, &[]).await;
+            let bytes = match kind.as_str() {
+                "string" => hex(&self.ask::<Vec<u8>>("GET", &name, &[]).await),
+                "list" => {
+                    let entries: Vec<Vec<u8>> = self.ask("LRANGE", &name, &["0", "-1"]).await;
                     let entries: Vec<_> = entries.iter().map(|entry| hex(entry)).collect();
                     format!("[{}]", entries.join(" "))
+                }
+                _ => {
+                    let range = ["0", "-1", "WITHSCORES"];
+                    let members: Vec<(Vec<u8>, f64)> = self.ask("ZRANGE", &name, &range).await;
+                    assert!(members.iter().all(|(member, _)| member.len() == 16));
+                    let ends: Vec<_> = members.iter().map(|(_, end)| end.to_string()).collect();
+                    format!("({})", ends.join(" "))
                 }
             };
             lines.push(format!("{} {bytes}", String::from_utf8(name).expect("text")));
@@ -140,14 +151,27 @@ impl Bench {
         lines
     }
 
+    async fn ask<T: FromRedisValue>(&mut self, command: &str, name: &[u8], more: &[&str]) -> T {
+        let mut command = redis::cmd(command);
+        command.arg(name).arg(more).query_async(&mut self.connection).await.expect("a value")
+    }
+
     /// Writes the keys of lines that [`stored`](Bench::stored) returned.
     async fn write(&mut self, lines: &[String]) {
         for line in lines {
             let (name, bytes) = line.split_once(' ').expect("a name and bytes");
             let list = bytes.strip_prefix('[').and_then(|list| list.strip_suffix(']'));
-            let mut command = redis::cmd(if list.is_some() { "RPUSH" } else { "SET" });
+            let set = bytes.strip_prefix('(').and_then(|set| set.strip_suffix(')'));
+            let mut command = redis::cmd(match (list, set) {
+                (Some(_), _) => "RPUSH",
+                (_, Some(_)) => "ZADD",
+                _ => "SET",
+            });
             command.arg(name);
-            for bytes in list.unwrap_or(bytes).split(' ') {
+            for (at, text) in set.unwrap_or_default().split_whitespace().enumerate() {
+                command.arg(text).arg(format!("{at:016}"));
+            }
+            for bytes in list.unwrap_or(bytes).split(' ').filter(|_| set.is_none()) {
                 command.arg(unhex(bytes));
             }
             // A key without an expiry is not one of the store's.
@@ -206,6 +230,7 @@ async fn keeps_its_format(flavour: Flavour) {
         let decisions = bench.decisions(&account).await;
         let _ = writeln!(text, "{name}\n  {}\n  {decisions}", stored.join("\n  "));
         bench.clear().await;
+        bench.taken.clear();
         bench.set(now);
         bench.write(&stored).await;
         assert_eq!(bench.decisions(&account).await, decisions, "{name}: read from its bytes");

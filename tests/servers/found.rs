@@ -176,8 +176,8 @@ async fn keys_of_other_versions_and_programs_stay_untouched() {
     let mut bench = Bench::open().await;
     let mut dice = Dice(3);
     let others = [
-        "sluice:1:{default:%02a}",
-        "sluice:3:{default:%02a}",
+        "sluice:2:{default:%02a}",
+        "sluice:4:{default:%02a}",
         "sluice:{default:%02a}",
         "sluice",
         "other:1:{a}",

@@ -26,19 +26,22 @@ const TEN_YEARS: Duration = Duration::from_secs(10 * 365 * 86_400);
 /// Returns `true` if the name is `<prefix>:2:{<22 characters>}`, with `:<place>` for a log's list.
 fn is_ours(name: &[u8], prefix: &str) -> bool {
     let parts = || {
-        let rest = std::str::from_utf8(name).ok()?.strip_prefix(prefix)?.strip_prefix(":2:{")?;
+        let rest = std::str::from_utf8(name).ok()?.strip_prefix(prefix)?.strip_prefix(":3:{")?;
         rest.split_once('}')
     };
     let url_safe = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     parts().is_some_and(|(hash, place)| {
-        let list = |place: &str| place.strip_prefix(':').is_some_and(|n| n.parse::<u8>().is_ok());
-        hash.len() == 22 && hash.chars().all(url_safe) && (place.is_empty() || list(place))
+        let beside = |place: &str| {
+            let number = place.strip_prefix(":s").or_else(|| place.strip_prefix(':'));
+            number.is_some_and(|n| n.parse::<u8>().is_ok())
+        };
+        hash.len() == 22 && hash.chars().all(url_safe) && (place.is_empty() || beside(place))
     })
 }
 
 fn hostile() -> Vec<Key> {
     let long = "x".repeat(10_000);
-    let texts = ["", "}", "{", "{a}", "}{", "a\r\nDEL b\r\n", "\0", "*", "sluice:2:{a}", &long];
+    let texts = ["", "}", "{", "{a}", "}{", "a\r\nDEL b\r\n", "\0", "*", "sluice:3:{a}", &long];
     let bytes: [&[u8]; 3] = [b"\xff\xfe", b"\xc3\x28}", &[0x80; 64]];
     let texts = texts.into_iter().map(Key::from);
     texts.chain(bytes.into_iter().map(Key::from)).collect()
@@ -54,7 +57,8 @@ fn kinds() -> Vec<Quota> {
         Algorithm::SlidingWindow { buckets: 1 },
     ];
     let [gcra, tokens, ..] = plain;
-    let special = [gcra.initial(2), tokens.initial(2), gcra.soft(2), Quota::per_hour(9)];
+    let hour = Quota::per_hour(9);
+    let special = [gcra.initial(2), tokens.initial(2), gcra.soft(2), hour, Quota::concurrent(9)];
     let windows = windows.map(|kind| gcra.algorithm(kind));
     plain.into_iter().chain(special).chain(windows).collect()
 }
@@ -103,7 +107,7 @@ async fn all_keys_have_one_form_and_an_expiry() {
         most = most.max(found.len());
         for (name, left) in found {
             let shown = String::from_utf8_lossy(&name);
-            let prefix = shown.split(":2:{").next().expect("a prefix");
+            let prefix = shown.split(":3:{").next().expect("a prefix");
             assert!(prefix == "sluice" || prefix.starts_with("test-"), "{shown}");
             assert!(is_ours(&name, prefix), "{shown}");
             assert!(left >= 0, "{shown} has no expiry: {left}");

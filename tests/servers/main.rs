@@ -6,6 +6,7 @@ mod accounts;
 #[cfg(feature = "admin")]
 mod admin;
 mod burst_policies;
+mod bursts;
 #[path = "../support/busy_key.rs"]
 mod busy_key;
 mod calls;
@@ -43,6 +44,7 @@ mod sentinel;
 #[path = "../support/servers/mod.rs"]
 mod servers;
 mod slots;
+mod slots_ends;
 mod slots_faults;
 mod states;
 #[path = "../support/mod.rs"]

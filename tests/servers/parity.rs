@@ -1,7 +1,8 @@
 //! The Redis store and the embedded store return equal numbers for any sequence of operations.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
+use futures::future::join_all;
 use proptest::{collection::vec, prelude::*, test_runner::Config};
 use tokio::{
     runtime::{Builder, Runtime},
@@ -25,6 +26,8 @@ enum Step {
     /// A time that passes, in parts of the longest period.
     Pass(u64, u64),
     Take(Vec<Demand>),
+    /// Requests at once, each given by its index, possibly more than once.
+    Burst(Vec<Vec<Demand>>, Vec<usize>),
     Adjustment(Demand, i64),
     /// Undoes an earlier decision.
     Undo(usize, Option<u32>),
@@ -99,17 +102,26 @@ fn asked() -> impl Strategy<Value = Demand> {
     })
 }
 
+/// The charges of a request.
+fn request() -> impl Strategy<Value = Vec<Demand>> {
+    vec(asked(), 1..3).prop_map(|mut all| {
+        // A rule has one key and one mode in a request.
+        let Demand { rule, key, report_only, .. } = all[0];
+        for asked in all.iter_mut().filter(|asked| asked.rule == rule) {
+            (asked.key, asked.report_only) = (key, report_only);
+        }
+        all
+    })
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let parts = prop_oneof![Just(0), 0..20_u64, 0..60_u64, 100..130_u64];
     prop_oneof![
         4 => (parts, prop_oneof![Just(0), 1..2_000_u64]).prop_map(|(n, more)| Step::Pass(n, more)),
-        8 => vec(asked(), 1..3).prop_map(|mut all| {
-            // A rule has one key and one mode in a request.
-            let Demand { rule, key, report_only, .. } = all[0];
-            for asked in all.iter_mut().filter(|asked| asked.rule == rule) {
-                (asked.key, asked.report_only) = (key, report_only);
-            }
-            Step::Take(all)
+        8 => request().prop_map(Step::Take),
+        2 => (vec(request(), 1..4), vec(0..12_usize, 2..16)).prop_map(|(requests, order)| {
+            let order = order.iter().map(|at| at % requests.len()).collect();
+            Step::Burst(requests, order)
         }),
         2 => (asked(), -12..12_i64).prop_map(|(asked, units)| Step::Adjustment(asked, units)),
         1 => (0..20_usize, prop::option::of(0..4_u32)).prop_map(|(at, units)| Step::Undo(at, units)),
@@ -131,6 +143,27 @@ impl Both<'_> {
         let redis = self.runtime.block_on(async { self.redis.take(charges).await });
         (local, redis.expect("redis decides"))
     }
+
+    /// Sends all requests at once, behind other callers, so that they wait for a batch.
+    fn at_once(&self, requests: &[Vec<Charge<'_>>]) -> Vec<Decision> {
+        let (windows, names) = ([shared_quota()], (0..DIRECT).map(Key::from).collect::<Vec<_>>());
+        let other = RuleName::new("other").expect("a name");
+        let others: Vec<_> = names.iter().map(|key| [Charge::new(other, key, &windows)]).collect();
+        let decisions = self.runtime.block_on(async {
+            let others = join_all(others.iter().map(|one| self.redis.take(one).into_future()));
+            let takes = requests.iter().map(|all| self.redis.take(all).into_future());
+            tokio::join!(biased; others, join_all(takes)).1
+        });
+        decisions.into_iter().map(|decision| decision.expect("redis decides")).collect()
+    }
+}
+
+/// The number of callers that make a call each before others wait.
+const DIRECT: u32 = 16;
+
+/// Returns the quota of an account that all requests of a burst charge.
+fn shared_quota() -> Quota {
+    Quota::per_day(1_000_000).algorithm(Algorithm::fixed_window())
 }
 
 /// Returns all parts of a decision except its source. The overage and the wait of a denial are
@@ -148,6 +181,9 @@ fn random_sequences_give_equal_decisions() {
     let subject = runtime.block_on(Redis::connect(&server.url())).expect("a store");
     let names = ["a", "b", "c"].map(|name| RuleName::new(name).expect("a name"));
     let keys = [Key::from("one"), Key::from("two")];
+    let (shared, shared_key) = ([shared_quota()], Key::everyone());
+    let shared_rule = RuleName::new("shared").expect("a name");
+    let shared_charge = Charge::new(shared_rule, &shared_key, &shared);
 
     let sequence = (vec(vec(quota(), 1..4), 3), vec(step(), 1..40));
     let config = Config { cases: 5_000, ..keeping(file!()) };
@@ -164,6 +200,35 @@ fn random_sequences_give_equal_decisions() {
             let charge = if both.local.supports(&[patient]).is_ok() { patient } else { charge };
             if report_only { charge.with_report_only() } else { charge }
         };
+        // Equal requests have equal demands on equal accounts.
+        let question = |all: &[Demand]| {
+            let mut accounts: Vec<(usize, u32, bool, BTreeMap<usize, (u32, u32, u64)>)> = Vec::new();
+            for asked in all {
+                let can_wait = {
+                    let charge = Charge::new(names[asked.rule], &keys[0], &rules[asked.rule]);
+                    let len = rules[asked.rule].len();
+                    let charge = asked.only.map_or(charge, |at| charge.with_quota_index(at % len));
+                    let charge = charge.with_cost(asked.cost).with_headroom(asked.headroom);
+                    let patient = charge.with_max_wait(Duration::from_nanos(asked.max_wait));
+                    both.local.supports(&[patient]).is_ok()
+                };
+                let max_wait = if can_wait { asked.max_wait } else { 0 };
+                let own = (asked.rule, asked.key);
+                if !accounts.iter().any(|known| (known.0, known.1) == own) {
+                    accounts.push((own.0, own.1, asked.report_only, BTreeMap::new()));
+                }
+                let known = accounts.iter_mut().find(|known| (known.0, known.1) == own);
+                let known = known.expect("it was added");
+                known.2 &= asked.report_only;
+                let len = rules[asked.rule].len();
+                for at in (0..len).filter(|at| asked.only.is_none_or(|only| only % len == *at)) {
+                    let demand = known.3.entry(at).or_insert((0, 0, u64::MAX));
+                    demand.0 += asked.cost;
+                    (demand.1, demand.2) = (demand.1.max(asked.headroom), demand.2.min(max_wait));
+                }
+            }
+            accounts
+        };
         let mut taken: Vec<(Vec<Demand>, Decision, Decision)> = Vec::new();
         for step in &steps {
             match step {
@@ -178,6 +243,22 @@ fn random_sequences_give_equal_decisions() {
                     prop_assert_eq!(parts(&local), parts(&redis), "{:?}", step);
                     if local.is_allowed() {
                         taken.push((all.clone(), local, redis));
+                    }
+                }
+                Step::Burst(requests, order) => {
+                    let charges = |at: &usize| {
+                        let own = requests[*at].iter().map(charge);
+                        own.chain([shared_charge]).collect::<Vec<_>>()
+                    };
+                    let redis = both.at_once(&order.iter().map(charges).collect::<Vec<_>>());
+                    let questions: Vec<_> = order.iter().map(|at| question(&requests[*at])).collect();
+                    let mut one_by_one: Vec<_> = (0..order.len()).collect();
+                    one_by_one.sort_by_key(|at| {
+                        questions.iter().position(|other| *other == questions[*at])
+                    });
+                    for at in one_by_one {
+                        let local = both.local.take(&charges(&order[at])).now();
+                        prop_assert_eq!(parts(&local), parts(&redis[at]), "{} of {:?}", at, step);
                     }
                 }
                 Step::Adjustment(asked, units) => {

@@ -20,7 +20,8 @@ use crate::{
 /// The end of an error for missing rights, after the words of the server.
 const PERMIT: &str = "; permit it: ACL SETUSER <user> ~sluice:* +eval +evalsha +time +get +mget \
                       +exists +psetex +del +pttl +pexpire +lindex +lrange +lset +rpush +lpop \
-                      +rpop +lrem +info +select +script|load";
+                      +rpop +lrem +zadd +zrem +zrange +zcount +zmscore +info \
+                      +select +script|load";
 
 /// Returns the URL of a server for a user.
 fn url_of(server: &Server, user: &str) -> String {
@@ -73,6 +74,10 @@ async fn the_error_for_missing_rights_shows_the_command_that_grants_them() {
             "~sluice:* +@all -mget",
             "~sluice:* +@all -exists",
             "~sluice:* +@all -time",
+            // Held slots need these.
+            "~sluice:* +@all -zadd",
+            "~sluice:* +@all -zmscore",
+            "~sluice:* +@all -zrem",
             "~other:* +@all",
             "+@all",
             "~sluice:* -@all",
@@ -235,18 +240,22 @@ async fn a_replica_is_an_error() {
 
 #[tokio::test]
 async fn an_old_server_is_an_error_and_a_new_one_is_not() {
-    for (version, fine) in [("5.0.7", false), ("2.8.9", false), ("6.0.0", true), ("10.1.0", true)] {
+    for (version, fine) in
+        [("5.0.7", false), ("2.8.9", false), ("6.0.16", false), ("6.2.0", true), ("10.1.0", true)]
+    {
         let mut calls = 0;
         let server = FakeServer::start(move |words| {
             let bytes = match name(words).as_str() {
                 "INFO" => format!("# Server\r\nredis_version:{version}\r\n").into_bytes(),
                 _ => {
                     // The probe charges in a batch of two, which is denied here, and refunds. Then
-                    // it does the same in single calls.
+                    // it does the same in single calls, with a slot.
                     calls += 1;
                     let now = [1, 0, 0, 0, 0, 0, 0, 0, 0];
                     match calls {
                         1 => [&now[..], &[0; 15]].concat(),
+                        // Slots are renewed and freed.
+                        4 | 5 => b"1".to_vec(),
                         _ => [&[1][..], &now, &[u8::from(calls == 3), 0, 0, 0, 0]].concat(),
                     }
                 }
@@ -260,7 +269,7 @@ async fn an_old_server_is_an_error_and_a_new_one_is_not() {
             Ok(_) => assert!(fine, "{version}"),
             Err(error) => {
                 assert!(!fine && error.kind() == Kind::Config, "{error}");
-                let said = format!("redis: the server is Redis {version}; 6.0 or later is needed");
+                let said = format!("redis: the server is Redis {version}; 6.2 or later is needed");
                 assert_eq!(error.to_string(), said);
             }
         }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use futures::{future::join_all, poll};
+use tokio::time::timeout;
 use tower_sluice::{
     Key, LocalStore, Quota, RedisStore, Store, StoreExt,
     decision::Source,
@@ -20,7 +21,7 @@ use crate::{
     servers::{Cluster, Flavour, Server, eventually},
 };
 
-/// Returns the slots of an account that all processes hold. The look is no report.
+/// Returns the slots of an account that all processes hold.
 pub(crate) async fn held<S>(store: &S, account: &Account) -> u64
 where
     S: Store<Error = RedisError>,
@@ -105,8 +106,7 @@ async fn held_slots_are_renewed_by_few_calls() {
     let before = server.script_calls().await;
     tokio::time::sleep(ttl * 3).await;
     let calls = server.script_calls().await - before;
-    // Two calls for up to 64 accounts each, in each third.
-    assert!((12..=22).contains(&calls), "{calls} calls for 100 accounts in nine thirds");
+    assert!((8..=10).contains(&calls), "{calls} calls for 100 accounts in nine thirds");
     for account in &accounts {
         assert_eq!(held(&other, account).await, 1);
     }
@@ -117,15 +117,20 @@ async fn held_slots_are_renewed_by_few_calls() {
 }
 
 #[tokio::test]
-async fn reports_rebuild_a_lost_state() {
+async fn slots_that_the_server_lost_are_lost_and_do_not_return() {
     let server = Server::redis().await;
     let (one, two, account) = two(&server, 5).await;
-    let (one, two) = (one.slot_ttl(Duration::from_secs(3)), two.slot_ttl(Duration::from_secs(3)));
-    let _first = account.take(&one, 2).await.expect("a decision");
-    let _second = account.take(&two, 1).await.expect("a decision");
+    let (one, two) = (one.slot_ttl(Duration::from_secs(1)), two.slot_ttl(Duration::from_secs(1)));
+    let mut first = account.take(&one, 3).await.expect("a decision");
+    let slot = first.take_slot().expect("three slots");
     let () = server.command("FLUSHALL").await;
-    assert!(held(&connect(&server.url()).await, &account).await < 3);
-    until_held(&one, &account, 3).await;
+    let all = account.take(&two, 5).await.expect("a decision");
+    assert!(all.is_allowed());
+    timeout(Duration::from_secs(5), slot.lost()).await.expect("the process learns it");
+    drop(slot);
+    assert_eq!(held(&two, &account).await, 5);
+    drop(all);
+    until_held(&two, &account, 0).await;
 }
 
 #[tokio::test]
@@ -183,7 +188,7 @@ async fn many_acquisitions_never_exceed_the_limit_and_leave_nothing() {
 }
 
 #[tokio::test]
-async fn reports_of_held_slots_refill_no_rate_that_replaced_them() {
+async fn held_slots_refill_no_rate_that_replaced_them() {
     let server = Server::redis().await;
     let (store, key) =
         (connect(&server.url()).await.slot_ttl(Duration::from_secs(1)), Key::from("a"));
@@ -220,22 +225,7 @@ async fn a_burst_of_one_key_occupies_the_server_as_briefly_as_other_bursts() {
 }
 
 #[tokio::test]
-async fn requests_of_one_key_wait_no_longer_for_a_frozen_server_than_others() {
-    let server = Server::redis().await;
-    let (store, account) =
-        (connect(&server.url()).await, Account::new("a", Quota::concurrent(1_000)));
-    assert!(account.passes(&store).await);
-    server.stop();
-    let start = Instant::now();
-    let taken = join_all((0..200).map(|_| account.take(&store, 1))).await;
-    server.cont();
-    assert!(taken.iter().all(Result::is_err));
-    // A second for the turn, and one for the reply. In turns of 16, it would be 13.
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-}
-
-#[tokio::test]
-async fn a_fallback_counts_what_runs_and_ends_no_request() {
+async fn a_fallback_counts_what_runs() {
     let mut server = Server::redis().await;
     let ttl = Duration::from_secs(1);
     let shared = connect(&server.url()).await.slot_ttl(ttl);
@@ -245,15 +235,13 @@ async fn a_fallback_counts_what_runs_and_ends_no_request() {
     let mut running = vec![take().await, take().await, take().await];
     let slot = running[0].take_slot().expect("a slot");
     server.kill();
-    tokio::time::sleep(ttl * 2).await;
-    assert!(poll!(Box::pin(slot.lost())).is_pending(), "no other process can take it");
     let fourth = take().await;
     assert!(fourth.is_allowed() && fourth.source() == Source::Fallback);
     assert!(!take().await.is_allowed(), "three run since before the outage");
     drop(running.pop());
     assert!(take().await.is_allowed(), "one ended in the outage");
     server.restart().await;
-    until_held(&shared, &account, 2).await;
+    timeout(ttl * 5, slot.lost()).await.expect("the server has lost its state");
     drop((running, slot));
     until_held(&shared, &account, 0).await;
 }

@@ -32,7 +32,7 @@ pub(crate) fn rule(name: &str) -> RuleName {
 
 /// Returns the Redis key of an account in a store with readable keys and the default prefix.
 pub(crate) fn address(rule: &str, key: &str) -> String {
-    format!("sluice:2:{{{rule}:%02{key}}}")
+    format!("sluice:3:{{{rule}:%02{key}}}")
 }
 
 /// A rule, its quota, and the key whose account is charged.

@@ -7,7 +7,7 @@ use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use crate::{fingerprint::FingerprintKey, key::Key, name::RuleName};
 
 /// The version of the stored format. Different versions use different keys.
-const VERSION: &str = "2";
+const VERSION: &str = "3";
 /// The length of a hash in base64.
 const HASH: usize = 22;
 
@@ -66,6 +66,12 @@ impl Addresses {
     pub(super) fn list(account: &str, quota_index: usize) -> String {
         format!("{account}:{quota_index}")
     }
+
+    /// Returns the key of the sorted set of held slots. The set is in the cluster slot of its
+    /// account.
+    pub(super) fn slots(account: &str, quota_index: usize) -> String {
+        format!("{account}:s{quota_index}")
+    }
 }
 
 /// Appends a name in plain text, or `:` for the separator. Escapes all bytes except letters, digits
@@ -94,8 +100,8 @@ mod tests {
         let (rule, long) = (RuleName::default(), "x".repeat(10_000));
         for key in ["", "}", "{a}b", "a\r\nb\0*", &long] {
             let address = addresses.account(rule, &Key::from(key));
-            assert_eq!(address.len(), "sluice:2:{}".len() + 22, "{address}");
-            let inside = &address["sluice:2:{".len()..address.len() - 1];
+            assert_eq!(address.len(), "sluice:3:{}".len() + 22, "{address}");
+            let inside = &address["sluice:3:{".len()..address.len() - 1];
             assert!(inside.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b)));
         }
     }
@@ -106,7 +112,7 @@ mod tests {
         let secret = FingerprintKey::from(*b"sixteen bytes ..");
         let addresses = Addresses { secret, ..Addresses::new() };
         let address = addresses.account(RuleName::default(), &Key::from("alice"));
-        assert_eq!(address, "sluice:2:{qy8D-8W5JMFQOhgV5NIJ5g}");
+        assert_eq!(address, "sluice:3:{qy8D-8W5JMFQOhgV5NIJ5g}");
     }
 
     #[test]
@@ -116,12 +122,12 @@ mod tests {
         let rules = ["a", "b"].map(|name| RuleName::new(name).expect("a name"));
         let [one, two] = rules.map(|rule| tagged.account(rule, &Key::from("alice")));
         // The values come from another implementation of the hash.
-        assert_eq!(one, "sluice:2:{Twi7oovdGfTO1zlU5uh99g}:bEcF_hrqLjKGHDCOIpWQYw");
-        assert_eq!(two, "sluice:2:{Twi7oovdGfTO1zlU5uh99g}:fqREEgE3oRmkpKEpuzaU_w");
+        assert_eq!(one, "sluice:3:{Twi7oovdGfTO1zlU5uh99g}:bEcF_hrqLjKGHDCOIpWQYw");
+        assert_eq!(two, "sluice:3:{Twi7oovdGfTO1zlU5uh99g}:fqREEgE3oRmkpKEpuzaU_w");
         let other = tagged.account(rules[0], &Key::from("bob"));
         assert_eq!(one.split_once("}:").map(|it| it.1), other.split_once("}:").map(|it| it.1));
         let readable = Addresses { readable: true, ..tagged };
-        assert_eq!(readable.account(rules[0], &Key::from("alice")), "sluice:2:{%02alice}:a");
+        assert_eq!(readable.account(rules[0], &Key::from("alice")), "sluice:3:{%02alice}:a");
     }
 
     #[test]
@@ -141,6 +147,6 @@ mod tests {
     fn readable_addresses_escape_braces_of_keys() {
         let addresses = Addresses { readable: true, ..Addresses::new() };
         let address = addresses.account(RuleName::default(), &Key::from("}{ü"));
-        assert_eq!(address, "sluice:2:{default:%02%7d%7b%c3%bc}");
+        assert_eq!(address, "sluice:3:{default:%02%7d%7b%c3%bc}");
     }
 }

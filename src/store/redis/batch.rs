@@ -1,32 +1,74 @@
 //! Batches of requests. A batch is one call, and contains equal requests only once.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{borrow::Cow, collections::HashMap, mem, sync::Arc};
 
 use redis::Value;
 use smallvec::SmallVec;
 
 use super::{
     error::RedisError,
+    plan::Change,
     queue::QueuedRequest,
     reply::{AccountReply, Reader, Reply},
     request::{AccountRequest, QuotaRequests, Request},
+    script::ScriptKind,
+    slots::{SlotCall, Slots},
 };
+use crate::decision::Hold;
 
-/// The maximum number of different requests in a batch.
-pub(super) const MAX_GROUPS: usize = 64;
+/// The maximum [size](BatchKind::size) of a batch. A larger request has a batch of its own.
+pub(super) const MAX_SIZE: usize = 64;
 /// The maximum number of callers in a batch, including those with equal requests.
-const MAX_CALLERS: usize = 1_024;
+const MAX_CALLERS: usize = 4_096;
+/// The number of accounts that a small request with only plain quotas may have.
+const SMALL: usize = 4;
+
+/// The kind of the requests in a batch. Each has its own script.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum BatchKind {
+    /// All requests [are plain](Request::is_plain).
+    #[default]
+    Plain,
+    General,
+}
+
+impl BatchKind {
+    pub(super) fn of(request: &Request) -> Self {
+        if request.is_plain() { Self::Plain } else { Self::General }
+    }
+
+    /// Returns the script, and the letters of its algorithms.
+    ///
+    /// The general script has all algorithms, so that there is one such script.
+    pub(super) fn script(self) -> (ScriptKind, &'static [u8]) {
+        match self {
+            Self::Plain => (ScriptKind::Batch, b"g"),
+            Self::General => (ScriptKind::Groups, b"gtfslc"),
+        }
+    }
+
+    /// Returns the share of a group of requests in the time of a batch.
+    pub(super) fn size(self, request: &Request) -> usize {
+        match self {
+            Self::Plain => request.accounts.len().div_ceil(SMALL),
+            Self::General => request.quota_count().max(1),
+        }
+    }
+}
 
 /// The callers that share one call.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
+    kind: BatchKind,
     /// Groups of equal requests, in the order of their first requests.
     groups: Vec<Group>,
-    /// The distinct plans.
+    /// The distinct plans of a batch with only plain quotas.
     plans: Vec<(QuotaRequests, Vec<u8>)>,
     callers: usize,
+    size: usize,
 }
 
+/// Callers with equal requests.
 #[derive(Debug)]
 struct Group {
     callers: SmallVec<[QueuedRequest; 1]>,
@@ -42,6 +84,8 @@ pub(super) struct BatchReply {
     groups: Vec<GroupReply>,
     /// `true` if the server does not have or not permit `MSETEX`.
     pub(super) lacks_msetex: bool,
+    /// The slots of the allowed callers of each group.
+    holds: Vec<Vec<Vec<Hold>>>,
 }
 
 /// The place of one caller in the reply to a batch.
@@ -50,50 +94,96 @@ pub(super) struct BatchPlace {
     reply: Arc<BatchReply>,
     group: usize,
     position: usize,
+    /// The slots of the caller.
+    holds: Vec<Hold>,
 }
 
 /// The result of a group. The first `allowed` callers were allowed, and the others were denied.
 #[derive(Debug)]
 struct GroupReply {
     allowed: usize,
-    /// The accounts after all requests of the group.
-    accounts: SmallVec<[AccountReply; 1]>,
+    /// The accounts after all requests of the group, each with the number of its charges.
+    accounts: SmallVec<[(usize, AccountReply); 1]>,
 }
 
 impl Batch {
-    /// Returns the number of callers that still fit into the batch.
-    pub(super) fn room(&self) -> usize {
-        MAX_GROUPS.saturating_sub(self.groups.len()).min(MAX_CALLERS.saturating_sub(self.callers))
+    pub(super) fn new(kind: BatchKind) -> Self {
+        Self { kind, ..Self::default() }
+    }
+
+    pub(super) fn kind(&self) -> BatchKind {
+        self.kind
+    }
+
+    /// Returns the number of callers with this request that still fit into the batch.
+    pub(super) fn room(&self, request: &Request) -> usize {
+        let size = self.size + self.kind.size(request);
+        let fits = size <= MAX_SIZE || self.groups.is_empty();
+        if fits { MAX_CALLERS.saturating_sub(self.callers) / request.weight() } else { 0 }
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.groups.is_empty()
     }
 
-    pub(super) fn add(&mut self, caller: QueuedRequest) {
-        self.callers += 1;
-        match self.groups.iter_mut().find(|group| group.request().equals(&caller.request)) {
-            Some(group) => group.callers.push(caller),
-            None => {
-                let accounts = caller.request.accounts.iter();
-                let plans = accounts.map(|account| {
-                    let known = self.plans.iter().position(|(quotas, _)| *quotas == account.quotas);
-                    if known.is_none() {
-                        self.plans.push((account.quotas.clone(), account.plain_plan()));
-                    }
-                    // Lua counts from 1.
-                    u16::try_from(known.map_or(self.plans.len(), |at| at + 1)).unwrap_or(u16::MAX)
-                });
-                let plans = plans.collect();
-                self.groups.push(Group { callers: [caller].into_iter().collect(), plans });
+    /// Adds callers with equal requests.
+    pub(super) fn add(&mut self, callers: SmallVec<[QueuedRequest; 1]>) {
+        let Some(first) = callers.first() else { return };
+        self.callers += callers.len() * first.request.weight();
+        self.size += self.kind.size(&first.request);
+        let mut plans = SmallVec::new();
+        if self.kind == BatchKind::Plain {
+            for account in &first.request.accounts {
+                let known = self.plans.iter().position(|(quotas, _)| *quotas == account.quotas);
+                if known.is_none() {
+                    let plan = account.plan(|_, _| Some(Change::Charge), |_| None, |_| 0);
+                    self.plans.push((account.quotas.clone(), plan));
+                }
+                // Lua counts from 1.
+                let index = known.map_or(self.plans.len(), |at| at + 1);
+                plans.push(u16::try_from(index).unwrap_or(u16::MAX));
             }
         }
+        self.groups.push(Group { callers, plans });
+    }
+
+    /// Numbers the slots of each group.
+    pub(super) fn slots(&self, slots: &Arc<Slots>) -> Vec<SlotCall> {
+        let callers = |group: &Group| u32::try_from(group.callers.len()).unwrap_or(u32::MAX);
+        self.groups.iter().map(|group| slots.begin(group.request(), callers(group))).collect()
     }
 
     /// Returns the keys and the arguments of the script. `has_msetex` is `true` if the server may
     /// have the command.
-    pub(super) fn encode(&self, has_msetex: bool) -> (Vec<&str>, Vec<Vec<u8>>) {
-        let (mut keys, mut indices) = (Vec::new(), HashMap::new());
+    pub(super) fn encode(
+        &self,
+        slots: &[SlotCall],
+        has_msetex: bool,
+    ) -> (Vec<Cow<'_, str>>, Vec<Vec<u8>>) {
+        match self.kind {
+            BatchKind::Plain => self.encode_plain(has_msetex),
+            BatchKind::General => self.encode_general(slots),
+        }
+    }
+
+    fn encode_general(&self, slots: &[SlotCall]) -> (Vec<Cow<'_, str>>, Vec<Vec<u8>>) {
+        let (mut keys, mut args, mut layout) = (KeyList::default(), Vec::new(), Vec::new());
+        for (group, slots) in self.groups.iter().zip(slots) {
+            let accounts = &group.request().accounts;
+            layout.extend([group.callers.len(), accounts.len()]);
+            for (at, account) in accounts.iter().enumerate() {
+                layout.push(keys.index(Cow::Borrowed(account.address.as_str())));
+                let slots = |quota_index| slots.of(at, quota_index);
+                let index = |key| keys.index(Cow::Owned(key));
+                args.push(account.plan(|_, _| Some(Change::Charge), slots, index));
+            }
+        }
+        args.push(encode_layout(layout));
+        (keys.keys, args)
+    }
+
+    fn encode_plain(&self, has_msetex: bool) -> (Vec<Cow<'_, str>>, Vec<Vec<u8>>) {
+        let mut keys = KeyList::default();
         let mut layout = vec![usize::from(has_msetex)];
         for equal_groups in self.groups.chunk_by(Group::is_alike) {
             let group = &equal_groups[0];
@@ -101,18 +191,11 @@ impl Batch {
             layout.extend([equal_groups.len(), group.callers.len(), group.plans.len()]);
             layout.extend(plans);
             for account in equal_groups.iter().flat_map(|group| &group.request().accounts) {
-                let address = account.address.as_str();
-                layout.push(*indices.entry(address).or_insert_with(|| {
-                    keys.push(address);
-                    keys.len()
-                }));
+                layout.push(keys.index(Cow::Borrowed(account.address.as_str())));
             }
         }
-        // A batch is small enough that all numbers fit.
-        let layout = layout.into_iter().map(|number| u16::try_from(number).unwrap_or(u16::MAX));
-        let layout = layout.flat_map(u16::to_le_bytes).collect();
         let plans = self.plans.iter().map(|(_, plan)| plan.clone());
-        (keys, plans.chain([layout]).collect())
+        (keys.keys, plans.chain([encode_layout(layout)]).collect())
     }
 
     /// Parses the reply of the script.
@@ -122,19 +205,27 @@ impl Batch {
         };
         let mut bytes = Reader(bytes);
         let now = bytes.instant()?;
-        let groups = self.groups.iter().map(|group| GroupReply::read(&mut bytes, group, now));
-        let groups = groups.collect::<Result<_, _>>()?;
-        let lacks_msetex = bytes.flag()?;
+        let read = |group| GroupReply::read(&mut bytes, self.kind, group, now);
+        let groups = self.groups.iter().map(read).collect::<Result<_, _>>()?;
+        let lacks_msetex = self.kind == BatchKind::Plain && bytes.flag()?;
         bytes.end()?;
-        Ok(BatchReply { now, groups, lacks_msetex })
+        Ok(BatchReply { now, groups, lacks_msetex, holds: Vec::new() })
     }
 
-    /// Sends each caller its place in the reply.
+    /// Sends each caller its place in the reply. The slots of a caller that has left are freed.
     pub(super) fn reply(self, reply: Result<BatchReply, RedisError>) {
-        let reply = reply.map(Arc::new);
-        for (group, Group { callers, .. }) in self.groups.into_iter().enumerate() {
+        let (mut holds, reply) = match reply {
+            Ok(mut reply) => (mem::take(&mut reply.holds), Ok(Arc::new(reply))),
+            Err(error) => (Vec::new(), Err(error)),
+        };
+        holds.resize_with(self.groups.len(), Vec::new);
+        for ((group, Group { callers, .. }), holds) in
+            self.groups.into_iter().enumerate().zip(holds)
+        {
+            let mut holds = holds.into_iter();
             for (position, caller) in callers.into_iter().enumerate() {
-                let place = reply.clone().map(|reply| BatchPlace { reply, group, position });
+                let holds = holds.next().unwrap_or_default();
+                let place = reply.clone().map(|reply| BatchPlace { reply, group, position, holds });
                 drop(caller.tx.send(place));
             }
         }
@@ -142,11 +233,42 @@ impl Batch {
 }
 
 impl BatchReply {
+    /// Records which slots were taken.
+    pub(super) fn hold(&mut self, slots: Vec<SlotCall>) {
+        let taken = |(call, group): (SlotCall, &GroupReply)| {
+            call.answered(|account| group.accounts[account].0)
+        };
+        self.holds = slots.into_iter().zip(&self.groups).map(taken).collect();
+    }
+
     /// Returns the number of accounts whose value in Redis was invalid.
     pub(super) fn healed(&self) -> usize {
         let accounts = self.groups.iter().flat_map(|group| &group.accounts);
-        accounts.filter(|account| account.healed).count()
+        accounts.filter(|(_, account)| account.healed).count()
     }
+}
+
+/// The distinct keys of a call.
+#[derive(Default)]
+struct KeyList<'a> {
+    keys: Vec<Cow<'a, str>>,
+    indices: HashMap<Cow<'a, str>, usize>,
+}
+
+impl<'a> KeyList<'a> {
+    /// Returns the index of a key, counted from 1 as in Lua.
+    fn index(&mut self, key: Cow<'a, str>) -> usize {
+        *self.indices.entry(key).or_insert_with_key(|key| {
+            self.keys.push(key.clone());
+            self.keys.len()
+        })
+    }
+}
+
+fn encode_layout(numbers: Vec<usize>) -> Vec<u8> {
+    // A batch is small enough that all numbers fit.
+    let numbers = numbers.into_iter().map(|number| u16::try_from(number).unwrap_or(u16::MAX));
+    numbers.flat_map(u16::to_le_bytes).collect()
 }
 
 impl Group {
@@ -160,18 +282,36 @@ impl Group {
 }
 
 impl GroupReply {
-    fn read(bytes: &mut Reader<'_>, group: &Group, now: u64) -> Result<Self, RedisError> {
+    fn read(
+        bytes: &mut Reader<'_>,
+        kind: BatchKind,
+        group: &Group,
+        now: u64,
+    ) -> Result<Self, RedisError> {
         let allowed = usize::try_from(bytes.int::<2>()?).unwrap_or(usize::MAX);
         if allowed > group.callers.len() {
             return Err(RedisError::invalid_reply("more allowed than requests"));
         }
         let mut accounts = SmallVec::new();
         for account in &group.request().accounts {
-            let reply = AccountReply::read(bytes, account, allowed > 0)?;
-            if allowed > 0 && !reply.was_charged(allowed, account, now) {
+            let charges = match kind {
+                BatchKind::Plain => allowed,
+                BatchKind::General => usize::try_from(bytes.int::<2>()?).unwrap_or(usize::MAX),
+            };
+            let expected = allowed > 0 && account.charges();
+            let reply = AccountReply::read(bytes, account, expected)?;
+            let consistent = match kind {
+                BatchKind::Plain => charges == 0 || reply.was_charged(charges, account, now),
+                BatchKind::General => {
+                    let all = if expected { allowed } else { 0 };
+                    let complete = charges == all || account.report_only && charges < all;
+                    complete && reply.charged == (charges > 0)
+                }
+            };
+            if !consistent {
                 return Err(RedisError::invalid_reply("inconsistent charges"));
             }
-            accounts.push(reply);
+            accounts.push((charges, reply));
         }
         Ok(Self { allowed, accounts })
     }
@@ -179,20 +319,18 @@ impl GroupReply {
 
 impl BatchPlace {
     /// Returns the reply to the request of this caller, as if all callers had made separate calls.
-    pub(super) fn reply(&self, request: &Request) -> Reply {
-        let Self { reply, group, position } = self;
-        let group = &reply.groups[*group];
-        let own = |(reply, account): (&AccountReply, &AccountRequest)| match group
-            .allowed
-            .checked_sub(position + 1)
-        {
-            // After this caller, `others` more callers were charged.
-            Some(others) => reply.before(others, account),
-            None => reply.clone().uncharged(),
+    pub(super) fn reply(self, request: &Request) -> Reply {
+        let Self { reply, group, position, holds } = self;
+        let (group, now) = (&reply.groups[group], reply.now);
+        let own = |((charges, reply), account): (&(usize, AccountReply), &AccountRequest)| {
+            match charges.checked_sub(position + 1) {
+                // After this caller, `others` more callers were charged.
+                Some(others) => reply.before(others, account, now),
+                None => reply.clone().uncharged(),
+            }
         };
         let accounts = group.accounts.iter().zip(&request.accounts).map(own).collect();
-        let holds = Vec::new();
-        Reply { allowed: *position < group.allowed, now: reply.now, accounts, holds }
+        Reply { allowed: position < group.allowed, now, accounts, holds }
     }
 }
 
@@ -206,18 +344,22 @@ mod tests {
     use crate::{
         key::Key,
         name::RuleName,
-        quota::Quota,
+        quota::{Algorithm, Quota},
         store::{Charge, redis::addresses::Addresses},
     };
 
     const NOW: u64 = 1_700_000_000_000_000;
 
-    fn batch_of(requests: &[&[Charge<'_>]]) -> Batch {
+    fn caller(charges: &[Charge<'_>]) -> QueuedRequest {
+        let request = Arc::new(Request::new(charges, &Addresses::new()));
+        QueuedRequest { request, tx: oneshot::channel().0, runtime: Handle::current() }
+    }
+
+    /// Creates a batch of requests, each with its number of callers.
+    fn batch_of(requests: &[(usize, &[Charge<'_>])]) -> Batch {
         let mut batch = Batch::default();
-        for charges in requests {
-            let request = Arc::new(Request::new(charges, &Addresses::new()));
-            let (tx, _rx) = oneshot::channel();
-            batch.add(QueuedRequest { request, tx, runtime: Handle::current() });
+        for (callers, charges) in requests {
+            batch.add((0..*callers).map(|_| caller(charges)).collect());
         }
         batch
     }
@@ -232,7 +374,7 @@ mod tests {
         let (few, more) = ([quota(10)], [quota(10), quota(100)]);
         let one = Charge::new(RuleName::default(), &one, &few);
         let two = Charge::new(RuleName::default(), &two, &more).with_cost(2);
-        batch_of(&[&[one], &[two], &[one]])
+        batch_of(&[(2, &[one]), (1, &[two])])
     }
 
     fn instant(micros: u64) -> Vec<u8> {
@@ -259,10 +401,8 @@ mod tests {
         let (few, more) = ([quota(10)], [quota(10), quota(100)]);
         let one = Charge::new(RuleName::default(), &keys[0], &few);
         let two = Charge::new(RuleName::default(), &keys[1], &more);
-        let batch = batch_of(&[&[one], &[two], &[one], &[two, one], &[two, one]]);
-        let groups: Vec<_> = batch.groups.iter().map(|group| group.callers.len()).collect();
-        assert_eq!(groups, [2, 1, 2]);
-        let (keys, args) = batch.encode(false);
+        let batch = batch_of(&[(2, &[one]), (1, &[two]), (2, &[two, one])]);
+        let (keys, args) = batch.encode(&[], false);
         assert_eq!((keys.len(), args.len()), (2, 3));
         // Whether the server has MSETEX. For each group: one of its kind, its callers, its accounts,
         // their plans and their keys.
@@ -278,16 +418,20 @@ mod tests {
         let quotas = [quota(10)];
         let names = ["a", "b", "c", "d"].map(|name| RuleName::new(name).expect("a name"));
         // All callers have their own accounts, or all share theirs.
-        for (distinct, callers, accounts) in [(true, 64, 256), (false, 1_024, 4)] {
+        for (distinct, callers, accounts) in [(true, 64, 256), (false, 4_096, 4)] {
             let (mut batch, mut added) = (Batch::default(), 0_u32);
-            while batch.room() > 0 {
+            loop {
                 let key = Key::from(if distinct { added } else { 0 });
                 let charges = names.map(|name| Charge::new(name, &key, &quotas));
-                let groups = batch_of(&[&charges]).groups;
-                groups.into_iter().flat_map(|group| group.callers).for_each(|it| batch.add(it));
-                added += 1;
+                let room = batch.room(&caller(&charges).request);
+                if room == 0 {
+                    break;
+                }
+                let joining = if distinct { 1 } else { room };
+                batch.add((0..joining).map(|_| caller(&charges)).collect());
+                added += u32::try_from(joining).expect("few");
             }
-            assert_eq!((added, batch.encode(false).0.len()), (callers, accounts));
+            assert_eq!((added, batch.encode(&[], false).0.len()), (callers, accounts));
         }
     }
 
@@ -325,14 +469,66 @@ mod tests {
         assert!(batch.read(&Value::Int(1)).is_err() && batch.read(&Value::Nil).is_err());
     }
 
+    /// Creates a batch of three equal requests with a quota of each algorithm, and its answer.
+    fn general() -> (Batch, Vec<u8>) {
+        let (one, window) = (Key::from("one"), Algorithm::SlidingWindow { buckets: 5 });
+        let fixed = [Algorithm::fixed_window(), Algorithm::fixed_window().paced()];
+        let [bucket, log] = [Algorithm::TokenBucket, Algorithm::SlidingLog];
+        let [fixed, paced] = fixed.map(|it| quota(10).algorithm(it));
+        let [bucket, window, log] = [bucket, window, log].map(|it| quota(10).algorithm(it));
+        let quotas = [fixed, paced, bucket, window, log];
+        let mut batch = Batch::new(BatchKind::General);
+        let charge = [Charge::new(RuleName::default(), &one, &quotas)];
+        batch.add((0..3).map(|_| caller(&charge)).collect());
+        let (now, two) = (instant(NOW), [2, 0, 0, 0, 0]);
+        let start = [&instant(NOW - NOW % 10_000_000)[..], &two, &[0; 5]].concat();
+        let entry = [&now[..], &two].concat();
+        let states = [
+            (b'f', start.clone()),
+            (b'f', start),
+            (b't', [&[8, 0, 0, 0, 0, 0][..], &now, &now].concat()),
+            (b's', [&two[..], &entry].concat()),
+            (b'l', [&two[..], &now, &entry].concat()),
+        ];
+        let place = |(letter, state): &(u8, Vec<u8>)| {
+            let length = u16::try_from(state.len()).expect("short").to_le_bytes();
+            [&[*letter][..], &length, state].concat()
+        };
+        let places: Vec<_> = states.iter().flat_map(place).collect();
+        let account = [&NOW.to_le_bytes()[..7], &places].concat();
+        let length = u32::try_from(account.len()).expect("short").to_le_bytes();
+        (batch, [&now[..], &[2, 0, 2, 0, 1], &length, &account].concat())
+    }
+
     #[tokio::test]
     async fn random_bytes_never_panic() {
-        let batch = batch();
         let Value::BulkString(real) =
             answer(&[group(1, 1, &[1_000_000]), group(1, 1, &[2_000_000, 200_000])])
         else {
             unreachable!()
         };
+        damage(&batch(), &real);
+        let (batch, real) = general();
+        damage(&batch, &real);
+    }
+
+    /// Each caller sees the units left after its own charge.
+    #[tokio::test]
+    async fn the_callers_of_a_group_are_answered_one_after_another() {
+        let (batch, real) = general();
+        let reply = batch.read(&Value::BulkString(real)).expect("a reply");
+        let (reply, request) = (Arc::new(reply), batch.groups[0].request());
+        for (position, allowed, left) in [(0, true, 9), (1, true, 8), (2, false, 8)] {
+            let place = BatchPlace { reply: reply.clone(), group: 0, position, holds: Vec::new() };
+            let decision = place.reply(request).decision(request);
+            assert_eq!(decision.is_allowed(), allowed);
+            let remaining = decision.outcomes().iter().map(|outcome| outcome.remaining());
+            let paced = |index| index == 1;
+            assert!(remaining.enumerate().all(|(at, units)| units == left || paced(at)));
+        }
+    }
+
+    fn damage(batch: &Batch, real: &[u8]) {
         let mut state = 1_u64;
         let mut random = |below: usize| {
             state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
@@ -340,7 +536,7 @@ mod tests {
         };
         let mut read = 0;
         for _ in 0..50_000 {
-            let mut bytes = real.clone();
+            let mut bytes = real.to_vec();
             for _ in 0..=random(3) {
                 let at = random(bytes.len());
                 match random(4) {
@@ -356,7 +552,12 @@ mod tests {
                 let reply = Arc::new(reply);
                 for (at, group) in batch.groups.iter().enumerate() {
                     for position in 0..group.callers.len() {
-                        let place = BatchPlace { reply: reply.clone(), group: at, position };
+                        let place = BatchPlace {
+                            reply: reply.clone(),
+                            group: at,
+                            position,
+                            holds: Vec::new(),
+                        };
                         let request = group.request();
                         let _ = place.reply(request).decision(request).remaining();
                     }

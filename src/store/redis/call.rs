@@ -2,9 +2,6 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use redis::{Cmd, ErrorKind as Raw, ServerErrorKind as Server, Value, aio::ConnectionLike};
-use smallvec::SmallVec;
-
 use super::{
     RedisStore,
     error::RedisError,
@@ -14,6 +11,7 @@ use super::{
     script::{Script, ScriptKind},
 };
 use crate::observe::store_failed;
+use redis::{Cmd, ErrorKind as Raw, ServerErrorKind as Server, Value, aio::ConnectionLike};
 
 impl<C> RedisStore<C>
 where
@@ -48,12 +46,12 @@ where
         op: ScriptOp<'_>,
     ) -> Result<Reply, RedisError> {
         let kind = request.script_kind(op);
-        let _turns = match op {
-            ScriptOp::Take => self.settings.reporter.turns(request).await?,
-            _ => SmallVec::new(),
-        };
-        let call = self.report_slots_with(request, op)?;
-        let (keys, args) = request.encode(op, &call.reports);
+        let slots = &self.settings.slots;
+        let call = if op.counts_slots() { slots.begin(request, 1) } else { slots.without() };
+        if !call.takes.is_empty() {
+            self.start_renewing()?;
+        }
+        let (keys, args) = request.encode(op, &call);
         let script = self.script(kind, request.letters());
         let reply = self.run(script, &keys, args).await.and_then(|value| match value {
             Value::BulkString(bytes) => self.checked(Reply::read(&bytes, request, kind)),
@@ -62,13 +60,13 @@ where
         let mut reply = match reply {
             Ok(reply) => reply,
             Err(error) => {
-                call.failed();
                 store_failed(error.kind().as_str());
                 return Err(error);
             }
         };
         self.note_healed(reply.accounts.iter().filter(|account| account.healed).count());
-        reply.holds = call.answered(&reply)?;
+        let charged = |account: usize| usize::from(reply.accounts[account].charged);
+        reply.holds = call.answered(charged).pop().unwrap_or_default();
         Ok(reply)
     }
 

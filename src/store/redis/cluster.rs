@@ -11,10 +11,10 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{
     RedisStore,
+    hash_slot::slot,
     link::TIMEOUT,
     node::{Connect, Node},
     routes::Routes,
-    slots::slot,
 };
 use crate::key::Key;
 

@@ -17,18 +17,14 @@ use tokio::{
 
 use super::{
     RedisStore,
-    batch::{Batch, BatchPlace, BatchReply},
+    batch::{Batch, BatchKind, BatchPlace, BatchReply},
     error::{RedisError, RedisErrorKind},
     link::{TIMEOUT, runtime},
-    queue::{BatchGuard, Queue, QueuedRequest, STALL_TIMEOUT},
+    queue::{BatchGuard, DirectPermit, Queue, QueuedRequest, STALL_TIMEOUT},
     reply::Reply,
     request::{Request, ScriptOp},
-    script::ScriptKind,
 };
 use crate::observe::store_failed;
-
-/// The maximum number of accounts in a batched request.
-pub(super) const MAX_ACCOUNTS: usize = 4;
 
 /// Charges `request` in its own call or in a batch.
 pub(super) async fn take<C>(
@@ -39,7 +35,8 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     let queue = store.queue(request);
-    if let Some(_permit) = queue.try_direct() {
+    if let Some(permit) = queue.try_direct(request) {
+        let _call = DirectCall { store, queue, permit: Some(permit) };
         // Boxed, so that the futures of waiting callers stay small.
         return Box::pin(store.execute(request, ScriptOp::Take)).await;
     }
@@ -85,6 +82,28 @@ where
     Err(RedisError::new(RedisErrorKind::Timeout, "no reply in time"))
 }
 
+/// A direct call. Spawns the batch of equal requests that waited for it on drop.
+struct DirectCall<'a, C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    store: &'a RedisStore<C>,
+    queue: &'a Arc<Queue>,
+    permit: Option<DirectPermit>,
+}
+
+impl<C> Drop for DirectCall<'_, C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    fn drop(&mut self) {
+        drop(self.permit.take());
+        if self.queue.has_ready() {
+            spawn_batches(self.store, self.queue, Instant::now());
+        }
+    }
+}
+
 /// Spawns all batches that are due, each on the runtime of its first caller.
 fn spawn_batches<C>(store: &RedisStore<C>, queue: &Arc<Queue>, now: Instant)
 where
@@ -116,7 +135,7 @@ where
         // Lets requests that arrive at the same moment join the batch.
         yield_now().await;
         let Self { store, guard: Some(guard) } = &self else { return };
-        let mut batch = Batch::default();
+        let mut batch = Batch::new(guard.queue().kind());
         guard.collect(first, &mut batch);
         if batch.is_empty() {
             return;
@@ -148,10 +167,14 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     async fn call_batch(&self, batch: &Batch) -> Result<BatchReply, RedisError> {
-        let script = self.script(ScriptKind::Batch, [b'g']);
-        let (keys, args) = batch.encode(!self.shared.lacks_msetex.load(Relaxed));
+        let (kind, letters) = batch.kind().script();
+        let script = self.script(kind, letters.iter().copied());
+        let slots = batch.slots(&self.settings.slots);
+        self.start_renewing()?;
+        let (keys, args) = batch.encode(&slots, !self.shared.lacks_msetex.load(Relaxed));
         let value = self.run(script, &keys, args).await?;
-        let reply = self.checked(batch.read(&value))?;
+        let mut reply = self.checked(batch.read(&value))?;
+        reply.hold(slots);
         self.note_healed(reply.healed());
         if reply.lacks_msetex {
             self.shared.lacks_msetex.store(true, Relaxed);
@@ -162,13 +185,15 @@ where
     /// Sends `requests` in one batch, and ignores the decisions.
     pub(super) async fn take_together(
         &self,
+        kind: BatchKind,
         requests: impl IntoIterator<Item = Request>,
     ) -> Result<(), RedisError> {
-        let (mut batch, runtime) = (Batch::default(), runtime()?);
+        let (mut batch, runtime) = (Batch::new(kind), runtime()?);
         for request in requests {
             let (tx, _) = oneshot::channel();
             let request = Arc::new(request);
-            batch.add(QueuedRequest { request, tx, runtime: runtime.clone() });
+            let caller = QueuedRequest { request, tx, runtime: runtime.clone() };
+            batch.add([caller].into_iter().collect());
         }
         self.call_batch(&batch).await.map(drop)
     }

@@ -10,15 +10,16 @@ use redis::{
     Cmd, ErrorKind as Raw, Pipeline, RedisResult, ServerErrorKind as Server, Value,
     aio::{ConnectionLike, MultiplexedConnection},
 };
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::{
+    hash_slot::{SlotRange, ranges},
     link::Link,
-    slots::{SlotRange, ranges},
 };
 use crate::store::{
     BoxFuture,
     breaker::circuit::{BreakerConfig, Circuit},
+    patience::within,
 };
 
 /// Connects to the server at a host and a port.
@@ -58,8 +59,8 @@ impl Node {
         deadline: Instant,
     ) -> RedisResult<Value> {
         let permit = self.circuit.acquire().map_err(|left| self.not_called(left))?;
-        let reply = timeout_at(deadline, self.send(command, asking)).await;
-        let reply = reply.unwrap_or_else(|_| {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let reply = within(left, self.send(command, asking)).await.unwrap_or_else(|| {
             let text = format!("{} did not reply in time", self.address);
             Err(Error::new(ErrorKind::TimedOut, text).into())
         });

@@ -2,7 +2,10 @@
 //!
 //! Products are computed in Rust, because numbers in Lua lose digits.
 
-use super::{script::letter, slot_call::SlotReport};
+use super::{
+    script::letter,
+    slots::{MAX_COST, SlotTake, Slots},
+};
 use crate::{
     algorithm::{Demand, Receipt, gcra::Gcra},
     quota::{Algorithm, Quota},
@@ -13,10 +16,6 @@ use crate::{
 pub(super) const LONGEST: u64 = 40 * 365 * 86_400 * 1_000_000_000;
 /// The maximum units of an account.
 const MOST_UNITS: u64 = 1 << 39;
-/// The maximum slots of an account, whose number has three bytes.
-const MOST_SLOTS: u64 = (1 << 24) - 1;
-const TOO_MANY_SLOTS: &str =
-    "a concurrent quota of more than 16777215 slots, including soft slots; choose fewer";
 /// The bound below which a double represents every integer.
 const EXACT: u64 = 1 << 53;
 
@@ -104,15 +103,30 @@ impl EncodedPlan {
         }
     }
 
-    /// Appends a quota of slots with its demand, and the report of this process.
-    pub(super) fn slots(mut self, quota: &Quota, ask: Demand, report: &SlotReport) -> Self {
+    /// Appends a quota of slots with its demand. `key` is the index of the sorted set in the keys of
+    /// the script.
+    pub(super) fn slots(
+        mut self,
+        quota: &Quota,
+        ask: Demand,
+        slots: &Slots,
+        take: &SlotTake,
+        key: usize,
+    ) -> Self {
         let limit = u64::from(quota.limit()) + u64::from(quota.soft_units());
+        let possible = ask.need() <= limit && ask.cost <= MAX_COST;
+        let need = if possible { ask.need() } else { MOST_UNITS };
         self.0.push(letter(quota));
-        let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(ask.need() <= limit));
-        let plan = plan.int::<3>(ask.cost.into()).int::<5>(ask.need()).int::<5>(limit);
-        let plan = plan.int::<8>(report.process).int::<6>(report.sequence).int::<3>(report.held);
-        let plan = plan.int::<7>(report.life_micros).int::<2>(report.pending.len() as u64 * 6);
-        report.pending.iter().fold(plan, |plan, sequence| plan.int::<6>(*sequence))
+        let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(possible));
+        let plan = plan.int::<2>(take.cost.into()).int::<5>(need).int::<5>(limit);
+        let plan = plan.int::<1>(key as u64).int::<7>(slots.life_micros()).int::<8>(slots.store);
+        let plan = plan.int::<8>(take.first).int::<2>(take.freed.len() as u64 * 10);
+        plan.slot_list(take.freed.iter().copied())
+    }
+
+    /// Appends the slots of requests: the first number and how many.
+    pub(super) fn slot_list(self, requests: impl Iterator<Item = (u64, u32)>) -> Self {
+        requests.fold(self, |plan, (first, units)| plan.int::<8>(first).int::<2>(units.into()))
     }
 
     fn gcra(self, quota: &Quota, ask: Demand, change: Change, possible: bool) -> Self {
@@ -146,15 +160,7 @@ impl EncodedPlan {
 /// Returns an error if the scripts cannot count the quota exactly.
 pub(super) fn check(quota: &Quota) -> Result<(), Unsupported> {
     let (width, product) = match quota.counted_by() {
-        Algorithm::Gcra => return Ok(()),
-        Algorithm::Concurrent => {
-            let limit = u64::from(quota.limit()) + u64::from(quota.soft_units());
-            return if limit <= MOST_SLOTS {
-                Ok(())
-            } else {
-                Err(Unsupported::new(TOO_MANY_SLOTS))
-            };
-        }
+        Algorithm::Gcra | Algorithm::Concurrent => return Ok(()),
         Algorithm::SlidingWindow { buckets } => (quota.period_nanos() / u64::from(buckets), true),
         Algorithm::FixedWindow { paced, .. } => (quota.period_nanos(), paced),
         _ => (quota.period_nanos(), false),

@@ -7,11 +7,13 @@ use futures_util::future::{join_all, join3};
 use redis::{Cmd, Value, aio::ConnectionLike};
 
 use super::{
-    RedisStore,
+    RedisStore, SLOT_TTL,
+    batch::BatchKind,
     cluster::ClusterLink,
     error::{RedisError, RedisErrorKind},
     request::{Request, ScriptOp},
     script::ScriptKind,
+    slots::SlotChange,
 };
 use crate::{
     key::Key,
@@ -22,11 +24,11 @@ use crate::{
 
 /// The commands that a user of the store must be permitted to run.
 const PERMISSIONS: &str = "+eval +evalsha +time +get +mget +exists +psetex +del +pttl +pexpire \
-                           +lindex +lrange +lset +rpush +lpop +rpop +lrem +info +select \
-                           +script|load";
+                           +lindex +lrange +lset +rpush +lpop +rpop +lrem +zadd +zrem +zrange \
+                           +zcount +zmscore +info +select +script|load";
 /// The additional commands for a cluster.
 const CLUSTER_PERMISSIONS: &str = " +cluster|slots +asking";
-const MIN_VERSION: u32 = 6;
+const MIN_VERSION: [u32; 2] = [6, 2];
 
 /// The result of a [probe](RedisStore::probe).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,7 +52,7 @@ where
     ///
     /// # Errors
     ///
-    /// Returns an error if the server cannot be reached, is a replica, is older than Redis 6, or
+    /// Returns an error if the server cannot be reached, is a replica, is older than Redis 6.2, or
     /// does not permit the commands of the scripts. The text lists the commands to permit.
     pub async fn probe(&self) -> Result<Probe, RedisError> {
         // The first batch finds out.
@@ -95,12 +97,16 @@ where
 
     async fn probe_key(&self, key: &Key) -> Result<(), RedisError> {
         self.probe_batch(key).await?;
-        let quotas = [Quota::per_second(1), Quota::per_second(1).algorithm(Algorithm::SlidingLog)];
+        let log = Quota::per_second(1).algorithm(Algorithm::SlidingLog);
+        let quotas = [Quota::per_second(1), log, Quota::concurrent(u32::MAX)];
         let request = Request::new(&[Charge::new(rule(), key, &quotas)], self.addresses());
-        for op in [ScriptOp::Take, ScriptOp::Refund(1)] {
-            self.execute(&request, op).await?;
-        }
-        Ok(())
+        // A store of its own, which renews and frees no other slots.
+        let store = self.clone().with_slot_ttl(SLOT_TTL);
+        let taken = store.execute(&request, ScriptOp::Take).await?;
+        store.change_all(SlotChange::Renew).await?;
+        drop(taken);
+        store.change_all(SlotChange::Free).await?;
+        store.execute(&request, ScriptOp::Refund(1)).await.map(drop)
     }
 
     /// Runs a batch of two requests, to check the permissions of batches.
@@ -111,17 +117,19 @@ where
         let quotas = [Quota::per_second(1_000)];
         let charge = Charge::new(rule(), key, &quotas);
         let request = |cost| Request::new(&[charge.with_cost(cost)], self.addresses());
-        self.take_together([1, 2].map(request)).await?;
+        self.take_together(BatchKind::Plain, [1, 2].map(request)).await?;
         // Without units, the key is deleted.
         self.execute(&request(0), ScriptOp::Refund(3)).await.map(drop)
     }
 
     /// Loads the most common scripts on every server, to save a round trip later.
     async fn load_scripts(&self) {
-        let kinds = [ScriptKind::Plain, ScriptKind::Batch, ScriptKind::Adjust];
-        join_all(kinds.map(async |kind| {
+        let single = [ScriptKind::Plain, ScriptKind::Adjust].map(|kind| (kind, &b"g"[..]));
+        let batches = [BatchKind::Plain, BatchKind::General].map(BatchKind::script);
+        join_all(single.into_iter().chain(batches).map(async |(kind, letters)| {
             let mut load = Cmd::new();
-            load.arg("SCRIPT").arg("LOAD").arg(&self.script(kind, [b'g']).text);
+            let script = self.script(kind, letters.iter().copied());
+            load.arg("SCRIPT").arg("LOAD").arg(&script.text);
             // Without this permission, the first request of each kind sends its script.
             drop(self.send(&load).await);
         }))
@@ -194,11 +202,15 @@ fn report(info: &str) -> Result<Probe, RedisError> {
         line.map(|value| value.trim().to_owned())
     };
     let version = field("redis_version");
-    let major = version.as_deref().and_then(|text| text.split('.').next()?.parse::<u32>().ok());
-    if let (Some(major), Some(version)) = (major, &version)
-        && major < MIN_VERSION
+    let number = |text: &String| {
+        let mut parts = text.split('.').map_while(|part| part.parse::<u32>().ok());
+        Some([parts.next()?, parts.next()?])
+    };
+    if let Some(version) =
+        version.as_ref().filter(|it| number(it).is_some_and(|it| it < MIN_VERSION))
     {
-        let text = format!("the server is Redis {version}; {MIN_VERSION}.0 or later is needed");
+        let [major, minor] = MIN_VERSION;
+        let text = format!("the server is Redis {version}; {major}.{minor} or later is needed");
         return Err(RedisError::new(RedisErrorKind::Config, text));
     }
     let mut warnings = Vec::new();
@@ -220,10 +232,12 @@ mod tests {
     #[test]
     fn old_servers_are_errors_and_eviction_is_a_warning() {
         let old = report("redis_version:5.0.7\r\n").unwrap_err().to_string();
-        assert!(old.contains("Redis 5.0.7") && old.contains("6.0 or later"), "{old}");
+        assert!(old.contains("Redis 5.0.7") && old.contains("6.2 or later"), "{old}");
+        assert!(report("redis_version:6.0.16\r\n").is_err());
         let report = |text| report(text).expect("a good server");
         let evicting = report("redis_version:7.0.15\r\nmaxmemory_policy:allkeys-lru\r\n");
         assert!(evicting.warnings[0].contains("allkeys-lru"), "{evicting:?}");
+        assert_eq!(report("redis_version:6.2.0").warnings, [""; 0]);
         assert_eq!(report("redis_version:7.2.4\r\nmaxmemory_policy:noeviction").warnings, [""; 0]);
         assert_eq!(report("gibberish"), Probe::default());
     }

@@ -5,14 +5,14 @@ use std::mem::take;
 use smallvec::SmallVec;
 
 use super::{
-    entries::SlotEntries,
     error::RedisError,
     request::{AccountRequest, NamedQuota, Request},
     script::ScriptKind,
+    slots::MAX_COST,
 };
 use crate::{
-    algorithm::{self, AccountState, Demand, Evaluation, Receipt},
-    decision::{Decision, Hold, Outcome, Source},
+    algorithm::{self, AccountState, Demand, Evaluation, Receipt, concurrent},
+    decision::{Decision, Hold, Outcome, Snapshot, Source},
     quota::{Algorithm, Quota},
 };
 
@@ -47,7 +47,8 @@ type QuotaState = Option<StoredState>;
 #[derive(Clone, Debug)]
 enum StoredState {
     Rate(AccountState),
-    Slots(SlotEntries),
+    /// The number of held slots.
+    Slots(u64),
 }
 
 impl Reply {
@@ -74,14 +75,6 @@ impl Reply {
         let mut decision = self.decision(request);
         decision.hold(take(&mut self.holds).into_iter().collect());
         decision
-    }
-
-    /// Returns the sequence of the newest report of a process.
-    pub(super) fn sequence(&self, account: usize, quota: usize, process: u64) -> Option<u64> {
-        match self.accounts.get(account)?.quotas.get(quota)? {
-            Some(StoredState::Slots(entries)) => entries.sequence(process),
-            _ => None,
-        }
     }
 
     /// Computes the decision from the reply of one server.
@@ -155,15 +148,18 @@ impl AccountReply {
             })
     }
 
-    /// Returns the account as it was before its last `charges` charges.
-    pub(super) fn before(&self, charges: usize, account: &AccountRequest) -> Self {
+    /// Returns the account as it was before the last `charges` of several equal charges at `now`.
+    pub(super) fn before(&self, charges: usize, account: &AccountRequest, now: u64) -> Self {
         let mut before = self.clone();
         for (state, demand) in before.quotas.iter_mut().zip(&account.quotas) {
-            if let (Some(StoredState::Rate(AccountState::Gcra(stored))), Some((quota, ask))) =
-                (state, demand)
-            {
-                *stored =
-                    stored.saturating_sub(charge_nanos(quota, *ask).saturating_mul(charges as u64));
+            let (Some(state), Some((quota, ask))) = (state, demand) else { continue };
+            let units = u64::from(ask.cost).saturating_mul(charges as u64);
+            match state {
+                StoredState::Rate(state) if units > 0 => {
+                    *state = algorithm::before(state, quota, now, units);
+                }
+                StoredState::Rate(_) => {}
+                StoredState::Slots(held) => *held = held.saturating_sub(units),
             }
         }
         before
@@ -183,8 +179,8 @@ impl AccountReply {
                 (Some(StoredState::Rate(state)), Some((quota, ask))) => {
                     algorithm::undo(state, quota, now, Receipt::newest(now, *ask));
                 }
-                (Some(StoredState::Slots(entries)), Some((_, ask))) if ask.cost > 0 => {
-                    entries.without_newest();
+                (Some(StoredState::Slots(held)), Some((_, ask))) => {
+                    *held = held.saturating_sub(ask.cost.into());
                 }
                 _ => {}
             }
@@ -201,15 +197,22 @@ fn reconstruct(
     demand: Demand,
     charged: bool,
 ) -> Evaluation {
-    let (rate, slots) = match state {
-        Some(StoredState::Rate(state)) => (Some(state), None),
-        Some(StoredState::Slots(entries)) => (None, Some(entries)),
-        None => (None, None),
-    };
-    if quota.is_concurrent() {
-        SlotEntries::reconstruct(slots, quota, now, demand, charged)
-    } else {
-        algorithm::reconstruct(rate, quota, now, demand, charged)
+    match state {
+        _ if quota.is_concurrent() => {
+            let after = if let Some(StoredState::Slots(held)) = state { *held } else { 0 };
+            let before = after.saturating_sub(if charged { demand.cost.into() } else { 0 });
+            // A request of too many slots never fits.
+            let headroom = if demand.cost > MAX_COST { u32::MAX } else { demand.headroom };
+            let mut step = concurrent::look(before, quota, Demand { headroom, ..demand });
+            if let Snapshot::Slots { held, .. } = &mut step.snapshot {
+                *held = after;
+            }
+            step
+        }
+        Some(StoredState::Rate(state)) => {
+            algorithm::reconstruct(Some(state), quota, now, demand, charged)
+        }
+        _ => algorithm::reconstruct(None, quota, now, demand, charged),
     }
 }
 
@@ -293,7 +296,7 @@ fn parse_quota(
             AccountState::sliding_log(content.entries()?)
         }
         (b'c', Algorithm::Concurrent) => {
-            return Ok(Some(StoredState::Slots(SlotEntries::read(content)?)));
+            return Ok(Some(StoredState::Slots(content.int::<4>()?)));
         }
         // The quota's algorithm has changed.
         _ => return Ok(None),

@@ -4,10 +4,10 @@ use smallvec::SmallVec;
 
 use super::{
     addresses::Addresses,
+    hash_slot::slot,
     plan::{Change, EncodedPlan, LONGEST},
     script::{ScriptKind, letter},
-    slot_call::SlotReport,
-    slots::slot,
+    slots::{SlotCall, SlotTake, Slots},
 };
 use crate::{
     algorithm::{Demand, Receipt},
@@ -16,9 +16,6 @@ use crate::{
     quota::Quota,
     store::Charge,
 };
-
-/// The maximum number of accounts in one report.
-const MAX_ACCOUNTS: usize = 64;
 
 /// The accounts of a call. `named` are the charged quotas, in the order of the charges.
 #[derive(Clone, Debug, Default)]
@@ -76,8 +73,8 @@ impl ScriptOp<'_> {
         }
     }
 
-    /// Returns `true` if the call has reports of slots. Other calls keep the slots as they are.
-    pub(super) fn reports_slots(self) -> bool {
+    /// Returns `true` if the call counts slots. Other calls keep the slots as they are.
+    pub(super) fn counts_slots(self) -> bool {
         matches!(self, Self::Take | Self::Reset)
     }
 }
@@ -97,18 +94,6 @@ impl Request {
             }
         }
         request
-    }
-
-    /// Adds one quota of slots, to report them.
-    pub(super) fn add_slots(
-        &mut self,
-        rule: RuleName,
-        address: String,
-        index: usize,
-        quota: Quota,
-    ) {
-        let at = self.account(rule, address, false);
-        self.accounts[at].add(index, &quota, Demand::units(0));
     }
 
     /// Returns the index of an account, which is added if it is new.
@@ -165,10 +150,29 @@ impl Request {
         if sharded || charged.accounts.is_empty() { charged.by_slot() } else { vec![charged] }
     }
 
+    /// Returns `true` if the request charges only GCRA quotas that start full.
+    pub(super) fn is_plain(&self) -> bool {
+        self.accounts.iter().all(AccountRequest::is_plain)
+    }
+
+    /// Returns the share of a caller in the callers of a batch, which bounds the slots that it takes.
+    pub(super) fn weight(&self) -> usize {
+        let slots = self.accounts.iter().flat_map(AccountRequest::slots);
+        let weights = slots.map(|(_, (quota, ask))| Slots::weight(quota, *ask));
+        weights.max().unwrap_or(1)
+    }
+
+    /// Returns the number of quotas in the request.
+    pub(super) fn quota_count(&self) -> usize {
+        self.accounts.iter().map(|account| account.quotas.iter().flatten().count()).sum()
+    }
+
     /// Returns `true` if `other` has the same demands on the same accounts.
     pub(super) fn equals(&self, other: &Self) -> bool {
         let equal = |(one, other): (&AccountRequest, &AccountRequest)| {
-            one.address == other.address && one.quotas == other.quotas
+            one.address == other.address
+                && one.report_only == other.report_only
+                && one.quotas == other.quotas
         };
         self.accounts.len() == other.accounts.len()
             && self.accounts.iter().zip(&other.accounts).all(equal)
@@ -177,9 +181,7 @@ impl Request {
     /// Returns the script that runs the operation.
     pub(super) fn script_kind(&self, op: ScriptOp<'_>) -> ScriptKind {
         match op {
-            ScriptOp::Take if self.accounts.iter().all(AccountRequest::is_plain) => {
-                ScriptKind::Plain
-            }
+            ScriptOp::Take if self.is_plain() => ScriptKind::Plain,
             ScriptOp::Take => ScriptKind::Take,
             _ => ScriptKind::Adjust,
         }
@@ -191,11 +193,7 @@ impl Request {
     }
 
     /// Returns the keys and the arguments of the script.
-    pub(super) fn encode(
-        &self,
-        op: ScriptOp<'_>,
-        reports: &[SlotReport],
-    ) -> (Vec<String>, Vec<Vec<u8>>) {
+    pub(super) fn encode(&self, op: ScriptOp<'_>, slots: &SlotCall) -> (Vec<String>, Vec<Vec<u8>>) {
         let mut keys: Vec<_> = self.accounts.iter().map(|a| a.address.clone()).collect();
         let mut args = Vec::with_capacity(self.accounts.len() + 2);
         if !matches!(op, ScriptOp::Take) {
@@ -208,41 +206,22 @@ impl Request {
             args.push(EncodedPlan::default().nanos(nanos).0);
         }
         for (at, account) in self.accounts.iter().enumerate() {
-            let mut plan = account.plan_head();
-            for (quota_index, demand) in account.quotas.iter().enumerate() {
-                let Some((quota, ask)) = demand else {
-                    plan.0.push(b'.');
-                    continue;
-                };
-                if quota.is_concurrent() {
-                    let of = |it: &&SlotReport| it.account == at && it.quota_index == quota_index;
-                    match reports.iter().find(of) {
-                        Some(report) => plan = plan.slots(quota, *ask, report),
-                        None => plan.0.push(b'.'),
-                    }
-                    continue;
+            let change = |quota_index, ask| match op {
+                ScriptOp::Take => Some(Change::Charge),
+                ScriptOp::Late(units) => Some(Change::Late(units)),
+                ScriptOp::Refund(units) => Some(Change::Refund(units)),
+                ScriptOp::Undo(taken, units) => {
+                    let outcome = self.outcome(taken, at, quota_index);
+                    let receipt = outcome.and_then(|it| Receipt::new(taken, it, ask, units));
+                    receipt.map(Change::Undo)
                 }
-                if letter(quota) == b'l' {
-                    keys.push(Addresses::list(&account.address, quota_index));
-                }
-                let change = match op {
-                    ScriptOp::Take => Some(Change::Charge),
-                    ScriptOp::Late(units) => Some(Change::Late(units)),
-                    ScriptOp::Refund(units) => Some(Change::Refund(units)),
-                    ScriptOp::Undo(taken, units) => {
-                        let outcome = self.outcome(taken, at, quota_index);
-                        let receipt = outcome.and_then(|it| Receipt::new(taken, it, *ask, units));
-                        receipt.map(Change::Undo)
-                    }
-                    ScriptOp::Reset | ScriptOp::Block(_) | ScriptOp::Unblock => Some(Change::None),
-                };
-                let Some(change) = change else {
-                    plan.0.push(b'.');
-                    continue;
-                };
-                plan = plan.quota(quota, *ask, change, keys.len());
-            }
-            args.push(plan.0);
+                ScriptOp::Reset | ScriptOp::Block(_) | ScriptOp::Unblock => Some(Change::None),
+            };
+            let index = |key| {
+                keys.push(key);
+                keys.len()
+            };
+            args.push(account.plan(change, |quota_index| slots.of(at, quota_index), index));
         }
         (keys, args)
     }
@@ -266,29 +245,6 @@ impl Request {
     }
 }
 
-/// Returns requests that report the slots of the accounts, each with a bounded number of them. If
-/// `sharded`, each has one slot of the cluster.
-pub(super) fn reports(
-    accounts: Vec<(RuleName, String, (usize, Quota))>,
-    sharded: bool,
-) -> Vec<Request> {
-    let shard = |address: &str| if sharded { slot(address.as_bytes()) } else { 0 };
-    let mut accounts: Vec<_> = accounts.into_iter().map(|it| (shard(&it.1), it)).collect();
-    accounts.sort_unstable_by(|one, other| (one.0, &one.1.1).cmp(&(other.0, &other.1.1)));
-    let (mut requests, mut latest) = (Vec::<Request>::new(), None);
-    for (shard, (rule, address, (index, quota))) in accounts {
-        let full = requests.last().is_none_or(|it| it.accounts.len() >= MAX_ACCOUNTS);
-        if full || latest != Some(shard) {
-            requests.push(Request::default());
-        }
-        if let Some(request) = requests.last_mut() {
-            request.add_slots(rule, address, index, quota);
-        }
-        latest = Some(shard);
-    }
-    requests
-}
-
 impl AccountRequest {
     /// Returns the slot of the account on a cluster.
     pub(super) fn slot(&self) -> u16 {
@@ -301,12 +257,36 @@ impl AccountRequest {
         plan.int::<1>(self.quotas.len() as u64)
     }
 
-    /// Encodes an account that [is plain](AccountRequest::is_plain).
-    pub(super) fn plain_plan(&self) -> Vec<u8> {
-        let charge = |plan: EncodedPlan, (quota, ask): &(Quota, Demand)| {
-            plan.quota(quota, *ask, Change::Charge, 0)
-        };
-        self.quotas.iter().flatten().fold(self.plan_head(), charge).0
+    /// Returns the plan of the account, with a change and slots for each quota. A quota without them is
+    /// not part of the call. `key` returns the index of a key in the keys of the script.
+    pub(super) fn plan<'s>(
+        &self,
+        change: impl Fn(usize, Demand) -> Option<Change>,
+        slots: impl Fn(usize) -> Option<(&'s Slots, &'s SlotTake)>,
+        mut key: impl FnMut(String) -> usize,
+    ) -> Vec<u8> {
+        let mut plan = self.plan_head();
+        for (index, demand) in self.quotas.iter().enumerate() {
+            plan = match demand {
+                Some((quota, ask)) if quota.is_concurrent() => match slots(index) {
+                    Some((slots, take)) => {
+                        let key = key(Addresses::slots(&self.address, index));
+                        plan.slots(quota, *ask, slots, take, key)
+                    }
+                    None => plan.int::<1>(b'.'.into()),
+                },
+                Some((quota, ask)) => match change(index, *ask) {
+                    Some(change) => {
+                        let log = letter(quota) == b'l';
+                        let key = if log { key(Addresses::list(&self.address, index)) } else { 0 };
+                        plan.quota(quota, *ask, change, key)
+                    }
+                    None => plan.int::<1>(b'.'.into()),
+                },
+                None => plan.int::<1>(b'.'.into()),
+            };
+        }
+        plan.0
     }
 
     /// Returns `true` if all quotas are charged, use GCRA and start full. A report-only account is

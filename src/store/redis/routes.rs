@@ -21,9 +21,9 @@ use tokio::{
 };
 
 use super::{
+    hash_slot::{SLOTS, SlotRange, split_address},
     link::runtime,
     node::{Connect, Node},
-    slots::{SLOTS, SlotRange, split_address},
 };
 use crate::log::warn;
 

@@ -9,11 +9,14 @@ const CLOCK: &str = include_str!("../../../lua/clock.lua");
 #[cfg(feature = "testing")]
 const TEST_CLOCK: &str = include_str!("../../../lua/clock_driven.lua");
 const ONE: &str = include_str!("../../../lua/one.lua");
-const HELD: &str = include_str!("../../../lua/held.lua");
+const RENEW: &str = include_str!("../../../lua/renew.lua");
+const SLOTS: &str = include_str!("../../../lua/slots.lua");
 const PLAIN: &str = include_str!("../../../lua/plain.lua");
 const TIME: &str = include_str!("../../../lua/time.lua");
 const ACCOUNT: &str = include_str!("../../../lua/account.lua");
 const TAKE: &str = include_str!("../../../lua/take.lua");
+const SINGLE: &str = include_str!("../../../lua/single.lua");
+const GROUPS: &str = include_str!("../../../lua/groups.lua");
 const SETTLE: &str = include_str!("../../../lua/settle.lua");
 const BATCH: &str = include_str!("../../../lua/batch.lua");
 /// The Lua text before and after the general part of a batch script, which makes that part a
@@ -25,11 +28,15 @@ const ALGORITHMS: [(u8, &str); 6] = [
     (b'f', include_str!("../../../lua/fixed_window.lua")),
     (b's', include_str!("../../../lua/sliding_window.lua")),
     (b'l', include_str!("../../../lua/sliding_log.lua")),
-    (b'c', include_str!("../../../lua/concurrent.lua")),
+    (
+        b'c',
+        concat!(
+            include_str!("../../../lua/slots.lua"),
+            include_str!("../../../lua/concurrent.lua")
+        ),
+    ),
 ];
 const SETS: usize = 1 << ALGORITHMS.len();
-/// The set of the last algorithm alone.
-const SLOTS_ALONE: usize = SETS >> 1;
 
 /// Returns the letter that stands for the algorithm in script arguments and stored accounts.
 pub(super) fn letter(quota: &Quota) -> u8 {
@@ -59,12 +66,16 @@ pub(super) enum ScriptKind {
     Adjust,
     /// Runs many `Plain` requests in one call.
     Batch,
+    /// Renews and frees slots.
+    Renew,
+    /// Runs many requests in one call.
+    Groups,
 }
 
 /// All scripts of a store: one for each kind and set of algorithms, assembled on first use.
 pub(super) struct Scripts {
     clock: &'static str,
-    scripts: [[OnceLock<Script>; SETS]; 4],
+    scripts: [[OnceLock<Script>; SETS]; 6],
 }
 
 impl Default for Scripts {
@@ -92,16 +103,23 @@ impl Scripts {
         let algorithms = algorithms.map(|(_, (_, text))| *text);
         let general = [ACCOUNT].into_iter().chain(algorithms);
         let (before, after) = match kind {
-            ScriptKind::Plain => (&[ONE, TIME, PLAIN][..], &[TAKE][..]),
-            ScriptKind::Take if set == SLOTS_ALONE => (&[HELD, TIME][..], &[TAKE][..]),
-            ScriptKind::Take => (&[TIME][..], &[TAKE][..]),
+            ScriptKind::Plain => (&[ONE, TIME, PLAIN][..], &[TAKE, SINGLE][..]),
+            ScriptKind::Take => (&[TIME][..], &[TAKE, SINGLE][..]),
+            ScriptKind::Groups => (&[TIME][..], &[TAKE, GROUPS][..]),
             ScriptKind::Adjust => (&[TIME][..], &[SETTLE][..]),
+            ScriptKind::Renew => return Script::new(&[self.clock, SLOTS, RENEW]),
             ScriptKind::Batch => (&[TIME, GENERAL[0]][..], &[GENERAL[1], BATCH][..]),
         };
         let before = [self.clock].into_iter().chain(before.iter().copied());
         let parts: Vec<_> = before.chain(general).chain(after.iter().copied()).collect();
+        Script::new(&parts)
+    }
+}
+
+impl Script {
+    fn new(parts: &[&str]) -> Self {
         let text = strip(&parts.concat());
-        Script { sha: redis::Script::new(&text).get_hash().to_owned(), text }
+        Self { sha: redis::Script::new(&text).get_hash().to_owned(), text }
     }
 }
 

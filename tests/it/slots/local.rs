@@ -114,7 +114,7 @@ fn play(steps: &[Step], limits: &[(u32, u32)], rate: Option<u32>) {
                 let overage = allowed && models[key].is_overage(&all, units, headroom);
                 assert_eq!(decision.is_overage(), overage);
                 if allowed {
-                    models[key].hold("", &at.to_string(), units);
+                    models[key].hold("", &at.to_string(), units, 0);
                 }
                 assert_held(&decision, &all, models[key].held());
                 let cost = u32::try_from(units).expect("a cost");

@@ -19,11 +19,9 @@ pub(super) enum Denied {
 /// The held slots of one key. Instants are in nanoseconds.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Model {
-    /// The process and the slots of each hold, by its name.
-    holds: BTreeMap<(String, String), u64>,
-    /// The instant at which the last report of a process ends.
-    reports: BTreeMap<String, u64>,
-    /// The time for which a report is valid. Without it, holds do not expire.
+    /// The slots and the end of each hold, by its process and its name.
+    holds: BTreeMap<(String, String), (u64, u64)>,
+    /// The time for which a hold is valid. Without it, holds do not end.
     lease: Option<u64>,
 }
 
@@ -34,7 +32,7 @@ impl Model {
 
     /// Returns the slots that all processes hold.
     pub(super) fn held(&self) -> u64 {
-        self.holds.values().sum()
+        self.holds.values().map(|(units, _)| units).sum()
     }
 
     /// Returns the result of a demand on each quota.
@@ -56,9 +54,10 @@ impl Model {
         units > 0 && quotas.iter().any(|quota| self.held() + units + headroom > quota.limit)
     }
 
-    pub(super) fn hold(&mut self, process: &str, name: &str, units: u64) {
+    pub(super) fn hold(&mut self, process: &str, name: &str, units: u64, now: u64) {
         if units > 0 {
-            self.holds.insert((process.to_owned(), name.to_owned()), units);
+            let end = self.end(now);
+            self.holds.insert((process.to_owned(), name.to_owned()), (units, end));
         }
     }
 
@@ -66,21 +65,19 @@ impl Model {
         self.holds.remove(&(process.to_owned(), name.to_owned()));
     }
 
-    /// Removes the holds of each process whose report has ended.
+    /// Removes the holds that have ended.
     pub(super) fn expire(&mut self, now: u64) {
-        let ended = |until: &u64| *until <= now;
-        let lost: Vec<_> = self.reports.iter().filter(|(_, until)| ended(until)).collect();
-        let lost: Vec<_> = lost.into_iter().map(|(process, _)| process.clone()).collect();
-        self.holds.retain(|(process, _), _| !lost.contains(process));
-        self.reports.retain(|_, until| !ended(until));
+        self.holds.retain(|_, (_, end)| *end > now);
     }
 
-    /// Reports what a process holds.
-    pub(super) fn report(&mut self, process: &str, now: u64) {
-        let holds = self.holds.keys().any(|(holder, _)| holder == process);
-        match self.lease.filter(|_| holds) {
-            Some(lease) => self.reports.insert(process.to_owned(), now + lease),
-            None => self.reports.remove(process),
-        };
+    /// Renews the holds of a process.
+    pub(super) fn renew(&mut self, process: &str, now: u64) {
+        let renewed = self.end(now);
+        let own = self.holds.iter_mut().filter(|((holder, _), _)| holder == process);
+        own.for_each(|(_, (_, end))| *end = renewed);
+    }
+
+    fn end(&self, now: u64) -> u64 {
+        self.lease.map_or(u64::MAX, |lease| now + lease)
     }
 }

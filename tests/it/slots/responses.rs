@@ -129,17 +129,19 @@ fn a_store_without_slots_says_so_when_the_layer_is_built() {
 
 #[cfg(feature = "redis")]
 #[test]
-fn redis_holds_slots_up_to_the_largest_number_that_it_can_store() {
+fn a_fixed_cost_of_more_slots_than_redis_takes_is_an_error_when_the_layer_is_built() {
     use tower_sluice::{RedisStore, StoreExt};
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let _entered = runtime.as_ref().expect("a runtime").enter();
-    let store = RedisStore::connect_lazy("redis://127.0.0.1:1").expect("an address");
-    let store = store.fallback(LocalStore::new());
-    let layer = |slots| RateLimitLayer::try_rules(rule(Quota::concurrent(slots)), store.clone());
-    assert!(layer((1 << 24) - 1).is_ok());
-    let error = layer(1 << 24).expect_err("too many slots").to_string();
-    assert!(error.contains("more than 16777215 slots"), "{error}");
+    let layer = |cost, quota| {
+        let store = RedisStore::connect_lazy("redis://127.0.0.1:1").expect("an address");
+        RateLimitLayer::try_rules(rule(quota).cost(cost), store.fallback(LocalStore::new()))
+    };
+    assert!(layer(256, Quota::concurrent(1 << 24)).is_ok());
+    assert!(layer(257, Quota::per_minute(1_000)).is_ok());
+    let error = layer(257, Quota::concurrent(1 << 24)).expect_err("too many slots").to_string();
+    assert!(error.contains("takes more than 256 slots"), "{error}");
 }
 
 #[cfg(feature = "serde")]

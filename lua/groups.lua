@@ -1,0 +1,28 @@
+-- Main part for groups of equal requests, decided one after another.
+--
+-- KEYS: the accounts and the lists of their sliding logs. ARGV: for each group a plan for each
+-- account, then the layout, in numbers of two bytes. The layout has for each group the number of
+-- requests, the number of accounts, and the index of the key of each account.
+--
+-- The reply is the instant, then for each group the number of allowed requests (they come first) and
+-- the accounts after the group, each with the number of its charges.
+local layout, at, text = ARGV[plans], 1, 0
+local reply = { struct.pack('<I7H', now, nano) }
+while at <= #layout do
+  local count, size
+  count, size, at = struct.unpack('<HH', layout, at)
+  local keys, texts = {}, {}
+  for i = 1, size do
+    local key
+    key, at = struct.unpack('<H', layout, at)
+    text = text + 1
+    keys[i], texts[i] = KEYS[key], ARGV[text]
+  end
+  local passed, accounts = decide(keys, texts, size, count)
+  reply[#reply + 1] = struct.pack('<H', passed)
+  for i = 1, size do
+    reply[#reply + 1] = struct.pack('<H', accounts[i].times)
+    reply[#reply + 1] = shown(accounts[i])
+  end
+end
+return table.concat(reply)

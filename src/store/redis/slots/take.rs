@@ -1,0 +1,171 @@
+//! Slots that one call takes, and those that it frees on the way.
+
+use std::{
+    mem,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use smallvec::SmallVec;
+
+use super::{FreedSlots, MAX_COST, MAX_FREED, RunningSlots, SlotAccount, Slots, SlotsState};
+use crate::{
+    algorithm::Demand,
+    decision::{Hold, LossSignal},
+    log::warn,
+    quota::Quota,
+    store::redis::request::Request,
+};
+
+/// The slots of one quota in a call. The callers of equal requests have consecutive slots.
+#[derive(Debug)]
+pub(crate) struct SlotTake {
+    account: usize,
+    quota_index: usize,
+    id: u64,
+    /// The number of the first slot of the first caller.
+    pub(crate) first: u64,
+    /// The slots that each caller takes.
+    pub(crate) cost: u32,
+    /// The number of callers that take slots.
+    callers: u32,
+    pub(crate) freed: Vec<(u64, u32)>,
+}
+
+impl SlotTake {
+    /// Returns the number of the first slot of each caller.
+    fn firsts(&self) -> impl Iterator<Item = u64> {
+        let (first, cost) = (self.first, u64::from(self.cost));
+        (0..u64::from(self.callers)).map(move |caller| first + caller * cost)
+    }
+}
+
+/// The slots of a call. Without an answer, they are freed, because the server may count them.
+pub(crate) struct SlotCall {
+    slots: Arc<Slots>,
+    pub(crate) takes: SmallVec<[SlotTake; 1]>,
+}
+
+impl Slots {
+    /// Returns the share of a caller in the 4,096 callers of a call, so that the call takes at most
+    /// 1,024 slots.
+    pub(crate) fn weight(quota: &Quota, ask: Demand) -> usize {
+        let cost = if raised(quota) > MAX_FREED { 4 * ask.cost.min(MAX_COST) } else { 1 };
+        cost.max(1) as usize
+    }
+
+    /// Creates a call that neither takes nor frees slots.
+    pub(crate) fn without(self: &Arc<Self>) -> SlotCall {
+        SlotCall { slots: self.clone(), takes: SmallVec::new() }
+    }
+
+    /// Numbers the slots that equal requests of several callers take.
+    pub(crate) fn begin(self: &Arc<Self>, request: &Request, callers: u32) -> SlotCall {
+        let mut call = self.without();
+        for (at, account) in request.accounts.iter().enumerate() {
+            for (quota_index, (quota, ask)) in account.slots() {
+                let cost = if ask.cost > MAX_COST { too_many(ask.cost) } else { ask.cost };
+                // No more callers than fit.
+                let callers = callers.min(raised(quota).checked_div(cost).unwrap_or(0));
+                let id = self.id(&account.address, quota_index);
+                let mut state = self.state();
+                if callers > 0 {
+                    let new = || SlotAccount::new(&account.address, quota_index);
+                    state.accounts.entry(id).or_insert_with(new).calls += 1;
+                }
+                let (first, freed) = (state.next, state.freed(id));
+                state.next += u64::from(cost) * u64::from(callers);
+                drop(state);
+                let account = at;
+                call.takes.push(SlotTake { account, quota_index, id, first, cost, callers, freed });
+            }
+        }
+        call
+    }
+}
+
+/// Returns the most slots that a quota allows.
+fn raised(quota: &Quota) -> u32 {
+    quota.limit().saturating_add(quota.soft_units())
+}
+
+impl SlotsState {
+    /// Returns the freed slots of an account that the server may still count, oldest first.
+    fn freed(&self, id: u64) -> Vec<(u64, u32)> {
+        let Some(account) = self.accounts.get(&id) else { return Vec::new() };
+        let mut room = MAX_FREED;
+        let all = account.freed.iter().map(|(first, it)| (*first, it.units));
+        all.map_while(|(first, units)| {
+            room = room.checked_sub(units)?;
+            Some((first, units))
+        })
+        .collect()
+    }
+}
+
+impl SlotCall {
+    /// Returns the slots of one quota.
+    pub(crate) fn of(&self, account: usize, quota_index: usize) -> Option<(&Slots, &SlotTake)> {
+        let own = |it: &&SlotTake| it.account == account && it.quota_index == quota_index;
+        Some((&*self.slots, self.takes.iter().find(own)?))
+    }
+
+    /// Records the answer, by which the first `charged` callers took the slots of an account. Returns
+    /// the slots of each of them.
+    pub(crate) fn answered(mut self, charged: impl Fn(usize) -> usize) -> Vec<Vec<Hold>> {
+        let mut holds = Vec::new();
+        for take in mem::take(&mut self.takes) {
+            let mut state = self.slots.state();
+            let Some(account) = state.accounts.get_mut(&take.id) else { continue };
+            for (first, _) in &take.freed {
+                account.freed.remove(first);
+            }
+            account.calls -= usize::from(take.callers > 0);
+            for (caller, first) in take.firsts().take(charged(take.account)).enumerate() {
+                let lost = Arc::new(LossSignal::new());
+                account.held.insert(first, RunningSlots { units: take.cost, lost: lost.clone() });
+                let hold = Hold::new(self.slots.clone(), take.id, first, take.cost.into());
+                holds.resize_with(holds.len().max(caller + 1), Vec::new);
+                holds[caller].push(hold.with_loss(lost));
+            }
+            if account.is_idle() {
+                state.accounts.remove(&take.id);
+            }
+        }
+        holds
+    }
+}
+
+impl Drop for SlotCall {
+    fn drop(&mut self) {
+        if self.takes.is_empty() {
+            return;
+        }
+        let ends_at = self.slots.end();
+        for take in self.takes.iter().filter(|take| take.callers > 0) {
+            let mut state = self.slots.state();
+            if let Some(account) = state.accounts.get_mut(&take.id) {
+                account.calls -= 1;
+                let freed = FreedSlots { units: take.cost, ends_at };
+                account.freed.extend(take.firsts().map(|first| (first, freed)));
+            }
+            drop(state);
+            self.slots.wake.notify_one();
+        }
+    }
+}
+
+/// Logs that a request is denied, and returns the slots that it takes.
+#[cold]
+fn too_many(cost: u32) -> u32 {
+    static LOGGED: AtomicBool = AtomicBool::new(false);
+    if !LOGGED.swap(true, Relaxed) {
+        warn!(
+            "a request for {cost} slots is denied, because a request takes at most {MAX_COST} on Redis; \
+             lower its cost (logged once)"
+        );
+    }
+    0
+}

@@ -1,0 +1,398 @@
+//! The ends of held slots on Redis: short freezes, outages, lost answers, steps of the clock and
+//! invalid values, and what renewals cost.
+
+use std::{
+    fmt::Debug,
+    future::ready,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use futures::{StreamExt, future::join_all, poll, stream};
+use redis::{Cmd, Pipeline, RedisFuture, Value, aio::ConnectionLike};
+use tokio::time::{sleep, sleep_until, timeout};
+use tower_sluice::{
+    Decision, LocalStore, Quota, RedisStore, Store, StoreExt,
+    decision::Source,
+    testing::{Redis, Subject},
+};
+
+use crate::{
+    accounts::{Account, address, connect},
+    servers::{Flavour, Mode, Proxy, Server},
+    slots::{held, until_held},
+};
+
+const TTL: Duration = Duration::from_secs(1);
+const TEN: Duration = Duration::from_secs(10);
+
+async fn take(store: &RedisStore, account: &Account) -> bool {
+    account.take(store, 1).await.is_ok_and(|it| it.is_allowed())
+}
+
+#[tokio::test]
+async fn a_take_without_an_answer_counts_when_an_unused_account_ends() {
+    let server = Server::redis().await;
+    let mut subject = Redis::new(connect(&server.url()).await);
+    let store = subject.open().slot_ttl(TTL);
+    let quotas = Arc::new([Quota::concurrent(1), Quota::per_day(1_000)]);
+    let account = Account { quotas, ..Account::new("a", Quota::concurrent(1)) };
+    subject.set(TEN);
+    assert!(take(&store, &account).await);
+    assert_eq!(held(&store, &account).await, 0);
+    subject.set(TEN + TTL * 9 / 10);
+    let mut first = Box::pin(account.take(&store, 1));
+    assert!(poll!(first.as_mut()).is_pending(), "it is sent");
+    subject.set(TEN + TTL * 11 / 10);
+    let second = account.take(&store, 1).await.expect("a decision");
+    let first = first.await.expect("a decision");
+    assert!(first.is_allowed() && !second.is_allowed(), "two requests run under one slot");
+}
+
+#[tokio::test]
+async fn a_freeze_of_less_than_two_thirds_of_the_time_to_live_loses_nothing() {
+    let server = Server::redis().await;
+    let ttl = Duration::from_secs(6);
+    let store = connect(&server.url()).await.slot_ttl(ttl);
+    let accounts: Vec<_> =
+        (0..3_000).map(|n| Account::new(format!("k{n}"), Quota::concurrent(1))).collect();
+    let taken = stream::iter(&accounts).map(|account| account.take(&store, 1));
+    let taken: Vec<_> = taken.buffered(100).collect().await;
+    let mut taken: Vec<_> = taken.into_iter().map(|it| it.expect("a decision")).collect();
+    let slots: Vec<_> = taken.iter_mut().filter_map(Decision::take_slot).collect();
+    assert_eq!(slots.len(), 3_000);
+    for _ in 0..2 {
+        sleep(ttl * 5 / 12).await;
+        server.stop();
+        sleep(ttl / 2 - Duration::from_millis(100)).await;
+        server.cont();
+        sleep(ttl / 3).await;
+    }
+    let lost = stream::iter(&slots).then(async |slot| poll!(Box::pin(slot.lost())).is_ready());
+    assert_eq!(lost.filter(|lost| ready(*lost)).count().await, 0, "of 3 000");
+}
+
+#[tokio::test]
+async fn a_call_without_an_answer_holds_its_slot_until_the_next_call() {
+    let server = Server::redis().await;
+    let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let account = Account::new("a", Quota::concurrent(5));
+    server.stop();
+    let cut = timeout(Duration::from_millis(50), account.take(&store, 2)).await;
+    assert!(cut.is_err());
+    server.cont();
+    let start = Instant::now();
+    until_held(&other, &account, 0).await;
+    assert!(start.elapsed() < TEN / 4, "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn renewals_are_spread_over_a_third_of_the_time_to_live() {
+    let server = Server::redis().await;
+    let ttl = Duration::from_secs(6);
+    let store = connect(&server.url()).await.slot_ttl(ttl);
+    let accounts: Vec<_> =
+        (0..5_000).map(|n| Account::new(format!("k{n}"), Quota::concurrent(1))).collect();
+    let taken = stream::iter(&accounts).map(|account| account.take(&store, 1));
+    let taken: Vec<_> = taken.buffered(100).collect().await;
+    assert!(taken.iter().all(|it| it.as_ref().is_ok_and(|it| it.is_allowed())));
+    // Two thirds later, every slot has been renewed.
+    sleep(ttl * 2 / 3).await;
+    let (mut most, mut all, mut before) = (0, 0, server.script_calls().await);
+    for _ in 0..20 {
+        sleep(ttl / 60).await;
+        let calls = server.script_calls().await;
+        (most, all) = (most.max(calls - before), all + calls - before);
+        before = calls;
+    }
+    assert!((18..=24).contains(&all), "{all} calls for 5 000 slots in a third");
+    assert!(most <= all / 3, "{most} of {all} calls in a twentieth of the time");
+}
+
+/// A connection to a server that is down.
+#[derive(Clone)]
+struct Down;
+
+impl ConnectionLike for Down {
+    fn req_packed_command<'a>(&'a mut self, _: &'a Cmd) -> RedisFuture<'a, Value> {
+        Box::pin(ready(Err(std::io::Error::other("down").into())))
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        _: &'a Pipeline,
+        _: usize,
+        _: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        Box::pin(ready(Err(std::io::Error::other("down").into())))
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
+/// Returns the memory of this process, in bytes.
+fn resident() -> usize {
+    let text = std::fs::read_to_string("/proc/self/statm").expect("Linux");
+    text.split(' ').nth(1).and_then(|it| it.parse::<usize>().ok()).expect("pages") * 4_096
+}
+
+#[tokio::test]
+async fn keys_that_fail_are_forgotten_while_the_server_is_down() {
+    let store = RedisStore::new(Down).slot_ttl(TTL);
+    let mut before = 0;
+    for round in 0..5_u32 {
+        for n in 0..30_000_u32 {
+            let account = Account::new((round * 30_000 + n).to_string(), Quota::concurrent(1));
+            assert!(account.take(&store, 1).await.is_err());
+            if n % 256 == 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+        sleep(TTL * 2).await;
+        before = if round == 0 { resident() } else { before };
+    }
+    let more = resident().saturating_sub(before) >> 20;
+    assert!(more < 15, "{more} MiB more after 120 000 further keys");
+}
+
+#[tokio::test]
+async fn a_server_without_memory_keeps_the_slots_that_are_held() {
+    for flavour in [Flavour::Redis, Flavour::Valkey] {
+        let server = Server::start(flavour, &[]).await;
+        let store = connect(&server.url()).await.slot_ttl(TTL);
+        let account = Account::new("a", Quota::concurrent(5));
+        let running = account.take(&store, 2).await.expect("a decision");
+        let () = server.command("CONFIG SET maxmemory 1").await;
+        sleep(TTL * 2).await;
+        assert_eq!(held(&store, &account).await, 2);
+        assert!(account.take(&store, 1).await.is_err());
+        drop(running);
+        until_held(&store, &account, 0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_step_of_the_clock_keeps_a_slot_for_at_most_one_time_to_live() {
+    let server = Server::redis().await;
+    let mut subject = Redis::new(connect(&server.url()).await);
+    let store = subject.open().slot_ttl(TEN);
+    let seconds = Duration::from_secs;
+    subject.set(seconds(1_000));
+    let account = Account::new("a", Quota::concurrent(5));
+    let mut running = account.take(&store, 2).await.expect("a decision");
+    let slot = running.take_slot().expect("two slots");
+    for (now, counted) in [(1_009, 2), (500, 2), (509, 2), (510, 0)] {
+        subject.set(seconds(now));
+        assert_eq!(held(&store, &account).await, counted, "at {now} s");
+    }
+    subject.renew(&store).await;
+    assert!(poll!(Box::pin(slot.lost())).is_ready());
+    assert_eq!(held(&store, &account).await, 0, "what has ended is not renewed");
+    let all = account.take(&store, 5).await.expect("a decision");
+    drop(slot);
+    assert_eq!(held(&store, &account).await, 5);
+    subject.set(seconds(600));
+    assert_eq!(held(&store, &account).await, 0, "a step forward ends them");
+    drop(all);
+}
+
+#[tokio::test]
+async fn a_request_that_lost_one_slot_loses_all() {
+    let server = Server::redis().await;
+    let mut subject = Redis::new(connect(&server.url()).await);
+    let store = subject.open().prefix("sluice").readable_keys().slot_ttl(TEN);
+    subject.set(TEN);
+    let account = Account::new("a", Quota::concurrent(5));
+    let mut running = account.take(&store, 3).await.expect("a decision");
+    let other = account.take(&store, 1).await.expect("a decision");
+    let slot = running.take_slot().expect("three slots");
+    let removed: u32 =
+        server.command(&format!("ZREMRANGEBYRANK {}:s0 1 1", address("default", "a"))).await;
+    assert_eq!(removed, 1);
+    subject.renew(&store).await;
+    let left = held(&store, &account).await;
+    match poll!(Box::pin(slot.lost())).is_ready() {
+        true => assert_eq!(left, 1, "the other request keeps its slot"),
+        false => assert_eq!(left, 3, "the other request lost its slot"),
+    }
+    drop((slot, other));
+}
+
+#[tokio::test]
+async fn a_foreign_value_in_place_of_the_slots_is_replaced() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await.readable_keys().slot_ttl(TTL);
+    let account = Account::new("a", Quota::concurrent(2));
+    let () = server.command(&format!("SET {}:s0 foreign", address("default", "a"))).await;
+    let running = account.take(&store, 2).await.expect("a decision");
+    assert!(running.is_allowed() && store.healed() == 1);
+    assert!(!account.passes(&store).await);
+    let () = server.command(&format!("SET {}:s0 foreign", address("default", "a"))).await;
+    sleep(TTL).await;
+    assert!(take(&store, &account).await, "the renewal has failed, and ended nothing else");
+}
+
+#[tokio::test]
+async fn a_request_for_more_slots_than_a_call_takes_never_passes() {
+    let server = Server::redis().await;
+    let (store, account) =
+        (connect(&server.url()).await, Account::new("a", Quota::concurrent(1_000)));
+    let most = account.take(&store, 256).await.expect("a decision");
+    assert!(most.is_allowed());
+    let denied = account.take(&store, 257).await.expect("a decision");
+    assert!(!denied.is_allowed() && denied.outcomes()[0].retry_after().is_none(), "{denied:?}");
+    assert!(!denied.outcomes()[0].is_wait_unknown(), "never");
+    assert_eq!(held(&store, &account).await, 256);
+    drop(most);
+    until_held(&store, &account, 0).await;
+}
+
+/// Sends a burst of one key, whose requests run for a while, and then one request of another key.
+async fn burst<S: Store<Error: Debug>>(what: &str, store: &S, callers: u32) {
+    let account = Account::new(format!("{what} {callers}"), Quota::concurrent(5));
+    let charges = [account.charge(1)];
+    let takes = join_all((0..callers).map(|_| store.take(&charges).into_future()));
+    let takes: Vec<_> = takes.await.into_iter().map(|it| it.expect("a decision")).collect();
+    let allowed = takes.iter().filter(|it| it.is_allowed()).count();
+    assert_eq!(allowed, 5, "{what}, {callers} callers");
+    let other = Account::new("other", Quota::concurrent(5));
+    let other = store.take(&[other.charge(0)]).await.expect("a decision");
+    for decision in takes.iter().chain([&other]) {
+        assert_eq!(decision.source(), Source::Redis, "{what}, {callers} callers");
+    }
+}
+
+/// Sends a burst under each policy for outages.
+async fn bursts<C>(store: impl Fn() -> RedisStore<C>, callers: u32)
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    let inner = || store().timeout(Duration::from_millis(50));
+    let local = || LocalStore::with_capacity(1_000);
+    burst("open", &inner().fail_open(), callers).await;
+    burst("closed", &inner().fail_closed(), callers).await;
+    burst("fallback", &inner().fallback(local()).instances(4), callers).await;
+    burst("breaker, open", &inner().breaker().fail_open(), callers).await;
+    burst("breaker, closed", &inner().breaker().fail_closed(), callers).await;
+    burst("breaker, fallback", &inner().breaker().fallback(local()).instances(4), callers).await;
+}
+
+#[tokio::test]
+async fn a_burst_of_one_key_is_no_outage_under_any_policy() {
+    let server = Server::redis().await;
+    let mut proxy = Proxy::start(server.address()).await;
+    let store = connect(&server.url_at(proxy.addr())).await;
+    assert!(take(&store, &Account::new("a", Quota::concurrent(5))).await);
+    proxy.set(Mode::Delay(Duration::from_millis(3))).await;
+    bursts(|| store.clone(), 200).await;
+    bursts(|| store.clone(), 500).await;
+}
+
+/// A server with five slots, which takes 50 microseconds for a call and is three milliseconds away.
+#[derive(Clone, Default)]
+struct Five(Arc<Mutex<(u16, Option<tokio::time::Instant>)>>);
+
+impl Five {
+    fn answer(args: &[Vec<u8>], held: &mut u16) -> Vec<u8> {
+        let count = match args {
+            [head, requests @ ..] if head.len() == 16 => {
+                let units: usize = requests.iter().map(|it| it.len() / 10).sum();
+                *held -= if head[0] == 0 { u16::try_from(units).expect("few") } else { 0 };
+                return vec![b'1'; units];
+            }
+            [_] => None,
+            [.., layout] => Some(u16::from_le_bytes([layout[0], layout[1]])),
+            [] => panic!("a script has arguments"),
+        };
+        let looks = args[0][3] == 0;
+        let most = count.unwrap_or(1);
+        let passed = if looks { most } else { most.min(5 - *held) };
+        let charged = if looks { 0 } else { passed };
+        *held += charged;
+        let now = 1_700_000_000_000_000_u64.to_le_bytes();
+        let instant = [&now[..7], &[0, 0]].concat();
+        let account = [&now[..7], &[b'c', 4, 0], &u32::from(*held).to_le_bytes()].concat();
+        let length = u32::try_from(account.len()).expect("short").to_le_bytes();
+        let account = [&[u8::from(charged > 0)][..], &length, &account].concat();
+        match count {
+            Some(_) => {
+                [&instant, &passed.to_le_bytes()[..], &charged.to_le_bytes(), &account].concat()
+            }
+            None => [&[u8::from(passed > 0)][..], &instant, &account].concat(),
+        }
+    }
+}
+
+impl ConnectionLike for Five {
+    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
+        let all = command.args_iter().map(|it| match it {
+            redis::Arg::Simple(bytes) => bytes.to_vec(),
+            _ => Vec::new(),
+        });
+        let all: Vec<_> = all.collect();
+        let keys: usize = String::from_utf8_lossy(&all[2]).parse().expect("a number");
+        let latency = Duration::from_micros(1_500);
+        Box::pin(async move {
+            let arrives = tokio::time::Instant::now() + latency;
+            let (answer, done) = {
+                let (held, free) = &mut *self.0.lock().expect("no panic");
+                let done = free.map_or(arrives, |it| it.max(arrives)) + Duration::from_micros(50);
+                *free = Some(done);
+                (Self::answer(&all[3 + keys..], held), done)
+            };
+            sleep_until(done + latency).await;
+            Ok(Value::BulkString(answer))
+        })
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        _: &'a Pipeline,
+        _: usize,
+        _: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        Box::pin(ready(Err(std::io::Error::other("no pipelines").into())))
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_burst_of_one_key_is_no_outage_under_any_policy() {
+    for callers in [200, 500, 2_048] {
+        bursts(|| RedisStore::new(Five::default()), callers).await;
+    }
+}
+
+#[tokio::test]
+async fn a_burst_makes_few_calls_and_one_to_free_its_slots() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let one = |key: &str, quotas: &[Quota]| Account {
+        quotas: quotas.into(),
+        ..Account::new(key, Quota::concurrent(5))
+    };
+    for quotas in [&[Quota::concurrent(5)][..], &[Quota::concurrent(5), Quota::per_day(1_000)]] {
+        let warm = one("warm", quotas);
+        drop(join_all((0..3).map(|_| warm.take(&store, 1))).await);
+        until_held(&store, &warm, 0).await;
+        for callers in [200, 500, 2_048_u32] {
+            let account = one(&callers.to_string(), quotas);
+            let before = server.script_calls().await;
+            let taken = join_all((0..callers).map(|_| account.take(&store, 1))).await;
+            let calls = server.script_calls().await - before;
+            assert!(calls <= 2 + callers.div_ceil(1_024), "{callers}: {calls} calls");
+            let allowed = taken.iter().flatten().filter(|it| it.is_allowed()).count();
+            assert_eq!((allowed, taken.iter().flatten().count()), (5, callers as usize));
+            let before = server.script_calls().await;
+            drop(taken);
+            sleep(Duration::from_millis(100)).await;
+            assert_eq!(server.script_calls().await - before, 1, "one call frees all");
+            assert_eq!(held(&store, &account).await, 0);
+        }
+    }
+}
