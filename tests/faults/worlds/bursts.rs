@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::{
     busy_key::{Bursts, POLICIES, Policy, WRAPPERS, cases},
+    control::Control,
     fault::Fault,
     options::Options,
     row::Row,
@@ -33,6 +34,8 @@ pub(crate) fn faults() -> Vec<Fault> {
 /// Three bursts of each case behind all wrappers.
 async fn burst(options: &Options, mut row: Row, policy: Policy, callers: u32) -> Row {
     let server = options.server().await;
+    let control = Control::default();
+    drop(tokio::spawn(control.clone().watch()));
     let (mut plays, mut others, mut most_calls, mut slowest) = (0, 0, 0, Duration::ZERO);
     for wrappers in WRAPPERS {
         let bursts = Bursts { policy, wrappers, callers, bursts: 3, hold: HOLD };
@@ -48,6 +51,13 @@ async fn burst(options: &Options, mut row: Row, policy: Policy, callers: u32) ->
             most_calls = most_calls.max(figures.calls);
             slowest = slowest.max(figures.slowest);
         }
+    }
+    control.end();
+    let (stalls, lag) = control.seen();
+    row.lag = lag;
+    if let Some(longest) = stalls.into_iter().map(|(from, to)| to - from).max() {
+        // Repeat a broken row on a quiet machine: the timeout is 50 ms.
+        row.notes.push(format!("the machine stalled for up to {longest:.0?}"));
     }
     row.notes.push(format!(
         "{plays} times three bursts: up to {most_calls} calls, the slowest decision after \
