@@ -178,7 +178,10 @@ impl CachedDenial {
         let same = self.tag == account.tag && self.revision == account.revision;
         let covered = account.need == self.need
             || account.need > self.need && (self.blocked || self.refilling);
-        account.cacheable && same && covered && now.saturating_add(account.max_wait) < self.until
+        // A caller may queue for a slot.
+        let queues = account.max_wait > 0 && self.outcomes.iter().any(Outcome::is_wait_unknown);
+        let lasts = now.saturating_add(account.max_wait) < self.until;
+        account.cacheable && same && covered && lasts && !queues
     }
 
     /// Adds the cached outcomes to `denial`, for the cost of `charge`.
