@@ -247,20 +247,28 @@ async fn a_fallback_counts_what_runs() {
 }
 
 #[tokio::test]
-async fn wrappers_do_not_repeat_a_denial_of_slots() {
+async fn a_deny_cache_repeats_a_denial_of_slots_until_one_is_freed() {
     let server = Server::redis().await;
     let (store, other, account) = two(&server, 1).await;
     let store = store.timeout(Timeout::DEFAULT).breaker().deny_cache().leases(20).fail_closed();
     let take = async || store.take(&[account.charge(1)]).await.expect("infallible");
     let first = take().await;
-    for _ in 0..30 {
+    assert!(first.is_allowed());
+    let (before, start, mut cached) = (server.script_calls().await, Instant::now(), 0);
+    for _ in 0..1_000 {
         let denied = take().await;
         assert!(!denied.is_allowed() && denied.outcomes()[0].is_wait_unknown());
-        assert_eq!(denied.source(), Source::Redis);
+        cached += u64::from(denied.source() == Source::DenyCache);
     }
+    let calls = u64::from(server.script_calls().await - before);
+    assert_eq!(calls, 1_000 - cached, "one call for each other denial");
+    let most = 1 + start.elapsed().as_millis() / 10;
+    assert!(u128::from(calls) <= most, "{calls} calls for 1 000 denials, not {most}");
     drop(first);
+    let again = take().await;
+    assert!(again.is_allowed(), "an own free ends the denial at once");
+    drop(again);
     until_held(&other, &account, 0).await;
-    assert!(take().await.is_allowed());
 }
 
 #[tokio::test]

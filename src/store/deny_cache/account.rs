@@ -12,6 +12,9 @@ use crate::{
     store::{Charge, hashes::Hashes, wrapper::recompute},
 };
 
+/// The longest time for which a denial by slots is repeated: 10 ms.
+const SLOTS_MAX_AGE: u64 = 10_000_000;
+
 /// One charge of a call, with the hashes of its account.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HashedCharge {
@@ -150,10 +153,9 @@ impl CachedDenial {
         (called_at, answered_at): (u64, u64),
         max_age: u64,
     ) -> Option<Self> {
-        // The store may allow the next call at any time.
-        if outcomes.iter().any(Outcome::is_wait_unknown) {
-            return None;
-        }
+        // Another process may free a slot at any time.
+        let unknown = outcomes.iter().any(Outcome::is_wait_unknown);
+        let max_age = if unknown { max_age.min(SLOTS_MAX_AGE) } else { max_age };
         let denied = outcomes.iter().filter(|outcome| outcome.is_denied());
         let retry = denied.map(Outcome::retry_ns).max()?;
         if retry == NEVER && account.has_initial {
@@ -176,7 +178,10 @@ impl CachedDenial {
         let same = self.tag == account.tag && self.revision == account.revision;
         let covered = account.need == self.need
             || account.need > self.need && (self.blocked || self.refilling);
-        account.cacheable && same && covered && now.saturating_add(account.max_wait) < self.until
+        // A caller may queue for a slot.
+        let queues = account.max_wait > 0 && self.outcomes.iter().any(Outcome::is_wait_unknown);
+        let lasts = now.saturating_add(account.max_wait) < self.until;
+        account.cacheable && same && covered && lasts && !queues
     }
 
     /// Adds the cached outcomes to `denial`, for the cost of `charge`.

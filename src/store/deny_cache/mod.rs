@@ -5,6 +5,8 @@ mod denials;
 
 use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
+use smallvec::SmallVec;
+
 use self::{account::PendingTake, denials::Denials};
 use super::{
     setting::{self, SettingError, literal},
@@ -30,8 +32,10 @@ const LARGEST: usize = 1 << 24;
 ///   same rule, key, quotas, cost and headroom. Under GCRA, the cache also denies a higher cost,
 ///   with the wait for that cost. A charge that may queue is denied only while the wait is longer
 ///   than its `max_wait`.
-/// - **Changes through this store** take effect as soon as the inner store has made them. The denials of an account are removed
-///   by an allowed charge, by new quotas, and by [`adjust`](crate::StoreExt::adjust),
+/// - **Slots.** A denial by [slots](crate::Quota::concurrent) is repeated for at most 10 ms, because
+///   another process may free one.
+/// - **Changes through this store** take effect as soon as the inner store has made them. The
+///   denials of an account are removed by an allowed charge, by a freed slot, by new quotas, and by [`adjust`](crate::StoreExt::adjust),
 ///   [`undo`](Store::undo), [`reset`](crate::StoreExt::reset), [`block`](crate::StoreExt::block)
 ///   and [`unblock`](crate::StoreExt::unblock).
 /// - **Other changes**, such as changes by another process, take effect within
@@ -259,10 +263,19 @@ impl<S: Store> WrapperCall<S> for DenyCacheCall {
     type Error = S::Error;
 
     fn finish(self, answer: Result<Decision, S::Error>) -> Result<Decision, S::Error> {
-        if let (Pending::Take(pending), Ok(decision)) = (&self.pending, &answer) {
-            self.denials.update(pending, decision);
+        let mut decision = answer?;
+        if let Pending::Take(pending) = &self.pending {
+            self.denials.update(pending, &decision);
+            if decision.is_allowed() && decision.holds_slots() {
+                let tags: SmallVec<[u64; 2]> = pending.accounts.iter().map(|it| it.tag).collect();
+                let denials = self.denials.clone();
+                // Dropped after the slots of the store.
+                decision = decision.with_slot(move || {
+                    tags.into_iter().for_each(|tag| denials.invalidate(tag));
+                });
+            }
         }
-        answer
+        Ok(decision)
     }
 }
 

@@ -341,13 +341,24 @@ async fn wrappers_pass_slots_on() {
     for _ in 0..50 {
         let first = limiter.take("alice", &quotas, 1).await.expect("infallible");
         assert_eq!((first.is_allowed(), local.stats().held), (true, 1));
-        for _ in 0..2 {
+        for sources in [&[Source::Local][..], &[Source::Local, Source::DenyCache]] {
             let denied = limiter.take("alice", &quotas, 1).await.expect("infallible");
-            assert!(!denied.is_allowed() && denied.source() == Source::Local, "{denied:?}");
+            assert!(!denied.is_allowed() && sources.contains(&denied.source()), "{denied:?}");
         }
         drop(first);
     }
     assert_eq!(local.stats().held, 0);
+}
+
+#[tokio::test]
+async fn a_cached_denial_of_slots_keeps_nobody_from_queueing() {
+    let store = LocalStore::new().deny_cache();
+    let (key, quotas) = (Key::from("alice"), [Quota::concurrent(1)]);
+    let charge = Charge::new(RuleName::default(), &key, &quotas);
+    let first = store.take(&[charge]).await.expect("infallible");
+    assert!(first.is_allowed() && !store.take(&[charge]).await.expect("infallible").is_allowed());
+    let queues = store.take(&[charge.with_max_wait(Duration::from_millis(1))]).await;
+    assert_eq!(queues.expect("infallible").source(), Source::Local);
 }
 
 #[tokio::test]
