@@ -294,6 +294,29 @@ async fn a_lost_shard_is_a_warning_at_the_start_and_recovers() {
 }
 
 #[tokio::test]
+async fn a_frozen_master_delays_the_start_by_one_timeout() {
+    const TIMEOUT: Duration = Duration::from_secs(1);
+    for flavour in Flavour::ALL {
+        let mut cluster = Cluster::start(flavour).await;
+        lose_first(&mut cluster, true);
+        let frozen = format!("127.0.0.1:{}", cluster.nodes()[0].port());
+        let (log, _guard) = Log::start(Level::INFO);
+        let start = Instant::now();
+        let store = store(&cluster).await;
+        let took = start.elapsed();
+        println!("{flavour:?}: {took:?}");
+        assert!(took < TIMEOUT + SLACK, "{took:?}");
+        let warned =
+            log.read().into_iter().filter(|line| line.contains(&format!("redis: {frozen}: ")));
+        assert_eq!(warned.count(), 1);
+        let probes = Instant::now();
+        let probe = store.probe().await.expect("a probe");
+        assert!(matches!(&probe.warnings[..], [one] if one.starts_with(&frozen)), "{probe:?}");
+        assert!(probes.elapsed() < TIMEOUT + SLACK, "{:?}", probes.elapsed());
+    }
+}
+
+#[tokio::test]
 async fn a_process_without_a_cluster_starts_and_connects_later() {
     let mut cluster = Cluster::start(Flavour::Redis).await;
     for node in 0..6 {

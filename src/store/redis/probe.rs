@@ -3,7 +3,7 @@
 
 use std::{sync::atomic::Ordering::Relaxed, time::Instant};
 
-use futures_util::future::join_all;
+use futures_util::future::{join_all, join3};
 use redis::{Cmd, Value, aio::ConnectionLike};
 
 use super::{
@@ -55,13 +55,14 @@ where
     pub async fn probe(&self) -> Result<Probe, RedisError> {
         // The first batch finds out.
         self.shared.lacks_msetex.store(false, Relaxed);
-        let mut probe = self.probe_scripts().await.map_err(|error| self.with_fix(error))?;
-        self.load_scripts().await;
         let mut info = Cmd::new();
         info.arg("INFO");
+        // A server that does not reply costs one timeout in all.
+        let (probe, (), info) =
+            join3(self.probe_scripts(), self.load_scripts(), self.send(&info)).await;
+        let mut probe = probe.map_err(|error| self.with_fix(error))?;
         // The store also works if the user has no permission for INFO.
-        let info = self.send(&info).await.unwrap_or(Value::Nil);
-        for text in info_texts(&info) {
+        for text in info_texts(&info.unwrap_or(Value::Nil)) {
             let Probe { version, warnings } = report(&text)?;
             probe.version = probe.version.or(version);
             let new = warnings.into_iter().filter(|it| !probe.warnings.contains(it));
@@ -117,12 +118,14 @@ where
 
     /// Loads the most common scripts on every server, to save a round trip later.
     async fn load_scripts(&self) {
-        for kind in [ScriptKind::Plain, ScriptKind::Batch, ScriptKind::Adjust] {
+        let kinds = [ScriptKind::Plain, ScriptKind::Batch, ScriptKind::Adjust];
+        join_all(kinds.map(async |kind| {
             let mut load = Cmd::new();
             load.arg("SCRIPT").arg("LOAD").arg(&self.script(kind, [b'g']).text);
             // Without this permission, the first request of each kind sends its script.
             drop(self.send(&load).await);
-        }
+        }))
+        .await;
     }
 
     /// Appends a suggested fix to an error.
