@@ -103,8 +103,10 @@ async fn serve(address: SocketAddr, app: Router) -> io::Result<()> {
 
 /// Real routes, so that `key=route` has an effect, all under the rules of the flags.
 fn router(flags: Flags, store: Arc<DynStore<Infallible>>) -> Result<Router, String> {
-    let proxies = ClientIp::behind(&flags.trusted_proxy).map_err(|error| error.to_string())?;
-    let client = (!flags.trusted_proxy.is_empty()).then_some(proxies);
+    let client = match &flags.trusted_proxy[..] {
+        [] => None,
+        proxies => Some(ClientIp::behind(proxies).map_err(|error| error.to_string())?),
+    };
     let rules = flags.rule.into_iter().map(|flag| flag.rule(client.as_ref()));
     let layer = RateLimitLayer::try_rules(rules.collect::<Result<Vec<_>, _>>()?, store);
     let layer = layer.map_err(|error| error.to_string())?.headers(Headers::from(flags.headers));

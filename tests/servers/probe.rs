@@ -247,6 +247,7 @@ async fn an_old_server_is_an_error_and_a_new_one_is_not() {
         let server = FakeServer::start(move |words| {
             let bytes = match name(words).as_str() {
                 "INFO" => format!("# Server\r\nredis_version:{version}\r\n").into_bytes(),
+                "SCRIPT" => Vec::new(),
                 _ => {
                     // The probe charges in a batch of two, which is denied here, and refunds. Then
                     // it does the same in single calls, with a slot.

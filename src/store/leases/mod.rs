@@ -9,7 +9,6 @@ mod table;
 
 use std::{
     fmt,
-    future::poll_fn,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -355,10 +354,11 @@ where
         self.return_all(&ended);
         match lookup {
             Lookup::Admitted(decision) => Answer::Now(Ok(decision)),
-            Lookup::Wait(borrow_id) if waits < MAX_WAITS => {
+            Lookup::Wait(mut end) if waits < MAX_WAITS => {
                 let (leases, charges) = (self.clone(), OwnedCharges::from(charges));
                 LeasedFuture::boxed(Answer::Later(async move {
-                    poll_fn(|cx| leases.table.poll_finished(&call, borrow_id, cx)).await;
+                    // Only the end of the operation changes the channel.
+                    let _ = end.changed().await;
                     let again = |it: &[Charge<'_>]| leases.take(it, Some(start), waits + 1);
                     let later = match charges.with(again) {
                         Answer::Now(decision) => return decision,

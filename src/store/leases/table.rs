@@ -12,11 +12,10 @@ use std::{
             Ordering::{AcqRel, Acquire},
         },
     },
-    task::{Context, Poll, Waker},
 };
 
 use smallvec::SmallVec;
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 
 use super::{
     lease::Lease,
@@ -73,7 +72,8 @@ struct PendingBorrow {
     id: u64,
     /// The start of the request that borrows.
     start: Instant,
-    waiting: Vec<Waker>,
+    /// Dropped at the end of the operation, which wakes the waiting calls.
+    end: watch::Sender<()>,
 }
 
 /// The next step of a call.
@@ -82,8 +82,8 @@ pub(super) enum Lookup {
     Admitted(Decision),
     /// Sends only this call to the store.
     Bypass,
-    /// Waits for another call to borrow.
-    Wait(u64),
+    /// Waits for another call to borrow, until the sender is dropped.
+    Wait(watch::Receiver<()>),
     /// Borrows units for several calls.
     Borrow(BorrowRequest),
 }
@@ -168,7 +168,10 @@ impl LeaseTable {
             entry.sizing.count(1, now);
             // The wait for a later request could exceed the timeout of this one.
             let waits = pending.start <= start;
-            return (if waits { Lookup::Wait(pending.id) } else { Lookup::Bypass }, ended);
+            return (
+                if waits { Lookup::Wait(pending.end.subscribe()) } else { Lookup::Bypass },
+                ended,
+            );
         }
         let calls = entry.sizing.calls_to_borrow(now, max_lease);
         let (calls, share) = self.shares.reserve(charges, &call.accounts, calls);
@@ -178,30 +181,10 @@ impl LeaseTable {
         }
         *borrows += 1;
         let borrow_id = *borrows;
-        entry.pending = Some(Box::new(PendingBorrow { id: borrow_id, start, waiting: Vec::new() }));
+        entry.pending =
+            Some(Box::new(PendingBorrow { id: borrow_id, start, end: watch::Sender::new(()) }));
         let scarce = entry.sizing.is_scarce(now);
         (Lookup::Borrow(BorrowRequest { id: borrow_id, calls, scarce, share }), ended)
-    }
-
-    /// Registers a waker for the end of a borrow operation. Returns `Ready` if the operation has
-    /// ended.
-    pub(super) fn poll_finished(
-        &self,
-        call: &CallKey,
-        borrow_id: u64,
-        cx: &Context<'_>,
-    ) -> Poll<()> {
-        // Cloned before the lock is taken, because foreign code must not run under the lock.
-        let own = cx.waker().clone();
-        let mut set = self.sets.set(call.tag);
-        let entry = set.borrowing(call, borrow_id);
-        let Some(it) = entry.and_then(|entry| entry.pending.as_mut()) else {
-            return Poll::Ready(());
-        };
-        if !it.waiting.iter().any(|other| other.will_wake(&own)) {
-            it.waiting.push(own);
-        }
-        Poll::Pending
     }
 
     /// Ends a borrow operation.
@@ -217,7 +200,7 @@ impl LeaseTable {
         let now = self.now();
         let mut set = self.sets.set(call.tag);
         let Some(entry) = set.borrowing(call, borrow_id) else { return false };
-        let waiting = entry.pending.take().map(|borrow| borrow.waiting).unwrap_or_default();
+        let pending = entry.pending.take();
         let mut kept = false;
         match result {
             BorrowResult::Lease(lease) => {
@@ -228,7 +211,7 @@ impl LeaseTable {
             BorrowResult::Failed => entry.sizing.reset(),
         }
         drop(set);
-        waiting.into_iter().for_each(Waker::wake);
+        drop(pending);
         kept
     }
 

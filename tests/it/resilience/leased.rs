@@ -2,7 +2,17 @@
 //!
 //! Time advances only by the tests.
 
-use std::time::Duration;
+#![allow(clippy::print_stdout)]
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    task::{Context, Wake, Waker},
+    time::Duration,
+};
 
 use tokio_test::{assert_pending, assert_ready, task};
 use tower_sluice::{
@@ -537,6 +547,78 @@ async fn other_calls_wait_for_a_pending_lease() {
         assert!(trips < 20, "{} are stranded", asks.len());
     }
     assert_eq!(counted.takes(), 5, "twice for all of them");
+}
+
+/// A waker that counts how often it was used.
+#[derive(Default)]
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiting_call_is_woken_once_and_a_cancelled_one_never() {
+    let time = Time::default();
+    let inner = Slow::new(time.store());
+    let store = inner.clone().leases(5);
+    inner.tell(3);
+    heat(&store, HOURLY).await;
+    let ask = || charged(&[HOURLY], |charge| store.take(&[charge])).into_future();
+    let mut borrower = task::spawn(ask());
+    assert_pending!(borrower.poll());
+    let mut asks: Vec<_> = (0..1_000).map(|_| (Arc::<Woken>::default(), ask())).collect();
+    for (woken, ask) in &mut asks {
+        let waker = Waker::from(woken.clone());
+        for _ in 0..3 {
+            assert_pending!(Pin::new(&mut *ask).poll(&mut Context::from_waker(&waker)));
+        }
+    }
+    let cancelled: Vec<_> = asks.drain(500..).map(|(woken, _)| woken).collect();
+    let kept = cancelled.iter().filter(|woken| Arc::strong_count(woken) > 1).count();
+    assert_eq!(kept, 0, "wakers of cancelled calls");
+    inner.tell(1);
+    assert_ready!(borrower.poll()).expect("a decision");
+    let times = |woken: &Arc<Woken>| woken.0.load(Relaxed);
+    assert_eq!(cancelled.iter().map(times).max(), Some(0));
+    assert!(asks.iter().all(|(woken, _)| times(woken) == 1));
+}
+
+/// Returns the time for which this thread has run.
+fn cpu_time() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux");
+    let nanos = text.split(' ').next().and_then(|nanos| nanos.parse().ok());
+    Duration::from_nanos(nanos.expect("a number"))
+}
+
+/// Returns the least CPU time in three runs, per call, for this number of calls that wait for one
+/// lease.
+fn waiting_cost(calls: u32) -> Duration {
+    let quota = Quota::per_hour(2_000_000);
+    let one = || {
+        let inner = Slow::new(LocalStore::with_capacity(1_000));
+        let store = inner.clone().leases(5);
+        inner.tell(3);
+        tokio_test::block_on(heat(&store, quota));
+        let start = cpu_time();
+        let ask = || task::spawn(charged(&[quota], |charge| store.take(&[charge])).into_future());
+        let mut asks: Vec<_> = (0..calls).map(|_| ask()).collect();
+        while !asks.is_empty() {
+            asks.retain_mut(|ask| ask.poll().is_pending());
+            inner.tell(asks.len());
+        }
+        (cpu_time() - start) / calls
+    };
+    (0..3).map(|_| one()).min().unwrap_or_default()
+}
+
+#[test]
+fn a_waiting_call_costs_the_same_among_forty_thousand() {
+    let [few, many] = [1_000, 40_000].map(waiting_cost);
+    println!("{few:?} per call among 1000, {many:?} among 40000");
+    assert!(many < few * 6, "{many:?} per call, and {few:?} among 1000");
 }
 
 #[tokio::test(start_paused = true)]
