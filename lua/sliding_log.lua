@@ -3,7 +3,7 @@
 -- list that does not match the account (it was evicted, or is foreign) counts as empty.
 
 -- The maximum number of entries that a reply is computed from. They take 0.1 ms of the server.
-local shown = 250
+local most_entries = 250
 
 local function entry(item, back)
   if type(item) == 'string' and #item == 14 then
@@ -135,7 +135,7 @@ algorithms.l = {
 
   -- The reply does not need the whole log, only the entries until one more unit fits and until this
   -- cost fits. After several charges, each of them needs other entries. One entry at the newest instant
-  -- replaces the rest. A wait for more than `shown` entries is therefore too long, and never too short.
+  -- replaces the rest. A wait for more than `most_entries` is therefore too long, and never too short.
   show = function(place)
     local state, several = place.state, place.times and place.times > 1
     local parts = { struct.pack('<I5I7H', state.total, state.us, state.ns) }
@@ -145,7 +145,7 @@ algorithms.l = {
     local room = math.max(next_room, cost_room)
     local last = math.max(0, cost_room >= 0 and math.min(next_room, cost_room) or next_room)
     -- Each entry has at least one unit.
-    local most = math.min(left - last, shown)
+    local most = math.min(left - last, most_entries)
     local items = most > 0 and redis.pcall('LRANGE', place.list, 0, most - 1) or {}
     for _, item in ipairs(items) do
       local us, ns, units = entry(item, 0)

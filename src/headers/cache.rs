@@ -39,13 +39,13 @@ impl ValueCache {
 /// Returns the slot of a reading, or `None` if it is not cached.
 #[inline]
 fn slot(item: &Item, reading: &Reading) -> Option<usize> {
-    let Reading { remaining, time, .. } = *reading;
+    let Reading { is_usual, remaining, time, .. } = *reading;
     let (units, seconds) = (remaining as usize, time as usize);
     if units == 0 && seconds < SECONDS {
         return Some(UNITS + seconds);
     }
-    let usual = if units == 0 { item.interval } else { item.time_for(remaining) };
-    if time != usual {
+    let is_usual = if units == 0 { time == item.interval } else { is_usual };
+    if !is_usual {
         return None;
     }
     if units < UNITS {

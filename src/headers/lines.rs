@@ -31,6 +31,8 @@ pub(super) struct Reading {
     pub(super) item: u16,
     /// `true` if the request was allowed beyond the quota.
     pub(super) overage: bool,
+    /// `true` if the time depends only on the units left.
+    pub(super) is_usual: bool,
     pub(super) remaining: u32,
     /// The seconds of the effective window, or 0 without one.
     pub(super) time: u32,

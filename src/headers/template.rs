@@ -18,7 +18,7 @@ use crate::{
     decision::{Decision, Outcome},
     fingerprint::FingerprintKey,
     key::Key,
-    quota::{Quota, is_registered_unit},
+    quota::Quota,
     store::Charge,
 };
 
@@ -41,6 +41,8 @@ pub(crate) struct Template {
     variants: Variants,
     /// The secret of partition keys, if they are enabled.
     secret: Option<FingerprintKey>,
+    /// `true` if a quota has a unit that no field can express.
+    omits_units: bool,
 }
 
 /// Header fields with placeholder values. A copy costs less than a new map, which hashes each name.
@@ -86,7 +88,9 @@ impl Template {
         };
         let prefixes = list.iter().map(prefix).collect();
         let variants = Variants::new(items.rules());
-        Self { family, items, prefixes, policy, prepared: None, variants, secret }
+        let omits = |item: &Item| !item.is_listed(Headers::RateLimit);
+        let omits_units = list.iter().any(omits);
+        Self { family, items, prefixes, policy, prepared: None, variants, secret, omits_units }
     }
 
     /// Creates the template for the quotas of one call of a limiter.
@@ -183,8 +187,11 @@ impl Template {
         match self.family {
             Headers::None => {}
             Headers::RateLimit => {
-                readings
-                    .extend(decision.outcomes().iter().filter_map(|it| self.reading(decision, it)));
+                for outcome in decision.outcomes() {
+                    if let Some(reading) = self.reading(decision, outcome) {
+                        readings.push(reading);
+                    }
+                }
             }
             _ => {
                 let decides = |outcome: &Outcome| {
@@ -210,14 +217,15 @@ impl Template {
         }
         let (left, next) = outcome.remaining_and_next();
         let next = whole_seconds(next);
+        let needed = self.items.list[at].time_for(left);
         let (remaining, time) = match decision.is_allowed() {
-            true => (left, next.max(self.items.list[at].time_for(left))),
+            true => (left, next.max(needed)),
             false if outcome.is_denied() => (0, next),
             // A window could end after `Retry-After`.
             false => (left, 0),
         };
         let (item, overage) = (u16::try_from(at).ok()?, decision.is_overage());
-        Some(Reading { item, overage, remaining, time })
+        Some(Reading { item, overage, is_usual: time == needed, remaining, time })
     }
 
     /// Returns the rendered value of one reading, from the cache if there is one.
@@ -240,9 +248,17 @@ impl Template {
         found.map_or(outcome.rule().as_str(), |at| &self.items.list[at].name)
     }
 
-    /// Returns the unit of a quota, if no header field can express it.
-    pub(crate) fn unregistered_unit(&self, outcome: &Outcome) -> Option<&'static str> {
-        let unit = self.items.list[self.items.find(outcome)?].unit?;
-        (!is_registered_unit(unit)).then_some(unit)
+    /// Returns the decisive quota and its unit, if no header field can express the unit.
+    pub(crate) fn unregistered_unit<'d>(
+        &self,
+        decision: &'d Decision,
+    ) -> Option<(&'d Outcome, &'static str)> {
+        if !self.omits_units {
+            return None;
+        }
+        let outcome = decision.binding()?;
+        let item = &self.items.list[self.items.find(outcome)?];
+        let unit = item.unit.filter(|_| !item.is_listed(Headers::RateLimit))?;
+        Some((outcome, unit))
     }
 }

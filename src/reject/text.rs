@@ -113,8 +113,7 @@ fn limited(left: &str, seconds: u64) -> String {
 
 /// Returns the numbers of the decisive quota, if its unit is in no header field.
 fn unregistered_units(why: &Rejection<'_>) -> Option<String> {
-    let outcome = why.decision()?.binding()?;
-    let unit = why.template.unregistered_unit(outcome)?;
+    let (outcome, unit) = why.template.unregistered_unit(why.decision()?)?;
     Some(format!(": {} of {} {unit} left", outcome.remaining(), outcome.limit()))
 }
 

@@ -80,7 +80,7 @@ pub fn zadd(data: &mut Data, args: Args) -> Answer {
             None => !old,
             Some(at) => {
                 let before = set[at].0;
-                !new && score != before && !(greater && score < before) && !(less && score > before)
+                !(new || score == before || greater && score < before || less && score > before)
             }
         };
         if is_changed {

@@ -34,7 +34,7 @@ use crate::random::Random;
 
 /// The time for which a handler works, and then frees its slot.
 const WORK: Duration = Duration::from_millis(300);
-/// The time in which the servers are informed of all freed slots.
+/// The time in which all freed slots are free on the servers.
 const FREED: Duration = Duration::from_secs(1);
 /// The callers that share a call at most.
 const CALLERS: usize = 1_024;
