@@ -44,7 +44,7 @@ async fn repeated_requests_of_a_denied_key_cost_the_server_nothing() {
     let start = Instant::now();
     let (status, wait, fields) = ask().await;
     assert_eq!((status, wait), (429, 28_800));
-    assert!(fields.starts_with("\"site\";r=97;"), "{fields}");
+    assert!(fields.starts_with("\"site\";r=97, "), "{fields}");
     let before = server.script_calls().await;
     let known = join_all((0..500).map(|_| ask())).await;
     let took = start.elapsed().as_secs() + 1;

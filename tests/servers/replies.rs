@@ -160,8 +160,8 @@ async fn an_answer_to_another_request_replaces_the_connection() {
     });
     let server = server.await;
     let store = lazy(&server.url());
-    let account = Account::new("a", Quota::per_hour(5));
-    let two = [account.take(&store, 1), account.take(&store, 1)];
+    let [account, other] = ["a", "b"].map(|key| Account::new(key, Quota::per_hour(5)));
+    let two = [account.take(&store, 1), other.take(&store, 1)];
     let answers = timeout(PATIENCE, join_all(two)).await.expect("answers in time");
     let error = answers.into_iter().find_map(Result::err).expect("an error");
     assert_eq!(error.kind(), Kind::Reply, "{error}");

@@ -3,7 +3,7 @@
 
 use std::{sync::atomic::Ordering::Relaxed, time::Instant};
 
-use futures_util::future::{join_all, join3};
+use futures_util::future::{join, join_all};
 use redis::{Cmd, Value, aio::ConnectionLike};
 
 use super::{
@@ -59,10 +59,16 @@ where
         self.shared.lacks_msetex.store(false, Relaxed);
         let mut info = Cmd::new();
         info.arg("INFO");
+        let probe = async { self.probe_scripts().await.map_err(|error| self.with_fix(error)) };
+        let rest = join(self.load_scripts(), self.send(&info));
         // A server that does not reply costs one timeout in all.
-        let (probe, (), info) =
-            join3(self.probe_scripts(), self.load_scripts(), self.send(&info)).await;
-        let mut probe = probe.map_err(|error| self.with_fix(error))?;
+        let (mut probe, ((), info)) = match self.cluster_link() {
+            None => (probe.await?, rest.await),
+            Some(_) => {
+                let (probe, rest) = join(probe, rest).await;
+                (probe?, rest)
+            }
+        };
         // The store also works if the user has no permission for INFO.
         for text in info_texts(&info.unwrap_or(Value::Nil)) {
             let Probe { version, warnings } = report(&text)?;
