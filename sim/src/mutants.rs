@@ -67,16 +67,16 @@ static MUTANTS: [(Mutant, Option<&str>); 29] = [
     (
         of(
             "token_bucket.lua",
-            "return place.need - place.soft <= bucket(place).tokens",
-            "return place.need <= bucket(place).tokens + 1",
+            "return ahead * place.cost + place.need - place.soft <= bucket(place).tokens",
+            "return ahead * place.cost + place.need <= bucket(place).tokens + 1",
         ),
         None,
     ),
     (
         of(
             "sliding_log.lua",
-            "return total + place.need <= place.units",
-            "return total + place.need <= 1 + place.units",
+            "return total + ahead * place.cost + place.need <= place.units",
+            "return total + ahead * place.cost + place.need <= 1 + place.units",
         ),
         None,
     ),
