@@ -60,9 +60,10 @@ async fn a_burst_of_one_key_shares_a_few_calls() {
     let mut proxy = Proxy::start(server.address()).await;
     let store = connect(&server.url_at(proxy.addr())).await;
     for quota in quotas() {
-        // The server learns the scripts of single requests.
+        // The server learns the scripts of single requests, and that of batches.
         assert!(Account::new("warm", quota).passes(&store).await);
     }
+    burst(&store, &Account::new("warm", quotas()[1]), 3).await;
     proxy.set(Mode::Delay(Duration::from_millis(3))).await;
     for (quota, callers) in quotas().into_iter().flat_map(|it| BURSTS.map(|of| (it, of))) {
         let key = format!("{quota:?} {callers}");
@@ -114,7 +115,8 @@ async fn a_batch_occupies_the_server_briefly() {
             let batches = server.script_calls().await - before - 16;
             println!("{quotas:?} {round}: {batches} batches, {:?} each", time / batches);
             let full = KEYS / 64 * u32::try_from(quotas.len()).expect("few");
-            assert!(batches <= 2 * full, "{batches} batches");
+            // In the first round, the server learns the scripts.
+            assert!(round == 0 || batches <= 2 * full, "{batches} batches");
             assert!(time / batches < Duration::from_millis(10), "{time:?} for {batches} batches");
         }
     }

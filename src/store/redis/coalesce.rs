@@ -17,7 +17,7 @@ use tokio::{
 
 use super::{
     RedisStore,
-    batch::{Batch, BatchKind, BatchPlace, BatchReply},
+    batch::{Batch, BatchPlace, BatchReply},
     error::{RedisError, RedisErrorKind},
     link::{TIMEOUT, runtime},
     queue::{BatchGuard, DirectPermit, Queue, QueuedRequest, STALL_TIMEOUT},
@@ -182,13 +182,12 @@ where
         Ok(reply)
     }
 
-    /// Sends `requests` in one batch, and ignores the decisions.
+    /// Sends plain `requests` in one batch, and ignores the decisions.
     pub(super) async fn take_together(
         &self,
-        kind: BatchKind,
         requests: impl IntoIterator<Item = Request>,
     ) -> Result<(), RedisError> {
-        let (mut batch, runtime) = (Batch::new(kind), runtime()?);
+        let (mut batch, runtime) = (Batch::default(), runtime()?);
         for request in requests {
             let (tx, _) = oneshot::channel();
             let request = Arc::new(request);

@@ -8,7 +8,6 @@ use redis::{Cmd, Value, aio::ConnectionLike};
 
 use super::{
     RedisStore, SLOT_TTL,
-    batch::BatchKind,
     cluster::ClusterLink,
     error::{RedisError, RedisErrorKind},
     request::{Request, ScriptOp},
@@ -123,19 +122,17 @@ where
         let quotas = [Quota::per_second(1_000)];
         let charge = Charge::new(rule(), key, &quotas);
         let request = |cost| Request::new(&[charge.with_cost(cost)], self.addresses());
-        self.take_together(BatchKind::Plain, [1, 2].map(request)).await?;
+        self.take_together([1, 2].map(request)).await?;
         // Without units, the key is deleted.
         self.execute(&request(0), ScriptOp::Refund(3)).await.map(drop)
     }
 
     /// Loads the most common scripts on every server, to save a round trip later.
     async fn load_scripts(&self) {
-        let single = [ScriptKind::Plain, ScriptKind::Adjust].map(|kind| (kind, &b"g"[..]));
-        let batches = [BatchKind::Plain, BatchKind::General].map(BatchKind::script);
-        join_all(single.into_iter().chain(batches).map(async |(kind, letters)| {
+        let kinds = [ScriptKind::Plain, ScriptKind::Batch, ScriptKind::Adjust];
+        join_all(kinds.map(async |kind| {
             let mut load = Cmd::new();
-            let script = self.script(kind, letters.iter().copied());
-            load.arg("SCRIPT").arg("LOAD").arg(&script.text);
+            load.arg("SCRIPT").arg("LOAD").arg(&self.script(kind, [b'g']).text);
             // Without this permission, the first request of each kind sends its script.
             drop(self.send(&load).await);
         }))

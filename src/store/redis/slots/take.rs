@@ -132,6 +132,10 @@ impl SlotCall {
             }
             if account.is_idle() {
                 state.accounts.remove(&take.id);
+                if state.accounts.is_empty() {
+                    // Ends the task.
+                    self.slots.wake.notify_one();
+                }
             }
         }
         holds
