@@ -7,8 +7,8 @@ use tower_sluice::{Limiter, LocalStore, Quota, store::RedisErrorKind};
 
 use super::{Account, Client, LIMIT, LONG, Server, connect, ten_per};
 
-/// Memory for some thousand keys.
-const ROOM: u64 = 1 << 19;
+/// Memory for the scripts and some thousand keys.
+const ROOM: u64 = 1 << 20;
 
 /// Starts a server with [`ROOM`] bytes more than it needs by itself.
 async fn small(policy: &str) -> Server {
