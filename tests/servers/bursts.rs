@@ -25,7 +25,7 @@ use crate::{
 const BURSTS: [u32; 3] = [200, 500, 2_048];
 const LIMIT: u32 = 100;
 
-fn quotas() -> [Quota; 9] {
+fn quotas() -> [Quota; 8] {
     let [sliding, bucket] = [Algorithm::SlidingWindow { buckets: 6 }, Algorithm::TokenBucket];
     let fixed = Algorithm::fixed_window();
     let day = Quota::per_day(LIMIT);
@@ -38,7 +38,6 @@ fn quotas() -> [Quota; 9] {
         day.algorithm(Algorithm::AnchoredWindow),
         day.algorithm(sliding),
         day.algorithm(Algorithm::SlidingLog),
-        Quota::concurrent(LIMIT),
     ]
 }
 
