@@ -37,7 +37,7 @@ use crate::{
     store::{Answer, BoxFuture, Charge, Health, Op, OwnedCharges, Store, Unsupported},
 };
 
-/// The default capacity, in keys. The table takes less than 0.5 MB, plus 1.1 kB per hot key.
+/// The default capacity, in keys. The table takes less than 0.5 MB, plus 1.2 kB per hot key.
 const CAPACITY: usize = 4_096;
 const MAX_CAPACITY: usize = 65_536;
 /// The interval at which unused leases are returned.
@@ -267,7 +267,7 @@ impl<S: Store> Leased<S> {
     ///
     /// The keys of recent requests are tracked. Requests with other keys call the inner store.
     ///
-    /// A tracked key takes 70 bytes, and about 1.1 kB more while the key has a lease. A
+    /// A tracked key takes 70 bytes, and about 1.2 kB more while the key has a lease. A
     /// [`reset`](crate::StoreExt::reset), a [`block`](crate::StoreExt::block) or a refund by
     /// [`adjust`](crate::StoreExt::adjust) scans all tracked keys.
     ///
