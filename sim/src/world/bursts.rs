@@ -184,10 +184,7 @@ async fn burst(world: &World, mut random: Random, when: &str) {
     }
     // A lease is borrowed and returned.
     let leases = if at.wrappers.leases.is_some() { 2 } else { 0 };
-    let takes = 2 + count.div_ceil(CALLERS);
-    // Slots that different calls have admitted are free at different moments.
-    let frees = if has_slots { takes } else { 0 };
-    let most = takes + frees + others + leases;
+    let most = 2 + count.div_ceil(CALLERS) + others + usize::from(has_slots) + leases;
     if at.wrappers.coalesce && calls > most as u64 {
         wrong(&format!("{calls} calls instead of {most}"));
     }
