@@ -24,14 +24,14 @@ const BUDGET: [(&str, usize); 22] = [
     ("src/reject", 545),
     ("src/rule", 1219),
     ("src/simulate", 371),
-    ("src/store", 1476),
+    ("src/store", 1485),
     ("src/store/breaker", 387),
-    ("src/store/deny_cache", 430),
-    ("src/store/fallback", 292),
-    ("src/store/leases", 1091),
-    ("src/store/local", 2150),
-    ("src/store/redis", 3878),
-    ("src/testing", 885),
+    ("src/store/deny_cache", 432),
+    ("src/store/fallback", 293),
+    ("src/store/leases", 1093),
+    ("src/store/local", 2250),
+    ("src/store/redis", 3904),
+    ("src/testing", 894),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.
 const SLACK: usize = 40;

@@ -12,6 +12,7 @@ const ONE: &str = include_str!("../../../lua/one.lua");
 const RENEW: &str = include_str!("../../../lua/renew.lua");
 const SLOTS: &str = include_str!("../../../lua/slots.lua");
 const PLAIN: &str = include_str!("../../../lua/plain.lua");
+const PEEK: &str = include_str!("../../../lua/peek.lua");
 const TIME: &str = include_str!("../../../lua/time.lua");
 const ACCOUNT: &str = include_str!("../../../lua/account.lua");
 const TAKE: &str = include_str!("../../../lua/take.lua");
@@ -63,6 +64,8 @@ pub(super) enum ScriptKind {
     /// Charges only GCRA quotas that start full. Most requests are of this kind.
     Plain,
     Take,
+    /// Decides as `Take`, and changes nothing.
+    Peek,
     Adjust,
     /// Runs many `Plain` requests in one call.
     Batch,
@@ -75,7 +78,7 @@ pub(super) enum ScriptKind {
 /// All scripts of a store: one for each kind and set of algorithms, assembled on first use.
 pub(super) struct Scripts {
     clock: &'static str,
-    scripts: [[OnceLock<Script>; SETS]; 6],
+    scripts: [[OnceLock<Script>; SETS]; 7],
 }
 
 impl Default for Scripts {
@@ -105,6 +108,7 @@ impl Scripts {
         let (before, after) = match kind {
             ScriptKind::Plain => (&[ONE, TIME, PLAIN][..], &[TAKE, SINGLE][..]),
             ScriptKind::Take => (&[TIME][..], &[TAKE, SINGLE][..]),
+            ScriptKind::Peek => (&[PEEK, TIME][..], &[TAKE, SINGLE][..]),
             ScriptKind::Groups => (&[TIME][..], &[TAKE, GROUPS][..]),
             ScriptKind::Adjust => (&[TIME][..], &[SETTLE][..]),
             ScriptKind::Renew => return Script::new(&[self.clock, SLOTS, RENEW]),
