@@ -15,16 +15,6 @@ pub struct Scripts {
     lua: Lua,
     loaded: HashMap<String, Function>,
     state: Arc<Mutex<State>>,
-    mutant: Option<&'static Mutant>,
-}
-
-/// A change of a script, which the oracle has to find.
-#[derive(Debug)]
-pub struct Mutant {
-    /// The file in `lua/`.
-    pub file: &'static str,
-    pub from: &'static str,
-    pub to: &'static str,
 }
 
 /// The parts of a node that a running script reads and changes.
@@ -80,7 +70,7 @@ impl Scripts {
     /// # Errors
     ///
     /// Fails if Lua does.
-    pub fn new(state: Arc<Mutex<State>>, mutant: Option<&'static Mutant>) -> mlua::Result<Self> {
+    pub fn new(state: Arc<Mutex<State>>) -> mlua::Result<Self> {
         let lua = Lua::new();
         let redis = lua.create_table()?;
         for (name, raises) in [("call", true), ("pcall", false)] {
@@ -98,19 +88,13 @@ impl Scripts {
         library.set("unpack", lua.create_function(structs::unpack)?)?;
         lua.globals().set("redis", redis)?;
         lua.globals().set("struct", library)?;
-        Ok(Self { lua, loaded: HashMap::new(), state, mutant })
+        Ok(Self { lua, loaded: HashMap::new(), state })
     }
 
     /// Loads a script and returns its hash.
     pub fn load(&mut self, text: &[u8]) -> Result<String, Reply> {
         let sha = sha(text);
         if !self.loaded.contains_key(&sha) {
-            // A mutant keeps the hash of the original, which the client expects.
-            let mutated = self.mutant.and_then(|mutant| {
-                let text = String::from_utf8(text.to_vec()).ok()?;
-                Some(text.replace(mutant.from, mutant.to))
-            });
-            let text = mutated.as_ref().map_or(text, String::as_bytes);
             let function = self.lua.load(text).set_name("@user_script").into_function();
             let function = function.map_err(|error| {
                 Reply::error(format!(

@@ -16,7 +16,7 @@ use super::{
     lock,
     slots::{self, Slots},
 };
-use crate::node::{Changes, Mutant, Node, Reply, Request, Session};
+use crate::node::{Changes, Node, Reply, Request, Session};
 
 /// A server that can fail.
 pub struct Server {
@@ -50,12 +50,7 @@ struct State {
 }
 
 impl Server {
-    pub fn new(
-        index: usize,
-        epoch: i64,
-        view: Option<Arc<Mutex<Slots>>>,
-        mutant: Option<&'static Mutant>,
-    ) -> Arc<Self> {
+    pub fn new(index: usize, epoch: i64, view: Option<Arc<Mutex<Slots>>>) -> Arc<Self> {
         let state = State {
             deaths: 0,
             work: Duration::ZERO,
@@ -69,7 +64,7 @@ impl Server {
         };
         Arc::new(Self {
             index,
-            node: Mutex::new(Node::new(mutant)),
+            node: Mutex::new(Node::new()),
             state: Mutex::new(state),
             pause: watch::Sender::new(false),
             turn: Turns::new(()),
