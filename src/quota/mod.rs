@@ -7,8 +7,6 @@ mod algorithm_table;
 mod debt;
 mod error;
 mod fault;
-#[cfg(feature = "simulate")]
-mod limit;
 mod share;
 #[cfg(feature = "serde")]
 mod table;

@@ -9,8 +9,8 @@ use std::{
 
 /// The most lines of code of each folder, without comments, blank lines and unit tests. A number may
 /// only fall. To raise one for a new capability is a commit of its own, with the reason.
-const BUDGET: [(&str, usize); 22] = [
-    ("src/", 698),
+const BUDGET: [(&str, usize); 21] = [
+    ("src/", 695),
     ("src/admin", 878),
     ("src/algorithm", 1246),
     ("src/decision", 803),
@@ -20,18 +20,17 @@ const BUDGET: [(&str, usize); 22] = [
     ("src/key", 1448),
     ("src/middleware", 2060),
     ("src/observe", 588),
-    ("src/quota", 1042),
+    ("src/quota", 1004),
     ("src/reject", 545),
     ("src/rule", 1219),
-    ("src/simulate", 371),
     ("src/store", 1485),
     ("src/store/breaker", 387),
     ("src/store/deny_cache", 432),
     ("src/store/fallback", 293),
     ("src/store/leases", 1093),
-    ("src/store/local", 2250),
+    ("src/store/local", 2244),
     ("src/store/redis", 3936),
-    ("src/testing", 894),
+    ("src/testing", 879),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.
 const SLACK: usize = 40;
