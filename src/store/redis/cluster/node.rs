@@ -12,32 +12,30 @@ use redis::{
 };
 use tokio::time::Instant;
 
-use super::{
-    hash_slot::{SlotRange, ranges},
-    link::Link,
-};
+use super::hash_slot::{SlotRange, ranges};
 use crate::store::{
     BoxFuture,
     breaker::circuit::{BreakerConfig, Circuit},
     patience::within,
+    redis::connection::link::Link,
 };
 
 /// Connects to the server at a host and a port.
-pub(super) type Connect =
+pub(crate) type Connect =
     Arc<dyn Fn(&str, u16) -> BoxFuture<RedisResult<MultiplexedConnection>> + Send + Sync>;
 
 /// A server of a cluster.
-pub(super) struct Node {
+pub(crate) struct Node {
     host: String,
     /// The host and the port.
-    pub(super) address: String,
+    pub(crate) address: String,
     link: Link,
     circuit: Arc<Circuit>,
 }
 
 impl Node {
     /// Creates a node that connects on its first call.
-    pub(super) fn new(connect: &Connect, host: &str, port: u16) -> Arc<Self> {
+    pub(crate) fn new(connect: &Connect, host: &str, port: u16) -> Arc<Self> {
         let (address, host) = (format!("{host}:{port}"), host.to_owned());
         let circuit = Circuit::of_server(BreakerConfig::default(), address.clone());
         let (connect, name) = (connect.clone(), host.clone());
@@ -45,14 +43,14 @@ impl Node {
         Arc::new(Self { host, address, link, circuit: Arc::new(circuit) })
     }
 
-    pub(super) fn host(&self) -> &str {
+    pub(crate) fn host(&self) -> &str {
         &self.host
     }
 
     /// Sends a command, unless the circuit is open.
     ///
     /// With `asking`, the server also accepts the keys of a slot that is still moving to it.
-    pub(super) async fn call(
+    pub(crate) async fn call(
         &self,
         command: &Cmd,
         asking: bool,
@@ -69,21 +67,21 @@ impl Node {
     }
 
     /// Returns an error if the circuit is open.
-    pub(super) fn check(&self) -> RedisResult<()> {
+    pub(crate) fn check(&self) -> RedisResult<()> {
         self.circuit.retry_after().map_or(Ok(()), |left| Err(self.not_called(left)))
     }
 
-    pub(super) fn is_failing(&self) -> bool {
+    pub(crate) fn is_failing(&self) -> bool {
         self.circuit.is_open()
     }
 
     /// Closes the circuit, because the server has left the cluster.
-    pub(super) fn retire(&self) {
+    pub(crate) fn retire(&self) {
         self.circuit.retire();
     }
 
     /// Asks the server for all slots of the cluster.
-    pub(super) async fn slots(&self) -> RedisResult<Vec<SlotRange>> {
+    pub(crate) async fn slots(&self) -> RedisResult<Vec<SlotRange>> {
         let mut command = Cmd::new();
         command.arg("CLUSTER").arg("SLOTS");
         ranges(&self.link.clone().req_packed_command(&command).await?, &self.host)

@@ -1,5 +1,10 @@
 //! Sends each call to the server of a cluster that stores its keys.
 
+pub(crate) mod fan_out;
+pub(crate) mod hash_slot;
+mod node;
+pub(crate) mod routes;
+
 use std::{any::Any, fmt, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
@@ -9,14 +14,15 @@ use redis::{
 };
 use tokio::time::{Instant, sleep_until};
 
-use super::{
-    RedisStore,
+use self::{
     hash_slot::slot,
-    link::TIMEOUT,
     node::{Connect, Node},
     routes::Routes,
 };
-use crate::key::Key;
+use crate::{
+    key::Key,
+    store::redis::{RedisStore, connection::link::TIMEOUT},
+};
 
 /// The maximum number of redirections of a call.
 const MAX_REDIRECTIONS: u32 = 5;
@@ -37,8 +43,8 @@ const MAX_PROBE_KEYS: u32 = 10_000;
 /// After a failure or a redirection, one task asks the cluster which server has each slot. While
 /// the failure lasts, the task asks again, with pauses of up to half a second.
 ///
-/// Created by [`RedisStore::cluster`](super::RedisStore::cluster) and
-/// [`cluster_lazy`](super::RedisStore::cluster_lazy). Clones share the connections.
+/// Created by [`RedisStore::cluster`](crate::RedisStore::cluster) and
+/// [`cluster_lazy`](crate::RedisStore::cluster_lazy). Clones share the connections.
 #[derive(Clone)]
 pub struct ClusterLink {
     routes: Arc<Routes>,
@@ -48,7 +54,7 @@ pub struct ClusterLink {
 
 impl ClusterLink {
     /// Creates a link that connects on the first command.
-    pub(super) fn new(seeds: &[(&str, u16)], connect: Connect) -> RedisResult<Self> {
+    pub(crate) fn new(seeds: &[(&str, u16)], connect: Connect) -> RedisResult<Self> {
         Ok(Self { routes: Routes::new(seeds, connect)?, budget: None })
     }
 
@@ -58,12 +64,12 @@ impl ClusterLink {
     }
 
     /// Returns `true` if calls to a failing server fail before the caller's time budget ends.
-    pub(super) fn isolates_failures(&self) -> bool {
+    pub(crate) fn isolates_failures(&self) -> bool {
         self.budget.is_some()
     }
 
     /// Fails if the circuit breaker of a server with one of the `keys` is open.
-    pub(super) fn check<'a>(&self, keys: impl IntoIterator<Item = &'a str>) -> RedisResult<()> {
+    pub(crate) fn check<'a>(&self, keys: impl IntoIterator<Item = &'a str>) -> RedisResult<()> {
         let masters =
             keys.into_iter().filter_map(|key| self.routes.master(slot(key.as_bytes())).ok());
         let checked = masters.into_iter().try_for_each(|node| node.check());
@@ -71,13 +77,13 @@ impl ClusterLink {
     }
 
     /// Returns the addresses of the masters whose circuit breaker is open.
-    pub(super) fn failing(&self) -> Vec<String> {
+    pub(crate) fn failing(&self) -> Vec<String> {
         let masters = self.routes.masters().into_iter();
         masters.filter(|node| node.is_failing()).map(|node| node.address.clone()).collect()
     }
 
     /// Returns the address of each master, with a key whose account is on that master.
-    pub(super) async fn key_per_server(
+    pub(crate) async fn key_per_server(
         &self,
         account: impl Fn(&Key) -> String,
     ) -> RedisResult<Vec<(String, Key)>> {
@@ -157,7 +163,7 @@ impl ClusterLink {
 }
 
 /// Sets the time budget of the callers, if the connection is a [`ClusterLink`].
-pub(super) fn set_budget<C: 'static>(connection: &mut C, budget: Duration) {
+pub(crate) fn set_budget<C: 'static>(connection: &mut C, budget: Duration) {
     let connection: &mut dyn Any = connection;
     if let Some(cluster) = connection.downcast_mut::<ClusterLink>() {
         cluster.set_budget(budget);
@@ -166,7 +172,7 @@ pub(super) fn set_budget<C: 'static>(connection: &mut C, budget: Duration) {
 
 impl<C: 'static> RedisStore<C> {
     /// Returns the connection, if it is a [`ClusterLink`].
-    pub(super) fn cluster_link(&self) -> Option<&ClusterLink> {
+    pub(crate) fn cluster_link(&self) -> Option<&ClusterLink> {
         (&self.connection as &dyn Any).downcast_ref()
     }
 }
