@@ -58,7 +58,7 @@ impl Routes {
     /// Creates routes that are loaded from one of the `seeds`, by host and port.
     pub(crate) fn new(seeds: &[(&str, u16)], connect: Connect) -> RedisResult<Arc<Self>> {
         if seeds.is_empty() {
-            return Err(no_seed());
+            return Err((Raw::InvalidClientConfig, "no address of a cluster is given").into());
         }
         Ok(Arc::new(Self {
             seeds: seeds.iter().map(|(host, port)| Node::new(&connect, host, *port)).collect(),
@@ -232,10 +232,6 @@ async fn ask(candidates: Vec<Arc<Node>>) -> RedisResult<Vec<SlotRange>> {
 fn jitter(time: Duration) -> Duration {
     let random = u32::try_from(RandomState::new().hash_one(0) % 1_000).unwrap_or(0);
     time / 2 + time / 2 * random / 1_000
-}
-
-pub(crate) fn no_seed() -> RedisError {
-    (Raw::InvalidClientConfig, "no address of a cluster is given").into()
 }
 
 fn error(text: &'static str) -> RedisError {
