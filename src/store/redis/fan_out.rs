@@ -18,10 +18,7 @@ use super::{
     reply::Reply,
     request::{Request, ScriptOp},
 };
-use crate::{
-    decision::{Decision, Holds},
-    observe::store_failed,
-};
+use crate::decision::{Decision, Holds};
 
 /// Charges all accounts of `request`, or none. Each of `parts` is a piece of the request, and is
 /// sent in its own call.
@@ -35,13 +32,6 @@ pub(super) async fn take<C>(
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    if let Some(cluster) = store.cluster_link() {
-        // Without this, the charges on the other servers would be made and undone.
-        let checked = cluster.check(request.accounts.iter().map(|it| it.address.as_str()));
-        checked
-            .map_err(RedisError::from)
-            .inspect_err(|error| store_failed(error.kind().as_str()))?;
-    }
     let (tx, rx) = oneshot::channel();
     runtime()?.spawn(async move {
         let parts: Vec<_> = parts.into_iter().map(|part| Arc::new(part.standalone())).collect();
