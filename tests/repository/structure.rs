@@ -15,7 +15,7 @@ const BUDGET: [(&str, usize); 22] = [
     ("src/algorithm", 1246),
     ("src/decision", 803),
     ("src/explain", 646),
-    ("src/guide", 109),
+    ("src/guide", 99),
     ("src/headers", 768),
     ("src/key", 1448),
     ("src/middleware", 2060),
@@ -30,7 +30,7 @@ const BUDGET: [(&str, usize); 22] = [
     ("src/store/fallback", 292),
     ("src/store/leases", 1091),
     ("src/store/local", 2150),
-    ("src/store/redis", 3845),
+    ("src/store/redis", 3884),
     ("src/testing", 885),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.

@@ -5,15 +5,14 @@ use std::mem::take;
 use smallvec::SmallVec;
 
 use super::{
-    error::RedisError,
     request::{AccountRequest, NamedQuota, Request},
     script::ScriptKind,
-    slots::MAX_COST,
 };
 use crate::{
     algorithm::{self, AccountState, Demand, Evaluation, Receipt, concurrent},
     decision::{Decision, Hold, Outcome, Snapshot, Source},
     quota::{Algorithm, Quota},
+    store::redis::{error::RedisError, slots::MAX_COST},
 };
 
 /// The latest valid instant in microseconds. The sum of two instants fits into 64 bits.
@@ -21,21 +20,21 @@ const LATEST: u64 = 1 << 53;
 
 /// The reply of one call.
 #[derive(Debug)]
-pub(super) struct Reply {
-    pub(super) allowed: bool,
+pub(crate) struct Reply {
+    pub(crate) allowed: bool,
     /// The server's clock, in nanoseconds of Unix time.
-    pub(super) now: u64,
-    pub(super) accounts: SmallVec<[AccountReply; 1]>,
+    pub(crate) now: u64,
+    pub(crate) accounts: SmallVec<[AccountReply; 1]>,
     /// The slots that the call took.
-    pub(super) holds: Vec<Hold>,
+    pub(crate) holds: Vec<Hold>,
 }
 
 /// An account after the call.
 #[derive(Clone, Debug)]
-pub(super) struct AccountReply {
-    pub(super) charged: bool,
+pub(crate) struct AccountReply {
+    pub(crate) charged: bool,
     /// `true` if the key held an invalid value, which was discarded.
-    pub(super) healed: bool,
+    pub(crate) healed: bool,
     /// The instant at which the block ends.
     block: Option<u64>,
     quotas: SmallVec<[QuotaState; 1]>,
@@ -53,7 +52,7 @@ enum StoredState {
 
 impl Reply {
     /// Parses the reply of a script to `request`.
-    pub(super) fn read(
+    pub(crate) fn read(
         bytes: &[u8],
         request: &Request,
         kind: ScriptKind,
@@ -71,21 +70,21 @@ impl Reply {
     }
 
     /// Returns the decision, which owns the slots of the reply.
-    pub(super) fn into_decision(mut self, request: &Request) -> Decision {
+    pub(crate) fn into_decision(mut self, request: &Request) -> Decision {
         let mut decision = self.decision(request);
         decision.hold(take(&mut self.holds).into_iter().collect());
         decision
     }
 
     /// Computes the decision from the reply of one server.
-    pub(super) fn decision(&self, request: &Request) -> Decision {
+    pub(crate) fn decision(&self, request: &Request) -> Decision {
         let replies: SmallVec<[_; 2]> =
             self.accounts.iter().map(|reply| (self.now, reply)).collect();
         Self::combine(request, &replies, self.allowed)
     }
 
     /// Computes the decision from the replies of several servers, each with its own clock.
-    pub(super) fn combine(
+    pub(crate) fn combine(
         request: &Request,
         replies: &[(u64, &AccountReply)],
         allowed: bool,
@@ -119,7 +118,7 @@ impl Reply {
 
 impl AccountReply {
     /// Parses the next account. `expected` is `true` if the account should be charged.
-    pub(super) fn read(
+    pub(crate) fn read(
         bytes: &mut Reader<'_>,
         account: &AccountRequest,
         expected: bool,
@@ -135,7 +134,7 @@ impl AccountReply {
     }
 
     /// Returns `true` if the state can result from `times` equal charges at `now`.
-    pub(super) fn was_charged(&self, times: usize, account: &AccountRequest, now: u64) -> bool {
+    pub(crate) fn was_charged(&self, times: usize, account: &AccountRequest, now: u64) -> bool {
         self.quotas.len() == account.quotas.len()
             && self.quotas.iter().zip(&account.quotas).all(|(state, demand)| {
                 let (Some(StoredState::Rate(AccountState::Gcra(stored))), Some((quota, ask))) =
@@ -149,7 +148,7 @@ impl AccountReply {
     }
 
     /// Returns the account as it was before the last `charges` of several equal charges at `now`.
-    pub(super) fn before(&self, charges: usize, account: &AccountRequest, now: u64) -> Self {
+    pub(crate) fn before(&self, charges: usize, account: &AccountRequest, now: u64) -> Self {
         let mut before = self.clone();
         for (state, demand) in before.quotas.iter_mut().zip(&account.quotas) {
             let (Some(state), Some((quota, ask))) = (state, demand) else { continue };
@@ -166,13 +165,13 @@ impl AccountReply {
     }
 
     /// Marks the account as not charged.
-    pub(super) fn uncharged(mut self) -> Self {
+    pub(crate) fn uncharged(mut self) -> Self {
         self.charged = false;
         self
     }
 
     /// Returns the account without the charge that was made at `now`.
-    pub(super) fn without(mut self, quotas: &[Option<(Quota, Demand)>], now: u64) -> Self {
+    pub(crate) fn without(mut self, quotas: &[Option<(Quota, Demand)>], now: u64) -> Self {
         self.charged = false;
         for (stored_state, demand) in self.quotas.iter_mut().zip(quotas) {
             match (stored_state, demand) {
@@ -305,10 +304,10 @@ fn parse_quota(
 }
 
 /// A reader of little-endian numbers.
-pub(super) struct Reader<'a>(pub(super) &'a [u8]);
+pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Reader<'a> {
-    pub(super) fn end(&self) -> Result<(), RedisError> {
+    pub(crate) fn end(&self) -> Result<(), RedisError> {
         if self.0.is_empty() { Ok(()) } else { Err(RedisError::invalid_reply("too long")) }
     }
 
@@ -325,13 +324,13 @@ impl<'a> Reader<'a> {
         self.take(N)?.try_into().map_err(|_| RedisError::invalid_reply("too short"))
     }
 
-    pub(super) fn int<const N: usize>(&mut self) -> Result<u64, RedisError> {
+    pub(crate) fn int<const N: usize>(&mut self) -> Result<u64, RedisError> {
         let mut bytes = [0; 8];
         bytes[..N].copy_from_slice(&self.array::<N>()?);
         Ok(u64::from_le_bytes(bytes))
     }
 
-    pub(super) fn flag(&mut self) -> Result<bool, RedisError> {
+    pub(crate) fn flag(&mut self) -> Result<bool, RedisError> {
         match self.int::<1>()? {
             0 => Ok(false),
             1 => Ok(true),
@@ -340,7 +339,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads an instant, in nanoseconds of Unix time.
-    pub(super) fn instant(&mut self) -> Result<u64, RedisError> {
+    pub(crate) fn instant(&mut self) -> Result<u64, RedisError> {
         let (micros, nanos) = (self.int::<7>()?, self.int::<2>()?);
         if micros > LATEST || nanos > 999 {
             return Err(RedisError::invalid_reply("an instant out of range"));
@@ -369,7 +368,7 @@ mod tests {
     use crate::{
         key::Key,
         name::RuleName,
-        store::{Charge, redis::addresses::Addresses},
+        store::{Charge, redis::protocol::addresses::Addresses},
     };
 
     const NOW: u64 = 1_700_000_000_000_000;

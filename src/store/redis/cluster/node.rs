@@ -11,28 +11,25 @@ use redis::{
 };
 use tokio::time::Instant;
 
-use super::{
-    hash_slot::{SlotRange, ranges},
-    link::Link,
-};
-use crate::store::{BoxFuture, FailureDomain, patience::within};
+use super::hash_slot::{SlotRange, ranges};
+use crate::store::{BoxFuture, FailureDomain, patience::within, redis::connection::link::Link};
 
 /// Connects to the server at a host and a port.
-pub(super) type Connect =
+pub(crate) type Connect =
     Arc<dyn Fn(&str, u16) -> BoxFuture<RedisResult<MultiplexedConnection>> + Send + Sync>;
 
 /// A server of a cluster.
-pub(super) struct Node {
+pub(crate) struct Node {
     host: String,
     /// The host and the port.
-    pub(super) address: String,
-    pub(super) domain: FailureDomain,
+    pub(crate) address: String,
+    pub(crate) domain: FailureDomain,
     link: Link,
 }
 
 impl Node {
     /// Creates a node that connects on its first call.
-    pub(super) fn new(connect: &Connect, host: &str, port: u16) -> Arc<Self> {
+    pub(crate) fn new(connect: &Connect, host: &str, port: u16) -> Arc<Self> {
         let (address, host) = (format!("{host}:{port}"), host.to_owned());
         let domain = FailureDomain::new(address.clone());
         let (connect, name) = (connect.clone(), host.clone());
@@ -40,14 +37,14 @@ impl Node {
         Arc::new(Self { host, address, domain, link })
     }
 
-    pub(super) fn host(&self) -> &str {
+    pub(crate) fn host(&self) -> &str {
         &self.host
     }
 
     /// Sends a command.
     ///
     /// With `asking`, the server also accepts the keys of a slot that is still moving to it.
-    pub(super) async fn call(
+    pub(crate) async fn call(
         &self,
         command: &Cmd,
         asking: bool,
@@ -66,7 +63,7 @@ impl Node {
     }
 
     /// Asks the server for all slots of the cluster.
-    pub(super) async fn slots(&self) -> RedisResult<Vec<SlotRange>> {
+    pub(crate) async fn slots(&self) -> RedisResult<Vec<SlotRange>> {
         let mut command = Cmd::new();
         command.arg("CLUSTER").arg("SLOTS");
         ranges(&self.link.clone().req_packed_command(&command).await?, &self.host)

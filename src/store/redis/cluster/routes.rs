@@ -21,10 +21,12 @@ use tokio::{
 
 use super::{
     hash_slot::{SLOTS, SlotRange, split_address},
-    link::runtime,
     node::{Connect, Node},
 };
-use crate::{log::warn, store::breaker::circuit::jitter};
+use crate::{
+    log::warn,
+    store::{breaker::circuit::jitter, redis::connection::link::runtime},
+};
 
 /// The pause after the first refresh of a task. Each further pause is twice as long, up to
 /// [`MAX_PAUSE`].
@@ -34,7 +36,7 @@ const MAX_PAUSE: Duration = Duration::from_millis(500);
 const STAGGER: Duration = Duration::from_millis(25);
 
 /// The servers of a cluster, and the master of each slot.
-pub(super) struct Routes {
+pub(crate) struct Routes {
     seeds: Vec<Arc<Node>>,
     connect: Connect,
     owners: watch::Sender<SlotOwners>,
@@ -56,7 +58,7 @@ struct SlotOwners {
 
 impl Routes {
     /// Creates routes that are loaded from one of the `seeds`, by host and port.
-    pub(super) fn new(seeds: &[(&str, u16)], connect: Connect) -> RedisResult<Arc<Self>> {
+    pub(crate) fn new(seeds: &[(&str, u16)], connect: Connect) -> RedisResult<Arc<Self>> {
         if seeds.is_empty() {
             return Err(no_seed());
         }
@@ -71,7 +73,7 @@ impl Routes {
     }
 
     /// Waits until a server has reported the slots.
-    pub(super) async fn loaded(self: &Arc<Self>, deadline: Instant) -> RedisResult<()> {
+    pub(crate) async fn loaded(self: &Arc<Self>, deadline: Instant) -> RedisResult<()> {
         if !self.owners.borrow().masters.is_empty() {
             return Ok(());
         }
@@ -90,13 +92,13 @@ impl Routes {
     }
 
     /// Returns the master of a slot.
-    pub(super) fn master(&self, slot: u16) -> RedisResult<Arc<Node>> {
+    pub(crate) fn master(&self, slot: u16) -> RedisResult<Arc<Node>> {
         let master = self.owners.borrow().masters.get(usize::from(slot)).cloned().flatten();
         master.ok_or_else(|| error("no server of the cluster has the slot"))
     }
 
     /// Returns the masters of all slots.
-    pub(super) fn masters(&self) -> Vec<Arc<Node>> {
+    pub(crate) fn masters(&self) -> Vec<Arc<Node>> {
         let owners = self.owners.borrow();
         let masters = owners.masters.iter().flatten().map(|node| (&node.address, node));
         masters.collect::<BTreeMap<_, _>>().into_values().cloned().collect()
@@ -104,7 +106,7 @@ impl Routes {
 
     /// Returns the server that a redirection names. Updates the master of the slot if the slot has
     /// `moved`.
-    pub(super) fn redirect(
+    pub(crate) fn redirect(
         &self,
         redirection: &RedisError,
         from: &Node,
@@ -128,7 +130,7 @@ impl Routes {
     }
 
     /// Starts a task that asks for the slots. Returns `false` if such a task is running.
-    pub(super) fn refresh(self: &Arc<Self>) -> RedisResult<bool> {
+    pub(crate) fn refresh(self: &Arc<Self>) -> RedisResult<bool> {
         let runtime = runtime()?;
         self.is_wanted.store(true, Release);
         let permit = self.refreshing.clone().try_acquire_owned();
@@ -227,7 +229,7 @@ async fn ask(candidates: Vec<Arc<Node>>) -> RedisResult<Vec<SlotRange>> {
     }
 }
 
-pub(super) fn no_seed() -> RedisError {
+pub(crate) fn no_seed() -> RedisError {
     (Raw::InvalidClientConfig, "no address of a cluster is given").into()
 }
 

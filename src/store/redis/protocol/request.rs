@@ -4,50 +4,54 @@ use smallvec::SmallVec;
 
 use super::{
     addresses::Addresses,
-    hash_slot::slot,
     plan::{Change, EncodedPlan, LONGEST},
     script::{ScriptKind, letter},
-    slots::{SlotCall, SlotTake, Slots},
 };
 use crate::{
     algorithm::{Demand, Receipt},
     decision::{Decision, Outcome},
     name::RuleName,
     quota::Quota,
-    store::Charge,
+    store::{
+        Charge,
+        redis::{
+            cluster::hash_slot::slot,
+            slots::{SlotCall, SlotTake, Slots},
+        },
+    },
 };
 
 /// The accounts of a call. `named` are the charged quotas, in the order of the charges.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Request {
-    pub(super) accounts: SmallVec<[AccountRequest; 1]>,
-    pub(super) named: SmallVec<[NamedQuota; 3]>,
+pub(crate) struct Request {
+    pub(crate) accounts: SmallVec<[AccountRequest; 1]>,
+    pub(crate) named: SmallVec<[NamedQuota; 3]>,
 }
 
 /// One quota of one charge.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct NamedQuota {
-    pub(super) account: usize,
-    pub(super) quota_index: usize,
+pub(crate) struct NamedQuota {
+    pub(crate) account: usize,
+    pub(crate) quota_index: usize,
     /// The index of the quota's outcome in the decision.
     outcome: usize,
 }
 
 /// The account of one rule and key.
 #[derive(Clone, Debug)]
-pub(super) struct AccountRequest {
-    pub(super) rule: RuleName,
-    pub(super) address: String,
-    pub(super) report_only: bool,
-    pub(super) quotas: QuotaRequests,
+pub(crate) struct AccountRequest {
+    pub(crate) rule: RuleName,
+    pub(crate) address: String,
+    pub(crate) report_only: bool,
+    pub(crate) quotas: QuotaRequests,
 }
 
 /// The demand on each quota of an account, or `None` for an unused quota.
-pub(super) type QuotaRequests = SmallVec<[Option<(Quota, Demand)>; 1]>;
+pub(crate) type QuotaRequests = SmallVec<[Option<(Quota, Demand)>; 1]>;
 
 /// The operation on the accounts.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum ScriptOp<'a> {
+pub(crate) enum ScriptOp<'a> {
     Take,
     Late(u64),
     Refund(u64),
@@ -74,14 +78,14 @@ impl ScriptOp<'_> {
     }
 
     /// Returns `true` if the call counts slots. Other calls keep the slots as they are.
-    pub(super) fn counts_slots(self) -> bool {
+    pub(crate) fn counts_slots(self) -> bool {
         matches!(self, Self::Take | Self::Reset)
     }
 }
 
 impl Request {
     /// Creates a request. The costs of charges to one account are added.
-    pub(super) fn new(charges: &[Charge<'_>], addresses: &Addresses) -> Self {
+    pub(crate) fn new(charges: &[Charge<'_>], addresses: &Addresses) -> Self {
         let mut request = Self::default();
         for charge in charges {
             let address = addresses.account(charge.rule(), charge.key());
@@ -111,7 +115,7 @@ impl Request {
     }
 
     /// Returns a request for the accounts at the indices for which `keep` returns `true`.
-    pub(super) fn part(&self, keep: impl Fn(usize) -> bool) -> Self {
+    pub(crate) fn part(&self, keep: impl Fn(usize) -> bool) -> Self {
         let mut part = Self::default();
         for (at, account) in self.accounts.iter().enumerate().filter(|(at, _)| keep(*at)) {
             let named = self.named.iter().filter(|named| named.account == at);
@@ -123,7 +127,7 @@ impl Request {
     }
 
     /// Splits the request into one request per slot, because slots may be on different servers.
-    pub(super) fn by_slot(&self) -> Vec<Self> {
+    pub(crate) fn by_slot(&self) -> Vec<Self> {
         let slots: SmallVec<[_; 4]> = self.accounts.iter().map(AccountRequest::slot).collect();
         let mut distinct = slots.clone();
         distinct.sort_unstable();
@@ -132,43 +136,43 @@ impl Request {
     }
 
     /// Splits the request into one request per account.
-    pub(super) fn by_account(&self) -> Vec<Self> {
+    pub(crate) fn by_account(&self) -> Vec<Self> {
         (0..self.accounts.len()).map(|index| self.part(|at| at == index)).collect()
     }
 
     /// Renumbers the outcomes from 0, so that this request has its own decision.
-    pub(super) fn standalone(mut self) -> Self {
+    pub(crate) fn standalone(mut self) -> Self {
         self.named.iter_mut().enumerate().for_each(|(at, named)| named.outcome = at);
         self
     }
 
     /// Returns requests for the accounts whose rates `taken` charged. If `sharded`, each slot has its own
     /// request.
-    pub(super) fn charged(&self, taken: &Decision, sharded: bool) -> Vec<Self> {
+    pub(crate) fn charged(&self, taken: &Decision, sharded: bool) -> Vec<Self> {
         let charged =
             self.part(|at| self.accounts[at].has_rates() && taken.charged(self.accounts[at].rule));
         if sharded || charged.accounts.is_empty() { charged.by_slot() } else { vec![charged] }
     }
 
     /// Returns `true` if the request charges only GCRA quotas that start full.
-    pub(super) fn is_plain(&self) -> bool {
+    pub(crate) fn is_plain(&self) -> bool {
         self.accounts.iter().all(AccountRequest::is_plain)
     }
 
     /// Returns the share of a caller in the callers of a batch, which bounds the slots that it takes.
-    pub(super) fn weight(&self) -> usize {
+    pub(crate) fn weight(&self) -> usize {
         let slots = self.accounts.iter().flat_map(AccountRequest::slots);
         let weights = slots.map(|(_, (quota, ask))| Slots::weight(quota, *ask));
         weights.max().unwrap_or(1)
     }
 
     /// Returns the number of quotas in the request.
-    pub(super) fn quota_count(&self) -> usize {
+    pub(crate) fn quota_count(&self) -> usize {
         self.accounts.iter().map(|account| account.quotas.iter().flatten().count()).sum()
     }
 
     /// Returns `true` if `other` has the same demands on the same accounts.
-    pub(super) fn equals(&self, other: &Self) -> bool {
+    pub(crate) fn equals(&self, other: &Self) -> bool {
         let equal = |(one, other): (&AccountRequest, &AccountRequest)| {
             one.address == other.address
                 && one.report_only == other.report_only
@@ -179,7 +183,7 @@ impl Request {
     }
 
     /// Returns the script that runs the operation.
-    pub(super) fn script_kind(&self, op: ScriptOp<'_>) -> ScriptKind {
+    pub(crate) fn script_kind(&self, op: ScriptOp<'_>) -> ScriptKind {
         match op {
             ScriptOp::Take if self.is_plain() => ScriptKind::Plain,
             ScriptOp::Take => ScriptKind::Take,
@@ -188,12 +192,12 @@ impl Request {
     }
 
     /// Returns the letters of the algorithms that the call needs.
-    pub(super) fn letters(&self) -> impl Iterator<Item = u8> {
+    pub(crate) fn letters(&self) -> impl Iterator<Item = u8> {
         self.accounts.iter().flat_map(|a| a.quotas.iter().flatten()).map(|(quota, _)| letter(quota))
     }
 
     /// Returns the keys and the arguments of the script.
-    pub(super) fn encode(&self, op: ScriptOp<'_>, slots: &SlotCall) -> (Vec<String>, Vec<Vec<u8>>) {
+    pub(crate) fn encode(&self, op: ScriptOp<'_>, slots: &SlotCall) -> (Vec<String>, Vec<Vec<u8>>) {
         let mut keys: Vec<_> = self.accounts.iter().map(|a| a.address.clone()).collect();
         let mut args = Vec::with_capacity(self.accounts.len() + 2);
         if !matches!(op, ScriptOp::Take) {
@@ -247,7 +251,7 @@ impl Request {
 
 impl AccountRequest {
     /// Returns the slot of the account on a cluster.
-    pub(super) fn slot(&self) -> u16 {
+    pub(crate) fn slot(&self) -> u16 {
         slot(self.address.as_bytes())
     }
 
@@ -259,7 +263,7 @@ impl AccountRequest {
 
     /// Returns the plan of the account, with a change and slots for each quota. A quota without them is
     /// not part of the call. `key` returns the index of a key in the keys of the script.
-    pub(super) fn plan<'s>(
+    pub(crate) fn plan<'s>(
         &self,
         change: impl Fn(usize, Demand) -> Option<Change>,
         slots: impl Fn(usize) -> Option<(&'s Slots, &'s SlotTake)>,
@@ -300,19 +304,19 @@ impl AccountRequest {
     }
 
     /// Returns the quotas of slots, with their indices.
-    pub(super) fn slots(&self) -> impl Iterator<Item = (usize, &(Quota, Demand))> {
+    pub(crate) fn slots(&self) -> impl Iterator<Item = (usize, &(Quota, Demand))> {
         let all = self.quotas.iter().enumerate();
         let known = all.filter_map(|(index, demand)| Some((index, demand.as_ref()?)));
         known.filter(|(_, (quota, _))| quota.is_concurrent())
     }
 
     /// Returns `true` if one of the quotas is a rate.
-    pub(super) fn has_rates(&self) -> bool {
+    pub(crate) fn has_rates(&self) -> bool {
         self.quotas.iter().flatten().any(|(quota, _)| !quota.is_concurrent())
     }
 
     /// Returns `true` if the call charges one of the quotas.
-    pub(super) fn charges(&self) -> bool {
+    pub(crate) fn charges(&self) -> bool {
         self.quotas.iter().flatten().any(|(_, ask)| ask.cost > 0)
     }
 

@@ -17,21 +17,21 @@ const SEPARATOR: &[u8] = &[0xff];
 /// Builds keys `<prefix>:<version>:{<hash>}`. The hash is the 128-bit SipHash-2-4 of the rule's
 /// name and the key.
 #[derive(Clone)]
-pub(super) struct Addresses {
-    pub(super) prefix: String,
-    pub(super) secret: FingerprintKey,
-    pub(super) readable: bool,
+pub(crate) struct Addresses {
+    pub(crate) prefix: String,
+    pub(crate) secret: FingerprintKey,
+    pub(crate) readable: bool,
     /// `true` if the hash tag is the hash of the key alone: `<prefix>:<version>:{<key>}:<rule>`.
-    pub(super) tagged: bool,
+    pub(crate) tagged: bool,
 }
 
 impl Addresses {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let secret = FingerprintKey::PUBLIC;
         Self { prefix: "sluice".into(), secret, readable: false, tagged: false }
     }
 
-    pub(super) fn account(&self, rule: RuleName, key: &Key) -> String {
+    pub(crate) fn account(&self, rule: RuleName, key: &Key) -> String {
         // The capacity is reserved in one allocation, because this code runs for every decision.
         let mut address = String::with_capacity(self.prefix.len() + 2 * HASH + 8);
         [&self.prefix, ":", VERSION, ":{"].iter().for_each(|part| address.push_str(part));
@@ -63,13 +63,13 @@ impl Addresses {
 
     /// Returns the key of the list of a sliding log. The list is in the cluster slot of its
     /// account.
-    pub(super) fn list(account: &str, quota_index: usize) -> String {
+    pub(crate) fn list(account: &str, quota_index: usize) -> String {
         format!("{account}:{quota_index}")
     }
 
     /// Returns the key of the sorted set of held slots. The set is in the cluster slot of its
     /// account.
-    pub(super) fn slots(account: &str, quota_index: usize) -> String {
+    pub(crate) fn slots(account: &str, quota_index: usize) -> String {
         format!("{account}:s{quota_index}")
     }
 }

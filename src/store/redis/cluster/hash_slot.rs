@@ -3,15 +3,15 @@
 use redis::{RedisError, Value};
 
 /// The number of slots of a cluster.
-pub(super) const SLOTS: u16 = 16_384;
+pub(crate) const SLOTS: u16 = 16_384;
 
 /// Consecutive slots with one master.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct SlotRange {
-    pub(super) first: u16,
-    pub(super) last: u16,
+pub(crate) struct SlotRange {
+    pub(crate) first: u16,
+    pub(crate) last: u16,
     /// The address of the master, then those of its replicas.
-    pub(super) servers: Vec<(String, u16)>,
+    pub(crate) servers: Vec<(String, u16)>,
 }
 
 /// The CRC-16 of each byte, as defined by Redis Cluster.
@@ -30,7 +30,7 @@ const CRC: [u16; 256] = {
 };
 
 /// Returns the slot of a key.
-pub(super) fn slot(key: &[u8]) -> u16 {
+pub(crate) fn slot(key: &[u8]) -> u16 {
     // Each key of this store contains braces, and the text inside of them selects the slot.
     let inside =
         key.split(|byte| *byte == b'{').nth(1).and_then(|rest| rest.split(|b| *b == b'}').next());
@@ -43,7 +43,7 @@ pub(super) fn slot(key: &[u8]) -> u16 {
 
 /// Parses the reply to `CLUSTER SLOTS`. An empty host in the reply stands for `host`, the host of
 /// the server that replied.
-pub(super) fn ranges(reply: &Value, host: &str) -> Result<Vec<SlotRange>, RedisError> {
+pub(crate) fn ranges(reply: &Value, host: &str) -> Result<Vec<SlotRange>, RedisError> {
     let ranges: Vec<_> = items(reply).iter().filter_map(|range| read(range, host)).collect();
     if ranges.is_empty() {
         return Err(std::io::Error::other("the server reports no slots; is it a cluster?").into());
@@ -52,7 +52,7 @@ pub(super) fn ranges(reply: &Value, host: &str) -> Result<Vec<SlotRange>, RedisE
 }
 
 /// Splits an address `host:port`. The host of an IPv6 address contains colons, too.
-pub(super) fn split_address(address: &str) -> Option<(&str, u16)> {
+pub(crate) fn split_address(address: &str) -> Option<(&str, u16)> {
     let (host, port) = address.rsplit_once(':')?;
     Some((host, port.parse().ok()?))
 }

@@ -5,41 +5,41 @@ use std::{array::from_fn, sync::OnceLock};
 
 use crate::quota::{Algorithm, Quota};
 
-const CLOCK: &str = include_str!("../../../lua/clock.lua");
+const CLOCK: &str = include_str!("../../../../lua/clock.lua");
 #[cfg(feature = "testing")]
-const TEST_CLOCK: &str = include_str!("../../../lua/clock_driven.lua");
-const ONE: &str = include_str!("../../../lua/one.lua");
-const RENEW: &str = include_str!("../../../lua/renew.lua");
-const SLOTS: &str = include_str!("../../../lua/slots.lua");
-const PLAIN: &str = include_str!("../../../lua/plain.lua");
-const TIME: &str = include_str!("../../../lua/time.lua");
-const ACCOUNT: &str = include_str!("../../../lua/account.lua");
-const TAKE: &str = include_str!("../../../lua/take.lua");
-const SINGLE: &str = include_str!("../../../lua/single.lua");
-const GROUPS: &str = include_str!("../../../lua/groups.lua");
-const SETTLE: &str = include_str!("../../../lua/settle.lua");
-const BATCH: &str = include_str!("../../../lua/batch.lua");
+const TEST_CLOCK: &str = include_str!("../../../../lua/clock_driven.lua");
+const ONE: &str = include_str!("../../../../lua/one.lua");
+const RENEW: &str = include_str!("../../../../lua/renew.lua");
+const SLOTS: &str = include_str!("../../../../lua/slots.lua");
+const PLAIN: &str = include_str!("../../../../lua/plain.lua");
+const TIME: &str = include_str!("../../../../lua/time.lua");
+const ACCOUNT: &str = include_str!("../../../../lua/account.lua");
+const TAKE: &str = include_str!("../../../../lua/take.lua");
+const SINGLE: &str = include_str!("../../../../lua/single.lua");
+const GROUPS: &str = include_str!("../../../../lua/groups.lua");
+const SETTLE: &str = include_str!("../../../../lua/settle.lua");
+const BATCH: &str = include_str!("../../../../lua/batch.lua");
 /// The Lua text before and after the general part of a batch script, which makes that part a
 /// function.
 const GENERAL: [&str; 2] = ["local function general()\n", "return read, write, tat\nend\n"];
 const ALGORITHMS: [(u8, &str); 6] = [
-    (b'g', include_str!("../../../lua/gcra.lua")),
-    (b't', include_str!("../../../lua/token_bucket.lua")),
-    (b'f', include_str!("../../../lua/fixed_window.lua")),
-    (b's', include_str!("../../../lua/sliding_window.lua")),
-    (b'l', include_str!("../../../lua/sliding_log.lua")),
+    (b'g', include_str!("../../../../lua/gcra.lua")),
+    (b't', include_str!("../../../../lua/token_bucket.lua")),
+    (b'f', include_str!("../../../../lua/fixed_window.lua")),
+    (b's', include_str!("../../../../lua/sliding_window.lua")),
+    (b'l', include_str!("../../../../lua/sliding_log.lua")),
     (
         b'c',
         concat!(
-            include_str!("../../../lua/slots.lua"),
-            include_str!("../../../lua/concurrent.lua")
+            include_str!("../../../../lua/slots.lua"),
+            include_str!("../../../../lua/concurrent.lua")
         ),
     ),
 ];
 const SETS: usize = 1 << ALGORITHMS.len();
 
 /// Returns the letter that stands for the algorithm in script arguments and stored accounts.
-pub(super) fn letter(quota: &Quota) -> u8 {
+pub(crate) fn letter(quota: &Quota) -> u8 {
     match quota.counted_by() {
         Algorithm::Gcra => b'g',
         Algorithm::TokenBucket => b't',
@@ -52,14 +52,14 @@ pub(super) fn letter(quota: &Quota) -> u8 {
 
 /// A script and its SHA-1 hash.
 #[derive(Debug)]
-pub(super) struct Script {
-    pub(super) text: String,
-    pub(super) sha: String,
+pub(crate) struct Script {
+    pub(crate) text: String,
+    pub(crate) sha: String,
 }
 
 /// The kind of a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ScriptKind {
+pub(crate) enum ScriptKind {
     /// Charges only GCRA quotas that start full. Most requests are of this kind.
     Plain,
     Take,
@@ -73,7 +73,7 @@ pub(super) enum ScriptKind {
 }
 
 /// All scripts of a store: one for each kind and set of algorithms, assembled on first use.
-pub(super) struct Scripts {
+pub(crate) struct Scripts {
     clock: &'static str,
     scripts: [[OnceLock<Script>; SETS]; 6],
 }
@@ -87,12 +87,12 @@ impl Default for Scripts {
 impl Scripts {
     /// Creates scripts that read the time from the last two arguments.
     #[cfg(feature = "testing")]
-    pub(super) fn with_test_clock() -> Self {
+    pub(crate) fn with_test_clock() -> Self {
         Self { clock: TEST_CLOCK, ..Self::default() }
     }
 
     /// Returns the script with the algorithms of these letters.
-    pub(super) fn get(&self, kind: ScriptKind, letters: impl Iterator<Item = u8>) -> &Script {
+    pub(crate) fn get(&self, kind: ScriptKind, letters: impl Iterator<Item = u8>) -> &Script {
         let bit = |letter| 1 << ALGORITHMS.iter().take_while(|(known, _)| *known != letter).count();
         let set = letters.fold(0_usize, |set, letter| set | bit(letter)) % SETS;
         self.scripts[kind as usize][set].get_or_init(|| self.assemble(kind, set))

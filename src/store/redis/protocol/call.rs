@@ -3,21 +3,25 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::{
-    RedisStore,
-    error::RedisError,
-    link::{self, Link},
     reply::Reply,
     request::{Request, ScriptOp},
     script::{Script, ScriptKind},
 };
-use crate::observe::store_failed;
+use crate::{
+    observe::store_failed,
+    store::redis::{
+        RedisStore,
+        connection::link::{self, Link},
+        error::RedisError,
+    },
+};
 use redis::{Cmd, ErrorKind as Raw, ServerErrorKind as Server, Value, aio::ConnectionLike};
 
 impl<C> RedisStore<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    pub(super) fn script(
+    pub(crate) fn script(
         &self,
         kind: ScriptKind,
         letters: impl IntoIterator<Item = u8>,
@@ -35,12 +39,12 @@ where
         Vec::new()
     }
 
-    pub(super) async fn send(&self, command: &Cmd) -> redis::RedisResult<Value> {
+    pub(crate) async fn send(&self, command: &Cmd) -> redis::RedisResult<Value> {
         link::runtime()?;
         self.connection.clone().req_packed_command(command).await.and_then(Value::extract_error)
     }
 
-    pub(super) async fn execute(
+    pub(crate) async fn execute(
         &self,
         request: &Request,
         op: ScriptOp<'_>,
@@ -71,7 +75,7 @@ where
     }
 
     /// Calls a script by its hash. Sends the text if the server does not know the hash.
-    pub(super) async fn run<K: redis::ToRedisArgs>(
+    pub(crate) async fn run<K: redis::ToRedisArgs>(
         &self,
         script: &Script,
         keys: &[K],
@@ -93,12 +97,12 @@ where
     }
 
     /// Returns `read` unchanged. Discards the connection if the reply was invalid.
-    pub(super) fn checked<T>(&self, read: Result<T, RedisError>) -> Result<T, RedisError> {
+    pub(crate) fn checked<T>(&self, read: Result<T, RedisError>) -> Result<T, RedisError> {
         // Later replies may belong to other requests, too.
         read.inspect_err(|_| Link::discard_current(&self.connection))
     }
 
-    pub(super) fn note_healed(&self, accounts: usize) {
+    pub(crate) fn note_healed(&self, accounts: usize) {
         self.shared.healed.fetch_add(accounts as u64, Relaxed);
     }
 }

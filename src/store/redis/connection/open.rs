@@ -10,14 +10,18 @@ use redis::{
     sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType},
 };
 
-use super::{
-    RedisStore,
-    cluster::ClusterLink,
-    error::{RedisError, RedisErrorKind},
-    link::{Link, config, dial},
-    routes::no_seed,
+use super::link::{Link, config, dial};
+use crate::{
+    log::warn,
+    store::{
+        BoxFuture,
+        redis::{
+            RedisStore,
+            cluster::{ClusterLink, routes::no_seed},
+            error::{RedisError, RedisErrorKind},
+        },
+    },
 };
-use crate::{log::warn, store::BoxFuture};
 
 /// The time after which the TCP connection is closed if sent data is not acknowledged.
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]

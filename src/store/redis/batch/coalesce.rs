@@ -16,18 +16,24 @@ use tokio::{
 };
 
 use super::{
-    RedisStore,
-    batch::{Batch, BatchPlace, BatchReply},
-    error::{RedisError, RedisErrorKind},
-    link::{TIMEOUT, runtime},
+    Batch, BatchPlace, BatchReply,
     queue::{BatchGuard, DirectPermit, Queue, QueuedRequest, STALL_TIMEOUT},
-    reply::Reply,
-    request::{Request, ScriptOp},
 };
-use crate::observe::store_failed;
+use crate::{
+    observe::store_failed,
+    store::redis::{
+        RedisStore,
+        connection::link::{TIMEOUT, runtime},
+        error::{RedisError, RedisErrorKind},
+        protocol::{
+            reply::Reply,
+            request::{Request, ScriptOp},
+        },
+    },
+};
 
 /// Charges `request` in its own call or in a batch.
-pub(super) async fn take<C>(
+pub(crate) async fn take<C>(
     store: &RedisStore<C>,
     request: &Arc<Request>,
 ) -> Result<Reply, RedisError>
@@ -183,7 +189,7 @@ where
     }
 
     /// Sends plain `requests` in one batch, and ignores the decisions.
-    pub(super) async fn take_together(
+    pub(crate) async fn take_together(
         &self,
         requests: impl IntoIterator<Item = Request>,
     ) -> Result<(), RedisError> {

@@ -2,18 +2,18 @@
 //!
 //! Products are computed in Rust, because numbers in Lua lose digits.
 
-use super::{
-    script::letter,
-    slots::{MAX_COST, SlotTake, Slots},
-};
+use super::script::letter;
 use crate::{
     algorithm::{Demand, Receipt, gcra::Gcra},
     quota::{Algorithm, Quota},
-    store::Unsupported,
+    store::{
+        Unsupported,
+        redis::slots::{MAX_COST, SlotTake, Slots},
+    },
 };
 
 /// The longest time for which accounts are kept, in nanoseconds: forty years.
-pub(super) const LONGEST: u64 = 40 * 365 * 86_400 * 1_000_000_000;
+pub(crate) const LONGEST: u64 = 40 * 365 * 86_400 * 1_000_000_000;
 /// The maximum units of an account.
 const MOST_UNITS: u64 = 1 << 39;
 /// The bound below which a double represents every integer.
@@ -21,11 +21,11 @@ const EXACT: u64 = 1 << 53;
 
 /// The bytes of a plan. Its numbers are little-endian.
 #[derive(Debug, Default)]
-pub(super) struct EncodedPlan(pub(super) Vec<u8>);
+pub(crate) struct EncodedPlan(pub(crate) Vec<u8>);
 
 /// A change of an account.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Change {
+pub(crate) enum Change {
     /// Charges the demand if it fits.
     Charge,
     /// Changes no units, for a reset or a block.
@@ -40,19 +40,19 @@ pub(super) enum Change {
 
 impl EncodedPlan {
     /// Appends the lowest `N` bytes.
-    pub(super) fn int<const N: usize>(mut self, number: u64) -> Self {
+    pub(crate) fn int<const N: usize>(mut self, number: u64) -> Self {
         self.0.extend_from_slice(&number.to_le_bytes()[..N]);
         self
     }
 
     /// Appends a time in microseconds, then the remaining nanoseconds.
-    pub(super) fn nanos(self, nanos: u64) -> Self {
+    pub(crate) fn nanos(self, nanos: u64) -> Self {
         self.int::<7>(nanos / 1_000).int::<2>(nanos % 1_000)
     }
 
     /// Appends one quota with its demand and its change. `key` is the index of the list of a
     /// sliding log in the keys of the script.
-    pub(super) fn quota(mut self, quota: &Quota, ask: Demand, change: Change, key: usize) -> Self {
+    pub(crate) fn quota(mut self, quota: &Quota, ask: Demand, change: Change, key: usize) -> Self {
         let capacity = u64::from(quota.limit()) + u64::from(quota.soft_units());
         let possible = ask.need() <= capacity;
         self.0.push(letter(quota));
@@ -105,7 +105,7 @@ impl EncodedPlan {
 
     /// Appends a quota of slots with its demand. `key` is the index of the sorted set in the keys of
     /// the script.
-    pub(super) fn slots(
+    pub(crate) fn slots(
         mut self,
         quota: &Quota,
         ask: Demand,
@@ -125,7 +125,7 @@ impl EncodedPlan {
     }
 
     /// Appends the slots of requests: the first number and how many.
-    pub(super) fn slot_list(self, requests: impl Iterator<Item = (u64, u32)>) -> Self {
+    pub(crate) fn slot_list(self, requests: impl Iterator<Item = (u64, u32)>) -> Self {
         requests.fold(self, |plan, (first, units)| plan.int::<8>(first).int::<2>(units.into()))
     }
 
@@ -158,7 +158,7 @@ impl EncodedPlan {
 }
 
 /// Returns an error if the scripts cannot count the quota exactly.
-pub(super) fn check(quota: &Quota) -> Result<(), Unsupported> {
+pub(crate) fn check(quota: &Quota) -> Result<(), Unsupported> {
     let (width, product) = match quota.counted_by() {
         Algorithm::Gcra | Algorithm::Concurrent => return Ok(()),
         Algorithm::SlidingWindow { buckets } => (quota.period_nanos() / u64::from(buckets), true),

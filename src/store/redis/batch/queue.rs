@@ -12,11 +12,8 @@ use foldhash::quality::RandomState;
 use smallvec::SmallVec;
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
-use super::{
-    batch::{Batch, BatchKind, BatchPlace, MAX_SIZE},
-    error::RedisError,
-    request::Request,
-};
+use super::{Batch, BatchKind, BatchPlace, MAX_SIZE};
+use crate::store::redis::{error::RedisError, protocol::request::Request};
 
 /// The maximum number of direct calls in flight. Further requests wait for a batch.
 const MAX_DIRECT: usize = 16;
@@ -30,21 +27,21 @@ const MAX_IN_FLIGHT: usize = 2;
 /// requests would otherwise wait for one round trip before their own.
 const BATCH_INTERVAL: Duration = Duration::from_millis(5);
 /// The time after which a batch no longer counts as in flight, because its runtime may be blocked.
-pub(super) const STALL_TIMEOUT: Duration = Duration::from_millis(100);
+pub(crate) const STALL_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The queues of a store: for each slot of a cluster, one for each kind of batch.
 ///
 /// A call cannot have accounts of different slots.
 #[derive(Debug)]
-pub(super) struct Queues(Box<[OnceLock<[Arc<Queue>; 2]>]>);
+pub(crate) struct Queues(Box<[OnceLock<[Arc<Queue>; 2]>]>);
 
 impl Queues {
-    pub(super) fn new(count: u16) -> Self {
+    pub(crate) fn new(count: u16) -> Self {
         Self((0..count).map(|_| OnceLock::new()).collect())
     }
 
     /// Returns the queue of the slot.
-    pub(super) fn get(&self, slot: u16, kind: BatchKind) -> &Arc<Queue> {
+    pub(crate) fn get(&self, slot: u16, kind: BatchKind) -> &Arc<Queue> {
         let queues = self.0[usize::from(slot)]
             .get_or_init(|| [BatchKind::Plain, BatchKind::General].map(Queue::new));
         &queues[kind as usize]
@@ -53,7 +50,7 @@ impl Queues {
 
 /// The queue of waiting requests, and the calls in flight.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(crate) struct Queue {
     kind: BatchKind,
     state: Mutex<QueueState>,
 }
@@ -130,11 +127,11 @@ enum Phase {
 
 /// A waiting caller with its request.
 #[derive(Debug)]
-pub(super) struct QueuedRequest {
-    pub(super) request: Arc<Request>,
-    pub(super) tx: oneshot::Sender<Result<BatchPlace, RedisError>>,
+pub(crate) struct QueuedRequest {
+    pub(crate) request: Arc<Request>,
+    pub(crate) tx: oneshot::Sender<Result<BatchPlace, RedisError>>,
     /// The runtime of the caller.
-    pub(super) runtime: Handle,
+    pub(crate) runtime: Handle,
 }
 
 impl QueuedRequest {
@@ -149,17 +146,17 @@ impl Queue {
         Arc::new(Self { kind, state: Mutex::default() })
     }
 
-    pub(super) fn kind(&self) -> BatchKind {
+    pub(crate) fn kind(&self) -> BatchKind {
         self.kind
     }
 
     /// Returns `true` if requests wait for a batch.
-    pub(super) fn has_ready(&self) -> bool {
+    pub(crate) fn has_ready(&self) -> bool {
         !self.state().ready.is_empty()
     }
 
     /// Returns a permit for a direct call, or `None` if the request must wait.
-    pub(super) fn try_direct(self: &Arc<Self>, request: &Arc<Request>) -> Option<DirectPermit> {
+    pub(crate) fn try_direct(self: &Arc<Self>, request: &Arc<Request>) -> Option<DirectPermit> {
         let mut state = self.state();
         if !state.ready.is_empty() || !state.batches.is_empty() || state.direct >= MAX_DIRECT {
             return None;
@@ -175,7 +172,7 @@ impl Queue {
     }
 
     /// Adds a caller. Returns `true` if a batch is due.
-    pub(super) fn push(&self, caller: QueuedRequest, now: Instant) -> bool {
+    pub(crate) fn push(&self, caller: QueuedRequest, now: Instant) -> bool {
         let mut state = self.state();
         let question = Question(caller.request.clone());
         let waiting = &mut state.asked.entry(question.clone()).or_default().waiting;
@@ -192,7 +189,7 @@ impl Queue {
     /// Returns the first caller of the next batch, if a batch is due.
     ///
     /// No other batch starts until [`batch_spawned`](Queue::batch_spawned) is called.
-    pub(super) fn next_batch(
+    pub(crate) fn next_batch(
         self: &Arc<Self>,
         now: Instant,
     ) -> Option<(QueuedRequest, BatchGuard)> {
@@ -210,7 +207,7 @@ impl Queue {
         Some((first, BatchGuard { queue: self.clone(), id }))
     }
 
-    pub(super) fn batch_spawned(&self) {
+    pub(crate) fn batch_spawned(&self) {
         self.state().spawning = false;
     }
 
@@ -292,7 +289,7 @@ impl QueueState {
 
 /// A permit for one direct call.
 #[derive(Debug)]
-pub(super) struct DirectPermit {
+pub(crate) struct DirectPermit {
     queue: Arc<Queue>,
     question: Question,
 }
@@ -307,18 +304,18 @@ impl Drop for DirectPermit {
 
 /// A batch in its queue. The batch leaves the queue on drop.
 #[derive(Debug)]
-pub(super) struct BatchGuard {
+pub(crate) struct BatchGuard {
     queue: Arc<Queue>,
     id: u64,
 }
 
 impl BatchGuard {
-    pub(super) fn queue(&self) -> &Arc<Queue> {
+    pub(crate) fn queue(&self) -> &Arc<Queue> {
         &self.queue
     }
 
     /// Fills the batch with `first` and the waiting callers.
-    pub(super) fn collect(&self, first: QueuedRequest, batch: &mut Batch) {
+    pub(crate) fn collect(&self, first: QueuedRequest, batch: &mut Batch) {
         let (mut guard, kind) = (self.queue.state(), self.queue.kind);
         let state = &mut *guard;
         let mut questions = vec![Question(first.request.clone())];
@@ -346,7 +343,7 @@ impl BatchGuard {
     }
 
     /// Marks the batch as answered, so that the next batch may be sent.
-    pub(super) fn replying(&self) {
+    pub(crate) fn replying(&self) {
         let mut state = self.queue.state();
         if let Some(batch) = state.batches.iter_mut().find(|batch| batch.id == self.id) {
             batch.phase = Phase::Replying;

@@ -1,5 +1,10 @@
 //! Sends each call to the server of a cluster that stores its keys.
 
+pub(crate) mod fan_out;
+pub(crate) mod hash_slot;
+mod node;
+pub(crate) mod routes;
+
 use std::{any::Any, fmt, mem::forget, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
@@ -9,14 +14,18 @@ use redis::{
 };
 use tokio::time::{Instant, sleep_until};
 
-use super::{
-    RedisStore,
+use self::{
     hash_slot::slot,
-    link::TIMEOUT,
     node::{Connect, Node},
     routes::Routes,
 };
-use crate::{key::Key, store::FailureDomain};
+use crate::{
+    key::Key,
+    store::{
+        FailureDomain,
+        redis::{RedisStore, connection::link::TIMEOUT},
+    },
+};
 
 /// The maximum number of redirections of a call.
 const MAX_REDIRECTIONS: u32 = 5;
@@ -36,8 +45,8 @@ const MAX_PROBE_KEYS: u32 = 10_000;
 /// After a failure, a timeout or a redirection, one task asks the cluster which server has each slot. While
 /// the failure lasts, the task asks again, with pauses of up to half a second.
 ///
-/// Created by [`RedisStore::cluster`](super::RedisStore::cluster) and
-/// [`cluster_lazy`](super::RedisStore::cluster_lazy). Clones share the connections.
+/// Created by [`RedisStore::cluster`](crate::RedisStore::cluster) and
+/// [`cluster_lazy`](crate::RedisStore::cluster_lazy). Clones share the connections.
 #[derive(Clone)]
 pub struct ClusterLink {
     routes: Arc<Routes>,
@@ -45,12 +54,12 @@ pub struct ClusterLink {
 
 impl ClusterLink {
     /// Creates a link that connects on the first command.
-    pub(super) fn new(seeds: &[(&str, u16)], connect: Connect) -> RedisResult<Self> {
+    pub(crate) fn new(seeds: &[(&str, u16)], connect: Connect) -> RedisResult<Self> {
         Ok(Self { routes: Routes::new(seeds, connect)? })
     }
 
     /// Returns the servers of these accounts.
-    pub(super) fn servers(&self, accounts: impl Iterator<Item = String>) -> Vec<FailureDomain> {
+    pub(crate) fn servers(&self, accounts: impl Iterator<Item = String>) -> Vec<FailureDomain> {
         let mut servers = Vec::new();
         for node in accounts.filter_map(|key| self.routes.master(slot(key.as_bytes())).ok()) {
             if !servers.contains(&node.domain) {
@@ -65,13 +74,13 @@ impl ClusterLink {
     }
 
     /// Returns the addresses of the masters whose circuit breaker is open.
-    pub(super) fn failing(&self) -> Vec<String> {
+    pub(crate) fn failing(&self) -> Vec<String> {
         let masters = self.routes.masters().into_iter();
         masters.filter(|node| node.domain.is_open()).map(|node| node.address.clone()).collect()
     }
 
     /// Returns the address of each master, with a key whose account is on that master.
-    pub(super) async fn key_per_server(
+    pub(crate) async fn key_per_server(
         &self,
         account: impl Fn(&Key) -> String,
     ) -> RedisResult<Vec<(String, Key)>> {
@@ -160,7 +169,7 @@ fn deadline() -> Instant {
 
 impl<C: 'static> RedisStore<C> {
     /// Returns the connection, if it is a [`ClusterLink`].
-    pub(super) fn cluster_link(&self) -> Option<&ClusterLink> {
+    pub(crate) fn cluster_link(&self) -> Option<&ClusterLink> {
         (&self.connection as &dyn Any).downcast_ref()
     }
 }

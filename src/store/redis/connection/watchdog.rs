@@ -17,7 +17,7 @@ const MAX_SILENCE: Duration = Duration::from_secs(1);
 const MIN_REQUESTS: u32 = 2;
 
 #[derive(Debug)]
-pub(super) struct Watchdog {
+pub(crate) struct Watchdog {
     created: Instant,
     /// The time of the first request without a reply, in milliseconds since `created`, plus one.
     ///
@@ -27,12 +27,12 @@ pub(super) struct Watchdog {
 }
 
 impl Watchdog {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { created: Instant::now(), since: AtomicU64::new(0), requests: AtomicU32::new(0) }
     }
 
     /// Records a request. Returns `true` if the connection has not replied for too long.
-    pub(super) fn request_sent(&self) -> bool {
+    pub(crate) fn request_sent(&self) -> bool {
         let now = u64::try_from(self.created.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1;
         match self.since.compare_exchange(0, now, AcqRel, Acquire) {
             Ok(_) => {
@@ -47,7 +47,7 @@ impl Watchdog {
         }
     }
 
-    pub(super) fn reply_received(&self) {
+    pub(crate) fn reply_received(&self) {
         self.since.store(0, Release);
     }
 }

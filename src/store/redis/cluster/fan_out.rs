@@ -11,20 +11,24 @@ use futures_util::{future::join_all, poll};
 use redis::aio::ConnectionLike;
 use tokio::sync::oneshot;
 
-use super::{
-    RedisStore,
-    error::{RedisError, RedisErrorKind},
-    link::runtime,
-    reply::Reply,
-    request::{Request, ScriptOp},
+use crate::{
+    decision::{Decision, Holds},
+    store::redis::{
+        RedisStore,
+        connection::link::runtime,
+        error::{RedisError, RedisErrorKind},
+        protocol::{
+            reply::Reply,
+            request::{Request, ScriptOp},
+        },
+    },
 };
-use crate::decision::{Decision, Holds};
 
 /// Charges all accounts of `request`, or none. Each of `parts` is a piece of the request, and is
 /// sent in its own call.
 ///
 /// The calls continue if the caller is dropped, so that charges can be undone.
-pub(super) async fn take<C>(
+pub(crate) async fn take<C>(
     store: RedisStore<C>,
     request: Arc<Request>,
     parts: Vec<Request>,
@@ -65,7 +69,7 @@ where
 }
 
 /// Undoes the charges of `taken` in the background. Without a runtime, the charges remain.
-pub(super) fn undo<C>(
+pub(crate) fn undo<C>(
     store: &RedisStore<C>,
     request: &Request,
     taken: &Decision,

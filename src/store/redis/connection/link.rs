@@ -24,11 +24,11 @@ use tokio::{
     time::{Instant, sleep_until, timeout, timeout_at},
 };
 
-use super::{error::code, watchdog::Watchdog};
-use crate::store::BoxFuture;
+use super::watchdog::Watchdog;
+use crate::store::{BoxFuture, redis::error::code};
 
 /// The timeout of a connection attempt, and of a command.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(1);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(1);
 /// The time that a command waits for the next connection attempt.
 const RECONNECT_GRACE: Duration = Duration::from_millis(25);
 /// The maximum pause between attempts.
@@ -40,10 +40,10 @@ const BASE_BACKOFF: Duration = Duration::from_millis(10);
 const MAX_BACKOFF_WHEN_WANTED: Duration = Duration::from_millis(100);
 
 /// Opens a connection.
-pub(super) type Dial = Box<dyn Fn() -> BoxFuture<RedisResult<MultiplexedConnection>> + Send + Sync>;
+pub(crate) type Dial = Box<dyn Fn() -> BoxFuture<RedisResult<MultiplexedConnection>> + Send + Sync>;
 
 /// Returns a function that connects to the server of `client`.
-pub(super) fn dial(client: Client) -> Dial {
+pub(crate) fn dial(client: Client) -> Dial {
     Box::new(move || {
         let client = client.clone();
         Box::pin(
@@ -53,7 +53,7 @@ pub(super) fn dial(client: Client) -> Dial {
 }
 
 /// Returns the settings of a connection.
-pub(super) fn config() -> AsyncConnectionConfig {
+pub(crate) fn config() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new()
         .set_connection_timeout(Some(TIMEOUT))
         .set_response_timeout(Some(TIMEOUT))
@@ -62,8 +62,8 @@ pub(super) fn config() -> AsyncConnectionConfig {
 /// Multiplexed connection to one server, or to the master that sentinels report.
 ///
 /// The connection reconnects by itself, with exponential backoff and full jitter. Created by
-/// [`RedisStore::connect`](super::RedisStore::connect),
-/// [`connect_lazy`](super::RedisStore::connect_lazy) and [`sentinel`](super::RedisStore::sentinel).
+/// [`RedisStore::connect`](crate::RedisStore::connect),
+/// [`connect_lazy`](crate::RedisStore::connect_lazy) and [`sentinel`](crate::RedisStore::sentinel).
 /// Clones share the connection.
 #[derive(Clone)]
 pub struct Link(Arc<LinkInner>);
@@ -90,7 +90,7 @@ enum LinkState {
 
 impl Link {
     /// Creates a link that connects on the first command.
-    pub(super) fn new(dial: Dial) -> Self {
+    pub(crate) fn new(dial: Dial) -> Self {
         Self(Arc::new(LinkInner {
             dial,
             state: watch::Sender::new(LinkState::Down { failed: None, trying: false }),
@@ -157,7 +157,7 @@ impl Link {
     }
 
     /// Discards the current connection after an invalid reply, if `connection` is a [`Link`].
-    pub(super) fn discard_current(connection: &dyn Any) {
+    pub(crate) fn discard_current(connection: &dyn Any) {
         if let Some(link) = connection.downcast_ref::<Self>() {
             link.discard_invalid();
         }
@@ -228,7 +228,7 @@ fn backoff(attempt: u32) -> Duration {
 }
 
 /// Returns the current tokio runtime. Fails outside of a runtime.
-pub(super) fn runtime() -> RedisResult<Handle> {
+pub(crate) fn runtime() -> RedisResult<Handle> {
     Handle::try_current()
         .map_err(|_| not_connected("no tokio runtime; call the store from within one"))
 }

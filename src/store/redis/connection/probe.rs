@@ -6,19 +6,23 @@ use std::{sync::atomic::Ordering::Relaxed, time::Instant};
 use futures_util::future::{join, join_all};
 use redis::{Cmd, Value, aio::ConnectionLike};
 
-use super::{
-    RedisStore, SLOT_TTL,
-    cluster::ClusterLink,
-    error::{RedisError, RedisErrorKind},
-    request::{Request, ScriptOp},
-    script::ScriptKind,
-    slots::SlotChange,
-};
 use crate::{
     key::Key,
     name::RuleName,
     quota::{Algorithm, Quota},
-    store::{Charge, Health},
+    store::{
+        Charge, Health,
+        redis::{
+            RedisStore, SLOT_TTL,
+            cluster::ClusterLink,
+            error::{RedisError, RedisErrorKind},
+            protocol::{
+                request::{Request, ScriptOp},
+                script::ScriptKind,
+            },
+            slots::SlotChange,
+        },
+    },
 };
 
 /// The commands that a user of the store must be permitted to run.
@@ -146,7 +150,7 @@ where
 }
 
 /// Reads the probe's account, and returns the health of the store.
-pub(super) async fn health<C>(store: RedisStore<C>) -> Health
+pub(crate) async fn health<C>(store: RedisStore<C>) -> Health
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
@@ -172,7 +176,7 @@ fn rule() -> RuleName {
 }
 
 /// Appends a suggested fix to an error. `sharded` selects the text for a cluster.
-pub(super) fn with_fix(error: RedisError, prefix: &str, sharded: bool) -> RedisError {
+pub(crate) fn with_fix(error: RedisError, prefix: &str, sharded: bool) -> RedisError {
     let text = error.to_string();
     match error.kind() {
         RedisErrorKind::Replica => error.with_fix("give the address of the primary"),
@@ -247,7 +251,7 @@ mod tests {
 
     #[test]
     fn the_guide_lists_the_same_commands() {
-        let guide = include_str!("../../guide/redis.md");
+        let guide = include_str!("../../../guide/redis.md");
         let guide = guide.split_whitespace().collect::<Vec<_>>().join(" ");
         for permissions in [PERMISSIONS, CLUSTER_PERMISSIONS.trim()] {
             assert!(guide.contains(permissions), "src/guide/redis.md lacks {permissions}");

@@ -1,23 +1,30 @@
 //! Batches of requests. A batch is one call, and contains equal requests only once.
 
+pub(crate) mod coalesce;
+pub(crate) mod queue;
+
 use std::{borrow::Cow, collections::HashMap, mem, sync::Arc};
 
 use redis::Value;
 use smallvec::SmallVec;
 
-use super::{
-    error::RedisError,
-    plan::Change,
-    queue::QueuedRequest,
-    reply::{AccountReply, Reader, Reply},
-    request::{AccountRequest, QuotaRequests, Request},
-    script::ScriptKind,
-    slots::{SlotCall, Slots},
+use self::queue::QueuedRequest;
+use crate::{
+    decision::Hold,
+    store::redis::{
+        error::RedisError,
+        protocol::{
+            plan::Change,
+            reply::{AccountReply, Reader, Reply},
+            request::{AccountRequest, QuotaRequests, Request},
+            script::ScriptKind,
+        },
+        slots::{SlotCall, Slots},
+    },
 };
-use crate::decision::Hold;
 
 /// The maximum [size](BatchKind::size) of a batch. A larger request has a batch of its own.
-pub(super) const MAX_SIZE: usize = 64;
+pub(crate) const MAX_SIZE: usize = 64;
 /// The maximum number of callers in a batch, including those with equal requests.
 const MAX_CALLERS: usize = 4_096;
 /// The number of accounts that a small request with only plain quotas may have.
@@ -25,7 +32,7 @@ const SMALL: usize = 4;
 
 /// The kind of the requests in a batch. Each has its own script.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum BatchKind {
+pub(crate) enum BatchKind {
     /// All requests [are plain](Request::is_plain).
     #[default]
     Plain,
@@ -33,14 +40,14 @@ pub(super) enum BatchKind {
 }
 
 impl BatchKind {
-    pub(super) fn of(request: &Request) -> Self {
+    pub(crate) fn of(request: &Request) -> Self {
         if request.is_plain() { Self::Plain } else { Self::General }
     }
 
     /// Returns the script, and the letters of its algorithms.
     ///
     /// The general script has all algorithms, so that there is one such script.
-    pub(super) fn script(self) -> (ScriptKind, &'static [u8]) {
+    pub(crate) fn script(self) -> (ScriptKind, &'static [u8]) {
         match self {
             Self::Plain => (ScriptKind::Batch, b"g"),
             Self::General => (ScriptKind::Groups, b"gtfslc"),
@@ -48,7 +55,7 @@ impl BatchKind {
     }
 
     /// Returns the share of a group of requests in the time of a batch.
-    pub(super) fn size(self, request: &Request) -> usize {
+    pub(crate) fn size(self, request: &Request) -> usize {
         match self {
             Self::Plain => request.accounts.len().div_ceil(SMALL),
             Self::General => request.quota_count().max(1),
@@ -58,7 +65,7 @@ impl BatchKind {
 
 /// The callers that share one call.
 #[derive(Debug, Default)]
-pub(super) struct Batch {
+pub(crate) struct Batch {
     kind: BatchKind,
     /// Groups of equal requests, in the order of their first requests.
     groups: Vec<Group>,
@@ -78,19 +85,19 @@ struct Group {
 
 /// The reply of the script to a batch.
 #[derive(Debug)]
-pub(super) struct BatchReply {
+pub(crate) struct BatchReply {
     now: u64,
     /// The results of the groups, in the order of the groups.
     groups: Vec<GroupReply>,
     /// `true` if the server does not have or not permit `MSETEX`.
-    pub(super) lacks_msetex: bool,
+    pub(crate) lacks_msetex: bool,
     /// The slots of the allowed callers of each group.
     holds: Vec<Vec<Vec<Hold>>>,
 }
 
 /// The place of one caller in the reply to a batch.
 #[derive(Debug)]
-pub(super) struct BatchPlace {
+pub(crate) struct BatchPlace {
     reply: Arc<BatchReply>,
     group: usize,
     position: usize,
@@ -107,27 +114,27 @@ struct GroupReply {
 }
 
 impl Batch {
-    pub(super) fn new(kind: BatchKind) -> Self {
+    pub(crate) fn new(kind: BatchKind) -> Self {
         Self { kind, ..Self::default() }
     }
 
-    pub(super) fn kind(&self) -> BatchKind {
+    pub(crate) fn kind(&self) -> BatchKind {
         self.kind
     }
 
     /// Returns the number of callers with this request that still fit into the batch.
-    pub(super) fn room(&self, request: &Request) -> usize {
+    pub(crate) fn room(&self, request: &Request) -> usize {
         let size = self.size + self.kind.size(request);
         let fits = size <= MAX_SIZE || self.groups.is_empty();
         if fits { MAX_CALLERS.saturating_sub(self.callers) / request.weight() } else { 0 }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.groups.is_empty()
     }
 
     /// Adds callers with equal requests.
-    pub(super) fn add(&mut self, callers: SmallVec<[QueuedRequest; 1]>) {
+    pub(crate) fn add(&mut self, callers: SmallVec<[QueuedRequest; 1]>) {
         let Some(first) = callers.first() else { return };
         self.callers += callers.len() * first.request.weight();
         self.size += self.kind.size(&first.request);
@@ -148,14 +155,14 @@ impl Batch {
     }
 
     /// Numbers the slots of each group.
-    pub(super) fn slots(&self, slots: &Arc<Slots>) -> Vec<SlotCall> {
+    pub(crate) fn slots(&self, slots: &Arc<Slots>) -> Vec<SlotCall> {
         let callers = |group: &Group| u32::try_from(group.callers.len()).unwrap_or(u32::MAX);
         self.groups.iter().map(|group| slots.begin(group.request(), callers(group))).collect()
     }
 
     /// Returns the keys and the arguments of the script. `has_msetex` is `true` if the server may
     /// have the command.
-    pub(super) fn encode(
+    pub(crate) fn encode(
         &self,
         slots: &[SlotCall],
         has_msetex: bool,
@@ -199,7 +206,7 @@ impl Batch {
     }
 
     /// Parses the reply of the script.
-    pub(super) fn read(&self, value: &Value) -> Result<BatchReply, RedisError> {
+    pub(crate) fn read(&self, value: &Value) -> Result<BatchReply, RedisError> {
         let Value::BulkString(bytes) = value else {
             return Err(RedisError::invalid_reply("not a bulk string"));
         };
@@ -213,7 +220,7 @@ impl Batch {
     }
 
     /// Sends each caller its place in the reply. The slots of a caller that has left are freed.
-    pub(super) fn reply(self, reply: Result<BatchReply, RedisError>) {
+    pub(crate) fn reply(self, reply: Result<BatchReply, RedisError>) {
         let (mut holds, reply) = match reply {
             Ok(mut reply) => (mem::take(&mut reply.holds), Ok(Arc::new(reply))),
             Err(error) => (Vec::new(), Err(error)),
@@ -234,7 +241,7 @@ impl Batch {
 
 impl BatchReply {
     /// Records which slots were taken.
-    pub(super) fn hold(&mut self, slots: Vec<SlotCall>) {
+    pub(crate) fn hold(&mut self, slots: Vec<SlotCall>) {
         let taken = |(call, group): (SlotCall, &GroupReply)| {
             call.answered(|account| group.accounts[account].0)
         };
@@ -242,7 +249,7 @@ impl BatchReply {
     }
 
     /// Returns the number of accounts whose value in Redis was invalid.
-    pub(super) fn healed(&self) -> usize {
+    pub(crate) fn healed(&self) -> usize {
         let accounts = self.groups.iter().flat_map(|group| &group.accounts);
         accounts.filter(|(_, account)| account.healed).count()
     }
@@ -319,7 +326,7 @@ impl GroupReply {
 
 impl BatchPlace {
     /// Returns the reply to the request of this caller, as if all callers had made separate calls.
-    pub(super) fn reply(self, request: &Request) -> Reply {
+    pub(crate) fn reply(self, request: &Request) -> Reply {
         let Self { reply, group, position, holds } = self;
         let (group, now) = (&reply.groups[group], reply.now);
         let own = |((charges, reply), account): (&(usize, AccountReply), &AccountRequest)| {
@@ -345,7 +352,7 @@ mod tests {
         key::Key,
         name::RuleName,
         quota::{Algorithm, Quota},
-        store::{Charge, redis::addresses::Addresses},
+        store::{Charge, redis::protocol::addresses::Addresses},
     };
 
     const NOW: u64 = 1_700_000_000_000_000;
