@@ -48,7 +48,7 @@ impl<S: Store> Store for FailOpen<S> {
         let limits = |charge: &Charge<'_>| {
             charge.cost() > 0 && !charge.quotas().is_empty() && !charge.is_report_only()
         };
-        if let Op::Take(charges) = op
+        if let Op::Take(charges) | Op::Peek(charges) = op
             && let Some(charge) = charges.iter().find(|charge| limits(charge))
             && let Err(unsupported) = self.inner.supports(charges)
         {
@@ -114,7 +114,8 @@ impl<S: Store> Store for FailClosed<S> {
         let denial = Substitute::Deny {
             rule: denying.map_or_else(RuleName::default, Charge::rule),
             retry_after: self.retry_after,
-            report_only: matches!(op, Op::Take(_)) && denying.is_some_and(Charge::is_report_only),
+            report_only: matches!(op, Op::Take(_) | Op::Peek(_))
+                && denying.is_some_and(Charge::is_report_only),
         };
         call(&self.inner, &self.outages, op, denial)
     }

@@ -24,13 +24,13 @@ const BUDGET: [(&str, usize); 21] = [
     ("src/reject", 545),
     ("src/rule", 1219),
     ("src/simulate", 371),
-    ("src/store", 1420),
+    ("src/store", 1429),
     ("src/store/breaker", 386),
-    ("src/store/fallback", 292),
-    ("src/store/hot_keys", 1587),
-    ("src/store/local", 2151),
-    ("src/store/redis", 3732),
-    ("src/testing", 885),
+    ("src/store/fallback", 293),
+    ("src/store/hot_keys", 1591),
+    ("src/store/local", 2251),
+    ("src/store/redis", 3758),
+    ("src/testing", 894),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.
 const SLACK: usize = 40;

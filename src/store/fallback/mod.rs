@@ -162,6 +162,7 @@ where
     fn mirror_call(&self, op: Op<'_>, decision: &Decision) {
         match op {
             Op::Take(charges) => self.mirror(charges, decision, 0),
+            Op::Peek(_) => {}
             Op::Adjust(_, units) => {
                 self.mirror(op.charges(), decision, units.min(0).unsigned_abs());
             }
@@ -172,7 +173,7 @@ where
     /// Calls the local store instead of the inner store.
     fn call_local(&self, op: Op<'_>) -> Decision {
         match op {
-            Op::Take([]) => Decision::allow(),
+            Op::Take([]) | Op::Peek([]) => Decision::allow(),
             // The local store mirrored only a share of the charge.
             Op::Adjust(charge, units) if units < 0 => {
                 self.call_share(Op::Adjust(charge, units / i64::from(self.instances.get())))
