@@ -145,18 +145,23 @@ impl<'a> DecisionEvent<'a> {
         Some((key, key.fingerprint(self.secret?)))
     }
 
-    /// Returns the result of the request. In a report-only layer, the store may have denied it.
-    fn verdict(&self, decision: &Decision) -> Verdict {
-        match self.is_admitted && !decision.is_allowed() {
+    /// Returns the result of a [decision](DecisionEvent::decision), as in the metric
+    /// `ratelimit.decisions`, such as `allowed`, `limited` or `shadow_limited`.
+    #[must_use]
+    pub fn result(&self) -> Option<&'static str> {
+        let decision = self.decision()?;
+        let verdict = match self.is_admitted && !decision.is_allowed() {
             true => Verdict::ShadowLimited,
             false => Verdict::of(decision.source(), self.is_admitted),
-        }
+        };
+        Some(verdict.as_str())
     }
 
     /// Calls `record` with the result under each rule, once per rule. A denial has a result under
     /// the rules that denied it.
     ///
     /// If no single rule decided, such as in an outage, each of `all` has the result.
+    #[cfg(any(feature = "admin", feature = "metrics"))]
     pub(crate) fn each_rule(
         &self,
         all: impl Iterator<Item = RuleName>,

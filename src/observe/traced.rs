@@ -27,7 +27,7 @@ fn record(event: &DecisionEvent<'_>, decision: &Decision) {
     if field.is_none() && !is_logged {
         return;
     }
-    let result = event.verdict(decision).as_str();
+    let result = event.result();
     let store = decision.source().as_str();
     let policy = event.rule();
     let policy = policy.as_ref().map(|rule| rule.as_str());

@@ -31,6 +31,7 @@ impl Lines {
             let left = event.decision().and_then(|decision| decision.remaining());
             let left = left.map_or("-".to_owned(), |left| left.to_string());
             let runs = if event.is_admitted() { "runs" } else { "rejected" };
+            let runs = event.result().map_or(runs.to_owned(), |result| format!("{runs} {result}"));
             let line = format!("{} {runs} {rule} {left}", event.head().uri.path());
             lines.0.lock().expect("no panic").push(line);
         }
@@ -54,7 +55,12 @@ async fn a_hook_gets_the_head_the_decision_and_the_rule_of_each_request() {
     }
     answer(&layer, get("/no-key")).await;
     answer(&layer, get("/health")).await;
-    let expected = ["/ runs user 1", "/ runs user 0", "/ rejected user 0", "/no-key rejected - -"];
+    let expected = [
+        "/ runs allowed user 1",
+        "/ runs allowed user 0",
+        "/ rejected limited user 0",
+        "/no-key rejected - -",
+    ];
     assert_eq!(lines.take(), expected, "an exempt request has no event");
 }
 
@@ -68,8 +74,8 @@ async fn every_hook_is_called_and_the_overage_is_admitted() {
     for _ in 0..2 {
         assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::OK);
     }
-    assert_eq!(one.take(), ["/ runs default 0"; 2]);
-    assert_eq!(other.take(), ["/ runs default 0"; 2]);
+    assert_eq!(one.take(), ["/ runs allowed default 0"; 2]);
+    assert_eq!(other.take(), ["/ runs allowed default 0"; 2]);
     let counts = counters.snapshot();
     assert_eq!((counts.allowed, counts.overage, counts.denied), (2, 1, 0));
 }
