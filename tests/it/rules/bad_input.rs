@@ -475,7 +475,7 @@ async fn a_missing_peer_address_reports_the_fix() {
 async fn an_unusable_key_reports_the_reason_and_is_counted() {
     let counters = Counters::new();
     let rule = Rule::new("user", HeaderKey::new("x-user"), TEN);
-    let layer = RateLimitLayer::rules(rule, store()).count(&counters);
+    let layer = RateLimitLayer::rules(rule, store()).on_decision(counters.clone());
     let long = "k".repeat(1_025);
     for (headers, said) in [
         (&[][..], "missing header x-user"),
@@ -488,7 +488,7 @@ async fn an_unusable_key_reports_the_reason_and_is_counted() {
         assert!(!headers.contains_key("retry-after"));
     }
     let client = ClientIp::hops(2);
-    let layer = RateLimitLayer::new(client, TEN, store()).count(&counters);
+    let layer = RateLimitLayer::new(client, TEN, store()).on_decision(counters.clone());
     for (value, said) in [
         ("203.0.113.9", "missing client's address in x-forwarded-for"),
         ("203.0.113.9, unknown", "header x-forwarded-for has an entry without a valid address"),
@@ -496,7 +496,9 @@ async fn an_unusable_key_reports_the_reason_and_is_counted() {
         let (status, body, _) = response(&layer, &[("x-forwarded-for", value)]).await;
         assert_eq!((status, body), (400, format!("Request rejected: {said}.")));
     }
-    let denied = RateLimitLayer::per_ip(TEN).count(&counters).deny(AccessList::from_fn(|_| true));
+    let denied = RateLimitLayer::per_ip(TEN)
+        .on_decision(counters.clone())
+        .deny(AccessList::from_fn(|_| true));
     assert_eq!(answer(&denied, get("/")).await.status(), StatusCode::FORBIDDEN);
     assert_eq!(counters.snapshot().unkeyed, 7);
     assert_eq!(counters.snapshot().denied, 0);
