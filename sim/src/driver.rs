@@ -11,10 +11,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{
-    node::Mutant,
-    world::{self, Report},
-};
+use crate::world::{self, Report};
 
 /// The seeds that found a violation once, each with its cause.
 const FOUND: &str = include_str!("../seeds.txt");
@@ -32,8 +29,8 @@ pub fn range(text: &str) -> Option<Range<u64>> {
 
 /// Runs one seed. Prints its story if `recorded`. A process runs no other seed: a run depends on
 /// state of its process, such as a counter of tokio and the interned names of rules.
-pub fn one(seed: u64, recorded: bool, mutant: Option<&'static Mutant>) -> bool {
-    let report = world::run(seed, recorded, mutant);
+pub fn one(seed: u64, recorded: bool) -> bool {
+    let report = world::run(seed, recorded);
     report.events.iter().for_each(|event| println!("{event}"));
     for violation in &report.violations {
         println!("seed {seed}: {violation}");

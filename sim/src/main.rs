@@ -1,7 +1,6 @@
 //! The whole system from one seed. `sim/README.md` describes it.
 
 mod driver;
-mod mutants;
 mod source;
 mod world;
 
@@ -12,20 +11,15 @@ use sim::{node, option, quotas, random};
 const USAGE: &str = "\
 usage: sim --seeds 0..1000 [--minutes N] [--first] [--trace]
                                           runs seeds of a range, and those of seeds.txt
-       sim --seed 42 [--trace] [--mutant N]
+       sim --seed 42 [--trace]
                                           runs one seed, and prints its story
-       sim mutants [--most 10000] [--mutant N]
-                                          changes the scripts, which the oracle has to find
 Each seed runs in a process of its own. Minutes are of CPU time, of all processes.";
 
 fn main() -> ExitCode {
-    let mutant = option("--mutant");
     let recorded = env::args().any(|arg| arg == "--trace");
     world::count_panics();
-    let well = if env::args().nth(1).is_some_and(|arg| arg == "mutants") {
-        mutants::run(option("--most").unwrap_or(10_000), mutant)
-    } else if let Some(seed) = option("--seed") {
-        driver::one(seed, recorded, mutant.and_then(mutants::get))
+    let well = if let Some(seed) = option("--seed") {
+        driver::one(seed, recorded)
     } else if let Some(range) = option::<String>("--seeds").as_deref().and_then(driver::range) {
         let first = env::args().any(|arg| arg == "--first");
         let more = if recorded { vec!["--trace".into()] } else { Vec::new() };

@@ -1,6 +1,6 @@
 //! The stored format of each algorithm, with golden values: the names of the keys, their bytes, and
 //! the decisions of a store that reads them. A change of `format.txt` needs another version in
-//! `src/store/redis/addresses.rs`, because stores of two releases share accounts.
+//! `src/store/redis/protocol/addresses.rs`, because stores of two releases share accounts.
 
 use std::{fmt::Write, time::Duration};
 

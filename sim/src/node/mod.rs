@@ -13,7 +13,6 @@ use self::script::{Scripts, State};
 pub use self::{
     data::Changes,
     reply::{Reply, Request, parse},
-    script::Mutant,
 };
 
 /// A node with its keys, its scripts and its clock.
@@ -31,14 +30,14 @@ pub struct Session {
 }
 
 impl Node {
-    /// Creates a node without keys, whose scripts may be changed by a mutant.
+    /// Creates a node without keys.
     ///
     /// # Panics
     ///
     /// Panics if Lua cannot start.
-    pub fn new(mutant: Option<&'static Mutant>) -> Self {
+    pub fn new() -> Self {
         let state = Arc::<Mutex<State>>::default();
-        let scripts = Scripts::new(state.clone(), mutant).expect("Lua starts");
+        let scripts = Scripts::new(state.clone()).expect("Lua starts");
         Self { state, scripts }
     }
 
@@ -49,6 +48,11 @@ impl Node {
     /// Sets the clock, in microseconds of Unix time.
     pub fn set_clock(&mut self, micros: i64) {
         self.state().data.now = micros;
+    }
+
+    /// Sets whether the server has `MSETEX`.
+    pub fn set_msetex(&mut self, has: bool) {
+        self.state().has_msetex = has;
     }
 
     /// Sets whether commands that need memory fail.

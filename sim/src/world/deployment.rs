@@ -13,7 +13,7 @@ use super::{
     server::Server,
     slots::{Moving, Slots, slot},
 };
-use crate::{node::Mutant, random::Random};
+use crate::random::Random;
 
 /// The kind of a deployment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub struct Deployment {
 pub const STALE: Duration = Duration::from_millis(100);
 
 impl Deployment {
-    pub fn new(random: &mut Random, kind: Kind, mutant: Option<&'static Mutant>) -> Arc<Self> {
+    pub fn new(random: &mut Random, kind: Kind) -> Arc<Self> {
         let shards = if kind == Kind::Cluster { 3 } else { 1 };
         let slots = Arc::new(Mutex::new(Slots::new(shards)));
         let count = if kind == Kind::Single { 1 } else { 2 * shards };
@@ -59,7 +59,8 @@ impl Deployment {
             let odd = kind == Kind::Sentinel && index == 1 && random.percent(50);
             let apart = if odd { random.within(0..4_000_000).cast_signed() - 2_000_000 } else { 0 };
             let view = (kind == Kind::Cluster).then(|| slots.clone());
-            Server::new(index, seconds * 1_000_000 + apart, view, mutant)
+            // Half of the worlds have servers with MSETEX.
+            Server::new(index, seconds * 1_000_000 + apart, view, seconds % 2 == 0)
         });
         let servers: Vec<_> = servers.collect();
         for pair in servers.chunks_exact(2) {

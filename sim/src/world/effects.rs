@@ -211,7 +211,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_restart_ends_the_process_of_a_restart_that_overlaps() {
         let mut random = Random::new(0);
-        let world = World::new(&mut random, false, None);
+        let world = World::new(&mut random, false);
         let server = world.nodes.primary(0).clone();
         let (restart, pause) = (Fault::Restart { process: 0 }, Fault::Pause { process: 0 });
         world.begin(restart, &server, &mut random);

@@ -47,7 +47,7 @@ use self::{
     story::Story,
     wrappers::Wrappers,
 };
-use crate::{node::Mutant, random::Random, source::seed_process};
+use crate::{random::Random, source::seed_process};
 
 /// The margin of a decision above its budget.
 const MARGIN: Duration = Duration::from_millis(5);
@@ -88,7 +88,7 @@ pub fn count_panics() {
 }
 
 /// Runs a seed in a thread of its own, which alone draws from the random source until it ends.
-pub fn run(seed: u64, recorded: bool, mutant: Option<&'static Mutant>) -> Report {
+pub fn run(seed: u64, recorded: bool) -> Report {
     let run = move || {
         seed_process(seed);
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -96,7 +96,7 @@ pub fn run(seed: u64, recorded: bool, mutant: Option<&'static Mutant>) -> Report
             .start_paused(true)
             .build()
             .expect("a runtime");
-        let mut report = runtime.block_on(World::run(seed, recorded, mutant));
+        let mut report = runtime.block_on(World::run(seed, recorded));
         drop(runtime);
         if PANICS.get() > 0 {
             report.violations.push(format!("{} panics", PANICS.get()));
@@ -140,9 +140,9 @@ impl Place {
 }
 
 impl World {
-    async fn run(seed: u64, recorded: bool, mutant: Option<&'static Mutant>) -> Report {
+    async fn run(seed: u64, recorded: bool) -> Report {
         let mut random = Random::new(seed);
-        let world = Arc::new(Self::new(&mut random, recorded, mutant));
+        let world = Arc::new(Self::new(&mut random, recorded));
         world.introduce(seed);
         let faults = timeout(LONGEST, world.clone().play(&mut random)).await;
         if faults.is_err() {
@@ -159,14 +159,14 @@ impl World {
         }
     }
 
-    fn new(random: &mut Random, recorded: bool, mutant: Option<&'static Mutant>) -> Self {
+    fn new(random: &mut Random, recorded: bool) -> Self {
         let story = Arc::new(Story::new(recorded));
         let kind = match random.within(0..100) {
             0..50 => Kind::Single,
             50..75 => Kind::Sentinel,
             _ => Kind::Cluster,
         };
-        let nodes = Deployment::new(random, kind, mutant);
+        let nodes = Deployment::new(random, kind);
         // Two accounts on two servers of a cluster have two clocks, and no exact model.
         let one_account = kind == Kind::Cluster && random.percent(50);
         let rules = Rules::random(random, one_account);

@@ -16,7 +16,7 @@ use super::{
     lock,
     slots::{self, Slots},
 };
-use crate::node::{Changes, Mutant, Node, Reply, Request, Session};
+use crate::node::{Changes, Node, Reply, Request, Session};
 
 /// A server that can fail.
 pub struct Server {
@@ -54,8 +54,10 @@ impl Server {
         index: usize,
         epoch: i64,
         view: Option<Arc<Mutex<Slots>>>,
-        mutant: Option<&'static Mutant>,
+        has_msetex: bool,
     ) -> Arc<Self> {
+        let mut node = Node::new();
+        node.set_msetex(has_msetex);
         let state = State {
             deaths: 0,
             work: Duration::ZERO,
@@ -69,7 +71,7 @@ impl Server {
         };
         Arc::new(Self {
             index,
-            node: Mutex::new(Node::new(mutant)),
+            node: Mutex::new(node),
             state: Mutex::new(state),
             pause: watch::Sender::new(false),
             turn: Turns::new(()),

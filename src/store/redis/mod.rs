@@ -1,25 +1,11 @@
 //! A store in Redis or Valkey, shared by many processes.
 
-mod addresses;
 mod batch;
-mod call;
 mod cluster;
-mod coalesce;
+mod connection;
 mod error;
-mod fan_out;
-mod hash_slot;
-mod link;
-mod node;
-mod open;
-mod plan;
-mod probe;
-mod queue;
-mod reply;
-mod request;
-mod routes;
-mod script;
+mod protocol;
 mod slots;
-mod watchdog;
 
 #[cfg(feature = "testing")]
 use std::sync::atomic::AtomicUsize;
@@ -35,20 +21,25 @@ use std::{
 use redis::aio::ConnectionLike;
 
 use self::{
-    addresses::Addresses,
-    batch::BatchKind,
-    hash_slot::SLOTS,
-    queue::{Queue, Queues},
-    reply::Reply,
-    request::{AccountRequest, Request, ScriptOp},
-    script::Scripts,
+    batch::{
+        BatchKind, coalesce,
+        queue::{Queue, Queues},
+    },
+    cluster::{fan_out, hash_slot::SLOTS},
+    connection::probe,
+    protocol::{
+        addresses::Addresses,
+        plan,
+        reply::Reply,
+        request::{AccountRequest, Request, ScriptOp},
+        script::Scripts,
+    },
     slots::{MAX_COST, Slots},
 };
 pub use self::{
     cluster::ClusterLink,
+    connection::{link::Link, probe::Probe},
     error::{RedisError, RedisErrorKind},
-    link::Link,
-    probe::Probe,
 };
 use super::{
     Answer, BoxFuture, Charge, Health, Op, Store, Unsupported, can_queue_under, no_adaptive_quotas,

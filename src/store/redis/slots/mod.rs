@@ -19,24 +19,24 @@ use std::{
 
 use tokio::{sync::Notify, time::Instant};
 
-pub(super) use self::{
+pub(crate) use self::{
     renew::SlotChange,
     take::{SlotCall, SlotTake},
 };
-use super::addresses::Addresses;
+use super::protocol::addresses::Addresses;
 use crate::decision::{FreeSlots, LossSignal};
 
 /// The maximum number of slots that one request takes.
-pub(super) const MAX_COST: u32 = 256;
+pub(crate) const MAX_COST: u32 = 256;
 /// The maximum number of slots that a call frees.
 const MAX_FREED: u32 = 1_024;
 
 /// The slots that this process holds.
-pub(super) struct Slots {
+pub(crate) struct Slots {
     /// The first half of the members of all slots.
-    pub(super) store: u64,
+    pub(crate) store: u64,
     /// The time for which a slot counts, unless it is renewed.
-    pub(super) life: Duration,
+    pub(crate) life: Duration,
     created: Instant,
     #[cfg(feature = "testing")]
     test_clock: Option<Arc<AtomicU64>>,
@@ -80,7 +80,7 @@ struct FreedSlots {
 }
 
 impl Slots {
-    pub(super) fn new(life: Duration) -> Self {
+    pub(crate) fn new(life: Duration) -> Self {
         let ids = RandomState::new();
         Self {
             store: ids.hash_one("store"),
@@ -95,7 +95,7 @@ impl Slots {
     }
 
     /// Returns the slots of another process with the same settings, which holds none.
-    pub(super) fn renewed(&self, life: Duration) -> Self {
+    pub(crate) fn renewed(&self, life: Duration) -> Self {
         Self {
             #[cfg(feature = "testing")]
             test_clock: self.test_clock.clone(),
@@ -104,7 +104,7 @@ impl Slots {
     }
 
     #[cfg(feature = "testing")]
-    pub(super) fn with_clock(&self, clock: Arc<AtomicU64>) -> Self {
+    pub(crate) fn with_clock(&self, clock: Arc<AtomicU64>) -> Self {
         Self { test_clock: Some(clock), ..Self::new(self.life) }
     }
 
@@ -130,7 +130,7 @@ impl Slots {
         self.ids.hash_one((address, quota_index))
     }
 
-    pub(super) fn life_micros(&self) -> u64 {
+    pub(crate) fn life_micros(&self) -> u64 {
         nanos(self.life) / 1_000
     }
 }

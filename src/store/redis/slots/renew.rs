@@ -16,8 +16,11 @@ use crate::{
     store::{
         BoxFuture,
         redis::{
-            RedisStore, error::RedisError, hash_slot::slot, link::runtime, plan::EncodedPlan,
-            script::ScriptKind,
+            RedisStore,
+            cluster::hash_slot::slot,
+            connection::link::runtime,
+            error::RedisError,
+            protocol::{plan::EncodedPlan, script::ScriptKind},
         },
         setting::{SettingError, literal},
     },

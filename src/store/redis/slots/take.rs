@@ -16,7 +16,7 @@ use crate::{
     decision::{Hold, LossSignal},
     log::warn,
     quota::Quota,
-    store::redis::request::Request,
+    store::redis::protocol::request::Request,
 };
 
 /// The slots of one quota in a call. The callers of equal requests have consecutive slots.
