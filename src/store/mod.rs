@@ -44,14 +44,12 @@ mod answer;
 mod block;
 mod boxed;
 mod breaker;
-mod deny_cache;
 mod ext;
 mod fallback;
 #[cfg(feature = "governor")]
 mod governor;
-mod hashes;
 mod health;
-mod leases;
+mod hot_keys;
 mod local;
 mod on_error;
 mod op;
@@ -78,12 +76,11 @@ pub use self::{
     answer::{Answer, BoxFuture, Never, Resolve},
     block::{BlockError, BlockFuture},
     boxed::{Boxed, DynStore},
-    breaker::{Breaker, BreakerError},
-    deny_cache::DenyCache,
+    breaker::{Breaker, BreakerError, circuit::FailureDomain},
     ext::StoreExt,
     fallback::Fallback,
     health::{Health, Status},
-    leases::{Leased, LeasedFuture},
+    hot_keys::{DenyCache, Leased, LeasedFuture},
     local::{LocalStore, Stats},
     on_error::{FailClosed, FailOpen},
     op::{Op, OwnedOp},
@@ -97,7 +94,7 @@ use crate::{
     decision::{Decision, NOT_QUEUED},
     key::Key,
     name::RuleName,
-    quota::{Algorithm, Quota},
+    quota::Quota,
 };
 
 /// Boxed error of any type, the same as `tower::BoxError`.
@@ -345,7 +342,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 /// | 3 | [`supports`](Store::supports) | every charge of rates is accepted when a layer is built |
 /// | 4 | [`register`](Store::register) | two layers may give one rule different quotas |
 /// | 5 | [`health`](Store::health) | the health is unknown |
-/// | 6 | [`isolates_failures`](Store::isolates_failures) | a breaker stops calls to all servers |
+/// | 6 | [`failure_domains`](Store::failure_domains) | a breaker stops calls to all servers |
 ///
 /// The decision of a store:
 ///
@@ -472,24 +469,15 @@ pub trait Store {
         Ok(())
     }
 
-    /// Sets the time budget: the longest time that a caller waits for an answer.
+    /// Returns the servers that an operation needs, if the store has several.
     ///
-    /// A [`Timeout`] calls this method when it is built. A store of several servers can then give
-    /// up a silent server within the budget. By default, returns the unchanged store.
-    #[must_use]
-    fn with_budget(self, budget: Duration) -> Self
-    where
-        Self: Sized,
-    {
-        let _ = budget;
-        self
-    }
-
-    /// Returns `true` if the store has several servers and stops calling failed servers.
-    ///
-    /// Defaults to `false`. If `true`, a [`Breaker`] around the store has no effect.
-    fn isolates_failures(&self) -> bool {
-        false
+    /// The operation must fail only if one of these servers fails. A [`Breaker`] then stops the calls
+    /// to a failed server, and not those to others. Return clones of one value for each server, and
+    /// record each answer with [`FailureDomain::answered`]. By default, returns none: the store fails
+    /// as a whole.
+    fn failure_domains(&self, op: Op<'_>) -> Vec<FailureDomain> {
+        let _ = op;
+        Vec::new()
     }
 
     /// Returns the health of the store and of the stores that it wraps.
@@ -544,20 +532,18 @@ fn queueing<'a>(charges: &'a [Charge<'a>]) -> impl Iterator<Item = &'a Quota> {
 }
 
 fn can_queue_under(quota: &Quota) -> Result<(), Unsupported> {
-    match quota.counted_by() {
-        _ if quota.is_adaptive() => {
-            Err(Unsupported::new("max_wait with an adaptive quota; remove one of them"))
-        }
-        Algorithm::Concurrent => Err(Unsupported::new(
-            "max_wait with a concurrent quota, on a store without a queue for slots; use \
-             LocalStore, or remove one of them",
-        )),
-        _ if quota.soft_units() > 0 => {
-            Err(Unsupported::new("max_wait with a soft quota; choose one of them"))
-        }
-        Algorithm::Gcra | Algorithm::FixedWindow { paced: true, .. } => Ok(()),
-        _ => Err(Unsupported::new("max_wait with an algorithm that cannot queue; use Gcra")),
-    }
+    Err(Unsupported::new(if quota.is_adaptive() {
+        "max_wait with an adaptive quota; remove one of them"
+    } else if quota.is_concurrent() {
+        "max_wait with a concurrent quota, on a store without a queue for slots; use LocalStore, or \
+         remove one of them"
+    } else if quota.soft_units() > 0 {
+        "max_wait with a soft quota; choose one of them"
+    } else if quota.counted_by().can_queue() {
+        return Ok(());
+    } else {
+        "max_wait with an algorithm that cannot queue; use Gcra"
+    }))
 }
 
 /// Marks an error that never occurs. A layer requires a store with such an error.

@@ -42,8 +42,8 @@ pub use self::{
     error::{RedisError, RedisErrorKind},
 };
 use super::{
-    Answer, BoxFuture, Charge, Health, Op, Store, Unsupported, can_queue_under, no_adaptive_quotas,
-    queueing, rules::KnownRules,
+    Answer, BoxFuture, Charge, FailureDomain, Health, Op, Store, Unsupported, can_queue_under,
+    no_adaptive_quotas, queueing, rules::KnownRules,
 };
 use crate::{
     decision::{Decision, Source},
@@ -426,13 +426,10 @@ where
         self.settings.rules.register(charges)
     }
 
-    fn with_budget(mut self, budget: Duration) -> Self {
-        cluster::set_budget(&mut self.connection, budget);
-        self
-    }
-
-    fn isolates_failures(&self) -> bool {
-        self.cluster_link().is_some_and(ClusterLink::isolates_failures)
+    fn failure_domains(&self, op: Op<'_>) -> Vec<FailureDomain> {
+        let address = |it: &Charge<'_>| self.addresses().account(it.rule(), it.key());
+        let accounts = op.charges().iter().map(address);
+        self.cluster_link().map_or_else(Vec::new, |cluster| cluster.servers(accounts))
     }
 
     /// Reads an account of the server.

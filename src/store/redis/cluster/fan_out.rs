@@ -13,7 +13,6 @@ use tokio::sync::oneshot;
 
 use crate::{
     decision::{Decision, Holds},
-    observe::store_failed,
     store::redis::{
         RedisStore,
         connection::link::runtime,
@@ -37,13 +36,6 @@ pub(crate) async fn take<C>(
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    if let Some(cluster) = store.cluster_link() {
-        // Without this, the charges on the other servers would be made and undone.
-        let checked = cluster.check(request.accounts.iter().map(|it| it.address.as_str()));
-        checked
-            .map_err(RedisError::from)
-            .inspect_err(|error| store_failed(error.kind().as_str()))?;
-    }
     let (tx, rx) = oneshot::channel();
     runtime()?.spawn(async move {
         let parts: Vec<_> = parts.into_iter().map(|part| Arc::new(part.standalone())).collect();

@@ -11,6 +11,7 @@ const TEST_CLOCK: &str = include_str!("../../../../lua/clock_driven.lua");
 const ONE: &str = include_str!("../../../../lua/one.lua");
 const RENEW: &str = include_str!("../../../../lua/renew.lua");
 const SLOTS: &str = include_str!("../../../../lua/slots.lua");
+const PROBE: &str = include_str!("../../../../lua/probe.lua");
 const PLAIN: &str = include_str!("../../../../lua/plain.lua");
 const PEEK: &str = include_str!("../../../../lua/peek.lua");
 const TIME: &str = include_str!("../../../../lua/time.lua");
@@ -73,6 +74,8 @@ pub(crate) enum ScriptKind {
     Renew,
     /// Runs many requests in one call.
     Groups,
+    /// Runs each command that another script runs.
+    Probe,
 }
 
 /// All scripts of a store: one for each kind and set of algorithms, assembled on first use.
@@ -112,6 +115,7 @@ impl Scripts {
             ScriptKind::Groups => (&[TIME][..], &[TAKE, GROUPS][..]),
             ScriptKind::Adjust => (&[TIME][..], &[SETTLE][..]),
             ScriptKind::Renew => return Script::new(&[self.clock, SLOTS, RENEW]),
+            ScriptKind::Probe => return Script::new(&[PROBE]),
             ScriptKind::Batch => (&[TIME, GENERAL[0]][..], &[GENERAL[1], BATCH][..]),
         };
         let before = [self.clock].into_iter().chain(before.iter().copied());
