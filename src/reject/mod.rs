@@ -234,12 +234,13 @@ impl<'a> Rejection<'a> {
     ///     }));
     /// ```
     pub fn explain<'h>(&self, head: impl Into<RequestHead<'h>>) -> Explanation {
-        let explanation = match (self.cause, self.rules) {
+        let mut explanation: Explanation = match (self.cause, self.rules) {
             (Ok(decision), Some(rules)) => decision.explain().rules(rules, head),
             (Ok(decision), None) => decision.explain(),
-            (Err(error), _) => Explanation::of(About::Unkeyed(error.clone())),
+            (Err(error), _) => About::Unkeyed(error.clone()).into(),
         };
-        explanation.told_by(self.secret)
+        explanation.secret = self.secret.copied();
+        explanation
     }
 
     /// Returns the reason of the rejection.
