@@ -71,7 +71,7 @@
 //!
 //! | chapter | topic |
 //! |---|---|
-//! | [choosing](guide::choosing) | algorithm, place of the layer, exemptions |
+//! | [choosing](guide::choosing) | algorithm, place of the layer, exemptions, other tools |
 //! | [numbers](guide::numbers) | rates, bursts and costs by kind of route |
 //! | [algorithms](guide::algorithms) | pictures of each algorithm |
 //! | [keys](guide::keys) | choosing keys, and attacks on each |
@@ -85,11 +85,9 @@
 //! | [recipes](guide::recipes) | LLM tokens, sockets, gRPC, outgoing calls, plans from a database |
 //! | [troubleshooting](guide::troubleshooting) | symptoms, and every warning and error |
 //! | [testing](guide::testing) | tests without sleeping |
-//! | [patterns](guide::patterns) | one script call for each decision, no eviction, leases |
 //! | [migrating](guide::migrating) | migration from other limiters |
 //! | [security](guide::security) | attacks, and limits by kind of route |
 //! | [features](guide::features) | each feature and its test, other limiters, measured figures |
-//! | [unsuited](guide::unsuited) | when not to use it |
 //! | [glossary](guide::glossary) | terms of this crate and of other libraries |
 //!
 //! # Beyond allow and deny

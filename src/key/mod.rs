@@ -77,7 +77,7 @@ pub use self::{
     peer_ip::PeerIp,
     value::Key,
 };
-pub(crate) use self::{network::Networks, peer_ip::peer_address};
+pub(crate) use self::{network::Networks, peer_ip::peer_address, value::random_state};
 #[cfg(feature = "admin")]
 pub(crate) use self::{peer_ip::Prefix, value::KeyContent};
 pub use crate::head::RequestHead;

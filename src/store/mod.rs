@@ -44,14 +44,12 @@ mod answer;
 mod block;
 mod boxed;
 mod breaker;
-mod deny_cache;
 mod ext;
 mod fallback;
 #[cfg(feature = "governor")]
 mod governor;
-mod hashes;
 mod health;
-mod leases;
+mod hot_keys;
 mod local;
 mod on_error;
 mod op;
@@ -79,11 +77,10 @@ pub use self::{
     block::{BlockError, BlockFuture},
     boxed::{Boxed, DynStore},
     breaker::{Breaker, BreakerError},
-    deny_cache::DenyCache,
     ext::StoreExt,
     fallback::Fallback,
     health::{Health, Status},
-    leases::{Leased, LeasedFuture},
+    hot_keys::{DenyCache, Leased, LeasedFuture},
     local::{LocalStore, Stats},
     on_error::{FailClosed, FailOpen},
     op::{Op, OwnedOp},

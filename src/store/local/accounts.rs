@@ -12,8 +12,9 @@ use super::{sets::Stored, table::Located};
 use crate::{
     algorithm::{AccountState, Demand, Evaluation},
     decision::{Decision, Outcome, Snapshot},
+    key::random_state,
     quota::Quota,
-    store::{Charge, hashes::random_state},
+    store::Charge,
 };
 
 /// One quota of one charge, with its account.

@@ -1,14 +1,14 @@
 //! Hashes of charges, and tables that are addressed by these hashes.
 
 use std::{
-    hash::{BuildHasher, Hash, Hasher, RandomState},
-    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
+    hash::{BuildHasher, Hash, Hasher},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use foldhash::{SharedSeed, quality::SeedableRandomState};
+use foldhash::quality::SeedableRandomState;
 use tokio::time::Instant;
 
-use crate::store::Charge;
+use crate::{key::random_state, store::Charge};
 
 /// The number of entries in one set of a table.
 pub(super) const WAYS: usize = 8;
@@ -49,14 +49,6 @@ impl<T: Default> HashedSets<T> {
     pub(super) fn each(&self) -> impl Iterator<Item = MutexGuard<'_, T>> {
         self.sets.iter().map(|set| set.lock().unwrap_or_else(PoisonError::into_inner))
     }
-}
-
-/// Returns a hasher with random seeds of the operating system. Those of `foldhash` itself come from
-/// addresses and the time.
-pub(super) fn random_state() -> SeedableRandomState {
-    static SHARED: LazyLock<SharedSeed> =
-        LazyLock::new(|| SharedSeed::from_u64(RandomState::new().hash_one(0)));
-    SeedableRandomState::with_seed(RandomState::new().hash_one(0), &SHARED)
 }
 
 /// Hashes charges with a random seed, so that clients cannot choose keys that collide.

@@ -13,7 +13,7 @@ use crate::{
     decision::{Decision, Outcome, Source},
     store::{
         Charge,
-        hashes::{HashedSets, WAYS},
+        hot_keys::table::{HashedSets, WAYS},
     },
 };
 

@@ -25,7 +25,7 @@ use crate::{
     decision::Decision,
     store::{
         Charge,
-        hashes::{HashedSets, WAYS},
+        hot_keys::table::{HashedSets, WAYS},
     },
 };
 

@@ -28,13 +28,13 @@ use self::{
     future::EndOnDrop,
     table::{EndedLeases, LeaseTable, Lookup},
 };
-use super::{
-    setting::{self, SettingError, literal},
-    wrapper::{call_since, forward, request_start},
-};
 use crate::{
     decision::Decision,
-    store::{Answer, BoxFuture, Charge, Health, Op, OwnedCharges, Store, Unsupported},
+    store::{
+        Answer, BoxFuture, Charge, Health, Op, OwnedCharges, Store, Unsupported,
+        setting::{self, SettingError, literal},
+        wrapper::{call_since, forward, request_start},
+    },
 };
 
 /// The default capacity, in keys. The table takes less than 0.5 MB, plus 1.2 kB per hot key.

@@ -8,13 +8,13 @@ use std::{ops::ControlFlow, sync::Arc, time::Duration};
 use smallvec::SmallVec;
 
 use self::{account::PendingTake, denials::Denials};
-use super::{
-    setting::{self, SettingError, literal},
-    wrapper::{WrapperCall, WrapperFuture, forward},
-};
 use crate::{
     decision::{Decision, Source},
-    store::{Answer, BoxFuture, Charge, Health, Op, Store, Unsupported},
+    store::{
+        Answer, BoxFuture, Charge, Health, Op, Store, Unsupported,
+        setting::{self, SettingError, literal},
+        wrapper::{WrapperCall, WrapperFuture, forward},
+    },
 };
 
 /// The default capacity. A full cache takes 9 MB.
