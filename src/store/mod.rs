@@ -51,7 +51,6 @@ mod governor;
 mod health;
 mod hot_keys;
 mod local;
-mod on_error;
 mod op;
 mod outage_state;
 mod patience;
@@ -75,18 +74,16 @@ pub use self::redis::{ClusterLink, Link, Probe, RedisError, RedisErrorKind, Redi
 pub use self::{
     answer::{Answer, BoxFuture, Never, Resolve},
     block::{BlockError, BlockFuture},
-    boxed::{Boxed, DynStore},
+    boxed::DynStore,
     breaker::{Breaker, BreakerError, circuit::FailureDomain},
     ext::StoreExt,
-    fallback::Fallback,
+    fallback::{FailClosed, FailOpen, Fallback, LocalShare},
     health::{Health, Status},
     hot_keys::{DenyCache, Leased, LeasedFuture},
     local::{LocalStore, Stats},
-    on_error::{FailClosed, FailOpen},
     op::{Op, OwnedOp},
     setting::SettingError,
-    timeout::{Timeout, TimeoutError, TimeoutFuture},
-    wrapper::WrapperFuture,
+    timeout::{Timeout, TimeoutError},
 };
 pub(crate) use self::{block::block, setting::literal};
 use crate::{

@@ -31,7 +31,7 @@ use self::{
 use crate::{
     decision::Decision,
     store::{
-        Answer, BoxFuture, Charge, Health, Op, OwnedCharges, Store, Unsupported,
+        Answer, BoxFuture, Charge, Health, Op, OwnedCharges, Store,
         setting::{self, SettingError, literal},
         wrapper::{call_since, forward, request_start},
     },
@@ -452,7 +452,7 @@ where
         self.0.inner.undo(charges, taken, units);
     }
 
-    forward!(self => self.0.inner);
+    forward!(self => self.0.inner; supports, register, failure_domains);
 
     fn health(&self) -> BoxFuture<Health> {
         Health::wrapping("leased", self.0.inner.health(), Health::status_of)
