@@ -32,11 +32,11 @@ impl Quota {
     /// Fails if the new quota is not valid.
     pub(crate) fn with_limit(&self, units: u32) -> Result<Self, QuotaError> {
         match self.algorithm {
-            Algorithm::Concurrent => Self { units, burst: units, ..*self }.checked(units),
+            Algorithm::Concurrent => Self { units, burst: units, ..*self }.checked(),
             Algorithm::Gcra | Algorithm::TokenBucket => self.try_burst(units),
             _ => {
                 let Self { interval, .. } = Self::new(units, self.period())?;
-                Self { units, burst: units, interval, ..*self }.checked(units)
+                Self { units, burst: units, interval, ..*self }.checked()
             }
         }
     }

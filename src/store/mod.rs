@@ -91,7 +91,7 @@ use crate::{
     decision::{Decision, NOT_QUEUED},
     key::Key,
     name::RuleName,
-    quota::{Algorithm, Quota},
+    quota::Quota,
 };
 
 /// Boxed error of any type, the same as `tower::BoxError`.
@@ -529,20 +529,18 @@ fn queueing<'a>(charges: &'a [Charge<'a>]) -> impl Iterator<Item = &'a Quota> {
 }
 
 fn can_queue_under(quota: &Quota) -> Result<(), Unsupported> {
-    match quota.counted_by() {
-        _ if quota.is_adaptive() => {
-            Err(Unsupported::new("max_wait with an adaptive quota; remove one of them"))
-        }
-        Algorithm::Concurrent => Err(Unsupported::new(
-            "max_wait with a concurrent quota, on a store without a queue for slots; use \
-             LocalStore, or remove one of them",
-        )),
-        _ if quota.soft_units() > 0 => {
-            Err(Unsupported::new("max_wait with a soft quota; choose one of them"))
-        }
-        Algorithm::Gcra | Algorithm::FixedWindow { paced: true, .. } => Ok(()),
-        _ => Err(Unsupported::new("max_wait with an algorithm that cannot queue; use Gcra")),
-    }
+    Err(Unsupported::new(if quota.is_adaptive() {
+        "max_wait with an adaptive quota; remove one of them"
+    } else if quota.is_concurrent() {
+        "max_wait with a concurrent quota, on a store without a queue for slots; use LocalStore, or \
+         remove one of them"
+    } else if quota.soft_units() > 0 {
+        "max_wait with a soft quota; choose one of them"
+    } else if quota.counted_by().can_queue() {
+        return Ok(());
+    } else {
+        "max_wait with an algorithm that cannot queue; use Gcra"
+    }))
 }
 
 /// Marks an error that never occurs. A layer requires a store with such an error.

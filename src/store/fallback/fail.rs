@@ -56,7 +56,7 @@ impl Policy for FailOpen {
     fn decide(&self, op: Op<'_>, is_supported: bool) -> (&'static str, Decision) {
         let limits = |it: &Charge<'_>| it.cost() > 0 && !it.quotas().is_empty();
         match op {
-            Op::Take(charges)
+            Op::Take(charges) | Op::Peek(charges)
                 if !is_supported && charges.iter().any(|it| limits(it) && !it.is_report_only()) =>
             {
                 FailClosed::POLICY.decide(op, is_supported)
@@ -76,7 +76,8 @@ impl Policy for FailClosed {
         let charges = op.charges();
         let denying = charges.iter().find(|it| !it.is_report_only()).or(charges.first());
         let rule = denying.map_or_else(RuleName::default, Charge::rule);
-        let report_only = matches!(op, Op::Take(_)) && denying.is_some_and(Charge::is_report_only);
+        let decides = matches!(op, Op::Take(_) | Op::Peek(_));
+        let report_only = decides && denying.is_some_and(Charge::is_report_only);
         let (effect, decision) = match report_only {
             true => (REPORTED, Decision::allow()),
             false => (Self::EFFECT, Decision::deny()),

@@ -113,7 +113,7 @@ where
 
     fn mirror(&self, op: Op<'_>, decision: Decision) -> Decision {
         match (decision.source(), op) {
-            (Source::DenyCache, _) => return decision,
+            (Source::DenyCache, _) | (_, Op::Peek(_)) => return decision,
             (_, Op::Take(charges)) => self.mirror_all(charges, &decision, 0),
             (_, Op::Adjust(_, units)) => {
                 self.mirror_all(op.charges(), &decision, units.min(0).unsigned_abs());
@@ -149,7 +149,7 @@ where
     /// Calls the local store instead of the inner store.
     fn call(&self, op: Op<'_>) -> Decision {
         let op = match op {
-            Op::Take([]) => return Decision::allow(),
+            Op::Take([]) | Op::Peek([]) => return Decision::allow(),
             // The local store mirrored only a share of the charge.
             Op::Adjust(charge, units) if units < 0 => {
                 Op::Adjust(charge, units / i64::from(self.instances.get()))

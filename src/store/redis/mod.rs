@@ -334,13 +334,18 @@ where
         }
     }
 
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<<Self as Store>::Future> {
+    fn take(&self, charges: &[Charge<'_>], peeks: bool) -> Answer<<Self as Store>::Future> {
         if let Err(unsupported) = self.supports(charges) {
             return Answer::Now(Err(unsupported.into()));
         }
         let (store, request) = (self.clone(), Arc::new(Request::new(charges, self.addresses())));
         if request.accounts.is_empty() {
             return Answer::Now(Ok(Decision::allow().from_source(Source::Redis)));
+        }
+        if peeks {
+            let sharded = self.settings.sharded;
+            let parts = if sharded { request.by_slot() } else { vec![(*request).clone()] };
+            return Answer::Later(Box::pin(fan_out::peek(store, request, parts)));
         }
         if self.settings.sharded && request.accounts.len() > 1 {
             let parts = request.by_slot();
@@ -377,7 +382,8 @@ where
 
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         let (charge, script_op) = match op {
-            Op::Take(charges) => return self.take(charges),
+            Op::Take(charges) => return self.take(charges, false),
+            Op::Peek(charges) => return self.take(charges, true),
             Op::Adjust(charge, units) => {
                 let amount = units.unsigned_abs();
                 // The script reduces a charge above the limit, but does not report it.

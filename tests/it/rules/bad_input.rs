@@ -80,17 +80,17 @@ fn a_quota_of_zero_units_suggests_a_blocked_quota() {
     const UNITS: &str = "quota: units is 0; use Quota::blocked() to deny all requests";
     const BURST: &str = "quota: burst is 0; use Quota::blocked() to deny all requests";
     assert_eq!(panic(|| Quota::per_second(0)), UNITS);
-    assert_eq!(error(Quota::new(0, SECOND)), UNITS);
+    assert_eq!(error(Quota::new(0, SECOND)), format!("{UNITS} (units 0, period 1s)"));
     const FIX: &str = "give at least 1, or \"blocked\" to deny all requests";
     assert_eq!(read("0/s"), format!("quota \"0/s\": units is \"0\"; {FIX}"));
     assert_eq!(panic(|| TEN.burst(0)), BURST);
-    assert_eq!(error(TEN.try_burst(0)), BURST);
+    assert_eq!(error(TEN.try_burst(0)), format!("{BURST} (units 10, period 1s, burst 0)"));
     assert_eq!(read("5/s burst 0"), format!("quota \"5/s burst 0\": burst is \"0\"; {FIX}"));
 }
 
 #[test]
 fn a_period_of_zero_reports_the_shortest_period() {
-    const PERIOD: &str = "quota: period is 0; give at least 1 ns per unit";
+    const PERIOD: &str = "quota: period is 0; give at least 1 ns per unit (units 5, period 0ns)";
     assert_eq!(error(Quota::new(5, Duration::ZERO)), PERIOD);
     assert_eq!(read("5/0s"), PERIOD);
 }
@@ -100,7 +100,7 @@ fn a_quota_longer_than_ten_years_reports_its_values() {
     assert_eq!(
         error(Quota::per_day(1).try_burst(3_651)),
         "quota: burst × interval is longer than ten years; lower burst or raise the rate \
-         (burst 3651, interval 86400s)"
+         (units 1, period 86400s, burst 3651)"
     );
     assert_eq!(
         panic(|| Quota::per_day(1).burst(3_651)),
@@ -109,7 +109,7 @@ fn a_quota_longer_than_ten_years_reports_its_values() {
     assert_eq!(
         error(Quota::new(7, Duration::MAX)),
         "quota: period is longer than ten years; shorten it \
-         (units 7, period 18446744073709551615.999999999s)"
+         (units 7, period 18446744073.709551615s)"
     );
     assert_eq!(
         read("1/99999999999999999999day"),
@@ -185,52 +185,56 @@ fn a_quota_that_its_algorithm_cannot_count_reports_a_fix() {
         (
             TEN.burst(9).try_algorithm(log),
             "burst is set on a window, where it equals units; \
-          drop it (burst 10, interval 100ms)",
+          drop it (units 10, period 1s, algorithm SlidingLog, burst 9)",
         ),
         (
             Quota::per_day(10_001).try_algorithm(log),
             "a sliding log of more than 10000 units; use \
-          SlidingWindow or Gcra (units 10001, interval 8.639136087s)",
+          SlidingWindow or Gcra (units 10001, period 86400s, algorithm SlidingLog)",
         ),
         (
             TEN.try_algorithm(sliding(0)),
             "buckets of a sliding window is outside 1 to 1000 \
-          (units 10, interval 100ms)",
+          (units 10, period 1s, algorithm SlidingWindow { buckets: 0 })",
         ),
         (
             TEN.try_algorithm(sliding(7)),
             "buckets does not divide the period into whole \
-          nanoseconds; choose another (units 10, interval 100ms)",
+          nanoseconds; choose another (units 10, period 1s, algorithm SlidingWindow { buckets: 7 })",
         ),
         (
             TEN.algorithm(paced).try_soft(1),
             "soft is set on a paced window; choose one of them \
-          (soft 1)",
+          (units 10, period 1s, algorithm FixedWindow { carry_over: 0, paced: true }, soft 1)",
         ),
-        (TEN.try_initial(11), "initial is above burst; lower it or raise burst (initial 11)"),
+        (
+            TEN.try_initial(11),
+            "initial is above burst; lower it or raise burst (units 10, period 1s, initial 11)",
+        ),
         (
             TEN.max_debt(3).try_initial(11),
-            "initial is above burst; lower it or raise burst (initial 11)",
+            "initial is above burst; lower it or raise burst (units 10, period 1s, initial 11, \
+             max_debt 3)",
         ),
         (
             TEN.algorithm(log).try_initial(1),
             "initial is set on a window; it is for Gcra and \
-          TokenBucket only (initial 1)",
+          TokenBucket only (units 10, period 1s, algorithm SlidingLog, initial 1)",
         ),
         (
             Quota::per_day(1).try_max_debt(3_651),
             "max_debt × interval is longer than ten years; lower max_debt or raise the rate \
-             (max_debt 3651, interval 86400s)",
+             (units 1, period 86400s, max_debt 3651)",
         ),
         (
             TEN.algorithm(log).try_max_debt(10_001),
             "max_debt of a sliding log is above 10000; lower it, or use SlidingWindow or Gcra \
-             (max_debt 10001)",
+             (units 10, period 1s, algorithm SlidingLog, max_debt 10001)",
         ),
         (
             Quota::blocked().try_burst(1),
             "burst, soft, initial or max_debt is set on a blocked quota; \
-          drop it (burst 1, interval 1s)",
+          drop it (units 0, period 1s, burst 1)",
         ),
     ] {
         assert_eq!(error(wrong), format!("quota: {said}"));
@@ -472,7 +476,7 @@ async fn a_missing_peer_address_reports_the_fix() {
 async fn an_unusable_key_reports_the_reason_and_is_counted() {
     let counters = Counters::new();
     let rule = Rule::new("user", HeaderKey::new("x-user"), TEN);
-    let layer = RateLimitLayer::rules(rule, store()).count(&counters);
+    let layer = RateLimitLayer::rules(rule, store()).on_decision(counters.clone());
     let long = "k".repeat(1_025);
     for (headers, said) in [
         (&[][..], "missing header x-user"),
@@ -485,7 +489,7 @@ async fn an_unusable_key_reports_the_reason_and_is_counted() {
         assert!(!headers.contains_key("retry-after"));
     }
     let client = ClientIp::hops(2);
-    let layer = RateLimitLayer::new(client, TEN, store()).count(&counters);
+    let layer = RateLimitLayer::new(client, TEN, store()).on_decision(counters.clone());
     for (value, said) in [
         ("203.0.113.9", "missing client's address in x-forwarded-for"),
         ("203.0.113.9, unknown", "header x-forwarded-for has an entry without a valid address"),
@@ -493,7 +497,9 @@ async fn an_unusable_key_reports_the_reason_and_is_counted() {
         let (status, body, _) = response(&layer, &[("x-forwarded-for", value)]).await;
         assert_eq!((status, body), (400, format!("Request rejected: {said}.")));
     }
-    let denied = RateLimitLayer::per_ip(TEN).count(&counters).deny(AccessList::from_fn(|_| true));
+    let denied = RateLimitLayer::per_ip(TEN)
+        .on_decision(counters.clone())
+        .deny(AccessList::from_fn(|_| true));
     assert_eq!(answer(&denied, get("/")).await.status(), StatusCode::FORBIDDEN);
     assert_eq!(counters.snapshot().unkeyed, 7);
     assert_eq!(counters.snapshot().denied, 0);
@@ -554,43 +560,33 @@ mod redis {
 
     /// The part of the message in the middle comes from the redis crate.
     #[test]
-    fn an_invalid_address_is_shown_without_its_password() {
+    fn an_invalid_address_is_an_error_without_its_password() {
         const FIX: &str = "; give redis://[user:password@]host[:port][/db]";
-        for (url, shown) in [
-            ("", "***"),
-            ("secret", "***"),
-            ("http://me:secret@localhost:80", "http://***@localhost:80"),
-            ("redis://", "redis://"),
-            ("redis://me:secret@localhost/x", "redis://***@localhost"),
-            ("redis://localhost/x", "redis://localhost/x"),
-            ("redis://localhost:99999", "redis://localhost:99999"),
+        for url in [
+            "",
+            "secret",
+            "localhost:6379",
+            "http://me:secret@localhost:80",
+            "redis://",
+            "redis://me:secret@localhost/x",
+            "redis://localhost:99999",
         ] {
             for said in [
                 error(RedisStore::connect_lazy(url)),
                 error(RedisStore::cluster_lazy(&["redis://127.0.0.1", url])),
                 error(RedisStore::sentinel_lazy(&["redis://127.0.0.1", url], "primary")),
             ] {
-                let start = format!("redis: {shown:?} is not an address: ");
-                assert!(said.starts_with(&start), "{said}");
-                assert!(said.ends_with(FIX), "{said}");
+                assert!(said.starts_with("redis: an address is invalid: "), "{said}");
+                assert!(said.ends_with(FIX) && !said.contains("secret"), "{said}");
             }
         }
     }
 
     #[test]
-    fn an_address_without_a_scheme_is_shown_with_one() {
-        assert_eq!(
-            error(RedisStore::connect_lazy("localhost:6379")),
-            "redis: \"localhost:6379\" is not an address: it lacks redis://; give \
-             redis://localhost:6379"
-        );
-    }
-
-    #[test]
     fn a_missing_address_and_one_without_tcp_are_errors() {
         for (said, expected) in [
-            (error(RedisStore::cluster_lazy(&[])), "no address of a cluster is given"),
-            (error(RedisStore::sentinel_lazy(&[], "primary")), "no address of a sentinel is given"),
+            (error(RedisStore::cluster_lazy(&[])), "no address is given"),
+            (error(RedisStore::sentinel_lazy(&[], "primary")), "no address is given"),
             (
                 error(RedisStore::cluster_lazy(&["unix:///run/redis.sock"])),
                 "a server of a cluster is reached by TCP; give redis://host:port",

@@ -68,6 +68,20 @@ where
     })
 }
 
+/// Returns the decision that [`take`] would make. Each of `parts` is sent in its own call.
+pub(crate) async fn peek<C>(
+    store: RedisStore<C>,
+    request: Arc<Request>,
+    parts: Vec<Request>,
+) -> Result<Decision, RedisError>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    let parts: Vec<_> = parts.into_iter().map(|part| Arc::new(part.standalone())).collect();
+    let replies = join_all(parts.iter().map(|part| store.execute(part, ScriptOp::Peek))).await;
+    combine(&request, &parts, &replies)
+}
+
 /// Undoes the charges of `taken` in the background. Without a runtime, the charges remain.
 pub(crate) fn undo<C>(
     store: &RedisStore<C>,

@@ -19,12 +19,9 @@ use self::{
     node::{Connect, Node},
     routes::Routes,
 };
-use crate::{
-    key::Key,
-    store::{
-        FailureDomain,
-        redis::{RedisStore, connection::link::TIMEOUT},
-    },
+use crate::store::{
+    FailureDomain,
+    redis::{RedisStore, connection::link::TIMEOUT},
 };
 
 /// The maximum number of redirections of a call.
@@ -33,9 +30,6 @@ const MAX_REDIRECTIONS: u32 = 5;
 /// pause is twice as long, up to [`MAX_TRY_AGAIN`]. Then the call fails.
 const TRY_AGAIN: Duration = Duration::from_millis(1);
 const MAX_TRY_AGAIN: Duration = Duration::from_millis(16);
-
-/// The maximum number of keys that a probe tries, to find one key for each server.
-const MAX_PROBE_KEYS: u32 = 10_000;
 
 /// Connections to the servers of a cluster. Follows moved slots and failovers.
 ///
@@ -79,26 +73,6 @@ impl ClusterLink {
         masters.filter(|node| node.domain.is_open()).map(|node| node.address.clone()).collect()
     }
 
-    /// Returns the address of each master, with a key whose account is on that master.
-    pub(crate) async fn key_per_server(
-        &self,
-        account: impl Fn(&Key) -> String,
-    ) -> RedisResult<Vec<(String, Key)>> {
-        self.routes.loaded(deadline()).await?;
-        let (mut missing, mut found) = (self.routes.masters(), Vec::new());
-        // A server with few slots may have none of these keys, and is then not probed.
-        for key in (0..MAX_PROBE_KEYS).map(Key::from) {
-            let Ok(master) = self.routes.master(slot(account(&key).as_bytes())) else { continue };
-            if let Some(at) = missing.iter().position(|node| Arc::ptr_eq(node, &master)) {
-                found.push((missing.swap_remove(at).address.clone(), key));
-            }
-            if missing.is_empty() {
-                break;
-            }
-        }
-        Ok(found)
-    }
-
     /// Sends a command to the master of `slot`. Follows redirections.
     async fn call(&self, slot: u16, command: &Cmd) -> RedisResult<Value> {
         let deadline = deadline();
@@ -136,20 +110,18 @@ impl ClusterLink {
         }
     }
 
-    /// Sends a command to all masters, and returns their replies. Fails if no master replies.
-    async fn call_all(&self, command: &Cmd) -> RedisResult<Value> {
+    /// Sends a command to all masters. Returns the reply of each, with its address.
+    pub(crate) async fn call_all(
+        &self,
+        command: &Cmd,
+    ) -> RedisResult<Vec<(String, RedisResult<Value>)>> {
         let deadline = deadline();
         self.routes.loaded(deadline).await?;
         let masters = self.routes.masters();
-        let calls = masters.iter().map(|node| node.call(command, false, deadline));
-        let (mut replies, mut failed) = (Vec::new(), None);
-        for reply in join_all(calls).await {
-            match reply {
-                Ok(reply) => replies.push(reply),
-                Err(error) => failed = Some(error),
-            }
-        }
-        failed.filter(|_| replies.is_empty()).map_or(Ok(Value::Array(replies)), Err)
+        let calls = masters
+            .iter()
+            .map(async |node| (node.address.clone(), node.call(command, false, deadline).await));
+        Ok(join_all(calls).await)
     }
 }
 
@@ -179,7 +151,7 @@ impl ConnectionLike for ClusterLink {
         Box::pin(async move {
             match key(command) {
                 Some(key) => self.call(slot(key), command).await,
-                None => self.call_all(command).await,
+                None => Err((Raw::InvalidClientConfig, "a command without a key").into()),
             }
         })
     }

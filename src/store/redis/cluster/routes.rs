@@ -60,7 +60,7 @@ impl Routes {
     /// Creates routes that are loaded from one of the `seeds`, by host and port.
     pub(crate) fn new(seeds: &[(&str, u16)], connect: Connect) -> RedisResult<Arc<Self>> {
         if seeds.is_empty() {
-            return Err(no_seed());
+            return Err((Raw::InvalidClientConfig, "no address of a cluster is given").into());
         }
         Ok(Arc::new(Self {
             seeds: seeds.iter().map(|(host, port)| Node::new(&connect, host, *port)).collect(),
@@ -227,10 +227,6 @@ async fn ask(candidates: Vec<Arc<Node>>) -> RedisResult<Vec<SlotRange>> {
             Ok(None) | Err(_) => {}
         }
     }
-}
-
-pub(crate) fn no_seed() -> RedisError {
-    (Raw::InvalidClientConfig, "no address of a cluster is given").into()
 }
 
 fn error(text: &'static str) -> RedisError {
