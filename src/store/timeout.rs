@@ -67,7 +67,7 @@ where
 
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         let (now, budget) = (Instant::now(), self.budget);
-        let start = request_start().unwrap_or(now);
+        let start = request_start(op).unwrap_or(now);
         if now.saturating_duration_since(start) >= budget {
             return Answer::Now(Err(elapsed(budget)));
         }
@@ -82,7 +82,7 @@ where
         }
     }
 
-    forward!(self => self.inner; undo, supports, register, failure_domains);
+    forward!(self => self.inner; undo, supports, failure_domains);
 
     fn health(&self) -> BoxFuture<Health> {
         let (budget, inner) = (self.budget, self.inner.health());

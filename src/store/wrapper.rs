@@ -1,8 +1,7 @@
 //! Code that several wrappers share: the methods that they forward, the start of a request, and
 //! outcomes for another cost.
 
-use std::cell::Cell;
-
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{Answer, Charge, Op, Store};
@@ -34,14 +33,6 @@ macro_rules! forward {
             $inner.supports(charges)
         }
     };
-    (@register $self:ident $inner:expr) => {
-        fn register(
-            &$self,
-            charges: &[$crate::store::Charge<'_>],
-        ) -> Result<(), $crate::store::Unsupported> {
-            $inner.register(charges)
-        }
-    };
     (@failure_domains $self:ident $inner:expr) => {
         fn failure_domains(
             &$self,
@@ -59,29 +50,20 @@ macro_rules! forward {
 
 pub(super) use forward;
 
-// A `Timeout` counts from the start of a request, so that all calls and waits of the request
-// share one budget.
-thread_local! {
-    static START: Cell<Option<Instant>> = const { Cell::new(None) };
+/// Returns the start of the request, if a wrapper has set the start.
+pub(super) fn request_start(op: Op<'_>) -> Option<Instant> {
+    op.charges().first()?.start.copied()
 }
 
-/// Returns the start of the current request, if a wrapper has set the start.
-pub(super) fn request_start() -> Option<Instant> {
-    START.get()
-}
-
-/// Calls a store for a request that started at `start`.
-pub(super) fn call_since<S: Store>(store: &S, start: Instant, op: Op<'_>) -> Answer<S::Future> {
-    struct Restore(Option<Instant>);
-
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            START.set(self.0);
-        }
-    }
-
-    let _restore = Restore(START.replace(Some(start)));
-    store.call(op)
+/// Takes charges for a request that started at `start`. All calls and waits of the request then share
+/// the budget of a `Timeout`.
+pub(super) fn take_since<S: Store>(
+    store: &S,
+    start: Instant,
+    charges: &[Charge<'_>],
+) -> Answer<S::Future> {
+    let charges: SmallVec<[_; 4]> = charges.iter().map(|it| it.with_start(&start)).collect();
+    store.call(Op::Take(&charges))
 }
 
 /// Returns `outcome` for the demand `ask`. An outcome of another algorithm than GCRA is unchanged.

@@ -130,11 +130,8 @@ where
         self.with_shares(charges, |shares| self.shared.store.undo(shares, taken, units));
     }
 
-    fn check(&self, charges: &[Charge<'_>], registers: bool) -> Result<(), Unsupported> {
-        self.with_shares(charges, |shares| match registers {
-            true => self.shared.store.register(shares),
-            false => self.shared.store.supports(shares),
-        })
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.with_shares(charges, |shares| self.shared.store.supports(shares))
     }
 
     fn health(&self) -> Option<BoxFuture<Health>> {

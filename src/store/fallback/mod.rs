@@ -70,9 +70,9 @@ pub trait Policy: Clone + Send + Sync + 'static {
         let _ = (charges, taken, units);
     }
 
-    /// Checks charges, and registers them if the flag is set.
-    fn check(&self, charges: &[Charge<'_>], registers: bool) -> Result<(), Unsupported> {
-        let _ = (charges, registers);
+    /// Checks that the policy supports these charges.
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        let _ = charges;
         Ok(())
     }
 
@@ -150,12 +150,7 @@ where
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.shared.inner.supports(charges)?;
-        self.policy.check(charges, false)
-    }
-
-    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.shared.inner.register(charges)?;
-        self.policy.check(charges, true)
+        self.policy.supports(charges)
     }
 
     forward!(self => self.shared.inner; failure_domains);
