@@ -39,7 +39,6 @@ const FLOORS: &[(&str, u32)] = &[
     ("store/breaker/circuit", 3),
     ("store/fallback/*", 4),
     ("store/hot_keys/*", 4),
-    ("store/on_error", 4),
     ("store/timeout", 4),
     ("rule/*", 5),
     ("explain/*", 6),

@@ -242,12 +242,11 @@ impl Store for LocalStore {
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         let has_queue = |quota: &&Quota| quota.is_concurrent() && !quota.is_adaptive();
-        queueing(charges).filter(|quota| !has_queue(quota)).try_for_each(can_queue_under)
-    }
-
-    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.layers.rules.register(charges)?;
-        self.layers.rebuilds.layer_built();
+        queueing(charges).filter(|quota| !has_queue(quota)).try_for_each(can_queue_under)?;
+        if charges.iter().any(Charge::is_fixed) {
+            self.layers.rules.register(charges)?;
+            self.layers.rebuilds.layer_built();
+        }
         Ok(())
     }
 

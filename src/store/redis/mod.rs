@@ -411,13 +411,10 @@ where
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         no_adaptive_quotas(charges)?;
         charges.iter().flat_map(Charge::quotas).try_for_each(plan::check)?;
-        queueing(charges).try_for_each(can_queue_under)
-    }
-
-    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        queueing(charges).try_for_each(can_queue_under)?;
         const TOO_MANY: &str = "a request that takes more than 256 slots; lower its cost";
         let takes_slots = |it: &Charge<'_>| it.charged_quotas().any(|(_, it)| it.is_concurrent());
-        if charges.iter().any(|it| it.cost() > MAX_COST && takes_slots(it)) {
+        if charges.iter().any(|it| it.is_fixed() && it.cost() > MAX_COST && takes_slots(it)) {
             return Err(Unsupported::new(TOO_MANY));
         }
         self.settings.rules.register(charges)
