@@ -47,7 +47,6 @@ const FLOORS: &[(&str, u32)] = &[
     ("limiter", 7),
     ("middleware/*", 9),
     ("middleware/queue", 4),
-    ("simulate/*", 13),
     ("testing/*", 13),
     ("admin/*", 14),
     ("guide/*", 15),
