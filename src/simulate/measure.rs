@@ -79,7 +79,7 @@ impl Measure {
     /// request.
     pub(super) fn new(store: LocalStore, infos: &[RuleInfo<'_>]) -> Self {
         let of = |info: &RuleInfo<'_>| {
-            let (rule, alone) = (info.name, info.least_need().max(1));
+            let (rule, alone) = (info.name, info.min_need().max(1));
             let quotas = info.quotas.unwrap_or_default().to_vec();
             let least = move |(place, given): (usize, Quota)| {
                 let most = is_countable(&given).then_some(alone);
