@@ -34,6 +34,28 @@ pub trait StoreExt: Store + Sized {
         self.call(Op::Take(charges))
     }
 
+    /// Returns the decision that [`take`](StoreExt::take) would make now, and changes nothing.
+    ///
+    /// No unit is charged, no slot is held, and no queue is joined. The outcomes of an allowed
+    /// decision are those after the charge. With a cost of 0, they are the units left.
+    ///
+    /// [`Leased`] and [`DenyCache`] pass the call to their inner store, which counts borrowed units
+    /// as charged. [`GovernorStore`](super::GovernorStore) cannot peek, and answers
+    /// [`Decision::unsupported`].
+    ///
+    /// ```
+    /// use tower_sluice::{Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge};
+    ///
+    /// let (store, key, quotas) = (LocalStore::new(), Key::from("alice"), [Quota::per_hour(5)]);
+    /// let charge = Charge::new(RuleName::default(), &key, &quotas).with_cost(3);
+    /// assert_eq!(store.peek(&[charge]).now().remaining(), Some(2));
+    /// assert_eq!(store.take(&[charge]).now().remaining(), Some(2));
+    /// assert!(!store.peek(&[charge]).now().is_allowed());
+    /// ```
+    fn peek(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
+        self.call(Op::Peek(charges))
+    }
+
     /// Charges `units` more to every quota of `charge`, or refunds units if the number is negative.
     ///
     /// The additional charge is never denied. Units beyond the limit plus

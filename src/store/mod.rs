@@ -76,7 +76,7 @@ pub use self::{
     answer::{Answer, BoxFuture, Never, Resolve},
     block::{BlockError, BlockFuture},
     boxed::{Boxed, DynStore},
-    breaker::{Breaker, BreakerError},
+    breaker::{Breaker, BreakerError, circuit::FailureDomain},
     ext::StoreExt,
     fallback::Fallback,
     health::{Health, Status},
@@ -342,7 +342,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 /// | 3 | [`supports`](Store::supports) | every charge of rates is accepted when a layer is built |
 /// | 4 | [`register`](Store::register) | two layers may give one rule different quotas |
 /// | 5 | [`health`](Store::health) | the health is unknown |
-/// | 6 | [`isolates_failures`](Store::isolates_failures) | a breaker stops calls to all servers |
+/// | 6 | [`failure_domains`](Store::failure_domains) | a breaker stops calls to all servers |
 ///
 /// The decision of a store:
 ///
@@ -469,24 +469,15 @@ pub trait Store {
         Ok(())
     }
 
-    /// Sets the time budget: the longest time that a caller waits for an answer.
+    /// Returns the servers that an operation needs, if the store has several.
     ///
-    /// A [`Timeout`] calls this method when it is built. A store of several servers can then give
-    /// up a silent server within the budget. By default, returns the unchanged store.
-    #[must_use]
-    fn with_budget(self, budget: Duration) -> Self
-    where
-        Self: Sized,
-    {
-        let _ = budget;
-        self
-    }
-
-    /// Returns `true` if the store has several servers and stops calling failed servers.
-    ///
-    /// Defaults to `false`. If `true`, a [`Breaker`] around the store has no effect.
-    fn isolates_failures(&self) -> bool {
-        false
+    /// The operation must fail only if one of these servers fails. A [`Breaker`] then stops the calls
+    /// to a failed server, and not those to others. Return clones of one value for each server, and
+    /// record each answer with [`FailureDomain::answered`]. By default, returns none: the store fails
+    /// as a whole.
+    fn failure_domains(&self, op: Op<'_>) -> Vec<FailureDomain> {
+        let _ = op;
+        Vec::new()
     }
 
     /// Returns the health of the store and of the stores that it wraps.

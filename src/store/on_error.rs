@@ -8,7 +8,6 @@ use super::{
 };
 use crate::{
     decision::{Decision, Outcome, Source},
-    log::info,
     name::RuleName,
     store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Store, Unsupported},
 };
@@ -37,7 +36,7 @@ pub struct FailOpen<S> {
 
 impl<S: Store> FailOpen<S> {
     pub(crate) fn new(inner: S) -> Self {
-        Self { outages: Arc::new(OutageState::of(&inner)), inner }
+        Self { outages: Arc::default(), inner }
     }
 }
 
@@ -49,13 +48,14 @@ impl<S: Store> Store for FailOpen<S> {
         let limits = |charge: &Charge<'_>| {
             charge.cost() > 0 && !charge.quotas().is_empty() && !charge.is_report_only()
         };
-        if let Op::Take(charges) = op
+        if let Op::Take(charges) | Op::Peek(charges) = op
             && let Some(charge) = charges.iter().find(|charge| limits(charge))
             && let Err(unsupported) = self.inner.supports(charges)
         {
             let (rule, retry_after) = (charge.rule(), RETRY_AFTER);
             let denial = Substitute::Deny { rule, retry_after, report_only: false };
-            let attempt = Attempt { epoch: Some(self.outages.epoch()), substitute: denial };
+            let epoch = Some(self.outages.epoch());
+            let attempt = Attempt { epoch, is_partial: false, substitute: denial };
             return Answer::Now(Ok(attempt.finish(&self.outages, Err(unsupported))));
         }
         call(&self.inner, &self.outages, op, Substitute::Allow)
@@ -94,8 +94,7 @@ pub struct FailClosed<S> {
 
 impl<S: Store> FailClosed<S> {
     pub(crate) fn new(inner: S) -> Self {
-        let outages = Arc::new(OutageState::of(&inner));
-        Self { inner, outages, retry_after: RETRY_AFTER }
+        Self { inner, outages: Arc::default(), retry_after: RETRY_AFTER }
     }
 
     /// Sets the `Retry-After` of rejections. Defaults to 1 s.
@@ -115,7 +114,8 @@ impl<S: Store> Store for FailClosed<S> {
         let denial = Substitute::Deny {
             rule: denying.map_or_else(RuleName::default, Charge::rule),
             retry_after: self.retry_after,
-            report_only: matches!(op, Op::Take(_)) && denying.is_some_and(Charge::is_report_only),
+            report_only: matches!(op, Op::Take(_) | Op::Peek(_))
+                && denying.is_some_and(Charge::is_report_only),
         };
         call(&self.inner, &self.outages, op, denial)
     }
@@ -150,6 +150,8 @@ enum Substitute {
 struct Attempt {
     /// The epoch at the start of a `Take`. `None` for other operations, which never mean an outage.
     epoch: Option<u64>,
+    /// `true` if other servers of the store may fail.
+    is_partial: bool,
     substitute: Substitute,
 }
 
@@ -166,7 +168,9 @@ fn call<S: Store>(
     op: Op<'_>,
     substitute: Substitute,
 ) -> Answer<WrapperFuture<S, OutageCall>> {
-    let attempt = Attempt { epoch: matches!(op, Op::Take(_)).then(|| outages.epoch()), substitute };
+    let epoch = matches!(op, Op::Take(_)).then(|| outages.epoch());
+    let is_partial = outages.is_failing() && !inner.failure_domains(op).is_empty();
+    let attempt = Attempt { epoch, is_partial, substitute };
     match inner.call(op) {
         Answer::Now(answer) => Answer::Now(Ok(attempt.finish(outages, answer))),
         Answer::Later(inner) => {
@@ -193,9 +197,8 @@ impl Attempt {
     ) -> Decision {
         let error = match answer {
             Ok(decision) => {
-                let called = self.epoch.filter(|_| !decision.source().is_known());
-                if called.is_some_and(|epoch| outages.record_success(epoch)) {
-                    info!("the store recovered");
+                if let Some(epoch) = self.epoch.filter(|_| !decision.source().is_known()) {
+                    outages.record_success(epoch, || self.is_partial);
                 }
                 return decision;
             }

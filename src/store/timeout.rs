@@ -72,7 +72,7 @@ impl<S: Store> Timeout<S> {
             const FIX: &str = "give the store time to answer, such as 100 ms (Timeout::DEFAULT)";
             return Err(SettingError::new("timeout: limit", "0 s", FIX));
         }
-        Ok(Self { inner: inner.with_budget(budget), budget })
+        Ok(Self { inner, budget })
     }
 }
 

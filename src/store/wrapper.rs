@@ -62,7 +62,7 @@ impl<S: Store, C: WrapperCall<S>> Future for WrapperFuture<S, C> {
     }
 }
 
-/// Forwards `supports`, `register` and `isolates_failures` to an inner store.
+/// Forwards `supports`, `register` and `failure_domains` to an inner store.
 macro_rules! forward {
     ($self:ident => $inner:expr) => {
         fn supports(&$self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
@@ -73,8 +73,8 @@ macro_rules! forward {
             $inner.register(charges)
         }
 
-        fn isolates_failures(&$self) -> bool {
-            $inner.isolates_failures()
+        fn failure_domains(&$self, op: Op<'_>) -> Vec<$crate::store::FailureDomain> {
+            $inner.failure_domains(op)
         }
     };
 }

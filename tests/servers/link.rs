@@ -185,6 +185,8 @@ async fn a_connection_whose_last_caller_leaves_is_kept() {
     let proxy = Proxy::start(server.address()).await;
     let store = connect(&server.url_at(proxy.addr())).await;
     let (beside, account) = (connect(&server.url()).await, Account::new("gone", Quota::per_day(9)));
+    // The server then has the script.
+    assert_eq!(account.passed(&store, 1).await, 1);
     for _ in 0..2 {
         // The request is sent and answered after its caller has left.
         let before = account.left(&beside).await;

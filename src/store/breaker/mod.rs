@@ -2,9 +2,12 @@
 
 pub(super) mod circuit;
 
-use std::{error::Error, fmt, ops::RangeInclusive, sync::Arc, time::Duration};
+use std::{error::Error, fmt, ops::RangeInclusive, slice, time::Duration};
 
-use self::circuit::{BreakerConfig, Circuit, Permit};
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use self::circuit::{BreakerConfig, FailureDomain, Permit};
 use super::{
     setting::{SettingError, literal},
     wrapper::{WrapperCall, WrapperFuture, forward},
@@ -36,9 +39,8 @@ use crate::{
 /// - Immediate errors, which do not come from a server. For example, the store does not support the
 ///   quota.
 ///
-/// The breaker has no effect around a store of several servers that itself [stops calling failed
-/// servers](Store::isolates_failures), such as a Redis Cluster. A breaker would also stop the calls
-/// to healthy servers.
+/// Around a store of several [servers](Store::failure_domains), such as a Redis Cluster, each server
+/// has its own state. A call is sent only if none of its servers has failed.
 ///
 /// Clones share the breaker. Call the setters before you clone, because each creates a new breaker.
 ///
@@ -58,12 +60,14 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Breaker<S> {
     inner: S,
-    circuit: Arc<Circuit>,
+    config: BreakerConfig,
+    /// The store, if it names no servers.
+    whole: FailureDomain,
 }
 
 impl<S> Breaker<S> {
     pub(crate) fn new(inner: S) -> Self {
-        Self { inner, circuit: Arc::new(Circuit::new(BreakerConfig::default())) }
+        Self { inner, config: BreakerConfig::default(), whole: FailureDomain::new("") }
     }
 
     /// Sets the number of consecutive failures after which the breaker opens. Defaults to 5.
@@ -154,15 +158,16 @@ impl<S> Breaker<S> {
     }
 
     /// Returns `true` if the breaker is open or probing, for health checks.
+    ///
+    /// Around a store of several [servers](Store::failure_domains), ask the servers instead.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        self.circuit.is_open()
+        self.whole.is_open()
     }
 
-    fn with(self, set: impl FnOnce(&mut BreakerConfig)) -> Self {
-        let mut config = self.circuit.config();
-        set(&mut config);
-        Self { circuit: Arc::new(Circuit::new(config)), ..self }
+    fn with(mut self, set: impl FnOnce(&mut BreakerConfig)) -> Self {
+        set(&mut self.config);
+        Self { whole: FailureDomain::new(""), ..self }
     }
 }
 
@@ -174,25 +179,26 @@ where
     type Future = WrapperFuture<S, BreakerCall>;
 
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        let permit = match self.circuit.acquire() {
-            _ if self.inner.isolates_failures() => None,
-            Ok(permit) => Some(permit),
+        let servers = self.inner.failure_domains(op);
+        let whole = slice::from_ref(&self.whole);
+        let servers = if servers.is_empty() { whole } else { &servers };
+        let start = Instant::now();
+        let permits: Result<_, _> = servers.iter().map(|it| it.acquire(&self.config)).collect();
+        let call = match permits {
+            Ok(permits) => BreakerCall { permits, config: self.config, start },
             Err(retry_after) => return Answer::Now(Err(BreakerError::Open { retry_after })),
         };
         match self.inner.call(op) {
             // No server was called, so nothing is recorded.
             Answer::Now(Ok(decision)) if decision.source().is_known() => Answer::Now(Ok(decision)),
-            Answer::Now(Ok(decision)) => {
-                permit.into_iter().for_each(|permit| permit.record(true));
-                Answer::Now(Ok(decision))
-            }
             Answer::Now(Err(error)) => Answer::Now(Err(BreakerError::Store(error))),
-            Answer::Later(inner) => Answer::Later(WrapperFuture::new(inner, BreakerCall(permit))),
+            answer => WrapperFuture::of(answer, call),
         }
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
-        if !self.is_open() {
+        let servers = self.inner.failure_domains(Op::Take(charges));
+        if !self.is_open() && !servers.iter().any(FailureDomain::is_open) {
             self.inner.undo(charges, taken, units);
         }
     }
@@ -237,16 +243,22 @@ impl<E: fmt::Display> fmt::Display for BreakerError<E> {
 /// Requires only `Display` of `E`, because [`BoxError`] does not implement [`Error`].
 impl<E: fmt::Debug + fmt::Display> Error for BreakerError<E> {}
 
-/// State of a call through a [`Breaker`]. Has no permit if the inner store isolates failures.
+/// State of a call through a [`Breaker`].
 #[derive(Debug)]
-pub struct BreakerCall(Option<Permit>);
+pub struct BreakerCall {
+    permits: SmallVec<[Permit; 1]>,
+    config: BreakerConfig,
+    start: Instant,
+}
 
 impl<S: Store> WrapperCall<S> for BreakerCall {
     type Error = BreakerError<S::Error>;
 
     fn finish(self, answer: Result<Decision, S::Error>) -> Result<Decision, Self::Error> {
-        if let Some(permit) = self.0 {
-            permit.record(answer.is_ok());
+        let (start, several) = (self.start.into_std(), self.permits.len() > 1);
+        for permit in self.permits {
+            let ok = answer.is_ok() || several && permit.domain.has_answered_since(start);
+            permit.record(&self.config, ok);
         }
         answer.map_err(BreakerError::Store)
     }

@@ -14,9 +14,10 @@ use super::{
 };
 use crate::{
     decision::{Decision, Source},
-    log::info,
     quota::Quota,
-    store::{Answer, BoxFuture, Charge, Health, Never, Op, OwnedOp, Store, Unsupported},
+    store::{
+        Answer, BoxFuture, Charge, FailureDomain, Health, Never, Op, OwnedOp, Store, Unsupported,
+    },
 };
 
 /// The future of a local store, which answers immediately.
@@ -87,7 +88,7 @@ struct Stores<S, L> {
 
 impl<S: Store, L> Fallback<S, L> {
     pub(crate) fn new(inner: S, local: L) -> Self {
-        let outages = OutageState::of(&inner);
+        let outages = OutageState::default();
         let stores = Stores { inner, local, outages, stripes: Stripes::default() };
         Self { stores: Arc::new(stores), instances: NonZeroU32::MIN }
     }
@@ -140,7 +141,8 @@ where
                 decision
             }
             Ok(decision) => {
-                self.record_success(epoch);
+                let is_partial = || !self.stores.inner.failure_domains(op).is_empty();
+                self.stores.outages.record_success(epoch, is_partial);
                 self.mirror_call(op, &decision);
                 self.mirror_slots(op.charges(), decision)
             }
@@ -160,6 +162,7 @@ where
     fn mirror_call(&self, op: Op<'_>, decision: &Decision) {
         match op {
             Op::Take(charges) => self.mirror(charges, decision, 0),
+            Op::Peek(_) => {}
             Op::Adjust(_, units) => {
                 self.mirror(op.charges(), decision, units.min(0).unsigned_abs());
             }
@@ -170,19 +173,12 @@ where
     /// Calls the local store instead of the inner store.
     fn call_local(&self, op: Op<'_>) -> Decision {
         match op {
-            Op::Take([]) => Decision::allow(),
+            Op::Take([]) | Op::Peek([]) => Decision::allow(),
             // The local store mirrored only a share of the charge.
             Op::Adjust(charge, units) if units < 0 => {
                 self.call_share(Op::Adjust(charge, units / i64::from(self.instances.get())))
             }
             op => self.call_share(op),
-        }
-    }
-
-    /// Records the success of a call to the inner store.
-    fn record_success(&self, epoch: u64) {
-        if self.stores.outages.record_success(epoch) {
-            info!("the store recovered");
         }
     }
 
@@ -232,6 +228,10 @@ where
         let Stores { inner, local, .. } = &*self.stores;
         inner.register(charges)?;
         with_shares(charges, self.instances, |shares| local.register(shares))
+    }
+
+    fn failure_domains(&self, op: Op<'_>) -> Vec<FailureDomain> {
+        self.stores.inner.failure_domains(op)
     }
 
     fn health(&self) -> BoxFuture<Health> {

@@ -9,6 +9,7 @@ mod held;
 mod ledger;
 mod overflow;
 mod overflow_warning;
+mod peek;
 mod plain;
 mod rebuild;
 mod sets;
@@ -204,6 +205,7 @@ impl LocalStore {
     fn change(&self, op: Op<'_>) -> Decision {
         match op {
             Op::Take(charges) => self.ledger.take(charges, |decision| decision),
+            Op::Peek(charges) => self.ledger.peek(charges),
             Op::Adjust(charge, units) => self.ledger.adjust(charge, units),
             Op::Reset(charge) => self.ledger.reset(charge),
             Op::Block(charge, time) => self.ledger.block(charge, time),

@@ -282,7 +282,7 @@ async fn an_unreadable_client_is_handled_by_its_own_policy() {
         // the policy for a missing key does not apply
         let rule = Rule::new("client", of, quota).on_missing_key(OnMissingKey::Skip);
         let counters = Counters::new();
-        let layer = RateLimitLayer::rules(rule, LocalStore::new()).count(&counters);
+        let layer = RateLimitLayer::rules(rule, LocalStore::new()).on_decision(counters.clone());
         let mut statuses = Vec::new();
         for _ in 0..3 {
             let request = http::Request::from_parts(request("10.0.0.1:80", LIST, &[line]), ());

@@ -486,7 +486,7 @@ async fn a_missing_peer_address_reports_the_fix() {
 async fn an_unusable_key_reports_the_reason_and_is_counted() {
     let counters = Counters::new();
     let rule = Rule::new("user", HeaderKey::new("x-user"), TEN);
-    let layer = RateLimitLayer::rules(rule, store()).count(&counters);
+    let layer = RateLimitLayer::rules(rule, store()).on_decision(counters.clone());
     let long = "k".repeat(1_025);
     for (headers, said) in [
         (&[][..], "missing header x-user"),
@@ -499,7 +499,7 @@ async fn an_unusable_key_reports_the_reason_and_is_counted() {
         assert!(!headers.contains_key("retry-after"));
     }
     let client = ClientIp::hops(2);
-    let layer = RateLimitLayer::new(client, TEN, store()).count(&counters);
+    let layer = RateLimitLayer::new(client, TEN, store()).on_decision(counters.clone());
     for (value, said) in [
         ("203.0.113.9", "missing client's address in x-forwarded-for"),
         ("203.0.113.9, unknown", "header x-forwarded-for has an entry without a valid address"),
@@ -507,7 +507,9 @@ async fn an_unusable_key_reports_the_reason_and_is_counted() {
         let (status, body, _) = response(&layer, &[("x-forwarded-for", value)]).await;
         assert_eq!((status, body), (400, format!("Request rejected: {said}.")));
     }
-    let denied = RateLimitLayer::per_ip(TEN).count(&counters).deny(AccessList::from_fn(|_| true));
+    let denied = RateLimitLayer::per_ip(TEN)
+        .on_decision(counters.clone())
+        .deny(AccessList::from_fn(|_| true));
     assert_eq!(answer(&denied, get("/")).await.status(), StatusCode::FORBIDDEN);
     assert_eq!(counters.snapshot().unkeyed, 7);
     assert_eq!(counters.snapshot().denied, 0);
@@ -562,43 +564,33 @@ mod redis {
 
     /// The part of the message in the middle comes from the redis crate.
     #[test]
-    fn an_invalid_address_is_shown_without_its_password() {
+    fn an_invalid_address_is_an_error_without_its_password() {
         const FIX: &str = "; give redis://[user:password@]host[:port][/db]";
-        for (url, shown) in [
-            ("", "***"),
-            ("secret", "***"),
-            ("http://me:secret@localhost:80", "http://***@localhost:80"),
-            ("redis://", "redis://"),
-            ("redis://me:secret@localhost/x", "redis://***@localhost"),
-            ("redis://localhost/x", "redis://localhost/x"),
-            ("redis://localhost:99999", "redis://localhost:99999"),
+        for url in [
+            "",
+            "secret",
+            "localhost:6379",
+            "http://me:secret@localhost:80",
+            "redis://",
+            "redis://me:secret@localhost/x",
+            "redis://localhost:99999",
         ] {
             for said in [
                 error(RedisStore::connect_lazy(url)),
                 error(RedisStore::cluster_lazy(&["redis://127.0.0.1", url])),
                 error(RedisStore::sentinel_lazy(&["redis://127.0.0.1", url], "primary")),
             ] {
-                let start = format!("redis: {shown:?} is not an address: ");
-                assert!(said.starts_with(&start), "{said}");
-                assert!(said.ends_with(FIX), "{said}");
+                assert!(said.starts_with("redis: an address is invalid: "), "{said}");
+                assert!(said.ends_with(FIX) && !said.contains("secret"), "{said}");
             }
         }
     }
 
     #[test]
-    fn an_address_without_a_scheme_is_shown_with_one() {
-        assert_eq!(
-            error(RedisStore::connect_lazy("localhost:6379")),
-            "redis: \"localhost:6379\" is not an address: it lacks redis://; give \
-             redis://localhost:6379"
-        );
-    }
-
-    #[test]
     fn a_missing_address_and_one_without_tcp_are_errors() {
         for (said, expected) in [
-            (error(RedisStore::cluster_lazy(&[])), "no address of a cluster is given"),
-            (error(RedisStore::sentinel_lazy(&[], "primary")), "no address of a sentinel is given"),
+            (error(RedisStore::cluster_lazy(&[])), "no address is given"),
+            (error(RedisStore::sentinel_lazy(&[], "primary")), "no address is given"),
             (
                 error(RedisStore::cluster_lazy(&["unix:///run/redis.sock"])),
                 "a server of a cluster is reached by TCP; give redis://host:port",

@@ -222,6 +222,7 @@ impl<S: Store> Store for DenyCache<S> {
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         match op {
             Op::Take(charges) => self.take(charges),
+            Op::Peek(_) => self.call_inner(op, Pending::Peek),
             Op::Adjust(charge, _)
             | Op::Reset(charge)
             | Op::Block(charge, _)
@@ -255,6 +256,7 @@ pub struct DenyCacheCall {
 #[derive(Debug)]
 enum Pending {
     Take(PendingTake),
+    Peek,
     /// A change of the account with this hash.
     Change(u64),
 }

@@ -422,7 +422,9 @@ where
         let Leases { inner, table, .. } = &*self.0;
         let account = match op {
             Op::Take(charges) => return self.0.take(charges, request_start(), 0),
-            Op::Adjust(_, 0..) | Op::Unblock(_) => return LeasedFuture::inner(inner.call(op)),
+            Op::Peek(_) | Op::Adjust(_, 0..) | Op::Unblock(_) => {
+                return LeasedFuture::inner(inner.call(op));
+            }
             Op::Reset(charge) => {
                 let account = table.tag(charge);
                 // The account is removed, so its units are not returned.

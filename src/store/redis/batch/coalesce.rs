@@ -187,19 +187,4 @@ where
         }
         Ok(reply)
     }
-
-    /// Sends plain `requests` in one batch, and ignores the decisions.
-    pub(crate) async fn take_together(
-        &self,
-        requests: impl IntoIterator<Item = Request>,
-    ) -> Result<(), RedisError> {
-        let (mut batch, runtime) = (Batch::default(), runtime()?);
-        for request in requests {
-            let (tx, _) = oneshot::channel();
-            let request = Arc::new(request);
-            let caller = QueuedRequest { request, tx, runtime: runtime.clone() };
-            batch.add([caller].into_iter().collect());
-        }
-        self.call_batch(&batch).await.map(drop)
-    }
 }

@@ -14,8 +14,8 @@ use std::{
 
 use futures_util::poll;
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ErrorKind as Raw, Pipeline, RedisError, RedisFuture,
-    RedisResult, Value,
+    AsyncConnectionConfig, Cmd, ErrorKind as Raw, Pipeline, RedisError, RedisFuture, RedisResult,
+    Value,
     aio::{ConnectionLike, MultiplexedConnection},
 };
 use tokio::{
@@ -41,16 +41,6 @@ const MAX_BACKOFF_WHEN_WANTED: Duration = Duration::from_millis(100);
 
 /// Opens a connection.
 pub(crate) type Dial = Box<dyn Fn() -> BoxFuture<RedisResult<MultiplexedConnection>> + Send + Sync>;
-
-/// Returns a function that connects to the server of `client`.
-pub(crate) fn dial(client: Client) -> Dial {
-    Box::new(move || {
-        let client = client.clone();
-        Box::pin(
-            async move { client.get_multiplexed_async_connection_with_config(&config()).await },
-        )
-    })
-}
 
 /// Returns the settings of a connection.
 pub(crate) fn config() -> AsyncConnectionConfig {

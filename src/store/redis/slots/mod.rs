@@ -19,10 +19,7 @@ use std::{
 
 use tokio::{sync::Notify, time::Instant};
 
-pub(crate) use self::{
-    renew::SlotChange,
-    take::{SlotCall, SlotTake},
-};
+pub(crate) use self::take::{SlotCall, SlotTake};
 use super::protocol::addresses::Addresses;
 use crate::decision::{FreeSlots, LossSignal};
 
