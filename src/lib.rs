@@ -186,6 +186,7 @@
 
 // Ordered from the lowest to the highest. A module imports only lower ones
 // (`tests/repository/floors.rs`).
+mod advice;
 #[cfg(feature = "serde")]
 mod config;
 pub mod fingerprint;
