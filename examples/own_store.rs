@@ -55,8 +55,9 @@ impl State {
         self.used.get(card).copied().unwrap_or(0)
     }
 
-    /// Checks every card first, then changes all or none.
-    fn take(&mut self, charges: &[Charge<'_>], now: Duration) -> Decision {
+    /// Checks every card first, then changes all or none. A peek returns the result, and changes
+    /// nothing.
+    fn take(&mut self, charges: &[Charge<'_>], now: Duration, peeks: bool) -> Decision {
         if let Some(denial) = self.deny_blocked(charges, now) {
             return denial;
         }
@@ -73,15 +74,16 @@ impl State {
         };
         let fits: Vec<bool> = cards(charges).map(fits).collect();
         let allowed = fits.iter().all(|fits| *fits);
-        if allowed {
-            for (card, cost) in costs {
-                let used = self.used.entry(card).or_default();
-                *used = used.saturating_add(cost);
+        if allowed && !peeks {
+            for (card, cost) in &costs {
+                let used = self.used.entry(card.clone()).or_default();
+                *used = used.saturating_add(*cost);
             }
         }
         let mut decision = if allowed { Decision::allow() } else { Decision::deny() };
         for ((card, charge, quota), fits) in cards(charges).zip(fits) {
-            let used = self.used(&card);
+            let peeked = if allowed && peeks { costs[&card] } else { 0 };
+            let used = self.used(&card).saturating_add(peeked);
             let outcome = Outcome::full(card.0, card.2, quota.limit())
                 .with_remaining(quota.limit().saturating_sub(used))
                 // A full card never empties.
@@ -116,7 +118,7 @@ impl State {
             let used = self.used.entry(card).or_default();
             *used = change(*used, quota);
         }
-        self.take(&[charge.with_cost(0)], now)
+        self.take(&[charge.with_cost(0)], now, false)
     }
 }
 
@@ -129,7 +131,8 @@ impl Store for Punchcards {
         let now = (self.now)();
         let blocked = |charge: &Charge<'_>| (charge.rule(), charge.key().clone());
         let decision = match op {
-            Op::Take(charges) => state.take(charges, now),
+            Op::Take(charges) => state.take(charges, now, false),
+            Op::Peek(charges) => state.take(charges, now, true),
             Op::Adjust(charge, units) => state.change(charge, now, |used, quota| {
                 // A late charge stops at twice the limit.
                 let most = i64::from(quota.limit()) * 2;
@@ -139,11 +142,11 @@ impl Store for Punchcards {
             Op::Reset(charge) => state.change(charge, now, |_, _| 0),
             Op::Block(charge, time) => {
                 state.blocked_until.insert(blocked(charge), now.saturating_add(time));
-                state.take(&[charge.with_cost(0)], now)
+                state.take(&[charge.with_cost(0)], now, false)
             }
             Op::Unblock(charge) => {
                 state.blocked_until.remove(&blocked(charge));
-                state.take(&[charge.with_cost(0)], now)
+                state.take(&[charge.with_cost(0)], now, false)
             }
             _ => Decision::unsupported(),
         };

@@ -234,6 +234,7 @@
 
 mod account;
 mod body;
+mod denials;
 mod key;
 mod managed;
 mod routes;

@@ -5,15 +5,11 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 
 use super::{
+    denials::{DeniedKey, RecordedDenial},
     key,
     managed::{self, ManagedLayer},
 };
-use crate::{
-    observe::{DeniedKey, RecordedDenial},
-    quota::Quota,
-    rule::RuleInfo,
-    store::Health,
-};
+use crate::{quota::Quota, rule::RuleInfo, store::Health};
 
 /// Returns the layers with their switches and rules.
 pub(super) fn layers(layers: &[ManagedLayer]) -> Value {

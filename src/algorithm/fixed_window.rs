@@ -175,14 +175,11 @@ fn start(quota: &Quota, instant: u64) -> u64 {
 }
 
 fn carry_over(quota: &Quota) -> u64 {
-    match quota.counted_by() {
-        Algorithm::FixedWindow { carry_over, .. } => carry_over.into(),
-        _ => 0,
-    }
+    quota.counted_by().max_carry_over().into()
 }
 
 fn is_paced(quota: &Quota) -> bool {
-    matches!(quota.counted_by(), Algorithm::FixedWindow { paced: true, .. })
+    quota.counted_by().is_paced()
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     decision::{Decision, Outcome, Source},
-    quota::{Algorithm, Quota},
+    quota::Quota,
 };
 
 impl fmt::Display for Explanation {
@@ -174,16 +174,7 @@ impl fmt::Display for Described<'_> {
         if quota.is_blocked() {
             return quota.fmt(f);
         }
-        let algorithm = match quota.counted_by() {
-            Algorithm::Gcra => "gcra",
-            Algorithm::TokenBucket => "token bucket",
-            Algorithm::FixedWindow { .. } => "fixed window",
-            Algorithm::AnchoredWindow => "anchored window",
-            Algorithm::SlidingWindow { .. } => "sliding window",
-            Algorithm::SlidingLog => "sliding log",
-            Algorithm::Concurrent => "slots",
-        };
-        write!(f, "{quota}, {algorithm}")?;
+        write!(f, "{quota}, {}", quota.counted_by())?;
         if quota.soft_units() > 0 {
             write!(f, ", {} soft", quota.soft_units())?;
         }

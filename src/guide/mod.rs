@@ -18,7 +18,7 @@
 //! | [recipes] | LLM tokens, sockets, gRPC, outgoing calls, plans from a database |
 //! | [troubleshooting] | Symptoms, causes and fixes, and every warning and error |
 //! | [testing] | Tests of limits without sleeping, and of custom stores |
-//! | [migrating] | Migration from Rust crates, Express, Bucket4j, Spring, ASP.NET, nginx and Envoy |
+//! | [migrating] | Migration from Rust crates, Express, Java, .NET, nginx and Envoy |
 //! | [security] | Attacks, the limits of the protection, and limits by kind of route |
 //! | [features] | Each feature with its test, other rate limiters for Tower, and figures |
 //! | [glossary] | The terms of this crate, and terms of other libraries |

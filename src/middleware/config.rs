@@ -16,14 +16,13 @@ use super::{
     overcommit::{InFlight, Overcommit},
     queue::{Bounds, Waiter, Waiters},
     retry_after::RetryPolicy,
-    stats::{Counters, Event},
 };
 use crate::{
     decision::{Decision, Slot, Source},
     fingerprint::FingerprintKey,
     head::RequestHead,
     headers::{HeaderPolicy, Lines},
-    observe::Meter,
+    observe::Observers,
     rule::{Bypass, RuleName},
     store::Charge,
     toggle::Toggle,
@@ -48,10 +47,9 @@ pub(crate) struct LayerConfig {
     pub(crate) allow: Vec<AccessList>,
     pub(crate) deny: Vec<AccessList>,
     pub(crate) overcommit: Option<Overcommit>,
-    pub(crate) counters: Option<Counters>,
     pub(crate) after: Option<AdjustConfig>,
     pub(crate) hold: HoldConfig,
-    pub(crate) meter: Meter,
+    pub(crate) observers: Observers,
     /// The secret for fingerprints of keys in logs, spans and explanations.
     pub(crate) secret: Option<FingerprintKey>,
     /// `true` once the log has the mistakes of the layer.
@@ -79,18 +77,11 @@ impl LayerConfig {
             allow: Vec::new(),
             deny: Vec::new(),
             overcommit: None,
-            counters: None,
             after: None,
             hold: HoldConfig::default(),
-            meter: Meter::new(rules),
+            observers: Observers::new(rules),
             secret: None,
             advised: Arc::default(),
-        }
-    }
-
-    pub(crate) fn count(&self, event: Event) {
-        if let Some(counters) = &self.counters {
-            counters.add(event);
         }
     }
 
@@ -118,23 +109,6 @@ impl LayerConfig {
             return Err(Bypass::Exempt("it is a CORS preflight"));
         }
         Ok(())
-    }
-
-    /// Counts a request that runs.
-    pub(crate) fn count_passed(&self, decision: &Decision) {
-        if self.counters.is_none() {
-            return;
-        }
-        self.count(if decision.is_allowed() { Event::Allowed } else { Event::WouldDeny });
-        if decision.is_allowed() && decision.would_deny() {
-            self.count(Event::WouldDeny);
-        }
-        if decision.is_overage() {
-            self.count(Event::Overage);
-        }
-        if !decision.wait().is_zero() {
-            self.count(Event::Delayed);
-        }
     }
 
     /// Returns `true` if the queue is full or the layer is report-only.

@@ -17,7 +17,6 @@ use super::{
     overcommit::Overcommit,
     retry_after::{RetryAfter, RetryPolicy},
     service::RateLimit,
-    stats::Counters,
 };
 use crate::{
     decision::{Decision, Slot},
@@ -27,6 +26,7 @@ use crate::{
     headers::{HeaderPolicy, Items, Template},
     key::{KeyExtractor, PeerIp},
     log::warn,
+    observe::OnDecision,
     quota::Quota,
     reject::TooManyRequests,
     rule::{self, Bypass, Plan, Rule, RuleError, RuleInfo, RuleName, Rules},
@@ -201,7 +201,7 @@ impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
 
 /// Returns the rule, its need and the limit, if no request fits the current quotas of a live plan.
 fn impossible_cost(info: &RuleInfo<'_>) -> Option<(RuleName, u64, u32)> {
-    let (quotas, need) = (info.live?.quotas(), info.least_need());
+    let (quotas, need) = (info.live?.quotas(), info.min_need());
     let limits = quotas.charged().iter().filter(|quota| !quota.is_blocked());
     let limit = limits.map(Quota::raised_limit).min()?;
     (need > limit.into()).then_some((info.name, need, limit))
@@ -247,22 +247,6 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// ```
     pub fn fingerprint(mut self, secret: impl Into<FingerprintKey>) -> Self {
         self.settings.secret = Some(secret.into());
-        self
-    }
-
-    /// Sets the percentage of a limit at which requests start to count as near the limit.
-    ///
-    /// Defaults to 80. The metric `ratelimit.near_limit` counts allowed requests near a limit
-    /// (feature `metrics`).
-    ///
-    /// # Panics
-    ///
-    /// Panics if `percent` is above 100.
-    #[cfg(feature = "metrics")]
-    #[track_caller]
-    pub fn near_limit(mut self, percent: u8) -> Self {
-        assert!(percent <= 100, "near limit: {percent} percent; give 0 to 100");
-        self.settings.meter = self.settings.meter.near_limit(percent);
         self
     }
 
@@ -353,7 +337,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     ///
     /// Requests that would be denied then pass, even requests on a [deny
     /// list](RateLimitLayer::deny). [Decisions](RateLimitLayer::expose_decision) and
-    /// [counters](RateLimitLayer::count) still show the denials. Responses to such requests have no
+    /// [hooks](RateLimitLayer::on_decision) still show the denials. Responses to such requests have no
     /// quota fields.
     ///
     /// ```
@@ -374,9 +358,12 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Counts the decisions of the layer.
-    pub fn count(mut self, counters: &Counters) -> Self {
-        self.settings.counters = Some(counters.clone());
+    /// Calls a hook with each decision, in addition to earlier hooks.
+    ///
+    /// [`Counters`](crate::middleware::Counters) are a hook, and so is a closure. See [`OnDecision`]
+    /// for an example.
+    pub fn on_decision(mut self, hook: impl OnDecision) -> Self {
+        self.settings.observers.hooks.push(Arc::new(hook));
         self
     }
 

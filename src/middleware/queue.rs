@@ -52,6 +52,8 @@ pub(crate) struct Waiter {
     waiters: Arc<Waiters>,
     keys: Keys,
     entered: Instant,
+    /// `true` once the request has waited for a slot.
+    waited: bool,
     /// The position in the store's queue for a slot.
     position: Option<Position>,
 }
@@ -101,7 +103,13 @@ impl Waiters {
             *counts.entry(*key).or_default() += 1;
         }
         drop(counts);
-        Some(Waiter { waiters: self.clone(), keys, entered: Instant::now(), position: None })
+        Some(Waiter {
+            waiters: self.clone(),
+            keys,
+            entered: Instant::now(),
+            waited: false,
+            position: None,
+        })
     }
 
     fn has_full_key(
@@ -136,7 +144,12 @@ impl Waiter {
 
     /// Sets the position in the queue for a slot. An earlier position is given up.
     pub(super) fn set_position(&mut self, position: Option<Position>) {
+        self.waited |= position.is_some();
         self.position = position;
+    }
+
+    pub(super) fn has_waited(&self) -> bool {
+        self.waited
     }
 
     /// Returns the instant at which the request stops waiting for a slot.

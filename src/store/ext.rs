@@ -3,8 +3,8 @@
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use super::{
-    Answer, Boxed, Breaker, Charge, DenyCache, DynStore, FailClosed, FailOpen, Fallback, Leased,
-    Never, Op, Store, Timeout,
+    Answer, Breaker, Charge, DenyCache, DynStore, FailClosed, FailOpen, Fallback, Leased,
+    LocalShare, Never, Op, Store, Timeout, boxed::Boxed,
 };
 use crate::decision::Decision;
 
@@ -32,6 +32,28 @@ pub trait StoreExt: Store + Sized {
     #[inline]
     fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
         self.call(Op::Take(charges))
+    }
+
+    /// Returns the decision that [`take`](StoreExt::take) would make now, and changes nothing.
+    ///
+    /// No unit is charged, no slot is held, and no queue is joined. The outcomes of an allowed
+    /// decision are those after the charge. With a cost of 0, they are the units left.
+    ///
+    /// [`Leased`] and [`DenyCache`] pass the call to their inner store, which counts borrowed units
+    /// as charged. [`GovernorStore`](super::GovernorStore) cannot peek, and answers
+    /// [`Decision::unsupported`].
+    ///
+    /// ```
+    /// use tower_sluice::{Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge};
+    ///
+    /// let (store, key, quotas) = (LocalStore::new(), Key::from("alice"), [Quota::per_hour(5)]);
+    /// let charge = Charge::new(RuleName::default(), &key, &quotas).with_cost(3);
+    /// assert_eq!(store.peek(&[charge]).now().remaining(), Some(2));
+    /// assert_eq!(store.take(&[charge]).now().remaining(), Some(2));
+    /// assert!(!store.peek(&[charge]).now().is_allowed());
+    /// ```
+    fn peek(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
+        self.call(Op::Peek(charges))
     }
 
     /// Charges `units` more to every quota of `charge`, or refunds units if the number is negative.
@@ -72,20 +94,20 @@ pub trait StoreExt: Store + Sized {
     /// Wraps this store to allow requests without a charge while the store fails.
     ///
     /// No limit applies during the failure.
-    fn fail_open(self) -> FailOpen<Self> {
-        FailOpen::new(self)
+    fn fail_open(self) -> Fallback<Self, FailOpen> {
+        Fallback::new(self, FailOpen::POLICY)
     }
 
     /// Wraps this store to reject requests with 503 while the store fails.
-    fn fail_closed(self) -> FailClosed<Self> {
-        FailClosed::new(self)
+    fn fail_closed(self) -> Fallback<Self, FailClosed> {
+        Fallback::new(self, FailClosed::POLICY)
     }
 
     /// Wraps this store to fail if an answer takes longer than `limit`.
     ///
     /// # Panics
     ///
-    /// Panics if `limit` is zero. For a value from configuration, use [`Timeout::try_new`].
+    /// Panics if `limit` is zero.
     #[track_caller]
     fn timeout(self, limit: Duration) -> Timeout<Self> {
         Timeout::new(self, limit)
@@ -118,20 +140,19 @@ pub trait StoreExt: Store + Sized {
     }
 
     /// Wraps this store to decide with the store `local` while this store fails.
-    fn fallback<L>(self, local: L) -> Fallback<Self, L>
+    fn fallback<L>(self, local: L) -> Fallback<Self, LocalShare<L>>
     where
         L: Store<Error = Infallible, Future = Never<Result<Decision, Infallible>>>,
     {
-        Fallback::new(self, local)
+        Fallback::new(self, LocalShare::new(local))
     }
 
     /// Erases the type of this store, so that it can be chosen at run time.
     fn boxed(self) -> Arc<DynStore<Self::Error>>
     where
         Self: Send + Sync + 'static,
-        Self::Future: 'static,
     {
-        Arc::new(Boxed::new(self))
+        Arc::new(Boxed(self))
     }
 }
 

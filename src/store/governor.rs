@@ -48,6 +48,7 @@ const SETTLE: Unsupported =
 /// - A charge that is computed at run time may be unsupported, which is an error. The layer
 ///   therefore requires [`fail_open`](crate::StoreExt::fail_open) or
 ///   [`fail_closed`](crate::StoreExt::fail_closed).
+/// - A governor limiter cannot [peek](crate::StoreExt::peek).
 /// - The memory grows with each key until the application calls `retain_recent` of governor. In
 ///   contrast, [`LocalStore`](crate::LocalStore) is bounded.
 ///
@@ -194,6 +195,7 @@ where
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         Answer::Now(match op {
             Op::Take(charges) => single(charges).map(|(charge, cost)| self.decide(charge, cost)),
+            Op::Peek(_) => Ok(Decision::unsupported()),
             _ => Err(SETTLE),
         })
     }

@@ -1,17 +1,22 @@
 //! The state of a wrapped store: working or failing.
 
 use std::sync::{
-    Mutex, PoisonError,
+    Mutex, MutexGuard, PoisonError,
     atomic::{
         AtomicU64,
-        Ordering::{AcqRel, Acquire},
+        Ordering::{Acquire, Release},
     },
 };
 
+use tokio::time::{Duration, Instant};
+
 use crate::{
-    log::{LogLimit, warn},
-    store::{BoxError, BoxFuture, Health, Status, Store},
+    log::{LogLimit, info, warn},
+    store::{BoxError, BoxFuture, Health, Status},
 };
+
+/// The time without a failure after which the outage of some servers of a store has ended.
+const QUIET: Duration = Duration::from_secs(1);
 
 /// The state of a wrapped store: working or failing.
 ///
@@ -20,17 +25,16 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct OutageState {
     epoch: AtomicU64,
-    log: Mutex<LogLimit>,
-    /// `true` if the inner store logs its own failures.
-    is_silent: bool,
+    history: Mutex<History>,
+}
+
+#[derive(Debug, Default)]
+struct History {
+    last_failure: Option<Instant>,
+    log: LogLimit,
 }
 
 impl OutageState {
-    /// Creates the state of `inner`. Does not log failures if `inner` logs them itself.
-    pub(super) fn of(inner: &impl Store) -> Self {
-        Self { is_silent: inner.isolates_failures(), ..Self::default() }
-    }
-
     pub(super) fn epoch(&self) -> u64 {
         self.epoch.load(Acquire)
     }
@@ -41,20 +45,34 @@ impl OutageState {
 
     /// Records the failure of a call. Logs the outage, unless another was logged shortly before.
     pub(super) fn record_failure(&self, epoch: u64, effect: &str, error: impl Into<BoxError>) {
-        if !is_failing(epoch) {
-            self.advance(epoch);
+        let mut history = self.history();
+        if !is_failing(epoch) && epoch == self.epoch() {
+            self.epoch.store(epoch + 1, Release);
         }
-        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
-        if !self.is_silent && self.is_failing() && log.should_log_failure() {
-            drop(log);
-            warn!("the store failed; {effect}: {}", error.into());
+        if self.is_failing() {
+            history.last_failure = Some(Instant::now());
+            if history.log.should_log_failure() {
+                drop(history);
+                warn!("the store failed; {effect}: {}", error.into());
+            }
         }
     }
 
-    /// Records the success of a call. Returns `true` if this ends an outage that was logged.
-    pub(super) fn record_success(&self, epoch: u64) -> bool {
-        let ended = is_failing(epoch) && self.advance(epoch);
-        ended && self.log.lock().unwrap_or_else(PoisonError::into_inner).should_log_recovery()
+    /// Records the success of a call. If `is_partial`, other servers of the store may still fail.
+    pub(super) fn record_success(&self, epoch: u64, is_partial: impl FnOnce() -> bool) {
+        if !is_failing(epoch) {
+            return;
+        }
+        let is_partial = is_partial();
+        let mut history = self.history();
+        let is_quiet = history.last_failure.is_none_or(|last| last.elapsed() >= QUIET);
+        if epoch == self.epoch() && (is_quiet || !is_partial) {
+            self.epoch.store(epoch + 1, Release);
+            if history.log.should_log_recovery() {
+                drop(history);
+                info!("the store recovered");
+            }
+        }
     }
 
     /// Returns the health of a wrapper. `effect` describes the handling of requests during an
@@ -66,19 +84,19 @@ impl OutageState {
         &self,
         store: &'static str,
         inner: BoxFuture<Health>,
-        effect: String,
+        effect: &'static str,
     ) -> BoxFuture<Health> {
         let failing = self.is_failing();
         Health::wrapping(store, inner, move |inner| match inner.status {
-            _ if !inner.is_healthy() => (Status::Failing, effect),
-            Status::Unknown if failing => (Status::Failing, effect),
+            _ if !inner.is_healthy() => (Status::Failing, effect.to_owned()),
+            Status::Unknown if failing => (Status::Failing, effect.to_owned()),
             _ if failing => (Status::Healthy, "failed on the last call".to_owned()),
             _ => (Status::Healthy, String::new()),
         })
     }
 
-    fn advance(&self, epoch: u64) -> bool {
-        self.epoch.compare_exchange(epoch, epoch + 1, AcqRel, Acquire).is_ok()
+    fn history(&self) -> MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -10,7 +10,7 @@ use super::{
     subject::processes,
 };
 use crate::{
-    decision::Decision,
+    decision::{Decision, Source},
     key::Key,
     quota::{Algorithm, Quota, QuotaError},
     rule::RuleName,
@@ -240,6 +240,8 @@ impl QuotaRow {
 
 /// Runs a case on a new store.
 ///
+/// Each `take` is also [peeked at](StoreExt::peek), unless the store does not support it.
+///
 /// # Errors
 ///
 /// Returns the first [`Mismatch`], or the reason why the case cannot run.
@@ -278,6 +280,21 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
         let charge = of(step);
         let process = step.process.as_deref().and_then(|name| processes.get(name));
         let store = process.unwrap_or(&opened);
+        let differs = |expected: &Shown, got: &Shown| Mismatch {
+            case: case.name.clone(),
+            why: case.why.clone(),
+            step: format!("step {at}: {step}"),
+            expected: expected.to_string(),
+            got: got.to_string(),
+        };
+        if step.op == StepOp::Take {
+            let peeked = store.peek(&[charge.with_cost(step.cost()?)]).await;
+            let peeked = peeked.map_err(|error| CaseError::Store(error.into()))?;
+            let (expected, got) = (step.shown(), Shown::of(&peeked, true));
+            if peeked.source() != Source::Unsupported && expected != got {
+                return Err(CaseError::Mismatch(differs(&expected, &got)));
+            }
+        }
         let answer = match step.op {
             StepOp::Take => store.take(&[charge.with_cost(step.cost()?)]).await,
             StepOp::Release => {
@@ -312,13 +329,7 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
         let charged = step.op == StepOp::Take && decision.is_allowed();
         taken.push(charged.then_some(decision));
         if expected != got {
-            return Err(CaseError::Mismatch(Mismatch {
-                case: case.name.clone(),
-                why: case.why.clone(),
-                step: format!("step {at}: {step}"),
-                expected: expected.to_string(),
-                got: got.to_string(),
-            }));
+            return Err(CaseError::Mismatch(differs(&expected, &got)));
         }
     }
     Ok(Played::Passed)

@@ -141,10 +141,17 @@ struct Both<'a> {
 }
 
 impl Both<'_> {
+    /// Takes from both stores, each after a peek that must have the same result.
     fn take(&self, charges: &[Charge<'_>]) -> (Decision, Decision) {
+        let peek = self.local.peek(charges).now();
         let local = self.local.take(charges).now();
-        let redis = self.runtime.block_on(async { self.redis.take(charges).await });
-        (local, redis.expect("redis decides"))
+        assert_eq!(parts(&peek), parts(&local), "a peek at {charges:?}");
+        let (peek, redis) = self
+            .runtime
+            .block_on(async { (self.redis.peek(charges).await, self.redis.take(charges).await) });
+        let (peek, redis) = (peek.expect("redis peeks"), redis.expect("redis decides"));
+        assert_eq!(parts(&peek), parts(&redis), "a peek by Redis at {charges:?}");
+        (local, redis)
     }
 
     /// Sends all requests at once, behind other callers, so that they wait for a batch.

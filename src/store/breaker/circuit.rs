@@ -1,21 +1,17 @@
-//! The state of a breaker: closed, open, or probing (open, with one trial call in flight).
-//!
-//! One atomic word holds the state and a number. In a closed circuit, the number counts how often
-//! the circuit has closed. Otherwise, the number is the end of the open time.
-//!
-//! An answer counts only if the word has not changed since the call began. A late timeout from a
-//! past outage therefore does not open the circuit again.
+//! The servers of a store, each with a circuit: closed, open, or probing (open, with one trial call
+//! in flight).
 
 use std::{
+    fmt,
     hash::{BuildHasher, RandomState},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{
             AtomicU64,
-            Ordering::{AcqRel, Acquire, Release},
+            Ordering::{AcqRel, Acquire},
         },
     },
-    time::Duration,
+    time::{self, Duration},
 };
 
 use tokio::time::Instant;
@@ -25,13 +21,8 @@ use crate::{
     observe::circuit,
 };
 
-const STATE: u64 = 3;
-const CLOSED: u64 = 0;
-const OPEN: u64 = 1;
-const PROBING: u64 = 2;
-
 #[derive(Clone, Copy, Debug)]
-pub(in crate::store) struct BreakerConfig {
+pub(super) struct BreakerConfig {
     pub(super) failures: u32,
     pub(super) percent: u32,
     pub(super) answers: u32,
@@ -54,206 +45,213 @@ impl Default for BreakerConfig {
 impl BreakerConfig {
     fn trips(&self, stats: &CallStats, now: Duration) -> bool {
         let (answers, failures) = stats.last_second(now);
-        stats.consecutive_failures() >= self.failures
+        stats.consecutive_failures >= self.failures
             || (answers >= self.answers.into()
                 && failures * 100 >= answers * u64::from(self.percent))
     }
 }
 
-#[derive(Debug)]
-pub(in crate::store) struct Circuit {
-    /// The address of the server, for a circuit of one server of a cluster.
-    server: Option<String>,
-    config: BreakerConfig,
+/// Server of a store, which may fail while other servers of the store do not.
+///
+/// A store with several servers returns them from
+/// [`failure_domains`](crate::Store::failure_domains). A [`Breaker`](crate::store::Breaker) then
+/// stops the calls to a failed server only. Clones are the same server, and all breakers around the
+/// store share its state.
+#[derive(Clone)]
+pub struct FailureDomain(Arc<Domain>);
+
+struct Domain {
+    /// The name of the server. Empty for a whole store.
+    name: String,
     created: Instant,
-    word: AtomicU64,
-    /// Locked while the circuit opens or closes.
-    history: Mutex<History>,
+    /// The start of the latest answered call, in nanoseconds after `created`, plus one.
+    answered: AtomicU64,
+    circuit: Mutex<Circuit>,
 }
 
 #[derive(Debug, Default)]
-struct History {
+struct Circuit {
+    state: State,
+    /// Counts the changes of `state`. An answer counts only if the state has not changed since the
+    /// call began, so that a late timeout of a past outage does not open the circuit again.
+    epoch: u64,
     stats: CallStats,
-    closings: u64,
-    log: LogLimit,
     /// The last open time, without jitter. Zero while the circuit is closed.
     open_for: Duration,
+    log: LogLimit,
 }
 
-impl Circuit {
-    pub(super) fn new(config: BreakerConfig) -> Self {
-        Self {
-            server: None,
-            config,
-            created: Instant::now(),
-            word: AtomicU64::new(CLOSED),
-            history: Mutex::default(),
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum State {
+    #[default]
+    Closed,
+    Open {
+        until: Instant,
+    },
+    Probing,
+}
+
+impl FailureDomain {
+    /// Creates a server. The name appears in logs and as the label `server` of a metric.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        let (created, answered) = (Instant::now(), AtomicU64::new(0));
+        Self(Arc::new(Domain { name: name.into(), created, answered, circuit: Mutex::default() }))
+    }
+
+    /// Records that the server answered a call, which was sent at `start`.
+    ///
+    /// If an operation on several servers fails, its failure counts for those that have answered no
+    /// call since its start.
+    pub fn answered(&self, start: time::Instant) {
+        self.0.answered.fetch_max(self.nanos(start).saturating_add(1), AcqRel);
+    }
+
+    /// Closes the breaker of this server, because the store no longer calls it.
+    pub fn retire(&self) {
+        let circuit = self.circuit();
+        if circuit.state != State::Closed {
+            self.close(circuit, "is no longer called");
         }
     }
 
-    /// Creates the circuit of one server of a cluster.
-    #[cfg(feature = "redis")]
-    pub(in crate::store) fn of_server(config: BreakerConfig, address: String) -> Self {
-        Self { server: Some(address), ..Self::new(config) }
+    /// Returns `true` if the breaker is open or probing.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.circuit().state != State::Closed
     }
 
-    pub(super) fn config(&self) -> BreakerConfig {
-        self.config
-    }
-
-    pub(in crate::store) fn is_open(&self) -> bool {
-        self.word.load(Acquire) & STATE != CLOSED
+    pub(super) fn has_answered_since(&self, start: time::Instant) -> bool {
+        self.0.answered.load(Acquire) > self.nanos(start)
     }
 
     /// Permits a call, or returns the time until a call is permitted.
-    pub(in crate::store) fn acquire(self: &Arc<Self>) -> Result<Permit, Duration> {
-        let mut word = self.word.load(Acquire);
-        if word & STATE != CLOSED {
-            word = self.probe(word)?;
-        }
-        Ok(Permit { circuit: self.clone(), word })
-    }
-
-    /// Returns the time until a call is permitted, or `None` if a call is permitted now.
-    #[cfg(feature = "redis")]
-    pub(in crate::store) fn retry_after(&self) -> Option<Duration> {
-        let word = self.word.load(Acquire);
-        let left = Duration::from_nanos(word >> 2).saturating_sub(self.created.elapsed());
-        match word & STATE {
-            CLOSED => None,
-            OPEN => Some(left).filter(|left| !left.is_zero()),
-            _ => Some(self.config.min_open / 2),
-        }
-    }
-
-    /// Closes the circuit of a server that has left the cluster.
-    #[cfg(feature = "redis")]
-    pub(in crate::store) fn retire(&self) {
-        let history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.is_open() {
-            let should_log = self.close(history);
-            if let Some(server) = self.server.as_ref().filter(|_| should_log) {
-                info!("redis: other servers have replaced {server}");
-            }
-        }
-    }
-
-    /// Permits a probe if the open time is over and no other probe is in flight.
-    fn probe(&self, word: u64) -> Result<u64, Duration> {
-        let left = Duration::from_nanos(word >> 2).saturating_sub(self.created.elapsed());
+    pub(super) fn acquire(&self, config: &BreakerConfig) -> Result<Permit, Duration> {
+        let mut circuit = self.circuit();
+        let permit = |epoch| Permit { domain: self.clone(), epoch };
+        let until = match circuit.state {
+            State::Closed => return Ok(permit(circuit.epoch)),
+            // The next open time is at least half of the shortest one.
+            State::Probing => return Err(config.min_open / 2),
+            State::Open { until } => until,
+        };
+        let left = until.saturating_duration_since(Instant::now());
         if !left.is_zero() {
             return Err(left);
         }
-        let probing = word & !STATE | PROBING;
-        let is_probe = word & STATE == OPEN
-            && self.word.compare_exchange(word, probing, AcqRel, Acquire).is_ok();
-        // The next open time is at least half of the shortest one.
-        if !is_probe {
-            return Err(self.config.min_open / 2);
-        }
+        circuit.set(State::Probing);
+        let permit = permit(circuit.epoch);
+        drop(circuit);
         self.report(1);
-        Ok(probing)
+        Ok(permit)
     }
 
-    fn record(&self, word: u64, ok: bool) {
-        let now = self.created.elapsed();
-        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.word.load(Acquire) != word {
+    fn record(&self, config: &BreakerConfig, epoch: u64, ok: bool) {
+        let (now, mut circuit) = (Instant::now(), self.circuit());
+        if circuit.epoch != epoch {
             return;
         }
-        let probe = word & STATE == PROBING;
+        let (probe, age) = (circuit.state == State::Probing, now - self.0.created);
         if !probe {
-            history.stats.record(now, ok);
+            circuit.stats.record(age, ok);
         }
         if probe && ok {
-            let should_log = self.close(history);
-            match &self.server {
-                _ if !should_log => {}
-                Some(server) => info!("redis: {server} recovered"),
-                None => info!("the breaker of a store closed: the store recovered"),
-            }
-        } else if probe || self.config.trips(&history.stats, now) {
-            let time = history.open(&self.config);
-            let until = u64::try_from(now.saturating_add(time).as_nanos()).unwrap_or(u64::MAX);
-            self.word.store(until.min(u64::MAX >> 2) << 2 | OPEN, Release);
-            let should_log = history.log.should_log_failure();
-            drop(history);
+            self.close(circuit, "recovered");
+        } else if probe || config.trips(&circuit.stats, age) {
+            let doubled = circuit.open_for.saturating_mul(2);
+            circuit.open_for = doubled.clamp(config.min_open, config.max_open);
+            let time = jitter(circuit.open_for);
+            circuit.set(State::Open { until: now + time });
+            let should_log = circuit.log.should_log_failure();
+            drop(circuit);
             self.report(2);
             if should_log {
-                log_opened(self.server.as_deref(), time);
+                warn!(
+                    "the breaker of a store opened: {self} failed and is not called for {time:?}"
+                );
             }
         }
     }
 
-    /// Permits another probe, because this probe was not answered.
-    fn abandon(&self, word: u64) {
-        if word & STATE == PROBING {
-            let open = word & !STATE | OPEN;
-            // The exchange fails if the probe was answered.
-            if self.word.compare_exchange(word, open, AcqRel, Acquire).is_ok() {
-                self.report(2);
-            }
-        }
-    }
-
-    /// Closes the circuit. Returns `true` if the end of the outage should be logged.
-    fn close(&self, mut history: MutexGuard<'_, History>) -> bool {
-        let (should_log, closings) = (history.log.should_log_recovery(), history.closings + 1);
-        *history = History { closings, log: history.log, ..History::default() };
-        self.word.store(closings << 2 | CLOSED, Release);
-        drop(history);
+    fn close(&self, mut circuit: MutexGuard<'_, Circuit>, what: &str) {
+        let should_log = circuit.log.should_log_recovery();
+        let (epoch, log) = (circuit.epoch + 1, circuit.log);
+        *circuit = Circuit { epoch, log, ..Circuit::default() };
+        drop(circuit);
         self.report(0);
-        should_log
+        if should_log {
+            info!("the breaker of a store closed: {self} {what}");
+        }
     }
 
     /// Updates the metric of the state.
     fn report(&self, state: u8) {
-        circuit(self.server.as_deref(), state);
+        circuit(Some(&*self.0.name).filter(|name| !name.is_empty()), state);
+    }
+
+    fn nanos(&self, instant: time::Instant) -> u64 {
+        let age = instant.saturating_duration_since(self.0.created.into_std());
+        u64::try_from(age.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn circuit(&self) -> MutexGuard<'_, Circuit> {
+        self.0.circuit.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl History {
-    /// Doubles the open time, and returns it with jitter.
-    fn open(&mut self, config: &BreakerConfig) -> Duration {
-        let doubled = self.open_for.saturating_mul(2);
-        self.open_for = doubled.clamp(config.min_open, config.max_open);
-        jitter(self.open_for)
+impl PartialEq for FailureDomain {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl fmt::Display for FailureDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.name.is_empty() { "the store" } else { &self.0.name })
+    }
+}
+
+impl fmt::Debug for FailureDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("FailureDomain").field(&self.0.name).finish()
+    }
+}
+
+impl Circuit {
+    fn set(&mut self, state: State) {
+        self.state = state;
+        self.epoch += 1;
     }
 }
 
 /// Returns a random time from half of `time` to `time`, so that processes do not retry together.
-fn jitter(time: Duration) -> Duration {
-    let half = time / 2;
-    let more = u64::try_from((time - half).as_nanos()).unwrap_or(u64::MAX - 1);
-    half + Duration::from_nanos(RandomState::new().hash_one(0) % (more + 1))
+pub(in crate::store) fn jitter(time: Duration) -> Duration {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 86_400);
+    let half = time.min(CENTURY) / 2;
+    let random = u32::try_from(RandomState::new().hash_one(0) % 1_001).unwrap_or(0);
+    half + half * random / 1_000
 }
 
 /// A permit for one call. Dropping an unanswered probe permits another probe.
 #[derive(Debug)]
-pub(in crate::store) struct Permit {
-    circuit: Arc<Circuit>,
-    word: u64,
+pub(super) struct Permit {
+    pub(super) domain: FailureDomain,
+    epoch: u64,
 }
 
 impl Permit {
-    pub(in crate::store) fn record(self, ok: bool) {
-        self.circuit.record(self.word, ok);
+    pub(super) fn record(self, config: &BreakerConfig, ok: bool) {
+        self.domain.record(config, self.epoch, ok);
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.circuit.abandon(self.word);
-    }
-}
-
-fn log_opened(server: Option<&str>, time: Duration) {
-    match server {
-        Some(server) => warn!(
-            "redis: {server} failed and is not called for {time:?}; requests for its keys fail"
-        ),
-        None => {
-            warn!("the breaker of a store opened: the store failed and is not called for {time:?}");
+        let mut circuit = self.domain.circuit();
+        if circuit.state == State::Probing && circuit.epoch == self.epoch {
+            circuit.set(State::Open { until: Instant::now() });
+            drop(circuit);
+            self.domain.report(2);
         }
     }
 }
@@ -270,8 +268,8 @@ struct CallStats {
 #[derive(Clone, Copy, Debug, Default)]
 struct Bucket {
     number: usize,
-    answers: u32,
-    failures: u32,
+    answers: u64,
+    failures: u64,
 }
 
 impl CallStats {
@@ -283,21 +281,16 @@ impl CallStats {
         if bucket.number != number {
             *bucket = Bucket { number, ..Bucket::default() };
         }
-        bucket.answers = bucket.answers.saturating_add(1);
-        bucket.failures = bucket.failures.saturating_add(u32::from(!ok));
-    }
-
-    fn consecutive_failures(&self) -> u32 {
-        self.consecutive_failures
+        bucket.answers += 1;
+        bucket.failures += u64::from(!ok);
     }
 
     /// Returns the answers of the last second, and the failures among them.
     fn last_second(&self, now: Duration) -> (u64, u64) {
         let recent = |bucket: &&Bucket| bucket.number + BUCKETS > bucket_number(now);
-        let add = |(answers, failures), bucket: &Bucket| {
-            (answers + u64::from(bucket.answers), failures + u64::from(bucket.failures))
-        };
-        self.buckets.iter().filter(recent).fold((0, 0), add)
+        self.buckets.iter().filter(recent).fold((0, 0), |(answers, failures), bucket| {
+            (answers + bucket.answers, failures + bucket.failures)
+        })
     }
 }
 

@@ -2,16 +2,16 @@
 
 pub(super) mod circuit;
 
-use std::{error::Error, fmt, ops::RangeInclusive, sync::Arc, time::Duration};
+use std::{error::Error, fmt, ops::RangeInclusive, slice, time::Duration};
 
-use self::circuit::{BreakerConfig, Circuit, Permit};
-use super::{
-    setting::{SettingError, literal},
-    wrapper::{WrapperCall, WrapperFuture, forward},
-};
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use self::circuit::{BreakerConfig, FailureDomain, Permit};
+use super::wrapper::forward;
 use crate::{
     decision::Decision,
-    store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Status, Store, Unsupported},
+    store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Status, Store},
 };
 
 /// Store with a circuit breaker: after several failures, calls fail immediately.
@@ -36,9 +36,8 @@ use crate::{
 /// - Immediate errors, which do not come from a server. For example, the store does not support the
 ///   quota.
 ///
-/// The breaker has no effect around a store of several servers that itself [stops calling failed
-/// servers](Store::isolates_failures), such as a Redis Cluster. A breaker would also stop the calls
-/// to healthy servers.
+/// Around a store of several [servers](Store::failure_domains), such as a Redis Cluster, each server
+/// has its own state. A call is sent only if none of its servers has failed.
 ///
 /// Clones share the breaker. Call the setters before you clone, because each creates a new breaker.
 ///
@@ -58,12 +57,14 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Breaker<S> {
     inner: S,
-    circuit: Arc<Circuit>,
+    config: BreakerConfig,
+    /// The store, if it names no servers.
+    whole: FailureDomain,
 }
 
 impl<S> Breaker<S> {
     pub(crate) fn new(inner: S) -> Self {
-        Self { inner, circuit: Arc::new(Circuit::new(BreakerConfig::default())) }
+        Self { inner, config: BreakerConfig::default(), whole: FailureDomain::new("") }
     }
 
     /// Sets the number of consecutive failures after which the breaker opens. Defaults to 5.
@@ -74,20 +75,8 @@ impl<S> Breaker<S> {
     #[track_caller]
     #[must_use]
     pub fn failures(self, consecutive: u32) -> Self {
-        literal(self.try_failures(consecutive))
-    }
-
-    /// Fallible form of [`failures`](Breaker::failures), for a number that is read from
-    /// configuration.
-    ///
-    /// # Errors
-    ///
-    /// Fails if [`failures`](Breaker::failures) would panic.
-    pub fn try_failures(self, consecutive: u32) -> Result<Self, SettingError> {
-        if consecutive == 0 {
-            return Err(SettingError::new("breaker: failures", consecutive, "give at least 1"));
-        }
-        Ok(self.with(|config| config.failures = consecutive))
+        assert!(consecutive > 0, "breaker: failures is 0; give at least 1");
+        self.with(|config| config.failures = consecutive)
     }
 
     /// Sets the failure rate at which the breaker opens. Defaults to 50 % and 20 answers.
@@ -101,23 +90,10 @@ impl<S> Breaker<S> {
     #[track_caller]
     #[must_use]
     pub fn rate(self, percent: u32, answers: u32) -> Self {
-        literal(self.try_rate(percent, answers))
-    }
-
-    /// Fallible form of [`rate`](Breaker::rate), for numbers that are read from configuration.
-    ///
-    /// # Errors
-    ///
-    /// Fails if [`rate`](Breaker::rate) would panic.
-    pub fn try_rate(self, percent: u32, answers: u32) -> Result<Self, SettingError> {
-        if !(1..=100).contains(&percent) {
-            const FIX: &str = "give 1 to 100 percent";
-            return Err(SettingError::new("breaker: rate", percent, FIX));
-        }
-        if answers == 0 {
-            return Err(SettingError::new("breaker: answers", answers, "give at least 1"));
-        }
-        Ok(self.with(|config| (config.percent, config.answers) = (percent, answers)))
+        let valid = (1..=100).contains(&percent);
+        assert!(valid, "breaker: rate is {percent}; give 1 to 100 percent");
+        assert!(answers > 0, "breaker: answers is 0; give at least 1");
+        self.with(|config| (config.percent, config.answers) = (percent, answers))
     }
 
     /// Sets the first and the longest time that the breaker stays open. Defaults to 100 ms and 1 s.
@@ -130,74 +106,74 @@ impl<S> Breaker<S> {
     #[track_caller]
     #[must_use]
     pub fn open_for(self, times: RangeInclusive<Duration>) -> Self {
-        literal(self.try_open_for(times))
-    }
-
-    /// Fallible form of [`open_for`](Breaker::open_for), for times that are read from
-    /// configuration.
-    ///
-    /// # Errors
-    ///
-    /// Fails if [`open_for`](Breaker::open_for) would panic.
-    pub fn try_open_for(self, times: RangeInclusive<Duration>) -> Result<Self, SettingError> {
         let (first, longest) = times.into_inner();
-        if first.is_zero() {
-            const FIX: &str = "give the store time to recover, such as 100 ms";
-            return Err(SettingError::new("breaker: first open time", "0 s", FIX));
-        }
-        if longest < first {
-            let value = format_args!("{longest:?}, below the first of {first:?}").to_string();
-            const FIX: &str = "give at least the first";
-            return Err(SettingError::new("breaker: longest open time", value, FIX));
-        }
-        Ok(self.with(|config| (config.min_open, config.max_open) = (first, longest)))
+        assert!(
+            !first.is_zero(),
+            "breaker: first open time is 0 s; give the store time to recover, such as 100 ms"
+        );
+        assert!(
+            longest >= first,
+            "breaker: longest open time is {longest:?}, below the first of {first:?}; give at least \
+             the first"
+        );
+        self.with(|config| (config.min_open, config.max_open) = (first, longest))
     }
 
     /// Returns `true` if the breaker is open or probing, for health checks.
+    ///
+    /// Around a store of several [servers](Store::failure_domains), ask the servers instead.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        self.circuit.is_open()
+        self.whole.is_open()
     }
 
-    fn with(self, set: impl FnOnce(&mut BreakerConfig)) -> Self {
-        let mut config = self.circuit.config();
-        set(&mut config);
-        Self { circuit: Arc::new(Circuit::new(config)), ..self }
+    fn with(mut self, set: impl FnOnce(&mut BreakerConfig)) -> Self {
+        set(&mut self.config);
+        Self { whole: FailureDomain::new(""), ..self }
     }
 }
 
-impl<S: Store> Store for Breaker<S>
+impl<S: Store + 'static> Store for Breaker<S>
 where
     BreakerError<S::Error>: Into<BoxError>,
 {
     type Error = BreakerError<S::Error>;
-    type Future = WrapperFuture<S, BreakerCall>;
+    type Future = BoxFuture<Result<Decision, Self::Error>>;
 
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        let permit = match self.circuit.acquire() {
-            _ if self.inner.isolates_failures() => None,
-            Ok(permit) => Some(permit),
+        let servers = self.inner.failure_domains(op);
+        let whole = slice::from_ref(&self.whole);
+        let servers = if servers.is_empty() { whole } else { &servers };
+        let permits: Result<SmallVec<[Permit; 1]>, _> =
+            servers.iter().map(|it| it.acquire(&self.config)).collect();
+        let permits = match permits {
+            Ok(permits) => permits,
             Err(retry_after) => return Answer::Now(Err(BreakerError::Open { retry_after })),
         };
+        let (config, start) = (self.config, Instant::now().into_std());
         match self.inner.call(op) {
             // No server was called, so nothing is recorded.
             Answer::Now(Ok(decision)) if decision.source().is_known() => Answer::Now(Ok(decision)),
-            Answer::Now(Ok(decision)) => {
-                permit.into_iter().for_each(|permit| permit.record(true));
-                Answer::Now(Ok(decision))
-            }
             Answer::Now(Err(error)) => Answer::Now(Err(BreakerError::Store(error))),
-            Answer::Later(inner) => Answer::Later(WrapperFuture::new(inner, BreakerCall(permit))),
+            answer => answer.then(move |answer| {
+                let several = permits.len() > 1;
+                for permit in permits {
+                    let ok = answer.is_ok() || several && permit.domain.has_answered_since(start);
+                    permit.record(&config, ok);
+                }
+                answer.map_err(BreakerError::Store)
+            }),
         }
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
-        if !self.is_open() {
+        let servers = self.inner.failure_domains(Op::Take(charges));
+        if !self.is_open() && !servers.iter().any(FailureDomain::is_open) {
             self.inner.undo(charges, taken, units);
         }
     }
 
-    forward!(self => self.inner);
+    forward!(self => self.inner; supports, failure_domains);
 
     fn health(&self) -> BoxFuture<Health> {
         let (state, detail) = match self.is_open() {
@@ -236,18 +212,3 @@ impl<E: fmt::Display> fmt::Display for BreakerError<E> {
 
 /// Requires only `Display` of `E`, because [`BoxError`] does not implement [`Error`].
 impl<E: fmt::Debug + fmt::Display> Error for BreakerError<E> {}
-
-/// State of a call through a [`Breaker`]. Has no permit if the inner store isolates failures.
-#[derive(Debug)]
-pub struct BreakerCall(Option<Permit>);
-
-impl<S: Store> WrapperCall<S> for BreakerCall {
-    type Error = BreakerError<S::Error>;
-
-    fn finish(self, answer: Result<Decision, S::Error>) -> Result<Decision, Self::Error> {
-        if let Some(permit) = self.0 {
-            permit.record(answer.is_ok());
-        }
-        answer.map_err(BreakerError::Store)
-    }
-}

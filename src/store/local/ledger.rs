@@ -184,7 +184,7 @@ impl Ledger {
 
     /// Returns a denial if a key is blocked. Nothing is charged.
     #[cold]
-    fn deny_blocked(&self, charges: &[Charge<'_>], now: u64) -> Option<Decision> {
+    pub(super) fn deny_blocked(&self, charges: &[Charge<'_>], now: u64) -> Option<Decision> {
         let deciding = charges.iter().filter(|c| c.cost() > 0 && !c.is_report_only());
         let left = |charge| (charge, self.blocks.left(self.hasher.id(charge), now));
         let (charge, left) = deciding.map(left).max_by_key(|(_, left)| *left)?;
@@ -199,15 +199,8 @@ impl Ledger {
 /// slots, or the position in the queue for a slot.
 #[inline]
 fn take_all(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>) -> Holds {
-    let (now, mut allowed, mut queues) = (locked.rates.now(), true, false);
-    let mut holds = Holds::none();
-    for index in 0..accounts.distinct.len() {
-        let evaluation = look(&accounts.distinct, index, locked);
-        let account = &mut accounts.distinct[index];
-        allowed &= evaluation.allowed || account.report_only;
-        queues |= account.demand.max_wait > 0;
-        account.evaluation = evaluation;
-    }
+    let (now, mut holds) = (locked.rates.now(), Holds::none());
+    let (allowed, queues) = evaluate_all(&mut accounts.distinct, locked);
     if !allowed {
         if queues && let Some(position) = slots::queue(&accounts.distinct, &mut locked.slots) {
             holds = Holds::position(position);
@@ -234,6 +227,21 @@ fn take_all(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>) -> Holds {
     holds
 }
 
+/// Evaluates the demands of all accounts. Returns `true` if every demand fits, and `true` if one may
+/// queue.
+#[inline]
+pub(super) fn evaluate_all(all: &mut [Account<'_>], locked: &mut Locked<'_>) -> (bool, bool) {
+    let (mut allowed, mut queues) = (true, false);
+    for index in 0..all.len() {
+        let evaluation = look(all, index, locked);
+        let account = &mut all[index];
+        allowed &= evaluation.allowed || account.report_only;
+        queues |= account.demand.max_wait > 0;
+        account.evaluation = evaluation;
+    }
+    (allowed, queues)
+}
+
 /// Computes the waits of a denied decision, and creates accounts with `initial` units.
 fn deny_all(all: &mut [Account<'_>], queues: bool, locked: &mut Locked<'_>) {
     // The waits of a denial are those of callers that do not queue.
@@ -252,7 +260,7 @@ fn deny_all(all: &mut [Account<'_>], queues: bool, locked: &mut Locked<'_>) {
 
 /// Evaluates the demand of an account. New keys on one shared account count together.
 #[inline]
-fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluation {
+pub(super) fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluation {
     let Account { at, quota, demand, .. } = &all[index];
     if quota.is_concurrent() {
         return slots::look(&all[index], &mut locked.slots);

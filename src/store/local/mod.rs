@@ -9,6 +9,7 @@ mod held;
 mod ledger;
 mod overflow;
 mod overflow_warning;
+mod peek;
 mod plain;
 mod rebuild;
 mod sets;
@@ -195,7 +196,7 @@ impl LocalStore {
     /// intervals, not per request.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let stats = self.stats_without_gauges();
+        let stats = self.ledger.stats();
         set_keys(stats.active, stats.slots, stats.held);
         stats
     }
@@ -204,16 +205,12 @@ impl LocalStore {
     fn change(&self, op: Op<'_>) -> Decision {
         match op {
             Op::Take(charges) => self.ledger.take(charges, |decision| decision),
+            Op::Peek(charges) => self.ledger.peek(charges),
             Op::Adjust(charge, units) => self.ledger.adjust(charge, units),
             Op::Reset(charge) => self.ledger.reset(charge),
             Op::Block(charge, time) => self.ledger.block(charge, time),
             Op::Unblock(charge) => self.ledger.unblock(charge),
         }
-    }
-
-    /// Like [`stats`](LocalStore::stats), without setting the gauges.
-    pub(crate) fn stats_without_gauges(&self) -> Stats {
-        self.ledger.stats()
     }
 }
 
@@ -240,12 +237,11 @@ impl Store for LocalStore {
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         let has_queue = |quota: &&Quota| quota.is_concurrent() && !quota.is_adaptive();
-        queueing(charges).filter(|quota| !has_queue(quota)).try_for_each(can_queue_under)
-    }
-
-    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.layers.rules.register(charges)?;
-        self.layers.rebuilds.layer_built();
+        queueing(charges).filter(|quota| !has_queue(quota)).try_for_each(can_queue_under)?;
+        if charges.iter().any(Charge::is_fixed) {
+            self.layers.rules.register(charges)?;
+            self.layers.rebuilds.layer_built();
+        }
         Ok(())
     }
 

@@ -150,6 +150,19 @@ pub(super) fn deny(account: &mut Account<'_>, slots: &mut LockedSlots<'_>, now: 
     }
 }
 
+/// Adds the expected wait to a denial, without a record of the denial.
+pub(super) fn expect_wait(account: &mut Account<'_>, slots: &mut LockedSlots<'_>, now: u64) {
+    let (id, quota, demand) = (account.at.id, account.quota, account.demand);
+    let Evaluation { allowed, snapshot, .. } = &mut account.evaluation;
+    if let Snapshot::Slots { held, retry_ns, free_in_ns, .. } = snapshot
+        && !*allowed
+        && *retry_ns != NEVER
+        && let Some((_, keys)) = slots.get(id)
+    {
+        *free_in_ns = keys.expected_wait(id, concurrent::missing(*held, quota, demand), now);
+    }
+}
+
 /// Adds a denied request to the queue of the first account without enough free slots.
 ///
 /// Returns `None` if another account denies the request as well, or if it must not wait.
@@ -220,11 +233,16 @@ fn add(
     id: u64,
     cost: u32,
 ) -> Hold {
+    add_held(evaluation, cost);
+    let (epoch, shard) = (keys.hold(id, cost.into()), Arc::clone(shard));
+    Hold::new(shard, id, epoch, cost.into())
+}
+
+/// Adds slots to the reported ones.
+pub(super) fn add_held(evaluation: &mut Evaluation, cost: u32) {
     if let Snapshot::Slots { held, .. } = &mut evaluation.snapshot {
         *held = held.saturating_add(cost.into());
     }
-    let (epoch, shard) = (keys.hold(id, cost.into()), Arc::clone(shard));
-    Hold::new(shard, id, epoch, cost.into())
 }
 
 /// Adds the expected wait of a denial, unless waiting does not help.

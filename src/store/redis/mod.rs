@@ -42,8 +42,8 @@ pub use self::{
     error::{RedisError, RedisErrorKind},
 };
 use super::{
-    Answer, BoxFuture, Charge, Health, Op, Store, Unsupported, can_queue_under, no_adaptive_quotas,
-    queueing, rules::KnownRules,
+    Answer, BoxFuture, Charge, FailureDomain, Health, Op, Store, Unsupported, can_queue_under,
+    no_adaptive_quotas, queueing, rules::KnownRules,
 };
 use crate::{
     decision::{Decision, Source},
@@ -331,13 +331,18 @@ where
         }
     }
 
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<<Self as Store>::Future> {
+    fn take(&self, charges: &[Charge<'_>], peeks: bool) -> Answer<<Self as Store>::Future> {
         if let Err(unsupported) = self.supports(charges) {
             return Answer::Now(Err(unsupported.into()));
         }
         let (store, request) = (self.clone(), Arc::new(Request::new(charges, self.addresses())));
         if request.accounts.is_empty() {
             return Answer::Now(Ok(Decision::allow().from_source(Source::Redis)));
+        }
+        if peeks {
+            let sharded = self.settings.sharded;
+            let parts = if sharded { request.by_slot() } else { vec![(*request).clone()] };
+            return Answer::Later(Box::pin(fan_out::peek(store, request, parts)));
         }
         if self.settings.sharded && request.accounts.len() > 1 {
             let parts = request.by_slot();
@@ -374,7 +379,8 @@ where
 
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         let (charge, script_op) = match op {
-            Op::Take(charges) => return self.take(charges),
+            Op::Take(charges) => return self.take(charges, false),
+            Op::Peek(charges) => return self.take(charges, true),
             Op::Adjust(charge, units) => {
                 let amount = units.unsigned_abs();
                 // The script reduces a charge above the limit, but does not report it.
@@ -405,25 +411,19 @@ where
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         no_adaptive_quotas(charges)?;
         charges.iter().flat_map(Charge::quotas).try_for_each(plan::check)?;
-        queueing(charges).try_for_each(can_queue_under)
-    }
-
-    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        queueing(charges).try_for_each(can_queue_under)?;
         const TOO_MANY: &str = "a request that takes more than 256 slots; lower its cost";
         let takes_slots = |it: &Charge<'_>| it.charged_quotas().any(|(_, it)| it.is_concurrent());
-        if charges.iter().any(|it| it.cost() > MAX_COST && takes_slots(it)) {
+        if charges.iter().any(|it| it.is_fixed() && it.cost() > MAX_COST && takes_slots(it)) {
             return Err(Unsupported::new(TOO_MANY));
         }
         self.settings.rules.register(charges)
     }
 
-    fn with_budget(mut self, budget: Duration) -> Self {
-        cluster::set_budget(&mut self.connection, budget);
-        self
-    }
-
-    fn isolates_failures(&self) -> bool {
-        self.cluster_link().is_some_and(ClusterLink::isolates_failures)
+    fn failure_domains(&self, op: Op<'_>) -> Vec<FailureDomain> {
+        let address = |it: &Charge<'_>| self.addresses().account(it.rule(), it.key());
+        let accounts = op.charges().iter().map(address);
+        self.cluster_link().map_or_else(Vec::new, |cluster| cluster.servers(accounts))
     }
 
     /// Reads an account of the server.

@@ -81,7 +81,7 @@ async fn a_burst_continues_evenly_in_order_with_one_store_call_each() {
 async fn a_request_that_would_wait_too_long_is_denied_at_once_uncharged() {
     let (time, counters) = (Time::default(), Counters::new());
     let store = time.store();
-    let layer = layer(Quota::per_second(1), secs(2), store.clone()).count(&counters);
+    let layer = layer(Quota::per_second(1), secs(2), store.clone()).on_decision(counters.clone());
     let mut service = layer.expose_decision().layer(Strict::default());
     passes(&mut begin(&mut service, get("/")).await);
     let mut waiting = [begin(&mut service, get("/")).await, begin(&mut service, get("/")).await];

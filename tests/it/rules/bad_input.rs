@@ -40,7 +40,6 @@ use tower_sluice::{
     key::{Everyone, HeaderKey, KeyError},
     middleware::{Counters, RetryAfter},
     rule::RuleName,
-    store::Timeout,
 };
 
 use crate::support::{answer, get, with};
@@ -81,17 +80,17 @@ fn a_quota_of_zero_units_suggests_a_blocked_quota() {
     const UNITS: &str = "quota: units is 0; use Quota::blocked() to deny all requests";
     const BURST: &str = "quota: burst is 0; use Quota::blocked() to deny all requests";
     assert_eq!(panic(|| Quota::per_second(0)), UNITS);
-    assert_eq!(error(Quota::new(0, SECOND)), UNITS);
+    assert_eq!(error(Quota::new(0, SECOND)), format!("{UNITS} (units 0, period 1s)"));
     const FIX: &str = "give at least 1, or \"blocked\" to deny all requests";
     assert_eq!(read("0/s"), format!("quota \"0/s\": units is \"0\"; {FIX}"));
     assert_eq!(panic(|| TEN.burst(0)), BURST);
-    assert_eq!(error(TEN.try_burst(0)), BURST);
+    assert_eq!(error(TEN.try_burst(0)), format!("{BURST} (units 10, period 1s, burst 0)"));
     assert_eq!(read("5/s burst 0"), format!("quota \"5/s burst 0\": burst is \"0\"; {FIX}"));
 }
 
 #[test]
 fn a_period_of_zero_reports_the_shortest_period() {
-    const PERIOD: &str = "quota: period is 0; give at least 1 ns per unit";
+    const PERIOD: &str = "quota: period is 0; give at least 1 ns per unit (units 5, period 0ns)";
     assert_eq!(error(Quota::new(5, Duration::ZERO)), PERIOD);
     assert_eq!(read("5/0s"), PERIOD);
 }
@@ -101,7 +100,7 @@ fn a_quota_longer_than_ten_years_reports_its_values() {
     assert_eq!(
         error(Quota::per_day(1).try_burst(3_651)),
         "quota: burst × interval is longer than ten years; lower burst or raise the rate \
-         (burst 3651, interval 86400s)"
+         (units 1, period 86400s, burst 3651)"
     );
     assert_eq!(
         panic(|| Quota::per_day(1).burst(3_651)),
@@ -110,7 +109,7 @@ fn a_quota_longer_than_ten_years_reports_its_values() {
     assert_eq!(
         error(Quota::new(7, Duration::MAX)),
         "quota: period is longer than ten years; shorten it \
-         (units 7, period 18446744073709551615.999999999s)"
+         (units 7, period 18446744073.709551615s)"
     );
     assert_eq!(
         read("1/99999999999999999999day"),
@@ -186,52 +185,56 @@ fn a_quota_that_its_algorithm_cannot_count_reports_a_fix() {
         (
             TEN.burst(9).try_algorithm(log),
             "burst is set on a window, where it equals units; \
-          drop it (burst 10, interval 100ms)",
+          drop it (units 10, period 1s, algorithm SlidingLog, burst 9)",
         ),
         (
             Quota::per_day(10_001).try_algorithm(log),
             "a sliding log of more than 10000 units; use \
-          SlidingWindow or Gcra (units 10001, interval 8.639136087s)",
+          SlidingWindow or Gcra (units 10001, period 86400s, algorithm SlidingLog)",
         ),
         (
             TEN.try_algorithm(sliding(0)),
             "buckets of a sliding window is outside 1 to 1000 \
-          (units 10, interval 100ms)",
+          (units 10, period 1s, algorithm SlidingWindow { buckets: 0 })",
         ),
         (
             TEN.try_algorithm(sliding(7)),
             "buckets does not divide the period into whole \
-          nanoseconds; choose another (units 10, interval 100ms)",
+          nanoseconds; choose another (units 10, period 1s, algorithm SlidingWindow { buckets: 7 })",
         ),
         (
             TEN.algorithm(paced).try_soft(1),
             "soft is set on a paced window; choose one of them \
-          (soft 1)",
+          (units 10, period 1s, algorithm FixedWindow { carry_over: 0, paced: true }, soft 1)",
         ),
-        (TEN.try_initial(11), "initial is above burst; lower it or raise burst (initial 11)"),
+        (
+            TEN.try_initial(11),
+            "initial is above burst; lower it or raise burst (units 10, period 1s, initial 11)",
+        ),
         (
             TEN.max_debt(3).try_initial(11),
-            "initial is above burst; lower it or raise burst (initial 11)",
+            "initial is above burst; lower it or raise burst (units 10, period 1s, initial 11, \
+             max_debt 3)",
         ),
         (
             TEN.algorithm(log).try_initial(1),
             "initial is set on a window; it is for Gcra and \
-          TokenBucket only (initial 1)",
+          TokenBucket only (units 10, period 1s, algorithm SlidingLog, initial 1)",
         ),
         (
             Quota::per_day(1).try_max_debt(3_651),
             "max_debt × interval is longer than ten years; lower max_debt or raise the rate \
-             (max_debt 3651, interval 86400s)",
+             (units 1, period 86400s, max_debt 3651)",
         ),
         (
             TEN.algorithm(log).try_max_debt(10_001),
             "max_debt of a sliding log is above 10000; lower it, or use SlidingWindow or Gcra \
-             (max_debt 10001)",
+             (units 10, period 1s, algorithm SlidingLog, max_debt 10001)",
         ),
         (
             Quota::blocked().try_burst(1),
             "burst, soft, initial or max_debt is set on a blocked quota; \
-          drop it (burst 1, interval 1s)",
+          drop it (units 0, period 1s, burst 1)",
         ),
     ] {
         assert_eq!(error(wrong), format!("quota: {said}"));
@@ -334,7 +337,15 @@ fn an_invalid_network_is_named() {
         assert_eq!(error(ClientIp::behind([text])), format!("network {text:?} {ALL}"));
         assert!(AccessList::networks([text]).is_ok(), "an access list may contain all addresses");
     }
-    assert_eq!(error(ClientIp::behind(["::ffff:0:0/96"])), format!("network \"0.0.0.0/0\" {ALL}"));
+    assert_eq!(
+        error(ClientIp::behind(["::ffff:0:0/96"])),
+        format!("network \"::ffff:0:0/96\" {ALL}")
+    );
+    assert_eq!(
+        error(ClientIp::behind(["10.0.0.0"])),
+        "network \"10.0.0.0\" looks like a network; give its prefix length, or /32 or /128 for one \
+         address"
+    );
 }
 
 #[test]
@@ -357,7 +368,6 @@ fn zero_hops_suggest_the_peer_address() {
     const FIX: &str = "give 1 to 32; without a proxy, use PeerIp";
     for hops in [0, 33] {
         assert_eq!(panic(|| ClientIp::hops(hops)), format!("hops: {FIX}"));
-        assert_eq!(error(ClientIp::try_hops(hops)), format!("hops is {hops}; {FIX}"));
     }
 }
 
@@ -414,36 +424,34 @@ fn a_timeout_of_zero_reports_the_default() {
     const TEXT: &str = "timeout: limit is 0 s; give the store time to answer, such as 100 ms \
                         (Timeout::DEFAULT)";
     assert_eq!(panic(|| store().timeout(Duration::ZERO)), TEXT);
-    assert_eq!(error(Timeout::try_new(store(), Duration::ZERO)), TEXT);
 }
 
 #[test]
 fn breaker_settings_out_of_range_report_the_range() {
     let millis = Duration::from_millis;
     let breaker = || store().breaker();
-    assert_eq!(error(breaker().try_failures(0)), "breaker: failures is 0; give at least 1");
     assert_eq!(panic(|| breaker().failures(0)), "breaker: failures is 0; give at least 1");
     for percent in [0, 101] {
         let said = format!("breaker: rate is {percent}; give 1 to 100 percent");
-        assert_eq!(error(breaker().try_rate(percent, 20)), said);
         assert_eq!(panic(|| breaker().rate(percent, 20)), said);
     }
-    assert_eq!(error(breaker().try_rate(50, 0)), "breaker: answers is 0; give at least 1");
+    assert_eq!(panic(|| breaker().rate(50, 0)), "breaker: answers is 0; give at least 1");
     assert_eq!(
-        error(breaker().try_open_for(Duration::ZERO..=millis(100))),
+        panic(|| breaker().open_for(Duration::ZERO..=millis(100))),
         "breaker: first open time is 0 s; give the store time to recover, such as 100 ms"
     );
     assert_eq!(
         panic(|| breaker().open_for(millis(100)..=millis(99))),
         "breaker: longest open time is 99ms, below the first of 100ms; give at least the first"
     );
+    let _ = breaker().open_for(millis(1)..=Duration::MAX);
 }
 
 #[test]
 fn zero_instances_are_an_error() {
     const TEXT: &str = "fallback: instances is 0; give at least 1, because this process counts too";
     assert_eq!(panic(|| store().fallback(store()).instances(0)), TEXT);
-    assert_eq!(error(store().fallback(store()).try_instances(0)), TEXT);
+    let _ = store().fallback(store()).instances(u32::MAX);
 }
 
 #[test]
@@ -475,7 +483,7 @@ async fn a_missing_peer_address_reports_the_fix() {
 async fn an_unusable_key_reports_the_reason_and_is_counted() {
     let counters = Counters::new();
     let rule = Rule::new("user", HeaderKey::new("x-user"), TEN);
-    let layer = RateLimitLayer::rules(rule, store()).count(&counters);
+    let layer = RateLimitLayer::rules(rule, store()).on_decision(counters.clone());
     let long = "k".repeat(1_025);
     for (headers, said) in [
         (&[][..], "missing header x-user"),
@@ -488,7 +496,7 @@ async fn an_unusable_key_reports_the_reason_and_is_counted() {
         assert!(!headers.contains_key("retry-after"));
     }
     let client = ClientIp::hops(2);
-    let layer = RateLimitLayer::new(client, TEN, store()).count(&counters);
+    let layer = RateLimitLayer::new(client, TEN, store()).on_decision(counters.clone());
     for (value, said) in [
         ("203.0.113.9", "missing client's address in x-forwarded-for"),
         ("203.0.113.9, unknown", "header x-forwarded-for has an entry without a valid address"),
@@ -496,7 +504,9 @@ async fn an_unusable_key_reports_the_reason_and_is_counted() {
         let (status, body, _) = response(&layer, &[("x-forwarded-for", value)]).await;
         assert_eq!((status, body), (400, format!("Request rejected: {said}.")));
     }
-    let denied = RateLimitLayer::per_ip(TEN).count(&counters).deny(AccessList::from_fn(|_| true));
+    let denied = RateLimitLayer::per_ip(TEN)
+        .on_decision(counters.clone())
+        .deny(AccessList::from_fn(|_| true));
     assert_eq!(answer(&denied, get("/")).await.status(), StatusCode::FORBIDDEN);
     assert_eq!(counters.snapshot().unkeyed, 7);
     assert_eq!(counters.snapshot().denied, 0);
@@ -516,18 +526,12 @@ fn a_route_that_no_request_matches_reports_the_fix() {
     for (template, fix) in [
         ("", "does not start with a slash; add it"),
         ("url", "does not start with a slash; add it"),
-        (
-            "/url/:id",
-            "contains \":id\", a parameter in the syntax of axum 0.7; write {name} or {*name}",
-        ),
-        (
-            "/*rest",
-            "contains \"*rest\", a parameter in the syntax of axum 0.7; write {name} or {*name}",
-        ),
-        ("/url?id=1", "contains '?'; drop it, with any query or fragment"),
-        ("/url#top", "contains '#'; drop it, with any query or fragment"),
-        ("/a b", "contains ' '; drop it, with any query or fragment"),
-        ("/a\nb", "contains '\\n'; drop it, with any query or fragment"),
+        ("/url/:id", "has a parameter in the syntax of axum 0.7; write {name} or {*name}"),
+        ("/*rest", "has a parameter in the syntax of axum 0.7; write {name} or {*name}"),
+        ("/url?id=1", "contains a space, a query or a fragment; drop it"),
+        ("/url#top", "contains a space, a query or a fragment; drop it"),
+        ("/a b", "contains a space, a query or a fragment; drop it"),
+        ("/a\nb", "contains a space, a query or a fragment; drop it"),
     ] {
         let route = format!("route \"GET {template}\": path {template:?}");
         assert_eq!(said(Method::GET, template), format!("{route} {fix}"));

@@ -170,8 +170,8 @@ fn an_invalid_route_reports_the_route_and_the_fix() {
         ),
         (
             "{ other = \"5/s\", \"GET /a/:id\" = \"5/s\" }",
-            "route \"GET /a/:id\": path \"/a/:id\" contains \":id\", a parameter in the syntax of \
-             axum 0.7; write {name} or {*name}",
+            "route \"GET /a/:id\": path \"/a/:id\" has a parameter in the syntax of axum 0.7; write \
+             {name} or {*name}",
         ),
         (
             "{ other = \"5/s\", \"PSOT /a\" = \"5/s\" }",
@@ -184,18 +184,18 @@ fn an_invalid_route_reports_the_route_and_the_fix() {
         ),
         (
             "{ default = \"5/s\" }",
-            "unknown field \"default\"; give other, or a route, as \"POST /url\", or \"/url\" for every \
-             method",
+            "other is missing, the quotas of all other requests; add it, as other = \"100/s\", or \
+             other = [] to limit nothing",
+        ),
+        (
+            "{ other = \"5/s\", default = \"5/s\" }",
+            "route \"default\": path \"default\" does not start with a slash; add it",
         ),
         (
             "{ other = \"5/s\", \"GET /a\" = \"5/week\" }",
             "quota \"5/week\": period is \"week\"; end it with one of ns, us, ms, s, min, h or day",
         ),
-        (
-            "\"5/s\"",
-            "invalid type: string \"5/s\", expected a table, as { \"POST /url\" = \"10/s\", other = \
-             \"100/s\" }",
-        ),
+        ("\"5/s\"", "invalid type: string \"5/s\", expected a map"),
     ] {
         assert_eq!(error::<RouteSettings>(it), said);
     }
@@ -339,12 +339,12 @@ fn an_invalid_quota_reports_the_field_the_value_and_the_fix() {
             "{ units = 5, period = \"4000day\" }",
             "quota: period is longer than ten years; shorten it (units 5, period 345600000s)".into(),
         ),
-        ("{ units = 5, period = \"0s\" }", "quota: period is 0; give at least 1 ns per unit".into()),
+        ("{ units = 5, period = \"0s\" }", "quota: period is 0; give at least 1 ns per unit (units 5, period 0ns)".into()),
         ("{ units = 5, period = \"s\", burst = 0 }", format!("quota \"5/s burst 0\": burst is \"0\"; {ZERO}")),
         ("{ concurrent = 0 }", format!("quota \"0 concurrent\": concurrent is \"0\"; {ZERO}")),
         (
             "{ units = 5, period = \"s\", initial = 6 }",
-            "quota: initial is above burst; lower it or raise burst (initial 6)".into(),
+            "quota: initial is above burst; lower it or raise burst (units 5, period 1s, initial 6)".into(),
         ),
         (
             "{ units = 5, period = \"s\", brust = 7 }",
@@ -353,16 +353,19 @@ fn an_invalid_quota_reports_the_field_the_value_and_the_fix() {
         ),
         (
             "{ units = 5, period = \"s\", algorithm = \"leaky\" }",
-            "algorithm: unknown variant `leaky`, expected one of `gcra`, `token_bucket`, \
-             `fixed_window`, `anchored_window`, `sliding_window`, `sliding_log`".into(),
+            format!("algorithm is \"leaky\": unknown variant `leaky`, expected one of `gcra`, \
+             `token_bucket`, `fixed_window`, `anchored_window`, `sliding_window`, `sliding_log`; \
+             {ALGORITHM}"),
         ),
         (
             "{ units = 5, period = \"s\", algorithm = \"sliding_window\" }",
-            format!("algorithm is \"sliding_window\", without buckets; {ALGORITHM}"),
+            format!("algorithm is \"sliding_window\": invalid type: unit variant, expected struct \
+             variant; {ALGORITHM}"),
         ),
         (
             "{ units = 5, period = \"s\", algorithm = { sliding_window = { buckets = 0 } } }",
-            "quota: buckets of a sliding window is outside 1 to 1000 (units 5, interval 200ms)".into(),
+            "quota: buckets of a sliding window is outside 1 to 1000 (units 5, period 1s, algorithm \
+             SlidingWindow { buckets: 0 })".into(),
         ),
         (
             "{ units = 5, period = \"s\", algorithm = { sliding_window = {} } }",
@@ -387,7 +390,8 @@ fn an_invalid_quota_reports_the_field_the_value_and_the_fix() {
         ),
         (
             "{ units = 5, period = \"s\", burst = 9, algorithm = \"sliding_log\" }",
-            "quota: burst is set on a window, where it equals units; drop it (burst 5, interval 200ms)"
+            "quota: burst is set on a window, where it equals units; drop it (units 5, period 1s, \
+             algorithm SlidingLog, burst 9)"
                 .into(),
         ),
         (
@@ -404,8 +408,8 @@ fn an_invalid_quota_reports_the_field_the_value_and_the_fix() {
         ),
         (
             "{ adaptive = \"gradient\", algorithm = \"gcra\" }",
-            "quota: burst, algorithm, initial or max_debt is set on a concurrent quota; drop it (1000)"
-                .into(),
+            "quota: burst, algorithm, initial or max_debt is set on a concurrent quota; drop it (units \
+             1000, period 0ns)".into(),
         ),
         (
             "5",
@@ -466,7 +470,7 @@ fn an_invalid_rule_setting_reports_the_field_the_value_and_the_fix() {
         assert_eq!(shown::<RuleSettings>(it), said, "{it}");
     }
     let many = format!("[{}]", "\"1/s\",".repeat(256));
-    assert_eq!(error::<Quotas>(&many), "the list has more than 255 quotas; give at most 255");
+    assert_eq!(error::<Quotas>(&many), "the list has 256 quotas; give at most 255");
     let family = error::<Headers>("\"draft3\"");
     assert!(
         family.starts_with("unknown variant `draft3`, expected one of `ratelimit`,"),

@@ -8,7 +8,7 @@ use crate::{
     algorithm::Demand,
     decision::{Decision, NEVER, Outcome},
     name::RuleName,
-    quota::{Algorithm, Quota},
+    quota::Quota,
     store::{Charge, hot_keys::table::Hashes, wrapper::recompute},
 };
 
@@ -122,10 +122,7 @@ fn has_initial(quota: &Quota) -> bool {
 
 /// Returns `true` if units may expire, or if the units left may exceed the limit.
 fn may_lose_units(quota: &Quota) -> bool {
-    matches!(
-        quota.counted_by(),
-        Algorithm::FixedWindow { carry_over: 1.., .. } | Algorithm::FixedWindow { paced: true, .. }
-    )
+    quota.counted_by().max_carry_over() > 0 || quota.counted_by().is_paced()
 }
 
 /// A cached denial. Instants are nanoseconds since the cache was created.

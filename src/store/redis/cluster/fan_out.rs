@@ -13,7 +13,6 @@ use tokio::sync::oneshot;
 
 use crate::{
     decision::{Decision, Holds},
-    observe::store_failed,
     store::redis::{
         RedisStore,
         connection::link::runtime,
@@ -37,13 +36,6 @@ pub(crate) async fn take<C>(
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    if let Some(cluster) = store.cluster_link() {
-        // Without this, the charges on the other servers would be made and undone.
-        let checked = cluster.check(request.accounts.iter().map(|it| it.address.as_str()));
-        checked
-            .map_err(RedisError::from)
-            .inspect_err(|error| store_failed(error.kind().as_str()))?;
-    }
     let (tx, rx) = oneshot::channel();
     runtime()?.spawn(async move {
         let parts: Vec<_> = parts.into_iter().map(|part| Arc::new(part.standalone())).collect();
@@ -74,6 +66,20 @@ where
     rx.await.unwrap_or_else(|_| {
         Err(RedisError::new(RedisErrorKind::Other, "the task of the decision ended"))
     })
+}
+
+/// Returns the decision that [`take`] would make. Each of `parts` is sent in its own call.
+pub(crate) async fn peek<C>(
+    store: RedisStore<C>,
+    request: Arc<Request>,
+    parts: Vec<Request>,
+) -> Result<Decision, RedisError>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    let parts: Vec<_> = parts.into_iter().map(|part| Arc::new(part.standalone())).collect();
+    let replies = join_all(parts.iter().map(|part| store.execute(part, ScriptOp::Peek))).await;
+    combine(&request, &parts, &replies)
 }
 
 /// Undoes the charges of `taken` in the background. Without a runtime, the charges remain.

@@ -5,7 +5,7 @@ pub(crate) mod hash_slot;
 mod node;
 pub(crate) mod routes;
 
-use std::{any::Any, fmt, sync::Arc, time::Duration};
+use std::{any::Any, fmt, mem::forget, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use redis::{
@@ -19,7 +19,10 @@ use self::{
     node::{Connect, Node},
     routes::Routes,
 };
-use crate::store::redis::{RedisStore, connection::link::TIMEOUT};
+use crate::store::{
+    FailureDomain,
+    redis::{RedisStore, connection::link::TIMEOUT},
+};
 
 /// The maximum number of redirections of a call.
 const MAX_REDIRECTIONS: u32 = 5;
@@ -30,11 +33,10 @@ const MAX_TRY_AGAIN: Duration = Duration::from_millis(16);
 
 /// Connections to the servers of a cluster. Follows moved slots and failovers.
 ///
-/// Each server has one connection, which reconnects by itself. After several consecutive failures,
-/// calls to a server fail immediately, as with a [`Breaker`](crate::store::Breaker). Other servers
-/// are not affected.
+/// Each server has one connection, which reconnects by itself. A server that does not reply delays no
+/// calls to other servers. A [`Breaker`](crate::store::Breaker) stops the calls to this server only.
 ///
-/// After a failure or a redirection, one task asks the cluster which server has each slot. While
+/// After a failure, a timeout or a redirection, one task asks the cluster which server has each slot. While
 /// the failure lasts, the task asks again, with pauses of up to half a second.
 ///
 /// Created by [`RedisStore::cluster`](crate::RedisStore::cluster) and
@@ -42,56 +44,49 @@ const MAX_TRY_AGAIN: Duration = Duration::from_millis(16);
 #[derive(Clone)]
 pub struct ClusterLink {
     routes: Arc<Routes>,
-    /// The time that a caller waits for an answer, if it is known.
-    budget: Option<Duration>,
 }
 
 impl ClusterLink {
     /// Creates a link that connects on the first command.
     pub(crate) fn new(seeds: &[(&str, u16)], connect: Connect) -> RedisResult<Self> {
-        Ok(Self { routes: Routes::new(seeds, connect)?, budget: None })
+        Ok(Self { routes: Routes::new(seeds, connect)? })
     }
 
-    /// Sets the time that a caller waits for an answer. A shorter known time is kept.
-    fn set_budget(&mut self, budget: Duration) {
-        self.budget = Some(self.budget.map_or(budget, |known| known.min(budget)));
-    }
-
-    /// Returns `true` if calls to a failing server fail before the caller's time budget ends.
-    pub(crate) fn isolates_failures(&self) -> bool {
-        self.budget.is_some()
-    }
-
-    /// Fails if the circuit breaker of a server with one of the `keys` is open.
-    pub(crate) fn check<'a>(&self, keys: impl IntoIterator<Item = &'a str>) -> RedisResult<()> {
-        let masters =
-            keys.into_iter().filter_map(|key| self.routes.master(slot(key.as_bytes())).ok());
-        let checked = masters.into_iter().try_for_each(|node| node.check());
-        checked.inspect_err(|_| drop(self.routes.refresh()))
+    /// Returns the servers of these accounts.
+    pub(crate) fn servers(&self, accounts: impl Iterator<Item = String>) -> Vec<FailureDomain> {
+        let mut servers = Vec::new();
+        for node in accounts.filter_map(|key| self.routes.master(slot(key.as_bytes())).ok()) {
+            if !servers.contains(&node.domain) {
+                servers.push(node.domain.clone());
+            }
+        }
+        if servers.iter().any(FailureDomain::is_open) {
+            // A replica may have replaced the server.
+            drop(self.routes.refresh());
+        }
+        servers
     }
 
     /// Returns the addresses of the masters whose circuit breaker is open.
     pub(crate) fn failing(&self) -> Vec<String> {
         let masters = self.routes.masters().into_iter();
-        masters.filter(|node| node.is_failing()).map(|node| node.address.clone()).collect()
-    }
-
-    /// Returns the instant at which a call that starts now times out.
-    fn deadline(&self) -> Instant {
-        // The rest of the budget is enough to return the error in time.
-        Instant::now() + self.budget.map_or(TIMEOUT, |budget| (budget / 10 * 9).min(TIMEOUT))
+        masters.filter(|node| node.domain.is_open()).map(|node| node.address.clone()).collect()
     }
 
     /// Sends a command to the master of `slot`. Follows redirections.
     async fn call(&self, slot: u16, command: &Cmd) -> RedisResult<Value> {
-        let deadline = self.deadline();
+        let deadline = deadline();
         self.routes.loaded(deadline).await?;
-        let mut node = self.routes.master(slot).inspect_err(|_| drop(self.routes.refresh()))?;
+        let unanswered = RefreshOnDrop(&self.routes);
+        let mut node = self.routes.master(slot)?;
         let (mut asking, mut redirections, mut pause) = (false, 0, TRY_AGAIN);
         loop {
             let error = match node.call(command, asking, deadline).await {
-                Err(error) => error,
-                reply => return reply,
+                Err(error) if error.kind() != Raw::Server(Server::NoScript) => error,
+                reply => {
+                    forget(unanswered);
+                    return reply;
+                }
             };
             match error.kind() {
                 Raw::Server(kind @ (Server::Moved | Server::Ask))
@@ -110,11 +105,7 @@ impl ClusterLink {
                     sleep_until(Instant::now() + pause).await;
                     pause *= 2;
                 }
-                Raw::Server(Server::NoScript) => return Err(error),
-                _ => {
-                    self.routes.refresh()?;
-                    return Err(error);
-                }
+                _ => return Err(error),
             }
         }
     }
@@ -124,7 +115,7 @@ impl ClusterLink {
         &self,
         command: &Cmd,
     ) -> RedisResult<Vec<(String, RedisResult<Value>)>> {
-        let deadline = self.deadline();
+        let deadline = deadline();
         self.routes.loaded(deadline).await?;
         let masters = self.routes.masters();
         let calls = masters
@@ -134,12 +125,18 @@ impl ClusterLink {
     }
 }
 
-/// Sets the time budget of the callers, if the connection is a [`ClusterLink`].
-pub(crate) fn set_budget<C: 'static>(connection: &mut C, budget: Duration) {
-    let connection: &mut dyn Any = connection;
-    if let Some(cluster) = connection.downcast_mut::<ClusterLink>() {
-        cluster.set_budget(budget);
+/// Asks for the slots if a call fails, or is dropped before its reply because it took too long.
+struct RefreshOnDrop<'a>(&'a Arc<Routes>);
+
+impl Drop for RefreshOnDrop<'_> {
+    fn drop(&mut self) {
+        drop(self.0.refresh());
     }
+}
+
+/// Returns the instant at which a call that starts now times out.
+fn deadline() -> Instant {
+    Instant::now() + TIMEOUT
 }
 
 impl<C: 'static> RedisStore<C> {

@@ -1,9 +1,8 @@
-//! One server of a cluster: its connection and its circuit breaker.
+//! One server of a cluster, and its connection.
 
 use std::{
     io::{Error, ErrorKind},
     sync::Arc,
-    time::Duration,
 };
 
 use redis::{
@@ -13,12 +12,7 @@ use redis::{
 use tokio::time::Instant;
 
 use super::hash_slot::{SlotRange, ranges};
-use crate::store::{
-    BoxFuture,
-    breaker::circuit::{BreakerConfig, Circuit},
-    patience::within,
-    redis::connection::link::Link,
-};
+use crate::store::{BoxFuture, FailureDomain, patience::within, redis::connection::link::Link};
 
 /// Connects to the server at a host and a port.
 pub(crate) type Connect =
@@ -29,25 +23,25 @@ pub(crate) struct Node {
     host: String,
     /// The host and the port.
     pub(crate) address: String,
+    pub(crate) domain: FailureDomain,
     link: Link,
-    circuit: Arc<Circuit>,
 }
 
 impl Node {
     /// Creates a node that connects on its first call.
     pub(crate) fn new(connect: &Connect, host: &str, port: u16) -> Arc<Self> {
         let (address, host) = (format!("{host}:{port}"), host.to_owned());
-        let circuit = Circuit::of_server(BreakerConfig::default(), address.clone());
+        let domain = FailureDomain::new(address.clone());
         let (connect, name) = (connect.clone(), host.clone());
         let link = Link::new(Box::new(move || connect(&name, port)));
-        Arc::new(Self { host, address, link, circuit: Arc::new(circuit) })
+        Arc::new(Self { host, address, domain, link })
     }
 
     pub(crate) fn host(&self) -> &str {
         &self.host
     }
 
-    /// Sends a command, unless the circuit is open.
+    /// Sends a command.
     ///
     /// With `asking`, the server also accepts the keys of a slot that is still moving to it.
     pub(crate) async fn call(
@@ -56,28 +50,16 @@ impl Node {
         asking: bool,
         deadline: Instant,
     ) -> RedisResult<Value> {
-        let permit = self.circuit.acquire().map_err(|left| self.not_called(left))?;
-        let left = deadline.saturating_duration_since(Instant::now());
+        let start = Instant::now();
+        let left = deadline.saturating_duration_since(start);
         let reply = within(left, self.send(command, asking)).await.unwrap_or_else(|| {
             let text = format!("{} did not reply in time", self.address);
             Err(Error::new(ErrorKind::TimedOut, text).into())
         });
-        permit.record(reply.as_ref().map_or_else(is_answer, |_| true));
+        if reply.as_ref().map_or_else(is_answer, |_| true) {
+            self.domain.answered(start.into_std());
+        }
         reply
-    }
-
-    /// Returns an error if the circuit is open.
-    pub(crate) fn check(&self) -> RedisResult<()> {
-        self.circuit.retry_after().map_or(Ok(()), |left| Err(self.not_called(left)))
-    }
-
-    pub(crate) fn is_failing(&self) -> bool {
-        self.circuit.is_open()
-    }
-
-    /// Closes the circuit, because the server has left the cluster.
-    pub(crate) fn retire(&self) {
-        self.circuit.retire();
     }
 
     /// Asks the server for all slots of the cluster.
@@ -97,11 +79,6 @@ impl Node {
         both.cmd("ASKING").add_command(command.clone());
         let mut replies = link.req_packed_commands(&both, 1, 1).await?;
         replies.pop().unwrap_or(Value::Nil).extract_error()
-    }
-
-    fn not_called(&self, left: Duration) -> redis::RedisError {
-        let text = format!("{} failed and is not called again for {left:?}", self.address);
-        Error::new(ErrorKind::NotConnected, text).into()
     }
 }
 

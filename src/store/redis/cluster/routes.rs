@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    hash::{BuildHasher, RandomState},
     sync::{
         Arc, Weak,
         atomic::{
@@ -24,7 +23,10 @@ use super::{
     hash_slot::{SLOTS, SlotRange, split_address},
     node::{Connect, Node},
 };
-use crate::{log::warn, store::redis::connection::link::runtime};
+use crate::{
+    log::warn,
+    store::{breaker::circuit::jitter, redis::connection::link::runtime},
+};
 
 /// The pause after the first refresh of a task. Each further pause is twice as long, up to
 /// [`MAX_PAUSE`].
@@ -144,7 +146,7 @@ impl Routes {
         all.rotate_left(self.refreshes.fetch_add(1, Relaxed) % count);
         all.extend(owners.nodes.values().cloned());
         all.extend(self.seeds.iter().cloned());
-        all.sort_by_key(|node| node.is_failing());
+        all.sort_by_key(|node| node.domain.is_open());
         let mut distinct: Vec<Arc<Node>> = Vec::new();
         for node in all {
             if distinct.iter().all(|known| known.address != node.address) {
@@ -186,7 +188,7 @@ impl Routes {
         });
         let after = self.masters();
         let is_gone = |node: &&Arc<Node>| !after.iter().any(|other| Arc::ptr_eq(node, other));
-        before.iter().filter(is_gone).for_each(|node| node.retire());
+        before.iter().filter(is_gone).for_each(|node| node.domain.retire());
     }
 }
 
@@ -225,13 +227,6 @@ async fn ask(candidates: Vec<Arc<Node>>) -> RedisResult<Vec<SlotRange>> {
             Ok(None) | Err(_) => {}
         }
     }
-}
-
-/// Returns a random time between half of `time` and `time`, so that processes do not refresh at the
-/// same time.
-fn jitter(time: Duration) -> Duration {
-    let random = u32::try_from(RandomState::new().hash_one(0) % 1_000).unwrap_or(0);
-    time / 2 + time / 2 * random / 1_000
 }
 
 fn error(text: &'static str) -> RedisError {

@@ -125,7 +125,7 @@ where
         n => format!("; {n} accounts were invalid and have been replaced"),
     };
     let failing = store.cluster_link().map(ClusterLink::failing).unwrap_or_default();
-    match store.take(&[look]).await {
+    match store.take(&[look], false).await {
         Ok(_) if !failing.is_empty() => {
             Health::failing("redis", format!("failing servers: {}", failing.join(", ")))
         }

@@ -51,7 +51,8 @@ where
     ) -> Result<Reply, RedisError> {
         let kind = request.script_kind(op);
         let slots = &self.settings.slots;
-        let call = if op.counts_slots() { slots.begin(request, 1) } else { slots.without() };
+        let takers = u32::from(matches!(op, ScriptOp::Take));
+        let call = if op.counts_slots() { slots.begin(request, takers) } else { slots.without() };
         if !call.takes.is_empty() {
             self.start_renewing()?;
         }
@@ -68,7 +69,8 @@ where
                 return Err(error);
             }
         };
-        self.note_healed(reply.accounts.iter().filter(|account| account.healed).count());
+        let writes = !matches!(op, ScriptOp::Peek);
+        self.note_healed(reply.accounts.iter().filter(|account| account.healed && writes).count());
         let charged = |account: usize| usize::from(reply.accounts[account].charged);
         reply.holds = call.answered(charged).pop().unwrap_or_default();
         Ok(reply)

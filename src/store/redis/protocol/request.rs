@@ -53,6 +53,7 @@ pub(crate) type QuotaRequests = SmallVec<[Option<(Quota, Demand)>; 1]>;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ScriptOp<'a> {
     Take,
+    Peek,
     Late(u64),
     Refund(u64),
     /// Undoes the charges of this decision, or at most a number of units of each charge.
@@ -68,6 +69,7 @@ impl ScriptOp<'_> {
     fn name(self) -> &'static str {
         match self {
             Self::Take => "take",
+            Self::Peek => "peek",
             Self::Late(_) => "late",
             Self::Refund(_) => "refund",
             Self::Undo(..) => "undo",
@@ -79,7 +81,7 @@ impl ScriptOp<'_> {
 
     /// Returns `true` if the call counts slots. Other calls keep the slots as they are.
     pub(crate) fn counts_slots(self) -> bool {
-        matches!(self, Self::Take | Self::Reset)
+        matches!(self, Self::Take | Self::Peek | Self::Reset)
     }
 }
 
@@ -187,6 +189,7 @@ impl Request {
         match op {
             ScriptOp::Take if self.is_plain() => ScriptKind::Plain,
             ScriptOp::Take => ScriptKind::Take,
+            ScriptOp::Peek => ScriptKind::Peek,
             _ => ScriptKind::Adjust,
         }
     }
@@ -200,7 +203,7 @@ impl Request {
     pub(crate) fn encode(&self, op: ScriptOp<'_>, slots: &SlotCall) -> (Vec<String>, Vec<Vec<u8>>) {
         let mut keys: Vec<_> = self.accounts.iter().map(|a| a.address.clone()).collect();
         let mut args = Vec::with_capacity(self.accounts.len() + 2);
-        if !matches!(op, ScriptOp::Take) {
+        if !matches!(op, ScriptOp::Take | ScriptOp::Peek) {
             let nanos = match op {
                 ScriptOp::Block(time) => time.min(LONGEST),
                 ScriptOp::Undo(taken, _) => self.charged_at(taken),
@@ -211,7 +214,7 @@ impl Request {
         }
         for (at, account) in self.accounts.iter().enumerate() {
             let change = |quota_index, ask| match op {
-                ScriptOp::Take => Some(Change::Charge),
+                ScriptOp::Take | ScriptOp::Peek => Some(Change::Charge),
                 ScriptOp::Late(units) => Some(Change::Late(units)),
                 ScriptOp::Refund(units) => Some(Change::Refund(units)),
                 ScriptOp::Undo(taken, units) => {

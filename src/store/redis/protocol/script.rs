@@ -13,6 +13,7 @@ const RENEW: &str = include_str!("../../../../lua/renew.lua");
 const SLOTS: &str = include_str!("../../../../lua/slots.lua");
 const PROBE: &str = include_str!("../../../../lua/probe.lua");
 const PLAIN: &str = include_str!("../../../../lua/plain.lua");
+const PEEK: &str = include_str!("../../../../lua/peek.lua");
 const TIME: &str = include_str!("../../../../lua/time.lua");
 const ACCOUNT: &str = include_str!("../../../../lua/account.lua");
 const TAKE: &str = include_str!("../../../../lua/take.lua");
@@ -64,6 +65,8 @@ pub(crate) enum ScriptKind {
     /// Charges only GCRA quotas that start full. Most requests are of this kind.
     Plain,
     Take,
+    /// Decides as `Take`, and changes nothing.
+    Peek,
     Adjust,
     /// Runs many `Plain` requests in one call.
     Batch,
@@ -78,7 +81,7 @@ pub(crate) enum ScriptKind {
 /// All scripts of a store: one for each kind and set of algorithms, assembled on first use.
 pub(crate) struct Scripts {
     clock: &'static str,
-    scripts: [[OnceLock<Script>; SETS]; 7],
+    scripts: [[OnceLock<Script>; SETS]; ScriptKind::Probe as usize + 1],
 }
 
 impl Default for Scripts {
@@ -108,6 +111,7 @@ impl Scripts {
         let (before, after) = match kind {
             ScriptKind::Plain => (&[ONE, TIME, PLAIN][..], &[TAKE, SINGLE][..]),
             ScriptKind::Take => (&[TIME][..], &[TAKE, SINGLE][..]),
+            ScriptKind::Peek => (&[PEEK, TIME][..], &[TAKE, SINGLE][..]),
             ScriptKind::Groups => (&[TIME][..], &[TAKE, GROUPS][..]),
             ScriptKind::Adjust => (&[TIME][..], &[SETTLE][..]),
             ScriptKind::Renew => return Script::new(&[self.clock, SLOTS, RENEW]),
