@@ -25,7 +25,7 @@ const BUDGET: [(&str, usize); 21] = [
     ("src/rule", 1181),
     ("src/simulate", 371),
     ("src/store", 1217),
-    ("src/store/breaker", 359),
+    ("src/store/breaker", 332),
     ("src/store/fallback", 381),
     ("src/store/hot_keys", 1591),
     ("src/store/local", 2251),
