@@ -68,7 +68,7 @@ use tokio::time::Instant;
 
 #[cfg(feature = "governor")]
 pub use self::governor::{GovernorStore, PositiveOutcome};
-#[cfg(any(feature = "simulate", feature = "testing"))]
+#[cfg(feature = "testing")]
 pub(crate) use self::local::Clock;
 #[cfg(feature = "redis")]
 pub use self::redis::{ClusterLink, Link, Probe, RedisError, RedisErrorKind, RedisStore};

@@ -170,8 +170,8 @@ fn an_invalid_route_reports_the_route_and_the_fix() {
         ),
         (
             "{ other = \"5/s\", \"GET /a/:id\" = \"5/s\" }",
-            "route \"GET /a/:id\": path \"/a/:id\" contains \":id\", a parameter in the syntax of \
-             axum 0.7; write {name} or {*name}",
+            "route \"GET /a/:id\": path \"/a/:id\" has a parameter in the syntax of axum 0.7; write \
+             {name} or {*name}",
         ),
         (
             "{ other = \"5/s\", \"PSOT /a\" = \"5/s\" }",

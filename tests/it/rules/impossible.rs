@@ -22,8 +22,8 @@ fn a_headroom_that_denies_every_request_fails_to_build() {
     };
     let text = |cost, headroom| {
         Err(format!(
-            "rule api: cost {cost} and headroom {headroom} are together above the quota's limit 10, \
-             so every request would be denied; lower the headroom or raise the burst"
+            "rule api: cost {cost} plus headroom {headroom} is above the quota's limit 10, so every \
+             request would be denied; lower the cost or raise the burst"
         ))
     };
     let read = || Cost::from_fn(|_| 1);
