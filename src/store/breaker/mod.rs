@@ -81,8 +81,8 @@ impl<S> Breaker<S> {
 
     /// Sets the failure rate at which the breaker opens. Defaults to 50 % and 20 answers.
     ///
-    /// The breaker opens if at least `percent` percent of the answers of the last second are
-    /// failures. At least `answers` answers are needed. The rate is updated every 100 ms.
+    /// The breaker opens if at least `percent` percent of the answers of the current second are
+    /// failures. At least `answers` answers are needed.
     ///
     /// # Panics
     ///
