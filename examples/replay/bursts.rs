@@ -61,7 +61,7 @@ impl Bursts {
         capacity: usize,
     ) -> Result<Vec<Self>, String> {
         let flags = rules.iter().flat_map(|rule| rule.quotas.iter().map(move |_| rule));
-        let limits = |least: &SmallestBurst| ladder(least.given().limit(), least.quota()?.limit());
+        let limits = |least: &SmallestBurst| ladder(least.given().burst(), least.quota()?.burst());
         let found =
             flags.zip(found).filter_map(|(flag, least)| Some((flag, least, limits(least)?)));
         let found: Vec<_> = found.collect();
@@ -104,7 +104,7 @@ impl Bursts {
     pub(crate) fn table(self) -> BurstTable {
         let row = |row: Row| BurstRow {
             quota: row.quota.to_string(),
-            limit: row.quota.limit(),
+            limit: row.quota.burst(),
             requests: row.requests,
             keys: row.keys.len().min(KEYS),
             more: row.keys.len() > KEYS,
@@ -130,11 +130,11 @@ fn thin(limits: &[u32], most: usize) -> Vec<u32> {
 }
 
 fn with(quota: Quota, limit: u32) -> Option<Quota> {
-    match quota.counted_by() {
-        Algorithm::Gcra | Algorithm::TokenBucket => quota.try_burst(limit),
+    match quota.algorithm() {
+        Algorithm::Gcra | Algorithm::TokenBucket => quota.try_with_burst(limit),
         algorithm => Quota::new(limit, quota.period())
-            .and_then(|quota| quota.try_algorithm(algorithm))
-            .and_then(|changed| changed.try_soft(quota.soft_units())),
+            .and_then(|quota| quota.try_with_algorithm(algorithm))
+            .and_then(|changed| changed.try_with_soft(quota.soft())),
     }
     .ok()
 }

@@ -33,7 +33,7 @@ impl Quota {
     pub(crate) fn with_limit(&self, units: u32) -> Result<Self, QuotaError> {
         match self.algorithm {
             Algorithm::Concurrent => Self { units, burst: units, ..*self }.checked(),
-            Algorithm::Gcra | Algorithm::TokenBucket => self.try_burst(units),
+            Algorithm::Gcra | Algorithm::TokenBucket => self.try_with_burst(units),
             _ => {
                 let Self { interval, .. } = Self::new(units, self.period())?;
                 Self { units, burst: units, interval, ..*self }.checked()
@@ -61,27 +61,27 @@ mod tests {
     fn the_widest_burst_is_the_largest_valid_burst() {
         for quota in [HOURLY, Quota::per_day(1), Quota::per_second(7)] {
             for algorithm in [Algorithm::Gcra, Algorithm::TokenBucket] {
-                let quota = quota.algorithm(algorithm);
-                let widest = quota.widest().limit();
+                let quota = quota.with_algorithm(algorithm);
+                let widest = quota.widest().burst();
                 assert!(quota.with_limit(widest).is_ok(), "{quota} {widest}");
                 assert!(quota.with_limit(widest + 1).is_err(), "{quota} {widest}");
             }
         }
-        assert_eq!(HOURLY.algorithm(Algorithm::SlidingLog).widest().limit(), 10_000);
+        assert_eq!(HOURLY.with_algorithm(Algorithm::SlidingLog).widest().burst(), 10_000);
         assert!(Quota::blocked().widest().is_blocked());
     }
 
     #[test]
     fn with_limit_sets_the_burst_or_the_units_of_a_window() {
-        assert_eq!(HOURLY.soft(2).with_limit(9), Ok(HOURLY.burst(9).soft(2)));
-        let window = HOURLY.algorithm(Algorithm::AnchoredWindow).named("page");
-        let nine = Quota::per_hour(9).algorithm(Algorithm::AnchoredWindow).named("page");
+        assert_eq!(HOURLY.with_soft(2).with_limit(9), Ok(HOURLY.with_burst(9).with_soft(2)));
+        let window = HOURLY.with_algorithm(Algorithm::AnchoredWindow).with_name("page");
+        let nine = Quota::per_hour(9).with_algorithm(Algorithm::AnchoredWindow).with_name("page");
         assert_eq!(window.with_limit(9), Ok(nine));
         assert!(window.with_limit(0).is_err());
-        let log = HOURLY.algorithm(Algorithm::SlidingLog);
+        let log = HOURLY.with_algorithm(Algorithm::SlidingLog);
         assert!(log.with_limit(10_000).is_ok() && log.with_limit(10_001).is_err());
         let brief =
-            "5/10ns".parse::<Quota>().expect("a quota").algorithm(Algorithm::fixed_window());
+            "5/10ns".parse::<Quota>().expect("a quota").with_algorithm(Algorithm::fixed_window());
         assert!(brief.with_limit(10).is_ok() && brief.with_limit(11).is_err());
     }
 }

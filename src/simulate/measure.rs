@@ -40,7 +40,7 @@ impl SmallestBurst {
 
     /// Returns the index of the quota in its rule, from 0.
     #[must_use]
-    pub fn place(&self) -> usize {
+    pub fn quota_index(&self) -> usize {
         self.place
     }
 
@@ -55,7 +55,7 @@ impl SmallestBurst {
     ///
     /// - The trace needs more units than a quota can have.
     /// - The quota is [blocked](Quota::blocked).
-    /// - The quota has [`initial`](Quota::initial) units.
+    /// - The quota has [`initial`](Quota::with_initial) units.
     /// - The quota is a window that [carries over](crate::Algorithm::carry_over).
     /// - The quota is a [paced](crate::Algorithm::paced) window, and the trace needs two units at
     ///   the start of a window.
@@ -139,11 +139,11 @@ fn entry<'a>(
 
 /// Returns `true` if the number of used units does not depend on the limit.
 fn is_countable(quota: &Quota) -> bool {
-    let lends = match quota.counted_by() {
+    let lends = match quota.algorithm() {
         Algorithm::FixedWindow { carry_over, .. } => carry_over > 0,
         _ => false,
     };
-    !lends && !quota.is_concurrent() && !quota.is_blocked() && quota.initial_units().is_none()
+    !lends && !quota.is_concurrent() && !quota.is_blocked() && quota.initial().is_none()
 }
 
 /// Returns the smallest limit with which `last` units are available at `now`.
@@ -151,7 +151,7 @@ fn is_countable(quota: &Quota) -> bool {
 /// A paced window makes its units available at even intervals. For other quotas, the limit is
 /// `last`.
 fn paced(quota: &Quota, last: u64, now: u64) -> Option<u64> {
-    if !matches!(quota.counted_by(), Algorithm::FixedWindow { paced: true, .. }) || last <= 1 {
+    if !matches!(quota.algorithm(), Algorithm::FixedWindow { paced: true, .. }) || last <= 1 {
         return Some(last);
     }
     let (period, since) = (u128::from(quota.period_nanos()), now % quota.period_nanos());

@@ -43,13 +43,13 @@
 //!     let (parts, ()) = http::Request::new(()).into_parts();
 //!     Call::new(Duration::from_millis(millis), parts)
 //! };
-//! let rule = Rule::new("site", Everyone, Quota::per_second(5).burst(2));
+//! let rule = Rule::new("site", Everyone, Quota::per_second(5).with_burst(2));
 //! let mut simulator = Simulator::new(rule).capacity(1_000).measure();
 //!
 //! // Four requests in 200 ms, in which one unit comes back.
 //! let limited = [0, 0, 100, 200].iter().filter(|at| simulator.decide(&call(**at)).is_limited());
 //! assert_eq!(limited.count(), 1);
-//! assert_eq!(simulator.least()[0].quota(), Some(Quota::per_second(5).burst(3)));
+//! assert_eq!(simulator.least()[0].quota(), Some(Quota::per_second(5).with_burst(3)));
 //! ```
 //!
 //! The example `replay` replays the access log of a web server.
@@ -149,10 +149,10 @@ where
 ///     let (parts, ()) = http::Request::new(()).into_parts();
 ///     Call::new(Duration::from_secs(second), parts)
 /// });
-/// let quotas = [Quota::per_minute(5), Quota::per_hour(60).burst(1)];
+/// let quotas = [Quota::per_minute(5), Quota::per_hour(60).with_burst(1)];
 /// let found = least(Rule::new("site", Everyone, quotas), calls);
-/// assert_eq!(found[0].quota(), Some(Quota::per_minute(5).burst(3)));
-/// assert_eq!(found[1].quota(), Some(Quota::per_hour(60).burst(4)));
+/// assert_eq!(found[0].quota(), Some(Quota::per_minute(5).with_burst(3)));
+/// assert_eq!(found[1].quota(), Some(Quota::per_hour(60).with_burst(4)));
 /// ```
 ///
 /// # Panics

@@ -205,15 +205,16 @@ impl Attempt {
             Err(error) => error,
         };
         let (effect, decision) = match self.substitute {
-            Substitute::Allow => (UNLIMITED, Decision::allow().from_source(Source::FailedOpen)),
+            Substitute::Allow => (UNLIMITED, Decision::allow().with_source(Source::FailedOpen)),
             Substitute::Deny { rule, retry_after, report_only } => {
                 let (effect, decision) = if report_only {
                     (REPORTED, Decision::allow())
                 } else {
                     (REJECTED, Decision::deny())
                 };
-                let outcome = Outcome::unknown(rule, 0, Some(retry_after)).report_only(report_only);
-                (effect, decision.from_source(Source::FailedClosed).outcome(outcome))
+                let outcome =
+                    Outcome::unknown(rule, 0, Some(retry_after)).with_report_only(report_only);
+                (effect, decision.with_source(Source::FailedClosed).with_outcome(outcome))
             }
         };
         if let Some(epoch) = self.epoch {

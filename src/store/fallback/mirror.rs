@@ -67,12 +67,13 @@ where
             let _guard = self.stripes().lock(charge.key());
             let decision = store.call(Op::Take(shares)).now();
             for (shared, local) in shared.iter().zip(decision.outcomes()) {
-                let same_quota = shared.rule() == local.rule() && shared.place() == local.place();
+                let same_quota =
+                    shared.rule() == local.rule() && shared.quota_index() == local.quota_index();
                 let late = local.left() - self.share_left(shared, local);
                 let late = late.max(-i64::try_from(refunded).unwrap_or(i64::MAX));
                 let is_rate = shared.is_known() && shared.held().is_none();
                 if same_quota && is_rate && late != 0 {
-                    let one = shares[0].with_quota_index(local.place());
+                    let one = shares[0].with_quota_index(local.quota_index());
                     let _ = store.call(Op::Adjust(&one, late)).now();
                 }
             }

@@ -153,7 +153,7 @@ where
                 if decision.source() == Source::Overflow {
                     return decision;
                 }
-                decision.from_source(Source::Fallback)
+                decision.with_source(Source::Fallback)
             }
         }
     }

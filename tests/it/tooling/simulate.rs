@@ -30,10 +30,11 @@ fn cost(header: &'static str) -> Cost {
 
 /// Rules that charge or skip in every way, in one decision.
 fn rules() -> (Rule<HeaderKey>, Rule<Everyone>, Rule<Everyone>) {
-    let two = [Quota::per_second(3), Quota::per_minute(9).algorithm(WINDOW)];
+    let two = [Quota::per_second(3), Quota::per_minute(9).with_algorithm(WINDOW)];
     let user = Rule::new("user", HeaderKey::new("x-key"), two).cost(cost("x-cost"));
-    let site = Rule::new("site", Everyone, Quota::per_second(5).soft(2)).headroom(cost("x-room"));
-    let trial = Quota::per_minute(4).algorithm(Algorithm::TokenBucket);
+    let site =
+        Rule::new("site", Everyone, Quota::per_second(5).with_soft(2)).headroom(cost("x-room"));
+    let trial = Quota::per_minute(4).with_algorithm(Algorithm::TokenBucket);
     let skip_head = |head: &RequestHead<'_>| match *head.method {
         Method::HEAD => Applies::Skip,
         _ => Applies::Charge,
@@ -100,7 +101,7 @@ proptest! {
 #[tokio::test(start_paused = true)]
 async fn the_queue_has_the_size_of_that_of_a_layer() {
     let rule = || {
-        let quota = Quota::per_second(10).burst(1);
+        let quota = Quota::per_second(10).with_burst(1);
         Rule::new("site", Everyone, quota).max_wait(secs(1_000))
     };
     let time = Time::default();
@@ -155,7 +156,7 @@ fn the_clock_never_goes_back_and_late_calls_are_counted() {
 
 #[test]
 fn the_last_representable_instant_works() {
-    let quota = Quota::per_day(1).burst(3_650);
+    let quota = Quota::per_day(1).with_burst(3_650);
     let rule = Rule::new("site", Everyone, quota).cost(3_650).max_wait(Duration::MAX);
     let mut simulator = Simulator::new(rule).measure();
     let mut passes = |at| simulator.decide(&call(at, &get("/"))).passes();
@@ -188,7 +189,7 @@ fn a_store_that_is_too_small_is_reported() {
     small.by_ref().for_each(drop);
     assert!(small.simulator().stats().overflowed > 0);
     let least = small.simulator().least()[0].quota().expect("a quota");
-    assert!(least.limit() > 1, "{least}");
+    assert!(least.burst() > 1, "{least}");
     let mut large = Simulator::new(rule()).measure().play(trace());
     assert!(large.by_ref().all(|verdict| verdict.passes()));
     assert_eq!(large.simulator().stats().overflowed, 0);
@@ -211,7 +212,7 @@ fn measuring_needs_more_capacity_and_reports_it() {
         let simulator = played.simulator();
         assert_eq!(simulator.stats().overflowed, 0);
         let overflowed = simulator.least_stats().expect("measured").overflowed;
-        (overflowed > 0, simulator.least()[0].quota().expect("a quota").limit())
+        (overflowed > 0, simulator.least()[0].quota().expect("a quota").burst())
     };
     assert_eq!(least(1_000), (false, 100));
     let (overflowed, limit) = least(16);
@@ -235,10 +236,13 @@ fn a_wait_is_reported_for_the_rule_that_causes_it() {
     // the last unit, and a unit of the headroom
     let two = Quota::per_minute(2);
     assert_eq!(
-        waiting(vec![of("a", two), of("b", one), of("c", two.burst(3)).headroom(2)]),
+        waiting(vec![of("a", two), of("b", one), of("c", two.with_burst(3)).headroom(2)]),
         ["b", "c"]
     );
-    assert_eq!(waiting(vec![of("a", two), of("b", Quota::per_second(9).algorithm(paced))]), ["b"]);
+    assert_eq!(
+        waiting(vec![of("a", two), of("b", Quota::per_second(9).with_algorithm(paced))]),
+        ["b"]
+    );
     assert_eq!(
         waiting(vec![of("a", one).report_only(true), of("b", one), of("c", one).cost(0)]),
         ["b"]
@@ -254,8 +258,8 @@ fn rules_that_fail_to_build_cannot_be_simulated() {
     for rules in [
         vec![rule("a", one), rule("a", other)],
         vec![rule("a", one).cost(2)],
-        vec![rule("a", one.algorithm(WINDOW)).max_wait(secs(1))],
-        vec![rule("a", one.named("x")), rule("b", one.named("x"))],
+        vec![rule("a", one.with_algorithm(WINDOW)).max_wait(secs(1))],
+        vec![rule("a", one.with_name("x")), rule("b", one.with_name("x"))],
     ] {
         let layer = RateLimitLayer::try_rules(rules.clone(), LocalStore::new());
         let wrong = Simulator::try_new(rules).expect_err("wrong");
