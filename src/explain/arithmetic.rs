@@ -36,7 +36,7 @@ impl Arithmetic<'_> {
         }
         let Some(quota) = self.own().filter(|_| self.counts()) else { return String::new() };
         let (units, period) = (quota.units(), Exact(quota.period()));
-        match quota.counted_by() {
+        match quota.algorithm() {
             Algorithm::Gcra => format!("one unit comes back every {}", Exact(quota.interval())),
             Algorithm::TokenBucket => format!("{units} come back together every {period}"),
             Algorithm::FixedWindow { carry_over, paced } => {
@@ -71,7 +71,7 @@ impl Arithmetic<'_> {
         if full.0.is_zero() {
             return if outcome.remaining() < outcome.limit() { "" } else { "full" }.into();
         }
-        let mut state = match (outcome.interval(), self.own().map(Quota::counted_by)) {
+        let mut state = match (outcome.interval(), self.own().map(Quota::algorithm)) {
             (Some(_), _) => {
                 let owed = outcome.owed();
                 match owed - i64::from(outcome.limit()) {
@@ -117,7 +117,7 @@ impl Arithmetic<'_> {
                 None => format!("{would}waiting does not help"),
             };
         };
-        let soft = self.own().map_or(0, Quota::soft_units);
+        let soft = self.own().map_or(0, Quota::soft);
         let limit = u64::from(outcome.limit());
         let Some(wait) = retry else {
             return if outcome.is_known() && need > limit + u64::from(soft) {

@@ -89,11 +89,11 @@ fn decision(charges: &[Charge<'_>], denied: &Decision, shadow: Option<&Decision>
     for charge in charges {
         let told = if charge.is_report_only() { shadow } else { Some(denied) };
         for (place, quota) in charge.charged_quotas().take(MOST) {
-            let of_it = |it: &&Outcome| it.rule() == charge.rule() && it.place() == place;
+            let of_it = |it: &&Outcome| it.rule() == charge.rule() && it.quota_index() == place;
             let Some(outcome) = told.and_then(|told| told.outcomes().iter().find(of_it)) else {
                 continue;
             };
-            let outcome = outcome.report_only(charge.is_report_only());
+            let outcome = outcome.with_report_only(charge.is_report_only());
             if !charge.is_report_only() {
                 let queues = place_in(quota, &outcome, charge);
                 allowed &= !outcome.is_denied() || queues.is_some();
@@ -104,7 +104,7 @@ fn decision(charges: &[Charge<'_>], denied: &Decision, shadow: Option<&Decision>
             outcomes.push(outcome);
         }
     }
-    let mut decision = Decision::new(allowed, denied.instant()).from_source(denied.source());
+    let mut decision = Decision::new(allowed, denied.instant()).with_source(denied.source());
     if allowed {
         decision.set_allowed(overage, wait);
     }
@@ -121,11 +121,11 @@ fn decision(charges: &[Charge<'_>], denied: &Decision, shadow: Option<&Decision>
 fn place_in(quota: &Quota, outcome: &Outcome, charge: &Charge<'_>) -> Option<u64> {
     let wait = outcome.retry_after().filter(|wait| *wait <= charge.max_wait())?;
     let ends = outcome.reset_after();
-    let queues = match quota.counted_by() {
+    let queues = match quota.algorithm() {
         Algorithm::Gcra => true,
         Algorithm::FixedWindow { paced: true, .. } => ends.is_zero() || wait < ends,
         _ => false,
     };
     let wait = u64::try_from(wait.as_nanos()).ok()?;
-    (queues && wait > 0 && quota.soft_units() == 0).then_some(wait)
+    (queues && wait > 0 && quota.soft() == 0).then_some(wait)
 }

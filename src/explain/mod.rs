@@ -25,7 +25,8 @@
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
 //! use tower_sluice::{Limiter, Quota};
 //!
-//! let (limiter, quotas) = (Limiter::local(), [Quota::per_second(5).burst(20), Quota::per_day(10_000)]);
+//! let quotas = [Quota::per_second(5).with_burst(20), Quota::per_day(10_000)];
+//! let limiter = Limiter::local();
 //! let would = limiter.explain("alice", &quotas, 25).await?;
 //! assert_eq!(
 //!     would.to_string(),
@@ -289,7 +290,7 @@ fn list(decision: &Decision, charges: &[Charge<'_>]) -> Vec<QuotaReport> {
     let all: Vec<_> = charges.iter().flat_map(placed).collect();
     let reckon = |(at, outcome): (usize, &Outcome)| {
         let of_it = |(charge, place, _): &&(&Charge<'_>, usize, Quota)| {
-            charge.rule() == outcome.rule() && *place == outcome.place()
+            charge.rule() == outcome.rule() && *place == outcome.quota_index()
         };
         let known = all.get(at).filter(of_it).or_else(|| all.iter().find(of_it));
         let asked = known.map(|(charge, _, quota)| asked(charge, *quota, charges));

@@ -75,7 +75,9 @@ impl Explanation {
         };
         let binds = |one: &&QuotaReport| {
             let (outcome, only) = (&one.outcome, one.outcome.is_report_only());
-            outcome.rule() == binding.rule() && outcome.place() == binding.place() && !only
+            outcome.rule() == binding.rule()
+                && outcome.quota_index() == binding.quota_index()
+                && !only
         };
         let first = reports.iter().position(|one| binds(&one)).unwrap_or(0);
         if let Some(because) = self.beside {
@@ -100,11 +102,11 @@ impl Explanation {
         write!(f, "rule {:?}", outcome.rule())?;
         if let Some(asked) = asked.filter(|_| !decision.is_blocked()) {
             if asked.quotas > 1 {
-                write!(f, ", quota {} of {}", outcome.place() + 1, asked.quotas)?;
+                write!(f, ", quota {} of {}", outcome.quota_index() + 1, asked.quotas)?;
             }
             write!(f, " ({})", Described(&asked.quota))?;
-        } else if outcome.place() > 0 {
-            write!(f, ", quota {}", outcome.place() + 1)?;
+        } else if outcome.quota_index() > 0 {
+            write!(f, ", quota {}", outcome.quota_index() + 1)?;
         }
         if outcome.is_report_only() {
             f.write_str(", report-only")?;
@@ -129,7 +131,7 @@ impl Explanation {
         }
         if outcome.is_known() {
             write!(f, "{} left", outcome.remaining())?;
-            if asked.is_none_or(|asked| asked.quota.limit() != outcome.limit()) {
+            if asked.is_none_or(|asked| asked.quota.burst() != outcome.limit()) {
                 write!(f, " of {}", outcome.limit())?;
             }
         } else {
@@ -174,12 +176,12 @@ impl fmt::Display for Described<'_> {
         if quota.is_blocked() {
             return quota.fmt(f);
         }
-        write!(f, "{quota}, {}", quota.counted_by())?;
-        if quota.soft_units() > 0 {
-            write!(f, ", {} soft", quota.soft_units())?;
+        write!(f, "{quota}, {}", quota.algorithm())?;
+        if quota.soft() > 0 {
+            write!(f, ", {} soft", quota.soft())?;
         }
         match quota.max_debt_units() {
-            debt if debt == quota.limit() => Ok(()),
+            debt if debt == quota.burst() => Ok(()),
             debt => write!(f, ", max_debt {debt}"),
         }
     }

@@ -49,7 +49,7 @@ use crate::{
 /// // In addition, a thousand for the whole site. Both rules are charged, or none.
 /// let layer = RateLimitLayer::rules(
 ///     (
-///         Rule::new("ip", PeerIp::new(), Quota::per_second(10).burst(20)),
+///         Rule::new("ip", PeerIp::new(), Quota::per_second(10).with_burst(20)),
 ///         Rule::new("site", Everyone, Quota::per_second(1_000)),
 ///     ),
 ///     LocalStore::new(),

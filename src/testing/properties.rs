@@ -22,7 +22,7 @@ use crate::{
 /// Description of a property that a store lacks.
 pub type Broken = String;
 
-const QUOTA: Quota = Quota::per_second(3).burst(5);
+const QUOTA: Quota = Quota::per_second(3).with_burst(5);
 
 async fn take<S: Store>(store: &S, charges: &[Charge<'_>]) -> Result<Decision, Broken> {
     answer(store.take(charges)).await
@@ -46,7 +46,7 @@ fn holds(what: bool, broken: impl FnOnce() -> Broken) -> Result<(), Broken> {
 ///
 /// Fails if the wait is wrong. The error contains the wait.
 pub async fn patience<S: Subject>(subject: &mut S, tick: Duration) -> Result<(), Broken> {
-    for cost in 1..=QUOTA.limit() {
+    for cost in 1..=QUOTA.burst() {
         let store = subject.open();
         subject.set(Duration::ZERO);
         let key = Key::from("patient");
@@ -186,7 +186,7 @@ where
         };
         std::thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(work))));
         let passed = passed.into_inner();
-        holds(passed == quota.limit(), || {
+        holds(passed == quota.burst(), || {
             format!("{passed} calls were allowed by a quota of {quota}")
         })?;
     }
@@ -215,7 +215,7 @@ pub async fn queueing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
         return Ok(());
     }
     let mut last = Duration::ZERO;
-    for _ in 0..QUOTA.limit() {
+    for _ in 0..QUOTA.burst() {
         let first = take(&store, &[queueing]).await?;
         holds(first.is_allowed() && first.wait().is_zero(), || {
             format!("a charge that fits waits {:?}", first.wait())
@@ -236,7 +236,7 @@ pub async fn queueing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     holds(!hasty.is_allowed(), || "a charge without a max_wait passed the queue".into())
 }
 
-/// Checks that exactly the charges that use [soft](Quota::soft) units are marked as overage.
+/// Checks that exactly the charges that use [soft](Quota::with_soft) units are marked as overage.
 ///
 /// A store without soft quotas must return an error from [`Store::supports`].
 ///
@@ -246,7 +246,7 @@ pub async fn queueing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
 pub async fn overage<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     let store = subject.open();
     subject.set(Duration::ZERO);
-    let (key, quotas) = (Key::from("soft"), [Quota::per_hour(2).soft(1)]);
+    let (key, quotas) = (Key::from("soft"), [Quota::per_hour(2).with_soft(1)]);
     let charge = Charge::new(RuleName::default(), &key, &quotas);
     if store.supports(&[charge]).is_err() {
         return Ok(());

@@ -218,7 +218,7 @@ impl QuotaRow {
             ("sliding_window", _) => Algorithm::SlidingWindow { buckets: self.buckets },
             ("sliding_log", _) => Algorithm::SlidingLog,
             ("concurrent", _) => {
-                let slots = || Quota::try_concurrent(self.limit)?.try_soft(self.soft);
+                let slots = || Quota::try_concurrent(self.limit)?.try_with_soft(self.soft);
                 return slots().map_err(CaseError::Quota);
             }
             (other, _) => return Err(CaseError::Unknown(format!("algorithm {other:?}"))),
@@ -226,13 +226,13 @@ impl QuotaRow {
         let build = || {
             let mut quota = Quota::new(self.units, Duration::from_nanos(self.per))?;
             if let Some(burst) = self.burst {
-                quota = quota.try_burst(burst)?;
+                quota = quota.try_with_burst(burst)?;
             }
-            quota = quota.try_algorithm(algorithm)?.try_soft(self.soft)?;
+            quota = quota.try_with_algorithm(algorithm)?.try_with_soft(self.soft)?;
             if let Some(units) = self.max_debt {
-                quota = quota.try_max_debt(units)?;
+                quota = quota.try_with_max_debt(units)?;
             }
-            self.initial.map_or(Ok(quota), |units| quota.try_initial(units))
+            self.initial.map_or(Ok(quota), |units| quota.try_with_initial(units))
         };
         build().map_err(CaseError::Quota)
     }
@@ -251,7 +251,7 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
     }
     let mut quotas = case.quotas()?;
     let undoes = case.steps.iter().any(|step| step.op == StepOp::Undo);
-    if !quotas.iter().all(|quota| subject.supports(quota.counted_by()))
+    if !quotas.iter().all(|quota| subject.supports(quota.algorithm()))
         || undoes && !subject.undoes()
     {
         return Ok(Played::Skipped);
@@ -271,7 +271,7 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
         if let (StepOp::Limit, Some(limit), Some(first)) = (step.op, step.limit, quotas.first_mut())
         {
             let changed =
-                Quota::try_concurrent(limit).and_then(|it| it.try_soft(first.soft_units()));
+                Quota::try_concurrent(limit).and_then(|it| it.try_with_soft(first.soft()));
             *first = changed.map_err(CaseError::Quota)?;
         }
         let of = |step: &Step| {
