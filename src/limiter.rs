@@ -275,7 +275,7 @@ impl<S: Store> Limiter<S> {
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use tower_sluice::{Limiter, Quota};
     ///
-    /// let (limiter, quota) = (Limiter::local(), Quota::per_second(100).burst(1));
+    /// let (limiter, quota) = (Limiter::local(), Quota::per_second(100).with_burst(1));
     /// for _ in 0..3 {
     ///     limiter.until_ready("upstream", &quota, 1).await?; // 10 ms apart
     /// }
@@ -356,7 +356,7 @@ impl<S: Store> Limiter<S> {
     /// use tower_sluice::{Limiter, Quota};
     ///
     /// let limiter = Limiter::local();
-    /// let ready = limiter.throttle_each("alice", Quota::per_second(100).burst(1));
+    /// let ready = limiter.throttle_each("alice", Quota::per_second(100).with_burst(1));
     /// for number in 0..3 {
     ///     assert_eq!(ready(number).await, Ok(number)); // 10 ms apart
     /// }

@@ -90,7 +90,7 @@ impl<'a> ManagedAccount<'a> {
         let blocked = blocked.and_then(Decision::retry_after).map(millis);
         let quotas = current.outcomes().iter().map(|outcome| {
             let mut quota = json!({
-                "text": self.quotas.charged().get(outcome.place()).map(Quota::to_string),
+                "text": self.quotas.charged().get(outcome.quota_index()).map(Quota::to_string),
                 "limit": outcome.limit(),
                 "remaining": outcome.remaining(),
                 "reset_after_ms": millis(outcome.reset_after()),

@@ -22,7 +22,7 @@
 //! use tower_sluice::{Limiter, Quota};
 //!
 //! let limiter = Limiter::local();
-//! let quotas = [Quota::per_second(5).burst(20), Quota::per_day(10_000)];
+//! let quotas = [Quota::per_second(5).with_burst(20), Quota::per_day(10_000)];
 //! let would = limiter.explain("alice", &quotas, 25).await?;
 //! assert_eq!(
 //!     would.to_string(),
@@ -228,7 +228,7 @@ fn reports(decision: &Decision, charges: &[Charge<'_>]) -> Vec<QuotaReport> {
     let all = || charges.iter().flat_map(|it| it.charged_quotas().map(move |quota| (it, quota)));
     let report = |(at, outcome): (usize, &Outcome)| {
         let is_its = |(charge, (index, _)): &(&Charge<'_>, (usize, &Quota))| {
-            charge.rule() == outcome.rule() && *index == outcome.place()
+            charge.rule() == outcome.rule() && *index == outcome.quota_index()
         };
         let found = all().nth(at).filter(is_its).or_else(|| all().find(is_its));
         let same = |one: &Charge<'_>, other: &Charge<'_>| {
@@ -313,11 +313,11 @@ impl Explanation {
     ) -> fmt::Result {
         let QuotaReport { outcome, quota, key, cost, headroom } = report;
         write!(f, "  rule {:?}", outcome.rule())?;
-        if outcome.place() > 0 {
-            write!(f, ", quota {}", outcome.place() + 1)?;
+        if outcome.quota_index() > 0 {
+            write!(f, ", quota {}", outcome.quota_index() + 1)?;
         }
         if let Some(quota) = quota {
-            write!(f, " ({quota}, {})", quota.counted_by())?;
+            write!(f, " ({quota}, {})", quota.algorithm())?;
         }
         f.write_str(if outcome.is_report_only() { ", report-only" } else { "" })?;
         match (key, &self.secret) {

@@ -94,7 +94,8 @@ impl Items {
     }
 
     pub(super) fn find(&self, outcome: &Outcome) -> Option<usize> {
-        let known = |item: &Item| item.rule == outcome.rule() && item.place == outcome.place();
+        let known =
+            |item: &Item| item.rule == outcome.rule() && item.place == outcome.quota_index();
         self.list.iter().position(known)
     }
 }
@@ -149,11 +150,11 @@ impl Item {
                     None if alone => rule.as_str().into(),
                     None => format!("{rule}-{}", quota.period_text()).into(),
                 },
-                limit: quota.limit(),
-                told: number(quota.limit().into()),
+                limit: quota.burst(),
+                told: number(quota.burst().into()),
                 window: window(quota),
                 interval: whole_seconds(quota.interval_nanos()),
-                unit: quota.unit_name(),
+                unit: quota.unit(),
                 is_adaptive: quota.is_adaptive(),
                 pk: None,
             };
@@ -171,7 +172,7 @@ fn window(quota: &Quota) -> u64 {
     if quota.is_concurrent() {
         return 0;
     }
-    let nanos = quota.period().as_nanos() * u128::from(quota.limit());
+    let nanos = quota.period().as_nanos() * u128::from(quota.burst());
     let refill = nanos.div_ceil(quota.units().max(1).into()).div_ceil(1_000_000_000);
     u64::try_from(refill).unwrap_or(u64::MAX).max(1)
 }

@@ -78,7 +78,7 @@ pub enum Headers {
     /// These are the fields of the Internet-Draft `draft-ietf-httpapi-ratelimit-headers`, revision 11.
     ///
     /// - `q` is the burst.
-    /// - `qu` is the [unit](crate::Quota::unit), if it is not a request. A
+    /// - `qu` is the [unit](crate::Quota::with_unit), if it is not a request. A
     ///   [concurrent](crate::Quota::concurrent) quota has `qu="concurrent-requests"`, and no `w` or
     ///   `t`.
     /// - `w` is the number of seconds in which a whole burst is refilled. For example, 50 units per

@@ -212,7 +212,7 @@ where
         } else if decision.holds_slots() && !self.settings.hold.can_hold::<B>() {
             // The slots would be free before the body ends.
             self.store.undo(charges, decision, None);
-            *decision = Decision::deny().from_source(Source::FailedClosed);
+            *decision = Decision::deny().with_source(Source::FailedClosed);
             self.deny(decision, charges, head)
         } else if decision.waits() {
             self.queue(decision, charges, waiter, head)

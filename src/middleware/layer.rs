@@ -49,7 +49,7 @@ use crate::{
 /// // In addition, a thousand for the whole site. Both rules are charged, or none.
 /// let layer = RateLimitLayer::rules(
 ///     (
-///         Rule::new("ip", PeerIp::new(), Quota::per_second(10).burst(20)),
+///         Rule::new("ip", PeerIp::new(), Quota::per_second(10).with_burst(20)),
 ///         Rule::new("site", Everyone, Quota::per_second(1_000)),
 ///     ),
 ///     LocalStore::new(),
@@ -201,7 +201,7 @@ impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
 
 /// Returns the rule, its need and the limit, if no request fits the current quotas of a live plan.
 fn impossible_cost(info: &RuleInfo<'_>) -> Option<(RuleName, u64, u32)> {
-    let (quotas, need) = (info.live?.quotas(), info.least_need());
+    let (quotas, need) = (info.live?.quotas(), info.min_need());
     let limits = quotas.charged().iter().filter(|quota| !quota.is_blocked());
     let limit = limits.map(Quota::raised_limit).min()?;
     (need > limit.into()).then_some((info.name, need, limit))

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ByRoute, Quotas, RouteError, route::Route};
+use super::{ByRoute, Quotas, RouteError};
 use crate::{key::Everyone, store::literal};
 
 /// The quotas by their names in the file.
@@ -61,7 +61,11 @@ impl RouteSettings {
     fn try_rules(&self) -> Result<ByRoute<Everyone>, RouteError> {
         let mut rules = ByRoute::of(self.other.clone().into());
         for (name, quotas) in &self.routes {
-            rules.add(Route::read(name)?, quotas.clone().into())?;
+            let (method, path) = match name.split_once(' ') {
+                Some((method, path)) => (Some(method), path.trim()),
+                None => (None, name.as_str()),
+            };
+            rules.add(method, path, quotas.clone().into())?;
         }
         Ok(rules)
     }

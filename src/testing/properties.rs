@@ -23,7 +23,7 @@ use crate::{
 /// Description of a property that a store lacks.
 pub type Broken = String;
 
-const QUOTA: Quota = Quota::per_second(3).burst(5);
+const QUOTA: Quota = Quota::per_second(3).with_burst(5);
 
 /// Opens a store at the Unix epoch.
 fn open<S: Subject>(subject: &mut S) -> S::Store {
@@ -59,7 +59,7 @@ fn expect<T: PartialEq + Debug>(what: impl Display, got: T, expected: T) -> Resu
 ///
 /// Fails if the wait is wrong.
 pub async fn patience<S: Subject>(subject: &mut S, tick: Duration) -> Result<(), Broken> {
-    for cost in 1..=QUOTA.limit() {
+    for cost in 1..=QUOTA.burst() {
         let (store, key, quotas) = (open(subject), Key::from("patient"), [QUOTA]);
         let charge = Charge::new(RuleName::default(), &key, &quotas).with_cost(cost);
         while take(&store, &[charge]).await?.is_allowed() {}
@@ -177,7 +177,7 @@ where
             }
         };
         std::thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(work))));
-        expect(format_args!("calls allowed by {quota}"), passed.into_inner(), quota.limit())?;
+        expect(format_args!("calls allowed by {quota}"), passed.into_inner(), quota.burst())?;
     }
     Ok(())
 }
@@ -202,10 +202,10 @@ pub async fn queueing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
         return Ok(());
     }
     let mut last = Duration::ZERO;
-    for at in 0..QUOTA.limit() + 3 {
+    for at in 0..QUOTA.burst() + 3 {
         let decision = take(&store, &[queueing]).await?;
         let (allowed, wait) = (decision.is_allowed(), decision.wait());
-        let in_order = if at < QUOTA.limit() { wait.is_zero() } else { wait > last };
+        let in_order = if at < QUOTA.burst() { wait.is_zero() } else { wait > last };
         let what = format_args!("charge {at} is allowed in its turn, after {wait:?}");
         expect(what, (allowed, in_order && wait <= longest), (true, true))?;
         last = wait;
@@ -218,7 +218,7 @@ pub async fn queueing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Checks that exactly the charges that use [soft](Quota::soft) units are marked as overage.
+/// Checks that exactly the charges that use [soft](Quota::with_soft) units are marked as overage.
 ///
 /// A store without soft quotas must return an error from [`Store::supports`].
 ///
@@ -227,7 +227,7 @@ pub async fn queueing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
 /// Fails if a mark is missing or wrong.
 pub async fn overage<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     let (store, key) = (open(subject), Key::from("soft"));
-    let quotas = [Quota::per_hour(2).soft(1)];
+    let quotas = [Quota::per_hour(2).with_soft(1)];
     let charge = Charge::new(RuleName::default(), &key, &quotas);
     if store.supports(&[charge]).is_err() {
         return Ok(());

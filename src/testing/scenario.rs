@@ -210,20 +210,20 @@ impl QuotaRow {
             ("sliding_window", _) => Algorithm::SlidingWindow { buckets: self.buckets },
             ("sliding_log", _) => Algorithm::SlidingLog,
             ("concurrent", _) => {
-                return Ok(Quota::try_concurrent(self.limit)?.try_soft(self.soft)?);
+                return Ok(Quota::try_concurrent(self.limit)?.try_with_soft(self.soft)?);
             }
             (other, _) => return Err(CaseError::Unknown(format!("algorithm {other:?}"))),
         };
         let mut quota = Quota::new(self.units, Duration::from_nanos(self.per))?;
         if let Some(burst) = self.burst {
-            quota = quota.try_burst(burst)?;
+            quota = quota.try_with_burst(burst)?;
         }
-        quota = quota.try_algorithm(algorithm)?.try_soft(self.soft)?;
+        quota = quota.try_with_algorithm(algorithm)?.try_with_soft(self.soft)?;
         if let Some(units) = self.max_debt {
-            quota = quota.try_max_debt(units)?;
+            quota = quota.try_with_max_debt(units)?;
         }
         Ok(match self.initial {
-            Some(units) => quota.try_initial(units)?,
+            Some(units) => quota.try_with_initial(units)?,
             None => quota,
         })
     }
@@ -241,7 +241,7 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
     let undoes = case.steps.iter().any(|step| step.op == StepOp::Undo);
     if case.wall_clock && !subject.steps_back()
         || undoes && !subject.undoes()
-        || !quotas.iter().all(|quota| subject.supports(quota.counted_by()))
+        || !quotas.iter().all(|quota| subject.supports(quota.algorithm()))
     {
         return Ok(Played::Skipped);
     }
@@ -268,7 +268,7 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
         subject.set(Duration::from_nanos(step.at));
         if let (StepOp::Limit, Some(limit), Some(first)) = (step.op, step.limit, quotas.first_mut())
         {
-            *first = Quota::try_concurrent(limit)?.try_soft(first.soft_units())?;
+            *first = Quota::try_concurrent(limit)?.try_with_soft(first.soft())?;
         }
         let of = |step: &Step| {
             Charge::new(rule, &key, &quotas).with_headroom(step.headroom).with_max_wait(wait)

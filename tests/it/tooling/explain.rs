@@ -34,15 +34,21 @@ fn algorithms() -> impl Strategy<Value = Quota> {
     odd.prop_filter_map("no quota", |(units, tens, burst, which, more)| {
         let quota = Quota::new(units, Duration::from_nanos(tens * 60)).ok()?;
         let algorithm = match which {
-            0 | 1 => return quota.try_burst(burst).ok()?.try_soft(more % 2).ok(),
-            2 => return quota.try_burst(burst).ok()?.try_algorithm(Algorithm::TokenBucket).ok(),
+            0 | 1 => return quota.try_with_burst(burst).ok()?.try_with_soft(more % 2).ok(),
+            2 => {
+                return quota
+                    .try_with_burst(burst)
+                    .ok()?
+                    .try_with_algorithm(Algorithm::TokenBucket)
+                    .ok();
+            }
             3 => Algorithm::fixed_window().carry_over(more),
             4 => Algorithm::fixed_window().carry_over(more).paced(),
             5 => Algorithm::AnchoredWindow,
             6 => Algorithm::SlidingWindow { buckets: 1 + more },
             _ => Algorithm::SlidingLog,
         };
-        quota.try_algorithm(algorithm).ok()
+        quota.try_with_algorithm(algorithm).ok()
     })
 }
 
@@ -58,7 +64,7 @@ proptest! {
         steps in prop::collection::vec((0..3_000_u64, 1..9_u32), 1..12),
         cost in 1..9_u32,
     ) {
-        let windows = |quota: &Quota| matches!(quota.counted_by(), Algorithm::FixedWindow { .. });
+        let windows = |quota: &Quota| matches!(quota.algorithm(), Algorithm::FixedWindow { .. });
         prop_assume!(quotas.len() == 1 || !quotas.iter().any(windows));
         let clock = FakeClock::new();
         clock.advance(secs(1_000));
@@ -201,7 +207,7 @@ async fn requests_without_a_store_call_are_explained_too() {
 async fn every_kind_of_quota_is_explained() {
     const Q: Quota = Quota::per_second(5);
     let full = |rule: Rule<HeaderKey>| owing(rule, Q, 5);
-    let soft = Q.soft(2);
+    let soft = Q.with_soft(2);
     let cases = [
         (full(user(Q)), "would be denied by rule \"user\" → retry after 200ms\n"),
         (
@@ -255,7 +261,7 @@ async fn every_kind_of_quota_is_explained() {
 
 #[tokio::test(start_paused = true)]
 async fn a_wait_in_the_queue_is_predicted() {
-    let paced = Quota::per_second(5).algorithm(Algorithm::fixed_window().paced());
+    let paced = Quota::per_second(5).with_algorithm(Algorithm::fixed_window().paced());
     for (quota, wait) in [(quota("5/s burst 1"), "200ms"), (paced, "200ms")] {
         let rule = |max| user(quota).max_wait(max);
         let store = FakeClock::new().store(64);
@@ -282,7 +288,7 @@ async fn a_wait_in_the_queue_is_predicted() {
 /// It gets its position in a window without charges.
 #[tokio::test]
 async fn a_first_charge_can_queue_in_a_paced_window() {
-    let paced = Quota::per_second(5).algorithm(Algorithm::fixed_window().paced());
+    let paced = Quota::per_second(5).with_algorithm(Algorithm::fixed_window().paced());
     let (clock, key, quotas) = (FakeClock::new(), Key::from("alice"), [paced]);
     clock.advance(millis(10_050));
     let charge =
@@ -365,10 +371,10 @@ async fn a_denial_is_explained_in_its_response_with_fingerprints_as_keys() {
 /// An explanation also does not open the account of a first contact, which starts below its burst.
 #[tokio::test]
 async fn an_explanation_opens_no_account() {
-    let (clock, quota) = (FakeClock::new(), Quota::per_second(1).burst(9).initial(0));
+    let (clock, quota) = (FakeClock::new(), Quota::per_second(1).with_burst(9).with_initial(0));
     let store = clock.store(64);
     let alice = Key::from("alice");
-    let quotas = [quota, quota.algorithm(Algorithm::TokenBucket)];
+    let quotas = [quota, quota.with_algorithm(Algorithm::TokenBucket)];
     let name = |name| RuleName::new(name).expect("a name");
     for report_only in [false, true] {
         let charge = Charge::new(name(if report_only { "trial" } else { "user" }), &alice, &quotas);

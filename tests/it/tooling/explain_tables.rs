@@ -39,10 +39,11 @@ fn quotas(case: &Value) -> Vec<Quota> {
         };
         let units = number(&row["units"]);
         let burst = row["burst"].as_u64().map_or(units, |n| n.try_into().expect("units"));
-        let quota = Quota::new(units, nanos(&row["per"])).and_then(|quota| quota.try_burst(burst));
-        let quota = quota.and_then(|quota| quota.try_algorithm(algorithm)).expect("a quota");
-        let quota = quota.soft(number(&row["soft"]));
-        if row["initial"].is_null() { quota } else { quota.initial(number(&row["initial"])) }
+        let quota =
+            Quota::new(units, nanos(&row["per"])).and_then(|quota| quota.try_with_burst(burst));
+        let quota = quota.and_then(|quota| quota.try_with_algorithm(algorithm)).expect("a quota");
+        let quota = quota.with_soft(number(&row["soft"]));
+        if row["initial"].is_null() { quota } else { quota.with_initial(number(&row["initial"])) }
     };
     case["quotas"].as_array().expect("quotas").iter().map(quota).collect()
 }

@@ -20,8 +20,8 @@ use crate::{
     algorithm::Demand,
     decision::{Decision, NEVER, Outcome},
     store::{
-        Answer, BoxFuture, Charge, Op, OwnedCharges, Store,
-        wrapper::{call_since, recompute},
+        Answer, BoxFuture, Charge, OwnedCharges, Store,
+        wrapper::{recompute, take_since},
     },
 };
 
@@ -73,7 +73,7 @@ where
     fn send(&mut self, charges: &[Charge<'_>]) -> Answer<S::Future> {
         self.requested_at = self.leases.table.now();
         match with_calls(charges, self.request.calls, |chunk| {
-            call_since(&*self.leases.inner, self.start, Op::Take(chunk))
+            take_since(&*self.leases.inner, self.start, chunk)
         }) {
             Answer::Now(answer) => self.handle_answer(charges, answer),
             later => later,
@@ -200,7 +200,7 @@ fn longest_wait(denial: &Decision) -> u64 {
 ///
 /// Returns `None` if the units left are enough for one call.
 fn for_one_call(charges: &[Charge<'_>], denial: &Decision) -> Option<Decision> {
-    let mut own = Decision::new(false, denial.instant()).from_source(denial.source());
+    let mut own = Decision::new(false, denial.instant()).with_source(denial.source());
     for (charge, outcome) in outcomes(charges, denial) {
         let mut outcome = *outcome;
         if outcome.interval().is_some() {

@@ -277,7 +277,7 @@ impl AccountRequest {
             plan = match demand {
                 Some((quota, ask)) if quota.is_concurrent() => match slots(index) {
                     Some((slots, take)) => {
-                        let key = key(Addresses::slots(&self.address, index));
+                        let key = key(take.set.to_string());
                         plan.slots(quota, *ask, slots, take, key)
                     }
                     None => plan.int::<1>(b'.'.into()),
@@ -300,7 +300,7 @@ impl AccountRequest {
     /// not plain.
     fn is_plain(&self) -> bool {
         let plain = |(quota, ask): &(Quota, Demand)| {
-            letter(quota) == b'g' && quota.initial_units().is_none() && ask.cost > 0
+            letter(quota) == b'g' && quota.initial().is_none() && ask.cost > 0
         };
         let all = self.quotas.iter().all(|demand| demand.as_ref().is_some_and(plain));
         all && !self.quotas.is_empty() && !self.report_only

@@ -42,7 +42,7 @@ const SETS: usize = 1 << ALGORITHMS.len();
 
 /// Returns the letter that stands for the algorithm in script arguments and stored accounts.
 pub(crate) fn letter(quota: &Quota) -> u8 {
-    match quota.counted_by() {
+    match quota.algorithm() {
         Algorithm::Gcra => b'g',
         Algorithm::TokenBucket => b't',
         Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow => b'f',
@@ -81,7 +81,7 @@ pub(crate) enum ScriptKind {
 /// All scripts of a store: one for each kind and set of algorithms, assembled on first use.
 pub(crate) struct Scripts {
     clock: &'static str,
-    scripts: [[OnceLock<Script>; SETS]; 7],
+    scripts: [[OnceLock<Script>; SETS]; ScriptKind::Probe as usize + 1],
 }
 
 impl Default for Scripts {
