@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Answer, BoxFuture, Op, Store, wrapper::forward};
+use super::{Answer, BoxFuture, Op, Store, wrappers::forward};
 use crate::decision::Decision;
 
 /// Store of any type, with the error `E`.

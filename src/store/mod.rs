@@ -43,23 +43,18 @@
 mod answer;
 mod block;
 mod boxed;
-mod breaker;
 mod ext;
-mod fallback;
 #[cfg(feature = "governor")]
 mod governor;
 mod health;
 mod hot_keys;
 mod local;
 mod op;
-mod outage_state;
-mod patience;
 #[cfg(feature = "redis")]
 mod redis;
 mod rules;
 mod setting;
-mod timeout;
-mod wrapper;
+mod wrappers;
 
 use std::{borrow::Cow, convert::Infallible, error::Error, fmt, future::ready, time::Duration};
 
@@ -76,15 +71,17 @@ pub use self::{
     answer::{Answer, BoxFuture, Never, Resolve},
     block::{BlockError, BlockFuture},
     boxed::DynStore,
-    breaker::{Breaker, BreakerError, circuit::FailureDomain},
     ext::StoreExt,
-    fallback::{FailClosed, FailOpen, Fallback, LocalShare},
     health::{Health, Status},
     hot_keys::{DenyCache, Leased, LeasedFuture},
     local::{LocalStore, Stats},
     op::{Op, OwnedOp},
     setting::SettingError,
-    timeout::{Timeout, TimeoutError},
+    wrappers::{
+        breaker::{Breaker, BreakerError, circuit::FailureDomain},
+        fallback::{FailClosed, FailOpen, Fallback, LocalShare},
+        timeout::{Timeout, TimeoutError},
+    },
 };
 pub(crate) use self::{block::block, setting::literal};
 use crate::{

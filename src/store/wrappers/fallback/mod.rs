@@ -2,17 +2,19 @@
 
 mod fail;
 mod local;
+mod outage;
 
 use std::{convert::Infallible, fmt, sync::Arc};
 
+use self::outage::OutageState;
 pub use self::{
     fail::{FailClosed, FailOpen},
     local::LocalShare,
 };
-use super::outage_state::OutageState;
+use super::forward;
 use crate::{
     decision::{Decision, Source},
-    store::{Answer, BoxFuture, Charge, Health, Op, OwnedOp, Store, Unsupported, wrapper::forward},
+    store::{Answer, BoxFuture, Charge, Health, Op, OwnedOp, Store, Unsupported},
 };
 
 /// Store that decides by a policy while its inner store fails.

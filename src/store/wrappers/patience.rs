@@ -68,7 +68,7 @@ fn is_real(now: Instant) -> bool {
 /// Returns the output of `future`, or `None` if it takes longer than `time`.
 ///
 /// The timer starts when the future is pending, because it needs a runtime.
-pub(super) async fn within<F: Future>(time: Duration, future: F) -> Option<F::Output> {
+pub(in crate::store) async fn within<F: Future>(time: Duration, future: F) -> Option<F::Output> {
     let (mut future, mut patience) = (pin!(future), pin!(None));
     poll_fn(|cx| {
         if let Poll::Ready(output) = future.as_mut().poll(cx) {

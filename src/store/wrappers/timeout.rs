@@ -4,10 +4,7 @@ use std::{error::Error, fmt, time::Duration};
 
 use tokio::time::{Instant, timeout};
 
-use super::{
-    patience::within,
-    wrapper::{forward, request_start},
-};
+use super::{forward, patience::within, request_start};
 use crate::{
     decision::Decision,
     observe::store_failed,
