@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     decision::{Decision, Outcome},
-    headers::Items,
+    headers::check_names,
     key::KeyError,
     middleware::{admission, config::LayerConfig, queue::Waiter},
     rule::{self, Bypass, RuleError, RuleName, Rules},
@@ -71,7 +71,7 @@ impl<R: Rules> Simulator<R> {
         let mut infos = Vec::new();
         rules.info(&mut infos);
         rule::check(&infos, &store)?;
-        Items::new(&infos)?;
+        check_names(&infos)?;
         let settings = LayerConfig::new(infos.iter().map(|info| info.name));
         drop(infos);
         let waiting = BTreeMap::new();
