@@ -23,11 +23,11 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/quota", 856),
     ("src/reject", 545),
     ("src/rule", 1124),
-    ("src/store", 928),
+    ("src/store", 925),
     ("src/store/hot_keys", 1591),
     ("src/store/local", 2245),
     ("src/store/redis", 3686),
-    ("src/store/wrappers", 1002),
+    ("src/store/wrappers", 1001),
     ("src/testing", 879),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.
