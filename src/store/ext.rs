@@ -59,7 +59,8 @@ pub trait StoreExt: Store + Sized {
     /// Charges `units` more to every quota of `charge`, or refunds units if the number is negative.
     ///
     /// The additional charge is never denied. Units beyond the limit plus
-    /// [`max_debt`](crate::Quota::max_debt) are dropped. A refund stops when the account is full.
+    /// [`max_debt`](crate::Quota::with_max_debt) are dropped. A refund stops when the account is
+    /// full.
     ///
     /// A refund returns units even if time has already refilled them. To reverse the charge of a
     /// request, use [`undo`](Store::undo).

@@ -378,7 +378,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 /// - has a [wait](Decision::with_wait) if a charge queues;
 /// - is an [overage](Decision::with_overage) if a charge uses soft units;
 /// - is [blocked](Decision::with_blocked) if a key is blocked;
-/// - may have an [unknown wait](crate::decision::Outcome::with_unknown_wait) if it is a denial;
+/// - may have an [unknown wait](crate::decision::Outcome::with_expected_wait) if it is a denial;
 /// - has a [slot](Decision::with_slot) for each charged [concurrent](crate::Quota::concurrent)
 ///   quota.
 ///
@@ -552,9 +552,9 @@ fn can_queue_under(quota: &Quota) -> Result<(), Unsupported> {
     } else if quota.is_concurrent() {
         "max_wait with a concurrent quota, on a store without a queue for slots; use LocalStore, or \
          remove one of them"
-    } else if quota.soft_units() > 0 {
+    } else if quota.soft() > 0 {
         "max_wait with a soft quota; choose one of them"
-    } else if quota.counted_by().can_queue() {
+    } else if quota.algorithm().can_queue() {
         return Ok(());
     } else {
         "max_wait with an algorithm that cannot queue; use Gcra"

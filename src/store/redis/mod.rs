@@ -337,7 +337,7 @@ where
         }
         let (store, request) = (self.clone(), Arc::new(Request::new(charges, self.addresses())));
         if request.accounts.is_empty() {
-            return Answer::Now(Ok(Decision::allow().from_source(Source::Redis)));
+            return Answer::Now(Ok(Decision::allow().with_source(Source::Redis)));
         }
         if peeks {
             let sharded = self.settings.sharded;
