@@ -4,7 +4,7 @@ mod fail;
 mod local;
 mod outage;
 
-use std::{convert::Infallible, fmt, sync::Arc};
+use std::{convert::Infallible, sync::Arc};
 
 use self::outage::OutageState;
 pub use self::{
@@ -38,6 +38,7 @@ use crate::{
 /// let store = shared.timeout(Timeout::DEFAULT).breaker().fallback(local).instances(4);
 /// let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_second(100), store);
 /// ```
+#[derive(Debug)]
 pub struct Fallback<S, P> {
     shared: Arc<FallbackInner<S>>,
     policy: P,
@@ -174,14 +175,5 @@ where
 impl<S, P: Clone> Clone for Fallback<S, P> {
     fn clone(&self) -> Self {
         Self { shared: self.shared.clone(), policy: self.policy.clone() }
-    }
-}
-
-impl<S: fmt::Debug, P: fmt::Debug> fmt::Debug for Fallback<S, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let FallbackInner { inner, outages } = &*self.shared;
-        let mut debug = f.debug_struct("Fallback");
-        debug.field("inner", inner).field("policy", &self.policy);
-        debug.field("failing", &outages.is_failing()).finish()
     }
 }
