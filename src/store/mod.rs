@@ -42,7 +42,6 @@
 
 mod answer;
 mod block;
-mod boxed;
 mod ext;
 #[cfg(feature = "governor")]
 mod governor;
@@ -52,11 +51,19 @@ mod local;
 mod op;
 #[cfg(feature = "redis")]
 mod redis;
-mod rules;
 mod setting;
 mod wrappers;
 
-use std::{borrow::Cow, convert::Infallible, error::Error, fmt, future::ready, time::Duration};
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    convert::Infallible,
+    error::Error,
+    fmt,
+    future::ready,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -70,8 +77,7 @@ pub use self::redis::{ClusterLink, Link, Probe, RedisError, RedisErrorKind, Redi
 pub use self::{
     answer::{Answer, BoxFuture, Never, Resolve},
     block::{BlockError, BlockFuture},
-    boxed::DynStore,
-    ext::StoreExt,
+    ext::{DynStore, StoreExt},
     health::{Health, Status},
     hot_keys::{DenyCache, Leased, LeasedFuture},
     local::{LocalStore, Stats},
@@ -605,3 +611,31 @@ impl fmt::Display for Unsupported {
 }
 
 impl Error for Unsupported {}
+
+/// The registered quotas of each rule, to find layers that give one rule different quotas.
+#[derive(Debug, Default)]
+struct KnownRules(Mutex<HashMap<RuleName, Vec<Quota>>>);
+
+impl KnownRules {
+    /// Registers the quotas of fixed charges. Fails if a rule is registered with other quotas.
+    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        let fixed = || charges.iter().filter(|charge| charge.is_fixed());
+        if fixed().next().is_none() {
+            return Ok(());
+        }
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let differs = |charge: &&Charge<'_>| {
+            known.get(&charge.rule()).is_some_and(|quotas| quotas != charge.quotas())
+        };
+        if let Some(charge) = fixed().find(differs) {
+            let what = format!(
+                "rule {} has different quotas in another layer on this store, and both would \
+                 charge the same accounts; rename one, or give each layer its own store",
+                charge.rule()
+            );
+            return Err(Unsupported(what.into()));
+        }
+        known.extend(fixed().map(|charge| (charge.rule(), charge.quotas().to_vec())));
+        Ok(())
+    }
+}

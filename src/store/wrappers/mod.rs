@@ -2,7 +2,6 @@
 
 pub(super) mod breaker;
 pub(super) mod fallback;
-pub(super) mod patience;
 pub(super) mod timeout;
 
 use smallvec::SmallVec;

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::hash_slot::{SlotRange, ranges};
 use crate::store::{
-    BoxFuture, FailureDomain, redis::connection::link::Link, wrappers::patience::within,
+    BoxFuture, FailureDomain, redis::connection::link::Link, wrappers::timeout::within,
 };
 
 /// Connects to the server at a host and a port.
