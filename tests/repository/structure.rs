@@ -12,7 +12,7 @@ use std::{
 const BUDGET: [(&str, usize); 20] = [
     ("src/", 781),
     ("src/admin", 1037),
-    ("src/algorithm", 1240),
+    ("src/algorithm", 1235),
     ("src/decision", 803),
     ("src/explain", 637),
     ("src/guide", 99),
@@ -28,7 +28,7 @@ const BUDGET: [(&str, usize); 20] = [
     ("src/store/fallback", 381),
     ("src/store/hot_keys", 1591),
     ("src/store/local", 2245),
-    ("src/store/redis", 3613),
+    ("src/store/redis", 3578),
     ("src/testing", 879),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.

@@ -70,8 +70,8 @@ fn quota() -> impl Strategy<Value = Quota> {
         |(units, micros, odd, burst, soft)| {
             let nanos = micros * 1_000 * u64::from(units) + odd;
             let quota = Quota::new(units, Duration::from_nanos(nanos)).ok()?;
-            let quota = quota.try_burst(burst).ok()?;
-            Some(if soft > 2 { quota.try_soft(soft).unwrap_or(quota) } else { quota })
+            let quota = quota.try_with_burst(burst).ok()?;
+            Some(if soft > 2 { quota.try_with_soft(soft).unwrap_or(quota) } else { quota })
         },
     )
 }
