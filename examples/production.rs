@@ -99,7 +99,7 @@ async fn main() -> Result<(), BoxError> {
     // Both rules are charged, or none.
     let client = ClientIp::behind(config.proxies.split(','))?;
     let rules = (
-        Rule::new("client", client.clone(), Quota::per_second(10).burst(20)),
+        Rule::new("client", client.clone(), Quota::per_second(10).with_burst(20)),
         Rule::new("site", client.clone().v6_site(), Quota::per_second(100)),
     );
     let secret = FingerprintKey::new(&config.token)?;

@@ -49,7 +49,7 @@
 //! };
 //!
 //! let cost = Cost::from_fn(|head| if head.uri.path() == "/report" { 20 } else { 1 });
-//! let by_key = [Quota::per_second(5).burst(20), Quota::per_day(10_000)];
+//! let by_key = [Quota::per_second(5).with_burst(20), Quota::per_day(10_000)];
 //!
 //! let layer = RateLimitLayer::rules(
 //!     (
@@ -101,7 +101,7 @@
 //! | limit clients without a key by their address | [`Rule::if_no_key`] |
 //! | limit the requests that run at the same time | [`Quota::concurrent`] |
 //! | queue requests | [`Rule::max_wait`], [`Limiter::until_ready`] |
-//! | allow requests beyond a quota | [`Quota::soft`], [`Overcommit`](middleware::Overcommit) |
+//! | allow requests beyond a quota | [`Quota::with_soft`], [`Overcommit`](middleware::Overcommit) |
 //! | leave units for requests with priority | [`Rule::headroom`] |
 //! | try a limit, or turn it off | [`Rule::report_only`], [`Toggle`](middleware::Toggle) |
 //! | allow or deny requests without a quota | [`AccessList`], [`Rule::applies`], [`Limiter::block`] |

@@ -111,7 +111,7 @@ fn entry<'a>(
 
 /// Returns `true` if the number of used units does not depend on the limit.
 fn is_countable(quota: &Quota) -> bool {
-    let lends = match quota.counted_by() {
+    let lends = match quota.algorithm() {
         Algorithm::FixedWindow { carry_over, .. } => carry_over > 0,
         _ => false,
     };
@@ -124,19 +124,18 @@ fn widest(quota: &Quota) -> Quota {
     let period = quota.period().as_nanos().max(1);
     let refills = MAX_REFILL / quota.interval().as_nanos().max(1);
     let plain = |units| Quota::new(units, quota.period());
-    let wide = match quota.counted_by() {
-        Algorithm::Gcra => plain(quota.units()).and_then(|it| it.try_burst(saturate(refills))),
+    let wide = match quota.algorithm() {
+        Algorithm::Gcra => plain(quota.units()).and_then(|it| it.try_with_burst(saturate(refills))),
         Algorithm::TokenBucket => {
             let most = refills.min(u128::from(quota.units()) * (MAX_REFILL / period));
-            let wide = plain(quota.units()).and_then(|it| it.try_burst(saturate(most)));
-            wide.and_then(|wide| wide.try_algorithm(Algorithm::TokenBucket))
+            let wide = plain(quota.units()).and_then(|it| it.try_with_burst(saturate(most)));
+            wide.and_then(|wide| wide.try_with_algorithm(Algorithm::TokenBucket))
         }
         Algorithm::SlidingLog => plain(MAX_LOG_UNITS.min(saturate(period)))
-            .and_then(|wide| wide.try_algorithm(Algorithm::SlidingLog)),
-        Algorithm::FixedWindow { .. } => {
-            plain(saturate(period)).and_then(|wide| wide.try_algorithm(Algorithm::fixed_window()))
-        }
-        other => plain(saturate(period)).and_then(|wide| wide.try_algorithm(other)),
+            .and_then(|wide| wide.try_with_algorithm(Algorithm::SlidingLog)),
+        Algorithm::FixedWindow { .. } => plain(saturate(period))
+            .and_then(|wide| wide.try_with_algorithm(Algorithm::fixed_window())),
+        other => plain(saturate(period)).and_then(|wide| wide.try_with_algorithm(other)),
     };
     // A quota that cannot be widened is not counted, or has the highest limit.
     wide.unwrap_or(*quota)
@@ -144,11 +143,11 @@ fn widest(quota: &Quota) -> Quota {
 
 /// Returns this quota with another burst, or with other units of a window.
 pub(crate) fn with_limit(quota: Quota, limit: u32) -> Option<Quota> {
-    match quota.counted_by() {
-        Algorithm::Gcra | Algorithm::TokenBucket => quota.try_burst(limit),
+    match quota.algorithm() {
+        Algorithm::Gcra | Algorithm::TokenBucket => quota.try_with_burst(limit),
         algorithm => Quota::new(limit, quota.period())
-            .and_then(|quota| quota.try_algorithm(algorithm))
-            .and_then(|changed| changed.try_soft(quota.soft_units())),
+            .and_then(|quota| quota.try_with_algorithm(algorithm))
+            .and_then(|changed| changed.try_with_soft(quota.soft())),
     }
     .ok()
 }
@@ -158,7 +157,7 @@ pub(crate) fn with_limit(quota: Quota, limit: u32) -> Option<Quota> {
 /// A paced window makes its units available at even intervals. For other quotas, the limit is
 /// `last`.
 fn paced(quota: &Quota, last: u64, now: Duration) -> Option<u64> {
-    if !matches!(quota.counted_by(), Algorithm::FixedWindow { paced: true, .. }) || last <= 1 {
+    if !matches!(quota.algorithm(), Algorithm::FixedWindow { paced: true, .. }) || last <= 1 {
         return Some(last);
     }
     let period = quota.period().as_nanos();

@@ -49,8 +49,8 @@ fn rule(layer: &ManagedLayer, info: &RuleInfo<'_>) -> Value {
 fn quota(quota: &Quota) -> Value {
     json!({
         "text": quota.to_string(),
-        "algorithm": quota.counted_by(),
-        "limit": quota.limit(),
+        "algorithm": quota.algorithm(),
+        "limit": quota.burst(),
         "units": quota.units(),
         "period_ms": millis(quota.period()),
         "max_debt": quota.max_debt_units(),

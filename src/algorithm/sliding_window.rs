@@ -23,7 +23,7 @@ struct Buckets {
 
 impl Buckets {
     fn of(quota: &Quota) -> Self {
-        let number = u64::from(quota.counted_by().buckets().max(1));
+        let number = u64::from(quota.algorithm().buckets().max(1));
         Self { number, width: (quota.period_nanos() / number).max(1) }
     }
 
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn at_most_one_bucket_more_than_the_quota_has_is_stored() {
-        let quota = Quota::per_second(50).algorithm(Algorithm::SlidingWindow { buckets: 10 });
+        let quota = Quota::per_second(50).with_algorithm(Algorithm::SlidingWindow { buckets: 10 });
         let mut account = None;
         let mut most = 0;
         for step in 0..10_000 {

@@ -71,7 +71,7 @@ impl Bounds {
         if *charge.key() == Key::everyone() {
             return self.all;
         }
-        let size = |quota: &Quota| quota.limit().max(quota.units());
+        let size = |quota: &Quota| quota.burst().max(quota.units());
         let limit = charge.quotas().iter().map(size).min().unwrap_or(0);
         usize::try_from(limit).unwrap_or(usize::MAX).min(self.all / PLACES_PER_KEY_PLACE).max(1)
     }
@@ -251,8 +251,8 @@ mod tests {
         let key = Key::from("alice");
         for (quotas, max) in [
             (vec![Quota::per_second(5)], 5),
-            (vec![Quota::per_second(5).burst(1)], 5),
-            (vec![Quota::per_second(5).burst(9)], 9),
+            (vec![Quota::per_second(5).with_burst(1)], 5),
+            (vec![Quota::per_second(5).with_burst(9)], 9),
             (vec![Quota::per_second(500)], 16),
             (vec![Quota::per_second(500), Quota::per_hour(3)], 3),
             (vec![], 1),

@@ -66,7 +66,7 @@ impl Algorithm {
     /// use tower_sluice::{Algorithm, Quota};
     ///
     /// const DAILY: Quota =
-    ///     Quota::per_day(100).algorithm(Algorithm::fixed_window().carry_over(30));
+    ///     Quota::per_day(100).with_algorithm(Algorithm::fixed_window().carry_over(30));
     /// ```
     #[must_use]
     pub const fn fixed_window() -> Self {

@@ -53,7 +53,7 @@ const UNITS: [(&str, u64); 7] = [
 /// use std::time::Duration;
 /// use tower_sluice::Quota;
 ///
-/// const LOGIN: Quota = Quota::per_minute(5).burst(10);
+/// const LOGIN: Quota = Quota::per_minute(5).with_burst(10);
 /// const SEARCH: Quota = Quota::per(200, Duration::from_secs(10));
 ///
 /// assert_eq!(SEARCH, "200/10s".parse()?);
@@ -65,7 +65,7 @@ const UNITS: [(&str, u64); 7] = [
 ///
 /// With feature `serde`, a quota is read from text or from a table, for example in TOML or JSON.
 ///
-/// Most fields of the table are named after the setters. `name` is [`named`](Quota::named),
+/// Most fields of the table are named after the setters. `name` is [`named`](Quota::with_name),
 /// `blocked = true` is a [blocked](Quota::blocked) quota, and `concurrent = 5` is a [number of
 /// slots](Quota::concurrent). Errors name the field, its value and the fix.
 ///
@@ -92,9 +92,9 @@ const UNITS: [(&str, u64); 7] = [
 ///     guests = "blocked"
 ///     "#,
 /// )?;
-/// assert_eq!(limits.login, Quota::per_minute(5).burst(10));
+/// assert_eq!(limits.login, Quota::per_minute(5).with_burst(10));
 /// let hourly = Algorithm::SlidingWindow { buckets: 24 };
-/// assert_eq!(limits.report, Quota::per_day(60).algorithm(hourly));
+/// assert_eq!(limits.report, Quota::per_day(60).with_algorithm(hourly));
 /// # }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -252,15 +252,15 @@ impl Quota {
     /// Creates a quota of slots whose limit follows the measured latency.
     ///
     /// A request beyond the limit is shed: it gets a 503, and is charged under no other quota. The
-    /// limit starts at [`initial`](Quota::initial), by default 20, and stays within 1 and
-    /// [`burst`](Quota::burst), by default 1 000. See [adaptive
+    /// limit starts at [`initial`](Quota::with_initial), by default 20, and stays within 1 and
+    /// [`burst`](Quota::with_burst), by default 1 000. See [adaptive
     /// limits](crate::guide::slots#adaptive-limits). Only [`LocalStore`](crate::LocalStore) supports
     /// such a quota.
     ///
     /// ```
     /// use tower_sluice::{LocalStore, Quota, RateLimitLayer, key::Everyone, quota::Gradient};
     ///
-    /// let overload = Quota::adaptive(Gradient::default()).initial(50).burst(400);
+    /// let overload = Quota::adaptive(Gradient::default()).with_initial(50).with_burst(400);
     /// let layer = RateLimitLayer::new(Everyone, overload, LocalStore::new());
     /// assert_eq!(Quota::adaptive(Gradient::default()), "adaptive gradient".parse()?);
     /// # Ok::<(), tower_sluice::quota::QuotaError>(())
@@ -273,26 +273,26 @@ impl Quota {
     ///
     /// ```
     /// # use tower_sluice::Quota;
-    /// let quota = Quota::per_second(5).burst(10); // ten at once, then one every 200 ms
-    /// assert_eq!(quota.limit(), 10);
+    /// let quota = Quota::per_second(5).with_burst(10); // ten at once, then one every 200 ms
+    /// assert_eq!(quota.burst(), 10);
     /// ```
     ///
     /// # Panics
     ///
     /// Panics if `units` is 0, or if the burst takes more than ten years to refill. In a constant,
-    /// this is a compile error. For a number known only at run time, use [`Quota::try_burst`].
+    /// this is a compile error. For a number known only at run time, use [`Quota::try_with_burst`].
     #[track_caller]
-    pub const fn burst(self, units: u32) -> Self {
-        unwrap(self.try_burst(units))
+    pub const fn with_burst(self, units: u32) -> Self {
+        unwrap(self.try_with_burst(units))
     }
 
-    /// Fallible form of [`burst`](Quota::burst), for a number known only at run time.
+    /// Fallible form of [`with_burst`](Quota::with_burst), for a number known only at run time.
     ///
     /// # Errors
     ///
     /// Fails if `units` is 0, if the burst takes more than ten years to refill, or if the quota is
     /// [blocked](Quota::blocked).
-    pub const fn try_burst(self, units: u32) -> Result<Self, QuotaError> {
+    pub const fn try_with_burst(self, units: u32) -> Result<Self, QuotaError> {
         Self { burst: units, ..self }.checked()
     }
 
@@ -300,7 +300,7 @@ impl Quota {
     ///
     /// ```
     /// # use tower_sluice::{Algorithm, Quota};
-    /// const EXACT: Quota = Quota::per_minute(10).algorithm(Algorithm::SlidingLog);
+    /// const EXACT: Quota = Quota::per_minute(10).with_algorithm(Algorithm::SlidingLog);
     /// ```
     ///
     /// # Panics
@@ -310,21 +310,21 @@ impl Quota {
     /// - A window has a burst that differs from its units.
     /// - The buckets do not divide the period, or are more than 1 000.
     /// - A log has more than 10 000 units.
-    /// - A window has [`initial`](Quota::initial) units, or a paced window has
-    ///   [`soft`](Quota::soft) units.
+    /// - A window has [`initial`](Quota::with_initial) units, or a paced window has
+    ///   [`soft`](Quota::with_soft) units.
     ///
-    /// For an algorithm known only at run time, use [`Quota::try_algorithm`].
+    /// For an algorithm known only at run time, use [`Quota::try_with_algorithm`].
     #[track_caller]
-    pub const fn algorithm(self, algorithm: Algorithm) -> Self {
-        unwrap(self.try_algorithm(algorithm))
+    pub const fn with_algorithm(self, algorithm: Algorithm) -> Self {
+        unwrap(self.try_with_algorithm(algorithm))
     }
 
-    /// Fallible form of [`algorithm`](Quota::algorithm), for an algorithm known only at run time.
+    /// Fallible form of [`with_algorithm`](Quota::with_algorithm).
     ///
     /// # Errors
     ///
-    /// Fails if [`algorithm`](Quota::algorithm) would panic.
-    pub const fn try_algorithm(self, algorithm: Algorithm) -> Result<Self, QuotaError> {
+    /// Fails if [`algorithm`](Quota::with_algorithm) would panic.
+    pub const fn try_with_algorithm(self, algorithm: Algorithm) -> Result<Self, QuotaError> {
         Self { algorithm, ..self }.checked()
     }
 
@@ -334,16 +334,16 @@ impl Quota {
     ///
     /// Panics if `units` is above the burst, or if the algorithm counts in windows.
     #[track_caller]
-    pub const fn initial(self, units: u32) -> Self {
-        unwrap(self.try_initial(units))
+    pub const fn with_initial(self, units: u32) -> Self {
+        unwrap(self.try_with_initial(units))
     }
 
-    /// Fallible form of [`initial`](Quota::initial), for a number known only at run time.
+    /// Fallible form of [`with_initial`](Quota::with_initial), for a number known only at run time.
     ///
     /// # Errors
     ///
-    /// Fails if [`initial`](Quota::initial) would panic.
-    pub const fn try_initial(self, units: u32) -> Result<Self, QuotaError> {
+    /// Fails if [`initial`](Quota::with_initial) would panic.
+    pub const fn try_with_initial(self, units: u32) -> Result<Self, QuotaError> {
         Self { initial: Some(units), ..self }.checked()
     }
 
@@ -356,16 +356,16 @@ impl Quota {
     /// Panics if the limit plus `units` takes more than ten years to refill, or if the quota is a
     /// paced window.
     #[track_caller]
-    pub const fn soft(self, units: u32) -> Self {
-        unwrap(self.try_soft(units))
+    pub const fn with_soft(self, units: u32) -> Self {
+        unwrap(self.try_with_soft(units))
     }
 
-    /// Fallible form of [`soft`](Quota::soft), for a number known only at run time.
+    /// Fallible form of [`with_soft`](Quota::with_soft), for a number known only at run time.
     ///
     /// # Errors
     ///
-    /// Fails if [`soft`](Quota::soft) would panic.
-    pub const fn try_soft(self, units: u32) -> Result<Self, QuotaError> {
+    /// Fails if [`soft`](Quota::with_soft) would panic.
+    pub const fn try_with_soft(self, units: u32) -> Result<Self, QuotaError> {
         Self { soft: units, ..self }.checked()
     }
 
@@ -400,7 +400,7 @@ impl Quota {
     /// use tower_sluice::{Limiter, Quota};
     ///
     /// // At most 10 parallel requests reserve 100 tokens each, and each costs at most 500.
-    /// const TOKENS: Quota = Quota::per_minute(1_000).max_debt(10 * 500 - 1_000);
+    /// const TOKENS: Quota = Quota::per_minute(1_000).with_max_debt(10 * 500 - 1_000);
     ///
     /// let limiter = Limiter::local();
     /// assert!(limiter.take("alice", &TOKENS, 100).now().is_allowed());
@@ -417,23 +417,23 @@ impl Quota {
     /// - The debt of a sliding log is above 10 000 units.
     /// - The quota is [blocked](Quota::blocked).
     ///
-    /// For a number known only at run time, use [`Quota::try_max_debt`].
+    /// For a number known only at run time, use [`Quota::try_with_max_debt`].
     ///
     /// # Limitations
     ///
     /// This setting bounds the charged units, not the used units. If uncharged units are refunded,
     /// the account gets back more units than were charged.
     #[track_caller]
-    pub const fn max_debt(self, units: u32) -> Self {
-        unwrap(self.try_max_debt(units))
+    pub const fn with_max_debt(self, units: u32) -> Self {
+        unwrap(self.try_with_max_debt(units))
     }
 
-    /// Fallible form of [`max_debt`](Quota::max_debt), for a number known only at run time.
+    /// Fallible form of [`with_max_debt`](Quota::with_max_debt), for a number known only at run time.
     ///
     /// # Errors
     ///
-    /// Fails if [`max_debt`](Quota::max_debt) would panic.
-    pub const fn try_max_debt(self, units: u32) -> Result<Self, QuotaError> {
+    /// Fails if [`max_debt`](Quota::with_max_debt) would panic.
+    pub const fn try_with_max_debt(self, units: u32) -> Result<Self, QuotaError> {
         Self { max_debt: Some(units), ..self }.checked()
     }
 
@@ -446,7 +446,7 @@ impl Quota {
     ///
     /// Panics if `name` is not 1 to 64 printable ASCII characters.
     #[track_caller]
-    pub const fn named(self, name: &'static str) -> Self {
+    pub const fn with_name(self, name: &'static str) -> Self {
         assert!(crate::name::is_valid(name), "quota: a name is 1 to 64 printable ASCII characters");
         Self { name: Some(name), ..self }
     }
@@ -460,8 +460,8 @@ impl Quota {
     /// ```
     /// use tower_sluice::Quota;
     ///
-    /// const UPLOADS: Quota = Quota::per_minute(50 << 20).unit("content-bytes");
-    /// const TOKENS: Quota = Quota::per_minute(100_000).unit("tokens");
+    /// const UPLOADS: Quota = Quota::per_minute(50 << 20).with_unit("content-bytes");
+    /// const TOKENS: Quota = Quota::per_minute(100_000).with_unit("tokens");
     /// ```
     ///
     /// # Panics
@@ -469,12 +469,12 @@ impl Quota {
     /// Panics if `unit` is not 1 to 64 printable ASCII characters, or if the quota is
     /// [concurrent](Quota::concurrent), whose unit is `concurrent-requests`.
     #[track_caller]
-    pub const fn unit(self, unit: &'static str) -> Self {
+    pub const fn with_unit(self, unit: &'static str) -> Self {
         assert!(crate::name::is_valid(unit), "quota: a unit is 1 to 64 printable ASCII characters");
-        unwrap(self.with_unit(unit).checked())
+        unwrap(self.having_unit(unit).checked())
     }
 
-    const fn with_unit(self, unit: &'static str) -> Self {
+    const fn having_unit(self, unit: &'static str) -> Self {
         let unit = if matches!(unit.as_bytes(), b"requests") { None } else { Some(unit) };
         Self { unit, ..self }
     }
@@ -486,9 +486,9 @@ impl Quota {
         self.units
     }
 
-    /// Returns the limit: the maximum number of units or slots that are available at once.
+    /// Returns the burst: the maximum number of units or slots that are available at once.
     #[must_use]
-    pub const fn limit(&self) -> u32 {
+    pub const fn burst(&self) -> u32 {
         self.burst
     }
 
@@ -539,7 +539,7 @@ impl Quota {
         Self { units: limit, burst: limit, initial: None, adaptive: None, ..*self }
     }
 
-    /// Returns the name set with [`named`](Quota::named).
+    /// Returns the name set with [`named`](Quota::with_name).
     #[must_use]
     pub const fn name(&self) -> Option<&'static str> {
         self.name
@@ -549,13 +549,13 @@ impl Quota {
     ///
     /// The unit of a [concurrent](Quota::concurrent) quota is `concurrent-requests`.
     #[must_use]
-    pub const fn unit_name(&self) -> Option<&'static str> {
+    pub const fn unit(&self) -> Option<&'static str> {
         if self.is_concurrent() { Some("concurrent-requests") } else { self.unit }
     }
 
     /// Returns the algorithm.
     #[must_use]
-    pub const fn counted_by(&self) -> Algorithm {
+    pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
@@ -569,8 +569,15 @@ impl Quota {
     }
 
     /// Returns the units of a new account, or `None` if a new account is full.
-    pub(crate) const fn initial_units(&self) -> Option<u32> {
+    #[must_use]
+    pub const fn initial(&self) -> Option<u32> {
         self.initial
+    }
+
+    /// Returns the maximum debt of an account, or `None` for the default, which is the burst.
+    #[must_use]
+    pub const fn max_debt(&self) -> Option<u32> {
+        self.max_debt
     }
 
     /// Returns the limit plus the soft units.
@@ -580,7 +587,7 @@ impl Quota {
 
     /// Returns the number of units beyond the limit that a soft limit allows.
     #[must_use]
-    pub const fn soft_units(&self) -> u32 {
+    pub const fn soft(&self) -> u32 {
         self.soft
     }
 
@@ -828,7 +835,7 @@ mod tests {
     #[test]
     fn the_buckets_of_a_blocked_quota_are_checked() {
         let blocked =
-            |buckets| Quota::blocked().try_algorithm(Algorithm::SlidingWindow { buckets });
+            |buckets| Quota::blocked().try_with_algorithm(Algorithm::SlidingWindow { buckets });
         for buckets in [0, MAX_BUCKETS + 1] {
             assert!(blocked(buckets).unwrap_err().to_string().contains("buckets"), "{buckets}");
         }
@@ -839,63 +846,68 @@ mod tests {
     fn a_quota_is_a_rate_or_a_number_of_slots() {
         let (slots, rate) = (Quota::concurrent(5), Quota::per_second(5));
         let algorithms = [Algorithm::Gcra, Algorithm::SlidingLog];
-        let mixed = algorithms.map(|algorithm| slots.try_algorithm(algorithm));
-        let others = [slots.try_burst(9), slots.try_initial(1), slots.try_max_debt(1)];
+        let mixed = algorithms.map(|algorithm| slots.try_with_algorithm(algorithm));
+        let others =
+            [slots.try_with_burst(9), slots.try_with_initial(1), slots.try_with_max_debt(1)];
         for error in mixed.into_iter().chain(others) {
             let error = error.expect_err("invalid").to_string();
             assert!(error.contains("is set on a concurrent quota; drop it"), "{error}");
         }
-        let error = rate.try_algorithm(Algorithm::Concurrent).expect_err("invalid").to_string();
+        let error =
+            rate.try_with_algorithm(Algorithm::Concurrent).expect_err("invalid").to_string();
         assert!(error.contains("use Quota::concurrent(limit)"), "{error}");
         assert!(slots.is_concurrent() && !rate.is_concurrent());
-        assert_eq!((slots.limit(), slots.period()), (5, Duration::ZERO));
-        assert_eq!(slots.soft(2).raised_limit(), 7);
+        assert_eq!((slots.burst(), slots.period()), (5, Duration::ZERO));
+        assert_eq!(slots.with_soft(2).raised_limit(), 7);
         assert!(
-            Quota::try_concurrent(u32::MAX).is_ok_and(|quota| quota.try_soft(u32::MAX).is_ok())
+            Quota::try_concurrent(u32::MAX)
+                .is_ok_and(|quota| quota.try_with_soft(u32::MAX).is_ok())
         );
     }
 
     #[test]
     fn the_maximum_burst_refills_in_ten_years() {
-        assert!(Quota::per_day(1).try_burst(3650).is_ok());
-        assert!(Quota::per_day(1).try_burst(3651).is_err());
-        assert!(Quota::per_second(1).try_burst(u32::MAX).is_err());
-        assert!(Quota::blocked().try_burst(1).is_err());
+        assert!(Quota::per_day(1).try_with_burst(3650).is_ok());
+        assert!(Quota::per_day(1).try_with_burst(3651).is_err());
+        assert!(Quota::per_second(1).try_with_burst(u32::MAX).is_err());
+        assert!(Quota::blocked().try_with_burst(1).is_err());
     }
 
     #[test]
     fn the_maximum_debt_lasts_ten_years() {
         for algorithm in [Algorithm::Gcra, Algorithm::TokenBucket] {
-            let daily = Quota::per_day(1).algorithm(algorithm);
-            assert!(daily.try_max_debt(3_650).is_ok());
-            let error = daily.try_max_debt(3_651).expect_err("ten years and a day").to_string();
+            let daily = Quota::per_day(1).with_algorithm(algorithm);
+            assert!(daily.try_with_max_debt(3_650).is_ok());
+            let error =
+                daily.try_with_max_debt(3_651).expect_err("ten years and a day").to_string();
             assert!(error.contains("longer than ten years; lower max_debt"), "{error}");
             assert!(error.ends_with(", max_debt 3651)"), "{error}");
         }
         // Three years contain only three whole periods.
         let years = Quota::new(1_000, Duration::from_secs(3 * 365 * 86_400)).expect("a quota");
         for (algorithm, most) in [(Algorithm::Gcra, 3_333), (Algorithm::TokenBucket, 3_000)] {
-            let quota = years.algorithm(algorithm);
-            assert!(quota.try_max_debt(most).is_ok(), "{algorithm:?}");
-            assert!(quota.try_max_debt(most + 1).is_err(), "{algorithm:?}");
+            let quota = years.with_algorithm(algorithm);
+            assert!(quota.try_with_max_debt(most).is_ok(), "{algorithm:?}");
+            assert!(quota.try_with_max_debt(most + 1).is_err(), "{algorithm:?}");
         }
-        let window = Quota::per_day(1).algorithm(Algorithm::fixed_window());
-        assert!(window.try_max_debt(u32::MAX).is_ok(), "a window ends with its debt");
-        let log = Quota::per_day(1).algorithm(Algorithm::SlidingLog);
-        assert!(log.try_max_debt(10_000).is_ok() && log.try_max_debt(10_001).is_err());
-        let late = Quota::per_day(1).max_debt(3_000);
-        assert!(late.try_algorithm(Algorithm::SlidingLog).is_ok());
-        let error = Quota::per_second(1).max_debt(20_000).try_algorithm(Algorithm::SlidingLog);
+        let window = Quota::per_day(1).with_algorithm(Algorithm::fixed_window());
+        assert!(window.try_with_max_debt(u32::MAX).is_ok(), "a window ends with its debt");
+        let log = Quota::per_day(1).with_algorithm(Algorithm::SlidingLog);
+        assert!(log.try_with_max_debt(10_000).is_ok() && log.try_with_max_debt(10_001).is_err());
+        let late = Quota::per_day(1).with_max_debt(3_000);
+        assert!(late.try_with_algorithm(Algorithm::SlidingLog).is_ok());
+        let error =
+            Quota::per_second(1).with_max_debt(20_000).try_with_algorithm(Algorithm::SlidingLog);
         let error = error.expect_err("too many entries").to_string();
         assert!(error.contains(", max_debt 20000)"), "{error}");
-        assert!(Quota::blocked().try_max_debt(1).is_err());
+        assert!(Quota::blocked().try_with_max_debt(1).is_err());
     }
 
     #[test]
     fn the_default_debt_equals_the_limit() {
-        assert_eq!(Quota::per_second(5).burst(9).late_limit(), 18);
-        assert_eq!(Quota::per_second(5).max_debt(1).burst(9).late_limit(), 10);
-        assert_eq!(Quota::per_second(5).max_debt(0).late_limit(), 5);
+        assert_eq!(Quota::per_second(5).with_burst(9).late_limit(), 18);
+        assert_eq!(Quota::per_second(5).with_max_debt(1).with_burst(9).late_limit(), 10);
+        assert_eq!(Quota::per_second(5).with_max_debt(0).late_limit(), 5);
     }
 
     const ALGORITHMS: [Algorithm; 7] = [
@@ -954,29 +966,29 @@ mod tests {
     #[test]
     fn a_share_divides_the_settings_of_each_algorithm() {
         let share = |quota: Quota| quota.share(n(4));
-        let gcra = share(Quota::per_second(10).burst(9).soft(5).initial(7));
+        let gcra = share(Quota::per_second(10).with_burst(9).with_soft(5).with_initial(7));
         assert_eq!((gcra.interval, gcra.burst, gcra.soft), (400_000_000, 2, 1));
         assert_eq!(gcra.initial, Some(1));
-        let late = share(Quota::per_second(10).max_debt(9));
+        let late = share(Quota::per_second(10).with_max_debt(9));
         assert_eq!((late.max_debt, share(late).max_debt), (Some(2), Some(0)));
-        let bucket = Quota::per_minute(10).burst(9);
-        assert_eq!(share(bucket.algorithm(Algorithm::TokenBucket)), share(bucket));
+        let bucket = Quota::per_minute(10).with_burst(9);
+        assert_eq!(share(bucket.with_algorithm(Algorithm::TokenBucket)), share(bucket));
         let lending = Algorithm::fixed_window().carry_over(6);
-        let window = share(Quota::per_day(100).algorithm(lending));
+        let window = share(Quota::per_day(100).with_algorithm(lending));
         assert_eq!((window.units, window.burst, window.period), (25, 25, 86_400_000_000_000));
         assert_eq!(window.algorithm, Algorithm::fixed_window().carry_over(1));
-        let few = share(Quota::per_hour(3).algorithm(Algorithm::SlidingLog));
+        let few = share(Quota::per_hour(3).with_algorithm(Algorithm::SlidingLog));
         assert_eq!((few.units, few.burst), (1, 1));
         assert_eq!(share(Quota::blocked()), Quota::blocked());
-        assert_eq!(share(Quota::concurrent(9).soft(5)), Quota::concurrent(2).soft(1));
+        assert_eq!(share(Quota::concurrent(9).with_soft(5)), Quota::concurrent(2).with_soft(1));
         assert_eq!(share(Quota::concurrent(3)), Quota::concurrent(1));
     }
 
     #[test]
     fn a_share_refills_within_ten_years() {
-        let slow = Quota::per_day(1).burst(3650);
+        let slow = Quota::per_day(1).with_burst(3650);
         assert_eq!(slow.share(n(10)).interval, 864_000_000_000_000);
-        let bucket = slow.algorithm(Algorithm::TokenBucket);
+        let bucket = slow.with_algorithm(Algorithm::TokenBucket);
         assert_eq!(bucket.share(n(10)), slow.share(n(10)));
         assert_eq!(slow.share(n(u32::MAX)).interval, MAX_REFILL);
     }

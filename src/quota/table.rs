@@ -94,7 +94,7 @@ impl TryFrom<QuotaTable> for Quota {
         let algorithm = table.algorithm.unwrap_or(quota.algorithm);
         let name = table.name.map(|name| name.as_str());
         let quota = Self { algorithm, initial, soft, max_debt, name, ..quota };
-        Ok(table.unit.map_or(quota, |unit| quota.with_unit(unit.as_str())).checked()?)
+        Ok(table.unit.map_or(quota, |unit| quota.having_unit(unit.as_str())).checked()?)
     }
 }
 

@@ -68,7 +68,7 @@ impl FromStr for Quota {
             let quota = Self::adaptive(found);
             return match burst {
                 None => Ok(quota),
-                Some(n) => quota.try_burst(count("burst", n)?),
+                Some(n) => quota.try_with_burst(count("burst", n)?),
             };
         }
         const FORM: &str = "write units/period, as 5/s, 200/10s or 100/min burst 20";
@@ -82,7 +82,7 @@ impl FromStr for Quota {
         let quota = Self::new(units, period)?;
         match burst {
             None => Ok(quota),
-            Some(n) => quota.try_burst(count("burst", n)?),
+            Some(n) => quota.try_with_burst(count("burst", n)?),
         }
     }
 }

@@ -47,7 +47,7 @@ impl fmt::Display for RuleError {
                 write!(
                     f,
                     "two quotas are called {name:?} in header fields; give them different periods \
-                     or names (Quota::named)"
+                     or names (Quota::with_name)"
                 )
             }
             Self::TooManyQuotas(rule, n) => {

@@ -48,7 +48,7 @@ const DEFAULT_MAX_KEY_LEN: usize = 1024;
 /// let rule = Rule::new(
 ///     "user",
 ///     HeaderKey::new("x-api-key"),
-///     [Quota::per_second(5).burst(20), Quota::per_day(10_000)],
+///     [Quota::per_second(5).with_burst(20), Quota::per_day(10_000)],
 /// )
 /// .cost(2)
 /// .on_missing_key(OnMissingKey::Skip);
@@ -148,7 +148,7 @@ impl<K> Rule<K> {
     /// may return its units nevertheless: two requests then have one turn.
     ///
     /// Supported for GCRA and paced fixed windows, unless the quota has
-    /// [soft units](crate::Quota::soft), and for slots of a [`LocalStore`](crate::LocalStore).
+    /// [soft units](crate::Quota::with_soft), and for slots of a [`LocalStore`](crate::LocalStore).
     pub fn max_wait(self, time: Duration) -> Self {
         Self { max_wait: time, ..self }
     }

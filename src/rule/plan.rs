@@ -182,7 +182,7 @@ impl fmt::Debug for Plan {
 ///
 /// New quotas do not refill accounts, even if `initial` or `burst` changes. An exception is a token
 /// bucket whose burst becomes smaller and then larger again: see [`Plan`].
-/// [`initial`](Quota::initial) units apply only to new accounts. A new algorithm starts new
+/// [`initial`](Quota::with_initial) units apply only to new accounts. A new algorithm starts new
 /// accounts.
 ///
 /// ```

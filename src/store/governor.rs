@@ -122,7 +122,7 @@ where
     fn decide(&self, charge: &Charge<'_>, cost: NonZeroU32) -> Decision {
         let rule = charge.rule();
         let decision = match self.0.check_key_n(charge.key(), cost) {
-            Ok(Ok(admission)) => Decision::allow().outcome(match admission.left() {
+            Ok(Ok(admission)) => Decision::allow().with_outcome(match admission.left() {
                 None => Outcome::unknown(rule, 0, Some(Duration::ZERO)),
                 Some((limit, remaining, interval)) => {
                     // governor reports whole units, so both times are upper bounds.
@@ -149,12 +149,12 @@ where
                     .with_reset_after(full)
                     .with_next_after(next)
                     .with_retry_after(Some(wait));
-                Decision::deny().outcome(outcome)
+                Decision::deny().with_outcome(outcome)
             }
             // governor does not report the units left if the cost can never fit.
-            Err(_) => Decision::deny().outcome(Outcome::unknown(rule, 0, None)),
+            Err(_) => Decision::deny().with_outcome(Outcome::unknown(rule, 0, None)),
         };
-        decision.from_source(Source::Governor)
+        decision.with_source(Source::Governor)
     }
 }
 

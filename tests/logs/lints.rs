@@ -66,7 +66,7 @@ fn a_live_plan_that_denies_everyone(log: &Log) {
          request is denied until the plan is replaced; lower the cost or raise the burst \
          lint=\"cost_above_limit\""
     );
-    for plan in [TEN.burst(11), Quota::blocked()] {
+    for plan in [TEN.with_burst(11), Quota::blocked()] {
         live.replace(plan);
         let _service = layer(rule()).layer(Strict::default());
     }

@@ -119,7 +119,7 @@ impl<'a> Accounts<'a> {
         for index in &self.order {
             let Account { at, report_only, evaluation, .. } = &self.distinct[usize::from(*index)];
             let outcome = Outcome::with(at.rule, at.quota_index, evaluation.snapshot);
-            decision.push(outcome.report_only(*report_only));
+            decision.push(outcome.with_report_only(*report_only));
         }
         decision
     }

@@ -114,7 +114,7 @@ impl AdaptiveLimit {
             clock,
             algorithm,
             limit: limit.into(),
-            max: quota.limit().into(),
+            max: quota.burst().into(),
             peak: 0.into(),
             full: false.into(),
             state: Mutex::new(state),
@@ -123,8 +123,8 @@ impl AdaptiveLimit {
 
     /// Returns the current limit, at most that of the quota.
     fn of(&self, quota: &Quota) -> u32 {
-        self.max.store(quota.limit(), Relaxed);
-        self.limit.load(Relaxed).min(quota.limit())
+        self.max.store(quota.burst(), Relaxed);
+        self.limit.load(Relaxed).min(quota.burst())
     }
 
     /// Adds a request that ends at `now`. Its result is `None` without a response, and otherwise
@@ -204,10 +204,10 @@ impl Ledger {
         let sheds = !decision.is_allowed()
             && decision.source() == Source::Local
             && !decision.is_blocked()
-            && denying.all(|it| is_adaptive(it.rule(), it.place()));
+            && denying.all(|it| is_adaptive(it.rule(), it.quota_index()));
         for (rule, place, id, limit, fits_later) in &found {
             decision.measure(*id, limit.clone(), now);
-            let of_it = |it: &&mut Outcome| it.rule() == *rule && it.place() == *place;
+            let of_it = |it: &&mut Outcome| it.rule() == *rule && it.quota_index() == *place;
             let Some(outcome) = decision.outcomes_mut().iter_mut().find(of_it) else { continue };
             let held = u32::try_from(outcome.held().unwrap_or(0)).unwrap_or(u32::MAX);
             limit.peak.fetch_max(held, Relaxed);
@@ -219,7 +219,7 @@ impl Ledger {
                 outcome.set_retry_ns(UNKNOWN_WAIT);
             }
         }
-        if sheds { decision.from_source(Source::Overload) } else { decision }
+        if sheds { decision.with_source(Source::Overload) } else { decision }
     }
 }
 

@@ -147,7 +147,7 @@ impl Ledger {
         let holds = take_all(&mut accounts, &mut locked);
         let mut decision = accounts.decision(locked.rates.now());
         if locked.slots.are_full() && !decision.is_allowed() {
-            decision = decision.from_source(Source::Overflow);
+            decision = decision.with_source(Source::Overflow);
         }
         if locked.rates.overflowed() || locked.slots.are_full() {
             // A log subscriber may run any code, so the locks are released first.
@@ -172,7 +172,7 @@ impl Ledger {
         let has_room = self.blocks.set(self.hasher.id(charge), now, until, slots);
         if !has_room {
             self.block_warning.record_block(now, slots);
-            return Decision::new(false, now).from_source(Source::Overflow);
+            return Decision::new(false, now).with_source(Source::Overflow);
         }
         Decision::new(true, now)
     }
@@ -188,10 +188,10 @@ impl Ledger {
         let deciding = charges.iter().filter(|c| c.cost() > 0 && !c.is_report_only());
         let left = |charge| (charge, self.blocks.left(self.hasher.id(charge), now));
         let (charge, left) = deciding.map(left).max_by_key(|(_, left)| *left)?;
-        let limit = charge.quotas().first().map_or(1, Quota::limit);
+        let limit = charge.quotas().first().map_or(1, Quota::burst);
         let left = Duration::from_nanos(left);
         let outcome = Outcome::block(charge.rule(), limit, left);
-        (!left.is_zero()).then(|| Decision::new(false, now).with_blocked().outcome(outcome))
+        (!left.is_zero()).then(|| Decision::new(false, now).with_blocked().with_outcome(outcome))
     }
 }
 
@@ -285,7 +285,7 @@ pub(super) fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -
 #[inline]
 fn open(account: &mut Account<'_>, locked: &mut LockedAccounts<'_, AccountState>) {
     let (quota, demand, now) = (account.quota, account.demand, locked.now());
-    if quota.initial_units().is_some() {
+    if quota.initial().is_some() {
         let open = |state: &mut _| algorithm::open(state, quota, now, demand);
         locked.update(&mut account.at, quota, open);
     }
@@ -330,7 +330,7 @@ mod tests {
             let (clock, mock) = Clock::driven();
             mock.increment(10 * SECOND);
             let (ledger, quotas) =
-                (Ledger::new(clock, 1), [Quota::per_second(1).algorithm(algorithm)]);
+                (Ledger::new(clock, 1), [Quota::per_second(1).with_algorithm(algorithm)]);
             let take = |key: u32| {
                 let key = Key::from(key);
                 let charge = Charge::new(RuleName::default(), &key, &quotas);
@@ -370,7 +370,8 @@ mod tests {
             Algorithm::SlidingWindow { buckets: 4 },
             Algorithm::SlidingLog,
         ] {
-            let quotas = [three.algorithm(algorithm), Quota::per_day(3).algorithm(algorithm)];
+            let quotas =
+                [three.with_algorithm(algorithm), Quota::per_day(3).with_algorithm(algorithm)];
             let charge = |key, n: usize| Charge::new(RuleName::default(), key, &quotas[..n]);
             let of = [
                 vec![charge(&one, 1)],
@@ -391,7 +392,7 @@ mod tests {
 
     #[test]
     fn an_older_reading_of_the_clock_gets_the_last_position_of_a_queue() {
-        let (key, quotas) = (Key::from("one"), [Quota::per_second(1).burst(1)]);
+        let (key, quotas) = (Key::from("one"), [Quota::per_second(1).with_burst(1)]);
         let charge = Charge::new(RuleName::default(), &key, &quotas);
         let charge = charge.with_max_wait(Duration::from_secs(2));
         let ledger = ledger();
@@ -407,7 +408,7 @@ mod tests {
     #[test]
     fn a_refill_after_the_reading_of_the_clock_counts() {
         let (key, quota) =
-            (Key::from("one"), Quota::per_second(1).algorithm(Algorithm::TokenBucket));
+            (Key::from("one"), Quota::per_second(1).with_algorithm(Algorithm::TokenBucket));
         let (quotas, (clock, mock)) = ([quota], Clock::driven());
         let charge = [Charge::new(RuleName::default(), &key, &quotas)];
         let ledger = Ledger::new(clock, 64);

@@ -23,8 +23,8 @@ use std::{convert::Infallible, fmt, sync::Arc};
 pub(crate) use self::clock::Clock;
 use self::{ledger::Ledger, rebuild::RebuildDetector};
 use super::{
-    Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, can_queue_under, queueing,
-    rules::KnownRules,
+    Answer, BoxFuture, Charge, Health, KnownRules, Never, Op, Store, Unsupported, can_queue_under,
+    queueing,
 };
 use crate::{decision::Decision, observe::set_keys, quota::Quota};
 
@@ -86,7 +86,7 @@ use crate::{decision::Decision, observe::set_keys, quota::Quota};
 ///
 /// # Memory of other algorithms
 ///
-/// An account of GCRA without [`initial`](crate::Quota::initial) units is one instant in its slot.
+/// An account of GCRA without [`initial`](crate::Quota::with_initial) units is one instant in its slot.
 /// Other accounts also need a state, in these sizes:
 ///
 /// - 96 bytes for each key of the capacity, if all accounts have a state. The first state in a
@@ -94,7 +94,7 @@ use crate::{decision::Decision, observe::set_keys, quota::Quota};
 /// - For a sliding window, 16 bytes for each bucket in use, at most one more than the quota has
 ///   buckets.
 /// - For a sliding log, 16 bytes for each charge of the period, at most the limit plus the units of
-///   [`max_debt`](crate::Quota::max_debt).
+///   [`max_debt`](crate::Quota::with_max_debt).
 ///
 /// # Blocks
 ///

@@ -46,7 +46,7 @@ impl Ledger {
         }
         let decision = accounts.decision(locked.rates.now());
         let has_no_room = locked.slots.are_full() && !allowed;
-        if has_no_room { decision.from_source(Source::Overflow) } else { decision }
+        if has_no_room { decision.with_source(Source::Overflow) } else { decision }
     }
 
     /// Decides with the limits that adaptive quotas have now.

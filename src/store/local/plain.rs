@@ -91,7 +91,7 @@ pub(super) fn plain_decision<const N: usize>(
     decision.set_allowed(overage, wait);
     for (charge, it) in all() {
         let outcome = Outcome::with(charge.rule(), 0, it.snapshot);
-        decision.push(outcome.report_only(charge.is_report_only()));
+        decision.push(outcome.with_report_only(charge.is_report_only()));
     }
     decision
 }

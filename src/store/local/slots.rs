@@ -88,7 +88,7 @@ impl Ledger {
         if full {
             self.record_overflow(self.clock.now());
             if !decision.is_allowed() {
-                return decision.from_source(Source::Overflow);
+                return decision.with_source(Source::Overflow);
             }
         }
         decision

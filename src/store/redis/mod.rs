@@ -42,8 +42,8 @@ pub use self::{
     error::{RedisError, RedisErrorKind},
 };
 use super::{
-    Answer, BoxFuture, Charge, FailureDomain, Health, Op, Store, Unsupported, can_queue_under,
-    no_adaptive_quotas, queueing, rules::KnownRules,
+    Answer, BoxFuture, Charge, FailureDomain, Health, KnownRules, Op, Store, Unsupported,
+    can_queue_under, no_adaptive_quotas, queueing,
 };
 use crate::{
     decision::{Decision, Source},
@@ -337,7 +337,7 @@ where
         }
         let (store, request) = (self.clone(), Arc::new(Request::new(charges, self.addresses())));
         if request.accounts.is_empty() {
-            return Answer::Now(Ok(Decision::allow().from_source(Source::Redis)));
+            return Answer::Now(Ok(Decision::allow().with_source(Source::Redis)));
         }
         if peeks {
             let sharded = self.settings.sharded;

@@ -318,7 +318,7 @@ async fn without_a_key_a_rule_rejects_only_while_its_toggle_is_off() {
 #[test]
 fn names_of_quotas_do_not_clash_when_a_toggle_changes() {
     for toggle in [Toggle::on(), Toggle::off()] {
-        let named = |name, quota: Quota| Rule::new(name, Everyone, quota.named("burst"));
+        let named = |name, quota: Quota| Rule::new(name, Everyone, quota.with_name("burst"));
         let rules = (named("a", TWO).report_only(&toggle), named("b", FIVE));
         let error = RateLimitLayer::try_rules(rules, store()).map(drop).unwrap_err();
         assert!(error.to_string().contains("burst"), "{error}");

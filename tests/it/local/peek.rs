@@ -18,17 +18,19 @@ fn quota() -> impl Strategy<Value = Quota> {
     numbers.prop_filter_map("no quota", |(units, tens, burst, which, more, [soft, initial])| {
         let quota = Quota::new(units, Duration::from_nanos(tens * 60)).ok()?;
         let quota = match which {
-            0 | 1 => quota.try_burst(burst).ok()?,
-            2 => quota.try_burst(burst).ok()?.try_algorithm(Algorithm::TokenBucket).ok()?,
-            3 => quota.try_algorithm(Algorithm::fixed_window().carry_over(more)).ok()?,
-            4 => quota.try_algorithm(Algorithm::fixed_window().paced()).ok()?,
-            5 => quota.try_algorithm(Algorithm::AnchoredWindow).ok()?,
-            6 => quota.try_algorithm(Algorithm::SlidingWindow { buckets: 1 + more }).ok()?,
-            7 => quota.try_algorithm(Algorithm::SlidingLog).ok()?,
+            0 | 1 => quota.try_with_burst(burst).ok()?,
+            2 => {
+                quota.try_with_burst(burst).ok()?.try_with_algorithm(Algorithm::TokenBucket).ok()?
+            }
+            3 => quota.try_with_algorithm(Algorithm::fixed_window().carry_over(more)).ok()?,
+            4 => quota.try_with_algorithm(Algorithm::fixed_window().paced()).ok()?,
+            5 => quota.try_with_algorithm(Algorithm::AnchoredWindow).ok()?,
+            6 => quota.try_with_algorithm(Algorithm::SlidingWindow { buckets: 1 + more }).ok()?,
+            7 => quota.try_with_algorithm(Algorithm::SlidingLog).ok()?,
             _ => Quota::concurrent(units),
         };
-        let quota = if soft { quota.try_soft(more).unwrap_or(quota) } else { quota };
-        Some(if initial { quota.try_initial(more).unwrap_or(quota) } else { quota })
+        let quota = if soft { quota.try_with_soft(more).unwrap_or(quota) } else { quota };
+        Some(if initial { quota.try_with_initial(more).unwrap_or(quota) } else { quota })
     })
 }
 

@@ -375,7 +375,7 @@ async fn clones_share_the_breaker_and_settings_make_a_new_one() {
 #[test]
 fn unsupported_quotas_fail_when_the_layer_is_built() {
     let guarded = Guarded::new(Mood::Well);
-    let (anyone, soft) = (Key::everyone(), [HOURLY.soft(1)]);
+    let (anyone, soft) = (Key::everyone(), [HOURLY.with_soft(1)]);
     let queueing = Charge::new(RuleName::default(), &anyone, &soft).with_max_wait(secs(1));
     assert!(guarded.store.supports(&[queueing]).is_err());
     assert!(charged(|charge| guarded.store.supports(&[charge])).is_ok());

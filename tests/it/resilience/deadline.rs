@@ -127,7 +127,7 @@ fn undo_and_supports_reach_the_store() {
         assert_eq!((store.given_back(), store.calls()), (1, 0));
         assert_eq!(store.store.take(&[charge.with_cost(0)]).now().remaining(), Some(10));
     });
-    let (anyone, soft) = (Key::everyone(), [HOURLY.soft(1)]);
+    let (anyone, soft) = (Key::everyone(), [HOURLY.with_soft(1)]);
     let queueing = Charge::new(RuleName::default(), &anyone, &soft).with_max_wait(secs(1));
     assert_eq!(bounded.supports(&[queueing]), store.store.supports(&[queueing]));
     assert!(bounded.supports(&[queueing]).is_err());

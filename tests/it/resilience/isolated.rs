@@ -82,7 +82,7 @@ impl Store for Sharded {
                 Err(ServerLost)
             }));
         }
-        let decision = self.accounts.call(op).now().from_source(SHARDED);
+        let decision = self.accounts.call(op).now().with_source(SHARDED);
         Answer::Later(Box::pin(async move { Ok(decision) }))
     }
 

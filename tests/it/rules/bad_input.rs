@@ -83,8 +83,8 @@ fn a_quota_of_zero_units_suggests_a_blocked_quota() {
     assert_eq!(error(Quota::new(0, SECOND)), format!("{UNITS} (units 0, period 1s)"));
     const FIX: &str = "give at least 1, or \"blocked\" to deny all requests";
     assert_eq!(read("0/s"), format!("quota \"0/s\": units is \"0\"; {FIX}"));
-    assert_eq!(panic(|| TEN.burst(0)), BURST);
-    assert_eq!(error(TEN.try_burst(0)), format!("{BURST} (units 10, period 1s, burst 0)"));
+    assert_eq!(panic(|| TEN.with_burst(0)), BURST);
+    assert_eq!(error(TEN.try_with_burst(0)), format!("{BURST} (units 10, period 1s, burst 0)"));
     assert_eq!(read("5/s burst 0"), format!("quota \"5/s burst 0\": burst is \"0\"; {FIX}"));
 }
 
@@ -98,12 +98,12 @@ fn a_period_of_zero_reports_the_shortest_period() {
 #[test]
 fn a_quota_longer_than_ten_years_reports_its_values() {
     assert_eq!(
-        error(Quota::per_day(1).try_burst(3_651)),
+        error(Quota::per_day(1).try_with_burst(3_651)),
         "quota: burst × interval is longer than ten years; lower burst or raise the rate \
          (units 1, period 86400s, burst 3651)"
     );
     assert_eq!(
-        panic(|| Quota::per_day(1).burst(3_651)),
+        panic(|| Quota::per_day(1).with_burst(3_651)),
         "quota: burst × interval is longer than ten years; lower burst or raise the rate"
     );
     assert_eq!(
@@ -124,11 +124,11 @@ fn a_quota_over_any_period_can_be_a_constant() {
     const TEN_SECONDS: Duration = Duration::from_secs(10);
     const SEARCHES: Quota = Quota::per(200, TEN_SECONDS);
     const FALLIBLE: Quota = match Quota::new(200, TEN_SECONDS) {
-        Ok(quota) => quota.burst(50),
+        Ok(quota) => quota.with_burst(50),
         Err(_) => panic!("200 per 10 s is a quota"),
     };
     assert_eq!(SEARCHES, "200/10s".parse().expect("a quota"));
-    assert_eq!(FALLIBLE, SEARCHES.burst(50));
+    assert_eq!(FALLIBLE, SEARCHES.with_burst(50));
     assert_eq!(Quota::per(9, Duration::from_millis(1_500)).to_string(), "9/1500ms");
     for (units, period) in
         [(0, TEN_SECONDS), (5, Duration::ZERO), (7, Duration::MAX), (2, Duration::from_nanos(1))]
@@ -183,56 +183,56 @@ fn a_quota_that_its_algorithm_cannot_count_reports_a_fix() {
     let paced = Algorithm::FixedWindow { carry_over: 0, paced: true };
     for (wrong, said) in [
         (
-            TEN.burst(9).try_algorithm(log),
+            TEN.with_burst(9).try_with_algorithm(log),
             "burst is set on a window, where it equals units; \
           drop it (units 10, period 1s, algorithm SlidingLog, burst 9)",
         ),
         (
-            Quota::per_day(10_001).try_algorithm(log),
+            Quota::per_day(10_001).try_with_algorithm(log),
             "a sliding log of more than 10000 units; use \
           SlidingWindow or Gcra (units 10001, period 86400s, algorithm SlidingLog)",
         ),
         (
-            TEN.try_algorithm(sliding(0)),
+            TEN.try_with_algorithm(sliding(0)),
             "buckets of a sliding window is outside 1 to 1000 \
           (units 10, period 1s, algorithm SlidingWindow { buckets: 0 })",
         ),
         (
-            TEN.try_algorithm(sliding(7)),
+            TEN.try_with_algorithm(sliding(7)),
             "buckets does not divide the period into whole \
           nanoseconds; choose another (units 10, period 1s, algorithm SlidingWindow { buckets: 7 })",
         ),
         (
-            TEN.algorithm(paced).try_soft(1),
+            TEN.with_algorithm(paced).try_with_soft(1),
             "soft is set on a paced window; choose one of them \
           (units 10, period 1s, algorithm FixedWindow { carry_over: 0, paced: true }, soft 1)",
         ),
         (
-            TEN.try_initial(11),
+            TEN.try_with_initial(11),
             "initial is above burst; lower it or raise burst (units 10, period 1s, initial 11)",
         ),
         (
-            TEN.max_debt(3).try_initial(11),
+            TEN.with_max_debt(3).try_with_initial(11),
             "initial is above burst; lower it or raise burst (units 10, period 1s, initial 11, \
              max_debt 3)",
         ),
         (
-            TEN.algorithm(log).try_initial(1),
+            TEN.with_algorithm(log).try_with_initial(1),
             "initial is set on a window; it is for Gcra and \
           TokenBucket only (units 10, period 1s, algorithm SlidingLog, initial 1)",
         ),
         (
-            Quota::per_day(1).try_max_debt(3_651),
+            Quota::per_day(1).try_with_max_debt(3_651),
             "max_debt × interval is longer than ten years; lower max_debt or raise the rate \
              (units 1, period 86400s, max_debt 3651)",
         ),
         (
-            TEN.algorithm(log).try_max_debt(10_001),
+            TEN.with_algorithm(log).try_with_max_debt(10_001),
             "max_debt of a sliding log is above 10000; lower it, or use SlidingWindow or Gcra \
              (units 10, period 1s, algorithm SlidingLog, max_debt 10001)",
         ),
         (
-            Quota::blocked().try_burst(1),
+            Quota::blocked().try_with_burst(1),
             "burst, soft, initial or max_debt is set on a blocked quota; \
           drop it (units 0, period 1s, burst 1)",
         ),
@@ -244,24 +244,27 @@ fn a_quota_that_its_algorithm_cannot_count_reports_a_fix() {
 #[test]
 fn a_blocked_quota_has_no_burst_soft_initial_nor_debt() {
     let blocked = Quota::blocked();
-    for changed in
-        [blocked.try_burst(1), blocked.try_soft(1), blocked.try_initial(1), blocked.try_max_debt(1)]
-    {
+    for changed in [
+        blocked.try_with_burst(1),
+        blocked.try_with_soft(1),
+        blocked.try_with_initial(1),
+        blocked.try_with_max_debt(1),
+    ] {
         let said = "burst, soft, initial or max_debt is set on a blocked quota; drop it";
         assert!(error(changed).starts_with(&format!("quota: {said}")));
     }
-    assert_eq!(blocked.try_burst(0), Ok(blocked));
+    assert_eq!(blocked.try_with_burst(0), Ok(blocked));
 }
 
 #[test]
 fn a_quota_that_the_store_cannot_count_fails_to_build() {
     let rule = |quota: Quota| Rule::new("api", Everyone, quota).max_wait(SECOND);
     assert_eq!(
-        build_error(rule(TEN.soft(1)), store()),
+        build_error(rule(TEN.with_soft(1)), store()),
         "the store cannot do this: max_wait with a soft quota; choose one of them"
     );
     assert_eq!(
-        build_error(rule(TEN.algorithm(Algorithm::SlidingLog)), store()),
+        build_error(rule(TEN.with_algorithm(Algorithm::SlidingLog)), store()),
         "the store cannot do this: max_wait with an algorithm that cannot queue; use Gcra"
     );
 }
@@ -385,7 +388,7 @@ fn an_invalid_name_reports_the_character_and_its_position() {
         assert_eq!(panic(|| Rule::new(name, Everyone, TEN)), said);
     }
     assert_eq!(
-        panic(|| TEN.named("caf\u{e9}")),
+        panic(|| TEN.with_name("caf\u{e9}")),
         "quota: a name is 1 to 64 printable ASCII characters"
     );
 }
@@ -394,11 +397,12 @@ fn an_invalid_name_reports_the_character_and_its_position() {
 fn a_name_given_twice_is_named() {
     let rule = || Rule::new("api", Everyone, TEN);
     assert_eq!(build_error((rule(), rule()), store()), "two rules are named \"api\"; rename one");
-    let twice = Rule::new("api", Everyone, [TEN.named("short"), Quota::per_day(9).named("short")]);
+    let twice =
+        Rule::new("api", Everyone, [TEN.with_name("short"), Quota::per_day(9).with_name("short")]);
     assert_eq!(
         build_error(twice, store()),
         "two quotas are called \"short\" in header fields; give them different periods or names \
-         (Quota::named)"
+         (Quota::with_name)"
     );
 }
 
@@ -613,13 +617,13 @@ mod redis {
         let said = |quota| build_error(Rule::new("api", Everyone, quota), store().fail_closed());
         let odd = Quota::new(1, Duration::from_nanos(1_500)).expect("a quota");
         assert_eq!(
-            said(odd.algorithm(Algorithm::fixed_window())),
+            said(odd.with_algorithm(Algorithm::fixed_window())),
             "the store cannot do this: a window, bucket or refill that is not a whole number of \
              microseconds, the resolution of Redis's clock; choose another period, or Gcra"
         );
         let large = Quota::per_day(4_000_000_000);
         assert_eq!(
-            said(large.algorithm(Algorithm::SlidingWindow { buckets: 1 })),
+            said(large.with_algorithm(Algorithm::SlidingWindow { buckets: 1 })),
             "the store cannot do this: (units + max_debt + soft) * width of a sliding or paced \
              window, in microseconds, is 2^53 or more, which exceeds Lua's numbers; use more \
              buckets, or Gcra"

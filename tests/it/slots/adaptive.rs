@@ -221,7 +221,7 @@ fn a_limit_settles_within_five_seconds_of_a_change_of_the_capacity() {
 fn requests_without_a_response_count_only_if_they_are_slow() {
     let clock = FakeClock::new();
     let limiter = Limiter::new(clock.store(64));
-    let quota = Quota::adaptive(Gradient::default()).initial(30);
+    let quota = Quota::adaptive(Gradient::default()).with_initial(30);
     let limit = || limiter.peek("all", &quota).now().outcomes()[0].limit();
     let window = |time: u64, complete: bool| {
         let count = if complete { 29 } else { 50 };
@@ -247,7 +247,7 @@ fn requests_without_a_response_count_only_if_they_are_slow() {
 #[tokio::test]
 async fn a_shed_request_is_charged_under_no_rate_and_gets_a_503() {
     let store = LocalStore::with_capacity(64);
-    let quotas = [Quota::adaptive(Gradient::default()).initial(1), Quota::per_hour(3)];
+    let quotas = [Quota::adaptive(Gradient::default()).with_initial(1), Quota::per_hour(3)];
     let rule = Rule::new("api", Everyone, quotas);
     let layer = RateLimitLayer::rules(rule, store.clone()).hold_until(HoldUntil::Head);
     let limiter = Limiter::named(RuleName::new("api").expect("a name"), store.clone());
@@ -281,7 +281,7 @@ async fn a_shed_request_is_charged_under_no_rate_and_gets_a_503() {
 async fn adaptive_slots_are_free_at_the_head_and_others_at_the_end_of_the_body() {
     let store = LocalStore::with_capacity(64);
     let rules = (
-        Rule::new("overload", Everyone, Quota::adaptive(Gradient::default()).initial(2)),
+        Rule::new("overload", Everyone, Quota::adaptive(Gradient::default()).with_initial(2)),
         Rule::new("streams", Everyone, Quota::concurrent(30)),
     );
     let layer = RateLimitLayer::rules(rules, store.clone());
@@ -307,8 +307,10 @@ fn a_wait_for_a_rate_is_no_latency() {
     let clock = FakeClock::new();
     let (store, key) = (clock.store(64), Key::everyone());
     let rule = |name| RuleName::new(name).expect("a name");
-    let (limit, rate) =
-        ([Quota::adaptive(Aimd::new(secs(1))).initial(30)], [Quota::per_second(2).burst(1)]);
+    let (limit, rate) = (
+        [Quota::adaptive(Aimd::new(secs(1))).with_initial(30)],
+        [Quota::per_second(2).with_burst(1)],
+    );
     let charges = [
         Charge::new(rule("overload"), &key, &limit),
         Charge::new(rule("rate"), &key, &rate).with_max_wait(secs(60)),
@@ -329,7 +331,7 @@ fn a_wait_for_a_rate_is_no_latency() {
 
 #[test]
 fn a_request_beyond_the_limit_of_the_moment_may_be_repeated() {
-    let quota = Quota::adaptive(Gradient::default()).burst(30).initial(4);
+    let quota = Quota::adaptive(Gradient::default()).with_burst(30).with_initial(4);
     let limiter = Limiter::new(LocalStore::with_capacity(64));
     for (cost, is_unknown) in [(5, true), (30, true), (31, false)] {
         let denied = limiter.take("all", &quota, cost).now();
@@ -343,8 +345,8 @@ fn a_request_beyond_the_limit_of_the_moment_may_be_repeated() {
 #[test]
 fn a_denied_cost_does_not_raise_the_limit() {
     for quota in [
-        Quota::adaptive(Aimd::new(secs(5))).initial(20),
-        Quota::adaptive(Gradient::default()).initial(20),
+        Quota::adaptive(Aimd::new(secs(5))).with_initial(20),
+        Quota::adaptive(Gradient::default()).with_initial(20),
     ] {
         let clock = FakeClock::new();
         let limiter = Limiter::new(clock.store(64));
@@ -365,7 +367,7 @@ fn a_denied_cost_does_not_raise_the_limit() {
 fn inner_503s_lower_the_limit() {
     let clock = FakeClock::new();
     let limiter = Limiter::new(clock.store(64));
-    let quota = Quota::adaptive(Aimd::new(secs(5))).initial(40);
+    let quota = Quota::adaptive(Aimd::new(secs(5))).with_initial(40);
     for round in 0..20 {
         let mut all: Vec<_> = (0..30).map(|_| limiter.take("all", &quota, 1).now()).collect();
         clock.advance(Duration::from_millis(110));
@@ -380,8 +382,8 @@ fn inner_503s_lower_the_limit() {
 #[test]
 fn a_few_503s_or_slow_responses_do_not_lower_the_limit() {
     for (name, quota) in [
-        ("gradient", Quota::adaptive(Gradient::default()).initial(200)),
-        ("aimd", Quota::adaptive(Aimd::new(secs(5))).initial(200)),
+        ("gradient", Quota::adaptive(Gradient::default()).with_initial(200)),
+        ("aimd", Quota::adaptive(Aimd::new(secs(5))).with_initial(200)),
     ] {
         for is_slow in [false, true] {
             let clock = FakeClock::new();
@@ -409,8 +411,8 @@ fn adaptive_quotas_are_checked_when_a_layer_is_built() {
     let waits = Rule::new("api", Everyone, quota).max_wait(secs(1));
     let error = RateLimitLayer::try_rules(waits, LocalStore::new()).expect_err("no queue");
     assert!(error.to_string().contains("max_wait with an adaptive quota"), "{error}");
-    assert!(quota.try_max_debt(1).is_err());
-    assert!(quota.burst(10).try_initial(11).is_err());
+    assert!(quota.try_with_max_debt(1).is_err());
+    assert!(quota.with_burst(10).try_with_initial(11).is_err());
     assert!("adaptive aimd".parse::<Quota>().is_err());
     for text in ["adaptive gradient", "adaptive aimd 500ms", "adaptive gradient burst 64"] {
         assert_eq!(text.parse::<Quota>().expect(text).to_string(), text);
@@ -422,8 +424,8 @@ fn adaptive_quotas_are_checked_when_a_layer_is_built() {
 fn adaptive_quotas_are_read_from_files() {
     for quota in [
         Quota::adaptive(Gradient::default()),
-        Quota::adaptive(Aimd::new(secs(2))).burst(64),
-        Quota::adaptive(Gradient::default()).initial(9).burst(64).soft(3),
+        Quota::adaptive(Aimd::new(secs(2))).with_burst(64),
+        Quota::adaptive(Gradient::default()).with_initial(9).with_burst(64).with_soft(3),
     ] {
         let text = serde_json::to_string(&quota).expect("it is written");
         assert_eq!(serde_json::from_str::<Quota>(&text).expect(&text), quota, "{text}");

@@ -156,7 +156,7 @@ async fn slots_and_rates_are_charged_together_after_the_wait() {
 async fn a_request_may_wait_for_a_slot_and_then_for_a_rate() {
     let time = Time::default();
     let store = time.store();
-    let quotas = [ONE, Quota::per_second(2).burst(1)];
+    let quotas = [ONE, Quota::per_second(2).with_burst(1)];
     let mut service = layer(&quotas, store.clone()).layer(Strict::default());
     let running = run(&store, &[ONE], 1);
     let mut first = begin(&mut service, get("/")).await;

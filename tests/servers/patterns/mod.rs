@@ -100,7 +100,7 @@ async fn rush<F: Future<Output = bool>>(
 async fn rush_ours(server: &Server, algorithm: Algorithm) -> u32 {
     let url = server.url();
     let stores = join_all((0..CLIENTS).map(|_| connect(&url))).await;
-    let account = Account::new("rush", ten_per(LONG).algorithm(algorithm));
+    let account = Account::new("rush", ten_per(LONG).with_algorithm(algorithm));
     // A look first, after which the server knows the script.
     assert_eq!(account.left(&stores[0]).await, LIMIT);
     rush(server, stores.iter().map(|store| account.passes(store))).await

@@ -9,7 +9,7 @@ use crate::{
     decision::{Decision, NEVER, Outcome},
     name::RuleName,
     quota::Quota,
-    store::{Charge, hot_keys::table::Hashes, wrapper::recompute},
+    store::{Charge, hot_keys::table::Hashes, wrappers::recompute},
 };
 
 /// The longest time for which a denial by slots is repeated: 10 ms.
@@ -117,12 +117,12 @@ impl Hashes {
 
 /// Returns `true` if the store creates the account even for a denied call.
 fn has_initial(quota: &Quota) -> bool {
-    quota.initial_units().is_some()
+    quota.initial().is_some()
 }
 
 /// Returns `true` if units may expire, or if the units left may exceed the limit.
 fn may_lose_units(quota: &Quota) -> bool {
-    quota.counted_by().max_carry_over() > 0 || quota.counted_by().is_paced()
+    quota.algorithm().max_carry_over() > 0 || quota.algorithm().is_paced()
 }
 
 /// A cached denial. Instants are nanoseconds since the cache was created.
@@ -200,6 +200,6 @@ impl CachedDenial {
 pub(super) fn add_unknown(denial: &mut Decision, charge: &Charge<'_>) {
     for (quota_index, _) in charge.charged_quotas() {
         let unknown = Outcome::unknown(charge.rule(), quota_index, Some(Duration::ZERO));
-        denial.push(unknown.report_only(charge.is_report_only()));
+        denial.push(unknown.with_report_only(charge.is_report_only()));
     }
 }

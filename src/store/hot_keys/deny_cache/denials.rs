@@ -61,7 +61,7 @@ impl Denials {
 
     /// Returns a cached denial of the call, if any.
     fn denial(&self, charges: &[Charge<'_>], pending: &PendingTake) -> Option<Decision> {
-        let empty = || Decision::new(false, 0).from_source(Source::DenyCache);
+        let empty = || Decision::new(false, 0).with_source(Source::DenyCache);
         let (mut denial, mut block, mut denied) = (empty(), None::<Decision>, false);
         for (charge, account) in charges.iter().zip(&pending.accounts) {
             let mut set = self.sets.set(account.tag);

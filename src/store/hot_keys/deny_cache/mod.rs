@@ -13,7 +13,7 @@ use crate::{
     store::{
         Answer, BoxFuture, Charge, Health, Op, Store,
         setting::{self, SettingError, literal},
-        wrapper::forward,
+        wrappers::forward,
     },
 };
 
@@ -53,7 +53,7 @@ const LARGEST: usize = 1 << 24;
 /// - a charge of [one quota](Charge::with_quota_index) only;
 /// - a call that names an account twice;
 /// - a fixed window that paces or carries over;
-/// - several quotas if one of them has [`initial`](crate::Quota::initial) units.
+/// - several quotas if one of them has [`initial`](crate::Quota::with_initial) units.
 ///
 /// Apply the cache **outside** the breaker:
 /// `store.timeout(d).breaker().deny_cache().fallback(local)`. While the server is down, cached

@@ -42,15 +42,12 @@ pub(super) enum Balance {
 /// Returns `true` if units of the quota can be borrowed.
 pub(super) fn is_borrowable(quota: &Quota) -> bool {
     let algorithm_fits = matches!(
-        quota.counted_by(),
+        quota.algorithm(),
         Algorithm::Gcra
             | Algorithm::AnchoredWindow
             | Algorithm::FixedWindow { carry_over: 0, paced: false }
     );
-    algorithm_fits
-        && quota.soft_units() == 0
-        && quota.initial_units().is_none()
-        && !quota.is_blocked()
+    algorithm_fits && quota.soft() == 0 && quota.initial().is_none() && !quota.is_blocked()
 }
 
 impl Balance {
@@ -71,7 +68,7 @@ impl Balance {
         if outcome.interval() != Some(quota.interval()) {
             return None;
         }
-        let (borrowed, full) = (interval * u64::from(units), interval * u64::from(quota.limit()));
+        let (borrowed, full) = (interval * u64::from(units), interval * u64::from(quota.burst()));
         let before = ahead.saturating_sub(borrowed).saturating_sub(full / SAFETY_MARGIN);
         let from = requested_at.saturating_add(before);
         Some(Self::Refilling { from, until: from.saturating_add(borrowed), interval })
@@ -111,7 +108,7 @@ mod tests {
     use crate::{decision::Snapshot, name::RuleName};
 
     /// A quota of 100 units that refills one unit per second.
-    const QUOTA: Quota = Quota::per_minute(60).burst(100);
+    const QUOTA: Quota = Quota::per_minute(60).with_burst(100);
     const SECOND: u64 = 1_000_000_000;
 
     /// Borrows ten units from an account that needs `used_before` seconds to refill.
@@ -148,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_balance_is_void_when_its_window_ends() {
-        let quota = QUOTA.burst(60).algorithm(Algorithm::fixed_window());
+        let quota = QUOTA.with_burst(60).with_algorithm(Algorithm::fixed_window());
         let numbers = Snapshot::Known {
             limit: 60,
             remaining: 9,
@@ -165,7 +162,7 @@ mod tests {
     #[test]
     fn an_outcome_without_enough_data_gives_no_balance() {
         let unknown = Outcome::unknown(RuleName::default(), 0, None);
-        let window = QUOTA.burst(60).algorithm(Algorithm::AnchoredWindow);
+        let window = QUOTA.with_burst(60).with_algorithm(Algorithm::AnchoredWindow);
         for quota in [QUOTA, window] {
             assert!(Balance::new(&quota, &unknown, 10, 0).is_none());
         }

@@ -21,7 +21,7 @@ use crate::{
     decision::{Decision, NEVER, Outcome},
     store::{
         Answer, BoxFuture, Charge, OwnedCharges, Store,
-        wrapper::{recompute, take_since},
+        wrappers::{recompute, take_since},
     },
 };
 
@@ -200,7 +200,7 @@ fn longest_wait(denial: &Decision) -> u64 {
 ///
 /// Returns `None` if the units left are enough for one call.
 fn for_one_call(charges: &[Charge<'_>], denial: &Decision) -> Option<Decision> {
-    let mut own = Decision::new(false, denial.instant()).from_source(denial.source());
+    let mut own = Decision::new(false, denial.instant()).with_source(denial.source());
     for (charge, outcome) in outcomes(charges, denial) {
         let mut outcome = *outcome;
         if outcome.interval().is_some() {

@@ -92,7 +92,7 @@ impl Lease {
     pub(super) fn admit_first(&mut self, charges: &[Charge<'_>]) -> Decision {
         self.spend(charges, self.requested_at.saturating_sub(1_000));
         let source = self.taken.source();
-        self.decision(self.received_at).from_source(source)
+        self.decision(self.received_at).with_source(source)
     }
 
     /// Admits a call if enough units are left.
@@ -104,7 +104,7 @@ impl Lease {
         }
         self.spend(charges, at);
         self.last = now;
-        Some(self.decision(now).from_source(Source::Leased))
+        Some(self.decision(now).with_source(Source::Leased))
     }
 
     fn spend(&mut self, charges: &[Charge<'_>], at: u64) {
@@ -155,7 +155,7 @@ impl Lease {
         let receipt = |outcomes: &[(u32, &Outcome)]| {
             let mut receipt = Decision::new(true, self.taken.instant());
             outcomes.iter().for_each(|(_, outcome)| receipt.push(**outcome));
-            receipt.from_source(self.taken.source())
+            receipt.with_source(self.taken.source())
         };
         let Some(&(first, _)) = left.first() else { return };
         if left.iter().all(|(units, _)| *units == first) {

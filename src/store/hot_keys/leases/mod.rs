@@ -33,7 +33,7 @@ use crate::{
     store::{
         Answer, BoxFuture, Charge, Health, Op, OwnedCharges, Store,
         setting::{self, SettingError, literal},
-        wrapper::{forward, request_start, take_since},
+        wrappers::{forward, request_start, take_since},
     },
 };
 
@@ -93,7 +93,7 @@ const MAX_WAITS: u8 = 2;
 /// inner store:
 ///
 /// - any other algorithm, and a `FixedWindow` that paces or carries over;
-/// - a quota with [`soft`](crate::Quota::soft) or [`initial`](crate::Quota::initial) units;
+/// - a quota with [`soft`](crate::Quota::with_soft) or [`initial`](crate::Quota::with_initial) units;
 /// - a charge with [`headroom`](Charge::headroom) or [`max_wait`](Charge::max_wait);
 /// - a charge of [one quota](Charge::with_quota_index) only;
 /// - a [report-only](Charge::with_report_only) charge.
@@ -203,7 +203,7 @@ impl LeaseConfig {
         let of_charge = |charge: &Charge<'_>| {
             let quotas = charge.quotas().iter().filter(|_| plain(charge));
             let share = |quota: &crate::quota::Quota| {
-                let units = u64::from(quota.limit()) * u64::from(self.percent) / 100;
+                let units = u64::from(quota.burst()) * u64::from(self.percent) / 100;
                 let calls = units.checked_div(charge.cost().into()).unwrap_or(0);
                 if balance::is_borrowable(quota) {
                     u32::try_from(calls).unwrap_or(u32::MAX)

@@ -113,7 +113,7 @@ impl Shares {
         calls: u32,
     ) -> (u32, Share) {
         let parts = charges.iter().map(|charge| {
-            let limit = charge.quotas().iter().map(|quota| u64::from(quota.limit())).min();
+            let limit = charge.quotas().iter().map(|quota| u64::from(quota.burst())).min();
             (u64::from(charge.cost()) * FULL_LIMIT).div_ceil(limit.unwrap_or(1).max(1))
         });
         #[expect(clippy::cast_possible_truncation, reason = "any bits will do")]

@@ -466,8 +466,8 @@ mod tests {
         let (one, window) = (Key::from("one"), Algorithm::SlidingWindow { buckets: 5 });
         let fixed = [Algorithm::fixed_window(), Algorithm::fixed_window().paced()];
         let [bucket, log] = [Algorithm::TokenBucket, Algorithm::SlidingLog];
-        let [fixed, paced] = fixed.map(|it| quota(10).algorithm(it));
-        let [bucket, window, log] = [bucket, window, log].map(|it| quota(10).algorithm(it));
+        let [fixed, paced] = fixed.map(|it| quota(10).with_algorithm(it));
+        let [bucket, window, log] = [bucket, window, log].map(|it| quota(10).with_algorithm(it));
         let quotas = [fixed, paced, bucket, window, log];
         let mut batch = Batch::new(BatchKind::General);
         let charge = [Charge::new(RuleName::default(), &one, &quotas)];

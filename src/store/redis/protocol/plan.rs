@@ -53,7 +53,7 @@ impl EncodedPlan {
     /// Appends one quota with its demand and its change. `key` is the index of the list of a
     /// sliding log in the keys of the script.
     pub(crate) fn quota(mut self, quota: &Quota, ask: Demand, change: Change, key: usize) -> Self {
-        let capacity = u64::from(quota.limit()) + u64::from(quota.soft_units());
+        let capacity = u64::from(quota.burst()) + u64::from(quota.soft());
         let possible = ask.need() <= capacity;
         self.0.push(letter(quota));
         let flag = match change {
@@ -61,7 +61,7 @@ impl EncodedPlan {
             _ => possible,
         };
         let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(flag));
-        if quota.counted_by() == Algorithm::Gcra {
+        if quota.algorithm() == Algorithm::Gcra {
             return plan.gcra(quota, ask, change, possible);
         }
         let (cost, need, end) = match change {
@@ -72,12 +72,12 @@ impl EncodedPlan {
         };
         let plan = plan.int::<5>(cost.min(MOST_UNITS)).int::<5>(need);
         let plan = plan.int::<5>(quota.late_limit());
-        let soft = u64::from(quota.soft_units());
+        let soft = u64::from(quota.soft());
         let (units, period) = (u64::from(quota.units()), quota.period_nanos() / 1_000);
-        match quota.counted_by() {
+        match quota.algorithm() {
             Algorithm::TokenBucket => {
-                let (burst, refill) = (u64::from(quota.limit()), units.max(1));
-                let initial = quota.initial_units().map(u64::from);
+                let (burst, refill) = (u64::from(quota.burst()), units.max(1));
+                let initial = quota.initial().map(u64::from);
                 let kept = initial.map_or(0, |_| burst.div_ceil(refill) * period);
                 let plan = plan.int::<5>(burst).int::<5>(soft).int::<5>(refill);
                 plan.int::<5>(initial.unwrap_or(burst)).int::<7>(period).int::<7>(kept)
@@ -113,7 +113,7 @@ impl EncodedPlan {
         take: &SlotTake,
         key: usize,
     ) -> Self {
-        let limit = u64::from(quota.limit()) + u64::from(quota.soft_units());
+        let limit = u64::from(quota.burst()) + u64::from(quota.soft());
         let possible = ask.need() <= limit && ask.cost <= MAX_COST;
         let need = if possible { ask.need() } else { MOST_UNITS };
         self.0.push(letter(quota));
@@ -133,10 +133,10 @@ impl EncodedPlan {
         let gcra = Gcra::new(quota);
         let interval = quota.interval_nanos();
         let time_of = |units: u64| interval.saturating_mul(units).min(LONGEST);
-        let limit = u64::from(quota.limit());
+        let limit = u64::from(quota.burst());
         let plan = match change {
             Change::Charge if possible => {
-                let slack = match quota.soft_units() {
+                let slack = match quota.soft() {
                     0 => ask.max_wait,
                     soft => time_of(soft.into()),
                 };
@@ -146,7 +146,7 @@ impl EncodedPlan {
             // The room is negative, so the demand never fits.
             Change::Charge => self.nanos(time_of(ask.cost.into())).int::<7>(u64::MAX).int::<2>(0),
             // Without queueing, no receipt ends later than this.
-            Change::None => self.nanos(0).nanos(time_of(limit + u64::from(quota.soft_units()))),
+            Change::None => self.nanos(0).nanos(time_of(limit + u64::from(quota.soft()))),
             Change::Late(units) => self.nanos(time_of(units)).nanos(time_of(quota.late_limit())),
             Change::Refund(units) => self.nanos(time_of(units)).nanos(0),
             Change::Undo(Receipt { units, end, .. }) => {
@@ -159,7 +159,7 @@ impl EncodedPlan {
 
 /// Returns an error if the scripts cannot count the quota exactly.
 pub(crate) fn check(quota: &Quota) -> Result<(), Unsupported> {
-    let (width, product) = match quota.counted_by() {
+    let (width, product) = match quota.algorithm() {
         Algorithm::Gcra | Algorithm::Concurrent => return Ok(()),
         Algorithm::SlidingWindow { buckets } => (quota.period_nanos() / u64::from(buckets), true),
         Algorithm::FixedWindow { paced, .. } => (quota.period_nanos(), paced),
@@ -172,7 +172,7 @@ pub(crate) fn check(quota: &Quota) -> Result<(), Unsupported> {
         ));
     }
     let beyond = quota.units().max(quota.max_debt_units());
-    let units = u64::from(quota.units()) + u64::from(beyond) + u64::from(quota.soft_units());
+    let units = u64::from(quota.units()) + u64::from(beyond) + u64::from(quota.soft());
     if product && units.saturating_mul(width / 1_000) >= EXACT {
         return Err(Unsupported::new(
             "(units + max_debt + soft) * width of a sliding or paced window, in microseconds, is \

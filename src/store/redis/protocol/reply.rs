@@ -93,7 +93,7 @@ impl Reply {
         if !allowed && let Some(denial) = blocked(request, replies, clock) {
             return denial;
         }
-        let mut decision = Decision::new(allowed, clock).from_source(Source::Redis);
+        let mut decision = Decision::new(allowed, clock).with_source(Source::Redis);
         let (mut overage, mut wait) = (false, 0);
         for &NamedQuota { account: index, quota_index, .. } in &request.named {
             let (account, (now, reply)) = (&request.accounts[index], replies[index]);
@@ -109,7 +109,7 @@ impl Reply {
             }
             let outcome = Outcome::with(account.rule, quota_index, step.snapshot);
             let skew = now.cast_signed().saturating_sub(clock.cast_signed());
-            decision.push(outcome.report_only(account.report_only).by_clock(skew));
+            decision.push(outcome.with_report_only(account.report_only).by_clock(skew));
         }
         decision.set_allowed(overage, wait);
         decision
@@ -205,10 +205,12 @@ fn blocked(request: &Request, replies: &[(u64, &AccountReply)], clock: u64) -> O
         Some((account, reply.block?.saturating_sub(*now))).filter(|(_, left)| *left > 0)
     });
     let (account, left) = left.max_by_key(|(_, left)| *left)?;
-    let limit = account.quotas.iter().flatten().next().map_or(1, |(quota, _)| quota.limit());
+    let limit = account.quotas.iter().flatten().next().map_or(1, |(quota, _)| quota.burst());
     let left = std::time::Duration::from_nanos(left);
     let outcome = Outcome::block(account.rule, limit, left);
-    Some(Decision::new(false, clock).from_source(Source::Redis).with_blocked().outcome(outcome))
+    Some(
+        Decision::new(false, clock).with_source(Source::Redis).with_blocked().with_outcome(outcome),
+    )
 }
 
 /// Parses an account as `lua/account.lua` writes it.
@@ -251,7 +253,7 @@ fn parse_quota(
     content: &mut Reader<'_>,
     quota: &Quota,
 ) -> Result<QuotaState, RedisError> {
-    let state = match (letter, quota.counted_by()) {
+    let state = match (letter, quota.algorithm()) {
         (b'g', Algorithm::Gcra) => AccountState::Gcra(content.instant()?),
         (b't', Algorithm::TokenBucket) => {
             let tokens = content.int::<6>()?;
@@ -438,7 +440,7 @@ mod tests {
         let base = Quota::new(10, Duration::from_secs(10)).expect("a quota");
         let mut read = 0;
         for algorithm in ALGORITHMS {
-            let request = request(&[base.algorithm(algorithm)]);
+            let request = request(&[base.with_algorithm(algorithm)]);
             let account = account(algorithm);
             let real = [
                 reply(1, &[(0, account.clone()), (1, account.clone())]),

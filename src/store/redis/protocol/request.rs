@@ -298,7 +298,7 @@ impl AccountRequest {
     /// not plain.
     fn is_plain(&self) -> bool {
         let plain = |(quota, ask): &(Quota, Demand)| {
-            letter(quota) == b'g' && quota.initial_units().is_none() && ask.cost > 0
+            letter(quota) == b'g' && quota.initial().is_none() && ask.cost > 0
         };
         let all = self.quotas.iter().all(|demand| demand.as_ref().is_some_and(plain));
         all && !self.quotas.is_empty() && !self.report_only

@@ -42,7 +42,7 @@ const SETS: usize = 1 << ALGORITHMS.len();
 
 /// Returns the letter that stands for the algorithm in script arguments and stored accounts.
 pub(crate) fn letter(quota: &Quota) -> u8 {
-    match quota.counted_by() {
+    match quota.algorithm() {
         Algorithm::Gcra => b'g',
         Algorithm::TokenBucket => b't',
         Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow => b'f',

@@ -86,7 +86,7 @@ impl Slots {
 
 /// Returns the most slots that a quota allows.
 fn raised(quota: &Quota) -> u32 {
-    quota.limit().saturating_add(quota.soft_units())
+    quota.burst().saturating_add(quota.soft())
 }
 
 impl SlotsState {

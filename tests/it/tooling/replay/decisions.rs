@@ -30,10 +30,11 @@ fn cost(header: &'static str) -> Cost {
 
 /// Rules that charge or skip in every way, in one decision.
 fn rules() -> (Rule<HeaderKey>, Rule<Everyone>, Rule<Everyone>) {
-    let two = [Quota::per_second(3), Quota::per_minute(9).algorithm(WINDOW)];
+    let two = [Quota::per_second(3), Quota::per_minute(9).with_algorithm(WINDOW)];
     let user = Rule::new("user", HeaderKey::new("x-key"), two).cost(cost("x-cost"));
-    let site = Rule::new("site", Everyone, Quota::per_second(5).soft(2)).headroom(cost("x-room"));
-    let trial = Quota::per_minute(4).algorithm(Algorithm::TokenBucket);
+    let site =
+        Rule::new("site", Everyone, Quota::per_second(5).with_soft(2)).headroom(cost("x-room"));
+    let trial = Quota::per_minute(4).with_algorithm(Algorithm::TokenBucket);
     let skip_head = |head: &RequestHead<'_>| match *head.method {
         Method::HEAD => Applies::Skip,
         _ => Applies::Charge,
@@ -107,7 +108,7 @@ proptest! {
 #[tokio::test(start_paused = true)]
 async fn the_queue_has_the_size_of_that_of_a_layer() {
     let rule = || {
-        let quota = Quota::per_second(10).burst(1);
+        let quota = Quota::per_second(10).with_burst(1);
         Rule::new("site", Everyone, quota).max_wait(secs(1_000))
     };
     let time = Time::default();
@@ -158,7 +159,7 @@ fn the_clock_never_goes_back_and_late_calls_are_counted() {
 
 #[test]
 fn the_last_representable_instant_works() {
-    let quota = Quota::per_day(1).burst(3_650);
+    let quota = Quota::per_day(1).with_burst(3_650);
     let rule = Rule::new("site", Everyone, quota).cost(3_650).max_wait(Duration::MAX);
     let mut simulator = Simulator::new(rule, 64).measure(64);
     let mut passes = |at| simulator.decide(&call(at, &get("/"))).passes();
@@ -193,7 +194,7 @@ fn a_store_that_is_too_small_is_reported() {
     };
     let (passed, overflowed, least) = play(16);
     assert!(passed < 2_000 && overflowed > 0, "new keys share accounts");
-    assert!(least.limit() > 1, "{least}");
+    assert!(least.burst() > 1, "{least}");
     assert_eq!(play(100_000), (2_000, 0, Quota::per_hour(1)));
 }
 
@@ -212,7 +213,7 @@ fn measuring_needs_more_capacity_and_reports_it() {
         trace().for_each(|call| drop(simulator.decide(&call)));
         assert_eq!(simulator.stats().overflowed, 0);
         let overflowed = simulator.least_stats().expect("measured").overflowed;
-        (overflowed > 0, simulator.least()[0].quota().expect("a quota").limit())
+        (overflowed > 0, simulator.least()[0].quota().expect("a quota").burst())
     };
     assert_eq!(least(1_000), (false, 100));
     let (overflowed, limit) = least(16);
@@ -239,10 +240,13 @@ fn a_wait_is_reported_for_the_rule_that_causes_it() {
     // the last unit, and a unit of the headroom
     let two = Quota::per_minute(2);
     assert_eq!(
-        waiting(vec![of("a", two), of("b", one), of("c", two.burst(3)).headroom(2)]),
+        waiting(vec![of("a", two), of("b", one), of("c", two.with_burst(3)).headroom(2)]),
         ["b", "c"]
     );
-    assert_eq!(waiting(vec![of("a", two), of("b", Quota::per_second(9).algorithm(paced))]), ["b"]);
+    assert_eq!(
+        waiting(vec![of("a", two), of("b", Quota::per_second(9).with_algorithm(paced))]),
+        ["b"]
+    );
     assert_eq!(
         waiting(vec![of("a", one).report_only(true), of("b", one), of("c", one).cost(0)]),
         ["b"]

@@ -83,17 +83,17 @@ fn limits(quotas: &[Quota], trace: &[Call]) -> bool {
 }
 
 fn counted(units: u32, algorithm: Algorithm) -> Quota {
-    Quota::per_second(units).algorithm(algorithm)
+    Quota::per_second(units).with_algorithm(algorithm)
 }
 
 /// Returns the quota with one unit less, if such a quota exists.
 fn less(quota: &Quota) -> Option<Quota> {
-    let units = quota.limit() - 1;
-    match quota.counted_by() {
-        Algorithm::Gcra | Algorithm::TokenBucket => quota.try_burst(units).ok(),
+    let units = quota.burst() - 1;
+    match quota.algorithm() {
+        Algorithm::Gcra | Algorithm::TokenBucket => quota.try_with_burst(units).ok(),
         _ => {
             let plain = Quota::new(units, quota.period()).ok()?;
-            plain.try_algorithm(quota.counted_by()).ok()
+            plain.try_with_algorithm(quota.algorithm()).ok()
         }
     }
 }
@@ -110,13 +110,13 @@ proptest! {
         prop_assert_eq!(found.len(), 1);
         let Some(enough) = found[0].quota() else {
             // only pacing makes a burst impossible: its first instant has one unit
-            prop_assert_eq!(given.counted_by(), Algorithm::fixed_window().paced());
-            let most = Quota::per_second(1_000_000).algorithm(given.counted_by());
+            prop_assert_eq!(given.algorithm(), Algorithm::fixed_window().paced());
+            let most = Quota::per_second(1_000_000).with_algorithm(given.algorithm());
             prop_assert!(limits(&[most], &trace));
             return Ok(());
         };
         prop_assert!(!limits(&[enough], &trace), "{}", enough);
-        prop_assert_eq!(enough.counted_by(), given.counted_by());
+        prop_assert_eq!(enough.algorithm(), given.algorithm());
         if let Some(less) = less(&enough) {
             prop_assert!(limits(&[less], &trace), "{}", less);
         }
@@ -128,7 +128,7 @@ proptest! {
         trace in trace(), one in 0..ALGORITHMS.len(), other in 0..ALGORITHMS.len(),
         units in 1..9_u32
     ) {
-        let slow = Quota::new(units, secs(10)).expect("a quota").algorithm(ALGORITHMS[other]);
+        let slow = Quota::new(units, secs(10)).expect("a quota").with_algorithm(ALGORITHMS[other]);
         let found = least(rule(&[counted(units, ALGORITHMS[one]), slow]), &trace);
         prop_assert_eq!(found.len(), 2);
         let quotas: Option<Vec<_>> = found.iter().map(SmallestBurst::quota).collect();
@@ -176,9 +176,12 @@ fn the_smallest_limit_equals_a_count_by_hand() {
 fn queueing_rules_soft_quotas_and_report_only_rules_are_measured_too() {
     let burst = [0, 0, 0];
     let one = Quota::per_second(1);
-    for rule in
-        [site(one).max_wait(secs(60)), site(one.soft(5)), site(one).report_only(true), site(one)]
-    {
+    for rule in [
+        site(one).max_wait(secs(60)),
+        site(one.with_soft(5)),
+        site(one).report_only(true),
+        site(one),
+    ] {
         let (verdicts, _) = play(rule.clone(), &at(&burst));
         assert_eq!(verdicts.iter().filter(|verdict| verdict.is_limited()).count(), 2);
         assert_eq!(smallest(rule, &burst).as_deref(), Some("1/s burst 3"));

@@ -61,7 +61,7 @@ impl Policy for FailOpen {
             {
                 FailClosed::POLICY.decide(op, is_supported)
             }
-            _ => (Self::EFFECT, Decision::allow().from_source(Self::SOURCE)),
+            _ => (Self::EFFECT, Decision::allow().with_source(Self::SOURCE)),
         }
     }
 }
@@ -82,7 +82,8 @@ impl Policy for FailClosed {
             true => (REPORTED, Decision::allow()),
             false => (Self::EFFECT, Decision::deny()),
         };
-        let outcome = Outcome::unknown(rule, 0, Some(self.retry_after)).report_only(report_only);
-        (effect, decision.from_source(Self::SOURCE).outcome(outcome))
+        let outcome =
+            Outcome::unknown(rule, 0, Some(self.retry_after)).with_report_only(report_only);
+        (effect, decision.with_source(Self::SOURCE).with_outcome(outcome))
     }
 }

@@ -59,18 +59,18 @@ use crate::{
 /// - The local store needs room for all keys that are in debt at once, as if there were no inner
 ///   store.
 pub struct LocalShare<L> {
-    shared: Arc<Shared<L>>,
+    shared: Arc<LocalAccounts<L>>,
     instances: NonZeroU32,
 }
 
-struct Shared<L> {
+struct LocalAccounts<L> {
     store: L,
     stripes: Stripes,
 }
 
 impl<L> LocalShare<L> {
     pub(crate) fn new(store: L) -> Self {
-        let shared = Arc::new(Shared { store, stripes: Stripes::default() });
+        let shared = Arc::new(LocalAccounts { store, stripes: Stripes::default() });
         Self { shared, instances: NonZeroU32::MIN }
     }
 }
@@ -108,7 +108,7 @@ where
         let decision = self.call(op);
         // The local store had no room for a block.
         let is_full = decision.source() == Source::Overflow;
-        (Self::EFFECT, if is_full { decision } else { decision.from_source(Self::SOURCE) })
+        (Self::EFFECT, if is_full { decision } else { decision.with_source(Self::SOURCE) })
     }
 
     fn mirror(&self, op: Op<'_>, decision: Decision) -> Decision {
@@ -202,12 +202,13 @@ where
             let _guard = self.shared.stripes.lock(charge.key());
             let decision = store.call(Op::Take(shares)).now();
             for (shared, local) in shared.iter().zip(decision.outcomes()) {
-                let same_quota = shared.rule() == local.rule() && shared.place() == local.place();
+                let same_quota =
+                    shared.rule() == local.rule() && shared.quota_index() == local.quota_index();
                 let late = local.left() - self.share_left(shared, local);
                 let late = late.max(-i64::try_from(refunded).unwrap_or(i64::MAX));
                 let is_rate = shared.is_known() && shared.held().is_none();
                 if same_quota && is_rate && late != 0 {
-                    let one = shares[0].with_quota_index(local.place());
+                    let one = shares[0].with_quota_index(local.quota_index());
                     let _ = store.call(Op::Adjust(&one, late)).now();
                 }
             }
