@@ -94,7 +94,7 @@ async fn main() -> Result<(), BoxError> {
         .breaker()
         .deny_cache()
         .fallback(local.clone())
-        .try_instances(config.instances)?;
+        .instances(config.instances);
 
     // Both rules are charged, or none.
     let client = ClientIp::behind(config.proxies.split(','))?;

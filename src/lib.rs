@@ -104,7 +104,6 @@
 //! | allow requests beyond a quota | [`Quota::with_soft`], [`Overcommit`](middleware::Overcommit) |
 //! | leave units for requests with priority | [`Rule::headroom`] |
 //! | try a limit, or turn it off | [`Rule::report_only`], [`Toggle`](middleware::Toggle) |
-//! | replay a log, and compute the smallest burst | [`simulate`] |
 //! | allow or deny requests without a quota | [`AccessList`], [`Rule::applies`], [`Limiter::block`] |
 //!
 //! # Limitations
@@ -173,12 +172,10 @@
 //! | `metrics` | no | counters, histograms and gauges |
 //! | `serde` | no | quotas, plans, routes and [`RuleSettings`] from TOML, JSON and other formats |
 //! | `admin` | no | [`admin`]: a router for operators, behind a guard of your own |
-//! | `simulate` | no | [`simulate`]: rules replayed over a log; `testing::FakeClock` |
 //! | `testing` | no | a manual clock, a store without limits, a conformance kit for stores |
 
 #![cfg_attr(not(feature = "axum"), doc = "", doc = "[`by_route`]: crate::RateLimitLayer")]
 #![cfg_attr(not(feature = "admin"), doc = "", doc = "[`admin`]: crate")]
-#![cfg_attr(not(feature = "simulate"), doc = "", doc = "[`simulate`]: crate")]
 #![cfg_attr(feature = "redis", doc = "", doc = "[`RedisErrorKind`]: store::RedisErrorKind")]
 #![cfg_attr(not(feature = "redis"), doc = "", doc = "[`RedisErrorKind`]: store")]
 #![cfg_attr(feature = "redis", doc = "", doc = "[`RedisStore`]: store::RedisStore")]
@@ -216,9 +213,7 @@ pub mod limiter;
 pub mod reject;
 
 pub mod middleware;
-#[cfg(feature = "simulate")]
-pub mod simulate;
-#[cfg(any(feature = "simulate", feature = "testing"))]
+#[cfg(feature = "testing")]
 pub mod testing;
 
 #[cfg(feature = "admin")]

@@ -438,10 +438,10 @@ pub enum Source {
     Governor,
     /// Redis or Valkey.
     Redis,
-    /// The wrapper [`FailOpen`](crate::store::FailOpen), which allows the request if the store
+    /// The policy [`FailOpen`](crate::store::FailOpen), which allows the request if the store
     /// fails.
     FailedOpen,
-    /// The wrapper [`FailClosed`](crate::store::FailClosed), which denies the request if the store
+    /// The policy [`FailClosed`](crate::store::FailClosed), which denies the request if the store
     /// fails, or a [`FailOpen`](crate::store::FailOpen) whose store does not support the request.
     FailedClosed,
     /// The local store of a [`Fallback`](crate::store::Fallback), which decides if the other store

@@ -2,8 +2,6 @@
 
 mod adaptive;
 mod algorithm;
-#[cfg(feature = "simulate")]
-mod limit;
 #[cfg(feature = "serde")]
 mod table;
 mod text;

@@ -97,25 +97,22 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
     }
     let key = Key::everyone();
     let live: Vec<_> = limiting.iter().map(|info| info.live.map(LivePlan::quotas)).collect();
-    let (mut charges, mut asked) = (Vec::new(), Vec::new());
+    let mut charges = Vec::new();
     for (info, live) in limiting.iter().zip(&live) {
         let current = live.as_ref().map(AsRef::as_ref).filter(|quotas| !quotas.is_empty());
         if let Some(quotas) = info.quotas.or(current) {
             let wait = if info.queues { Duration::from_nanos(1) } else { Duration::ZERO };
             let charge = Charge::new(info.name, &key, quotas).with_cost(info.cost.unwrap_or(1));
             let charge = charge.with_max_wait(wait);
-            if info.quotas.is_some() {
-                charges.push(charge);
-            }
+            let charge = if info.quotas.is_some() { charge.with_fixed_quotas() } else { charge };
             // A headroom from the request may be above 0.
             let charge = charge.with_headroom(info.headroom.unwrap_or(1));
-            asked.push(if info.report_only || info.may_become_report_only {
+            charges.push(if info.report_only || info.may_become_report_only {
                 charge.with_report_only()
             } else {
                 charge
             });
         }
     }
-    let fit = store.supports(&asked).and_then(|()| store.register(&charges));
-    fit.map_err(RuleError::Unsupported)
+    store.supports(&charges).map_err(RuleError::Unsupported)
 }

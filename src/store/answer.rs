@@ -31,6 +31,19 @@ impl<T> Answer<Never<Result<T, Infallible>>> {
     }
 }
 
+impl<F: Future + Send + 'static> Answer<F> {
+    /// Applies `finish` to the value, now or later.
+    pub(super) fn then<T>(
+        self,
+        finish: impl FnOnce(F::Output) -> T + Send + 'static,
+    ) -> Answer<BoxFuture<T>> {
+        match self {
+            Self::Now(value) => Answer::Now(finish(value)),
+            Self::Later(future) => Answer::Later(Box::pin(async move { finish(future.await) })),
+        }
+    }
+}
+
 impl<F: Future> IntoFuture for Answer<F> {
     type Output = F::Output;
     type IntoFuture = Resolve<F>;

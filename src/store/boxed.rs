@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Answer, BoxFuture, Charge, Health, Op, Store, Unsupported, wrapper::forward};
+use super::{Answer, BoxFuture, Op, Store, wrapper::forward};
 use crate::decision::Decision;
 
 /// Store of any type, with the error `E`.
@@ -17,23 +17,10 @@ use crate::decision::Decision;
 /// ```
 pub type DynStore<E> = dyn Store<Error = E, Future = BoxFuture<Result<Decision, E>>> + Send + Sync;
 
-const _: Option<&DynStore<super::BoxError>> = None;
+/// A store with boxed futures.
+pub(super) struct Boxed<S>(pub(super) S);
 
-/// Store with boxed futures, created by [`StoreExt::boxed`](super::StoreExt::boxed).
-#[derive(Clone, Debug)]
-pub struct Boxed<S>(Arc<S>);
-
-impl<S> Boxed<S> {
-    pub(super) fn new(store: S) -> Self {
-        Self(Arc::new(store))
-    }
-}
-
-impl<S> Store for Boxed<S>
-where
-    S: Store,
-    S::Future: 'static,
-{
+impl<S: Store + 'static> Store for Boxed<S> {
     type Error = S::Error;
     type Future = BoxFuture<Result<Decision, S::Error>>;
 
@@ -44,15 +31,7 @@ where
         }
     }
 
-    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
-        self.0.undo(charges, taken, units);
-    }
-
-    forward!(self => self.0);
-
-    fn health(&self) -> BoxFuture<Health> {
-        self.0.health()
-    }
+    forward!(self => self.0; undo, supports, failure_domains, health);
 }
 
 macro_rules! for_pointers {
@@ -66,15 +45,7 @@ macro_rules! for_pointers {
                 (**self).call(op)
             }
 
-            fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
-                (**self).undo(charges, taken, units);
-            }
-
-            forward!(self => (**self));
-
-            fn health(&self) -> BoxFuture<Health> {
-                (**self).health()
-            }
+            forward!(self => (**self); undo, supports, failure_domains, health);
         }
     )*};
 }

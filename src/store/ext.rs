@@ -3,8 +3,8 @@
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use super::{
-    Answer, Boxed, Breaker, Charge, DenyCache, DynStore, FailClosed, FailOpen, Fallback, Leased,
-    Never, Op, Store, Timeout,
+    Answer, Breaker, Charge, DenyCache, DynStore, FailClosed, FailOpen, Fallback, Leased,
+    LocalShare, Never, Op, Store, Timeout, boxed::Boxed,
 };
 use crate::decision::Decision;
 
@@ -95,20 +95,20 @@ pub trait StoreExt: Store + Sized {
     /// Wraps this store to allow requests without a charge while the store fails.
     ///
     /// No limit applies during the failure.
-    fn fail_open(self) -> FailOpen<Self> {
-        FailOpen::new(self)
+    fn fail_open(self) -> Fallback<Self, FailOpen> {
+        Fallback::new(self, FailOpen::POLICY)
     }
 
     /// Wraps this store to reject requests with 503 while the store fails.
-    fn fail_closed(self) -> FailClosed<Self> {
-        FailClosed::new(self)
+    fn fail_closed(self) -> Fallback<Self, FailClosed> {
+        Fallback::new(self, FailClosed::POLICY)
     }
 
     /// Wraps this store to fail if an answer takes longer than `limit`.
     ///
     /// # Panics
     ///
-    /// Panics if `limit` is zero. For a value from configuration, use [`Timeout::try_new`].
+    /// Panics if `limit` is zero.
     #[track_caller]
     fn timeout(self, limit: Duration) -> Timeout<Self> {
         Timeout::new(self, limit)
@@ -141,20 +141,19 @@ pub trait StoreExt: Store + Sized {
     }
 
     /// Wraps this store to decide with the store `local` while this store fails.
-    fn fallback<L>(self, local: L) -> Fallback<Self, L>
+    fn fallback<L>(self, local: L) -> Fallback<Self, LocalShare<L>>
     where
         L: Store<Error = Infallible, Future = Never<Result<Decision, Infallible>>>,
     {
-        Fallback::new(self, local)
+        Fallback::new(self, LocalShare::new(local))
     }
 
     /// Erases the type of this store, so that it can be chosen at run time.
     fn boxed(self) -> Arc<DynStore<Self::Error>>
     where
         Self: Send + Sync + 'static,
-        Self::Future: 'static,
     {
-        Arc::new(Boxed::new(self))
+        Arc::new(Boxed(self))
     }
 }
 

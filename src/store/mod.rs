@@ -51,7 +51,6 @@ mod governor;
 mod health;
 mod hot_keys;
 mod local;
-mod on_error;
 mod op;
 mod outage_state;
 mod patience;
@@ -65,28 +64,27 @@ mod wrapper;
 use std::{borrow::Cow, convert::Infallible, error::Error, fmt, future::ready, time::Duration};
 
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 #[cfg(feature = "governor")]
 pub use self::governor::{GovernorStore, PositiveOutcome};
-#[cfg(any(feature = "simulate", feature = "testing"))]
+#[cfg(feature = "testing")]
 pub(crate) use self::local::Clock;
 #[cfg(feature = "redis")]
 pub use self::redis::{ClusterLink, Link, Probe, RedisError, RedisErrorKind, RedisStore};
 pub use self::{
     answer::{Answer, BoxFuture, Never, Resolve},
     block::{BlockError, BlockFuture},
-    boxed::{Boxed, DynStore},
+    boxed::DynStore,
     breaker::{Breaker, BreakerError, circuit::FailureDomain},
     ext::StoreExt,
-    fallback::Fallback,
+    fallback::{FailClosed, FailOpen, Fallback, LocalShare},
     health::{Health, Status},
     hot_keys::{DenyCache, Leased, LeasedFuture},
     local::{LocalStore, Stats},
-    on_error::{FailClosed, FailOpen},
     op::{Op, OwnedOp},
     setting::SettingError,
-    timeout::{Timeout, TimeoutError, TimeoutFuture},
-    wrapper::WrapperFuture,
+    timeout::{Timeout, TimeoutError},
 };
 pub(crate) use self::{block::block, setting::literal};
 use crate::{
@@ -113,14 +111,18 @@ pub struct Charge<'a> {
     report_only: bool,
     only: Option<u8>,
     arrival: u32,
+    /// The start of the request, if it makes several calls.
+    start: Option<&'a Instant>,
+    is_fixed: bool,
 }
 
 impl<'a> Charge<'a> {
     /// Creates a charge of one unit.
     #[must_use]
     pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
-        let demand = Demand::units(1);
-        Self { rule, key, quotas, demand, report_only: false, only: None, arrival: NOT_QUEUED }
+        let (demand, only, start) = (Demand::units(1), None, None);
+        let (report_only, arrival, is_fixed) = (false, NOT_QUEUED, false);
+        Self { rule, key, quotas, demand, report_only, only, arrival, start, is_fixed }
     }
 
     /// Sets the units to charge. Defaults to 1.
@@ -267,6 +269,26 @@ impl<'a> Charge<'a> {
     pub(crate) fn arrival(&self) -> u32 {
         self.arrival
     }
+
+    /// Sets the start of the request. The budget of a [`Timeout`] begins then.
+    fn with_start<'b>(&self, start: &'b Instant) -> Charge<'b>
+    where
+        'a: 'b,
+    {
+        Charge { start: Some(start), ..*self }
+    }
+
+    /// Marks the quotas as those of a layer that is being built.
+    pub(crate) fn with_fixed_quotas(self) -> Self {
+        Self { is_fixed: true, ..self }
+    }
+
+    /// Returns `true` if a layer is being built that gives the rule these quotas for its whole life.
+    /// See [`Store::supports`].
+    #[must_use]
+    pub fn is_fixed(&self) -> bool {
+        self.is_fixed
+    }
 }
 
 /// Owned copies of charges, for futures and wrappers.
@@ -288,7 +310,8 @@ impl OwnedCharge {
     fn as_charge(&self) -> Charge<'_> {
         let Self { rule, key, quotas, demand, report_only, only, arrival } = self;
         let (rule, demand, arrival) = (*rule, *demand, *arrival);
-        Charge { rule, key, quotas, demand, report_only: *report_only, only: *only, arrival }
+        let charge = Charge::new(rule, key, quotas);
+        Charge { demand, report_only: *report_only, only: *only, arrival, ..charge }
     }
 }
 
@@ -340,9 +363,8 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 /// | 1 | [`call`](Store::call), with `Error` and `Future` | required |
 /// | 2 | [`undo`](Store::undo) | charges are not undone |
 /// | 3 | [`supports`](Store::supports) | every charge of rates is accepted when a layer is built |
-/// | 4 | [`register`](Store::register) | two layers may give one rule different quotas |
-/// | 5 | [`health`](Store::health) | the health is unknown |
-/// | 6 | [`failure_domains`](Store::failure_domains) | a breaker stops calls to all servers |
+/// | 4 | [`health`](Store::health) | the health is unknown |
+/// | 5 | [`failure_domains`](Store::failure_domains) | a breaker stops calls to all servers |
 ///
 /// The decision of a store:
 ///
@@ -448,25 +470,15 @@ pub trait Store {
     /// charge is supported, except for [concurrent](crate::Quota::concurrent) quotas. A store that
     /// overrides this method without holding slots returns an error for them, too.
     ///
+    /// Layers that share a store must give a rule the same quotas, because they charge the same
+    /// accounts. A store therefore remembers the quotas of [fixed](Charge::is_fixed) charges, and
+    /// returns an error if another layer gave the rule other quotas.
+    ///
     /// # Errors
     ///
     /// Fails if a charge is not supported. The error contains the limitation.
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         no_slots(charges)
-    }
-
-    /// Registers the rules that have fixed quotas, when a layer is built.
-    ///
-    /// Layers that share a store must give a rule the same quotas, because they charge the same
-    /// accounts. By default, accepts every rule.
-    ///
-    /// # Errors
-    ///
-    /// Fails if another layer has registered a rule with different quotas. The error contains the
-    /// rule.
-    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        let _ = charges;
-        Ok(())
     }
 
     /// Returns the servers that an operation needs, if the store has several.

@@ -84,12 +84,12 @@ impl OutageState {
         &self,
         store: &'static str,
         inner: BoxFuture<Health>,
-        effect: String,
+        effect: &'static str,
     ) -> BoxFuture<Health> {
         let failing = self.is_failing();
         Health::wrapping(store, inner, move |inner| match inner.status {
-            _ if !inner.is_healthy() => (Status::Failing, effect),
-            Status::Unknown if failing => (Status::Failing, effect),
+            _ if !inner.is_healthy() => (Status::Failing, effect.to_owned()),
+            Status::Unknown if failing => (Status::Failing, effect.to_owned()),
             _ if failing => (Status::Healthy, "failed on the last call".to_owned()),
             _ => (Status::Healthy, String::new()),
         })

@@ -1,9 +1,8 @@
 //! The time for which an answer is awaited.
 
-#[cfg(feature = "redis")]
-use std::{future::poll_fn, pin::pin};
 use std::{
-    pin::Pin,
+    future::poll_fn,
+    pin::{Pin, pin},
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -67,12 +66,19 @@ fn is_real(now: Instant) -> bool {
 }
 
 /// Returns the output of `future`, or `None` if it takes longer than `time`.
-#[cfg(feature = "redis")]
+///
+/// The timer starts when the future is pending, because it needs a runtime.
 pub(super) async fn within<F: Future>(time: Duration, future: F) -> Option<F::Output> {
-    let (mut future, mut patience) = (pin!(future), pin!(Patience::new(time)));
-    poll_fn(|cx| match future.as_mut().poll(cx) {
-        Poll::Ready(output) => Poll::Ready(Some(output)),
-        Poll::Pending => patience.as_mut().poll(cx).map(|()| None),
+    let (mut future, mut patience) = (pin!(future), pin!(None));
+    poll_fn(|cx| {
+        if let Poll::Ready(output) = future.as_mut().poll(cx) {
+            return Poll::Ready(Some(output));
+        }
+        if patience.is_none() {
+            patience.set(Some(Patience::new(time)));
+        }
+        let patience = patience.as_mut().as_pin_mut();
+        patience.map_or(Poll::Pending, |patience| patience.poll(cx).map(|()| None))
     })
     .await
 }

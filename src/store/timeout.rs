@@ -1,25 +1,17 @@
 //! A time limit for answers of a store.
 
-use std::{
-    error::Error,
-    fmt,
-    pin::Pin,
-    task::{Context, Poll, ready},
-    time::Duration,
-};
+use std::{error::Error, fmt, time::Duration};
 
-use pin_project_lite::pin_project;
 use tokio::time::{Instant, timeout};
 
 use super::{
-    patience::Patience,
-    setting::{SettingError, literal},
+    patience::within,
     wrapper::{forward, request_start},
 };
 use crate::{
     decision::Decision,
     observe::store_failed,
-    store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Store, Unsupported},
+    store::{Answer, BoxError, BoxFuture, Health, Op, Store},
 };
 
 /// Store that returns an error if an answer takes longer than a time budget.
@@ -55,53 +47,42 @@ impl Timeout<()> {
     pub const DEFAULT: Duration = Duration::from_millis(100);
 }
 
-impl<S: Store> Timeout<S> {
+impl<S> Timeout<S> {
     #[track_caller]
     pub(crate) fn new(inner: S, budget: Duration) -> Self {
-        literal(Self::try_new(inner, budget))
-    }
-
-    /// Fallible form of [`StoreExt::timeout`](crate::StoreExt::timeout), for a budget that is read
-    /// from configuration.
-    ///
-    /// # Errors
-    ///
-    /// Fails if `budget` is zero. The error contains the field, its value and the fix.
-    pub fn try_new(inner: S, budget: Duration) -> Result<Self, SettingError> {
-        if budget.is_zero() {
-            const FIX: &str = "give the store time to answer, such as 100 ms (Timeout::DEFAULT)";
-            return Err(SettingError::new("timeout: limit", "0 s", FIX));
-        }
-        Ok(Self { inner, budget })
+        assert!(
+            !budget.is_zero(),
+            "timeout: limit is 0 s; give the store time to answer, such as 100 ms (Timeout::DEFAULT)"
+        );
+        Self { inner, budget }
     }
 }
 
-impl<S: Store> Store for Timeout<S>
+impl<S: Store + 'static> Store for Timeout<S>
 where
     TimeoutError<S::Error>: Into<BoxError>,
 {
     type Error = TimeoutError<S::Error>;
-    type Future = TimeoutFuture<S::Future>;
+    type Future = BoxFuture<Result<Decision, Self::Error>>;
 
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         let (now, budget) = (Instant::now(), self.budget);
-        let start = request_start().unwrap_or(now);
+        let start = request_start(op).unwrap_or(now);
         if now.saturating_duration_since(start) >= budget {
             return Answer::Now(Err(elapsed(budget)));
         }
         match self.inner.call(op) {
             Answer::Now(decision) => Answer::Now(decision.map_err(TimeoutError::Store)),
-            Answer::Later(inner) => {
-                Answer::Later(TimeoutFuture { inner, patience: None, start, budget })
-            }
+            Answer::Later(later) => Answer::Later(Box::pin(async move {
+                match within(budget.saturating_sub(start.elapsed()), later).await {
+                    Some(decision) => decision.map_err(TimeoutError::Store),
+                    None => Err(elapsed(budget)),
+                }
+            })),
         }
     }
 
-    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
-        self.inner.undo(charges, taken, units);
-    }
-
-    forward!(self => self.inner);
+    forward!(self => self.inner; undo, supports, failure_domains);
 
     fn health(&self) -> BoxFuture<Health> {
         let (budget, inner) = (self.budget, self.inner.health());
@@ -143,42 +124,4 @@ impl<E: fmt::Debug + fmt::Display> Error for TimeoutError<E> {}
 fn elapsed<E>(budget: Duration) -> TimeoutError<E> {
     store_failed("timeout");
     TimeoutError::Elapsed(budget)
-}
-
-pin_project! {
-    /// Future of a [`Timeout`].
-    #[derive(Debug)]
-    pub struct TimeoutFuture<F> {
-        #[pin]
-        inner: F,
-        // Created on the first `Pending`, because a timer needs a runtime and most answers need no
-        // timer.
-        #[pin]
-        patience: Option<Patience>,
-        start: Instant,
-        budget: Duration,
-    }
-}
-
-impl<F, E> Future for TimeoutFuture<F>
-where
-    F: Future<Output = Result<Decision, E>>,
-{
-    type Output = Result<Decision, TimeoutError<E>>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut this = self.project();
-        // A ready answer is returned even after the timeout.
-        if let Poll::Ready(decision) = this.inner.poll(cx) {
-            return Poll::Ready(decision.map_err(TimeoutError::Store));
-        }
-        if this.patience.is_none() {
-            let left = this.budget.saturating_sub(this.start.elapsed());
-            this.patience.set(Some(Patience::new(left)));
-        }
-        if let Some(patience) = this.patience.as_pin_mut() {
-            ready!(patience.poll(cx));
-        }
-        Poll::Ready(Err(elapsed(*this.budget)))
-    }
 }

@@ -1,109 +1,69 @@
-//! Code that several wrappers share: their future, the methods that they forward, the start of a
-//! request, and outcomes for another cost.
+//! Code that several wrappers share: the methods that they forward, the start of a request, and
+//! outcomes for another cost.
 
-use std::{
-    cell::Cell,
-    pin::Pin,
-    task::{Context, Poll, ready},
-};
-
-use pin_project_lite::pin_project;
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{Answer, Charge, Op, Store};
 use crate::{
     algorithm::{Demand, gcra::Gcra},
-    decision::{Decision, Outcome},
+    decision::Outcome,
 };
 
-/// The state of a wrapper's call to its inner store `S`.
-pub trait WrapperCall<S: Store> {
-    /// The error of the wrapper.
-    type Error;
-
-    /// Converts the answer of the inner store to the answer of the wrapper.
-    fn finish(self, answer: Result<Decision, S::Error>) -> Result<Decision, Self::Error>;
-}
-
-pin_project! {
-    /// Future of a wrapper: the future of its inner store, and the state of the call.
-    #[derive(Debug)]
-    pub struct WrapperFuture<S: Store, C> {
-        #[pin]
-        pub(crate) inner: S::Future,
-        call: Option<C>,
-    }
-}
-
-impl<S: Store, C: WrapperCall<S>> WrapperFuture<S, C> {
-    pub(super) fn new(inner: S::Future, call: C) -> Self {
-        Self { inner, call: Some(call) }
-    }
-
-    /// Converts an immediate answer of the inner store, or wraps its future.
-    pub(super) fn of(answer: Answer<S::Future>, call: C) -> Answer<Self> {
-        match answer {
-            Answer::Now(answer) => Answer::Now(call.finish(answer)),
-            Answer::Later(inner) => Answer::Later(Self::new(inner, call)),
-        }
-    }
-}
-
-impl<S: Store, C: WrapperCall<S>> Future for WrapperFuture<S, C> {
-    type Output = Result<Decision, C::Error>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.project();
-        let answer = ready!(this.inner.poll(cx));
-        match this.call.take() {
-            Some(call) => Poll::Ready(call.finish(answer)),
-            None => panic!("an answer was polled after it completed"),
-        }
-    }
-}
-
-/// Forwards `supports`, `register` and `failure_domains` to an inner store.
+/// Forwards methods of [`Store`] to an inner store.
 macro_rules! forward {
-    ($self:ident => $inner:expr) => {
-        fn supports(&$self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+    ($self:ident => $inner:expr; $($method:ident),*) => {
+        $($crate::store::wrapper::forward!(@$method $self $inner);)*
+    };
+    (@undo $self:ident $inner:expr) => {
+        fn undo(
+            &$self,
+            charges: &[$crate::store::Charge<'_>],
+            taken: &$crate::decision::Decision,
+            units: Option<u32>,
+        ) {
+            $inner.undo(charges, taken, units);
+        }
+    };
+    (@supports $self:ident $inner:expr) => {
+        fn supports(
+            &$self,
+            charges: &[$crate::store::Charge<'_>],
+        ) -> Result<(), $crate::store::Unsupported> {
             $inner.supports(charges)
         }
-
-        fn register(&$self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-            $inner.register(charges)
-        }
-
-        fn failure_domains(&$self, op: Op<'_>) -> Vec<$crate::store::FailureDomain> {
+    };
+    (@failure_domains $self:ident $inner:expr) => {
+        fn failure_domains(
+            &$self,
+            op: $crate::store::Op<'_>,
+        ) -> Vec<$crate::store::FailureDomain> {
             $inner.failure_domains(op)
+        }
+    };
+    (@health $self:ident $inner:expr) => {
+        fn health(&$self) -> $crate::store::BoxFuture<$crate::store::Health> {
+            $inner.health()
         }
     };
 }
 
 pub(super) use forward;
 
-// A `Timeout` counts from the start of a request, so that all calls and waits of the request
-// share one budget.
-thread_local! {
-    static START: Cell<Option<Instant>> = const { Cell::new(None) };
+/// Returns the start of the request, if a wrapper has set the start.
+pub(super) fn request_start(op: Op<'_>) -> Option<Instant> {
+    op.charges().first()?.start.copied()
 }
 
-/// Returns the start of the current request, if a wrapper has set the start.
-pub(super) fn request_start() -> Option<Instant> {
-    START.get()
-}
-
-/// Calls a store for a request that started at `start`.
-pub(super) fn call_since<S: Store>(store: &S, start: Instant, op: Op<'_>) -> Answer<S::Future> {
-    struct Restore(Option<Instant>);
-
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            START.set(self.0);
-        }
-    }
-
-    let _restore = Restore(START.replace(Some(start)));
-    store.call(op)
+/// Takes charges for a request that started at `start`. All calls and waits of the request then share
+/// the budget of a `Timeout`.
+pub(super) fn take_since<S: Store>(
+    store: &S,
+    start: Instant,
+    charges: &[Charge<'_>],
+) -> Answer<S::Future> {
+    let charges: SmallVec<[_; 4]> = charges.iter().map(|it| it.with_start(&start)).collect();
+    store.call(Op::Take(&charges))
 }
 
 /// Returns `outcome` for the demand `ask`. An outcome of another algorithm than GCRA is unchanged.

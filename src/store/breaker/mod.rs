@@ -8,13 +8,10 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use self::circuit::{BreakerConfig, FailureDomain, Permit};
-use super::{
-    setting::{SettingError, literal},
-    wrapper::{WrapperCall, WrapperFuture, forward},
-};
+use super::wrapper::forward;
 use crate::{
     decision::Decision,
-    store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Status, Store, Unsupported},
+    store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Status, Store},
 };
 
 /// Store with a circuit breaker: after several failures, calls fail immediately.
@@ -78,20 +75,8 @@ impl<S> Breaker<S> {
     #[track_caller]
     #[must_use]
     pub fn failures(self, consecutive: u32) -> Self {
-        literal(self.try_failures(consecutive))
-    }
-
-    /// Fallible form of [`failures`](Breaker::failures), for a number that is read from
-    /// configuration.
-    ///
-    /// # Errors
-    ///
-    /// Fails if [`failures`](Breaker::failures) would panic.
-    pub fn try_failures(self, consecutive: u32) -> Result<Self, SettingError> {
-        if consecutive == 0 {
-            return Err(SettingError::new("breaker: failures", consecutive, "give at least 1"));
-        }
-        Ok(self.with(|config| config.failures = consecutive))
+        assert!(consecutive > 0, "breaker: failures is 0; give at least 1");
+        self.with(|config| config.failures = consecutive)
     }
 
     /// Sets the failure rate at which the breaker opens. Defaults to 50 % and 20 answers.
@@ -105,23 +90,10 @@ impl<S> Breaker<S> {
     #[track_caller]
     #[must_use]
     pub fn rate(self, percent: u32, answers: u32) -> Self {
-        literal(self.try_rate(percent, answers))
-    }
-
-    /// Fallible form of [`rate`](Breaker::rate), for numbers that are read from configuration.
-    ///
-    /// # Errors
-    ///
-    /// Fails if [`rate`](Breaker::rate) would panic.
-    pub fn try_rate(self, percent: u32, answers: u32) -> Result<Self, SettingError> {
-        if !(1..=100).contains(&percent) {
-            const FIX: &str = "give 1 to 100 percent";
-            return Err(SettingError::new("breaker: rate", percent, FIX));
-        }
-        if answers == 0 {
-            return Err(SettingError::new("breaker: answers", answers, "give at least 1"));
-        }
-        Ok(self.with(|config| (config.percent, config.answers) = (percent, answers)))
+        let valid = (1..=100).contains(&percent);
+        assert!(valid, "breaker: rate is {percent}; give 1 to 100 percent");
+        assert!(answers > 0, "breaker: answers is 0; give at least 1");
+        self.with(|config| (config.percent, config.answers) = (percent, answers))
     }
 
     /// Sets the first and the longest time that the breaker stays open. Defaults to 100 ms and 1 s.
@@ -134,27 +106,17 @@ impl<S> Breaker<S> {
     #[track_caller]
     #[must_use]
     pub fn open_for(self, times: RangeInclusive<Duration>) -> Self {
-        literal(self.try_open_for(times))
-    }
-
-    /// Fallible form of [`open_for`](Breaker::open_for), for times that are read from
-    /// configuration.
-    ///
-    /// # Errors
-    ///
-    /// Fails if [`open_for`](Breaker::open_for) would panic.
-    pub fn try_open_for(self, times: RangeInclusive<Duration>) -> Result<Self, SettingError> {
         let (first, longest) = times.into_inner();
-        if first.is_zero() {
-            const FIX: &str = "give the store time to recover, such as 100 ms";
-            return Err(SettingError::new("breaker: first open time", "0 s", FIX));
-        }
-        if longest < first {
-            let value = format_args!("{longest:?}, below the first of {first:?}").to_string();
-            const FIX: &str = "give at least the first";
-            return Err(SettingError::new("breaker: longest open time", value, FIX));
-        }
-        Ok(self.with(|config| (config.min_open, config.max_open) = (first, longest)))
+        assert!(
+            !first.is_zero(),
+            "breaker: first open time is 0 s; give the store time to recover, such as 100 ms"
+        );
+        assert!(
+            longest >= first,
+            "breaker: longest open time is {longest:?}, below the first of {first:?}; give at least \
+             the first"
+        );
+        self.with(|config| (config.min_open, config.max_open) = (first, longest))
     }
 
     /// Returns `true` if the breaker is open or probing, for health checks.
@@ -171,28 +133,36 @@ impl<S> Breaker<S> {
     }
 }
 
-impl<S: Store> Store for Breaker<S>
+impl<S: Store + 'static> Store for Breaker<S>
 where
     BreakerError<S::Error>: Into<BoxError>,
 {
     type Error = BreakerError<S::Error>;
-    type Future = WrapperFuture<S, BreakerCall>;
+    type Future = BoxFuture<Result<Decision, Self::Error>>;
 
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         let servers = self.inner.failure_domains(op);
         let whole = slice::from_ref(&self.whole);
         let servers = if servers.is_empty() { whole } else { &servers };
-        let start = Instant::now();
-        let permits: Result<_, _> = servers.iter().map(|it| it.acquire(&self.config)).collect();
-        let call = match permits {
-            Ok(permits) => BreakerCall { permits, config: self.config, start },
+        let permits: Result<SmallVec<[Permit; 1]>, _> =
+            servers.iter().map(|it| it.acquire(&self.config)).collect();
+        let permits = match permits {
+            Ok(permits) => permits,
             Err(retry_after) => return Answer::Now(Err(BreakerError::Open { retry_after })),
         };
+        let (config, start) = (self.config, Instant::now().into_std());
         match self.inner.call(op) {
             // No server was called, so nothing is recorded.
             Answer::Now(Ok(decision)) if decision.source().is_known() => Answer::Now(Ok(decision)),
             Answer::Now(Err(error)) => Answer::Now(Err(BreakerError::Store(error))),
-            answer => WrapperFuture::of(answer, call),
+            answer => answer.then(move |answer| {
+                let several = permits.len() > 1;
+                for permit in permits {
+                    let ok = answer.is_ok() || several && permit.domain.has_answered_since(start);
+                    permit.record(&config, ok);
+                }
+                answer.map_err(BreakerError::Store)
+            }),
         }
     }
 
@@ -203,7 +173,7 @@ where
         }
     }
 
-    forward!(self => self.inner);
+    forward!(self => self.inner; supports, failure_domains);
 
     fn health(&self) -> BoxFuture<Health> {
         let (state, detail) = match self.is_open() {
@@ -242,24 +212,3 @@ impl<E: fmt::Display> fmt::Display for BreakerError<E> {
 
 /// Requires only `Display` of `E`, because [`BoxError`] does not implement [`Error`].
 impl<E: fmt::Debug + fmt::Display> Error for BreakerError<E> {}
-
-/// State of a call through a [`Breaker`].
-#[derive(Debug)]
-pub struct BreakerCall {
-    permits: SmallVec<[Permit; 1]>,
-    config: BreakerConfig,
-    start: Instant,
-}
-
-impl<S: Store> WrapperCall<S> for BreakerCall {
-    type Error = BreakerError<S::Error>;
-
-    fn finish(self, answer: Result<Decision, S::Error>) -> Result<Decision, Self::Error> {
-        let (start, several) = (self.start.into_std(), self.permits.len() > 1);
-        for permit in self.permits {
-            let ok = answer.is_ok() || several && permit.domain.has_answered_since(start);
-            permit.record(&self.config, ok);
-        }
-        answer.map_err(BreakerError::Store)
-    }
-}

@@ -196,7 +196,7 @@ impl LocalStore {
     /// intervals, not per request.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let stats = self.stats_without_gauges();
+        let stats = self.ledger.stats();
         set_keys(stats.active, stats.slots, stats.held);
         stats
     }
@@ -211,11 +211,6 @@ impl LocalStore {
             Op::Block(charge, time) => self.ledger.block(charge, time),
             Op::Unblock(charge) => self.ledger.unblock(charge),
         }
-    }
-
-    /// Like [`stats`](LocalStore::stats), without setting the gauges.
-    pub(crate) fn stats_without_gauges(&self) -> Stats {
-        self.ledger.stats()
     }
 }
 
@@ -242,12 +237,11 @@ impl Store for LocalStore {
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         let has_queue = |quota: &&Quota| quota.is_concurrent() && !quota.is_adaptive();
-        queueing(charges).filter(|quota| !has_queue(quota)).try_for_each(can_queue_under)
-    }
-
-    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.layers.rules.register(charges)?;
-        self.layers.rebuilds.layer_built();
+        queueing(charges).filter(|quota| !has_queue(quota)).try_for_each(can_queue_under)?;
+        if charges.iter().any(Charge::is_fixed) {
+            self.layers.rules.register(charges)?;
+            self.layers.rebuilds.layer_built();
+        }
         Ok(())
     }
 

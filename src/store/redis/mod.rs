@@ -278,12 +278,10 @@ where
     /// Replaces the server's clock by `test_clock`, in nanoseconds of Unix time.
     #[cfg(feature = "testing")]
     pub(crate) fn with_test_clock(mut self, test_clock: Arc<AtomicU64>) -> Self {
-        let settings = self.settings_mut();
-        settings.slots = Arc::new(settings.slots.with_clock(test_clock.clone()));
-        settings.test_clock = Some(test_clock);
+        self.settings_mut().test_clock = Some(test_clock);
         self.shared =
             Arc::new(RedisShared { scripts: Scripts::with_test_clock(), ..RedisShared::default() });
-        self
+        self.with_slot_ttl(SLOT_TTL)
     }
 
     #[cfg(feature = "testing")]
@@ -298,7 +296,6 @@ where
     fn settings_mut(&mut self) -> &mut RedisConfig {
         let settings = Arc::make_mut(&mut self.settings);
         settings.rules = Arc::default();
-        settings.slots = Arc::new(settings.slots.renewed(settings.slots.life));
         settings.queues = Arc::new(Queues::new(if settings.sharded { SLOTS } else { 1 }));
         settings
     }
@@ -414,13 +411,10 @@ where
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         no_adaptive_quotas(charges)?;
         charges.iter().flat_map(Charge::quotas).try_for_each(plan::check)?;
-        queueing(charges).try_for_each(can_queue_under)
-    }
-
-    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        queueing(charges).try_for_each(can_queue_under)?;
         const TOO_MANY: &str = "a request that takes more than 256 slots; lower its cost";
         let takes_slots = |it: &Charge<'_>| it.charged_quotas().any(|(_, it)| it.is_concurrent());
-        if charges.iter().any(|it| it.cost() > MAX_COST && takes_slots(it)) {
+        if charges.iter().any(|it| it.is_fixed() && it.cost() > MAX_COST && takes_slots(it)) {
             return Err(Unsupported::new(TOO_MANY));
         }
         self.settings.rules.register(charges)

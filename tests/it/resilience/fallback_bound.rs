@@ -9,7 +9,7 @@ use tower_sluice::{
     Algorithm, Decision, Key, LocalStore, Quota, Store, StoreExt,
     decision::Source,
     rule::RuleName,
-    store::{Breaker, Charge, Fallback, Timeout},
+    store::{Breaker, Charge, Fallback, LocalShare, Timeout},
 };
 
 use crate::support::{
@@ -156,7 +156,7 @@ impl Random {
 struct World {
     time: Time,
     shared: Shaky,
-    stores: [Fallback<Breaker<Timeout<Shaky>>, LocalStore>; 3],
+    stores: [Fallback<Breaker<Timeout<Shaky>>, LocalShare<LocalStore>>; 3],
     random: Random,
     admitted: [Admitted; 4],
     /// Charges that can still be undone: the process, the key and the decision.

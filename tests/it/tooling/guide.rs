@@ -12,11 +12,11 @@ use tower_sluice::{
     headers::exposed_headers,
     key::{Everyone, HeaderKey},
     rule::{RouteSettings, RuleName},
-    simulate::{Call, Simulator},
     store::{Charge, DynStore, Timeout},
     testing::FakeClock,
 };
 
+use super::replay::simulate::{Call, Simulator};
 use crate::support::{answer, get, header, quota, with};
 
 /// Returns the units that one key gets in each of these seconds and before, with attempts in each
@@ -144,12 +144,12 @@ async fn an_upload_without_a_length_pays_for_the_largest_body() {
 fn a_low_rate_with_a_large_burst_serves_a_browser() {
     for (rate, burst) in [(2, 24), (5, 21), (10, 16)] {
         let quota = Quota::per_second(rate);
-        let mut simulator = Simulator::new(Rule::new("page", Everyone, quota)).measure();
+        let mut simulator = Simulator::new(Rule::new("page", Everyone, quota), 16).measure(16);
         for page in 0..30 {
             for request in 0..25 {
                 let (parts, ()) = Request::new(()).into_parts();
                 let at = Duration::from_millis(page * 20_000 + request * 40);
-                simulator.decide(&Call::new(at, parts));
+                simulator.decide(&Call { at, parts });
             }
         }
         assert_eq!(simulator.least()[0].quota().map(|least| least.burst()), Some(burst));

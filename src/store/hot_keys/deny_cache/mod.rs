@@ -11,9 +11,9 @@ use self::{account::PendingTake, denials::Denials};
 use crate::{
     decision::{Decision, Source},
     store::{
-        Answer, BoxFuture, Charge, Health, Op, Store, Unsupported,
+        Answer, BoxFuture, Charge, Health, Op, Store,
         setting::{self, SettingError, literal},
-        wrapper::{WrapperCall, WrapperFuture, forward},
+        wrapper::forward,
     },
 };
 
@@ -198,9 +198,9 @@ impl<S> DenyCache<S> {
     }
 }
 
-impl<S: Store> DenyCache<S> {
+impl<S: Store + 'static> DenyCache<S> {
     /// Returns a cached denial, or calls the store.
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<WrapperFuture<S, DenyCacheCall>> {
+    fn take(&self, charges: &[Charge<'_>]) -> Answer<BoxFuture<Result<Decision, S::Error>>> {
         match self.denials.look_up(charges) {
             ControlFlow::Break(denial) => Answer::Now(Ok(denial)),
             ControlFlow::Continue(pending) => {
@@ -209,15 +209,19 @@ impl<S: Store> DenyCache<S> {
         }
     }
 
-    fn call_inner(&self, op: Op<'_>, pending: Pending) -> Answer<WrapperFuture<S, DenyCacheCall>> {
+    fn call_inner(
+        &self,
+        op: Op<'_>,
+        pending: Pending,
+    ) -> Answer<BoxFuture<Result<Decision, S::Error>>> {
         let call = DenyCacheCall { denials: self.denials.clone(), pending };
-        WrapperFuture::of(self.inner.call(op), call)
+        self.inner.call(op).then(move |answer| call.finish(answer))
     }
 }
 
-impl<S: Store> Store for DenyCache<S> {
+impl<S: Store + 'static> Store for DenyCache<S> {
     type Error = S::Error;
-    type Future = WrapperFuture<S, DenyCacheCall>;
+    type Future = BoxFuture<Result<Decision, S::Error>>;
 
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         match op {
@@ -239,7 +243,7 @@ impl<S: Store> Store for DenyCache<S> {
         }
     }
 
-    forward!(self => self.inner);
+    forward!(self => self.inner; supports, failure_domains);
 
     fn health(&self) -> BoxFuture<Health> {
         Health::wrapping("deny_cache", self.inner.health(), Health::status_of)
@@ -248,7 +252,7 @@ impl<S: Store> Store for DenyCache<S> {
 
 /// State of a call through a [`DenyCache`].
 #[derive(Debug)]
-pub struct DenyCacheCall {
+struct DenyCacheCall {
     denials: Arc<Denials>,
     pending: Pending,
 }
@@ -261,10 +265,8 @@ enum Pending {
     Change(u64),
 }
 
-impl<S: Store> WrapperCall<S> for DenyCacheCall {
-    type Error = S::Error;
-
-    fn finish(self, answer: Result<Decision, S::Error>) -> Result<Decision, S::Error> {
+impl DenyCacheCall {
+    fn finish<E>(self, answer: Result<Decision, E>) -> Result<Decision, E> {
         let mut decision = answer?;
         if let Pending::Take(pending) = &self.pending {
             self.denials.update(pending, &decision);

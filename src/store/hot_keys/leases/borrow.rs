@@ -20,8 +20,8 @@ use crate::{
     algorithm::Demand,
     decision::{Decision, NEVER, Outcome},
     store::{
-        Answer, BoxFuture, Charge, Op, OwnedCharges, Store,
-        wrapper::{call_since, recompute},
+        Answer, BoxFuture, Charge, OwnedCharges, Store,
+        wrapper::{recompute, take_since},
     },
 };
 
@@ -73,7 +73,7 @@ where
     fn send(&mut self, charges: &[Charge<'_>]) -> Answer<S::Future> {
         self.requested_at = self.leases.table.now();
         match with_calls(charges, self.request.calls, |chunk| {
-            call_since(&*self.leases.inner, self.start, Op::Take(chunk))
+            take_since(&*self.leases.inner, self.start, chunk)
         }) {
             Answer::Now(answer) => self.handle_answer(charges, answer),
             later => later,

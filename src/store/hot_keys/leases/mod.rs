@@ -31,9 +31,9 @@ use self::{
 use crate::{
     decision::Decision,
     store::{
-        Answer, BoxFuture, Charge, Health, Op, OwnedCharges, Store, Unsupported,
+        Answer, BoxFuture, Charge, Health, Op, OwnedCharges, Store,
         setting::{self, SettingError, literal},
-        wrapper::{call_since, forward, request_start},
+        wrapper::{forward, request_start, take_since},
     },
 };
 
@@ -343,7 +343,7 @@ where
     ) -> Answer<LeasedFuture<S>> {
         let now = Instant::now();
         let start = start.unwrap_or(now);
-        let bypass = || LeasedFuture::inner(call_since(&*self.inner, start, Op::Take(charges)));
+        let bypass = || LeasedFuture::inner(take_since(&*self.inner, start, charges));
         let max_lease =
             if self.disabled.load(Relaxed) { 0 } else { self.settings.max_lease(charges) };
         let Some(call) = (max_lease > 1).then(|| self.table.call_key(charges)).flatten() else {
@@ -421,7 +421,7 @@ where
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         let Leases { inner, table, .. } = &*self.0;
         let account = match op {
-            Op::Take(charges) => return self.0.take(charges, request_start(), 0),
+            Op::Take(charges) => return self.0.take(charges, request_start(op), 0),
             Op::Peek(_) | Op::Adjust(_, 0..) | Op::Unblock(_) => {
                 return LeasedFuture::inner(inner.call(op));
             }
@@ -454,7 +454,7 @@ where
         self.0.inner.undo(charges, taken, units);
     }
 
-    forward!(self => self.0.inner);
+    forward!(self => self.0.inner; supports, failure_domains);
 
     fn health(&self) -> BoxFuture<Health> {
         Health::wrapping("leased", self.0.inner.health(), Health::status_of)

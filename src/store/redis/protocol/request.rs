@@ -277,7 +277,7 @@ impl AccountRequest {
             plan = match demand {
                 Some((quota, ask)) if quota.is_concurrent() => match slots(index) {
                     Some((slots, take)) => {
-                        let key = key(Addresses::slots(&self.address, index));
+                        let key = key(take.set.to_string());
                         plan.slots(quota, *ask, slots, take, key)
                     }
                     None => plan.int::<1>(b'.'.into()),

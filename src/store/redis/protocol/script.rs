@@ -81,7 +81,7 @@ pub(crate) enum ScriptKind {
 /// All scripts of a store: one for each kind and set of algorithms, assembled on first use.
 pub(crate) struct Scripts {
     clock: &'static str,
-    scripts: [[OnceLock<Script>; SETS]; 7],
+    scripts: [[OnceLock<Script>; SETS]; ScriptKind::Probe as usize + 1],
 }
 
 impl Default for Scripts {

@@ -20,7 +20,6 @@ use std::{
 use tokio::{sync::Notify, time::Instant};
 
 pub(crate) use self::take::{SlotCall, SlotTake};
-use super::protocol::addresses::Addresses;
 use crate::decision::{FreeSlots, LossSignal};
 
 /// The maximum number of slots that one request takes.
@@ -33,39 +32,34 @@ pub(crate) struct Slots {
     /// The first half of the members of all slots.
     pub(crate) store: u64,
     /// The time for which a slot counts, unless it is renewed.
-    pub(crate) life: Duration,
+    life: Duration,
     created: Instant,
     #[cfg(feature = "testing")]
     test_clock: Option<Arc<AtomicU64>>,
-    ids: RandomState,
     state: Mutex<SlotsState>,
     /// Wakes the task, to free slots.
     wake: Notify,
 }
 
+/// The slots of each request have consecutive numbers. The first number stands for the request.
 #[derive(Default)]
 struct SlotsState {
     /// The number of the next slot.
     next: u64,
-    accounts: HashMap<u64, SlotAccount>,
+    held: HashMap<u64, RunningSlots>,
+    /// Slots that the server may still count, by the key of their sorted set.
+    freed: BTreeMap<(Arc<str>, u64), FreedSlots>,
+    /// The number of takes without an answer.
+    taking: usize,
     /// `true` while a task renews and frees slots.
     is_running: bool,
 }
 
-/// An account in which this process holds, takes or frees slots. The slots of a request have
-/// consecutive numbers, and the first is the key of a map.
-struct SlotAccount {
-    /// The key of its sorted set.
-    address: String,
-    held: HashMap<u64, RunningSlots>,
-    /// Slots that the server may still count.
-    freed: BTreeMap<u64, FreedSlots>,
-    /// The number of calls without an answer.
-    calls: usize,
-}
-
 struct RunningSlots {
+    /// The key of the sorted set.
+    set: Arc<str>,
     units: u32,
+    renewed_at: u64,
     lost: Arc<LossSignal>,
 }
 
@@ -78,31 +72,20 @@ struct FreedSlots {
 
 impl Slots {
     pub(crate) fn new(life: Duration) -> Self {
-        let ids = RandomState::new();
         Self {
-            store: ids.hash_one("store"),
+            store: RandomState::new().hash_one("store"),
             life,
             created: Instant::now(),
             #[cfg(feature = "testing")]
             test_clock: None,
-            ids,
             state: Mutex::default(),
             wake: Notify::new(),
         }
     }
 
-    /// Returns the slots of another process with the same settings, which holds none.
-    pub(crate) fn renewed(&self, life: Duration) -> Self {
-        Self {
-            #[cfg(feature = "testing")]
-            test_clock: self.test_clock.clone(),
-            ..Self::new(life)
-        }
-    }
-
     #[cfg(feature = "testing")]
-    pub(crate) fn with_clock(&self, clock: Arc<AtomicU64>) -> Self {
-        Self { test_clock: Some(clock), ..Self::new(self.life) }
+    pub(crate) fn with_clock(self, test_clock: Option<Arc<AtomicU64>>) -> Self {
+        Self { test_clock, ..self }
     }
 
     /// Returns the nanoseconds of a clock that does not step back.
@@ -123,37 +106,27 @@ impl Slots {
         self.now().saturating_add(nanos(self.life))
     }
 
-    fn id(&self, address: &str, quota_index: usize) -> u64 {
-        self.ids.hash_one((address, quota_index))
-    }
-
     pub(crate) fn life_micros(&self) -> u64 {
         nanos(self.life) / 1_000
     }
 }
 
-impl SlotAccount {
-    fn new(address: &str, quota_index: usize) -> Self {
-        let address = Addresses::slots(address, quota_index);
-        Self { address, held: HashMap::new(), freed: BTreeMap::new(), calls: 0 }
-    }
-
+impl SlotsState {
+    /// Returns `true` if this process neither holds, takes nor frees slots.
     fn is_idle(&self) -> bool {
-        self.held.is_empty() && self.freed.is_empty() && self.calls == 0
+        self.held.is_empty() && self.freed.is_empty() && self.taking == 0
     }
 }
 
 impl FreeSlots for Slots {
     /// Frees the slots from the number `first` on, unless they were lost.
-    fn free(&self, id: u64, first: u64, _: u64) {
+    fn free(&self, first: u64, _: u64, _: u64) {
         let ends_at = self.end();
         let mut state = self.state();
-        let Some(account) = state.accounts.get_mut(&id) else { return };
-        if let Some(held) = account.held.remove(&first) {
-            account.freed.insert(first, FreedSlots { units: held.units, ends_at });
-            drop(state);
-            self.wake.notify_one();
-        }
+        let Some(RunningSlots { set, units, .. }) = state.held.remove(&first) else { return };
+        state.freed.insert((set, first), FreedSlots { units, ends_at });
+        drop(state);
+        self.wake.notify_one();
     }
 }
 

@@ -7,10 +7,13 @@ use proptest::{collection::vec, prelude::*};
 use tower_sluice::{
     Algorithm, Cost, Quota, Rule,
     key::{Everyone, HeaderKey},
-    rule::RuleName,
-    simulate::{Call, SimulatedDecision, SmallestBurst, least, simulate},
+    rule::{RuleName, Rules},
 };
 
+use super::{
+    least::SmallestBurst,
+    simulate::{Call, Simulator, Verdict},
+};
 use crate::support::{
     driven::{millis, secs},
     get, quota,
@@ -37,7 +40,18 @@ fn costly(n: &'static str) -> Cost {
 fn call(at: Duration, key: &str, cost: u32, room: u32) -> Call {
     let request = Request::get("/").header("x-key", key);
     let request = request.header("x-cost", cost).header("x-room", room).body(());
-    Call::new(at, request.expect("a request").into_parts().0)
+    Call { at, parts: request.expect("a request").into_parts().0 }
+}
+
+/// Decides all calls of a trace, and returns the smallest limits.
+fn play(rules: impl Rules, trace: &[Call]) -> (Vec<Verdict>, Vec<SmallestBurst>) {
+    let mut simulator = Simulator::new(rules, 16_384).measure(16_384);
+    let verdicts = trace.iter().map(|call| simulator.decide(call)).collect();
+    (verdicts, simulator.least().to_vec())
+}
+
+fn least(rules: impl Rules, trace: &[Call]) -> Vec<SmallestBurst> {
+    play(rules, trace).1
 }
 
 /// Two keys, with pauses from zero to several periods of a second.
@@ -65,7 +79,7 @@ fn rule(quotas: &[Quota]) -> Rule<HeaderKey> {
 }
 
 fn limits(quotas: &[Quota], trace: &[Call]) -> bool {
-    simulate(rule(quotas), trace.to_vec()).any(|verdict| verdict.is_limited())
+    play(rule(quotas), trace).0.iter().any(Verdict::is_limited)
 }
 
 fn counted(units: u32, algorithm: Algorithm) -> Quota {
@@ -92,7 +106,7 @@ proptest! {
         trace in trace(), at in 0..ALGORITHMS.len(), units in 1..9_u32
     ) {
         let given = counted(units, ALGORITHMS[at]);
-        let found = least(rule(&[given]), trace.clone());
+        let found = least(rule(&[given]), &trace);
         prop_assert_eq!(found.len(), 1);
         let Some(enough) = found[0].quota() else {
             // only pacing makes a burst impossible: its first instant has one unit
@@ -115,8 +129,8 @@ proptest! {
         units in 1..9_u32
     ) {
         let slow = Quota::new(units, secs(10)).expect("a quota").with_algorithm(ALGORITHMS[other]);
-        let found = least(rule(&[counted(units, ALGORITHMS[one]), slow]), trace.clone());
-        prop_assert_eq!(found.iter().map(SmallestBurst::quota_index).collect::<Vec<_>>(), [0, 1]);
+        let found = least(rule(&[counted(units, ALGORITHMS[one]), slow]), &trace);
+        prop_assert_eq!(found.len(), 2);
         let quotas: Option<Vec<_>> = found.iter().map(SmallestBurst::quota).collect();
         if let Some(quotas) = quotas {
             prop_assert!(!limits(&quotas, &trace));
@@ -132,7 +146,7 @@ proptest! {
 }
 
 fn at(millis_of: &[u64]) -> Vec<Call> {
-    let call = |at: &u64| Call::new(millis(*at), get("/").into_parts().0);
+    let call = |at: &u64| Call { at: millis(*at), parts: get("/").into_parts().0 };
     millis_of.iter().map(call).collect()
 }
 
@@ -141,7 +155,7 @@ fn site(quota: Quota) -> Rule<Everyone> {
 }
 
 fn smallest(rule: Rule<Everyone>, trace: &[u64]) -> Option<String> {
-    least(rule, at(trace))[0].quota().map(|quota| quota.to_string())
+    least(rule, &at(trace))[0].quota().map(|quota| quota.to_string())
 }
 
 #[test]
@@ -168,7 +182,7 @@ fn queueing_rules_soft_quotas_and_report_only_rules_are_measured_too() {
         site(one).report_only(true),
         site(one),
     ] {
-        let verdicts: Vec<_> = simulate(rule.clone(), at(&burst)).collect();
+        let (verdicts, _) = play(rule.clone(), &at(&burst));
         assert_eq!(verdicts.iter().filter(|verdict| verdict.is_limited()).count(), 2);
         assert_eq!(smallest(rule, &burst).as_deref(), Some("1/s burst 3"));
     }
@@ -177,7 +191,7 @@ fn queueing_rules_soft_quotas_and_report_only_rules_are_measured_too() {
 #[test]
 fn a_smallest_limit_that_cannot_be_computed_is_missing() {
     let lends = Algorithm::fixed_window().carry_over(2);
-    for quota in [Quota::per_second(5).with_initial(1), counted(5, lends), Quota::blocked()] {
+    for quota in [Quota::concurrent(5), counted(5, lends), Quota::blocked()] {
         assert_eq!(smallest(site(quota), &[0]), None, "{quota}");
     }
     // one per day, and more than ten years of it
@@ -203,18 +217,18 @@ fn every_plan_is_measured_separately() {
     });
     let rule = Rule::new("user", HeaderKey::new("x-key"), plan);
     let keys = ["gold", "tin", "gold", "tin", "gold", "lead"];
-    let found = least(rule, keys.map(|key| call(secs(1), key, 1, 0)));
+    let found = least(rule, &keys.map(|key| call(secs(1), key, 1, 0)));
     let smallest: Vec<_> =
         found.iter().filter_map(SmallestBurst::quota).map(|quota| quota.to_string()).collect();
     assert_eq!(smallest, ["20/s burst 3", "10/s burst 2"]);
-    assert!(found.iter().all(|least| least.rule() == RuleName::new("user").expect("a name")));
-    assert_eq!(found[0].given(), Quota::per_second(20));
+    assert!(found.iter().all(|least| least.rule == RuleName::new("user").expect("a name")));
+    assert_eq!(found[0].given, Quota::per_second(20));
 }
 
 /// Without `measure`, no smallest limit is computed.
 #[test]
 fn without_measuring_there_is_no_smallest_limit() {
-    let mut played = simulate(site(quota("1/s")), at(&[0, 0]));
-    assert_eq!(played.by_ref().filter(SimulatedDecision::is_limited).count(), 1);
-    assert!(played.simulator().least().is_empty());
+    let mut simulator = Simulator::new(site(quota("1/s")), 16);
+    let limited = at(&[0, 0]).iter().filter(|call| simulator.decide(call).is_limited()).count();
+    assert_eq!((limited, simulator.least().len()), (1, 0));
 }
