@@ -93,13 +93,14 @@ impl<S: Store> Limiter<S> {
         })
     }
 
-    /// Returns the units left, without taking any. The decision always allows the request.
+    /// Returns the units left, without taking any. The decision always allows the request. See
+    /// [`StoreExt::peek`].
     pub fn peek(
         &self,
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
     ) -> Answer<S::Future> {
-        self.take(key, quotas, 0)
+        self.charge(&key.into(), quotas.as_ref(), |it| self.store.peek(&[it.with_cost(0)]))
     }
 
     /// Explains the decision that [`take`](Limiter::take) would make, without taking units.

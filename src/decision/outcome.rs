@@ -248,11 +248,6 @@ impl Outcome {
         }
     }
 
-    /// Returns the number of units until the account is full.
-    pub(crate) fn owed(&self) -> i64 {
-        i64::from(self.limit()) - self.left()
-    }
-
     /// Returns the time until the account is full.
     #[must_use]
     pub fn reset_after(&self) -> Duration {

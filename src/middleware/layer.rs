@@ -20,10 +20,10 @@ use super::{
 };
 use crate::{
     decision::{Decision, Slot},
-    explain::{self, About, Explanation},
+    explain::{About, Explanation},
     fingerprint::FingerprintKey,
     head::{RequestHead, ResponseHead},
-    headers::{HeaderPolicy, Items, Template},
+    headers::{HeaderPolicy, Template, check_names},
     key::{KeyExtractor, PeerIp},
     log::warn,
     observe::OnDecision,
@@ -101,7 +101,6 @@ pub struct RateLimitLayer<K, S, R = TooManyRequests> {
     pub(crate) rules: Arc<K>,
     pub(crate) store: Arc<S>,
     reject: Arc<R>,
-    items: Arc<Items>,
     pub(crate) settings: LayerConfig,
 }
 
@@ -167,13 +166,12 @@ where
         let mut infos = Vec::new();
         rules.info(&mut infos);
         rule::check(&infos, &store)?;
-        let items = Items::new(&infos)?;
+        check_names(&infos)?;
         let settings = LayerConfig::new(infos.iter().map(|info| info.name));
         Ok(Self {
             rules: Arc::new(rules),
             store: Arc::new(store),
             reject: Arc::default(),
-            items: Arc::new(items),
             settings,
         })
     }
@@ -472,9 +470,8 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
 
     /// Sets the response to denied requests. Defaults to [`TooManyRequests`].
     pub fn reject<R2>(self, reject: R2) -> RateLimitLayer<K, S, R2> {
-        let Self { rules, store, items, settings, .. } = self;
-        let reject = Arc::new(reject);
-        RateLimitLayer { rules, store, reject, items, settings }
+        let Self { rules, store, settings, .. } = self;
+        RateLimitLayer { rules, store, reject: Arc::new(reject), settings }
     }
 }
 
@@ -485,8 +482,8 @@ where
 {
     /// Explains the decision that a request would get now, without a charge.
     ///
-    /// For a store that does not support dry runs, such as `GovernorStore`, the explanation
-    /// contains the reason instead of a decision.
+    /// The explanation of a store that cannot [peek](StoreExt::peek), such as `GovernorStore`, says
+    /// so.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -499,7 +496,7 @@ where
     /// let request = Request::get("/").header("x-api-key", "alice").body(()).unwrap();
     /// let would = layer.explain(&request).await;
     /// assert!(would.is_allowed());
-    /// assert!(would.to_string().contains("(5/min, gcra), Key(..): cost 1, 5 left"));
+    /// assert!(would.to_string().contains("(5/min, gcra), Key(..), cost 1: 4 of 5 left"));
     /// # });
     /// ```
     pub async fn explain<'a>(&self, head: impl Into<RequestHead<'a>>) -> Explanation {
@@ -509,20 +506,25 @@ where
             Ok(OwnedCharges::from(now.as_deref().unwrap_or(charges)))
         };
         let charged = admission::charges(&*self.rules, settings, &head.into(), owned, Err);
-        let explanation = match charged {
-            Ok(charges) => self.look(charges).await,
-            Err(Bypass::Exempt(why)) => return Explanation::of(About::Free(why)).looked(),
-            Err(Bypass::Rejected(error)) => Explanation::of(About::Unkeyed(error)).looked(),
-        };
-        let denied = !explanation.is_allowed();
-        let explanation = explanation.told_by(settings.secret.as_ref());
-        match denied.then(|| settings.override_denial(explanation.decision())).flatten() {
-            None => explanation,
-            Some(Override::ReportOnly) => explanation.passes("the layer only reports"),
-            Some(Override::Overcommit(_)) => {
-                explanation.passes("the layer overcommits, and there is capacity")
+        let mut explanation = match charged {
+            Ok(charges) => {
+                let looked = Explanation::look_at(&*self.store, &charges).await;
+                looked.unwrap_or_else(|error| error.never())
             }
-        }
+            Err(Bypass::Exempt(why)) => return Explanation::from(About::Free(why)).as_dry_run(),
+            Err(Bypass::Rejected(error)) => Explanation::from(About::Unkeyed(error)).as_dry_run(),
+        };
+        explanation.secret = settings.secret;
+        let denied = !explanation.is_allowed();
+        explanation.allowed_because = match denied
+            .then(|| settings.override_denial(explanation.decision()))
+            .flatten()
+        {
+            None => None,
+            Some(Override::ReportOnly) => Some("the layer only reports"),
+            Some(Override::Overcommit(_)) => Some("the layer overcommits, and there is capacity"),
+        };
+        explanation
     }
 
     /// Explains a decision of this layer, such as a decision from the
@@ -534,17 +536,9 @@ where
         decision: &Decision,
         head: impl Into<RequestHead<'a>>,
     ) -> Explanation {
-        decision.explain().rules(&*self.rules, head).told_by(self.settings.secret.as_ref())
-    }
-
-    async fn look(&self, charges: OwnedCharges) -> Explanation {
-        match explain::check(&*self.store, &charges) {
-            Ok(()) => {
-                let looked = Explanation::look_at(&*self.store, &charges).await;
-                looked.unwrap_or_else(|error| error.never())
-            }
-            Err(why) => Explanation::of(About::Unsaid(why)),
-        }
+        let mut explanation = decision.explain().rules(&*self.rules, head);
+        explanation.secret = self.settings.secret;
+        explanation
     }
 }
 
@@ -658,12 +652,13 @@ impl<I, K: Rules, S, R> Layer<I> for RateLimitLayer<K, S, R> {
 
     fn layer(&self, inner: I) -> Self::Service {
         self.advise();
-        let template = Template::new(self.settings.headers, self.items.clone());
+        let mut infos = Vec::new();
+        self.rules.info(&mut infos);
         let shared = Shared {
             rules: self.rules.clone(),
             store: self.store.clone(),
             reject: self.reject.clone(),
-            template: Arc::new(template.prepared(true)),
+            template: Arc::new(Template::new(self.settings.headers, &infos)),
             settings: self.settings.clone(),
         };
         RateLimit::new(inner, Arc::new(shared))
@@ -676,7 +671,6 @@ impl<K, S, R> Clone for RateLimitLayer<K, S, R> {
             rules: self.rules.clone(),
             store: self.store.clone(),
             reject: self.reject.clone(),
-            items: self.items.clone(),
             settings: self.settings.clone(),
         }
     }

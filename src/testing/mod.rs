@@ -21,7 +21,6 @@
 //! expected results cannot express.
 
 mod clock;
-mod mismatch;
 mod no_limit;
 pub mod properties;
 #[cfg(feature = "redis")]
@@ -34,7 +33,6 @@ pub use self::clock::FakeClock;
 #[cfg(feature = "redis")]
 pub use self::redis::Redis;
 pub use self::{
-    mismatch::Mismatch,
     no_limit::NoLimit,
     scenario::{Case, CaseError, Played, play},
     subject::{Local, Subject},

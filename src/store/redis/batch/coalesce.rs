@@ -16,8 +16,8 @@ use tokio::{
 };
 
 use super::{
-    Batch, BatchPlace, BatchReply,
-    queue::{BatchGuard, DirectPermit, Queue, QueuedRequest, STALL_TIMEOUT},
+    Batch, BatchReply,
+    queue::{Queue, QueuedRequest, STALL_TIMEOUT},
 };
 use crate::{
     observe::store_failed,
@@ -41,13 +41,13 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     let queue = store.queue(request);
-    if let Some(permit) = queue.try_direct(request) {
-        let _call = DirectCall { store, queue, permit: Some(permit) };
+    if let Some(id) = queue.start_direct(request) {
+        let _call = QueuedCall { store: store.clone(), queue: queue.clone(), id };
         // Boxed, so that the futures of waiting callers stay small.
         return Box::pin(store.execute(request, ScriptOp::Take)).await;
     }
     match take_in_batch(store, queue, request.clone()).await {
-        Ok(place) => Ok(place.reply(request)),
+        Ok(reply) => Ok(reply),
         // The server has rejected the whole batch and charged nothing. If it has no memory, denials
         // still need none. While a slot moves, an account may be on either server.
         Err(error) if matches!(error.kind(), RedisErrorKind::Memory | RedisErrorKind::Cluster) => {
@@ -64,19 +64,18 @@ async fn take_in_batch<C>(
     store: &RedisStore<C>,
     queue: &Arc<Queue>,
     request: Arc<Request>,
-) -> Result<BatchPlace, RedisError>
+) -> Result<Reply, RedisError>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     let (tx, mut rx) = oneshot::channel();
     let (runtime, start) = (runtime()?, Instant::now());
-    if queue.push(QueuedRequest { request, tx, runtime }, start) {
-        spawn_batches(store, queue, start);
-    }
+    queue.push(QueuedRequest { request, tx, runtime });
+    spawn_batches(store, queue, start);
     let mut until = start + STALL_TIMEOUT;
     while until <= start + TIMEOUT {
         match timeout_at(until, &mut rx).await {
-            Ok(Ok(place)) => return place,
+            Ok(Ok(reply)) => return reply,
             Ok(Err(_)) => {
                 return Err(RedisError::new(RedisErrorKind::Other, "the task of the batch ended"));
             }
@@ -88,25 +87,23 @@ where
     Err(RedisError::new(RedisErrorKind::Timeout, "no reply in time"))
 }
 
-/// A direct call. Spawns the batch of equal requests that waited for it on drop.
-struct DirectCall<'a, C>
+/// A call in its queue. On drop, it leaves the queue, and the batches that waited for it start.
+struct QueuedCall<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    store: &'a RedisStore<C>,
-    queue: &'a Arc<Queue>,
-    permit: Option<DirectPermit>,
+    store: RedisStore<C>,
+    queue: Arc<Queue>,
+    id: u64,
 }
 
-impl<C> Drop for DirectCall<'_, C>
+impl<C> Drop for QueuedCall<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     fn drop(&mut self) {
-        drop(self.permit.take());
-        if self.queue.has_ready() {
-            spawn_batches(self.store, self.queue, Instant::now());
-        }
+        self.queue.end(self.id);
+        spawn_batches(&self.store, &self.queue, Instant::now());
     }
 }
 
@@ -115,57 +112,33 @@ fn spawn_batches<C>(store: &RedisStore<C>, queue: &Arc<Queue>, now: Instant)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    while let Some((first, guard)) = queue.next_batch(now) {
+    while let Some((first, id)) = queue.next_batch(now) {
         let runtime = first.runtime.clone();
-        let task = BatchTask { store: store.clone(), guard: Some(guard) };
+        let call = QueuedCall { store: store.clone(), queue: queue.clone(), id };
         // A runtime that shuts down drops the task, which spawns the next batch.
-        drop(runtime.spawn(task.run(first)));
+        drop(runtime.spawn(run_batch(call, first)));
         queue.batch_spawned();
     }
 }
 
-/// The task of a batch. Spawns the next batch on drop.
-struct BatchTask<C>
+async fn run_batch<C>(call: QueuedCall<C>, first: QueuedRequest)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    store: RedisStore<C>,
-    guard: Option<BatchGuard>,
-}
-
-impl<C> BatchTask<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    async fn run(self, first: QueuedRequest) {
-        // Lets requests that arrive at the same moment join the batch.
-        yield_now().await;
-        let Self { store, guard: Some(guard) } = &self else { return };
-        let mut batch = Batch::new(guard.queue().kind());
-        guard.collect(first, &mut batch);
-        if batch.is_empty() {
-            return;
-        }
-        // No caller waits longer than this timeout.
-        let Ok(reply) = timeout(TIMEOUT, store.call_batch(&batch)).await else { return };
-        guard.replying();
-        spawn_batches(store, guard.queue(), Instant::now());
-        batch.reply(reply);
-        // Keeps the callers together, so that their next requests join one batch.
-        yield_now().await;
+    let QueuedCall { store, queue, id } = &call;
+    // Lets requests that arrive at the same moment join the batch.
+    yield_now().await;
+    let batch = queue.collect(*id, first);
+    if batch.is_empty() {
+        return;
     }
-}
-
-impl<C> Drop for BatchTask<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    fn drop(&mut self) {
-        let Some(guard) = self.guard.take() else { return };
-        let queue = guard.queue().clone();
-        drop(guard);
-        spawn_batches(&self.store, &queue, Instant::now());
-    }
+    // No caller waits longer than this timeout.
+    let Ok(reply) = timeout(TIMEOUT, store.call_batch(&batch)).await else { return };
+    queue.replying(*id);
+    spawn_batches(store, queue, Instant::now());
+    batch.reply(reply);
+    // Keeps the callers together, so that their next requests join one batch.
+    yield_now().await;
 }
 
 impl<C> RedisStore<C>

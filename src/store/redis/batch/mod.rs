@@ -91,18 +91,6 @@ pub(crate) struct BatchReply {
     groups: Vec<GroupReply>,
     /// `true` if the server does not have or not permit `MSETEX`.
     pub(crate) lacks_msetex: bool,
-    /// The slots of the allowed callers of each group.
-    holds: Vec<Vec<Vec<Hold>>>,
-}
-
-/// The place of one caller in the reply to a batch.
-#[derive(Debug)]
-pub(crate) struct BatchPlace {
-    reply: Arc<BatchReply>,
-    group: usize,
-    position: usize,
-    /// The slots of the caller.
-    holds: Vec<Hold>,
 }
 
 /// The result of a group. The first `allowed` callers were allowed, and the others were denied.
@@ -111,6 +99,8 @@ struct GroupReply {
     allowed: usize,
     /// The accounts after all requests of the group, each with the number of its charges.
     accounts: SmallVec<[(usize, AccountReply); 1]>,
+    /// The slots of each allowed caller.
+    holds: Vec<Vec<Hold>>,
 }
 
 impl Batch {
@@ -216,24 +206,24 @@ impl Batch {
         let groups = self.groups.iter().map(read).collect::<Result<_, _>>()?;
         let lacks_msetex = self.kind == BatchKind::Plain && bytes.flag()?;
         bytes.end()?;
-        Ok(BatchReply { now, groups, lacks_msetex, holds: Vec::new() })
+        Ok(BatchReply { now, groups, lacks_msetex })
     }
 
-    /// Sends each caller its place in the reply. The slots of a caller that has left are freed.
+    /// Sends each caller its reply. The slots of a caller that has left are freed.
     pub(crate) fn reply(self, reply: Result<BatchReply, RedisError>) {
-        let (mut holds, reply) = match reply {
-            Ok(mut reply) => (mem::take(&mut reply.holds), Ok(Arc::new(reply))),
-            Err(error) => (Vec::new(), Err(error)),
+        let (now, replies) = match reply {
+            Ok(reply) => (reply.now, reply.groups),
+            Err(error) => {
+                let callers = self.groups.into_iter().flat_map(|group| group.callers);
+                return callers.for_each(|caller| drop(caller.tx.send(Err(error.clone()))));
+            }
         };
-        holds.resize_with(self.groups.len(), Vec::new);
-        for ((group, Group { callers, .. }), holds) in
-            self.groups.into_iter().enumerate().zip(holds)
-        {
-            let mut holds = holds.into_iter();
-            for (position, caller) in callers.into_iter().enumerate() {
+        for (group, mut reply) in self.groups.into_iter().zip(replies) {
+            let mut holds = mem::take(&mut reply.holds).into_iter();
+            for (position, caller) in group.callers.into_iter().enumerate() {
                 let holds = holds.next().unwrap_or_default();
-                let place = reply.clone().map(|reply| BatchPlace { reply, group, position, holds });
-                drop(caller.tx.send(place));
+                let reply = reply.of(position, &caller.request, now, holds);
+                drop(caller.tx.send(Ok(reply)));
             }
         }
     }
@@ -242,10 +232,9 @@ impl Batch {
 impl BatchReply {
     /// Records which slots were taken.
     pub(crate) fn hold(&mut self, slots: Vec<SlotCall>) {
-        let taken = |(call, group): (SlotCall, &GroupReply)| {
-            call.answered(|account| group.accounts[account].0)
-        };
-        self.holds = slots.into_iter().zip(&self.groups).map(taken).collect();
+        for (call, group) in slots.into_iter().zip(&mut self.groups) {
+            group.holds = call.answered(|account| group.accounts[account].0);
+        }
     }
 
     /// Returns the number of accounts whose value in Redis was invalid.
@@ -320,15 +309,11 @@ impl GroupReply {
             }
             accounts.push((charges, reply));
         }
-        Ok(Self { allowed, accounts })
+        Ok(Self { allowed, accounts, holds: Vec::new() })
     }
-}
 
-impl BatchPlace {
-    /// Returns the reply to the request of this caller, as if all callers had made separate calls.
-    pub(crate) fn reply(self, request: &Request) -> Reply {
-        let Self { reply, group, position, holds } = self;
-        let (group, now) = (&reply.groups[group], reply.now);
+    /// Returns the reply to a caller, as if all callers had made separate calls.
+    fn of(&self, position: usize, request: &Request, now: u64, holds: Vec<Hold>) -> Reply {
         let own = |((charges, reply), account): (&(usize, AccountReply), &AccountRequest)| {
             match charges.checked_sub(position + 1) {
                 // After this caller, `others` more callers were charged.
@@ -336,8 +321,8 @@ impl BatchPlace {
                 None => reply.clone().uncharged(),
             }
         };
-        let accounts = group.accounts.iter().zip(&request.accounts).map(own).collect();
-        Reply { allowed: position < group.allowed, now, accounts, holds }
+        let accounts = self.accounts.iter().zip(&request.accounts).map(own).collect();
+        Reply { allowed: position < self.allowed, now, accounts, holds }
     }
 }
 
@@ -524,10 +509,10 @@ mod tests {
     async fn the_callers_of_a_group_are_answered_one_after_another() {
         let (batch, real) = general();
         let reply = batch.read(&Value::BulkString(real)).expect("a reply");
-        let (reply, request) = (Arc::new(reply), batch.groups[0].request());
+        let (group, request) = (&reply.groups[0], batch.groups[0].request());
         for (position, allowed, left) in [(0, true, 9), (1, true, 8), (2, false, 8)] {
-            let place = BatchPlace { reply: reply.clone(), group: 0, position, holds: Vec::new() };
-            let decision = place.reply(request).decision(request);
+            let reply = group.of(position, request, reply.now, Vec::new());
+            let decision = reply.decision(request);
             assert_eq!(decision.is_allowed(), allowed);
             let remaining = decision.outcomes().iter().map(|outcome| outcome.remaining());
             let paced = |index| index == 1;
@@ -556,17 +541,11 @@ mod tests {
             // Every reply that parses yields decisions.
             if let Ok(reply) = batch.read(&Value::BulkString(bytes)) {
                 read += 1;
-                let reply = Arc::new(reply);
-                for (at, group) in batch.groups.iter().enumerate() {
+                for (group, result) in batch.groups.iter().zip(&reply.groups) {
                     for position in 0..group.callers.len() {
-                        let place = BatchPlace {
-                            reply: reply.clone(),
-                            group: at,
-                            position,
-                            holds: Vec::new(),
-                        };
                         let request = group.request();
-                        let _ = place.reply(request).decision(request).remaining();
+                        let reply = result.of(position, request, reply.now, Vec::new());
+                        let _ = reply.decision(request).remaining();
                     }
                 }
             }

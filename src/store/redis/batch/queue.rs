@@ -12,8 +12,11 @@ use foldhash::quality::RandomState;
 use smallvec::SmallVec;
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
-use super::{Batch, BatchKind, BatchPlace, MAX_SIZE};
-use crate::store::redis::{error::RedisError, protocol::request::Request};
+use super::{Batch, BatchKind, MAX_SIZE};
+use crate::store::redis::{
+    error::RedisError,
+    protocol::{reply::Reply, request::Request},
+};
 
 /// The maximum number of direct calls in flight. Further requests wait for a batch.
 const MAX_DIRECT: usize = 16;
@@ -57,16 +60,13 @@ pub(crate) struct Queue {
 
 #[derive(Debug, Default)]
 struct QueueState {
-    direct: usize,
     /// The requests that wait or are in flight, once for equal ones.
     asked: HashMap<Question, Asked, RandomState>,
     /// The questions that may join the next batch, in the order of their first callers.
     ready: VecDeque<Question>,
-    /// The sum of the sizes of the ready questions.
-    ready_size: usize,
-    batches: Vec<RunningBatch>,
-    /// The number of batches that have been started so far.
-    batches_started: u64,
+    calls: Vec<RunningCall>,
+    /// The number of calls that have been started so far.
+    calls_started: u64,
     /// `true` while a task spawns batches.
     spawning: bool,
 }
@@ -103,21 +103,19 @@ struct Asked {
     is_ready: bool,
 }
 
-/// A batch in progress.
+/// A call in progress.
 #[derive(Debug)]
-struct RunningBatch {
+struct RunningCall {
     id: u64,
     questions: Vec<Question>,
-    /// The instant from which another batch may start, even at [`MAX_IN_FLIGHT`].
-    next_at: Instant,
-    /// The instant from which this batch no longer counts as in flight.
-    stalls_at: Instant,
+    started: Instant,
     phase: Phase,
 }
 
-/// The phase of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
+    /// The call of one request.
+    Direct,
     /// The batch is not sent yet, so new requests can join.
     Collecting,
     InFlight,
@@ -129,7 +127,7 @@ enum Phase {
 #[derive(Debug)]
 pub(crate) struct QueuedRequest {
     pub(crate) request: Arc<Request>,
-    pub(crate) tx: oneshot::Sender<Result<BatchPlace, RedisError>>,
+    pub(crate) tx: oneshot::Sender<Result<Reply, RedisError>>,
     /// The runtime of the caller.
     pub(crate) runtime: Handle,
 }
@@ -146,19 +144,11 @@ impl Queue {
         Arc::new(Self { kind, state: Mutex::default() })
     }
 
-    pub(crate) fn kind(&self) -> BatchKind {
-        self.kind
-    }
-
-    /// Returns `true` if requests wait for a batch.
-    pub(crate) fn has_ready(&self) -> bool {
-        !self.state().ready.is_empty()
-    }
-
-    /// Returns a permit for a direct call, or `None` if the request must wait.
-    pub(crate) fn try_direct(self: &Arc<Self>, request: &Arc<Request>) -> Option<DirectPermit> {
+    /// Starts a direct call and returns its number, or `None` if the request must wait.
+    pub(crate) fn start_direct(&self, request: &Arc<Request>) -> Option<u64> {
         let mut state = self.state();
-        if !state.ready.is_empty() || !state.batches.is_empty() || state.direct >= MAX_DIRECT {
+        let has_batches = state.calls.iter().any(|call| call.phase != Phase::Direct);
+        if has_batches || !state.ready.is_empty() || state.calls.len() >= MAX_DIRECT {
             return None;
         }
         let question = Question(request.clone());
@@ -167,12 +157,11 @@ impl Queue {
             return None;
         }
         asked.in_flight += 1;
-        state.direct += 1;
-        Some(DirectPermit { queue: self.clone(), question })
+        Some(state.start(question, Phase::Direct, Instant::now()))
     }
 
-    /// Adds a caller. Returns `true` if a batch is due.
-    pub(crate) fn push(&self, caller: QueuedRequest, now: Instant) -> bool {
+    /// Adds a caller.
+    pub(crate) fn push(&self, caller: QueuedRequest) {
         let mut state = self.state();
         let question = Question(caller.request.clone());
         let waiting = &mut state.asked.entry(question.clone()).or_default().waiting;
@@ -182,141 +171,29 @@ impl Queue {
             waiting.reserve(waiting.len() + 1);
         }
         waiting.push(caller);
-        state.make_ready(self.kind, question);
-        state.is_batch_due(self.kind, now)
+        state.make_ready(question);
     }
 
-    /// Returns the first caller of the next batch, if a batch is due.
+    /// Starts a batch if one is due. Returns its number and its first caller.
     ///
     /// No other batch starts until [`batch_spawned`](Queue::batch_spawned) is called.
-    pub(crate) fn next_batch(
-        self: &Arc<Self>,
-        now: Instant,
-    ) -> Option<(QueuedRequest, BatchGuard)> {
+    pub(crate) fn next_batch(&self, now: Instant) -> Option<(QueuedRequest, u64)> {
         let mut state = self.state();
-        if !state.is_batch_due(self.kind, now) {
+        if !state.is_batch_due(now) {
             return None;
         }
-        let (first, question) = state.pop(self.kind)?;
+        let (first, question) = state.pop()?;
         state.spawning = true;
-        state.batches_started += 1;
-        let id = state.batches_started;
-        let (next_at, stalls_at) = (now + BATCH_INTERVAL, now + STALL_TIMEOUT);
-        let (questions, phase) = (vec![question], Phase::Collecting);
-        state.batches.push(RunningBatch { id, questions, next_at, stalls_at, phase });
-        Some((first, BatchGuard { queue: self.clone(), id }))
+        Some((first, state.start(question, Phase::Collecting, now)))
     }
 
     pub(crate) fn batch_spawned(&self) {
         self.state().spawning = false;
     }
 
-    fn state(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl QueueState {
-    /// Returns `true` if another batch may start. See [`MAX_IN_FLIGHT`].
-    fn is_batch_due(&mut self, kind: BatchKind, now: Instant) -> bool {
-        while let Some(at) = self.batches.iter().position(|batch| now >= batch.stalls_at) {
-            let stalled = self.batches.remove(at);
-            self.release(kind, stalled.questions);
-        }
-        if self.spawning || self.ready.is_empty() {
-            return false;
-        }
-        let count = |phase| self.batches.iter().filter(|batch| batch.phase == phase).count();
-        let (collecting, in_flight) = (count(Phase::Collecting), count(Phase::InFlight));
-        let is_next = self.batches.last().is_some_and(|batch| now >= batch.next_at);
-        let has_room = collecting == 0 && (in_flight < MAX_IN_FLIGHT || is_next);
-        has_room || self.ready_size >= MAX_SIZE * (collecting + 1)
-    }
-
-    /// Lets a question join the next batch, if callers wait and not too many calls are in flight.
-    fn make_ready(&mut self, kind: BatchKind, question: Question) {
-        if let Some(asked) = self.asked.get_mut(&question)
-            && !asked.is_ready
-            && !asked.waiting.is_empty()
-            && asked.in_flight < MAX_EQUAL
-        {
-            asked.is_ready = true;
-            self.ready_size += kind.size(&question.0);
-            self.ready.push_back(question);
-        }
-    }
-
-    /// Removes the first ready question, whose callers join a call.
-    fn pop_ready(&mut self, kind: BatchKind) -> Option<(Question, &mut Asked)> {
-        let question = self.ready.pop_front()?;
-        self.ready_size -= kind.size(&question.0);
-        let asked = self.asked.get_mut(&question)?;
-        asked.is_ready = false;
-        asked.in_flight += 1;
-        Some((question, asked))
-    }
-
-    /// Removes and returns the first caller that was not dropped.
-    fn pop(&mut self, kind: BatchKind) -> Option<(QueuedRequest, Question)> {
-        loop {
-            let (question, asked) = self.pop_ready(kind)?;
-            let first = asked.waiting.iter().position(QueuedRequest::is_waiting);
-            let dropped = first.unwrap_or(asked.waiting.len());
-            let mut first = asked.waiting.drain(..dropped + usize::from(first.is_some()));
-            match first.nth(dropped) {
-                Some(first) => return Some((first, question)),
-                None => {
-                    drop(first);
-                    self.release(kind, [question]);
-                }
-            }
-        }
-    }
-
-    /// Ends a call for each of the questions.
-    fn release(&mut self, kind: BatchKind, questions: impl IntoIterator<Item = Question>) {
-        for question in questions {
-            let Some(asked) = self.asked.get_mut(&question) else { continue };
-            asked.in_flight = asked.in_flight.saturating_sub(1);
-            if asked.in_flight == 0 && asked.waiting.is_empty() && !asked.is_ready {
-                self.asked.remove(&question);
-            } else {
-                self.make_ready(kind, question);
-            }
-        }
-    }
-}
-
-/// A permit for one direct call.
-#[derive(Debug)]
-pub(crate) struct DirectPermit {
-    queue: Arc<Queue>,
-    question: Question,
-}
-
-impl Drop for DirectPermit {
-    fn drop(&mut self) {
-        let mut state = self.queue.state();
-        state.direct = state.direct.saturating_sub(1);
-        state.release(self.queue.kind, [self.question.clone()]);
-    }
-}
-
-/// A batch in its queue. The batch leaves the queue on drop.
-#[derive(Debug)]
-pub(crate) struct BatchGuard {
-    queue: Arc<Queue>,
-    id: u64,
-}
-
-impl BatchGuard {
-    pub(crate) fn queue(&self) -> &Arc<Queue> {
-        &self.queue
-    }
-
-    /// Fills the batch with `first` and the waiting callers.
-    pub(crate) fn collect(&self, first: QueuedRequest, batch: &mut Batch) {
-        let (mut guard, kind) = (self.queue.state(), self.queue.kind);
+    /// Fills a batch with `first` and the waiting callers.
+    pub(crate) fn collect(&self, id: u64, first: QueuedRequest) -> Batch {
+        let (mut guard, mut batch) = (self.state(), Batch::new(self.kind));
         let state = &mut *guard;
         let mut questions = vec![Question(first.request.clone())];
         let mut callers: SmallVec<[_; 1]> = [first].into_iter().collect();
@@ -328,37 +205,116 @@ impl BatchGuard {
             }
             callers.retain(|caller| caller.is_waiting());
             batch.add(take(&mut callers));
-            state.make_ready(kind, question.clone());
+            state.make_ready(question.clone());
             let fits = state.ready.front().is_some_and(|next| batch.room(&next.0) > 0);
-            let next = if fits { state.pop_ready(kind) } else { None };
+            let next = if fits { state.pop_ready() } else { None };
             let Some((next, _)) = next else { break };
             questions.push(next);
         }
-        if let Some(batch) = state.batches.iter_mut().find(|batch| batch.id == self.id) {
-            (batch.questions, batch.phase) = (questions, Phase::InFlight);
+        if let Some(call) = state.calls.iter_mut().find(|call| call.id == id) {
+            (call.questions, call.phase) = (questions, Phase::InFlight);
         } else {
             // The batch has stalled, and its first question is no longer in flight.
-            state.release(kind, questions.into_iter().skip(1));
+            state.release(questions.into_iter().skip(1));
+        }
+        batch
+    }
+
+    /// Marks a batch as answered, so that the next batch may be sent.
+    pub(crate) fn replying(&self, id: u64) {
+        let mut state = self.state();
+        if let Some(call) = state.calls.iter_mut().find(|call| call.id == id) {
+            call.phase = Phase::Replying;
+            let questions = take(&mut call.questions);
+            state.release(questions);
         }
     }
 
-    /// Marks the batch as answered, so that the next batch may be sent.
-    pub(crate) fn replying(&self) {
-        let mut state = self.queue.state();
-        if let Some(batch) = state.batches.iter_mut().find(|batch| batch.id == self.id) {
-            batch.phase = Phase::Replying;
-            let questions = take(&mut batch.questions);
-            state.release(self.queue.kind, questions);
+    /// Removes a call.
+    pub(crate) fn end(&self, id: u64) {
+        let mut state = self.state();
+        if let Some(at) = state.calls.iter().position(|call| call.id == id) {
+            let call = state.calls.remove(at);
+            state.release(call.questions);
         }
+    }
+
+    fn state(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for BatchGuard {
-    fn drop(&mut self) {
-        let mut state = self.queue.state();
-        if let Some(at) = state.batches.iter().position(|batch| batch.id == self.id) {
-            let batch = state.batches.remove(at);
-            state.release(self.queue.kind, batch.questions);
+impl QueueState {
+    /// Adds a call. Returns its number.
+    fn start(&mut self, question: Question, phase: Phase, started: Instant) -> u64 {
+        self.calls_started += 1;
+        let (id, questions) = (self.calls_started, vec![question]);
+        self.calls.push(RunningCall { id, questions, started, phase });
+        id
+    }
+
+    /// Returns `true` if another batch may start. See [`MAX_IN_FLIGHT`].
+    fn is_batch_due(&mut self, now: Instant) -> bool {
+        let is_stalled =
+            |call: &RunningCall| call.phase != Phase::Direct && now >= call.started + STALL_TIMEOUT;
+        while let Some(at) = self.calls.iter().position(is_stalled) {
+            let stalled = self.calls.remove(at);
+            self.release(stalled.questions);
+        }
+        if self.spawning || self.ready.is_empty() {
+            return false;
+        }
+        let count = |phase| self.calls.iter().filter(|call| call.phase == phase).count();
+        let (collecting, in_flight) = (count(Phase::Collecting), count(Phase::InFlight));
+        let last = self.calls.iter().rfind(|call| call.phase != Phase::Direct);
+        let is_next = last.is_some_and(|batch| now >= batch.started + BATCH_INTERVAL);
+        let has_room = collecting == 0 && (in_flight < MAX_IN_FLIGHT || is_next);
+        has_room || self.ready.len() >= MAX_SIZE * (collecting + 1)
+    }
+
+    /// Lets a question join the next batch, if callers wait and not too many calls are in flight.
+    fn make_ready(&mut self, question: Question) {
+        if let Some(asked) = self.asked.get_mut(&question)
+            && !asked.is_ready
+            && !asked.waiting.is_empty()
+            && asked.in_flight < MAX_EQUAL
+        {
+            asked.is_ready = true;
+            self.ready.push_back(question);
+        }
+    }
+
+    /// Removes the first ready question, whose callers join a call.
+    fn pop_ready(&mut self) -> Option<(Question, &mut Asked)> {
+        let question = self.ready.pop_front()?;
+        let asked = self.asked.get_mut(&question)?;
+        asked.is_ready = false;
+        asked.in_flight += 1;
+        Some((question, asked))
+    }
+
+    /// Removes and returns the first caller that was not dropped.
+    fn pop(&mut self) -> Option<(QueuedRequest, Question)> {
+        loop {
+            let (question, asked) = self.pop_ready()?;
+            asked.waiting.retain(|caller| caller.is_waiting());
+            if !asked.waiting.is_empty() {
+                return Some((asked.waiting.remove(0), question));
+            }
+            self.release([question]);
+        }
+    }
+
+    /// Ends a call for each of the questions.
+    fn release(&mut self, questions: impl IntoIterator<Item = Question>) {
+        for question in questions {
+            let Some(asked) = self.asked.get_mut(&question) else { continue };
+            asked.in_flight = asked.in_flight.saturating_sub(1);
+            if asked.in_flight == 0 && asked.waiting.is_empty() && !asked.is_ready {
+                self.asked.remove(&question);
+            } else {
+                self.make_ready(question);
+            }
         }
     }
 }

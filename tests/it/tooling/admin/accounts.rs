@@ -224,7 +224,7 @@ async fn a_read_reports_every_quota_and_charges_none() {
     assert!(next > Some(0) && next <= full && full <= Some(3_660_000), "{window}");
     assert_eq!((&first["by"], &first["blocked_ms"]), (&json!("local"), &Value::Null));
     let would = first["would"].as_str().expect("text");
-    assert!(would.contains("cost 2, 14 left"), "{would}");
+    assert!(would.contains("cost 2: 12 of 20 left"), "{would}");
     assert!(!first.to_string().contains("alice"), "{first}");
 }
 

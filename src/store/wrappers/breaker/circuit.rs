@@ -2,7 +2,6 @@
 //! in flight).
 
 use std::{
-    fmt,
     hash::{BuildHasher, RandomState},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -42,24 +41,16 @@ impl Default for BreakerConfig {
     }
 }
 
-impl BreakerConfig {
-    fn trips(&self, stats: &CallStats, now: Duration) -> bool {
-        let (answers, failures) = stats.last_second(now);
-        stats.consecutive_failures >= self.failures
-            || (answers >= self.answers.into()
-                && failures * 100 >= answers * u64::from(self.percent))
-    }
-}
-
 /// Server of a store, which may fail while other servers of the store do not.
 ///
 /// A store with several servers returns them from
 /// [`failure_domains`](crate::Store::failure_domains). A [`Breaker`](crate::store::Breaker) then
 /// stops the calls to a failed server only. Clones are the same server, and all breakers around the
 /// store share its state.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct FailureDomain(Arc<Domain>);
 
+#[derive(Debug)]
 struct Domain {
     /// The name of the server. Empty for a whole store.
     name: String,
@@ -151,13 +142,13 @@ impl FailureDomain {
         if circuit.epoch != epoch {
             return;
         }
-        let (probe, age) = (circuit.state == State::Probing, now - self.0.created);
+        let probe = circuit.state == State::Probing;
         if !probe {
-            circuit.stats.record(age, ok);
+            circuit.stats.record((now - self.0.created).as_secs(), ok);
         }
         if probe && ok {
             self.close(circuit, "recovered");
-        } else if probe || config.trips(&circuit.stats, age) {
+        } else if probe || circuit.stats.trips(config) {
             let doubled = circuit.open_for.saturating_mul(2);
             circuit.open_for = doubled.clamp(config.min_open, config.max_open);
             let time = jitter(circuit.open_for);
@@ -166,8 +157,9 @@ impl FailureDomain {
             drop(circuit);
             self.report(2);
             if should_log {
+                let name = self.name();
                 warn!(
-                    "the breaker of a store opened: {self} failed and is not called for {time:?}"
+                    "the breaker of a store opened: {name} failed and is not called for {time:?}"
                 );
             }
         }
@@ -180,8 +172,12 @@ impl FailureDomain {
         drop(circuit);
         self.report(0);
         if should_log {
-            info!("the breaker of a store closed: {self} {what}");
+            info!("the breaker of a store closed: {} {what}", self.name());
         }
+    }
+
+    fn name(&self) -> &str {
+        if self.0.name.is_empty() { "the store" } else { &self.0.name }
     }
 
     /// Updates the metric of the state.
@@ -202,18 +198,6 @@ impl FailureDomain {
 impl PartialEq for FailureDomain {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
-impl fmt::Display for FailureDomain {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.name.is_empty() { "the store" } else { &self.0.name })
-    }
-}
-
-impl fmt::Debug for FailureDomain {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("FailureDomain").field(&self.0.name).finish()
     }
 }
 
@@ -256,44 +240,27 @@ impl Drop for Permit {
     }
 }
 
-const BUCKETS: usize = 10;
-
-/// Consecutive failures, and the answers of the last second in buckets of 100 ms.
+/// The failures in a row, and the answers of the current second.
 #[derive(Debug, Default)]
 struct CallStats {
-    consecutive_failures: u32,
-    buckets: [Bucket; BUCKETS],
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Bucket {
-    number: usize,
+    in_a_row: u32,
+    second: u64,
     answers: u64,
     failures: u64,
 }
 
 impl CallStats {
-    fn record(&mut self, now: Duration, ok: bool) {
-        self.consecutive_failures =
-            if ok { 0 } else { self.consecutive_failures.saturating_add(1) };
-        let number = bucket_number(now);
-        let bucket = &mut self.buckets[number % BUCKETS];
-        if bucket.number != number {
-            *bucket = Bucket { number, ..Bucket::default() };
+    fn record(&mut self, second: u64, ok: bool) {
+        if self.second != second {
+            *self = Self { second, in_a_row: self.in_a_row, ..Self::default() };
         }
-        bucket.answers += 1;
-        bucket.failures += u64::from(!ok);
+        self.in_a_row = if ok { 0 } else { self.in_a_row.saturating_add(1) };
+        self.answers += 1;
+        self.failures += u64::from(!ok);
     }
 
-    /// Returns the answers of the last second, and the failures among them.
-    fn last_second(&self, now: Duration) -> (u64, u64) {
-        let recent = |bucket: &&Bucket| bucket.number + BUCKETS > bucket_number(now);
-        self.buckets.iter().filter(recent).fold((0, 0), |(answers, failures), bucket| {
-            (answers + bucket.answers, failures + bucket.failures)
-        })
+    fn trips(&self, config: &BreakerConfig) -> bool {
+        let is_rate = self.failures * 100 >= self.answers * u64::from(config.percent);
+        self.in_a_row >= config.failures || is_rate && self.answers >= config.answers.into()
     }
-}
-
-fn bucket_number(now: Duration) -> usize {
-    usize::try_from(now.as_millis() / 100).unwrap_or(0)
 }

@@ -1,6 +1,6 @@
 //! A circuit breaker around a store.
 
-pub(super) mod circuit;
+pub(in crate::store) mod circuit;
 
 use std::{error::Error, fmt, ops::RangeInclusive, slice, time::Duration};
 
@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use self::circuit::{BreakerConfig, FailureDomain, Permit};
-use super::wrapper::forward;
+use super::forward;
 use crate::{
     decision::Decision,
     store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Status, Store},
@@ -81,8 +81,8 @@ impl<S> Breaker<S> {
 
     /// Sets the failure rate at which the breaker opens. Defaults to 50 % and 20 answers.
     ///
-    /// The breaker opens if at least `percent` percent of the answers of the last second are
-    /// failures. At least `answers` answers are needed. The rate is updated every 100 ms.
+    /// The breaker opens if at least `percent` percent of the answers of the current second are
+    /// failures. At least `answers` answers are needed.
     ///
     /// # Panics
     ///
