@@ -241,7 +241,7 @@ where
                     log_no_peer::<B>(&error);
                 }
                 let why = self.rejection(Err(&error), None, &self.template);
-                return Admission::Rejected(self.reject.reject(&why, head));
+                return Admission::Rejected(why.response(&*self.reject, head, &[]));
             }
         }
         Admission::Admitted(ResponseContext::uncharged(settings))
@@ -294,10 +294,9 @@ where
         }
         self.notify(Ok(decision), false, false, charges, head);
         let retry_after = settings.retry_after.wait(decision, charges);
-        let chosen = self.template.for_charges(charges);
-        let template = chosen.as_ref().unwrap_or(&self.template);
-        let why = self.rejection(Ok(decision), retry_after, template);
-        let mut response = self.reject.respond(&why, head);
+        let template = self.template.fit(charges);
+        let why = self.rejection(Ok(decision), retry_after, &template);
+        let mut response = why.response(&*self.reject, head, charges);
         ResponseContext::mark_rejection(settings, decision, &mut response);
         Admission::Rejected(response)
     }

@@ -23,7 +23,7 @@ use crate::{
     explain::{About, Explanation},
     fingerprint::FingerprintKey,
     head::{RequestHead, ResponseHead},
-    headers::{HeaderPolicy, Items, Template},
+    headers::{HeaderPolicy, Template, check_names},
     key::{KeyExtractor, PeerIp},
     log::warn,
     observe::OnDecision,
@@ -101,7 +101,6 @@ pub struct RateLimitLayer<K, S, R = TooManyRequests> {
     pub(crate) rules: Arc<K>,
     pub(crate) store: Arc<S>,
     reject: Arc<R>,
-    items: Arc<Items>,
     pub(crate) settings: LayerConfig,
 }
 
@@ -167,13 +166,12 @@ where
         let mut infos = Vec::new();
         rules.info(&mut infos);
         rule::check(&infos, &store)?;
-        let items = Items::new(&infos)?;
+        check_names(&infos)?;
         let settings = LayerConfig::new(infos.iter().map(|info| info.name));
         Ok(Self {
             rules: Arc::new(rules),
             store: Arc::new(store),
             reject: Arc::default(),
-            items: Arc::new(items),
             settings,
         })
     }
@@ -472,9 +470,8 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
 
     /// Sets the response to denied requests. Defaults to [`TooManyRequests`].
     pub fn reject<R2>(self, reject: R2) -> RateLimitLayer<K, S, R2> {
-        let Self { rules, store, items, settings, .. } = self;
-        let reject = Arc::new(reject);
-        RateLimitLayer { rules, store, reject, items, settings }
+        let Self { rules, store, settings, .. } = self;
+        RateLimitLayer { rules, store, reject: Arc::new(reject), settings }
     }
 }
 
@@ -655,12 +652,13 @@ impl<I, K: Rules, S, R> Layer<I> for RateLimitLayer<K, S, R> {
 
     fn layer(&self, inner: I) -> Self::Service {
         self.advise();
-        let template = Template::new(self.settings.headers, self.items.clone());
+        let mut infos = Vec::new();
+        self.rules.info(&mut infos);
         let shared = Shared {
             rules: self.rules.clone(),
             store: self.store.clone(),
             reject: self.reject.clone(),
-            template: Arc::new(template.prepared(true)),
+            template: Arc::new(Template::new(self.settings.headers, &infos)),
             settings: self.settings.clone(),
         };
         RateLimit::new(inner, Arc::new(shared))
@@ -673,7 +671,6 @@ impl<K, S, R> Clone for RateLimitLayer<K, S, R> {
             rules: self.rules.clone(),
             store: self.store.clone(),
             reject: self.reject.clone(),
-            items: self.items.clone(),
             settings: self.settings.clone(),
         }
     }

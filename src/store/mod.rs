@@ -42,26 +42,28 @@
 
 mod answer;
 mod block;
-mod boxed;
-mod breaker;
 mod ext;
-mod fallback;
 #[cfg(feature = "governor")]
 mod governor;
 mod health;
 mod hot_keys;
 mod local;
 mod op;
-mod outage_state;
-mod patience;
 #[cfg(feature = "redis")]
 mod redis;
-mod rules;
 mod setting;
-mod timeout;
-mod wrapper;
+mod wrappers;
 
-use std::{borrow::Cow, convert::Infallible, error::Error, fmt, future::ready, time::Duration};
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    convert::Infallible,
+    error::Error,
+    fmt,
+    future::ready,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -75,16 +77,17 @@ pub use self::redis::{ClusterLink, Link, Probe, RedisError, RedisErrorKind, Redi
 pub use self::{
     answer::{Answer, BoxFuture, Never, Resolve},
     block::{BlockError, BlockFuture},
-    boxed::DynStore,
-    breaker::{Breaker, BreakerError, circuit::FailureDomain},
-    ext::StoreExt,
-    fallback::{FailClosed, FailOpen, Fallback, LocalShare},
+    ext::{DynStore, StoreExt},
     health::{Health, Status},
     hot_keys::{DenyCache, Leased, LeasedFuture},
     local::{LocalStore, Stats},
     op::{Op, OwnedOp},
     setting::SettingError,
-    timeout::{Timeout, TimeoutError},
+    wrappers::{
+        breaker::{Breaker, BreakerError, circuit::FailureDomain},
+        fallback::{FailClosed, FailOpen, Fallback, LocalShare},
+        timeout::{Timeout, TimeoutError},
+    },
 };
 pub(crate) use self::{block::block, setting::literal};
 use crate::{
@@ -608,3 +611,31 @@ impl fmt::Display for Unsupported {
 }
 
 impl Error for Unsupported {}
+
+/// The registered quotas of each rule, to find layers that give one rule different quotas.
+#[derive(Debug, Default)]
+struct KnownRules(Mutex<HashMap<RuleName, Vec<Quota>>>);
+
+impl KnownRules {
+    /// Registers the quotas of fixed charges. Fails if a rule is registered with other quotas.
+    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        let fixed = || charges.iter().filter(|charge| charge.is_fixed());
+        if fixed().next().is_none() {
+            return Ok(());
+        }
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let differs = |charge: &&Charge<'_>| {
+            known.get(&charge.rule()).is_some_and(|quotas| quotas != charge.quotas())
+        };
+        if let Some(charge) = fixed().find(differs) {
+            let what = format!(
+                "rule {} has different quotas in another layer on this store, and both would \
+                 charge the same accounts; rename one, or give each layer its own store",
+                charge.rule()
+            );
+            return Err(Unsupported(what.into()));
+        }
+        known.extend(fixed().map(|charge| (charge.rule(), charge.quotas().to_vec())));
+        Ok(())
+    }
+}

@@ -23,8 +23,8 @@ use std::{convert::Infallible, fmt, sync::Arc};
 pub(crate) use self::clock::Clock;
 use self::{ledger::Ledger, rebuild::RebuildDetector};
 use super::{
-    Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, can_queue_under, queueing,
-    rules::KnownRules,
+    Answer, BoxFuture, Charge, Health, KnownRules, Never, Op, Store, Unsupported, can_queue_under,
+    queueing,
 };
 use crate::{decision::Decision, observe::set_keys, quota::Quota};
 

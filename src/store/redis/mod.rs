@@ -42,8 +42,8 @@ pub use self::{
     error::{RedisError, RedisErrorKind},
 };
 use super::{
-    Answer, BoxFuture, Charge, FailureDomain, Health, Op, Store, Unsupported, can_queue_under,
-    no_adaptive_quotas, queueing, rules::KnownRules,
+    Answer, BoxFuture, Charge, FailureDomain, Health, KnownRules, Op, Store, Unsupported,
+    can_queue_under, no_adaptive_quotas, queueing,
 };
 use crate::{
     decision::{Decision, Source},

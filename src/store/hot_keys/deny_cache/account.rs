@@ -9,7 +9,7 @@ use crate::{
     decision::{Decision, NEVER, Outcome},
     name::RuleName,
     quota::Quota,
-    store::{Charge, hot_keys::table::Hashes, wrapper::recompute},
+    store::{Charge, hot_keys::table::Hashes, wrappers::recompute},
 };
 
 /// The longest time for which a denial by slots is repeated: 10 ms.

@@ -13,7 +13,7 @@ use crate::{
     store::{
         Answer, BoxFuture, Charge, Health, Op, Store,
         setting::{self, SettingError, literal},
-        wrapper::forward,
+        wrappers::forward,
     },
 };
 

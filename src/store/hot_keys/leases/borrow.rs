@@ -21,7 +21,7 @@ use crate::{
     decision::{Decision, NEVER, Outcome},
     store::{
         Answer, BoxFuture, Charge, OwnedCharges, Store,
-        wrapper::{recompute, take_since},
+        wrappers::{recompute, take_since},
     },
 };
 

@@ -33,7 +33,7 @@ use crate::{
     store::{
         Answer, BoxFuture, Charge, Health, Op, OwnedCharges, Store,
         setting::{self, SettingError, literal},
-        wrapper::{forward, request_start, take_since},
+        wrappers::{forward, request_start, take_since},
     },
 };
 

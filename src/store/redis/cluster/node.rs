@@ -12,7 +12,9 @@ use redis::{
 use tokio::time::Instant;
 
 use super::hash_slot::{SlotRange, ranges};
-use crate::store::{BoxFuture, FailureDomain, patience::within, redis::connection::link::Link};
+use crate::store::{
+    BoxFuture, FailureDomain, redis::connection::link::Link, wrappers::timeout::within,
+};
 
 /// Connects to the server at a host and a port.
 pub(crate) type Connect =

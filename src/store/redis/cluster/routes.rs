@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     log::warn,
-    store::{breaker::circuit::jitter, redis::connection::link::runtime},
+    store::{redis::connection::link::runtime, wrappers::breaker::circuit::jitter},
 };
 
 /// The pause after the first refresh of a task. Each further pause is twice as long, up to

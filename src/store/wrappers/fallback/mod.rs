@@ -2,17 +2,19 @@
 
 mod fail;
 mod local;
+mod outage;
 
-use std::{convert::Infallible, fmt, sync::Arc};
+use std::{convert::Infallible, sync::Arc};
 
+use self::outage::OutageState;
 pub use self::{
     fail::{FailClosed, FailOpen},
     local::LocalShare,
 };
-use super::outage_state::OutageState;
+use super::forward;
 use crate::{
     decision::{Decision, Source},
-    store::{Answer, BoxFuture, Charge, Health, Op, OwnedOp, Store, Unsupported, wrapper::forward},
+    store::{Answer, BoxFuture, Charge, Health, Op, OwnedOp, Store, Unsupported},
 };
 
 /// Store that decides by a policy while its inner store fails.
@@ -36,13 +38,14 @@ use crate::{
 /// let store = shared.timeout(Timeout::DEFAULT).breaker().fallback(local).instances(4);
 /// let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_second(100), store);
 /// ```
+#[derive(Debug)]
 pub struct Fallback<S, P> {
-    shared: Arc<Shared<S>>,
+    shared: Arc<FallbackInner<S>>,
     policy: P,
 }
 
 #[derive(Debug)]
-struct Shared<S> {
+struct FallbackInner<S> {
     inner: S,
     outages: OutageState,
 }
@@ -84,7 +87,7 @@ pub trait Policy: Clone + Send + Sync + 'static {
 
 impl<S, P> Fallback<S, P> {
     pub(crate) fn new(inner: S, policy: P) -> Self {
-        Self { shared: Arc::new(Shared { inner, outages: OutageState::default() }), policy }
+        Self { shared: Arc::new(FallbackInner { inner, outages: OutageState::default() }), policy }
     }
 
     /// Returns `true` if the policy currently decides, for health checks.
@@ -97,7 +100,8 @@ impl<S, P> Fallback<S, P> {
 impl<S: Store, P: Policy> Fallback<S, P> {
     /// Handles the answer of the inner store. After an error, the policy decides.
     fn finish(&self, op: Op<'_>, epoch: u64, answer: Result<Decision, S::Error>) -> Decision {
-        let (Shared { inner, outages }, is_take) = (&*self.shared, matches!(op, Op::Take(_)));
+        let (FallbackInner { inner, outages }, is_take) =
+            (&*self.shared, matches!(op, Op::Take(_)));
         match answer {
             Ok(decision) => {
                 // A decision without a call does not show that the inner store works.
@@ -156,7 +160,7 @@ where
     forward!(self => self.shared.inner; failure_domains);
 
     fn health(&self) -> BoxFuture<Health> {
-        let Shared { inner, outages } = &*self.shared;
+        let FallbackInner { inner, outages } = &*self.shared;
         let health = outages.health(P::NAME, inner.health(), P::EFFECT);
         let local = self.policy.health();
         Box::pin(async move {
@@ -171,14 +175,5 @@ where
 impl<S, P: Clone> Clone for Fallback<S, P> {
     fn clone(&self) -> Self {
         Self { shared: self.shared.clone(), policy: self.policy.clone() }
-    }
-}
-
-impl<S: fmt::Debug, P: fmt::Debug> fmt::Debug for Fallback<S, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shared { inner, outages } = &*self.shared;
-        let mut debug = f.debug_struct("Fallback");
-        debug.field("inner", inner).field("policy", &self.policy);
-        debug.field("failing", &outages.is_failing()).finish()
     }
 }

@@ -59,18 +59,18 @@ use crate::{
 /// - The local store needs room for all keys that are in debt at once, as if there were no inner
 ///   store.
 pub struct LocalShare<L> {
-    shared: Arc<Shared<L>>,
+    shared: Arc<LocalAccounts<L>>,
     instances: NonZeroU32,
 }
 
-struct Shared<L> {
+struct LocalAccounts<L> {
     store: L,
     stripes: Stripes,
 }
 
 impl<L> LocalShare<L> {
     pub(crate) fn new(store: L) -> Self {
-        let shared = Arc::new(Shared { store, stripes: Stripes::default() });
+        let shared = Arc::new(LocalAccounts { store, stripes: Stripes::default() });
         Self { shared, instances: NonZeroU32::MIN }
     }
 }

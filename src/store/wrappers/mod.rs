@@ -1,5 +1,8 @@
-//! Code that several wrappers share: the methods that they forward, the start of a request, and
-//! outcomes for another cost.
+//! Stores that wrap another store, and the code that they share.
+
+pub(super) mod breaker;
+pub(super) mod fallback;
+pub(super) mod timeout;
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -13,7 +16,7 @@ use crate::{
 /// Forwards methods of [`Store`] to an inner store.
 macro_rules! forward {
     ($self:ident => $inner:expr; $($method:ident),*) => {
-        $($crate::store::wrapper::forward!(@$method $self $inner);)*
+        $($crate::store::wrappers::forward!(@$method $self $inner);)*
     };
     (@undo $self:ident $inner:expr) => {
         fn undo(

@@ -1,6 +1,6 @@
 //! A circuit breaker around a store.
 
-pub(super) mod circuit;
+pub(in crate::store) mod circuit;
 
 use std::{error::Error, fmt, ops::RangeInclusive, slice, time::Duration};
 
@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use self::circuit::{BreakerConfig, FailureDomain, Permit};
-use super::wrapper::forward;
+use super::forward;
 use crate::{
     decision::Decision,
     store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Status, Store},
