@@ -28,7 +28,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/store/local", 2245),
     ("src/store/redis", 3617),
     ("src/store/wrappers", 997),
-    ("src/testing", 717),
+    ("src/testing", 718),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.
 const SLACK: usize = 40;
