@@ -17,7 +17,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/explain", 229),
     ("src/guide", 99),
     ("src/headers", 663),
-    ("src/key", 1228),
+    ("src/key", 1220),
     ("src/middleware", 2006),
     ("src/observe", 462),
     ("src/quota", 862),
