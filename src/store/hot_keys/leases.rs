@@ -41,7 +41,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::{Entries, HotKey, HotKeys, for_cost_of, have_distinct_rules, is_plain};
+use super::{HotEntries, HotKey, HotKeys, for_cost_of, have_distinct_rules, is_plain};
 use crate::{
     algorithm::Demand,
     decision::{Decision, Outcome, Snapshot, Source},
@@ -66,7 +66,7 @@ const CLOSED: u64 = 1 << 40;
 /// Divisor of the limit: other processes may refund `limit / SAFETY_MARGIN` units during a lease.
 const SAFETY_MARGIN: u64 = 4;
 
-type LockedSet<'a> = MutexGuard<'a, Entries<HotCall>>;
+type LockedSet<'a> = MutexGuard<'a, HotEntries<HotCall>>;
 type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 
 /// Store that leases units of hot keys from its inner store.

@@ -52,11 +52,11 @@ struct HotKeys<T> {
 struct HotSet<T> {
     /// The number of changes of the accounts in this set.
     changes: AtomicU64,
-    entries: Mutex<Entries<T>>,
+    entries: Mutex<HotEntries<T>>,
 }
 
 #[derive(Debug)]
-struct Entries<T> {
+struct HotEntries<T> {
     /// The number of calls that the entries have decided.
     decided: u64,
     /// At most `WAYS` entries.
@@ -84,7 +84,7 @@ impl<T> HotKeys<T> {
             "max_age is {max_age:?}; give a time such as 1s, at most {LONGEST_AGE:?}: until then, \
              a reset by another process has no effect here"
         );
-        let empty = || Entries { decided: 0, list: Vec::new() };
+        let empty = || HotEntries { decided: 0, list: Vec::new() };
         let set = |_| HotSet { changes: AtomicU64::new(0), entries: Mutex::new(empty()) };
         Self {
             seed: random_state(),
@@ -127,7 +127,7 @@ impl<T> HotKeys<T> {
     }
 
     /// Locks the set of a key. Drops entries of the key under other quotas.
-    fn lock(&self, key: HotKey) -> MutexGuard<'_, Entries<T>> {
+    fn lock(&self, key: HotKey) -> MutexGuard<'_, HotEntries<T>> {
         let mut entries = self.set(key.tag).entries.lock();
         let is_other = |other: HotKey| other.tag == key.tag && other != key;
         if entries.list.iter().any(|(other, _)| is_other(*other)) {
@@ -138,7 +138,7 @@ impl<T> HotKeys<T> {
     }
 
     /// Locks one set after another.
-    fn lock_each(&self) -> impl Iterator<Item = MutexGuard<'_, Entries<T>>> {
+    fn lock_each(&self) -> impl Iterator<Item = MutexGuard<'_, HotEntries<T>>> {
         self.sets.iter().map(|set| set.entries.lock())
     }
 
@@ -158,7 +158,7 @@ impl<T> HotKeys<T> {
     }
 }
 
-impl<T> Entries<T> {
+impl<T> HotEntries<T> {
     /// Returns the values of a key.
     fn of(&mut self, key: HotKey) -> impl Iterator<Item = &mut T> {
         self.list.iter_mut().filter(move |(it, _)| *it == key).map(|(_, value)| value)
