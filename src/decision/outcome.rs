@@ -151,8 +151,12 @@ impl Outcome {
     /// The `Retry-After` of the response is the [expected wait](Outcome::expected_wait).
     #[must_use]
     pub fn with_unknown_wait(mut self) -> Self {
-        self.set_retry_ns(UNKNOWN_WAIT);
+        self.set_unknown_wait();
         self
+    }
+
+    pub(crate) fn set_unknown_wait(&mut self) {
+        self.set_retry_ns(UNKNOWN_WAIT);
     }
 
     /// Creates an outcome without the number of units left, for a store that does not report it.

@@ -154,7 +154,7 @@ impl Item {
                 window: window(quota),
                 interval: whole_seconds(quota.interval_nanos()),
                 unit: quota.unit_name(),
-                is_adaptive: quota.is_adaptive(),
+                is_adaptive: quota.sheds(),
                 pk: None,
             };
             quotas.iter().enumerate().map(item).collect::<Vec<_>>()

@@ -10,9 +10,8 @@ impl Quota {
         if has_slots != self.is_concurrent() {
             return Some(if has_slots { ErrorKind::RateOfSlots } else { ErrorKind::SlotsOfRate });
         }
-        let is_fixed = !self.is_adaptive();
-        let has_rate = is_fixed && (self.burst != self.units || self.initial.is_some())
-            || self.max_debt.is_some();
+        let has_rate =
+            self.burst != self.units || self.initial.is_some() || self.max_debt.is_some();
         match has_slots {
             true if self.units == 0 => Some(ErrorKind::NoSlots),
             true if has_rate => Some(ErrorKind::RateOfSlots),

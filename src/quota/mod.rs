@@ -1,6 +1,5 @@
 //! Quotas: units per period with a burst, or slots for requests that run at the same time.
 
-mod adaptive;
 mod algorithm;
 #[cfg(feature = "serde")]
 mod algorithm_table;
@@ -21,11 +20,7 @@ use self::error::{ErrorKind, Repr};
 pub(crate) use self::table::max_wait;
 #[cfg(feature = "admin")]
 pub(crate) use self::table::read_time;
-pub use self::{
-    adaptive::{Adaptive, Aimd, Gradient},
-    algorithm::Algorithm,
-    error::QuotaError,
-};
+pub use self::{algorithm::Algorithm, error::QuotaError};
 
 const SECOND: u64 = 1_000_000_000;
 /// The longest time in which an account may refill: ten years.
@@ -34,9 +29,6 @@ const MAX_REFILL: u64 = 10 * 365 * 86_400 * SECOND;
 const MAX_LOG_UNITS: u64 = 10_000;
 /// The maximum buckets of a sliding window, which keeps one count per bucket.
 const MAX_BUCKETS: u32 = 1_000;
-/// The default maximum and start of an adaptive limit.
-const MAX_ADAPTIVE: u32 = 1_000;
-const INITIAL_ADAPTIVE: u32 = 20;
 /// Names of time units with their nanoseconds, the longest first.
 const UNITS: [(&str, u64); 7] = [
     ("day", 86_400 * SECOND),
@@ -121,7 +113,8 @@ pub struct Quota {
     name: Option<&'static str>,
     /// The unit, or `None` for requests.
     unit: Option<&'static str>,
-    adaptive: Option<Adaptive>,
+    /// `true` for an [adaptive](crate::rule::Adaptive) limit.
+    sheds: bool,
 }
 
 /// Returns `true` for a unit of the parameter `qu`, whose registry is closed.
@@ -223,7 +216,7 @@ impl Quota {
             max_debt: None,
             name: None,
             unit: None,
-            adaptive: None,
+            sheds: false,
         }
     }
 
@@ -266,24 +259,9 @@ impl Quota {
         Self { period: 0, interval: 1, algorithm: Algorithm::Concurrent, ..quota }
     }
 
-    /// Creates a quota of slots whose limit follows the measured latency.
-    ///
-    /// A request beyond the limit is shed: it gets a 503, and is charged under no other quota. The
-    /// limit starts at [`initial`](Quota::initial), by default 20, and stays within 1 and
-    /// [`burst`](Quota::burst), by default 1 000. See [adaptive
-    /// limits](crate::guide::slots#adaptive-limits). Only [`LocalStore`](crate::LocalStore) supports
-    /// such a quota.
-    ///
-    /// ```
-    /// use tower_sluice::{LocalStore, Quota, RateLimitLayer, key::Everyone, quota::Gradient};
-    ///
-    /// let overload = Quota::adaptive(Gradient::default()).initial(50).burst(400);
-    /// let layer = RateLimitLayer::new(Everyone, overload, LocalStore::new());
-    /// assert_eq!(Quota::adaptive(Gradient::default()), "adaptive gradient".parse()?);
-    /// # Ok::<(), tower_sluice::quota::QuotaError>(())
-    /// ```
-    pub fn adaptive(algorithm: impl Into<Adaptive>) -> Self {
-        Self { adaptive: Some(algorithm.into()), ..Self::concurrent(MAX_ADAPTIVE) }
+    /// Marks the quota of an [adaptive](crate::rule::Adaptive) limit.
+    pub(crate) const fn shedding(self) -> Self {
+        Self { sheds: true, ..self }
     }
 
     /// Sets the burst: the maximum number of units that can be taken at once.
@@ -468,24 +446,10 @@ impl Quota {
         matches!(self.algorithm, Algorithm::Concurrent)
     }
 
-    /// Returns `true` for a number of slots that [adapts](Quota::adaptive).
-    #[must_use]
-    pub const fn is_adaptive(&self) -> bool {
-        self.adaptive.is_some()
-    }
-
-    pub(crate) const fn adaptive_algorithm(&self) -> Option<Adaptive> {
-        self.adaptive
-    }
-
-    /// Returns the limit of an adaptive quota before the first response.
-    pub(crate) fn initial_limit(&self) -> u32 {
-        self.initial.unwrap_or(INITIAL_ADAPTIVE).clamp(1, self.burst)
-    }
-
-    /// Returns the quota of `limit` slots that an adaptive quota is at this moment.
-    pub(crate) fn fixed(&self, limit: u32) -> Self {
-        Self { units: limit, burst: limit, initial: None, adaptive: None, ..*self }
+    /// Returns `true` for the quota of an [adaptive](crate::rule::Adaptive) limit: a denial is an
+    /// overload, and the slots are free at the head of the response.
+    pub(crate) const fn sheds(&self) -> bool {
+        self.sheds
     }
 
     /// Returns the name set with [`named`](Quota::named).

@@ -10,7 +10,7 @@ impl Quota {
     /// All parts together allow no more than the quota, except that each part allows at least one
     /// unit. The part of a token bucket refills continuously.
     pub(crate) fn share(&self, n: NonZeroU32) -> Self {
-        if self.is_blocked() || self.is_adaptive() || n == NonZeroU32::MIN {
+        if self.is_blocked() || n == NonZeroU32::MIN {
             return *self;
         }
         let part = |units: u32| units / n;

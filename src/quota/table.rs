@@ -29,8 +29,6 @@ struct QuotaTable {
     #[serde(skip_serializing_if = "is_default")]
     concurrent: Option<u32>,
     #[serde(skip_serializing_if = "is_default")]
-    adaptive: Option<String>,
-    #[serde(skip_serializing_if = "is_default")]
     units: Option<u32>,
     #[serde(skip_serializing_if = "is_default")]
     period: Option<String>,
@@ -62,19 +60,18 @@ impl TryFrom<QuotaTable> for Quota {
 
     fn try_from(table: QuotaTable) -> Result<Self, Box<dyn Error>> {
         let is_rate = table.units.is_some() || table.period.is_some();
-        let mut text = match (table.blocked, table.concurrent, table.adaptive, is_rate) {
-            (true, None, None, false) => "blocked".to_owned(),
-            (false, Some(limit), None, false) => format!("{limit} concurrent"),
-            (false, None, Some(adaptive), false) => format!("adaptive {adaptive}"),
-            (false, None, None, _) => {
+        let mut text = match (table.blocked, table.concurrent, is_rate) {
+            (true, None, false) => "blocked".to_owned(),
+            (false, Some(limit), false) => format!("{limit} concurrent"),
+            (false, None, _) => {
                 let units = table.units.ok_or("units is missing; add it, as units = 100")?;
                 let period =
                     table.period.ok_or("period is missing; add it, as period = \"1min\"")?;
                 format!("{units}/{period}")
             }
             _ => {
-                let why = "units and period, concurrent, adaptive and blocked exclude each other; \
-                           give one of them";
+                let why =
+                    "units and period, concurrent and blocked exclude each other; give one of them";
                 return Err(why.into());
             }
         };
@@ -135,17 +132,16 @@ impl Serialize for Quota {
                        quota";
             return Err(S::Error::custom(why));
         }
-        let Self { units, burst, period, interval, adaptive, .. } = *self;
+        let Self { units, burst, period, interval, .. } = *self;
         let algorithm = if slots { Algorithm::Concurrent } else { Algorithm::default() };
-        let plain = Self { units, burst, period, interval, algorithm, adaptive, ..Self::blocked() };
+        let plain = Self { units, burst, period, interval, algorithm, ..Self::blocked() };
         if *self == plain {
             return serializer.collect_str(self);
         }
         let is_rate = !self.is_blocked() && !slots;
         QuotaTable {
             blocked: self.is_blocked(),
-            concurrent: (slots && adaptive.is_none()).then_some(burst),
-            adaptive: adaptive.map(|adaptive| adaptive.to_string()),
+            concurrent: slots.then_some(burst),
             units: is_rate.then_some(units),
             period: is_rate.then(|| self.period_text()),
             burst: (burst != units).then_some(burst),

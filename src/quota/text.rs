@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr, time::Duration};
 
 use super::{
-    Adaptive, MAX_ADAPTIVE, Quota, QuotaError, UNITS,
+    Quota, QuotaError, UNITS,
     error::{Excerpt, Repr},
 };
 
@@ -13,11 +13,6 @@ impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_blocked() {
             return f.write_str("blocked");
-        }
-        if let Some(adaptive) = self.adaptive {
-            write!(f, "adaptive {adaptive}")?;
-            let default = self.burst == MAX_ADAPTIVE;
-            return if default { Ok(()) } else { write!(f, " burst {}", self.burst) };
         }
         if self.is_concurrent() {
             return write!(f, "{} concurrent", self.burst);
@@ -59,20 +54,6 @@ impl FromStr for Quota {
         };
         if let Some(limit) = whole.strip_suffix(" concurrent") {
             return Self::try_concurrent(count("concurrent", limit)?);
-        }
-        if let Some(adaptive) = whole.strip_prefix("adaptive ") {
-            const FIX: &str = "give gradient, or aimd and a time, as aimd 500ms";
-            let (adaptive, burst) = match adaptive.split_once(" burst ") {
-                Some((adaptive, burst)) => (adaptive.trim(), Some(burst)),
-                None => (adaptive.trim(), None),
-            };
-            let found =
-                Adaptive::parse(adaptive).ok_or_else(|| error("adaptive", adaptive, FIX))?;
-            let quota = Self::adaptive(found);
-            return match burst {
-                None => Ok(quota),
-                Some(n) => quota.try_burst(count("burst", n)?),
-            };
         }
         const FORM: &str = "write units/period, as 5/s, 200/10s or 100/min burst 20";
         let (units, rest) = whole.split_once('/').ok_or_else(|| error("quota", whole, FORM))?;

@@ -2,6 +2,7 @@
 //!
 //! A rule has the quotas, the key and the cost of a request.
 
+mod adaptive;
 #[cfg(feature = "axum")]
 mod by_route;
 mod check;
@@ -23,18 +24,19 @@ use http::StatusCode;
 pub use self::routes::RouteSettings;
 #[cfg(feature = "serde")]
 pub use self::settings::RuleSettings;
-#[cfg(feature = "axum")]
+pub(crate) use self::{adaptive::Controller, check::check, deadline::deadline};
 pub use self::{
-    by_route::{ByRoute, by_route, try_by_route},
-    route::RouteError,
-};
-pub use self::{
+    adaptive::{Adaptive, Measurement},
     check::RuleError,
     deadline::RequestDeadline,
     plan::{Cost, LivePlan, Plan, Quotas},
     rules::{Bypass, RuleInfo, Rules},
 };
-pub(crate) use self::{check::check, deadline::deadline};
+#[cfg(feature = "axum")]
+pub use self::{
+    by_route::{ByRoute, by_route, try_by_route},
+    route::RouteError,
+};
 pub use crate::name::{NameError, RuleName};
 use crate::{
     key::{Key, KeyError, KeyExtractor, RequestHead},

@@ -72,7 +72,7 @@ impl<R: Rules> Simulator<R> {
         rules.info(&mut infos);
         rule::check(&infos, &store)?;
         Items::new(&infos)?;
-        let settings = LayerConfig::new(infos.iter().map(|info| info.name));
+        let settings = LayerConfig::new(&infos);
         drop(infos);
         let waiting = BTreeMap::new();
         Ok(Self {

@@ -64,14 +64,15 @@ mod setting;
 mod timeout;
 mod wrapper;
 
-use std::{borrow::Cow, convert::Infallible, error::Error, fmt, future::ready, time::Duration};
+use std::{
+    borrow::Cow, convert::Infallible, error::Error, fmt, future::ready, sync::Arc, time::Duration,
+};
 
 use smallvec::SmallVec;
 
 #[cfg(feature = "governor")]
 pub use self::governor::{GovernorStore, PositiveOutcome};
-#[cfg(any(feature = "simulate", feature = "testing"))]
-pub(crate) use self::local::Clock;
+pub(crate) use self::local::{Clock, Turn};
 #[cfg(feature = "redis")]
 pub use self::redis::{ClusterLink, Link, Probe, RedisError, RedisErrorKind, RedisStore};
 pub use self::{
@@ -94,7 +95,7 @@ pub use self::{
 pub(crate) use self::{block::block, setting::literal};
 use crate::{
     algorithm::Demand,
-    decision::{Decision, NOT_QUEUED},
+    decision::Decision,
     key::Key,
     name::RuleName,
     quota::{Algorithm, Quota},
@@ -115,7 +116,8 @@ pub struct Charge<'a> {
     demand: Demand,
     report_only: bool,
     only: Option<u8>,
-    arrival: u32,
+    /// The turn of a request that may wait for slots.
+    turn: Option<&'a Arc<Turn>>,
 }
 
 impl<'a> Charge<'a> {
@@ -123,7 +125,7 @@ impl<'a> Charge<'a> {
     #[must_use]
     pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
         let demand = Demand::units(1);
-        Self { rule, key, quotas, demand, report_only: false, only: None, arrival: NOT_QUEUED }
+        Self { rule, key, quotas, demand, report_only: false, only: None, turn: None }
     }
 
     /// Sets the units to charge. Defaults to 1.
@@ -254,21 +256,13 @@ impl<'a> Charge<'a> {
         self.demand
     }
 
-    /// Replaces the quotas.
-    pub(crate) fn with_quotas<'b>(&self, quotas: &'b [Quota]) -> Charge<'b>
-    where
-        'a: 'b,
-    {
-        Charge { quotas, ..*self }
+    /// Lets the request wait for slots. If the charge is denied, its turn may be in a queue.
+    pub(crate) fn with_turn(self, turn: Option<&'a Arc<Turn>>) -> Self {
+        Self { turn, ..self }
     }
 
-    /// Sets the arrival of a request that has waited for a slot. It then precedes later arrivals.
-    pub(crate) fn with_arrival(self, arrival: u32) -> Self {
-        Self { arrival, ..self }
-    }
-
-    pub(crate) fn arrival(&self) -> u32 {
-        self.arrival
+    pub(crate) fn turn(&self) -> Option<&'a Arc<Turn>> {
+        self.turn
     }
 }
 
@@ -284,14 +278,14 @@ struct OwnedCharge {
     demand: Demand,
     report_only: bool,
     only: Option<u8>,
-    arrival: u32,
+    turn: Option<Arc<Turn>>,
 }
 
 impl OwnedCharge {
     fn as_charge(&self) -> Charge<'_> {
-        let Self { rule, key, quotas, demand, report_only, only, arrival } = self;
-        let (rule, demand, arrival) = (*rule, *demand, *arrival);
-        Charge { rule, key, quotas, demand, report_only: *report_only, only: *only, arrival }
+        let Self { rule, key, quotas, demand, report_only, only, turn } = self;
+        let (rule, demand, turn) = (*rule, *demand, turn.as_ref());
+        Charge { rule, key, quotas, demand, report_only: *report_only, only: *only, turn }
     }
 }
 
@@ -312,7 +306,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
             demand: charge.demand,
             report_only: charge.report_only,
             only: charge.only,
-            arrival: charge.arrival,
+            turn: charge.turn.cloned(),
         };
         Self(charges.iter().map(own).collect())
     }
@@ -519,20 +513,9 @@ pub(crate) fn without_queueing<'a>(charges: &[Charge<'a>]) -> SmallVec<[Charge<'
 
 /// Returns an error if a charge needs slots, for a store that cannot hold them.
 fn no_slots(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-    no_adaptive_quotas(charges)?;
     if charges.iter().flat_map(Charge::quotas).any(Quota::is_concurrent) {
         return Err(Unsupported::new(
             "this store cannot hold slots of a concurrent quota; use LocalStore or RedisStore",
-        ));
-    }
-    Ok(())
-}
-
-/// Returns an error if a quota is adaptive.
-fn no_adaptive_quotas(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-    if charges.iter().flat_map(Charge::quotas).any(Quota::is_adaptive) {
-        return Err(Unsupported::new(
-            "an adaptive quota on a store that does not measure latencies; use LocalStore",
         ));
     }
     Ok(())
@@ -545,9 +528,6 @@ fn queueing<'a>(charges: &'a [Charge<'a>]) -> impl Iterator<Item = &'a Quota> {
 
 fn can_queue_under(quota: &Quota) -> Result<(), Unsupported> {
     match quota.counted_by() {
-        _ if quota.is_adaptive() => {
-            Err(Unsupported::new("max_wait with an adaptive quota; remove one of them"))
-        }
         Algorithm::Concurrent => Err(Unsupported::new(
             "max_wait with a concurrent quota, on a store without a queue for slots; use \
              LocalStore, or remove one of them",

@@ -2,7 +2,10 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use crate::store::{Clock, LocalStore};
+use crate::{
+    rule::Adaptive,
+    store::{Clock, LocalStore},
+};
 
 /// Clock that advances only when [`advance`](FakeClock::advance) is called.
 ///
@@ -38,6 +41,11 @@ impl FakeClock {
     #[track_caller]
     pub fn store(&self, keys: usize) -> LocalStore {
         LocalStore::on(self.clock.clone(), keys)
+    }
+
+    /// Creates a limit like `limit`, which measures with this clock.
+    pub fn adaptive(&self, limit: Adaptive) -> Adaptive {
+        limit.on(self.clock.clone())
     }
 
     /// Advances the clock.

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::{Fallback, Immediate, with_shares};
 use crate::{
-    decision::{Decision, Outcome},
+    decision::{Decision, Hold, Outcome},
     key::Key,
     quota::Quota,
     store::{Charge, Op, Store},
@@ -50,10 +50,11 @@ where
             }
             let quotas: SmallVec<[_; 4]> = charge.quotas().iter().map(|_| UNLIMITED).collect();
             let unlimited = Charge { quotas: &quotas, ..*charge }.with_headroom(0);
-            for (index, _) in charge.charged_quotas().filter(|(_, quota)| quota.is_concurrent()) {
+            for (index, quota) in charge.charged_quotas().filter(|(_, it)| it.is_concurrent()) {
                 let one = unlimited.with_quota_index(index);
                 if let Some(slot) = self.stores.local.call(Op::Take(&[one])).now().take_slot() {
-                    decision = decision.with_slot(move || drop(slot));
+                    let hold = Hold::on_free(move || drop(slot));
+                    decision.hold(hold.until_head(quota.sheds()));
                 }
             }
         }

@@ -1,7 +1,6 @@
 //! The embedded store: exact, with fixed memory, at any load.
 
 mod accounts;
-mod adaptive;
 mod blocks;
 mod changes;
 mod clock;
@@ -9,17 +8,15 @@ mod held;
 mod ledger;
 mod overflow;
 mod overflow_warning;
-mod plain;
 mod rebuild;
 mod sets;
-mod slot_queue;
 mod slots;
 mod sync;
 mod table;
 
 use std::{convert::Infallible, fmt, sync::Arc};
 
-pub(crate) use self::clock::Clock;
+pub(crate) use self::{clock::Clock, held::Turn};
 use self::{ledger::Ledger, rebuild::RebuildDetector};
 use super::{
     Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, can_queue_under, queueing,
@@ -239,7 +236,7 @@ impl Store for LocalStore {
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        let has_queue = |quota: &&Quota| quota.is_concurrent() && !quota.is_adaptive();
+        let has_queue = |quota: &&Quota| quota.is_concurrent();
         queueing(charges).filter(|quota| !has_queue(quota)).try_for_each(can_queue_under)
     }
 

@@ -18,10 +18,7 @@ use super::{
     reply::Reply,
     request::{Request, ScriptOp},
 };
-use crate::{
-    decision::{Decision, Holds},
-    observe::store_failed,
-};
+use crate::{decision::Decision, observe::store_failed};
 
 /// Charges all accounts of `request`, or none. Each of `parts` is a piece of the request, and is
 /// sent in its own call.
@@ -49,10 +46,10 @@ where
         let mut decision = combine(&request, &parts, &replies);
         // Slots of a denied decision are freed here.
         let holds = replies.iter_mut().flatten().flat_map(|reply| mem::take(&mut reply.holds));
-        let holds: Holds = holds.collect();
+        let holds: Vec<_> = holds.collect();
         let allowed = decision.as_ref().is_ok_and(Decision::is_allowed);
         if let (true, Ok(decision)) = (allowed, &mut decision) {
-            decision.hold(holds);
+            holds.into_iter().for_each(|hold| decision.hold(hold));
         }
         let undos = parts.iter().zip(&replies).filter_map(|(part, reply)| {
             let reply = reply.as_ref().ok().filter(|_| !allowed)?;

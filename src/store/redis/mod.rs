@@ -51,8 +51,8 @@ pub use self::{
     probe::Probe,
 };
 use super::{
-    Answer, BoxFuture, Charge, Health, Op, Store, Unsupported, can_queue_under, no_adaptive_quotas,
-    queueing, rules::KnownRules,
+    Answer, BoxFuture, Charge, Health, Op, Store, Unsupported, can_queue_under, queueing,
+    rules::KnownRules,
 };
 use crate::{
     decision::{Decision, Source},
@@ -415,7 +415,6 @@ where
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        no_adaptive_quotas(charges)?;
         charges.iter().flat_map(Charge::quotas).try_for_each(plan::check)?;
         queueing(charges).try_for_each(can_queue_under)
     }

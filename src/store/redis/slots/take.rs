@@ -29,6 +29,8 @@ pub(crate) struct SlotTake {
     pub(crate) first: u64,
     /// The slots that each caller takes.
     pub(crate) cost: u32,
+    /// `true` if the slots are free at the head of the response.
+    until_head: bool,
     /// The number of callers that take slots.
     callers: u32,
     pub(crate) freed: Vec<(u64, u32)>,
@@ -78,8 +80,16 @@ impl Slots {
                 let (first, freed) = (state.next, state.freed(id));
                 state.next += u64::from(cost) * u64::from(callers);
                 drop(state);
-                let account = at;
-                call.takes.push(SlotTake { account, quota_index, id, first, cost, callers, freed });
+                call.takes.push(SlotTake {
+                    account: at,
+                    quota_index,
+                    id,
+                    first,
+                    cost,
+                    until_head: quota.sheds(),
+                    callers,
+                    freed,
+                });
             }
         }
         call
@@ -128,7 +138,7 @@ impl SlotCall {
                 account.held.insert(first, RunningSlots { units: take.cost, lost: lost.clone() });
                 let hold = Hold::new(self.slots.clone(), take.id, first, take.cost.into());
                 holds.resize_with(holds.len().max(caller + 1), Vec::new);
-                holds[caller].push(hold.with_loss(lost));
+                holds[caller].push(hold.until_head(take.until_head).with_loss(lost));
             }
             if account.is_idle() {
                 state.accounts.remove(&take.id);
