@@ -57,10 +57,10 @@ fn algorithms(c: &mut Criterion) {
     let mut group = c.benchmark_group("store, one hot key");
     let ample = Quota::per_second(1_000_000);
     let counted = [
-        ("token bucket", ample.algorithm(Algorithm::TokenBucket)),
-        ("fixed window", ample.algorithm(Algorithm::fixed_window())),
-        ("sliding window", ample.algorithm(Algorithm::SlidingWindow { buckets: 10 })),
-        ("sliding log", Quota::per_second(1_000).algorithm(Algorithm::SlidingLog)),
+        ("token bucket", ample.with_algorithm(Algorithm::TokenBucket)),
+        ("fixed window", ample.with_algorithm(Algorithm::fixed_window())),
+        ("sliding window", ample.with_algorithm(Algorithm::SlidingWindow { buckets: 10 })),
+        ("sliding log", Quota::per_second(1_000).with_algorithm(Algorithm::SlidingLog)),
     ];
     for (name, quota) in counted {
         let store = LocalStore::new();

@@ -73,7 +73,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let store = LocalStore::new();
     let mut admin = Admin::new();
-    let ip = Rule::new("ip", PeerIp::new(), Quota::per_second(5).burst(20));
+    let ip = Rule::new("ip", PeerIp::new(), Quota::per_second(5).with_burst(20));
     let site = admin.watch("site", RateLimitLayer::rules(ip, store.clone()));
     let user = Rule::new("user", HeaderKey::new("x-api-key"), Quota::per_hour(3));
     let api = admin.watch("api", RateLimitLayer::rules(user, store));

@@ -108,7 +108,7 @@ async fn all(subject: &mut impl Subject, tables: &[(String, String)]) -> Result<
 
 fn describe(case: &Case, error: &CaseError) -> String {
     match error {
-        CaseError::Mismatch(mismatch) => mismatch.to_string(),
+        CaseError::Mismatch(mismatch) => mismatch.clone(),
         other => format!("{}: {other}", case.name()),
     }
 }

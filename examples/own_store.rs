@@ -55,8 +55,9 @@ impl State {
         self.used.get(card).copied().unwrap_or(0)
     }
 
-    /// Checks every card first, then changes all or none.
-    fn take(&mut self, charges: &[Charge<'_>], now: Duration) -> Decision {
+    /// Checks every card first, then changes all or none. A peek returns the result, and changes
+    /// nothing.
+    fn take(&mut self, charges: &[Charge<'_>], now: Duration, peeks: bool) -> Decision {
         if let Some(denial) = self.deny_blocked(charges, now) {
             return denial;
         }
@@ -68,28 +69,29 @@ impl State {
         }
         let fits = |(card, charge, quota): (Card, &Charge<'_>, &Quota)| {
             let need = u64::from(self.used(&card)) + u64::from(costs[&card]);
-            let most = u64::from(quota.limit()) + u64::from(quota.soft_units());
+            let most = u64::from(quota.burst()) + u64::from(quota.soft());
             charge.cost() == 0 || need + u64::from(charge.headroom()) <= most
         };
         let fits: Vec<bool> = cards(charges).map(fits).collect();
         let allowed = fits.iter().all(|fits| *fits);
-        if allowed {
-            for (card, cost) in costs {
-                let used = self.used.entry(card).or_default();
-                *used = used.saturating_add(cost);
+        if allowed && !peeks {
+            for (card, cost) in &costs {
+                let used = self.used.entry(card.clone()).or_default();
+                *used = used.saturating_add(*cost);
             }
         }
         let mut decision = if allowed { Decision::allow() } else { Decision::deny() };
         for ((card, charge, quota), fits) in cards(charges).zip(fits) {
-            let used = self.used(&card);
-            let outcome = Outcome::full(card.0, card.2, quota.limit())
-                .with_remaining(quota.limit().saturating_sub(used))
+            let peeked = if allowed && peeks { costs[&card] } else { 0 };
+            let used = self.used(&card).saturating_add(peeked);
+            let outcome = Outcome::full(card.0, card.2, quota.burst())
+                .with_remaining(quota.burst().saturating_sub(used))
                 // A full card never empties.
                 .with_retry_after(fits.then_some(Duration::ZERO));
-            if allowed && charge.cost() > 0 && used > quota.limit() {
+            if allowed && charge.cost() > 0 && used > quota.burst() {
                 decision = decision.with_overage();
             }
-            decision = decision.outcome(outcome);
+            decision = decision.with_outcome(outcome);
         }
         decision
     }
@@ -102,7 +104,7 @@ impl State {
         let charging = charges.iter().filter(|charge| charge.cost() > 0);
         let (rule, left) = charging.filter_map(left).max_by_key(|(_, left)| *left)?;
         let block = Outcome::full(rule, 0, 1).with_remaining(0).with_retry_after(Some(left));
-        Some(Decision::deny().outcome(block).with_blocked())
+        Some(Decision::deny().with_outcome(block).with_blocked())
     }
 
     /// Changes the cards of one charge, and returns their state.
@@ -116,7 +118,7 @@ impl State {
             let used = self.used.entry(card).or_default();
             *used = change(*used, quota);
         }
-        self.take(&[charge.with_cost(0)], now)
+        self.take(&[charge.with_cost(0)], now, false)
     }
 }
 
@@ -129,25 +131,26 @@ impl Store for Punchcards {
         let now = (self.now)();
         let blocked = |charge: &Charge<'_>| (charge.rule(), charge.key().clone());
         let decision = match op {
-            Op::Take(charges) => state.take(charges, now),
+            Op::Take(charges) => state.take(charges, now, false),
+            Op::Peek(charges) => state.take(charges, now, true),
             Op::Adjust(charge, units) => state.change(charge, now, |used, quota| {
                 // A late charge stops at twice the limit.
-                let most = i64::from(quota.limit()) * 2;
+                let most = i64::from(quota.burst()) * 2;
                 let used = i64::from(used).saturating_add(units).clamp(0, most);
                 u32::try_from(used).unwrap_or(u32::MAX)
             }),
             Op::Reset(charge) => state.change(charge, now, |_, _| 0),
             Op::Block(charge, time) => {
                 state.blocked_until.insert(blocked(charge), now.saturating_add(time));
-                state.take(&[charge.with_cost(0)], now)
+                state.take(&[charge.with_cost(0)], now, false)
             }
             Op::Unblock(charge) => {
                 state.blocked_until.remove(&blocked(charge));
-                state.take(&[charge.with_cost(0)], now)
+                state.take(&[charge.with_cost(0)], now, false)
             }
             _ => Decision::unsupported(),
         };
-        Answer::Now(Ok(decision.from_source(Source::Other("punchcards"))))
+        Answer::Now(Ok(decision.with_source(Source::Other("punchcards"))))
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {

@@ -94,12 +94,12 @@ async fn main() -> Result<(), BoxError> {
         .breaker()
         .deny_cache()
         .fallback(local.clone())
-        .try_instances(config.instances)?;
+        .instances(config.instances);
 
     // Both rules are charged, or none.
     let client = ClientIp::behind(config.proxies.split(','))?;
     let rules = (
-        Rule::new("client", client.clone(), Quota::per_second(10).burst(20)),
+        Rule::new("client", client.clone(), Quota::per_second(10).with_burst(20)),
         Rule::new("site", client.clone().v6_site(), Quota::per_second(100)),
     );
     let secret = FingerprintKey::new(&config.token)?;
@@ -116,7 +116,7 @@ async fn main() -> Result<(), BoxError> {
         .layer(from_fn(trace));
     let operators = Router::new()
         .nest("/admin", admin.router(password(&config.token)))
-        .route("/address", get(async move |request: Request| client.explain(&request)))
+        .route("/address", get(async move |request: Request| address(&client, &request)))
         .route("/metrics", get(async move || scrape(&local, &recorder)));
 
     let (app_at, operators_at) =
@@ -125,6 +125,12 @@ async fn main() -> Result<(), BoxError> {
     println!("operators on http://{}/admin (admin, ADMIN_TOKEN)", operators_at.local_addr()?);
     tokio::try_join!(serve(app_at, app), serve(operators_at, operators))?;
     Ok(())
+}
+
+/// Shows the address of the client, and the header with it.
+fn address(client: &ClientIp, request: &Request) -> String {
+    let sent = request.headers().get("x-forwarded-for");
+    format!("{:?} by {sent:?}\n", client.address(request))
 }
 
 /// Serves until the process is asked to stop.

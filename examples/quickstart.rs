@@ -28,7 +28,7 @@ async fn main() -> ExitCode {
 async fn serve(address: &str) -> std::io::Result<()> {
     let app = Router::new()
         .route("/", get(async || "hello\n"))
-        .layer(RateLimitLayer::per_ip(Quota::per_second(5).burst(10)))
+        .layer(RateLimitLayer::per_ip(Quota::per_second(5).with_burst(10)))
         .route("/free", get(async || "as often as you like\n"))
         .layer(from_fn(log_rejections));
 

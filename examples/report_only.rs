@@ -24,7 +24,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     );
     let layer = RateLimitLayer::rules(rules, LocalStore::new())
         .expose_decision()
-        .count(&counters)
+        .on_decision(counters.clone())
         .enabled(&switch);
     let handler = |Extension(decision): Extension<Decision>| async move {
         if decision.would_deny() { "would be denied" } else { "fine" }

@@ -13,7 +13,7 @@ use tower_sluice::{LocalStore, Quota, RateLimitLayer, Rule, key::Everyone};
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Ten per second, one at a time. A request that would wait longer than half a second is denied.
-    let rule = Rule::new("site", Everyone, Quota::per_second(10).burst(1))
+    let rule = Rule::new("site", Everyone, Quota::per_second(10).with_burst(1))
         .max_wait(Duration::from_millis(500));
     let layer = RateLimitLayer::rules(rule, LocalStore::new()).max_waiters(100);
     let app = Router::new().route("/", get(|| async {})).layer(layer);

@@ -74,7 +74,7 @@ algorithms.g = {
   end,
 
   -- Only a late charge of a quota with a large max_debt leads further ahead. A `wary` call has
-  -- another `room`. The TAT is an instant of its own, whatever the plan.
+  -- another `room`. The TAT is an instant of its own, under any plan.
   odd = function(place, wary)
     return wary or place.state.us - now > 2 * (place.room + place.cost) + 2
   end,

@@ -49,7 +49,7 @@
 //! };
 //!
 //! let cost = Cost::from_fn(|head| if head.uri.path() == "/report" { 20 } else { 1 });
-//! let by_key = [Quota::per_second(5).burst(20), Quota::per_day(10_000)];
+//! let by_key = [Quota::per_second(5).with_burst(20), Quota::per_day(10_000)];
 //!
 //! let layer = RateLimitLayer::rules(
 //!     (
@@ -71,7 +71,7 @@
 //!
 //! | chapter | topic |
 //! |---|---|
-//! | [choosing](guide::choosing) | algorithm, place of the layer, exemptions |
+//! | [choosing](guide::choosing) | algorithm, place of the layer, exemptions, other tools |
 //! | [numbers](guide::numbers) | rates, bursts and costs by kind of route |
 //! | [algorithms](guide::algorithms) | pictures of each algorithm |
 //! | [keys](guide::keys) | choosing keys, and attacks on each |
@@ -85,11 +85,9 @@
 //! | [recipes](guide::recipes) | LLM tokens, sockets, gRPC, outgoing calls, plans from a database |
 //! | [troubleshooting](guide::troubleshooting) | symptoms, and every warning and error |
 //! | [testing](guide::testing) | tests without sleeping |
-//! | [patterns](guide::patterns) | one script call for each decision, no eviction, leases |
 //! | [migrating](guide::migrating) | migration from other limiters |
 //! | [security](guide::security) | attacks, and limits by kind of route |
 //! | [features](guide::features) | each feature and its test, other limiters, measured figures |
-//! | [unsuited](guide::unsuited) | when not to use it |
 //! | [glossary](guide::glossary) | terms of this crate and of other libraries |
 //!
 //! # Beyond allow and deny
@@ -103,10 +101,9 @@
 //! | limit clients without a key by their address | [`Rule::if_no_key`] |
 //! | limit the requests that run at the same time | [`Quota::concurrent`] |
 //! | queue requests | [`Rule::max_wait`], [`Limiter::until_ready`] |
-//! | allow requests beyond a quota | [`Quota::soft`], [`Overcommit`](middleware::Overcommit) |
+//! | allow requests beyond a quota | [`Quota::with_soft`], [`Overcommit`](middleware::Overcommit) |
 //! | leave units for requests with priority | [`Rule::headroom`] |
 //! | try a limit, or turn it off | [`Rule::report_only`], [`Toggle`](middleware::Toggle) |
-//! | replay a log, and compute the smallest burst | [`simulate`] |
 //! | allow or deny requests without a quota | [`AccessList`], [`Rule::applies`], [`Limiter::block`] |
 //!
 //! # Limitations
@@ -175,12 +172,10 @@
 //! | `metrics` | no | counters, histograms and gauges |
 //! | `serde` | no | quotas, plans, routes and [`RuleSettings`] from TOML, JSON and other formats |
 //! | `admin` | no | [`admin`]: a router for operators, behind a guard of your own |
-//! | `simulate` | no | [`simulate`]: rules replayed over a log; `testing::FakeClock` |
 //! | `testing` | no | a manual clock, a store without limits, a conformance kit for stores |
 
 #![cfg_attr(not(feature = "axum"), doc = "", doc = "[`by_route`]: crate::RateLimitLayer")]
 #![cfg_attr(not(feature = "admin"), doc = "", doc = "[`admin`]: crate")]
-#![cfg_attr(not(feature = "simulate"), doc = "", doc = "[`simulate`]: crate")]
 #![cfg_attr(feature = "redis", doc = "", doc = "[`RedisErrorKind`]: store::RedisErrorKind")]
 #![cfg_attr(not(feature = "redis"), doc = "", doc = "[`RedisErrorKind`]: store")]
 #![cfg_attr(feature = "redis", doc = "", doc = "[`RedisStore`]: store::RedisStore")]
@@ -191,6 +186,7 @@
 
 // Ordered from the lowest to the highest. A module imports only lower ones
 // (`tests/repository/floors.rs`).
+mod advice;
 #[cfg(feature = "serde")]
 mod config;
 pub mod fingerprint;
@@ -217,9 +213,7 @@ pub mod limiter;
 pub mod reject;
 
 pub mod middleware;
-#[cfg(feature = "simulate")]
-pub mod simulate;
-#[cfg(any(feature = "simulate", feature = "testing"))]
+#[cfg(feature = "testing")]
 pub mod testing;
 
 #[cfg(feature = "admin")]

@@ -93,13 +93,14 @@ impl<S: Store> Limiter<S> {
         })
     }
 
-    /// Returns the units left, without taking any. The decision always allows the request.
+    /// Returns the units left, without taking any. The decision always allows the request. See
+    /// [`StoreExt::peek`].
     pub fn peek(
         &self,
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
     ) -> Answer<S::Future> {
-        self.take(key, quotas, 0)
+        self.charge(&key.into(), quotas.as_ref(), |it| self.store.peek(&[it.with_cost(0)]))
     }
 
     /// Explains the decision that [`take`](Limiter::take) would make, without taking units.
@@ -274,7 +275,7 @@ impl<S: Store> Limiter<S> {
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use tower_sluice::{Limiter, Quota};
     ///
-    /// let (limiter, quota) = (Limiter::local(), Quota::per_second(100).burst(1));
+    /// let (limiter, quota) = (Limiter::local(), Quota::per_second(100).with_burst(1));
     /// for _ in 0..3 {
     ///     limiter.until_ready("upstream", &quota, 1).await?; // 10 ms apart
     /// }
@@ -347,7 +348,7 @@ impl<S: Store> Limiter<S> {
     /// use tower_sluice::{Limiter, Quota};
     ///
     /// let limiter = Limiter::local();
-    /// let ready = limiter.throttle_each("alice", Quota::per_second(100).burst(1));
+    /// let ready = limiter.throttle_each("alice", Quota::per_second(100).with_burst(1));
     /// for number in 0..3 {
     ///     assert_eq!(ready(number).await, Ok(number)); // 10 ms apart
     /// }

@@ -82,7 +82,7 @@ impl Form {
 /// Returns 10 per second, 100 per minute and 1000 per hour, never exhausted.
 pub(crate) fn quotas() -> [Quota; 3] {
     [Quota::per_second(10), Quota::per_minute(100), Quota::per_hour(1_000)]
-        .map(|quota| quota.burst(AMPLE))
+        .map(|quota| quota.with_burst(AMPLE))
 }
 
 /// Returns the cases with a latency and a client cost.
@@ -136,13 +136,13 @@ fn allowed(server: &mut Server) -> Vec<Form> {
     forms.extend(
         [
             Case::new("three rules, five quotas", &[&[second, minute], &[minute, hour], &[hour]]),
-            Case::one("token bucket", minute.algorithm(Algorithm::TokenBucket)),
-            Case::one("fixed window", sixty.algorithm(Algorithm::fixed_window())),
+            Case::one("token bucket", minute.with_algorithm(Algorithm::TokenBucket)),
+            Case::one("fixed window", sixty.with_algorithm(Algorithm::fixed_window())),
         ]
         .map(|case| admitted(server, &case)),
     );
-    let ten = Case::one("sliding window, 10 buckets", ten.algorithm(sliding(10)));
-    let sixty = Case::one("sliding window, 60 buckets", sixty.algorithm(sliding(60)));
+    let ten = Case::one("sliding window, 10 buckets", ten.with_algorithm(sliding(10)));
+    let sixty = Case::one("sliding window, 60 buckets", sixty.with_algorithm(sliding(60)));
     forms.push(filled(server, &ten, 10));
     forms.push(filled(server, &sixty, 60));
     forms.push(log(server));
@@ -158,8 +158,8 @@ fn denied(server: &mut Server) -> Vec<Form> {
         Case::one("one quota, denied", one),
         Case::new("three quotas of one key, denied", &[&[second, minute, one]]),
         Case::new("three rules, denied", &[&[second], &[minute], &[one]]),
-        Case::one("token bucket, denied", one.algorithm(Algorithm::TokenBucket)),
-        Case::one("fixed window, denied", one.algorithm(Algorithm::AnchoredWindow)),
+        Case::one("token bucket, denied", one.with_algorithm(Algorithm::TokenBucket)),
+        Case::one("fixed window, denied", one.with_algorithm(Algorithm::AnchoredWindow)),
     ]
     .into_iter()
     .map(|case| {
@@ -194,7 +194,7 @@ fn alike(server: &mut Server, quota: Quota) -> Form {
 
 /// Charges without any fast path, by the script for quotas that do not start full.
 fn framed(server: &mut Server, name: &'static str, rules: &[&[Quota]]) -> Form {
-    let cold = |quotas: &&[Quota]| quotas.iter().map(|quota| quota.initial(1)).collect();
+    let cold = |quotas: &&[Quota]| quotas.iter().map(|quota| quota.with_initial(1)).collect();
     let cold: Vec<Vec<_>> = rules.iter().map(cold).collect();
     let cold = Case::new(name, &cold.iter().map(Vec::as_slice).collect::<Vec<_>>());
     let script = cold.call(0, take).script;
@@ -238,7 +238,7 @@ pub(crate) fn fill(server: &mut Server, case: &Case, keys: u32, buckets: u64) {
 
 /// Prepares a log of some hundred entries, in which each charge evicts about one.
 fn log(server: &mut Server) -> Form {
-    let quota = Quota::new(1_000, LOG).expect("a quota").algorithm(Algorithm::SlidingLog);
+    let quota = Quota::new(1_000, LOG).expect("a quota").with_algorithm(Algorithm::SlidingLog);
     let case = Case::one("sliding log, about 100", quota);
     let commands = case.commands(server, LOG_KEYS, take);
     let form = checked(server, Form::new(case.name, commands), true);

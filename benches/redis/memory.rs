@@ -24,14 +24,17 @@ pub(crate) fn run(server: &mut Server) {
     use Used::{Buckets, Charged};
     let [_, minute, _] = forms::quotas();
     let many = Quota::per_hour(10_000);
-    let sliding = many.algorithm(Algorithm::SlidingWindow { buckets: 60 });
+    let sliding = many.with_algorithm(Algorithm::SlidingWindow { buckets: 60 });
     let cases = [
         (Case::one(LEAN, minute), Charged(1)),
         (Case::new(THREE_QUOTAS, &[&forms::quotas()]), Charged(1)),
-        (Case::one("token bucket", minute.algorithm(Algorithm::TokenBucket)), Charged(1)),
-        (Case::one("fixed window", many.algorithm(Algorithm::fixed_window())), Charged(1)),
+        (Case::one("token bucket", minute.with_algorithm(Algorithm::TokenBucket)), Charged(1)),
+        (Case::one("fixed window", many.with_algorithm(Algorithm::fixed_window())), Charged(1)),
         (Case::one("sliding window, 10 used buckets", sliding), Buckets(10)),
-        (Case::one("sliding log, 10 entries", many.algorithm(Algorithm::SlidingLog)), Charged(10)),
+        (
+            Case::one("sliding log, 10 entries", many.with_algorithm(Algorithm::SlidingLog)),
+            Charged(10),
+        ),
     ];
     println!("memory of {ACCOUNTS} accounts: bytes per account, ratio, MEMORY USAGE of one");
     let mut first = 0.0;

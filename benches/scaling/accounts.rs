@@ -20,7 +20,7 @@ const HALF: u32 = 2_000_000_000;
 const NAMES: [&str; 8] = ["one", "two", "three", "four", "five", "six", "seven", "eight"];
 
 pub(crate) fn tables(time: Duration) {
-    let window = DEEP.algorithm(Algorithm::fixed_window());
+    let window = DEEP.with_algorithm(Algorithm::fixed_window());
     let known = |keys, quota| {
         let store = LocalStore::with_capacity(keys as usize);
         put_in_debt(&store, keys, quota);

@@ -27,7 +27,7 @@ const CASES: [(usize, bool, &str); 3] =
     [(1, false, "1 thread"), (2, false, "2 threads, one key"), (2, true, "2 threads, a key each")];
 
 pub(crate) fn tables(time: Duration) {
-    let window = DEEP.algorithm(Algorithm::fixed_window());
+    let window = DEEP.with_algorithm(Algorithm::fixed_window());
     let tables = [
         ("store, threads", DEEP, true),
         ("store, threads, denied", Quota::per_hour(1), false),

@@ -15,7 +15,7 @@ use crate::{
 const SECOND: Duration = Duration::from_secs(1);
 
 pub(crate) fn tables(time: Duration) {
-    let log = |units| Quota::per_second(units).algorithm(Algorithm::SlidingLog);
+    let log = |units| Quota::per_second(units).with_algorithm(Algorithm::SlidingLog);
     let lengths = [10, 100, 1_000, 10_000];
     // A charge leaves as another arrives.
     let admitted = lengths.map(|units| {
@@ -29,7 +29,8 @@ pub(crate) fn tables(time: Duration) {
     });
     table("store, sliding log, denied", time, denied.into());
     let windows = [2, 6, 12, 30, 60].map(|buckets| {
-        let quota = Quota::per_minute(60_000_000).algorithm(Algorithm::SlidingWindow { buckets });
+        let quota =
+            Quota::per_minute(60_000_000).with_algorithm(Algorithm::SlidingWindow { buckets });
         let every = 60 * SECOND / 1_000;
         Case::new(format!("{buckets} buckets"), decide(quota, 1_000, every, every))
     });

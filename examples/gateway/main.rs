@@ -120,7 +120,7 @@ fn router(flags: Flags, store: Arc<DynStore<Infallible>>) -> Result<Router, Stri
 
 /// Without a decision, no rule applied to the request.
 async fn show(decision: Option<Extension<Decision>>) -> Json<Shown> {
-    let unlimited = || Decision::allow().from_source(Source::Other("no rule"));
+    let unlimited = || Decision::allow().with_source(Source::Other("no rule"));
     Json(Shown::from(&decision.map_or_else(unlimited, |Extension(decision)| decision)))
 }
 

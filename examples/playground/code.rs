@@ -7,15 +7,15 @@ use crate::limit::{Limit, NAME};
 impl Limit {
     /// Returns a layer with this limit, by the address of the client.
     pub(crate) fn rust(&self) -> String {
-        let quota = match self.quota.counted_by() {
+        let quota = match self.quota.algorithm() {
             Algorithm::Gcra => String::new(),
             Algorithm::FixedWindow { paced: false, .. } => {
-                ".algorithm(Algorithm::fixed_window())".into()
+                ".with_algorithm(Algorithm::fixed_window())".into()
             }
             Algorithm::FixedWindow { paced: true, .. } => {
-                "\n    .algorithm(Algorithm::fixed_window().paced())".into()
+                "\n    .with_algorithm(Algorithm::fixed_window().paced())".into()
             }
-            other => format!("\n    .algorithm(Algorithm::{other:?})"),
+            other => format!("\n    .with_algorithm(Algorithm::{other:?})"),
         };
         let mut rule = String::new();
         if self.cost != 1 {

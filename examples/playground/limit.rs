@@ -46,11 +46,11 @@ impl LimitForm {
     pub(crate) fn limit(&self) -> Result<Limit, String> {
         let quota = Quota::new(self.units, Duration::from_millis(self.period_ms));
         let quota = quota.and_then(|quota| match self.burst {
-            Some(burst) => quota.try_burst(burst),
+            Some(burst) => quota.try_with_burst(burst),
             None => Ok(quota),
         });
         let algorithm = counted_by(&self.algorithm)?;
-        let quota = quota.and_then(|quota| quota.try_algorithm(algorithm));
+        let quota = quota.and_then(|quota| quota.try_with_algorithm(algorithm));
         let quota = quota.map_err(|error| error.to_string())?;
         let max_wait = Duration::from_millis(self.max_wait_ms);
         let limit = Limit { quota, cost: self.cost, max_wait };

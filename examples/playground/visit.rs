@@ -117,7 +117,7 @@ impl Lane {
     async fn state(&self, store: Arc<DynStore<Infallible>>) -> LaneState {
         let Ok(decision): Result<Decision, Infallible> =
             limiter(store).peek(self.account.as_str(), &self.quota).await;
-        let algorithm = self.quota.counted_by();
+        let algorithm = self.quota.algorithm();
         LaneState {
             source: decision.source().as_str(),
             window: matches!(algorithm, Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow),

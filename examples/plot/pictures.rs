@@ -55,7 +55,7 @@ pub(crate) const PICTURES: [Picture; 9] = [
             "Four units come back together; up to six are kept.",
             "For \"n more every minute\": units return in groups.",
         ],
-        FOUR.burst(6).algorithm(Algorithm::TokenBucket),
+        FOUR.with_burst(6).with_algorithm(Algorithm::TokenBucket),
     ),
     picture(
         "fixed_window",
@@ -64,7 +64,7 @@ pub(crate) const PICTURES: [Picture; 9] = [
             "Full again each second: at an edge, twice the limit.",
             "For quotas read from a clock, not for protection.",
         ],
-        FOUR.algorithm(Algorithm::fixed_window()),
+        FOUR.with_algorithm(Algorithm::fixed_window()),
     ),
     picture(
         "carry_over",
@@ -73,7 +73,7 @@ pub(crate) const PICTURES: [Picture; 9] = [
             "Unused units of a used window carry over.",
             "For clients that use less now and more later.",
         ],
-        FOUR.algorithm(Algorithm::fixed_window().carry_over(3)),
+        FOUR.with_algorithm(Algorithm::fixed_window().carry_over(3)),
     ),
     picture(
         "paced_window",
@@ -82,7 +82,7 @@ pub(crate) const PICTURES: [Picture; 9] = [
             "A window's units come one by one; none outlives it.",
             "For clock quotas, without a rush at the boundary.",
         ],
-        FOUR.algorithm(Algorithm::fixed_window().paced()),
+        FOUR.with_algorithm(Algorithm::fixed_window().paced()),
     ),
     picture(
         "anchored_window",
@@ -91,7 +91,7 @@ pub(crate) const PICTURES: [Picture; 9] = [
             "A window begins with the first call after the last one.",
             "No boundary that all clients share.",
         ],
-        FOUR.algorithm(Algorithm::AnchoredWindow),
+        FOUR.with_algorithm(Algorithm::AnchoredWindow),
     ),
     picture(
         "sliding_window",
@@ -100,7 +100,7 @@ pub(crate) const PICTURES: [Picture; 9] = [
             "The last second, in quarters that leave one by one.",
             "Exact in a span one bucket shorter; little memory.",
         ],
-        FOUR.algorithm(Algorithm::SlidingWindow { buckets: 4 }),
+        FOUR.with_algorithm(Algorithm::SlidingWindow { buckets: 4 }),
     ),
     picture(
         "sliding_log",
@@ -109,6 +109,6 @@ pub(crate) const PICTURES: [Picture; 9] = [
             "Each allowed call counts for exactly one second.",
             "The exact limit; memory grows with the limit.",
         ],
-        FOUR.algorithm(Algorithm::SlidingLog),
+        FOUR.with_algorithm(Algorithm::SlidingLog),
     ),
 ];

@@ -107,8 +107,8 @@ impl Scene {
     /// milliseconds.
     pub(crate) fn edges(&self, quota: &Quota) -> Vec<u64> {
         let turns = self.left.windows(2).map(|pair| (pair[0].1, pair[1]));
-        let full = quota.limit();
-        match quota.counted_by() {
+        let full = quota.burst();
+        match quota.algorithm() {
             Algorithm::FixedWindow { .. } => (1_000..END).step_by(1_000).collect(),
             Algorithm::AnchoredWindow => turns
                 .filter(|(before, (_, after))| *before == full || *after == full)

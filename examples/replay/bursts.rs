@@ -4,12 +4,16 @@ use std::collections::HashSet;
 
 use serde::Serialize;
 use tower_sluice::{
-    Algorithm, ClientIp, Key, KeyExtractor, Quota,
+    ClientIp, Key, KeyExtractor, Quota,
     fingerprint::{Fingerprint, FingerprintKey},
-    simulate::{Call, Simulator, SmallestBurst},
 };
 
-use crate::rule::{AnyKey, RuleFlag};
+use crate::{
+    Rules, checked,
+    least::{SmallestBurst, with_limit},
+    rule::{AnyKey, RuleFlag},
+    simulate::{Call, Simulator},
+};
 
 /// The maximum number of bursts, of all tables together.
 const BURSTS: usize = 8;
@@ -27,7 +31,7 @@ pub(crate) struct Bursts {
 
 struct Row {
     quota: Quota,
-    simulator: Simulator<Vec<tower_sluice::Rule<AnyKey>>>,
+    simulator: Simulator<Rules>,
     requests: u64,
     keys: HashSet<Fingerprint>,
 }
@@ -61,7 +65,7 @@ impl Bursts {
         capacity: usize,
     ) -> Result<Vec<Self>, String> {
         let flags = rules.iter().flat_map(|rule| rule.quotas.iter().map(move |_| rule));
-        let limits = |least: &SmallestBurst| ladder(least.given().limit(), least.quota()?.limit());
+        let limits = |least: &SmallestBurst| ladder(least.given.burst(), least.quota()?.burst());
         let found =
             flags.zip(found).filter_map(|(flag, least)| Some((flag, least, limits(least)?)));
         let found: Vec<_> = found.collect();
@@ -69,17 +73,16 @@ impl Bursts {
         let mut tables = Vec::new();
         for (flag, least, limits) in found {
             let rows =
-                thin(&limits, most).into_iter().filter_map(|limit| with(least.given(), limit));
+                thin(&limits, most).into_iter().filter_map(|limit| with_limit(least.given, limit));
             let row = |quota| {
                 let mut alone = flag.clone();
                 (alone.quotas, alone.report_only) = (vec![quota], false);
-                let simulator = Simulator::try_new(vec![alone.rule(client)?]);
-                let simulator = simulator.map_err(|error| error.to_string())?.capacity(capacity);
+                let simulator = Simulator::new(checked(&[alone], client)?, capacity);
                 Ok(Row { quota, simulator, requests: 0, keys: HashSet::new() })
             };
             tables.push(Self {
                 rule: flag.name.to_string(),
-                given: least.given().to_string(),
+                given: least.given.to_string(),
                 extractor: flag.key.extractor(client)?,
                 secret: FingerprintKey::random(),
                 rows: rows.map(row).collect::<Result<_, String>>()?,
@@ -104,7 +107,7 @@ impl Bursts {
     pub(crate) fn table(self) -> BurstTable {
         let row = |row: Row| BurstRow {
             quota: row.quota.to_string(),
-            limit: row.quota.limit(),
+            limit: row.quota.burst(),
             requests: row.requests,
             keys: row.keys.len().min(KEYS),
             more: row.keys.len() > KEYS,
@@ -127,14 +130,4 @@ fn thin(limits: &[u32], most: usize) -> Vec<u32> {
     let (last, rest) = limits.split_last().unwrap_or((&0, &[]));
     let step = rest.len().div_ceil(most.saturating_sub(1).max(1)).max(1);
     rest.iter().step_by(step).chain([last]).copied().collect()
-}
-
-fn with(quota: Quota, limit: u32) -> Option<Quota> {
-    match quota.counted_by() {
-        Algorithm::Gcra | Algorithm::TokenBucket => quota.try_burst(limit),
-        algorithm => Quota::new(limit, quota.period())
-            .and_then(|quota| quota.try_algorithm(algorithm))
-            .and_then(|changed| changed.try_soft(quota.soft_units())),
-    }
-    .ok()
 }

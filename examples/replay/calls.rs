@@ -1,14 +1,13 @@
 //! Converts lines to calls: the head of the request, as far as a log has it and rules read it.
 
-use axum::http::{HeaderName, HeaderValue, Request, header};
-use tower_sluice::simulate::Call;
-
 use crate::{
     entry::{Entry, Fault, Instants, Reason, unescaped},
     leaps::Leaps,
     log::{self, Log},
     rule::{KeyFlag, RuleFlag},
+    simulate::Call,
 };
+use axum::http::{HeaderName, HeaderValue, Request, header};
 
 const USER: HeaderName = HeaderName::from_static("x-remote-user");
 const FORWARDED: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -92,6 +91,6 @@ impl Calls {
         }
         (parts.method, parts.uri) = (entry.method, entry.target);
         parts.extensions.insert(entry.peer);
-        Ok(Call::new(entry.at, parts))
+        Ok(Call { at: entry.at, parts })
     }
 }

@@ -5,9 +5,12 @@ use std::{
     net::{IpAddr, Ipv6Addr},
 };
 
-use tower_sluice::{ClientIp, Key, KeyExtractor, simulate::Call};
+use tower_sluice::{ClientIp, Key, KeyExtractor};
 
-use crate::rule::{AnyKey, KeyFlag, RuleFlag};
+use crate::{
+    rule::{AnyKey, KeyFlag, RuleFlag},
+    simulate::Call,
+};
 
 /// The exempt keys of each rule.
 pub(crate) struct Except(Vec<(AnyKey, HashSet<Key>)>);

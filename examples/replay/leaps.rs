@@ -7,11 +7,10 @@
 
 use std::time::Duration;
 
-use tower_sluice::simulate::Call;
-
 use crate::{
     entry::{Fault, Reason},
     report::instant,
+    simulate::Call,
 };
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -37,13 +36,13 @@ impl Leaps {
         then: &mut impl FnMut(&str, u64, Result<Call, Fault<'_>>),
     ) {
         if let Some(held) = self.held.take() {
-            let confirmed = call.at() + DAY >= held.call.at();
+            let confirmed = call.at + DAY >= held.call.at;
             self.release(held, confirmed, then);
         }
-        if self.latest.is_none_or(|latest| call.at() > latest + DAY) {
+        if self.latest.is_none_or(|latest| call.at > latest + DAY) {
             self.held = Some(Held { file: file.to_owned(), line, call });
         } else {
-            self.latest = self.latest.max(Some(call.at()));
+            self.latest = self.latest.max(Some(call.at));
             then(file, line, Ok(call));
         }
     }
@@ -63,10 +62,10 @@ impl Leaps {
         then: &mut impl FnMut(&str, u64, Result<Call, Fault<'_>>),
     ) {
         if right {
-            self.latest = Some(call.at());
+            self.latest = Some(call.at);
             then(&file, line, Ok(call));
         } else {
-            then(&file, line, Err((Reason::Ahead, instant(call.at()).as_bytes())));
+            then(&file, line, Err((Reason::Ahead, instant(call.at).as_bytes())));
         }
     }
 }

@@ -9,6 +9,7 @@ mod course;
 mod entry;
 mod except;
 mod leaps;
+mod least;
 mod lines;
 mod log;
 mod notes;
@@ -16,6 +17,7 @@ mod print;
 mod report;
 #[path = "../support/rule.rs"]
 mod rule;
+mod simulate;
 mod tally;
 mod top;
 
@@ -27,19 +29,17 @@ use std::{
 };
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
-use tower_sluice::{
-    ClientIp, Quota,
-    fingerprint::FingerprintKey,
-    simulate::{Simulator, SmallestBurst},
-};
+use tower_sluice::{ClientIp, LocalStore, Quota, RateLimitLayer, fingerprint::FingerprintKey};
 
 use crate::{
     bursts::Bursts,
     calls::Calls,
     except::Except,
+    least::SmallestBurst,
     log::Log,
     report::Report,
     rule::{AnyKey, RuleFlag},
+    simulate::Simulator,
     tally::Tally,
 };
 
@@ -155,7 +155,11 @@ fn replay(flags: &Flags) -> Result<Report, Wrong> {
     let mut calls = Calls::of(&flags.rule).map_err(Wrong::Flag)?;
     let mut tally = Tally::of(&flags.rule, client.as_ref()).map_err(Wrong::Flag)?;
     let except = Except::of(&flags.except, &flags.rule, client.as_ref()).map_err(Wrong::Flag)?;
-    let mut simulator = simulator(flags, flags.rule.clone(), client.as_ref())?.measure();
+    let (capacity, client) = (flags.capacity as usize, client.as_ref());
+    let simulator = |rules: &[RuleFlag]| {
+        checked(rules, client).map(|rules| Simulator::new(rules, capacity)).map_err(Wrong::Flag)
+    };
+    let mut simulated = simulator(&flags.rule)?.measure(capacity);
     let mut logs = Log::open_all(&flags.files).map_err(Wrong::File)?;
 
     calls
@@ -163,50 +167,47 @@ fn replay(flags: &Flags) -> Result<Report, Wrong> {
             tally.lines.all += 1;
             match call {
                 Ok(call) if except.has(&call) => tally.excepted += 1,
-                Ok(call) => tally.note(&call, &simulator.decide(&call)),
+                Ok(call) => tally.note(&call, &simulated.decide(&call)),
                 Err(fault) => tally.lines.fault(file, number, fault),
             }
         })
         .map_err(Wrong::File)?;
 
     let secret = flags.anonymous.then(FingerprintKey::random);
-    let found = simulator.least();
+    let found = simulated.least().to_vec();
     let mut report = Report::new(tally, flags.top.into(), secret.as_ref());
-    report.overflowed = simulator.stats().overflowed;
-    report.overflowed_in_least = simulator.least_stats().map_or(0, |stats| stats.overflowed);
+    report.overflowed = simulated.stats().overflowed;
+    report.overflowed_in_least = simulated.least_stats().map_or(0, |stats| stats.overflowed);
     report.least(&found);
-    drop(simulator);
+    drop(simulated);
     if let Some(rules) = with(&flags.rule, &found)
         && Log::rewind_all(&mut logs).map_err(Wrong::File)?
     {
-        let mut simulator = self::simulator(flags, rules, client.as_ref())?;
-        let bursts = Bursts::of(&flags.rule, &found, client.as_ref(), flags.capacity as usize);
+        let mut simulated = simulator(&rules)?;
+        let bursts = Bursts::of(&flags.rule, &found, client, capacity);
         let mut bursts = bursts.map_err(Wrong::Flag)?;
         let mut limited = 0;
         calls
             .read_all(&mut logs, "checking", |_, _, call| {
                 let Some(call) = call.ok().filter(|call| !except.has(call)) else { return };
-                limited += u64::from(simulator.decide(&call).is_limited());
+                limited += u64::from(simulated.decide(&call).is_limited());
                 bursts.iter_mut().for_each(|bursts| bursts.note(&call));
             })
             .map_err(Wrong::File)?;
         report.bursts = bursts.into_iter().map(Bursts::table).collect();
         report.limited_with_least = Some(limited);
-        report.overflowed_with_least = simulator.stats().overflowed;
+        report.overflowed_with_least = simulated.stats().overflowed;
     }
     report.notes = notes::notes(&report);
     Ok(report)
 }
 
-fn simulator(
-    flags: &Flags,
-    rules: Vec<RuleFlag>,
-    client: Option<&ClientIp>,
-) -> Result<Simulator<Rules>, Wrong> {
-    let rules = rules.into_iter().map(|flag| flag.rule(client)).collect::<Result<Rules, _>>();
-    let simulator = Simulator::try_new(rules.map_err(Wrong::Flag)?);
-    let simulator = simulator.map_err(|error| Wrong::Flag(error.to_string()))?;
-    Ok(simulator.capacity(flags.capacity as usize))
+/// Builds the rules, which must be valid in a layer.
+fn checked(rules: &[RuleFlag], client: Option<&ClientIp>) -> Result<Rules, String> {
+    let build = || rules.iter().map(|flag| flag.clone().rule(client)).collect::<Result<Rules, _>>();
+    let layer = RateLimitLayer::try_rules(build()?, LocalStore::with_capacity(1));
+    drop(layer.map_err(|error| error.to_string())?);
+    build()
 }
 
 /// Returns the rules with the smallest limits, if every quota has one. `found` is in the order of

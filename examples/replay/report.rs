@@ -8,12 +8,13 @@ use std::{
 
 use serde::Serialize;
 use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
-use tower_sluice::{Key, Quota, fingerprint::FingerprintKey, simulate::SmallestBurst};
+use tower_sluice::{Key, Quota, fingerprint::FingerprintKey};
 
 use crate::{
     bursts::BurstTable,
     course::Slice,
     entry::{Reason, shown},
+    least::SmallestBurst,
     rule::KeyFlag,
     tally::{ByRule, Limited, Tally},
     top::Times,
@@ -119,10 +120,10 @@ pub(crate) struct LeastQuota {
 impl LeastQuota {
     fn of(least: &SmallestBurst) -> Self {
         Self {
-            rule: least.rule().to_string(),
-            given: least.given().to_string(),
+            rule: least.rule.to_string(),
+            given: least.given.to_string(),
             least: least.quota().map(|quota| quota.to_string()),
-            limit: least.quota().as_ref().map(Quota::limit),
+            limit: least.quota().as_ref().map(Quota::burst),
         }
     }
 }

@@ -2,15 +2,13 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use tower_sluice::{
-    ClientIp, Key, KeyExtractor,
-    simulate::{Call, SimulatedDecision},
-};
+use tower_sluice::{ClientIp, Key, KeyExtractor};
 
 use crate::{
     course::Course,
     entry::{Fault, Reason, shown},
     rule::{AnyKey, RuleFlag},
+    simulate::{Call, Verdict},
     top::Top,
 };
 
@@ -129,13 +127,13 @@ impl Tally {
         Ok(Self { lines, excepted: 0, requests, rules })
     }
 
-    pub(crate) fn note(&mut self, call: &Call, verdict: &SimulatedDecision) {
-        let at = verdict.at();
+    pub(crate) fn note(&mut self, call: &Call, verdict: &Verdict) {
+        let at = verdict.at;
         let denied = self.by_rule(call, verdict);
         let all = &mut self.requests;
         all.all += 1;
-        all.late += u64::from(verdict.is_late());
-        all.late_by = all.late_by.max(at.saturating_sub(call.at()));
+        all.late += u64::from(verdict.is_late);
+        all.late_by = all.late_by.max(at.saturating_sub(call.at));
         all.first.get_or_insert(at);
         all.last = at;
         all.course.add(at, denied);
@@ -157,7 +155,7 @@ impl Tally {
     }
 
     /// Counts the request for each rule. Returns `true` if a rule denied it, or would have.
-    fn by_rule(&mut self, call: &Call, verdict: &SimulatedDecision) -> bool {
+    fn by_rule(&mut self, call: &Call, verdict: &Verdict) -> bool {
         let outcomes = verdict.decision().map_or(&[][..], |decision| decision.outcomes());
         let mut denied = false;
         for rule in &mut self.rules {
@@ -165,10 +163,10 @@ impl Tally {
             rule.asked += u64::from(its.clone().next().is_some());
             if let Some(outcome) = its.find(|outcome| outcome.is_denied()) {
                 rule.only_reported += u64::from(outcome.is_report_only());
-                rule.denied.add(rule.key(call), verdict.at());
+                rule.denied.add(rule.key(call), verdict.at);
                 denied = true;
-            } else if verdict.waits_for(rule.flag.name) {
-                rule.delayed.add(rule.key(call), verdict.at());
+            } else if verdict.waits_for.contains(&rule.flag.name) {
+                rule.delayed.add(rule.key(call), verdict.at);
             }
         }
         denied

@@ -109,8 +109,8 @@ impl FromStr for RuleFlag {
             return Err(format!("quota is missing; add one, as {QUOTA}"));
         }
         for quota in &mut quotas {
-            let counted = quota.try_algorithm(algorithm.unwrap_or_default());
-            let softened = counted.and_then(|quota| quota.try_soft(soft.unwrap_or(0)));
+            let counted = quota.try_with_algorithm(algorithm.unwrap_or_default());
+            let softened = counted.and_then(|quota| quota.try_with_soft(soft.unwrap_or(0)));
             *quota = softened.map_err(|error| error.to_string())?;
         }
         Ok(Self {

@@ -83,18 +83,27 @@ fn client(how: &str, networks: &[&str]) -> Option<(ClientIp, Trusted)> {
         Some(b'h') => {
             let digits = how[1..].trim_end_matches(|c: char| !c.is_ascii_digit());
             let hops: u8 = digits.parse().ok()?;
-            let client = ClientIp::try_hops(hops);
-            assert_eq!(client.is_ok(), (1..=32).contains(&hops));
-            Some((client.ok()?, Trusted::Hops(hops.into())))
+            let hops = Some(hops).filter(|hops| (1..=32).contains(hops))?;
+            Some((ClientIp::hops(hops), Trusted::Hops(hops.into())))
         }
         _ => {
             let read: Option<Vec<_>> = networks.iter().map(|text| Network::read(text)).collect();
             assert_eq!(AccessList::networks(networks).is_ok(), read.is_some(), "{networks:?}");
             let read = read.filter(|read| !read.iter().any(Network::holds_all));
+            let read = read.filter(|_| !networks.iter().any(|text| is_bare(text)));
             let client = ClientIp::behind(networks);
             assert_eq!(client.is_ok(), read.is_some(), "{networks:?}");
             Some((client.ok()?, Trusted::Networks(read?)))
         }
+    }
+}
+
+/// Returns `true` for the address of a network, without its prefix length.
+fn is_bare(text: &str) -> bool {
+    match text.parse::<IpAddr>().map(|address| address.to_canonical()) {
+        Ok(IpAddr::V4(address)) => address.octets()[3] == 0,
+        Ok(IpAddr::V6(address)) => address.segments()[4..] == [0; 4],
+        Err(_) => false,
     }
 }
 

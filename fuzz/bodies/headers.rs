@@ -61,8 +61,8 @@ fn rule(input: &mut Input<'_>) -> Option<(RuleName, Vec<Quota>)> {
     for _ in 0..=input.byte() % 2 {
         let quota: Quota = input.text().parse().ok()?;
         let soft = u32::try_from(input.number()).unwrap_or(0);
-        let quota = quota.try_soft(soft).unwrap_or(quota);
-        quotas.push(input.one_of(&QUOTA_NAMES).map_or(quota, |name| quota.named(name)));
+        let quota = quota.try_with_soft(soft).unwrap_or(quota);
+        quotas.push(input.one_of(&QUOTA_NAMES).map_or(quota, |name| quota.with_name(name)));
     }
     Some((name, quotas))
 }

@@ -53,7 +53,7 @@ fn same_as_its_text(input: &mut Input<'_>) {
     };
     let n = input.number();
     let period = Duration::from_nanos(n.saturating_mul(nanos));
-    let built = Quota::new(units, period).and_then(|quota| quota.try_burst(burst));
+    let built = Quota::new(units, period).and_then(|quota| quota.try_with_burst(burst));
     let read = format!("{units}/{n}{unit} burst {burst}").parse::<Quota>();
     assert_eq!(built.as_ref().ok(), read.as_ref().ok(), "{units}/{n}{unit} burst {burst}");
 
@@ -72,7 +72,7 @@ fn is_sound(quota: &Quota) {
     if quota.is_blocked() {
         return;
     }
-    let (interval, burst) = (quota.interval().as_nanos(), u128::from(quota.limit()));
+    let (interval, burst) = (quota.interval().as_nanos(), u128::from(quota.burst()));
     assert_eq!(interval, quota.period().as_nanos().div_ceil(quota.units().into()));
     assert!(interval > 0 && burst > 0 && interval * burst <= TEN_YEARS, "{quota}");
 }

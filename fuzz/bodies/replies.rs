@@ -83,7 +83,7 @@ pub(crate) fn check(bytes: &[u8]) {
             Err(_) => return,
         },
     };
-    let quota = Quota::new(10, Duration::from_secs(10)).expect("a quota").algorithm(algorithm);
+    let quota = Quota::new(10, Duration::from_secs(10)).expect("a quota").with_algorithm(algorithm);
     let (quotas, keys) = ([quota], ["one", "two"].map(Key::from));
     let charge = |key| Charge::new(RuleName::default(), key, &quotas).with_cost(cost.into());
     let charges: Vec<_> = keys[..accounts].iter().map(charge).collect();

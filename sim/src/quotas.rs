@@ -18,28 +18,28 @@ pub fn quota(random: &mut Random, micros: u64) -> Quota {
     let burst = small(random, 15) + 1;
     let more = small(random, 5);
     let built = match kind {
-        0..3 => base.try_burst(burst),
-        3 => base.try_burst(burst).and_then(|it| it.try_algorithm(Algorithm::TokenBucket)),
+        0..3 => base.try_with_burst(burst),
+        3 => base.try_with_burst(burst).and_then(|it| it.try_with_algorithm(Algorithm::TokenBucket)),
         4 => {
             let window = Algorithm::fixed_window().carry_over(more);
-            base.try_algorithm(if more % 2 == 0 { window.paced() } else { window })
+            base.try_with_algorithm(if more % 2 == 0 { window.paced() } else { window })
         }
-        5 => base.try_algorithm(Algorithm::AnchoredWindow),
+        5 => base.try_with_algorithm(Algorithm::AnchoredWindow),
         6 => {
             let buckets = *random.pick(&[1, 2, 3, 4, 5, 6, 10]);
-            base.try_algorithm(Algorithm::SlidingWindow { buckets })
+            base.try_with_algorithm(Algorithm::SlidingWindow { buckets })
         }
-        _ => base.try_algorithm(Algorithm::SlidingLog),
+        _ => base.try_with_algorithm(Algorithm::SlidingLog),
     };
     let mut quota = built.unwrap_or(base);
     if random.percent(25) {
-        quota = quota.try_initial(small(random, 5)).unwrap_or(quota);
+        quota = quota.try_with_initial(small(random, 5)).unwrap_or(quota);
     }
     if random.percent(25) {
-        quota = quota.try_max_debt(small(random, 37)).unwrap_or(quota);
+        quota = quota.try_with_max_debt(small(random, 37)).unwrap_or(quota);
     }
     if random.percent(25) {
-        quota = quota.try_soft(small(random, 5)).unwrap_or(quota);
+        quota = quota.try_with_soft(small(random, 5)).unwrap_or(quota);
     }
     quota
 }
@@ -51,12 +51,12 @@ pub fn plain(random: &mut Random) -> Quota {
     let period = Duration::from_millis(*random.pick(&[500, 1_000, 1_000, 2_000, 5_000, 10_000]));
     let base = Quota::new(units, period).expect("a quota");
     let built = match random.within(0..12) {
-        0..7 => base.try_burst(burst),
-        7 => base.try_burst(burst).and_then(|it| it.try_algorithm(Algorithm::TokenBucket)),
-        8 => base.try_algorithm(Algorithm::fixed_window()),
-        9 => base.try_algorithm(Algorithm::AnchoredWindow),
-        10 => base.try_algorithm(Algorithm::SlidingWindow { buckets: 5 }),
-        _ => base.try_algorithm(Algorithm::SlidingLog),
+        0..7 => base.try_with_burst(burst),
+        7 => base.try_with_burst(burst).and_then(|it| it.try_with_algorithm(Algorithm::TokenBucket)),
+        8 => base.try_with_algorithm(Algorithm::fixed_window()),
+        9 => base.try_with_algorithm(Algorithm::AnchoredWindow),
+        10 => base.try_with_algorithm(Algorithm::SlidingWindow { buckets: 5 }),
+        _ => base.try_with_algorithm(Algorithm::SlidingLog),
     };
     built.unwrap_or(base)
 }
@@ -68,9 +68,9 @@ pub fn queueing(random: &mut Random) -> [Quota; 2] {
     let (few, many) = (of(units), of(units * 2));
     if random.percent(40) {
         let paced = Algorithm::fixed_window().paced();
-        return [few, many].map(|it| it.algorithm(paced));
+        return [few, many].map(|it| it.with_algorithm(paced));
     }
-    [few.burst(2), many.burst(4)]
+    [few.with_burst(2), many.with_burst(4)]
 }
 
 /// Returns a quota whose late charges may lead far into debt.
@@ -78,14 +78,14 @@ pub fn adjusted(random: &mut Random) -> Quota {
     let units = u32::try_from(random.within(3..20)).expect("few");
     let base = Quota::new(units, Duration::from_secs(1)).expect("a quota");
     let built = match random.within(0..8) {
-        0..3 => base.try_burst(units * 2),
-        3 => base.try_algorithm(Algorithm::TokenBucket),
-        4 => base.try_algorithm(Algorithm::fixed_window()),
-        5 => base.try_algorithm(Algorithm::AnchoredWindow),
-        6 => base.try_algorithm(Algorithm::SlidingWindow { buckets: 5 }),
-        _ => base.try_algorithm(Algorithm::SlidingLog),
+        0..3 => base.try_with_burst(units * 2),
+        3 => base.try_with_algorithm(Algorithm::TokenBucket),
+        4 => base.try_with_algorithm(Algorithm::fixed_window()),
+        5 => base.try_with_algorithm(Algorithm::AnchoredWindow),
+        6 => base.try_with_algorithm(Algorithm::SlidingWindow { buckets: 5 }),
+        _ => base.try_with_algorithm(Algorithm::SlidingLog),
     };
-    built.and_then(|it| it.try_max_debt(DEBT)).expect("a quota")
+    built.and_then(|it| it.try_with_max_debt(DEBT)).expect("a quota")
 }
 
 /// The debt that late charges may lead to.

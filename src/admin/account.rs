@@ -1,6 +1,6 @@
 //! Operations on one account: peek, reset, block and unblock.
 
-use std::time::SystemTime;
+use std::{fmt, time::SystemTime};
 
 use http::StatusCode;
 use serde_json::{Value, json};
@@ -13,10 +13,10 @@ use super::{
 };
 use crate::{
     decision::{Decision, Source},
-    explain::{self, Explanation},
+    explain::Explanation,
     quota::Quota,
     rule::{Quotas, RuleInfo, RuleName},
-    store::{Charge, Op, OwnedCharges, Store, StoreExt, Unsupported},
+    store::{Charge, Op, OwnedCharges, Store, StoreExt},
 };
 
 /// The account that a request body names.
@@ -80,18 +80,17 @@ impl<'a> ManagedAccount<'a> {
     pub(super) async fn peek(self) -> Result<Value, Problem> {
         let store = &self.layer.store;
         self.check_supported()?;
-        let Ok(current) = store.take(&[self.charge().with_cost(0)]).await;
+        let Ok(current) = store.peek(&[self.charge().with_cost(0)]).await;
         check_not_failed("peek", &current)?;
         let next = OwnedCharges::from(
             &[self.charge().with_cost(self.cost).with_headroom(self.headroom)][..],
         );
-        explain::check(store, &next).map_err(|why| unsupported(&why))?;
         let Ok(would) = Explanation::look_at(store, &next).await;
         let blocked = would.decision().filter(|decision| decision.is_blocked());
         let blocked = blocked.and_then(Decision::retry_after).map(millis);
         let quotas = current.outcomes().iter().map(|outcome| {
             let mut quota = json!({
-                "text": self.quotas.charged().get(outcome.place()).map(Quota::to_string),
+                "text": self.quotas.charged().get(outcome.quota_index()).map(Quota::to_string),
                 "limit": outcome.limit(),
                 "remaining": outcome.remaining(),
                 "reset_after_ms": millis(outcome.reset_after()),
@@ -189,14 +188,16 @@ fn listed_key(layer: &ManagedLayer, rule: RuleName, given: &str) -> Result<Parse
     })
 }
 
-fn unsupported(why: &Unsupported) -> Problem {
+fn unsupported(why: &impl fmt::Display) -> Problem {
     Problem::new(StatusCode::NOT_IMPLEMENTED, format!("the store does not support this: {why}"))
 }
 
 /// Returns an error if the store failed.
 fn check_not_failed(operation: &str, decision: &Decision) -> Result<(), Problem> {
-    if !matches!(decision.source(), Source::FailedOpen | Source::FailedClosed) {
-        return Ok(());
+    match decision.source() {
+        Source::FailedOpen | Source::FailedClosed => {}
+        Source::Unsupported => return Err(unsupported(&format!("cannot {operation}"))),
+        _ => return Ok(()),
     }
     let why = format!(
         "the store did not {operation}: it failed (see api/health), or does not support this"

@@ -1,15 +1,14 @@
 //! Layers that the router manages.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{any::Any, convert::Infallible, sync::Arc, time::Duration};
 
 use http::StatusCode;
 
-use super::body::Problem;
+use super::{body::Problem, denials::DenialLog};
 use crate::{
     fingerprint::FingerprintKey,
     key::Key,
     middleware::{RateLimitLayer, Toggle},
-    observe::DenialLog,
     rule::{LivePlan, Quotas, RuleInfo, Rules},
     store::{Charge, DynStore, Health, Store, StoreExt, Unsupported},
 };
@@ -50,15 +49,18 @@ impl ManagedLayer {
         let settings = &mut layer.settings;
         let secret = *settings.secret.get_or_insert(secret);
         // Two routers with the same layer show the same denials.
-        if !settings.meter.denial_log().is_enabled() {
+        let hooks = &mut settings.observers.hooks;
+        let known = hooks.iter().find_map(|hook| (&**hook as &dyn Any).downcast_ref::<DenialLog>());
+        let denial_log = known.cloned().unwrap_or_else(|| {
             let mut infos = Vec::new();
             rules.info(&mut infos);
-            let denial_log = DenialLog::enabled(infos.iter().map(|info| info.name));
-            settings.meter = settings.meter.clone().with_denial_log(denial_log);
-        }
+            let denial_log = DenialLog::new(infos.iter().map(|info| info.name));
+            hooks.push(Arc::new(denial_log.clone()));
+            denial_log
+        });
         Self {
             name: name.into(),
-            denial_log: settings.meter.denial_log().clone(),
+            denial_log,
             switch: settings.enabled.clone(),
             report_only: settings.report_only.clone(),
             store: layer.store.clone().boxed(),

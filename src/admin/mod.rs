@@ -169,7 +169,7 @@
 //!   "quotas": [
 //!     {"text": "10/s", "limit": 10, "remaining": 3, "reset_after_ms": 700, "next_after_ms": 100}
 //!   ],
-//!   "would": "would be allowed by rule …"
+//!   "would": "would be allowed\n  rule …"
 //! }
 //! ```
 //!
@@ -234,6 +234,7 @@
 
 mod account;
 mod body;
+mod denials;
 mod key;
 mod managed;
 mod routes;

@@ -5,15 +5,11 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 
 use super::{
+    denials::{DeniedKey, RecordedDenial},
     key,
     managed::{self, ManagedLayer},
 };
-use crate::{
-    observe::{DeniedKey, RecordedDenial},
-    quota::Quota,
-    rule::RuleInfo,
-    store::Health,
-};
+use crate::{quota::Quota, rule::RuleInfo, store::Health};
 
 /// Returns the layers with their switches and rules.
 pub(super) fn layers(layers: &[ManagedLayer]) -> Value {
@@ -53,8 +49,8 @@ fn rule(layer: &ManagedLayer, info: &RuleInfo<'_>) -> Value {
 fn quota(quota: &Quota) -> Value {
     json!({
         "text": quota.to_string(),
-        "algorithm": quota.counted_by(),
-        "limit": quota.limit(),
+        "algorithm": quota.algorithm(),
+        "limit": quota.burst(),
         "units": quota.units(),
         "period_ms": millis(quota.period()),
         "max_debt": quota.max_debt_units(),

@@ -14,19 +14,19 @@ use crate::{
 /// The snapshot has the slots that are held afterwards, if every other quota allows the demand.
 #[inline]
 pub(crate) fn look(held: u64, quota: &Quota, demand: Demand) -> Evaluation {
-    let (limit, need) = (u64::from(quota.limit()), demand.need());
-    let raised = limit + u64::from(quota.soft_units());
+    let (limit, need) = (u64::from(quota.burst()), demand.need());
+    let raised = limit + u64::from(quota.soft());
     let fit = if need == 0 || held.saturating_add(need) <= raised {
         Fit::at_once(need > 0 && held + need > limit)
     } else {
         Fit::denied(if need > raised { NEVER } else { UNKNOWN_WAIT })
     };
     let free_in_ns = 0;
-    fit.with(Snapshot::Slots { limit: quota.limit(), held, retry_ns: fit.retry_ns, free_in_ns })
+    fit.with(Snapshot::Slots { limit: quota.burst(), held, retry_ns: fit.retry_ns, free_in_ns })
 }
 
 /// Returns the slots that must be freed before the demand fits.
 pub(crate) fn missing(held: u64, quota: &Quota, demand: Demand) -> u64 {
-    let raised = u64::from(quota.limit()) + u64::from(quota.soft_units());
+    let raised = u64::from(quota.burst()) + u64::from(quota.soft());
     held.saturating_add(demand.need()).saturating_sub(raised)
 }

@@ -36,7 +36,7 @@ pub(super) trait Counter {
     /// Returns the time until more units are available, or 0 if the account is full.
     fn next_ns(&self, quota: &Quota, now: u64) -> u64 {
         let left = self.remaining(quota, now);
-        if left < quota.limit().into() { self.wait(quota, now, left + 1, 0) } else { 0 }
+        if left < quota.burst().into() { self.wait(quota, now, left + 1, 0) } else { 0 }
     }
 
     /// Returns the limit of the time in the queue. A charge that must wait this long or longer is
@@ -92,7 +92,7 @@ pub(super) fn reconstruct(
         return look(account, quota, now, demand);
     };
     let over = state.counter().wait(quota, now, demand.headroom.into(), 0);
-    let fit = if quota.soft_units() > 0 { Fit::at_once(over > 0) } else { Fit::queued(over) };
+    let fit = if quota.soft() > 0 { Fit::at_once(over > 0) } else { Fit::queued(over) };
     fit.with(state.snapshot(quota, now, 0))
 }
 
@@ -125,9 +125,9 @@ pub(super) fn take(
 ///
 /// Does nothing if the quota has no `initial` units, or if the account exists.
 pub(super) fn open(account: &mut Option<CountedState>, quota: &Quota, now: u64, demand: Demand) {
-    let possible = demand.need() <= u64::from(quota.limit()) + u64::from(quota.soft_units());
+    let possible = demand.need() <= u64::from(quota.burst()) + u64::from(quota.soft());
     drop_expired(account, quota, now);
-    if quota.initial_units().is_some() && demand.cost > 0 && possible {
+    if quota.initial().is_some() && demand.cost > 0 && possible {
         get_or_open(account, quota, now);
     }
 }
@@ -195,7 +195,7 @@ fn drop_expired(account: &mut Option<CountedState>, quota: &Quota, now: u64) {
 
 impl CountedState {
     fn new(quota: &Quota, now: u64) -> Self {
-        match quota.counted_by() {
+        match quota.algorithm() {
             Algorithm::TokenBucket => Self::TokenBucket(TokenBucket::new(quota, now)),
             Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow => {
                 Self::FixedWindow(FixedWindow::new(quota, now))
@@ -221,15 +221,15 @@ impl CountedState {
     /// Returns `true` if the account belongs to the algorithm of the quota.
     fn matches(&self, quota: &Quota) -> bool {
         match self {
-            Self::TokenBucket(_) => quota.counted_by() == Algorithm::TokenBucket,
+            Self::TokenBucket(_) => quota.algorithm() == Algorithm::TokenBucket,
             Self::FixedWindow(_) => matches!(
-                quota.counted_by(),
+                quota.algorithm(),
                 Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow
             ),
             Self::SlidingWindow(_) => {
-                matches!(quota.counted_by(), Algorithm::SlidingWindow { .. })
+                matches!(quota.algorithm(), Algorithm::SlidingWindow { .. })
             }
-            Self::SlidingLog(_) => quota.counted_by() == Algorithm::SlidingLog,
+            Self::SlidingLog(_) => quota.algorithm() == Algorithm::SlidingLog,
         }
     }
 
@@ -264,7 +264,7 @@ impl CountedState {
     fn fit(&self, quota: &Quota, now: u64, demand: Demand) -> Fit {
         let (counter, need) = (self.counter(), demand.need());
         let plain = if need > 0 { counter.wait(quota, now, need, 0) } else { 0 };
-        let raised = match u64::from(quota.soft_units()) {
+        let raised = match u64::from(quota.soft()) {
             soft if soft > 0 && plain > 0 => counter.wait(quota, now, need, soft),
             _ => plain,
         };
@@ -280,7 +280,7 @@ impl CountedState {
     fn snapshot(&self, quota: &Quota, now: u64, retry_ns: u64) -> Snapshot {
         let counter = self.counter();
         Snapshot::Known {
-            limit: quota.limit(),
+            limit: quota.burst(),
             remaining: u32::try_from(counter.remaining(quota, now)).unwrap_or(u32::MAX),
             reset_ns: counter.reset_ns(quota, now),
             next_ns: counter.next_ns(quota, now),

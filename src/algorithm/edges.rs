@@ -12,21 +12,21 @@ fn kinds() -> [Quota; 8] {
     let ten = Quota::per_second(10);
     [
         ten,
-        ten.algorithm(Algorithm::TokenBucket),
-        ten.algorithm(Algorithm::fixed_window()),
-        ten.algorithm(Algorithm::fixed_window().carry_over(5)),
-        ten.algorithm(Algorithm::AnchoredWindow),
-        ten.algorithm(Algorithm::SlidingWindow { buckets: 1 }),
-        ten.algorithm(Algorithm::SlidingWindow { buckets: 10 }),
-        ten.algorithm(Algorithm::SlidingLog),
+        ten.with_algorithm(Algorithm::TokenBucket),
+        ten.with_algorithm(Algorithm::fixed_window()),
+        ten.with_algorithm(Algorithm::fixed_window().carry_over(5)),
+        ten.with_algorithm(Algorithm::AnchoredWindow),
+        ten.with_algorithm(Algorithm::SlidingWindow { buckets: 1 }),
+        ten.with_algorithm(Algorithm::SlidingWindow { buckets: 10 }),
+        ten.with_algorithm(Algorithm::SlidingLog),
     ]
 }
 
 #[test]
 fn a_blocked_quota_denies_permanently_with_every_algorithm() {
-    let paced = Quota::per_second(1).algorithm(Algorithm::fixed_window().paced());
+    let paced = Quota::per_second(1).with_algorithm(Algorithm::fixed_window().paced());
     for kind in kinds().into_iter().chain([paced]) {
-        let quota = Quota::blocked().algorithm(kind.counted_by());
+        let quota = Quota::blocked().with_algorithm(kind.algorithm());
         let mut account = Account::new();
         account.adjust(&quota, 5, 3);
         let (evaluation, _) =
@@ -42,8 +42,8 @@ fn a_blocked_quota_denies_permanently_with_every_algorithm() {
 #[test]
 fn a_changed_quota_of_the_same_algorithm_keeps_earlier_charges() {
     for quota in kinds() {
-        let counted_by = quota.counted_by();
-        let wider = Quota::per_second(20).algorithm(counted_by);
+        let counted_by = quota.algorithm();
+        let wider = Quota::per_second(20).with_algorithm(counted_by);
         let mut account = Account::new();
         account.take(&quota, 100, Demand::units(8));
         // Each algorithm keeps something else: a time until full, tokens, or a count.
@@ -60,7 +60,7 @@ fn a_changed_quota_of_the_same_algorithm_keeps_earlier_charges() {
 
 #[test]
 fn a_changed_number_of_buckets_keeps_earlier_charges() {
-    let of = |buckets| Quota::per_second(20).algorithm(Algorithm::SlidingWindow { buckets });
+    let of = |buckets| Quota::per_second(20).with_algorithm(Algorithm::SlidingWindow { buckets });
     for (before, after) in [(1, 10), (10, 1), (4, 5), (10, 1_000), (1_000, 8)] {
         let (before, after) = (of(before), of(after));
         let mut account = Account::new();
@@ -84,7 +84,7 @@ fn a_changed_number_of_buckets_keeps_earlier_charges() {
 
 #[test]
 fn finer_buckets_count_a_charge_at_the_latest_possible_instant() {
-    let of = |buckets| Quota::per_second(20).algorithm(Algorithm::SlidingWindow { buckets });
+    let of = |buckets| Quota::per_second(20).with_algorithm(Algorithm::SlidingWindow { buckets });
     let mut account = Account::new();
     account.take(&of(1), 0, Demand::units(1));
     account.take(&of(1), SECOND * 9 / 10, Demand::units(8));
@@ -95,7 +95,7 @@ fn finer_buckets_count_a_charge_at_the_latest_possible_instant() {
 fn a_changed_algorithm_starts_with_a_new_account() {
     let windows = &kinds()[1..];
     for (before, after) in windows.iter().zip(windows.iter().skip(1)) {
-        let (one, other) = (before.counted_by(), after.counted_by());
+        let (one, other) = (before.algorithm(), after.algorithm());
         if std::mem::discriminant(&one) == std::mem::discriminant(&other) {
             continue;
         }
@@ -118,19 +118,19 @@ fn a_late_thread_is_neither_denied_nor_allowed_more() {
         let edge = 5 * SECOND;
         account.take(&quota, edge, Demand::units(4));
         let (evaluation, _) = account.take(&quota, edge - 3, Demand::units(5));
-        assert!(evaluation.allowed, "{:?}", quota.counted_by());
-        assert_eq!(remaining(&account, &quota, edge), 1, "{:?}", quota.counted_by());
+        assert!(evaluation.allowed, "{:?}", quota.algorithm());
+        assert_eq!(remaining(&account, &quota, edge), 1, "{:?}", quota.algorithm());
         account.take(&quota, edge, Demand::units(1));
         assert!(!account.take(&quota, edge - 1, Demand::units(1)).0.allowed);
         let later = Row::from(account.look(&quota, edge, Demand::units(1)).snapshot);
-        assert!(later.retry > 3, "{:?} {later:?}", quota.counted_by());
+        assert!(later.retry > 3, "{:?} {later:?}", quota.algorithm());
     }
 }
 
 #[test]
 fn a_denial_by_another_quota_creates_an_account_with_initial_units() {
     for algorithm in [Algorithm::Gcra, Algorithm::TokenBucket] {
-        let quota = Quota::per_second(10).initial(3).algorithm(algorithm);
+        let quota = Quota::per_second(10).with_initial(3).with_algorithm(algorithm);
         let opened = |demand| {
             let mut account = Account::new();
             account.open(&quota, SECOND, demand);

@@ -168,21 +168,18 @@ impl Counter for FixedWindow {
 /// Returns the start of the aligned window that contains `instant`, or `instant` for an anchored
 /// window.
 fn start(quota: &Quota, instant: u64) -> u64 {
-    match quota.counted_by() {
+    match quota.algorithm() {
         Algorithm::AnchoredWindow => instant,
         _ => instant - instant % quota.period_nanos(),
     }
 }
 
 fn carry_over(quota: &Quota) -> u64 {
-    match quota.counted_by() {
-        Algorithm::FixedWindow { carry_over, .. } => carry_over.into(),
-        _ => 0,
-    }
+    quota.algorithm().max_carry_over().into()
 }
 
 fn is_paced(quota: &Quota) -> bool {
-    matches!(quota.counted_by(), Algorithm::FixedWindow { paced: true, .. })
+    quota.algorithm().is_paced()
 }
 
 #[cfg(test)]
@@ -202,7 +199,7 @@ mod tests {
     #[cfg(feature = "redis")]
     #[test]
     fn a_reconstructed_paced_charge_equals_the_decision() {
-        let (quota, mut account) = (Quota::per_second(5).algorithm(PACED), None);
+        let (quota, mut account) = (Quota::per_second(5).with_algorithm(PACED), None);
         for _ in 0..6 {
             let demand = queueing(1, SECOND);
             let decided = take(&mut account, &quota, 0, demand);
@@ -214,7 +211,7 @@ mod tests {
 
     #[test]
     fn paced_charges_queue_within_their_window() {
-        let quota = Quota::per_second(5).algorithm(PACED);
+        let quota = Quota::per_second(5).with_algorithm(PACED);
         let mut account = None;
         let waits: Vec<u64> = (0..5)
             .map(|_| take(&mut account, &quota, 0, queueing(1, SECOND)))
@@ -228,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_cost_that_needs_the_bonus_does_not_queue() {
-        let quota = Quota::per_second(5).algorithm(PACED);
+        let quota = Quota::per_second(5).with_algorithm(PACED);
         let mut account = None;
         take(&mut account, &quota, 0, Demand::units(1));
         // Four units are carried over. All nine are available late in the window.
@@ -241,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_unit_due_at_the_end_of_the_window_is_lost() {
-        let quota = "10/10ns".parse::<Quota>().expect("a quota").algorithm(PACED);
+        let quota = "10/10ns".parse::<Quota>().expect("a quota").with_algorithm(PACED);
         let mut account = None;
         take(&mut account, &quota, 0, Demand::units(1));
         // Nineteen units in ten nanoseconds: the last is due at the tenth.
@@ -263,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_refund_to_zero_keeps_the_bonus_and_carries_nothing_over() {
-        let quota = Quota::per_second(10).algorithm(Algorithm::fixed_window().carry_over(4));
+        let quota = Quota::per_second(10).with_algorithm(Algorithm::fixed_window().carry_over(4));
         let mut account = Account::new();
         account.take(&quota, 0, Demand::units(7));
         account.take(&quota, SECOND, Demand::units(2));
@@ -274,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_later_refund_does_not_change_the_bonus() {
-        let quota = Quota::per_second(10).algorithm(Algorithm::fixed_window().carry_over(4));
+        let quota = Quota::per_second(10).with_algorithm(Algorithm::fixed_window().carry_over(4));
         let mut account = Account::new();
         let (_, mine) = account.take(&quota, 0, Demand::units(8));
         account.adjust(&quota, SECOND, -8);

@@ -5,8 +5,8 @@
 //! TAT is then at most `burst·T` in the future.
 //!
 //! A full account is dropped, because a new account is also full. A quota with
-//! [`initial`](Quota::initial) starts new accounts with fewer units. Its full accounts are therefore
-//! kept, for the time in which a whole burst is refilled.
+//! [`initial`](Quota::with_initial) starts new accounts with fewer units. Its full accounts are
+//! therefore kept, for the time in which a whole burst is refilled.
 
 use super::{Demand, Evaluation, Fit, Receipt};
 use crate::{
@@ -37,26 +37,26 @@ impl Gcra {
     /// Returns the parameters of a GCRA quota without `initial`, or `None` for other quotas.
     #[inline]
     pub(crate) fn plain(quota: &Quota) -> Option<Self> {
-        (quota.counted_by() == Algorithm::Gcra && quota.initial_units().is_none())
+        (quota.algorithm() == Algorithm::Gcra && quota.initial().is_none())
             .then(|| Self::new(quota))
     }
 
     /// Returns the parameters of a GCRA quota, or `None` for another algorithm.
     #[inline]
     pub(crate) fn counting(quota: &Quota) -> Option<Self> {
-        (quota.counted_by() == Algorithm::Gcra).then(|| Self::new(quota))
+        (quota.algorithm() == Algorithm::Gcra).then(|| Self::new(quota))
     }
 
     #[inline]
     pub(crate) fn new(quota: &Quota) -> Self {
-        let (limit, interval) = (quota.limit(), quota.interval_nanos());
+        let (limit, interval) = (quota.burst(), quota.interval_nanos());
         let span = |units: u32| u64::from(units) * interval;
-        let (retention, initial_reset) = match quota.initial_units() {
+        let (retention, initial_reset) = match quota.initial() {
             None => (0, 0),
             Some(initial) => (span(limit), span(limit.saturating_sub(initial))),
         };
         let late_limit = quota.late_limit();
-        let soft = quota.soft_units();
+        let soft = quota.soft();
         Self { limit, soft, late_limit, interval, retention, initial_reset }
     }
 
@@ -278,13 +278,13 @@ mod tests {
         assert_eq!(five().undo(0, 1_000, receipt(1_000 + T, 1)), None);
         assert_eq!(five().undo(1_000, 1_000, receipt(1_000 + T, 1)), None);
         // With `initial`, it creates no account either.
-        let quota = Gcra::new(&Quota::per_second(5).initial(0));
+        let quota = Gcra::new(&Quota::per_second(5).with_initial(0));
         assert_eq!(quota.undo(1_000, 1_000, receipt(1_000 + T, 1)), None);
     }
 
     #[test]
     fn a_queued_charge_is_undone_only_while_it_is_the_newest() {
-        let one = Gcra::new(&Quota::per_second(5).burst(1));
+        let one = Gcra::new(&Quota::per_second(5).with_burst(1));
         let queued = |end| Receipt { queued: true, ..receipt(end, 1) };
         let (second, third) = (1_000 + 2 * T, 1_000 + 3 * T);
         assert_eq!(one.undo(third, 1_000, queued(second)), None);
@@ -302,7 +302,7 @@ mod tests {
     #[test]
     fn extreme_numbers_do_not_overflow() {
         const TEN_YEARS: u64 = 315_360_000_000_000_000;
-        let slow = Gcra::new(&Quota::per_day(1).burst(3650));
+        let slow = Gcra::new(&Quota::per_day(1).with_burst(3650));
         let now = 1 << 62;
         let demand = Demand { cost: 3650, headroom: u32::MAX, max_wait: TEN_YEARS };
         assert_eq!(slow.take(now, now, demand).0, None);
@@ -312,7 +312,8 @@ mod tests {
         assert_eq!((queued, evaluation.wait), (Some(now + 2 * TEN_YEARS), TEN_YEARS));
         assert_eq!(slow.adjust(full, now, i64::MAX).0, Some(now + 2 * TEN_YEARS));
         assert_eq!(slow.adjust(full, now, i64::MIN).0, Some(now));
-        let deep = Gcra::new(&Quota::per_day(1).burst(3650).max_debt(3650).initial(0));
+        let deep =
+            Gcra::new(&Quota::per_day(1).with_burst(3650).with_max_debt(3650).with_initial(0));
         let (active, _) = deep.adjust(now, now, i64::MAX);
         assert_eq!(active, Some(now + 2 * TEN_YEARS));
         let active = active.expect("a debt");
@@ -323,7 +324,7 @@ mod tests {
 
     #[test]
     fn a_refund_reduces_debt_beyond_the_limit() {
-        let one = Gcra::new(&Quota::per_second(5).burst(1));
+        let one = Gcra::new(&Quota::per_second(5).with_burst(1));
         let (now, queued) = (1_000, 1_000 + 20 * T);
         assert_eq!(one.adjust(queued, now, -15).0, Some(now + 5 * T));
         assert_eq!(one.adjust(queued, now, 1).0, None, "already beyond twice the limit");
@@ -331,7 +332,7 @@ mod tests {
 
     #[test]
     fn a_refund_to_a_full_account_does_not_keep_it_longer() {
-        let quota = Gcra::new(&Quota::per_second(5).initial(0));
+        let quota = Gcra::new(&Quota::per_second(5).with_initial(0));
         let (full_since, stored) = (1_000, 1_000);
         assert_eq!(quota.adjust(stored, full_since + T, -3).0, None);
         let held = receipt(full_since + 4 * T, 3);

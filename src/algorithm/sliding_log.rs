@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn charges_at_the_same_instant_share_an_entry() {
-        let quota = Quota::per_second(50).algorithm(Algorithm::SlidingLog);
+        let quota = Quota::per_second(50).with_algorithm(Algorithm::SlidingLog);
         let mut account = None;
         let mut most = 0;
         for step in 0..10_000 {

@@ -9,7 +9,7 @@
 //! Each bucket keeps the instant of its last charge, because the number of buckets can change.
 
 use super::{NEVER, Receipt, counted::Counter, entries::Entries};
-use crate::quota::{Algorithm, Quota};
+use crate::quota::Quota;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SlidingWindow(pub(super) Entries);
@@ -23,10 +23,7 @@ struct Buckets {
 
 impl Buckets {
     fn of(quota: &Quota) -> Self {
-        let number = match quota.counted_by() {
-            Algorithm::SlidingWindow { buckets } => u64::from(buckets.max(1)),
-            _ => 1,
-        };
+        let number = u64::from(quota.algorithm().buckets().max(1));
         Self { number, width: (quota.period_nanos() / number).max(1) }
     }
 
@@ -126,7 +123,7 @@ mod tests {
 
     #[test]
     fn at_most_one_bucket_more_than_the_quota_has_is_stored() {
-        let quota = Quota::per_second(50).algorithm(Algorithm::SlidingWindow { buckets: 10 });
+        let quota = Quota::per_second(50).with_algorithm(Algorithm::SlidingWindow { buckets: 10 });
         let mut account = None;
         let mut most = 0;
         for step in 0..10_000 {

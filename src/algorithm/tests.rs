@@ -154,13 +154,13 @@ impl QuotaRow {
         };
         let mut quota = Quota::new(self.units, Duration::from_nanos(self.per)).expect("a quota");
         if let Some(burst) = self.burst {
-            quota = quota.try_burst(burst).expect("a burst");
+            quota = quota.try_with_burst(burst).expect("a burst");
         }
-        quota = quota.try_algorithm(algorithm).expect("an algorithm");
+        quota = quota.try_with_algorithm(algorithm).expect("an algorithm");
         if let Some(initial) = self.initial {
-            quota = quota.try_initial(initial).expect("an initial level");
+            quota = quota.try_with_initial(initial).expect("an initial level");
         }
-        self.soft.map_or(quota, |soft| quota.try_soft(soft).expect("a soft limit"))
+        self.soft.map_or(quota, |soft| quota.try_with_soft(soft).expect("a soft limit"))
     }
 }
 
@@ -280,7 +280,7 @@ fn a_late_charge_is_cut_from_the_first_unit_beyond_the_debt() {
         Algorithm::SlidingLog,
     ];
     for algorithm in algorithms {
-        let quota = Quota::per_minute(5).max_debt(2).algorithm(algorithm);
+        let quota = Quota::per_minute(5).with_max_debt(2).with_algorithm(algorithm);
         let now = 60_000_000_000;
         let mut account = Account::new();
         let is_cut =

@@ -21,7 +21,7 @@ pub(crate) struct TokenBucket {
 
 impl TokenBucket {
     pub(super) fn new(quota: &Quota, now: u64) -> Self {
-        let tokens = quota.initial_units().unwrap_or(quota.limit());
+        let tokens = quota.initial().unwrap_or(quota.burst());
         Self { tokens: tokens.into(), anchor: now, opened: now }
     }
 
@@ -57,7 +57,7 @@ impl Counter for TokenBucket {
     }
 
     fn wait(&self, quota: &Quota, now: u64, need: u64, soft: u64) -> u64 {
-        if need > u64::from(quota.limit()) + soft {
+        if need > u64::from(quota.burst()) + soft {
             return NEVER;
         }
         let tokens = need.cast_signed() - soft.cast_signed();
@@ -96,14 +96,14 @@ impl Counter for TokenBucket {
     }
 
     fn expires_at(&self, quota: &Quota) -> u64 {
-        let refills = u64::from(quota.limit()).div_ceil(refill(quota));
-        let retention = quota.initial_units().map_or(0, |_| refills * quota.period_nanos());
+        let refills = u64::from(quota.burst()).div_ceil(refill(quota));
+        let retention = quota.initial().map_or(0, |_| refills * quota.period_nanos());
         self.reached_at(quota, burst(quota)).saturating_add(retention)
     }
 }
 
 fn burst(quota: &Quota) -> i64 {
-    quota.limit().into()
+    quota.burst().into()
 }
 
 /// Returns the tokens per refill, at least 1.
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn refilled_tokens_are_not_returned_a_second_time() {
-        let quota = Quota::per_second(3).burst(10).algorithm(Algorithm::TokenBucket);
+        let quota = Quota::per_second(3).with_burst(10).with_algorithm(Algorithm::TokenBucket);
         let mut account = Account::new();
         let (_, mine) = account.take(&quota, 0, Demand::units(5));
         account.take(&quota, SECOND, Demand::units(8));
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_partial_undo_returns_at_most_the_tokens_that_were_not_refilled() {
-        let quota = Quota::per_second(3).burst(10).algorithm(Algorithm::TokenBucket);
+        let quota = Quota::per_second(3).with_burst(10).with_algorithm(Algorithm::TokenBucket);
         let after = |units| {
             let mut account = Account::new();
             let (_, mine) = account.take(&quota, 0, Demand::units(5));
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_receipt_from_before_the_bucket_was_full_is_void() {
-        let quota = Quota::per_second(3).burst(10).algorithm(Algorithm::TokenBucket);
+        let quota = Quota::per_second(3).with_burst(10).with_algorithm(Algorithm::TokenBucket);
         let mut account = Account::new();
         let (_, mine) = account.take(&quota, 0, Demand::units(3));
         account.take(&quota, SECOND, Demand::units(5));

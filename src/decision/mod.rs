@@ -27,7 +27,7 @@ use crate::name::RuleName;
 /// ```
 /// use tower_sluice::{Limiter, Quota};
 ///
-/// let quota = Quota::per_second(5).burst(10);
+/// let quota = Quota::per_second(5).with_burst(10);
 /// let limiter = Limiter::local();
 /// let decision = limiter.take("alice", &quota, 3).now();
 /// assert!(decision.is_allowed());
@@ -71,19 +71,19 @@ impl Decision {
     /// The source of the decision is [`Source::Unsupported`].
     #[must_use]
     pub fn unsupported() -> Self {
-        Self::deny().from_source(Source::Unsupported)
+        Self::deny().with_source(Source::Unsupported)
     }
 
     /// Adds the outcome of one quota.
     #[must_use]
-    pub fn outcome(mut self, outcome: Outcome) -> Self {
+    pub fn with_outcome(mut self, outcome: Outcome) -> Self {
         self.outcomes.push(outcome);
         self
     }
 
     /// Sets the source of the decision.
     #[must_use]
-    pub fn from_source(mut self, source: Source) -> Self {
+    pub fn with_source(mut self, source: Source) -> Self {
         self.source = source;
         self
     }
@@ -101,8 +101,8 @@ impl Decision {
     /// let exhausted = Outcome::full(RuleName::default(), 0, 5).with_remaining(0);
     /// let queued = Decision::allow()
     ///     .with_wait(wait)
-    ///     .outcome(exhausted.with_reset_after(wait).with_next_after(wait))
-    ///     .from_source(Source::Other("mine"));
+    ///     .with_outcome(exhausted.with_reset_after(wait).with_next_after(wait))
+    ///     .with_source(Source::Other("mine"));
     /// assert_eq!(queued.wait(), wait);
     /// ```
     ///
@@ -121,7 +121,7 @@ impl Decision {
         self
     }
 
-    /// Marks the request as allowed beyond a [soft](crate::Quota::soft) quota.
+    /// Marks the request as allowed beyond a [soft](crate::Quota::with_soft) quota.
     ///
     /// # Panics
     ///
@@ -172,7 +172,7 @@ impl Decision {
     ///     .with_reset_after(left)
     ///     .with_next_after(left)
     ///     .with_retry_after(Some(left));
-    /// assert!(Decision::deny().outcome(block).with_blocked().is_blocked());
+    /// assert!(Decision::deny().with_outcome(block).with_blocked().is_blocked());
     /// ```
     ///
     /// # Panics
@@ -206,7 +206,7 @@ impl Decision {
 
     /// Returns `true` if the request was allowed beyond a quota.
     ///
-    /// This happens with a [soft](crate::Quota::soft) quota, or with
+    /// This happens with a [soft](crate::Quota::with_soft) quota, or with
     /// [`Overcommit`](crate::middleware::Overcommit) while the system has capacity.
     #[must_use]
     pub fn is_overage(&self) -> bool {
@@ -410,7 +410,7 @@ impl Decision {
     ///
     /// A quota with no outcome, or with several outcomes, gets an unknown outcome.
     pub(crate) fn on(&self, quotas: impl Iterator<Item = (RuleName, usize)> + Clone) -> Self {
-        let own = |outcome: &Outcome| (outcome.rule(), outcome.place());
+        let own = |outcome: &Outcome| (outcome.rule(), outcome.quota_index());
         if self.outcomes.iter().map(own).eq(quotas.clone()) {
             return self.clone();
         }
@@ -433,10 +433,10 @@ pub enum Source {
     Governor,
     /// Redis or Valkey.
     Redis,
-    /// The wrapper [`FailOpen`](crate::store::FailOpen), which allows the request if the store
+    /// The policy [`FailOpen`](crate::store::FailOpen), which allows the request if the store
     /// fails.
     FailedOpen,
-    /// The wrapper [`FailClosed`](crate::store::FailClosed), which denies the request if the store
+    /// The policy [`FailClosed`](crate::store::FailClosed), which denies the request if the store
     /// fails, or a [`FailOpen`](crate::store::FailOpen) whose store does not support the request.
     FailedClosed,
     /// The local store of a [`Fallback`](crate::store::Fallback), which decides if the other store

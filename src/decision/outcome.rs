@@ -13,7 +13,7 @@ pub(crate) const UNKNOWN_WAIT: u64 = NEVER - 1;
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     rule: RuleName,
-    place: u8,
+    quota_index: u8,
     report_only: bool,
     /// The time by which the account's clock is ahead of the decision's clock, in microseconds.
     ///
@@ -87,7 +87,6 @@ impl Outcome {
     /// use tower_sluice::{decision::Outcome, rule::RuleName};
     ///
     /// let denied = Outcome::slots(RuleName::default(), 0, 5, 5)
-    ///     .with_unknown_wait()
     ///     .with_expected_wait(Duration::from_secs(2));
     /// assert_eq!((denied.held(), denied.remaining()), (Some(5), 0));
     /// assert_eq!(denied.retry_after(), None);
@@ -95,17 +94,6 @@ impl Outcome {
     #[must_use]
     pub fn slots(rule: RuleName, quota_index: usize, limit: u32, held: u64) -> Self {
         Self::with(rule, quota_index, Snapshot::Slots { limit, held, retry_ns: 0, free_in_ns: 0 })
-    }
-
-    /// Sets the expected time until enough slots are free, for `Retry-After`.
-    ///
-    /// Has an effect only on an outcome of [`slots`](Outcome::slots). Defaults to 1 s.
-    #[must_use]
-    pub fn with_expected_wait(mut self, time: Duration) -> Self {
-        if let Snapshot::Slots { free_in_ns, .. } = &mut self.snapshot {
-            *free_in_ns = nanos(time);
-        }
-        self
     }
 
     /// Sets the number of whole units left, at most the limit.
@@ -148,23 +136,27 @@ impl Outcome {
     /// Marks the outcome as a denial with an unknown wait, as by a
     /// [concurrent](crate::Quota::concurrent) quota.
     ///
-    /// The `Retry-After` of the response is the [expected wait](Outcome::expected_wait).
+    /// The `Retry-After` of the response is the [expected wait](Outcome::expected_wait): `time`, at
+    /// least 1 s, if the outcome is one of [`slots`](Outcome::slots).
     #[must_use]
-    pub fn with_unknown_wait(mut self) -> Self {
-        self.set_unknown_wait();
-        self
-    }
-
-    pub(crate) fn set_unknown_wait(&mut self) {
+    pub fn with_expected_wait(mut self, time: Duration) -> Self {
         self.set_retry_ns(UNKNOWN_WAIT);
+        if let Snapshot::Slots { free_in_ns, .. } = &mut self.snapshot {
+            *free_in_ns = nanos(time);
+        }
+        self
     }
 
     /// Creates an outcome without the number of units left, for a store that does not report it.
     ///
     /// The response has no header fields for this quota.
     #[must_use]
-    pub fn unknown(rule: RuleName, place: usize, retry_after: Option<Duration>) -> Self {
-        Self::with(rule, place, Snapshot::Unknown { retry_ns: retry_after.map_or(NEVER, nanos) })
+    pub fn unknown(rule: RuleName, quota_index: usize, retry_after: Option<Duration>) -> Self {
+        Self::with(
+            rule,
+            quota_index,
+            Snapshot::Unknown { retry_ns: retry_after.map_or(NEVER, nanos) },
+        )
     }
 
     /// Creates the outcome of a blocked key. `left` is the remaining time of the block.
@@ -174,10 +166,10 @@ impl Outcome {
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "a rule has at most 255 quotas")]
-    pub(crate) fn with(rule: RuleName, place: usize, snapshot: Snapshot) -> Self {
+    pub(crate) fn with(rule: RuleName, quota_index: usize, snapshot: Snapshot) -> Self {
         Self {
             rule,
-            place: place as u8,
+            quota_index: quota_index as u8,
             report_only: false,
             #[cfg(feature = "redis")]
             skew: 0,
@@ -193,13 +185,13 @@ impl Outcome {
 
     /// Returns the index of the quota in its rule, from 0.
     #[must_use]
-    pub fn place(&self) -> usize {
-        self.place.into()
+    pub fn quota_index(&self) -> usize {
+        self.quota_index.into()
     }
 
     /// Sets whether the rule of this outcome is report-only.
     #[must_use]
-    pub fn report_only(mut self, report_only: bool) -> Self {
+    pub fn with_report_only(mut self, report_only: bool) -> Self {
         self.report_only = report_only;
         self
     }
@@ -240,35 +232,20 @@ impl Outcome {
     /// Returns the number of whole units left.
     #[must_use]
     pub fn remaining(&self) -> u32 {
-        match self.snapshot {
-            Snapshot::Refilling { reset_ns, interval, limit, .. } => {
-                // Used units are rounded up to whole units.
-                let owed = reset_ns.div_ceil(interval).min(limit.into());
-                limit - u32::try_from(owed).unwrap_or(limit)
-            }
-            Snapshot::Known { remaining, .. } => remaining,
-            Snapshot::Slots { limit, held, .. } => {
-                limit.saturating_sub(u32::try_from(held).unwrap_or(u32::MAX))
-            }
-            Snapshot::Unknown { .. } => 0,
-        }
+        u32::try_from(self.left()).unwrap_or(0)
     }
 
     /// Returns the units left, or a negative number if the account is in debt.
     pub(crate) fn left(&self) -> i64 {
         match self.snapshot {
             Snapshot::Refilling { reset_ns, interval, limit, .. } => {
+                // Used units are rounded up to whole units.
                 i64::from(limit) - reset_ns.div_ceil(interval).cast_signed()
             }
             Snapshot::Known { remaining, .. } => remaining.into(),
             Snapshot::Slots { limit, held, .. } => i64::from(limit) - held.cast_signed(),
             Snapshot::Unknown { .. } => 0,
         }
-    }
-
-    /// Returns the number of units until the account is full.
-    pub(crate) fn owed(&self) -> i64 {
-        i64::from(self.limit()) - self.left()
     }
 
     /// Returns the time until the account is full.
@@ -323,7 +300,7 @@ impl Outcome {
         }
     }
 
-    /// Returns `true` for a denial with an [unknown](Outcome::with_unknown_wait) wait.
+    /// Returns `true` for a denial with an [unknown](Outcome::with_expected_wait) wait.
     #[must_use]
     pub fn is_wait_unknown(&self) -> bool {
         self.retry_ns() == UNKNOWN_WAIT

@@ -1,7 +1,4 @@
-//! Explanations of decisions: the rule and the quota that decided, with the arithmetic.
-//!
-//! An [`Explanation`] shows why a request was denied: the units left, the units needed, and the
-//! time until more are available.
+//! Explanations of decisions: the rule that decided, and one line for each quota.
 //!
 //! Explanations are computed on demand. A request that is not explained has no extra cost.
 //!
@@ -12,10 +9,9 @@
 //!
 //! let (limiter, quota) = (Limiter::local(), Quota::per_hour(2));
 //! limiter.take("alice", &quota, 2).now();
-//! let denied = limiter.take("alice", &quota, 1).now();
-//! let text = denied.explain().to_string();
-//! assert!(text.starts_with("denied by rule \"default\": 0 left of 2\n"), "{text}");
-//! assert!(text.contains("one unit comes back every 30min; 2 used"), "{text}");
+//! let text = limiter.take("alice", &quota, 1).now().explain().to_string();
+//! assert!(text.starts_with("denied by rule \"default\" → retry after "), "{text}");
+//! assert!(text.contains("\n  rule \"default\": 0 of 2 left, next in "), "{text}");
 //! ```
 //!
 //! Given the rules, an explanation also shows quotas, keys and costs. The layer and the limiter can
@@ -25,16 +21,15 @@
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
 //! use tower_sluice::{Limiter, Quota};
 //!
-//! let (limiter, quotas) = (Limiter::local(), [Quota::per_second(5).burst(20), Quota::per_day(10_000)]);
+//! let limiter = Limiter::local();
+//! let quotas = [Quota::per_second(5).with_burst(20), Quota::per_day(10_000)];
 //! let would = limiter.explain("alice", &quotas, 25).await?;
 //! assert_eq!(
 //!     would.to_string(),
-//!     "would be denied by rule \"default\", quota 1 of 2 (5/s burst 20, gcra), Key(..): \
-//!      cost 25, 20 left\n  \
-//!        one unit comes back every 200ms; full; \
-//!        needs 25, which is above the limit 20: waiting does not help\n\
-//!      rule \"default\", quota 2 of 2 (10000/day, gcra), Key(..): cost 25, 10000 left\n  \
-//!        one unit comes back every 8.64s; full; needs 25, has 10000: it fits\n"
+//!     "would be denied by rule \"default\"\n  \
+//!        rule \"default\" (5/s burst 20, gcra), Key(..), cost 25: 20 of 20 left; \
+//!        denied: waiting does not help\n  \
+//!        rule \"default\", quota 2 (10000/day, gcra), Key(..), cost 25: 10000 of 10000 left\n"
 //! );
 //! # Ok::<(), std::convert::Infallible>(())
 //! # });
@@ -50,18 +45,15 @@
 //!
 //! A dry run may be out of date immediately, because other requests charge the accounts.
 
-mod arithmetic;
-mod look;
-mod text;
+use std::fmt;
 
-pub(crate) use self::look::check;
 use crate::{
-    decision::{Decision, Outcome},
+    decision::{Decision, Outcome, Source},
     fingerprint::FingerprintKey,
     key::{Key, KeyError, RequestHead},
     quota::Quota,
     rule::Rules,
-    store::{Charge, OwnedCharges, Store, Unsupported},
+    store::{Charge, OwnedCharges, Store, StoreExt},
 };
 
 /// Explained decision. See the [module](self) for an example.
@@ -72,11 +64,10 @@ use crate::{
 #[must_use]
 pub struct Explanation {
     about: About,
-    /// `true` for a dry run.
-    looked: bool,
-    /// The reason why a denied request was allowed, if any.
-    beside: Option<&'static str>,
-    secret: Option<FingerprintKey>,
+    is_dry_run: bool,
+    /// The reason why the layer allows a denied request, if any.
+    pub(crate) allowed_because: Option<&'static str>,
+    pub(crate) secret: Option<FingerprintKey>,
 }
 
 #[derive(Clone, Debug)]
@@ -85,8 +76,25 @@ pub(crate) enum About {
     /// A request that no rule limits, with the reason as text.
     Free(&'static str),
     Unkeyed(KeyError),
-    /// A store that does not support dry runs, with the reason.
-    Unsaid(Unsupported),
+}
+
+/// Report on one quota of a decision, in an [`Explanation`].
+///
+/// The quota, the key and the costs are `None` unless the explanation was given the charges or the
+/// rules.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct QuotaReport {
+    /// The outcome of the quota.
+    pub outcome: Outcome,
+    /// The quota.
+    pub quota: Option<Quota>,
+    /// The key of the account.
+    pub key: Option<Key>,
+    /// The requested units, of all charges to the account.
+    pub cost: Option<u64>,
+    /// The units that must be left over after the charge.
+    pub headroom: Option<u32>,
 }
 
 impl Decision {
@@ -95,12 +103,19 @@ impl Decision {
     /// To add them, call [`charges`](Explanation::charges) or [`rules`](Explanation::rules) on the
     /// explanation.
     pub fn explain(&self) -> Explanation {
-        Explanation::decided(self.clone(), &[])
+        Explanation::of(self.clone(), &[])
+    }
+}
+
+impl From<About> for Explanation {
+    fn from(about: About) -> Self {
+        Self { about, is_dry_run: false, allowed_because: None, secret: None }
     }
 }
 
 impl Explanation {
-    /// Explains the decision that [`take`](crate::StoreExt::take) would make, without a charge.
+    /// Explains the decision that [`take`](StoreExt::take) would make, by a
+    /// [peek](StoreExt::peek).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -112,18 +127,14 @@ impl Explanation {
     /// let charge = Charge::new(RuleName::default(), &key, &quotas).with_cost(3);
     /// let would = Explanation::look(&store, &[charge]).await?;
     /// assert!(would.is_allowed());
-    /// assert_eq!(would.quota_reports()[0].outcome().remaining(), 5);
+    /// assert_eq!(would.quota_reports()[0].outcome.remaining(), 2);
     /// # Ok::<(), std::convert::Infallible>(())
     /// # });
     /// ```
     ///
     /// # Errors
     ///
-    /// Fails if the store cannot decide, or does not support dry runs, as with a governor limiter.
-    ///
-    /// # Limitations
-    ///
-    /// A dry run covers the first 254 quotas of a rule.
+    /// Fails if the store cannot decide.
     pub async fn look<S: Store>(store: &S, charges: &[Charge<'_>]) -> Result<Self, S::Error> {
         Self::look_at(store, &charges.into()).await
     }
@@ -132,15 +143,29 @@ impl Explanation {
         store: &S,
         charges: &OwnedCharges,
     ) -> Result<Self, S::Error> {
-        let decision = look::look(store, charges).await?;
-        let decided = charges.with(|charges| Self::decided(decision, charges));
-        Ok(Self { looked: true, ..decided })
+        let decision = charges.with(|charges| store.peek(charges)).await?;
+        Ok(charges.with(|charges| Self::of(decision, charges)).as_dry_run())
+    }
+
+    pub(crate) fn as_dry_run(self) -> Self {
+        Self { is_dry_run: true, ..self }
+    }
+
+    fn of(decision: Decision, charges: &[Charge<'_>]) -> Self {
+        let reports = reports(&decision, charges);
+        About::Decision(Box::new(decision), reports).into()
     }
 
     /// Adds quotas, costs and keys from the charges.
     pub fn charges(mut self, charges: &[Charge<'_>]) -> Self {
-        self.add_charges(charges);
+        self.add(charges);
         self
+    }
+
+    fn add(&mut self, charges: &[Charge<'_>]) {
+        if let About::Decision(decision, all) = &mut self.about {
+            *all = reports(decision, charges);
+        }
     }
 
     /// Adds quotas, costs and keys from the rules and the request.
@@ -148,19 +173,17 @@ impl Explanation {
     /// The rules are evaluated now. If a plan was replaced after the decision, the explanation
     /// shows the new quotas.
     pub fn rules<'a>(
-        self,
+        mut self,
         rules: &(impl Rules + ?Sized),
         head: impl Into<RequestHead<'a>>,
     ) -> Self {
-        let mut explained = self;
-        let add = &mut |charges: &[Charge<'_>]| {
-            if !charges.is_empty() {
-                explained.add_charges(charges);
-            }
-        };
         // A request that bypasses the rules has no charges.
-        let _bypassed = rules.charge(&head.into(), &[], add);
-        explained
+        let _bypassed = rules.charge(&head.into(), &[], &mut |charges| {
+            if !charges.is_empty() {
+                self.add(charges);
+            }
+        });
+        self
     }
 
     /// Prints keys as [fingerprints](crate::fingerprint::Fingerprint).
@@ -171,20 +194,22 @@ impl Explanation {
     /// Returns `true` if the request is allowed, or would be allowed.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
-        match &self.about {
-            About::Decision(decision, _) => decision.is_allowed() || self.beside.is_some(),
-            About::Free(_) => true,
-            About::Unkeyed(_) => self.beside.is_some(),
-            About::Unsaid(_) => false,
-        }
+        self.allowed_because.is_some()
+            || match &self.about {
+                About::Decision(decision, _) => decision.is_allowed(),
+                About::Free(_) => true,
+                About::Unkeyed(_) => false,
+            }
     }
 
     /// Returns the decision, or `None` if no store was called.
+    ///
+    /// The decision of a store that cannot peek is [unsupported](Decision::unsupported).
     #[must_use]
     pub fn decision(&self) -> Option<&Decision> {
         match &self.about {
             About::Decision(decision, _) => Some(decision),
-            About::Free(_) | About::Unkeyed(_) | About::Unsaid(_) => None,
+            About::Free(_) | About::Unkeyed(_) => None,
         }
     }
 
@@ -193,124 +218,135 @@ impl Explanation {
     pub fn quota_reports(&self) -> &[QuotaReport] {
         match &self.about {
             About::Decision(_, reports) => reports,
-            About::Free(_) | About::Unkeyed(_) | About::Unsaid(_) => &[],
+            About::Free(_) | About::Unkeyed(_) => &[],
         }
-    }
-
-    fn add_charges(&mut self, charges: &[Charge<'_>]) {
-        if let About::Decision(decision, reports) = &mut self.about {
-            *reports = list(decision, charges);
-        }
-    }
-
-    pub(crate) fn decided(decision: Decision, charges: &[Charge<'_>]) -> Self {
-        let reports = list(&decision, charges);
-        Self::of(About::Decision(Box::new(decision), reports))
-    }
-
-    /// Marks the explanation as a dry run.
-    pub(crate) fn looked(self) -> Self {
-        Self { looked: true, ..self }
-    }
-
-    /// Marks a denied request as allowed for the reason `because`.
-    pub(crate) fn passes(self, because: &'static str) -> Self {
-        Self { beside: Some(because), ..self }
-    }
-
-    pub(crate) fn told_by(self, secret: Option<&FingerprintKey>) -> Self {
-        Self { secret: secret.copied(), ..self }
-    }
-
-    pub(crate) fn of(about: About) -> Self {
-        Self { about, looked: false, beside: None, secret: None }
-    }
-}
-
-/// Report on one quota of a decision, in an [`Explanation`].
-///
-/// The quota, the key and the costs are `None` unless the explanation was given the charges or the
-/// rules.
-#[derive(Clone, Debug)]
-pub struct QuotaReport {
-    outcome: Outcome,
-    asked: Option<ChargedQuota>,
-}
-
-/// The charges of a request to one account, added up.
-#[derive(Clone, Debug)]
-struct ChargedQuota {
-    key: Key,
-    quota: Quota,
-    /// The number of quotas that the rule has.
-    quotas: usize,
-    cost: u64,
-    headroom: u32,
-}
-
-impl QuotaReport {
-    /// Returns the outcome of the quota.
-    #[must_use]
-    pub fn outcome(&self) -> &Outcome {
-        &self.outcome
-    }
-
-    /// Returns the quota, if known.
-    #[must_use]
-    pub fn quota(&self) -> Option<Quota> {
-        self.asked.as_ref().map(|asked| asked.quota)
-    }
-
-    /// Returns the key of the account, if known.
-    #[must_use]
-    pub fn key(&self) -> Option<&Key> {
-        self.asked.as_ref().map(|asked| &asked.key)
-    }
-
-    /// Returns the requested units, if known.
-    #[must_use]
-    pub fn cost(&self) -> Option<u64> {
-        self.asked.as_ref().map(|asked| asked.cost)
-    }
-
-    /// Returns the units that must be left over after the charge, if known.
-    #[must_use]
-    pub fn headroom(&self) -> Option<u32> {
-        self.asked.as_ref().map(|asked| asked.headroom)
     }
 }
 
 /// Creates one report for each outcome of the decision.
-fn list(decision: &Decision, charges: &[Charge<'_>]) -> Vec<QuotaReport> {
-    let placed = |charge| {
-        let of = move |(place, quota): (usize, &Quota)| (charge, place, *quota);
-        Charge::charged_quotas(charge).map(of)
-    };
-    let all: Vec<_> = charges.iter().flat_map(placed).collect();
-    let reckon = |(at, outcome): (usize, &Outcome)| {
-        let of_it = |(charge, place, _): &&(&Charge<'_>, usize, Quota)| {
-            charge.rule() == outcome.rule() && *place == outcome.place()
+fn reports(decision: &Decision, charges: &[Charge<'_>]) -> Vec<QuotaReport> {
+    let all = || charges.iter().flat_map(|it| it.charged_quotas().map(move |quota| (it, quota)));
+    let report = |(at, outcome): (usize, &Outcome)| {
+        let is_its = |(charge, (index, _)): &(&Charge<'_>, (usize, &Quota))| {
+            charge.rule() == outcome.rule() && *index == outcome.quota_index()
         };
-        let known = all.get(at).filter(of_it).or_else(|| all.iter().find(of_it));
-        let asked = known.map(|(charge, _, quota)| asked(charge, *quota, charges));
-        QuotaReport { outcome: *outcome, asked }
+        let found = all().nth(at).filter(is_its).or_else(|| all().find(is_its));
+        let same = |one: &Charge<'_>, other: &Charge<'_>| {
+            one.rule() == other.rule()
+                && one.key() == other.key()
+                && one.quota_index() == other.quota_index()
+        };
+        let its = |of| charges.iter().filter(move |charge| same(charge, of));
+        QuotaReport {
+            outcome: *outcome,
+            quota: found.map(|(_, (_, quota))| *quota),
+            key: found.map(|(of, _)| of.key().clone()),
+            cost: found.map(|(of, _)| its(of).map(|charge| u64::from(charge.cost())).sum()),
+            headroom: found.and_then(|(of, _)| its(of).map(Charge::headroom).max()),
+        }
     };
-    decision.outcomes().iter().enumerate().map(reckon).collect()
+    decision.outcomes().iter().enumerate().map(report).collect()
 }
 
-/// Adds up all charges to the account of `charge`.
-fn asked(charge: &Charge<'_>, quota: Quota, charges: &[Charge<'_>]) -> ChargedQuota {
-    let same = |other: &&Charge<'_>| {
-        other.rule() == charge.rule()
-            && other.key() == charge.key()
-            && other.quota_index() == charge.quota_index()
-    };
-    let all = || charges.iter().filter(same);
-    ChargedQuota {
-        key: charge.key().clone(),
-        quota,
-        quotas: charge.quotas().len(),
-        cost: all().map(|charge| u64::from(charge.cost())).sum(),
-        headroom: all().map(Charge::headroom).max().unwrap_or(0),
+/// Writes the decision, and a line for each quota.
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_dry_run { "would be " } else { "" })?;
+        match &self.about {
+            About::Decision(decision, _) => summarize(f, decision)?,
+            About::Free(why) => write!(f, "allowed: {why}")?,
+            About::Unkeyed(error) => {
+                write!(f, "rejected with {}: {error}", error.status().as_u16())?
+            }
+        }
+        match self.allowed_because {
+            Some(why) => writeln!(f, "; allowed anyway: {why}")?,
+            None => writeln!(f)?,
+        }
+        let Some(decision) = self.decision() else { return Ok(()) };
+        self.quota_reports().iter().try_for_each(|report| self.line(f, decision, report))
+    }
+}
+
+/// Writes whether the request was allowed, and why.
+fn summarize(f: &mut fmt::Formatter<'_>, decision: &Decision) -> fmt::Result {
+    let denies = |outcome: &Outcome| outcome.is_denied() && !outcome.is_report_only();
+    f.write_str(if decision.is_allowed() { "allowed" } else { "denied" })?;
+    match decision.source() {
+        Source::FailedOpen => return f.write_str(", uncharged: the store failed open"),
+        Source::FailedClosed => f.write_str(": the store failed closed")?,
+        Source::Unsupported => return f.write_str(": the store does not support a dry run"),
+        source @ (Source::Fallback | Source::Governor) => write!(f, " by the {source}")?,
+        _ => {}
+    }
+    if !decision.is_allowed() {
+        if let Some(outcome) = decision.binding()
+            && decision.source() != Source::FailedClosed
+        {
+            write!(f, " by rule {:?}", outcome.rule())?;
+        }
+        if decision.is_blocked() {
+            f.write_str(", whose key is blocked")?;
+        }
+        let wait = decision.retry_after();
+        return wait.map_or(Ok(()), |wait| write!(f, " → retry after {wait:?}"));
+    }
+    if decision.outcomes().is_empty() {
+        f.write_str(": no quota applies")
+    } else if !decision.wait().is_zero() {
+        write!(f, ", after {:?} in the queue", decision.wait())
+    } else if decision.is_overage() && decision.outcomes().iter().any(denies) {
+        f.write_str(", uncharged, beyond its quota: the layer has capacity")
+    } else if decision.is_overage() {
+        f.write_str(" as overage, beyond a soft quota")
+    } else {
+        Ok(())
+    }
+}
+
+impl Explanation {
+    fn line(
+        &self,
+        f: &mut fmt::Formatter<'_>,
+        decision: &Decision,
+        report: &QuotaReport,
+    ) -> fmt::Result {
+        let QuotaReport { outcome, quota, key, cost, headroom } = report;
+        write!(f, "  rule {:?}", outcome.rule())?;
+        if outcome.quota_index() > 0 {
+            write!(f, ", quota {}", outcome.quota_index() + 1)?;
+        }
+        if let Some(quota) = quota {
+            write!(f, " ({quota}, {})", quota.algorithm())?;
+        }
+        f.write_str(if outcome.is_report_only() { ", report-only" } else { "" })?;
+        match (key, &self.secret) {
+            (Some(key), Some(secret)) => write!(f, ", key {}", key.fingerprint(secret))?,
+            (Some(key), None) => write!(f, ", {key:?}")?,
+            (None, _) => {}
+        }
+        cost.map_or(Ok(()), |cost| write!(f, ", cost {cost}"))?;
+        let headroom = headroom.filter(|units| *units > 0);
+        headroom.map_or(Ok(()), |units| write!(f, " and headroom {units}"))?;
+        if outcome.is_known() {
+            write!(f, ": {} of {} left", outcome.remaining(), outcome.limit())?;
+        } else {
+            f.write_str(": the units left are unknown")?;
+        }
+        outcome.held().map_or(Ok(()), |held| write!(f, ", {held} held"))?;
+        for (what, time) in [("next", outcome.next_after()), ("full", outcome.reset_after())] {
+            if !time.is_zero() {
+                write!(f, ", {what} in {time:?}")?;
+            }
+        }
+        if outcome.is_denied() {
+            f.write_str(if decision.is_allowed() { "; would be denied" } else { "; denied" })?;
+            match outcome.retry_after() {
+                Some(wait) => write!(f, " for {wait:?}")?,
+                None if outcome.is_wait_unknown() => f.write_str(" until another request ends")?,
+                None => f.write_str(": waiting does not help")?,
+            }
+        }
+        writeln!(f)
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! | chapter | topic |
 //! |---|---|
-//! | [choosing] | The algorithm, the place of the layer, and exemptions |
+//! | [choosing] | The algorithm, the place of the layer, exemptions, and other tools |
 //! | [numbers] | Rates, bursts and costs by kind of route, from traffic, and from capacity |
 //! | [algorithms] | Pictures of each algorithm, with one series of calls |
 //! | [keys] | Choosing keys, trusting their source, and attacks on each |
@@ -18,11 +18,9 @@
 //! | [recipes] | LLM tokens, sockets, gRPC, outgoing calls, plans from a database |
 //! | [troubleshooting] | Symptoms, causes and fixes, and every warning and error |
 //! | [testing] | Tests of limits without sleeping, and of custom stores |
-//! | [patterns] | One script call for each decision, no eviction, and leases |
-//! | [migrating] | Migration from Rust crates, Express, Bucket4j, Spring, ASP.NET, nginx and Envoy |
+//! | [migrating] | Migration from Rust crates, Express, Java, .NET, nginx and Envoy |
 //! | [security] | Attacks, the limits of the protection, and limits by kind of route |
 //! | [features] | Each feature with its test, other rate limiters for Tower, and figures |
-//! | [unsuited] | Needs that another tool meets better |
 //! | [glossary] | The terms of this crate, and terms of other libraries |
 
 /// Items that chapters link to without a path.
@@ -35,7 +33,7 @@ mod names {
 
 pub mod choosing {
     #![doc = include_str!("choosing.md")]
-    #![cfg_attr(not(all(feature = "axum", feature = "metrics")), doc = "", doc = include_str!("without.md"))]
+    #![cfg_attr(not(all(feature = "axum", feature = "metrics", feature = "redis")), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
 }
@@ -136,13 +134,6 @@ pub mod testing {
     use super::names::*;
 }
 
-pub mod patterns {
-    #![doc = include_str!("patterns.md")]
-    #![cfg_attr(not(feature = "redis"), doc = "", doc = include_str!("without.md"))]
-
-    use super::names::*;
-}
-
 pub mod migrating {
     #![doc = include_str!("migrating.md")]
     #![cfg_attr(
@@ -150,13 +141,6 @@ pub mod migrating {
         doc = "",
         doc = include_str!("without.md")
     )]
-
-    use super::names::*;
-}
-
-pub mod unsuited {
-    #![doc = include_str!("unsuited.md")]
-    #![cfg_attr(not(feature = "redis"), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
 }

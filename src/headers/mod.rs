@@ -16,19 +16,17 @@
 //!
 //! Fields that a [`Reject`](crate::Reject) has set are treated in the same way.
 
-mod cache;
-mod digits;
-mod item;
-mod lines;
+mod items;
 mod template;
-mod variants;
 
-use std::{fmt::Write as _, time::Duration};
+use std::{fmt::Write as _, sync::OnceLock, time::Duration};
 
-use http::{HeaderMap, HeaderName, header::RETRY_AFTER};
+use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 
-use self::digits::number;
-pub(crate) use self::{item::Items, lines::Lines, template::Template};
+pub(crate) use self::{
+    items::check_names,
+    template::{Lines, Template},
+};
 use crate::{decision::Decision, fingerprint::FingerprintKey, quota::Quota};
 
 static RATELIMIT: [HeaderName; 1] = [HeaderName::from_static("ratelimit")];
@@ -78,7 +76,7 @@ pub enum Headers {
     /// These are the fields of the Internet-Draft `draft-ietf-httpapi-ratelimit-headers`, revision 11.
     ///
     /// - `q` is the burst.
-    /// - `qu` is the [unit](crate::Quota::unit), if it is not a request. A
+    /// - `qu` is the [unit](crate::Quota::with_unit), if it is not a request. A
     ///   [concurrent](crate::Quota::concurrent) quota has `qu="concurrent-requests"`, and no `w` or
     ///   `t`.
     /// - `w` is the number of seconds in which a whole burst is refilled. For example, 50 units per
@@ -174,7 +172,7 @@ impl Headers {
         headers: &mut HeaderMap,
     ) {
         let wait = if decision.is_allowed() { None } else { decision.expected_wait() };
-        Template::of_call(self, decision, quotas.as_ref()).complete(headers, decision, wait);
+        Template::of_call(self, decision, quotas.as_ref()).add_to(headers, decision, wait);
     }
 }
 
@@ -203,16 +201,18 @@ impl From<Headers> for HeaderPolicy {
     }
 }
 
-/// Sets `Retry-After`, unless the field is already set.
-///
-/// The value is at least 1, because clients retry immediately on 0.
-pub(crate) fn write_retry_after(headers: &mut HeaderMap, wait: Duration) {
-    headers.entry(RETRY_AFTER).or_insert_with(|| number(retry_seconds(wait)));
-}
-
-/// Returns the wait in whole seconds, at least 1.
+/// Returns the wait in whole seconds, at least 1, because clients retry immediately on 0.
 pub(crate) fn retry_seconds(wait: Duration) -> u64 {
     seconds(wait).max(1)
+}
+
+/// Returns a number as a header value. Small numbers are rendered once.
+fn number(n: u64) -> HeaderValue {
+    static SMALL: [OnceLock<HeaderValue>; 4_096] = [const { OnceLock::new() }; 4_096];
+    match usize::try_from(n).ok().and_then(|n| SMALL.get(n)) {
+        Some(value) => value.get_or_init(|| n.into()).clone(),
+        None => n.into(),
+    }
 }
 
 /// Rounds nanoseconds up to seconds.

@@ -1,165 +1,164 @@
-//! Precomputed header fields of a layer.
+//! Header fields of a decision.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    io::{self, Write},
+    ptr,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
-use http::{HeaderMap, HeaderValue};
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER},
+};
+use smallvec::SmallVec;
 
 use super::{
-    HeaderPolicy, Headers,
-    cache::ValueCache,
-    digits::number,
-    item::{Item, Items},
-    lines::{self, Lines, Reading, Readings},
-    retry_seconds,
-    variants::Variants,
-    whole_seconds, write_retry_after,
+    HeaderPolicy, Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET, items::Item, number,
+    retry_seconds, seconds, whole_seconds,
 };
 use crate::{
     decision::{Decision, Outcome},
     fingerprint::FingerprintKey,
     key::Key,
     quota::Quota,
+    rule::RuleInfo,
     store::Charge,
 };
 
-/// The maximum number of rules with which the variants of a template have a value cache.
-const FEW: usize = 16;
+/// The most quotas of a layer whose rendered values are cached, at 12 KiB for each used quota.
+const MAX_CACHED: usize = 16;
 
-/// Precomputed header fields for a layer, or for one request.
+/// The quotas of a layer, or of one request, and their header fields.
 #[derive(Debug)]
 pub(crate) struct Template {
-    pub(super) family: Headers,
-    pub(super) items: Arc<Items>,
-    /// The start of each list member: the name as a structured field string (RFC 9651), and `;r=`.
-    ///
-    /// Empty for a quota that the fields leave out.
-    pub(super) prefixes: Vec<String>,
-    pub(super) policy: Option<HeaderValue>,
-    /// Set in templates that serve many requests.
-    pub(super) prepared: Option<Prepared>,
-    /// Templates for requests that only some rules charge.
-    variants: Variants,
+    family: Headers,
+    items: Vec<Item>,
+    /// The policy field, unless no quota is a policy.
+    policy: Option<HeaderValue>,
+    /// The number of quotas that the fields report if all rules charge a request.
+    shown: usize,
+    /// `true` if a rule chooses its quotas per request.
+    are_chosen: bool,
     /// The secret of partition keys, if they are enabled.
     secret: Option<FingerprintKey>,
-    /// `true` if a quota has a unit that no field can express.
-    omits_units: bool,
+    /// Set if many requests share the template.
+    prepared: Option<Prepared>,
 }
 
-/// Header fields with placeholder values. A copy costs less than a new map, which hashes each name.
+/// Fields with placeholder values. A copy costs less than a new map, which hashes each name.
 #[derive(Debug)]
-pub(super) struct Prepared {
-    /// The fields of a response.
-    pub(super) fields: HeaderMap,
-    /// The fields of a plain-text rejection, `Retry-After` first.
+struct Prepared {
+    /// The quota fields.
+    fields: HeaderMap,
+    /// The fields of a plain-text rejection: `Retry-After`, the quota fields, and others.
     denial: HeaderMap,
-    pub(super) values: Option<ValueCache>,
+}
+
+/// The header values of one decision.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    template: Arc<Template>,
+    readings: Readings,
+}
+
+type Readings = SmallVec<[Reading; 2]>;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reading {
+    item: u16,
+    /// `true` if the request was allowed beyond the quota.
+    overage: bool,
+    /// `true` if the time depends only on the units left.
+    pub(super) is_usual: bool,
+    pub(super) remaining: u32,
+    /// The seconds of the effective window, or 0 without one.
+    pub(super) time: u32,
+}
+
+const TO_FILL_IN: HeaderValue = HeaderValue::from_static("0");
+const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
+
+/// Returns the names of the quota fields, and `true` if the family has a policy field.
+fn names(family: Headers) -> (&'static [HeaderName], bool) {
+    match family {
+        Headers::None => (&[], false),
+        Headers::RateLimit | Headers::Draft07 => (&RATELIMIT, true),
+        Headers::Draft06 => (&TRIPLET, true),
+        Headers::XRateLimit | Headers::XRateLimitDelta => (&X_TRIPLET, false),
+    }
+}
+
+/// Returns the policy field of some quotas.
+fn policy<'a>(items: impl Iterator<Item = &'a Item>) -> Option<HeaderValue> {
+    let mut policies = items.filter_map(|item| item.policy.as_ref());
+    let first = policies.next()?;
+    let Some(second) = policies.next() else { return Some(first.clone()) };
+    let mut text = SmallVec::<[u8; 128]>::from_slice(first.as_bytes());
+    for policy in [second].into_iter().chain(policies) {
+        text.extend_from_slice(b", ");
+        text.extend_from_slice(policy.as_bytes());
+    }
+    HeaderValue::from_bytes(&text).ok()
+}
+
+/// Returns the policy field and the number of the quotas that the fields report.
+fn policies(items: &[Item]) -> (Option<HeaderValue>, usize) {
+    let shown = || items.iter().filter(|item| !item.is_reporting && item.is_listed());
+    (policy(shown()), shown().count())
 }
 
 impl Template {
-    pub(crate) fn new(policy: HeaderPolicy, items: Arc<Items>) -> Self {
-        let HeaderPolicy { family, secret, .. } = policy;
-        let quoted = |item: &Item| {
-            let name = item.name.replace('\\', "\\\\").replace('"', "\\\"");
-            format!("\"{name}\"")
+    /// Creates the template of a layer with these rules.
+    pub(crate) fn new(
+        HeaderPolicy { family, secret, .. }: HeaderPolicy,
+        infos: &[RuleInfo<'_>],
+    ) -> Self {
+        let items = Item::named(infos, family);
+        let (policy, shown) = policies(&items);
+        let fields = || {
+            let (names, ruled) = names(family);
+            let policy = policy.clone().filter(|_| ruled).map(|policy| (POLICY, policy));
+            names.iter().map(|name| (name.clone(), TO_FILL_IN)).chain(policy)
         };
-        let policy = |item: &Item| {
-            let limit = item.limit;
-            let window = match item.window {
-                0 => String::new(),
-                seconds => format!(";w={seconds}"),
-            };
-            if family != Headers::RateLimit {
-                return format!("{limit}{window}");
-            }
-            let unit = item.unit.map(|unit| format!(";qu=\"{unit}\"")).unwrap_or_default();
-            let pk = item.pk.as_deref().unwrap_or_default();
-            format!("{};q={limit}{unit}{window}{pk}", quoted(item))
-        };
-        let list = &items.list;
-        let is_policy = |item: &&Item| {
-            item.is_listed(family) && !item.is_adaptive && !items.only_reports(item.rule)
-        };
-        let policies: Vec<_> = list.iter().filter(is_policy).map(policy).collect();
-        let policy = HeaderValue::try_from(policies.join(", ")).ok();
-        let policy = policy.filter(|_| !policies.is_empty());
-        let prefix = |item: &Item| match item.is_listed(family) {
-            true => format!("{};r=", quoted(item)),
-            false => String::new(),
-        };
-        let prefixes = list.iter().map(prefix).collect();
-        let variants = Variants::new(items.rules());
-        let omits = |item: &Item| !item.is_listed(Headers::RateLimit);
-        let omits_units = list.iter().any(omits);
-        Self { family, items, prefixes, policy, prepared: None, variants, secret, omits_units }
+        let denial = [(RETRY_AFTER, TO_FILL_IN)].into_iter().chain(fields());
+        let denial = denial.chain([(CONTENT_TYPE, TEXT), (CACHE_CONTROL, NO_STORE)]);
+        let prepared = Prepared { fields: fields().collect(), denial: denial.collect() };
+        let are_chosen = infos.iter().any(|info| info.quotas.is_none());
+        Self { family, items, policy, shown, are_chosen, secret, prepared: Some(prepared) }
+    }
+
+    /// Creates the template of one request. With a secret, each quota has a partition key.
+    fn of_charges(
+        family: Headers,
+        charges: &[Charge<'_>],
+        secret: Option<&FingerprintKey>,
+    ) -> Arc<Self> {
+        let infos: Vec<_> = charges.iter().map(RuleInfo::of).collect();
+        let mut items = Item::named(&infos, family);
+        if let Some(secret) = secret.filter(|_| family == Headers::RateLimit) {
+            items.iter_mut().for_each(|item| item.set_partition_key(charges, secret));
+        }
+        let (policy, shown) = policies(&items);
+        let (are_chosen, secret, prepared) = (false, None, None);
+        Arc::new(Self { family, items, policy, shown, are_chosen, secret, prepared })
     }
 
     /// Creates the template for the quotas of one call of a limiter.
     pub(crate) fn of_call(family: Headers, decision: &Decision, quotas: &[Quota]) -> Arc<Self> {
         let rule = decision.outcomes().first().map(Outcome::rule).unwrap_or_default();
         let key = Key::everyone();
-        let charge = Charge::new(rule, &key, quotas);
-        Arc::new(Self::new(family.into(), Arc::new(Items::charged(&[charge], None))))
+        Self::of_charges(family, &[Charge::new(rule, &key, quotas)], None)
     }
 
-    /// Prepares the fields for many requests, with a cache of values if `cached` is `true`.
-    pub(crate) fn prepared(self, cached: bool) -> Self {
-        let prepared = Prepared {
-            fields: lines::fields(self.family, self.policy.as_ref()),
-            denial: lines::denial(self.family, self.policy.as_ref()),
-            values: (cached && self.items.list.len() == 1).then(ValueCache::default),
-        };
-        Self { prepared: Some(prepared), ..self }
-    }
-
-    /// Returns another template if this template does not fit the charges of a request.
+    /// Returns the template for the charges of a request to a layer with this template.
     #[inline]
-    pub(crate) fn for_charges(&self, charges: &[Charge<'_>]) -> Option<Arc<Self>> {
-        let items = &*self.items;
-        let fits = self.family == Headers::None || items.are_all(charges);
-        let fits = fits && !items.are_chosen() && self.secret.is_none();
-        if fits { None } else { Some(self.of_charges(charges)) }
-    }
-
-    #[inline(never)]
-    fn of_charges(&self, charges: &[Charge<'_>]) -> Arc<Self> {
-        let policy = HeaderPolicy { secret: self.secret, ..self.family.into() };
-        if self.items.are_chosen() || self.secret.is_some() {
-            let items = Items::charged(charges, self.secret.as_ref());
-            return Arc::new(Self::new(policy, Arc::new(items)));
+    pub(crate) fn fit(self: &Arc<Self>, charges: &[Charge<'_>]) -> Arc<Self> {
+        if self.are_chosen || self.secret.is_some() {
+            return Self::of_charges(self.family, charges, self.secret.as_ref());
         }
-        let few = self.items.rules() <= FEW;
-        self.variants.get(charges, || {
-            let made = Self::new(policy, Arc::new(self.items.only(charges)));
-            made.prepared(few)
-        })
-    }
-
-    /// Adds the fields of a rejection. An existing `Retry-After` is kept.
-    pub(crate) fn complete(
-        &self,
-        headers: &mut HeaderMap,
-        decision: &Decision,
-        retry_after: Option<Duration>,
-    ) {
-        if let Some(wait) = retry_after {
-            write_retry_after(headers, wait);
-        }
-        self.write(&self.read(decision), headers);
-    }
-
-    /// Returns all fields of a plain-text rejection.
-    ///
-    /// Returns `None` if the prepared fields do not fit the decision.
-    pub(crate) fn denial(&self, decision: &Decision, wait: Duration) -> Option<HeaderMap> {
-        let readings = self.read(decision);
-        if readings.is_empty() && self.family != Headers::None || decision.is_overage() {
-            return None;
-        }
-        let mut headers = self.prepared.as_ref()?.denial.clone();
-        let mut fields = headers.values_mut();
-        *fields.next()? = number(retry_seconds(wait));
-        self.fill_in(&readings, fields);
-        Some(headers)
+        self.clone()
     }
 
     /// Returns the quota fields of a decision, if any.
@@ -169,40 +168,63 @@ impl Template {
         charges: &[Charge<'_>],
         decision: &Decision,
     ) -> Option<Lines> {
-        if self.family == Headers::None { None } else { self.some_lines(charges, decision) }
+        if self.family == Headers::None {
+            return None;
+        }
+        let template = self.fit(charges);
+        let readings = template.read(decision);
+        (!readings.is_empty()).then_some(Lines { template, readings })
     }
 
-    #[inline(never)]
-    fn some_lines(self: &Arc<Self>, charges: &[Charge<'_>], decision: &Decision) -> Option<Lines> {
-        let chosen = self.for_charges(charges);
-        let template = chosen.as_ref().unwrap_or(self);
-        let readings = template.read(decision);
-        (!readings.is_empty()).then(|| Lines { template: template.clone(), readings })
+    /// Adds the fields of a rejection. Existing fields are kept, except for the quota fields.
+    pub(crate) fn complete(
+        &self,
+        headers: &mut HeaderMap,
+        decision: Option<&Decision>,
+        charges: &[Charge<'_>],
+        retry_after: Option<Duration>,
+    ) {
+        let readings = decision.map(|decision| self.read(decision)).unwrap_or_default();
+        if let (true, Some(prepared), Some(wait), Some(first)) =
+            (headers.is_empty(), &self.prepared, retry_after, readings.first())
+        {
+            *headers = prepared.denial.clone();
+            let mut fields = headers.values_mut();
+            fields.by_ref().zip([number(retry_seconds(wait))]).for_each(|(field, it)| *field = it);
+            return self.fill_in(&readings, first, charges, headers, 1);
+        }
+        self.write(&readings, charges, headers);
+        set_retry_after(headers, retry_after);
+        headers.entry(CONTENT_TYPE).or_insert(TEXT);
+        headers.entry(CACHE_CONTROL).or_insert(NO_STORE);
+    }
+
+    /// Adds the quota fields, and `Retry-After` if it is missing.
+    pub(super) fn add_to(
+        &self,
+        headers: &mut HeaderMap,
+        decision: &Decision,
+        retry_after: Option<Duration>,
+    ) {
+        self.write(&self.read(decision), &[], headers);
+        set_retry_after(headers, retry_after);
     }
 
     /// Returns the numbers of the quotas that clients see.
+    ///
+    /// A family that reports one quota reports the first. It is the decisive one.
     #[inline(always)]
     fn read(&self, decision: &Decision) -> Readings {
-        let mut readings = Readings::new();
-        match self.family {
-            Headers::None => {}
-            Headers::RateLimit => {
-                for outcome in decision.outcomes() {
-                    if let Some(reading) = self.reading(decision, outcome) {
-                        readings.push(reading);
-                    }
-                }
-            }
-            _ => {
-                let decides = |outcome: &Outcome| {
-                    (decision.is_allowed() || outcome.is_denied())
-                        && self.reading(decision, outcome).is_some()
-                };
-                let binding = decision.binding_among(decides);
-                readings.extend(binding.and_then(|outcome| self.reading(decision, outcome)));
-            }
+        let readings = |outcome: &Outcome| self.reading(decision, outcome);
+        if self.family == Headers::RateLimit {
+            return decision.outcomes().iter().filter_map(readings).collect();
         }
-        readings
+        let decides = |outcome: &Outcome| {
+            (decision.is_allowed() || outcome.is_denied()) && readings(outcome).is_some()
+        };
+        let Some(binding) = decision.binding_among(decides) else { return Readings::new() };
+        let others = decision.outcomes().iter().filter(|outcome| !ptr::eq(*outcome, binding));
+        [binding].into_iter().chain(others).filter_map(readings).collect()
     }
 
     /// Returns the numbers of a quota, or `None` if the fields leave it out.
@@ -211,13 +233,14 @@ impl Template {
         if !outcome.is_known() || outcome.is_report_only() {
             return None;
         }
-        let at = self.items.find(outcome)?;
-        if self.prefixes[at].is_empty() {
+        let at = self.find(outcome)?;
+        let item = &self.items[at];
+        if !item.is_listed() {
             return None;
         }
         let (left, next) = outcome.remaining_and_next();
         let next = whole_seconds(next);
-        let needed = self.items.list[at].time_for(left);
+        let needed = item.time_for(left);
         let (remaining, time) = match decision.is_allowed() {
             true => (left, next.max(needed)),
             false if outcome.is_denied() => (0, next),
@@ -228,24 +251,10 @@ impl Template {
         Some(Reading { item, overage, is_usual: time == needed, remaining, time })
     }
 
-    /// Returns the rendered value of one reading, from the cache if there is one.
-    pub(super) fn value(
-        &self,
-        reading: &Reading,
-        render: impl Fn() -> Option<HeaderValue>,
-    ) -> Option<HeaderValue> {
-        match (&self.prepared, &*self.items.list) {
-            (Some(Prepared { values: Some(values), .. }), [item]) => {
-                values.get(item, reading, render)
-            }
-            _ => render(),
-        }
-    }
-
     /// Returns the name of a quota as clients see it.
     pub(crate) fn name(&self, outcome: &Outcome) -> &str {
-        let found = self.items.find(outcome);
-        found.map_or(outcome.rule().as_str(), |at| &self.items.list[at].name)
+        let found = self.find(outcome);
+        found.map_or(outcome.rule().as_str(), |at| &self.items[at].name)
     }
 
     /// Returns the decisive quota and its unit, if no header field can express the unit.
@@ -253,12 +262,232 @@ impl Template {
         &self,
         decision: &'d Decision,
     ) -> Option<(&'d Outcome, &'static str)> {
-        if !self.omits_units {
+        if self.items.iter().all(|item| item.unregistered_unit.is_none()) {
             return None;
         }
         let outcome = decision.binding()?;
-        let item = &self.items.list[self.items.find(outcome)?];
-        let unit = item.unit.filter(|_| !item.is_listed(Headers::RateLimit))?;
-        Some((outcome, unit))
+        let item = &self.items[self.find(outcome)?];
+        Some((outcome, item.unregistered_unit?))
+    }
+}
+
+impl Lines {
+    /// Adds the fields to a response, which may already have fields of an inner limiter.
+    #[inline]
+    pub(crate) fn write(self, headers: &mut HeaderMap) {
+        self.template.write(&self.readings, &[], headers);
+    }
+}
+
+/// Rendering.
+impl Template {
+    /// Adds the fields to a response. The [module](super) documents existing fields.
+    fn write(&self, readings: &[Reading], charges: &[Charge<'_>], headers: &mut HeaderMap) {
+        let Some(first) = readings.first() else { return };
+        match &self.prepared {
+            Some(prepared) if headers.is_empty() => {
+                *headers = prepared.fields.clone();
+                self.fill_in(readings, first, charges, headers, 0);
+            }
+            _ => self.add(readings, first, charges, headers),
+        }
+        if first.overage {
+            headers.insert(OVERAGE, HeaderValue::from_static("1"));
+        }
+    }
+
+    /// Replaces the placeholders of prepared fields, after the first `skipped` ones.
+    #[inline(always)]
+    fn fill_in(
+        &self,
+        readings: &[Reading],
+        first: &Reading,
+        charges: &[Charge<'_>],
+        headers: &mut HeaderMap,
+        skipped: usize,
+    ) {
+        self.set(readings, first, headers.values_mut().skip(skipped));
+        if !self.are_all(readings) && names(self.family).1 {
+            match (self.policy_of(readings, charges), headers.get_mut(POLICY)) {
+                (Some(policy), Some(field)) => *field = policy,
+                (Some(policy), None) => drop(headers.insert(POLICY, policy)),
+                (None, _) => drop(headers.remove(POLICY)),
+            }
+        }
+    }
+
+    /// Returns `true` if the policy field of the layer fits: all rules charged the request, and no
+    /// report-only flag has changed.
+    #[inline]
+    fn are_all(&self, readings: &[Reading]) -> bool {
+        readings.len() == self.shown
+            && readings.iter().all(|reading| !self.item(reading).is_reporting)
+    }
+
+    /// Returns the policy field of the rules that charge a request.
+    ///
+    /// A denial may have no outcome of a rule that did not deny.
+    #[inline(never)]
+    fn policy_of(&self, readings: &[Reading], charges: &[Charge<'_>]) -> Option<HeaderValue> {
+        let charged = |item: &&Item| {
+            readings.iter().any(|it| self.item(it).rule == item.rule)
+                || charges.iter().any(|it| it.rule() == item.rule && !it.is_report_only())
+        };
+        policy(self.items.iter().filter(charged))
+    }
+
+    /// Sets the values of the fields, except for the policy.
+    #[inline(always)]
+    fn set<'a>(
+        &self,
+        readings: &[Reading],
+        first: &Reading,
+        mut fields: impl Iterator<Item = &'a mut HeaderValue>,
+    ) {
+        let value = match self.family {
+            Headers::None => return,
+            Headers::RateLimit => self.list(readings),
+            Headers::Draft07 => self.dictionary(first),
+            Headers::Draft06 | Headers::XRateLimit | Headers::XRateLimitDelta => {
+                let values = self.triplet(first);
+                return values.into_iter().zip(fields).for_each(|(value, field)| *field = value);
+            }
+        };
+        if let (Some(field), Some(value)) = (fields.next(), value) {
+            *field = value;
+        }
+    }
+
+    #[inline(never)]
+    fn add(
+        &self,
+        readings: &[Reading],
+        first: &Reading,
+        charges: &[Charge<'_>],
+        headers: &mut HeaderMap,
+    ) {
+        let (names, ruled) = names(self.family);
+        let is_list = self.family == Headers::RateLimit;
+        let left = if is_list { None } else { self.left_inside(headers) };
+        if left.is_some_and(|left| left <= first.remaining.into()) {
+            return;
+        }
+        let mut values = [TO_FILL_IN; 3];
+        self.set(readings, first, values.iter_mut());
+        let fields = names.iter().cloned().zip(values);
+        let all = self.are_all(readings);
+        let policy = if all { self.policy.clone() } else { self.policy_of(readings, charges) };
+        let policy = policy.filter(|_| ruled).map(|policy| (POLICY, policy));
+        for (name, value) in fields.chain(policy) {
+            if is_list {
+                headers.append(name, value);
+            } else {
+                headers.insert(name, value);
+            }
+        }
+    }
+
+    /// Returns the units left that an inner limiter reports in fields of one quota.
+    fn left_inside(&self, headers: &HeaderMap) -> Option<u64> {
+        let (names, _) = names(self.family);
+        let field = |name| headers.get(name)?.to_str().ok();
+        match names {
+            [_, remaining, _] => field(remaining)?.parse().ok(),
+            [dictionary] => {
+                let mut members = field(dictionary)?.split(',');
+                members.find_map(|member| member.trim().strip_prefix("remaining=")?.parse().ok())
+            }
+            _ => None,
+        }
+    }
+
+    fn find(&self, outcome: &Outcome) -> Option<usize> {
+        self.items.iter().position(|item| item.is_of(outcome))
+    }
+
+    fn item(&self, reading: &Reading) -> &Item {
+        &self.items[usize::from(reading.item)]
+    }
+
+    /// Returns the value of a field with one reading, from the cache if there is one.
+    #[inline]
+    fn value(
+        &self,
+        reading: &Reading,
+        render: impl Fn() -> Option<HeaderValue>,
+    ) -> Option<HeaderValue> {
+        let is_cached = self.prepared.is_some() && self.items.len() <= MAX_CACHED;
+        if is_cached { self.item(reading).cached(reading, render) } else { render() }
+    }
+
+    /// Renders a list of structured fields: `"burst";r=0;t=2, "hour";r=612;t=4`.
+    #[inline(always)]
+    fn list(&self, readings: &[Reading]) -> Option<HeaderValue> {
+        match readings {
+            [one] => self.value(one, || self.make_list(readings)),
+            _ => self.make_list(readings),
+        }
+    }
+
+    #[inline(never)]
+    fn make_list(&self, readings: &[Reading]) -> Option<HeaderValue> {
+        // A stack buffer, so that one allocation of the exact size is enough.
+        let mut text = [0; 128];
+        let mut rest = &mut text[..];
+        if self.put_list(readings, &mut rest).is_ok() {
+            let length = 128 - rest.len();
+            return HeaderValue::from_bytes(&text[..length]).ok();
+        }
+        let mut text = Vec::new();
+        self.put_list(readings, &mut text).ok()?;
+        HeaderValue::from_bytes(&text).ok()
+    }
+
+    fn put_list(&self, readings: &[Reading], text: &mut impl Write) -> io::Result<()> {
+        let mut digits = itoa::Buffer::new();
+        for (at, reading) in readings.iter().enumerate() {
+            if at > 0 {
+                text.write_all(b", ")?;
+            }
+            let item = self.item(reading);
+            text.write_all(item.prefix.as_bytes())?;
+            text.write_all(digits.format(reading.remaining).as_bytes())?;
+            if reading.time > 0 {
+                text.write_all(b";t=")?;
+                text.write_all(digits.format(reading.time).as_bytes())?;
+            }
+            if let Some(pk) = &item.pk {
+                text.write_all(pk.as_bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Renders `limit=5, remaining=4, reset=1`.
+    fn dictionary(&self, first: &Reading) -> Option<HeaderValue> {
+        self.value(first, || {
+            let Reading { remaining, time, .. } = first;
+            let limit = self.item(first).limit;
+            HeaderValue::try_from(format!("limit={limit}, remaining={remaining}, reset={time}"))
+                .ok()
+        })
+    }
+
+    /// Returns the values of the limit, remaining and reset fields.
+    fn triplet(&self, first: &Reading) -> [HeaderValue; 3] {
+        let reset = match self.family {
+            Headers::XRateLimit => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                seconds(now.saturating_add(Duration::from_secs(first.time.into())))
+            }
+            _ => first.time.into(),
+        };
+        [self.item(first).limit.into(), first.remaining.into(), reset].map(number)
+    }
+}
+
+fn set_retry_after(headers: &mut HeaderMap, wait: Option<Duration>) {
+    if let Some(wait) = wait {
+        headers.entry(RETRY_AFTER).or_insert_with(|| number(retry_seconds(wait)));
     }
 }

@@ -1,8 +1,10 @@
-//! Extractors that read one part of a request.
+//! Extractors that read one part of a request, and extractors made of several.
+
+use std::{fmt, marker::PhantomData};
 
 use http::{HeaderName, Method, StatusCode};
 
-use super::{Key, KeyError, KeyExtractor, RequestHead};
+use super::{Key, KeyError, KeyExtractor, RequestHead, extract, unless_blank};
 
 /// Extractor that returns the same key for all requests.
 ///
@@ -76,6 +78,19 @@ impl KeyExtractor for HeaderKey {
     }
 }
 
+/// The methods of [RFC 9110](https://www.rfc-editor.org/rfc/rfc9110#section-9.1), and `PATCH`.
+pub(crate) const METHODS: [Method; 9] = [
+    Method::GET,
+    Method::HEAD,
+    Method::POST,
+    Method::PUT,
+    Method::DELETE,
+    Method::PATCH,
+    Method::OPTIONS,
+    Method::TRACE,
+    Method::CONNECT,
+];
+
 /// Extractor for the request method, usually as one part of a tuple.
 ///
 /// The methods of [RFC 9110](https://www.rfc-editor.org/rfc/rfc9110#section-9.1) and `PATCH` are
@@ -102,19 +117,8 @@ pub struct MethodKey;
 
 impl KeyExtractor for MethodKey {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-        let name = match *head.method {
-            Method::GET
-            | Method::HEAD
-            | Method::POST
-            | Method::PUT
-            | Method::DELETE
-            | Method::CONNECT
-            | Method::OPTIONS
-            | Method::TRACE
-            | Method::PATCH => head.method.as_str(),
-            _ => "other",
-        };
-        Ok(Some(name.into()))
+        let known = METHODS.contains(head.method);
+        Ok(Some(if known { head.method.as_str() } else { "other" }.into()))
     }
 }
 
@@ -141,4 +145,139 @@ impl KeyExtractor for RouteKey {
         let matched = head.extensions.get::<axum::extract::MatchedPath>();
         Ok(Some(matched.map_or_else(Key::everyone, |path| path.as_str().into())))
     }
+}
+
+/// Extractor for an identity of type `T` in the request's extensions.
+///
+/// A request without the extension, or with a blank text in it, has no identity.
+///
+/// A middleware must insert the identity before the limiter runs. In axum, add the middleware after
+/// the limiter, because the last layer runs first. If the order is wrong, no request has an
+/// identity.
+///
+/// ```
+/// use tower_sluice::{Key, key::ExtensionKey};
+///
+/// #[derive(Clone)]
+/// struct User { id: u64 }
+///
+/// ExtensionKey::by(|user: &User| user.id);   // a field of the extension
+/// ExtensionKey::<Key>::new();                // the extension is the key
+/// ```
+pub struct ExtensionKey<T, F = fn(&T) -> Key> {
+    key: F,
+    of: PhantomData<fn(&T)>,
+}
+
+impl<T: Clone + Into<Key>> ExtensionKey<T> {
+    /// Creates an extractor that uses the extension as the key.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { key: |value| value.clone().into(), of: PhantomData }
+    }
+}
+
+impl<T: Clone + Into<Key>> Default for ExtensionKey<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T, F, K> ExtensionKey<T, F>
+where
+    F: Fn(&T) -> K,
+    K: Into<Key>,
+{
+    /// Creates an extractor that computes the key from the extension.
+    pub fn by(key: F) -> Self {
+        Self { key, of: PhantomData }
+    }
+}
+
+impl<T, F, K> KeyExtractor for ExtensionKey<T, F>
+where
+    T: Send + Sync + 'static,
+    F: Fn(&T) -> K,
+    K: Into<Key>,
+{
+    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+        let value = head.extensions.get::<T>().ok_or_else(|| KeyError::missing("identity"))?;
+        unless_blank((self.key)(value).into(), "identity")
+    }
+}
+
+impl<T, F: Clone> Clone for ExtensionKey<T, F> {
+    fn clone(&self) -> Self {
+        Self { key: self.key.clone(), of: PhantomData }
+    }
+}
+
+impl<T, F> fmt::Debug for ExtensionKey<T, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ExtensionKey({})", std::any::type_name::<T>())
+    }
+}
+
+/// Extractor created by [`KeyExtractor::or`].
+///
+/// The second extractor is used if the first finds no identity, or a blank one. If the first
+/// returns another error, the request is rejected. Otherwise a client could switch to the second
+/// extractor by sending an invalid identity.
+///
+/// ```
+/// use tower_sluice::key::{HeaderKey, KeyExtractor, PeerIp};
+///
+/// HeaderKey::new("x-api-key").or(PeerIp::new());
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Or<A, B> {
+    first: A,
+    second: B,
+}
+
+impl<A, B> Or<A, B> {
+    pub(super) fn new(first: A, second: B) -> Self {
+        Self { first, second }
+    }
+}
+
+impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
+    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+        match extract(&self.first, head) {
+            Ok(Some(key)) => Ok(Some(key)),
+            Err(error) if !error.is_missing() => Err(error),
+            _ => extract(&self.second, head),
+        }
+    }
+}
+
+macro_rules! tuple {
+    ($($part:ident $index:tt),+) => {
+        impl<$($part: KeyExtractor),+> KeyExtractor for ($($part,)+) {
+            fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+                join([$(&self.$index),+], head)
+            }
+        }
+    };
+}
+
+tuple!(A 0, B 1);
+tuple!(A 0, B 1, C 2);
+tuple!(A 0, B 1, C 2, D 3);
+
+/// Joins the keys of all extractors.
+///
+/// Returns `Ok(None)` if an extractor returns `Ok(None)`. A blank key counts as a missing identity.
+fn join<const N: usize>(
+    extractors: [&dyn KeyExtractor; N],
+    head: &RequestHead<'_>,
+) -> Result<Option<Key>, KeyError> {
+    let mut keys = [const { None }; N];
+    for (slot, extractor) in keys.iter_mut().zip(extractors) {
+        match extract(extractor, head)? {
+            None => return Ok(None),
+            key => *slot = key,
+        }
+    }
+    Ok(Some(Key::join(&keys.map(|key| key.unwrap_or_else(Key::everyone)))))
 }

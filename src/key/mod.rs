@@ -54,9 +54,7 @@
 //! - A rule by user name limits password guesses from many addresses.
 
 mod client_ip;
-mod combine;
 pub(crate) mod entries;
-mod extension;
 mod extractors;
 mod network;
 mod peer_ip;
@@ -67,17 +65,17 @@ use std::{borrow::Cow, fmt, sync::Arc};
 use http::StatusCode;
 
 #[cfg(feature = "axum")]
+pub(crate) use self::extractors::METHODS;
+#[cfg(feature = "axum")]
 pub use self::extractors::RouteKey;
 pub use self::{
-    client_ip::{ClientIp, HopsError, Unreadable, WithoutHeader},
-    combine::Or,
-    extension::ExtensionKey,
-    extractors::{Everyone, HeaderKey, MethodKey},
+    client_ip::{ClientIp, Unreadable},
+    extractors::{Everyone, ExtensionKey, HeaderKey, MethodKey, Or},
     network::NetworkError,
     peer_ip::PeerIp,
     value::Key,
 };
-pub(crate) use self::{network::Networks, peer_ip::peer_address};
+pub(crate) use self::{network::Networks, peer_ip::peer_address, value::random_state};
 #[cfg(feature = "admin")]
 pub(crate) use self::{peer_ip::Prefix, value::KeyContent};
 pub use crate::head::RequestHead;

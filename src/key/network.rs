@@ -4,71 +4,42 @@ use std::{fmt, net::IpAddr, sync::Arc};
 
 use ipnet::{IpNet, Ipv4Net};
 
-use crate::log::warn;
-
 /// List of IP networks. Clones share the list.
 #[derive(Clone, Debug)]
-pub(crate) struct Networks {
-    all: Arc<[IpNet]>,
-    /// Addresses without a prefix length that are probably networks, such as `10.0.0.0`.
-    bare: Arc<[IpAddr]>,
-}
+pub(crate) struct Networks(Arc<[IpNet]>);
 
 impl Networks {
     pub(crate) fn read<N: AsRef<str>>(
         networks: impl IntoIterator<Item = N>,
     ) -> Result<Self, NetworkError> {
-        let (mut all, mut bare) = (Vec::new(), Vec::new());
-        for text in networks {
-            let text = text.as_ref();
-            let network = network(text)?;
-            if !text.contains('/') && looks_like_a_network(network.addr()) {
-                bare.push(network.addr());
-            }
-            all.push(network);
-        }
-        Ok(Self { all: all.into(), bare: bare.into() })
+        networks.into_iter().map(|text| network(text.as_ref())).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Returns an error if a network contains all IPv4 or all IPv6 addresses.
-    pub(super) fn unrestricted(&self) -> Option<NetworkError> {
-        let all = self.all.iter().find(|network| network.prefix_len() == 0)?;
-        let why = "contains all addresses; give the networks of the proxies";
-        Some(NetworkError { text: all.to_string(), why })
-    }
-
-    /// Logs the probable mistakes in this list of trusted proxies.
-    pub(super) fn advise(&self) {
-        if self.all.is_empty() {
-            warn!(
-                target: "tower_sluice::lint",
-                lint = "no_trusted_network",
-                "ClientIp::behind trusts no network, so its header is never read and each peer is the \
-                 client; give the networks of the proxies, or use PeerIp"
-            );
-        }
-        for address in self.bare.iter() {
-            let (network, whole) = prefix_lengths(*address);
-            warn!(
-                target: "tower_sluice::lint",
-                lint = "single_address",
-                "ClientIp::behind trusts the single address {address}, which looks like a network \
-                 address; give the network's prefix length, as in {address}/{network}, or write \
-                 {address}/{whole} for one proxy"
-            );
-        }
+    /// Reads the networks of trusted proxies.
+    ///
+    /// A network of all addresses is an error, and so is one without its prefix length.
+    pub(super) fn trusted<N: AsRef<str>>(
+        networks: impl IntoIterator<Item = N>,
+    ) -> Result<Self, NetworkError> {
+        let trusted = |text: N| {
+            let (text, network) = (text.as_ref(), network(text.as_ref())?);
+            let why = if network.prefix_len() == 0 {
+                "contains all addresses; give the networks of the proxies"
+            } else if !text.contains('/') && looks_like_a_network(network.addr()) {
+                "looks like a network; give its prefix length, or /32 or /128 for one address"
+            } else {
+                return Ok(network);
+            };
+            Err(NetworkError { text: text.to_owned(), why })
+        };
+        networks.into_iter().map(trusted).collect::<Result<_, _>>().map(Self)
     }
 
     /// Returns `true` if one of the networks contains the address.
     ///
     /// Convert an IPv4-mapped address to IPv4 first.
-    pub(crate) fn hold(&self, address: IpAddr) -> bool {
-        self.find(address).is_some()
-    }
-
-    /// Returns the first network that contains the address.
-    pub(super) fn find(&self, address: IpAddr) -> Option<&IpNet> {
-        self.all.iter().find(|network| network.contains(&address))
+    pub(crate) fn contain(&self, address: IpAddr) -> bool {
+        self.0.iter().any(|network| network.contains(&address))
     }
 }
 
@@ -81,27 +52,15 @@ fn looks_like_a_network(address: IpAddr) -> bool {
     }
 }
 
-/// Returns two prefix lengths to suggest for an address: as a network, and as a single address.
-fn prefix_lengths(address: IpAddr) -> (u32, u32) {
-    match address {
-        IpAddr::V4(address) => {
-            ((32 - address.to_bits().trailing_zeros()).div_ceil(8).max(1) * 8, 32)
-        }
-        IpAddr::V6(address) => {
-            ((128 - address.to_bits().trailing_zeros()).div_ceil(16).max(1) * 16, 128)
-        }
-    }
-}
-
 fn network(text: &str) -> Result<IpNet, NetworkError> {
     let error = |why| NetworkError { text: text.to_owned(), why };
     let network = parse(text.trim()).map(to_canonical);
     let network =
         network.ok_or_else(|| error("is not a network; write 10.0.0.0/8 or 2001:db8::/32"))?;
-    if network.addr() == network.network() {
-        Ok(network)
-    } else {
+    if network.addr() != network.network() {
         Err(error("has bits set beyond its prefix; clear them or lengthen the prefix"))
+    } else {
+        Ok(network)
     }
 }
 
@@ -162,20 +121,15 @@ mod tests {
     }
 
     #[test]
-    fn a_single_address_that_looks_like_a_network_is_reported() {
-        let found = |text: &str| Networks::read([text]).expect("a network").bare.len();
+    fn a_single_address_that_looks_like_a_network_is_an_error() {
         for bare in ["10.0.0.0", "192.168.1.0", "::ffff:10.0.0.0", "2001:db8:5::", "0.0.0.0", "::"]
         {
-            assert_eq!(found(bare), 1, "{bare}");
+            let error = Networks::trusted([bare]).expect_err(bare).to_string();
+            assert!(error.contains("looks like a network; give its prefix length"), "{error}");
         }
         for valid in ["10.0.0.0/8", "10.0.0.0/32", "10.0.0.1", "2001:db8:5::/48", "2001:db8::1"] {
-            assert_eq!(found(valid), 0, "{valid}");
+            assert!(Networks::trusted([valid]).is_ok(), "{valid}");
         }
-        let suggested = |text: &str| prefix_lengths(text.parse().expect("an address"));
-        assert_eq!(suggested("10.0.0.0"), (8, 32));
-        assert_eq!(suggested("172.16.0.0"), (16, 32));
-        assert_eq!(suggested("192.168.1.0"), (24, 32));
-        assert_eq!(suggested("0.0.0.0"), (8, 32));
-        assert_eq!(suggested("2001:db8:5::"), (48, 128));
+        assert!(Networks::read(["10.0.0.0"]).is_ok(), "an access list");
     }
 }

@@ -2,16 +2,11 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
-    },
+    sync::Arc,
 };
 
-use http::HeaderMap;
-
 use super::{Key, KeyError, KeyExtractor, RequestHead};
-use crate::log::warn;
+use crate::advice::PeerCheck;
 
 /// Extractor for the address of the peer.
 ///
@@ -37,14 +32,14 @@ use crate::log::warn;
 #[derive(Clone, Debug)]
 pub struct PeerIp {
     prefix: Prefix,
-    shared_peer_check: Arc<SharedPeerCheck>,
+    check: Arc<PeerCheck>,
 }
 
 impl PeerIp {
     /// Creates an extractor for whole IPv4 addresses and the first 64 bits of IPv6 addresses.
     #[must_use]
     pub fn new() -> Self {
-        Self { prefix: Prefix::DEFAULT, shared_peer_check: Arc::default() }
+        Self { prefix: Prefix::DEFAULT, check: Arc::default() }
     }
 
     /// Creates an extractor for whole IPv4 addresses and the first 48 bits of IPv6 addresses.
@@ -107,7 +102,7 @@ impl KeyExtractor for PeerIp {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         match peer(head) {
             Some(address) => {
-                self.shared_peer_check.record(address.ip(), head.headers);
+                self.check.record(address.ip(), head.headers);
                 Ok(Some(self.prefix.key(address.ip())))
             }
             None => Err(KeyError::no_peer()),
@@ -167,161 +162,12 @@ impl Prefix {
         Self { v6: u128::MAX << (128 - bits), ..self }
     }
 
-    /// Returns the network of all addresses that share a key with `address`, as text.
-    pub(crate) fn network(self, address: IpAddr) -> String {
-        match address {
-            IpAddr::V4(it) => {
-                format!("{}/{}", Ipv4Addr::from_bits(it.to_bits() & self.v4), self.v4.count_ones())
-            }
-            IpAddr::V6(it) => {
-                format!("{}/{}", Ipv6Addr::from_bits(it.to_bits() & self.v6), self.v6.count_ones())
-            }
-        }
-    }
-
     /// Returns the key of an address. IPv4-mapped addresses are converted to IPv4.
     #[inline]
     pub(crate) fn key(self, address: IpAddr) -> Key {
         match address.to_canonical() {
             IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits() & self.v4).into(),
             IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & self.v6).into(),
-        }
-    }
-}
-
-/// The number of requests after which the check ends.
-const SAMPLE: u32 = 1_000;
-
-/// Headers in which proxies send the address of the client.
-const FORWARDING: [&str; 10] = [
-    "x-forwarded-for",
-    "forwarded",
-    "x-real-ip",
-    "cf-connecting-ip",
-    "true-client-ip",
-    "fastly-client-ip",
-    "fly-client-ip",
-    "x-azure-clientip",
-    "x-client-ip",
-    "cloudfront-viewer-address",
-];
-
-/// A check of the first requests for signs of a proxy.
-///
-/// A proxy is likely if a request from a private address has a forwarding header, or if all
-/// requests come from one private address.
-#[derive(Debug, Default)]
-struct SharedPeerCheck {
-    /// The number of requests checked so far.
-    requests: AtomicU32,
-    address: OnceLock<IpAddr>,
-    /// `true` once requests came from two addresses or from a public address.
-    mixed: AtomicBool,
-}
-
-impl SharedPeerCheck {
-    #[inline]
-    fn record(&self, address: IpAddr, headers: &HeaderMap) {
-        if cfg!(feature = "tracing") && self.requests.load(Relaxed) < SAMPLE {
-            self.check(address.to_canonical(), headers);
-        }
-    }
-
-    #[cold]
-    fn check(&self, address: IpAddr, headers: &HeaderMap) {
-        let Self { requests, address: first, mixed } = self;
-        let private = is_private(address);
-        let forwarding = || FORWARDING.into_iter().find(|name| headers.contains_key(*name));
-        if private && let Some(name) = forwarding() {
-            // Only one of several threads logs.
-            if requests.swap(SAMPLE, Relaxed) < SAMPLE {
-                warn_header(address, name);
-            }
-            return;
-        }
-        if !private || *first.get_or_init(|| address) != address {
-            mixed.store(true, Relaxed);
-        }
-        if requests.fetch_add(1, Relaxed) == SAMPLE - 1 && !mixed.load(Relaxed) {
-            warn_shared(address);
-        }
-    }
-}
-
-/// Returns `true` for an address that is not reachable from the internet.
-fn is_private(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => {
-            // 100.64.0.0/10 is shared by carriers and clouds (RFC 6598).
-            let [first, second, ..] = address.octets();
-            let shared = first == 100 && second & 0b1100_0000 == 64;
-            address.is_private() || address.is_loopback() || address.is_link_local() || shared
-        }
-        IpAddr::V6(address) => {
-            address.is_loopback() || address.is_unique_local() || address.is_unicast_link_local()
-        }
-    }
-}
-
-/// Logs a warning, once per process, because an application may have many extractors.
-fn warn_shared(address: IpAddr) {
-    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
-    if IS_LOGGED.swap(true, Relaxed) {
-        return;
-    }
-    warn!(
-        target: "tower_sluice::lint",
-        lint = "one_private_peer",
-        "the first {SAMPLE} requests all came from {address}, a private address, so they share one \
-         account: if it is a proxy or a sidecar, trust it with ClientIp::behind([\"{address}\"]); \
-         ignore this warning in a load test"
-    );
-}
-
-fn warn_header(address: IpAddr, name: &str) {
-    warn!(
-        target: "tower_sluice::lint",
-        lint = "forwarding_header_ignored",
-        "a request from {address}, a private address, has the header {name}, which PeerIp does not \
-         read: behind a proxy all clients share the account of the proxy; trust the proxy with \
-         ClientIp::behind([\"{address}\"]) or by its network, see tower_sluice::guide::proxies"
-    );
-}
-
-#[cfg(test)]
-mod tests {
-    use super::is_private;
-
-    #[test]
-    fn private_addresses_are_recognised() {
-        let private = |text: &str| is_private(text.parse().expect("an address"));
-        for text in [
-            "127.0.0.1",
-            "10.1.2.3",
-            "172.16.0.1",
-            "172.31.255.255",
-            "192.168.1.1",
-            "169.254.0.9",
-            "100.64.0.1",
-            "100.127.255.255",
-            "::1",
-            "fe80::1",
-            "fd12::1",
-            "fc00::1",
-        ] {
-            assert!(private(text), "{text}");
-        }
-        for text in [
-            "203.0.113.9",
-            "172.32.0.1",
-            "100.63.255.255",
-            "100.128.0.1",
-            "11.0.0.1",
-            "2001:db8::1",
-            "::ffff:10.0.0.1",
-            "2600::1",
-        ] {
-            assert!(!private(text), "{text}");
         }
     }
 }

@@ -3,11 +3,12 @@
 use std::{
     borrow::Cow,
     fmt,
-    hash::{Hash, Hasher},
+    hash::{BuildHasher, Hash, Hasher, RandomState},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    sync::Arc,
+    sync::{Arc, LazyLock},
 };
 
+use foldhash::{SharedSeed, quality::SeedableRandomState};
 use http::HeaderValue;
 use smallvec::SmallVec;
 
@@ -256,6 +257,14 @@ impl Key {
             KeyBytes::Shared(bytes) => state.write(bytes),
         }
     }
+}
+
+/// Returns a hasher with random seeds of the operating system. Those of `foldhash` itself come from
+/// addresses and the time.
+pub(crate) fn random_state() -> SeedableRandomState {
+    static SHARED: LazyLock<SharedSeed> =
+        LazyLock::new(|| SharedSeed::from_u64(RandomState::new().hash_one(0)));
+    SeedableRandomState::with_seed(RandomState::new().hash_one(0), &SHARED)
 }
 
 impl Hash for Key {

@@ -82,7 +82,7 @@ impl AccessList {
     ) -> Result<Self, NetworkError> {
         let networks = Networks::read(networks)?;
         Ok(Self(Arc::new(move |head| {
-            peer_address(head).map(|peer| networks.hold(peer)).ok_or_else(KeyError::no_peer)
+            peer_address(head).map(|peer| networks.contain(peer)).ok_or_else(KeyError::no_peer)
         })))
     }
 
@@ -116,7 +116,7 @@ impl AccessList {
         let networks = Networks::read(networks)?;
         Ok(Self(Arc::new(move |head| {
             let found = client.client(head)?;
-            let is_listed = networks.hold(found.address);
+            let is_listed = networks.contain(found.address);
             if is_listed && !found.is_confirmed { Err(access_denied()) } else { Ok(is_listed) }
         })))
     }

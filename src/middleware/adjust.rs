@@ -155,7 +155,7 @@ impl ChargeHandle {
         let block = |charge: &Charge<'_>| match store::block(&self.0.config.store, charge, time) {
             Answer::Now(blocked) => blocked.map(drop),
             Answer::Later(later) => {
-                detach(Answer::Later(later.inner));
+                detach(Answer::Later(later));
                 Ok(())
             }
         };

@@ -1,6 +1,13 @@
 //! Decides if a request runs, waits or is rejected.
 
-use std::{mem, sync::Arc, time::Duration};
+#[cfg(feature = "axum")]
+use std::any::TypeId;
+use std::{
+    any::type_name,
+    mem,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
 
 use http::Response;
 use smallvec::SmallVec;
@@ -9,17 +16,16 @@ use super::{
     config::{LayerConfig, Override, ResponseContext},
     overcommit::InFlight,
     queue::{QueuedCharge, Waiter},
-    stats::{Event, log_no_peer},
 };
 use crate::{
     decision::{Decision, Source},
-    fingerprint::Fingerprint,
     head::RequestHead,
     headers::Template,
-    key::{Key, KeyError},
-    observe::{Started, unidentified},
+    key::KeyError,
+    log::error,
+    observe::{DecisionEvent, Started},
     reject::{Reject, Rejection},
-    rule::{Bypass, RuleName, Rules, deadline},
+    rule::{Bypass, Rules, deadline},
     store::{Answer, CannotFail, Charge, OwnedCharges, Store, StoreExt, without_queueing},
 };
 
@@ -169,7 +175,7 @@ where
     /// `called` is `false` at the end of the request's `max_wait`.
     pub(crate) fn ask_again<B: 'static>(
         &self,
-        waiter: Waiter,
+        mut waiter: Waiter,
         called: bool,
         head: &RequestHead<'_>,
     ) -> Admission<B, S>
@@ -182,21 +188,21 @@ where
                 let waited = waiter.elapsed();
                 return self.decide_in_turn(charges, waiter, waited, head);
             }
-            drop(waiter);
-            self.decide(&without_queueing(charges), None, head)
+            waiter.leave();
+            self.decide(&without_queueing(charges), Some(waiter), head)
         };
         let bypassed = |bypass| self.bypass(bypass, head);
-        let admission = charges(&*self.rules, &self.settings, head, decide, bypassed);
-        if matches!(admission, Admission::Admitted(_)) {
-            self.settings.count(Event::Delayed);
-        }
-        admission
+        charges(&*self.rules, &self.settings, head, decide, bypassed)
     }
 
     /// Continues a request after its wait in the queue.
-    pub(crate) fn dequeue(&self, queued: QueuedCharge<S>) -> Option<ResponseContext> {
+    pub(crate) fn dequeue(
+        &self,
+        queued: QueuedCharge<S>,
+        head: &RequestHead<'_>,
+    ) -> Option<ResponseContext> {
         let (mut decision, charges) = queued.into_charged()?;
-        charges.with(|charges| self.respond(&mut decision, charges, None))
+        charges.with(|charges| self.respond(&mut decision, charges, None, true, head))
     }
 
     #[inline]
@@ -215,7 +221,7 @@ where
             Ok(decision) => decision,
             Err(error) => error.never(),
         };
-        self.settings.meter.answered(decision, started);
+        self.settings.observers.answered(decision, started);
         if !decision.is_allowed() {
             self.settings.mark_overload(decision, charges);
             match waiter {
@@ -225,12 +231,13 @@ where
         } else if decision.holds_slots() && !self.settings.hold.can_hold::<B>() {
             // The slots would be free before the body ends.
             self.store.undo(charges, decision, None);
-            *decision = Decision::deny().from_source(Source::FailedClosed);
+            *decision = Decision::deny().with_source(Source::FailedClosed);
             self.deny(decision, charges, head)
         } else if decision.waits() {
             self.queue(decision, charges, waiter, head)
         } else {
-            Admission::Admitted(self.respond(decision, charges, None))
+            let waited = waiter.is_some_and(|it| it.has_waited());
+            Admission::Admitted(self.respond(decision, charges, None, waited, head))
         }
     }
 
@@ -244,15 +251,16 @@ where
         let settings = &self.settings;
         match bypass {
             Bypass::Exempt(_) => {}
-            Bypass::Rejected(_) if settings.report_only.is_on() => settings.count(Event::WouldDeny),
+            Bypass::Rejected(error) if settings.report_only.is_on() => {
+                self.notify(Err(&error), true, false, &[], head);
+            }
             Bypass::Rejected(error) => {
-                settings.count(Event::Unkeyed);
-                unidentified();
+                self.notify(Err(&error), false, false, &[], head);
                 if error.is_no_peer() {
                     log_no_peer::<B>(&error);
                 }
                 let why = self.rejection(Err(&error), None, &self.template);
-                return Admission::Rejected(self.reject.reject(&why, head));
+                return Admission::Rejected(why.response(&*self.reject, head, &[]));
             }
         }
         Admission::Admitted(ResponseContext::uncharged(settings))
@@ -295,20 +303,19 @@ where
         match settings.override_denial(Some(decision)) {
             None => {}
             Some(Override::ReportOnly) => {
-                return Admission::Admitted(self.respond(decision, charges, None));
+                return Admission::Admitted(self.respond(decision, charges, None, false, head));
             }
             Some(Override::Overcommit(in_flight)) => {
                 let mut overage = decision.clone().into_overage();
-                return Admission::Admitted(self.respond(&mut overage, charges, Some(in_flight)));
+                let context = self.respond(&mut overage, charges, Some(in_flight), false, head);
+                return Admission::Admitted(context);
             }
         }
-        settings.count(Event::Denied);
-        settings.meter.denied(decision, |rule| self.charged_key(charges, rule));
+        self.notify(Ok(decision), false, false, charges, head);
         let retry_after = settings.retry_after.wait(decision, charges);
-        let chosen = self.template.for_charges(charges);
-        let template = chosen.as_ref().unwrap_or(&self.template);
-        let why = self.rejection(Ok(decision), retry_after, template);
-        let mut response = self.reject.respond(&why, head);
+        let template = self.template.fit(charges);
+        let why = self.rejection(Ok(decision), retry_after, &template);
+        let mut response = why.response(&*self.reject, head, charges);
         ResponseContext::mark_rejection(settings, decision, &mut response);
         Admission::Rejected(response)
     }
@@ -320,10 +327,11 @@ where
         decision: &mut Decision,
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
+        waited: bool,
+        head: &RequestHead<'_>,
     ) -> Option<ResponseContext> {
         let settings = &self.settings;
-        settings.meter.passed(decision, |rule| self.charged_key(charges, rule));
-        settings.count_passed(decision);
+        self.notify(Ok(decision), true, waited, charges, head);
         let silent = settings.headers.only_denied || !decision.is_allowed();
         let lines = if silent { None } else { self.template.lines(charges, decision) };
         ResponseContext::new(lines, settings, decision, charges, in_flight)
@@ -339,13 +347,48 @@ where
         Rejection::new(cause, retry_after, template, Some(&*self.rules), secret)
     }
 
-    /// Returns the key that a rule charges, and its fingerprint.
-    fn charged_key<'c>(
+    /// Calls the hooks.
+    #[inline]
+    fn notify(
         &self,
-        charges: &'c [Charge<'_>],
-        rule: RuleName,
-    ) -> Option<(&'c Key, Fingerprint)> {
-        let key = charges.iter().find(|charge| charge.rule() == rule)?.key();
-        Some((key, key.fingerprint(self.settings.secret.as_ref()?)))
+        cause: Result<&Decision, &KeyError>,
+        is_admitted: bool,
+        is_delayed: bool,
+        charges: &[Charge<'_>],
+        head: &RequestHead<'_>,
+    ) {
+        let keys = |rule| charges.iter().find(|it| it.rule() == rule).map(Charge::key);
+        let (keys, secret) = (&keys, self.settings.secret.as_ref());
+        let event = DecisionEvent { head, cause, is_admitted, is_delayed, keys, secret };
+        self.settings.observers.notify(&event);
     }
+}
+
+/// Logs that the server provides no peer address, at most once per minute.
+///
+/// `B` is the type of the response body.
+fn log_no_peer<B: 'static>(error: &KeyError) {
+    static LAST: Mutex<Option<Instant>> = Mutex::new(None);
+    let Ok(mut last) = LAST.try_lock() else { return };
+    if last.is_none_or(|last| last.elapsed() >= Duration::from_secs(60)) {
+        *last = Some(Instant::now());
+        let hint = if is_of_another_axum::<B>() {
+            "; this server is of another version of axum, whose ConnectInfo cannot be read: use \
+             axum 0.8, or insert the SocketAddr into the extensions of each request"
+        } else {
+            ""
+        };
+        error!("every request is rejected with 500: {error}{hint}");
+    }
+}
+
+/// Returns `true` for the body type of another version of axum.
+///
+/// Extensions of a request cannot be listed, so the response is the only sign of the version.
+fn is_of_another_axum<B: 'static>() -> bool {
+    #[cfg(feature = "axum")]
+    if TypeId::of::<B>() == TypeId::of::<axum::body::Body>() {
+        return false;
+    }
+    cfg!(feature = "axum") && type_name::<B>().ends_with("axum_core::body::Body")
 }

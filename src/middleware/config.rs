@@ -21,14 +21,13 @@ use super::{
     overcommit::{InFlight, Overcommit},
     queue::{Bounds, Waiter, Waiters},
     retry_after::RetryPolicy,
-    stats::{Counters, Event},
 };
 use crate::{
-    decision::{Decision, Outcome, Slot, Source},
+    decision::{Decision, Outcome, Slot, Source, UNKNOWN_WAIT},
     fingerprint::FingerprintKey,
     head::RequestHead,
     headers::{HeaderPolicy, Lines},
-    observe::Meter,
+    observe::Observers,
     rule::{Bypass, Controller, Measurement, RuleInfo, RuleName},
     store::Charge,
     toggle::Toggle,
@@ -53,12 +52,11 @@ pub(crate) struct LayerConfig {
     pub(crate) allow: Vec<AccessList>,
     pub(crate) deny: Vec<AccessList>,
     pub(crate) overcommit: Option<Overcommit>,
-    pub(crate) counters: Option<Counters>,
     pub(crate) after: Option<AdjustConfig>,
     pub(crate) hold: HoldConfig,
     /// The controllers of rules with adaptive limits.
     pub(crate) adaptive: Vec<(RuleName, Arc<Controller>)>,
-    pub(crate) meter: Meter,
+    pub(crate) observers: Observers,
     /// The secret for fingerprints of keys in logs, spans and explanations.
     pub(crate) secret: Option<FingerprintKey>,
     /// `true` once the log has the mistakes of the layer.
@@ -87,19 +85,12 @@ impl LayerConfig {
             allow: Vec::new(),
             deny: Vec::new(),
             overcommit: None,
-            counters: None,
             after: None,
             hold: HoldConfig::default(),
             adaptive: infos.iter().filter_map(controller).collect(),
-            meter: Meter::new(infos.iter().map(|info| info.name)),
+            observers: Observers::new(infos.iter().map(|info| info.name)),
             secret: None,
             advised: Arc::default(),
-        }
-    }
-
-    pub(crate) fn count(&self, event: Event) {
-        if let Some(counters) = &self.counters {
-            counters.add(event);
         }
     }
 
@@ -129,23 +120,6 @@ impl LayerConfig {
         Ok(())
     }
 
-    /// Counts a request that runs.
-    pub(crate) fn count_passed(&self, decision: &Decision) {
-        if self.counters.is_none() {
-            return;
-        }
-        self.count(if decision.is_allowed() { Event::Allowed } else { Event::WouldDeny });
-        if decision.is_allowed() && decision.would_deny() {
-            self.count(Event::WouldDeny);
-        }
-        if decision.is_overage() {
-            self.count(Event::Overage);
-        }
-        if !decision.wait().is_zero() {
-            self.count(Event::Delayed);
-        }
-    }
-
     /// Returns `true` if the queue is full or the layer is report-only.
     #[inline]
     pub(crate) fn must_not_queue(&self, charges: &[Charge<'_>]) -> bool {
@@ -170,7 +144,7 @@ impl LayerConfig {
         if self.adaptive.is_empty() || decision.is_blocked() {
             return;
         }
-        let max = |outcome: &Outcome| {
+        let limit = |outcome: &Outcome| {
             let charge = charges.iter().find(|it| it.rule() == outcome.rule())?;
             let controller = self.adaptive.iter().find(|(rule, _)| *rule == charge.rule())?;
             (outcome.held().is_some()).then(|| (charge.demand().need(), controller.1.max()))
@@ -178,10 +152,10 @@ impl LayerConfig {
         let denies = |it: &&mut Outcome| it.is_denied() && !it.is_report_only();
         let mut sheds = None;
         for outcome in decision.outcomes_mut().iter_mut().filter(denies) {
-            let found = max(outcome);
+            let found = limit(outcome);
             sheds = Some(sheds.unwrap_or(true) && found.is_some());
             if found.is_some_and(|(need, max)| need <= max.into()) {
-                outcome.set_unknown_wait();
+                outcome.set_retry_ns(UNKNOWN_WAIT);
             }
         }
         if sheds == Some(true) {

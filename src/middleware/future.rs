@@ -262,7 +262,7 @@ where
         let Some((queued, parked)) = this.parked.take() else {
             panic!("a queued request was polled after completion");
         };
-        let context = parked.shared.dequeue(queued);
+        let context = parked.shared.dequeue(queued, &RequestHead::from(&parked.request));
         Poll::Ready(Ok(parked.run(context)))
     }
 }

@@ -17,16 +17,16 @@ use super::{
     overcommit::Overcommit,
     retry_after::{RetryAfter, RetryPolicy},
     service::RateLimit,
-    stats::Counters,
 };
 use crate::{
     decision::{Decision, Slot},
-    explain::{self, About, Explanation},
+    explain::{About, Explanation},
     fingerprint::FingerprintKey,
     head::{RequestHead, ResponseHead},
-    headers::{HeaderPolicy, Items, Template},
+    headers::{HeaderPolicy, Template, check_names},
     key::{KeyExtractor, PeerIp},
     log::warn,
+    observe::OnDecision,
     quota::Quota,
     reject::TooManyRequests,
     rule::{self, Bypass, Plan, Rule, RuleError, RuleInfo, RuleName, Rules},
@@ -49,7 +49,7 @@ use crate::{
 /// // In addition, a thousand for the whole site. Both rules are charged, or none.
 /// let layer = RateLimitLayer::rules(
 ///     (
-///         Rule::new("ip", PeerIp::new(), Quota::per_second(10).burst(20)),
+///         Rule::new("ip", PeerIp::new(), Quota::per_second(10).with_burst(20)),
 ///         Rule::new("site", Everyone, Quota::per_second(1_000)),
 ///     ),
 ///     LocalStore::new(),
@@ -101,7 +101,6 @@ pub struct RateLimitLayer<K, S, R = TooManyRequests> {
     pub(crate) rules: Arc<K>,
     pub(crate) store: Arc<S>,
     reject: Arc<R>,
-    items: Arc<Items>,
     pub(crate) settings: LayerConfig,
 }
 
@@ -167,13 +166,12 @@ where
         let mut infos = Vec::new();
         rules.info(&mut infos);
         rule::check(&infos, &store)?;
-        let items = Items::new(&infos)?;
+        check_names(&infos)?;
         let settings = LayerConfig::new(&infos);
         Ok(Self {
             rules: Arc::new(rules),
             store: Arc::new(store),
             reject: Arc::default(),
-            items: Arc::new(items),
             settings,
         })
     }
@@ -201,7 +199,7 @@ impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
 
 /// Returns the rule, its need and the limit, if no request fits the current quotas of a live plan.
 fn impossible_cost(info: &RuleInfo<'_>) -> Option<(RuleName, u64, u32)> {
-    let (quotas, need) = (info.live?.quotas(), info.least_need());
+    let (quotas, need) = (info.live?.quotas(), info.min_need());
     let limits = quotas.charged().iter().filter(|quota| !quota.is_blocked());
     let limit = limits.map(Quota::raised_limit).min()?;
     (need > limit.into()).then_some((info.name, need, limit))
@@ -247,22 +245,6 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// ```
     pub fn fingerprint(mut self, secret: impl Into<FingerprintKey>) -> Self {
         self.settings.secret = Some(secret.into());
-        self
-    }
-
-    /// Sets the percentage of a limit at which requests start to count as near the limit.
-    ///
-    /// Defaults to 80. The metric `ratelimit.near_limit` counts allowed requests near a limit
-    /// (feature `metrics`).
-    ///
-    /// # Panics
-    ///
-    /// Panics if `percent` is above 100.
-    #[cfg(feature = "metrics")]
-    #[track_caller]
-    pub fn near_limit(mut self, percent: u8) -> Self {
-        assert!(percent <= 100, "near limit: {percent} percent; give 0 to 100");
-        self.settings.meter = self.settings.meter.near_limit(percent);
         self
     }
 
@@ -353,7 +335,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     ///
     /// Requests that would be denied then pass, even requests on a [deny
     /// list](RateLimitLayer::deny). [Decisions](RateLimitLayer::expose_decision) and
-    /// [counters](RateLimitLayer::count) still show the denials. Responses to such requests have no
+    /// [hooks](RateLimitLayer::on_decision) still show the denials. Responses to such requests have no
     /// quota fields.
     ///
     /// ```
@@ -374,9 +356,12 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Counts the decisions of the layer.
-    pub fn count(mut self, counters: &Counters) -> Self {
-        self.settings.counters = Some(counters.clone());
+    /// Calls a hook with each decision, in addition to earlier hooks.
+    ///
+    /// [`Counters`](crate::middleware::Counters) are a hook, and so is a closure. See [`OnDecision`]
+    /// for an example.
+    pub fn on_decision(mut self, hook: impl OnDecision) -> Self {
+        self.settings.observers.hooks.push(Arc::new(hook));
         self
     }
 
@@ -485,9 +470,8 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
 
     /// Sets the response to denied requests. Defaults to [`TooManyRequests`].
     pub fn reject<R2>(self, reject: R2) -> RateLimitLayer<K, S, R2> {
-        let Self { rules, store, items, settings, .. } = self;
-        let reject = Arc::new(reject);
-        RateLimitLayer { rules, store, reject, items, settings }
+        let Self { rules, store, settings, .. } = self;
+        RateLimitLayer { rules, store, reject: Arc::new(reject), settings }
     }
 }
 
@@ -498,8 +482,8 @@ where
 {
     /// Explains the decision that a request would get now, without a charge.
     ///
-    /// For a store that does not support dry runs, such as `GovernorStore`, the explanation
-    /// contains the reason instead of a decision.
+    /// The explanation of a store that cannot [peek](StoreExt::peek), such as `GovernorStore`, says
+    /// so.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -512,7 +496,7 @@ where
     /// let request = Request::get("/").header("x-api-key", "alice").body(()).unwrap();
     /// let would = layer.explain(&request).await;
     /// assert!(would.is_allowed());
-    /// assert!(would.to_string().contains("(5/min, gcra), Key(..): cost 1, 5 left"));
+    /// assert!(would.to_string().contains("(5/min, gcra), Key(..), cost 1: 4 of 5 left"));
     /// # });
     /// ```
     pub async fn explain<'a>(&self, head: impl Into<RequestHead<'a>>) -> Explanation {
@@ -522,20 +506,25 @@ where
             Ok(OwnedCharges::from(now.as_deref().unwrap_or(charges)))
         };
         let charged = admission::charges(&*self.rules, settings, &head.into(), owned, Err);
-        let explanation = match charged {
-            Ok(charges) => self.look(charges).await,
-            Err(Bypass::Exempt(why)) => return Explanation::of(About::Free(why)).looked(),
-            Err(Bypass::Rejected(error)) => Explanation::of(About::Unkeyed(error)).looked(),
-        };
-        let denied = !explanation.is_allowed();
-        let explanation = explanation.told_by(settings.secret.as_ref());
-        match denied.then(|| settings.override_denial(explanation.decision())).flatten() {
-            None => explanation,
-            Some(Override::ReportOnly) => explanation.passes("the layer only reports"),
-            Some(Override::Overcommit(_)) => {
-                explanation.passes("the layer overcommits, and there is capacity")
+        let mut explanation = match charged {
+            Ok(charges) => {
+                let looked = Explanation::look_at(&*self.store, &charges).await;
+                looked.unwrap_or_else(|error| error.never())
             }
-        }
+            Err(Bypass::Exempt(why)) => return Explanation::from(About::Free(why)).as_dry_run(),
+            Err(Bypass::Rejected(error)) => Explanation::from(About::Unkeyed(error)).as_dry_run(),
+        };
+        explanation.secret = settings.secret;
+        let denied = !explanation.is_allowed();
+        explanation.allowed_because = match denied
+            .then(|| settings.override_denial(explanation.decision()))
+            .flatten()
+        {
+            None => None,
+            Some(Override::ReportOnly) => Some("the layer only reports"),
+            Some(Override::Overcommit(_)) => Some("the layer overcommits, and there is capacity"),
+        };
+        explanation
     }
 
     /// Explains a decision of this layer, such as a decision from the
@@ -547,17 +536,9 @@ where
         decision: &Decision,
         head: impl Into<RequestHead<'a>>,
     ) -> Explanation {
-        decision.explain().rules(&*self.rules, head).told_by(self.settings.secret.as_ref())
-    }
-
-    async fn look(&self, charges: OwnedCharges) -> Explanation {
-        match explain::check(&*self.store, &charges) {
-            Ok(()) => {
-                let looked = Explanation::look_at(&*self.store, &charges).await;
-                looked.unwrap_or_else(|error| error.never())
-            }
-            Err(why) => Explanation::of(About::Unsaid(why)),
-        }
+        let mut explanation = decision.explain().rules(&*self.rules, head);
+        explanation.secret = self.settings.secret;
+        explanation
     }
 }
 
@@ -671,12 +652,13 @@ impl<I, K: Rules, S, R> Layer<I> for RateLimitLayer<K, S, R> {
 
     fn layer(&self, inner: I) -> Self::Service {
         self.advise();
-        let template = Template::new(self.settings.headers, self.items.clone());
+        let mut infos = Vec::new();
+        self.rules.info(&mut infos);
         let shared = Shared {
             rules: self.rules.clone(),
             store: self.store.clone(),
             reject: self.reject.clone(),
-            template: Arc::new(template.prepared(true)),
+            template: Arc::new(Template::new(self.settings.headers, &infos)),
             settings: self.settings.clone(),
         };
         RateLimit::new(inner, Arc::new(shared))
@@ -689,7 +671,6 @@ impl<K, S, R> Clone for RateLimitLayer<K, S, R> {
             rules: self.rules.clone(),
             store: self.store.clone(),
             reject: self.reject.clone(),
-            items: self.items.clone(),
             settings: self.settings.clone(),
         }
     }

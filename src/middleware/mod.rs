@@ -14,7 +14,6 @@ pub(crate) mod overcommit;
 pub(crate) mod queue;
 mod retry_after;
 mod service;
-pub(crate) mod stats;
 
 #[cfg(feature = "axum")]
 pub use self::adjust::NoChargeHandle;
@@ -27,6 +26,10 @@ pub use self::{
     overcommit::Overcommit,
     retry_after::RetryAfter,
     service::RateLimit,
-    stats::{Counters, Counts},
 };
-pub use crate::{decision::Slot, head::ResponseHead, toggle::Toggle};
+pub use crate::{
+    decision::Slot,
+    head::ResponseHead,
+    observe::{Counters, Counts, DecisionEvent, OnDecision},
+    toggle::Toggle,
+};

@@ -51,6 +51,8 @@ pub(crate) struct Waiter {
     waiters: Arc<Waiters>,
     keys: Keys,
     entered: Instant,
+    /// `true` once the request has waited for a slot.
+    waited: bool,
     /// The turn in the store's queues for slots, if a rule has such quotas.
     turn: Option<Arc<Turn>>,
 }
@@ -68,7 +70,7 @@ impl Bounds {
         if *charge.key() == Key::everyone() {
             return self.all;
         }
-        let size = |quota: &Quota| quota.limit().max(quota.units());
+        let size = |quota: &Quota| quota.burst().max(quota.units());
         let limit = charge.quotas().iter().map(size).min().unwrap_or(0);
         usize::try_from(limit).unwrap_or(usize::MAX).min(self.all / PLACES_PER_KEY_PLACE).max(1)
     }
@@ -102,7 +104,8 @@ impl Waiters {
         drop(counts);
         let waits = |it: &Charge<'_>| it.queues() && it.quotas().iter().any(Quota::is_concurrent);
         let turn = charges.iter().any(waits).then(Turn::new);
-        Some(Waiter { waiters: self.clone(), keys, entered: Instant::now(), turn })
+        let (waiters, entered, waited) = (self.clone(), Instant::now(), false);
+        Some(Waiter { waiters, keys, entered, waited, turn })
     }
 
     fn has_full_key(
@@ -145,6 +148,15 @@ impl Waiter {
         self.turn.as_ref().is_some_and(|turn| turn.max_wait().is_some())
     }
 
+    /// Stops waiting for a slot.
+    pub(super) fn leave(&mut self) {
+        (self.waited, self.turn) = (true, None);
+    }
+
+    pub(super) fn has_waited(&self) -> bool {
+        self.waited
+    }
+
     /// Returns the instant at which the request stops waiting for a slot.
     pub(super) fn end(&self) -> Instant {
         let now = Instant::now();
@@ -153,7 +165,8 @@ impl Waiter {
     }
 
     /// Completes once the request may ask for its slots again.
-    pub(super) fn poll_called(&self, cx: &mut Context<'_>) -> Poll<()> {
+    pub(super) fn poll_called(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.waited = true;
         self.turn.as_ref().map_or(Poll::Ready(()), |turn| turn.poll_called(cx))
     }
 
@@ -241,8 +254,8 @@ mod tests {
         let key = Key::from("alice");
         for (quotas, max) in [
             (vec![Quota::per_second(5)], 5),
-            (vec![Quota::per_second(5).burst(1)], 5),
-            (vec![Quota::per_second(5).burst(9)], 9),
+            (vec![Quota::per_second(5).with_burst(1)], 5),
+            (vec![Quota::per_second(5).with_burst(9)], 9),
             (vec![Quota::per_second(500)], 16),
             (vec![Quota::per_second(500), Quota::per_hour(3)], 3),
             (vec![], 1),

@@ -130,7 +130,7 @@ impl Promises {
         let outcome = denial.binding().filter(has_queue);
         let charge = outcome.and_then(|o| charges.iter().find(|charge| charge.rule() == o.rule()));
         let (Some(outcome), Some(charge)) = (outcome, charge) else { return earliest };
-        let quota = charge.charged_quotas().find(|(place, _)| *place == outcome.place());
+        let quota = charge.charged_quotas().find(|(place, _)| *place == outcome.quota_index());
         let Some((place, quota)) = quota else { return earliest };
         let key = self.seed.hash_one((charge.rule(), charge.key(), place));
         self.promise(key, earliest, quota.interval().saturating_mul(charge.cost()))

@@ -11,32 +11,24 @@ use metrics::{
     histogram,
 };
 
-use super::{DenialLog, Verdict};
+use super::{DecisionEvent, OnDecision, Verdict};
 use crate::{
     decision::{Decision, Outcome, Source},
     name::RuleName,
 };
 
-/// The counters of a layer. Each counter is registered on first use.
-#[derive(Clone, Debug)]
-pub(crate) struct Meter {
+/// The metrics of a layer. Each metric is registered on first use.
+#[derive(Clone)]
+pub(super) struct Metrics {
     rules: Arc<[RuleCounters]>,
     durations: Arc<[OnceLock<Histogram>; STORES.len()]>,
-    /// The percentage of a limit at which requests start to count as near the limit.
-    near: u8,
-    denial_log: DenialLog,
 }
 
-#[derive(Debug)]
 struct RuleCounters {
     rule: RuleName,
     verdicts: [OnceLock<Counter>; VERDICTS],
     near: OnceLock<Counter>,
 }
-
-/// The start time of a store call.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Started(Option<Instant>);
 
 const VERDICTS: usize = Verdict::FallbackLimited as usize + 1;
 const STORES: [&str; 9] = [
@@ -51,18 +43,8 @@ const STORES: [&str; 9] = [
     "other",
 ];
 
-impl Started {
-    #[inline]
-    pub(crate) fn now() -> Self {
-        Self(Some(Instant::now()))
-    }
-}
-
-impl Meter {
-    /// `true` if decisions are counted.
-    pub(super) const COUNTS: bool = true;
-
-    pub(crate) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
+impl Metrics {
+    pub(super) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
         let counters = |rule| RuleCounters {
             rule,
             verdicts: from_fn(|_| OnceLock::new()),
@@ -72,27 +54,12 @@ impl Meter {
         Self {
             rules: rules.into_iter().map(counters).collect(),
             durations: Arc::new(from_fn(|_| OnceLock::new())),
-            near: 80,
-            denial_log: DenialLog::default(),
         }
-    }
-
-    pub(crate) fn denial_log(&self) -> &DenialLog {
-        &self.denial_log
-    }
-
-    #[cfg(feature = "admin")]
-    pub(crate) fn with_denial_log(self, denial_log: DenialLog) -> Self {
-        Self { denial_log, ..self }
-    }
-
-    pub(crate) fn near_limit(self, percent: u8) -> Self {
-        Self { near: percent, ..self }
     }
 
     /// Records the time until the store answered.
     #[inline]
-    pub(crate) fn answered(&self, decision: &Decision, Started(started): Started) {
+    pub(super) fn answered(&self, decision: &Decision, started: Option<Instant>) {
         let Some(started) = started else { return };
         let store = match decision.source() {
             Source::Local | Source::Overflow | Source::Overload => 0,
@@ -111,41 +78,39 @@ impl Meter {
         };
         self.durations[store].get_or_init(make).record(started.elapsed());
     }
+}
 
-    pub(super) fn count(&self, rule: RuleName, verdict: Verdict) {
-        let make = || {
-            let (policy, result) = (rule.as_str(), verdict.as_str());
-            counter!("ratelimit.decisions", "policy" => policy, "result" => result)
+impl OnDecision for Metrics {
+    fn on_decision(&self, event: &DecisionEvent<'_>) {
+        let Some(decision) = event.decision() else {
+            if !event.is_admitted() {
+                counter!("ratelimit.unidentified").increment(1);
+            }
+            return;
         };
-        match self.rule(rule) {
-            Some(counters) => counters.verdicts[verdict as usize].get_or_init(make).increment(1),
-            None => make().increment(1),
-        }
+        event.each_rule(self.rules.iter().map(|it| it.rule), |rule, verdict| {
+            // A store of the user may report a rule that the layer does not have.
+            let known = self.rules.iter().find(|it| it.rule == rule);
+            let (policy, result) = (rule.as_str(), verdict.as_str());
+            increment(
+                known.map(|it| &it.verdicts[verdict as usize]),
+                || counter!("ratelimit.decisions", "policy" => policy, "result" => result),
+            );
+            let is_near = |it: &Outcome| {
+                it.rule() == rule && u64::from(it.remaining()) * 5 <= u64::from(it.limit())
+            };
+            if decision.is_allowed() && decision.outcomes().iter().any(is_near) {
+                let near = || counter!("ratelimit.near_limit", "policy" => policy);
+                increment(known.map(|it| &it.near), near);
+            }
+        });
     }
+}
 
-    /// Counts a decision under every rule, because no single rule decided.
-    pub(super) fn count_all(&self, verdict: Verdict) {
-        for counters in &*self.rules {
-            self.count(counters.rule, verdict);
-        }
-    }
-
-    pub(super) fn count_near(&self, rule: RuleName) {
-        let make = || counter!("ratelimit.near_limit", "policy" => rule.as_str());
-        match self.rule(rule) {
-            Some(counters) => counters.near.get_or_init(make).increment(1),
-            None => make().increment(1),
-        }
-    }
-
-    pub(super) fn is_near(&self, outcome: &Outcome) -> bool {
-        let (limit, left) = (u64::from(outcome.limit()), u64::from(outcome.remaining()));
-        left * 100 <= limit * u64::from(100 - self.near)
-    }
-
-    /// Returns the counters of a rule, or `None` if the layer has no such rule.
-    fn rule(&self, rule: RuleName) -> Option<&RuleCounters> {
-        self.rules.iter().find(|counters| counters.rule == rule)
+fn increment(counter: Option<&OnceLock<Counter>>, make: impl FnOnce() -> Counter) {
+    match counter {
+        Some(counter) => counter.get_or_init(make).increment(1),
+        None => make().increment(1),
     }
 }
 
@@ -179,11 +144,6 @@ fn describe() {
     describe_gauge!("ratelimit.slots", Unit::Count, "Slots of the embedded store.");
     let held = "Slots of concurrent requests that are held in the embedded store.";
     describe_gauge!("ratelimit.active_request_leases", Unit::Count, held);
-}
-
-/// Counts a request that was rejected without a store call.
-pub(crate) fn unidentified() {
-    counter!("ratelimit.unidentified").increment(1);
 }
 
 /// Counts a failed store call.

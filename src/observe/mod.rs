@@ -1,45 +1,205 @@
-//! Metrics, log lines, spans, and the latest denials for the admin page.
+//! Hooks that are called with each decision: metrics, log lines and spans, counters, and hooks of
+//! the user.
 //!
 //! Labels, log lines and spans never contain a key.
 
-#[cfg_attr(not(feature = "admin"), expect(dead_code, reason = "only the admin router enables it"))]
-mod denial_log;
+mod counters;
 #[cfg(feature = "metrics")]
 mod metered;
-#[cfg(not(feature = "metrics"))]
-mod noop;
-#[cfg_attr(not(feature = "admin"), expect(dead_code, reason = "only the admin router enables it"))]
-mod top_keys;
 #[cfg(feature = "tracing")]
 mod traced;
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
-    time::Duration,
+    any::Any,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Instant,
 };
 
-#[cfg(not(feature = "metrics"))]
-use self::noop as metered;
-pub(crate) use self::{
-    denial_log::DenialLog,
-    metered::{
-        Meter, Started, block_denied, circuit, overflowed, set_keys, store_failed, unidentified,
-    },
-};
-#[cfg(feature = "admin")]
-pub(crate) use self::{denial_log::RecordedDenial, top_keys::DeniedKey};
+pub use self::counters::{Counters, Counts};
+pub(crate) use self::metered::{block_denied, circuit, overflowed, set_keys, store_failed};
 use crate::{
     decision::{Decision, Outcome, Source},
-    fingerprint::Fingerprint,
-    key::Key,
+    fingerprint::{Fingerprint, FingerprintKey},
+    head::RequestHead,
+    key::{Key, KeyError},
     log::warn,
     name::RuleName,
     quota::Quota,
 };
 
+/// No-op metrics, used without the `metrics` feature.
+#[cfg(not(feature = "metrics"))]
+mod metered {
+    pub(crate) fn store_failed(_: &'static str) {}
+    pub(crate) fn circuit(_: Option<&str>, _: u8) {}
+    pub(crate) fn overflowed() {}
+    pub(crate) fn block_denied() {}
+    pub(crate) fn set_keys(_: usize, _: usize, _: u64) {}
+}
+
+/// Hook that a layer calls with each decision.
+///
+/// Set by [`RateLimitLayer::on_decision`](crate::RateLimitLayer::on_decision). [`Counters`] are a
+/// hook, and so is a closure:
+///
+/// ```
+/// use tower_sluice::{Quota, RateLimitLayer, middleware::DecisionEvent};
+///
+/// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).on_decision(
+///     |event: &DecisionEvent<'_>| {
+///         if !event.is_admitted() {
+///             println!("{} was denied by rule {:?}", event.head().uri, event.rule());
+///         }
+///     },
+/// );
+/// ```
+///
+/// The metrics and log lines of the features `metrics` and `tracing` need no hook.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a hook for decisions",
+    note = "a closure needs the type of its argument: `|event: &DecisionEvent<'_>| ..`"
+)]
+pub trait OnDecision: Any + Send + Sync {
+    /// Handles a decision, before the request runs or its rejection is created.
+    ///
+    /// The request waits for the hook, so the hook must not block.
+    fn on_decision(&self, event: &DecisionEvent<'_>);
+}
+
+impl<F: Fn(&DecisionEvent<'_>) + Send + Sync + 'static> OnDecision for F {
+    fn on_decision(&self, event: &DecisionEvent<'_>) {
+        self(event);
+    }
+}
+
+/// Decision about one request, for an [`OnDecision`].
+///
+/// A request that bypasses the rules has no event. A request that waits has one, after its wait.
+#[derive(Clone, Copy)]
+pub struct DecisionEvent<'a> {
+    pub(crate) head: &'a RequestHead<'a>,
+    pub(crate) cause: Result<&'a Decision, &'a KeyError>,
+    pub(crate) is_admitted: bool,
+    pub(crate) is_delayed: bool,
+    /// Returns the key that a rule charges.
+    pub(crate) keys: &'a dyn Fn(RuleName) -> Option<&'a Key>,
+    pub(crate) secret: Option<&'a FingerprintKey>,
+}
+
+impl<'a> DecisionEvent<'a> {
+    /// Returns the head of the request.
+    #[must_use]
+    pub fn head(&self) -> &'a RequestHead<'a> {
+        self.head
+    }
+
+    /// Returns the decision of the store, or `None` if the request was rejected without a store
+    /// call.
+    #[must_use]
+    pub fn decision(&self) -> Option<&'a Decision> {
+        self.cause.ok()
+    }
+
+    /// Returns the reason of a rejection without a store call: the request had no usable key, or
+    /// was on a deny list.
+    #[must_use]
+    pub fn key_error(&self) -> Option<&'a KeyError> {
+        self.cause.err()
+    }
+
+    /// Returns `true` if the request runs.
+    ///
+    /// In a report-only layer, a request runs even if its [decision](DecisionEvent::decision) is a
+    /// denial.
+    #[must_use]
+    pub fn is_admitted(&self) -> bool {
+        self.is_admitted
+    }
+
+    /// Returns `true` if the request runs after a wait in the [queue](crate::Rule::max_wait).
+    #[must_use]
+    pub fn is_delayed(&self) -> bool {
+        self.is_delayed
+    }
+
+    /// Returns the rule of the [decisive quota](Decision::binding), if there is one.
+    #[must_use]
+    pub fn rule(&self) -> Option<RuleName> {
+        self.decision()?.binding().map(Outcome::rule)
+    }
+
+    /// Returns the fingerprint of the key of that [rule](DecisionEvent::rule), if the layer has
+    /// [fingerprints](crate::RateLimitLayer::fingerprint).
+    #[must_use]
+    pub fn fingerprint(&self) -> Option<Fingerprint> {
+        self.key(self.rule()?).map(|(_, fingerprint)| fingerprint)
+    }
+
+    /// Returns the key that a rule charges, and its fingerprint.
+    pub(crate) fn key(&self, rule: RuleName) -> Option<(&'a Key, Fingerprint)> {
+        let key = (self.keys)(rule)?;
+        Some((key, key.fingerprint(self.secret?)))
+    }
+
+    /// Returns the result of a [decision](DecisionEvent::decision), as in the metric
+    /// `ratelimit.decisions`, such as `allowed`, `limited` or `shadow_limited`.
+    #[must_use]
+    pub fn result(&self) -> Option<&'static str> {
+        let decision = self.decision()?;
+        let verdict = match self.is_admitted && !decision.is_allowed() {
+            true => Verdict::ShadowLimited,
+            false => Verdict::of(decision.source(), self.is_admitted),
+        };
+        Some(verdict.as_str())
+    }
+
+    /// Calls `record` with the result under each rule, once per rule. A denial has a result under
+    /// the rules that denied it.
+    ///
+    /// If no single rule decided, such as in an outage, each of `all` has the result.
+    #[cfg(any(feature = "admin", feature = "metrics"))]
+    pub(crate) fn each_rule(
+        &self,
+        all: impl Iterator<Item = RuleName>,
+        mut record: impl FnMut(RuleName, Verdict),
+    ) {
+        let Some(decision) = self.decision() else { return };
+        let verdict = Verdict::of(decision.source(), self.is_admitted);
+        let outcomes = decision.outcomes();
+        if outcomes.is_empty() {
+            return all.for_each(|rule| record(rule, verdict));
+        }
+        for (at, outcome) in outcomes.iter().enumerate() {
+            let rule = outcome.rule();
+            if outcomes[..at].iter().any(|earlier| earlier.rule() == rule) {
+                continue;
+            }
+            let denied = outcomes[at..].iter().any(|it| it.rule() == rule && it.is_denied());
+            if denied && (self.is_admitted || outcome.is_report_only()) {
+                record(rule, Verdict::ShadowLimited);
+            } else if denied || self.is_admitted {
+                record(rule, verdict);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for DecisionEvent<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DecisionEvent")
+            .field("cause", &self.cause)
+            .field("is_admitted", &self.is_admitted)
+            .finish_non_exhaustive()
+    }
+}
+
 /// The result of a request under one rule, as in the metric `ratelimit.decisions`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+pub(crate) enum Verdict {
     Allowed,
     Limited,
     ShadowLimited,
@@ -63,7 +223,7 @@ impl Verdict {
         }
     }
 
-    fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Allowed => "allowed",
             Self::Limited => "limited",
@@ -76,79 +236,59 @@ impl Verdict {
     }
 }
 
-impl Meter {
-    /// Records a request that runs. In a report-only layer, the store may have denied the request.
-    ///
-    /// `who` returns the key that a rule charges, and its fingerprint.
+/// The hooks of a layer.
+#[derive(Clone)]
+pub(crate) struct Observers {
+    #[cfg(feature = "metrics")]
+    metrics: metered::Metrics,
+    pub(crate) hooks: Vec<Arc<dyn OnDecision>>,
+}
+
+impl Observers {
+    /// Creates the hooks of a layer with these rules.
+    #[cfg_attr(not(feature = "metrics"), expect(unused_variables))]
+    pub(crate) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
+        Self {
+            #[cfg(feature = "metrics")]
+            metrics: metered::Metrics::new(rules),
+            hooks: Vec::new(),
+        }
+    }
+
+    /// Records the time until the store answered.
     #[inline]
-    pub(crate) fn passed<'a>(
-        &self,
-        decision: &Decision,
-        who: impl Fn(RuleName) -> Option<(&'a Key, Fingerprint)>,
-    ) {
-        let verdict = Verdict::of(decision.source(), true);
-        #[cfg(feature = "tracing")]
-        {
-            let shown = if decision.is_allowed() { verdict } else { Verdict::ShadowLimited };
-            traced::trace(decision, shown, |rule| who(rule).map(|(_, shown)| shown));
-        }
-        self.each(decision, verdict, who, |denied| {
-            Some(if denied { Verdict::ShadowLimited } else { verdict })
-        });
+    #[cfg_attr(not(feature = "metrics"), expect(unused_variables, clippy::unused_self))]
+    pub(crate) fn answered(&self, decision: &Decision, Started(started): Started) {
+        #[cfg(feature = "metrics")]
+        self.metrics.answered(decision, started);
     }
 
-    /// Records a denied request under the rules that denied it.
-    pub(crate) fn denied<'a>(
-        &self,
-        decision: &Decision,
-        who: impl Fn(RuleName) -> Option<(&'a Key, Fingerprint)>,
-    ) {
-        let verdict = Verdict::of(decision.source(), false);
+    #[inline]
+    pub(crate) fn notify(&self, event: &DecisionEvent<'_>) {
         #[cfg(feature = "tracing")]
-        traced::trace(decision, verdict, |rule| who(rule).map(|(_, shown)| shown));
-        self.each(decision, verdict, who, |denied| denied.then_some(verdict));
+        traced::Spans.on_decision(event);
+        #[cfg(feature = "metrics")]
+        self.metrics.on_decision(event);
+        for hook in &self.hooks {
+            hook.on_decision(event);
+        }
     }
+}
 
-    /// Records the request once per rule, even if a rule has several quotas.
-    fn each<'a>(
-        &self,
-        decision: &Decision,
-        verdict: Verdict,
-        who: impl Fn(RuleName) -> Option<(&'a Key, Fingerprint)>,
-        of: impl Fn(bool) -> Option<Verdict>,
-    ) {
-        let (outcomes, denial_log) = (decision.outcomes(), self.denial_log());
-        if !Self::COUNTS && !denial_log.is_enabled() {
-            return;
-        }
-        if outcomes.is_empty() {
-            denial_log.record_all(verdict, decision.expected_wait());
-            return self.count_all(verdict);
-        }
-        for (place, outcome) in outcomes.iter().enumerate() {
-            let rule = outcome.rule();
-            if outcomes[..place].iter().any(|earlier| earlier.rule() == rule) {
-                continue;
-            }
-            let all = || outcomes[place..].iter().filter(|outcome| outcome.rule() == rule);
-            let denied = all().any(Outcome::is_denied);
-            let verdict = match of(denied) {
-                Some(_) if denied && outcome.is_report_only() => Verdict::ShadowLimited,
-                Some(verdict) => verdict,
-                None => continue,
-            };
-            self.count(rule, verdict);
-            // The wait for this rule, or `None` if waiting does not help.
-            let wait = || {
-                let denied = all().filter(|outcome| outcome.is_denied());
-                let mut waits = denied.map(Outcome::expected_wait);
-                waits.try_fold(Duration::ZERO, |longest, wait| wait.map(|wait| longest.max(wait)))
-            };
-            denial_log.record(rule, verdict, || (who(rule), wait()));
-            if decision.is_allowed() && all().any(|outcome| self.is_near(outcome)) {
-                self.count_near(rule);
-            }
-        }
+impl fmt::Debug for Observers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Observers({})", self.hooks.len())
+    }
+}
+
+/// The start time of a store call, with the feature `metrics`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Started(Option<Instant>);
+
+impl Started {
+    #[inline]
+    pub(crate) fn now() -> Self {
+        Self(cfg!(feature = "metrics").then(Instant::now))
     }
 }
 
@@ -156,11 +296,11 @@ impl Meter {
 pub(crate) fn late_charge_cut(quota: &Quota) {
     static LOGGED: AtomicBool = AtomicBool::new(false);
     if !LOGGED.swap(true, Relaxed) {
-        let (limit, debt) = (quota.limit(), quota.max_debt_units());
+        let (limit, debt) = (quota.burst(), quota.max_debt_units());
         warn!(
             "a late charge exceeds the max_debt of quota {quota}: {limit} units and a debt of {debt} are \
              charged already, and the excess is dropped; reserve more, or raise \
-             Quota::max_debt (logged once)"
+             Quota::with_max_debt (logged once)"
         );
     }
 }

@@ -1,5 +1,7 @@
 //! Algorithms that count the units of an account.
 
+use std::{fmt, num::NonZeroU32};
+
 /// Algorithm that counts the units of a quota.
 ///
 /// The guide has [pictures](crate::guide::algorithms) of all algorithms.
@@ -14,6 +16,9 @@
 /// | [`SlidingLog`](Algorithm::SlidingLog) | `units` | one entry per charge | exact windows of few units |
 /// | [`Concurrent`](Algorithm::Concurrent) | `limit` | one count, while a request runs | requests that run at the same time |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(remote = "Self", rename_all = "snake_case"))]
+#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 #[non_exhaustive]
 pub enum Algorithm {
     /// Generic cell rate algorithm (ITU-T I.371). Refills one unit every interval.
@@ -26,8 +31,10 @@ pub enum Algorithm {
     /// Created with [`Algorithm::fixed_window`].
     FixedWindow {
         /// The maximum number of unused units of a window that are added to the next window.
+        #[cfg_attr(feature = "serde", serde(default))]
         carry_over: u32,
         /// Releases the units of a window at even intervals.
+        #[cfg_attr(feature = "serde", serde(default))]
         paced: bool,
     },
     /// Window of one period that starts with the first charge.
@@ -48,6 +55,7 @@ pub enum Algorithm {
     SlidingLog,
     /// Slots that requests hold while they run, for [`Quota::concurrent`](crate::Quota::concurrent)
     /// only.
+    #[cfg_attr(feature = "serde", serde(skip_deserializing))]
     Concurrent,
 }
 
@@ -58,7 +66,7 @@ impl Algorithm {
     /// use tower_sluice::{Algorithm, Quota};
     ///
     /// const DAILY: Quota =
-    ///     Quota::per_day(100).algorithm(Algorithm::fixed_window().carry_over(30));
+    ///     Quota::per_day(100).with_algorithm(Algorithm::fixed_window().carry_over(30));
     /// ```
     #[must_use]
     pub const fn fixed_window() -> Self {
@@ -99,6 +107,62 @@ impl Algorithm {
             Self::FixedWindow { carry_over, .. } => Self::FixedWindow { carry_over, paced: true },
             _ => panic!("algorithm: paced is for fixed_window() only"),
         }
+    }
+
+    /// Returns `true` for windows and logs, whose burst equals their units.
+    pub(crate) const fn is_window(self) -> bool {
+        !matches!(self, Self::Gcra | Self::TokenBucket | Self::Concurrent)
+    }
+
+    /// Returns `true` for a window whose units are released at even intervals.
+    pub(crate) const fn is_paced(self) -> bool {
+        matches!(self, Self::FixedWindow { paced: true, .. })
+    }
+
+    /// Returns `true` if a charge may wait in a queue.
+    pub(crate) const fn can_queue(self) -> bool {
+        matches!(self, Self::Gcra) || self.is_paced()
+    }
+
+    /// Returns the maximum number of units that a window adds to the next window.
+    pub(crate) const fn max_carry_over(self) -> u32 {
+        match self {
+            Self::FixedWindow { carry_over, .. } => carry_over,
+            _ => 0,
+        }
+    }
+
+    /// Returns the number of buckets of a window. Other windows than sliding windows have one.
+    pub(crate) const fn buckets(self) -> u32 {
+        match self {
+            Self::SlidingWindow { buckets } => buckets,
+            _ => 1,
+        }
+    }
+
+    /// Returns the algorithm for one of `n` processes that share a quota.
+    pub(super) fn share(self, n: NonZeroU32) -> Self {
+        match self {
+            Self::TokenBucket => Self::Gcra,
+            Self::FixedWindow { carry_over, paced } => {
+                Self::FixedWindow { carry_over: carry_over / n, paced }
+            }
+            other => other,
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Gcra => "gcra",
+            Self::TokenBucket => "token bucket",
+            Self::FixedWindow { .. } => "fixed window",
+            Self::AnchoredWindow => "anchored window",
+            Self::SlidingWindow { .. } => "sliding window",
+            Self::SlidingLog => "sliding log",
+            Self::Concurrent => "slots",
+        })
     }
 }
 

@@ -2,25 +2,16 @@
 
 mod algorithm;
 #[cfg(feature = "serde")]
-mod algorithm_table;
-mod debt;
-mod error;
-mod fault;
-#[cfg(feature = "simulate")]
-mod limit;
-mod share;
-#[cfg(feature = "serde")]
 mod table;
 mod text;
 
-use std::time::Duration;
+use std::{num::NonZeroU32, time::Duration};
 
-use self::error::{ErrorKind, Repr};
 #[cfg(feature = "serde")]
 pub(crate) use self::table::max_wait;
 #[cfg(feature = "admin")]
 pub(crate) use self::table::read_time;
-pub use self::{algorithm::Algorithm, error::QuotaError};
+pub use self::{algorithm::Algorithm, text::QuotaError};
 
 const SECOND: u64 = 1_000_000_000;
 /// The longest time in which an account may refill: ten years.
@@ -54,7 +45,7 @@ const UNITS: [(&str, u64); 7] = [
 /// use std::time::Duration;
 /// use tower_sluice::Quota;
 ///
-/// const LOGIN: Quota = Quota::per_minute(5).burst(10);
+/// const LOGIN: Quota = Quota::per_minute(5).with_burst(10);
 /// const SEARCH: Quota = Quota::per(200, Duration::from_secs(10));
 ///
 /// assert_eq!(SEARCH, "200/10s".parse()?);
@@ -66,7 +57,7 @@ const UNITS: [(&str, u64); 7] = [
 ///
 /// With feature `serde`, a quota is read from text or from a table, for example in TOML or JSON.
 ///
-/// Most fields of the table are named after the setters. `name` is [`named`](Quota::named),
+/// Most fields of the table are named after the setters. `name` is [`named`](Quota::with_name),
 /// `blocked = true` is a [blocked](Quota::blocked) quota, and `concurrent = 5` is a [number of
 /// slots](Quota::concurrent). Errors name the field, its value and the fix.
 ///
@@ -93,9 +84,9 @@ const UNITS: [(&str, u64); 7] = [
 ///     guests = "blocked"
 ///     "#,
 /// )?;
-/// assert_eq!(limits.login, Quota::per_minute(5).burst(10));
+/// assert_eq!(limits.login, Quota::per_minute(5).with_burst(10));
 /// let hourly = Algorithm::SlidingWindow { buckets: 24 };
-/// assert_eq!(limits.report, Quota::per_day(60).algorithm(hourly));
+/// assert_eq!(limits.report, Quota::per_day(60).with_algorithm(hourly));
 /// # }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -117,11 +108,6 @@ pub struct Quota {
     sheds: bool,
 }
 
-/// Returns `true` for a unit of the parameter `qu`, whose registry is closed.
-pub(crate) fn is_registered_unit(unit: &str) -> bool {
-    matches!(unit, "requests" | "content-bytes" | "concurrent-requests")
-}
-
 impl Quota {
     /// Creates a quota of `units` per second, with a burst of `units`.
     ///
@@ -130,7 +116,7 @@ impl Quota {
     /// Panics if `units` is 0 or above 1 000 000 000. In a constant, this is a compile error.
     #[track_caller]
     pub const fn per_second(units: u32) -> Self {
-        Self::of_nanos(units, SECOND)
+        unwrap(Self::rate(units, SECOND))
     }
 
     /// Creates a quota of `units` per minute, with a burst of `units`.
@@ -140,7 +126,7 @@ impl Quota {
     /// Panics if `units` is 0.
     #[track_caller]
     pub const fn per_minute(units: u32) -> Self {
-        Self::of_nanos(units, 60 * SECOND)
+        unwrap(Self::rate(units, 60 * SECOND))
     }
 
     /// Creates a quota of `units` per hour, with a burst of `units`.
@@ -150,7 +136,7 @@ impl Quota {
     /// Panics if `units` is 0.
     #[track_caller]
     pub const fn per_hour(units: u32) -> Self {
-        Self::of_nanos(units, 3_600 * SECOND)
+        unwrap(Self::rate(units, 3_600 * SECOND))
     }
 
     /// Creates a quota of `units` per day of 24 hours, with a burst of `units`.
@@ -160,7 +146,7 @@ impl Quota {
     /// Panics if `units` is 0.
     #[track_caller]
     pub const fn per_day(units: u32) -> Self {
-        Self::of_nanos(units, 86_400 * SECOND)
+        unwrap(Self::rate(units, 86_400 * SECOND))
     }
 
     /// Creates a quota of `units` per `period`, with a burst of `units`.
@@ -178,7 +164,7 @@ impl Quota {
     /// Panics if [`new`](Quota::new) would fail. In a constant, this is a compile error.
     #[track_caller]
     pub const fn per(units: u32, period: Duration) -> Self {
-        Self::of_nanos(units, clamped_nanos(period))
+        unwrap(Self::rate(units, nanos(period)))
     }
 
     /// Fallible form of [`per`](Quota::per), for numbers known only at run time.
@@ -191,10 +177,7 @@ impl Quota {
     /// - The period is longer than ten years.
     /// - More than one unit would be refilled per nanosecond.
     pub const fn new(units: u32, period: Duration) -> Result<Self, QuotaError> {
-        match Self::plain(units, clamped_nanos(period)) {
-            Ok(quota) => Ok(quota),
-            Err(fault) => Err(QuotaError(Repr::Numbers(fault, units, period))),
-        }
+        Self::rate(units, nanos(period))
     }
 
     /// Creates a quota that denies all requests.
@@ -242,7 +225,7 @@ impl Quota {
     /// run time, use [`Quota::try_concurrent`].
     #[track_caller]
     pub const fn concurrent(limit: u32) -> Self {
-        Self::slots(limit).or_panic()
+        unwrap(Self::try_concurrent(limit))
     }
 
     /// Fallible form of [`concurrent`](Quota::concurrent), for a number known only at run time.
@@ -251,7 +234,7 @@ impl Quota {
     ///
     /// Fails if `limit` is 0.
     pub const fn try_concurrent(limit: u32) -> Result<Self, QuotaError> {
-        Self::slots(limit).checked(limit)
+        Self::slots(limit).checked()
     }
 
     const fn slots(limit: u32) -> Self {
@@ -268,34 +251,34 @@ impl Quota {
     ///
     /// ```
     /// # use tower_sluice::Quota;
-    /// let quota = Quota::per_second(5).burst(10); // ten at once, then one every 200 ms
-    /// assert_eq!(quota.limit(), 10);
+    /// let quota = Quota::per_second(5).with_burst(10); // ten at once, then one every 200 ms
+    /// assert_eq!(quota.burst(), 10);
     /// ```
     ///
     /// # Panics
     ///
     /// Panics if `units` is 0, or if the burst takes more than ten years to refill. In a constant,
-    /// this is a compile error. For a number known only at run time, use [`Quota::try_burst`].
+    /// this is a compile error. For a number known only at run time, use [`Quota::try_with_burst`].
     #[track_caller]
-    pub const fn burst(self, units: u32) -> Self {
-        Self { burst: units, ..self }.or_panic()
+    pub const fn with_burst(self, units: u32) -> Self {
+        unwrap(self.try_with_burst(units))
     }
 
-    /// Fallible form of [`burst`](Quota::burst), for a number known only at run time.
+    /// Fallible form of [`with_burst`](Quota::with_burst), for a number known only at run time.
     ///
     /// # Errors
     ///
     /// Fails if `units` is 0, if the burst takes more than ten years to refill, or if the quota is
     /// [blocked](Quota::blocked).
-    pub const fn try_burst(self, units: u32) -> Result<Self, QuotaError> {
-        Self { burst: units, ..self }.checked(units)
+    pub const fn try_with_burst(self, units: u32) -> Result<Self, QuotaError> {
+        Self { burst: units, ..self }.checked()
     }
 
     /// Sets the algorithm. Defaults to [`Algorithm::Gcra`].
     ///
     /// ```
     /// # use tower_sluice::{Algorithm, Quota};
-    /// const EXACT: Quota = Quota::per_minute(10).algorithm(Algorithm::SlidingLog);
+    /// const EXACT: Quota = Quota::per_minute(10).with_algorithm(Algorithm::SlidingLog);
     /// ```
     ///
     /// # Panics
@@ -305,22 +288,22 @@ impl Quota {
     /// - A window has a burst that differs from its units.
     /// - The buckets do not divide the period, or are more than 1 000.
     /// - A log has more than 10 000 units.
-    /// - A window has [`initial`](Quota::initial) units, or a paced window has
-    ///   [`soft`](Quota::soft) units.
+    /// - A window has [`initial`](Quota::with_initial) units, or a paced window has
+    ///   [`soft`](Quota::with_soft) units.
     ///
-    /// For an algorithm known only at run time, use [`Quota::try_algorithm`].
+    /// For an algorithm known only at run time, use [`Quota::try_with_algorithm`].
     #[track_caller]
-    pub const fn algorithm(self, algorithm: Algorithm) -> Self {
-        Self { algorithm, ..self }.or_panic()
+    pub const fn with_algorithm(self, algorithm: Algorithm) -> Self {
+        unwrap(self.try_with_algorithm(algorithm))
     }
 
-    /// Fallible form of [`algorithm`](Quota::algorithm), for an algorithm known only at run time.
+    /// Fallible form of [`with_algorithm`](Quota::with_algorithm).
     ///
     /// # Errors
     ///
-    /// Fails if [`algorithm`](Quota::algorithm) would panic.
-    pub const fn try_algorithm(self, algorithm: Algorithm) -> Result<Self, QuotaError> {
-        Self { algorithm, ..self }.checked(self.units)
+    /// Fails if [`algorithm`](Quota::with_algorithm) would panic.
+    pub const fn try_with_algorithm(self, algorithm: Algorithm) -> Result<Self, QuotaError> {
+        Self { algorithm, ..self }.checked()
     }
 
     /// Sets the number of units in a new account. Defaults to the burst.
@@ -329,17 +312,17 @@ impl Quota {
     ///
     /// Panics if `units` is above the burst, or if the algorithm counts in windows.
     #[track_caller]
-    pub const fn initial(self, units: u32) -> Self {
-        Self { initial: Some(units), ..self }.or_panic()
+    pub const fn with_initial(self, units: u32) -> Self {
+        unwrap(self.try_with_initial(units))
     }
 
-    /// Fallible form of [`initial`](Quota::initial), for a number known only at run time.
+    /// Fallible form of [`with_initial`](Quota::with_initial), for a number known only at run time.
     ///
     /// # Errors
     ///
-    /// Fails if [`initial`](Quota::initial) would panic.
-    pub const fn try_initial(self, units: u32) -> Result<Self, QuotaError> {
-        Self { initial: Some(units), ..self }.checked(units)
+    /// Fails if [`initial`](Quota::with_initial) would panic.
+    pub const fn try_with_initial(self, units: u32) -> Result<Self, QuotaError> {
+        Self { initial: Some(units), ..self }.checked()
     }
 
     /// Allows up to `units` units beyond the limit, for a soft limit.
@@ -351,17 +334,85 @@ impl Quota {
     /// Panics if the limit plus `units` takes more than ten years to refill, or if the quota is a
     /// paced window.
     #[track_caller]
-    pub const fn soft(self, units: u32) -> Self {
-        Self { soft: units, ..self }.or_panic()
+    pub const fn with_soft(self, units: u32) -> Self {
+        unwrap(self.try_with_soft(units))
     }
 
-    /// Fallible form of [`soft`](Quota::soft), for a number known only at run time.
+    /// Fallible form of [`with_soft`](Quota::with_soft), for a number known only at run time.
     ///
     /// # Errors
     ///
-    /// Fails if [`soft`](Quota::soft) would panic.
-    pub const fn try_soft(self, units: u32) -> Result<Self, QuotaError> {
-        Self { soft: units, ..self }.checked(units)
+    /// Fails if [`soft`](Quota::with_soft) would panic.
+    pub const fn try_with_soft(self, units: u32) -> Result<Self, QuotaError> {
+        Self { soft: units, ..self }.checked()
+    }
+
+    /// Sets the maximum debt of an account, in units. Defaults to the limit.
+    ///
+    /// An account gets into debt if a request costs more than was charged, and the handler charges
+    /// the difference (see [`ChargeHandle`](crate::middleware::ChargeHandle) and
+    /// [`Limiter::adjust`](crate::Limiter::adjust)). Such a charge never fails, but stops when the
+    /// debt reaches `max_debt`. **Further units are never charged.** With `max_debt(0)`, an account
+    /// can be emptied, but not put into debt.
+    ///
+    /// # Parallel requests
+    ///
+    /// Parallel requests are admitted before their charges are adjusted. Suppose that each request
+    /// is first charged *r* units and actually costs *a* units. A full account then admits *limit*
+    /// / *r* requests at once. All their units are charged only if
+    /// `max_debt ≥ limit · (a / r − 1)`.
+    ///
+    /// For example, a quota has 1 000 units per minute. Each request is first charged 1 unit and
+    /// costs 100 000 units. Clients send 1 000 requests at once, as often as they can.
+    ///
+    /// - By default, these requests use 10⁸ units but are charged only 2 000, so the next 1 000
+    ///   requests start after two minutes. **The quota allows 61 000 units per hour, and clients
+    ///   use 3·10⁹.**
+    /// - With `max_debt(99_999_000)`, the first 1 000 requests put the account into debt for 69
+    ///   days.
+    ///
+    /// A larger first charge is better than a large debt. Requests that are first charged their
+    /// maximum cost never use more than the quota.
+    ///
+    /// ```
+    /// use tower_sluice::{Limiter, Quota};
+    ///
+    /// // At most 10 parallel requests reserve 100 tokens each, and each costs at most 500.
+    /// const TOKENS: Quota = Quota::per_minute(1_000).with_max_debt(10 * 500 - 1_000);
+    ///
+    /// let limiter = Limiter::local();
+    /// assert!(limiter.take("alice", &TOKENS, 100).now().is_allowed());
+    /// limiter.adjust("alice", &TOKENS, 400).now(); // the request cost 500
+    /// assert!(!limiter.take("alice", &TOKENS, 501).now().is_allowed());
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics in these cases:
+    ///
+    /// - The account would need more than ten years to recover from the debt (GCRA and token
+    ///   bucket).
+    /// - The debt of a sliding log is above 10 000 units.
+    /// - The quota is [blocked](Quota::blocked).
+    ///
+    /// For a number known only at run time, use [`Quota::try_with_max_debt`].
+    ///
+    /// # Limitations
+    ///
+    /// This setting bounds the charged units, not the used units. If uncharged units are refunded,
+    /// the account gets back more units than were charged.
+    #[track_caller]
+    pub const fn with_max_debt(self, units: u32) -> Self {
+        unwrap(self.try_with_max_debt(units))
+    }
+
+    /// Fallible form of [`with_max_debt`](Quota::with_max_debt), for a number known only at run time.
+    ///
+    /// # Errors
+    ///
+    /// Fails if [`max_debt`](Quota::with_max_debt) would panic.
+    pub const fn try_with_max_debt(self, units: u32) -> Result<Self, QuotaError> {
+        Self { max_debt: Some(units), ..self }.checked()
     }
 
     /// Sets the name of the quota in header fields and problem bodies.
@@ -373,7 +424,7 @@ impl Quota {
     ///
     /// Panics if `name` is not 1 to 64 printable ASCII characters.
     #[track_caller]
-    pub const fn named(self, name: &'static str) -> Self {
+    pub const fn with_name(self, name: &'static str) -> Self {
         assert!(crate::name::is_valid(name), "quota: a name is 1 to 64 printable ASCII characters");
         Self { name: Some(name), ..self }
     }
@@ -387,8 +438,8 @@ impl Quota {
     /// ```
     /// use tower_sluice::Quota;
     ///
-    /// const UPLOADS: Quota = Quota::per_minute(50 << 20).unit("content-bytes");
-    /// const TOKENS: Quota = Quota::per_minute(100_000).unit("tokens");
+    /// const UPLOADS: Quota = Quota::per_minute(50 << 20).with_unit("content-bytes");
+    /// const TOKENS: Quota = Quota::per_minute(100_000).with_unit("tokens");
     /// ```
     ///
     /// # Panics
@@ -396,12 +447,12 @@ impl Quota {
     /// Panics if `unit` is not 1 to 64 printable ASCII characters, or if the quota is
     /// [concurrent](Quota::concurrent), whose unit is `concurrent-requests`.
     #[track_caller]
-    pub const fn unit(self, unit: &'static str) -> Self {
+    pub const fn with_unit(self, unit: &'static str) -> Self {
         assert!(crate::name::is_valid(unit), "quota: a unit is 1 to 64 printable ASCII characters");
-        self.with_unit(unit).or_panic()
+        unwrap(self.having_unit(unit).checked())
     }
 
-    const fn with_unit(self, unit: &'static str) -> Self {
+    const fn having_unit(self, unit: &'static str) -> Self {
         let unit = if matches!(unit.as_bytes(), b"requests") { None } else { Some(unit) };
         Self { unit, ..self }
     }
@@ -413,9 +464,9 @@ impl Quota {
         self.units
     }
 
-    /// Returns the limit: the maximum number of units or slots that are available at once.
+    /// Returns the burst: the maximum number of units or slots that are available at once.
     #[must_use]
-    pub const fn limit(&self) -> u32 {
+    pub const fn burst(&self) -> u32 {
         self.burst
     }
 
@@ -452,7 +503,7 @@ impl Quota {
         self.sheds
     }
 
-    /// Returns the name set with [`named`](Quota::named).
+    /// Returns the name set with [`named`](Quota::with_name).
     #[must_use]
     pub const fn name(&self) -> Option<&'static str> {
         self.name
@@ -462,13 +513,13 @@ impl Quota {
     ///
     /// The unit of a [concurrent](Quota::concurrent) quota is `concurrent-requests`.
     #[must_use]
-    pub const fn unit_name(&self) -> Option<&'static str> {
+    pub const fn unit(&self) -> Option<&'static str> {
         if self.is_concurrent() { Some("concurrent-requests") } else { self.unit }
     }
 
     /// Returns the algorithm.
     #[must_use]
-    pub const fn counted_by(&self) -> Algorithm {
+    pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
@@ -482,8 +533,15 @@ impl Quota {
     }
 
     /// Returns the units of a new account, or `None` if a new account is full.
-    pub(crate) const fn initial_units(&self) -> Option<u32> {
+    #[must_use]
+    pub const fn initial(&self) -> Option<u32> {
         self.initial
+    }
+
+    /// Returns the maximum debt of an account, or `None` for the default, which is the burst.
+    #[must_use]
+    pub const fn max_debt(&self) -> Option<u32> {
+        self.max_debt
     }
 
     /// Returns the limit plus the soft units.
@@ -493,7 +551,7 @@ impl Quota {
 
     /// Returns the number of units beyond the limit that a soft limit allows.
     #[must_use]
-    pub const fn soft_units(&self) -> u32 {
+    pub const fn soft(&self) -> u32 {
         self.soft
     }
 
@@ -506,66 +564,172 @@ impl Quota {
         format!("{n}{unit}")
     }
 
+    /// Returns the maximum debt beyond the limit, in units.
+    pub(crate) const fn max_debt_units(&self) -> u32 {
+        match self.max_debt {
+            Some(units) => units,
+            None => self.burst,
+        }
+    }
+
+    /// Returns the limit plus the maximum debt.
+    pub(crate) const fn late_limit(&self) -> u64 {
+        self.burst as u64 + self.max_debt_units() as u64
+    }
+
+    /// Returns the part of the quota for one of `n` processes, which is the same for every charge.
+    ///
+    /// All parts together allow no more than the quota, except that each part allows at least one
+    /// unit. The part of a token bucket refills continuously.
+    pub(crate) fn share(&self, n: NonZeroU32) -> Self {
+        if self.is_blocked() || n == NonZeroU32::MIN {
+            return *self;
+        }
+        let part = |units: u32| units / n;
+        let (burst, soft) = (part(self.burst).max(1), part(self.soft));
+        if self.is_concurrent() {
+            return Self { units: burst, burst, soft, ..*self };
+        }
+        let algorithm = self.algorithm.share(n);
+        let (units, interval) = if algorithm.is_window() {
+            (burst, self.period.div_ceil(burst.into()))
+        } else {
+            (self.units, self.interval.saturating_mul(n.get().into()))
+        };
+        let interval = interval.min(MAX_REFILL / (u64::from(burst) + u64::from(soft)));
+        let initial = self.initial.map(part);
+        let share = Self { units, burst, interval, algorithm, initial, soft, ..*self };
+        let longest = u32::try_from(share.longest_debt()).unwrap_or(u32::MAX);
+        Self { max_debt: self.max_debt.map(|units| part(units).min(longest)), ..share }
+    }
+
     /// Creates a quota with the default algorithm and burst.
-    const fn plain(units: u32, period: u64) -> Result<Self, ErrorKind> {
-        if units == 0 {
-            return Err(ErrorKind::NoUnits);
+    const fn rate(units: u32, period: u64) -> Result<Self, QuotaError> {
+        let quota = Self { units, burst: units, period, ..Self::blocked() };
+        let fault = if units == 0 {
+            "quota: units is 0; use Quota::blocked() to deny all requests"
         } else if period == 0 {
-            return Err(ErrorKind::NoPeriod);
+            "quota: period is 0; give at least 1 ns per unit"
         } else if period > MAX_REFILL {
-            return Err(ErrorKind::PeriodTooLong);
+            "quota: period is longer than ten years; shorten it"
         } else if units as u64 > period {
-            return Err(ErrorKind::TooFast);
-        }
-        let interval = period.div_ceil(units as u64);
-        let quota = Self { units, burst: units, period, interval, ..Self::blocked() };
-        match quota.fault() {
-            None => Ok(quota),
-            Some(fault) => Err(fault),
-        }
-    }
-
-    #[track_caller]
-    const fn of_nanos(units: u32, period: u64) -> Self {
-        match Self::plain(units, period) {
-            Ok(quota) => quota,
-            Err(fault) => panic!("{}", fault.text()),
-        }
-    }
-
-    /// Returns the quota, or panics if it is invalid.
-    #[track_caller]
-    const fn or_panic(self) -> Self {
-        match self.fault() {
-            None => self,
-            Some(fault) => panic!("{}", fault.text()),
-        }
+            "quota: units come back faster than one per nanosecond (1000000000/s); lower units or \
+             lengthen period"
+        } else {
+            return Self { interval: period.div_ceil(units as u64), ..quota }.checked();
+        };
+        Err(QuotaError::invalid(fault, quota))
     }
 
     /// Returns the quota, or an error if it is invalid.
-    ///
-    /// The error contains `number`, the value that was set last.
-    const fn checked(self, number: u32) -> Result<Self, QuotaError> {
+    const fn checked(self) -> Result<Self, QuotaError> {
         match self.fault() {
             None => Ok(self),
-            Some(fault) => {
-                let number = match self.max_debt {
-                    Some(debt) if fault.is_about_debt() => debt,
-                    _ => number,
-                };
-                Err(QuotaError(Repr::Numbers(fault, number, self.interval())))
+            Some(fault) => Err(QuotaError::invalid(fault, self)),
+        }
+    }
+
+    /// Returns the fault of an invalid quota, with the fix.
+    const fn fault(&self) -> Option<&'static str> {
+        let Self { units, burst, soft, initial, max_debt, .. } = *self;
+        let (window, buckets) = (self.algorithm.is_window(), self.algorithm.buckets());
+        // Only a number of slots has no period.
+        let slots = self.period == 0;
+        let raised = burst as u64 + soft as u64;
+        let is_changed = burst > 0 || soft > 0 || initial.is_some() || max_debt.is_some();
+        let fault = if self.is_concurrent() && !slots {
+            "quota: algorithm Concurrent is set on a rate; use Quota::concurrent(limit)"
+        } else if slots && units == 0 {
+            "quota: concurrent is 0; use Quota::blocked() to deny all requests"
+        } else if slots
+            && (!self.is_concurrent() || max_debt.is_some() || burst != units || initial.is_some())
+        {
+            "quota: burst, algorithm, initial or max_debt is set on a concurrent quota; drop it"
+        } else if matches!(self.unit, Some(unit) if slots || is_unit_of_slots(unit)) {
+            "quota: unit is set on a concurrent quota, or is concurrent-requests; drop it, or use \
+             Quota::concurrent(limit)"
+        } else if buckets == 0 || buckets > MAX_BUCKETS {
+            "quota: buckets of a sliding window is outside 1 to 1000"
+        } else if units == 0 && is_changed {
+            "quota: burst, soft, initial or max_debt is set on a blocked quota; drop it"
+        } else if units == 0 {
+            return None;
+        } else if burst == 0 {
+            "quota: burst is 0; use Quota::blocked() to deny all requests"
+        } else if raised > self.longest_refill() {
+            "quota: burst \u{d7} interval is longer than ten years; lower burst or raise the rate"
+        } else if matches!(max_debt, Some(units) if units as u64 > self.longest_debt()) {
+            if window {
+                "quota: max_debt of a sliding log is above 10000; lower it, or use SlidingWindow or \
+                 Gcra"
+            } else {
+                "quota: max_debt \u{d7} interval is longer than ten years; lower max_debt or raise \
+                 the rate"
             }
+        } else if matches!(initial, Some(units) if units > burst) {
+            "quota: initial is above burst; lower it or raise burst"
+        } else if initial.is_some() && window {
+            "quota: initial is set on a window; it is for Gcra and TokenBucket only"
+        } else if burst != units && window {
+            "quota: burst is set on a window, where it equals units; drop it"
+        } else if soft > 0 && self.algorithm.is_paced() {
+            "quota: soft is set on a paced window; choose one of them"
+        } else if !self.period.is_multiple_of(buckets as u64) {
+            "quota: buckets does not divide the period into whole nanoseconds; choose another"
+        } else if raised > MAX_LOG_UNITS && matches!(self.algorithm, Algorithm::SlidingLog) {
+            "quota: a sliding log of more than 10000 units; use SlidingWindow or Gcra"
+        } else {
+            return None;
+        };
+        Some(fault)
+    }
+
+    /// Returns the number of units that refill within ten years.
+    const fn longest_refill(&self) -> u64 {
+        let by_interval = MAX_REFILL / self.interval;
+        match self.algorithm {
+            Algorithm::TokenBucket => {
+                let by_period = (self.units as u64).saturating_mul(MAX_REFILL / self.period);
+                if by_period < by_interval { by_period } else { by_interval }
+            }
+            _ => by_interval,
+        }
+    }
+
+    /// Returns the maximum valid debt.
+    const fn longest_debt(&self) -> u64 {
+        match self.algorithm {
+            Algorithm::Gcra | Algorithm::TokenBucket => self.longest_refill(),
+            Algorithm::SlidingLog => MAX_LOG_UNITS,
+            Algorithm::Concurrent => 0,
+            _ => u32::MAX as u64,
         }
     }
 }
 
-/// Returns the period in nanoseconds. Periods above the bound stay above it.
-const fn clamped_nanos(period: Duration) -> u64 {
-    let max = Duration::from_nanos(MAX_REFILL);
-    if period.as_secs() > max.as_secs() {
-        return MAX_REFILL + 1;
+/// Returns a valid quota.
+#[track_caller]
+const fn unwrap(quota: Result<Quota, QuotaError>) -> Quota {
+    match quota {
+        Ok(quota) => quota,
+        Err(error) => panic!("{}", error.fault()),
     }
-    period.as_secs() * SECOND + period.subsec_nanos() as u64
+}
+
+/// Returns `true` for a unit of the parameter `qu`, whose registry is closed.
+pub(crate) fn is_registered_unit(unit: &str) -> bool {
+    matches!(unit, "requests" | "content-bytes" | "concurrent-requests")
+}
+
+const fn is_unit_of_slots(unit: &str) -> bool {
+    matches!(unit.as_bytes(), b"concurrent-requests")
+}
+
+/// Returns the period in nanoseconds, at most 584 years.
+const fn nanos(period: Duration) -> u64 {
+    let nanos = period.as_nanos();
+    #[expect(clippy::cast_possible_truncation, reason = "clamped to the bound")]
+    if nanos > u64::MAX as u128 { u64::MAX } else { nanos as u64 }
 }
 
 impl AsRef<[Self]> for Quota {
@@ -576,6 +740,8 @@ impl AsRef<[Self]> for Quota {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn fault(text: &str) -> String {
@@ -632,7 +798,7 @@ mod tests {
     #[test]
     fn the_buckets_of_a_blocked_quota_are_checked() {
         let blocked =
-            |buckets| Quota::blocked().try_algorithm(Algorithm::SlidingWindow { buckets });
+            |buckets| Quota::blocked().try_with_algorithm(Algorithm::SlidingWindow { buckets });
         for buckets in [0, MAX_BUCKETS + 1] {
             assert!(blocked(buckets).unwrap_err().to_string().contains("buckets"), "{buckets}");
         }
@@ -643,27 +809,150 @@ mod tests {
     fn a_quota_is_a_rate_or_a_number_of_slots() {
         let (slots, rate) = (Quota::concurrent(5), Quota::per_second(5));
         let algorithms = [Algorithm::Gcra, Algorithm::SlidingLog];
-        let mixed = algorithms.map(|algorithm| slots.try_algorithm(algorithm));
-        let others = [slots.try_burst(9), slots.try_initial(1), slots.try_max_debt(1)];
+        let mixed = algorithms.map(|algorithm| slots.try_with_algorithm(algorithm));
+        let others =
+            [slots.try_with_burst(9), slots.try_with_initial(1), slots.try_with_max_debt(1)];
         for error in mixed.into_iter().chain(others) {
             let error = error.expect_err("invalid").to_string();
             assert!(error.contains("is set on a concurrent quota; drop it"), "{error}");
         }
-        let error = rate.try_algorithm(Algorithm::Concurrent).expect_err("invalid").to_string();
+        let error =
+            rate.try_with_algorithm(Algorithm::Concurrent).expect_err("invalid").to_string();
         assert!(error.contains("use Quota::concurrent(limit)"), "{error}");
         assert!(slots.is_concurrent() && !rate.is_concurrent());
-        assert_eq!((slots.limit(), slots.period()), (5, Duration::ZERO));
-        assert_eq!(slots.soft(2).raised_limit(), 7);
+        assert_eq!((slots.burst(), slots.period()), (5, Duration::ZERO));
+        assert_eq!(slots.with_soft(2).raised_limit(), 7);
         assert!(
-            Quota::try_concurrent(u32::MAX).is_ok_and(|quota| quota.try_soft(u32::MAX).is_ok())
+            Quota::try_concurrent(u32::MAX)
+                .is_ok_and(|quota| quota.try_with_soft(u32::MAX).is_ok())
         );
     }
 
     #[test]
     fn the_maximum_burst_refills_in_ten_years() {
-        assert!(Quota::per_day(1).try_burst(3650).is_ok());
-        assert!(Quota::per_day(1).try_burst(3651).is_err());
-        assert!(Quota::per_second(1).try_burst(u32::MAX).is_err());
-        assert!(Quota::blocked().try_burst(1).is_err());
+        assert!(Quota::per_day(1).try_with_burst(3650).is_ok());
+        assert!(Quota::per_day(1).try_with_burst(3651).is_err());
+        assert!(Quota::per_second(1).try_with_burst(u32::MAX).is_err());
+        assert!(Quota::blocked().try_with_burst(1).is_err());
+    }
+
+    #[test]
+    fn the_maximum_debt_lasts_ten_years() {
+        for algorithm in [Algorithm::Gcra, Algorithm::TokenBucket] {
+            let daily = Quota::per_day(1).with_algorithm(algorithm);
+            assert!(daily.try_with_max_debt(3_650).is_ok());
+            let error =
+                daily.try_with_max_debt(3_651).expect_err("ten years and a day").to_string();
+            assert!(error.contains("longer than ten years; lower max_debt"), "{error}");
+            assert!(error.ends_with(", max_debt 3651)"), "{error}");
+        }
+        // Three years contain only three whole periods.
+        let years = Quota::new(1_000, Duration::from_secs(3 * 365 * 86_400)).expect("a quota");
+        for (algorithm, most) in [(Algorithm::Gcra, 3_333), (Algorithm::TokenBucket, 3_000)] {
+            let quota = years.with_algorithm(algorithm);
+            assert!(quota.try_with_max_debt(most).is_ok(), "{algorithm:?}");
+            assert!(quota.try_with_max_debt(most + 1).is_err(), "{algorithm:?}");
+        }
+        let window = Quota::per_day(1).with_algorithm(Algorithm::fixed_window());
+        assert!(window.try_with_max_debt(u32::MAX).is_ok(), "a window ends with its debt");
+        let log = Quota::per_day(1).with_algorithm(Algorithm::SlidingLog);
+        assert!(log.try_with_max_debt(10_000).is_ok() && log.try_with_max_debt(10_001).is_err());
+        let late = Quota::per_day(1).with_max_debt(3_000);
+        assert!(late.try_with_algorithm(Algorithm::SlidingLog).is_ok());
+        let error =
+            Quota::per_second(1).with_max_debt(20_000).try_with_algorithm(Algorithm::SlidingLog);
+        let error = error.expect_err("too many entries").to_string();
+        assert!(error.contains(", max_debt 20000)"), "{error}");
+        assert!(Quota::blocked().try_with_max_debt(1).is_err());
+    }
+
+    #[test]
+    fn the_default_debt_equals_the_limit() {
+        assert_eq!(Quota::per_second(5).with_burst(9).late_limit(), 18);
+        assert_eq!(Quota::per_second(5).with_max_debt(1).with_burst(9).late_limit(), 10);
+        assert_eq!(Quota::per_second(5).with_max_debt(0).late_limit(), 5);
+    }
+
+    const ALGORITHMS: [Algorithm; 7] = [
+        Algorithm::Gcra,
+        Algorithm::TokenBucket,
+        Algorithm::fixed_window(),
+        Algorithm::FixedWindow { carry_over: 7, paced: true },
+        Algorithm::AnchoredWindow,
+        Algorithm::SlidingWindow { buckets: 1 },
+        Algorithm::SlidingLog,
+    ];
+
+    fn n(processes: u32) -> NonZeroU32 {
+        NonZeroU32::new(processes).expect("above 0")
+    }
+
+    /// Generates valid quotas of every algorithm.
+    fn quota() -> impl Strategy<Value = Quota> {
+        let units = prop_oneof![1..20_u32, 1..10_000_u32, 1..=u32::MAX];
+        let period = prop_oneof![1..100_u64, 1..=MAX_REFILL, MAX_REFILL - 20..=MAX_REFILL];
+        let more = prop_oneof![Just(0), 1..20_u32, 1..=u32::MAX];
+        let algorithm = prop::sample::select(ALGORITHMS.to_vec());
+        let initial = prop::option::of(0..100_u32);
+        let debt = prop::option::of(prop_oneof![0..20_u32, 1..=u32::MAX]);
+        let parts = (units.clone(), period, units, more, algorithm, initial, debt);
+        parts.prop_filter_map("valid", |parts| {
+            let (units, period, burst, soft, algorithm, initial, max_debt) = parts;
+            let quota = Quota::rate(units, period).ok()?;
+            let burst = match algorithm {
+                Algorithm::Gcra | Algorithm::TokenBucket => burst,
+                _ => units,
+            };
+            let quota = Quota { burst, soft, algorithm, initial, max_debt, ..quota };
+            quota.fault().is_none().then_some(quota)
+        })
+    }
+
+    proptest! {
+        #![proptest_config(crate::keeping_regressions())]
+
+        #[test]
+        fn a_share_is_valid_and_at_most_its_part(
+            quota in quota(),
+            processes in prop_oneof![1..10_u32, 1..=u32::MAX],
+        ) {
+            let share = quota.share(n(processes));
+            prop_assert_eq!(share.fault(), None, "{:?}", share);
+            prop_assert_eq!(share.burst, (quota.burst / processes).max(1));
+            prop_assert_eq!(share.soft, quota.soft / processes);
+            prop_assert!(share.interval >= quota.interval, "{:?}", share);
+            prop_assert!(share.max_debt <= quota.max_debt, "{:?}", share);
+            prop_assert_eq!(quota.share(n(1)), quota);
+        }
+    }
+
+    #[test]
+    fn a_share_divides_the_settings_of_each_algorithm() {
+        let share = |quota: Quota| quota.share(n(4));
+        let gcra = share(Quota::per_second(10).with_burst(9).with_soft(5).with_initial(7));
+        assert_eq!((gcra.interval, gcra.burst, gcra.soft), (400_000_000, 2, 1));
+        assert_eq!(gcra.initial, Some(1));
+        let late = share(Quota::per_second(10).with_max_debt(9));
+        assert_eq!((late.max_debt, share(late).max_debt), (Some(2), Some(0)));
+        let bucket = Quota::per_minute(10).with_burst(9);
+        assert_eq!(share(bucket.with_algorithm(Algorithm::TokenBucket)), share(bucket));
+        let lending = Algorithm::fixed_window().carry_over(6);
+        let window = share(Quota::per_day(100).with_algorithm(lending));
+        assert_eq!((window.units, window.burst, window.period), (25, 25, 86_400_000_000_000));
+        assert_eq!(window.algorithm, Algorithm::fixed_window().carry_over(1));
+        let few = share(Quota::per_hour(3).with_algorithm(Algorithm::SlidingLog));
+        assert_eq!((few.units, few.burst), (1, 1));
+        assert_eq!(share(Quota::blocked()), Quota::blocked());
+        assert_eq!(share(Quota::concurrent(9).with_soft(5)), Quota::concurrent(2).with_soft(1));
+        assert_eq!(share(Quota::concurrent(3)), Quota::concurrent(1));
+    }
+
+    #[test]
+    fn a_share_refills_within_ten_years() {
+        let slow = Quota::per_day(1).with_burst(3650);
+        assert_eq!(slow.share(n(10)).interval, 864_000_000_000_000);
+        let bucket = slow.with_algorithm(Algorithm::TokenBucket);
+        assert_eq!(bucket.share(n(10)), slow.share(n(10)));
+        assert_eq!(slow.share(n(u32::MAX)).interval, MAX_REFILL);
     }
 }

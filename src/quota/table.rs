@@ -1,29 +1,42 @@
-//! The serde form of a quota: text or a table.
+//! The serde forms of quotas and algorithms: text or a table.
 
 use std::{error::Error, time::Duration};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _, ser::Error as _};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{Error as _, value},
+    ser::Error as _,
+};
 
 use super::{
     Algorithm, MAX_REFILL, Quota, QuotaError,
     text::{in_largest_unit, parse_time},
 };
-use crate::{config, name::RuleName};
-
-const FORM: &str =
-    "a quota, as \"100/min burst 20\" or { units = 100, period = \"1min\", burst = 20 }";
+use crate::{
+    config::{self, Setting},
+    name::RuleName,
+};
 
 /// Reads the [text form](str::parse) or a table. See [`Quota`].
 impl<'de> Deserialize<'de> for Quota {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        let text = |text: &str| text.parse().map_err(|error: QuotaError| error.to_string());
-        config::text_or_table::<_, QuotaTable, _>(value, FORM, text)
+        config::read(value)
     }
 }
 
-#[derive(Default, Deserialize, Serialize)]
+impl Setting for Quota {
+    const FORM: &'static str =
+        "a quota, as \"100/min burst 20\" or { units = 100, period = \"1min\", burst = 20 }";
+    type Table = QuotaTable;
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: QuotaError| error.to_string())
+    }
+}
+
+#[derive(Default, Deserialize, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
-struct QuotaTable {
+pub(crate) struct QuotaTable {
     #[serde(skip_serializing_if = "is_default")]
     blocked: bool,
     #[serde(skip_serializing_if = "is_default")]
@@ -39,7 +52,7 @@ struct QuotaTable {
     #[serde(skip_serializing_if = "is_default")]
     initial: Option<u32>,
     #[serde(skip_serializing_if = "is_default")]
-    soft: Option<u32>,
+    soft: u32,
     #[serde(skip_serializing_if = "is_default")]
     max_debt: Option<u32>,
     #[serde(skip_serializing_if = "is_default")]
@@ -53,45 +66,109 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Builds the quota from its text form, and applies the other fields in an order that keeps the
-/// quota valid.
+/// Builds the quota from its text form, and then sets the other fields.
 impl TryFrom<QuotaTable> for Quota {
     type Error = Box<dyn Error>;
 
     fn try_from(table: QuotaTable) -> Result<Self, Box<dyn Error>> {
-        let is_rate = table.units.is_some() || table.period.is_some();
-        let mut text = match (table.blocked, table.concurrent, is_rate) {
-            (true, None, false) => "blocked".to_owned(),
-            (false, Some(limit), false) => format!("{limit} concurrent"),
-            (false, None, _) => {
+        let mut text = match (table.blocked, table.concurrent) {
+            (false, None) => {
                 let units = table.units.ok_or("units is missing; add it, as units = 100")?;
                 let period =
                     table.period.ok_or("period is missing; add it, as period = \"1min\"")?;
                 format!("{units}/{period}")
             }
-            _ => {
-                let why =
-                    "units and period, concurrent and blocked exclude each other; give one of them";
-                return Err(why.into());
-            }
+            _ if table.units.is_some() || table.period.is_some() => return Err(EXCLUSIVE.into()),
+            (true, None) => "blocked".to_owned(),
+            (false, Some(limit)) => format!("{limit} concurrent"),
+            (true, Some(_)) => return Err(EXCLUSIVE.into()),
         };
         if let Some(burst) = table.burst {
             text += &format!(" burst {burst}");
         }
-        let mut quota: Self = text.parse()?;
-        let set = |quota, value: Option<u32>, set: fn(Self, u32) -> Result<Self, QuotaError>| {
-            value.map_or(Ok(quota), |units| set(quota, units))
-        };
-        if let Some(algorithm) = table.algorithm {
-            quota = quota.try_algorithm(algorithm)?;
+        let quota: Self = text.parse()?;
+        let QuotaTable { initial, soft, max_debt, .. } = table;
+        let algorithm = table.algorithm.unwrap_or(quota.algorithm);
+        let name = table.name.map(|name| name.as_str());
+        let quota = Self { algorithm, initial, soft, max_debt, name, ..quota };
+        Ok(table.unit.map_or(quota, |unit| quota.having_unit(unit.as_str())).checked()?)
+    }
+}
+
+const EXCLUSIVE: &str =
+    "units and period, concurrent and blocked exclude each other; give one of them";
+
+/// Writes the text form if possible, and a table otherwise.
+impl Serialize for Quota {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { units, burst, period, interval, soft, initial, max_debt, .. } = *self;
+        let slots = self.is_concurrent();
+        let is_rate = !self.is_blocked() && !slots;
+        if is_rate && interval != period.div_ceil(units.into()) {
+            let why = "quota: a share that Fallback computed cannot be written; write the whole \
+                       quota";
+            return Err(S::Error::custom(why));
         }
-        quota = set(quota, table.soft, Self::try_soft)?;
-        quota = set(quota, table.initial, Self::try_initial)?;
-        quota = set(quota, table.max_debt, Self::try_max_debt)?;
-        if let Some(unit) = table.unit {
-            quota = quota.with_unit(unit.as_str()).checked(quota.units)?;
+        let has_default = if slots { Algorithm::Concurrent } else { Algorithm::default() };
+        let algorithm = Some(self.algorithm).filter(|algorithm| *algorithm != has_default);
+        let name = |name: Option<&str>| name.and_then(|name| RuleName::new(name).ok());
+        let (name, unit) = (name(self.name), name(self.unit));
+        let mut table =
+            QuotaTable { algorithm, initial, soft, max_debt, name, unit, ..<_>::default() };
+        if is_default(&table) {
+            return serializer.collect_str(self);
         }
-        Ok(Self { name: table.name.map(|name| name.as_str()), ..quota })
+        table.blocked = self.is_blocked();
+        table.concurrent = slots.then_some(burst);
+        table.units = is_rate.then_some(units);
+        table.period = is_rate.then(|| self.period_text());
+        table.burst = (burst != units).then_some(burst);
+        table.serialize(serializer)
+    }
+}
+
+/// Reads an algorithm from a word or a table.
+///
+/// - `"gcra"`, `"token_bucket"`, `"fixed_window"`, `"anchored_window"` or `"sliding_log"`
+/// - `{ sliding_window = { buckets = 60 } }`
+/// - `{ fixed_window = { carry_over = 30, paced = true } }`, where both fields are optional
+impl<'de> Deserialize<'de> for Algorithm {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        config::read(value)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(transparent)]
+pub(crate) struct AlgorithmTable(#[serde(with = "Algorithm")] Algorithm);
+
+impl From<AlgorithmTable> for Algorithm {
+    fn from(table: AlgorithmTable) -> Self {
+        table.0
+    }
+}
+
+impl Setting for Algorithm {
+    const FORM: &'static str = "an algorithm, as \"sliding_log\", { sliding_window = { buckets = 60 } \
+                                } or { fixed_window = { carry_over = 30, paced = true } }";
+    type Table = AlgorithmTable;
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        if text == "fixed_window" {
+            return Ok(Self::fixed_window());
+        }
+        // `Self::deserialize` is the derived form.
+        Self::deserialize(value::StrDeserializer::<value::Error>::new(text))
+            .map_err(|error| format!("algorithm is {text:?}: {error}; give {}", Self::FORM))
+    }
+}
+
+impl Serialize for Algorithm {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if *self == Self::fixed_window() {
+            return serializer.serialize_str("fixed_window");
+        }
+        Self::serialize(self, serializer)
     }
 }
 
@@ -113,45 +190,8 @@ pub(crate) mod max_wait {
     }
 
     pub(crate) fn serialize<S: Serializer>(time: &Duration, out: S) -> Result<S::Ok, S::Error> {
-        let nanos = u64::try_from(time.as_nanos()).ok().filter(|nanos| *nanos <= MAX_REFILL);
-        let long = || S::Error::custom("max_wait is longer than ten years; shorten it");
-        let (n, unit) = match nanos.ok_or_else(long)? {
-            0 => (0, "s"),
-            nanos => in_largest_unit(nanos),
-        };
+        let nanos = time.as_nanos().min(MAX_REFILL.into());
+        let (n, unit) = in_largest_unit(u64::try_from(nanos).unwrap_or(MAX_REFILL));
         out.collect_str(&format_args!("{n}{unit}"))
-    }
-}
-
-/// Writes the text form if possible, and a table otherwise.
-impl Serialize for Quota {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let slots = self.is_concurrent();
-        if !slots && self.interval != self.period.div_ceil(self.units.max(1).into()) {
-            let why = "quota: a share that Fallback computed cannot be written; write the whole \
-                       quota";
-            return Err(S::Error::custom(why));
-        }
-        let Self { units, burst, period, interval, .. } = *self;
-        let algorithm = if slots { Algorithm::Concurrent } else { Algorithm::default() };
-        let plain = Self { units, burst, period, interval, algorithm, ..Self::blocked() };
-        if *self == plain {
-            return serializer.collect_str(self);
-        }
-        let is_rate = !self.is_blocked() && !slots;
-        QuotaTable {
-            blocked: self.is_blocked(),
-            concurrent: slots.then_some(burst),
-            units: is_rate.then_some(units),
-            period: is_rate.then(|| self.period_text()),
-            burst: (burst != units).then_some(burst),
-            algorithm: (self.algorithm != algorithm).then_some(self.algorithm),
-            initial: self.initial,
-            soft: (self.soft != 0).then_some(self.soft),
-            max_debt: self.max_debt,
-            name: self.name.and_then(|name| RuleName::new(name).ok()),
-            unit: self.unit.and_then(|unit| RuleName::new(unit).ok()),
-        }
-        .serialize(serializer)
     }
 }

@@ -1,14 +1,11 @@
-//! The text form of a quota.
+//! The text form of a quota, and its errors.
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use super::{
-    Quota, QuotaError, UNITS,
-    error::{Excerpt, Repr},
-};
+use super::{Algorithm, Quota, UNITS};
 
 /// Writes `units "/" [n] (ns|us|ms|s|min|h|day) [" burst " n]`, `limit " concurrent"`,
-/// `"adaptive gradient"`, `"adaptive aimd " time` or `blocked`.
+/// or `blocked`.
 impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_blocked() {
@@ -29,7 +26,7 @@ impl fmt::Display for Quota {
 }
 
 /// Reads `"5/s"`, `"200/10s"`, `"100/min burst 20"`, `"5 concurrent"`,
-/// `"adaptive gradient burst 400"`, `"adaptive aimd 500ms"` or `"blocked"`.
+/// or `"blocked"`.
 ///
 /// Other spellings of time units are `sec`, `second`, `m`, `minute`, `hr`, `hour`, `d`, and their
 /// plurals.
@@ -66,7 +63,7 @@ impl FromStr for Quota {
         let quota = Self::new(units, period)?;
         match burst {
             None => Ok(quota),
-            Some(n) => quota.try_burst(count("burst", n)?),
+            Some(n) => quota.try_with_burst(count("burst", n)?),
         }
     }
 }
@@ -112,4 +109,86 @@ pub(super) fn in_largest_unit(nanos: u64) -> (u64, &'static str) {
 /// Parses a whole number without a sign.
 fn whole_number(text: &str) -> Option<u32> {
     text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+/// Error for an invalid [`Quota`](crate::Quota).
+///
+/// The message has the field, the value and the fix.
+///
+/// See [troubleshooting](crate::guide::troubleshooting#errors).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuotaError(Repr);
+
+// A type without a destructor, so that a constant can match on `Quota::new`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Repr {
+    Invalid(&'static str, Quota),
+    Text { text: Excerpt, field: &'static str, value: Excerpt, fix: &'static str },
+}
+
+impl QuotaError {
+    /// Creates the error of an invalid quota.
+    pub(super) const fn invalid(fault: &'static str, quota: Quota) -> Self {
+        Self(Repr::Invalid(fault, quota))
+    }
+
+    /// Returns the fault or the fix, without values.
+    pub(super) const fn fault(&self) -> &'static str {
+        match self.0 {
+            Repr::Invalid(text, _) | Repr::Text { fix: text, .. } => text,
+        }
+    }
+}
+
+/// Writes the fault, and the settings of the invalid quota.
+impl fmt::Display for QuotaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (fault, quota) = match &self.0 {
+            Repr::Invalid(fault, quota) => (fault, quota),
+            Repr::Text { text, field, value, fix } => {
+                return write!(f, "quota {text:?}: {field} is {value:?}; {fix}");
+            }
+        };
+        write!(f, "{fault} (units {}, period {:?}", quota.units, quota.period())?;
+        if quota.algorithm != Algorithm::default() {
+            write!(f, ", algorithm {:?}", quota.algorithm)?;
+        }
+        let burst = Some(quota.burst).filter(|burst| *burst != quota.units);
+        let soft = Some(quota.soft).filter(|units| *units > 0);
+        let settings = [("burst", burst), ("soft", soft), ("initial", quota.initial)];
+        for (name, value) in settings.into_iter().chain([("max_debt", quota.max_debt)]) {
+            if let Some(value) = value {
+                write!(f, ", {name} {value}")?;
+            }
+        }
+        f.write_str(")")
+    }
+}
+
+impl std::error::Error for QuotaError {}
+
+/// The first bytes of a text. Valid quotas are shorter.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Excerpt {
+    bytes: [u8; 40],
+    length: usize,
+    is_cut: bool,
+}
+
+impl Excerpt {
+    fn new(text: &str) -> Self {
+        let mut bytes = [0; 40];
+        let ends = text.char_indices().map(|(at, c)| at + c.len_utf8());
+        let length = ends.take_while(|end| *end <= bytes.len()).last().unwrap_or(0);
+        bytes[..length].copy_from_slice(&text.as_bytes()[..length]);
+        Self { bytes, length, is_cut: length < text.len() }
+    }
+}
+
+/// Writes the text in quotes, and dots if it was cut.
+impl fmt::Debug for Excerpt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = str::from_utf8(&self.bytes[..self.length]).unwrap_or_default();
+        write!(f, "{text:?}{}", if self.is_cut { ".." } else { "" })
+    }
 }

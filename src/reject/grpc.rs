@@ -8,10 +8,10 @@ use std::time::Duration;
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use http::{
     HeaderName, HeaderValue, Method, Response, StatusCode, Version,
-    header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, TE},
+    header::{CONTENT_LENGTH, CONTENT_TYPE, TE},
 };
 
-use super::{NO_STORE, Reason, Rejection, text};
+use super::{Reason, Rejection, text};
 use crate::key::RequestHead;
 
 /// gRPC status codes of rejections.
@@ -54,7 +54,6 @@ pub(super) fn response<B: Default>(why: &Rejection<'_>, status: StatusCode) -> R
     let mut response = Response::new(B::default());
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, GRPC);
-    headers.insert(CACHE_CONTROL, NO_STORE);
     headers.insert(HeaderName::from_static("grpc-status"), HeaderValue::from(code as u16));
     if let Ok(value) = HeaderValue::try_from(percent_encoded(&message)) {
         headers.insert(HeaderName::from_static("grpc-message"), value);

@@ -6,12 +6,11 @@
 //! - No body in the response to `HEAD`.
 //! - A gRPC status in the response to a gRPC call.
 //!
-//! The layer adds `Retry-After` and the [`Headers`] to every response of a
-//! `Reject`.
+//! The layer adds these fields to every response of a `Reject`: the [`Headers`] and, if they are not
+//! set, `Retry-After`, `Cache-Control: no-store` and a `Content-Type` of plain text.
 //!
 //! [`reject_fn`] creates a `Reject` from a closure. The closure handles *every* rejection,
-//! including a missing key or a failed store, so take the status from the [`Rejection`]. Also set
-//! `Cache-Control: no-store`, as the default does.
+//! including a missing key or a failed store, so take the status from the [`Rejection`].
 //!
 //! ```
 //! use http::Response;
@@ -79,14 +78,15 @@
 
 mod grpc;
 mod text;
-mod with_body;
 
 use std::{fmt, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
+use http::{
+    HeaderValue, Method, Response, StatusCode,
+    header::{CONTENT_LENGTH, CONTENT_TYPE},
+};
 
-pub use self::with_body::WithBody;
 use crate::{
     decision::{Decision, Source},
     explain::{About, Explanation},
@@ -95,6 +95,7 @@ use crate::{
     key::{KeyError, RequestHead},
     quota::Quota,
     rule::Rules,
+    store::Charge,
 };
 
 /// Creates the responses for rejected requests.
@@ -110,14 +111,6 @@ use crate::{
 pub trait Reject<B> {
     /// Creates the response to a rejected request.
     fn reject(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B>;
-
-    /// Creates the response, including the header fields of the layer.
-    #[doc(hidden)]
-    fn respond(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B> {
-        let mut response = self.reject(why, head);
-        why.complete(response.headers_mut());
-        response
-    }
 }
 
 const _: Option<&dyn Reject<()>> = None;
@@ -130,7 +123,7 @@ where
     RejectFn(f)
 }
 
-/// [`Reject`] created by [`reject_fn`].
+/// [`Reject`] created by [`reject_fn`] or [`TooManyRequests::with_body`].
 #[derive(Clone, Copy)]
 pub struct RejectFn<F>(F);
 
@@ -207,11 +200,17 @@ impl<'a> Rejection<'a> {
         Self { cause, reason: Reason::of(cause), retry_after, template, rules, secret }
     }
 
-    /// Adds the header fields of the layer.
-    fn complete(&self, headers: &mut HeaderMap) {
-        if let Ok(decision) = self.cause {
-            self.template.complete(headers, decision, self.retry_after);
-        }
+    /// Returns the response to this rejection, with the header fields of the layer.
+    pub(crate) fn response<B>(
+        &self,
+        reject: &impl Reject<B>,
+        head: &RequestHead<'_>,
+        charges: &[Charge<'_>],
+    ) -> Response<B> {
+        let mut response = reject.reject(self, head);
+        let headers = response.headers_mut();
+        self.template.complete(headers, self.decision(), charges, self.retry_after);
+        response
     }
 
     /// Explains the rejection, for logs and operators.
@@ -234,12 +233,13 @@ impl<'a> Rejection<'a> {
     ///     }));
     /// ```
     pub fn explain<'h>(&self, head: impl Into<RequestHead<'h>>) -> Explanation {
-        let explanation = match (self.cause, self.rules) {
+        let mut explanation: Explanation = match (self.cause, self.rules) {
             (Ok(decision), Some(rules)) => decision.explain().rules(rules, head),
             (Ok(decision), None) => decision.explain(),
-            (Err(error), _) => Explanation::of(About::Unkeyed(error.clone())),
+            (Err(error), _) => About::Unkeyed(error.clone()).into(),
         };
-        explanation.told_by(self.secret)
+        explanation.secret = self.secret.copied();
+        explanation
     }
 
     /// Returns the reason of the rejection.
@@ -355,8 +355,36 @@ impl TooManyRequests {
         Self { grpc_web: true, ..self }
     }
 
-    fn is_grpc(self, head: &RequestHead<'_>) -> bool {
-        grpc::is_call(head) || self.grpc_web && grpc::is_translated(head)
+    /// Creates bodies with a closure, which receives the text. The text may be empty.
+    ///
+    /// Use this for a body type without `Default`, or for a type that would otherwise stay empty:
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use tower_sluice::{Quota, RateLimitLayer, TooManyRequests};
+    ///
+    /// # use http::{Request, Response};
+    /// # use tower::{Layer, Service};
+    /// struct OwnBody(Bytes);
+    ///
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10))
+    ///     .reject(TooManyRequests::new().with_body(|text| OwnBody(text)));
+    /// # let hello = |_: Request<()>| async { Ok::<_, std::convert::Infallible>(Response::new(OwnBody("".into()))) };
+    /// # fn is_service(_: impl Service<Request<()>>) {}
+    /// # is_service(layer.layer(tower::service_fn(hello)));
+    /// ```
+    ///
+    /// Some body types, such as hyper's `Incoming`, cannot be created from a text. Box the bodies
+    /// of the inner service with `response.map(BodyExt::boxed)` of http-body-util. Box the text in
+    /// the closure as well.
+    ///
+    /// For an empty text, the body must report its end immediately, as `Full` does. The headers of
+    /// a gRPC rejection then end the stream.
+    pub fn with_body<B>(
+        self,
+        body: impl Fn(Bytes) -> B,
+    ) -> RejectFn<impl Fn(&Rejection<'_>, &RequestHead<'_>) -> Response<B>> {
+        reject_fn(move |why, head| Reject::<Bytes>::reject(&self, why, head).map(&body))
     }
 
     fn status(self, why: &Rejection<'_>) -> StatusCode {
@@ -377,56 +405,30 @@ impl Default for TooManyRequests {
     }
 }
 
-/// Creates a response with a text. A response to `HEAD` has no body.
-fn with_text<B: Default + 'static>(
-    text: Bytes,
-    status: StatusCode,
-    fields: HeaderMap,
-    head: &RequestHead<'_>,
-) -> Response<B> {
-    let (length, is_head) = (text.len(), head.method == Method::HEAD);
-    let mut response = Response::new(if is_head { B::default() } else { text::body(text) });
-    *response.status_mut() = status;
-    *response.headers_mut() = fields;
-    if is_head {
-        response.headers_mut().insert(header::CONTENT_LENGTH, length.into());
-    }
-    response
-}
-
-const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
-const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
-const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
-
 #[diagnostic::do_not_recommend] // or errors would name `Default` instead of the fix
 impl<B: Default + 'static> Reject<B> for TooManyRequests {
     fn reject(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B> {
         let status = self.status(why);
-        if self.is_grpc(head) {
+        if grpc::is_call(head) || self.grpc_web && grpc::is_translated(head) {
             return grpc::response(why, status);
         }
-        let json = text::accepts_json(head.headers);
-        let text = if json { text::problem(why, status).into() } else { text::plain(why) };
-        let mut fields = HeaderMap::new();
-        fields.insert(header::CONTENT_TYPE, if json { PROBLEM } else { PLAIN });
-        fields.insert(header::CACHE_CONTROL, NO_STORE);
-        with_text(text, status, fields, head)
-    }
-
-    /// Creates the response. Plain text uses prepared header fields.
-    fn respond(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B> {
-        if !self.is_grpc(head)
-            && !text::accepts_json(head.headers)
-            && let (Ok(decision), Some(wait)) = (why.cause, why.retry_after)
-            && let Some(fields) = why.template.denial(decision, wait)
-        {
-            return with_text(text::plain(why), self.status(why), fields, head);
+        let is_json = text::accepts_json(head.headers);
+        let text = if is_json { text::problem(why, status).into() } else { text::plain(why) };
+        let (length, is_head) = (text.len(), head.method == Method::HEAD);
+        let mut response = Response::new(if is_head { B::default() } else { text::body(text) });
+        *response.status_mut() = status;
+        // The layer adds the fields of a plain text.
+        if is_json {
+            response.headers_mut().insert(CONTENT_TYPE, PROBLEM);
         }
-        let mut response = self.reject(why, head);
-        why.complete(response.headers_mut());
+        if is_head {
+            response.headers_mut().insert(CONTENT_LENGTH, length.into());
+        }
         response
     }
 }
+
+const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 
 impl Decision {
     /// Creates the response to a denied request, or returns `None` if the request is allowed.
@@ -474,6 +476,6 @@ impl Decision {
         }
         let template = Template::of_call(Headers::RateLimit, self, quotas.as_ref());
         let why = Rejection::new(Ok(self), self.expected_wait(), &template, None, None);
-        Some(TooManyRequests::new().respond(&why, &head.into()))
+        Some(why.response(&TooManyRequests::new(), &head.into(), &[]))
     }
 }

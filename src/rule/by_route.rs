@@ -1,21 +1,25 @@
-//! Separate quotas for each route, with a check for mistakes in the routes.
+//! Separate quotas for each route.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use axum::extract::MatchedPath;
 use http::Method;
 
 use super::{
-    Bypass, Plan, Rule, RuleInfo, Rules,
-    route::{Route, RouteError},
+    Plan, Rule, RuleInfo, RuleName, Rules,
+    rules::{Selected, sealed::Sealed},
 };
 use crate::{
-    key::{Everyone, KeyExtractor, RequestHead},
+    advice::Sample,
+    key::{Everyone, KeyExtractor, METHODS, RequestHead},
     log::warn,
-    store::{Charge, literal},
+    store::literal,
 };
 
 /// Creates rules with separate quotas for each route.
@@ -113,7 +117,7 @@ pub fn try_by_route<P: AsRef<str>, Q: Into<Plan>>(
 ) -> Result<ByRoute<Everyone>, RouteError> {
     let mut rules = ByRoute::of(default.into());
     for (method, template, plan) in routes {
-        rules.add(Route::new(Some(method.as_str()), template.as_ref())?, plan.into())?;
+        rules.add(Some(method.as_str()), template.as_ref(), plan.into())?;
     }
     Ok(rules)
 }
@@ -124,13 +128,13 @@ pub fn try_by_route<P: AsRef<str>, Q: Into<Plan>>(
 pub struct ByRoute<K> {
     routes: Vec<(Route, Rule<K>)>,
     other: Rule<K>,
-    check: Arc<RouteCheck>,
+    sample: Arc<Sample>,
 }
 
 impl ByRoute<Everyone> {
     pub(super) fn of(default: Plan) -> Self {
         let other = Rule::new("other", Everyone, default);
-        Self { routes: Vec::new(), other, check: Arc::new(RouteCheck::new(0)) }
+        Self { routes: Vec::new(), other, sample: Arc::default() }
     }
 }
 
@@ -163,17 +167,24 @@ impl<K: Clone> ByRoute<K> {
         template: impl AsRef<str>,
         plan: impl Into<Plan>,
     ) -> Result<Self, RouteError> {
-        self.add(Route::new(None, template.as_ref())?, plan.into())?;
+        self.add(None, template.as_ref(), plan.into())?;
         Ok(self)
     }
 
-    pub(super) fn add(&mut self, route: Route, plan: Plan) -> Result<(), RouteError> {
-        if self.routes.iter().any(|(one, _)| *one == route) {
-            return Err(RouteError::duplicate(&route));
+    pub(super) fn add(
+        &mut self,
+        method: Option<&str>,
+        path: &str,
+        plan: Plan,
+    ) -> Result<(), RouteError> {
+        let route = Route::new(method, path)?;
+        let same =
+            |(one, _): &(Route, Rule<K>)| one.method == route.method && one.path == route.path;
+        if self.routes.iter().any(same) {
+            return Err(RouteError(format!("route \"{route}\" is given twice; drop one")));
         }
-        let rule = Rule::named(route.name(), self.other.extractor.clone(), plan);
-        self.routes.push((route, rule));
-        self.check = Arc::new(RouteCheck::new(self.routes.len()));
+        let name = RuleName::derived(&route.to_string());
+        self.routes.push((route, Rule::named(name, self.other.extractor.clone(), plan)));
         Ok(())
     }
 }
@@ -185,52 +196,53 @@ impl<K> ByRoute<K> {
         ByRoute {
             routes: self.routes.into_iter().map(|(route, rule)| (route, named(rule))).collect(),
             other: named(self.other),
-            check: self.check,
+            sample: self.sample,
         }
     }
 
     /// Returns the rule that charges a request.
     fn rule(&self, head: &RequestHead<'_>) -> &Rule<K> {
         let matched = head.extensions.get::<MatchedPath>().map(MatchedPath::as_str);
-        let rank = |(at, (route, _)): (usize, &(Route, _))| Some((route.rank(head, matched)?, at));
-        let met = self.routes.iter().enumerate().filter_map(rank).min().map(|(_, at)| at);
-        if cfg!(feature = "tracing") && self.check.count(met) {
-            self.warn_unmet();
+        let ranked = self.routes.iter().filter_map(|it| Some((it.0.rank(head, matched)?, it)));
+        let best = ranked.min_by_key(|(rank, _)| *rank).map(|(_, it)| it);
+        if self.sample.is_open() {
+            if let Some((route, _)) = best {
+                route.met.store(true, Relaxed);
+            }
+            if self.sample.ends() {
+                self.warn_unmet();
+            }
         }
-        met.map_or(&self.other, |at| &self.routes[at].1)
+        best.map_or(&self.other, |(_, rule)| rule)
     }
 
-    /// Logs the routes that no request has met.
+    /// Logs the routes that no request of the sample has met.
     #[cold]
     fn warn_unmet(&self) {
-        let unmet = self.routes.iter().zip(&self.check.met).filter(|(_, met)| !met.load(Relaxed));
-        let unmet: Vec<_> = unmet.map(|((route, _), _)| format!("\"{route}\"")).collect();
+        let unmet = self.routes.iter().filter(|(route, _)| !route.met.load(Relaxed));
+        let unmet: Vec<_> = unmet.map(|(route, _)| format!("\"{route}\"")).collect();
         if !unmet.is_empty() {
             warn!(
                 target: "tower_sluice::lint",
                 lint = "route_never_met",
-                "none of the first {SAMPLE} requests met {}: write each path exactly as in the \
-                 router, with the path it is nested under and the names of its parameters, and \
-                 add the layer to the Router that has the route, not around it; ignore this \
-                 warning if the routes are rarely used",
+                "none of the first {} requests met {}: write each path exactly as in the router, with \
+                 the path it is nested under and the names of its parameters, and add the layer to \
+                 the Router that has the route, not around it; ignore this warning if the routes are \
+                 rarely used",
+                Sample::REQUESTS,
                 unmet.join(", ")
             );
         }
     }
 }
 
-impl<K: KeyExtractor> super::rules::sealed::Sealed for ByRoute<K> {}
+impl<K: KeyExtractor> Sealed for ByRoute<K> {
+    fn select<'a>(&'a self, head: &RequestHead<'_>, rules: &mut Selected<'a>) {
+        rules.push(self.rule(head));
+    }
+}
 
 impl<K: KeyExtractor> Rules for ByRoute<K> {
-    fn charge(
-        &self,
-        head: &RequestHead<'_>,
-        before: &[Charge<'_>],
-        then: &mut dyn FnMut(&[Charge<'_>]),
-    ) -> Result<(), Bypass> {
-        self.rule(head).charge(head, before, then)
-    }
-
     fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
         for (_, rule) in &self.routes {
             rule.info(infos);
@@ -242,32 +254,114 @@ impl<K: KeyExtractor> Rules for ByRoute<K> {
     }
 }
 
-/// The number of requests after which unmet routes are logged.
-const SAMPLE: u32 = 1_000;
-
-/// The routes that the first requests have met.
-#[derive(Debug)]
-struct RouteCheck {
-    /// One flag per route.
-    met: Box<[AtomicBool]>,
-    requests: AtomicU32,
+/// A path as in the router, with an optional method.
+#[derive(Clone, Debug)]
+struct Route {
+    method: Option<Method>,
+    path: Box<str>,
+    /// `true` for a path of a gRPC service, whose routes apply to all HTTP methods.
+    grpc: bool,
+    /// `true` once a request has met the route.
+    met: Arc<AtomicBool>,
 }
 
-impl RouteCheck {
-    fn new(routes: usize) -> Self {
-        let met = (0..routes).map(|_| AtomicBool::new(false)).collect();
-        Self { met, requests: AtomicU32::new(0) }
+impl Route {
+    fn new(method: Option<&str>, path: &str) -> Result<Self, RouteError> {
+        let find = |name| METHODS.into_iter().find(|known| known == name).ok_or(name);
+        let method = method.map(find).transpose().map_err(|name| {
+            let known = METHODS.each_ref().map(Method::as_str).join(", ");
+            RouteError(format!(
+                "route \"{name} {path}\": method {name:?} is unknown; give one of {known}, or only \
+                 the path, for every method (any_method)"
+            ))
+        })?;
+        let route = Self { method, path: path.into(), grpc: is_grpc(path), met: Arc::default() };
+        let foreign = |c: char| c.is_ascii_control() || matches!(c, ' ' | '?' | '#');
+        let fault = if !path.starts_with('/') {
+            "does not start with a slash; add it"
+        } else if path.contains(foreign) {
+            "contains a space, a query or a fragment; drop it"
+        } else if path.contains("/:") || path.contains("/*") {
+            "has a parameter in the syntax of axum 0.7; write {name} or {*name}"
+        } else {
+            return Ok(route);
+        };
+        Err(RouteError(format!("route \"{route}\": path {path:?} {fault}")))
     }
 
-    /// Counts a request. Returns `true` for the last request of the sample.
-    #[inline]
-    fn count(&self, met: Option<usize>) -> bool {
-        if self.requests.load(Relaxed) >= SAMPLE {
-            return false;
+    /// Returns the rank of the match, from 0 for the best, or `None` without a match.
+    fn rank(&self, head: &RequestHead<'_>, matched: Option<&str>) -> Option<u8> {
+        // A router may match a whole service, and tonic matches nothing.
+        let path = if self.grpc && head.uri.path() == &*self.path {
+            0
+        } else if matched == Some(&*self.path) {
+            3
+        } else {
+            return None;
+        };
+        match &self.method {
+            Some(method) if *method == head.method => Some(path),
+            // axum answers `HEAD` with the handler of `GET`.
+            Some(method) if *method == Method::GET && head.method == Method::HEAD => Some(path + 1),
+            method => (method.is_none() || self.grpc).then_some(path + 2),
         }
-        if let Some(flag) = met.and_then(|route| self.met.get(route)) {
-            flag.store(true, Relaxed);
+    }
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.method {
+            Some(method) => write!(f, "{method} {}", self.path),
+            None => f.write_str(&self.path),
         }
-        self.requests.fetch_add(1, Relaxed) == SAMPLE - 1
+    }
+}
+
+/// Returns `true` for `/package.Service/Method` and `/package.Service/{*rest}`.
+///
+/// A service without a package may also be a plain path.
+fn is_grpc(path: &str) -> bool {
+    let Some((service, method)) = path[1.min(path.len())..].split_once('/') else { return false };
+    let is_name = |name: &str| name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+    let is_method = is_name(method) || method.starts_with('{');
+    service.contains('.') && service.split('.').all(is_name) && is_method && !method.contains('/')
+}
+
+/// Error for a route of [`by_route`].
+///
+/// No request can match the route, or another route has the same method and path.
+///
+/// See [troubleshooting](crate::guide::troubleshooting#errors).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RouteError(String);
+
+impl fmt::Display for RouteError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for RouteError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grpc_paths_have_a_package_a_service_and_a_method() {
+        for (path, grpc) in [
+            ("/hello.Greeter/SayHello", true),
+            ("/grpc.health.v1.Health/{*rest}", true),
+            ("/a.b/{method}", true),
+            ("/users/list", false),
+            ("/v1.0/users", false),
+            ("/a..b/c", false),
+            ("/a.b", false),
+            ("/a.b/c/d", false),
+            ("/a.b/", false),
+            ("/a.b/{x}/d", false),
+        ] {
+            assert_eq!(is_grpc(path), grpc, "{path}");
+        }
     }
 }

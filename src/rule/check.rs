@@ -23,18 +23,9 @@ pub enum RuleError {
     SameQuotaName(String),
     /// A rule has more than 255 quotas.
     TooManyQuotas(RuleName, usize),
-    /// The cost of a request is above the limit of a quota. Every request would be denied.
+    /// The cost of a request, plus its headroom, is above the limit of a quota. Every request with a
+    /// cost above 0 would be denied.
     CostAboveLimit {
-        /// The rule.
-        rule: RuleName,
-        /// The cost of a request.
-        cost: u32,
-        /// The limit of the quota.
-        limit: u32,
-    },
-    /// Cost plus headroom is above the limit of a quota. Every request with a cost above 0 would be
-    /// denied.
-    HeadroomAboveLimit {
         /// The rule.
         rule: RuleName,
         /// The minimum cost of a request.
@@ -56,23 +47,23 @@ impl fmt::Display for RuleError {
                 write!(
                     f,
                     "two quotas are called {name:?} in header fields; give them different periods \
-                     or names (Quota::named)"
+                     or names (Quota::with_name)"
                 )
             }
             Self::TooManyQuotas(rule, n) => {
                 write!(f, "rule {rule}: {n} quotas; give at most {MAX_QUOTAS}")
             }
-            Self::CostAboveLimit { rule, cost, limit } => write!(
-                f,
-                "rule {rule}: cost {cost} is above the quota's limit {limit}, so every \
-                 request would be denied; lower the cost or raise the burst"
-            ),
-            Self::HeadroomAboveLimit { rule, cost, headroom, limit } => write!(
-                f,
-                "rule {rule}: cost {cost} and headroom {headroom} are together above the quota's \
-                 limit {limit}, so every request would be denied; lower the headroom or \
-                 raise the burst"
-            ),
+            Self::CostAboveLimit { rule, cost, headroom, limit } => {
+                write!(f, "rule {rule}: cost {cost}")?;
+                if *headroom > 0 {
+                    write!(f, " plus headroom {headroom}")?;
+                }
+                write!(
+                    f,
+                    " is above the quota's limit {limit}, so every request would be denied; lower the \
+                     cost or raise the burst"
+                )
+            }
             Self::Unsupported(what) => write!(f, "the store cannot do this: {what}"),
         }
     }
@@ -94,13 +85,10 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
             return Err(RuleError::TooManyQuotas(rule, quotas.len()));
         }
         for quota in quotas.iter().filter(|quota| !quota.is_blocked()) {
-            let (cost, limit) = (info.cost.unwrap_or(0), quota.raised_limit());
-            if cost > limit {
-                return Err(RuleError::CostAboveLimit { rule, cost, limit });
-            }
-            if info.least_need() > limit.into() {
+            let limit = quota.raised_limit();
+            if info.min_need() > limit.into() {
                 let (cost, headroom) = (info.cost.unwrap_or(1), info.headroom.unwrap_or(0));
-                return Err(RuleError::HeadroomAboveLimit { rule, cost, headroom, limit });
+                return Err(RuleError::CostAboveLimit { rule, cost, headroom, limit });
             }
         }
     }
@@ -109,25 +97,22 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
     }
     let key = Key::everyone();
     let live: Vec<_> = limiting.iter().map(|info| info.live.map(LivePlan::quotas)).collect();
-    let (mut charges, mut asked) = (Vec::new(), Vec::new());
+    let mut charges = Vec::new();
     for (info, live) in limiting.iter().zip(&live) {
         let current = live.as_ref().map(AsRef::as_ref).filter(|quotas| !quotas.is_empty());
         if let Some(quotas) = info.quotas.or(current) {
             let wait = if info.queues { Duration::from_nanos(1) } else { Duration::ZERO };
             let charge = Charge::new(info.name, &key, quotas).with_cost(info.cost.unwrap_or(1));
             let charge = charge.with_max_wait(wait);
-            if info.quotas.is_some() {
-                charges.push(charge);
-            }
+            let charge = if info.quotas.is_some() { charge.with_fixed_quotas() } else { charge };
             // A headroom from the request may be above 0.
             let charge = charge.with_headroom(info.headroom.unwrap_or(1));
-            asked.push(if info.report_only || info.may_become_report_only {
+            charges.push(if info.report_only || info.may_become_report_only {
                 charge.with_report_only()
             } else {
                 charge
             });
         }
     }
-    let fit = store.supports(&asked).and_then(|()| store.register(&charges));
-    fit.map_err(RuleError::Unsupported)
+    store.supports(&charges).map_err(RuleError::Unsupported)
 }

@@ -6,10 +6,7 @@ mod adaptive;
 #[cfg(feature = "axum")]
 mod by_route;
 mod check;
-mod deadline;
 mod plan;
-#[cfg(feature = "axum")]
-mod route;
 #[cfg(all(feature = "axum", feature = "serde"))]
 mod routes;
 mod rules;
@@ -19,23 +16,21 @@ mod settings;
 use std::{fmt, slice, sync::Arc, time::Duration};
 
 use http::StatusCode;
+use smallvec::SmallVec;
 
+#[cfg(feature = "axum")]
+pub use self::by_route::{ByRoute, RouteError, by_route, try_by_route};
 #[cfg(all(feature = "axum", feature = "serde"))]
 pub use self::routes::RouteSettings;
+use self::rules::{ChargeRule, Selected, Then, sealed::Sealed};
 #[cfg(feature = "serde")]
 pub use self::settings::RuleSettings;
-pub(crate) use self::{adaptive::Controller, check::check, deadline::deadline};
+pub(crate) use self::{adaptive::Controller, check::check, plan::deadline};
 pub use self::{
     adaptive::{Adaptive, Measurement},
     check::RuleError,
-    deadline::RequestDeadline,
-    plan::{Cost, LivePlan, Plan, Quotas},
+    plan::{Cost, LivePlan, Plan, Quotas, RequestDeadline},
     rules::{Bypass, RuleInfo, Rules},
-};
-#[cfg(feature = "axum")]
-pub use self::{
-    by_route::{ByRoute, by_route, try_by_route},
-    route::RouteError,
 };
 pub use crate::name::{NameError, RuleName};
 use crate::{
@@ -55,7 +50,7 @@ const DEFAULT_MAX_KEY_LEN: usize = 1024;
 /// let rule = Rule::new(
 ///     "user",
 ///     HeaderKey::new("x-api-key"),
-///     [Quota::per_second(5).burst(20), Quota::per_day(10_000)],
+///     [Quota::per_second(5).with_burst(20), Quota::per_day(10_000)],
 /// )
 /// .cost(2)
 /// .on_missing_key(OnMissingKey::Skip);
@@ -155,7 +150,7 @@ impl<K> Rule<K> {
     /// may return its units nevertheless: two requests then have one turn.
     ///
     /// Supported for GCRA and paced fixed windows, unless the quota has
-    /// [soft units](crate::Quota::soft), and for slots of a [`LocalStore`](crate::LocalStore).
+    /// [soft units](crate::Quota::with_soft), and for slots of a [`LocalStore`](crate::LocalStore).
     pub fn max_wait(self, time: Duration) -> Self {
         Self { max_wait: time, ..self }
     }
@@ -295,7 +290,7 @@ impl<K: KeyExtractor> Rule<K> {
             .with_cost(self.cost.of(head))
             .with_headroom(self.headroom.of(head));
         if !self.max_wait.is_zero() {
-            charge = charge.with_max_wait(deadline::deadline(head, self.max_wait));
+            charge = charge.with_max_wait(deadline(head, self.max_wait));
         }
         if self.report_only.is_on() {
             charge = charge.with_report_only();
@@ -334,26 +329,39 @@ impl<K: KeyExtractor> Rule<K> {
     }
 }
 
-impl<K: KeyExtractor> rules::sealed::Sealed for Rule<K> {}
-
-impl<K: KeyExtractor> Rules for Rule<K> {
+impl<K: KeyExtractor> ChargeRule for Rule<K> {
     #[inline]
-    fn charge(
+    fn extend(
         &self,
         head: &RequestHead<'_>,
         before: &[Charge<'_>],
-        then: &mut dyn FnMut(&[Charge<'_>]),
+        then: &mut Then<'_>,
     ) -> Result<(), Bypass> {
         let mut uncharged = None;
-        let charge = |charge: &Charge<'_>| rules::extend(before, *charge, then);
+        let charge = |charge: &Charge<'_>| match before {
+            [] => then(slice::from_ref(charge)),
+            before => {
+                let mut charges: SmallVec<[Charge<'_>; 4]> = before.into();
+                charges.push(*charge);
+                then(&charges);
+            }
+        };
         self.with_charge(head, charge, |why| uncharged = Some(why));
         match (uncharged, &self.if_no_key) {
-            (None, _) => {}
-            (Some(Uncharged::Rejected(error)), _) => return Err(error.into()),
-            (Some(Uncharged::NoKey), Some(rules)) => return rules.charge(head, before, then),
-            (Some(_), _) => then(before),
+            (None, _) => Ok(()),
+            (Some(Uncharged::Rejected(error)), _) => Err(error.into()),
+            (Some(Uncharged::NoKey), Some(rules)) => rules.charge(head, before, then),
+            (Some(_), _) => {
+                then(before);
+                Ok(())
+            }
         }
-        Ok(())
+    }
+}
+
+impl<K: KeyExtractor> Sealed for Rule<K> {
+    fn select<'a>(&'a self, _: &RequestHead<'_>, rules: &mut Selected<'a>) {
+        rules.push(self);
     }
 
     #[inline]
@@ -372,7 +380,9 @@ impl<K: KeyExtractor> Rules for Rule<K> {
             Uncharged::Skipped | Uncharged::NoKey => bypassed(Bypass::NO_RULE),
         })
     }
+}
 
+impl<K: KeyExtractor> Rules for Rule<K> {
     fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
         infos.push(RuleInfo {
             name: self.name,

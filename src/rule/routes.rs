@@ -1,14 +1,14 @@
 //! The serde form of `by_route`.
 
-use std::fmt;
+use std::collections::BTreeMap;
 
-use serde::{
-    Deserialize, Deserializer, Serialize, Serializer,
-    de::{Error, MapAccess, Visitor},
-};
+use serde::{Deserialize, Serialize};
 
-use super::{ByRoute, Quotas, RouteError, route::Route};
-use crate::key::Everyone;
+use super::{ByRoute, Quotas, RouteError};
+use crate::{key::Everyone, store::literal};
+
+/// The quotas by their names in the file.
+type Table = BTreeMap<String, Quotas>;
 
 /// Quotas of each route, read from a file (features `axum` and `serde`).
 ///
@@ -44,68 +44,50 @@ use crate::key::Everyone;
 /// # Limitations
 ///
 /// The routes are fixed when the layer is built. To apply a changed file, restart the process.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "Table", into = "Table")]
 pub struct RouteSettings {
-    routes: Vec<(Route, Quotas)>,
+    routes: Table,
     other: Quotas,
 }
 
 impl RouteSettings {
     /// Returns the rules, like [`by_route`](crate::by_route).
     pub fn rules(&self) -> ByRoute<Everyone> {
+        // The routes were checked when they were read.
+        literal(self.try_rules())
+    }
+
+    fn try_rules(&self) -> Result<ByRoute<Everyone>, RouteError> {
         let mut rules = ByRoute::of(self.other.clone().into());
-        for (route, quotas) in &self.routes {
-            // The visitor has rejected equal routes.
-            let _added = rules.add(route.clone(), quotas.clone().into());
+        for (name, quotas) in &self.routes {
+            let (method, path) = match name.split_once(' ') {
+                Some((method, path)) => (Some(method), path.trim()),
+                None => (None, name.as_str()),
+            };
+            rules.add(method, path, quotas.clone().into())?;
         }
-        rules
+        Ok(rules)
     }
 }
 
-impl<'de> Deserialize<'de> for RouteSettings {
-    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        value.deserialize_map(RouteTable)
+impl TryFrom<Table> for RouteSettings {
+    type Error = String;
+
+    fn try_from(mut routes: Table) -> Result<Self, String> {
+        let other = routes.remove("other").ok_or(
+            "other is missing, the quotas of all other requests; add it, as other = \"100/s\", or \
+             other = [] to limit nothing",
+        )?;
+        let settings = Self { routes, other };
+        settings.try_rules().map(drop).map_err(|error| error.to_string())?;
+        Ok(settings)
     }
 }
 
-struct RouteTable;
-
-impl<'de> Visitor<'de> for RouteTable {
-    type Value = RouteSettings;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a table, as { \"POST /url\" = \"10/s\", other = \"100/s\" }")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut table: A) -> Result<RouteSettings, A::Error> {
-        const UNKNOWN: &str =
-            "give other, or a route, as \"POST /url\", or \"/url\" for every method";
-        const MISSING: &str = "other is missing, the quotas of all other requests; add it, as \
-                               other = \"100/s\", or other = [] to limit nothing";
-        let (mut routes, mut other) = (Vec::new(), None);
-        while let Some(name) = table.next_key::<String>()? {
-            if name == "other" {
-                if other.replace(table.next_value()?).is_some() {
-                    return Err(A::Error::duplicate_field("other"));
-                }
-            } else if name.contains(['/', ' ']) {
-                let route = Route::read(&name).map_err(A::Error::custom)?;
-                if routes.iter().any(|(one, _)| *one == route) {
-                    return Err(A::Error::custom(RouteError::duplicate(&route)));
-                }
-                routes.push((route, table.next_value()?));
-            } else {
-                return Err(A::Error::custom(format!("unknown field {name:?}; {UNKNOWN}")));
-            }
-        }
-        let other = other.ok_or_else(|| A::Error::custom(MISSING))?;
-        Ok(RouteSettings { routes, other })
-    }
-}
-
-impl Serialize for RouteSettings {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let routes = self.routes.iter().map(|(route, quotas)| (route.to_string(), quotas));
-        serializer.collect_map(routes.chain([("other".to_owned(), &self.other)]))
+impl From<RouteSettings> for Table {
+    fn from(settings: RouteSettings) -> Self {
+        let other = [("other".to_owned(), settings.other)];
+        settings.routes.into_iter().chain(other).collect()
     }
 }

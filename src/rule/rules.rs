@@ -29,39 +29,69 @@ use crate::{
     note = "`RateLimitLayer::new(extractor, quota, store)` creates a rule from an extractor"
 )]
 pub trait Rules: sealed::Sealed {
-    /// Calls `then` once, with the charges in `before`, followed by the charges of this request.
-    ///
-    /// # Errors
-    ///
-    /// Returns a [`Bypass`] if the request is handled without the store. `then` is not called in
-    /// this case.
-    fn charge(
-        &self,
-        head: &RequestHead<'_>,
-        before: &[Charge<'_>],
-        then: &mut dyn FnMut(&[Charge<'_>]),
-    ) -> Result<(), Bypass>;
-
-    /// Calls `then` with the charges of a request. Calls `bypassed` instead if there are no
-    /// charges.
-    #[inline]
-    fn charges<T>(
-        &self,
-        head: &RequestHead<'_>,
-        then: impl FnOnce(&[Charge<'_>]) -> T,
-        bypassed: impl FnOnce(Bypass) -> T,
-    ) -> T
-    where
-        Self: Sized,
-    {
-        charges(self, head, then, bypassed)
-    }
-
     /// Adds the description of each rule to `infos`.
     fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>);
 }
 
 const _: Option<&dyn Rules> = None;
+
+/// Receives the charges of a request.
+pub(crate) type Then<'t> = dyn FnMut(&[Charge<'_>]) + 't;
+
+/// The rules that apply to a request.
+pub(crate) type Selected<'a> = SmallVec<[&'a dyn ChargeRule; 4]>;
+
+/// One rule, for any extractor.
+pub trait ChargeRule {
+    /// Calls `then` once, with the charges in `before`, followed by the charges of this rule.
+    ///
+    /// # Errors
+    ///
+    /// Returns a [`Bypass`] if the request is handled without the store. `then` is not called in
+    /// this case.
+    fn extend(
+        &self,
+        head: &RequestHead<'_>,
+        before: &[Charge<'_>],
+        then: &mut Then<'_>,
+    ) -> Result<(), Bypass>;
+}
+
+pub(crate) mod sealed {
+    use super::*;
+
+    pub trait Sealed {
+        /// Adds the rules that apply to a request to `rules`.
+        fn select<'a>(&'a self, head: &RequestHead<'_>, rules: &mut Selected<'a>);
+
+        /// Calls `then` once, with the charges in `before`, followed by the charges of the request.
+        fn charge(
+            &self,
+            head: &RequestHead<'_>,
+            before: &[Charge<'_>],
+            then: &mut Then<'_>,
+        ) -> Result<(), Bypass> {
+            let mut rules = Selected::new();
+            self.select(head, &mut rules);
+            chain(&rules, head, before, then)
+        }
+
+        /// Calls `then` with the charges of a request. Calls `bypassed` instead if there are no
+        /// charges.
+        #[inline]
+        fn charges<T>(
+            &self,
+            head: &RequestHead<'_>,
+            then: impl FnOnce(&[Charge<'_>]) -> T,
+            bypassed: impl FnOnce(Bypass) -> T,
+        ) -> T
+        where
+            Self: Sized,
+        {
+            charges(self, head, then, bypassed)
+        }
+    }
+}
 
 /// Properties of a rule that do not depend on a request.
 #[derive(Clone, Debug)]
@@ -109,7 +139,7 @@ impl<'a> RuleInfo<'a> {
     /// Returns the cost plus the headroom of a request, or 0 for a cost of 0.
     ///
     /// A cost that is read from the request counts as 1, and such a headroom counts as 0.
-    pub(crate) fn least_need(&self) -> u64 {
+    pub(crate) fn min_need(&self) -> u64 {
         match self.cost.unwrap_or(1) {
             0 => 0,
             cost => u64::from(cost) + u64::from(self.headroom.unwrap_or(0)),
@@ -140,7 +170,7 @@ impl From<KeyError> for Bypass {
 /// Calls `then` with the charges of a request, or `bypassed` if no rule charges it.
 #[inline]
 pub(super) fn charges<T>(
-    rules: &impl Rules,
+    rules: &impl sealed::Sealed,
     head: &RequestHead<'_>,
     then: impl FnOnce(&[Charge<'_>]) -> T,
     bypassed: impl FnOnce(Bypass) -> T,
@@ -156,58 +186,33 @@ pub(super) fn charges<T>(
     result.unwrap_or_else(|| bypassed(charged.err().unwrap_or(Bypass::NO_RULE)))
 }
 
-/// Calls `then` with the charges in `before`, followed by `charge`.
-#[inline]
-pub(super) fn extend(
-    before: &[Charge<'_>],
-    charge: Charge<'_>,
-    then: &mut dyn FnMut(&[Charge<'_>]),
-) {
-    if before.is_empty() {
-        return then(&[charge]);
-    }
-    let mut charges: SmallVec<[Charge<'_>; 4]> = before.into();
-    charges.push(charge);
-    then(&charges);
-}
-
-/// Calls `then` with the charges in `before`, followed by the charges of `rules`.
+/// Calls `then` once, with the charges in `before`, followed by the charges of `rules`.
+///
+/// Each charge borrows its key from the call before.
 fn chain(
-    rules: &[&dyn Rules],
+    rules: &[&dyn ChargeRule],
     head: &RequestHead<'_>,
     before: &[Charge<'_>],
-    then: &mut dyn FnMut(&[Charge<'_>]),
+    then: &mut Then<'_>,
 ) -> Result<(), Bypass> {
     let Some((first, rest)) = rules.split_first() else {
         then(before);
         return Ok(());
     };
     let mut later = Ok(());
-    first.charge(head, before, &mut |all| later = chain(rest, head, all, then))?;
+    first.extend(head, before, &mut |all| later = chain(rest, head, all, then))?;
     later
-}
-
-pub(super) mod sealed {
-    pub trait Sealed {}
-
-    impl<R: Sealed> Sealed for Vec<R> {}
-    impl<R: Sealed + ?Sized> Sealed for Box<R> {}
 }
 
 macro_rules! tuple {
     ($($rules:ident $index:tt),+) => {
-        impl<$($rules: Rules),+> sealed::Sealed for ($($rules,)+) {}
+        impl<$($rules: Rules),+> sealed::Sealed for ($($rules,)+) {
+            fn select<'a>(&'a self, head: &RequestHead<'_>, rules: &mut Selected<'a>) {
+                $(self.$index.select(head, rules);)+
+            }
+        }
 
         impl<$($rules: Rules),+> Rules for ($($rules,)+) {
-            fn charge(
-                &self,
-                head: &RequestHead<'_>,
-                before: &[Charge<'_>],
-                then: &mut dyn FnMut(&[Charge<'_>]),
-            ) -> Result<(), Bypass> {
-                chain(&[$(&self.$index),+], head, before, then)
-            }
-
             fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
                 $(self.$index.info(infos);)+
             }
@@ -219,32 +224,25 @@ tuple!(A 0, B 1);
 tuple!(A 0, B 1, C 2);
 tuple!(A 0, B 1, C 2, D 3);
 
-impl<R: Rules> Rules for Vec<R> {
-    fn charge(
-        &self,
-        head: &RequestHead<'_>,
-        before: &[Charge<'_>],
-        then: &mut dyn FnMut(&[Charge<'_>]),
-    ) -> Result<(), Bypass> {
-        let rules: SmallVec<[&dyn Rules; 4]> = self.iter().map(|rules| rules as _).collect();
-        chain(&rules, head, before, then)
+impl<R: Rules> sealed::Sealed for Vec<R> {
+    fn select<'a>(&'a self, head: &RequestHead<'_>, rules: &mut Selected<'a>) {
+        self.iter().for_each(|each| each.select(head, rules));
     }
+}
 
+impl<R: Rules> Rules for Vec<R> {
     fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
         self.iter().for_each(|rules| rules.info(infos));
     }
 }
 
-impl<R: Rules + ?Sized> Rules for Box<R> {
-    fn charge(
-        &self,
-        head: &RequestHead<'_>,
-        before: &[Charge<'_>],
-        then: &mut dyn FnMut(&[Charge<'_>]),
-    ) -> Result<(), Bypass> {
-        (**self).charge(head, before, then)
+impl<R: Rules + ?Sized> sealed::Sealed for Box<R> {
+    fn select<'a>(&'a self, head: &RequestHead<'_>, rules: &mut Selected<'a>) {
+        (**self).select(head, rules);
     }
+}
 
+impl<R: Rules + ?Sized> Rules for Box<R> {
     fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
         (**self).info(infos);
     }

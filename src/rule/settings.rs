@@ -1,19 +1,13 @@
 //! The serde forms of rules, [`Quotas`] and [`OnMissingKey`].
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use http::StatusCode;
-use serde::{
-    Deserialize, Deserializer, Serialize, Serializer,
-    de::{
-        Error, MapAccess, SeqAccess, Visitor,
-        value::{MapAccessDeserializer, StrDeserializer},
-    },
-};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
 use super::{DEFAULT_MAX_KEY_LEN, OnMissingKey, Quotas, Rule, RuleName, plan::MAX_QUOTAS};
 use crate::{
-    config,
+    config::{self, Setting},
     quota::{Quota, max_wait},
 };
 
@@ -143,13 +137,13 @@ impl RuleSettings {
 
     /// Creates a rule with these settings.
     pub fn rule<K>(&self, extractor: K) -> Rule<K> {
-        let rule = Rule::named(self.name, extractor, self.quotas.clone())
+        Rule::named(self.name, extractor, self.quotas.clone())
             .cost(self.cost)
             .headroom(self.headroom)
             .max_wait(self.max_wait)
             .on_missing_key(self.missing)
-            .max_key_len(self.max_key_len);
-        if self.report_only { rule.report_only(true) } else { rule }
+            .max_key_len(self.max_key_len)
+            .report_only(self.report_only)
     }
 
     /// Returns the name of the first field that differs in `new`, except `quotas`.
@@ -164,56 +158,40 @@ impl RuleSettings {
     /// ```
     #[must_use]
     pub fn needs_restart(&self, new: &Self) -> Option<&'static str> {
-        let Self { name, quotas: _, cost, headroom, max_wait, missing, report_only, max_key_len } =
-            new;
-        let differs = [
-            ("name", self.name != *name),
-            ("cost", self.cost != *cost),
-            ("headroom", self.headroom != *headroom),
-            ("max_wait", self.max_wait != *max_wait),
-            ("missing", self.missing != *missing),
-            ("report_only", self.report_only != *report_only),
-            ("max_key_len", self.max_key_len != *max_key_len),
+        let fields = [
+            ("name", self.name == new.name),
+            ("cost", self.cost == new.cost),
+            ("headroom", self.headroom == new.headroom),
+            ("max_wait", self.max_wait == new.max_wait),
+            ("missing", self.missing == new.missing),
+            ("report_only", self.report_only == new.report_only),
+            ("max_key_len", self.max_key_len == new.max_key_len),
         ];
-        differs.into_iter().find_map(|(field, differs)| differs.then_some(field))
+        fields.into_iter().find(|(_, is_same)| !is_same).map(|(field, _)| field)
     }
 }
 
 /// Reads one quota or a list. An empty list limits nothing.
 impl<'de> Deserialize<'de> for Quotas {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        value.deserialize_any(OneOrMore)
+        config::read(value)
     }
 }
 
-struct OneOrMore;
+impl Setting for Quotas {
+    const FORM: &'static str = "a quota, as \"100/min burst 20\", or a list of them";
+    type Table = Quota;
 
-impl<'de> Visitor<'de> for OneOrMore {
-    type Value = Quotas;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a quota, as \"100/min burst 20\", or a list of them")
+    fn from_text(text: &str) -> Result<Self, String> {
+        Quota::from_text(text).map(Self::from)
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Quotas, E> {
-        Quota::deserialize(StrDeserializer::new(text)).map(Quotas::from)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, table: A) -> Result<Quotas, A::Error> {
-        Quota::deserialize(MapAccessDeserializer::new(table)).map(Quotas::from)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Quotas, A::Error> {
-        let mut quotas = Vec::new();
-        while let Some(quota) = list.next_element::<Quota>()? {
-            if quotas.len() == MAX_QUOTAS {
-                return Err(A::Error::custom(format!(
-                    "the list has more than {MAX_QUOTAS} quotas; give at most {MAX_QUOTAS}"
-                )));
-            }
-            quotas.push(quota);
-        }
-        Ok(quotas.into())
+    fn from_list(list: Vec<Quota>) -> Option<Result<Self, String>> {
+        Some(if list.len() > MAX_QUOTAS {
+            Err(format!("the list has {} quotas; give at most {MAX_QUOTAS}", list.len()))
+        } else {
+            Ok(list.into())
+        })
     }
 }
 
@@ -228,7 +206,7 @@ impl Serialize for Quotas {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct MissingTable {
+pub(crate) struct MissingTable {
     reject: u16,
 }
 
@@ -244,13 +222,21 @@ impl TryFrom<MissingTable> for OnMissingKey {
 /// Reads the forms that [`OnMissingKey`] documents.
 impl<'de> Deserialize<'de> for OnMissingKey {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        const FORM: &str = "\"reject\", \"skip\", \"share\" or { reject = 401 }";
-        config::text_or_table::<_, MissingTable, _>(value, FORM, |text| match text {
+        config::read(value)
+    }
+}
+
+impl Setting for OnMissingKey {
+    const FORM: &'static str = "\"reject\", \"skip\", \"share\" or { reject = 401 }";
+    type Table = MissingTable;
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        match text {
             "reject" => Ok(Self::default()),
             "skip" => Ok(Self::Skip),
             "share" => Ok(Self::Share),
-            _ => Err(format!("missing is {text:?}; give {FORM}")),
-        })
+            _ => Err(format!("missing is {text:?}; give {}", Self::FORM)),
+        }
     }
 }
 

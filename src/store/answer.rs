@@ -31,14 +31,27 @@ impl<T> Answer<Never<Result<T, Infallible>>> {
     }
 }
 
+impl<F: Future + Send + 'static> Answer<F> {
+    /// Applies `finish` to the value, now or later.
+    pub(super) fn then<T>(
+        self,
+        finish: impl FnOnce(F::Output) -> T + Send + 'static,
+    ) -> Answer<BoxFuture<T>> {
+        match self {
+            Self::Now(value) => Answer::Now(finish(value)),
+            Self::Later(future) => Answer::Later(Box::pin(async move { finish(future.await) })),
+        }
+    }
+}
+
 impl<F: Future> IntoFuture for Answer<F> {
     type Output = F::Output;
     type IntoFuture = Resolve<F>;
 
     fn into_future(self) -> Resolve<F> {
         match self {
-            Self::Now(output) => Resolve { state: ResolveState::Now { output: Some(output) } },
-            Self::Later(future) => Resolve { state: ResolveState::Later { future } },
+            Self::Now(output) => Resolve { output: Some(output), future: None },
+            Self::Later(future) => Resolve { output: None, future: Some(future) },
         }
     }
 }
@@ -46,16 +59,9 @@ impl<F: Future> IntoFuture for Answer<F> {
 pin_project_lite::pin_project! {
     /// Future of an awaited [`Answer`].
     pub struct Resolve<F: Future> {
+        output: Option<F::Output>,
         #[pin]
-        state: ResolveState<F>,
-    }
-}
-
-pin_project_lite::pin_project! {
-    #[project = ResolveStateProj]
-    enum ResolveState<F: Future> {
-        Now { output: Option<F::Output> },
-        Later { #[pin] future: F },
+        future: Option<F>,
     }
 }
 
@@ -69,12 +75,11 @@ impl<F: Future> Future for Resolve<F> {
     type Output = F::Output;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        match self.project().state.project() {
-            ResolveStateProj::Now { output } => match output.take() {
-                Some(output) => Poll::Ready(output),
-                None => panic!("an answer was polled after it completed"),
-            },
-            ResolveStateProj::Later { future } => future.poll(cx),
+        let this = self.project();
+        match (this.future.as_pin_mut(), this.output.take()) {
+            (Some(future), _) => future.poll(cx),
+            (None, Some(output)) => Poll::Ready(output),
+            (None, None) => panic!("an answer was polled after it completed"),
         }
     }
 }

@@ -1,11 +1,17 @@
 //! The error for a key that could not be blocked.
 
-use std::{convert::Infallible, error::Error, fmt, time::Duration};
-
-use super::{
-    Answer, Charge, Never, Op, Store,
-    wrapper::{WrapperCall, WrapperFuture},
+use std::{
+    convert::Infallible,
+    error::Error,
+    fmt,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
 };
+
+use pin_project_lite::pin_project;
+
+use super::{Answer, Charge, Never, Op, Store};
 use crate::decision::{Decision, Source};
 
 /// Error for a key that could not be blocked.
@@ -63,36 +69,44 @@ impl<E: Error + 'static> Error for BlockError<E> {
     }
 }
 
-/// State of a [`Limiter::block`](crate::Limiter::block) call, which fails if the key is not
-/// blocked.
-#[derive(Debug)]
-pub struct BlockCall;
-
-impl<S: Store> WrapperCall<S> for BlockCall {
-    type Error = BlockError<S::Error>;
-
-    fn finish(self, answer: Result<Decision, S::Error>) -> Result<Decision, Self::Error> {
-        let decision = answer.map_err(BlockError::Store)?;
-        match decision.source() {
-            Source::FailedOpen | Source::FailedClosed => Err(BlockError::Unavailable),
-            Source::Unsupported => Err(BlockError::Unsupported),
-            _ if !decision.is_allowed() => Err(BlockError::Full),
-            _ => Ok(decision),
-        }
-    }
-}
-
 /// Blocks a key. Fails if the key is not blocked.
 pub(crate) fn block<S: Store>(
     store: &S,
     charge: &Charge<'_>,
     time: Duration,
 ) -> Answer<BlockFuture<S>> {
-    WrapperFuture::of(store.call(Op::Block(charge, time)), BlockCall)
+    match store.call(Op::Block(charge, time)) {
+        Answer::Now(answer) => Answer::Now(blocked(answer)),
+        Answer::Later(inner) => Answer::Later(BlockFuture { inner }),
+    }
 }
 
-/// Future of [`Limiter::block`](crate::Limiter::block).
-pub type BlockFuture<S> = WrapperFuture<S, BlockCall>;
+fn blocked<E>(answer: Result<Decision, E>) -> Result<Decision, BlockError<E>> {
+    let decision = answer.map_err(BlockError::Store)?;
+    match decision.source() {
+        Source::FailedOpen | Source::FailedClosed => Err(BlockError::Unavailable),
+        Source::Unsupported => Err(BlockError::Unsupported),
+        _ if !decision.is_allowed() => Err(BlockError::Full),
+        _ => Ok(decision),
+    }
+}
+
+pin_project! {
+    /// Future of [`Limiter::block`](crate::Limiter::block).
+    #[derive(Debug)]
+    pub struct BlockFuture<S: Store> {
+        #[pin]
+        inner: S::Future,
+    }
+}
+
+impl<S: Store> Future for BlockFuture<S> {
+    type Output = Result<Decision, BlockError<S::Error>>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.project().inner.poll(cx).map(blocked)
+    }
+}
 
 impl<S> Answer<BlockFuture<S>>
 where

@@ -1,10 +1,10 @@
-//! The methods of every store: operations and wrappers.
+//! The methods of every store, stores behind pointers, and stores whose type is chosen at run time.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use super::{
-    Answer, Boxed, Breaker, Charge, DenyCache, DynStore, FailClosed, FailOpen, Fallback, Leased,
-    Never, Op, Store, Timeout,
+    Answer, BoxFuture, Breaker, Charge, DenyCache, FailClosed, FailOpen, Fallback, Leased,
+    LocalShare, Never, Op, Store, Timeout, wrappers::forward,
 };
 use crate::decision::Decision;
 
@@ -34,10 +34,33 @@ pub trait StoreExt: Store + Sized {
         self.call(Op::Take(charges))
     }
 
+    /// Returns the decision that [`take`](StoreExt::take) would make now, and changes nothing.
+    ///
+    /// No unit is charged, no slot is held, and no queue is joined. The outcomes of an allowed
+    /// decision are those after the charge. With a cost of 0, they are the units left.
+    ///
+    /// [`Leased`] and [`DenyCache`] pass the call to their inner store, which counts borrowed units
+    /// as charged. [`GovernorStore`](super::GovernorStore) cannot peek, and answers
+    /// [`Decision::unsupported`].
+    ///
+    /// ```
+    /// use tower_sluice::{Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge};
+    ///
+    /// let (store, key, quotas) = (LocalStore::new(), Key::from("alice"), [Quota::per_hour(5)]);
+    /// let charge = Charge::new(RuleName::default(), &key, &quotas).with_cost(3);
+    /// assert_eq!(store.peek(&[charge]).now().remaining(), Some(2));
+    /// assert_eq!(store.take(&[charge]).now().remaining(), Some(2));
+    /// assert!(!store.peek(&[charge]).now().is_allowed());
+    /// ```
+    fn peek(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
+        self.call(Op::Peek(charges))
+    }
+
     /// Charges `units` more to every quota of `charge`, or refunds units if the number is negative.
     ///
     /// The additional charge is never denied. Units beyond the limit plus
-    /// [`max_debt`](crate::Quota::max_debt) are dropped. A refund stops when the account is full.
+    /// [`max_debt`](crate::Quota::with_max_debt) are dropped. A refund stops when the account is
+    /// full.
     ///
     /// A refund returns units even if time has already refilled them. To reverse the charge of a
     /// request, use [`undo`](Store::undo).
@@ -72,20 +95,20 @@ pub trait StoreExt: Store + Sized {
     /// Wraps this store to allow requests without a charge while the store fails.
     ///
     /// No limit applies during the failure.
-    fn fail_open(self) -> FailOpen<Self> {
-        FailOpen::new(self)
+    fn fail_open(self) -> Fallback<Self, FailOpen> {
+        Fallback::new(self, FailOpen::POLICY)
     }
 
     /// Wraps this store to reject requests with 503 while the store fails.
-    fn fail_closed(self) -> FailClosed<Self> {
-        FailClosed::new(self)
+    fn fail_closed(self) -> Fallback<Self, FailClosed> {
+        Fallback::new(self, FailClosed::POLICY)
     }
 
     /// Wraps this store to fail if an answer takes longer than `limit`.
     ///
     /// # Panics
     ///
-    /// Panics if `limit` is zero. For a value from configuration, use [`Timeout::try_new`].
+    /// Panics if `limit` is zero.
     #[track_caller]
     fn timeout(self, limit: Duration) -> Timeout<Self> {
         Timeout::new(self, limit)
@@ -118,21 +141,67 @@ pub trait StoreExt: Store + Sized {
     }
 
     /// Wraps this store to decide with the store `local` while this store fails.
-    fn fallback<L>(self, local: L) -> Fallback<Self, L>
+    fn fallback<L>(self, local: L) -> Fallback<Self, LocalShare<L>>
     where
         L: Store<Error = Infallible, Future = Never<Result<Decision, Infallible>>>,
     {
-        Fallback::new(self, local)
+        Fallback::new(self, LocalShare::new(local))
     }
 
     /// Erases the type of this store, so that it can be chosen at run time.
     fn boxed(self) -> Arc<DynStore<Self::Error>>
     where
         Self: Send + Sync + 'static,
-        Self::Future: 'static,
     {
-        Arc::new(Boxed::new(self))
+        Arc::new(Boxed(self))
     }
 }
 
 impl<S: Store> StoreExt for S {}
+
+/// Store of any type, with the error `E`.
+///
+/// Created by [`StoreExt::boxed`](super::StoreExt::boxed).
+///
+/// ```
+/// use std::{convert::Infallible, sync::Arc};
+/// use tower_sluice::{LocalStore, StoreExt, store::DynStore};
+///
+/// let store: Arc<DynStore<Infallible>> = LocalStore::new().boxed();
+/// ```
+pub type DynStore<E> = dyn Store<Error = E, Future = BoxFuture<Result<Decision, E>>> + Send + Sync;
+
+/// A store with boxed futures.
+pub(super) struct Boxed<S>(pub(super) S);
+
+impl<S: Store + 'static> Store for Boxed<S> {
+    type Error = S::Error;
+    type Future = BoxFuture<Result<Decision, S::Error>>;
+
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        match self.0.call(op) {
+            Answer::Now(output) => Answer::Now(output),
+            Answer::Later(future) => Answer::Later(Box::pin(future)),
+        }
+    }
+
+    forward!(self => self.0; undo, supports, failure_domains, health);
+}
+
+macro_rules! for_pointers {
+    ($($pointer:ty),*) => {$(
+        impl<S: Store + ?Sized> Store for $pointer {
+            type Error = S::Error;
+            type Future = S::Future;
+
+            #[inline]
+            fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+                (**self).call(op)
+            }
+
+            forward!(self => (**self); undo, supports, failure_domains, health);
+        }
+    )*};
+}
+
+for_pointers!(&S, Arc<S>, Box<S>);

@@ -48,6 +48,7 @@ const SETTLE: Unsupported =
 /// - A charge that is computed at run time may be unsupported, which is an error. The layer
 ///   therefore requires [`fail_open`](crate::StoreExt::fail_open) or
 ///   [`fail_closed`](crate::StoreExt::fail_closed).
+/// - A governor limiter cannot [peek](crate::StoreExt::peek).
 /// - The memory grows with each key until the application calls `retain_recent` of governor. In
 ///   contrast, [`LocalStore`](crate::LocalStore) is bounded.
 ///
@@ -121,7 +122,7 @@ where
     fn decide(&self, charge: &Charge<'_>, cost: NonZeroU32) -> Decision {
         let rule = charge.rule();
         let decision = match self.0.check_key_n(charge.key(), cost) {
-            Ok(Ok(admission)) => Decision::allow().outcome(match admission.left() {
+            Ok(Ok(admission)) => Decision::allow().with_outcome(match admission.left() {
                 None => Outcome::unknown(rule, 0, Some(Duration::ZERO)),
                 Some((limit, remaining, interval)) => {
                     // governor reports whole units, so both times are upper bounds.
@@ -148,12 +149,12 @@ where
                     .with_reset_after(full)
                     .with_next_after(next)
                     .with_retry_after(Some(wait));
-                Decision::deny().outcome(outcome)
+                Decision::deny().with_outcome(outcome)
             }
             // governor does not report the units left if the cost can never fit.
-            Err(_) => Decision::deny().outcome(Outcome::unknown(rule, 0, None)),
+            Err(_) => Decision::deny().with_outcome(Outcome::unknown(rule, 0, None)),
         };
-        decision.from_source(Source::Governor)
+        decision.with_source(Source::Governor)
     }
 }
 
@@ -194,6 +195,7 @@ where
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         Answer::Now(match op {
             Op::Take(charges) => single(charges).map(|(charge, cost)| self.decide(charge, cost)),
+            Op::Peek(_) => Ok(Decision::unsupported()),
             _ => Err(SETTLE),
         })
     }

@@ -42,33 +42,31 @@
 
 mod answer;
 mod block;
-mod boxed;
-mod breaker;
-mod deny_cache;
 mod ext;
-mod fallback;
 #[cfg(feature = "governor")]
 mod governor;
-mod hashes;
 mod health;
-mod leases;
+mod hot_keys;
 mod local;
-mod on_error;
 mod op;
-mod outage_state;
-mod patience;
 #[cfg(feature = "redis")]
 mod redis;
-mod rules;
 mod setting;
-mod timeout;
-mod wrapper;
+mod wrappers;
 
 use std::{
-    borrow::Cow, convert::Infallible, error::Error, fmt, future::ready, sync::Arc, time::Duration,
+    borrow::Cow,
+    collections::HashMap,
+    convert::Infallible,
+    error::Error,
+    fmt,
+    future::ready,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 #[cfg(feature = "governor")]
 pub use self::governor::{GovernorStore, PositiveOutcome};
@@ -78,28 +76,20 @@ pub use self::redis::{ClusterLink, Link, Probe, RedisError, RedisErrorKind, Redi
 pub use self::{
     answer::{Answer, BoxFuture, Never, Resolve},
     block::{BlockError, BlockFuture},
-    boxed::{Boxed, DynStore},
-    breaker::{Breaker, BreakerError},
-    deny_cache::DenyCache,
-    ext::StoreExt,
-    fallback::Fallback,
+    ext::{DynStore, StoreExt},
     health::{Health, Status},
-    leases::{Leased, LeasedFuture},
+    hot_keys::{DenyCache, Leased, LeasedFuture},
     local::{LocalStore, Stats},
-    on_error::{FailClosed, FailOpen},
     op::{Op, OwnedOp},
     setting::SettingError,
-    timeout::{Timeout, TimeoutError, TimeoutFuture},
-    wrapper::WrapperFuture,
+    wrappers::{
+        breaker::{Breaker, BreakerError, circuit::FailureDomain},
+        fallback::{FailClosed, FailOpen, Fallback, LocalShare},
+        timeout::{Timeout, TimeoutError},
+    },
 };
 pub(crate) use self::{block::block, setting::literal};
-use crate::{
-    algorithm::Demand,
-    decision::Decision,
-    key::Key,
-    name::RuleName,
-    quota::{Algorithm, Quota},
-};
+use crate::{algorithm::Demand, decision::Decision, key::Key, name::RuleName, quota::Quota};
 
 /// Boxed error of any type, the same as `tower::BoxError`.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -118,14 +108,18 @@ pub struct Charge<'a> {
     only: Option<u8>,
     /// The turn of a request that may wait for slots.
     turn: Option<&'a Arc<Turn>>,
+    /// The start of the request, if it makes several calls.
+    start: Option<&'a Instant>,
+    is_fixed: bool,
 }
 
 impl<'a> Charge<'a> {
     /// Creates a charge of one unit.
     #[must_use]
     pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
-        let demand = Demand::units(1);
-        Self { rule, key, quotas, demand, report_only: false, only: None, turn: None }
+        let (demand, only, start) = (Demand::units(1), None, None);
+        let (report_only, turn, is_fixed) = (false, None, false);
+        Self { rule, key, quotas, demand, report_only, only, turn, start, is_fixed }
     }
 
     /// Sets the units to charge. Defaults to 1.
@@ -256,6 +250,14 @@ impl<'a> Charge<'a> {
         self.demand
     }
 
+    /// Replaces the quotas.
+    pub(crate) fn with_quotas<'b>(&self, quotas: &'b [Quota]) -> Charge<'b>
+    where
+        'a: 'b,
+    {
+        Charge { quotas, ..*self }
+    }
+
     /// Lets the request wait for slots. If the charge is denied, its turn may be in a queue.
     pub(crate) fn with_turn(self, turn: Option<&'a Arc<Turn>>) -> Self {
         Self { turn, ..self }
@@ -263,6 +265,26 @@ impl<'a> Charge<'a> {
 
     pub(crate) fn turn(&self) -> Option<&'a Arc<Turn>> {
         self.turn
+    }
+
+    /// Sets the start of the request. The budget of a [`Timeout`] begins then.
+    fn with_start<'b>(&self, start: &'b Instant) -> Charge<'b>
+    where
+        'a: 'b,
+    {
+        Charge { start: Some(start), ..*self }
+    }
+
+    /// Marks the quotas as those of a layer that is being built.
+    pub(crate) fn with_fixed_quotas(self) -> Self {
+        Self { is_fixed: true, ..self }
+    }
+
+    /// Returns `true` if a layer is being built that gives the rule these quotas for its whole life.
+    /// See [`Store::supports`].
+    #[must_use]
+    pub fn is_fixed(&self) -> bool {
+        self.is_fixed
     }
 }
 
@@ -285,7 +307,8 @@ impl OwnedCharge {
     fn as_charge(&self) -> Charge<'_> {
         let Self { rule, key, quotas, demand, report_only, only, turn } = self;
         let (rule, demand, turn) = (*rule, *demand, turn.as_ref());
-        Charge { rule, key, quotas, demand, report_only: *report_only, only: *only, turn }
+        let charge = Charge::new(rule, key, quotas);
+        Charge { demand, report_only: *report_only, only: *only, turn, ..charge }
     }
 }
 
@@ -337,9 +360,8 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 /// | 1 | [`call`](Store::call), with `Error` and `Future` | required |
 /// | 2 | [`undo`](Store::undo) | charges are not undone |
 /// | 3 | [`supports`](Store::supports) | every charge of rates is accepted when a layer is built |
-/// | 4 | [`register`](Store::register) | two layers may give one rule different quotas |
-/// | 5 | [`health`](Store::health) | the health is unknown |
-/// | 6 | [`isolates_failures`](Store::isolates_failures) | a breaker stops calls to all servers |
+/// | 4 | [`health`](Store::health) | the health is unknown |
+/// | 5 | [`failure_domains`](Store::failure_domains) | a breaker stops calls to all servers |
 ///
 /// The decision of a store:
 ///
@@ -350,7 +372,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 /// - has a [wait](Decision::with_wait) if a charge queues;
 /// - is an [overage](Decision::with_overage) if a charge uses soft units;
 /// - is [blocked](Decision::with_blocked) if a key is blocked;
-/// - may have an [unknown wait](crate::decision::Outcome::with_unknown_wait) if it is a denial;
+/// - may have an [unknown wait](crate::decision::Outcome::with_expected_wait) if it is a denial;
 /// - has a [slot](Decision::with_slot) for each charged [concurrent](crate::Quota::concurrent)
 ///   quota.
 ///
@@ -445,6 +467,10 @@ pub trait Store {
     /// charge is supported, except for [concurrent](crate::Quota::concurrent) quotas. A store that
     /// overrides this method without holding slots returns an error for them, too.
     ///
+    /// Layers that share a store must give a rule the same quotas, because they charge the same
+    /// accounts. A store therefore remembers the quotas of [fixed](Charge::is_fixed) charges, and
+    /// returns an error if another layer gave the rule other quotas.
+    ///
     /// # Errors
     ///
     /// Fails if a charge is not supported. The error contains the limitation.
@@ -452,38 +478,15 @@ pub trait Store {
         no_slots(charges)
     }
 
-    /// Registers the rules that have fixed quotas, when a layer is built.
+    /// Returns the servers that an operation needs, if the store has several.
     ///
-    /// Layers that share a store must give a rule the same quotas, because they charge the same
-    /// accounts. By default, accepts every rule.
-    ///
-    /// # Errors
-    ///
-    /// Fails if another layer has registered a rule with different quotas. The error contains the
-    /// rule.
-    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        let _ = charges;
-        Ok(())
-    }
-
-    /// Sets the time budget: the longest time that a caller waits for an answer.
-    ///
-    /// A [`Timeout`] calls this method when it is built. A store of several servers can then give
-    /// up a silent server within the budget. By default, returns the unchanged store.
-    #[must_use]
-    fn with_budget(self, budget: Duration) -> Self
-    where
-        Self: Sized,
-    {
-        let _ = budget;
-        self
-    }
-
-    /// Returns `true` if the store has several servers and stops calling failed servers.
-    ///
-    /// Defaults to `false`. If `true`, a [`Breaker`] around the store has no effect.
-    fn isolates_failures(&self) -> bool {
-        false
+    /// The operation must fail only if one of these servers fails. A [`Breaker`] then stops the calls
+    /// to a failed server, and not those to others. Return clones of one value for each server, and
+    /// record each answer with [`FailureDomain::answered`]. By default, returns none: the store fails
+    /// as a whole.
+    fn failure_domains(&self, op: Op<'_>) -> Vec<FailureDomain> {
+        let _ = op;
+        Vec::new()
     }
 
     /// Returns the health of the store and of the stores that it wraps.
@@ -527,17 +530,16 @@ fn queueing<'a>(charges: &'a [Charge<'a>]) -> impl Iterator<Item = &'a Quota> {
 }
 
 fn can_queue_under(quota: &Quota) -> Result<(), Unsupported> {
-    match quota.counted_by() {
-        Algorithm::Concurrent => Err(Unsupported::new(
-            "max_wait with a concurrent quota, on a store without a queue for slots; use \
-             LocalStore, or remove one of them",
-        )),
-        _ if quota.soft_units() > 0 => {
-            Err(Unsupported::new("max_wait with a soft quota; choose one of them"))
-        }
-        Algorithm::Gcra | Algorithm::FixedWindow { paced: true, .. } => Ok(()),
-        _ => Err(Unsupported::new("max_wait with an algorithm that cannot queue; use Gcra")),
-    }
+    Err(Unsupported::new(if quota.is_concurrent() {
+        "max_wait with a concurrent quota, on a store without a queue for slots; use LocalStore, or \
+         remove one of them"
+    } else if quota.soft() > 0 {
+        "max_wait with a soft quota; choose one of them"
+    } else if quota.algorithm().can_queue() {
+        return Ok(());
+    } else {
+        "max_wait with an algorithm that cannot queue; use Gcra"
+    }))
 }
 
 /// Marks an error that never occurs. A layer requires a store with such an error.
@@ -590,3 +592,31 @@ impl fmt::Display for Unsupported {
 }
 
 impl Error for Unsupported {}
+
+/// The registered quotas of each rule, to find layers that give one rule different quotas.
+#[derive(Debug, Default)]
+struct KnownRules(Mutex<HashMap<RuleName, Vec<Quota>>>);
+
+impl KnownRules {
+    /// Registers the quotas of fixed charges. Fails if a rule is registered with other quotas.
+    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        let fixed = || charges.iter().filter(|charge| charge.is_fixed());
+        if fixed().next().is_none() {
+            return Ok(());
+        }
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let differs = |charge: &&Charge<'_>| {
+            known.get(&charge.rule()).is_some_and(|quotas| quotas != charge.quotas())
+        };
+        if let Some(charge) = fixed().find(differs) {
+            let what = format!(
+                "rule {} has different quotas in another layer on this store, and both would \
+                 charge the same accounts; rename one, or give each layer its own store",
+                charge.rule()
+            );
+            return Err(Unsupported(what.into()));
+        }
+        known.extend(fixed().map(|charge| (charge.rule(), charge.quotas().to_vec())));
+        Ok(())
+    }
+}

@@ -20,6 +20,9 @@ pub enum Op<'a> {
     /// The answer has one outcome per charged quota, in the order of the charges and of their
     /// quotas.
     Take(&'a [Charge<'a>]),
+    /// Returns the decision that [`Take`](Op::Take) would make now. See
+    /// [`StoreExt::peek`](super::StoreExt::peek).
+    Peek(&'a [Charge<'a>]),
     /// Charges more units, or refunds a negative number of units. See
     /// [`StoreExt::adjust`](super::StoreExt::adjust).
     Adjust(&'a Charge<'a>, i64),
@@ -32,12 +35,13 @@ pub enum Op<'a> {
 }
 
 impl<'a> Op<'a> {
-    /// Returns the charges. Every operation except [`Take`](Op::Take) has exactly one.
+    /// Returns the charges. Every operation except [`Take`](Op::Take) and [`Peek`](Op::Peek) has
+    /// exactly one.
     #[must_use]
     #[inline]
     pub fn charges(&self) -> &'a [Charge<'a>] {
         match *self {
-            Self::Take(charges) => charges,
+            Self::Take(charges) | Self::Peek(charges) => charges,
             Self::Adjust(charge, _)
             | Self::Reset(charge)
             | Self::Block(charge, _)
@@ -61,6 +65,7 @@ pub struct OwnedOp {
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Take,
+    Peek,
     Adjust(i64),
     Reset,
     Block(Duration),
@@ -71,6 +76,7 @@ impl Kind {
     fn of(op: Op<'_>) -> Self {
         match op {
             Op::Take(_) => Self::Take,
+            Op::Peek(_) => Self::Peek,
             Op::Adjust(_, units) => Self::Adjust(units),
             Op::Reset(_) => Self::Reset,
             Op::Block(_, time) => Self::Block(time),
@@ -81,6 +87,7 @@ impl Kind {
     fn on<'a>(self, charges: &'a [Charge<'a>]) -> Op<'a> {
         match self {
             Self::Take => Op::Take(charges),
+            Self::Peek => Op::Peek(charges),
             Self::Adjust(units) => Op::Adjust(&charges[0], units),
             Self::Reset => Op::Reset(&charges[0]),
             Self::Block(time) => Op::Block(&charges[0], time),

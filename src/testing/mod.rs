@@ -18,39 +18,21 @@
 //!
 //! To test a [`Store`](crate::Store), implement [`Subject`] and run the conformance kit. [`play`]
 //! runs the published [`TABLES`] of scenarios. [`properties`] checks properties that a table of
-//! expected results cannot express. The feature `simulate` also provides the clock.
-
-#![cfg_attr(
-    not(feature = "testing"),
-    doc = "",
-    doc = "[`Subject`]: crate",
-    doc = "[`TABLES`]: crate",
-    doc = "[`play`]: crate",
-    doc = "[`properties`]: crate"
-)]
+//! expected results cannot express.
 
 mod clock;
-#[cfg(feature = "testing")]
-mod mismatch;
-#[cfg(feature = "testing")]
 mod no_limit;
-#[cfg(feature = "testing")]
 pub mod properties;
-#[cfg(all(feature = "redis", feature = "testing"))]
+#[cfg(feature = "redis")]
 mod redis;
-#[cfg(feature = "testing")]
 mod scenario;
-#[cfg(feature = "testing")]
 mod subject;
-#[cfg(feature = "testing")]
 mod tables;
 
 pub use self::clock::FakeClock;
-#[cfg(all(feature = "redis", feature = "testing"))]
+#[cfg(feature = "redis")]
 pub use self::redis::Redis;
-#[cfg(feature = "testing")]
 pub use self::{
-    mismatch::Mismatch,
     no_limit::NoLimit,
     scenario::{Case, CaseError, Played, play},
     subject::{Local, Subject},

@@ -1,8 +1,9 @@
 //! Checks of properties of a store that a table of expected results cannot express.
 //!
-//! Each check runs on a new store.
+//! Each check runs on a new store. An error contains the measured and the expected value.
 
 use std::{
+    fmt::{Debug, Display},
     sync::{
         Arc, Barrier,
         atomic::{AtomicU32, Ordering::Relaxed},
@@ -22,7 +23,14 @@ use crate::{
 /// Description of a property that a store lacks.
 pub type Broken = String;
 
-const QUOTA: Quota = Quota::per_second(3).burst(5);
+const QUOTA: Quota = Quota::per_second(3).with_burst(5);
+
+/// Opens a store at the Unix epoch.
+fn open<S: Subject>(subject: &mut S) -> S::Store {
+    let store = subject.open();
+    subject.set(Duration::ZERO);
+    store
+}
 
 async fn take<S: Store>(store: &S, charges: &[Charge<'_>]) -> Result<Decision, Broken> {
     answer(store.take(charges)).await
@@ -36,32 +44,33 @@ where
     answer.await.map_err(|error| format!("the store failed: {}", error.into()))
 }
 
-fn holds(what: bool, broken: impl FnOnce() -> Broken) -> Result<(), Broken> {
-    if what { Ok(()) } else { Err(broken()) }
+/// Returns the units left under each quota.
+fn left(decision: &Decision) -> Vec<u32> {
+    decision.outcomes().iter().map(Outcome::remaining).collect()
+}
+
+fn expect<T: PartialEq + Debug>(what: impl Display, got: T, expected: T) -> Result<(), Broken> {
+    if got == expected { Ok(()) } else { Err(format!("{what}: {got:?}, expected {expected:?}")) }
 }
 
 /// Checks that a charge is allowed after exactly `retry_after`, and denied one `tick` before.
 ///
 /// # Errors
 ///
-/// Fails if the wait is wrong. The error contains the wait.
+/// Fails if the wait is wrong.
 pub async fn patience<S: Subject>(subject: &mut S, tick: Duration) -> Result<(), Broken> {
-    for cost in 1..=QUOTA.limit() {
-        let store = subject.open();
-        subject.set(Duration::ZERO);
-        let key = Key::from("patient");
-        let quotas = [QUOTA];
+    for cost in 1..=QUOTA.burst() {
+        let (store, key, quotas) = (open(subject), Key::from("patient"), [QUOTA]);
         let charge = Charge::new(RuleName::default(), &key, &quotas).with_cost(cost);
         while take(&store, &[charge]).await?.is_allowed() {}
-        let Some(wait) = take(&store, &[charge]).await?.retry_after() else {
-            return Err(format!("cost {cost} has no retry time under a quota of {QUOTA}"));
-        };
-        subject.set(wait.saturating_sub(tick));
-        let early = take(&store, &[charge]).await?;
-        holds(!early.is_allowed(), || format!("cost {cost} was allowed before {wait:?}"))?;
-        subject.set(wait);
-        let late = take(&store, &[charge]).await?;
-        holds(late.is_allowed(), || format!("cost {cost} was denied after {wait:?}"))?;
+        let wait = take(&store, &[charge]).await?.retry_after();
+        let wait = wait.ok_or_else(|| format!("cost {cost} has no retry time under {QUOTA}"))?;
+        for (now, allowed) in [(wait.saturating_sub(tick), false), (wait, true)] {
+            subject.set(now);
+            let got = take(&store, &[charge]).await?.is_allowed();
+            let what = format_args!("cost {cost} is allowed at {now:?}, with a wait of {wait:?}");
+            expect(what, got, allowed)?;
+        }
     }
     Ok(())
 }
@@ -72,30 +81,26 @@ pub async fn patience<S: Subject>(subject: &mut S, tick: Duration) -> Result<(),
 ///
 /// # Errors
 ///
-/// Fails if the wrong number of units is charged. The error contains the number.
+/// Fails if the wrong number of units is charged.
 pub async fn all_or_nothing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
-    let store = subject.open();
-    subject.set(Duration::ZERO);
+    let store = open(subject);
     let (one, two) = (Key::from("one"), Key::from("two"));
     let (small, large) = ([QUOTA, Quota::per_hour(100)], [Quota::per_hour(100)]);
-    let first = Charge::new(RuleName::default(), &one, &small);
-    let second = Charge::new(RuleName::default(), &two, &large);
-
-    let left = |decision: &Decision| -> Vec<u32> {
-        decision.outcomes().iter().map(Outcome::remaining).collect()
-    };
-    let both = take(&store, &[first.with_cost(5), second.with_cost(5)]).await?;
-    holds(left(&both) == [0, 95, 95], || format!("5 of each left {:?}", left(&both)))?;
-    let denied = take(&store, &[first, second]).await?;
-    holds(!denied.is_allowed(), || "an exhausted quota allowed a charge".into())?;
-    let looked = take(&store, &[first.with_cost(0), second.with_cost(0)]).await?;
-    holds(looked.is_allowed(), || "a cost of 0 was denied".into())?;
-    holds(left(&looked) == [0, 95, 95], || format!("a denial left {:?}", left(&looked)))?;
-    let twice = take(&store, &[second.with_cost(3), second.with_cost(4)]).await?;
-    holds(left(&twice) == [88, 88], || format!("3 and 4 of one account left {:?}", left(&twice)))?;
+    let [first, second] = [(&one, &small[..]), (&two, &large[..])]
+        .map(|(key, quotas)| Charge::new(RuleName::default(), key, quotas));
+    for (charges, allowed, units) in [
+        ([first.with_cost(5), second.with_cost(5)], true, &[0, 95, 95][..]),
+        ([first, second], false, &[0, 95, 95]),
+        ([first.with_cost(0), second.with_cost(0)], true, &[0, 95, 95]),
+        ([second.with_cost(3), second.with_cost(4)], true, &[88, 88]),
+    ] {
+        let decision = take(&store, &charges).await?;
+        let costs = charges.map(|charge| charge.cost());
+        let what = format_args!("costs of {costs:?} are allowed, and leave");
+        expect(what, (decision.is_allowed(), left(&decision)), (allowed, units.to_vec()))?;
+    }
     let never = take(&store, &[second.with_cost(101)]).await?;
-    let help = never.retry_after();
-    holds(help.is_none(), || format!("a cost above the limit is to retry after {help:?}"))
+    expect("the wait of a cost above the limit", never.retry_after(), None)
 }
 
 /// Checks that a [report-only](Charge::with_report_only) charge never causes a denial.
@@ -105,11 +110,9 @@ pub async fn all_or_nothing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
 ///
 /// # Errors
 ///
-/// Fails if a report-only charge causes a denial or charges a wrong number of units. The error
-/// describes the failed call.
+/// Fails if a report-only charge causes a denial or charges a wrong number of units.
 pub async fn report_only<S: Subject>(subject: &mut S) -> Result<(), Broken> {
-    let store = subject.open();
-    subject.set(Duration::ZERO);
+    let store = open(subject);
     let names = ["one", "two", "three"];
     let (keys, rules) = (names.map(Key::from), names.map(|name| RuleName::new(name).ok()));
     let (trial, real) = ([Quota::per_hour(100), Quota::per_hour(2)], [Quota::per_hour(4)]);
@@ -119,31 +122,21 @@ pub async fn report_only<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     if store.supports(&charges).is_err() {
         return Ok(());
     }
-    for (at, left) in [
-        [99, 1, 3, 98, 0],
-        [98, 0, 2, 98, 0],
-        [98, 0, 1, 98, 0],
-        [98, 0, 0, 98, 0],
-        [98, 0, 0, 98, 0],
-    ]
-    .into_iter()
-    .enumerate()
+    for (at, units) in
+        [[99, 1, 3], [98, 0, 2], [98, 0, 1], [98, 0, 0], [98, 0, 0]].into_iter().enumerate()
     {
         let decision = take(&store, &charges).await?;
         subject.undone().await;
-        let (allowed, would_deny) = (decision.is_allowed(), decision.would_deny());
-        holds(allowed == (at < 4), || {
-            let result = if allowed { "allowed" } else { "denied" };
-            format!("call {at} beside report-only charges: {result}")
-        })?;
-        holds(would_deny == (at > 0), || format!("would_deny of call {at} is {would_deny}"))?;
-        let found: Vec<_> = decision.outcomes().iter().map(Outcome::remaining).collect();
-        holds(found == left, || format!("call {at} left {found:?}, expected {left:?}"))?;
+        let got = (decision.is_allowed(), decision.would_deny(), left(&decision));
+        let units = [&units[..], &[98, 0]].concat();
+        let what =
+            format_args!("call {at} beside report-only charges is allowed, reported, leaves");
+        expect(what, got, (at < 4, at > 0, units))?;
     }
     for charges in [&[one][..], &[one, two]] {
         let decision = take(&store, charges).await?;
-        let (allowed, would_deny) = (decision.is_allowed(), decision.would_deny());
-        holds(allowed && would_deny, || format!("{} report-only charges deny", charges.len()))?;
+        let got = (decision.is_allowed(), decision.would_deny());
+        expect("report-only charges alone are allowed and reported", got, (true, true))?;
     }
     Ok(())
 }
@@ -154,7 +147,7 @@ pub async fn report_only<S: Subject>(subject: &mut S) -> Result<(), Broken> {
 ///
 /// # Errors
 ///
-/// Fails if too many or too few calls are allowed. The error contains the number of allowed calls.
+/// Fails if too many or too few calls are allowed.
 pub fn no_over_admission<S>(
     subject: &mut S,
     block_on: impl Fn(<S::Store as Store>::Future) -> Result<Decision, <S::Store as Store>::Error>
@@ -168,8 +161,7 @@ where
     const TAKES: u32 = 200;
     let quota = Quota::per_day(500);
     for round in 0..20_u32 {
-        let store = subject.open();
-        subject.set(Duration::ZERO);
+        let store = open(subject);
         let (passed, start) = (AtomicU32::new(0), Arc::new(Barrier::new(THREADS)));
         let work = || {
             let (key, quotas) = (Key::from(round), [quota]);
@@ -185,10 +177,7 @@ where
             }
         };
         std::thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(work))));
-        let passed = passed.into_inner();
-        holds(passed == quota.limit(), || {
-            format!("{passed} calls were allowed by a quota of {quota}")
-        })?;
+        expect(format_args!("calls allowed by {quota}"), passed.into_inner(), quota.burst())?;
     }
     Ok(())
 }
@@ -202,11 +191,9 @@ where
 ///
 /// # Errors
 ///
-/// Fails if the store accepts such charges but does not queue them. The error contains the wait.
+/// Fails if the store accepts such charges but does not queue them.
 pub async fn queueing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
-    let store = subject.open();
-    subject.set(Duration::ZERO);
-    let (key, quotas) = (Key::from("queued"), [QUOTA]);
+    let (store, key, quotas) = (open(subject), Key::from("queued"), [QUOTA]);
     let charge = Charge::new(RuleName::default(), &key, &quotas);
     // Enough for three units, whose times are rounded up.
     let longest = Duration::from_millis(1_100);
@@ -215,28 +202,23 @@ pub async fn queueing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
         return Ok(());
     }
     let mut last = Duration::ZERO;
-    for _ in 0..QUOTA.limit() {
-        let first = take(&store, &[queueing]).await?;
-        holds(first.is_allowed() && first.wait().is_zero(), || {
-            format!("a charge that fits waits {:?}", first.wait())
-        })?;
-    }
-    for _ in 0..3 {
-        let queued = take(&store, &[queueing]).await?;
-        holds(queued.is_allowed(), || "a charge within its max_wait was denied".into())?;
-        let wait = queued.wait();
-        holds(wait > last && wait <= longest, || {
-            format!("a charge queues for {wait:?} after one for {last:?}, of {longest:?}")
-        })?;
+    for at in 0..QUOTA.burst() + 3 {
+        let decision = take(&store, &[queueing]).await?;
+        let (allowed, wait) = (decision.is_allowed(), decision.wait());
+        let in_order = if at < QUOTA.burst() { wait.is_zero() } else { wait > last };
+        let what = format_args!("charge {at} is allowed in its turn, after {wait:?}");
+        expect(what, (allowed, in_order && wait <= longest), (true, true))?;
         last = wait;
     }
-    let denied = take(&store, &[queueing]).await?;
-    holds(!denied.is_allowed(), || format!("a charge queues for {:?}", denied.wait()))?;
-    let hasty = take(&store, &[charge]).await?;
-    holds(!hasty.is_allowed(), || "a charge without a max_wait passed the queue".into())
+    for charge in [queueing, charge] {
+        let denied = take(&store, &[charge]).await?;
+        let what = format_args!("a charge with a max_wait of {:?} is allowed", charge.max_wait());
+        expect(what, denied.is_allowed(), false)?;
+    }
+    Ok(())
 }
 
-/// Checks that exactly the charges that use [soft](Quota::soft) units are marked as overage.
+/// Checks that exactly the charges that use [soft](Quota::with_soft) units are marked as overage.
 ///
 /// A store without soft quotas must return an error from [`Store::supports`].
 ///
@@ -244,19 +226,16 @@ pub async fn queueing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
 ///
 /// Fails if a mark is missing or wrong.
 pub async fn overage<S: Subject>(subject: &mut S) -> Result<(), Broken> {
-    let store = subject.open();
-    subject.set(Duration::ZERO);
-    let (key, quotas) = (Key::from("soft"), [Quota::per_hour(2).soft(1)]);
+    let (store, key) = (open(subject), Key::from("soft"));
+    let quotas = [Quota::per_hour(2).with_soft(1)];
     let charge = Charge::new(RuleName::default(), &key, &quotas);
     if store.supports(&[charge]).is_err() {
         return Ok(());
     }
     for expected in [(true, false), (true, false), (true, true), (false, false)] {
         let decision = take(&store, &[charge]).await?;
-        let (allowed, overage) = (decision.is_allowed(), decision.is_overage());
-        holds((allowed, overage) == expected, || {
-            format!("allowed {allowed} and overage {overage}, expected {expected:?}, of 2 and 1")
-        })?;
+        let got = (decision.is_allowed(), decision.is_overage());
+        expect("a charge of two units and a soft one is allowed, overage", got, expected)?;
     }
     Ok(())
 }
@@ -269,41 +248,36 @@ pub async fn overage<S: Subject>(subject: &mut S) -> Result<(), Broken> {
 ///
 /// # Errors
 ///
-/// Fails if a block has another effect. The error describes the effect.
+/// Fails if a block has another effect.
 pub async fn blocks<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     const MINUTE: Duration = Duration::from_secs(60);
-    let store = subject.open();
-    subject.set(Duration::ZERO);
+    let store = open(subject);
     let (one, two) = (Key::from("one"), Key::from("two"));
     let quotas = [Quota::per_hour(100)];
     let [charge, other] = [&one, &two].map(|key| Charge::new(RuleName::default(), key, &quotas));
-
-    let blocked = answer(store.block(&charge, MINUTE)).await?;
-    if blocked.source() == Source::Unsupported {
+    if answer(store.block(&charge, MINUTE)).await?.source() == Source::Unsupported {
         return Ok(());
     }
-    let denied = take(&store, &[charge]).await?;
-    holds(!denied.is_allowed(), || "a blocked key was allowed".into())?;
-    holds(denied.is_blocked(), || "the denial of a blocked key is not blocked".into())?;
-    let wait = denied.retry_after();
-    holds(wait.is_some_and(|wait| !wait.is_zero() && wait <= MINUTE), || {
-        format!("a key that is blocked for {MINUTE:?} is to retry after {wait:?}")
-    })?;
-    let looked = take(&store, &[charge.with_cost(0)]).await?;
-    holds(looked.is_allowed(), || "a cost of 0 of a blocked key was denied".into())?;
-    let free = take(&store, &[other]).await?;
-    holds(free.is_allowed() && !free.is_blocked(), || "a block denies another key".into())?;
-
+    for (what, charge, blocked) in [
+        ("a charge to a blocked key is allowed, blocked", charge, true),
+        ("a cost of 0 of a blocked key is allowed, blocked", charge.with_cost(0), false),
+        ("a charge to another key is allowed, blocked", other, false),
+    ] {
+        let decision = take(&store, &[charge]).await?;
+        expect(what, (decision.is_allowed(), decision.is_blocked()), (!blocked, blocked))?;
+        let wait = decision.retry_after();
+        let fits = wait.is_some_and(|wait| wait <= MINUTE && wait.is_zero() != blocked);
+        expect(format_args!("the wait of {wait:?} fits a block of {MINUTE:?}"), fits, true)?;
+    }
     answer(store.unblock(&charge)).await?;
-    let left = take(&store, &[charge.with_cost(0)]).await?.remaining();
-    holds(left == Some(100), || format!("a block of a full account left {left:?}"))?;
-    let free = take(&store, &[charge]).await?;
-    holds(free.is_allowed(), || "an unblocked key was denied".into())?;
-
+    let account = take(&store, &[charge.with_cost(0)]).await?;
+    expect("a block of a full account leaves", left(&account), vec![100])?;
+    let free = take(&store, &[charge]).await?.is_allowed();
+    expect("an unblocked key is allowed", free, true)?;
     answer(store.block(&charge, MINUTE)).await?;
     subject.set(MINUTE);
-    let free = take(&store, &[charge]).await?;
-    holds(free.is_allowed(), || format!("a key was denied after its block of {MINUTE:?}"))
+    let free = take(&store, &[charge]).await?.is_allowed();
+    expect("a key is allowed after its block", free, true)
 }
 
 /// Checks that [`Store::undo`] returns a charge or a part of it, and never more.
@@ -312,34 +286,33 @@ pub async fn blocks<S: Subject>(subject: &mut S) -> Result<(), Broken> {
 ///
 /// # Errors
 ///
-/// Fails if an undo returns the wrong number of units. The error contains the units left.
+/// Fails if an undo returns the wrong number of units.
 pub async fn undo<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     if !subject.undoes() {
         return Ok(());
     }
-    let store = subject.open();
-    subject.set(Duration::ZERO);
+    let store = open(subject);
     let (key, quotas) = (Key::from("undone"), [Quota::per_hour(100)]);
-    let charge = Charge::new(RuleName::default(), &key, &quotas).with_cost(10);
-    for (units, expected) in [(Some(3), 93), (Some(50), 93), (None, 93), (Some(0), 83)] {
+    let charge = Charge::new(RuleName::default(), &key, &quotas);
+    for (cost, units, expected) in
+        [(10, Some(3), 93), (10, Some(50), 93), (10, None, 93), (10, Some(0), 83), (84, None, 83)]
+    {
+        let charge = charge.with_cost(cost);
         let taken = take(&store, &[charge]).await?;
         store.undo(&[charge], &taken, units);
         subject.undone().await;
-        let left = take(&store, &[charge.with_cost(0)]).await?.remaining();
-        holds(left == Some(expected), || {
-            format!("an undo of {units:?} of 10 left {left:?}, expected {expected}")
-        })?;
+        let account = take(&store, &[charge.with_cost(0)]).await?;
+        expect(
+            format_args!("an undo of {units:?} of {cost} leaves"),
+            left(&account),
+            vec![expected],
+        )?;
     }
-    let denied = take(&store, &[charge.with_cost(84)]).await?;
-    store.undo(&[charge], &denied, None);
-    subject.undone().await;
-    let left = take(&store, &[charge.with_cost(0)]).await?.remaining();
-    holds(left == Some(83), || format!("an undo of a denial left {left:?}, expected 83"))?;
-
+    let charge = charge.with_cost(10);
     let taken = take(&store, &[charge]).await?;
     subject.set(Duration::from_secs(3_600));
     store.undo(&[charge], &taken, None);
     subject.undone().await;
-    let left = take(&store, &[charge.with_cost(0)]).await?.remaining();
-    holds(left.is_some_and(|left| left <= 100), || format!("a late undo left {left:?} of 100"))
+    let most = take(&store, &[charge.with_cost(0)]).await?.remaining().is_some_and(|n| n <= 100);
+    expect("a late undo leaves at most the limit", most, true)
 }

@@ -1,16 +1,13 @@
 //! Cases of a scenario table.
 
-use std::{collections::BTreeSet, fmt, time::Duration};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
+use serde_json::Value;
 
-use super::{
-    Subject,
-    mismatch::{Mismatch, Row, Shown},
-    subject::processes,
-};
+use super::Subject;
 use crate::{
-    decision::Decision,
+    decision::{Decision, Outcome, Source},
     key::Key,
     quota::{Algorithm, Quota, QuotaError},
     rule::RuleName,
@@ -23,8 +20,6 @@ pub struct Case {
     name: String,
     #[serde(default)]
     why: String,
-    #[serde(default, deserialize_with = "names")]
-    algorithm: Vec<String>,
     quotas: Vec<QuotaRow>,
     #[serde(default)]
     max_wait: u64,
@@ -33,20 +28,6 @@ pub struct Case {
     /// The time for which slots are held unless they are renewed. Such a case has several processes.
     lease: Option<u64>,
     steps: Vec<Step>,
-}
-
-/// Reads one name or a list of names.
-fn names<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Names {
-        One(String),
-        Several(Vec<String>),
-    }
-    Ok(match Names::deserialize(value)? {
-        Names::One(name) => vec![name],
-        Names::Several(names) => names,
-    })
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -112,6 +93,30 @@ enum StepOp {
     Renew,
 }
 
+/// The expected outcome of a quota. Times are in nanoseconds.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    /// The slots that all requests hold. `None` for a rate.
+    held: Option<u64>,
+    remaining: u32,
+    #[serde(default)]
+    full: u64,
+    #[serde(default)]
+    next: u64,
+    /// The expected wait, for `take` only.
+    retry: Option<Value>,
+}
+
+/// The part of a decision that a scenario table describes.
+#[derive(Debug, PartialEq, Eq)]
+struct Shown {
+    allowed: bool,
+    wait: u64,
+    overage: bool,
+    outcomes: Vec<Row>,
+}
+
 /// Result of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Played {
@@ -133,12 +138,13 @@ pub enum CaseError {
     Format(serde_json::Error),
     /// A case has an invalid quota.
     Quota(QuotaError),
-    /// A case has an unknown algorithm, an invalid step, or other algorithms than its quotas.
+    /// A case has an unknown algorithm or an invalid step.
     Unknown(String),
     /// The store failed.
     Store(BoxError),
-    /// A decision of the store differs from the expected result.
-    Mismatch(Mismatch),
+    /// A decision of the store differs from the expected result. The text has the case, the step and
+    /// both results.
+    Mismatch(String),
 }
 
 impl fmt::Display for CaseError {
@@ -146,14 +152,19 @@ impl fmt::Display for CaseError {
         match self {
             Self::Format(error) => write!(f, "not a list of cases: {error}"),
             Self::Quota(error) => error.fmt(f),
-            Self::Unknown(what) => f.write_str(what),
+            Self::Unknown(what) | Self::Mismatch(what) => f.write_str(what),
             Self::Store(error) => write!(f, "the store failed: {error}"),
-            Self::Mismatch(mismatch) => mismatch.fmt(f),
         }
     }
 }
 
 impl std::error::Error for CaseError {}
+
+impl From<QuotaError> for CaseError {
+    fn from(error: QuotaError) -> Self {
+        Self::Quota(error)
+    }
+}
 
 impl Case {
     /// Reads the cases of a table.
@@ -171,42 +182,23 @@ impl Case {
         &self.name
     }
 
-    /// Returns the algorithms of the case, by their names in configuration files.
-    ///
-    /// The list is empty if the table does not name the algorithms.
-    #[must_use]
-    pub fn algorithms(&self) -> &[String] {
-        &self.algorithm
-    }
-
-    /// Returns the quotas of the case.
-    ///
-    /// # Errors
-    ///
-    /// Fails if a quota is invalid, or if the case names other algorithms than its quotas.
-    fn quotas(&self) -> Result<Vec<Quota>, CaseError> {
-        let quotas = self.quotas.iter().map(QuotaRow::quota).collect::<Result<Vec<_>, _>>()?;
-        let named: BTreeSet<_> = self.algorithms().iter().map(String::as_str).collect();
-        let used: BTreeSet<_> = self.quotas.iter().map(QuotaRow::algorithm).collect();
-        if !named.is_empty() && named != used {
-            return Err(CaseError::Unknown(format!(
-                "algorithm is {named:?}, the quotas count by {used:?}; name each algorithm of the \
-                 quotas"
-            )));
+    /// Compares a decision with the expected result of a step.
+    fn check(&self, at: usize, step: &Step, decision: &Decision) -> Result<(), CaseError> {
+        let (expected, got) = (step.shown(), Shown::of(decision, step.op == StepOp::Take));
+        if expected == got {
+            return Ok(());
         }
-        Ok(quotas)
+        let Self { name, why, .. } = self;
+        let Step { op, units, at: now, headroom, .. } = step;
+        let (units, now) = (units.unwrap_or(0), Duration::from_nanos(*now));
+        Err(CaseError::Mismatch(format!(
+            "{name} ({why})\n  step {at}: {op:?} {units} at {now:?} with a headroom of {headroom}\n  \
+             expected {expected:?}\n  got      {got:?}"
+        )))
     }
 }
 
 impl QuotaRow {
-    /// Returns the name of the algorithm, as in configuration files.
-    fn algorithm(&self) -> &str {
-        match (self.algorithm.as_str(), self.aligned) {
-            ("fixed_window", Some(false)) => "anchored_window",
-            (name, _) => name,
-        }
-    }
-
     fn quota(&self) -> Result<Quota, CaseError> {
         let algorithm = match (self.algorithm.as_str(), self.aligned.unwrap_or(true)) {
             ("gcra", _) => Algorithm::Gcra,
@@ -218,59 +210,65 @@ impl QuotaRow {
             ("sliding_window", _) => Algorithm::SlidingWindow { buckets: self.buckets },
             ("sliding_log", _) => Algorithm::SlidingLog,
             ("concurrent", _) => {
-                let slots = || Quota::try_concurrent(self.limit)?.try_soft(self.soft);
-                return slots().map_err(CaseError::Quota);
+                return Ok(Quota::try_concurrent(self.limit)?.try_with_soft(self.soft)?);
             }
             (other, _) => return Err(CaseError::Unknown(format!("algorithm {other:?}"))),
         };
-        let build = || {
-            let mut quota = Quota::new(self.units, Duration::from_nanos(self.per))?;
-            if let Some(burst) = self.burst {
-                quota = quota.try_burst(burst)?;
-            }
-            quota = quota.try_algorithm(algorithm)?.try_soft(self.soft)?;
-            if let Some(units) = self.max_debt {
-                quota = quota.try_max_debt(units)?;
-            }
-            self.initial.map_or(Ok(quota), |units| quota.try_initial(units))
-        };
-        build().map_err(CaseError::Quota)
+        let mut quota = Quota::new(self.units, Duration::from_nanos(self.per))?;
+        if let Some(burst) = self.burst {
+            quota = quota.try_with_burst(burst)?;
+        }
+        quota = quota.try_with_algorithm(algorithm)?.try_with_soft(self.soft)?;
+        if let Some(units) = self.max_debt {
+            quota = quota.try_with_max_debt(units)?;
+        }
+        Ok(match self.initial {
+            Some(units) => quota.try_with_initial(units)?,
+            None => quota,
+        })
     }
 }
 
 /// Runs a case on a new store.
 ///
+/// Each `take` is also [peeked at](StoreExt::peek), unless the store does not support it.
+///
 /// # Errors
 ///
-/// Returns the first [`Mismatch`], or the reason why the case cannot run.
+/// Returns the first mismatch, or the reason why the case cannot run.
 pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, CaseError> {
-    if case.wall_clock && !subject.steps_back() {
-        return Ok(Played::Skipped);
-    }
-    let mut quotas = case.quotas()?;
+    let mut quotas = case.quotas.iter().map(QuotaRow::quota).collect::<Result<Vec<_>, _>>()?;
     let undoes = case.steps.iter().any(|step| step.op == StepOp::Undo);
-    if !quotas.iter().all(|quota| subject.supports(quota.counted_by()))
+    if case.wall_clock && !subject.steps_back()
         || undoes && !subject.undoes()
+        || !quotas.iter().all(|quota| subject.supports(quota.algorithm()))
     {
         return Ok(Played::Skipped);
     }
     let opened = subject.open();
-    let names = case.steps.iter().filter_map(|step| step.process.as_deref());
-    let Some(processes) = processes(subject, case.lease, names) else {
-        return Ok(Played::Skipped);
-    };
+    let mut processes = BTreeMap::new();
+    if let Some(lease) = case.lease {
+        // The one without a name only looks.
+        let names = case.steps.iter().filter_map(|step| step.process.as_deref());
+        for name in names.chain([""]) {
+            if !processes.contains_key(name) {
+                let joined = subject.join(Duration::from_nanos(lease));
+                let Some(store) = joined else { return Ok(Played::Skipped) };
+                processes.insert(name, store);
+            }
+        }
+    }
     // A look of another process changes nothing.
     let observer = processes.get("").unwrap_or(&opened);
     let (rule, key) = (RuleName::default(), Key::from("somebody"));
     let wait = Duration::from_nanos(case.max_wait);
+    let failed = |error: <S::Store as Store>::Error| CaseError::Store(error.into());
     let mut taken: Vec<Option<Decision>> = Vec::new();
     for (at, step) in case.steps.iter().enumerate() {
         subject.set(Duration::from_nanos(step.at));
         if let (StepOp::Limit, Some(limit), Some(first)) = (step.op, step.limit, quotas.first_mut())
         {
-            let changed =
-                Quota::try_concurrent(limit).and_then(|it| it.try_soft(first.soft_units()));
-            *first = changed.map_err(CaseError::Quota)?;
+            *first = Quota::try_concurrent(limit)?.try_with_soft(first.soft())?;
         }
         let of = |step: &Step| {
             Charge::new(rule, &key, &quotas).with_headroom(step.headroom).with_max_wait(wait)
@@ -279,7 +277,14 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
         let process = step.process.as_deref().and_then(|name| processes.get(name));
         let store = process.unwrap_or(&opened);
         let answer = match step.op {
-            StepOp::Take => store.take(&[charge.with_cost(step.cost()?)]).await,
+            StepOp::Take => {
+                let charge = [charge.with_cost(step.cost()?)];
+                let peeked = store.peek(&charge).await.map_err(failed)?;
+                if peeked.source() != Source::Unsupported {
+                    case.check(at, step, &peeked)?;
+                }
+                store.take(&charge).await
+            }
             StepOp::Release => {
                 let holds = |(held, it): (&Step, &mut Option<Decision>)| {
                     held.holds_for(step) && it.take().is_some()
@@ -307,46 +312,12 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
                 store.take(&[charge.with_cost(0)]).await
             }
         };
-        let decision = answer.map_err(|error| CaseError::Store(error.into()))?;
-        let (expected, got) = (step.shown(), Shown::of(&decision, step.op == StepOp::Take));
+        let decision = answer.map_err(failed)?;
+        case.check(at, step, &decision)?;
         let charged = step.op == StepOp::Take && decision.is_allowed();
         taken.push(charged.then_some(decision));
-        if expected != got {
-            return Err(CaseError::Mismatch(Mismatch {
-                case: case.name.clone(),
-                why: case.why.clone(),
-                step: format!("step {at}: {step}"),
-                expected: expected.to_string(),
-                got: got.to_string(),
-            }));
-        }
     }
     Ok(Played::Passed)
-}
-
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { at, op, units, step, hold, limit, headroom, .. } = self;
-        let op = match op {
-            StepOp::Take => "take",
-            StepOp::Settle => "settle",
-            StepOp::Undo => "undo",
-            StepOp::Reset => "reset",
-            StepOp::Release => "release",
-            StepOp::Limit => "limit",
-            StepOp::Renew => "renew",
-        };
-        f.write_str(op)?;
-        units.iter().try_for_each(|units| write!(f, " {units}"))?;
-        step.iter().try_for_each(|step| write!(f, " of step {step}"))?;
-        hold.iter().try_for_each(|hold| write!(f, " of hold {hold}"))?;
-        limit.iter().try_for_each(|limit| write!(f, " {limit}"))?;
-        write!(f, " at {:?}", Duration::from_nanos(*at))?;
-        if *headroom > 0 {
-            write!(f, " with a headroom of {headroom}")?;
-        }
-        Ok(())
-    }
 }
 
 impl Step {
@@ -364,5 +335,29 @@ impl Step {
         let allowed = self.allowed.unwrap_or(true);
         let (wait, overage, outcomes) = (self.wait, self.overage, self.outcomes.clone());
         Shown { allowed, wait, overage, outcomes }
+    }
+}
+
+impl Shown {
+    /// Returns the values of `decision`. If `retry` is `true`, each row has its `retry_after`.
+    fn of(decision: &Decision, retry: bool) -> Self {
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let row = |outcome: &Outcome| Row {
+            held: outcome.held(),
+            remaining: outcome.remaining(),
+            full: nanos(outcome.reset_after()),
+            next: nanos(outcome.next_after()),
+            retry: retry.then(|| match outcome.retry_after() {
+                Some(wait) => nanos(wait).into(),
+                None if outcome.is_wait_unknown() => "unknown".into(),
+                None => "never".into(),
+            }),
+        };
+        Self {
+            allowed: decision.is_allowed(),
+            wait: nanos(decision.wait()),
+            overage: decision.is_overage(),
+            outcomes: decision.outcomes().iter().map(row).collect(),
+        }
     }
 }

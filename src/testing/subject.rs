@@ -1,6 +1,6 @@
 //! The subject of the conformance kit: a store with its clock.
 
-use std::{collections::BTreeMap, future::ready, time::Duration};
+use std::{future::ready, time::Duration};
 
 use super::FakeClock;
 use crate::{
@@ -67,22 +67,6 @@ pub trait Subject {
         let _ = algorithm;
         true
     }
-}
-
-/// Returns a store for each named process, and one without a name that only looks, or `None` if the
-/// subject is one process. Without a `lease`, there are no such stores.
-pub(super) fn processes<'a, S: Subject>(
-    subject: &mut S,
-    lease: Option<u64>,
-    names: impl Iterator<Item = &'a str>,
-) -> Option<BTreeMap<&'a str, S::Store>> {
-    let mut stores = BTreeMap::new();
-    for name in names.chain([""]).filter(|_| lease.is_some()) {
-        if !stores.contains_key(name) {
-            stores.insert(name, subject.join(Duration::from_nanos(lease?))?);
-        }
-    }
-    Some(stores)
 }
 
 /// Embedded store with a [`FakeClock`].

@@ -48,7 +48,7 @@ const BURST: u32 = 8;
 fn quotas() -> [(RuleName, Quota); 2] {
     [("http", 1_000), ("rpc", 1_500)].map(|(name, millis)| {
         let quota = Quota::new(1, Duration::from_millis(millis)).expect("a quota");
-        (RuleName::new(name).expect("a name"), quota.burst(BURST))
+        (RuleName::new(name).expect("a name"), quota.with_burst(BURST))
     })
 }
 

@@ -19,7 +19,7 @@ pub(crate) fn overshoot(admitted: &[(Duration, Duration)], quota: &Quota) -> u64
         for (_, end) in by_end.iter().filter(|(begin, _)| begin >= start) {
             count += 1;
             let back = (*end - *start).as_nanos() / quota.interval().as_nanos();
-            let limit = u128::from(quota.limit()) + back;
+            let limit = u128::from(quota.burst()) + back;
             most = most.max(u128::saturating_sub(count, limit));
         }
     }
@@ -28,7 +28,7 @@ pub(crate) fn overshoot(admitted: &[(Duration, Duration)], quota: &Quota) -> u64
 
 /// Checks that known excesses in made-up logs are found.
 pub(crate) fn check_itself() {
-    let quota = Quota::per_second(10).burst(10);
+    let quota = Quota::per_second(10).with_burst(10);
     let at = |millis: u64| (Duration::from_millis(millis), Duration::from_millis(millis));
     let steady = |from: u64, to: u64| (from..to).map(|n| at(n * 100));
     let found = |log: &[(Duration, Duration)]| overshoot(log, &quota);

@@ -12,7 +12,7 @@ use tower_sluice::{
 use crate::witness::{Heard, Witness};
 
 /// The limit of every key. The load is twice as high.
-pub(crate) const QUOTA: Quota = Quota::per_second(10).burst(10);
+pub(crate) const QUOTA: Quota = Quota::per_second(10).with_burst(10);
 /// The burst of every key, which is the most that a loss of state or a fallback may add.
 pub(crate) const BURST: u64 = 10;
 /// The timeout of a decision.

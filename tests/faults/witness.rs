@@ -8,7 +8,10 @@ use std::{
 use redis::aio::ConnectionLike;
 use tower_sluice::{
     Decision, Store,
-    store::{Answer, BoxFuture, BreakerError, Charge, Op, RedisError, TimeoutError, Unsupported},
+    store::{
+        Answer, BoxFuture, BreakerError, Charge, FailureDomain, Op, RedisError, TimeoutError,
+        Unsupported,
+    },
 };
 
 use crate::stack::Guarded;
@@ -102,7 +105,8 @@ where
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.inner.supports(charges)
     }
-    fn isolates_failures(&self) -> bool {
-        self.inner.isolates_failures()
+
+    fn failure_domains(&self, op: Op<'_>) -> Vec<FailureDomain> {
+        self.inner.failure_domains(op)
     }
 }

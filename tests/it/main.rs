@@ -2,8 +2,7 @@
 //!
 //! They do not change process-wide state.
 //!
-//! A module that needs a feature is declared under that feature. `scripts/test` checks the number
-//! of tests, so that a missing module is noticed.
+//! A module that needs a feature is declared under that feature.
 
 #[cfg(all(feature = "axum", feature = "testing"))]
 mod attacks;

@@ -61,7 +61,7 @@ fn slots(log: &Log) {
 }
 
 fn windows(log: &Log) {
-    let (store, quota) = (FakeClock::new().store(64), HOURLY.algorithm(Algorithm::SlidingLog));
+    let (store, quota) = (FakeClock::new().store(64), HOURLY.with_algorithm(Algorithm::SlidingLog));
     flood(&store, quota, 0..16);
     assert_eq!((log.read(), store.stats().overflowed), (vec![], 0), "there are free slots");
     flood(&store, quota, 16..10_000);
@@ -72,7 +72,7 @@ fn windows(log: &Log) {
 fn charges_after_the_fact(log: &Log) {
     let limiter = Limiter::new(FakeClock::new().store(64));
     for key in 0..10_000_u32 {
-        limiter.adjust(key, &HOURLY.max_debt(20_000), 1).now();
+        limiter.adjust(key, &HOURLY.with_max_debt(20_000), 1).now();
     }
     assert_eq!(log.read().len(), 1);
 }

@@ -1,9 +1,10 @@
-//! Plain English in comments, documentation and messages.
+//! Plain English in comments, documentation, messages and names.
 //!
 //! A documentation block starts with a noun phrase or a verb in the third person, not with a clause
-//! such as "Whether …", and no text uses a word that `tests/words.txt` replaces.
+//! such as "Whether …", and no text and no name uses a word that `tests/words.txt` replaces.
 
 use std::{
+    collections::HashSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -46,6 +47,8 @@ enum Kind {
     Literal,
     TestName,
     Page,
+    /// The words of an identifier.
+    Name,
 }
 
 impl Prose {
@@ -107,6 +110,9 @@ impl<'a> Reader<'a> {
             // `r"` and `br"` open literals: leave them to the next step.
             let word = &self.rest[..end.unwrap_or(self.rest.len())];
             let raw = word == "br" && self.rest[1..].starts_with(['r']) && self.rest.len() > 2;
+            if !raw {
+                self.push(self.line, Kind::Name, words_of_name(word));
+            }
             self.take(if raw { 1 } else { word.len() });
             self.starts_line = false;
         } else {
@@ -127,7 +133,8 @@ impl<'a> Reader<'a> {
             (Kind::Comment, &text[2..])
         };
         let text = text.strip_prefix(' ').unwrap_or(text);
-        match self.found.last_mut() {
+        // The comment above, without the names between.
+        match self.found.iter_mut().rev().find(|it| it.kind != Kind::Name) {
             Some(last)
                 if self.starts_line && last.kind == kind && self.comment_ends + 1 == line =>
             {
@@ -198,6 +205,34 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// Returns the words of a name such as `retry_after` or `RetryAfter`, with a space between.
+fn words_of_name(name: &str) -> String {
+    let mut words = String::new();
+    let mut after_lower = false;
+    for c in name.chars() {
+        if c == '_' || (after_lower && c.is_uppercase()) {
+            words.push(' ');
+        }
+        words.extend(c.to_lowercase().filter(|c| *c != '_'));
+        after_lower = c.is_lowercase();
+    }
+    words
+}
+
+/// Reads the comments and names of a Lua script.
+fn lua(text: &str) -> Vec<Prose> {
+    let mut found = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let (code, comment) = line.split_once("--").unwrap_or((line, ""));
+        let mut push = |kind, text: String| found.push(Prose { line: index + 1, kind, text });
+        push(Kind::Comment, comment.to_owned());
+        let code = without(&without(code, '\'', '\''), '"', '"');
+        let names = code.split(|c: char| !c.is_alphanumeric() && c != '_');
+        names.for_each(|name| push(Kind::Name, words_of_name(name)));
+    }
+    found
+}
+
 /// Reads the paragraphs of a Markdown page.
 fn paragraphs(text: &str) -> Vec<Prose> {
     let mut found = Vec::<Prose>::new();
@@ -259,7 +294,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The Rust files and Markdown pages of a folder, or the file itself.
+/// The Rust files, Lua scripts and Markdown pages of a folder, or the file itself.
 fn files(path: &Path) -> Vec<PathBuf> {
     if path.is_file() {
         return vec![path.to_owned()];
@@ -268,17 +303,19 @@ fn files(path: &Path) -> Vec<PathBuf> {
     let paths = entries.map(|entry| entry.expect("an entry").path());
     let known = |path: &PathBuf| {
         let build = path.file_name().is_some_and(|name| name == "target");
-        !build && (path.is_dir() || path.extension().is_some_and(|e| e == "rs" || e == "md"))
+        let read =
+            path.extension().is_some_and(|it| ["lua", "md", "rs"].map(Some).contains(&it.to_str()));
+        !build && (path.is_dir() || read)
     };
     paths.filter(known).flat_map(|path| files(&path)).collect()
 }
 
 fn prose(path: &Path) -> Vec<Prose> {
     let text = read(path);
-    if path.extension().is_some_and(|extension| extension == "rs") {
-        Reader::read(&text)
-    } else {
-        paragraphs(&text)
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("rs") => Reader::read(&text),
+        Some("lua") => lua(&text),
+        _ => paragraphs(&text),
     }
 }
 
@@ -299,29 +336,53 @@ fn openers(path: &Path) -> Vec<String> {
 /// Replaced words with what to write instead, and phrases that are fine.
 struct List {
     replaced: Vec<(String, String)>,
+    /// Words that only names may not have.
+    names: Vec<(String, String)>,
     fine: Vec<String>,
+    fine_names: Vec<String>,
 }
 
 impl List {
     fn read(text: &str) -> Self {
-        let mut list = Self { replaced: Vec::new(), fine: Vec::new() };
+        let mut list = Self {
+            replaced: Vec::new(),
+            names: Vec::new(),
+            fine: Vec::new(),
+            fine_names: Vec::new(),
+        };
         let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
         for line in lines {
             let (forms, rest) = line.split_once(": ").expect("`words: replacement`");
             assert!(!rest.trim().is_empty(), "{line}: a replacement or a reason");
-            match forms.strip_prefix("fine ") {
-                Some(phrase) => list.fine.push(format!(" {} ", phrase.to_lowercase())),
-                None => list
-                    .replaced
-                    .extend(forms.split(", ").map(|form| (format!(" {form} "), rest.to_owned()))),
+            if let Some(name) = forms.strip_prefix("fine name ") {
+                list.fine_names.push(words_of_name(name));
+                continue;
             }
+            if let Some(phrase) = forms.strip_prefix("fine ") {
+                list.fine.push(format!(" {} ", phrase.to_lowercase()));
+                continue;
+            }
+            let (of_names, forms) = match forms.strip_prefix("name ") {
+                Some(forms) => (true, forms),
+                None => (false, forms),
+            };
+            let forms = forms.split(", ").map(|form| (format!(" {form} "), rest.to_owned()));
+            if of_names { list.names.extend(forms) } else { list.replaced.extend(forms) }
         }
         list
     }
 
     fn find(&self, prose: &Prose) -> Vec<String> {
         let words = self.fine.iter().fold(words(prose), |text, fine| text.replace(fine, " … "));
-        let found = self.replaced.iter().filter(|(word, _)| words.contains(word.as_str()));
+        let is_name = prose.kind == Kind::Name;
+        if is_name && self.fine_names.contains(&prose.text) {
+            return Vec::new();
+        }
+        // `is_none` is a name of the standard library.
+        let one_word = |it: &&(String, String)| !is_name || !it.0.trim().contains(' ');
+        let names: &[_] = if is_name { &self.names } else { &[] };
+        let replaced = self.replaced.iter().filter(one_word).chain(names);
+        let found = replaced.filter(|(word, _)| words.contains(word.as_str()));
         found
             .map(|(word, instead)| {
                 let at = words.find(word.as_str()).unwrap_or_default();
@@ -345,8 +406,15 @@ fn text_uses_the_words_of_the_field() {
     for path in places() {
         let name = path.strip_prefix(root()).unwrap_or(&path).display().to_string();
         let figures = name.starts_with(FIGURES);
-        let is_figure = |kind| figures && matches!(kind, Kind::Literal | Kind::Page);
-        for block in prose(&path).iter().filter(|it| !is_figure(it.kind)) {
+        let code = name.starts_with("src") || name.starts_with("lua");
+        let is_read = |kind| match kind {
+            Kind::Literal | Kind::Page => !figures,
+            Kind::Name => code,
+            _ => true,
+        };
+        let mut names = HashSet::new();
+        let mut is_new = |it: &Prose| it.kind != Kind::Name || names.insert(it.text.clone());
+        for block in prose(&path).iter().filter(|it| is_read(it.kind) && is_new(it)) {
             found.extend(list.find(block).into_iter().map(|found| format!("{name}:{found}")));
         }
     }
@@ -359,7 +427,8 @@ fn prose_of_a_source_is_comments_messages_and_names_of_tests() {
                 let x = '\"'; g(\"no_prose\", \"some \\\"prose\\\"\", r#\"a \"raw\" one\"#);\n}\n\
                 #[test]\nfn it_holds() {}\n";
     let found = Reader::read(text);
-    let found: Vec<_> = found.iter().map(|p| (p.line, p.kind, p.text.as_str())).collect();
+    let prose = found.iter().filter(|it| it.kind != Kind::Name);
+    let found: Vec<_> = prose.map(|p| (p.line, p.kind, p.text.as_str())).collect();
     assert_eq!(
         found,
         [
@@ -383,6 +452,20 @@ fn code_in_prose_is_left_out() {
     let page = paragraphs("# Head\n\ntext\n```\ncode\n```\nmore\nlines\n");
     let page: Vec<_> = page.iter().map(|p| (p.line, p.text.as_str())).collect();
     assert_eq!(page, [(1, "# Head"), (3, "text"), (7, "more\nlines")]);
+}
+
+#[test]
+fn names_are_read_word_by_word() {
+    let words = |found: Vec<Prose>| {
+        let names = found.into_iter().filter(|it| it.kind == Kind::Name && !it.text.is_empty());
+        names.map(|it| it.text).collect::<Vec<_>>()
+    };
+    let rust = "let spoke_at = RetryAfter::SPOKEN; // spoke\n\"spoke\";";
+    assert_eq!(words(Reader::read(rust)), ["let", "spoke at", "retry after", "spoken"]);
+    assert_eq!(words(lua("local spoke = 'spoke' -- spoke")), ["local", "spoke"]);
+    let list = List::read("name spoke: says\n");
+    let find = |kind| list.find(&Prose { line: 1, kind, text: "spoke at".into() }).len();
+    assert_eq!((find(Kind::Name), find(Kind::Comment)), (1, 0));
 }
 
 #[test]

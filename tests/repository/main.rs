@@ -1,6 +1,7 @@
 //! Checks of the files of this repository: sources, prose, scripts, and the published package.
 
 mod commands;
+mod documents;
 mod floors;
 mod language;
 mod manifest;

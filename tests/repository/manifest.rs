@@ -95,7 +95,7 @@ fn the_features_of_the_tests_are_those_of_the_library() {
     let (mut library, mut dev) = (features(env!("CARGO_PKG_NAME")), features("dev"));
     let (default, more) = (library.remove("default"), dev.remove("default"));
     let mut more: Vec<Value> = serde_json::from_value(more.expect("a default")).expect("a list");
-    more.retain(|feature| feature != "serde" && feature != "simulate");
+    more.retain(|feature| feature != "serde" && feature != "testing");
     assert_eq!(Some(Value::Array(more)), default, "dev/Cargo.toml: default");
     assert_eq!(library.len(), dev.len());
     for (name, implied) in &library {

@@ -9,29 +9,26 @@ use std::{
 
 /// The most lines of code of each folder, without comments, blank lines and unit tests. A number may
 /// only fall. To raise one for a new capability is a commit of its own, with the reason.
-const BUDGET: [(&str, usize); 22] = [
-    ("src/", 691),
-    ("src/admin", 878),
-    ("src/algorithm", 1135),
-    ("src/decision", 679),
-    ("src/explain", 646),
-    ("src/guide", 109),
-    ("src/headers", 768),
-    ("src/key", 1448),
-    ("src/middleware", 2112),
-    ("src/observe", 588),
-    ("src/quota", 938),
-    ("src/reject", 545),
-    ("src/rule", 1459),
-    ("src/simulate", 371),
-    ("src/store", 1459),
-    ("src/store/breaker", 387),
-    ("src/store/deny_cache", 430),
-    ("src/store/fallback", 293),
-    ("src/store/leases", 1091),
-    ("src/store/local", 1922),
-    ("src/store/redis", 3883),
-    ("src/testing", 891),
+const BUDGET: [(&str, usize); 19] = [
+    ("src/", 774),
+    ("src/admin", 1038),
+    ("src/algorithm", 1129),
+    ("src/decision", 663),
+    ("src/explain", 229),
+    ("src/guide", 99),
+    ("src/headers", 663),
+    ("src/key", 1230),
+    ("src/middleware", 2056),
+    ("src/observe", 462),
+    ("src/quota", 757),
+    ("src/reject", 492),
+    ("src/rule", 1364),
+    ("src/store", 900),
+    ("src/store/hot_keys", 1588),
+    ("src/store/local", 1999),
+    ("src/store/redis", 3626),
+    ("src/store/wrappers", 998),
+    ("src/testing", 740),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.
 const SLACK: usize = 40;
@@ -138,11 +135,7 @@ fn the_root_of_the_crate_has_few_names() {
 }
 
 /// Names that are defined twice, each with its reason.
-const DEFINED_TWICE: [(&str, &str); 3] = [
-    ("Meter", "its twin without the feature metrics"),
-    ("Sealed", "each module seals its own trait"),
-    ("Started", "its twin without the feature metrics"),
-];
+const DEFINED_TWICE: [(&str, &str); 1] = [("Sealed", "each module seals its own trait")];
 
 /// The names of the types and traits that the code defines, without associated types.
 fn definitions(text: &str) -> impl Iterator<Item = &str> {

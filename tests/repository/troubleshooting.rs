@@ -104,7 +104,7 @@ fn each_warning_in_the_log_has_an_entry() {
         }
         found += messages.len() + lints.len();
     }
-    assert!(found >= 17, "only {found} warnings were found");
+    assert!(found > 10, "only {found} warnings were found");
 }
 
 /// An error type is named in backticks, possibly as a link.

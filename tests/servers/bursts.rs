@@ -31,13 +31,13 @@ fn quotas() -> [Quota; 8] {
     let day = Quota::per_day(LIMIT);
     [
         day,
-        day.initial(LIMIT),
-        day.algorithm(bucket),
-        day.algorithm(fixed),
-        day.algorithm(fixed.carry_over(9)),
-        day.algorithm(Algorithm::AnchoredWindow),
-        day.algorithm(sliding),
-        day.algorithm(Algorithm::SlidingLog),
+        day.with_initial(LIMIT),
+        day.with_algorithm(bucket),
+        day.with_algorithm(fixed),
+        day.with_algorithm(fixed.carry_over(9)),
+        day.with_algorithm(Algorithm::AnchoredWindow),
+        day.with_algorithm(sliding),
+        day.with_algorithm(Algorithm::SlidingLog),
     ]
 }
 
@@ -206,7 +206,7 @@ async fn no_caller_of_a_burst_gets_an_error_under_any_wrapper() {
         for callers in BURSTS {
             let server = Window::default();
             let store = wrap(RedisStore::new(server.clone()));
-            let quota = Quota::per_day(LIMIT).algorithm(Algorithm::fixed_window());
+            let quota = Quota::per_day(LIMIT).with_algorithm(Algorithm::fixed_window());
             let decisions = burst(&store, &Account::new("hot", quota), callers).await;
             let by_redis = |decision: &Decision| decision.source() == Source::Redis;
             assert!(decisions.iter().all(by_redis), "{wrappers}, {callers} callers");

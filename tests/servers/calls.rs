@@ -24,10 +24,11 @@ use crate::{
 
 const FIRST: [Quota; 2] = [Quota::per_second(100), Quota::per_hour(1_000)];
 const SECOND: [Quota; 2] = [
-    Quota::per_hour(100).algorithm(Algorithm::TokenBucket),
-    Quota::per_day(100).algorithm(Algorithm::SlidingLog),
+    Quota::per_hour(100).with_algorithm(Algorithm::TokenBucket),
+    Quota::per_day(100).with_algorithm(Algorithm::SlidingLog),
 ];
-const THIRD: [Quota; 1] = [Quota::per_day(10).algorithm(Algorithm::SlidingWindow { buckets: 4 })];
+const THIRD: [Quota; 1] =
+    [Quota::per_day(10).with_algorithm(Algorithm::SlidingWindow { buckets: 4 })];
 
 /// Runs `$what` twice and counts the second time, when the server knows the script.
 macro_rules! costs_one_call {
@@ -172,7 +173,7 @@ async fn an_undo_of_an_old_charge_does_not_read_a_whole_log() {
     let server = Server::redis().await;
     let mut subject = Redis::connect(&server.url()).await.expect("a store");
     let store = subject.open();
-    let quota = Quota::per_day(2_000).algorithm(Algorithm::SlidingLog);
+    let quota = Quota::per_day(2_000).with_algorithm(Algorithm::SlidingLog);
     let (account, day) = (Account::new("a", quota), Duration::from_secs(20_000 * 86_400));
     let mut taken = Vec::new();
     for at in 0..1_500_u32 {
@@ -212,7 +213,7 @@ async fn a_denied_call_reads_a_bounded_part_of_a_long_log() {
     let server = Server::redis().await;
     let mut subject = Redis::connect(&server.url()).await.expect("a store");
     let store = subject.open();
-    let quota = Quota::per_day(UNITS).algorithm(Algorithm::SlidingLog);
+    let quota = Quota::per_day(UNITS).with_algorithm(Algorithm::SlidingLog);
     let (account, day) = (Account::new("a", quota), Duration::from_secs(20_000 * 86_400));
     for at in 0..UNITS {
         subject.set(day + Duration::from_millis(at.into()));

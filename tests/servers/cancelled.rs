@@ -103,8 +103,8 @@ fn remaining_callers_stay_apart_when_others_leave() {
         let mut subject = subject.clone();
         let quota = Quota::new(8, 4 * SECOND).expect("a quota");
         let (quota, window) = match paced {
-            true => (quota.algorithm(Algorithm::fixed_window().paced()), Some(4 * SECOND)),
-            false => (quota.burst(if steps.len() % 2 == 0 { 1 } else { 3 }), None),
+            true => (quota.with_algorithm(Algorithm::fixed_window().paced()), Some(4 * SECOND)),
+            false => (quota.with_burst(if steps.len() % 2 == 0 { 1 } else { 3 }), None),
         };
         let ran = runtime.block_on(queued(&mut subject, quota, &steps));
         are_apart(&ran, SECOND / 2, window)?;

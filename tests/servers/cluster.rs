@@ -172,7 +172,7 @@ async fn a_new_account_in_a_moving_slot_opens_at_the_destination() {
         let (account, place) = (Account::new(&key, quota), address("default", &key));
         let (from, slot) = (cluster.master_of(&place).await, cluster.slot_of(&place).await);
         let migration = cluster.begin_migration(slot, (from + 1) % 3).await;
-        if quota.counted_by() == Algorithm::SlidingLog {
+        if quota.algorithm() == Algorithm::SlidingLog {
             // A log has two keys, and Redis cannot create two keys in one command in a migrating
             // slot.
             let error: RedisError = account.take(&store, 1).await.expect_err("not yet");

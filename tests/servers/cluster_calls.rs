@@ -187,6 +187,8 @@ async fn the_calls_of_a_request_to_one_server_are_one_write() {
     };
     let charges = charges(&key, &limits);
     let node = &cluster.nodes()[0];
+    // The server then has the script.
+    assert!(store.take(&charges).await.expect("a decision").is_allowed());
     let (calls_before, before) = (node.script_calls().await, reads(node).await);
     for _ in 0..DECISIONS {
         assert!(store.take(&charges).await.expect("a decision").is_allowed());

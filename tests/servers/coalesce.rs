@@ -70,8 +70,8 @@ fn quota() -> impl Strategy<Value = Quota> {
         |(units, micros, odd, burst, soft)| {
             let nanos = micros * 1_000 * u64::from(units) + odd;
             let quota = Quota::new(units, Duration::from_nanos(nanos)).ok()?;
-            let quota = quota.try_burst(burst).ok()?;
-            Some(if soft > 2 { quota.try_soft(soft).unwrap_or(quota) } else { quota })
+            let quota = quota.try_with_burst(burst).ok()?;
+            Some(if soft > 2 { quota.try_with_soft(soft).unwrap_or(quota) } else { quota })
         },
     )
 }
@@ -303,6 +303,8 @@ async fn equal_requests_of_three_rules_read_and_write_each_account_once() {
     for flavour in Flavour::ALL {
         let server = Server::start(flavour, &[]).await;
         let store = connect(&server.url()).await;
+        // The server then has the script.
+        assert!(Account::new("warm", slow(1)).passes(&store).await);
         let (first_callers, key) = (first_callers(), Key::from("hot"));
         let quotas = [700, 300, 500].map(|units| [slow(units), slow(1_000)]);
         let names = ["one", "two", "three"].map(rule);
@@ -358,6 +360,8 @@ async fn a_lone_decision_is_one_call() {
     let server = Server::redis().await;
     let store = connect(&server.url()).await;
     let accounts: Vec<_> = (0..ALONE).map(|n| Account::new(format!("{n}"), slow(1_000))).collect();
+    // The server then has the script.
+    assert!(accounts[0].passes(&store).await);
     let before = server.script_calls().await;
     for _ in 0..50 {
         assert!(accounts[0].passes(&store).await);

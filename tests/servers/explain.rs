@@ -16,10 +16,10 @@ use crate::servers::{Cluster, Flavour, Server};
 async fn said<S: Subject>(mut subject: S) -> Vec<String> {
     let store = subject.open();
     subject.set(Duration::from_secs(1_000_000));
-    let by = |algorithm| Quota::per_minute(6).algorithm(algorithm);
+    let by = |algorithm| Quota::per_minute(6).with_algorithm(algorithm);
     let quotas = [
-        Quota::per_second(5).burst(20).initial(10),
-        by(Algorithm::TokenBucket).soft(1),
+        Quota::per_second(5).with_burst(20).with_initial(10),
+        by(Algorithm::TokenBucket).with_soft(1),
         by(Algorithm::fixed_window().carry_over(2).paced()),
         by(Algorithm::SlidingWindow { buckets: 6 }),
         by(Algorithm::SlidingLog),

@@ -1,6 +1,6 @@
 //! The stored format of each algorithm, with golden values: the names of the keys, their bytes, and
 //! the decisions of a store that reads them. A change of `format.txt` needs another version in
-//! `src/store/redis/addresses.rs`, because stores of two releases share accounts.
+//! `src/store/redis/protocol/addresses.rs`, because stores of two releases share accounts.
 
 use std::{fmt::Write, time::Duration};
 
@@ -39,21 +39,21 @@ const MINUTE: Step = Pass(Duration::from_secs(60));
 /// Returns the quotas of a rule and the operations on its account, by name.
 fn cases() -> Vec<(&'static str, Vec<Quota>, Vec<Step>)> {
     let five = Quota::per_minute(5);
-    let of = |algorithm| vec![five.algorithm(algorithm)];
-    let tokens = five.algorithm(Algorithm::TokenBucket);
+    let of = |algorithm| vec![five.with_algorithm(algorithm)];
+    let tokens = five.with_algorithm(Algorithm::TokenBucket);
     let (window, log) = (Algorithm::fixed_window(), Algorithm::SlidingLog);
     let three = || vec![Take(2), SECOND, Take(1)];
     vec![
         ("gcra", vec![five], three()),
-        ("gcra, burst", vec![five.burst(20)], three()),
-        ("gcra, initial", vec![five.initial(4)], three()),
-        ("gcra, burst and initial", vec![five.burst(20).initial(8)], three()),
-        ("gcra, denied with initial", vec![five.initial(1)], vec![Take(2)]),
-        ("gcra, late charge", vec![five.max_debt(5)], vec![Take(2), Adjust(9)]),
+        ("gcra, burst", vec![five.with_burst(20)], three()),
+        ("gcra, initial", vec![five.with_initial(4)], three()),
+        ("gcra, burst and initial", vec![five.with_burst(20).with_initial(8)], three()),
+        ("gcra, denied with initial", vec![five.with_initial(1)], vec![Take(2)]),
+        ("gcra, late charge", vec![five.with_max_debt(5)], vec![Take(2), Adjust(9)]),
         ("gcra, several quotas", vec![five, Quota::per_hour(100)], three()),
         ("token bucket", vec![tokens], three()),
-        ("token bucket, initial", vec![tokens.initial(4)], three()),
-        ("token bucket, late charge", vec![tokens.max_debt(5)], vec![Take(2), Adjust(8)]),
+        ("token bucket, initial", vec![tokens.with_initial(4)], three()),
+        ("token bucket, late charge", vec![tokens.with_max_debt(5)], vec![Take(2), Adjust(8)]),
         ("fixed window", of(window), three()),
         ("fixed window, carry-over", of(window.carry_over(3)), vec![Take(3), MINUTE, Take(6)]),
         ("fixed window, paced", of(window.paced()), vec![Take(1), SECOND, Take(1)]),
@@ -70,7 +70,11 @@ fn cases() -> Vec<(&'static str, Vec<Quota>, Vec<Step>)> {
         ),
         ("sliding window, several buckets", of(Algorithm::SlidingWindow { buckets: 60 }), three()),
         ("sliding log", of(log), three()),
-        ("every kind", vec![five, tokens, five.algorithm(window), five.algorithm(log)], three()),
+        (
+            "every kind",
+            vec![five, tokens, five.with_algorithm(window), five.with_algorithm(log)],
+            three(),
+        ),
         ("slots", vec![Quota::concurrent(5)], three()),
         ("slots and a rate", vec![Quota::concurrent(5), five], three()),
         ("slots, reset", vec![Quota::concurrent(5), five], vec![Take(2), Reset, Take(1)]),
@@ -189,7 +193,7 @@ impl Bench {
     async fn decisions(&mut self, account: &Account) -> String {
         self.set(self.now + Duration::from_millis(500));
         let look = account.take(&self.store, 0).await.expect("a decision");
-        let limit = account.quotas.iter().map(Quota::limit).max().expect("a quota");
+        let limit = account.quotas.iter().map(Quota::burst).max().expect("a quota");
         let all = account.take(&self.store, limit).await.expect("a decision");
         let looks = look.outcomes().iter().map(|outcome| {
             format!("{} left, full after {:?}", outcome.remaining(), outcome.reset_after())

@@ -9,7 +9,7 @@ use crate::{
 };
 
 const LIMIT: u32 = 4;
-const LOGGED: Quota = Quota::per_day(LIMIT).algorithm(Algorithm::SlidingLog);
+const LOGGED: Quota = Quota::per_day(LIMIT).with_algorithm(Algorithm::SlidingLog);
 
 struct Bench {
     _server: Server,
@@ -159,7 +159,7 @@ async fn an_evicted_account_starts_full_and_so_does_its_log() {
             let account = Account::new(&name, quota);
             assert_eq!(account.passed(&bench.store, LIMIT + 1).await, LIMIT);
             let () = bench.command(gone, &name).await;
-            let logged = quota.counted_by() == Algorithm::SlidingLog;
+            let logged = quota.algorithm() == Algorithm::SlidingLog;
             let again = if gone == "DEL LIST" && !logged { 0 } else { LIMIT };
             assert_eq!(account.passed(&bench.store, LIMIT + 1).await, again, "{name}");
             // The remaining half does not count twice, then or later.
@@ -211,9 +211,11 @@ async fn keys_of_other_versions_and_programs_stay_untouched() {
 #[tokio::test]
 async fn an_account_whose_quota_became_slower_is_kept() {
     let bench = Bench::open().await;
-    let bucket = |units| Quota::per_hour(units).burst(8).algorithm(Algorithm::TokenBucket);
-    let window = |more| Quota::per_hour(8).algorithm(Algorithm::fixed_window().carry_over(more));
-    let sliding = |buckets| Quota::per_hour(8).algorithm(Algorithm::SlidingWindow { buckets });
+    let bucket =
+        |units| Quota::per_hour(units).with_burst(8).with_algorithm(Algorithm::TokenBucket);
+    let window =
+        |more| Quota::per_hour(8).with_algorithm(Algorithm::fixed_window().carry_over(more));
+    let sliding = |buckets| Quota::per_hour(8).with_algorithm(Algorithm::SlidingWindow { buckets });
     let changes = [[bucket(8), bucket(1)], [window(0), window(8)], [sliding(10), sliding(1)]];
     for (at, [before, after]) in changes.into_iter().enumerate() {
         let [before, after] = [before, after].map(|quota| Account::new(format!("k{at}"), quota));

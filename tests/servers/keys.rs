@@ -58,8 +58,14 @@ fn kinds() -> Vec<Quota> {
     ];
     let [gcra, tokens, ..] = plain;
     let hour = Quota::per_hour(9);
-    let special = [gcra.initial(2), tokens.initial(2), gcra.soft(2), hour, Quota::concurrent(9)];
-    let windows = windows.map(|kind| gcra.algorithm(kind));
+    let special = [
+        gcra.with_initial(2),
+        tokens.with_initial(2),
+        gcra.with_soft(2),
+        hour,
+        Quota::concurrent(9),
+    ];
+    let windows = windows.map(|kind| gcra.with_algorithm(kind));
     plain.into_iter().chain(special).chain(windows).collect()
 }
 
@@ -144,11 +150,11 @@ async fn a_key_expires_when_its_account_is_no_longer_needed() {
     let [(_, gcra), (_, tokens), ..] = quotas(6, period);
     let mut cases = quotas(6, period).map(|(_, quota)| (quota, Duration::ZERO)).to_vec();
     // These accounts are kept for one refill or window longer.
-    cases.extend([(gcra.initial(4), period), (tokens.initial(4), period)]);
-    cases.push((gcra.algorithm(Algorithm::fixed_window().carry_over(2)), period));
+    cases.extend([(gcra.with_initial(4), period), (tokens.with_initial(4), period)]);
+    cases.push((gcra.with_algorithm(Algorithm::fixed_window().carry_over(2)), period));
     let cases = cases.into_iter().map(async |(quota, longer)| {
         let server = Server::redis().await;
-        let lists = usize::from(quota.counted_by() == Algorithm::SlidingLog);
+        let lists = usize::from(quota.algorithm() == Algorithm::SlidingLog);
         // A window that ends soon would drop its account before the keys are found.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis();
         let into = u64::try_from(now % period.as_millis()).expect("short");
@@ -243,7 +249,7 @@ async fn accounts_spread_evenly_over_slots_with_their_lists() {
     assert_eq!(slot(b"{123456789}"), 0x31c3);
     let server = Server::redis().await;
     let store = connect(&server.url()).await;
-    let logged = Quota::per_hour(5).algorithm(Algorithm::SlidingLog);
+    let logged = Quota::per_hour(5).with_algorithm(Algorithm::SlidingLog);
     for thousand in 0..10 {
         let takes = (0..1_000).map(async |n: u32| {
             let quota = if n.is_multiple_of(10) { logged } else { Quota::per_hour(5) };

@@ -185,6 +185,8 @@ async fn a_connection_whose_last_caller_leaves_is_kept() {
     let proxy = Proxy::start(server.address()).await;
     let store = connect(&server.url_at(proxy.addr())).await;
     let (beside, account) = (connect(&server.url()).await, Account::new("gone", Quota::per_day(9)));
+    // The server then has the script.
+    assert_eq!(account.passed(&store, 1).await, 1);
     for _ in 0..2 {
         // The request is sent and answered after its caller has left.
         let before = account.left(&beside).await;
@@ -233,7 +235,7 @@ async fn answers_match_their_requests_when_half_of_the_callers_leave() {
     let server = Server::redis().await;
     let store = connect(&server.url()).await;
     let quota = Quota::new(1_000_000, Duration::from_secs(300_000_000)).expect("a quota");
-    let quota = quota.algorithm(Algorithm::AnchoredWindow);
+    let quota = quota.with_algorithm(Algorithm::AnchoredWindow);
     let accounts: Vec<_> = (0..KEYS).map(|key| Account::new(key, quota)).collect();
     for (account, key) in accounts.iter().zip(0..) {
         let charged = account.take(&store, key * APART + 1).await.expect("a decision");

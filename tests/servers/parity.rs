@@ -64,28 +64,32 @@ fn quota() -> impl Strategy<Value = Quota> {
             let nanos = if kind % 6 == 0 { micros * 1_000 + odd } else { micros * 1_000 };
             let quota = Quota::new(units, Duration::from_nanos(nanos)).ok()?;
             let quota = match kind % 6 {
-                0 => quota.try_burst(burst).ok()?,
-                1 => quota.try_burst(burst).ok()?.try_algorithm(Algorithm::TokenBucket).ok()?,
+                0 => quota.try_with_burst(burst).ok()?,
+                1 => quota
+                    .try_with_burst(burst)
+                    .ok()?
+                    .try_with_algorithm(Algorithm::TokenBucket)
+                    .ok()?,
                 2 => {
                     let window = Algorithm::fixed_window().carry_over(more);
                     let window = if start % 2 == 0 { window.paced() } else { window };
-                    quota.try_algorithm(window).ok()?
+                    quota.try_with_algorithm(window).ok()?
                 }
-                3 => quota.try_algorithm(Algorithm::AnchoredWindow).ok()?,
+                3 => quota.try_with_algorithm(Algorithm::AnchoredWindow).ok()?,
                 4 => {
                     let buckets = [1, 2, 3, 4, 5, 6, 10][buckets as usize];
-                    quota.try_algorithm(Algorithm::SlidingWindow { buckets }).ok()?
+                    quota.try_with_algorithm(Algorithm::SlidingWindow { buckets }).ok()?
                 }
-                _ => quota.try_algorithm(Algorithm::SlidingLog).ok()?,
+                _ => quota.try_with_algorithm(Algorithm::SlidingLog).ok()?,
             };
             let quota =
-                if start % 3 == 0 { quota.try_initial(more).unwrap_or(quota) } else { quota };
+                if start % 3 == 0 { quota.try_with_initial(more).unwrap_or(quota) } else { quota };
             let quota = match debt % 3 {
-                0 => quota.try_max_debt(u32::from(debt % 37)).ok()?,
+                0 => quota.try_with_max_debt(u32::from(debt % 37)).ok()?,
                 _ => quota,
             };
             Some(if soft % 3 == 0 {
-                quota.try_soft(u32::from(soft % 5)).unwrap_or(quota)
+                quota.try_with_soft(u32::from(soft % 5)).unwrap_or(quota)
             } else {
                 quota
             })
@@ -141,10 +145,17 @@ struct Both<'a> {
 }
 
 impl Both<'_> {
+    /// Takes from both stores, each after a peek that must have the same result.
     fn take(&self, charges: &[Charge<'_>]) -> (Decision, Decision) {
+        let peek = self.local.peek(charges).now();
         let local = self.local.take(charges).now();
-        let redis = self.runtime.block_on(async { self.redis.take(charges).await });
-        (local, redis.expect("redis decides"))
+        assert_eq!(parts(&peek), parts(&local), "a peek at {charges:?}");
+        let (peek, redis) = self
+            .runtime
+            .block_on(async { (self.redis.peek(charges).await, self.redis.take(charges).await) });
+        let (peek, redis) = (peek.expect("redis peeks"), redis.expect("redis decides"));
+        assert_eq!(parts(&peek), parts(&redis), "a peek by Redis at {charges:?}");
+        (local, redis)
     }
 
     /// Sends all requests at once, behind other callers, so that they wait for a batch.
@@ -174,7 +185,7 @@ const DIRECT: u32 = 16;
 
 /// Returns the quota of an account that all requests of a burst charge.
 fn shared_quota() -> Quota {
-    Quota::per_day(1_000_000).algorithm(Algorithm::fixed_window())
+    Quota::per_day(1_000_000).with_algorithm(Algorithm::fixed_window())
 }
 
 /// Returns all parts of a decision except its source. The overage and the wait of a denial are

@@ -13,7 +13,7 @@ use tokio::time::{Interval, interval};
 use tower_sluice::{Key, Limiter, Quota, Store};
 
 /// A quota whose load is twice its rate. Two seconds without a request cost it nothing.
-pub(crate) const STEADY: Quota = Quota::per_second(50).burst(100);
+pub(crate) const STEADY: Quota = Quota::per_second(50).with_burst(100);
 const CHURNING: Quota = Quota::per_minute(10);
 pub(crate) const KEYS: usize = 32;
 const TICK: Duration = Duration::from_millis(10);

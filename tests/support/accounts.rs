@@ -15,7 +15,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(100 * 86_400);
 
 /// Returns `units` per `period` for each algorithm.
 pub(crate) fn quotas(units: u32, period: Duration) -> [(&'static str, Quota); 6] {
-    let quota = |algorithm| Quota::new(units, period).expect("a quota").algorithm(algorithm);
+    let quota = |algorithm| Quota::new(units, period).expect("a quota").with_algorithm(algorithm);
     [
         ("gcra", quota(Algorithm::Gcra)),
         ("token-bucket", quota(Algorithm::TokenBucket)),

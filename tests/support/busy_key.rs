@@ -55,7 +55,7 @@ pub(crate) fn cases() -> Vec<(&'static str, Vec<Quota>)> {
     // Ten years: no unit returns, and no window ends.
     let rate = |units, algorithm| {
         let quota = Quota::new(units, Duration::from_secs(3_650 * 86_400)).expect("a quota");
-        quota.algorithm(algorithm)
+        quota.with_algorithm(algorithm)
     };
     let slots = Quota::concurrent(LIMIT);
     let algorithms = [

@@ -60,8 +60,10 @@ type Row<'a> = (&'a str, &'a [Quota], i64, u32, &'a [Told]);
 pub(crate) async fn corpus() -> Vec<Case> {
     let punctuation = r##"~`!@#$%^&*()_-+={[}]|\:;"'<,>.?/"##;
     let long = "x".repeat(64).leak();
-    let odd =
-        [quota("5/10s").named("a, \"b\";r=9;t=\\"), quota("1000/h").named(" say  \"hi\", \\o/ ")];
+    let odd = [
+        quota("5/10s").with_name("a, \"b\";r=9;t=\\"),
+        quota("1000/h").with_name(" say  \"hi\", \\o/ "),
+    ];
     let rows: [Row<'_>; 11] = [
         ("default", &[quota("5/s burst 10")], 0, 1, &[("default", 10, 2, 9, 2)]),
         ("full", &[quota("10/s")], 0, 0, &[("full", 10, 1, 10, 1)]),

@@ -16,21 +16,21 @@ const START: u64 = 1_700_000_000;
 type Step = (u64, Quota, u32, Option<u32>);
 
 fn cases() -> Vec<(&'static str, Vec<Step>)> {
-    let three = Quota::per_hour(3).burst(4);
+    let three = Quota::per_hour(3).with_burst(4);
     let ten = Quota::per_hour(10);
     vec![
         (
             "`initial` is added",
             vec![
                 (0, three, 4, Some(0)),
-                (0, three.initial(1), 1, None),
-                (20, three.initial(1), 1, Some(0)),
+                (0, three.with_initial(1), 1, None),
+                (20, three.with_initial(1), 1, Some(0)),
             ],
         ),
         (
             "`initial` is removed from an idle account",
             vec![
-                (0, three.initial(1), 1, Some(0)),
+                (0, three.with_initial(1), 1, Some(0)),
                 (81, three, 1, Some(3)),
                 (81, three, 3, Some(0)),
             ],
@@ -38,25 +38,25 @@ fn cases() -> Vec<(&'static str, Vec<Step>)> {
         (
             "`initial` is changed",
             vec![
-                (0, three.initial(4), 4, Some(0)),
-                (0, three.initial(1), 1, None),
+                (0, three.with_initial(4), 4, Some(0)),
+                (0, three.with_initial(1), 1, None),
                 (0, three, 1, None),
             ],
         ),
         (
             "`burst` is raised under `initial`",
             vec![
-                (0, ten.initial(10), 10, Some(0)),
-                (0, ten.burst(20).initial(20), 0, Some(10)),
-                (0, ten.initial(10), 1, None),
+                (0, ten.with_initial(10), 10, Some(0)),
+                (0, ten.with_burst(20).with_initial(20), 0, Some(10)),
+                (0, ten.with_initial(10), 1, None),
             ],
         ),
         (
             "`burst` is lowered under `initial`",
             vec![
-                (0, ten.burst(20).initial(20), 5, Some(15)),
-                (0, ten.initial(10), 0, Some(5)),
-                (0, ten.burst(20).initial(20), 15, Some(0)),
+                (0, ten.with_burst(20).with_initial(20), 5, Some(15)),
+                (0, ten.with_initial(10), 0, Some(5)),
+                (0, ten.with_burst(20).with_initial(20), 15, Some(0)),
             ],
         ),
     ]
@@ -79,7 +79,7 @@ pub(crate) async fn replaced_quotas<S: Subject>(subject: &mut S) {
 
 /// Quotas of ten units per hour.
 fn hourly() -> impl Iterator<Item = Quota> {
-    all_algorithms().map(|algorithm| Quota::per_hour(10).algorithm(algorithm))
+    all_algorithms().map(|algorithm| Quota::per_hour(10).with_algorithm(algorithm))
 }
 
 /// An account of a store whose quota changes.
@@ -138,13 +138,13 @@ impl<S: Store> Replaced<S> {
 /// stay.
 pub(crate) async fn a_quota_that_keeps_accounts_longer<S: Subject>(subject: &mut S) {
     let (hour, day) = (Quota::per_hour(100), Quota::per_day(100));
-    let both = |algorithm| [hour, day].map(|quota| quota.algorithm(algorithm));
-    let bucket = |quota: Quota| quota.algorithm(Algorithm::TokenBucket);
+    let both = |algorithm| [hour, day].map(|quota| quota.with_algorithm(algorithm));
+    let bucket = |quota: Quota| quota.with_algorithm(Algorithm::TokenBucket);
     let window = Algorithm::fixed_window();
     let pairs = [
-        [hour.algorithm(window), hour.algorithm(window.carry_over(50))],
-        [bucket(Quota::per_hour(1_000)), bucket(Quota::per_hour(10).burst(1_000))],
-        [bucket(hour.max_debt(500)), bucket(Quota::per_hour(5))],
+        [hour.with_algorithm(window), hour.with_algorithm(window.carry_over(50))],
+        [bucket(Quota::per_hour(1_000)), bucket(Quota::per_hour(10).with_burst(1_000))],
+        [bucket(hour.with_max_debt(500)), bucket(Quota::per_hour(5))],
         both(Algorithm::AnchoredWindow),
         both(Algorithm::SlidingWindow { buckets: 4 }),
         both(Algorithm::SlidingLog),
@@ -152,7 +152,7 @@ pub(crate) async fn a_quota_that_keeps_accounts_longer<S: Subject>(subject: &mut
     for ([old, new], step) in pairs.iter().flat_map(|pair| (0..5).map(move |step| (pair, step))) {
         let it = Replaced::open(subject);
         let first = it.take(old, 10).await;
-        it.take(old, old.limit() - 10).await;
+        it.take(old, old.burst() - 10).await;
         it.adjust(old, 500).await;
         let (block, charge) = (Duration::from_secs(600), it.charge(new, 0));
         match step {
@@ -169,7 +169,7 @@ pub(crate) async fn a_quota_that_keeps_accounts_longer<S: Subject>(subject: &mut
             3 => drop(it.store.unblock(&charge).await),
             _ => drop(it.store.block(&charge, block).await),
         }
-        let name = format!("{old} to {new}, {:?}, step {step}", new.counted_by());
+        let name = format!("{old} to {new}, {:?}, step {step}", new.algorithm());
         for seconds in [0, 599, 660] {
             subject.set(Duration::from_secs(START + seconds));
             let decision = it.take(new, 1).await;
@@ -192,7 +192,7 @@ pub(crate) async fn a_receipt_of_an_older_quota<S: Subject>(subject: &mut S) {
     }
 
     let bucket =
-        |text: &str| text.parse::<Quota>().expect("a quota").algorithm(Algorithm::TokenBucket);
+        |text: &str| text.parse::<Quota>().expect("a quota").with_algorithm(Algorithm::TokenBucket);
     let (old, new) = (bucket("10/h"), bucket("1000/h"));
     let it = Replaced::open(subject);
     it.take_and_undo(subject, (&old, 10), async |_| ()).await;
@@ -228,7 +228,7 @@ pub(crate) async fn a_look_under_another_quota<S: Subject>(subject: &mut S) {
         drop(it.store.unblock(&charge).await);
         assert_eq!(it.exhaust(&own).await, 0, "{own:?}, a look under {other:?}");
     }
-    let bucket = |units| Quota::per_hour(units).algorithm(Algorithm::TokenBucket);
+    let bucket = |units| Quota::per_hour(units).with_algorithm(Algorithm::TokenBucket);
     let it = Replaced::open(subject);
     assert!(it.take(&bucket(1_000), 900).await.is_allowed());
     it.take(&bucket(10), 0).await;

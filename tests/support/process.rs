@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use tower_sluice::{
     Decision, Limiter, LocalStore, Quota, StoreExt,
     decision::Outcome,
-    store::{Answer, Fallback},
+    store::{Answer, Fallback, LocalShare},
 };
 
 use super::{
@@ -20,7 +20,7 @@ pub(crate) const HOURLY: Quota = Quota::per_hour(100);
 pub(crate) struct Process {
     pub(crate) shared: Shaky,
     pub(crate) local: LocalStore,
-    pub(crate) store: Fallback<Shaky, LocalStore>,
+    pub(crate) store: Fallback<Shaky, LocalShare<LocalStore>>,
 }
 
 impl Process {
@@ -36,7 +36,7 @@ impl Process {
         Self { shared, local, store }
     }
 
-    pub(crate) fn limiter(&self) -> Limiter<Fallback<Shaky, LocalStore>> {
+    pub(crate) fn limiter(&self) -> Limiter<Fallback<Shaky, LocalShare<LocalStore>>> {
         Limiter::new(self.store.clone())
     }
 
@@ -78,7 +78,7 @@ impl Process {
     /// share counts.
     pub(crate) fn local_owes(&self, key: &str, quota: Quota) -> u32 {
         let look = Limiter::new(self.local.clone()).peek(key, &quota).now();
-        quota.limit() - left(&look)[0]
+        quota.burst() - left(&look)[0]
     }
 }
 

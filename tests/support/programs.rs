@@ -43,7 +43,6 @@ fn build(name: &str, folder: &Path) {
     feature("redis", cfg!(feature = "redis"));
     feature("redis-tls", cfg!(feature = "redis-tls"));
     feature("serde", cfg!(feature = "serde"));
-    feature("simulate", cfg!(feature = "simulate"));
     feature("testing", cfg!(feature = "testing"));
     feature("tonic", cfg!(feature = "tonic"));
     feature("tracing", cfg!(feature = "tracing"));

@@ -18,7 +18,7 @@ pub(crate) fn rows(decision: &Decision) -> Vec<Row> {
 }
 
 fn quota_of(units: u32, period: u64, burst: u32) -> Option<Quota> {
-    Quota::new(units, Duration::from_nanos(period)).ok()?.try_burst(burst).ok()
+    Quota::new(units, Duration::from_nanos(period)).ok()?.try_with_burst(burst).ok()
 }
 
 /// Quotas whose interval is often rounded, from nanoseconds to days.

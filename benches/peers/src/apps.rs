@@ -103,7 +103,7 @@ where
 }
 
 pub fn quota(limit: Limit) -> Quota {
-    Quota::new(1, limit.interval).expect("a quota").burst(limit.burst)
+    Quota::new(1, limit.interval).expect("a quota").with_burst(limit.burst)
 }
 
 pub fn tower_governor<K>(extractor: K, limit: Limit) -> App

@@ -244,7 +244,7 @@ impl Capability for Adjustments {
     fn refill(&self, world: &World) -> Duration {
         let quota = world.rules.adjusted;
         // A comparison adds at most 16 late charges of 3 units, and a queue of 400 ms.
-        let units = quota.limit() + *lock(&self.late) + 48;
+        let units = quota.burst() + *lock(&self.late) + 48;
         quota.interval() * units + 3 * quota.period()
     }
 

@@ -57,7 +57,7 @@ struct Running {
 fn quotas(random: &mut Random) -> Vec<Quota> {
     let units = u32::try_from(random.within(1..30)).expect("few");
     let base = Quota::new(units, Duration::from_secs(10)).expect("a quota");
-    let rate = base.algorithm(*random.pick(&[
+    let rate = base.with_algorithm(*random.pick(&[
         Algorithm::Gcra,
         Algorithm::TokenBucket,
         Algorithm::fixed_window(),
@@ -135,7 +135,7 @@ async fn burst(world: &World, mut random: Random, when: &str) {
     );
     let (key, of_other) = (format!("burst {when}"), format!("other {when}"));
     let wrong = |what: &str| {
-        let quotas = quotas.iter().map(|it| format!("{it} {:?}", it.counted_by()));
+        let quotas = quotas.iter().map(|it| format!("{it} {:?}", it.algorithm()));
         let quotas = quotas.collect::<Vec<_>>().join(" and ");
         let text = format!("{when}: {count} callers of {quotas}, {}: {what}", at.wrappers);
         world.story.violate("burst", text);
@@ -170,7 +170,7 @@ async fn burst(world: &World, mut random: Random, when: &str) {
         wrong(&format!("{failed} not decided by a server, and {of_others} of another key"));
     }
     let has_slots = quotas[0].is_concurrent();
-    if has_slots && held > quotas[0].limit() {
+    if has_slots && held > quotas[0].burst() {
         wrong(&format!("{held} held"));
     }
     let rate = quotas.iter().find(|quota| !quota.is_concurrent());
@@ -178,7 +178,7 @@ async fn burst(world: &World, mut random: Random, when: &str) {
         wrong(&format!("{allowed} allowed"));
     }
     // One unit is gone before the burst. With leases, other units may be set aside.
-    let least = quotas.iter().map(|quota| quota.limit() - u32::from(Some(quota) == rate)).min();
+    let least = quotas.iter().map(|quota| quota.burst() - u32::from(Some(quota) == rate)).min();
     if at.wrappers.leases.is_none() && allowed < least.unwrap_or(0) as usize {
         wrong(&format!("only {allowed} allowed"));
     }
@@ -190,7 +190,7 @@ async fn burst(world: &World, mut random: Random, when: &str) {
     }
     // All slots are free again.
     if has_slots && rate.is_none() {
-        let again = send(&service, &key, quotas[0].limit() as usize).await;
+        let again = send(&service, &key, quotas[0].burst() as usize).await;
         let denied = again.iter().filter(|decision| !decision.is_allowed()).count();
         if denied > 0 {
             wrong(&format!("{denied} slots are not free afterwards"));

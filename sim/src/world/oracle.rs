@@ -68,7 +68,7 @@ impl Cause {
 /// Returns the units that a key may have in addition, within a window that a loss touches.
 fn more(loss: &Loss, quota: &Quota, from: Duration, to: Duration) -> u64 {
     let aligned = matches!(
-        quota.counted_by(),
+        quota.algorithm(),
         Algorithm::FixedWindow { .. } | Algorithm::SlidingWindow { .. }
     );
     let limits = match loss.cause {
@@ -78,7 +78,7 @@ fn more(loss: &Loss, quota: &Quota, from: Duration, to: Duration) -> u64 {
         Cause::Split => return limit(quota, loss.to.min(to).saturating_sub(loss.from.max(from))),
         Cause::Returned(units) => return units,
     };
-    limits * u64::from(quota.limit())
+    limits * u64::from(quota.burst())
 }
 
 /// The log of a run.
@@ -102,15 +102,15 @@ pub struct Log {
 
 /// Returns the most units of a quota in a window of length `window`.
 pub fn limit(quota: &Quota, window: Duration) -> u64 {
-    let limit = u64::from(quota.limit());
+    let limit = u64::from(quota.burst());
     let fits = |time: Duration| u64::try_from(window.as_nanos() / time.as_nanos()).unwrap_or(0);
-    match quota.counted_by() {
+    match quota.algorithm() {
         Algorithm::Gcra => limit + fits(quota.interval()),
         Algorithm::TokenBucket => limit + u64::from(quota.units()) * (fits(quota.period()) + 1),
         Algorithm::SlidingLog => limit * (fits(quota.period()) + 1),
         // All units at the end of a window, then one per interval.
         Algorithm::FixedWindow { paced: true, .. } => {
-            limit + 1 + fits(quota.period() / quota.limit())
+            limit + 1 + fits(quota.period() / quota.burst())
         }
         // A window may be spent at its end, and the next one at its start.
         _ => limit * (fits(quota.period()) + 2),
@@ -129,7 +129,7 @@ pub fn excess(
     losses: &[Loss],
     slack: Duration,
 ) -> Option<(u64, Duration, Duration)> {
-    let keeps_debt = matches!(quota.counted_by(), Algorithm::Gcra | Algorithm::TokenBucket);
+    let keeps_debt = matches!(quota.algorithm(), Algorithm::Gcra | Algorithm::TokenBucket);
     let mut by_end: Vec<_> = admitted.iter().filter(|entry| keeps_debt || !entry.late).collect();
     by_end.sort_by_key(|entry| entry.end);
     let mut worst: Option<(u64, Duration, Duration)> = None;
@@ -207,16 +207,16 @@ fn local(
 
 /// Returns one process's share: a part of the burst, but at least a unit, at a part of the rate.
 fn share(quota: &Quota, processes: u32) -> Quota {
-    let burst = (quota.limit() / processes).max(1);
-    match quota.counted_by() {
-        Algorithm::TokenBucket if processes == 1 => quota.burst(burst),
+    let burst = (quota.burst() / processes).max(1);
+    match quota.algorithm() {
+        Algorithm::TokenBucket if processes == 1 => quota.with_burst(burst),
         Algorithm::Gcra | Algorithm::TokenBucket => {
             let period = quota.interval() * processes;
-            Quota::new(1, period).expect("a quota").burst(burst)
+            Quota::new(1, period).expect("a quota").with_burst(burst)
         }
         other => {
             let base = Quota::new(burst, quota.period()).expect("a quota");
-            base.try_algorithm(other).unwrap_or(base)
+            base.try_with_algorithm(other).unwrap_or(base)
         }
     }
 }
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn one_unit_too_many_is_found_and_a_loss_explains_a_burst() {
-        let quota = Quota::per_second(10).burst(10);
+        let quota = Quota::per_second(10).with_burst(10);
         let found = |log: &[Entry], losses: &[Loss]| {
             excess(log, &quota, losses, Duration::ZERO).map_or(0, |(over, ..)| over)
         };
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn a_late_charge_counts_if_it_was_answered_before_an_admission_was_sent() {
-        let quota = Quota::per_second(10).burst(10);
+        let quota = Quota::per_second(10).with_burst(10);
         let from = |start: u64, end: u64| {
             let (start, end) = (Duration::from_millis(start), Duration::from_millis(end));
             Entry::allowed(0, 1, start, end)

@@ -66,33 +66,33 @@ impl Rules {
 fn tighter(random: &mut Random, quota: &Quota) -> Quota {
     let half = |units: u32| (units / 2).max(1);
     let slower = random.percent(50);
-    let built = match quota.counted_by() {
+    let built = match quota.algorithm() {
         Algorithm::Gcra if slower => Quota::new(half(quota.units()), quota.period())
-            .and_then(|it| it.try_burst(half(quota.limit()))),
+            .and_then(|it| it.try_with_burst(half(quota.burst()))),
         Algorithm::Gcra => Quota::new(quota.units(), quota.period())
-            .and_then(|it| it.try_burst(half(quota.limit()))),
+            .and_then(|it| it.try_with_burst(half(quota.burst()))),
         // A store drops an account that is full under a smaller burst, as documented.
         Algorithm::TokenBucket => Quota::new(half(quota.units()), quota.period())
-            .and_then(|it| it.try_burst(quota.limit())),
+            .and_then(|it| it.try_with_burst(quota.burst())),
         _ => Quota::new(half(quota.units()), quota.period()),
     };
-    let built = built.and_then(|it| it.try_algorithm(quota.counted_by()));
+    let built = built.and_then(|it| it.try_with_algorithm(quota.algorithm()));
     built.expect("a valid quota with fewer units")
 }
 
 /// Returns a quota that is at least as large as both of a live plan, in any order.
 pub fn loosest([one, two]: &[Quota; 2]) -> Quota {
-    match one.counted_by() {
+    match one.algorithm() {
         // The account is never ahead by more than the larger of both bursts, and each unit moves it
         // by at least the shorter interval.
         Algorithm::Gcra => {
             let interval = one.interval().min(two.interval());
-            let ahead = (one.interval() * one.limit()).max(two.interval() * two.limit());
+            let ahead = (one.interval() * one.burst()).max(two.interval() * two.burst());
             let burst = ahead.as_nanos().div_ceil(interval.as_nanos());
             let burst = u32::try_from(burst).expect("few");
-            Quota::new(1, interval).and_then(|it| it.try_burst(burst)).expect("a quota")
+            Quota::new(1, interval).and_then(|it| it.try_with_burst(burst)).expect("a quota")
         }
-        _ if one.limit() < two.limit() => *two,
+        _ if one.burst() < two.burst() => *two,
         _ => *one,
     }
 }

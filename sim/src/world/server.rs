@@ -50,7 +50,14 @@ struct State {
 }
 
 impl Server {
-    pub fn new(index: usize, epoch: i64, view: Option<Arc<Mutex<Slots>>>) -> Arc<Self> {
+    pub fn new(
+        index: usize,
+        epoch: i64,
+        view: Option<Arc<Mutex<Slots>>>,
+        has_msetex: bool,
+    ) -> Arc<Self> {
+        let mut node = Node::new();
+        node.set_msetex(has_msetex);
         let state = State {
             deaths: 0,
             work: Duration::ZERO,
@@ -64,7 +71,7 @@ impl Server {
         };
         Arc::new(Self {
             index,
-            node: Mutex::new(Node::new()),
+            node: Mutex::new(node),
             state: Mutex::new(state),
             pause: watch::Sender::new(false),
             turn: Turns::new(()),

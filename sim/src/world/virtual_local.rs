@@ -48,8 +48,4 @@ impl Store for VirtualLocal {
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.store.supports(charges)
     }
-
-    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.store.register(charges)
-    }
 }

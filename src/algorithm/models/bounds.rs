@@ -59,7 +59,7 @@ proptest! {
     ) {
         let width = width.max(40);
         let period = width * u64::from(buckets);
-        let quota = quota(units, period).algorithm(Algorithm::SlidingWindow { buckets });
+        let quota = quota(units, period).with_algorithm(Algorithm::SlidingWindow { buckets });
         let mut now = start;
         let takes = takes.into_iter().map(|((edge, part, beside), cost)| {
             let from = if edge { now.next_multiple_of(width) } else { now };
@@ -79,7 +79,7 @@ proptest! {
 #[test]
 fn a_sliding_window_allows_nearly_twice_its_units_in_a_whole_period() {
     for buckets in [1, 2, 10] {
-        let quota = quota(12, SECOND).algorithm(Algorithm::SlidingWindow { buckets });
+        let quota = quota(12, SECOND).with_algorithm(Algorithm::SlidingWindow { buckets });
         let width = SECOND / u64::from(buckets);
         for allowed in allowed(&quota, &[(width - 1, None), (width + SECOND - 2, None)]) {
             assert_eq!(most_in(&allowed, SECOND - 1), 23, "{buckets} buckets");

@@ -36,11 +36,11 @@ fn extreme_quota() -> impl Strategy<Value = Quota> {
     let numbers = (number(), period, number(), number(), number(), number());
     (numbers, algorithm).prop_map(|((units, period, burst, initial, soft, debt), algorithm)| {
         let quota = Quota::new(units, Duration::from_nanos(period)).unwrap_or(Quota::blocked());
-        let quota = quota.try_algorithm(algorithm).unwrap_or(quota);
-        let quota = quota.try_burst(burst).unwrap_or(quota);
-        let quota = quota.try_initial(initial).unwrap_or(quota);
-        let quota = quota.try_soft(soft).unwrap_or(quota);
-        quota.try_max_debt(debt).unwrap_or(quota)
+        let quota = quota.try_with_algorithm(algorithm).unwrap_or(quota);
+        let quota = quota.try_with_burst(burst).unwrap_or(quota);
+        let quota = quota.try_with_initial(initial).unwrap_or(quota);
+        let quota = quota.try_with_soft(soft).unwrap_or(quota);
+        quota.try_with_max_debt(debt).unwrap_or(quota)
     })
 }
 
@@ -64,7 +64,7 @@ proptest! {
             Algorithm::SlidingWindow { buckets: 4 },
             Algorithm::SlidingLog,
         ];
-        let quota = quota(units, 4 * period).algorithm(algorithm[kind]);
+        let quota = quota(units, 4 * period).with_algorithm(algorithm[kind]);
         let (mut now, mut last) = (start, Row { remaining: 0, full: 0, next: 0, retry: 0 });
         let mut with = Account::new();
         with.take(&quota, now, Demand::units(first));

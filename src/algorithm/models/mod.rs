@@ -121,7 +121,7 @@ fn row<M: Model>(model: &M, quota: &Quota, now: u64, retry: u64) -> Row {
     Row {
         remaining: u32::try_from(model.remaining(now)).expect("fits"),
         full: model.first(now, |t| model.is_full(t)) - now,
-        next: model.next(now, quota.limit().into()),
+        next: model.next(now, quota.burst().into()),
         retry,
     }
 }
@@ -130,17 +130,17 @@ fn row<M: Model>(model: &M, quota: &Quota, now: u64, retry: u64) -> Row {
 fn decide<M: Model>(model: &mut M, quota: &Quota, now: u64, demand: Demand) -> Decided {
     let opened = model.opened(now);
     let decided = |allowed, overage, wait, row| Decided { allowed, overage, wait, row };
-    let (need, soft) = (demand.need(), u64::from(quota.soft_units()));
+    let (need, soft) = (demand.need(), u64::from(quota.soft()));
     if need == 0 {
         return decided(true, false, 0, row(&opened, quota, now, 0));
     }
-    if !opened.fits(now, need, soft) && need > u64::from(quota.limit()) + soft {
+    if !opened.fits(now, need, soft) && need > u64::from(quota.burst()) + soft {
         return decided(false, false, 0, row(&opened, quota, now, NEVER));
     }
     let overage = !opened.fits(now, need, 0) && opened.fits(now, need, soft);
     let wait = opened.first(now, |t| opened.fits(t, need, soft)) - now;
     if wait > 0 && (wait > demand.max_wait || now + wait >= opened.queue_end(now)) {
-        if quota.initial_units().is_some() {
+        if quota.initial().is_some() {
             model.open(now);
         }
         return decided(false, false, 0, row(&opened, quota, now, wait));
@@ -172,7 +172,7 @@ fn debt() -> impl Strategy<Value = Option<u32>> {
 }
 
 fn with_debt(quota: Quota, debt: Option<u32>) -> Quota {
-    debt.map_or(quota, |units| quota.max_debt(units))
+    debt.map_or(quota, |units| quota.with_max_debt(units))
 }
 
 fn quota(units: u32, period: u64) -> Quota {
@@ -292,11 +292,11 @@ fn snapshot_holds(mut account: Account, quota: &Quota, now: u64, row: Row) -> Te
     prop_assert!(row.full == 0 || !full(now + row.full - 1), "{:?}", row);
 
     let expired = account.expires_at(quota).max(now);
-    let carries_over = matches!(quota.counted_by(), Algorithm::FixedWindow { carry_over: 1.., .. });
-    if quota.initial_units().is_none() && !carries_over {
+    let carries_over = matches!(quota.algorithm(), Algorithm::FixedWindow { carry_over: 1.., .. });
+    if quota.initial().is_none() && !carries_over {
         prop_assert_eq!(expired, now + row.full);
     }
-    for cost in [0, 1, quota.limit(), quota.limit() + 1, quota.limit() + quota.soft_units()] {
+    for cost in [0, 1, quota.burst(), quota.burst() + 1, quota.burst() + quota.soft()] {
         let look =
             |account: &Account| Decided::from(account.look(quota, expired, Demand::units(cost)));
         prop_assert_eq!(look(&account), look(&Account::new()));

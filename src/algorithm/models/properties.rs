@@ -20,7 +20,7 @@ proptest! {
         units in 1u32..11, burst in 1u32..25, soft in soft(), period in periods(),
         start in start(), debt in debt(), steps in steps(),
     ) {
-        let quota = quota(units, period).burst(burst).soft(soft);
+        let quota = quota(units, period).with_burst(burst).with_soft(soft);
         run::<SlowGcra>(with_debt(quota, debt), start, steps)?;
     }
 
@@ -29,10 +29,10 @@ proptest! {
         bucket: bool, units in 1u32..11, burst in 1u32..25, initial in 0u32..25, soft in soft(),
         period in periods(), start in start(), debt in debt(), steps in steps(),
     ) {
-        let quota = quota(units, period).burst(burst).initial(initial.min(burst)).soft(soft);
+        let quota = quota(units, period).with_burst(burst).with_initial(initial.min(burst)).with_soft(soft);
         let quota = with_debt(quota, debt);
         if bucket {
-            run::<SlowBucket>(quota.algorithm(Algorithm::TokenBucket), start, steps)?;
+            run::<SlowBucket>(quota.with_algorithm(Algorithm::TokenBucket), start, steps)?;
         } else {
             run::<SlowGcra>(quota, start, steps)?;
         }
@@ -43,8 +43,8 @@ proptest! {
         units in 1u32..11, burst in 1u32..25, soft in soft(), period in periods(),
         start in start(), debt in debt(), steps in steps(),
     ) {
-        let quota = with_debt(quota(units, period).burst(burst).soft(soft), debt);
-        run::<SlowBucket>(quota.algorithm(Algorithm::TokenBucket), start, steps)?;
+        let quota = with_debt(quota(units, period).with_burst(burst).with_soft(soft), debt);
+        run::<SlowBucket>(quota.with_algorithm(Algorithm::TokenBucket), start, steps)?;
     }
 
     #[test]
@@ -52,8 +52,8 @@ proptest! {
         units in 1u32..13, carry_over in prop_oneof![2 => Just(0u32), 3 => 1u32..15], paced: bool,
         soft in soft(), period in periods(), start in start(), debt in debt(), steps in steps(),
     ) {
-        let quota = quota(units, period).algorithm(Algorithm::FixedWindow { carry_over, paced });
-        let quota = if paced { quota } else { quota.soft(soft) };
+        let quota = quota(units, period).with_algorithm(Algorithm::FixedWindow { carry_over, paced });
+        let quota = if paced { quota } else { quota.with_soft(soft) };
         run::<SlowAligned>(with_debt(quota, debt), start, steps)?;
     }
 
@@ -61,7 +61,7 @@ proptest! {
     fn anchored_window_equals_its_model(
         units in 1u32..13, soft in soft(), period in periods(), start in start(), debt in debt(), steps in steps(),
     ) {
-        let quota = quota(units, period).algorithm(Algorithm::AnchoredWindow).soft(soft);
+        let quota = quota(units, period).with_algorithm(Algorithm::AnchoredWindow).with_soft(soft);
         run::<SlowAnchored>(with_debt(quota, debt), start, steps)?;
     }
 
@@ -71,7 +71,7 @@ proptest! {
         width in periods(), start in start(), debt in debt(), steps in steps(),
     ) {
         let quota = quota(units, width * u64::from(buckets));
-        let quota = quota.algorithm(Algorithm::SlidingWindow { buckets }).soft(soft);
+        let quota = quota.with_algorithm(Algorithm::SlidingWindow { buckets }).with_soft(soft);
         run::<SlowSliding>(with_debt(quota, debt), start, steps)?;
     }
 
@@ -79,7 +79,7 @@ proptest! {
     fn sliding_log_equals_its_model(
         units in 1u32..13, soft in soft(), period in periods(), start in start(), debt in debt(), steps in steps(),
     ) {
-        let quota = quota(units, period).algorithm(Algorithm::SlidingLog).soft(soft);
+        let quota = quota(units, period).with_algorithm(Algorithm::SlidingLog).with_soft(soft);
         run::<SlowSliding>(with_debt(quota, debt), start, steps)?;
     }
 }

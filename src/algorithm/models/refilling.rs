@@ -26,9 +26,9 @@ impl Model for SlowGcra {
     fn of(quota: &Quota) -> Self {
         Self {
             interval: ceil(quota.period_nanos().into(), quota.units().into()),
-            burst: quota.limit().into(),
-            soft: quota.soft_units().into(),
-            initial: quota.initial_units().map(u64::from),
+            burst: quota.burst().into(),
+            soft: quota.soft().into(),
+            initial: quota.initial().map(u64::from),
             late_limit: quota.late_limit(),
             account: None,
         }
@@ -126,8 +126,8 @@ impl Model for SlowBucket {
         Self {
             units: quota.units().into(),
             period: quota.period_nanos(),
-            burst: quota.limit().into(),
-            initial: quota.initial_units().map(u64::from),
+            burst: quota.burst().into(),
+            initial: quota.initial().map(u64::from),
             max_debt: quota.max_debt_units().into(),
             account: None,
         }

@@ -46,7 +46,7 @@ impl SlowAligned {
 
 impl Model for SlowAligned {
     fn of(quota: &Quota) -> Self {
-        let Algorithm::FixedWindow { carry_over, paced } = quota.counted_by() else {
+        let Algorithm::FixedWindow { carry_over, paced } = quota.algorithm() else {
             panic!("{quota:?}")
         };
         Self {
@@ -198,7 +198,7 @@ impl SlowSliding {
 impl Model for SlowSliding {
     fn of(quota: &Quota) -> Self {
         let (units, period) = (quota.units().into(), quota.period_nanos());
-        let width = match quota.counted_by() {
+        let width = match quota.algorithm() {
             Algorithm::SlidingWindow { buckets } => Some(period / u64::from(buckets)),
             _ => None,
         };

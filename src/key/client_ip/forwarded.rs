@@ -19,7 +19,7 @@ use http::{
 
 use super::{
     super::entries::{MAX_BYTES, MAX_ENTRIES},
-    entry::{self, MAX_LENGTH},
+    header::{self, MAX_LENGTH},
 };
 
 /// Iterator over the elements of all lines, from right to left.
@@ -187,10 +187,10 @@ impl<'a> ParameterValue<'a> {
                         length += 1;
                     }
                 }
-                return entry::address(&plain[..length]);
+                return header::address(&plain[..length]);
             }
         };
-        entry::address(text)
+        header::address(text)
     }
 }
 

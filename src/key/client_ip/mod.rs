@@ -1,15 +1,13 @@
 //! The address of a client behind proxies, as a key.
 
-mod client_header;
-mod entry;
-mod explain;
 mod forwarded;
+mod header;
 
-use std::{fmt, net::IpAddr};
+use std::net::IpAddr;
 
 use http::{HeaderName, StatusCode};
 
-use self::client_header::{ClientHeader, HeaderFault};
+use self::header::{ClientHeader, HeaderFault};
 use super::{
     Key, KeyError, KeyExtractor, RequestHead,
     network::{NetworkError, Networks},
@@ -70,7 +68,7 @@ const MAX_HOPS: u8 = 32;
 /// # Requests without a client
 ///
 /// If a trusted proxy sends no header, the request is charged to the account of the proxy. Probes
-/// of load balancers are an example. [`without_header`](ClientIp::without_header) can reject such
+/// of load balancers are an example. [`reject_without_header`](ClientIp::reject_without_header) can reject such
 /// requests.
 ///
 /// Some proxies let a client remove the header with `connection: x-forwarded-for`. The client is
@@ -89,7 +87,8 @@ pub struct ClientIp {
     source: ClientHeader,
     prefix: Prefix,
     unreadable: Unreadable,
-    without_header: WithoutHeader,
+    /// The status of a request that a trusted proxy sends without the header.
+    without_header: Option<StatusCode>,
 }
 
 #[derive(Clone, Debug)]
@@ -111,20 +110,6 @@ pub enum Unreadable {
     Share,
 }
 
-/// Policy for a request that a trusted proxy sends without the header.
-///
-/// Set with [`ClientIp::without_header`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum WithoutHeader {
-    /// Charges the request to the account of the proxy.
-    #[default]
-    CountAsPeer,
-    /// Rejects the request with this status, regardless of the rule's policy for missing
-    /// identities.
-    Reject(StatusCode),
-}
-
 /// The address of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Client {
@@ -133,39 +118,25 @@ pub(crate) struct Client {
     pub(crate) is_confirmed: bool,
 }
 
-impl Client {
-    const fn confirmed(address: IpAddr) -> Self {
-        Self { address, is_confirmed: true }
-    }
-
-    const fn unconfirmed(address: IpAddr) -> Self {
-        Self { address, is_confirmed: false }
-    }
-}
-
 impl ClientIp {
     /// Trusts the proxies in these networks.
     ///
     /// An item is a network such as `"10.0.0.0/8"`, or a single address. With an empty list, each
     /// peer is the client.
     ///
-    /// The log warns about an empty list, and about a single address that looks like a network
-    /// (`"10.0.0.0"`). For a proxy with such an address, write `"10.0.0.0/32"`.
+    /// For a proxy whose address looks like that of a network, such as `"10.0.0.0"`, write
+    /// `"10.0.0.0/32"`.
     ///
     /// # Errors
     ///
-    /// Fails if an item cannot be parsed, has host bits set, or contains all IPv4 or IPv6
-    /// addresses. The error contains the item. To trust every peer, use
+    /// Fails if an item cannot be parsed, has host bits set, looks like a network but has no prefix
+    /// length, or contains all IPv4 or IPv6 addresses. The error contains the item. To trust every peer, use
     /// [`behind_any_peer_dangerous`](ClientIp::behind_any_peer_dangerous) or
     /// [`hops`](ClientIp::hops).
     pub fn behind<N: AsRef<str>>(
         networks: impl IntoIterator<Item = N>,
     ) -> Result<Self, NetworkError> {
-        let networks = Networks::read(networks)?;
-        if let Some(error) = networks.unrestricted() {
-            return Err(error);
-        }
-        networks.advise();
+        let networks = Networks::trusted(networks)?;
         Ok(Self::trusting(Trusted::Networks(networks)))
     }
 
@@ -198,22 +169,13 @@ impl ClientIp {
         Self::trusting(Trusted::Hops(hops))
     }
 
-    /// Fallible form of [`hops`](ClientIp::hops), for a number known only at run time.
-    ///
-    /// # Errors
-    ///
-    /// Fails if `hops` is outside 1 to 32.
-    pub fn try_hops(hops: u8) -> Result<Self, HopsError> {
-        if (1..=MAX_HOPS).contains(&hops) { Ok(Self::hops(hops)) } else { Err(HopsError(hops)) }
-    }
-
     const fn trusting(trusted: Trusted) -> Self {
         Self {
             trusted,
             source: ClientHeader::XForwardedFor,
             prefix: Prefix::DEFAULT,
             unreadable: Unreadable::Reject(StatusCode::BAD_REQUEST),
-            without_header: WithoutHeader::CountAsPeer,
+            without_header: None,
         }
     }
 
@@ -290,30 +252,27 @@ impl ClientIp {
         self.ipv6_prefix(48)
     }
 
-    /// Sets the policy for a request that a trusted proxy sends without the header.
+    /// Rejects a request that a trusted proxy sends without the header, with this status.
     ///
-    /// Defaults to [`WithoutHeader::CountAsPeer`]. With [`hops`](ClientIp::hops), the policy has no
-    /// effect, because a request without the header has no identity.
+    /// By default, the request is charged to the account of the proxy. With
+    /// [`hops`](ClientIp::hops), this setting has no effect, because a request without the header has
+    /// no identity.
     ///
-    /// Some load balancers send health probes without the header. If you reject such requests,
-    /// exempt the probes by their path:
+    /// Some load balancers send health probes without the header. Exempt the probes by their path:
     ///
     /// ```
     /// use http::StatusCode;
-    /// use tower_sluice::{
-    ///     AccessList, ClientIp, LocalStore, Quota, RateLimitLayer, key::WithoutHeader,
-    /// };
+    /// use tower_sluice::{AccessList, ClientIp, LocalStore, Quota, RateLimitLayer};
     ///
-    /// let client = ClientIp::behind(["10.0.0.0/24"])?
-    ///     .without_header(WithoutHeader::Reject(StatusCode::BAD_REQUEST));
+    /// let client = ClientIp::behind(["10.0.0.0/24"])?.reject_without_header(StatusCode::BAD_REQUEST);
     /// let layer = RateLimitLayer::new(client, Quota::per_second(10), LocalStore::new())
     ///     .allow(AccessList::from_fn(|head| head.uri.path() == "/health"));
     /// # drop(layer);
     /// # Ok::<(), tower_sluice::key::NetworkError>(())
     /// ```
     #[must_use]
-    pub fn without_header(self, without_header: WithoutHeader) -> Self {
-        Self { without_header, ..self }
+    pub fn reject_without_header(self, status: StatusCode) -> Self {
+        Self { without_header: Some(status), ..self }
     }
 
     /// Returns the whole address of the client, for logs and lists.
@@ -332,37 +291,32 @@ impl ClientIp {
 
     /// Returns the client.
     pub(crate) fn client(&self, head: &RequestHead<'_>) -> Result<Client, KeyError> {
-        self.find(head, |_| {}).map_err(|unknown| self.error(unknown))
+        self.find(head).map_err(|unknown| self.error(unknown))
     }
 
-    /// Finds the client. Calls `read` with each address in the header, until the client is found.
-    fn find(
-        &self,
-        head: &RequestHead<'_>,
-        mut read: impl FnMut(IpAddr),
-    ) -> Result<Client, UnknownClient> {
+    fn find(&self, head: &RequestHead<'_>) -> Result<Client, UnknownClient> {
+        let confirmed = |address| Client { address, is_confirmed: true };
         let addresses = self.source.addresses(head.headers);
-        let addresses = addresses.inspect(|address| address.iter().copied().for_each(&mut read));
         let mut addresses = addresses.map(|address| address.map_err(UnknownClient::Unreadable));
         let peer = || peer_address(head).ok_or(UnknownClient::Peer);
         match &self.trusted {
             Trusted::Networks(networks) => {
                 let peer = peer()?;
-                if !networks.hold(peer) {
-                    return Ok(Client::confirmed(peer));
+                if !networks.contain(peer) {
+                    return Ok(confirmed(peer));
                 }
                 let mut leftmost = None;
                 for address in addresses {
                     let address = address?;
-                    if !networks.hold(address) {
-                        return Ok(Client::confirmed(address));
+                    if !networks.contain(address) {
+                        return Ok(confirmed(address));
                     }
                     leftmost = Some(address);
                 }
                 match leftmost {
                     Some(proxy) => {
                         self.log_no_client(proxy);
-                        Ok(Client::unconfirmed(proxy))
+                        Ok(Client { address: proxy, is_confirmed: false })
                     }
                     None => self.count_as(peer),
                 }
@@ -373,12 +327,11 @@ impl ClientIp {
                 let hops = if single { 1 } else { usize::from(*hops) };
                 let mut nearer = addresses.by_ref().take(hops - 1);
                 nearer.try_for_each(|address| address.map(drop))?;
-                let client = addresses.next().unwrap_or(Err(UnknownClient::Missing));
-                client.map(Client::confirmed)
+                addresses.next().unwrap_or(Err(UnknownClient::Missing)).map(confirmed)
             }
             Trusted::AnyPeer => {
                 let leftmost = addresses.try_fold(None, |_, address| address.map(Some))?;
-                leftmost.map_or_else(|| self.count_as(peer()?), |it| Ok(Client::confirmed(it)))
+                leftmost.map_or_else(|| self.count_as(peer()?), |address| Ok(confirmed(address)))
             }
         }
     }
@@ -387,8 +340,8 @@ impl ClientIp {
     fn count_as(&self, peer: IpAddr) -> Result<Client, UnknownClient> {
         self.log_no_client(peer);
         match self.without_header {
-            WithoutHeader::CountAsPeer => Ok(Client::unconfirmed(peer)),
-            WithoutHeader::Reject(status) => Err(UnknownClient::WithoutHeader(status)),
+            None => Ok(Client { address: peer, is_confirmed: false }),
+            Some(status) => Err(UnknownClient::WithoutHeader(status)),
         }
     }
 
@@ -401,11 +354,12 @@ impl ClientIp {
                 KeyError::unusable(status, format!("no header {name} from a trusted proxy"))
             }
             (UnknownClient::Missing, _) => KeyError::missing(format!("client's address in {name}")),
-            (UnknownClient::Unreadable(why), Unreadable::Reject(status)) => {
+            (UnknownClient::Unreadable(why), policy) => {
+                let status = match policy {
+                    Unreadable::Reject(status) => status,
+                    Unreadable::Share => StatusCode::BAD_REQUEST,
+                };
                 KeyError::unusable(status, format!("header {name} {why}"))
-            }
-            (UnknownClient::Unreadable(why), Unreadable::Share) => {
-                KeyError::unusable(StatusCode::BAD_REQUEST, format!("header {name} {why}"))
             }
         }
     }
@@ -419,7 +373,7 @@ impl ClientIp {
                 "a request from a trusted proxy names no client in {name}, and the last known address \
                  is the proxy {proxy}: for a probe, exempt its path; otherwise let the outermost \
                  proxy set the header, and trust only the networks of the proxies; \
-                 ClientIp::without_header can reject requests without the header"
+                 ClientIp::reject_without_header can reject requests without the header"
             );
         });
     }
@@ -427,7 +381,7 @@ impl ClientIp {
 
 impl KeyExtractor for ClientIp {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-        match self.find(head, |_| {}) {
+        match self.find(head) {
             Ok(client) => Ok(Some(self.prefix.key(client.address))),
             Err(UnknownClient::Unreadable(_)) if self.unreadable == Unreadable::Share => {
                 Ok(Some(Key::unidentified()))
@@ -444,17 +398,3 @@ enum UnknownClient {
     WithoutHeader(StatusCode),
     Unreadable(HeaderFault),
 }
-
-/// Error for a number of proxies outside 1 to 32.
-///
-/// See [troubleshooting](crate::guide::troubleshooting#errors).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HopsError(u8);
-
-impl fmt::Display for HopsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "hops is {}; give 1 to {MAX_HOPS}; without a proxy, use PeerIp", self.0)
-    }
-}
-
-impl std::error::Error for HopsError {}

@@ -12,8 +12,9 @@ use super::{sets::Stored, table::Located};
 use crate::{
     algorithm::{AccountState, Demand, Evaluation},
     decision::{Decision, Outcome, Snapshot},
+    key::random_state,
     quota::Quota,
-    store::{Charge, hashes::random_state},
+    store::Charge,
 };
 
 /// One quota of one charge, with its account.
@@ -130,7 +131,7 @@ impl<'a> Accounts<'a> {
         for index in &self.order {
             let Account { at, report_only, evaluation, .. } = &self.distinct[usize::from(*index)];
             let outcome = Outcome::with(at.rule, at.quota_index, evaluation.snapshot);
-            decision.push(outcome.report_only(*report_only));
+            decision.push(outcome.with_report_only(*report_only));
         }
     }
 }

@@ -29,10 +29,7 @@ impl Clock {
     }
 
     /// Creates a clock at the Unix epoch that advances only with the returned mock.
-    #[cfg_attr(
-        not(any(feature = "simulate", feature = "testing")),
-        expect(dead_code, reason = "used in simulations and tests")
-    )]
+    #[cfg_attr(not(feature = "testing"), expect(dead_code, reason = "used in tests"))]
     pub(crate) fn driven() -> (Self, Arc<quanta::Mock>) {
         let (ticks, mock) = quanta::Clock::mock();
         (Self { ticks, epoch: 0 }, mock)

@@ -442,8 +442,14 @@ impl HeldKeys {
     pub(super) fn deny(&mut self, id: u64, missing: u64, now: u64) -> u64 {
         let Some(entry) = self.entries.get_mut(&id) else { return 0 };
         let held = entry.held;
-        let exhaustion = entry.exhaustion.get_or_insert(Exhaustion { since: now, freed: 0, held });
-        exhaustion.held = held;
+        entry.exhaustion.get_or_insert(Exhaustion { since: now, freed: 0, held }).held = held;
+        self.expected_wait(id, missing, now)
+    }
+
+    /// Returns the time in which `missing` slots are probably freed.
+    pub(super) fn expected_wait(&self, id: u64, missing: u64, now: u64) -> u64 {
+        let Some(entry) = self.entries.get(&id) else { return 0 };
+        let Some(exhaustion) = entry.exhaustion else { return 0 };
         let elapsed = now.saturating_sub(exhaustion.since);
         let waiting = entry.queue.as_ref().map_or(0, |queue| queue.waiting.len() as u64);
         let most = if exhaustion.freed == 0 { MAX_GUESS } else { u64::MAX };

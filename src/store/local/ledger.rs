@@ -258,7 +258,7 @@ impl Ledger {
         let has_room = self.blocks.set(self.hasher.id(charge), now, until, slots);
         if !has_room {
             self.block_warning.record_block(now, slots);
-            return Decision::new(false, now).from_source(Source::Overflow);
+            return Decision::new(false, now).with_source(Source::Overflow);
         }
         Decision::new(true, now)
     }
@@ -270,16 +270,16 @@ impl Ledger {
 
     /// Denies the charges if a key is blocked.
     #[cold]
-    fn deny_blocked(&self, charges: &[Charge<'_>], decision: &mut Decision) -> bool {
+    pub(super) fn deny_blocked(&self, charges: &[Charge<'_>], decision: &mut Decision) -> bool {
         let now = self.clock.now();
         let deciding = charges.iter().filter(|c| c.cost() > 0 && !c.is_report_only());
         let left = deciding.map(|charge| (charge, self.blocks.left(self.hasher.id(charge), now)));
         let Some((charge, left)) = left.max_by_key(|(_, left)| *left).filter(|it| it.1 > 0) else {
             return false;
         };
-        let limit = charge.quotas().first().map_or(1, Quota::limit);
+        let limit = charge.quotas().first().map_or(1, Quota::burst);
         let outcome = Outcome::block(charge.rule(), limit, Duration::from_nanos(left));
-        *decision = Decision::new(false, now).with_blocked().outcome(outcome);
+        *decision = Decision::new(false, now).with_blocked().with_outcome(outcome);
         true
     }
 }
@@ -300,15 +300,15 @@ fn plain_decision<const N: usize>(
     decision.set_allowed(allowed && overage, if allowed { wait } else { 0 });
     for at in 0..N {
         let outcome = Outcome::with(charges[at].rule(), 0, evaluations[at].snapshot);
-        decision.push(outcome.report_only(charges[at].is_report_only()));
+        decision.push(outcome.with_report_only(charges[at].is_report_only()));
     }
     decision
 }
 
 /// The locked accounts of a decision.
-struct Locked<'a> {
-    rates: LockedAccounts<'a, AccountState>,
-    slots: Option<LockedSlots<'a>>,
+pub(super) struct Locked<'a> {
+    pub(super) rates: LockedAccounts<'a, AccountState>,
+    pub(super) slots: Option<LockedSlots<'a>>,
 }
 
 /// Returns `true` for one charge of one concurrent quota.
@@ -319,7 +319,7 @@ fn are_slots(charges: &[Charge<'_>]) -> bool {
 
 /// Evaluates the demand of an account. New keys on one shared account count together.
 #[inline]
-fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluation {
+pub(super) fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluation {
     let account = &all[index];
     if account.quota.is_concurrent()
         && let Some(slots) = &mut locked.slots
@@ -397,7 +397,7 @@ fn deny(all: &mut [Account<'_>], locked: &mut Locked<'_>, clock: impl FnOnce() -
 #[inline]
 fn open(account: &mut Account<'_>, locked: &mut LockedAccounts<'_, AccountState>) {
     let (quota, demand, now) = (account.quota, account.demand, locked.now());
-    if quota.initial_units().is_some() {
+    if quota.initial().is_some() {
         let open = |state: &mut _| algorithm::open(state, quota, now, demand);
         locked.update(&mut account.at, quota, open);
     }
@@ -442,7 +442,7 @@ mod tests {
             let (clock, mock) = Clock::driven();
             mock.increment(10 * SECOND);
             let (ledger, quotas) =
-                (Ledger::new(clock, 1), [Quota::per_second(1).algorithm(algorithm)]);
+                (Ledger::new(clock, 1), [Quota::per_second(1).with_algorithm(algorithm)]);
             let take = |key: u32| {
                 let key = Key::from(key);
                 let charge = Charge::new(RuleName::default(), &key, &quotas);
@@ -482,7 +482,8 @@ mod tests {
             Algorithm::SlidingWindow { buckets: 4 },
             Algorithm::SlidingLog,
         ] {
-            let quotas = [three.algorithm(algorithm), Quota::per_day(3).algorithm(algorithm)];
+            let quotas =
+                [three.with_algorithm(algorithm), Quota::per_day(3).with_algorithm(algorithm)];
             let charge = |key, n: usize| Charge::new(RuleName::default(), key, &quotas[..n]);
             let of = [
                 vec![charge(&one, 1)],
@@ -503,7 +504,7 @@ mod tests {
 
     #[test]
     fn an_older_reading_of_the_clock_gets_the_last_position_of_a_queue() {
-        let (key, quotas) = (Key::from("one"), [Quota::per_second(1).burst(1)]);
+        let (key, quotas) = (Key::from("one"), [Quota::per_second(1).with_burst(1)]);
         let charge = Charge::new(RuleName::default(), &key, &quotas);
         let charge = charge.with_max_wait(Duration::from_secs(2));
         let ledger = ledger();
@@ -519,7 +520,7 @@ mod tests {
     #[test]
     fn a_refill_after_the_reading_of_the_clock_counts() {
         let (key, quota) =
-            (Key::from("one"), Quota::per_second(1).algorithm(Algorithm::TokenBucket));
+            (Key::from("one"), Quota::per_second(1).with_algorithm(Algorithm::TokenBucket));
         let (quotas, (clock, mock)) = ([quota], Clock::driven());
         let charge = [Charge::new(RuleName::default(), &key, &quotas)];
         let ledger = Ledger::new(clock, 64);

@@ -8,6 +8,7 @@ mod held;
 mod ledger;
 mod overflow;
 mod overflow_warning;
+mod peek;
 mod rebuild;
 mod sets;
 mod slots;
@@ -19,10 +20,10 @@ use std::{convert::Infallible, fmt, sync::Arc};
 pub(crate) use self::{clock::Clock, held::Turn};
 use self::{ledger::Ledger, rebuild::RebuildDetector};
 use super::{
-    Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, can_queue_under, queueing,
-    rules::KnownRules,
+    Answer, BoxFuture, Charge, Health, KnownRules, Never, Op, Store, Unsupported, can_queue_under,
+    queueing,
 };
-use crate::{decision::Decision, observe::set_keys, quota::Quota};
+use crate::{decision::Decision, observe::set_keys};
 
 /// Embedded store that keeps accounts in the memory of the process.
 ///
@@ -82,7 +83,7 @@ use crate::{decision::Decision, observe::set_keys, quota::Quota};
 ///
 /// # Memory of other algorithms
 ///
-/// An account of GCRA without [`initial`](crate::Quota::initial) units is one instant in its slot.
+/// An account of GCRA without [`initial`](crate::Quota::with_initial) units is one instant in its slot.
 /// Other accounts also need a state, in these sizes:
 ///
 /// - 96 bytes for each key of the capacity, if all accounts have a state. The first state in a
@@ -90,7 +91,7 @@ use crate::{decision::Decision, observe::set_keys, quota::Quota};
 /// - For a sliding window, 16 bytes for each bucket in use, at most one more than the quota has
 ///   buckets.
 /// - For a sliding log, 16 bytes for each charge of the period, at most the limit plus the units of
-///   [`max_debt`](crate::Quota::max_debt).
+///   [`max_debt`](crate::Quota::with_max_debt).
 ///
 /// # Blocks
 ///
@@ -192,7 +193,7 @@ impl LocalStore {
     /// intervals, not per request.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let stats = self.stats_without_gauges();
+        let stats = self.ledger.stats();
         set_keys(stats.active, stats.slots, stats.held);
         stats
     }
@@ -201,16 +202,12 @@ impl LocalStore {
     fn change(&self, op: Op<'_>) -> Decision {
         match op {
             Op::Take(charges) => self.ledger.take(charges, |decision| decision),
+            Op::Peek(charges) => self.ledger.peek(charges),
             Op::Adjust(charge, units) => self.ledger.adjust(charge, units),
             Op::Reset(charge) => self.ledger.reset(charge),
             Op::Block(charge, time) => self.ledger.block(charge, time),
             Op::Unblock(charge) => self.ledger.unblock(charge),
         }
-    }
-
-    /// Like [`stats`](LocalStore::stats), without setting the gauges.
-    pub(crate) fn stats_without_gauges(&self) -> Stats {
-        self.ledger.stats()
     }
 }
 
@@ -236,13 +233,12 @@ impl Store for LocalStore {
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        let has_queue = |quota: &&Quota| quota.is_concurrent();
-        queueing(charges).filter(|quota| !has_queue(quota)).try_for_each(can_queue_under)
-    }
-
-    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.layers.rules.register(charges)?;
-        self.layers.rebuilds.layer_built();
+        let mut rates = queueing(charges).filter(|quota| !quota.is_concurrent());
+        rates.try_for_each(can_queue_under)?;
+        if charges.iter().any(Charge::is_fixed) {
+            self.layers.rules.register(charges)?;
+            self.layers.rebuilds.layer_built();
+        }
         Ok(())
     }
 

@@ -108,11 +108,28 @@ fn add(
     quota: &Quota,
     cost: u32,
 ) -> Hold {
+    add_held(evaluation, cost);
+    let (epoch, shard) = (keys.hold(id, cost.into()), Arc::clone(shard));
+    Hold::new(shard, id, epoch, cost.into()).until_head(quota.sheds())
+}
+
+/// Adds slots to the reported ones.
+#[inline]
+pub(super) fn add_held(evaluation: &mut Evaluation, cost: u32) {
     if let Snapshot::Slots { held, .. } = &mut evaluation.snapshot {
         *held = held.saturating_add(cost.into());
     }
-    let (epoch, shard) = (keys.hold(id, cost.into()), Arc::clone(shard));
-    Hold::new(shard, id, epoch, cost.into()).until_head(quota.sheds())
+}
+
+/// Adds the expected wait to a denial, without a record of the denial.
+pub(super) fn expect_wait(account: &mut Account<'_>, slots: &mut LockedSlots<'_>, now: u64) {
+    let Account { at, quota, demand, evaluation, .. } = account;
+    if let Snapshot::Slots { held, retry_ns, free_in_ns, .. } = &mut evaluation.snapshot
+        && ![0, NEVER].contains(retry_ns)
+        && let Some(keys) = slots.get(at.id)
+    {
+        *free_in_ns = keys.expected_wait(at.id, concurrent::missing(*held, quota, *demand), now);
+    }
 }
 
 /// Adds the request of a denied decision to the queue of the first account without enough free

@@ -1,25 +1,11 @@
 //! A store in Redis or Valkey, shared by many processes.
 
-mod addresses;
 mod batch;
-mod call;
 mod cluster;
-mod coalesce;
+mod connection;
 mod error;
-mod fan_out;
-mod hash_slot;
-mod link;
-mod node;
-mod open;
-mod plan;
-mod probe;
-mod queue;
-mod reply;
-mod request;
-mod routes;
-mod script;
+mod protocol;
 mod slots;
-mod watchdog;
 
 #[cfg(feature = "testing")]
 use std::sync::atomic::AtomicUsize;
@@ -35,24 +21,29 @@ use std::{
 use redis::aio::ConnectionLike;
 
 use self::{
-    addresses::Addresses,
-    batch::BatchKind,
-    hash_slot::SLOTS,
-    queue::{Queue, Queues},
-    reply::Reply,
-    request::{AccountRequest, Request, ScriptOp},
-    script::Scripts,
+    batch::{
+        BatchKind, coalesce,
+        queue::{Queue, Queues},
+    },
+    cluster::{fan_out, hash_slot::SLOTS},
+    connection::probe,
+    protocol::{
+        addresses::Addresses,
+        plan,
+        reply::Reply,
+        request::{AccountRequest, Request, ScriptOp},
+        script::Scripts,
+    },
     slots::{MAX_COST, Slots},
 };
 pub use self::{
     cluster::ClusterLink,
+    connection::{link::Link, probe::Probe},
     error::{RedisError, RedisErrorKind},
-    link::Link,
-    probe::Probe,
 };
 use super::{
-    Answer, BoxFuture, Charge, Health, Op, Store, Unsupported, can_queue_under, queueing,
-    rules::KnownRules,
+    Answer, BoxFuture, Charge, FailureDomain, Health, KnownRules, Op, Store, Unsupported,
+    can_queue_under, queueing,
 };
 use crate::{
     decision::{Decision, Source},
@@ -287,12 +278,10 @@ where
     /// Replaces the server's clock by `test_clock`, in nanoseconds of Unix time.
     #[cfg(feature = "testing")]
     pub(crate) fn with_test_clock(mut self, test_clock: Arc<AtomicU64>) -> Self {
-        let settings = self.settings_mut();
-        settings.slots = Arc::new(settings.slots.with_clock(test_clock.clone()));
-        settings.test_clock = Some(test_clock);
+        self.settings_mut().test_clock = Some(test_clock);
         self.shared =
             Arc::new(RedisShared { scripts: Scripts::with_test_clock(), ..RedisShared::default() });
-        self
+        self.with_slot_ttl(SLOT_TTL)
     }
 
     #[cfg(feature = "testing")]
@@ -307,7 +296,6 @@ where
     fn settings_mut(&mut self) -> &mut RedisConfig {
         let settings = Arc::make_mut(&mut self.settings);
         settings.rules = Arc::default();
-        settings.slots = Arc::new(settings.slots.renewed(settings.slots.life));
         settings.queues = Arc::new(Queues::new(if settings.sharded { SLOTS } else { 1 }));
         settings
     }
@@ -343,13 +331,18 @@ where
         }
     }
 
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<<Self as Store>::Future> {
+    fn take(&self, charges: &[Charge<'_>], peeks: bool) -> Answer<<Self as Store>::Future> {
         if let Err(unsupported) = self.supports(charges) {
             return Answer::Now(Err(unsupported.into()));
         }
         let (store, request) = (self.clone(), Arc::new(Request::new(charges, self.addresses())));
         if request.accounts.is_empty() {
-            return Answer::Now(Ok(Decision::allow().from_source(Source::Redis)));
+            return Answer::Now(Ok(Decision::allow().with_source(Source::Redis)));
+        }
+        if peeks {
+            let sharded = self.settings.sharded;
+            let parts = if sharded { request.by_slot() } else { vec![(*request).clone()] };
+            return Answer::Later(Box::pin(fan_out::peek(store, request, parts)));
         }
         if self.settings.sharded && request.accounts.len() > 1 {
             let parts = request.by_slot();
@@ -386,7 +379,8 @@ where
 
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         let (charge, script_op) = match op {
-            Op::Take(charges) => return self.take(charges),
+            Op::Take(charges) => return self.take(charges, false),
+            Op::Peek(charges) => return self.take(charges, true),
             Op::Adjust(charge, units) => {
                 let amount = units.unsigned_abs();
                 // The script reduces a charge above the limit, but does not report it.
@@ -416,25 +410,19 @@ where
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         charges.iter().flat_map(Charge::quotas).try_for_each(plan::check)?;
-        queueing(charges).try_for_each(can_queue_under)
-    }
-
-    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        queueing(charges).try_for_each(can_queue_under)?;
         const TOO_MANY: &str = "a request that takes more than 256 slots; lower its cost";
         let takes_slots = |it: &Charge<'_>| it.charged_quotas().any(|(_, it)| it.is_concurrent());
-        if charges.iter().any(|it| it.cost() > MAX_COST && takes_slots(it)) {
+        if charges.iter().any(|it| it.is_fixed() && it.cost() > MAX_COST && takes_slots(it)) {
             return Err(Unsupported::new(TOO_MANY));
         }
         self.settings.rules.register(charges)
     }
 
-    fn with_budget(mut self, budget: Duration) -> Self {
-        cluster::set_budget(&mut self.connection, budget);
-        self
-    }
-
-    fn isolates_failures(&self) -> bool {
-        self.cluster_link().is_some_and(ClusterLink::isolates_failures)
+    fn failure_domains(&self, op: Op<'_>) -> Vec<FailureDomain> {
+        let address = |it: &Charge<'_>| self.addresses().account(it.rule(), it.key());
+        let accounts = op.charges().iter().map(address);
+        self.cluster_link().map_or_else(Vec::new, |cluster| cluster.servers(accounts))
     }
 
     /// Reads an account of the server.

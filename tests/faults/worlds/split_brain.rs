@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Two limits of one burst and rate each.
-const DOUBLE: Quota = Quota::per_second(20).burst(20);
+const DOUBLE: Quota = Quota::per_second(20).with_burst(20);
 
 pub(crate) fn faults() -> Vec<Fault> {
     vec![Fault::new(

@@ -4,7 +4,7 @@ use http::{HeaderName, HeaderValue, Request, StatusCode};
 use proptest::prelude::*;
 use tower_sluice::{
     AccessList, ClientIp,
-    key::{Everyone, HeaderKey, WithoutHeader},
+    key::{Everyone, HeaderKey},
 };
 
 use super::{Layer, from, ip, statuses, three, v4};
@@ -200,7 +200,7 @@ async fn a_dropped_header_does_not_pass_an_allow_list() {
         HELD,
         "requests of the proxy are on no other list"
     );
-    let strict = behind().without_header(WithoutHeader::Reject(StatusCode::BAD_REQUEST));
+    let strict = behind().reject_without_header(StatusCode::BAD_REQUEST);
     assert_eq!(statuses(&three(strict), dropped()).await, [(400, 1_000)]);
 
     // a client with a known address on the list passes

@@ -82,7 +82,7 @@ fn adjustments_by_extreme_numbers_give_no_more_than_the_limit() {
     for algorithm in ALGORITHMS {
         let clock = FakeClock::new();
         let limiter = Limiter::new(clock.store(64) as LocalStore);
-        let quota = Quota::per_minute(limit).algorithm(algorithm);
+        let quota = Quota::per_minute(limit).with_algorithm(algorithm);
         for units in [i64::MAX, i64::MIN, 1, i64::MIN, i64::MAX, i64::MAX, -1, i64::MIN, i64::MIN] {
             let left = limiter.adjust("key", &quota, units).now().remaining();
             assert!(left.is_some_and(|left| left <= limit), "{algorithm:?} {units}: {left:?}");
@@ -95,8 +95,10 @@ fn adjustments_by_extreme_numbers_give_no_more_than_the_limit() {
 
 #[tokio::test]
 async fn a_denial_with_an_unknown_wait_reports_no_wait() {
-    let outcome = Outcome::full(RuleName::default(), 0, 5).with_remaining(0).with_unknown_wait();
-    let denied = layer(Decision::deny().outcome(outcome));
+    let outcome = Outcome::full(RuleName::default(), 0, 5)
+        .with_remaining(0)
+        .with_expected_wait(Duration::ZERO);
+    let denied = layer(Decision::deny().with_outcome(outcome));
     let handler = |_| ready(Ok::<_, Infallible>(Response::new(String::new())));
     let call =
         Request::post("/").version(Version::HTTP_2).header("content-type", "application/grpc");

@@ -170,12 +170,12 @@ async fn a_dry_run_explains_the_rule_that_would_charge() {
     for (keys, rule) in [(&["alice"][..], "client"), (&[], "anonymous"), (&[""], "anonymous")] {
         let layer = layer(client().if_no_key(anonymous())).expose_decision();
         let would = layer.explain(&request(keys)).await.to_string();
-        assert!(would.starts_with(&format!("would be allowed\nrule \"{rule}\" (")), "{would}");
+        assert!(would.starts_with(&format!("would be allowed\n  rule \"{rule}\" (")), "{would}");
         assert_eq!(would.matches("rule ").count(), 1, "{would}");
         let decision = answer(&layer, request(keys)).await;
         let decision = decision.extensions().get::<tower_sluice::Decision>().expect("exposed");
         let was = layer.explain_decision(decision, &request(keys)).to_string();
-        assert!(was.starts_with(&format!("allowed\nrule \"{rule}\" (")), "{was}");
+        assert!(was.starts_with(&format!("allowed\n  rule \"{rule}\" (")), "{was}");
     }
 }
 

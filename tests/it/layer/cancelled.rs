@@ -153,7 +153,7 @@ fn conforms(quota: Quota, ran: &[Run]) -> Result<(), TestCaseError> {
     let (mut full, interval) = (Duration::ZERO, quota.interval());
     for run in ran {
         full = full.max(run.at) + interval * run.cost;
-        prop_assert!(full <= run.at + interval * quota.limit(), "{:?} of {:?}", run, ran);
+        prop_assert!(full <= run.at + interval * quota.burst(), "{:?} of {:?}", run, ran);
     }
     Ok(())
 }
@@ -161,7 +161,7 @@ fn conforms(quota: Quota, ran: &[Run]) -> Result<(), TestCaseError> {
 /// A store of one set in which all slots are in debt for a long time, so that other keys share an
 /// account.
 fn full(clock: &FakeClock, algorithm: Algorithm) -> LocalStore {
-    let (store, day) = (clock.store(1), Quota::per_day(1).algorithm(algorithm));
+    let (store, day) = (clock.store(1), Quota::per_day(1).with_algorithm(algorithm));
     for key in 0..64_u32 {
         let key = Key::from(key);
         let filler = RuleName::new("filler").expect("a name");
@@ -175,7 +175,7 @@ proptest! {
 
     #[test]
     fn remaining_requests_keep_to_the_quota_after_any_cancellation(burst in 1..4_u32, full_store: bool, steps in steps()) {
-        let (clock, quota) = (FakeClock::new(), Quota::per_second(2).burst(burst));
+        let (clock, quota) = (FakeClock::new(), Quota::per_second(2).with_burst(burst));
         let store = if full_store { full(&clock, Algorithm::Gcra) } else { clock.store(64) };
         let ran = runs(&clock, &store, &Key::from("me"), quota, &steps);
         prop_assert_eq!(full_store && !ran.is_empty(), store.stats().overflowed > 48 && !ran.is_empty());
@@ -189,7 +189,7 @@ proptest! {
     ) {
         const EACH: Duration = millis(500);
         let paced = Algorithm::fixed_window().paced();
-        let quota = Quota::new(8, secs(4)).expect("a quota").algorithm(paced);
+        let quota = Quota::new(8, secs(4)).expect("a quota").with_algorithm(paced);
         let clock = FakeClock::new();
         let store = match full_store {
             true => full(&clock, Algorithm::fixed_window()),

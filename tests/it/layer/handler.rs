@@ -12,7 +12,7 @@ use tower_sluice::{
 
 use crate::support::{Strict, answer, ask, lines};
 
-const ONE: [Quota; 2] = [Quota::per_minute(1), Quota::per_day(100).named("day")];
+const ONE: [Quota; 2] = [Quota::per_minute(1), Quota::per_day(100).with_name("day")];
 
 /// Requests that are rejected in different forms.
 fn requests() -> [Request<()>; 4] {

@@ -108,10 +108,10 @@ where
 /// The registry of units is closed, so another unit is in no field.
 #[tokio::test]
 async fn fields_have_only_units_of_the_registry() {
-    let bytes = Quota::per_minute(1 << 20).unit("content-bytes").named("up");
-    let tokens = Quota::per_minute(1_000).unit("tokens").named("tokens");
-    let counted = Quota::per_hour(60).unit("requests").named("calls");
-    assert_eq!(counted, Quota::per_hour(60).named("calls"));
+    let bytes = Quota::per_minute(1 << 20).with_unit("content-bytes").with_name("up");
+    let tokens = Quota::per_minute(1_000).with_unit("tokens").with_name("tokens");
+    let counted = Quota::per_hour(60).with_unit("requests").with_name("calls");
+    assert_eq!(counted, Quota::per_hour(60).with_name("calls"));
     let layer = || owing(&[bytes, tokens, counted], 0);
     let (policy, state, ..) = reported(&layer()).await;
     assert_eq!(policy, r#""up";q=1048576;qu="content-bytes";w=60, "calls";q=60;w=3600"#);
@@ -133,13 +133,13 @@ async fn fields_have_only_units_of_the_registry() {
 
 #[test]
 fn slots_have_a_unit_of_their_own() {
-    assert_eq!(Quota::concurrent(5).unit_name(), Some("concurrent-requests"));
-    assert_eq!(Quota::per_second(5).unit("tokens").unit_name(), Some("tokens"));
+    assert_eq!(Quota::concurrent(5).unit(), Some("concurrent-requests"));
+    assert_eq!(Quota::per_second(5).with_unit("tokens").unit(), Some("tokens"));
     let invalid: [fn() -> Quota; 4] = [
-        || Quota::concurrent(5).unit("tokens"),
-        || Quota::per_second(5).unit("concurrent-requests"),
-        || Quota::per_second(5).unit(""),
-        || Quota::per_second(5).unit("caf\u{e9}"),
+        || Quota::concurrent(5).with_unit("tokens"),
+        || Quota::per_second(5).with_unit("concurrent-requests"),
+        || Quota::per_second(5).with_unit(""),
+        || Quota::per_second(5).with_unit("caf\u{e9}"),
     ];
     for invalid in invalid {
         assert!(std::panic::catch_unwind(invalid).is_err());
@@ -243,7 +243,7 @@ async fn older_families_report_the_binding_quota() {
 #[tokio::test]
 async fn without_a_family_overage_is_not_reported_either() {
     for (family, fields) in [(Headers::XRateLimitDelta, 4), (Headers::None, 0)] {
-        let layer = owing(&[quota("2/h").soft(1)], 2).headers(family);
+        let layer = owing(&[quota("2/h").with_soft(1)], 2).headers(family);
         let response = answer(&layer, get("/")).await;
         assert_eq!(response.status(), StatusCode::OK);
         assert_eq!(limits(response.headers()).len(), fields, "{family:?}");
@@ -341,7 +341,7 @@ async fn existing_fields_are_listed_or_kept_or_replaced_as_a_whole() {
 /// The request was beyond a quota, of an inner limiter or of the layer.
 #[tokio::test]
 async fn the_overage_of_the_layer_is_set_beside_the_fields_of_a_tighter_quota() {
-    let layer = owing(&[quota("2/h").soft(1)], 2).headers(Headers::XRateLimitDelta);
+    let layer = owing(&[quota("2/h").with_soft(1)], 2).headers(Headers::XRateLimitDelta);
     let there = [("x-ratelimit-remaining", "0"), ("x-ratelimit-limit", "7")];
     let headers = beside(&layer, &there).await;
     assert_eq!(header(&headers, "x-ratelimit-limit"), "7");
@@ -499,7 +499,7 @@ proptest! {
 /// The units left may exceed the limit. A rendered value is cached for the life of the service.
 #[tokio::test]
 async fn carried_over_units_are_reported_exactly() {
-    let quota = Quota::per_second(200).algorithm(Algorithm::fixed_window().carry_over(200));
+    let quota = Quota::per_second(200).with_algorithm(Algorithm::fixed_window().carry_over(200));
     for (family, of) in [
         (Headers::RateLimit, (|r| format!(r#""api";r={r};t=2"#)) as fn(u32) -> String),
         (Headers::Draft07, |r| format!("limit=200, remaining={r}, reset=2")),

@@ -25,8 +25,8 @@ const JSON: (&str, &str) = ("accept", "application/problem+json");
 /// Five per five seconds and a thousand per hour, with two seconds until the next unit.
 fn example() -> RateLimitLayer<Rule<Everyone>, LocalStore> {
     let quotas = [
-        "5/5s".parse::<Quota>().expect("a quota").named("burst"),
-        Quota::per_hour(1_000).named("hour"),
+        "5/5s".parse::<Quota>().expect("a quota").with_name("burst"),
+        Quota::per_hour(1_000).with_name("hour"),
     ];
     let clock = FakeClock::new();
     let store = clock.store(64);
@@ -66,7 +66,7 @@ async fn problem_json_equals_the_example_byte_for_byte() {
 async fn any_name_is_valid_json() {
     let name = r#"a "quoted" \ name"#;
     let store = FakeClock::new().store(64);
-    let layer = RateLimitLayer::new(Everyone, Quota::blocked().named(name), store);
+    let layer = RateLimitLayer::new(Everyone, Quota::blocked().with_name(name), store);
     let response = answer(&layer, with(&[JSON])).await;
     let json: serde_json::Value = serde_json::from_str(response.body()).expect("JSON");
     assert_eq!(json["violated-policies"], serde_json::json!([name]));

@@ -17,6 +17,7 @@ mod http;
 mod limiter;
 #[cfg(feature = "testing")]
 mod modes;
+mod on_decision;
 #[cfg(all(feature = "axum", feature = "testing"))]
 mod one_limit;
 #[cfg(feature = "testing")]

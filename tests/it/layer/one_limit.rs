@@ -134,9 +134,9 @@ fn other_quotas_under_one_name_fail_to_build() {
                         this store, and both would charge the same accounts; rename one, or give \
                         each layer its own store";
     let store = LocalStore::with_capacity(64);
-    let windows = TEN.algorithm(Algorithm::SlidingLog);
+    let windows = TEN.with_algorithm(Algorithm::SlidingLog);
     assert_eq!(denial(store.clone(), TEN), None);
-    for other in [&[Quota::per_second(10)][..], &[windows], &[TEN.burst(9)], &[TEN, windows]] {
+    for other in [&[Quota::per_second(10)][..], &[windows], &[TEN.with_burst(9)], &[TEN, windows]] {
         assert_eq!(denial(store.clone(), other), Some(TEXT.into()), "{other:?}");
     }
     assert_eq!(denial(store.clone(), TEN), None, "a layer that failed to build does not count");
@@ -184,7 +184,7 @@ proptest! {
     ) {
         let quota = |at: usize| {
             let quota = Quota::new(units[at], Duration::from_secs(periods[at])).expect("a quota");
-            quota.burst(bursts[at])
+            quota.with_burst(bursts[at])
         };
         let (quotas, clock) = ([quota(0), quota(1)], FakeClock::new());
         let [shared, one, two] = [(); 3].map(|()| Limiter::new(clock.store(16)));

@@ -60,7 +60,7 @@ async fn while_there_is_capacity_denied_requests_pass_uncharged_and_marked() {
     let (store, room, counters) = (store(), Arc::new(AtomicBool::new(true)), Counters::new());
     let signal = room.clone();
     let elastic = Overcommit::when(move || signal.load(SeqCst));
-    let layer = layer(store.clone()).overcommit(elastic).count(&counters);
+    let layer = layer(store.clone()).overcommit(elastic).on_decision(counters.clone());
     let seen = handler(|request| {
         let seen: &Decision = request.extensions().get().expect("exposed");
         if seen.is_overage() { 203 } else { 200 }

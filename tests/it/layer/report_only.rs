@@ -44,7 +44,9 @@ fn decision(response: &Response<String>) -> &Decision {
 #[tokio::test]
 async fn a_report_only_rule_denies_nothing_and_reports_what_it_would_deny() {
     let (store, counters) = (store(), Counters::new());
-    let layer = RateLimitLayer::rules(trial(), store.clone()).expose_decision().count(&counters);
+    let layer = RateLimitLayer::rules(trial(), store.clone())
+        .expose_decision()
+        .on_decision(counters.clone());
     for at in 0..6 {
         let response = answer(&layer, get("/")).await;
         assert_eq!(response.status(), StatusCode::OK);
@@ -136,7 +138,7 @@ async fn dropping_a_queued_request_undoes_only_its_charges() {
 async fn a_report_only_layer_denies_nothing_and_hides_its_denials_from_clients() {
     let (store, counters) = (store(), Counters::new());
     let layer = RateLimitLayer::rules(real(), store.clone()).report_only(true);
-    let layer = layer.expose_decision().count(&counters);
+    let layer = layer.expose_decision().on_decision(counters.clone());
     for at in 0..9 {
         let response = answer(&layer, get("/")).await;
         assert_eq!(response.status(), StatusCode::OK);
@@ -154,10 +156,14 @@ async fn a_report_only_layer_allows_requests_without_a_key_or_on_a_deny_list() {
     let counters = Counters::new();
     let users = RateLimitLayer::new(HeaderKey::new("x-user"), TWO, store());
     let denying = RateLimitLayer::new(Everyone, TWO, store()).deny(AccessList::from_fn(|_| true));
-    let (users, denying) = (users.report_only(true).count(&counters), denying.report_only(true));
+    let (users, denying) =
+        (users.report_only(true).on_decision(counters.clone()), denying.report_only(true));
     assert_eq!(answer(&users, get("/")).await.status(), StatusCode::OK);
     assert_eq!(answer(&users, with(&[("x-user", "a"), ("x-user", "b")])).await.status(), 200);
-    assert_eq!(answer(&denying.count(&counters), get("/")).await.status(), StatusCode::OK);
+    assert_eq!(
+        answer(&denying.on_decision(counters.clone()), get("/")).await.status(),
+        StatusCode::OK
+    );
     let no_peer = RateLimitLayer::new(PeerIp::new(), TWO, store()).report_only(true);
     assert_eq!(answer(&no_peer, get("/")).await.status(), StatusCode::OK);
     assert_eq!((counters.snapshot().would_deny, counters.snapshot().denied), (3, 0));
@@ -281,7 +287,8 @@ async fn a_rule_that_becomes_report_only_is_no_longer_in_the_fields() {
 #[tokio::test]
 async fn a_layer_is_report_only_while_its_toggle_is_on() {
     let (toggle, counters) = (Toggle::off(), Counters::new());
-    let layer = RateLimitLayer::rules(real(), store()).count(&counters).report_only(&toggle);
+    let layer =
+        RateLimitLayer::rules(real(), store()).on_decision(counters.clone()).report_only(&toggle);
     let clone = layer.clone();
     for _ in 0..5 {
         assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::OK);
@@ -311,7 +318,7 @@ async fn without_a_key_a_rule_rejects_only_while_its_toggle_is_off() {
 #[test]
 fn names_of_quotas_do_not_clash_when_a_toggle_changes() {
     for toggle in [Toggle::on(), Toggle::off()] {
-        let named = |name, quota: Quota| Rule::new(name, Everyone, quota.named("burst"));
+        let named = |name, quota: Quota| Rule::new(name, Everyone, quota.with_name("burst"));
         let rules = (named("a", TWO).report_only(&toggle), named("b", FIVE));
         let error = RateLimitLayer::try_rules(rules, store()).map(drop).unwrap_err();
         assert!(error.to_string().contains("burst"), "{error}");

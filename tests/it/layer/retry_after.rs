@@ -118,7 +118,7 @@ mod herd {
     #[tokio::test(start_paused = true)]
     async fn a_queue_drains_with_few_requests_by_every_algorithm() {
         for algorithm in ALGORITHMS {
-            let quota = TEN.algorithm(algorithm);
+            let quota = TEN.with_algorithm(algorithm);
             let (herd, shortest) = drain(300, quota, RetryAfter::Earliest).await;
             let (requests, seconds) = drain(300, quota, RetryAfter::Queue).await;
             assert!(requests <= herd / 4 && seconds <= shortest + 1, "{algorithm:?}: {requests}");

@@ -22,7 +22,7 @@ use crate::support::{
 };
 
 /// One at once, then one every 200 ms.
-const FIVE: Quota = Quota::per_second(5).burst(1);
+const FIVE: Quota = Quota::per_second(5).with_burst(1);
 const STEP: Duration = Duration::from_millis(200);
 
 /// A local store that does not support queueing.

@@ -14,7 +14,7 @@ use crate::support::{
 };
 
 /// One at once, then one per second.
-const MINUTE: Quota = Quota::per_minute(60).burst(1);
+const MINUTE: Quota = Quota::per_minute(60).with_burst(1);
 
 fn layer<S: Store<Error: CannotFail>>(store: S) -> RateLimitLayer<Rule<HeaderKey>, S> {
     let rule = Rule::new("user", HeaderKey::new("x-user"), MINUTE);
@@ -118,7 +118,7 @@ async fn a_position_of_a_key_is_held_during_the_store_call() {
         let denied = assert_ready_ok!(all[at].poll());
         assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
     }
-    let quota = MINUTE.burst(9);
+    let quota = MINUTE.with_burst(9);
     assert_eq!(left(&local, "user", Key::from("alice"), &quota), 7, "two are charged");
 }
 

@@ -20,7 +20,7 @@ use crate::support::{
 };
 
 /// One at once, then one every 200 ms.
-const FIVE: Quota = Quota::per_second(5).burst(1);
+const FIVE: Quota = Quota::per_second(5).with_burst(1);
 const STEP: Duration = Duration::from_millis(200);
 
 type Layered<S> = RateLimitLayer<Rule<Everyone>, S>;
@@ -37,7 +37,7 @@ fn passes(asking: &mut Spawn<impl Future<Output = Result<Response<String>, Infal
 async fn smooths<S: Store<Error: CannotFail> + Clone>(time: Time, store: S) {
     let (inner, store) = (Strict::default(), Counting::new(store));
     let calls = inner.calls();
-    let mut service = layer(FIVE.burst(3), secs(2), store.clone()).layer(inner);
+    let mut service = layer(FIVE.with_burst(3), secs(2), store.clone()).layer(inner);
     let mut asking = Vec::new();
     for _ in 0..9 {
         asking.push(begin(&mut service, get("/")).await);
@@ -81,7 +81,7 @@ async fn a_burst_continues_evenly_in_order_with_one_store_call_each() {
 async fn a_request_that_would_wait_too_long_is_denied_at_once_uncharged() {
     let (time, counters) = (Time::default(), Counters::new());
     let store = time.store();
-    let layer = layer(Quota::per_second(1), secs(2), store.clone()).count(&counters);
+    let layer = layer(Quota::per_second(1), secs(2), store.clone()).on_decision(counters.clone());
     let mut service = layer.expose_decision().layer(Strict::default());
     passes(&mut begin(&mut service, get("/")).await);
     let mut waiting = [begin(&mut service, get("/")).await, begin(&mut service, get("/")).await];
@@ -277,7 +277,7 @@ async fn the_time_of_the_store_call_is_part_of_the_deadline() {
 async fn the_longest_wait_of_several_rules_counts_and_one_that_cannot_wait_denies() {
     let time = Time::default();
     let store = time.store();
-    let slow = Quota::per_minute(60).burst(1);
+    let slow = Quota::per_minute(60).with_burst(1);
     let rules = (
         Rule::new("fast", Everyone, FIVE).max_wait(secs(9)),
         Rule::new("slow", Everyone, slow).max_wait(secs(2)),

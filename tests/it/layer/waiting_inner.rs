@@ -24,7 +24,7 @@ use crate::support::{
 };
 
 /// One at once, then one every 200 ms.
-const FIVE: Quota = Quota::per_second(5).burst(1);
+const FIVE: Quota = Quota::per_second(5).with_burst(1);
 const STEP: Duration = Duration::from_millis(200);
 
 fn layer<S: Store<Error: CannotFail>>(store: S) -> RateLimitLayer<Rule<Everyone>, S> {

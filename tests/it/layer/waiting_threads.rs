@@ -19,7 +19,7 @@ use tower_sluice::{
 use crate::support::{Strict, driven::secs, get};
 
 /// One position every 20 µs.
-const QUOTA: Quota = Quota::per_second(50_000).burst(1);
+const QUOTA: Quota = Quota::per_second(50_000).with_burst(1);
 const TASKS: u64 = 400;
 const ROUNDS: u64 = 10;
 /// Time limit for a stuck request.
@@ -92,7 +92,7 @@ async fn a_full_queue_denies_and_leaks_no_position() {
 
         // the wait is far away, so this number of requests queue and no more
         Limiter::new(store.clone())
-            .adjust(Key::everyone(), &QUOTA.burst(u32::MAX), 50_000 * 60)
+            .adjust(Key::everyone(), &QUOTA.with_burst(u32::MAX), 50_000 * 60)
             .now();
         let mut waiting: Vec<_> =
             (0..MOST).map(|_| tokio_test::task::spawn(service.clone().oneshot(get("/")))).collect();

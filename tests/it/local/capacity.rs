@@ -67,6 +67,6 @@ fn a_store_at_its_capacity_displaces_few_keys_and_keeps_all_debt() {
 #[test]
 fn a_store_of_windows_at_its_capacity_displaces_few_keys_and_keeps_all_debt() {
     let clock = tower_sluice::testing::FakeClock::new();
-    let quota = ONE.algorithm(tower_sluice::Algorithm::fixed_window());
+    let quota = ONE.with_algorithm(tower_sluice::Algorithm::fixed_window());
     displaces_few_keys_and_keeps_all_debt(&quota, |keys| clock.store(keys));
 }

@@ -69,7 +69,7 @@ fn a_flood_denies_the_documented_share_of_new_keys() {
 fn with_the_capacity_of_the_formula_almost_no_new_key_is_denied() {
     let every_2s = |algorithm| {
         let quota = Quota::new(5, Duration::from_secs(2)).expect("a quota");
-        quota.algorithm(algorithm)
+        quota.with_algorithm(algorithm)
     };
     for (quota, seconds) in [
         (Quota::per_minute(60), 1),

@@ -28,7 +28,7 @@ use tower_sluice::{
 use crate::support::{answer, get, header, lines, quota};
 
 fn same(quota: Quota) -> governor::Quota {
-    let burst = NonZeroU32::new(quota.limit()).expect("not blocked");
+    let burst = NonZeroU32::new(quota.burst()).expect("not blocked");
     governor::Quota::with_period(quota.interval()).expect("above 0").allow_burst(burst)
 }
 
@@ -72,7 +72,7 @@ proptest! {
         steps in vec((0..3_u32, 1..22_u32, 0..4_u64, 0..=1_000_u64), 1..100),
     ) {
         let period = Duration::from_nanos(interval) * units;
-        let quota = Quota::new(units, period).expect("a quota").burst(burst);
+        let quota = Quota::new(units, period).expect("a quota").with_burst(burst);
         let (ours, theirs) = (FakeClock::new(), FakeRelativeClock::default());
         let (local, governor) = (ours.store(64), reporting(quota, theirs.clone()));
         let quotas = [quota];

@@ -32,7 +32,7 @@ fn spends_in_an_hour(quota: Quota) -> u64 {
     spent
 }
 
-/// The figures in the documentation of `Quota::max_debt`: 1 000 units a minute.
+/// The figures in the documentation of `Quota::with_max_debt`: 1 000 units a minute.
 #[test]
 fn parallel_requests_spend_the_documented_number_of_units() {
     let quota = Quota::per_minute(1_000);
@@ -40,8 +40,8 @@ fn parallel_requests_spend_the_documented_number_of_units() {
     // limit * (a / r - 1)
     let debt = 1_000 * (COST / RESERVED - 1);
     assert_eq!(debt, 99_999_000);
-    assert_eq!(spends_in_an_hour(quota.max_debt(debt)), 100_000_000);
-    let days = quota.max_debt(debt).interval() * (debt + 1_000) / 86_400;
+    assert_eq!(spends_in_an_hour(quota.with_max_debt(debt)), 100_000_000);
+    let days = quota.with_max_debt(debt).interval() * (debt + 1_000) / 86_400;
     assert_eq!(days.as_secs(), 69);
 }
 
@@ -51,9 +51,9 @@ fn parallel_requests_spend_the_documented_number_of_units() {
 fn with_the_debt_of_the_formula_no_unit_is_lost() {
     for (limit, reserved, cost) in [(10, 1, 7), (100, 3, 40), (50, 50, 51)] {
         let open = limit / reserved;
-        let quota = Quota::per_second(limit).max_debt(open * cost - limit);
+        let quota = Quota::per_second(limit).with_max_debt(open * cost - limit);
         for algorithm in [Algorithm::Gcra, Algorithm::TokenBucket, Algorithm::fixed_window()] {
-            let quota = quota.algorithm(algorithm);
+            let quota = quota.with_algorithm(algorithm);
             let limiter = Limiter::new(FakeClock::new().store(64));
             for _ in 0..open {
                 assert!(limiter.take("alice", &quota, reserved).now().is_allowed());
@@ -71,10 +71,11 @@ fn with_the_debt_of_the_formula_no_unit_is_lost() {
 /// A cap that is lowered at run time removes no debt and adds none.
 #[test]
 fn a_lower_cap_does_not_change_the_debt_of_an_account() {
-    let (deep, none) = (Quota::per_minute(10).max_debt(30), Quota::per_minute(10).max_debt(0));
+    let (deep, none) =
+        (Quota::per_minute(10).with_max_debt(30), Quota::per_minute(10).with_max_debt(0));
     for algorithm in ALGORITHMS {
         let limiter = Limiter::new(FakeClock::new().store(64));
-        let [deep, none] = [deep, none].map(|quota| quota.algorithm(algorithm));
+        let [deep, none] = [deep, none].map(|quota| quota.with_algorithm(algorithm));
         limiter.adjust("mallory", &deep, 40).now();
         limiter.adjust("mallory", &none, 40).now();
         assert_eq!(limiter.adjust("mallory", &none, -30).now().remaining(), Some(0), "{none:?}");

@@ -18,6 +18,8 @@ mod linearizable;
 #[cfg(feature = "testing")]
 mod max_debt;
 #[cfg(feature = "testing")]
+mod peek;
+#[cfg(feature = "testing")]
 mod properties;
 #[cfg(feature = "testing")]
 mod report_only;

@@ -70,7 +70,9 @@ fn a_report_only_rule_denies_no_decision_of_any_algorithm() {
     }) {
         let of = |units| {
             let all = if several { vec![units + 2, units, units + 1] } else { vec![units] };
-            all.into_iter().map(|n| Quota::per_hour(n).algorithm(algorithm)).collect::<Vec<_>>()
+            all.into_iter()
+                .map(|n| Quota::per_hour(n).with_algorithm(algorithm))
+                .collect::<Vec<_>>()
         };
         let (trial, real) = (of(TRIAL), of(REAL));
         for (trials, reals) in [(2, 0), (1, 1), (3, 0), (2, 1), (1, 2)] {

@@ -87,8 +87,9 @@ fn nanos(time: Duration) -> u64 {
 }
 
 const SECOND: u64 = 1_000_000_000;
-const WINDOW: Quota = Quota::per_second(500).algorithm(Algorithm::SlidingWindow { buckets: 10 });
-const LOG: Quota = Quota::per_second(500).algorithm(Algorithm::SlidingLog);
+const WINDOW: Quota =
+    Quota::per_second(500).with_algorithm(Algorithm::SlidingWindow { buckets: 10 });
+const LOG: Quota = Quota::per_second(500).with_algorithm(Algorithm::SlidingLog);
 
 proptest! {
     #![proptest_config(crate::support::regressions::keeping(file!()))]
@@ -102,7 +103,7 @@ proptest! {
     ) {
         let period = width * u64::from(buckets);
         let quota = Quota::new(units, Duration::from_nanos(period)).expect("a quota");
-        let mut window = Allowed::new(quota.algorithm(Algorithm::SlidingWindow { buckets }));
+        let mut window = Allowed::new(quota.with_algorithm(Algorithm::SlidingWindow { buckets }));
         loads.into_iter().for_each(|load| window.load(load, width));
         prop_assert!(window.most_in(period - width) <= units as usize);
         prop_assert!(window.most_in(period - 1) < 2 * units as usize);
@@ -117,7 +118,7 @@ proptest! {
         loads in loads(),
     ) {
         let quota = Quota::new(units, Duration::from_nanos(period)).expect("a quota");
-        let mut log = Allowed::new(quota.algorithm(Algorithm::SlidingLog));
+        let mut log = Allowed::new(quota.with_algorithm(Algorithm::SlidingLog));
         loads.into_iter().for_each(|load| log.load(load, period / 10));
         prop_assert!(log.most_in(period - 1) <= units as usize);
     }

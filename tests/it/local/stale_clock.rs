@@ -30,7 +30,7 @@ fn concurrent_calls_get_exactly_the_limit() {
         (Algorithm::SlidingWindow { buckets: 4 }, 2_000),
         (Algorithm::SlidingLog, 2_000),
     ] {
-        let quota = Quota::per_day(limit).algorithm(algorithm);
+        let quota = Quota::per_day(limit).with_algorithm(algorithm);
         let clock = FakeClock::new();
         let store = clock.store(4 * keys as usize);
         let (denied, came) = (AtomicU32::new(0), AtomicU32::new(0));

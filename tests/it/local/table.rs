@@ -32,7 +32,7 @@ fn an_undo_changes_no_shared_account() {
     for algorithm in ALGORITHMS {
         let (clock, rule) = (FakeClock::new(), RuleName::new("late").expect("a name"));
         let (store, key) = (clock.store(1), Key::from("me"));
-        let quota = Quota::per_hour(5).algorithm(algorithm);
+        let quota = Quota::per_hour(5).with_algorithm(algorithm);
         let charges = [Charge::new(rule, &key, quota.as_ref()).with_cost(3)];
         let own = store.take(&charges).now();
         assert_eq!((own.remaining(), store.stats().overflowed), (Some(2), 0), "{algorithm:?}");
@@ -58,7 +58,7 @@ fn an_undo_changes_no_shared_account() {
 #[test]
 fn a_key_that_gets_a_slot_starts_with_the_debt_of_the_shared_account() {
     for algorithm in ALGORITHMS {
-        let (clock, quota) = (FakeClock::new(), Quota::per_hour(5).algorithm(algorithm));
+        let (clock, quota) = (FakeClock::new(), Quota::per_hour(5).with_algorithm(algorithm));
         let store = full(&clock);
         assert!(charged(&store, "late", 1, &quota, 3).is_allowed(), "{algorithm:?}");
         clock.advance(Duration::from_secs(3));
@@ -72,7 +72,7 @@ fn a_key_that_gets_a_slot_starts_with_the_debt_of_the_shared_account() {
 #[test]
 fn a_new_account_does_not_copy_a_shared_log() {
     let (clock, quota) =
-        (FakeClock::new(), Quota::per_hour(4_000).algorithm(Algorithm::SlidingLog));
+        (FakeClock::new(), Quota::per_hour(4_000).with_algorithm(Algorithm::SlidingLog));
     let store = full(&clock);
     for _ in 0..3_000 {
         clock.advance(Duration::from_micros(1));
@@ -93,7 +93,7 @@ fn a_new_account_does_not_copy_a_shared_log() {
 #[test]
 fn expired_accounts_leave_their_slots_to_other_keys() {
     for algorithm in ALGORITHMS {
-        let (clock, quota) = (FakeClock::new(), Quota::per_second(5).algorithm(algorithm));
+        let (clock, quota) = (FakeClock::new(), Quota::per_second(5).with_algorithm(algorithm));
         let store = clock.store(1);
         for round in 0..20 {
             let keys = round * WAYS..(round + 1) * WAYS;

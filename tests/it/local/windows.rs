@@ -18,7 +18,7 @@ fn quotas(units: u32) -> Vec<Quota> {
         Algorithm::SlidingWindow { buckets: 6 },
         Algorithm::SlidingLog,
     ];
-    counted.map(|algorithm| Quota::per_hour(units).algorithm(algorithm)).into()
+    counted.map(|algorithm| Quota::per_hour(units).with_algorithm(algorithm)).into()
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn a_flood_of_new_keys_does_not_free_an_exhausted_key_or_grow_the_store() {
 fn a_window_that_ends_now_is_no_account() {
     let (clock, nanosecond) = (FakeClock::new(), Duration::from_nanos(1));
     let store: LocalStore = clock.store(64);
-    let quota = Quota::per_hour(2).algorithm(Algorithm::AnchoredWindow);
+    let quota = Quota::per_hour(2).with_algorithm(Algorithm::AnchoredWindow);
     Limiter::new(store.clone()).take("key", &quota, 1).now();
     clock.advance(HOUR - nanosecond);
     assert_eq!(store.stats().active, 1);
@@ -101,7 +101,7 @@ fn keys_within_the_capacity_do_not_share() {
 fn a_window_whose_period_changes_ends_with_the_new_period() {
     let window = |seconds| {
         let quota = Quota::new(1, Duration::from_secs(seconds)).expect("a quota");
-        quota.algorithm(Algorithm::fixed_window())
+        quota.with_algorithm(Algorithm::fixed_window())
     };
     let clock = FakeClock::new();
     let limiter = Limiter::new(clock.store(64));

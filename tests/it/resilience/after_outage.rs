@@ -15,7 +15,7 @@ use crate::support::{
 #[tokio::test(start_paused = true)]
 async fn an_outage_is_worth_one_more_quota_under_each_algorithm() {
     for algorithm in ALGORITHMS {
-        let (time, quota) = (Time::default(), HOURLY.algorithm(algorithm));
+        let (time, quota) = (Time::default(), HOURLY.with_algorithm(algorithm));
         let first = Process::one_of(4, &time);
         let mut all = vec![first.clone()];
         all.extend((1..4).map(|_| Process::beside(&first.shared, 4, &time)));
@@ -37,7 +37,7 @@ async fn an_outage_is_worth_one_more_quota_under_each_algorithm() {
 #[tokio::test(start_paused = true)]
 async fn a_long_outage_is_worth_what_the_quota_allows_in_that_time() {
     for algorithm in ALGORITHMS {
-        let (time, quota) = (Time::default(), HOURLY.algorithm(algorithm));
+        let (time, quota) = (Time::default(), HOURLY.with_algorithm(algorithm));
         let process = Process::one_of(4, &time);
         process.shared.is(Mood::Failing);
         let mut used = 0;

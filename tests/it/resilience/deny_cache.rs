@@ -38,7 +38,7 @@ fn cached(time: &Time) -> (Counting<LocalStore>, Cached) {
 /// Exhausts the account and caches a denial of `cost`.
 fn exhaust(store: &Cached, quota: Quota, cost: u32) -> Decision {
     let limiter = Limiter::new(store.clone());
-    limiter.adjust("alice", &quota, i64::from(quota.limit())).now();
+    limiter.adjust("alice", &quota, i64::from(quota.burst())).now();
     let denial = limiter.take("alice", &quota, cost).now();
     assert_eq!((denial.is_allowed(), denial.source()), (false, Source::Local));
     denial
@@ -103,7 +103,7 @@ async fn a_greater_cost_gets_its_own_wait_and_a_smaller_one_calls_the_store() {
 async fn a_cost_that_never_fits_is_cached_too() {
     let (inner, store) = cached(&Time::default());
     let limiter = Limiter::new(store);
-    for quota in [HOURLY, HOURLY.algorithm(Algorithm::SlidingLog)] {
+    for quota in [HOURLY, HOURLY.with_algorithm(Algorithm::SlidingLog)] {
         let asked = inner.takes();
         for source in [Source::Local, Source::DenyCache, Source::DenyCache] {
             let denial = limiter.take("dear", &quota, 11).now();
@@ -140,7 +140,7 @@ async fn reads_and_report_only_charges_always_call_the_store() {
 async fn a_queueing_request_is_denied_while_the_queue_exceeds_its_max_wait() {
     let time = Time::default();
     let (_, store) = cached(&time);
-    let quota = Quota::per_second(10).burst(1);
+    let quota = Quota::per_second(10).with_burst(1);
     let patient = |store: &Cached| {
         let quotas = [quota];
         charged(&quotas, |charge| store.take(&[charge.with_max_wait(millis(500))]).now())
@@ -217,7 +217,7 @@ async fn another_plan_drops_the_denials_of_the_first() {
     let (inner, store) = cached(&Time::default());
     exhaust(&store, HOURLY, 1);
     let limiter = Limiter::new(store);
-    let dear = Quota::per_hour(100).burst(200);
+    let dear = Quota::per_hour(100).with_burst(200);
     assert!(limiter.take("alice", &dear, 1).now().is_allowed());
     assert!(!limiter.take("alice", &HOURLY, 1).now().is_allowed());
     assert_eq!(limiter.take("alice", &HOURLY, 1).now().source(), Source::DenyCache);
@@ -346,12 +346,12 @@ async fn several_charges_are_denied_by_the_cached_one() {
     assert_eq!(outcomes.len(), 4);
     assert_eq!(rows(&decision)[2..], rows(&now)[2..]);
     assert_eq!(
-        decision.binding().map(|outcome| (outcome.rule(), outcome.place())),
+        decision.binding().map(|outcome| (outcome.rule(), outcome.quota_index())),
         Some((user, 0))
     );
     for (outcome, now) in outcomes.iter().zip(now.outcomes()) {
         let place = |outcome: &Outcome| {
-            (outcome.rule(), outcome.place(), outcome.is_report_only(), outcome.is_denied())
+            (outcome.rule(), outcome.quota_index(), outcome.is_report_only(), outcome.is_denied())
         };
         assert_eq!(place(outcome), place(now));
     }
@@ -406,7 +406,7 @@ async fn a_temporary_charge_of_a_denied_call_is_not_kept_as_a_denial() {
 async fn a_first_contact_that_opens_an_account_reaches_the_store() {
     let time = Time::default();
     let (inner, store) = cached(&time);
-    let late = [Quota::per_second(10).initial(0)];
+    let late = [Quota::per_second(10).with_initial(0)];
     let (alice, bob) = (Key::from("alice"), Key::from("bob"));
     let [one, two] = ["one", "two"].map(|name| RuleName::new(name).expect("a name"));
     let hourly = [HOURLY];

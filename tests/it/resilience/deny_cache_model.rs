@@ -28,18 +28,18 @@ fn plans(units: u32) -> Vec<Vec<Quota>> {
     const PERIOD: Duration = Duration::from_millis(900);
     let base = Quota::new(units, PERIOD).expect("a quota");
     let slow = Quota::per_hour(units + 2);
-    let by = |algorithm| vec![base.algorithm(algorithm)];
+    let by = |algorithm| vec![base.with_algorithm(algorithm)];
     vec![
         vec![base],
-        vec![base.burst(3)],
+        vec![base.with_burst(3)],
         vec![slow],
         vec![base, slow],
-        vec![slow.algorithm(Algorithm::SlidingLog), base],
-        vec![base.soft(2)],
-        vec![base.initial(1)],
-        vec![slow.initial(2), base],
+        vec![slow.with_algorithm(Algorithm::SlidingLog), base],
+        vec![base.with_soft(2)],
+        vec![base.with_initial(1)],
+        vec![slow.with_initial(2), base],
         by(Algorithm::TokenBucket),
-        vec![base.algorithm(Algorithm::TokenBucket).initial(2)],
+        vec![base.with_algorithm(Algorithm::TokenBucket).with_initial(2)],
         by(Algorithm::fixed_window()),
         by(Algorithm::fixed_window().carry_over(4)),
         by(Algorithm::fixed_window().carry_over(4).paced()),
@@ -158,7 +158,7 @@ impl Pair<'_> {
                 |charge: &Charge<'_>| charge.quota_index().map_or(charge.quotas().len(), |_| 1);
             let places: usize = charges.iter().map(places).sum();
             let mut quotas = charges.iter().flat_map(Charge::quotas);
-            let gcra = quotas.all(|quota| quota.counted_by() == Algorithm::Gcra);
+            let gcra = quotas.all(|quota| quota.algorithm() == Algorithm::Gcra);
             (self.plain.take(charges).now(), self.cached.take(charges).now(), gcra, places)
         });
         let known = reported.source() == Source::DenyCache;
@@ -221,7 +221,7 @@ impl Pair<'_> {
 }
 
 fn place(outcome: &Outcome) -> (RuleName, usize, bool) {
-    (outcome.rule(), outcome.place(), outcome.is_report_only())
+    (outcome.rule(), outcome.quota_index(), outcome.is_report_only())
 }
 
 /// Returns `true` if the outcome has values for its quota.

@@ -9,7 +9,7 @@ use tower_sluice::{
     Algorithm, Decision, Key, LocalStore, Quota, Store, StoreExt,
     decision::Source,
     rule::RuleName,
-    store::{Breaker, Charge, Fallback, Timeout},
+    store::{Breaker, Charge, Fallback, LocalShare, Timeout},
 };
 
 use crate::support::{
@@ -36,9 +36,9 @@ impl Admitted {
 /// The most that one store allows in this time: `more` at once, and the refilled units, rounded up
 /// together each time.
 fn bound(quota: Quota, time: Duration, more: u32) -> u128 {
-    let (limit, units) = (u128::from(quota.limit() + more), u128::from(quota.units() + more));
+    let (limit, units) = (u128::from(quota.burst() + more), u128::from(quota.units() + more));
     let (time, period) = (time.as_nanos(), quota.period().as_nanos());
-    match quota.counted_by() {
+    match quota.algorithm() {
         Algorithm::Gcra | Algorithm::TokenBucket => {
             limit + time * u128::from(quota.units()) / period
         }
@@ -58,10 +58,10 @@ fn requests() -> impl Strategy<Value = Vec<(usize, u64)>> {
 }
 
 fn quotas() -> impl Strategy<Value = Quota> {
-    let gcra = (1..40_u32, 1..40_u32).prop_map(|(n, burst)| Quota::per_second(n).burst(burst));
-    let bucket = gcra.clone().prop_map(|quota| quota.algorithm(Algorithm::TokenBucket));
+    let gcra = (1..40_u32, 1..40_u32).prop_map(|(n, burst)| Quota::per_second(n).with_burst(burst));
+    let bucket = gcra.clone().prop_map(|quota| quota.with_algorithm(Algorithm::TokenBucket));
     let window =
-        (1..40_u32).prop_map(|n| Quota::per_second(n).algorithm(Algorithm::fixed_window()));
+        (1..40_u32).prop_map(|n| Quota::per_second(n).with_algorithm(Algorithm::fixed_window()));
     prop_oneof![2 => gcra, 1 => bucket, 1 => window]
 }
 
@@ -80,7 +80,7 @@ proptest! {
             let first = Process::one_of(n, &time);
             let mut processes = vec![first.clone()];
             processes.extend((1..n).map(|_| Process::beside(&first.shared, n, &time)));
-            let before = first.take("alice", quota, used.min(quota.limit())).await;
+            let before = first.take("alice", quota, used.min(quota.burst())).await;
             prop_assert!(before.is_allowed());
             for process in &processes {
                 process.take("alice", quota, 0).await;
@@ -88,7 +88,7 @@ proptest! {
             first.shared.is(Mood::Failing);
             // the units that the warm key had before the outage are part of its quota
             let (mut alice, mut bob) =
-                (Admitted(used.min(quota.limit()).into()), Admitted::default());
+                (Admitted(used.min(quota.burst()).into()), Admitted::default());
             for (who, later) in requests {
                 time.pass(millis(later)).await;
                 let process = &processes[who % processes.len()];
@@ -111,7 +111,7 @@ async fn a_share_does_not_depend_on_the_cost_of_a_call() {
     let rates = [secs(10), millis(3_333), secs(1), millis(100)];
     for algorithm in all_algorithms() {
         for n in 2..=6_u32 {
-            let quota = Quota::new(20, secs(10)).expect("valid").algorithm(algorithm);
+            let quota = Quota::new(20, secs(10)).expect("valid").with_algorithm(algorithm);
             for costs in [&[1][..], &[10, 1], &[1, 10], &[10, 7, 1, 3], &[20, 1, 3, 1]] {
                 for later in rates {
                     let time = Time::default();
@@ -156,7 +156,7 @@ impl Random {
 struct World {
     time: Time,
     shared: Shaky,
-    stores: [Fallback<Breaker<Timeout<Shaky>>, LocalStore>; 3],
+    stores: [Fallback<Breaker<Timeout<Shaky>>, LocalShare<LocalStore>>; 3],
     random: Random,
     admitted: [Admitted; 4],
     /// Charges that can still be undone: the process, the key and the decision.
@@ -165,7 +165,7 @@ struct World {
 }
 
 impl World {
-    const QUOTAS: [Quota; 2] = [Quota::per_second(20).burst(60), Quota::per_day(1_000_000)];
+    const QUOTAS: [Quota; 2] = [Quota::per_second(20).with_burst(60), Quota::per_day(1_000_000)];
 
     fn new(seed: u64) -> Self {
         let time = Time::default();
@@ -245,7 +245,7 @@ async fn a_hundred_thousand_random_calls_all_get_a_decision_and_stay_within_the_
         for admitted in &world.admitted {
             // The store and the shares of the processes allow the quota each. A call that timed out
             // is charged and undone in different stores.
-            let most = 2 * bound(quota, world.time.0.now(), quota.limit() + 3);
+            let most = 2 * bound(quota, world.time.0.now(), quota.burst() + 3);
             assert!(admitted.at_most(most), "step {step}: {} of {most}", admitted.0);
         }
     }

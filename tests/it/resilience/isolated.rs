@@ -1,31 +1,55 @@
 //! Wrappers around a store of several servers, of which one is lost.
 
 use std::{
+    convert::Infallible,
     fmt,
+    future::pending,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicU8, AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
 };
 
+use tokio::time::{Instant, advance};
 use tower_sluice::{
     Decision, Key, LocalStore, Quota, Store, StoreExt,
     decision::Source,
     rule::RuleName,
-    store::{Answer, BoxFuture, Charge, Op, Timeout},
+    store::{
+        Answer, BoxError, BoxFuture, BreakerError, Charge, DynStore, FailureDomain, Health, Op,
+        Timeout, Unsupported,
+    },
 };
 
 const LOST: &str = "on the lost server";
-const QUOTAS: [Quota; 1] = [Quota::per_day(100)];
+const QUOTAS: [Quota; 1] = [Quota::per_day(100_000)];
+const SHARDED: Source = Source::Other("sharded");
 
-/// A store whose calls with the key [`LOST`] fail while its server is lost.
-#[derive(Clone, Debug, Default)]
+/// The state of the first server.
+const WELL: u8 = 0;
+const FAILING: u8 = 1;
+const HANGING: u8 = 2;
+
+/// A store of two servers. The first has the account of the key [`LOST`].
+#[derive(Clone, Debug)]
 struct Sharded {
     accounts: Arc<LocalStore>,
-    is_lost: Arc<AtomicBool>,
+    mood: Arc<AtomicU8>,
     failures: Arc<AtomicUsize>,
-    budget: Option<Duration>,
+    servers: [FailureDomain; 2],
+}
+
+impl Sharded {
+    fn new(mood: u8) -> Self {
+        let servers = ["lost", "here"].map(FailureDomain::new);
+        let (accounts, mood) = (Arc::default(), Arc::new(AtomicU8::new(mood)));
+        Self { accounts, mood, failures: Arc::default(), servers }
+    }
+
+    fn failures(&self) -> usize {
+        self.failures.load(SeqCst)
+    }
 }
 
 #[derive(Debug)]
@@ -44,26 +68,115 @@ impl Store for Sharded {
     type Future = BoxFuture<Result<Decision, ServerLost>>;
 
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        let lost = op.charges().iter().any(|charge| *charge.key() == Key::from(LOST));
-        if lost && self.is_lost.load(SeqCst) {
-            self.failures.fetch_add(1, SeqCst);
-            return Answer::Later(Box::pin(async { Err(ServerLost) }));
+        let (servers, mood) = (self.failure_domains(op), self.mood.load(SeqCst));
+        let needs = |at: usize| servers.contains(&self.servers[at]);
+        if needs(1) {
+            self.servers[1].answered(Instant::now().into_std());
         }
-        let decision = self.accounts.call(op).now().from_source(Source::Other("sharded"));
+        if needs(0) && mood != WELL {
+            self.failures.fetch_add(1, SeqCst);
+            return Answer::Later(Box::pin(async move {
+                if mood == HANGING {
+                    pending::<()>().await;
+                }
+                Err(ServerLost)
+            }));
+        }
+        let decision = self.accounts.call(op).now().with_source(SHARDED);
         Answer::Later(Box::pin(async move { Ok(decision) }))
     }
 
-    fn with_budget(self, budget: Duration) -> Self {
-        Self { budget: Some(budget), ..self }
-    }
-
-    fn isolates_failures(&self) -> bool {
-        self.budget.is_some()
+    fn failure_domains(&self, op: Op<'_>) -> Vec<FailureDomain> {
+        let mut servers = Vec::new();
+        for charge in op.charges() {
+            let server = &self.servers[usize::from(*charge.key() != Key::from(LOST))];
+            if !servers.contains(server) {
+                servers.push(server.clone());
+            }
+        }
+        servers
     }
 }
 
+type Any = Arc<DynStore<BoxError>>;
+
+/// A store with a boxed error, so that every wrapper fits around it.
+struct AnyError<S>(S);
+
+impl<S> Store for AnyError<S>
+where
+    S: Store + Send + Sync + 'static,
+    S::Future: 'static,
+{
+    type Error = BoxError;
+    type Future = BoxFuture<Result<Decision, BoxError>>;
+
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        match self.0.call(op) {
+            Answer::Now(answer) => Answer::Now(answer.map_err(Into::into)),
+            Answer::Later(later) => {
+                Answer::Later(Box::pin(async { later.await.map_err(Into::into) }))
+            }
+        }
+    }
+
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
+        self.0.undo(charges, taken, units);
+    }
+
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.0.supports(charges)
+    }
+
+    fn failure_domains(&self, op: Op<'_>) -> Vec<FailureDomain> {
+        self.0.failure_domains(op)
+    }
+
+    fn health(&self) -> BoxFuture<Health> {
+        self.0.health()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Wrapper {
+    Breaker,
+    Timeout,
+    Fallback,
+    Leases,
+    DenyCache,
+}
+
+const WRAPPERS: [Wrapper; 5] =
+    [Wrapper::Breaker, Wrapper::Timeout, Wrapper::Fallback, Wrapper::Leases, Wrapper::DenyCache];
+
+fn wrap(store: Any, wrapper: Wrapper) -> Any {
+    match wrapper {
+        Wrapper::Breaker => AnyError(store.breaker()).boxed(),
+        Wrapper::Timeout => AnyError(store.timeout(Timeout::DEFAULT)).boxed(),
+        Wrapper::Fallback => AnyError(store.fallback(LocalStore::new())).boxed(),
+        Wrapper::Leases => AnyError(store.leases(5)).boxed(),
+        Wrapper::DenyCache => AnyError(store.deny_cache()).boxed(),
+    }
+}
+
+/// Returns all orders of the wrappers.
+fn orders(wrappers: &[Wrapper]) -> Vec<Vec<Wrapper>> {
+    if wrappers.is_empty() {
+        return vec![Vec::new()];
+    }
+    let first = |first: &Wrapper| {
+        let rest: Vec<_> = wrappers.iter().copied().filter(|other| other != first).collect();
+        let with = |rest: Vec<Wrapper>| [&[*first], &rest[..]].concat();
+        orders(&rest).into_iter().map(with).collect::<Vec<_>>()
+    };
+    wrappers.iter().flat_map(first).collect()
+}
+
 /// Takes one unit of each key, under one rule for each.
-async fn take<S: Store>(store: &S, keys: &[&str]) -> Result<Decision, S::Error> {
+async fn take<S: Store<Error = E>, E>(store: &S, keys: &[&str]) -> Result<Decision, E>
+where
+    E: Into<BoxError>,
+{
     let named = |at: usize| RuleName::new(["first", "second"][at]).expect("a name");
     let keys: Vec<_> = keys.iter().map(|key| Key::from(*key)).collect();
     let charge = |(at, key)| Charge::new(named(at), key, &QUOTAS);
@@ -75,47 +188,113 @@ async fn take<S: Store>(store: &S, keys: &[&str]) -> Result<Decision, S::Error> 
 async fn used(store: &Sharded, key: &str) -> u32 {
     let (key, rule) = (Key::from(key), RuleName::new("first").expect("a name"));
     let look = Charge::new(rule, &key, &QUOTAS).with_cost(0);
-    100 - store.accounts.take(&[look]).now().outcomes()[0].remaining()
+    100_000 - store.accounts.take(&[look]).now().outcomes()[0].remaining()
 }
 
-#[tokio::test]
-async fn a_breaker_lets_all_calls_to_a_store_pass_that_isolates_failures() {
-    let store = Sharded::default();
-    store.is_lost.store(true, SeqCst);
-    for isolates in [false, true] {
-        let inner = Sharded { budget: isolates.then_some(Timeout::DEFAULT), ..store.clone() };
-        let breaker = inner.breaker();
-        for _ in 0..10 {
-            assert!(take(&breaker, &[LOST]).await.is_err());
+#[tokio::test(start_paused = true)]
+async fn a_breaker_stops_only_the_calls_to_a_failed_server() {
+    for keys in [&[LOST][..], &["here", LOST]] {
+        let store = Sharded::new(FAILING);
+        let breaker = store.clone().breaker();
+        for _ in 0..5 {
+            assert!(matches!(take(&breaker, keys).await, Err(BreakerError::Store(_))));
         }
-        assert_eq!(breaker.is_open(), !isolates);
-        assert_eq!(take(&breaker, &["here"]).await.is_ok(), isolates);
+        assert!(store.servers[0].is_open() && !store.servers[1].is_open() && !breaker.is_open());
+        for stopped in [&[LOST][..], &["here", LOST], &[LOST, "here"]] {
+            assert!(matches!(take(&breaker, stopped).await, Err(BreakerError::Open { .. })));
+        }
+        assert_eq!(store.failures(), 5);
+        assert!(take(&breaker, &["here"]).await.is_ok());
+
+        advance(Duration::from_secs(1)).await;
+        assert!(take(&breaker, keys).await.is_err(), "the probe");
+        assert_eq!((store.failures(), store.servers[0].is_open()), (6, true));
+        assert!(!store.servers[1].is_open());
+        store.mood.store(WELL, SeqCst);
+        advance(Duration::from_secs(1)).await;
+        assert!(take(&breaker, keys).await.is_ok());
+        assert!(!store.servers[0].is_open());
     }
 }
 
-#[test]
-fn wrappers_report_that_the_inner_store_isolates_failures() {
-    let store = || Sharded::default().timeout(Timeout::DEFAULT);
-    assert!(!Sharded::default().isolates_failures() && !LocalStore::new().isolates_failures());
-    assert!(store().isolates_failures());
-    assert!(<&Timeout<Sharded>>::isolates_failures(&&store()));
-    assert!(store().breaker().deny_cache().leases(5).isolates_failures());
-    assert!(store().boxed().isolates_failures());
-    assert_eq!(LocalStore::new().with_budget(Timeout::DEFAULT).stats().active, 0);
+#[tokio::test(start_paused = true)]
+async fn a_server_that_has_left_the_store_is_no_longer_open() {
+    let store = Sharded::new(FAILING);
+    let breaker = store.clone().breaker().failures(1);
+    assert!(take(&breaker, &[LOST]).await.is_err());
+    assert!(store.servers[0].is_open());
+    store.servers[0].retire();
+    assert!(!store.servers[0].is_open());
+    assert!(matches!(take(&breaker, &[LOST]).await, Err(BreakerError::Store(_))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_server_delays_no_key_of_other_servers_in_any_order_of_the_wrappers() {
+    for order in orders(&WRAPPERS) {
+        for mood in [FAILING, HANGING] {
+            let inner = Sharded::new(mood);
+            let store = order.iter().copied().fold(AnyError(inner.clone()).boxed(), wrap);
+            for round in 0..12 {
+                for lost in [&[LOST][..], &["here", LOST]] {
+                    let answer = take(&store, lost).await;
+                    let of_store = answer.is_ok_and(|it| it.source() == SHARDED);
+                    assert!(!of_store, "{order:?}, {mood}, {round}");
+                }
+                let start = Instant::now();
+                let here = take(&store, &["here"]).await.expect("a decision");
+                assert_eq!(start.elapsed(), Duration::ZERO, "{order:?}, {mood}, {round}");
+                let of_store = matches!(here.source(), SHARDED | Source::Leased);
+                assert!(of_store, "{:?}: {order:?}, {mood}, {round}", here.source());
+            }
+            assert!(!inner.servers[1].is_open(), "{order:?}, {mood}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn wrappers_return_the_servers_of_the_inner_store() {
+    let inner = Sharded::new(WELL);
+    let key = Key::from(LOST);
+    let charges = [Charge::new(RuleName::default(), &key, &QUOTAS)];
+    let check = |store: &dyn Fn(Op<'_>) -> Vec<FailureDomain>| {
+        assert_eq!(store(Op::Take(&charges)), [inner.servers[0].clone()]);
+    };
+    let store = || inner.clone().timeout(Timeout::DEFAULT).breaker().deny_cache().leases(5);
+    check(&|op| store().failure_domains(op));
+    check(&|op| store().fallback(LocalStore::new()).failure_domains(op));
+    check(&|op| store().fail_open().boxed().failure_domains(op));
+    check(&|op| (&store().fail_closed()).failure_domains(op));
+    assert_eq!(LocalStore::new().breaker().failure_domains(Op::Take(&charges)), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_ends_when_no_server_fails() {
+    let inner = Sharded::new(FAILING);
+    let store = inner.clone().fallback(LocalStore::new());
+    let take = async |key| take::<_, Infallible>(&store, &[key]).await.map(|it| it.source());
+    for _ in 0..3 {
+        assert_eq!(take(LOST).await, Ok(Source::Fallback));
+        assert_eq!(take("here").await, Ok(SHARDED));
+        assert!(store.is_failing());
+    }
+    inner.mood.store(WELL, SeqCst);
+    assert_eq!(take(LOST).await, Ok(SHARDED));
+    advance(Duration::from_secs(1)).await;
+    assert_eq!(take("here").await, Ok(SHARDED));
+    assert!(!store.is_failing());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_lost_server_changes_no_account_of_other_servers() {
-    let inner = Sharded::default();
+    let inner = Sharded::new(FAILING);
     let fallback = inner.clone().timeout(Timeout::DEFAULT).breaker().fallback(LocalStore::new());
     let source = async |keys: &[&str]| take(&fallback, keys).await.map(|it| it.source());
-    inner.is_lost.store(true, SeqCst);
     for _ in 0..3 {
         assert_eq!(source(&["here", LOST]).await, Ok(Source::Fallback));
     }
-    assert_eq!(source(&["other"]).await, Ok(Source::Other("sharded")));
+    assert_eq!(source(&["other"]).await, Ok(SHARDED));
     assert_eq!(used(&inner, "here").await, 0, "decided in this process");
-    inner.is_lost.store(false, SeqCst);
-    assert_eq!(source(&["here", LOST]).await, Ok(Source::Other("sharded")));
+    inner.mood.store(WELL, SeqCst);
+    assert_eq!(source(&["here", LOST]).await, Ok(SHARDED));
     assert_eq!(used(&inner, "here").await, 1, "the outage is not charged");
 }

@@ -104,7 +104,7 @@ async fn a_key_that_is_not_hot_calls_the_store_each_time() {
 #[tokio::test(start_paused = true)]
 async fn reported_values_combine_the_store_and_the_lease() {
     let time = Time::default();
-    let window = HOURLY.algorithm(Algorithm::fixed_window());
+    let window = HOURLY.with_algorithm(Algorithm::fixed_window());
     for quotas in [&[HOURLY][..], &[window], &[HOURLY, Quota::per_day(2_000)]] {
         let ((_, store), plain) = (leased(&time, 5), time.store());
         for n in 0..40 {
@@ -149,15 +149,15 @@ async fn no_more_than_the_share_is_leased_for_any_callers() {
 async fn charges_that_cannot_be_leased_call_the_store() {
     let time = Time::default();
     let (inner, store) = leased(&time, 5);
-    let by = |algorithm| HOURLY.algorithm(algorithm);
+    let by = |algorithm| HOURLY.with_algorithm(algorithm);
     let plans = [
         by(Algorithm::TokenBucket),
         by(Algorithm::SlidingLog),
         by(Algorithm::SlidingWindow { buckets: 2 }),
         by(Algorithm::fixed_window().paced()),
         by(Algorithm::fixed_window().carry_over(3)),
-        HOURLY.soft(5),
-        HOURLY.initial(500),
+        HOURLY.with_soft(5),
+        HOURLY.with_initial(500),
         Quota::per_hour(39), // a share of one unit
         Quota::blocked(),
     ];
@@ -268,8 +268,8 @@ async fn the_last_units_can_be_taken_too() {
     for (quota, trips) in [
         (HOURLY, 50),
         (Quota::per_hour(41), 41),
-        (HOURLY.algorithm(Algorithm::fixed_window()), 50),
-        (HOURLY.algorithm(Algorithm::AnchoredWindow), 50),
+        (HOURLY.with_algorithm(Algorithm::fixed_window()), 50),
+        (HOURLY.with_algorithm(Algorithm::AnchoredWindow), 50),
     ] {
         let time = Time::default();
         let (inner, first) = leased(&time, 5);
@@ -277,7 +277,7 @@ async fn the_last_units_can_be_taken_too() {
         let holders: Vec<_> = std::iter::once(&first).chain(&others).collect();
         let mut admitted = 0;
         let mut round = 0_usize;
-        while admitted < quota.limit() && round < 2_000 {
+        while admitted < quota.burst() && round < 2_000 {
             // most of the load is on the first
             let holder = holders[[0, 0, 0, 0, 0, 1, 0, 1, 2, 3][round % 10]];
             admitted += u32::from(take(holder, quota).is_allowed());
@@ -285,7 +285,7 @@ async fn the_last_units_can_be_taken_too() {
         }
         // denials are not cached here
         let asked = inner.takes() + admitted as usize - round;
-        assert_eq!((admitted, left(&inner, quota)), (quota.limit(), 0));
+        assert_eq!((admitted, left(&inner, quota)), (quota.burst(), 0));
         assert!(asked <= trips, "{asked} trips of {quota}");
         for holder in holders {
             assert!(!take(holder, quota).is_allowed());
@@ -345,8 +345,8 @@ async fn uneven(quota: Quota, percent: u32, load: u32, seconds: u32) -> (f64, f6
         tokio::task::yield_now().await;
     }
     // an account that was full, or this number of windows
-    let full = quota.counted_by() == Algorithm::Gcra;
-    let most = f64::from(quota.limit()) * f64::from(u8::from(full))
+    let full = quota.algorithm() == Algorithm::Gcra;
+    let most = f64::from(quota.burst()) * f64::from(u8::from(full))
         + f64::from(seconds) / quota.interval().as_secs_f64();
     let wanted = most.min(f64::from(asks));
     assert!(f64::from(admitted) <= most, "{admitted} of {most}");
@@ -361,7 +361,7 @@ async fn four_processes_use_the_limit_with_one_store_call_in_twenty() {
         (SECONDLY, 6, &[1_050, 10_000][..]),
         (SECONDLY, 10, &[800, 950, 1_500, 10_000]),
         (MINUTELY, 5, &[800, 1_050, 10_000]),
-        (SECONDLY.algorithm(Algorithm::fixed_window()), 5, &[800, 1_050, 10_000]),
+        (SECONDLY.with_algorithm(Algorithm::fixed_window()), 5, &[800, 1_050, 10_000]),
     ] {
         for &load in loads {
             let seconds = if load < 10_000 { 20 } else { 4 };
@@ -502,7 +502,7 @@ async fn a_unit_of_an_earlier_lease_is_not_returned_to_a_later_one() {
     for algorithm in [Algorithm::fixed_window(), Algorithm::AnchoredWindow] {
         let time = Time::default();
         let (inner, store) = leased(&time, 20);
-        let quota = Quota::per_hour(100).algorithm(algorithm);
+        let quota = Quota::per_hour(100).with_algorithm(algorithm);
         let asks = || (1..50).map(|n| (n, take(&store, quota)));
         let leased = || asks().find(|(_, taken)| taken.source() == Source::Leased);
         let (_, early) = leased().expect("a hot key");
@@ -750,7 +750,7 @@ impl Store for Silent {
         let decision = self.0.take(charges).now();
         assert!(decision.is_allowed());
         let unknown = Outcome::unknown(charges[0].rule(), 0, Some(Duration::ZERO));
-        Answer::Now(Ok(Decision::allow().outcome(unknown)))
+        Answer::Now(Ok(Decision::allow().with_outcome(unknown)))
     }
 
     fn undo(&self, charges: &[Charge<'_>], _: &Decision, _: Option<u32>) {
@@ -820,7 +820,7 @@ async fn keys_beyond_the_capacity_call_the_store_each_time() {
 async fn a_refund_through_the_leases_ends_them_first() {
     let time = Time::default();
     let (inner, store) = leased(&time, 25);
-    let quota = Quota::per_hour(100).algorithm(Algorithm::fixed_window());
+    let quota = Quota::per_hour(100).with_algorithm(Algorithm::fixed_window());
     assert_eq!(passed(&store, quota, 50), 50);
     assert!(left(&inner, quota) < 50, "no units are leased");
     charged(&[quota], |charge| store.adjust(&charge, -100).now());

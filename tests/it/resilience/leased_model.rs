@@ -27,18 +27,18 @@ type Holder = Leased<Counting<LocalStore>>;
 /// Quotas that refill quickly and slowly.
 fn plans() -> Vec<Vec<Quota>> {
     let per = |units, millis| Quota::new(units, Duration::from_millis(millis)).expect("a quota");
-    let by = |algorithm| vec![per(100, 300).algorithm(algorithm)];
+    let by = |algorithm| vec![per(100, 300).with_algorithm(algorithm)];
     vec![
         vec![per(100, 100)],
-        vec![per(1_000, 100).burst(100)],
+        vec![per(1_000, 100).with_burst(100)],
         vec![per(400, 4_000)],
-        vec![per(1_000, 1_000).burst(60)],
+        vec![per(1_000, 1_000).with_burst(60)],
         vec![per(50, 60_000)],
         vec![per(200, 400), per(300, 60_000)],
         vec![
             per(100, 3_600_000),
-            per(64, 50).burst(80),
-            per(500, 700).algorithm(Algorithm::fixed_window()),
+            per(64, 50).with_burst(80),
+            per(500, 700).with_algorithm(Algorithm::fixed_window()),
         ],
         by(Algorithm::fixed_window()),
         by(Algorithm::AnchoredWindow),
@@ -213,7 +213,7 @@ async fn play(quotas: &[Quota], steps: &[Step]) -> Result<(u32, u32), TestCaseEr
             prop_assert!(shared <= exact, "{} left of {}", shared, exact);
             // a quota that refills quickly is charged for longer than the lease is held
             let slow = quota.interval() > Duration::from_secs(1);
-            let share = quota.limit() * PERCENT / 100 * u32::try_from(HOLDERS).expect("few");
+            let share = quota.burst() * PERCENT / 100 * u32::try_from(HOLDERS).expect("few");
             let share = share + world.returned;
             prop_assert!(!slow || exact - shared <= share, "{} of {}", exact - shared, quota);
         }

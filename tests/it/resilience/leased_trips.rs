@@ -130,7 +130,7 @@ async fn trips_and_use_of_the_limit_by_load() {
         let loads: &'static [Load] = loads;
         Case { name, quota, percent, loads, seconds, trips }
     };
-    let window = SECONDLY.algorithm(Algorithm::fixed_window());
+    let window = SECONDLY.with_algorithm(Algorithm::fixed_window());
     let cases = [
         case("one process, 3 per second", MINUTELY, 5, &[Random(3)], 60, 180),
         case("one process, 10 per second", MINUTELY, 5, &[Random(10)], 60, 430),

@@ -11,7 +11,7 @@ use crate::support::{Broken, answer, get, lines, with};
 
 #[tokio::test]
 async fn fail_closed_is_a_503_byte_for_byte() {
-    let quotas = || Quota::per_second(5).named("burst");
+    let quotas = || Quota::per_second(5).with_name("burst");
     for broken in [Broken::Now, Broken::Later] {
         let layer = RateLimitLayer::new(Everyone, quotas(), broken.fail_closed());
         let response = answer(&layer, with(&[("accept", "application/json")])).await;
@@ -62,7 +62,7 @@ async fn fail_closed_passes_requests_of_report_only_rules_and_reports_it() {
             assert_eq!(decision.source(), Source::FailedClosed);
             assert!(decision.is_allowed() && decision.would_deny());
         }
-        let mixed = (trial("a"), Rule::new("b", Everyone, FIVE.named("second")));
+        let mixed = (trial("a"), Rule::new("b", Everyone, FIVE.with_name("second")));
         let rejected = response(mixed, broken).await;
         assert_eq!(rejected.status(), StatusCode::SERVICE_UNAVAILABLE);
         let decision = rejected.extensions().get::<Decision>().expect("exposed");

@@ -124,22 +124,22 @@ fn threads_charge_all_three_rules_or_none_and_never_exceed_a_limit() {
             [u128::from(*admitted)],
             "address {at}"
         );
-        assert!(*admitted <= address[0].limit());
+        assert!(*admitted <= address[0].burst());
     }
     for (at, admitted) in (0_u32..).zip(&sum.users) {
         assert_eq!(charged(&store, "user", at, &user), [u128::from(*admitted); 2], "user {at}");
-        assert!(*admitted <= user[1].limit());
+        assert!(*admitted <= user[1].burst());
     }
     assert_eq!(charged(&store, "site", Key::everyone(), &site), [u128::from(sum.site)]);
     assert_eq!(sum.addresses.iter().sum::<u32>(), sum.site);
     assert_eq!(sum.users.iter().sum::<u32>(), sum.site);
-    assert!(sum.site <= site[0].limit());
+    assert!(sum.site <= site[0].burst());
 
     // each of the three rules denied something
     let spent = |accounts: &[u32], limit: u32| accounts.iter().filter(|n| **n + 3 > limit).count();
-    assert!(spent(&sum.addresses, address[0].limit()) > 0);
-    assert!(spent(&sum.users, user[1].limit()) > 0);
-    assert!(sum.site + 3 > site[0].limit() && denied > 0, "{} of {DECISIONS}", sum.site);
+    assert!(spent(&sum.addresses, address[0].burst()) > 0);
+    assert!(spent(&sum.users, user[1].burst()) > 0);
+    assert!(sum.site + 3 > site[0].burst() && denied > 0, "{} of {DECISIONS}", sum.site);
     assert_eq!(store.stats().overflowed, 0, "there was room");
 }
 
@@ -148,7 +148,7 @@ fn threads_charge_all_three_rules_or_none_and_never_exceed_a_limit() {
 #[test]
 fn a_temporary_denial_opens_accounts_and_a_permanent_one_does_not() {
     for algorithm in [Algorithm::Gcra, Algorithm::TokenBucket] {
-        let cold = Quota::per_hour(10).burst(20).algorithm(algorithm).initial(0);
+        let cold = Quota::per_hour(10).with_burst(20).with_algorithm(algorithm).with_initial(0);
         let other = Quota::per_hour(2);
         for (cost, after_an_hour) in [(2, Some(10)), (3, Some(0))] {
             let (clock, key) = (FakeClock::new(), Key::from("a"));

@@ -40,7 +40,6 @@ use tower_sluice::{
     key::{Everyone, HeaderKey, KeyError},
     middleware::{Counters, RetryAfter},
     rule::RuleName,
-    store::Timeout,
 };
 
 use crate::support::{answer, get, with};
@@ -81,17 +80,17 @@ fn a_quota_of_zero_units_suggests_a_blocked_quota() {
     const UNITS: &str = "quota: units is 0; use Quota::blocked() to deny all requests";
     const BURST: &str = "quota: burst is 0; use Quota::blocked() to deny all requests";
     assert_eq!(panic(|| Quota::per_second(0)), UNITS);
-    assert_eq!(error(Quota::new(0, SECOND)), UNITS);
+    assert_eq!(error(Quota::new(0, SECOND)), format!("{UNITS} (units 0, period 1s)"));
     const FIX: &str = "give at least 1, or \"blocked\" to deny all requests";
     assert_eq!(read("0/s"), format!("quota \"0/s\": units is \"0\"; {FIX}"));
-    assert_eq!(panic(|| TEN.burst(0)), BURST);
-    assert_eq!(error(TEN.try_burst(0)), BURST);
+    assert_eq!(panic(|| TEN.with_burst(0)), BURST);
+    assert_eq!(error(TEN.try_with_burst(0)), format!("{BURST} (units 10, period 1s, burst 0)"));
     assert_eq!(read("5/s burst 0"), format!("quota \"5/s burst 0\": burst is \"0\"; {FIX}"));
 }
 
 #[test]
 fn a_period_of_zero_reports_the_shortest_period() {
-    const PERIOD: &str = "quota: period is 0; give at least 1 ns per unit";
+    const PERIOD: &str = "quota: period is 0; give at least 1 ns per unit (units 5, period 0ns)";
     assert_eq!(error(Quota::new(5, Duration::ZERO)), PERIOD);
     assert_eq!(read("5/0s"), PERIOD);
 }
@@ -99,18 +98,18 @@ fn a_period_of_zero_reports_the_shortest_period() {
 #[test]
 fn a_quota_longer_than_ten_years_reports_its_values() {
     assert_eq!(
-        error(Quota::per_day(1).try_burst(3_651)),
+        error(Quota::per_day(1).try_with_burst(3_651)),
         "quota: burst × interval is longer than ten years; lower burst or raise the rate \
-         (burst 3651, interval 86400s)"
+         (units 1, period 86400s, burst 3651)"
     );
     assert_eq!(
-        panic(|| Quota::per_day(1).burst(3_651)),
+        panic(|| Quota::per_day(1).with_burst(3_651)),
         "quota: burst × interval is longer than ten years; lower burst or raise the rate"
     );
     assert_eq!(
         error(Quota::new(7, Duration::MAX)),
         "quota: period is longer than ten years; shorten it \
-         (units 7, period 18446744073709551615.999999999s)"
+         (units 7, period 18446744073.709551615s)"
     );
     assert_eq!(
         read("1/99999999999999999999day"),
@@ -125,11 +124,11 @@ fn a_quota_over_any_period_can_be_a_constant() {
     const TEN_SECONDS: Duration = Duration::from_secs(10);
     const SEARCHES: Quota = Quota::per(200, TEN_SECONDS);
     const FALLIBLE: Quota = match Quota::new(200, TEN_SECONDS) {
-        Ok(quota) => quota.burst(50),
+        Ok(quota) => quota.with_burst(50),
         Err(_) => panic!("200 per 10 s is a quota"),
     };
     assert_eq!(SEARCHES, "200/10s".parse().expect("a quota"));
-    assert_eq!(FALLIBLE, SEARCHES.burst(50));
+    assert_eq!(FALLIBLE, SEARCHES.with_burst(50));
     assert_eq!(Quota::per(9, Duration::from_millis(1_500)).to_string(), "9/1500ms");
     for (units, period) in
         [(0, TEN_SECONDS), (5, Duration::ZERO), (7, Duration::MAX), (2, Duration::from_nanos(1))]
@@ -184,54 +183,58 @@ fn a_quota_that_its_algorithm_cannot_count_reports_a_fix() {
     let paced = Algorithm::FixedWindow { carry_over: 0, paced: true };
     for (wrong, said) in [
         (
-            TEN.burst(9).try_algorithm(log),
+            TEN.with_burst(9).try_with_algorithm(log),
             "burst is set on a window, where it equals units; \
-          drop it (burst 10, interval 100ms)",
+          drop it (units 10, period 1s, algorithm SlidingLog, burst 9)",
         ),
         (
-            Quota::per_day(10_001).try_algorithm(log),
+            Quota::per_day(10_001).try_with_algorithm(log),
             "a sliding log of more than 10000 units; use \
-          SlidingWindow or Gcra (units 10001, interval 8.639136087s)",
+          SlidingWindow or Gcra (units 10001, period 86400s, algorithm SlidingLog)",
         ),
         (
-            TEN.try_algorithm(sliding(0)),
+            TEN.try_with_algorithm(sliding(0)),
             "buckets of a sliding window is outside 1 to 1000 \
-          (units 10, interval 100ms)",
+          (units 10, period 1s, algorithm SlidingWindow { buckets: 0 })",
         ),
         (
-            TEN.try_algorithm(sliding(7)),
+            TEN.try_with_algorithm(sliding(7)),
             "buckets does not divide the period into whole \
-          nanoseconds; choose another (units 10, interval 100ms)",
+          nanoseconds; choose another (units 10, period 1s, algorithm SlidingWindow { buckets: 7 })",
         ),
         (
-            TEN.algorithm(paced).try_soft(1),
+            TEN.with_algorithm(paced).try_with_soft(1),
             "soft is set on a paced window; choose one of them \
-          (soft 1)",
-        ),
-        (TEN.try_initial(11), "initial is above burst; lower it or raise burst (initial 11)"),
-        (
-            TEN.max_debt(3).try_initial(11),
-            "initial is above burst; lower it or raise burst (initial 11)",
+          (units 10, period 1s, algorithm FixedWindow { carry_over: 0, paced: true }, soft 1)",
         ),
         (
-            TEN.algorithm(log).try_initial(1),
+            TEN.try_with_initial(11),
+            "initial is above burst; lower it or raise burst (units 10, period 1s, initial 11)",
+        ),
+        (
+            TEN.with_max_debt(3).try_with_initial(11),
+            "initial is above burst; lower it or raise burst (units 10, period 1s, initial 11, \
+             max_debt 3)",
+        ),
+        (
+            TEN.with_algorithm(log).try_with_initial(1),
             "initial is set on a window; it is for Gcra and \
-          TokenBucket only (initial 1)",
+          TokenBucket only (units 10, period 1s, algorithm SlidingLog, initial 1)",
         ),
         (
-            Quota::per_day(1).try_max_debt(3_651),
+            Quota::per_day(1).try_with_max_debt(3_651),
             "max_debt × interval is longer than ten years; lower max_debt or raise the rate \
-             (max_debt 3651, interval 86400s)",
+             (units 1, period 86400s, max_debt 3651)",
         ),
         (
-            TEN.algorithm(log).try_max_debt(10_001),
+            TEN.with_algorithm(log).try_with_max_debt(10_001),
             "max_debt of a sliding log is above 10000; lower it, or use SlidingWindow or Gcra \
-             (max_debt 10001)",
+             (units 10, period 1s, algorithm SlidingLog, max_debt 10001)",
         ),
         (
-            Quota::blocked().try_burst(1),
+            Quota::blocked().try_with_burst(1),
             "burst, soft, initial or max_debt is set on a blocked quota; \
-          drop it (burst 1, interval 1s)",
+          drop it (units 0, period 1s, burst 1)",
         ),
     ] {
         assert_eq!(error(wrong), format!("quota: {said}"));
@@ -241,24 +244,27 @@ fn a_quota_that_its_algorithm_cannot_count_reports_a_fix() {
 #[test]
 fn a_blocked_quota_has_no_burst_soft_initial_nor_debt() {
     let blocked = Quota::blocked();
-    for changed in
-        [blocked.try_burst(1), blocked.try_soft(1), blocked.try_initial(1), blocked.try_max_debt(1)]
-    {
+    for changed in [
+        blocked.try_with_burst(1),
+        blocked.try_with_soft(1),
+        blocked.try_with_initial(1),
+        blocked.try_with_max_debt(1),
+    ] {
         let said = "burst, soft, initial or max_debt is set on a blocked quota; drop it";
         assert!(error(changed).starts_with(&format!("quota: {said}")));
     }
-    assert_eq!(blocked.try_burst(0), Ok(blocked));
+    assert_eq!(blocked.try_with_burst(0), Ok(blocked));
 }
 
 #[test]
 fn a_quota_that_the_store_cannot_count_fails_to_build() {
     let rule = |quota: Quota| Rule::new("api", Everyone, quota).max_wait(SECOND);
     assert_eq!(
-        build_error(rule(TEN.soft(1)), store()),
+        build_error(rule(TEN.with_soft(1)), store()),
         "the store cannot do this: max_wait with a soft quota; choose one of them"
     );
     assert_eq!(
-        build_error(rule(TEN.algorithm(Algorithm::SlidingLog)), store()),
+        build_error(rule(TEN.with_algorithm(Algorithm::SlidingLog)), store()),
         "the store cannot do this: max_wait with an algorithm that cannot queue; use Gcra"
     );
 }
@@ -334,7 +340,15 @@ fn an_invalid_network_is_named() {
         assert_eq!(error(ClientIp::behind([text])), format!("network {text:?} {ALL}"));
         assert!(AccessList::networks([text]).is_ok(), "an access list may contain all addresses");
     }
-    assert_eq!(error(ClientIp::behind(["::ffff:0:0/96"])), format!("network \"0.0.0.0/0\" {ALL}"));
+    assert_eq!(
+        error(ClientIp::behind(["::ffff:0:0/96"])),
+        format!("network \"::ffff:0:0/96\" {ALL}")
+    );
+    assert_eq!(
+        error(ClientIp::behind(["10.0.0.0"])),
+        "network \"10.0.0.0\" looks like a network; give its prefix length, or /32 or /128 for one \
+         address"
+    );
 }
 
 #[test]
@@ -357,7 +371,6 @@ fn zero_hops_suggest_the_peer_address() {
     const FIX: &str = "give 1 to 32; without a proxy, use PeerIp";
     for hops in [0, 33] {
         assert_eq!(panic(|| ClientIp::hops(hops)), format!("hops: {FIX}"));
-        assert_eq!(error(ClientIp::try_hops(hops)), format!("hops is {hops}; {FIX}"));
     }
 }
 
@@ -375,7 +388,7 @@ fn an_invalid_name_reports_the_character_and_its_position() {
         assert_eq!(panic(|| Rule::new(name, Everyone, TEN)), said);
     }
     assert_eq!(
-        panic(|| TEN.named("caf\u{e9}")),
+        panic(|| TEN.with_name("caf\u{e9}")),
         "quota: a name is 1 to 64 printable ASCII characters"
     );
 }
@@ -384,11 +397,12 @@ fn an_invalid_name_reports_the_character_and_its_position() {
 fn a_name_given_twice_is_named() {
     let rule = || Rule::new("api", Everyone, TEN);
     assert_eq!(build_error((rule(), rule()), store()), "two rules are named \"api\"; rename one");
-    let twice = Rule::new("api", Everyone, [TEN.named("short"), Quota::per_day(9).named("short")]);
+    let twice =
+        Rule::new("api", Everyone, [TEN.with_name("short"), Quota::per_day(9).with_name("short")]);
     assert_eq!(
         build_error(twice, store()),
         "two quotas are called \"short\" in header fields; give them different periods or names \
-         (Quota::named)"
+         (Quota::with_name)"
     );
 }
 
@@ -414,36 +428,34 @@ fn a_timeout_of_zero_reports_the_default() {
     const TEXT: &str = "timeout: limit is 0 s; give the store time to answer, such as 100 ms \
                         (Timeout::DEFAULT)";
     assert_eq!(panic(|| store().timeout(Duration::ZERO)), TEXT);
-    assert_eq!(error(Timeout::try_new(store(), Duration::ZERO)), TEXT);
 }
 
 #[test]
 fn breaker_settings_out_of_range_report_the_range() {
     let millis = Duration::from_millis;
     let breaker = || store().breaker();
-    assert_eq!(error(breaker().try_failures(0)), "breaker: failures is 0; give at least 1");
     assert_eq!(panic(|| breaker().failures(0)), "breaker: failures is 0; give at least 1");
     for percent in [0, 101] {
         let said = format!("breaker: rate is {percent}; give 1 to 100 percent");
-        assert_eq!(error(breaker().try_rate(percent, 20)), said);
         assert_eq!(panic(|| breaker().rate(percent, 20)), said);
     }
-    assert_eq!(error(breaker().try_rate(50, 0)), "breaker: answers is 0; give at least 1");
+    assert_eq!(panic(|| breaker().rate(50, 0)), "breaker: answers is 0; give at least 1");
     assert_eq!(
-        error(breaker().try_open_for(Duration::ZERO..=millis(100))),
+        panic(|| breaker().open_for(Duration::ZERO..=millis(100))),
         "breaker: first open time is 0 s; give the store time to recover, such as 100 ms"
     );
     assert_eq!(
         panic(|| breaker().open_for(millis(100)..=millis(99))),
         "breaker: longest open time is 99ms, below the first of 100ms; give at least the first"
     );
+    let _ = breaker().open_for(millis(1)..=Duration::MAX);
 }
 
 #[test]
 fn zero_instances_are_an_error() {
     const TEXT: &str = "fallback: instances is 0; give at least 1, because this process counts too";
     assert_eq!(panic(|| store().fallback(store()).instances(0)), TEXT);
-    assert_eq!(error(store().fallback(store()).try_instances(0)), TEXT);
+    let _ = store().fallback(store()).instances(u32::MAX);
 }
 
 #[test]
@@ -475,7 +487,7 @@ async fn a_missing_peer_address_reports_the_fix() {
 async fn an_unusable_key_reports_the_reason_and_is_counted() {
     let counters = Counters::new();
     let rule = Rule::new("user", HeaderKey::new("x-user"), TEN);
-    let layer = RateLimitLayer::rules(rule, store()).count(&counters);
+    let layer = RateLimitLayer::rules(rule, store()).on_decision(counters.clone());
     let long = "k".repeat(1_025);
     for (headers, said) in [
         (&[][..], "missing header x-user"),
@@ -488,7 +500,7 @@ async fn an_unusable_key_reports_the_reason_and_is_counted() {
         assert!(!headers.contains_key("retry-after"));
     }
     let client = ClientIp::hops(2);
-    let layer = RateLimitLayer::new(client, TEN, store()).count(&counters);
+    let layer = RateLimitLayer::new(client, TEN, store()).on_decision(counters.clone());
     for (value, said) in [
         ("203.0.113.9", "missing client's address in x-forwarded-for"),
         ("203.0.113.9, unknown", "header x-forwarded-for has an entry without a valid address"),
@@ -496,7 +508,9 @@ async fn an_unusable_key_reports_the_reason_and_is_counted() {
         let (status, body, _) = response(&layer, &[("x-forwarded-for", value)]).await;
         assert_eq!((status, body), (400, format!("Request rejected: {said}.")));
     }
-    let denied = RateLimitLayer::per_ip(TEN).count(&counters).deny(AccessList::from_fn(|_| true));
+    let denied = RateLimitLayer::per_ip(TEN)
+        .on_decision(counters.clone())
+        .deny(AccessList::from_fn(|_| true));
     assert_eq!(answer(&denied, get("/")).await.status(), StatusCode::FORBIDDEN);
     assert_eq!(counters.snapshot().unkeyed, 7);
     assert_eq!(counters.snapshot().denied, 0);
@@ -516,18 +530,12 @@ fn a_route_that_no_request_matches_reports_the_fix() {
     for (template, fix) in [
         ("", "does not start with a slash; add it"),
         ("url", "does not start with a slash; add it"),
-        (
-            "/url/:id",
-            "contains \":id\", a parameter in the syntax of axum 0.7; write {name} or {*name}",
-        ),
-        (
-            "/*rest",
-            "contains \"*rest\", a parameter in the syntax of axum 0.7; write {name} or {*name}",
-        ),
-        ("/url?id=1", "contains '?'; drop it, with any query or fragment"),
-        ("/url#top", "contains '#'; drop it, with any query or fragment"),
-        ("/a b", "contains ' '; drop it, with any query or fragment"),
-        ("/a\nb", "contains '\\n'; drop it, with any query or fragment"),
+        ("/url/:id", "has a parameter in the syntax of axum 0.7; write {name} or {*name}"),
+        ("/*rest", "has a parameter in the syntax of axum 0.7; write {name} or {*name}"),
+        ("/url?id=1", "contains a space, a query or a fragment; drop it"),
+        ("/url#top", "contains a space, a query or a fragment; drop it"),
+        ("/a b", "contains a space, a query or a fragment; drop it"),
+        ("/a\nb", "contains a space, a query or a fragment; drop it"),
     ] {
         let route = format!("route \"GET {template}\": path {template:?}");
         assert_eq!(said(Method::GET, template), format!("{route} {fix}"));
@@ -557,43 +565,33 @@ mod redis {
 
     /// The part of the message in the middle comes from the redis crate.
     #[test]
-    fn an_invalid_address_is_shown_without_its_password() {
+    fn an_invalid_address_is_an_error_without_its_password() {
         const FIX: &str = "; give redis://[user:password@]host[:port][/db]";
-        for (url, shown) in [
-            ("", "***"),
-            ("secret", "***"),
-            ("http://me:secret@localhost:80", "http://***@localhost:80"),
-            ("redis://", "redis://"),
-            ("redis://me:secret@localhost/x", "redis://***@localhost"),
-            ("redis://localhost/x", "redis://localhost/x"),
-            ("redis://localhost:99999", "redis://localhost:99999"),
+        for url in [
+            "",
+            "secret",
+            "localhost:6379",
+            "http://me:secret@localhost:80",
+            "redis://",
+            "redis://me:secret@localhost/x",
+            "redis://localhost:99999",
         ] {
             for said in [
                 error(RedisStore::connect_lazy(url)),
                 error(RedisStore::cluster_lazy(&["redis://127.0.0.1", url])),
                 error(RedisStore::sentinel_lazy(&["redis://127.0.0.1", url], "primary")),
             ] {
-                let start = format!("redis: {shown:?} is not an address: ");
-                assert!(said.starts_with(&start), "{said}");
-                assert!(said.ends_with(FIX), "{said}");
+                assert!(said.starts_with("redis: an address is invalid: "), "{said}");
+                assert!(said.ends_with(FIX) && !said.contains("secret"), "{said}");
             }
         }
     }
 
     #[test]
-    fn an_address_without_a_scheme_is_shown_with_one() {
-        assert_eq!(
-            error(RedisStore::connect_lazy("localhost:6379")),
-            "redis: \"localhost:6379\" is not an address: it lacks redis://; give \
-             redis://localhost:6379"
-        );
-    }
-
-    #[test]
     fn a_missing_address_and_one_without_tcp_are_errors() {
         for (said, expected) in [
-            (error(RedisStore::cluster_lazy(&[])), "no address of a cluster is given"),
-            (error(RedisStore::sentinel_lazy(&[], "primary")), "no address of a sentinel is given"),
+            (error(RedisStore::cluster_lazy(&[])), "no address is given"),
+            (error(RedisStore::sentinel_lazy(&[], "primary")), "no address is given"),
             (
                 error(RedisStore::cluster_lazy(&["unix:///run/redis.sock"])),
                 "a server of a cluster is reached by TCP; give redis://host:port",
@@ -619,13 +617,13 @@ mod redis {
         let said = |quota| build_error(Rule::new("api", Everyone, quota), store().fail_closed());
         let odd = Quota::new(1, Duration::from_nanos(1_500)).expect("a quota");
         assert_eq!(
-            said(odd.algorithm(Algorithm::fixed_window())),
+            said(odd.with_algorithm(Algorithm::fixed_window())),
             "the store cannot do this: a window, bucket or refill that is not a whole number of \
              microseconds, the resolution of Redis's clock; choose another period, or Gcra"
         );
         let large = Quota::per_day(4_000_000_000);
         assert_eq!(
-            said(large.algorithm(Algorithm::SlidingWindow { buckets: 1 })),
+            said(large.with_algorithm(Algorithm::SlidingWindow { buckets: 1 })),
             "the store cannot do this: (units + max_debt + soft) * width of a sliding or paced \
              window, in microseconds, is 2^53 or more, which exceeds Lua's numbers; use more \
              buckets, or Gcra"

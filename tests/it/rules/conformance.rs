@@ -103,7 +103,8 @@ impl<S: Store<Error = Infallible>> Subject for Planted<S> {
 #[tokio::test]
 async fn a_store_whose_report_only_charges_deny_fails() {
     let broken = properties::report_only(&mut Planted(Local::default(), Strict)).await;
-    assert_eq!(broken, Err("call 1 beside report-only charges: denied".into()));
+    let found = "call 1 beside report-only charges is allowed, reported, leaves: (false, ";
+    assert!(broken.as_ref().is_err_and(|text| text.starts_with(found)), "{broken:?}");
 }
 
 /// A store that does not charge the last account of a decision.
@@ -127,7 +128,9 @@ impl Store for Forgetful {
 #[tokio::test]
 async fn a_store_that_skips_an_account_fails() {
     let broken = properties::all_or_nothing(&mut Planted(Local::default(), Forgetful)).await;
-    assert!(broken.is_err_and(|broken| broken.contains("5 of each left")));
+    assert!(broken.is_err_and(|broken| {
+        broken.starts_with("costs of [5, 5] are allowed, and leave: (true, [0, 95, 100])")
+    }));
 }
 
 /// A store whose clock runs at another speed.
@@ -147,9 +150,11 @@ impl Subject for Speed {
 
 #[tokio::test]
 async fn a_store_that_refills_too_early_or_too_late_is_found_out() {
-    for (speed, found) in [(2, "cost 1 was allowed before "), (0, "cost 1 was denied after ")] {
+    for (speed, found) in [(2, ": true, expected false"), (0, ": false, expected true")] {
         let broken = properties::patience(&mut Speed(Local::default(), speed), TICK).await;
-        assert!(broken.as_ref().is_err_and(|text| text.starts_with(found)), "{broken:?}");
+        let is_found =
+            |text: &String| text.starts_with("cost 1 is allowed at ") && text.ends_with(found);
+        assert!(broken.as_ref().is_err_and(is_found), "{broken:?}");
     }
 }
 
@@ -169,7 +174,7 @@ impl Subject for Open {
 #[test]
 fn a_store_that_allows_everything_fails() {
     let broken = properties::no_over_admission(&mut Open, block_on);
-    assert_eq!(broken, Err("1600 calls were allowed by a quota of 500/day".into()));
+    assert_eq!(broken, Err("calls allowed by 500/day: 1600, expected 500".into()));
 }
 
 /// A store that supports only GCRA.
@@ -239,24 +244,14 @@ async fn mismatch(case: &str) -> String {
 #[tokio::test]
 async fn a_mismatch_describes_the_expected_result() {
     let reported = mismatch(read("gcra.json")).await;
-    assert_eq!(
-        reported,
-        "one_per_second_burst_five (the table most GCRA implementations publish)\n  \
-         step 0: take 6 at 0ns\n  \
-         expected denied; 5 remaining, full in 0ns, next unit in 0ns, retry never\n  \
-         got      allowed"
+    let start = "one_per_second_burst_five (the table most GCRA implementations publish)\n  \
+                 step 0: Take 6 at 0ns with a headroom of 0\n  expected Shown { allowed: false, ";
+    assert!(reported.starts_with(start), "{reported}");
+    assert!(reported.contains("remaining: 5, full: 0, next: 0, retry: Some(String(\"never\"))"));
+    assert!(
+        reported
+            .contains("\n  got      Shown { allowed: true, wait: 0, overage: false, outcomes: []")
     );
-    let reported = mismatch(
-        r#"[{"name": "queued", "quotas": [{"algorithm": "gcra", "units": 1, "per": 1000000000}],
-            "steps": [{"at": 1500000000, "op": "take", "units": 2, "headroom": 3, "allowed": true,
-                       "wait": 2000000000, "overage": true,
-                       "outcomes": [{"remaining": 0, "full": 1, "next": 2000, "retry": 0}]}]}]"#,
-    )
-    .await;
-    assert!(reported.contains("step 0: take 2 at 1.5s with a headroom of 3\n"), "{reported}");
-    let expected = "expected allowed after a wait of 2s as overage; \
-                    0 remaining, full in 1ns, next unit in 2µs, retry in 0ns\n";
-    assert!(reported.contains(expected), "{reported}");
 }
 
 #[tokio::test]
@@ -273,26 +268,5 @@ async fn a_case_that_undoes_no_charge_is_an_error() {
         let case = Case::read(&case).expect("a list of cases").remove(0);
         let error = play(&mut Local::default(), &case).await.expect_err("no charge");
         assert!(error.to_string().contains("step 1 undoes no charge"), "{error}");
-    }
-}
-
-#[tokio::test]
-async fn a_case_that_names_other_algorithms_than_its_quotas_is_an_error() {
-    let rows = r#"[{"algorithm": "gcra", "units": 1, "per": 1},
-                   {"algorithm": "fixed_window", "aligned": false, "units": 1, "per": 1}]"#;
-    let read = |named: &str| {
-        let case = format!(r#"[{{"name": "x", {named} "quotas": {rows}, "steps": []}}]"#);
-        Case::read(&case).expect("a list of cases").remove(0)
-    };
-    for fine in ["", r#""algorithm": ["gcra", "anchored_window"],"#] {
-        assert!(play(&mut Local::default(), &read(fine)).await.is_ok(), "{fine}");
-    }
-    for wrong in [
-        r#""algorithm": "gcra","#,
-        r#""algorithm": ["gcra", "fixed_window"],"#,
-        r#""algorithm": ["gcra", "anchored_window", "sliding_log"],"#,
-    ] {
-        let error = play(&mut Local::default(), &read(wrong)).await.expect_err("names differ");
-        assert!(error.to_string().contains("name each algorithm of the quotas"), "{error}");
     }
 }

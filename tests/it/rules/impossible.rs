@@ -22,8 +22,8 @@ fn a_headroom_that_denies_every_request_fails_to_build() {
     };
     let text = |cost, headroom| {
         Err(format!(
-            "rule api: cost {cost} and headroom {headroom} are together above the quota's limit 10, \
-             so every request would be denied; lower the headroom or raise the burst"
+            "rule api: cost {cost} plus headroom {headroom} is above the quota's limit 10, so every \
+             request would be denied; lower the cost or raise the burst"
         ))
     };
     let read = || Cost::from_fn(|_| 1);
@@ -31,7 +31,7 @@ fn a_headroom_that_denies_every_request_fails_to_build() {
     assert_eq!(denied(rule(TEN).cost(read()).headroom(10)), text(1, 10));
     for fits in [
         rule(TEN).cost(5).headroom(5),
-        rule(TEN.soft(1)).cost(5).headroom(6),
+        rule(TEN.with_soft(1)).cost(5).headroom(6),
         rule(TEN).cost(0).headroom(11),
         rule(TEN).headroom(Cost::from_fn(|_| 11)),
         rule(Quota::blocked()).headroom(11),

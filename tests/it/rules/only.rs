@@ -11,7 +11,7 @@ use crate::support::driven::secs;
 
 const QUOTAS: [Quota; 3] = [
     Quota::per_second(10),
-    Quota::per_hour(20).algorithm(Algorithm::fixed_window()),
+    Quota::per_hour(20).with_algorithm(Algorithm::fixed_window()),
     Quota::per_day(30),
 ];
 
@@ -21,7 +21,7 @@ fn charge(key: &Key) -> Charge<'_> {
 
 /// Returns the quota indexes of the outcomes, with the units left.
 fn left(decision: &Decision) -> Vec<(usize, u32)> {
-    decision.outcomes().iter().map(|outcome| (outcome.place(), outcome.remaining())).collect()
+    decision.outcomes().iter().map(|outcome| (outcome.quota_index(), outcome.remaining())).collect()
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn exhausted() -> Outcome {
 /// Returns the denial of a concurrent quota, with the time until a slot is probably free.
 fn no_slot(free_in: Duration) -> Outcome {
     let outcome = Outcome::slots(RuleName::default(), 0, 5, 5);
-    outcome.with_unknown_wait().with_expected_wait(free_in)
+    outcome.with_expected_wait(free_in)
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn the_settings_of_an_outcome_read_back() {
     assert_eq!((denied.next_after(), denied.retry_after()), (SECOND, Some(2 * SECOND)));
     assert_eq!(exhausted().with_retry_after(None).retry_after(), None);
 
-    let unknown = exhausted().with_unknown_wait();
+    let unknown = exhausted().with_expected_wait(Duration::ZERO);
     assert!(unknown.is_denied() && unknown.is_wait_unknown());
     assert_eq!((unknown.retry_after(), unknown.expected_wait()), (None, None));
     let unknown = Outcome::unknown(RuleName::default(), 0, Some(SECOND));
@@ -79,27 +79,27 @@ fn the_expected_wait_is_the_longest_of_the_slots_that_deny() {
     assert_eq!(no_slot(Duration::ZERO).expected_wait(), Some(SECOND), "at least a second");
 
     let decision = Decision::deny()
-        .outcome(no_slot(2 * SECOND))
-        .outcome(no_slot(3 * SECOND))
-        .outcome(no_slot(9 * SECOND).report_only(true))
-        .outcome(exhausted().with_reset_after(9 * SECOND));
+        .with_outcome(no_slot(2 * SECOND))
+        .with_outcome(no_slot(3 * SECOND))
+        .with_outcome(no_slot(9 * SECOND).with_report_only(true))
+        .with_outcome(exhausted().with_reset_after(9 * SECOND));
     assert_eq!((decision.retry_after(), decision.expected_wait()), (None, Some(3 * SECOND)));
 
     let of_a_rate = exhausted().with_retry_after(Some(4 * SECOND));
-    let decision = Decision::deny().outcome(of_a_rate);
+    let decision = Decision::deny().with_outcome(of_a_rate);
     assert_eq!(decision.expected_wait(), Some(4 * SECOND));
     let never = exhausted().with_retry_after(None);
-    let decision = Decision::deny().outcome(of_a_rate).outcome(never);
+    let decision = Decision::deny().with_outcome(of_a_rate).with_outcome(never);
     assert_eq!((decision.retry_after(), decision.expected_wait()), (None, None));
-    assert_eq!(Decision::allow().outcome(exhausted()).expected_wait(), Some(Duration::ZERO));
+    assert_eq!(Decision::allow().with_outcome(exhausted()).expected_wait(), Some(Duration::ZERO));
 }
 
 #[test]
 fn only_a_report_only_denial_would_deny() {
     let denied = exhausted().with_retry_after(Some(SECOND));
-    assert!(Decision::allow().outcome(denied.report_only(true)).would_deny());
-    assert!(!Decision::allow().outcome(exhausted().report_only(true)).would_deny());
-    assert!(!Decision::deny().outcome(denied).would_deny());
+    assert!(Decision::allow().with_outcome(denied.with_report_only(true)).would_deny());
+    assert!(!Decision::allow().with_outcome(exhausted().with_report_only(true)).would_deny());
+    assert!(!Decision::deny().with_outcome(denied).would_deny());
 }
 
 #[test]

@@ -170,7 +170,7 @@ async fn one_live_plan_serves_several_rules() {
 #[tokio::test]
 async fn headers_report_the_plan_of_the_request() {
     let store = FakeClock::new().store(64);
-    let site = Rule::new("site", Everyone, Quota::per_hour(100).named("all"));
+    let site = Rule::new("site", Everyone, Quota::per_hour(100).with_name("all"));
     let layer = RateLimitLayer::rules((by_tier(), site), store);
     let free = answer(&layer, of("alice", None)).await;
     assert_eq!(
@@ -193,7 +193,7 @@ async fn headers_report_the_plan_of_the_request() {
 
 #[tokio::test]
 async fn headers_of_every_family_report_the_replaced_plan() {
-    let live = LivePlan::new(Quota::per_minute(10).named("slow"));
+    let live = LivePlan::new(Quota::per_minute(10).with_name("slow"));
     let layer = || {
         let rule = Rule::new("api", Everyone, &live);
         RateLimitLayer::rules(rule, FakeClock::new().store(64))
@@ -209,7 +209,7 @@ async fn headers_of_every_family_report_the_replaced_plan() {
     assert!(
         rate_limit_fields(&two)[0].starts_with(r#""api-1min";q=60;w=60, "api-1h";q=100;w=3600"#)
     );
-    live.replace(Quota::per_minute(60).burst(20));
+    live.replace(Quota::per_minute(60).with_burst(20));
     let response = answer(&draft07, get("/")).await;
     assert_eq!(rate_limit_fields(&response), ["20;w=20", "limit=20, remaining=19, reset=19"]);
     let response = answer(&draft06, get("/")).await;
@@ -239,7 +239,7 @@ fn the_current_quotas_of_a_live_plan_must_be_supported_when_a_layer_is_built() {
         let rule = Rule::new("api", Everyone, plan).max_wait(secs(1));
         RateLimitLayer::try_rules(rule, LocalStore::with_capacity(16)).map(drop)
     };
-    let log = Quota::per_second(5).algorithm(Algorithm::SlidingLog);
+    let log = Quota::per_second(5).with_algorithm(Algorithm::SlidingLog);
     assert!(matches!(build(log.into()), Err(RuleError::Unsupported(_))));
     assert_eq!(build((&LivePlan::new(log)).into()), build(log.into()));
     for queues in [vec![Quota::per_second(5)], vec![]] {

@@ -83,7 +83,7 @@ fn a_denial_and_a_read_undo_nothing() {
     for algorithm in all_algorithms() {
         let (clock, me) = (FakeClock::new(), Key::from("me"));
         clock.advance(Duration::from_secs(3_599));
-        let (store, quota) = (clock.store(64), TEN.algorithm(algorithm));
+        let (store, quota) = (clock.store(64), TEN.with_algorithm(algorithm));
         let charge = Charge::new(RuleName::default(), &me, quota.as_ref()).with_cost(7);
         taken(&store, &[charge]);
         let denied = store.take(&[charge]).now();
@@ -102,7 +102,7 @@ fn receipts_from_before_a_reset_are_void() {
     for algorithm in all_algorithms() {
         let (clock, me) = (FakeClock::new(), Key::from("me"));
         clock.advance(Duration::from_secs(3_590));
-        let (store, quota) = (clock.store(64), TEN.algorithm(algorithm));
+        let (store, quota) = (clock.store(64), TEN.with_algorithm(algorithm));
         let charge = Charge::new(RuleName::default(), &me, quota.as_ref()).with_cost(4);
         let old = taken(&store, &[charge]);
         clock.advance(NANOSECOND);
@@ -122,12 +122,13 @@ fn a_charge_to_a_shared_account_is_not_undone() {
     for algorithm in all_algorithms() {
         let clock = FakeClock::new();
         clock.advance(Duration::from_secs(3_590));
-        let (store, day) = (clock.store(1), Quota::per_day(1).algorithm(algorithm));
+        let (store, day) = (clock.store(1), Quota::per_day(1).with_algorithm(algorithm));
         for key in 0..64_u32 {
             let filler = Key::from(key);
             drop(store.take(&[Charge::new(rule("filler"), &filler, day.as_ref())]));
         }
-        let (me, other, quota) = (Key::from("me"), Key::from("other"), TEN.algorithm(algorithm));
+        let (me, other, quota) =
+            (Key::from("me"), Key::from("other"), TEN.with_algorithm(algorithm));
         let charge = |key| Charge::new(RuleName::default(), key, quota.as_ref());
         let shared = store.stats().overflowed;
         let mine = taken(&store, &[charge(&me).with_cost(4)]);
@@ -166,7 +167,7 @@ fn a_reset_voids_receipts_of_its_own_instant() {
     for algorithm in all_algorithms() {
         let (clock, me) = (FakeClock::new(), Key::from("me"));
         clock.advance(Duration::from_secs(3_590));
-        let (store, quota) = (clock.store(64), TEN.algorithm(algorithm));
+        let (store, quota) = (clock.store(64), TEN.with_algorithm(algorithm));
         let charge = Charge::new(RuleName::default(), &me, quota.as_ref()).with_cost(4);
         let old = taken(&store, &[charge]);
         let _ = store.reset(&charge).now();

@@ -344,7 +344,7 @@ async fn a_wait_for_a_rate_is_no_latency() {
     let limit = clock.adaptive(Adaptive::aimd(secs(1)).initial(30));
     let rules = (
         Rule::new("overload", Everyone, limit.plan()),
-        Rule::new("rate", Everyone, Quota::per_second(2).burst(1)).max_wait(secs(60)),
+        Rule::new("rate", Everyone, Quota::per_second(2).with_burst(1)).max_wait(secs(60)),
     );
     let layer = RateLimitLayer::rules(rules, clock.store(64)).hold_until(HoldUntil::Head);
     let inner =

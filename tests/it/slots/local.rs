@@ -90,14 +90,13 @@ fn assert_held(decision: &Decision, quotas: &[Slots], held: u64) {
 fn play(steps: &[Step], limits: &[(u32, u32)], rate: Option<u32>) {
     let clock = FakeClock::new();
     let (store, keys) = (clock.store(64), [Key::from("alice"), Key::from("bob")]);
-    let slots = |(limit, soft): &(u32, u32)| Quota::concurrent(*limit).soft(*soft);
+    let slots = |(limit, soft): &(u32, u32)| Quota::concurrent(*limit).with_soft(*soft);
     let mut quotas: Vec<_> = limits.iter().map(slots).collect();
     quotas.extend(rate.map(Quota::per_hour));
     let mut models = [Model::new(None), Model::new(None)];
     let mut taken: HashMap<usize, (usize, u32, Decision)> = HashMap::new();
     for (at, step) in steps.iter().enumerate() {
-        let of =
-            |quota: &Quota| Slots { limit: quota.limit().into(), soft: quota.soft_units().into() };
+        let of = |quota: &Quota| Slots { limit: quota.burst().into(), soft: quota.soft().into() };
         let all: Vec<_> = quotas.iter().filter(|it| it.is_concurrent()).map(of).collect();
         let key = match *step {
             Step::Take { key, units, headroom } => {
@@ -129,7 +128,7 @@ fn play(steps: &[Step], limits: &[(u32, u32)], rate: Option<u32>) {
                 None => continue,
             },
             Step::Limit(limit) => {
-                quotas[0] = Quota::concurrent(limit).soft(quotas[0].soft_units());
+                quotas[0] = Quota::concurrent(limit).with_soft(quotas[0].soft());
                 continue;
             }
             Step::Reset { key } => {
@@ -412,8 +411,8 @@ impl Store for Full {
     type Future = tower_sluice::store::Never<Result<Decision, Self::Error>>;
 
     fn call(&self, _: Op<'_>) -> tower_sluice::store::Answer<Self::Future> {
-        let full = Outcome::slots(RuleName::default(), 0, 2, 2).with_unknown_wait();
-        tower_sluice::store::Answer::Now(Ok(Decision::deny().outcome(full)))
+        let full = Outcome::slots(RuleName::default(), 0, 2, 2).with_expected_wait(Duration::ZERO);
+        tower_sluice::store::Answer::Now(Ok(Decision::deny().with_outcome(full)))
     }
 }
 

@@ -81,7 +81,7 @@ async fn slots_go_to_requests_in_the_order_of_their_arrival() {
 async fn a_wait_ends_at_max_wait_or_at_the_deadline_of_the_request() {
     let time = Time::default();
     let (store, counters) = (time.store(), Counters::new());
-    let layer = layer(&[ONE, Quota::per_hour(10)], store.clone()).count(&counters);
+    let layer = layer(&[ONE, Quota::per_hour(10)], store.clone()).on_decision(counters.clone());
     let mut service = layer.layer(Strict::default());
     let running = run(&store, &[ONE], 1);
     let mut long = begin(&mut service, get("/")).await;
@@ -130,7 +130,7 @@ async fn slots_and_rates_are_charged_together_after_the_wait() {
     let time = Time::default();
     let (store, counters) = (time.store(), Counters::new());
     let quotas = [ONE, Quota::per_hour(2)];
-    let layer = layer(&quotas, store.clone()).count(&counters).expose_charge();
+    let layer = layer(&quotas, store.clone()).on_decision(counters.clone()).expose_charge();
     let mut service = layer.layer(Strict::default());
     let running = run(&store, &quotas, 1);
     let mut waiting = Vec::new();
@@ -156,7 +156,7 @@ async fn slots_and_rates_are_charged_together_after_the_wait() {
 async fn a_request_may_wait_for_a_slot_and_then_for_a_rate() {
     let time = Time::default();
     let store = time.store();
-    let quotas = [ONE, Quota::per_second(2).burst(1)];
+    let quotas = [ONE, Quota::per_second(2).with_burst(1)];
     let mut service = layer(&quotas, store.clone()).layer(Strict::default());
     let running = run(&store, &[ONE], 1);
     let mut first = begin(&mut service, get("/")).await;

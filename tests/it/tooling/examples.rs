@@ -172,7 +172,7 @@ fn small_examples_print_the_expected_output() {
         ("own_response", "\"error\":\"Limited\",\"limits\":[\"default\"]"),
         ("own_store", "429 Too Many Requests Some(\"\\\"default\\\";r=0\")"),
         ("report_only", "would be denied"),
-        ("explain", "would be denied by rule \"user\", quota 1 of 2 (5/min burst 20, gcra), key "),
+        ("explain", "would be denied by rule \"user\" → retry after "),
         ("explain", "\ndenied by rule \"user\", quota 1 of 2 (5/min burst 20, gcra), key "),
     ] {
         let said = printed(name);

@@ -12,11 +12,11 @@ use tower_sluice::{
     headers::exposed_headers,
     key::{Everyone, HeaderKey},
     rule::{RouteSettings, RuleName},
-    simulate::{Call, Simulator},
     store::{Charge, DynStore, Timeout},
     testing::FakeClock,
 };
 
+use super::replay::simulate::{Call, Simulator};
 use crate::support::{answer, get, header, quota, with};
 
 /// Returns the units that one key gets in each of these seconds and before, with attempts in each
@@ -44,10 +44,10 @@ fn most<const N: usize>(quotas: &[Quota], seconds: [u64; N]) -> [u32; N] {
 fn a_hundred_per_minute_is_nearly_200_in_the_first_minute_unless_chosen_otherwise() {
     let hundred = Quota::per_minute(100);
     assert_eq!(most(&[hundred], [0, 59, 60]), [100, 198, 200]);
-    assert_eq!(most(&[Quota::per_minute(90).burst(10)], [0, 59, 60]), [10, 98, 99]);
-    assert_eq!(most(&[hundred.burst(1)], [0])[0], 1);
+    assert_eq!(most(&[Quota::per_minute(90).with_burst(10)], [0, 59, 60]), [10, 98, 99]);
+    assert_eq!(most(&[hundred.with_burst(1)], [0])[0], 1);
     for algorithm in [Algorithm::SlidingLog, Algorithm::fixed_window()] {
-        assert_eq!(most(&[hundred.algorithm(algorithm)], [0, 59, 60]), [100, 100, 200]);
+        assert_eq!(most(&[hundred.with_algorithm(algorithm)], [0, 59, 60]), [100, 100, 200]);
     }
 }
 
@@ -55,17 +55,17 @@ fn a_hundred_per_minute_is_nearly_200_in_the_first_minute_unless_chosen_otherwis
 #[test]
 fn five_in_fifteen_minutes_are_nine_in_the_first_unless_a_log_counts() {
     let rate = quota("5/15min");
-    for rate in [rate, Quota::per_hour(20).burst(5)] {
+    for rate in [rate, Quota::per_hour(20).with_burst(5)] {
         assert_eq!(most(&[rate], [0, 899, 900]), [5, 9, 10]);
     }
-    assert_eq!(most(&[rate.algorithm(Algorithm::SlidingLog)], [0, 899, 900]), [5, 5, 10]);
+    assert_eq!(most(&[rate.with_algorithm(Algorithm::SlidingLog)], [0, 899, 900]), [5, 5, 10]);
 }
 
 /// `choosing`, *Which algorithm?*: a request, and then many 59 seconds later, around the edge.
 #[test]
 fn only_sliding_algorithms_keep_a_period_that_begins_anywhere() {
     let in_61_seconds = |algorithm| {
-        let quota = Quota::per_minute(10).algorithm(algorithm);
+        let quota = Quota::per_minute(10).with_algorithm(algorithm);
         let clock = FakeClock::new();
         let limiter = Limiter::new(clock.store(16));
         let take = |most: usize| {
@@ -144,16 +144,16 @@ async fn an_upload_without_a_length_pays_for_the_largest_body() {
 fn a_low_rate_with_a_large_burst_serves_a_browser() {
     for (rate, burst) in [(2, 24), (5, 21), (10, 16)] {
         let quota = Quota::per_second(rate);
-        let mut simulator = Simulator::new(Rule::new("page", Everyone, quota)).measure();
+        let mut simulator = Simulator::new(Rule::new("page", Everyone, quota), 16).measure(16);
         for page in 0..30 {
             for request in 0..25 {
                 let (parts, ()) = Request::new(()).into_parts();
                 let at = Duration::from_millis(page * 20_000 + request * 40);
-                simulator.decide(&Call::new(at, parts));
+                simulator.decide(&Call { at, parts });
             }
         }
-        assert_eq!(simulator.least()[0].quota().map(|least| least.limit()), Some(burst));
-        assert_eq!(most(&[quota.burst(burst)], [3_600]), [burst + 3_600 * rate]);
+        assert_eq!(simulator.least()[0].quota().map(|least| least.burst()), Some(burst));
+        assert_eq!(most(&[quota.with_burst(burst)], [3_600]), [burst + 3_600 * rate]);
     }
 }
 
@@ -162,7 +162,7 @@ fn a_low_rate_with_a_large_burst_serves_a_browser() {
 fn the_rules_from_capacity_can_be_built() {
     let rules = (
         Rule::new("client", PeerIp::new(), Quota::per_second(15)),
-        Rule::new("site", Everyone, Quota::per_second(300).burst(150)),
+        Rule::new("site", Everyone, Quota::per_second(300).with_burst(150)),
     );
     assert!(RateLimitLayer::try_rules(rules, LocalStore::new()).is_ok());
 }
@@ -173,7 +173,7 @@ fn the_rules_from_capacity_can_be_built() {
 fn the_bursts_of_nginx_have_equal_numbers_here() {
     let of_forty = |burst, wait| {
         let (store, key) = (FakeClock::new().store(100), Key::from("client"));
-        let quotas = [Quota::per_second(10).burst(burst)];
+        let quotas = [Quota::per_second(10).with_burst(burst)];
         let charge = Charge::new(RuleName::default(), &key, &quotas).with_max_wait(wait);
         let decisions: Vec<_> = (0..40).map(|_| store.take(&[charge]).now()).collect();
         let count = |wanted: fn(&Decision) -> bool| {

@@ -1,4 +1,4 @@
-//! Features built on the layer: explanations, simulations, metrics, the admin router,
+//! Features built on the layer: explanations, metrics, the admin router,
 //! examples.
 
 #[cfg(all(feature = "admin", feature = "governor", feature = "redis", feature = "testing"))]
@@ -13,13 +13,7 @@ mod explain;
 mod explain_tables;
 #[cfg(all(feature = "redis", feature = "serde", feature = "testing"))]
 mod fuzz_seeds;
-#[cfg(all(
-    feature = "axum",
-    feature = "redis",
-    feature = "serde",
-    feature = "simulate",
-    feature = "testing"
-))]
+#[cfg(all(feature = "axum", feature = "redis", feature = "serde", feature = "testing"))]
 mod guide;
 #[cfg(all(feature = "axum", feature = "governor", feature = "testing"))]
 #[cfg(all(feature = "metrics", feature = "testing"))]
@@ -30,11 +24,7 @@ mod operators;
 mod parsers;
 #[cfg(all(feature = "axum", feature = "serde"))]
 mod playground;
-#[cfg(feature = "simulate")]
+#[cfg(feature = "testing")]
 mod plots;
-#[cfg(all(feature = "axum", feature = "simulate"))]
+#[cfg(all(feature = "axum", feature = "testing"))]
 mod replay;
-#[cfg(all(feature = "simulate", feature = "testing"))]
-mod simulate;
-#[cfg(all(feature = "simulate", feature = "testing"))]
-mod simulate_least;

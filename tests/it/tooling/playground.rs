@@ -154,17 +154,17 @@ fn the_code_to_copy_compiles_and_has_the_limit() {
             "5/s burst 1", [], [.max_wait(Duration::from_millis(2000))]),
         shown!({ "algorithm": "token_bucket", "units": 6_000, "period_ms": 60_000, "burst": 3_000,
                  "cost": 500 },
-            "6000/min burst 3000", [.algorithm(Algorithm::TokenBucket)], [.cost(500)]),
+            "6000/min burst 3000", [.with_algorithm(Algorithm::TokenBucket)], [.cost(500)]),
         shown!({ "algorithm": "fixed_window", "units": 1, "period_ms": 86_400_000 },
-            "1/day", [.algorithm(Algorithm::fixed_window())], []),
+            "1/day", [.with_algorithm(Algorithm::fixed_window())], []),
         shown!({ "algorithm": "paced_window", "units": 10, "period_ms": 4_000 },
-            "10/4s", [.algorithm(Algorithm::fixed_window().paced())], []),
+            "10/4s", [.with_algorithm(Algorithm::fixed_window().paced())], []),
         shown!({ "algorithm": "anchored_window", "units": 10, "period_ms": 4_000 },
-            "10/4s", [.algorithm(Algorithm::AnchoredWindow)], []),
+            "10/4s", [.with_algorithm(Algorithm::AnchoredWindow)], []),
         shown!({ "algorithm": "sliding_window:10", "units": 10, "period_ms": 4_000 },
-            "10/4s", [.algorithm(Algorithm::SlidingWindow { buckets: 10 })], []),
+            "10/4s", [.with_algorithm(Algorithm::SlidingWindow { buckets: 10 })], []),
         shown!({ "algorithm": "sliding_log", "units": 10, "period_ms": 4_500 },
-            "10/4500ms", [.algorithm(Algorithm::SlidingLog)], []),
+            "10/4500ms", [.with_algorithm(Algorithm::SlidingLog)], []),
     ];
     let plain = |code: &str| code.split_whitespace().collect::<String>();
     for (limit, rust, quota) in limits {

@@ -92,7 +92,7 @@ async fn our_window_counts_only_the_period() {
     let server = Server::redis().await;
     let (mut subject, store) = driven(&server).await;
     let window = Algorithm::SlidingWindow { buckets: 12 };
-    let account = Account::new("a", ten_per(PERIOD).algorithm(window));
+    let account = Account::new("a", ten_per(PERIOD).with_algorithm(window));
     for round in 0..3 {
         subject.set(START + round * LATER);
         assert_eq!(account.passed(&store, CLIENTS).await, LIMIT);

@@ -98,7 +98,7 @@ async fn a_crash_before_expire_denies_forever() {
 async fn our_key_expires_even_if_its_caller_leaves() {
     let server = Server::redis().await;
     let store = connect(&server.url()).await;
-    let account = Account::new("a", ten_per(LONG).algorithm(Algorithm::AnchoredWindow));
+    let account = Account::new("a", ten_per(LONG).with_algorithm(Algorithm::AnchoredWindow));
     account.take(&store, 0).await.expect("a look, after which the server knows the script");
     assert!(kept(&server).await.is_empty());
     server.stop();
@@ -137,7 +137,7 @@ async fn denials_that_renew_the_expiry_never_end() {
 async fn our_denials_extend_no_expiry() {
     let server = Server::redis().await;
     let store = connect(&server.url()).await;
-    let account = Account::new("a", ten_per(LONG).algorithm(Algorithm::AnchoredWindow));
+    let account = Account::new("a", ten_per(LONG).with_algorithm(Algorithm::AnchoredWindow));
     assert_eq!(account.passed(&store, CLIENTS).await, LIMIT);
     denials_leave_no_trace(&server, &store, &account).await;
 }

@@ -47,7 +47,7 @@ async fn our_sliding_algorithms_keep_the_limit_around_a_second_boundary() {
         // The meaning of the pattern, where a boundary is intended.
         ("fixed", Algorithm::fixed_window(), LIMIT),
     ] {
-        let account = Account::new(name, ten_per(SECOND).algorithm(algorithm));
+        let account = Account::new(name, ten_per(SECOND).with_algorithm(algorithm));
         subject.set(START - MILLI);
         assert_eq!(account.passed(&store, CLIENTS).await, LIMIT, "{name}");
         subject.set(START + MILLI);
@@ -63,7 +63,7 @@ async fn our_gcra_allows_nineteen_in_the_second_after_a_pause() {
     let server = Server::redis().await;
     let (mut subject, store) = driven(&server).await;
     for (name, quota, within) in
-        [("gcra", ten_per(SECOND), 19), ("even", ten_per(SECOND).burst(1), LIMIT)]
+        [("gcra", ten_per(SECOND), 19), ("even", ten_per(SECOND).with_burst(1), LIMIT)]
     {
         let (account, mut passed) = (Account::new(name, quota), 0);
         for milli in 0..1_000 {
@@ -102,7 +102,7 @@ async fn a_client_occupies_ten_keys_and_one_of_ours() {
 
     let server = Server::redis().await;
     let (mut subject, store) = driven(&server).await;
-    let account = Account::new("one", ten_per(SECOND).algorithm(Algorithm::fixed_window()));
+    let account = Account::new("one", ten_per(SECOND).with_algorithm(Algorithm::fixed_window()));
     for second in 0..10 {
         subject.set(START + second * SECOND);
         assert!(account.passes(&store).await);

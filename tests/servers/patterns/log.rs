@@ -86,7 +86,7 @@ async fn a_denied_client_that_retries_never_passes() {
 async fn a_denied_client_of_ours_passes_at_the_reported_instant() {
     let server = Server::redis().await;
     let (mut subject, store) = driven(&server).await;
-    let account = Account::new("a", ten_per(PERIOD).algorithm(Algorithm::SlidingLog));
+    let account = Account::new("a", ten_per(PERIOD).with_algorithm(Algorithm::SlidingLog));
     assert_eq!(account.passed(&store, CLIENTS).await, LIMIT);
     let mut first = None;
     for at in 1..=20 {
@@ -114,7 +114,7 @@ async fn denials_are_stored_and_ours_are_not() {
 
     let server = Server::redis().await;
     let store = connect(&server.url()).await;
-    let account = Account::new("a", ten_per(LONG).algorithm(Algorithm::SlidingLog));
+    let account = Account::new("a", ten_per(LONG).with_algorithm(Algorithm::SlidingLog));
     assert_eq!(account.passed(&store, LIMIT).await, LIMIT);
     denials_leave_no_trace(&server, &store, &account).await;
     let (mut client, mut ours) = (Client::new(&server).await, 0);
@@ -133,7 +133,7 @@ async fn requests_of_one_millisecond_are_one_entry_and_ours_all_count() {
     assert_eq!(rush(&server, asking).await, CLIENTS);
 
     let (_, store) = driven(&server).await;
-    let account = Account::new("a", ten_per(PERIOD).algorithm(Algorithm::SlidingLog));
+    let account = Account::new("a", ten_per(PERIOD).with_algorithm(Algorithm::SlidingLog));
     assert_eq!(account.passed(&store, CLIENTS).await, LIMIT, "at one instant");
 }
 

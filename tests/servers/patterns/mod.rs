@@ -1,7 +1,5 @@
 //! Published rate limiters for Redis: the race of each, which `RedisStore` does not have.
 //!
-//! `src/guide/patterns.md` has the reasons for the form of this store.
-//!
 //! Each race is shown in two ways, without luck. Two clients run their commands in an order that exceeds
 //! the limit. Then [`rush`] sends concurrent requests, which all pass a limiter that needs two round
 //! trips. The same number of processes with a `RedisStore` stays within the limit.
@@ -9,7 +7,6 @@
 mod buckets;
 mod counter;
 mod eviction;
-mod guide;
 mod key_per_second;
 mod list;
 mod log;
@@ -103,7 +100,7 @@ async fn rush<F: Future<Output = bool>>(
 async fn rush_ours(server: &Server, algorithm: Algorithm) -> u32 {
     let url = server.url();
     let stores = join_all((0..CLIENTS).map(|_| connect(&url))).await;
-    let account = Account::new("rush", ten_per(LONG).algorithm(algorithm));
+    let account = Account::new("rush", ten_per(LONG).with_algorithm(algorithm));
     // A look first, after which the server knows the script.
     assert_eq!(account.left(&stores[0]).await, LIMIT);
     rush(server, stores.iter().map(|store| account.passes(store))).await

@@ -157,7 +157,7 @@ impl Limit {
 
 fn ours_by_text(limit: Limit) -> impl Layer<Hello, Service: Limited> {
     let (burst, interval) = limit.parts();
-    let quota = Quota::new(1, interval).expect("a quota").burst(burst);
+    let quota = Quota::new(1, interval).expect("a quota").with_burst(burst);
     let store = LocalStore::with_capacity(1_000_000);
     RateLimitLayer::new(HeaderKey::new("x-api-key"), quota, store).headers(Headers::None)
 }
@@ -193,7 +193,7 @@ fn tower_governor_by_text(limit: Limit) -> impl Layer<Hello, Service: Limited> {
 
 fn ours(limit: Limit, headers: Headers) -> RateLimitLayer<tower_sluice::Rule<PeerIp>, LocalStore> {
     let (burst, interval) = limit.parts();
-    let quota = Quota::new(1, interval).expect("a quota").burst(burst);
+    let quota = Quota::new(1, interval).expect("a quota").with_burst(burst);
     // Space for a million accounts, if they are counted.
     let store = match limit {
         Limit::Slow => LocalStore::with_capacity(1_000_000),

@@ -94,7 +94,7 @@ impl Limit {
 
 fn ours(limit: Limit) -> RateLimitLayer<Rule<PeerIp>, LocalStore> {
     let (burst, interval) = limit.parts();
-    RateLimitLayer::per_ip(Quota::new(1, interval).expect("a quota").burst(burst))
+    RateLimitLayer::per_ip(Quota::new(1, interval).expect("a quota").with_burst(burst))
 }
 
 type Config = GovernorConfigBuilder<PeerIpKeyExtractor, governor::middleware::NoOpMiddleware>;

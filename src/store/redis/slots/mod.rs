@@ -19,56 +19,47 @@ use std::{
 
 use tokio::{sync::Notify, time::Instant};
 
-pub(super) use self::{
-    renew::SlotChange,
-    take::{SlotCall, SlotTake},
-};
-use super::addresses::Addresses;
+pub(crate) use self::take::{SlotCall, SlotTake};
 use crate::decision::{FreeSlots, LossSignal};
 
 /// The maximum number of slots that one request takes.
-pub(super) const MAX_COST: u32 = 256;
+pub(crate) const MAX_COST: u32 = 256;
 /// The maximum number of slots that a call frees.
 const MAX_FREED: u32 = 1_024;
 
 /// The slots that this process holds.
-pub(super) struct Slots {
+pub(crate) struct Slots {
     /// The first half of the members of all slots.
-    pub(super) store: u64,
+    pub(crate) store: u64,
     /// The time for which a slot counts, unless it is renewed.
-    pub(super) life: Duration,
+    life: Duration,
     created: Instant,
     #[cfg(feature = "testing")]
     test_clock: Option<Arc<AtomicU64>>,
-    ids: RandomState,
     state: Mutex<SlotsState>,
     /// Wakes the task, to free slots.
     wake: Notify,
 }
 
+/// The slots of each request have consecutive numbers. The first number stands for the request.
 #[derive(Default)]
 struct SlotsState {
     /// The number of the next slot.
     next: u64,
-    accounts: HashMap<u64, SlotAccount>,
+    held: HashMap<u64, RunningSlots>,
+    /// Slots that the server may still count, by the key of their sorted set.
+    freed: BTreeMap<(Arc<str>, u64), FreedSlots>,
+    /// The number of takes without an answer.
+    taking: usize,
     /// `true` while a task renews and frees slots.
     is_running: bool,
 }
 
-/// An account in which this process holds, takes or frees slots. The slots of a request have
-/// consecutive numbers, and the first is the key of a map.
-struct SlotAccount {
-    /// The key of its sorted set.
-    address: String,
-    held: HashMap<u64, RunningSlots>,
-    /// Slots that the server may still count.
-    freed: BTreeMap<u64, FreedSlots>,
-    /// The number of calls without an answer.
-    calls: usize,
-}
-
 struct RunningSlots {
+    /// The key of the sorted set.
+    set: Arc<str>,
     units: u32,
+    renewed_at: u64,
     lost: Arc<LossSignal>,
 }
 
@@ -80,32 +71,21 @@ struct FreedSlots {
 }
 
 impl Slots {
-    pub(super) fn new(life: Duration) -> Self {
-        let ids = RandomState::new();
+    pub(crate) fn new(life: Duration) -> Self {
         Self {
-            store: ids.hash_one("store"),
+            store: RandomState::new().hash_one("store"),
             life,
             created: Instant::now(),
             #[cfg(feature = "testing")]
             test_clock: None,
-            ids,
             state: Mutex::default(),
             wake: Notify::new(),
         }
     }
 
-    /// Returns the slots of another process with the same settings, which holds none.
-    pub(super) fn renewed(&self, life: Duration) -> Self {
-        Self {
-            #[cfg(feature = "testing")]
-            test_clock: self.test_clock.clone(),
-            ..Self::new(life)
-        }
-    }
-
     #[cfg(feature = "testing")]
-    pub(super) fn with_clock(&self, clock: Arc<AtomicU64>) -> Self {
-        Self { test_clock: Some(clock), ..Self::new(self.life) }
+    pub(crate) fn with_clock(self, test_clock: Option<Arc<AtomicU64>>) -> Self {
+        Self { test_clock, ..self }
     }
 
     /// Returns the nanoseconds of a clock that does not step back.
@@ -126,37 +106,27 @@ impl Slots {
         self.now().saturating_add(nanos(self.life))
     }
 
-    fn id(&self, address: &str, quota_index: usize) -> u64 {
-        self.ids.hash_one((address, quota_index))
-    }
-
-    pub(super) fn life_micros(&self) -> u64 {
+    pub(crate) fn life_micros(&self) -> u64 {
         nanos(self.life) / 1_000
     }
 }
 
-impl SlotAccount {
-    fn new(address: &str, quota_index: usize) -> Self {
-        let address = Addresses::slots(address, quota_index);
-        Self { address, held: HashMap::new(), freed: BTreeMap::new(), calls: 0 }
-    }
-
+impl SlotsState {
+    /// Returns `true` if this process neither holds, takes nor frees slots.
     fn is_idle(&self) -> bool {
-        self.held.is_empty() && self.freed.is_empty() && self.calls == 0
+        self.held.is_empty() && self.freed.is_empty() && self.taking == 0
     }
 }
 
 impl FreeSlots for Slots {
     /// Frees the slots from the number `first` on, unless they were lost.
-    fn free(&self, id: u64, first: u64, _: u64) {
+    fn free(&self, first: u64, _: u64, _: u64) {
         let ends_at = self.end();
         let mut state = self.state();
-        let Some(account) = state.accounts.get_mut(&id) else { return };
-        if let Some(held) = account.held.remove(&first) {
-            account.freed.insert(first, FreedSlots { units: held.units, ends_at });
-            drop(state);
-            self.wake.notify_one();
-        }
+        let Some(RunningSlots { set, units, .. }) = state.held.remove(&first) else { return };
+        state.freed.insert((set, first), FreedSlots { units, ends_at });
+        drop(state);
+        self.wake.notify_one();
     }
 }
 

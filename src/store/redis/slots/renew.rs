@@ -1,6 +1,6 @@
 //! The task that frees and renews the slots of this process, and its settings.
 
-use std::{mem, pin::pin, sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use futures_util::{
     StreamExt,
@@ -8,18 +8,17 @@ use futures_util::{
     stream,
 };
 use redis::{Value, aio::ConnectionLike};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{interval, sleep};
 
-use super::{MAX_FREED, Slots, SlotsState};
+use super::{FreedSlots, MAX_FREED, RunningSlots, Slots, nanos};
 use crate::{
     observe::store_failed,
-    store::{
-        BoxFuture,
-        redis::{
-            RedisStore, error::RedisError, hash_slot::slot, link::runtime, plan::EncodedPlan,
-            script::ScriptKind,
-        },
-        setting::{SettingError, literal},
+    store::redis::{
+        RedisStore,
+        cluster::hash_slot::slot,
+        connection::link::runtime,
+        error::RedisError,
+        protocol::{plan::EncodedPlan, script::ScriptKind},
     },
 };
 
@@ -27,22 +26,24 @@ use crate::{
 const MAX_RENEWED: u32 = 256;
 /// The maximum number of calls that renew or free slots at the same time.
 const MAX_CALLS: usize = 16;
+/// The number of steps over which the renewals of a third of the time to live are spread.
+const STEPS: u32 = 16;
 /// The time in which freed slots are collected, so that one call frees them.
 const COLLECT: Duration = Duration::from_millis(1);
 /// The pause after a call that failed.
 const RETRY: Duration = Duration::from_millis(250);
 
 /// The slots of one request.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct RequestSlots {
-    id: u64,
+    set: Arc<str>,
     first: u64,
     units: u32,
 }
 
 /// A change of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SlotChange {
+enum SlotChange {
     Free,
     Renew,
 }
@@ -66,29 +67,21 @@ where
     #[track_caller]
     #[must_use]
     pub fn slot_ttl(self, time: Duration) -> Self {
-        literal(self.try_slot_ttl(time))
-    }
-
-    /// Fallible form of [`slot_ttl`](RedisStore::slot_ttl), for a time that is read from
-    /// configuration.
-    ///
-    /// # Errors
-    ///
-    /// Fails if `time` is less than 1 s or more than one day. The error contains the field, its
-    /// value and the fix.
-    pub fn try_slot_ttl(self, time: Duration) -> Result<Self, SettingError> {
-        const FIX: &str = "give 1 s to one day, such as 10 s; slots of a lost process are not free \
-                           before";
-        if !(Duration::from_secs(1)..=Duration::from_secs(86_400)).contains(&time) {
-            return Err(SettingError::new("redis: slot_ttl", format_args!("{time:?}"), FIX));
-        }
-        Ok(self.with_slot_ttl(time))
+        assert!(
+            (Duration::from_secs(1)..=Duration::from_secs(86_400)).contains(&time),
+            "redis: slot_ttl is {time:?}; give 1 s to one day, such as 10 s; slots of a lost \
+             process are not free before"
+        );
+        self.with_slot_ttl(time)
     }
 
     /// Returns a store on the same accounts, which holds slots as another process.
     pub(crate) fn with_slot_ttl(mut self, time: Duration) -> Self {
         let settings = Arc::make_mut(&mut self.settings);
-        settings.slots = Arc::new(settings.slots.renewed(time));
+        let slots = Slots::new(time);
+        #[cfg(feature = "testing")]
+        let slots = slots.with_clock(settings.test_clock.clone());
+        settings.slots = Arc::new(slots);
         self
     }
 
@@ -97,18 +90,13 @@ where
         let slots = &self.settings.slots;
         if slots.should_start() {
             // A runtime that shuts down drops the task, which then starts again with the next call.
-            let task: BoxFuture<()> = Box::pin(RenewTask(Some(slots.clone())).run(self.clone()));
-            drop(runtime()?.spawn(task));
+            let (store, task) = (self.clone(), RenewTask(Some(slots.clone())));
+            drop(runtime()?.spawn(async move {
+                select(pin!(store.keep_freeing()), pin!(store.keep_renewing())).await;
+                task.end();
+            }));
         }
         Ok(())
-    }
-
-    /// Renews or frees all slots. An error of one call does not end the others.
-    pub(crate) async fn change_all(&self, change: SlotChange) -> Result<(), RedisError> {
-        let calls = self.settings.slots.calls(change, self.settings.sharded);
-        let calls = stream::iter(calls).map(|call| self.change_slots(change, call));
-        let calls = calls.buffer_unordered(MAX_CALLS);
-        calls.fold(Ok(()), |all, result| ready(all.and(result))).await
     }
 
     /// Frees slots when they were freed, until this process holds none.
@@ -117,7 +105,7 @@ where
         loop {
             slots.wake.notified().await;
             sleep(COLLECT).await;
-            while self.change_all(SlotChange::Free).await.is_err() {
+            while self.change_all(SlotChange::Free, slots.to_free()).await.is_err() {
                 sleep(RETRY).await;
             }
             if slots.ends() {
@@ -127,43 +115,63 @@ where
     }
 
     /// Renews all held slots in each third of their time to live, until this process holds none. What
-    /// failed in one third is first in the next.
+    /// failed in one step is tried again in the next.
     async fn keep_renewing(&self) {
-        let (slots, mut failed) = (&self.settings.slots, Vec::new());
-        let period = slots.life / 3;
-        loop {
-            let calls = slots.calls(SlotChange::Renew, self.settings.sharded);
-            let pause = period / u32::try_from(calls.len().max(1)).unwrap_or(u32::MAX);
-            let start = Instant::now();
-            let first = mem::take(&mut failed).into_iter().map(|call| (start, call));
-            let spread = calls.into_iter().zip(0..).map(|(call, n)| (start + pause * n, call));
-            let all = stream::iter(first.chain(spread)).map(|(at, call)| async move {
-                sleep_until(at).await;
-                while self.change_slots(SlotChange::Renew, call.clone()).await.is_err() {
-                    if Instant::now() + RETRY > start + period {
-                        return Some(call);
-                    }
-                    sleep(RETRY).await;
-                }
-                None
-            });
-            failed = all.buffer_unordered(MAX_CALLS).filter_map(ready).collect().await;
-            sleep_until(start + period).await;
+        let slots = &self.settings.slots;
+        let mut ticks = interval(slots.life / (3 * STEPS));
+        for step in (0..STEPS).cycle() {
+            ticks.tick().await;
+            drop(self.change_all(SlotChange::Renew, slots.to_renew(Some(step))).await);
             if slots.ends() {
                 return;
             }
         }
     }
 
+    /// Renews or frees slots, in calls of a bounded size. On a cluster, a call has one hash slot. An
+    /// error of one call does not end the others.
+    async fn change_all(
+        &self,
+        change: SlotChange,
+        mut found: Vec<RequestSlots>,
+    ) -> Result<(), RedisError> {
+        let max = if change == SlotChange::Renew { MAX_RENEWED } else { MAX_FREED };
+        let sharded = self.settings.sharded;
+        let shard = |it: &RequestSlots| if sharded { slot(it.set.as_bytes()) } else { 0 };
+        found.sort_by_cached_key(|it| (shard(it), it.set.clone(), it.first));
+        let (mut calls, mut units) = (Vec::<Vec<RequestSlots>>::new(), 0);
+        for request in found {
+            match calls.last_mut() {
+                Some(call)
+                    if units + request.units <= max && shard(&call[0]) == shard(&request) =>
+                {
+                    units += request.units;
+                    call.push(request);
+                }
+                _ => {
+                    units = request.units;
+                    calls.push(vec![request]);
+                }
+            }
+        }
+        let calls = stream::iter(calls).map(|call| self.change_slots(change, call));
+        let calls = calls.buffer_unordered(MAX_CALLS);
+        calls.fold(Ok(()), |all, result| ready(all.and(result))).await
+    }
+
     async fn change_slots(
         &self,
         change: SlotChange,
-        mut requests: Vec<RequestSlots>,
+        requests: Vec<RequestSlots>,
     ) -> Result<(), RedisError> {
         let slots = &self.settings.slots;
-        let (keys, args) = slots.encode(change, &mut requests);
-        if requests.is_empty() {
-            return Ok(());
+        let head = EncodedPlan::default().int::<1>(u64::from(change == SlotChange::Renew));
+        let head = head.int::<7>(slots.life_micros()).int::<8>(slots.store);
+        let (mut keys, mut args) = (Vec::new(), vec![head.0]);
+        for group in requests.chunk_by(|one, other| one.set == other.set) {
+            let list = group.iter().map(|it| (it.first, it.units));
+            keys.push(&*group[0].set);
+            args.push(EncodedPlan::default().slot_list(list).0);
         }
         let script = self.script(ScriptKind::Renew, []);
         let told = self.run(script, &keys, args).await.and_then(|reply| match reply {
@@ -171,7 +179,7 @@ where
             _ => self.checked(Err(RedisError::invalid_reply("not one byte for each request"))),
         });
         let told = told.inspect_err(|error| store_failed(error.kind().as_str()))?;
-        slots.changed(change, &requests, &told);
+        slots.changed(change, requests, &told);
         Ok(())
     }
 }
@@ -182,11 +190,11 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     pub(crate) async fn free_now(&self) -> Result<(), RedisError> {
-        self.change_all(SlotChange::Free).await
+        self.change_all(SlotChange::Free, self.settings.slots.to_free()).await
     }
 
     pub(crate) async fn renew_now(&self) -> Result<(), RedisError> {
-        self.change_all(SlotChange::Renew).await
+        self.change_all(SlotChange::Renew, self.settings.slots.to_renew(None)).await
     }
 }
 
@@ -197,7 +205,7 @@ impl Slots {
             return false;
         }
         let mut state = self.state();
-        let starts = !state.is_running && !state.accounts.is_empty();
+        let starts = !state.is_running && !state.is_idle();
         state.is_running |= starts;
         starts
     }
@@ -205,80 +213,46 @@ impl Slots {
     /// Returns `true` if this process neither holds nor frees slots. The task then ends.
     fn ends(&self) -> bool {
         let mut state = self.state();
-        state.is_running = !state.accounts.is_empty();
+        state.is_running = !state.is_idle();
         !state.is_running
     }
 
-    /// Returns the slots to change in calls of a bounded size, oldest first. If `sharded`, a call
-    /// has one hash slot.
-    fn calls(&self, change: SlotChange, sharded: bool) -> Vec<Vec<RequestSlots>> {
-        let (now, mut found) = (self.now(), Vec::new());
-        let mut state = self.state();
-        state.accounts.retain(|id, account| {
-            account.freed.retain(|_, it| it.ends_at > now);
-            let shard = if sharded { slot(account.address.as_bytes()) } else { 0 };
-            let mut push = |first: &u64, units| {
-                found.push((shard, RequestSlots { id: *id, first: *first, units }));
-            };
-            match change {
-                SlotChange::Free => {
-                    account.freed.iter().for_each(|(it, freed)| push(it, freed.units));
-                }
-                SlotChange::Renew => {
-                    account.held.iter().for_each(|(it, held)| push(it, held.units));
-                }
-            }
-            !account.is_idle()
+    /// Returns the freed slots that the server may still count.
+    fn to_free(&self) -> Vec<RequestSlots> {
+        let (now, mut state) = (self.now(), self.state());
+        state.freed.retain(|_, freed| freed.ends_at > now);
+        let all = state.freed.iter().map(|((set, first), FreedSlots { units, .. })| RequestSlots {
+            set: set.clone(),
+            first: *first,
+            units: *units,
         });
-        drop(state);
-        found.sort_unstable_by_key(|(shard, it)| (*shard, it.first));
-        let max = if change == SlotChange::Renew { MAX_RENEWED } else { MAX_FREED };
-        let (mut calls, mut last) = (Vec::<Vec<_>>::new(), (0, max));
-        for (shard, request) in found {
-            if shard != last.0 || last.1 + request.units > max {
-                calls.push(Vec::new());
-                last = (shard, 0);
-            }
-            last.1 += request.units;
-            calls.last_mut().into_iter().for_each(|call| call.push(request));
-        }
-        calls
+        all.collect()
     }
 
-    /// Returns the keys and the arguments of a call, and keeps only what is to change by now.
-    fn encode(
-        &self,
-        change: SlotChange,
-        requests: &mut Vec<RequestSlots>,
-    ) -> (Vec<String>, Vec<Vec<u8>>) {
-        requests.sort_unstable_by_key(|it| (it.id, it.first));
-        let state = self.state();
-        requests.retain(|it| state.is_due(change, it));
-        let head = EncodedPlan::default().int::<1>(u64::from(change == SlotChange::Renew));
-        let (mut keys, mut args) =
-            (Vec::new(), vec![head.int::<7>(self.life_micros()).int::<8>(self.store).0]);
-        for group in requests.chunk_by(|one, other| one.id == other.id) {
-            let Some(account) = state.accounts.get(&group[0].id) else { continue };
-            keys.push(account.address.clone());
-            let list =
-                EncodedPlan::default().slot_list(group.iter().map(|it| (it.first, it.units)));
-            args.push(list.0);
-        }
-        (keys, args)
+    /// Returns the held slots to renew in a step, or all: those whose numbers have their turn, and
+    /// those that have missed it. Slots with near numbers have their turn together.
+    fn to_renew(&self, step: Option<u32>) -> Vec<RequestSlots> {
+        let (now, period, state) = (self.now(), nanos(self.life) / 3, self.state());
+        let due = state.held.iter().filter(|(first, held)| {
+            let turn = **first / u64::from(MAX_RENEWED) % u64::from(STEPS);
+            step.is_none_or(|step| turn == u64::from(step) || held.renewed_at + period < now)
+        });
+        let request = |(first, held): (&u64, &RunningSlots)| RequestSlots {
+            set: held.set.clone(),
+            first: *first,
+            units: held.units,
+        };
+        due.map(request).collect()
     }
 
     /// Records the answer of the server, with `1` for each request whose slots count.
-    fn changed(&self, change: SlotChange, requests: &[RequestSlots], told: &[u8]) {
-        let (mut state, mut lost) = (self.state(), Vec::new());
-        for (request, told) in requests.iter().zip(told) {
-            let Some(account) = state.accounts.get_mut(&request.id) else { continue };
-            match change {
-                SlotChange::Free => drop(account.freed.remove(&request.first)),
-                SlotChange::Renew if *told == b'1' => {}
-                SlotChange::Renew => lost.extend(account.held.remove(&request.first)),
-            }
-            if account.is_idle() {
-                state.accounts.remove(&request.id);
+    fn changed(&self, change: SlotChange, requests: Vec<RequestSlots>, told: &[u8]) {
+        let (now, mut state, mut lost) = (self.now(), self.state(), Vec::new());
+        for (RequestSlots { set, first, .. }, told) in requests.into_iter().zip(told) {
+            match (change, state.held.get_mut(&first)) {
+                (SlotChange::Free, _) => drop(state.freed.remove(&(set, first))),
+                (SlotChange::Renew, Some(held)) if *told == b'1' => held.renewed_at = now,
+                (SlotChange::Renew, _) => lost.extend(state.held.remove(&first)),
             }
         }
         drop(state);
@@ -286,33 +260,21 @@ impl Slots {
     }
 }
 
-impl SlotsState {
-    fn is_due(&self, change: SlotChange, request: &RequestSlots) -> bool {
-        self.accounts.get(&request.id).is_some_and(|account| match change {
-            SlotChange::Free => account.freed.contains_key(&request.first),
-            SlotChange::Renew => account.held.contains_key(&request.first),
-        })
+/// The task of a process. It ends when the process neither holds nor frees slots. If the runtime drops
+/// it before, another may start.
+struct RenewTask(Option<Arc<Slots>>);
+
+impl RenewTask {
+    /// Ends the task, after [`ends`](Slots::ends) has recorded that it does.
+    fn end(mut self) {
+        self.0 = None;
     }
 }
-
-/// The task of a process. It ends when the process neither holds nor frees slots.
-struct RenewTask(Option<Arc<Slots>>);
 
 impl Drop for RenewTask {
     fn drop(&mut self) {
         if let Some(slots) = &self.0 {
             slots.state().is_running = false;
         }
-    }
-}
-
-impl RenewTask {
-    async fn run<C>(mut self, store: RedisStore<C>)
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-    {
-        select(pin!(store.keep_freeing()), pin!(store.keep_renewing())).await;
-        // It has been recorded that the task ends.
-        self.0 = None;
     }
 }

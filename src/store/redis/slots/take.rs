@@ -10,13 +10,13 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{FreedSlots, MAX_COST, MAX_FREED, RunningSlots, SlotAccount, Slots, SlotsState};
+use super::{FreedSlots, MAX_COST, MAX_FREED, RunningSlots, Slots, SlotsState};
 use crate::{
     algorithm::Demand,
     decision::{Hold, LossSignal},
     log::warn,
     quota::Quota,
-    store::redis::request::Request,
+    store::redis::protocol::{addresses::Addresses, request::Request},
 };
 
 /// The slots of one quota in a call. The callers of equal requests have consecutive slots.
@@ -24,7 +24,8 @@ use crate::{
 pub(crate) struct SlotTake {
     account: usize,
     quota_index: usize,
-    id: u64,
+    /// The key of the sorted set.
+    pub(crate) set: Arc<str>,
     /// The number of the first slot of the first caller.
     pub(crate) first: u64,
     /// The slots that each caller takes.
@@ -71,22 +72,20 @@ impl Slots {
                 let cost = if ask.cost > MAX_COST { too_many(ask.cost) } else { ask.cost };
                 // No more callers than fit.
                 let callers = callers.min(raised(quota).checked_div(cost).unwrap_or(0));
-                let id = self.id(&account.address, quota_index);
+                let set: Arc<str> = Addresses::slots(&account.address, quota_index).into();
                 let mut state = self.state();
-                if callers > 0 {
-                    let new = || SlotAccount::new(&account.address, quota_index);
-                    state.accounts.entry(id).or_insert_with(new).calls += 1;
-                }
-                let (first, freed) = (state.next, state.freed(id));
+                state.taking += 1;
+                let (account, first, freed) = (at, state.next, state.freed(&set));
                 state.next += u64::from(cost) * u64::from(callers);
                 drop(state);
+                let until_head = quota.sheds();
                 call.takes.push(SlotTake {
-                    account: at,
+                    account,
                     quota_index,
-                    id,
+                    set,
                     first,
                     cost,
-                    until_head: quota.sheds(),
+                    until_head,
                     callers,
                     freed,
                 });
@@ -98,18 +97,17 @@ impl Slots {
 
 /// Returns the most slots that a quota allows.
 fn raised(quota: &Quota) -> u32 {
-    quota.limit().saturating_add(quota.soft_units())
+    quota.burst().saturating_add(quota.soft())
 }
 
 impl SlotsState {
-    /// Returns the freed slots of an account that the server may still count, oldest first.
-    fn freed(&self, id: u64) -> Vec<(u64, u32)> {
-        let Some(account) = self.accounts.get(&id) else { return Vec::new() };
+    /// Returns the freed slots in a set that the server may still count, oldest first.
+    fn freed(&self, set: &Arc<str>) -> Vec<(u64, u32)> {
         let mut room = MAX_FREED;
-        let all = account.freed.iter().map(|(first, it)| (*first, it.units));
-        all.map_while(|(first, units)| {
-            room = room.checked_sub(units)?;
-            Some((first, units))
+        let all = self.freed.range((set.clone(), 0)..=(set.clone(), u64::MAX));
+        all.map_while(|((_, first), FreedSlots { units, .. })| {
+            room = room.checked_sub(*units)?;
+            Some((*first, *units))
         })
         .collect()
     }
@@ -125,27 +123,24 @@ impl SlotCall {
     /// Records the answer, by which the first `charged` callers took the slots of an account. Returns
     /// the slots of each of them.
     pub(crate) fn answered(mut self, charged: impl Fn(usize) -> usize) -> Vec<Vec<Hold>> {
-        let mut holds = Vec::new();
+        let (mut holds, renewed_at) = (Vec::new(), self.slots.now());
         for take in mem::take(&mut self.takes) {
             let mut state = self.slots.state();
-            let Some(account) = state.accounts.get_mut(&take.id) else { continue };
+            state.taking -= 1;
             for (first, _) in &take.freed {
-                account.freed.remove(first);
+                state.freed.remove(&(take.set.clone(), *first));
             }
-            account.calls -= usize::from(take.callers > 0);
             for (caller, first) in take.firsts().take(charged(take.account)).enumerate() {
-                let lost = Arc::new(LossSignal::new());
-                account.held.insert(first, RunningSlots { units: take.cost, lost: lost.clone() });
-                let hold = Hold::new(self.slots.clone(), take.id, first, take.cost.into());
+                let (set, units, lost) = (take.set.clone(), take.cost, Arc::new(LossSignal::new()));
+                let held = RunningSlots { set, units, renewed_at, lost: lost.clone() };
+                state.held.insert(first, held);
+                let hold = Hold::new(self.slots.clone(), first, 0, units.into());
                 holds.resize_with(holds.len().max(caller + 1), Vec::new);
                 holds[caller].push(hold.until_head(take.until_head).with_loss(lost));
             }
-            if account.is_idle() {
-                state.accounts.remove(&take.id);
-                if state.accounts.is_empty() {
-                    // Ends the task.
-                    self.slots.wake.notify_one();
-                }
+            if state.is_idle() {
+                // Ends the task.
+                self.slots.wake.notify_one();
             }
         }
         holds
@@ -154,17 +149,12 @@ impl SlotCall {
 
 impl Drop for SlotCall {
     fn drop(&mut self) {
-        if self.takes.is_empty() {
-            return;
-        }
         let ends_at = self.slots.end();
-        for take in self.takes.iter().filter(|take| take.callers > 0) {
+        for take in &self.takes {
             let mut state = self.slots.state();
-            if let Some(account) = state.accounts.get_mut(&take.id) {
-                account.calls -= 1;
-                let freed = FreedSlots { units: take.cost, ends_at };
-                account.freed.extend(take.firsts().map(|first| (first, freed)));
-            }
+            state.taking -= 1;
+            let freed = FreedSlots { units: take.cost, ends_at };
+            state.freed.extend(take.firsts().map(|first| ((take.set.clone(), first), freed)));
             drop(state);
             self.slots.wake.notify_one();
         }

@@ -200,8 +200,8 @@ async fn blocking_one_ipv6_address_blocks_and_reports_its_network() {
 async fn a_read_reports_every_quota_and_charges_none() {
     let store = FakeClock::new().store(64);
     let quotas = [
-        Quota::per_second(5).burst(20),
-        Quota::per_hour(100).algorithm(Algorithm::SlidingWindow { buckets: 60 }),
+        Quota::per_second(5).with_burst(20),
+        Quota::per_hour(100).with_algorithm(Algorithm::SlidingWindow { buckets: 60 }),
     ];
     let rule = Rule::new("user", HeaderKey::new("x-user"), quotas).cost(2);
     let app = watched(RateLimitLayer::rules(rule, store));
@@ -224,7 +224,7 @@ async fn a_read_reports_every_quota_and_charges_none() {
     assert!(next > Some(0) && next <= full && full <= Some(3_660_000), "{window}");
     assert_eq!((&first["by"], &first["blocked_ms"]), (&json!("local"), &Value::Null));
     let would = first["would"].as_str().expect("text");
-    assert!(would.contains("cost 2, 14 left"), "{would}");
+    assert!(would.contains("cost 2: 12 of 20 left"), "{would}");
     assert!(!first.to_string().contains("alice"), "{first}");
 }
 
@@ -254,7 +254,7 @@ async fn live_quotas_are_current_and_per_request_quotas_must_be_given() {
     done(&app, "reset", &of("alice")).await;
     assert_eq!(left(&app, &json!("alice")).await, 10);
 
-    let window = THREE.algorithm(Algorithm::SlidingLog);
+    let window = THREE.with_algorithm(Algorithm::SlidingLog);
     let rule =
         Rule::new("user", HeaderKey::new("x-user"), Plan::from_fn(move |_, _| window.into()));
     let app = watched(RateLimitLayer::rules(rule, LocalStore::new()));

@@ -68,7 +68,7 @@ async fn a_layer_or_one_rule_can_be_set_to_report_only() {
 async fn rules_are_listed_with_all_their_settings() {
     let live = LivePlan::new([Quota::per_minute(60)]);
     let rules = (
-        Rule::new("user", HeaderKey::new("x-user"), Quota::per_second(5).burst(20))
+        Rule::new("user", HeaderKey::new("x-user"), Quota::per_second(5).with_burst(20))
             .cost(2)
             .headroom(1),
         Rule::new("live", Everyone, &live).cost(Cost::from_fn(|_| 1)),

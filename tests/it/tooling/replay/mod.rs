@@ -2,6 +2,13 @@
 //!
 //! One log has every form of line in public logs. Others are too long for memory.
 
+mod decisions;
+#[path = "../../../../examples/replay/least.rs"]
+mod least;
+#[path = "../../../../examples/replay/simulate.rs"]
+pub(super) mod simulate;
+mod smallest;
+
 use std::{
     fmt::Write as _,
     fs,

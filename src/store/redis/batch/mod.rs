@@ -1,0 +1,555 @@
+//! Batches of requests. A batch is one call, and contains equal requests only once.
+
+pub(crate) mod coalesce;
+pub(crate) mod queue;
+
+use std::{borrow::Cow, collections::HashMap, mem, sync::Arc};
+
+use redis::Value;
+use smallvec::SmallVec;
+
+use self::queue::QueuedRequest;
+use crate::{
+    decision::Hold,
+    store::redis::{
+        error::RedisError,
+        protocol::{
+            plan::Change,
+            reply::{AccountReply, Reader, Reply},
+            request::{AccountRequest, QuotaRequests, Request},
+            script::ScriptKind,
+        },
+        slots::{SlotCall, Slots},
+    },
+};
+
+/// The maximum [size](BatchKind::size) of a batch. A larger request has a batch of its own.
+pub(crate) const MAX_SIZE: usize = 64;
+/// The maximum number of callers in a batch, including those with equal requests.
+const MAX_CALLERS: usize = 4_096;
+/// The number of accounts that a small request with only plain quotas may have.
+const SMALL: usize = 4;
+
+/// The kind of the requests in a batch. Each has its own script.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum BatchKind {
+    /// All requests [are plain](Request::is_plain).
+    #[default]
+    Plain,
+    General,
+}
+
+impl BatchKind {
+    pub(crate) fn of(request: &Request) -> Self {
+        if request.is_plain() { Self::Plain } else { Self::General }
+    }
+
+    /// Returns the script, and the letters of its algorithms.
+    ///
+    /// The general script has all algorithms, so that there is one such script.
+    pub(crate) fn script(self) -> (ScriptKind, &'static [u8]) {
+        match self {
+            Self::Plain => (ScriptKind::Batch, b"g"),
+            Self::General => (ScriptKind::Groups, b"gtfslc"),
+        }
+    }
+
+    /// Returns the share of a group of requests in the time of a batch.
+    pub(crate) fn size(self, request: &Request) -> usize {
+        match self {
+            Self::Plain => request.accounts.len().div_ceil(SMALL),
+            Self::General => request.quota_count().max(1),
+        }
+    }
+}
+
+/// The callers that share one call.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    kind: BatchKind,
+    /// Groups of equal requests, in the order of their first requests.
+    groups: Vec<Group>,
+    /// The distinct plans of a batch with only plain quotas.
+    plans: Vec<(QuotaRequests, Vec<u8>)>,
+    callers: usize,
+    size: usize,
+}
+
+/// Callers with equal requests.
+#[derive(Debug)]
+struct Group {
+    callers: SmallVec<[QueuedRequest; 1]>,
+    /// Indices into [`Batch::plans`], counted from 1: one for each account.
+    plans: SmallVec<[u16; 2]>,
+}
+
+/// The reply of the script to a batch.
+#[derive(Debug)]
+pub(crate) struct BatchReply {
+    now: u64,
+    /// The results of the groups, in the order of the groups.
+    groups: Vec<GroupReply>,
+    /// `true` if the server does not have or not permit `MSETEX`.
+    pub(crate) lacks_msetex: bool,
+}
+
+/// The result of a group. The first `allowed` callers were allowed, and the others were denied.
+#[derive(Debug)]
+struct GroupReply {
+    allowed: usize,
+    /// The accounts after all requests of the group, each with the number of its charges.
+    accounts: SmallVec<[(usize, AccountReply); 1]>,
+    /// The slots of each allowed caller.
+    holds: Vec<Vec<Hold>>,
+}
+
+impl Batch {
+    pub(crate) fn new(kind: BatchKind) -> Self {
+        Self { kind, ..Self::default() }
+    }
+
+    pub(crate) fn kind(&self) -> BatchKind {
+        self.kind
+    }
+
+    /// Returns the number of callers with this request that still fit into the batch.
+    pub(crate) fn room(&self, request: &Request) -> usize {
+        let size = self.size + self.kind.size(request);
+        let fits = size <= MAX_SIZE || self.groups.is_empty();
+        if fits { MAX_CALLERS.saturating_sub(self.callers) / request.weight() } else { 0 }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+    }
+
+    /// Adds callers with equal requests.
+    pub(crate) fn add(&mut self, callers: SmallVec<[QueuedRequest; 1]>) {
+        let Some(first) = callers.first() else { return };
+        self.callers += callers.len() * first.request.weight();
+        self.size += self.kind.size(&first.request);
+        let mut plans = SmallVec::new();
+        if self.kind == BatchKind::Plain {
+            for account in &first.request.accounts {
+                let known = self.plans.iter().position(|(quotas, _)| *quotas == account.quotas);
+                if known.is_none() {
+                    let plan = account.plan(|_, _| Some(Change::Charge), |_| None, |_| 0);
+                    self.plans.push((account.quotas.clone(), plan));
+                }
+                // Lua counts from 1.
+                let index = known.map_or(self.plans.len(), |at| at + 1);
+                plans.push(u16::try_from(index).unwrap_or(u16::MAX));
+            }
+        }
+        self.groups.push(Group { callers, plans });
+    }
+
+    /// Numbers the slots of each group.
+    pub(crate) fn slots(&self, slots: &Arc<Slots>) -> Vec<SlotCall> {
+        let callers = |group: &Group| u32::try_from(group.callers.len()).unwrap_or(u32::MAX);
+        self.groups.iter().map(|group| slots.begin(group.request(), callers(group))).collect()
+    }
+
+    /// Returns the keys and the arguments of the script. `has_msetex` is `true` if the server may
+    /// have the command.
+    pub(crate) fn encode(
+        &self,
+        slots: &[SlotCall],
+        has_msetex: bool,
+    ) -> (Vec<Cow<'_, str>>, Vec<Vec<u8>>) {
+        match self.kind {
+            BatchKind::Plain => self.encode_plain(has_msetex),
+            BatchKind::General => self.encode_general(slots),
+        }
+    }
+
+    fn encode_general(&self, slots: &[SlotCall]) -> (Vec<Cow<'_, str>>, Vec<Vec<u8>>) {
+        let (mut keys, mut args, mut layout) = (KeyList::default(), Vec::new(), Vec::new());
+        for (group, slots) in self.groups.iter().zip(slots) {
+            let accounts = &group.request().accounts;
+            layout.extend([group.callers.len(), accounts.len()]);
+            for (at, account) in accounts.iter().enumerate() {
+                layout.push(keys.index(Cow::Borrowed(account.address.as_str())));
+                let slots = |quota_index| slots.of(at, quota_index);
+                let index = |key| keys.index(Cow::Owned(key));
+                args.push(account.plan(|_, _| Some(Change::Charge), slots, index));
+            }
+        }
+        args.push(encode_layout(layout));
+        (keys.keys, args)
+    }
+
+    fn encode_plain(&self, has_msetex: bool) -> (Vec<Cow<'_, str>>, Vec<Vec<u8>>) {
+        let mut keys = KeyList::default();
+        let mut layout = vec![usize::from(has_msetex)];
+        for equal_groups in self.groups.chunk_by(Group::is_alike) {
+            let group = &equal_groups[0];
+            let plans = group.plans.iter().map(|plan| usize::from(*plan));
+            layout.extend([equal_groups.len(), group.callers.len(), group.plans.len()]);
+            layout.extend(plans);
+            for account in equal_groups.iter().flat_map(|group| &group.request().accounts) {
+                layout.push(keys.index(Cow::Borrowed(account.address.as_str())));
+            }
+        }
+        let plans = self.plans.iter().map(|(_, plan)| plan.clone());
+        (keys.keys, plans.chain([encode_layout(layout)]).collect())
+    }
+
+    /// Parses the reply of the script.
+    pub(crate) fn read(&self, value: &Value) -> Result<BatchReply, RedisError> {
+        let Value::BulkString(bytes) = value else {
+            return Err(RedisError::invalid_reply("not a bulk string"));
+        };
+        let mut bytes = Reader(bytes);
+        let now = bytes.instant()?;
+        let read = |group| GroupReply::read(&mut bytes, self.kind, group, now);
+        let groups = self.groups.iter().map(read).collect::<Result<_, _>>()?;
+        let lacks_msetex = self.kind == BatchKind::Plain && bytes.flag()?;
+        bytes.end()?;
+        Ok(BatchReply { now, groups, lacks_msetex })
+    }
+
+    /// Sends each caller its reply. The slots of a caller that has left are freed.
+    pub(crate) fn reply(self, reply: Result<BatchReply, RedisError>) {
+        let (now, replies) = match reply {
+            Ok(reply) => (reply.now, reply.groups),
+            Err(error) => {
+                let callers = self.groups.into_iter().flat_map(|group| group.callers);
+                return callers.for_each(|caller| drop(caller.tx.send(Err(error.clone()))));
+            }
+        };
+        for (group, mut reply) in self.groups.into_iter().zip(replies) {
+            let mut holds = mem::take(&mut reply.holds).into_iter();
+            for (position, caller) in group.callers.into_iter().enumerate() {
+                let holds = holds.next().unwrap_or_default();
+                let reply = reply.of(position, &caller.request, now, holds);
+                drop(caller.tx.send(Ok(reply)));
+            }
+        }
+    }
+}
+
+impl BatchReply {
+    /// Records which slots were taken.
+    pub(crate) fn hold(&mut self, slots: Vec<SlotCall>) {
+        for (call, group) in slots.into_iter().zip(&mut self.groups) {
+            group.holds = call.answered(|account| group.accounts[account].0);
+        }
+    }
+
+    /// Returns the number of accounts whose value in Redis was invalid.
+    pub(crate) fn healed(&self) -> usize {
+        let accounts = self.groups.iter().flat_map(|group| &group.accounts);
+        accounts.filter(|(_, account)| account.healed).count()
+    }
+}
+
+/// The distinct keys of a call.
+#[derive(Default)]
+struct KeyList<'a> {
+    keys: Vec<Cow<'a, str>>,
+    indices: HashMap<Cow<'a, str>, usize>,
+}
+
+impl<'a> KeyList<'a> {
+    /// Returns the index of a key, counted from 1 as in Lua.
+    fn index(&mut self, key: Cow<'a, str>) -> usize {
+        *self.indices.entry(key).or_insert_with_key(|key| {
+            self.keys.push(key.clone());
+            self.keys.len()
+        })
+    }
+}
+
+fn encode_layout(numbers: Vec<usize>) -> Vec<u8> {
+    // A batch is small enough that all numbers fit.
+    let numbers = numbers.into_iter().map(|number| u16::try_from(number).unwrap_or(u16::MAX));
+    numbers.flat_map(u16::to_le_bytes).collect()
+}
+
+impl Group {
+    fn is_alike(&self, other: &Self) -> bool {
+        self.callers.len() == other.callers.len() && self.plans == other.plans
+    }
+
+    fn request(&self) -> &Request {
+        &self.callers[0].request
+    }
+}
+
+impl GroupReply {
+    fn read(
+        bytes: &mut Reader<'_>,
+        kind: BatchKind,
+        group: &Group,
+        now: u64,
+    ) -> Result<Self, RedisError> {
+        let allowed = usize::try_from(bytes.int::<2>()?).unwrap_or(usize::MAX);
+        if allowed > group.callers.len() {
+            return Err(RedisError::invalid_reply("more allowed than requests"));
+        }
+        let mut accounts = SmallVec::new();
+        for account in &group.request().accounts {
+            let charges = match kind {
+                BatchKind::Plain => allowed,
+                BatchKind::General => usize::try_from(bytes.int::<2>()?).unwrap_or(usize::MAX),
+            };
+            let expected = allowed > 0 && account.charges();
+            let reply = AccountReply::read(bytes, account, expected)?;
+            let consistent = match kind {
+                BatchKind::Plain => charges == 0 || reply.was_charged(charges, account, now),
+                BatchKind::General => {
+                    let all = if expected { allowed } else { 0 };
+                    let complete = charges == all || account.report_only && charges < all;
+                    complete && reply.charged == (charges > 0)
+                }
+            };
+            if !consistent {
+                return Err(RedisError::invalid_reply("inconsistent charges"));
+            }
+            accounts.push((charges, reply));
+        }
+        Ok(Self { allowed, accounts, holds: Vec::new() })
+    }
+
+    /// Returns the reply to a caller, as if all callers had made separate calls.
+    fn of(&self, position: usize, request: &Request, now: u64, holds: Vec<Hold>) -> Reply {
+        let own = |((charges, reply), account): (&(usize, AccountReply), &AccountRequest)| {
+            match charges.checked_sub(position + 1) {
+                // After this caller, `others` more callers were charged.
+                Some(others) => reply.before(others, account, now),
+                None => reply.clone().uncharged(),
+            }
+        };
+        let accounts = self.accounts.iter().zip(&request.accounts).map(own).collect();
+        Reply { allowed: position < self.allowed, now, accounts, holds }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::{runtime::Handle, sync::oneshot};
+
+    use super::*;
+    use crate::{
+        key::Key,
+        name::RuleName,
+        quota::{Algorithm, Quota},
+        store::{Charge, redis::protocol::addresses::Addresses},
+    };
+
+    const NOW: u64 = 1_700_000_000_000_000;
+
+    fn caller(charges: &[Charge<'_>]) -> QueuedRequest {
+        let request = Arc::new(Request::new(charges, &Addresses::new()));
+        QueuedRequest { request, tx: oneshot::channel().0, runtime: Handle::current() }
+    }
+
+    /// Creates a batch of requests, each with its number of callers.
+    fn batch_of(requests: &[(usize, &[Charge<'_>])]) -> Batch {
+        let mut batch = Batch::default();
+        for (callers, charges) in requests {
+            batch.add((0..*callers).map(|_| caller(charges)).collect());
+        }
+        batch
+    }
+
+    fn quota(units: u32) -> Quota {
+        Quota::new(units, Duration::from_secs(10)).expect("a quota")
+    }
+
+    /// Creates a batch of two equal requests and one other request with two quotas.
+    fn batch() -> Batch {
+        let (one, two) = (Key::from("one"), Key::from("two"));
+        let (few, more) = ([quota(10)], [quota(10), quota(100)]);
+        let one = Charge::new(RuleName::default(), &one, &few);
+        let two = Charge::new(RuleName::default(), &two, &more).with_cost(2);
+        batch_of(&[(2, &[one]), (1, &[two])])
+    }
+
+    fn instant(micros: u64) -> Vec<u8> {
+        [&micros.to_le_bytes()[..7], &[0, 0]].concat()
+    }
+
+    /// Encodes the reply to a group. `tats` are theoretical arrival times, in microseconds after
+    /// `NOW`.
+    fn group(allowed: u8, flags: u8, tats: &[u64]) -> Vec<u8> {
+        let quota = |tat: &u64| [&[b'g', 9, 0][..], &instant(NOW + tat)].concat();
+        let quotas: Vec<_> = tats.iter().flat_map(quota).collect();
+        let account = [&NOW.to_le_bytes()[..7], &quotas].concat();
+        let length = u32::try_from(account.len()).expect("short").to_le_bytes();
+        [&[allowed, 0, flags][..], &length, &account].concat()
+    }
+
+    fn answer(groups: &[Vec<u8>]) -> Value {
+        Value::BulkString([instant(NOW), groups.concat(), vec![0]].concat())
+    }
+
+    #[tokio::test]
+    async fn equal_requests_plans_and_accounts_are_sent_once() {
+        let keys = ["one", "two"].map(Key::from);
+        let (few, more) = ([quota(10)], [quota(10), quota(100)]);
+        let one = Charge::new(RuleName::default(), &keys[0], &few);
+        let two = Charge::new(RuleName::default(), &keys[1], &more);
+        let batch = batch_of(&[(2, &[one]), (1, &[two]), (2, &[two, one])]);
+        let (keys, args) = batch.encode(&[], false);
+        assert_eq!((keys.len(), args.len()), (2, 3));
+        // Whether the server has MSETEX. For each group: one of its kind, its callers, its accounts,
+        // their plans and their keys.
+        let first = [0, 1, 2, 1, 1, 1];
+        let (second, third) = ([1, 1, 1, 2, 2], [1, 2, 2, 2, 1, 2, 1]);
+        let numbers = [&first[..], &second, &third].concat();
+        let bytes: Vec<u8> = numbers.into_iter().flat_map(u16::to_le_bytes).collect();
+        assert_eq!(args[2], bytes);
+    }
+
+    #[tokio::test]
+    async fn a_call_is_bounded_by_its_accounts_and_its_callers() {
+        let quotas = [quota(10)];
+        let names = ["a", "b", "c", "d"].map(|name| RuleName::new(name).expect("a name"));
+        // All callers have their own accounts, or all share theirs.
+        for (distinct, callers, accounts) in [(true, 64, 256), (false, 4_096, 4)] {
+            let (mut batch, mut added) = (Batch::default(), 0_u32);
+            loop {
+                let key = Key::from(if distinct { added } else { 0 });
+                let charges = names.map(|name| Charge::new(name, &key, &quotas));
+                let room = batch.room(&caller(&charges).request);
+                if room == 0 {
+                    break;
+                }
+                let joining = if distinct { 1 } else { room };
+                batch.add((0..joining).map(|_| caller(&charges)).collect());
+                added += u32::try_from(joining).expect("few");
+            }
+            assert_eq!((added, batch.encode(&[], false).0.len()), (callers, accounts));
+        }
+    }
+
+    #[tokio::test]
+    async fn inconsistent_replies_are_errors() {
+        let (batch, second) = (batch(), 1_000_000);
+        let two = || group(1, 1, &[2 * second, second / 5]);
+        let fine = [group(2, 1, &[2 * second]), two()];
+        assert!(batch.read(&answer(&fine)).is_ok());
+        assert!(batch.read(&answer(&[group(0, 0, &[10 * second]), two()])).is_ok());
+        assert!(batch.read(&answer(&[group(1, 1, &[second]), two()])).is_ok());
+        for (what, groups) in [
+            ("no group", vec![]),
+            ("one group of two", vec![fine[0].clone()]),
+            ("three groups of two", vec![fine[0].clone(), two(), two()]),
+            ("more allowed than sent", vec![group(3, 1, &[3 * second]), two()]),
+            ("allowed but not charged", vec![group(2, 0, &[2 * second]), two()]),
+            ("charged but not allowed", vec![group(0, 1, &[2 * second]), two()]),
+            ("invalid flags", vec![group(2, 5, &[2 * second]), two()]),
+            ("one of two charges missing", vec![group(2, 1, &[2 * second - 1]), two()]),
+            ("no quota", vec![group(2, 1, &[]), two()]),
+            ("one quota of two", vec![fine[0].clone(), group(1, 1, &[2 * second])]),
+        ] {
+            assert!(batch.read(&answer(&groups)).is_err(), "{what}");
+        }
+        let Value::BulkString(bytes) = answer(&fine) else { unreachable!() };
+        for cut in 0..bytes.len() {
+            assert!(batch.read(&Value::BulkString(bytes[..cut].to_vec())).is_err(), "{cut}");
+        }
+        for (last, lacks_msetex) in [(0, Some(false)), (1, Some(true)), (2, None)] {
+            let bytes = Value::BulkString([&bytes[..bytes.len() - 1], &[last]].concat());
+            assert_eq!(batch.read(&bytes).ok().map(|reply| reply.lacks_msetex), lacks_msetex);
+        }
+        assert!(batch.read(&Value::BulkString([&bytes[..], b"x"].concat())).is_err());
+        assert!(batch.read(&Value::Int(1)).is_err() && batch.read(&Value::Nil).is_err());
+    }
+
+    /// Creates a batch of three equal requests with a quota of each algorithm, and its answer.
+    fn general() -> (Batch, Vec<u8>) {
+        let (one, window) = (Key::from("one"), Algorithm::SlidingWindow { buckets: 5 });
+        let fixed = [Algorithm::fixed_window(), Algorithm::fixed_window().paced()];
+        let [bucket, log] = [Algorithm::TokenBucket, Algorithm::SlidingLog];
+        let [fixed, paced] = fixed.map(|it| quota(10).with_algorithm(it));
+        let [bucket, window, log] = [bucket, window, log].map(|it| quota(10).with_algorithm(it));
+        let quotas = [fixed, paced, bucket, window, log];
+        let mut batch = Batch::new(BatchKind::General);
+        let charge = [Charge::new(RuleName::default(), &one, &quotas)];
+        batch.add((0..3).map(|_| caller(&charge)).collect());
+        let (now, two) = (instant(NOW), [2, 0, 0, 0, 0]);
+        let start = [&instant(NOW - NOW % 10_000_000)[..], &two, &[0; 5]].concat();
+        let entry = [&now[..], &two].concat();
+        let states = [
+            (b'f', start.clone()),
+            (b'f', start),
+            (b't', [&[8, 0, 0, 0, 0, 0][..], &now, &now].concat()),
+            (b's', [&two[..], &entry].concat()),
+            (b'l', [&two[..], &now, &entry].concat()),
+        ];
+        let place = |(letter, state): &(u8, Vec<u8>)| {
+            let length = u16::try_from(state.len()).expect("short").to_le_bytes();
+            [&[*letter][..], &length, state].concat()
+        };
+        let places: Vec<_> = states.iter().flat_map(place).collect();
+        let account = [&NOW.to_le_bytes()[..7], &places].concat();
+        let length = u32::try_from(account.len()).expect("short").to_le_bytes();
+        (batch, [&now[..], &[2, 0, 2, 0, 1], &length, &account].concat())
+    }
+
+    #[tokio::test]
+    async fn random_bytes_never_panic() {
+        let Value::BulkString(real) =
+            answer(&[group(1, 1, &[1_000_000]), group(1, 1, &[2_000_000, 200_000])])
+        else {
+            unreachable!()
+        };
+        damage(&batch(), &real);
+        let (batch, real) = general();
+        damage(&batch, &real);
+    }
+
+    /// Each caller sees the units left after its own charge.
+    #[tokio::test]
+    async fn the_callers_of_a_group_are_answered_one_after_another() {
+        let (batch, real) = general();
+        let reply = batch.read(&Value::BulkString(real)).expect("a reply");
+        let (group, request) = (&reply.groups[0], batch.groups[0].request());
+        for (position, allowed, left) in [(0, true, 9), (1, true, 8), (2, false, 8)] {
+            let reply = group.of(position, request, reply.now, Vec::new());
+            let decision = reply.decision(request);
+            assert_eq!(decision.is_allowed(), allowed);
+            let remaining = decision.outcomes().iter().map(|outcome| outcome.remaining());
+            let paced = |index| index == 1;
+            assert!(remaining.enumerate().all(|(at, units)| units == left || paced(at)));
+        }
+    }
+
+    fn damage(batch: &Batch, real: &[u8]) {
+        let mut state = 1_u64;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            usize::try_from(state >> 33).unwrap_or(0) % below
+        };
+        let mut read = 0;
+        for _ in 0..50_000 {
+            let mut bytes = real.to_vec();
+            for _ in 0..=random(3) {
+                let at = random(bytes.len());
+                match random(4) {
+                    0 => bytes[at] ^= 1 << random(8),
+                    1 => bytes[at] = [0, 1, 0x7f, 0x80, 0xff][random(5)],
+                    2 => bytes.insert(at, random(256).to_le_bytes()[0]),
+                    _ => drop(bytes.remove(at)),
+                }
+            }
+            // Every reply that parses yields decisions.
+            if let Ok(reply) = batch.read(&Value::BulkString(bytes)) {
+                read += 1;
+                for (group, result) in batch.groups.iter().zip(&reply.groups) {
+                    for position in 0..group.callers.len() {
+                        let request = group.request();
+                        let reply = result.of(position, request, reply.now, Vec::new());
+                        let _ = reply.decision(request).remaining();
+                    }
+                }
+            }
+        }
+        assert!(read > 1_000, "only {read} replies parsed");
+    }
+}

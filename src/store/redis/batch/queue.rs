@@ -1,0 +1,320 @@
+//! The queue of a store, which decides when requests and batches are sent.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    hash::{Hash, Hasher},
+    mem::take,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use foldhash::quality::RandomState;
+use smallvec::SmallVec;
+use tokio::{runtime::Handle, sync::oneshot, time::Instant};
+
+use super::{Batch, BatchKind, MAX_SIZE};
+use crate::store::redis::{
+    error::RedisError,
+    protocol::{reply::Reply, request::Request},
+};
+
+/// The maximum number of direct calls in flight. Further requests wait for a batch.
+const MAX_DIRECT: usize = 16;
+/// The maximum number of calls in flight with equal requests. Further ones wait, and share the next
+/// call.
+const MAX_EQUAL: usize = 2;
+/// The maximum number of batches in flight. Exceptions are a full batch, and a batch that starts
+/// [`BATCH_INTERVAL`] after the previous batch.
+const MAX_IN_FLIGHT: usize = 2;
+/// The time after which another batch may start, even at [`MAX_IN_FLIGHT`]. On a slow link,
+/// requests would otherwise wait for one round trip before their own.
+const BATCH_INTERVAL: Duration = Duration::from_millis(5);
+/// The time after which a batch no longer counts as in flight, because its runtime may be blocked.
+pub(crate) const STALL_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// The queues of a store: for each slot of a cluster, one for each kind of batch.
+///
+/// A call cannot have accounts of different slots.
+#[derive(Debug)]
+pub(crate) struct Queues(Box<[OnceLock<[Arc<Queue>; 2]>]>);
+
+impl Queues {
+    pub(crate) fn new(count: u16) -> Self {
+        Self((0..count).map(|_| OnceLock::new()).collect())
+    }
+
+    /// Returns the queue of the slot.
+    pub(crate) fn get(&self, slot: u16, kind: BatchKind) -> &Arc<Queue> {
+        let queues = self.0[usize::from(slot)]
+            .get_or_init(|| [BatchKind::Plain, BatchKind::General].map(Queue::new));
+        &queues[kind as usize]
+    }
+}
+
+/// The queue of waiting requests, and the calls in flight.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    kind: BatchKind,
+    state: Mutex<QueueState>,
+}
+
+#[derive(Debug, Default)]
+struct QueueState {
+    /// The requests that wait or are in flight, once for equal ones.
+    asked: HashMap<Question, Asked, RandomState>,
+    /// The questions that may join the next batch, in the order of their first callers.
+    ready: VecDeque<Question>,
+    calls: Vec<RunningCall>,
+    /// The number of calls that have been started so far.
+    calls_started: u64,
+    /// `true` while a task spawns batches.
+    spawning: bool,
+}
+
+/// A request, which is equal to requests for the same.
+#[derive(Clone, Debug)]
+struct Question(Arc<Request>);
+
+impl PartialEq for Question {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.equals(&other.0)
+    }
+}
+
+impl Eq for Question {}
+
+impl Hash for Question {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        for account in &self.0.accounts {
+            account.address.hash(state);
+            for (_, ask) in account.quotas.iter().flatten() {
+                (ask.cost, ask.headroom, ask.max_wait).hash(state);
+            }
+        }
+    }
+}
+
+/// The callers with equal requests.
+#[derive(Debug, Default)]
+struct Asked {
+    waiting: SmallVec<[QueuedRequest; 1]>,
+    /// The number of calls in flight, at most [`MAX_EQUAL`].
+    in_flight: usize,
+    is_ready: bool,
+}
+
+/// A call in progress.
+#[derive(Debug)]
+struct RunningCall {
+    id: u64,
+    questions: Vec<Question>,
+    started: Instant,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The call of one request.
+    Direct,
+    /// The batch is not sent yet, so new requests can join.
+    Collecting,
+    InFlight,
+    /// The batch is answered, and its callers may send new requests.
+    Replying,
+}
+
+/// A waiting caller with its request.
+#[derive(Debug)]
+pub(crate) struct QueuedRequest {
+    pub(crate) request: Arc<Request>,
+    pub(crate) tx: oneshot::Sender<Result<Reply, RedisError>>,
+    /// The runtime of the caller.
+    pub(crate) runtime: Handle,
+}
+
+impl QueuedRequest {
+    /// Returns `true` if the caller was not dropped.
+    fn is_waiting(&self) -> bool {
+        !self.tx.is_closed()
+    }
+}
+
+impl Queue {
+    fn new(kind: BatchKind) -> Arc<Self> {
+        Arc::new(Self { kind, state: Mutex::default() })
+    }
+
+    /// Starts a direct call and returns its number, or `None` if the request must wait.
+    pub(crate) fn start_direct(&self, request: &Arc<Request>) -> Option<u64> {
+        let mut state = self.state();
+        let has_batches = state.calls.iter().any(|call| call.phase != Phase::Direct);
+        if has_batches || !state.ready.is_empty() || state.calls.len() >= MAX_DIRECT {
+            return None;
+        }
+        let question = Question(request.clone());
+        let asked = state.asked.entry(question.clone()).or_default();
+        if asked.in_flight > 0 {
+            return None;
+        }
+        asked.in_flight += 1;
+        Some(state.start(question, Phase::Direct, Instant::now()))
+    }
+
+    /// Adds a caller.
+    pub(crate) fn push(&self, caller: QueuedRequest) {
+        let mut state = self.state();
+        let question = Question(caller.request.clone());
+        let waiting = &mut state.asked.entry(question.clone()).or_default().waiting;
+        if waiting.len() == waiting.capacity() {
+            // Removes dropped callers to make room.
+            waiting.retain(|caller| caller.is_waiting());
+            waiting.reserve(waiting.len() + 1);
+        }
+        waiting.push(caller);
+        state.make_ready(question);
+    }
+
+    /// Starts a batch if one is due. Returns its number and its first caller.
+    ///
+    /// No other batch starts until [`batch_spawned`](Queue::batch_spawned) is called.
+    pub(crate) fn next_batch(&self, now: Instant) -> Option<(QueuedRequest, u64)> {
+        let mut state = self.state();
+        if !state.is_batch_due(now) {
+            return None;
+        }
+        let (first, question) = state.pop()?;
+        state.spawning = true;
+        Some((first, state.start(question, Phase::Collecting, now)))
+    }
+
+    pub(crate) fn batch_spawned(&self) {
+        self.state().spawning = false;
+    }
+
+    /// Fills a batch with `first` and the waiting callers.
+    pub(crate) fn collect(&self, id: u64, first: QueuedRequest) -> Batch {
+        let (mut guard, mut batch) = (self.state(), Batch::new(self.kind));
+        let state = &mut *guard;
+        let mut questions = vec![Question(first.request.clone())];
+        let mut callers: SmallVec<[_; 1]> = [first].into_iter().collect();
+        while let Some(question) = questions.last() {
+            let room = batch.room(&question.0).saturating_sub(callers.len());
+            if let Some(asked) = state.asked.get_mut(question) {
+                let joining = asked.waiting.len().min(room);
+                callers.extend(asked.waiting.drain(..joining));
+            }
+            callers.retain(|caller| caller.is_waiting());
+            batch.add(take(&mut callers));
+            state.make_ready(question.clone());
+            let fits = state.ready.front().is_some_and(|next| batch.room(&next.0) > 0);
+            let next = if fits { state.pop_ready() } else { None };
+            let Some((next, _)) = next else { break };
+            questions.push(next);
+        }
+        if let Some(call) = state.calls.iter_mut().find(|call| call.id == id) {
+            (call.questions, call.phase) = (questions, Phase::InFlight);
+        } else {
+            // The batch has stalled, and its first question is no longer in flight.
+            state.release(questions.into_iter().skip(1));
+        }
+        batch
+    }
+
+    /// Marks a batch as answered, so that the next batch may be sent.
+    pub(crate) fn replying(&self, id: u64) {
+        let mut state = self.state();
+        if let Some(call) = state.calls.iter_mut().find(|call| call.id == id) {
+            call.phase = Phase::Replying;
+            let questions = take(&mut call.questions);
+            state.release(questions);
+        }
+    }
+
+    /// Removes a call.
+    pub(crate) fn end(&self, id: u64) {
+        let mut state = self.state();
+        if let Some(at) = state.calls.iter().position(|call| call.id == id) {
+            let call = state.calls.remove(at);
+            state.release(call.questions);
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl QueueState {
+    /// Adds a call. Returns its number.
+    fn start(&mut self, question: Question, phase: Phase, started: Instant) -> u64 {
+        self.calls_started += 1;
+        let (id, questions) = (self.calls_started, vec![question]);
+        self.calls.push(RunningCall { id, questions, started, phase });
+        id
+    }
+
+    /// Returns `true` if another batch may start. See [`MAX_IN_FLIGHT`].
+    fn is_batch_due(&mut self, now: Instant) -> bool {
+        let is_stalled =
+            |call: &RunningCall| call.phase != Phase::Direct && now >= call.started + STALL_TIMEOUT;
+        while let Some(at) = self.calls.iter().position(is_stalled) {
+            let stalled = self.calls.remove(at);
+            self.release(stalled.questions);
+        }
+        if self.spawning || self.ready.is_empty() {
+            return false;
+        }
+        let count = |phase| self.calls.iter().filter(|call| call.phase == phase).count();
+        let (collecting, in_flight) = (count(Phase::Collecting), count(Phase::InFlight));
+        let last = self.calls.iter().rfind(|call| call.phase != Phase::Direct);
+        let is_next = last.is_some_and(|batch| now >= batch.started + BATCH_INTERVAL);
+        let has_room = collecting == 0 && (in_flight < MAX_IN_FLIGHT || is_next);
+        has_room || self.ready.len() >= MAX_SIZE * (collecting + 1)
+    }
+
+    /// Lets a question join the next batch, if callers wait and not too many calls are in flight.
+    fn make_ready(&mut self, question: Question) {
+        if let Some(asked) = self.asked.get_mut(&question)
+            && !asked.is_ready
+            && !asked.waiting.is_empty()
+            && asked.in_flight < MAX_EQUAL
+        {
+            asked.is_ready = true;
+            self.ready.push_back(question);
+        }
+    }
+
+    /// Removes the first ready question, whose callers join a call.
+    fn pop_ready(&mut self) -> Option<(Question, &mut Asked)> {
+        let question = self.ready.pop_front()?;
+        let asked = self.asked.get_mut(&question)?;
+        asked.is_ready = false;
+        asked.in_flight += 1;
+        Some((question, asked))
+    }
+
+    /// Removes and returns the first caller that was not dropped.
+    fn pop(&mut self) -> Option<(QueuedRequest, Question)> {
+        loop {
+            let (question, asked) = self.pop_ready()?;
+            asked.waiting.retain(|caller| caller.is_waiting());
+            if !asked.waiting.is_empty() {
+                return Some((asked.waiting.remove(0), question));
+            }
+            self.release([question]);
+        }
+    }
+
+    /// Ends a call for each of the questions.
+    fn release(&mut self, questions: impl IntoIterator<Item = Question>) {
+        for question in questions {
+            let Some(asked) = self.asked.get_mut(&question) else { continue };
+            asked.in_flight = asked.in_flight.saturating_sub(1);
+            if asked.in_flight == 0 && asked.waiting.is_empty() && !asked.is_ready {
+                self.asked.remove(&question);
+            } else {
+                self.make_ready(question);
+            }
+        }
+    }
+}

@@ -1,0 +1,495 @@
+//! Replies of a script, with the accounts after the call.
+
+use std::mem::take;
+
+use smallvec::SmallVec;
+
+use super::{
+    request::{AccountRequest, NamedQuota, Request},
+    script::ScriptKind,
+};
+use crate::{
+    algorithm::{self, AccountState, Demand, Evaluation, Receipt, concurrent},
+    decision::{Decision, Hold, Outcome, Snapshot, Source},
+    quota::{Algorithm, Quota},
+    store::redis::{error::RedisError, slots::MAX_COST},
+};
+
+/// The latest valid instant in microseconds. The sum of two instants fits into 64 bits.
+const LATEST: u64 = 1 << 53;
+
+/// The reply of one call.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub(crate) allowed: bool,
+    /// The server's clock, in nanoseconds of Unix time.
+    pub(crate) now: u64,
+    pub(crate) accounts: SmallVec<[AccountReply; 1]>,
+    /// The slots that the call took.
+    pub(crate) holds: Vec<Hold>,
+}
+
+/// An account after the call.
+#[derive(Clone, Debug)]
+pub(crate) struct AccountReply {
+    pub(crate) charged: bool,
+    /// `true` if the key held an invalid value, which was discarded.
+    pub(crate) healed: bool,
+    /// The instant at which the block ends.
+    block: Option<u64>,
+    quotas: SmallVec<[QuotaState; 1]>,
+}
+
+/// The state of an account under one quota, if any.
+type QuotaState = Option<StoredState>;
+
+#[derive(Clone, Debug)]
+enum StoredState {
+    Rate(AccountState),
+    /// The number of held slots.
+    Slots(u64),
+}
+
+impl Reply {
+    /// Parses the reply of a script to `request`.
+    pub(crate) fn read(
+        bytes: &[u8],
+        request: &Request,
+        kind: ScriptKind,
+    ) -> Result<Self, RedisError> {
+        let mut bytes = Reader(bytes);
+        let allowed = bytes.flag()?;
+        let now = bytes.instant()?;
+        let mut accounts = SmallVec::new();
+        for account in &request.accounts {
+            let expected = allowed && kind != ScriptKind::Adjust && account.charges();
+            accounts.push(AccountReply::read(&mut bytes, account, expected)?);
+        }
+        bytes.end()?;
+        Ok(Self { allowed, now, accounts, holds: Vec::new() })
+    }
+
+    /// Returns the decision, which owns the slots of the reply.
+    pub(crate) fn into_decision(mut self, request: &Request) -> Decision {
+        let mut decision = self.decision(request);
+        take(&mut self.holds).into_iter().for_each(|hold| decision.hold(hold));
+        decision
+    }
+
+    /// Computes the decision from the reply of one server.
+    pub(crate) fn decision(&self, request: &Request) -> Decision {
+        let replies: SmallVec<[_; 2]> =
+            self.accounts.iter().map(|reply| (self.now, reply)).collect();
+        Self::combine(request, &replies, self.allowed)
+    }
+
+    /// Computes the decision from the replies of several servers, each with its own clock.
+    pub(crate) fn combine(
+        request: &Request,
+        replies: &[(u64, &AccountReply)],
+        allowed: bool,
+    ) -> Decision {
+        let clock = replies.first().map_or(0, |(now, _)| *now);
+        if !allowed && let Some(denial) = blocked(request, replies, clock) {
+            return denial;
+        }
+        let mut decision = Decision::new(allowed, clock).with_source(Source::Redis);
+        let (mut overage, mut wait) = (false, 0);
+        for &NamedQuota { account: index, quota_index, .. } in &request.named {
+            let (account, (now, reply)) = (&request.accounts[index], replies[index]);
+            let Some(Some((quota, ask))) = account.quotas.get(quota_index) else { continue };
+            let charged = reply.charged && ask.cost > 0;
+            // A denial reports waits without queueing.
+            let max_wait = if allowed { ask.max_wait } else { 0 };
+            let demand = Demand { max_wait, ..*ask };
+            let state = reply.quotas[quota_index].as_ref();
+            let step = reconstruct(state, quota, now, demand, charged);
+            if allowed && !account.report_only {
+                (overage, wait) = (overage | step.overage, wait.max(step.wait));
+            }
+            let outcome = Outcome::with(account.rule, quota_index, step.snapshot);
+            let skew = now.cast_signed().saturating_sub(clock.cast_signed());
+            decision.push(outcome.with_report_only(account.report_only).by_clock(skew));
+        }
+        decision.set_allowed(overage, wait);
+        decision
+    }
+}
+
+impl AccountReply {
+    /// Parses the next account. `expected` is `true` if the account should be charged.
+    pub(crate) fn read(
+        bytes: &mut Reader<'_>,
+        account: &AccountRequest,
+        expected: bool,
+    ) -> Result<Self, RedisError> {
+        let flags = bytes.int::<1>()?;
+        let length = usize::try_from(bytes.int::<4>()?).unwrap_or(usize::MAX);
+        let (block, quotas) = parse_account(bytes.take(length)?, &account.quotas)?;
+        let (charged, healed) = (flags & 1 == 1, flags & 2 == 2);
+        if flags > 3 || charged && !expected || expected && !charged && !account.report_only {
+            return Err(RedisError::invalid_reply("inconsistent flags"));
+        }
+        Ok(Self { charged, healed, block, quotas })
+    }
+
+    /// Returns `true` if the state can result from `times` equal charges at `now`.
+    pub(crate) fn was_charged(&self, times: usize, account: &AccountRequest, now: u64) -> bool {
+        self.quotas.len() == account.quotas.len()
+            && self.quotas.iter().zip(&account.quotas).all(|(state, demand)| {
+                let (Some(StoredState::Rate(AccountState::Gcra(stored))), Some((quota, ask))) =
+                    (state, demand)
+                else {
+                    return false;
+                };
+                let charged = charge_nanos(quota, *ask).checked_mul(times as u64);
+                charged.and_then(|nanos| now.checked_add(nanos)).is_some_and(|tat| tat <= *stored)
+            })
+    }
+
+    /// Returns the account as it was before the last `charges` of several equal charges at `now`.
+    pub(crate) fn before(&self, charges: usize, account: &AccountRequest, now: u64) -> Self {
+        let mut before = self.clone();
+        for (state, demand) in before.quotas.iter_mut().zip(&account.quotas) {
+            let (Some(state), Some((quota, ask))) = (state, demand) else { continue };
+            let units = u64::from(ask.cost).saturating_mul(charges as u64);
+            match state {
+                StoredState::Rate(state) if units > 0 => {
+                    *state = algorithm::before(state, quota, now, units);
+                }
+                StoredState::Rate(_) => {}
+                StoredState::Slots(held) => *held = held.saturating_sub(units),
+            }
+        }
+        before
+    }
+
+    /// Marks the account as not charged.
+    pub(crate) fn uncharged(mut self) -> Self {
+        self.charged = false;
+        self
+    }
+
+    /// Returns the account without the charge that was made at `now`.
+    pub(crate) fn without(mut self, quotas: &[Option<(Quota, Demand)>], now: u64) -> Self {
+        self.charged = false;
+        for (stored_state, demand) in self.quotas.iter_mut().zip(quotas) {
+            match (stored_state, demand) {
+                (Some(StoredState::Rate(state)), Some((quota, ask))) => {
+                    algorithm::undo(state, quota, now, Receipt::newest(now, *ask));
+                }
+                (Some(StoredState::Slots(held)), Some((_, ask))) => {
+                    *held = held.saturating_sub(ask.cost.into());
+                }
+                _ => {}
+            }
+        }
+        self
+    }
+}
+
+/// Returns the result of the demand that led to the state of an account.
+fn reconstruct(
+    state: Option<&StoredState>,
+    quota: &Quota,
+    now: u64,
+    demand: Demand,
+    charged: bool,
+) -> Evaluation {
+    match state {
+        _ if quota.is_concurrent() => {
+            let after = if let Some(StoredState::Slots(held)) = state { *held } else { 0 };
+            let before = after.saturating_sub(if charged { demand.cost.into() } else { 0 });
+            // A request of too many slots never fits.
+            let headroom = if demand.cost > MAX_COST { u32::MAX } else { demand.headroom };
+            let mut step = concurrent::look(before, quota, Demand { headroom, ..demand });
+            if let Snapshot::Slots { held, .. } = &mut step.snapshot {
+                *held = after;
+            }
+            step
+        }
+        Some(StoredState::Rate(state)) => {
+            algorithm::reconstruct(Some(state), quota, now, demand, charged)
+        }
+        _ => algorithm::reconstruct(None, quota, now, demand, charged),
+    }
+}
+
+/// Returns the cost of a GCRA charge in nanoseconds.
+fn charge_nanos(quota: &Quota, ask: Demand) -> u64 {
+    quota.interval_nanos().saturating_mul(ask.cost.into())
+}
+
+/// Returns the denial for a blocked key.
+fn blocked(request: &Request, replies: &[(u64, &AccountReply)], clock: u64) -> Option<Decision> {
+    let all = request.accounts.iter().zip(replies);
+    let denying = all.filter(|(account, _)| !account.report_only && account.charges());
+    let left = denying.filter_map(|(account, (now, reply))| {
+        Some((account, reply.block?.saturating_sub(*now))).filter(|(_, left)| *left > 0)
+    });
+    let (account, left) = left.max_by_key(|(_, left)| *left)?;
+    let limit = account.quotas.iter().flatten().next().map_or(1, |(quota, _)| quota.burst());
+    let left = std::time::Duration::from_nanos(left);
+    let outcome = Outcome::block(account.rule, limit, left);
+    Some(
+        Decision::new(false, clock).with_source(Source::Redis).with_blocked().with_outcome(outcome),
+    )
+}
+
+/// Parses an account as `lua/account.lua` writes it.
+fn parse_account(
+    account: &[u8],
+    quotas: &[Option<(Quota, Demand)>],
+) -> Result<(Option<u64>, SmallVec<[QuotaState; 1]>), RedisError> {
+    let mut states: SmallVec<[QuotaState; 1]> = SmallVec::new();
+    let mut block = None;
+    let mut bytes = Reader(account);
+    if !account.is_empty() {
+        // The instant of the last change.
+        bytes.int::<7>()?;
+    }
+    while !bytes.0.is_empty() {
+        let [letter] = bytes.array::<1>()?;
+        let length = usize::try_from(bytes.int::<2>()?).unwrap_or(usize::MAX);
+        let mut content = Reader(bytes.take(length)?);
+        match letter {
+            b'b' => {
+                block = Some(content.instant()?);
+                continue;
+            }
+            // The entry of a reset, which only the scripts use.
+            b'r' => continue,
+            _ => {}
+        }
+        let Some(demand) = quotas.get(states.len()) else { break };
+        states.push(match demand {
+            Some((quota, _)) => parse_quota(letter, &mut content, quota)?,
+            None => None,
+        });
+    }
+    states.resize(quotas.len(), None);
+    Ok((block, states))
+}
+
+fn parse_quota(
+    letter: u8,
+    content: &mut Reader<'_>,
+    quota: &Quota,
+) -> Result<QuotaState, RedisError> {
+    let state = match (letter, quota.algorithm()) {
+        (b'g', Algorithm::Gcra) => AccountState::Gcra(content.instant()?),
+        (b't', Algorithm::TokenBucket) => {
+            let tokens = content.int::<6>()?;
+            // The number has six bytes, and the sign is in the highest byte.
+            let tokens = (tokens << 16).cast_signed() >> 16;
+            AccountState::token_bucket(tokens, content.instant()?, content.instant()?)
+        }
+        (b'f', Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow) => {
+            AccountState::fixed_window(content.instant()?, content.int::<5>()?, content.int::<5>()?)
+        }
+        (b's', Algorithm::SlidingWindow { .. }) => {
+            content.int::<5>()?;
+            AccountState::sliding_window(content.entries()?)
+        }
+        (b'l', Algorithm::SlidingLog) => {
+            content.int::<5>()?;
+            content.instant()?;
+            AccountState::sliding_log(content.entries()?)
+        }
+        (b'c', Algorithm::Concurrent) => {
+            return Ok(Some(StoredState::Slots(content.int::<4>()?)));
+        }
+        // The quota's algorithm has changed.
+        _ => return Ok(None),
+    };
+    Ok(Some(StoredState::Rate(state)))
+}
+
+/// A reader of little-endian numbers.
+pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub(crate) fn end(&self) -> Result<(), RedisError> {
+        if self.0.is_empty() { Ok(()) } else { Err(RedisError::invalid_reply("too long")) }
+    }
+
+    fn take(&mut self, length: usize) -> Result<&'a [u8], RedisError> {
+        let (taken, rest) = self
+            .0
+            .split_at_checked(length)
+            .ok_or_else(|| RedisError::invalid_reply("too short"))?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], RedisError> {
+        self.take(N)?.try_into().map_err(|_| RedisError::invalid_reply("too short"))
+    }
+
+    pub(crate) fn int<const N: usize>(&mut self) -> Result<u64, RedisError> {
+        let mut bytes = [0; 8];
+        bytes[..N].copy_from_slice(&self.array::<N>()?);
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    pub(crate) fn flag(&mut self) -> Result<bool, RedisError> {
+        match self.int::<1>()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(RedisError::invalid_reply("a flag is neither 0 nor 1")),
+        }
+    }
+
+    /// Reads an instant, in nanoseconds of Unix time.
+    pub(crate) fn instant(&mut self) -> Result<u64, RedisError> {
+        let (micros, nanos) = (self.int::<7>()?, self.int::<2>()?);
+        if micros > LATEST || nanos > 999 {
+            return Err(RedisError::invalid_reply("an instant out of range"));
+        }
+        Ok(micros * 1_000 + nanos)
+    }
+
+    /// Reads the remaining pairs of an instant and units, oldest first.
+    fn entries(&mut self) -> Result<Vec<(u64, u64)>, RedisError> {
+        let mut entries = Vec::with_capacity(self.0.len() / 14);
+        while !self.0.is_empty() {
+            match (self.instant()?, self.int::<5>()?) {
+                (_, 0) => return Err(RedisError::invalid_reply("an entry of 0 units")),
+                entry => entries.push(entry),
+            }
+        }
+        Ok(entries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        key::Key,
+        name::RuleName,
+        store::{Charge, redis::protocol::addresses::Addresses},
+    };
+
+    const NOW: u64 = 1_700_000_000_000_000;
+    const ALGORITHMS: [Algorithm; 8] = [
+        Algorithm::Gcra,
+        Algorithm::TokenBucket,
+        Algorithm::fixed_window(),
+        Algorithm::FixedWindow { carry_over: 3, paced: true },
+        Algorithm::AnchoredWindow,
+        Algorithm::SlidingWindow { buckets: 5 },
+        Algorithm::SlidingWindow { buckets: 1 },
+        Algorithm::SlidingLog,
+    ];
+
+    /// Creates a request that reads one account and charges another account.
+    fn request(quotas: &[Quota]) -> Request {
+        let (one, two) = (Key::from("one"), Key::from("two"));
+        let charges = [&one, &two].map(|key| Charge::new(RuleName::default(), key, quotas));
+        let [look, take] = charges;
+        let queueing = take.with_cost(2).with_headroom(1).with_max_wait(Duration::MAX);
+        Request::new(&[look.with_cost(0), queueing], &Addresses::new())
+    }
+
+    fn instant(micros: u64) -> Vec<u8> {
+        [&micros.to_le_bytes()[..7], &[7, 0]].concat()
+    }
+
+    /// Encodes an account as a script does.
+    fn account(algorithm: Algorithm) -> Vec<u8> {
+        let entry = |ago| [&instant(NOW - ago)[..], &[2, 0, 0, 0, 0]].concat();
+        let (letter, content) = match algorithm {
+            Algorithm::Gcra => (b'g', instant(NOW + 2_000_000)),
+            Algorithm::TokenBucket => {
+                (b't', [&[3, 0, 0, 0, 0, 0][..], &instant(NOW - 9), &instant(NOW - 9)].concat())
+            }
+            Algorithm::SlidingWindow { .. } => {
+                (b's', [&[4, 0, 0, 0, 0][..], &entry(900_000), &entry(9)].concat())
+            }
+            Algorithm::SlidingLog => {
+                let head = [&[4, 0, 0, 0, 0][..], &instant(NOW - 9)].concat();
+                (b'l', [head, entry(900_000), entry(9)].concat())
+            }
+            _ => (
+                b'f',
+                [&instant(NOW - NOW % 10_000_000)[..], &[2, 0, 0, 0, 0, 1, 0, 0, 0, 0]].concat(),
+            ),
+        };
+        let length = u16::try_from(content.len()).expect("short").to_le_bytes();
+        [&NOW.to_le_bytes()[..7], &[b'b', 9, 0], &instant(NOW - 1), &[letter], &length, &content]
+            .concat()
+    }
+
+    fn reply(allowed: u8, accounts: &[(u8, Vec<u8>)]) -> Vec<u8> {
+        let mut bytes = [&[allowed][..], &instant(NOW)].concat();
+        for (flags, account) in accounts {
+            bytes.push(*flags);
+            bytes.extend(u32::try_from(account.len()).expect("short").to_le_bytes());
+            bytes.extend(account);
+        }
+        bytes
+    }
+
+    /// Returns `true` for an allowed charge, or `None` for an invalid reply.
+    fn read_decision(bytes: &[u8], request: &Request) -> Option<bool> {
+        let reply = Reply::read(bytes, request, ScriptKind::Take).ok()?;
+        let replies: Vec<_> = reply.accounts.iter().map(|account| (reply.now, account)).collect();
+        let decision = Reply::combine(request, &replies, reply.allowed);
+        for outcome in decision.outcomes() {
+            let times = (outcome.reset_after(), outcome.next_after(), outcome.retry_after());
+            assert!(outcome.remaining() <= outcome.limit() + 3, "{times:?}");
+        }
+        for (account_reply, account) in reply.accounts.iter().zip(&request.accounts) {
+            let undone = account_reply.clone().without(&account.quotas, reply.now);
+            let _ =
+                Reply::combine(request, &[(reply.now, &undone), (reply.now, account_reply)], false);
+        }
+        let charged: Vec<_> = reply.accounts.iter().map(|account| account.charged).collect();
+        assert_eq!(charged, [false, reply.allowed]);
+        assert_eq!(decision.is_allowed(), reply.allowed);
+        Some(reply.allowed)
+    }
+
+    #[test]
+    fn corrupt_replies_are_errors_or_consistent_decisions() {
+        let mut state = 1_u64;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            usize::try_from(state >> 33).unwrap_or(0) % below
+        };
+        let base = Quota::new(10, Duration::from_secs(10)).expect("a quota");
+        let mut read = 0;
+        for algorithm in ALGORITHMS {
+            let request = request(&[base.with_algorithm(algorithm)]);
+            let account = account(algorithm);
+            let real = [
+                reply(1, &[(0, account.clone()), (1, account.clone())]),
+                reply(0, &[(0, account.clone()), (0, account.clone())]),
+                reply(1, &[(2, Vec::new()), (3, account)]),
+            ];
+            let allowed = real.each_ref().map(|bytes| read_decision(bytes, &request));
+            assert_eq!(allowed, [Some(true), Some(false), Some(true)], "{algorithm:?}");
+            for _ in 0..10_000 {
+                let noise: Vec<_> = (0..random(80)).map(|_| random(256).to_le_bytes()[0]).collect();
+                assert_eq!(read_decision(&noise, &request), None);
+                let mut bytes = real[random(3)].clone();
+                for _ in 0..=random(3) {
+                    let at = random(bytes.len());
+                    match random(8) {
+                        0 => bytes.truncate(at + 1),
+                        1 => bytes.insert(at, random(256).to_le_bytes()[0]),
+                        2 if at > 0 => drop(bytes.remove(at)),
+                        3 => bytes[at] = [0, 1, 0x7f, 0x80, 0xff][random(5)],
+                        4 => bytes[at..].iter_mut().take(7).for_each(|byte| *byte = 0xff),
+                        _ => bytes[at] ^= 1 << random(8),
+                    }
+                }
+                read += usize::from(read_decision(&bytes, &request).is_some());
+            }
+        }
+        assert!(read > 10_000, "only {read} replies parsed");
+    }
+}

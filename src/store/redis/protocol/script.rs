@@ -1,0 +1,139 @@
+//! Lua scripts. A script is assembled from the files in `lua/`: a clock, the algorithms that a call
+//! needs, and a main part.
+
+use std::{array::from_fn, sync::OnceLock};
+
+use crate::quota::{Algorithm, Quota};
+
+const CLOCK: &str = include_str!("../../../../lua/clock.lua");
+#[cfg(feature = "testing")]
+const TEST_CLOCK: &str = include_str!("../../../../lua/clock_driven.lua");
+const ONE: &str = include_str!("../../../../lua/one.lua");
+const RENEW: &str = include_str!("../../../../lua/renew.lua");
+const SLOTS: &str = include_str!("../../../../lua/slots.lua");
+const PROBE: &str = include_str!("../../../../lua/probe.lua");
+const PLAIN: &str = include_str!("../../../../lua/plain.lua");
+const PEEK: &str = include_str!("../../../../lua/peek.lua");
+const TIME: &str = include_str!("../../../../lua/time.lua");
+const ACCOUNT: &str = include_str!("../../../../lua/account.lua");
+const TAKE: &str = include_str!("../../../../lua/take.lua");
+const SINGLE: &str = include_str!("../../../../lua/single.lua");
+const GROUPS: &str = include_str!("../../../../lua/groups.lua");
+const SETTLE: &str = include_str!("../../../../lua/settle.lua");
+const BATCH: &str = include_str!("../../../../lua/batch.lua");
+/// The Lua text before and after the general part of a batch script, which makes that part a
+/// function.
+const GENERAL: [&str; 2] = ["local function general()\n", "return read, write, tat\nend\n"];
+const ALGORITHMS: [(u8, &str); 6] = [
+    (b'g', include_str!("../../../../lua/gcra.lua")),
+    (b't', include_str!("../../../../lua/token_bucket.lua")),
+    (b'f', include_str!("../../../../lua/fixed_window.lua")),
+    (b's', include_str!("../../../../lua/sliding_window.lua")),
+    (b'l', include_str!("../../../../lua/sliding_log.lua")),
+    (
+        b'c',
+        concat!(
+            include_str!("../../../../lua/slots.lua"),
+            include_str!("../../../../lua/concurrent.lua")
+        ),
+    ),
+];
+const SETS: usize = 1 << ALGORITHMS.len();
+
+/// Returns the letter that stands for the algorithm in script arguments and stored accounts.
+pub(crate) fn letter(quota: &Quota) -> u8 {
+    match quota.algorithm() {
+        Algorithm::Gcra => b'g',
+        Algorithm::TokenBucket => b't',
+        Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow => b'f',
+        Algorithm::SlidingWindow { .. } => b's',
+        Algorithm::SlidingLog => b'l',
+        Algorithm::Concurrent => b'c',
+    }
+}
+
+/// A script and its SHA-1 hash.
+#[derive(Debug)]
+pub(crate) struct Script {
+    pub(crate) text: String,
+    pub(crate) sha: String,
+}
+
+/// The kind of a script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ScriptKind {
+    /// Charges only GCRA quotas that start full. Most requests are of this kind.
+    Plain,
+    Take,
+    /// Decides as `Take`, and changes nothing.
+    Peek,
+    Adjust,
+    /// Runs many `Plain` requests in one call.
+    Batch,
+    /// Renews and frees slots.
+    Renew,
+    /// Runs many requests in one call.
+    Groups,
+    /// Runs each command that another script runs.
+    Probe,
+}
+
+/// All scripts of a store: one for each kind and set of algorithms, assembled on first use.
+pub(crate) struct Scripts {
+    clock: &'static str,
+    scripts: [[OnceLock<Script>; SETS]; ScriptKind::Probe as usize + 1],
+}
+
+impl Default for Scripts {
+    fn default() -> Self {
+        Self { clock: CLOCK, scripts: from_fn(|_| from_fn(|_| OnceLock::new())) }
+    }
+}
+
+impl Scripts {
+    /// Creates scripts that read the time from the last two arguments.
+    #[cfg(feature = "testing")]
+    pub(crate) fn with_test_clock() -> Self {
+        Self { clock: TEST_CLOCK, ..Self::default() }
+    }
+
+    /// Returns the script with the algorithms of these letters.
+    pub(crate) fn get(&self, kind: ScriptKind, letters: impl Iterator<Item = u8>) -> &Script {
+        let bit = |letter| 1 << ALGORITHMS.iter().take_while(|(known, _)| *known != letter).count();
+        let set = letters.fold(0_usize, |set, letter| set | bit(letter)) % SETS;
+        self.scripts[kind as usize][set].get_or_init(|| self.assemble(kind, set))
+    }
+
+    fn assemble(&self, kind: ScriptKind, set: usize) -> Script {
+        let algorithms = ALGORITHMS.iter().enumerate().filter(|(at, _)| set >> at & 1 == 1);
+        let algorithms = algorithms.map(|(_, (_, text))| *text);
+        let general = [ACCOUNT].into_iter().chain(algorithms);
+        let (before, after) = match kind {
+            ScriptKind::Plain => (&[ONE, TIME, PLAIN][..], &[TAKE, SINGLE][..]),
+            ScriptKind::Take => (&[TIME][..], &[TAKE, SINGLE][..]),
+            ScriptKind::Peek => (&[PEEK, TIME][..], &[TAKE, SINGLE][..]),
+            ScriptKind::Groups => (&[TIME][..], &[TAKE, GROUPS][..]),
+            ScriptKind::Adjust => (&[TIME][..], &[SETTLE][..]),
+            ScriptKind::Renew => return Script::new(&[self.clock, SLOTS, RENEW]),
+            ScriptKind::Probe => return Script::new(&[PROBE]),
+            ScriptKind::Batch => (&[TIME, GENERAL[0]][..], &[GENERAL[1], BATCH][..]),
+        };
+        let before = [self.clock].into_iter().chain(before.iter().copied());
+        let parts: Vec<_> = before.chain(general).chain(after.iter().copied()).collect();
+        Script::new(&parts)
+    }
+}
+
+impl Script {
+    fn new(parts: &[&str]) -> Self {
+        let text = strip(&parts.concat());
+        Self { sha: redis::Script::new(&text).get_hash().to_owned(), text }
+    }
+}
+
+/// Removes comments and indentation, because the server keeps the text.
+fn strip(text: &str) -> String {
+    let lines = text.lines().map(str::trim);
+    let code = lines.filter(|line| !line.is_empty() && !line.starts_with("--"));
+    code.flat_map(|line| [line, "\n"]).collect()
+}

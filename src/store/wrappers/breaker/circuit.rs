@@ -1,0 +1,266 @@
+//! The servers of a store, each with a circuit: closed, open, or probing (open, with one trial call
+//! in flight).
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{
+            AtomicU64,
+            Ordering::{AcqRel, Acquire},
+        },
+    },
+    time::{self, Duration},
+};
+
+use tokio::time::Instant;
+
+use crate::{
+    log::{LogLimit, info, warn},
+    observe::circuit,
+};
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BreakerConfig {
+    pub(super) failures: u32,
+    pub(super) percent: u32,
+    pub(super) answers: u32,
+    pub(super) min_open: Duration,
+    pub(super) max_open: Duration,
+}
+
+impl Default for BreakerConfig {
+    fn default() -> Self {
+        Self {
+            failures: 5,
+            percent: 50,
+            answers: 20,
+            min_open: Duration::from_millis(100),
+            max_open: Duration::from_secs(1),
+        }
+    }
+}
+
+/// Server of a store, which may fail while other servers of the store do not.
+///
+/// A store with several servers returns them from
+/// [`failure_domains`](crate::Store::failure_domains). A [`Breaker`](crate::store::Breaker) then
+/// stops the calls to a failed server only. Clones are the same server, and all breakers around the
+/// store share its state.
+#[derive(Clone, Debug)]
+pub struct FailureDomain(Arc<Domain>);
+
+#[derive(Debug)]
+struct Domain {
+    /// The name of the server. Empty for a whole store.
+    name: String,
+    created: Instant,
+    /// The start of the latest answered call, in nanoseconds after `created`, plus one.
+    answered: AtomicU64,
+    circuit: Mutex<Circuit>,
+}
+
+#[derive(Debug, Default)]
+struct Circuit {
+    state: State,
+    /// Counts the changes of `state`. An answer counts only if the state has not changed since the
+    /// call began, so that a late timeout of a past outage does not open the circuit again.
+    epoch: u64,
+    stats: CallStats,
+    /// The last open time, without jitter. Zero while the circuit is closed.
+    open_for: Duration,
+    log: LogLimit,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum State {
+    #[default]
+    Closed,
+    Open {
+        until: Instant,
+    },
+    Probing,
+}
+
+impl FailureDomain {
+    /// Creates a server. The name appears in logs and as the label `server` of a metric.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        let (created, answered) = (Instant::now(), AtomicU64::new(0));
+        Self(Arc::new(Domain { name: name.into(), created, answered, circuit: Mutex::default() }))
+    }
+
+    /// Records that the server answered a call, which was sent at `start`.
+    ///
+    /// If an operation on several servers fails, its failure counts for those that have answered no
+    /// call since its start.
+    pub fn answered(&self, start: time::Instant) {
+        self.0.answered.fetch_max(self.nanos(start).saturating_add(1), AcqRel);
+    }
+
+    /// Closes the breaker of this server, because the store no longer calls it.
+    pub fn retire(&self) {
+        let circuit = self.circuit();
+        if circuit.state != State::Closed {
+            self.close(circuit, "is no longer called");
+        }
+    }
+
+    /// Returns `true` if the breaker is open or probing.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.circuit().state != State::Closed
+    }
+
+    pub(super) fn has_answered_since(&self, start: time::Instant) -> bool {
+        self.0.answered.load(Acquire) > self.nanos(start)
+    }
+
+    /// Permits a call, or returns the time until a call is permitted.
+    pub(super) fn acquire(&self, config: &BreakerConfig) -> Result<Permit, Duration> {
+        let mut circuit = self.circuit();
+        let permit = |epoch| Permit { domain: self.clone(), epoch };
+        let until = match circuit.state {
+            State::Closed => return Ok(permit(circuit.epoch)),
+            // The next open time is at least half of the shortest one.
+            State::Probing => return Err(config.min_open / 2),
+            State::Open { until } => until,
+        };
+        let left = until.saturating_duration_since(Instant::now());
+        if !left.is_zero() {
+            return Err(left);
+        }
+        circuit.set(State::Probing);
+        let permit = permit(circuit.epoch);
+        drop(circuit);
+        self.report(1);
+        Ok(permit)
+    }
+
+    fn record(&self, config: &BreakerConfig, epoch: u64, ok: bool) {
+        let (now, mut circuit) = (Instant::now(), self.circuit());
+        if circuit.epoch != epoch {
+            return;
+        }
+        let probe = circuit.state == State::Probing;
+        if !probe {
+            circuit.stats.record((now - self.0.created).as_secs(), ok);
+        }
+        if probe && ok {
+            self.close(circuit, "recovered");
+        } else if probe || circuit.stats.trips(config) {
+            let doubled = circuit.open_for.saturating_mul(2);
+            circuit.open_for = doubled.clamp(config.min_open, config.max_open);
+            let time = jitter(circuit.open_for);
+            circuit.set(State::Open { until: now + time });
+            let should_log = circuit.log.should_log_failure();
+            drop(circuit);
+            self.report(2);
+            if should_log {
+                let name = self.name();
+                warn!(
+                    "the breaker of a store opened: {name} failed and is not called for {time:?}"
+                );
+            }
+        }
+    }
+
+    fn close(&self, mut circuit: MutexGuard<'_, Circuit>, what: &str) {
+        let should_log = circuit.log.should_log_recovery();
+        let (epoch, log) = (circuit.epoch + 1, circuit.log);
+        *circuit = Circuit { epoch, log, ..Circuit::default() };
+        drop(circuit);
+        self.report(0);
+        if should_log {
+            info!("the breaker of a store closed: {} {what}", self.name());
+        }
+    }
+
+    fn name(&self) -> &str {
+        if self.0.name.is_empty() { "the store" } else { &self.0.name }
+    }
+
+    /// Updates the metric of the state.
+    fn report(&self, state: u8) {
+        circuit(Some(&*self.0.name).filter(|name| !name.is_empty()), state);
+    }
+
+    fn nanos(&self, instant: time::Instant) -> u64 {
+        let age = instant.saturating_duration_since(self.0.created.into_std());
+        u64::try_from(age.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn circuit(&self) -> MutexGuard<'_, Circuit> {
+        self.0.circuit.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PartialEq for FailureDomain {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Circuit {
+    fn set(&mut self, state: State) {
+        self.state = state;
+        self.epoch += 1;
+    }
+}
+
+/// Returns a random time from half of `time` to `time`, so that processes do not retry together.
+pub(in crate::store) fn jitter(time: Duration) -> Duration {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 86_400);
+    let half = time.min(CENTURY) / 2;
+    let random = u32::try_from(RandomState::new().hash_one(0) % 1_001).unwrap_or(0);
+    half + half * random / 1_000
+}
+
+/// A permit for one call. Dropping an unanswered probe permits another probe.
+#[derive(Debug)]
+pub(super) struct Permit {
+    pub(super) domain: FailureDomain,
+    epoch: u64,
+}
+
+impl Permit {
+    pub(super) fn record(self, config: &BreakerConfig, ok: bool) {
+        self.domain.record(config, self.epoch, ok);
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut circuit = self.domain.circuit();
+        if circuit.state == State::Probing && circuit.epoch == self.epoch {
+            circuit.set(State::Open { until: Instant::now() });
+            drop(circuit);
+            self.domain.report(2);
+        }
+    }
+}
+
+/// The failures in a row, and the answers of the current second.
+#[derive(Debug, Default)]
+struct CallStats {
+    in_a_row: u32,
+    second: u64,
+    answers: u64,
+    failures: u64,
+}
+
+impl CallStats {
+    fn record(&mut self, second: u64, ok: bool) {
+        if self.second != second {
+            *self = Self { second, in_a_row: self.in_a_row, ..Self::default() };
+        }
+        self.in_a_row = if ok { 0 } else { self.in_a_row.saturating_add(1) };
+        self.answers += 1;
+        self.failures += u64::from(!ok);
+    }
+
+    fn trips(&self, config: &BreakerConfig) -> bool {
+        let is_rate = self.failures * 100 >= self.answers * u64::from(config.percent);
+        self.in_a_row >= config.failures || is_rate && self.answers >= config.answers.into()
+    }
+}

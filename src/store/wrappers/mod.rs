@@ -1,0 +1,79 @@
+//! Stores that wrap another store, and the code that they share.
+
+pub(super) mod breaker;
+pub(super) mod fallback;
+pub(super) mod timeout;
+
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use super::{Answer, Charge, Op, Store};
+use crate::{
+    algorithm::{Demand, gcra::Gcra},
+    decision::Outcome,
+};
+
+/// Forwards methods of [`Store`] to an inner store.
+macro_rules! forward {
+    ($self:ident => $inner:expr; $($method:ident),*) => {
+        $($crate::store::wrappers::forward!(@$method $self $inner);)*
+    };
+    (@undo $self:ident $inner:expr) => {
+        fn undo(
+            &$self,
+            charges: &[$crate::store::Charge<'_>],
+            taken: &$crate::decision::Decision,
+            units: Option<u32>,
+        ) {
+            $inner.undo(charges, taken, units);
+        }
+    };
+    (@supports $self:ident $inner:expr) => {
+        fn supports(
+            &$self,
+            charges: &[$crate::store::Charge<'_>],
+        ) -> Result<(), $crate::store::Unsupported> {
+            $inner.supports(charges)
+        }
+    };
+    (@failure_domains $self:ident $inner:expr) => {
+        fn failure_domains(
+            &$self,
+            op: $crate::store::Op<'_>,
+        ) -> Vec<$crate::store::FailureDomain> {
+            $inner.failure_domains(op)
+        }
+    };
+    (@health $self:ident $inner:expr) => {
+        fn health(&$self) -> $crate::store::BoxFuture<$crate::store::Health> {
+            $inner.health()
+        }
+    };
+}
+
+pub(super) use forward;
+
+/// Returns the start of the request, if a wrapper has set the start.
+pub(super) fn request_start(op: Op<'_>) -> Option<Instant> {
+    op.charges().first()?.start.copied()
+}
+
+/// Takes charges for a request that started at `start`. All calls and waits of the request then share
+/// the budget of a `Timeout`.
+pub(super) fn take_since<S: Store>(
+    store: &S,
+    start: Instant,
+    charges: &[Charge<'_>],
+) -> Answer<S::Future> {
+    let charges: SmallVec<[_; 4]> = charges.iter().map(|it| it.with_start(&start)).collect();
+    store.call(Op::Take(&charges))
+}
+
+/// Returns `outcome` for the demand `ask`. An outcome of another algorithm than GCRA is unchanged.
+pub(super) fn recompute(outcome: &Outcome, charge: &Charge<'_>, ask: Demand) -> Outcome {
+    let gcra = charge.quotas().get(outcome.quota_index()).and_then(Gcra::counting);
+    gcra.map_or(*outcome, |gcra| {
+        let step = gcra.look(outcome.reset_ns(), 0, ask);
+        Outcome::with(outcome.rule(), outcome.quota_index(), step.snapshot)
+    })
+}

@@ -1,0 +1,250 @@
+//! A time limit for answers of a store.
+
+use std::{
+    error::Error,
+    fmt,
+    future::poll_fn,
+    pin::{Pin, pin},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use pin_project_lite::pin_project;
+use tokio::time::{Instant, Sleep, sleep_until, timeout};
+
+use super::{forward, request_start};
+use crate::{
+    decision::Decision,
+    observe::store_failed,
+    store::{Answer, BoxError, BoxFuture, Health, Op, Store},
+};
+
+/// Store that returns an error if an answer takes longer than a time budget.
+///
+/// With [leases](crate::store::Leased) around this store, a request may make several calls. All
+/// calls and waits of the request share one budget. A call that timed out is not retried, because
+/// its charge may have been made. An immediate answer is not changed.
+///
+/// Time in which the caller's own runtime was busy does not count: the request may not have been
+/// sent, or its answer may not have been read. A request is therefore answered within the budget,
+/// the time for which the runtime was late, and a quarter of the budget to read an answer.
+///
+/// To limit the time that a *request* may queue, use
+/// [`RequestDeadline`](crate::rule::RequestDeadline).
+///
+/// ```
+/// use tower_sluice::{LocalStore, StoreExt, store::Timeout};
+///
+/// let store = LocalStore::new().timeout(Timeout::DEFAULT); // In production: a remote store.
+/// ```
+///
+/// # Panics
+///
+/// A future panics if it is polled outside of a tokio runtime with its timer enabled.
+#[derive(Clone, Debug)]
+pub struct Timeout<S> {
+    inner: S,
+    budget: Duration,
+}
+
+impl Timeout<()> {
+    /// The default budget of 100 ms.
+    pub const DEFAULT: Duration = Duration::from_millis(100);
+}
+
+impl<S> Timeout<S> {
+    #[track_caller]
+    pub(crate) fn new(inner: S, budget: Duration) -> Self {
+        assert!(
+            !budget.is_zero(),
+            "timeout: limit is 0 s; give the store time to answer, such as 100 ms (Timeout::DEFAULT)"
+        );
+        Self { inner, budget }
+    }
+}
+
+impl<S: Store + 'static> Store for Timeout<S>
+where
+    TimeoutError<S::Error>: Into<BoxError>,
+{
+    type Error = TimeoutError<S::Error>;
+    type Future = BoxFuture<Result<Decision, Self::Error>>;
+
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        let (now, budget) = (Instant::now(), self.budget);
+        let start = request_start(op).unwrap_or(now);
+        if now.saturating_duration_since(start) >= budget {
+            return Answer::Now(Err(elapsed(budget)));
+        }
+        match self.inner.call(op) {
+            Answer::Now(decision) => Answer::Now(decision.map_err(TimeoutError::Store)),
+            Answer::Later(later) => Answer::Later(Box::pin(async move {
+                match within(budget.saturating_sub(start.elapsed()), later).await {
+                    Some(decision) => decision.map_err(TimeoutError::Store),
+                    None => Err(elapsed(budget)),
+                }
+            })),
+        }
+    }
+
+    forward!(self => self.inner; undo, supports, failure_domains);
+
+    fn health(&self) -> BoxFuture<Health> {
+        let (budget, inner) = (self.budget, self.inner.health());
+        Box::pin(async move {
+            match timeout(budget, inner).await {
+                Ok(inner) => Health::healthy("timeout", format!("{budget:?}")).around(inner),
+                Err(_) => Health::failing("timeout", format!("no answer within {budget:?}")),
+            }
+        })
+    }
+}
+
+/// Error of a [`Timeout`] store.
+///
+/// See [troubleshooting](crate::guide::troubleshooting#errors).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TimeoutError<E> {
+    /// The store took longer than this budget. The charge may still be made.
+    Elapsed(Duration),
+    /// The store failed.
+    Store(E),
+}
+
+impl<E: fmt::Display> fmt::Display for TimeoutError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Elapsed(budget) => {
+                write!(f, "no answer within {budget:?}; the charge may still have been made")
+            }
+            Self::Store(error) => error.fmt(f),
+        }
+    }
+}
+
+/// Requires `Display`, because [`BoxError`] does not implement [`Error`].
+impl<E: fmt::Debug + fmt::Display> Error for TimeoutError<E> {}
+
+fn elapsed<E>(budget: Duration) -> TimeoutError<E> {
+    store_failed("timeout");
+    TimeoutError::Elapsed(budget)
+}
+
+/// The number of steps in which the time passes.
+const STEPS: u32 = 4;
+/// The time by which a timer of an idle runtime may be late.
+const RESOLUTION: Duration = Duration::from_millis(2);
+
+pin_project! {
+    /// A future that completes after a time, in which the runtime was not busy with other work.
+    ///
+    /// A timer is late while the runtime is busy. In this time, the request may not have been sent,
+    /// or the answer may have arrived without being read, so this time does not count.
+    #[derive(Debug)]
+    struct Patience {
+        #[pin]
+        sleep: Sleep,
+        step: Duration,
+        steps: u32,
+        is_extended: bool,
+    }
+}
+
+impl Patience {
+    fn new(time: Duration) -> Self {
+        let step = time / STEPS;
+        let sleep = sleep_until(Instant::now() + step);
+        Self { sleep, step, steps: STEPS - 1, is_extended: false }
+    }
+}
+
+impl Future for Patience {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let mut this = self.project();
+        loop {
+            ready!(this.sleep.as_mut().poll(cx));
+            let (now, due) = (Instant::now(), this.sleep.deadline());
+            let is_late = now > due + RESOLUTION && is_real(now);
+            match this.steps.checked_sub(1) {
+                Some(left) => *this.steps = left,
+                // The runtime needs time to read the answer.
+                None if is_late && !*this.is_extended => *this.is_extended = true,
+                None => return Poll::Ready(()),
+            }
+            this.sleep.as_mut().reset(if is_late { now } else { due } + *this.step);
+        }
+    }
+}
+
+/// Returns `true` if `now` is the time of the system's clock. A clock that a test moves does not make a
+/// timer late.
+fn is_real(now: Instant) -> bool {
+    let (now, real) = (now.into_std(), std::time::Instant::now());
+    real.saturating_duration_since(now).max(now.saturating_duration_since(real)) < RESOLUTION
+}
+
+/// Returns the output of `future`, or `None` if it takes longer than `time`.
+///
+/// The timer starts when the future is pending, because it needs a runtime.
+pub(in crate::store) async fn within<F: Future>(time: Duration, future: F) -> Option<F::Output> {
+    let (mut future, mut patience) = (pin!(future), pin!(None));
+    poll_fn(|cx| {
+        if let Poll::Ready(output) = future.as_mut().poll(cx) {
+            return Poll::Ready(Some(output));
+        }
+        if patience.is_none() {
+            patience.set(Some(Patience::new(time)));
+        }
+        let patience = patience.as_mut().as_pin_mut();
+        patience.map_or(Poll::Pending, |patience| patience.poll(cx).map(|()| None))
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use tokio::time::{advance, sleep};
+
+    use super::*;
+
+    const TIME: Duration = Duration::from_millis(50);
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_is_exact_while_the_runtime_is_idle() {
+        for micros in [50_000, 45_000, 100_000, 1_000_000] {
+            let (time, start) = (Duration::from_micros(micros), Instant::now());
+            Patience::new(time).await;
+            let took = start.elapsed();
+            assert!(took >= time && took < time + RESOLUTION, "{time:?}: {took:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_clock_of_a_test_does_not_make_a_timer_late() {
+        let (start, patience) = (Instant::now(), tokio::spawn(Patience::new(TIME)));
+        tokio::task::yield_now().await;
+        advance(TIME).await;
+        patience.await.expect("no panic");
+        assert!(start.elapsed() <= TIME + RESOLUTION);
+    }
+
+    /// The answer that arrives in the meantime can still be read.
+    #[test]
+    fn a_blocked_thread_is_noticed() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let took = runtime.expect("a runtime").block_on(async {
+            let start = Instant::now();
+            let patience = tokio::spawn(Patience::new(TIME));
+            sleep(Duration::from_millis(1)).await;
+            thread::sleep(2 * TIME);
+            patience.await.expect("no panic");
+            start.elapsed()
+        });
+        assert!(took > 2 * TIME + TIME / STEPS, "{took:?}");
+    }
+}

@@ -1,0 +1,89 @@
+//! The documents must be readable in a terminal, and name files that exist.
+
+use std::{fs, path::Path};
+
+/// The most columns of one cell.
+const MOST_COLUMNS: usize = 100;
+
+const DOCUMENTS: [&str; 2] = ["README.md", "SECURITY.md"];
+
+/// The cells of the tables in a Markdown text, each with its line number. Code blocks have none.
+fn cells(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut fenced = false;
+    let lines = text.lines().enumerate().filter(move |(_, line)| {
+        fenced ^= line.starts_with("```");
+        !fenced && line.starts_with('|')
+    });
+    lines.flat_map(|(index, line)| {
+        let row = line.trim_matches('|');
+        row.split(" | ").map(move |cell| (index + 1, cell.trim()))
+    })
+}
+
+#[test]
+fn no_table_cell_is_wider_than_a_terminal() {
+    for name in DOCUMENTS {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
+        let text = fs::read_to_string(path).expect(name);
+        assert!(cells(&text).count() > 10, "{name}: no table found");
+        for (line, cell) in cells(&text) {
+            let columns = cell.chars().count();
+            assert!(columns <= MOST_COLUMNS, "{name}:{line}: a cell of {columns} columns: {cell}");
+        }
+    }
+}
+
+#[test]
+fn no_line_of_the_readme_is_wider_than_a_terminal() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    for (index, line) in fs::read_to_string(path).expect("README.md").lines().enumerate() {
+        let columns = line.chars().count();
+        assert!(columns <= MOST_COLUMNS, "README.md:{}: {columns} columns: {line}", index + 1);
+    }
+}
+
+#[test]
+fn cells_of_code_blocks_do_not_count() {
+    let text = "| a | b c |\n|---|---|\n```\n| d |\n```\n";
+    assert_eq!(cells(text).collect::<Vec<_>>(), [(1, "a"), (1, "b c"), (2, "---|---")]);
+}
+
+/// The folders of the repository, each as the start of a path.
+const FOLDERS: [&str; 9] =
+    ["benches/", "dev/", "examples/", "fuzz/", "lua/", "scripts/", "sim/", "src/", "tests/"];
+
+/// The paths of files and folders in backticks.
+fn paths(text: &str) -> impl Iterator<Item = &str> {
+    let is_path = |word: &&str| {
+        FOLDERS.iter().any(|folder| word.starts_with(folder))
+            && word.chars().all(|c| c.is_alphanumeric() || "/._-".contains(c))
+    };
+    text.split('`').skip(1).step_by(2).filter_map(|code| code.split(' ').next()).filter(is_path)
+}
+
+#[test]
+fn the_files_that_documents_name_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let guide = fs::read_dir(root.join("src/guide")).expect("the guide");
+    let guide = guide.map(|entry| entry.expect("an entry").path());
+    let pages = guide.filter(|path| path.extension().is_some_and(|it| it == "md"));
+    // Not the README, which names files of a new project.
+    let names = ["SECURITY.md", "CONTRIBUTING.md", "lua/README.md", "sim/README.md"];
+    let mut count = 0;
+    for page in pages.chain(names.map(|name| root.join(name))) {
+        let text = fs::read_to_string(&page).expect("text");
+        // Blocks of code, whose fences would swap code and text.
+        let text: String = text.split("```").step_by(2).collect();
+        for path in paths(&text) {
+            count += 1;
+            assert!(root.join(path).exists(), "{}: there is no `{path}`", page.display());
+        }
+    }
+    assert!(count > 60, "{count} paths");
+}
+
+#[test]
+fn paths_are_code_that_begins_with_a_folder() {
+    let text = "`src/a.rs` src/b.rs `scripts/c --all` `GET /src` `tests/{d}`";
+    assert_eq!(paths(text).collect::<Vec<_>>(), ["src/a.rs", "scripts/c"]);
+}
