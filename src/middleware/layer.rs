@@ -167,7 +167,7 @@ where
         rules.info(&mut infos);
         rule::check(&infos, &store)?;
         check_names(&infos)?;
-        let settings = LayerConfig::new(infos.iter().map(|info| info.name));
+        let settings = LayerConfig::new(&infos);
         Ok(Self {
             rules: Arc::new(rules),
             store: Arc::new(store),
