@@ -23,7 +23,7 @@ use tower_sluice::{
     admin::{Admin, Guard},
     fingerprint::FingerprintKey,
     key::HeaderKey,
-    middleware::ChargeHandle,
+    middleware::{ChargeHandle, Unadjusted},
     rule::Applies,
 };
 
@@ -44,7 +44,7 @@ fn basic(password: &str) -> Guard {
     // A guess is charged before it is checked, so at most five concurrent guesses are possible.
     let limit = RateLimitLayer::rules(guesses, LocalStore::new())
         .headers(Headers::RateLimit.only_when_denied())
-        .expose_charge();
+        .expose_charge(Unadjusted::Keep);
     let wanted: Arc<str> = format!("Basic {}", STANDARD.encode(format!("admin:{password}"))).into();
     let check = middleware::from_fn(move |request: Request, next: Next| {
         let wanted = wanted.clone();

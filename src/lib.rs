@@ -130,8 +130,8 @@
 //! | `ratelimit.store.circuit` | gauge: 0 closed, 1 probing, 2 open | on a cluster `server` |
 //! | `ratelimit.overflows` | counter: decisions on shared accounts, because the store is full | |
 //! | `ratelimit.blocks.denied` | counter: keys not blocked because the block table was full | |
-//! | `ratelimit.keys`, `ratelimit.slots` | gauges, as of the last [`LocalStore::stats`] | |
-//! | `ratelimit.active_request_leases` | gauge: held slots, as of the last [`LocalStore::stats`] | |
+//! | `ratelimit.keys`, `ratelimit.capacity` | gauges, as of the last [`LocalStore::stats`] | |
+//! | `ratelimit.active_slots` | gauge: held slots, as of the last [`LocalStore::stats`] | |
 //!
 //! - `result` is one of `allowed`, `limited`, `shadow_limited`, `failed_open`, `failed_closed`,
 //!   `fallback_allowed` and `fallback_limited`.

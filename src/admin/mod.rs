@@ -63,7 +63,7 @@
 //! use tower::ServiceBuilder;
 //! use tower_sluice::{
 //!     Headers, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, admin::Guard,
-//!     middleware::ChargeHandle, rule::Applies,
+//!     middleware::{ChargeHandle, Unadjusted}, rule::Applies,
 //! };
 //!
 //! # fn is_right(headers: &HeaderMap) -> bool { headers.is_empty() }
@@ -84,7 +84,7 @@
 //! });
 //! let limit = RateLimitLayer::rules(guesses, LocalStore::new())
 //!     .headers(Headers::RateLimit.only_when_denied())
-//!     .expose_charge();
+//!     .expose_charge(Unadjusted::Keep);
 //! let guard = Guard::layer(ServiceBuilder::new().layer(limit).layer(middleware::from_fn(check)));
 //! ```
 //!

@@ -172,7 +172,8 @@ impl Headers {
         headers: &mut HeaderMap,
     ) {
         let wait = if decision.is_allowed() { None } else { decision.expected_wait() };
-        Template::of_call(self, decision, quotas.as_ref()).add_to(headers, decision, wait);
+        let template = Template::of_call(self, decision, quotas.as_ref());
+        template.add_to(headers, &template.read(decision), &[], wait);
     }
 }
 

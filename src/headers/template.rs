@@ -62,7 +62,7 @@ pub(crate) struct Lines {
     readings: Readings,
 }
 
-type Readings = SmallVec<[Reading; 2]>;
+pub(super) type Readings = SmallVec<[Reading; 2]>;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reading {
@@ -193,8 +193,7 @@ impl Template {
             fields.by_ref().zip([number(retry_seconds(wait))]).for_each(|(field, it)| *field = it);
             return self.fill_in(&readings, first, charges, headers, 1);
         }
-        self.write(&readings, charges, headers);
-        set_retry_after(headers, retry_after);
+        self.add_to(headers, &readings, charges, retry_after);
         headers.entry(CONTENT_TYPE).or_insert(TEXT);
         headers.entry(CACHE_CONTROL).or_insert(NO_STORE);
     }
@@ -203,18 +202,21 @@ impl Template {
     pub(super) fn add_to(
         &self,
         headers: &mut HeaderMap,
-        decision: &Decision,
+        readings: &[Reading],
+        charges: &[Charge<'_>],
         retry_after: Option<Duration>,
     ) {
-        self.write(&self.read(decision), &[], headers);
-        set_retry_after(headers, retry_after);
+        self.write(readings, charges, headers);
+        if let Some(wait) = retry_after {
+            headers.entry(RETRY_AFTER).or_insert_with(|| number(retry_seconds(wait)));
+        }
     }
 
     /// Returns the numbers of the quotas that clients see.
     ///
     /// A family that reports one quota reports the first. It is the decisive one.
     #[inline(always)]
-    fn read(&self, decision: &Decision) -> Readings {
+    pub(super) fn read(&self, decision: &Decision) -> Readings {
         let readings = |outcome: &Outcome| self.reading(decision, outcome);
         if self.family == Headers::RateLimit {
             return decision.outcomes().iter().filter_map(readings).collect();
@@ -483,11 +485,5 @@ impl Template {
             _ => first.time.into(),
         };
         [self.item(first).limit.into(), first.remaining.into(), reset].map(number)
-    }
-}
-
-fn set_retry_after(headers: &mut HeaderMap, wait: Option<Duration>) {
-    if let Some(wait) = wait {
-        headers.entry(RETRY_AFTER).or_insert_with(|| number(retry_seconds(wait)));
     }
 }

@@ -46,17 +46,17 @@ pub enum Adjustment {
 ///
 /// - A lower cost refunds the difference, but not units that were already refilled over time.
 /// - A higher cost charges the difference, even beyond the limit.
-/// - By default, a charge stays as it is if no adjustment is made.
+/// - Without an adjustment, the [`Unadjusted`] policy of the layer applies.
 ///
 /// A handler may move the handle into a streamed body, and adjust the charge when the body ends.
 ///
 /// ```
 /// use tower_sluice::middleware::{ChargeHandle, UnknownRule};
 ///
-/// async fn complete(reservation: ChargeHandle) -> Result<String, String> {
+/// async fn complete(charge: ChargeHandle) -> Result<String, String> {
 ///     let (text, tokens) = (String::from("…"), 42);
-///     let settled: Result<(), UnknownRule> = reservation.adjust_rule_to("tokens", tokens);
-///     settled.map_err(|wrong| wrong.to_string())?;
+///     let adjusted: Result<(), UnknownRule> = charge.adjust_rule_to("tokens", tokens);
+///     adjusted.map_err(|wrong| wrong.to_string())?;
 ///     Ok(text)
 /// }
 /// ```
@@ -69,7 +69,7 @@ struct OpenCharges {
     charges: OwnedCharges,
     decision: Decision,
     /// One flag per charge. `true` if the charge can no longer be adjusted.
-    settled: SmallVec<[AtomicBool; 8]>,
+    adjusted: SmallVec<[AtomicBool; 8]>,
 }
 
 /// Settings for the adjustment of charges.
@@ -78,18 +78,28 @@ pub(crate) struct AdjustConfig {
     pub(crate) store: Arc<DynStore<Infallible>>,
     /// The names of all rules of the layer.
     pub(crate) rules: Arc<[RuleName]>,
-    pub(crate) unsettled: Unsettled,
+    pub(crate) unadjusted: Unadjusted,
     pub(crate) classify: Option<Classify>,
 }
 
 pub(crate) type Classify = Arc<dyn Fn(&ResponseHead<'_>) -> Adjustment + Send + Sync>;
 
-/// The policy for a charge that is still unadjusted when the last handle is dropped.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) enum Unsettled {
+/// Policy for a charge that nobody has adjusted when its last [`ChargeHandle`] is dropped, for
+/// [`expose_charge`](crate::RateLimitLayer::expose_charge).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unadjusted {
+    /// Keeps the charge.
     #[default]
     Keep,
+    /// Refunds the charge.
+    ///
+    /// **Clients that disconnect are not limited.** A client can send a request, close the
+    /// connection before the response, and repeat this at any rate. The handler runs each time
+    /// until it is dropped. Use this only if unfinished work costs nothing. Otherwise, keep the
+    /// charge, and call [`ChargeHandle::refund`] in the handler.
     Refund,
+    /// Raises the charge to this number of units, the usual cost of a request that ends early.
     AtLeast(u32),
 }
 
@@ -103,9 +113,9 @@ impl ChargeHandle {
         decision: Decision,
         charged: bool,
     ) -> Self {
-        let settled = charges.iter().map(|_| AtomicBool::new(!charged)).collect();
+        let adjusted = charges.iter().map(|_| AtomicBool::new(!charged)).collect();
         let (config, charges) = (config.clone(), charges.into());
-        Self(Arc::new(OpenCharges { config, charges, decision, settled }))
+        Self(Arc::new(OpenCharges { config, charges, decision, adjusted }))
     }
 
     /// Returns the decision about the request.
@@ -176,7 +186,7 @@ impl ChargeHandle {
 
     /// Makes the adjustment that the function of the layer returns for a charged request.
     pub(crate) fn classify<B>(&self, response: &Response<B>) {
-        let classify = self.0.config.classify.as_ref().filter(|_| !self.0.settled.is_empty());
+        let classify = self.0.config.classify.as_ref().filter(|_| !self.0.adjusted.is_empty());
         match classify.map(|classify| classify(&ResponseHead::from(response))) {
             None | Some(Adjustment::Keep) => {}
             Some(Adjustment::Refund) => self.refund(),
@@ -192,10 +202,10 @@ impl OpenCharges {
     fn adjust(&self, rule: Option<&str>, cost: impl Fn(u32) -> u32) {
         let store = &self.config.store;
         self.charges.with(|charges| {
-            for (charge, settled) in charges.iter().zip(&self.settled) {
+            for (charge, adjusted) in charges.iter().zip(&self.adjusted) {
                 let other = rule.is_some_and(|name| charge.rule().as_str() != name);
                 let other = other || !self.decision.charged(charge.rule());
-                if other || settled.swap(true, AcqRel) {
+                if other || adjusted.swap(true, AcqRel) {
                     continue;
                 }
                 let (before, after) = (charge.cost(), cost(charge.cost()));
@@ -211,24 +221,23 @@ impl OpenCharges {
 
 impl Drop for OpenCharges {
     fn drop(&mut self) {
-        match self.config.unsettled {
-            Unsettled::Keep => {}
-            Unsettled::Refund => self.adjust(None, |_| 0),
-            Unsettled::AtLeast(units) => self.adjust(None, |charged| charged.max(units)),
+        match self.config.unadjusted {
+            Unadjusted::Keep => {}
+            Unadjusted::Refund => self.adjust(None, |_| 0),
+            Unadjusted::AtLeast(units) => self.adjust(None, |charged| charged.max(units)),
         }
     }
 }
 
 impl fmt::Debug for ChargeHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let unsettled = &self.0.config.unsettled;
-        f.debug_struct("ChargeHandle").field("unsettled", unsettled).finish_non_exhaustive()
+        f.debug_struct("ChargeHandle").field("config", &self.0.config).finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for AdjustConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AdjustConfig").field("unsettled", &self.unsettled).finish_non_exhaustive()
+        f.debug_struct("AdjustConfig").field("unadjusted", &self.unadjusted).finish_non_exhaustive()
     }
 }
 
@@ -279,8 +288,8 @@ mod extract {
     impl fmt::Display for NoChargeHandle {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str(
-                "the request has no `ChargeHandle`; call `.expose_charge()` on the RateLimitLayer around \
-                 this handler",
+                "the request has no `ChargeHandle`; call `expose_charge` on the RateLimitLayer around this \
+                 handler",
             )
         }
     }

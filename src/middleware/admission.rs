@@ -316,7 +316,9 @@ where
         let template = self.template.fit(charges);
         let why = self.rejection(Ok(decision), retry_after, &template);
         let mut response = why.response(&*self.reject, head, charges);
-        ResponseContext::mark_rejection(settings, decision, &mut response);
+        if settings.expose {
+            response.extensions_mut().insert(decision.clone());
+        }
         Admission::Rejected(response)
     }
 

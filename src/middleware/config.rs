@@ -94,12 +94,6 @@ impl LayerConfig {
         }
     }
 
-    /// Returns `true` if responses or handlers get more than header fields.
-    #[inline]
-    fn has_extras(&self) -> bool {
-        self.expose || self.after.is_some() || self.overcommit.is_some()
-    }
-
     /// Checks the toggle, the access lists and the exemption of preflights.
     ///
     /// # Errors
@@ -209,23 +203,12 @@ impl ResponseContext {
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
     ) -> Option<Self> {
-        if !settings.has_extras() && !decision.holds_slots() {
+        let LayerConfig { expose, after, overcommit, .. } = settings;
+        if !expose && after.is_none() && overcommit.is_none() && !decision.holds_slots() {
             return lines.map(|lines| Self { lines: Some(lines), extras: None });
         }
-        let extras = Box::new(Extras::new(settings, decision, charges, in_flight));
-        Some(Self { lines, extras: Some(extras) })
-    }
-
-    /// Adds the extensions to a rejection, which already has its header fields.
-    #[inline]
-    pub(super) fn mark_rejection<B>(
-        settings: &LayerConfig,
-        decision: &Decision,
-        response: &mut Response<B>,
-    ) {
-        if settings.has_extras() {
-            Extras::about(settings, decision).apply(response);
-        }
+        let extras = Extras::new(settings, decision, charges, in_flight);
+        Some(Self { lines, extras: Some(Box::new(extras)) })
     }
 
     /// Returns the context of a request that bypassed the store.
@@ -250,9 +233,14 @@ impl ResponseContext {
             lines.write(response.headers_mut());
         }
         let Some(mut extras) = self.extras else { return response };
-        let (slot, measured) = (extras.slot.take(), mem::take(&mut extras.measured));
-        extras.apply(&mut response);
-        let Some((slot, config)) = slot else { return response };
+        if let Some(decision) = extras.decision.take() {
+            response.extensions_mut().insert(decision);
+        }
+        if let Some(charge) = &extras.charge {
+            charge.classify(&response);
+        }
+        let Some((slot, config)) = extras.slot.take() else { return response };
+        let measured = mem::take(&mut extras.measured);
         if !measured.is_empty() {
             let overloaded = config.is_overloaded(&response);
             measured.into_iter().for_each(|it| it.complete(overloaded));
@@ -277,21 +265,6 @@ impl Extras {
     }
 
     #[inline(never)]
-    fn apply<B>(self, response: &mut Response<B>) {
-        if let Some(decision) = self.decision {
-            response.extensions_mut().insert(decision);
-        }
-        if let Some(charge) = self.charge {
-            charge.classify(response);
-        }
-    }
-
-    /// Creates extras with the decision, if the layer exposes decisions.
-    fn about(settings: &LayerConfig, decision: &Decision) -> Self {
-        Self { decision: settings.expose.then(|| decision.clone()), ..Self::default() }
-    }
-
-    #[inline(never)]
     fn new(
         settings: &LayerConfig,
         decision: &mut Decision,
@@ -313,11 +286,11 @@ impl Extras {
             ChargeHandle::new(after, charges, decision.clone(), charged)
         };
         Self {
+            decision: settings.expose.then(|| decision.clone()),
             charge: settings.after.as_ref().map(charge),
             slot,
             measured,
             _in_flight: in_flight.or_else(|| settings.overcommit.as_ref().map(Overcommit::enter)),
-            ..Self::about(settings, decision)
         }
     }
 }

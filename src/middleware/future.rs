@@ -46,52 +46,40 @@ pin_project! {
         I: Service<Request<B>>,
         S: Store,
     {
-        Deciding { deciding: Pin<Box<Deciding<I, K, S, R, B>>> },
-        Queued { queued: Pin<Box<Queued<I, K, S, R, B>>> },
-        Waiting { waiting: Pin<Box<Waiting<I, K, S, R, B>>> },
-        Readying { readying: Option<Box<Readying<I, K, S, R, B>>> },
+        Suspended { suspended: Pin<Box<Suspended<I, K, S, R, B>>> },
         Running { #[pin] future: I::Future, context: Option<ResponseContext> },
         Rejected { response: Option<I::Response> },
     }
 }
 
 pin_project! {
-    /// A request during a pending store call.
-    struct Deciding<I, K, S, R, B>
+    /// A request that does not run yet.
+    struct Suspended<I, K, S, R, B>
     where
         S: Store,
     {
+        parked: Option<Parked<I, K, S, R, B>>,
         #[pin]
-        decision: S::Future,
-        parked: Option<(PendingCharge, Parked<I, K, S, R, B>)>,
+        step: Awaited<S>,
     }
 }
 
 pin_project! {
-    /// An admitted request in the queue.
-    struct Queued<I, K, S, R, B>
+    /// The event that a request waits for.
+    #[project = AwaitedProj]
+    enum Awaited<S>
     where
         S: Store,
     {
-        #[pin]
-        sleep: Sleep,
-        parked: Option<(QueuedCharge<S>, Parked<I, K, S, R, B>)>,
+        /// The answer of the store.
+        Deciding { #[pin] decision: S::Future, pending: Option<PendingCharge> },
+        /// The turn of a charged request in the queue.
+        Queued { #[pin] sleep: Sleep, queued: Option<QueuedCharge<S>> },
+        /// A slot, at most until `end`.
+        Waiting { #[pin] end: Sleep, waiter: Option<Waiter> },
+        /// The service of an admitted request.
+        Readying { context: Option<ResponseContext> },
     }
-}
-
-pin_project! {
-    /// A request that waits for a slot, at most until `end`.
-    struct Waiting<I, K, S, R, B> {
-        #[pin]
-        end: Sleep,
-        parked: Option<(Waiter, Parked<I, K, S, R, B>)>,
-    }
-}
-
-/// An admitted request whose service is not ready yet.
-struct Readying<I, K, S, R, B> {
-    parked: Parked<I, K, S, R, B>,
-    context: Option<ResponseContext>,
 }
 
 /// A waiting request, with the service that will run it.
@@ -139,30 +127,27 @@ where
     where
         I: Service<Request<B>, Response = Response<C>> + Clone,
     {
-        match admission {
-            Admission::Admitted(context) if parked.is_ready => parked.run(context),
-            Admission::Admitted(context) => {
-                Self::Readying { readying: Some(Box::new(Readying { parked, context })) }
-            }
-            Admission::Rejected(response) => Self::Rejected { response: Some(response) },
+        let step = match admission {
+            Admission::Rejected(response) => return Self::Rejected { response: Some(response) },
+            Admission::Admitted(context) if parked.is_ready => return parked.run(context),
+            Admission::Admitted(context) => Awaited::Readying { context },
             Admission::Queued(queued) => {
                 parked.give_up_permit();
-                let sleep = tokio::time::sleep(queued.wait());
-                let parked = Some((queued, parked));
-                Self::Queued { queued: Box::pin(Queued { sleep, parked }) }
+                Awaited::Queued { sleep: tokio::time::sleep(queued.wait()), queued: Some(queued) }
             }
             Admission::Waiting(waiter) => {
                 parked.give_up_permit();
-                let end = tokio::time::sleep_until(waiter.end());
-                let parked = Some((waiter, parked));
-                Self::Waiting { waiting: Box::pin(Waiting { end, parked }) }
+                Awaited::Waiting {
+                    end: tokio::time::sleep_until(waiter.end()),
+                    waiter: Some(waiter),
+                }
             }
             Admission::Deciding(deciding) => {
                 let (decision, pending) = *deciding;
-                let parked = Some((pending, parked));
-                Self::Deciding { deciding: Box::pin(Deciding { decision, parked }) }
+                Awaited::Deciding { decision, pending: Some(pending) }
             }
-        }
+        };
+        Self::Suspended { suspended: Box::pin(Suspended { parked: Some(parked), step }) }
     }
 }
 
@@ -180,19 +165,15 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.project().state;
         loop {
-            let next = match state.as_mut().project() {
-                StateProj::Deciding { deciding } => ready!(deciding.as_mut().poll_decision(cx)),
-                StateProj::Queued { queued } => ready!(queued.as_mut().poll_turn(cx))?,
-                StateProj::Waiting { waiting } => ready!(waiting.as_mut().poll_slot(cx)),
-                StateProj::Readying { readying } => {
-                    if let Some(it) = readying {
-                        ready!(it.parked.inner.poll_ready(cx))?;
+            match state.as_mut().project() {
+                StateProj::Suspended { suspended } => match ready!(suspended.as_mut().poll(cx)) {
+                    Ok(next) => state.set(next),
+                    Err(error) => {
+                        // Undoes the charge.
+                        state.set(State::Rejected { response: None });
+                        return Poll::Ready(Err(error));
                     }
-                    match readying.take() {
-                        Some(it) => it.parked.run(it.context),
-                        None => panic!("a request was polled after completion"),
-                    }
-                }
+                },
                 StateProj::Running { future, context } => {
                     if context.is_none() {
                         return future.poll(cx);
@@ -203,93 +184,82 @@ where
                         None => response,
                     }));
                 }
-                StateProj::Rejected { response } => match response.take() {
-                    Some(response) => return Poll::Ready(Ok(response)),
-                    None => panic!("a response future was polled after completion"),
-                },
-            };
-            state.set(next);
+                StateProj::Rejected { response } => return Poll::Ready(Ok(take(response))),
+            }
         }
     }
 }
 
-impl<I, K, S, R, B> Deciding<I, K, S, R, B>
+impl<I, K, S, R, B, C> Suspended<I, K, S, R, B>
 where
+    I: Service<Request<B>, Response = Response<C>> + Clone,
     K: Rules,
     S: Store<Error: CannotFail>,
+    R: Reject<C>,
+    C: 'static,
 {
-    /// Returns the next state as soon as the store has answered.
-    fn poll_decision<C>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<State<I, K, S, R, B>>
-    where
-        I: Service<Request<B>, Response = Response<C>> + Clone,
-        R: Reject<C>,
-        C: 'static,
-    {
-        let this = self.project();
-        let mut decision = ready!(this.decision.poll(cx));
-        let Some((pending, parked)) = this.parked.take() else {
-            panic!("a decision was polled after completion");
-        };
-        let head = RequestHead::from(&parked.request);
-        let admission = parked.shared.resume(&mut decision, pending, &head);
-        Poll::Ready(State::new(admission, parked))
-    }
-}
-
-impl<I, K, S, R, B> Queued<I, K, S, R, B>
-where
-    K: Rules,
-    S: Store<Error: CannotFail>,
-{
-    /// Runs the request after its wait in the queue, once the service is ready.
-    ///
-    /// If the service fails or the future is dropped, the charge is undone.
-    fn poll_turn(
+    /// Returns the state after the current step. A panic drops the service and its permit.
+    fn poll(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<State<I, K, S, R, B>, I::Error>>
-    where
-        I: Service<Request<B>>,
-    {
+    ) -> Poll<Result<State<I, K, S, R, B>, I::Error>> {
         let this = self.project();
-        ready!(this.sleep.poll(cx));
-        if let Some((_, parked)) = this.parked
-            && let Err(error) = ready!(parked.inner.poll_ready(cx))
-        {
-            *this.parked = None;
-            return Poll::Ready(Err(error));
+        let mut parked = take(this.parked);
+        let polled = parked.poll_step(this.step, cx);
+        if polled.is_pending() {
+            *this.parked = Some(parked);
+            return Poll::Pending;
         }
-        let Some((queued, parked)) = this.parked.take() else {
-            panic!("a queued request was polled after completion");
-        };
-        let context = parked.shared.dequeue(queued, &RequestHead::from(&parked.request));
-        Poll::Ready(Ok(parked.run(context)))
+        polled.map_ok(|admission| State::new(admission, parked))
     }
 }
 
-impl<I, K, S, R, B> Waiting<I, K, S, R, B>
+impl<I, K, S, R, B, C> Parked<I, K, S, R, B>
 where
+    I: Service<Request<B>, Response = Response<C>>,
     K: Rules,
     S: Store<Error: CannotFail>,
+    R: Reject<C>,
+    C: 'static,
 {
-    /// Asks again as soon as the request is called, or at the end of its wait.
-    fn poll_slot<C>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<State<I, K, S, R, B>>
-    where
-        I: Service<Request<B>, Response = Response<C>> + Clone,
-        R: Reject<C>,
-        C: 'static,
-    {
-        let this = self.project();
-        let called = this.parked.as_mut().is_none_or(|(it, _)| it.poll_called(cx).is_ready());
-        if !called {
-            ready!(this.end.poll(cx));
-        }
-        let Some((waiter, parked)) = this.parked.take() else {
-            panic!("a waiting request was polled after completion");
-        };
-        let head = RequestHead::from(&parked.request);
-        let admission = parked.shared.ask_again(waiter, called, &head);
-        Poll::Ready(State::new(admission, parked))
+    fn poll_step(
+        &mut self,
+        step: Pin<&mut Awaited<S>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Admission<C, S>, I::Error>> {
+        let Self { inner, is_ready, shared, request } = self;
+        let head = RequestHead::from(&*request);
+        Poll::Ready(Ok(match step.project() {
+            AwaitedProj::Deciding { decision, pending } => {
+                let mut decision = ready!(decision.poll(cx));
+                shared.resume(&mut decision, take(pending), &head)
+            }
+            AwaitedProj::Queued { sleep, queued } => {
+                ready!(sleep.poll(cx));
+                ready!(inner.poll_ready(cx))?;
+                *is_ready = true;
+                Admission::Admitted(shared.dequeue(take(queued), &head))
+            }
+            AwaitedProj::Waiting { end, waiter } => {
+                let called = waiter.as_mut().is_none_or(|it| it.poll_called(cx).is_ready());
+                if !called {
+                    ready!(end.poll(cx));
+                }
+                shared.ask_again(take(waiter), called, &head)
+            }
+            AwaitedProj::Readying { context } => {
+                ready!(inner.poll_ready(cx))?;
+                *is_ready = true;
+                Admission::Admitted(context.take())
+            }
+        }))
+    }
+}
+
+fn take<T>(held: &mut Option<T>) -> T {
+    match held.take() {
+        Some(held) => held,
+        None => panic!("a response future was polled after completion"),
     }
 }
 
@@ -320,14 +290,6 @@ where
     S: Store,
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = match &self.state {
-            State::Deciding { .. } => "deciding",
-            State::Queued { .. } => "queued",
-            State::Waiting { .. } => "waiting",
-            State::Readying { .. } => "readying",
-            State::Running { .. } => "running",
-            State::Rejected { .. } => "rejected",
-        };
-        f.debug_struct("ResponseFuture").field("state", &state).finish_non_exhaustive()
+        f.debug_struct("ResponseFuture").finish_non_exhaustive()
     }
 }

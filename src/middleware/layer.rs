@@ -10,7 +10,7 @@ use tower::Layer;
 
 use super::{
     access::AccessList,
-    adjust::{AdjustConfig, Adjustment, Unsettled},
+    adjust::{AdjustConfig, Adjustment, Unadjusted},
     admission::{self, Shared},
     config::{LayerConfig, Override},
     hold::HoldUntil,
@@ -577,61 +577,28 @@ where
     /// Inserts a [`ChargeHandle`](crate::middleware::ChargeHandle) into the extensions of every
     /// request.
     ///
-    /// The handler adjusts the charge to the actual cost. An unadjusted charge is kept, even if the
-    /// client disconnects or the handler panics.
+    /// The handler adjusts the charge to the actual cost. `unadjusted` is the policy for a charge
+    /// that nobody adjusts, because the client disconnects or the handler panics.
     ///
     /// ```
     /// use axum::{Router, routing::post};
-    /// use tower_sluice::{Quota, RateLimitLayer, middleware::ChargeHandle};
+    /// use tower_sluice::{
+    ///     Quota, RateLimitLayer,
+    ///     middleware::{ChargeHandle, Unadjusted},
+    /// };
     ///
     /// async fn complete(charge: ChargeHandle) -> &'static str {
-    ///     charge.adjust_to(7); // less than the rule has charged
+    ///     charge.adjust_to(7);
     ///     "…"
     /// }
     ///
-    /// let layer = RateLimitLayer::per_ip(Quota::per_minute(1_000)).expose_charge();
+    /// // A request is charged one unit at first, and fifty if it breaks off.
+    /// let layer = RateLimitLayer::per_ip(Quota::per_minute(1_000))
+    ///     .expose_charge(Unadjusted::AtLeast(50));
     /// let app: Router = Router::new().route("/", post(complete)).layer(layer);
     /// ```
-    pub fn expose_charge(mut self) -> Self {
-        self.adjust_config().unsettled = Unsettled::Keep;
-        self
-    }
-
-    /// Like [`expose_charge`](RateLimitLayer::expose_charge), but raises an unadjusted charge to
-    /// `units`.
-    ///
-    /// Set `units` to the usual cost of a request that ends early.
-    ///
-    /// ```
-    /// use tower_sluice::{Quota, RateLimitLayer};
-    ///
-    /// // A request is charged one unit, and fifty if it breaks off.
-    /// let layer = RateLimitLayer::per_ip(Quota::per_minute(1_000)).expose_charge_at_least(50);
-    /// ```
-    pub fn expose_charge_at_least(mut self, units: u32) -> Self {
-        self.adjust_config().unsettled = Unsettled::AtLeast(units);
-        self
-    }
-
-    /// Like [`expose_charge`](RateLimitLayer::expose_charge), but refunds an unadjusted charge.
-    ///
-    /// # Limitations
-    ///
-    /// **Clients that disconnect are not limited.** A client can send a request, close the
-    /// connection before the response, and repeat this at any rate. The handler runs each time
-    /// until it is dropped.
-    ///
-    /// Use this only if unfinished work costs nothing. Otherwise use
-    /// [`expose_charge`](RateLimitLayer::expose_charge), and call
-    /// [`refund`](crate::middleware::ChargeHandle::refund) in the handler.
-    ///
-    /// ```
-    /// use tower_sluice::{Quota, RateLimitLayer};
-    ///
-    /// let layer = RateLimitLayer::per_ip(Quota::per_minute(10)).expose_charge_refunding_disconnects();
-    /// ```
-    pub fn expose_charge_refunding_disconnects(mut self) -> Self {
-        self.adjust_config().unsettled = Unsettled::Refund;
+    pub fn expose_charge(mut self, unadjusted: Unadjusted) -> Self {
+        self.adjust_config().unadjusted = unadjusted;
         self
     }
 
@@ -641,8 +608,8 @@ where
             let mut infos = Vec::new();
             rules.info(&mut infos);
             let rules = infos.iter().map(|info| info.name).collect();
-            let (store, unsettled) = (store.clone().boxed(), Unsettled::Keep);
-            AdjustConfig { store, rules, unsettled, classify: None }
+            let (store, unadjusted) = (store.clone().boxed(), Unadjusted::Keep);
+            AdjustConfig { store, rules, unadjusted, classify: None }
         })
     }
 }

@@ -19,7 +19,7 @@ mod service;
 pub use self::adjust::NoChargeHandle;
 pub use self::{
     access::AccessList,
-    adjust::{Adjustment, ChargeHandle, UnknownRule},
+    adjust::{Adjustment, ChargeHandle, Unadjusted, UnknownRule},
     future::ResponseFuture,
     hold::{HoldUntil, SlotBody},
     layer::RateLimitLayer,

@@ -62,21 +62,16 @@ impl Metrics {
     pub(super) fn answered(&self, decision: &Decision, started: Option<Instant>) {
         let Some(started) = started else { return };
         let store = match decision.source() {
-            Source::Local | Source::Overflow | Source::Overload => 0,
-            Source::Governor => 1,
-            Source::Redis => 2,
-            Source::FailedOpen => 3,
-            Source::FailedClosed => 4,
-            Source::Fallback => 5,
-            Source::DenyCache => 6,
-            Source::Leased => 7,
-            Source::Other(_) | Source::Unsupported => 8,
+            Source::Overflow | Source::Overload => "local",
+            Source::Other(_) | Source::Unsupported => "other",
+            source => source.as_str(),
         };
+        let Some(at) = STORES.iter().position(|it| *it == store) else { return };
         let make = || {
             describe();
-            histogram!("ratelimit.decision.duration", "store" => STORES[store])
+            histogram!("ratelimit.decision.duration", "store" => store)
         };
-        self.durations[store].get_or_init(make).record(started.elapsed());
+        self.durations[at].get_or_init(make).record(started.elapsed());
     }
 }
 
@@ -141,9 +136,13 @@ fn describe() {
     let breaker = "The breaker of the store: 0 closed, 1 probing, 2 open.";
     describe_gauge!("ratelimit.store.circuit", breaker);
     describe_gauge!("ratelimit.keys", Unit::Count, "Accounts in debt in the embedded store.");
-    describe_gauge!("ratelimit.slots", Unit::Count, "Slots of the embedded store.");
+    describe_gauge!(
+        "ratelimit.capacity",
+        Unit::Count,
+        "Accounts that the embedded store can hold."
+    );
     let held = "Slots of concurrent requests that are held in the embedded store.";
-    describe_gauge!("ratelimit.active_request_leases", Unit::Count, held);
+    describe_gauge!("ratelimit.active_slots", Unit::Count, held);
 }
 
 /// Counts a failed store call.
@@ -174,8 +173,8 @@ pub(crate) fn block_denied() {
 }
 
 /// Sets the gauges of an embedded store. `held` is the number of held slots of concurrent requests.
-pub(crate) fn set_keys(active: usize, slots: usize, held: u64) {
+pub(crate) fn set_keys(active: usize, capacity: usize, held: u64) {
     gauge!("ratelimit.keys").set(active as f64);
-    gauge!("ratelimit.slots").set(slots as f64);
-    gauge!("ratelimit.active_request_leases").set(held as f64);
+    gauge!("ratelimit.capacity").set(capacity as f64);
+    gauge!("ratelimit.active_slots").set(held as f64);
 }

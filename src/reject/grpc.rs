@@ -14,17 +14,6 @@ use http::{
 use super::{Reason, Rejection, text};
 use crate::key::RequestHead;
 
-/// gRPC status codes of rejections.
-#[derive(Clone, Copy)]
-enum Code {
-    InvalidArgument = 3,
-    PermissionDenied = 7,
-    ResourceExhausted = 8,
-    Internal = 13,
-    Unavailable = 14,
-    Unauthenticated = 16,
-}
-
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
 /// Returns `true` for a `POST` with the gRPC content type, over HTTP/2 or later.
@@ -54,7 +43,7 @@ pub(super) fn response<B: Default>(why: &Rejection<'_>, status: StatusCode) -> R
     let mut response = Response::new(B::default());
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, GRPC);
-    headers.insert(HeaderName::from_static("grpc-status"), HeaderValue::from(code as u16));
+    headers.insert(HeaderName::from_static("grpc-status"), HeaderValue::from(code));
     if let Ok(value) = HeaderValue::try_from(percent_encoded(&message)) {
         headers.insert(HeaderName::from_static("grpc-message"), value);
     }
@@ -73,15 +62,16 @@ pub(super) fn response<B: Default>(why: &Rejection<'_>, status: StatusCode) -> R
     response
 }
 
-fn code(reason: Reason, status: StatusCode) -> Code {
+/// Returns the gRPC status code.
+fn code(reason: Reason, status: StatusCode) -> u16 {
     match (reason, status) {
-        (Reason::Unavailable | Reason::Overloaded, _) => Code::Unavailable,
-        (Reason::Limited | Reason::TooCostly, _) => Code::ResourceExhausted,
-        (_, StatusCode::FORBIDDEN) => Code::PermissionDenied,
-        (Reason::Blocked | Reason::KeyBlocked, _) => Code::ResourceExhausted,
-        (_, StatusCode::UNAUTHORIZED) => Code::Unauthenticated,
-        (_, status) if status.is_server_error() => Code::Internal,
-        _ => Code::InvalidArgument,
+        (Reason::Unavailable | Reason::Overloaded, _) => 14, // UNAVAILABLE
+        (Reason::Limited | Reason::TooCostly, _) => 8,       // RESOURCE_EXHAUSTED
+        (_, StatusCode::FORBIDDEN) => 7,                     // PERMISSION_DENIED
+        (Reason::Blocked | Reason::KeyBlocked, _) => 8,      // RESOURCE_EXHAUSTED
+        (_, StatusCode::UNAUTHORIZED) => 16,                 // UNAUTHENTICATED
+        (_, status) if status.is_server_error() => 13,       // INTERNAL
+        _ => 3,                                              // INVALID_ARGUMENT
     }
 }
 
@@ -103,9 +93,9 @@ fn millis(wait: Duration) -> u64 {
 }
 
 /// Encodes `google.rpc.Status { code, message, details }`.
-fn status_message(code: Code, message: &str, why: &Rejection<'_>) -> Vec<u8> {
+fn status_message(code: u16, message: &str, why: &Rejection<'_>) -> Vec<u8> {
     let mut out = Vec::with_capacity(256);
-    number(&mut out, 1, code as u64);
+    number(&mut out, 1, code.into());
     bytes(&mut out, 2, message.as_bytes());
     if let Some(wait) = why.retry_after() {
         any(&mut out, "google.rpc.RetryInfo", &retry_info(millis(wait)));

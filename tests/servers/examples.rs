@@ -217,7 +217,7 @@ async fn the_production_server_limits_measures_and_survives_its_redis() {
         "ratelimit_near_limit{policy=\"client\"}",
         "ratelimit_decision_duration_bucket{store=\"redis\",le=\"0.1\"}",
         "ratelimit_keys ",
-        "ratelimit_slots ",
+        "ratelimit_capacity ",
     ] {
         assert!(metrics.contains(sample), "{sample} is not in {metrics}");
     }

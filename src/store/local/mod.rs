@@ -186,8 +186,8 @@ impl LocalStore {
         Self { ledger: Arc::new(Ledger::new(clock, keys)), layers: Arc::new(layers) }
     }
 
-    /// Returns statistics, and sets the gauges `ratelimit.keys`, `ratelimit.slots` and
-    /// `ratelimit.active_request_leases`.
+    /// Returns statistics, and sets the gauges `ratelimit.keys`, `ratelimit.capacity` and
+    /// `ratelimit.active_slots`.
     ///
     /// The gauges need feature `metrics`. Each call reads every slot, so call this method at
     /// intervals, not per request.

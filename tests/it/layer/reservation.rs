@@ -14,7 +14,7 @@ use tower_sluice::{
     Key, LocalStore, Quota, RateLimitLayer, Rule, Store,
     decision::Outcome,
     key::{Everyone, HeaderKey},
-    middleware::{Adjustment, ChargeHandle},
+    middleware::{Adjustment, ChargeHandle, Unadjusted},
     rule::OnMissingKey,
     testing::FakeClock,
 };
@@ -58,15 +58,15 @@ async fn after(reserve: impl Fn(Layered) -> Layered, handle: impl Fn(ChargeHandl
 }
 
 fn kept(layer: Layered) -> Layered {
-    layer.expose_charge()
+    layer.expose_charge(Unadjusted::Keep)
 }
 
 fn refunded(layer: Layered) -> Layered {
-    layer.expose_charge_refunding_disconnects()
+    layer.expose_charge(Unadjusted::Refund)
 }
 
 fn at_least(units: u32) -> impl Fn(Layered) -> Layered {
-    move |layer| layer.expose_charge_at_least(units)
+    move |layer| layer.expose_charge(Unadjusted::AtLeast(units))
 }
 
 #[tokio::test]
@@ -96,7 +96,7 @@ async fn a_dropped_handle_adjusts_to_the_default() {
         *keep.lock().expect("no panic") = Some(reservation(&request));
         200
     });
-    let layer = layer(store.clone()).expose_charge_refunding_disconnects();
+    let layer = layer(store.clone()).expose_charge(Unadjusted::Refund);
     ask(&mut layer.layer(handler), get("/")).await;
     assert_eq!(has(&store), 6);
     drop(kept.lock().expect("no panic").take());
@@ -106,7 +106,8 @@ async fn a_dropped_handle_adjusts_to_the_default() {
 #[tokio::test]
 async fn the_handler_overrides_the_adjustment_by_the_response() {
     let store = store();
-    let layer = layer(store.clone()).adjust(|_| Adjustment::Refund).expose_charge_at_least(10);
+    let layer =
+        layer(store.clone()).adjust(|_| Adjustment::Refund).expose_charge(Unadjusted::AtLeast(10));
     let handler = handler(|request| {
         reservation(&request).adjust_to(3);
         200
@@ -122,7 +123,7 @@ async fn the_charge_of_one_rule_is_adjusted_separately() {
         Rule::new("calls", Everyone, TEN),
         Rule::new("tokens", Everyone, [Quota::per_hour(100), Quota::per_day(500)]).cost(50),
     );
-    let layer = RateLimitLayer::rules(rules, store.clone()).expose_charge_refunding_disconnects();
+    let layer = RateLimitLayer::rules(rules, store.clone()).expose_charge(Unadjusted::Refund);
     let handler = handler(|request| {
         let reserved = reservation(&request);
         let wrong = reserved.adjust_rule_to("token", 7).expect_err("no such rule");
@@ -150,11 +151,8 @@ async fn one_of_several_concurrent_adjustments_counts() {
             *keep.lock().expect("no panic") = Some(reservation(&request));
             200
         });
-        ask(
-            &mut layer(store.clone()).expose_charge_refunding_disconnects().layer(handler),
-            get("/"),
-        )
-        .await;
+        ask(&mut layer(store.clone()).expose_charge(Unadjusted::Refund).layer(handler), get("/"))
+            .await;
         let reserved = kept.lock().expect("no panic").take().expect("kept");
         let start = Barrier::new(8);
         thread::scope(|scope| {
@@ -183,7 +181,7 @@ async fn a_handler_blocks_and_resets_the_keys_of_its_request() {
         }
         200
     });
-    let mut service = layer(store.clone()).expose_charge().layer(inner);
+    let mut service = layer(store.clone()).expose_charge(Unadjusted::Keep).layer(inner);
     ask(&mut service, get("/attack")).await;
     let denied = ask(&mut service, get("/")).await;
     assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -201,7 +199,7 @@ async fn a_denied_request_has_nothing_to_adjust() {
         200
     });
     let layer = RateLimitLayer::rules(Rule::new("api", Everyone, TEN).cost(4), store.clone());
-    let layer = layer.adjust(|_| Adjustment::Charge(10)).expose_charge_refunding_disconnects();
+    let layer = layer.adjust(|_| Adjustment::Charge(10)).expose_charge(Unadjusted::Refund);
     let mut service = layer.layer(inner);
     assert_eq!(ask(&mut service, get("/")).await.status(), StatusCode::OK);
     let denied = ask(&mut service, get("/")).await;
@@ -221,8 +219,8 @@ async fn late_refunds_do_not_allow_more_requests() {
         keep.lock().expect("no panic").push(reservation(&request));
         200
     });
-    let layer =
-        RateLimitLayer::rules(Rule::new("api", Everyone, quota), store.clone()).expose_charge();
+    let layer = RateLimitLayer::rules(Rule::new("api", Everyone, quota), store.clone())
+        .expose_charge(Unadjusted::Keep);
     let mut service = layer.layer(inner);
     for _ in 0..300 {
         assert_eq!(ask(&mut service, get("/")).await.status(), StatusCode::OK);
@@ -252,7 +250,7 @@ async fn a_handle_adjusts_each_of_a_hundred_rules() {
         reserved.adjust_to(2);
         200
     });
-    let layer = RateLimitLayer::rules(rules, store.clone()).expose_charge();
+    let layer = RateLimitLayer::rules(rules, store.clone()).expose_charge(Unadjusted::Keep);
     assert_eq!(ask(&mut layer.layer(inner), get("/")).await.status(), StatusCode::OK);
     for name in &names {
         let expected = if name == "rule-99" { 9 } else { 8 };
@@ -270,7 +268,7 @@ async fn a_rule_that_did_not_apply_has_nothing_to_adjust() {
         assert_eq!(reservation(&request).adjust_rule_to("users", 9), Ok(()));
         200
     });
-    let layer = RateLimitLayer::rules(users, store).expose_charge();
+    let layer = RateLimitLayer::rules(users, store).expose_charge(Unadjusted::Keep);
     assert_eq!(ask(&mut layer.layer(inner), get("/")).await.status(), StatusCode::OK);
 }
 
@@ -283,7 +281,7 @@ async fn a_refund_after_a_reset_returns_nothing() {
         keep.lock().expect("no panic").push(reservation(&request));
         200
     });
-    let mut service = layer(store.clone()).expose_charge().layer(inner);
+    let mut service = layer(store.clone()).expose_charge(Unadjusted::Keep).layer(inner);
     ask(&mut service, get("/")).await;
     let first = held.lock().expect("no panic").remove(0);
     clock.advance(secs(1));
@@ -307,12 +305,12 @@ async fn a_missing_charge_handle_is_an_error_with_the_fix() {
     let rejected = app().oneshot(ask()).await.expect("infallible");
     assert_eq!(rejected.status(), StatusCode::INTERNAL_SERVER_ERROR);
     let text = rejected.into_body().collect().await.expect("a body").to_bytes();
-    let fix = "the request has no `ChargeHandle`; call `.expose_charge()` on the RateLimitLayer around this \
+    let fix = "the request has no `ChargeHandle`; call `expose_charge` on the RateLimitLayer around this \
                handler";
     assert_eq!(text, fix);
 
     let store = store();
-    let limited = app().layer(layer(store.clone()).expose_charge());
+    let limited = app().layer(layer(store.clone()).expose_charge(Unadjusted::Keep));
     assert_eq!(limited.oneshot(ask()).await.expect("infallible").status(), StatusCode::OK);
     assert_eq!(has(&store), 9);
 }

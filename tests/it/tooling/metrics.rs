@@ -198,7 +198,7 @@ fn stats_set_the_gauges() {
         assert_eq!(store.stats().active, 3);
     });
     assert_eq!(recorded["ratelimit.keys"], 3);
-    assert!(recorded["ratelimit.slots"] >= 32);
+    assert!(recorded["ratelimit.capacity"] >= 32);
 }
 
 #[test]
