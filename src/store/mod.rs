@@ -550,8 +550,8 @@ fn can_queue_under(quota: &Quota) -> Result<(), Unsupported> {
     Err(Unsupported::new(if quota.is_adaptive() {
         "max_wait with an adaptive quota; remove one of them"
     } else if quota.is_concurrent() {
-        "max_wait with a concurrent quota, on a store without a queue for slots; use LocalStore, or \
-         remove one of them"
+        "max_wait with a concurrent quota, on a store without a queue for slots; use LocalStore, \
+         or remove one of them"
     } else if quota.soft() > 0 {
         "max_wait with a soft quota; choose one of them"
     } else if quota.algorithm().can_queue() {
@@ -568,8 +568,8 @@ fn can_queue_under(quota: &Quota) -> Result<(), Unsupported> {
 #[diagnostic::on_unimplemented(
     message = "this store can fail with `{Self}`, and no wrapper handles requests while it fails",
     label = "choose what happens while the store fails",
-    note = "`.fail_open()` allows requests without a limit, `.fail_closed()` rejects them with 503, \
-            `.fallback(local)` decides with a store in this process"
+    note = "`.fail_open()` allows requests without a limit, `.fail_closed()` rejects them with \
+            503, `.fallback(local)` decides with a store in this process"
 )]
 pub trait CannotFail: Sized + sealed::Sealed {
     /// Converts the error to any type. This is never called, because the error has no values.
