@@ -1,14 +1,14 @@
 //! Rate limits outside HTTP.
 
-use std::{error::Error, fmt, sync::Arc, time::Duration};
+use std::{error::Error, fmt, future::poll_fn, sync::Arc, time::Duration};
 
 use crate::{
-    decision::{Decision, Outcome, Position},
+    decision::{Decision, Outcome},
     explain::Explanation,
     key::Key,
     quota::Quota,
     rule::RuleName,
-    store::{self, Answer, BlockFuture, BoxFuture, Charge, LocalStore, Store, StoreExt},
+    store::{self, Answer, BlockFuture, BoxFuture, Charge, LocalStore, Store, StoreExt, Turn},
 };
 
 /// Limiter for anything that is not an HTTP request, such as jobs, sockets and logins.
@@ -300,13 +300,11 @@ impl<S: Store> Limiter<S> {
         let charge = Charge::new(self.name, &key, quotas).with_cost(cost);
         let queueing = charge.with_max_wait(Duration::MAX);
         let supported = self.store.supports(&[queueing]).is_ok();
-        let mut charge = if supported { queueing } else { charge };
-        // The position in the queue for a slot, kept until the next call has decided.
-        let mut position: Option<Position> = None;
+        let turn = quotas.iter().any(Quota::is_concurrent).then(Turn::new);
+        let charge = if supported { queueing.with_turn(turn.as_ref()) } else { charge };
         loop {
-            let mut decision = self.store.take(&[charge]).await.map_err(NotReady::Store)?;
+            let decision = self.store.take(&[charge]).await.map_err(NotReady::Store)?;
             if decision.is_allowed() {
-                drop(position.take());
                 let mut queued = PendingTurn { store: &self.store, charge, taken: Some(decision) };
                 let wait = queued.taken.as_ref().map_or(Duration::ZERO, Decision::wait);
                 if !wait.is_zero() {
@@ -314,10 +312,8 @@ impl<S: Store> Limiter<S> {
                 }
                 return queued.taken.take().ok_or(NotReady::Never);
             }
-            position = decision.take_position();
-            if let Some(position) = &mut position {
-                (&mut *position).await;
-                charge = charge.with_arrival(position.arrival());
+            if let Some(turn) = turn.as_ref().filter(|turn| turn.max_wait().is_some()) {
+                poll_fn(|cx| turn.poll_called(cx)).await;
                 continue;
             }
             let Some(wait) = decision.retry_after() else {
@@ -340,12 +336,8 @@ impl<S: Store> Limiter<S> {
         work: F,
     ) -> Result<F::Output, NotReady<S::Error>> {
         // The decision holds the slots of a concurrent quota.
-        let mut running = self.until_ready(key, quotas, 1).await?;
-        let result = work.await;
-        if let Some(slot) = running.take_slot() {
-            slot.complete(false);
-        }
-        Ok(result)
+        let _running = self.until_ready(key, quotas, 1).await?;
+        Ok(work.await)
     }
 
     /// Returns a function that [waits](Limiter::until_ready) for one unit per item, and returns the

@@ -3,7 +3,6 @@
 //! An unused account is `None`. `now` is the time of the store's clock, in nanoseconds since the
 //! Unix epoch.
 
-pub(crate) mod adaptive;
 pub(crate) mod concurrent;
 mod counted;
 mod entries;

@@ -1,21 +1,18 @@
 //! Decisions of a store, with one outcome per quota.
 
 mod outcome;
-mod position;
 mod slot;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, time::Duration};
 
 use smallvec::SmallVec;
 
 #[cfg(feature = "redis")]
 pub(crate) use self::slot::LossSignal;
-use self::slot::OnFree;
 pub use self::{outcome::Outcome, slot::Slot};
 pub(crate) use self::{
     outcome::{NEVER, Snapshot, UNKNOWN_WAIT},
-    position::{NOT_QUEUED, Position, QueuedAt, SlotQueues},
-    slot::{FreeSlots, Hold, Holds, MeasureLatency},
+    slot::{FreeSlots, Hold},
 };
 use crate::name::RuleName;
 
@@ -25,10 +22,7 @@ use crate::name::RuleName;
 /// decision.
 ///
 /// Under a [concurrent](crate::Quota::concurrent) quota, the decision holds the request's slots, and
-/// frees them when it is dropped. A clone of a decision holds no slots. See [`Slot`].
-///
-/// A denied decision about a charge with [`max_wait`](crate::store::Charge::with_max_wait) may hold a
-/// position in the queue for a slot. Drop it soon, because later requests of its key wait behind it.
+/// its clones share them. They are free when the last of these decisions is dropped. See [`Slot`].
 ///
 /// ```
 /// use tower_sluice::{Limiter, Quota};
@@ -53,7 +47,7 @@ pub struct Decision {
     /// Units of a lease were charged before the decision.
     charged_at: u64,
     wait: u64,
-    holds: Holds,
+    slot: Option<Slot>,
     outcomes: SmallVec<[Outcome; 4]>,
 }
 
@@ -151,7 +145,7 @@ impl Decision {
     #[must_use]
     pub fn with_slot(mut self, free: impl FnOnce() + Send + 'static) -> Self {
         assert!(self.allowed, "a denied decision cannot hold a slot; start at `Decision::allow`");
-        self.holds.push(Hold::new(Arc::new(OnFree::new(free)), 0, 0, 1));
+        self.hold(Hold::on_free(free));
         self
     }
 
@@ -160,7 +154,7 @@ impl Decision {
     /// Returns `None` if the decision holds none, because no quota is
     /// [concurrent](crate::Quota::concurrent), or because they were taken before.
     pub fn take_slot(&mut self) -> Option<Slot> {
-        if self.allowed { self.holds.take() } else { None }
+        self.slot.take()
     }
 
     /// Marks a denial as caused by a [blocked](crate::StoreExt::block) key.
@@ -328,9 +322,19 @@ impl Decision {
             at,
             charged_at: at,
             wait: 0,
-            holds: Holds::none(),
+            slot: None,
             outcomes: SmallVec::new(),
         }
+    }
+
+    /// Sets the result and the instant of a new decision.
+    #[inline]
+    pub(crate) fn decide(&mut self, allowed: bool, at: u64) {
+        (self.allowed, self.at, self.charged_at) = (allowed, at, at);
+    }
+
+    pub(crate) fn set_source(&mut self, source: Source) {
+        self.source = source;
     }
 
     #[inline]
@@ -338,15 +342,10 @@ impl Decision {
         self.outcomes.push(outcome);
     }
 
-    /// Takes the position in a queue, if the denied request may wait for a slot.
-    pub(crate) fn take_position(&mut self) -> Option<Position> {
-        if self.allowed { None } else { self.holds.take_position() }
-    }
-
-    /// Sets the slots that the request holds, or its position in a queue.
+    /// Adds slots that the request holds.
     #[inline]
-    pub(crate) fn hold(&mut self, holds: Holds) {
-        self.holds = holds;
+    pub(crate) fn hold(&mut self, hold: Hold) {
+        Slot::add(&mut self.slot, hold);
     }
 
     /// Returns the outcomes, to change them.
@@ -354,15 +353,10 @@ impl Decision {
         &mut self.outcomes
     }
 
-    /// Measures the request, of which an account holds slots, from the end of its wait on.
-    pub(crate) fn measure(&mut self, id: u64, measure: Arc<dyn MeasureLatency>, now: u64) {
-        self.holds.measure(id, measure, now.saturating_add(self.wait));
-    }
-
     /// Returns `true` if the decision holds slots.
     #[inline]
     pub(crate) fn holds_slots(&self) -> bool {
-        !self.holds.is_empty()
+        self.slot.is_some()
     }
 
     /// Sets the wait and the overage flag of an allowed request.
@@ -392,6 +386,7 @@ impl Decision {
     pub(crate) fn into_denied(mut self) -> Self {
         let wait = std::mem::take(&mut self.wait);
         self.allowed = false;
+        self.slot = None;
         let deciding = self.outcomes.iter_mut().filter(|outcome| !outcome.is_report_only());
         if let Some(outcome) = deciding.min_by_key(|outcome| outcome.remaining()) {
             outcome.set_retry_ns(wait);
@@ -424,7 +419,7 @@ impl Decision {
             let one = known.next().filter(|_| known.next().is_none());
             one.copied().unwrap_or_else(|| Outcome::unknown(quota.0, quota.1, Some(Duration::ZERO)))
         });
-        Self { outcomes: outcomes.collect(), holds: Holds::none(), ..*self }
+        Self { outcomes: outcomes.collect(), slot: None, ..*self }
     }
 }
 
@@ -456,7 +451,7 @@ pub enum Source {
     /// It could not [block](crate::StoreExt::block) a key, or denied a request that needs
     /// [slots](crate::Quota::concurrent).
     Overflow,
-    /// The embedded store, whose [adaptive](crate::Quota::adaptive) limit denied the request.
+    /// An [adaptive](crate::rule::Adaptive) limit, which denied the request.
     Overload,
     /// A store that does not support the operation. See [`Decision::unsupported`].
     Unsupported,

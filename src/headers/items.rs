@@ -92,7 +92,7 @@ impl Item {
         } else {
             format!("{limit}{w}")
         };
-        let is_policy = is_listed && !quota.is_adaptive();
+        let is_policy = is_listed && !quota.sheds();
         Self {
             rule,
             place,

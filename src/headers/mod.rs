@@ -89,7 +89,7 @@ pub enum Headers {
     /// - `pk` identifies the key, see [`partition_key`](Headers::partition_key).
     ///
     /// A quota with a unit that the draft does not know, such as tokens, is in neither field. An
-    /// [adaptive](crate::Quota::adaptive) limit is in `RateLimit` only, because it is no policy.
+    /// [adaptive](crate::rule::Adaptive) limit is in `RateLimit` only, because it is no policy.
     ///
     /// All other families report one quota, in the same numbers. They know no units, so they report
     /// quotas of requests only.

@@ -238,7 +238,7 @@ impl Key {
 
 impl Key {
     /// Hashes the key and `salt`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn hash_with<H: Hasher>(&self, salt: u64, state: &mut H) {
         // The odd constant (from the golden ratio) spreads the few significant bits of `head`.
         state.write_u64(salt ^ self.head.wrapping_mul(0x9e37_79b9_7f4a_7c15));

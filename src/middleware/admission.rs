@@ -10,6 +10,7 @@ use std::{
 };
 
 use http::Response;
+use smallvec::SmallVec;
 
 use super::{
     config::{LayerConfig, Override, ResponseContext},
@@ -17,7 +18,7 @@ use super::{
     queue::{QueuedCharge, Waiter},
 };
 use crate::{
-    decision::{Decision, Position, Source},
+    decision::{Decision, Source},
     head::RequestHead,
     headers::Template,
     key::KeyError,
@@ -112,9 +113,26 @@ where
         R: Reject<B>,
     {
         match self.settings.enter_queue(charges) {
-            Some(waiter) => self.decide(charges, Some(waiter), head),
+            Some(waiter) => self.decide_in_turn(charges, waiter, Duration::ZERO, head),
             None => self.decide(&without_queueing(charges), None, head),
         }
+    }
+
+    /// Decides on a request that may queue, and has waited for `waited`.
+    fn decide_in_turn<B: 'static>(
+        &self,
+        charges: &[Charge<'_>],
+        waiter: Waiter,
+        waited: Duration,
+        head: &RequestHead<'_>,
+    ) -> Admission<B, S>
+    where
+        R: Reject<B>,
+    {
+        let turn = waiter.turn();
+        let rest = |it: &Charge<'_>| it.max_wait().saturating_sub(waited);
+        let charges = charges.iter().map(|it| it.with_max_wait(rest(it)).with_turn(turn.as_ref()));
+        self.decide(&charges.collect::<SmallVec<[_; 4]>>(), Some(waiter), head)
     }
 
     #[inline]
@@ -167,10 +185,10 @@ where
         // The quotas may have changed.
         let decide = |charges: &[Charge<'_>]| {
             if called {
-                let charges = waiter.after_wait(charges);
-                return self.decide(&charges, Some(waiter), head);
+                let waited = waiter.elapsed();
+                return self.decide_in_turn(charges, waiter, waited, head);
             }
-            waiter.set_position(None);
+            waiter.leave();
             self.decide(&without_queueing(charges), Some(waiter), head)
         };
         let bypassed = |bypass| self.bypass(bypass, head);
@@ -205,8 +223,9 @@ where
         };
         self.settings.observers.answered(decision, started);
         if !decision.is_allowed() {
-            match (decision.take_position(), waiter) {
-                (Some(position), Some(waiter)) => wait(position, waiter),
+            self.settings.mark_overload(decision, charges);
+            match waiter {
+                Some(waiter) if waiter.waits() => Admission::Waiting(waiter),
                 _ => self.deny(decision, charges, head),
             }
         } else if decision.holds_slots() && !self.settings.hold.can_hold::<B>() {
@@ -261,13 +280,13 @@ where
         let in_time = |it: &Waiter| it.is_in_time(decision.wait(), deadline(head, Duration::MAX));
         // A store may queue a charge that does not ask for it.
         let waiter = waiter.or_else(|| self.settings.enter_queue(charges));
-        let Some(mut waiter) = waiter.filter(in_time) else {
-            // The queue is full, or the store call took part of the deadline.
-            self.store.undo(charges, decision, None);
-            return self.deny(&mut decision.clone().into_denied(), charges, head);
-        };
-        waiter.set_position(None);
+        let waiter = waiter.filter(in_time);
         let queued = mem::replace(decision, Decision::deny());
+        let Some(waiter) = waiter else {
+            // The queue is full, or the store call took part of the deadline.
+            self.store.undo(charges, &queued, None);
+            return self.deny(&mut queued.into_denied(), charges, head);
+        };
         Admission::Queued(QueuedCharge::new(self.store.clone(), queued, charges, waiter))
     }
 
@@ -343,13 +362,6 @@ where
         let event = DecisionEvent { head, cause, is_admitted, is_delayed, keys, secret };
         self.settings.observers.notify(&event);
     }
-}
-
-/// Lets a request wait for a slot.
-#[cold]
-fn wait<B, S: Store>(position: Position, mut waiter: Waiter) -> Admission<B, S> {
-    waiter.set_position(Some(position));
-    Admission::Waiting(waiter)
 }
 
 /// Logs that the server provides no peer address, at most once per minute.

@@ -1,6 +1,9 @@
 //! Settings of a layer, and their effects on the handler and the response.
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::{
+    mem,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use http::{
     Extensions, Method, Request, Response,
@@ -8,6 +11,8 @@ use http::{
         ACCESS_CONTROL_REQUEST_METHOD, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN, TRANSFER_ENCODING,
     },
 };
+
+use smallvec::SmallVec;
 
 use super::{
     access::AccessList,
@@ -18,12 +23,12 @@ use super::{
     retry_after::RetryPolicy,
 };
 use crate::{
-    decision::{Decision, Slot, Source},
+    decision::{Decision, Outcome, Slot, Source, UNKNOWN_WAIT},
     fingerprint::FingerprintKey,
     head::RequestHead,
     headers::{HeaderPolicy, Lines},
     observe::Observers,
-    rule::{Bypass, RuleName},
+    rule::{Bypass, Controller, Measurement, RuleInfo, RuleName},
     store::Charge,
     toggle::Toggle,
 };
@@ -49,6 +54,8 @@ pub(crate) struct LayerConfig {
     pub(crate) overcommit: Option<Overcommit>,
     pub(crate) after: Option<AdjustConfig>,
     pub(crate) hold: HoldConfig,
+    /// The controllers of rules with adaptive limits.
+    pub(crate) adaptive: Vec<(RuleName, Arc<Controller>)>,
     pub(crate) observers: Observers,
     /// The secret for fingerprints of keys in logs, spans and explanations.
     pub(crate) secret: Option<FingerprintKey>,
@@ -64,7 +71,8 @@ pub(crate) enum Override {
 
 impl LayerConfig {
     /// Creates the default settings for these rules.
-    pub(crate) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
+    pub(crate) fn new(infos: &[RuleInfo<'_>]) -> Self {
+        let controller = |it: &RuleInfo<'_>| Some((it.name, it.live?.controller()?.clone()));
         Self {
             headers: HeaderPolicy::default(),
             expose: false,
@@ -79,7 +87,8 @@ impl LayerConfig {
             overcommit: None,
             after: None,
             hold: HoldConfig::default(),
-            observers: Observers::new(rules),
+            adaptive: infos.iter().filter_map(controller).collect(),
+            observers: Observers::new(infos.iter().map(|info| info.name)),
             secret: None,
             advised: Arc::default(),
         }
@@ -129,6 +138,31 @@ impl LayerConfig {
         overcommit.try_enter().map(Override::Overcommit)
     }
 
+    /// Marks a denial by adaptive limits alone as an overload. A larger limit may allow the request.
+    #[inline]
+    pub(crate) fn mark_overload(&self, decision: &mut Decision, charges: &[Charge<'_>]) {
+        if self.adaptive.is_empty() || decision.is_blocked() {
+            return;
+        }
+        let limit = |outcome: &Outcome| {
+            let charge = charges.iter().find(|it| it.rule() == outcome.rule())?;
+            let controller = self.adaptive.iter().find(|(rule, _)| *rule == charge.rule())?;
+            (outcome.held().is_some()).then(|| (charge.demand().need(), controller.1.max()))
+        };
+        let denies = |it: &&mut Outcome| it.is_denied() && !it.is_report_only();
+        let mut sheds = None;
+        for outcome in decision.outcomes_mut().iter_mut().filter(denies) {
+            let found = limit(outcome);
+            sheds = Some(sheds.unwrap_or(true) && found.is_some());
+            if found.is_some_and(|(need, max)| need <= max.into()) {
+                outcome.set_retry_ns(UNKNOWN_WAIT);
+            }
+        }
+        if sheds == Some(true) {
+            decision.set_source(Source::Overload);
+        }
+    }
+
     /// Adds a request to the queue. Returns `None` if the queue is full or the layer is report-only.
     pub(crate) fn enter_queue(&self, charges: &[Charge<'_>]) -> Option<Waiter> {
         let may_queue = !self.report_only.is_on();
@@ -161,6 +195,7 @@ struct Extras {
     decision: Option<Decision>,
     charge: Option<ChargeHandle>,
     slot: Option<(Slot, HoldConfig)>,
+    measured: SmallVec<[Measurement; 1]>,
     _in_flight: Option<InFlight>,
 }
 
@@ -215,15 +250,15 @@ impl ResponseContext {
             lines.write(response.headers_mut());
         }
         let Some(mut extras) = self.extras else { return response };
-        let slot = extras.slot.take();
+        let (slot, measured) = (extras.slot.take(), mem::take(&mut extras.measured));
         extras.apply(&mut response);
-        if let Some((slot, config)) = &slot {
-            slot.complete(config.is_overloaded(&response));
+        let Some((slot, config)) = slot else { return response };
+        if !measured.is_empty() {
+            let overloaded = config.is_overloaded(&response);
+            measured.into_iter().for_each(|it| it.complete(overloaded));
         }
-        match slot {
-            Some((slot, config)) => config.hold(slot, response),
-            None => response,
-        }
+        slot.end_head();
+        config.hold(slot, response)
     }
 }
 
@@ -263,6 +298,14 @@ impl Extras {
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
     ) -> Self {
+        // Clones of the decision hold no slots.
+        let slot = decision.take_slot().map(|slot| (slot, settings.hold.clone()));
+        let measure = |(rule, controller): &(RuleName, Arc<Controller>)| {
+            let charge = charges.iter().find(|charge| charge.rule() == *rule)?;
+            decision.charged(*rule).then(|| controller.start(charge.cost()))
+        };
+        let adaptive = settings.adaptive.iter().filter(|_| slot.is_some());
+        let measured = adaptive.filter_map(measure).collect();
         let charge = |after: &AdjustConfig| {
             let charged = decision.is_allowed()
                 && in_flight.is_none()
@@ -271,7 +314,8 @@ impl Extras {
         };
         Self {
             charge: settings.after.as_ref().map(charge),
-            slot: decision.take_slot().map(|slot| (slot, settings.hold.clone())),
+            slot,
+            measured,
             _in_flight: in_flight.or_else(|| settings.overcommit.as_ref().map(Overcommit::enter)),
             ..Self::about(settings, decision)
         }

@@ -145,12 +145,13 @@ impl HoldConfig {
 
 impl<K, S, R> RateLimitLayer<K, S, R> {
     /// Sets the function that finds responses which show an overload, for
-    /// [adaptive](crate::Quota::adaptive) quotas. Defaults to the status 503 and 504.
+    /// [adaptive](crate::rule::Adaptive) limits. Defaults to the status 503 and 504.
     ///
     /// ```
-    /// use tower_sluice::{Quota, RateLimitLayer, quota::Gradient};
+    /// use tower_sluice::{LocalStore, RateLimitLayer, key::Everyone, rule::Adaptive};
     ///
-    /// let layer = RateLimitLayer::per_ip(Quota::adaptive(Gradient::default()))
+    /// let limit = Adaptive::gradient();
+    /// let layer = RateLimitLayer::new(Everyone, limit.plan(), LocalStore::new())
     ///     .overload_if(|response| response.headers.contains_key("x-overloaded"));
     /// ```
     pub fn overload_if(

@@ -5,7 +5,6 @@
 use std::{
     collections::{HashMap, hash_map::Entry},
     hash::{BuildHasher, RandomState},
-    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{
@@ -21,10 +20,10 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::{
-    decision::{Decision, Position},
+    decision::Decision,
     key::Key,
     quota::Quota,
-    store::{Charge, OwnedCharges, Store},
+    store::{Charge, OwnedCharges, Store, Turn},
 };
 
 /// The default maximum of one key is the total maximum divided by this number.
@@ -54,8 +53,8 @@ pub(crate) struct Waiter {
     entered: Instant,
     /// `true` once the request has waited for a slot.
     waited: bool,
-    /// The position in the store's queue for a slot.
-    position: Option<Position>,
+    /// The turn in the store's queues for slots, if a rule has such quotas.
+    turn: Option<Arc<Turn>>,
 }
 
 type Keys = SmallVec<[u64; 2]>;
@@ -103,13 +102,10 @@ impl Waiters {
             *counts.entry(*key).or_default() += 1;
         }
         drop(counts);
-        Some(Waiter {
-            waiters: self.clone(),
-            keys,
-            entered: Instant::now(),
-            waited: false,
-            position: None,
-        })
+        let waits = |it: &Charge<'_>| it.queues() && it.quotas().iter().any(Quota::is_concurrent);
+        let turn = charges.iter().any(waits).then(Turn::new);
+        let (waiters, entered, waited) = (self.clone(), Instant::now(), false);
+        Some(Waiter { waiters, keys, entered, waited, turn })
     }
 
     fn has_full_key(
@@ -142,10 +138,19 @@ impl Waiter {
         self.entered.elapsed().saturating_add(wait) <= deadline
     }
 
-    /// Sets the position in the queue for a slot. An earlier position is given up.
-    pub(super) fn set_position(&mut self, position: Option<Position>) {
-        self.waited |= position.is_some();
-        self.position = position;
+    /// Returns the turn in the queues for slots.
+    pub(super) fn turn(&self) -> Option<Arc<Turn>> {
+        self.turn.clone()
+    }
+
+    /// Returns `true` if the request waits for a slot.
+    pub(super) fn waits(&self) -> bool {
+        self.turn.as_ref().is_some_and(|turn| turn.max_wait().is_some())
+    }
+
+    /// Stops waiting for a slot.
+    pub(super) fn leave(&mut self) {
+        (self.waited, self.turn) = (true, None);
     }
 
     pub(super) fn has_waited(&self) -> bool {
@@ -155,21 +160,19 @@ impl Waiter {
     /// Returns the instant at which the request stops waiting for a slot.
     pub(super) fn end(&self) -> Instant {
         let now = Instant::now();
-        let max_wait = self.position.as_ref().map_or(Duration::ZERO, Position::max_wait);
+        let max_wait = self.turn.as_ref().and_then(|turn| turn.max_wait()).unwrap_or_default();
         now.checked_add(max_wait).unwrap_or(now)
     }
 
     /// Completes once the request may ask for its slots again.
     pub(super) fn poll_called(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        self.position.as_mut().map_or(Poll::Ready(()), |position| Pin::new(position).poll(cx))
+        self.waited = true;
+        self.turn.as_ref().map_or(Poll::Ready(()), |turn| turn.poll_called(cx))
     }
 
-    /// Returns the charges of a request that has waited for a slot.
-    pub(super) fn after_wait<'a>(&self, charges: &[Charge<'a>]) -> SmallVec<[Charge<'a>; 4]> {
-        let Some(position) = &self.position else { return charges.into() };
-        let (arrival, elapsed) = (position.arrival(), self.entered.elapsed());
-        let left = |it: &Charge<'_>| it.max_wait().saturating_sub(elapsed);
-        charges.iter().map(|it| it.with_max_wait(left(it)).with_arrival(arrival)).collect()
+    /// Returns the time since the request entered the queue.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.entered.elapsed()
     }
 }
 

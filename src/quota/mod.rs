@@ -1,6 +1,5 @@
 //! Quotas: units per period with a burst, or slots for requests that run at the same time.
 
-mod adaptive;
 mod algorithm;
 #[cfg(feature = "serde")]
 mod table;
@@ -12,11 +11,7 @@ use std::{num::NonZeroU32, time::Duration};
 pub(crate) use self::table::max_wait;
 #[cfg(feature = "admin")]
 pub(crate) use self::table::read_time;
-pub use self::{
-    adaptive::{Adaptive, Aimd, Gradient},
-    algorithm::Algorithm,
-    text::QuotaError,
-};
+pub use self::{algorithm::Algorithm, text::QuotaError};
 
 const SECOND: u64 = 1_000_000_000;
 /// The longest time in which an account may refill: ten years.
@@ -25,9 +20,6 @@ const MAX_REFILL: u64 = 10 * 365 * 86_400 * SECOND;
 const MAX_LOG_UNITS: u64 = 10_000;
 /// The maximum buckets of a sliding window, which keeps one count per bucket.
 const MAX_BUCKETS: u32 = 1_000;
-/// The default maximum and start of an adaptive limit.
-const MAX_ADAPTIVE: u32 = 1_000;
-const INITIAL_ADAPTIVE: u32 = 20;
 /// Names of time units with their nanoseconds, the longest first.
 const UNITS: [(&str, u64); 7] = [
     ("day", 86_400 * SECOND),
@@ -112,7 +104,8 @@ pub struct Quota {
     name: Option<&'static str>,
     /// The unit, or `None` for requests.
     unit: Option<&'static str>,
-    adaptive: Option<Adaptive>,
+    /// `true` for an [adaptive](crate::rule::Adaptive) limit.
+    sheds: bool,
 }
 
 impl Quota {
@@ -206,7 +199,7 @@ impl Quota {
             max_debt: None,
             name: None,
             unit: None,
-            adaptive: None,
+            sheds: false,
         }
     }
 
@@ -249,24 +242,9 @@ impl Quota {
         Self { period: 0, interval: 1, algorithm: Algorithm::Concurrent, ..quota }
     }
 
-    /// Creates a quota of slots whose limit follows the measured latency.
-    ///
-    /// A request beyond the limit is shed: it gets a 503, and is charged under no other quota. The
-    /// limit starts at [`initial`](Quota::with_initial), by default 20, and stays within 1 and
-    /// [`burst`](Quota::with_burst), by default 1 000. See [adaptive
-    /// limits](crate::guide::slots#adaptive-limits). Only [`LocalStore`](crate::LocalStore) supports
-    /// such a quota.
-    ///
-    /// ```
-    /// use tower_sluice::{LocalStore, Quota, RateLimitLayer, key::Everyone, quota::Gradient};
-    ///
-    /// let overload = Quota::adaptive(Gradient::default()).with_initial(50).with_burst(400);
-    /// let layer = RateLimitLayer::new(Everyone, overload, LocalStore::new());
-    /// assert_eq!(Quota::adaptive(Gradient::default()), "adaptive gradient".parse()?);
-    /// # Ok::<(), tower_sluice::quota::QuotaError>(())
-    /// ```
-    pub fn adaptive(algorithm: impl Into<Adaptive>) -> Self {
-        Self { adaptive: Some(algorithm.into()), ..Self::concurrent(MAX_ADAPTIVE) }
+    /// Marks the quota of an [adaptive](crate::rule::Adaptive) limit.
+    pub(crate) const fn shedding(self) -> Self {
+        Self { sheds: true, ..self }
     }
 
     /// Sets the burst: the maximum number of units that can be taken at once.
@@ -519,24 +497,10 @@ impl Quota {
         matches!(self.algorithm, Algorithm::Concurrent)
     }
 
-    /// Returns `true` for a number of slots that [adapts](Quota::adaptive).
-    #[must_use]
-    pub const fn is_adaptive(&self) -> bool {
-        self.adaptive.is_some()
-    }
-
-    pub(crate) const fn adaptive_algorithm(&self) -> Option<Adaptive> {
-        self.adaptive
-    }
-
-    /// Returns the limit of an adaptive quota before the first response.
-    pub(crate) fn initial_limit(&self) -> u32 {
-        self.initial.unwrap_or(INITIAL_ADAPTIVE).clamp(1, self.burst)
-    }
-
-    /// Returns the quota of `limit` slots that an adaptive quota is at this moment.
-    pub(crate) fn fixed(&self, limit: u32) -> Self {
-        Self { units: limit, burst: limit, initial: None, adaptive: None, ..*self }
+    /// Returns `true` for the quota of an [adaptive](crate::rule::Adaptive) limit: a denial is an
+    /// overload, and the slots are free at the head of the response.
+    pub(crate) const fn sheds(&self) -> bool {
+        self.sheds
     }
 
     /// Returns the name set with [`named`](Quota::with_name).
@@ -618,7 +582,7 @@ impl Quota {
     /// All parts together allow no more than the quota, except that each part allows at least one
     /// unit. The part of a token bucket refills continuously.
     pub(crate) fn share(&self, n: NonZeroU32) -> Self {
-        if self.is_blocked() || self.is_adaptive() || n == NonZeroU32::MIN {
+        if self.is_blocked() || n == NonZeroU32::MIN {
             return *self;
         }
         let part = |units: u32| units / n;
@@ -671,15 +635,14 @@ impl Quota {
         let (window, buckets) = (self.algorithm.is_window(), self.algorithm.buckets());
         // Only a number of slots has no period.
         let slots = self.period == 0;
-        let is_fixed = slots && !self.is_adaptive();
         let raised = burst as u64 + soft as u64;
         let is_changed = burst > 0 || soft > 0 || initial.is_some() || max_debt.is_some();
         let fault = if self.is_concurrent() && !slots {
             "quota: algorithm Concurrent is set on a rate; use Quota::concurrent(limit)"
         } else if slots && units == 0 {
             "quota: concurrent is 0; use Quota::blocked() to deny all requests"
-        } else if slots && (!self.is_concurrent() || max_debt.is_some())
-            || is_fixed && (burst != units || initial.is_some())
+        } else if slots
+            && (!self.is_concurrent() || max_debt.is_some() || burst != units || initial.is_some())
         {
             "quota: burst, algorithm, initial or max_debt is set on a concurrent quota; drop it"
         } else if matches!(self.unit, Some(unit) if slots || is_unit_of_slots(unit)) {

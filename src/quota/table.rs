@@ -42,8 +42,6 @@ pub(crate) struct QuotaTable {
     #[serde(skip_serializing_if = "is_default")]
     concurrent: Option<u32>,
     #[serde(skip_serializing_if = "is_default")]
-    adaptive: Option<String>,
-    #[serde(skip_serializing_if = "is_default")]
     units: Option<u32>,
     #[serde(skip_serializing_if = "is_default")]
     period: Option<String>,
@@ -73,18 +71,17 @@ impl TryFrom<QuotaTable> for Quota {
     type Error = Box<dyn Error>;
 
     fn try_from(table: QuotaTable) -> Result<Self, Box<dyn Error>> {
-        let mut text = match (table.blocked, table.concurrent, table.adaptive) {
-            (false, None, None) => {
+        let mut text = match (table.blocked, table.concurrent) {
+            (false, None) => {
                 let units = table.units.ok_or("units is missing; add it, as units = 100")?;
                 let period =
                     table.period.ok_or("period is missing; add it, as period = \"1min\"")?;
                 format!("{units}/{period}")
             }
             _ if table.units.is_some() || table.period.is_some() => return Err(EXCLUSIVE.into()),
-            (true, None, None) => "blocked".to_owned(),
-            (false, Some(limit), None) => format!("{limit} concurrent"),
-            (false, None, Some(adaptive)) => format!("adaptive {adaptive}"),
-            _ => return Err(EXCLUSIVE.into()),
+            (true, None) => "blocked".to_owned(),
+            (false, Some(limit)) => format!("{limit} concurrent"),
+            (true, Some(_)) => return Err(EXCLUSIVE.into()),
         };
         if let Some(burst) = table.burst {
             text += &format!(" burst {burst}");
@@ -99,12 +96,12 @@ impl TryFrom<QuotaTable> for Quota {
 }
 
 const EXCLUSIVE: &str =
-    "units and period, concurrent, adaptive and blocked exclude each other; give one of them";
+    "units and period, concurrent and blocked exclude each other; give one of them";
 
 /// Writes the text form if possible, and a table otherwise.
 impl Serialize for Quota {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { units, burst, period, interval, soft, initial, max_debt, adaptive, .. } = *self;
+        let Self { units, burst, period, interval, soft, initial, max_debt, .. } = *self;
         let slots = self.is_concurrent();
         let is_rate = !self.is_blocked() && !slots;
         if is_rate && interval != period.div_ceil(units.into()) {
@@ -122,8 +119,7 @@ impl Serialize for Quota {
             return serializer.collect_str(self);
         }
         table.blocked = self.is_blocked();
-        table.concurrent = (slots && adaptive.is_none()).then_some(burst);
-        table.adaptive = adaptive.map(|adaptive| adaptive.to_string());
+        table.concurrent = slots.then_some(burst);
         table.units = is_rate.then_some(units);
         table.period = is_rate.then(|| self.period_text());
         table.burst = (burst != units).then_some(burst);

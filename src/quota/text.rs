@@ -2,19 +2,14 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use super::{Adaptive, Algorithm, MAX_ADAPTIVE, Quota, UNITS};
+use super::{Algorithm, Quota, UNITS};
 
 /// Writes `units "/" [n] (ns|us|ms|s|min|h|day) [" burst " n]`, `limit " concurrent"`,
-/// `"adaptive gradient"`, `"adaptive aimd " time` or `blocked`.
+/// or `blocked`.
 impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_blocked() {
             return f.write_str("blocked");
-        }
-        if let Some(adaptive) = self.adaptive {
-            write!(f, "adaptive {adaptive}")?;
-            let default = self.burst == MAX_ADAPTIVE;
-            return if default { Ok(()) } else { write!(f, " burst {}", self.burst) };
         }
         if self.is_concurrent() {
             return write!(f, "{} concurrent", self.burst);
@@ -31,7 +26,7 @@ impl fmt::Display for Quota {
 }
 
 /// Reads `"5/s"`, `"200/10s"`, `"100/min burst 20"`, `"5 concurrent"`,
-/// `"adaptive gradient burst 400"`, `"adaptive aimd 500ms"` or `"blocked"`.
+/// or `"blocked"`.
 ///
 /// Other spellings of time units are `sec`, `second`, `m`, `minute`, `hr`, `hour`, `d`, and their
 /// plurals.
@@ -56,20 +51,6 @@ impl FromStr for Quota {
         };
         if let Some(limit) = whole.strip_suffix(" concurrent") {
             return Self::try_concurrent(count("concurrent", limit)?);
-        }
-        if let Some(adaptive) = whole.strip_prefix("adaptive ") {
-            const FIX: &str = "give gradient, or aimd and a time, as aimd 500ms";
-            let (adaptive, burst) = match adaptive.split_once(" burst ") {
-                Some((adaptive, burst)) => (adaptive.trim(), Some(burst)),
-                None => (adaptive.trim(), None),
-            };
-            let found =
-                Adaptive::parse(adaptive).ok_or_else(|| error("adaptive", adaptive, FIX))?;
-            let quota = Self::adaptive(found);
-            return match burst {
-                None => Ok(quota),
-                Some(n) => quota.try_with_burst(count("burst", n)?),
-            };
         }
         const FORM: &str = "write units/period, as 5/s, 200/10s or 100/min burst 20";
         let (units, rest) = whole.split_once('/').ok_or_else(|| error("quota", whole, FORM))?;

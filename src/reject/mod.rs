@@ -168,7 +168,7 @@ pub enum Reason {
     KeyBlocked,
     /// The store failed, and [`FailClosed`](crate::store::FailClosed) denied the request.
     Unavailable,
-    /// An [adaptive](crate::Quota::adaptive) limit is reached, because the service is overloaded.
+    /// An [adaptive](crate::rule::Adaptive) limit is reached, because the service is overloaded.
     Overloaded,
     /// The request has no usable key.
     Unkeyed,

@@ -2,6 +2,7 @@
 //!
 //! A rule has the quotas, the key and the cost of a request.
 
+mod adaptive;
 #[cfg(feature = "axum")]
 mod by_route;
 mod check;
@@ -24,12 +25,13 @@ pub use self::routes::RouteSettings;
 use self::rules::{ChargeRule, Selected, Then, sealed::Sealed};
 #[cfg(feature = "serde")]
 pub use self::settings::RuleSettings;
+pub(crate) use self::{adaptive::Controller, check::check, plan::deadline};
 pub use self::{
+    adaptive::{Adaptive, Measurement},
     check::RuleError,
     plan::{Cost, LivePlan, Plan, Quotas, RequestDeadline},
     rules::{Bypass, RuleInfo, Rules},
 };
-pub(crate) use self::{check::check, plan::deadline};
 pub use crate::name::{NameError, RuleName};
 use crate::{
     key::{Key, KeyError, KeyExtractor, RequestHead},

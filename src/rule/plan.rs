@@ -9,6 +9,7 @@ use std::{
 
 use smallvec::SmallVec;
 
+use super::adaptive::Controller;
 use crate::{
     key::{Key, RequestHead},
     quota::Quota,
@@ -193,7 +194,10 @@ impl fmt::Debug for Plan {
 /// live.replace(Quota::per_second(5)); // from the next request on; no account is refilled
 /// ```
 #[derive(Clone, Debug)]
-pub struct LivePlan(Arc<RwLock<Quotas>>);
+pub struct LivePlan {
+    quotas: Arc<RwLock<Quotas>>,
+    controller: Option<Arc<Controller>>,
+}
 
 impl LivePlan {
     /// Creates a plan with these quotas.
@@ -203,7 +207,7 @@ impl LivePlan {
     /// Panics if there are more than 255 quotas.
     #[track_caller]
     pub fn new(quotas: impl Into<Quotas>) -> Self {
-        Self(Arc::new(RwLock::new(quotas.into().checked())))
+        Self { quotas: Arc::new(RwLock::new(quotas.into().checked())), controller: None }
     }
 
     /// Replaces the quotas in all rules that use them.
@@ -214,13 +218,22 @@ impl LivePlan {
     #[track_caller]
     pub fn replace(&self, quotas: impl Into<Quotas>) {
         let quotas = quotas.into().checked();
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = quotas;
+        *self.quotas.write().unwrap_or_else(PoisonError::into_inner) = quotas;
     }
 
     /// Returns the current quotas.
     #[must_use]
     pub fn quotas(&self) -> Quotas {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.quotas.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn controlled_by(self, controller: &Arc<Controller>) -> Self {
+        Self { controller: Some(controller.clone()), ..self }
+    }
+
+    /// Returns the controller of an [`Adaptive`](super::Adaptive) limit.
+    pub(crate) fn controller(&self) -> Option<&Arc<Controller>> {
+        self.controller.as_ref()
     }
 }
 

@@ -61,7 +61,7 @@ use std::{
     error::Error,
     fmt,
     future::ready,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -70,8 +70,7 @@ use tokio::time::Instant;
 
 #[cfg(feature = "governor")]
 pub use self::governor::{GovernorStore, PositiveOutcome};
-#[cfg(feature = "testing")]
-pub(crate) use self::local::Clock;
+pub(crate) use self::local::{Clock, Turn};
 #[cfg(feature = "redis")]
 pub use self::redis::{ClusterLink, Link, Probe, RedisError, RedisErrorKind, RedisStore};
 pub use self::{
@@ -79,10 +78,9 @@ pub use self::{
     block::{BlockError, BlockFuture},
     ext::{DynStore, StoreExt},
     health::{Health, Status},
-    hot_keys::{DenyCache, Leased, LeasedFuture},
+    hot_keys::{DenyCache, Leased},
     local::{LocalStore, Stats},
     op::{Op, OwnedOp},
-    setting::SettingError,
     wrappers::{
         breaker::{Breaker, BreakerError, circuit::FailureDomain},
         fallback::{FailClosed, FailOpen, Fallback, LocalShare},
@@ -90,13 +88,7 @@ pub use self::{
     },
 };
 pub(crate) use self::{block::block, setting::literal};
-use crate::{
-    algorithm::Demand,
-    decision::{Decision, NOT_QUEUED},
-    key::Key,
-    name::RuleName,
-    quota::Quota,
-};
+use crate::{algorithm::Demand, decision::Decision, key::Key, name::RuleName, quota::Quota};
 
 /// Boxed error of any type, the same as `tower::BoxError`.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -113,7 +105,8 @@ pub struct Charge<'a> {
     demand: Demand,
     report_only: bool,
     only: Option<u8>,
-    arrival: u32,
+    /// The turn of a request that may wait for slots.
+    turn: Option<&'a Arc<Turn>>,
     /// The start of the request, if it makes several calls.
     start: Option<&'a Instant>,
     is_fixed: bool,
@@ -124,8 +117,8 @@ impl<'a> Charge<'a> {
     #[must_use]
     pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
         let (demand, only, start) = (Demand::units(1), None, None);
-        let (report_only, arrival, is_fixed) = (false, NOT_QUEUED, false);
-        Self { rule, key, quotas, demand, report_only, only, arrival, start, is_fixed }
+        let (report_only, turn, is_fixed) = (false, None, false);
+        Self { rule, key, quotas, demand, report_only, only, turn, start, is_fixed }
     }
 
     /// Sets the units to charge. Defaults to 1.
@@ -264,13 +257,13 @@ impl<'a> Charge<'a> {
         Charge { quotas, ..*self }
     }
 
-    /// Sets the arrival of a request that has waited for a slot. It then precedes later arrivals.
-    pub(crate) fn with_arrival(self, arrival: u32) -> Self {
-        Self { arrival, ..self }
+    /// Lets the request wait for slots. If the charge is denied, its turn may be in a queue.
+    pub(crate) fn with_turn(self, turn: Option<&'a Arc<Turn>>) -> Self {
+        Self { turn, ..self }
     }
 
-    pub(crate) fn arrival(&self) -> u32 {
-        self.arrival
+    pub(crate) fn turn(&self) -> Option<&'a Arc<Turn>> {
+        self.turn
     }
 
     /// Sets the start of the request. The budget of a [`Timeout`] begins then.
@@ -306,15 +299,15 @@ struct OwnedCharge {
     demand: Demand,
     report_only: bool,
     only: Option<u8>,
-    arrival: u32,
+    turn: Option<Arc<Turn>>,
 }
 
 impl OwnedCharge {
     fn as_charge(&self) -> Charge<'_> {
-        let Self { rule, key, quotas, demand, report_only, only, arrival } = self;
-        let (rule, demand, arrival) = (*rule, *demand, *arrival);
+        let Self { rule, key, quotas, demand, report_only, only, turn } = self;
+        let (rule, demand, turn) = (*rule, *demand, turn.as_ref());
         let charge = Charge::new(rule, key, quotas);
-        Charge { demand, report_only: *report_only, only: *only, arrival, ..charge }
+        Charge { demand, report_only: *report_only, only: *only, turn, ..charge }
     }
 }
 
@@ -335,7 +328,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
             demand: charge.demand,
             report_only: charge.report_only,
             only: charge.only,
-            arrival: charge.arrival,
+            turn: charge.turn.cloned(),
         };
         Self(charges.iter().map(own).collect())
     }
@@ -404,7 +397,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 )]
 pub trait Store {
     /// The error of a store that cannot decide. A denial is a decision, not an error.
-    type Error: Into<BoxError>;
+    type Error: Into<BoxError> + Send;
     /// The future of a decision, or [`Never`] if every decision is immediate.
     type Future: Future<Output = Result<Decision, Self::Error>> + Send;
 
@@ -522,20 +515,9 @@ pub(crate) fn without_queueing<'a>(charges: &[Charge<'a>]) -> SmallVec<[Charge<'
 
 /// Returns an error if a charge needs slots, for a store that cannot hold them.
 fn no_slots(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-    no_adaptive_quotas(charges)?;
     if charges.iter().flat_map(Charge::quotas).any(Quota::is_concurrent) {
         return Err(Unsupported::new(
             "this store cannot hold slots of a concurrent quota; use LocalStore or RedisStore",
-        ));
-    }
-    Ok(())
-}
-
-/// Returns an error if a quota is adaptive.
-fn no_adaptive_quotas(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-    if charges.iter().flat_map(Charge::quotas).any(Quota::is_adaptive) {
-        return Err(Unsupported::new(
-            "an adaptive quota on a store that does not measure latencies; use LocalStore",
         ));
     }
     Ok(())
@@ -547,11 +529,9 @@ fn queueing<'a>(charges: &'a [Charge<'a>]) -> impl Iterator<Item = &'a Quota> {
 }
 
 fn can_queue_under(quota: &Quota) -> Result<(), Unsupported> {
-    Err(Unsupported::new(if quota.is_adaptive() {
-        "max_wait with an adaptive quota; remove one of them"
-    } else if quota.is_concurrent() {
-        "max_wait with a concurrent quota, on a store without a queue for slots; use LocalStore, \
-         or remove one of them"
+    Err(Unsupported::new(if quota.is_concurrent() {
+        "max_wait with a concurrent quota, on a store without a queue for slots; use LocalStore, or \
+         remove one of them"
     } else if quota.soft() > 0 {
         "max_wait with a soft quota; choose one of them"
     } else if quota.algorithm().can_queue() {
@@ -568,8 +548,8 @@ fn can_queue_under(quota: &Quota) -> Result<(), Unsupported> {
 #[diagnostic::on_unimplemented(
     message = "this store can fail with `{Self}`, and no wrapper handles requests while it fails",
     label = "choose what happens while the store fails",
-    note = "`.fail_open()` allows requests without a limit, `.fail_closed()` rejects them with \
-            503, `.fallback(local)` decides with a store in this process"
+    note = "`.fail_open()` allows requests without a limit, `.fail_closed()` rejects them with 503, \
+            `.fallback(local)` decides with a store in this process"
 )]
 pub trait CannotFail: Sized + sealed::Sealed {
     /// Converts the error to any type. This is never called, because the error has no values.

@@ -33,6 +33,7 @@ pub use self::scenario::{Case, CaseError, Played, TABLES, play};
 use crate::{
     decision::Decision,
     quota::Algorithm,
+    rule::Adaptive,
     store::{Answer, BoxFuture, Charge, Clock, LocalStore, Never, Op, Store, Unsupported},
 };
 
@@ -70,6 +71,11 @@ impl FakeClock {
     #[track_caller]
     pub fn store(&self, keys: usize) -> LocalStore {
         LocalStore::on(self.clock.clone(), keys)
+    }
+
+    /// Creates a limit like `limit`, which measures with this clock.
+    pub fn adaptive(&self, limit: Adaptive) -> Adaptive {
+        limit.on(self.clock.clone())
     }
 
     /// Advances the clock.

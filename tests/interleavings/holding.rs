@@ -16,7 +16,7 @@ use super::{
 };
 
 /// The order of a request that has not waited.
-const NEW: (u32, u32) = (0, u32::MAX);
+const NEW: (u32, u64) = (0, u64::MAX);
 
 /// A table of held slots, and a limit that can change.
 struct Slots {

@@ -228,5 +228,5 @@ impl Ledger {
 }
 
 fn address(id: u64) -> Located {
-    Located::new(id, RuleName::default(), 0)
+    Located::new(id, RuleName::default(), 0, false)
 }

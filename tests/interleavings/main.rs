@@ -26,8 +26,6 @@ mod queueing;
 mod sets;
 mod several;
 mod sharing;
-#[path = "../../src/store/local/slot_queue.rs"]
-mod slot_queue;
 mod sync;
 #[path = "../../src/store/local/table.rs"]
 #[expect(dead_code, reason = "statistics")]

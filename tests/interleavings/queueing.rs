@@ -1,6 +1,7 @@
 //! A request that waits for a slot is called, in every order of frees, departures and polls.
 
 use std::{
+    iter,
     sync::Arc,
     task::{Context, Poll, Wake, Waker},
 };
@@ -12,7 +13,7 @@ use loom::{
 
 use super::{
     every_order,
-    held::{HeldSlots, Room},
+    held::{HeldSlots, Room, Turn},
     ledger::ALICE,
 };
 
@@ -26,29 +27,25 @@ impl Wake for Wakes {
     }
 }
 
-/// Requests of one unit each for the only slot. Each has a number, which is its arrival.
+/// Requests of one unit each for the only slot.
 struct Slots(HeldSlots);
 
 impl Slots {
     /// Takes the slot, or joins the queue. Returns the epoch of the slot.
-    fn ask(&self, arrival: u32) -> Option<u64> {
-        let mut keys = self.0.shard(ALICE).lock();
-        if let Room::Held(0) = keys.room(ALICE, (0, arrival)) {
+    fn ask(&self, turn: &Arc<Turn>) -> Option<u64> {
+        let mut locked = self.0.lock(iter::once(ALICE), Some(turn));
+        let order = locked.order(0);
+        let keys = locked.get(ALICE).expect("it is locked");
+        if let Room::Held(0) = keys.room(ALICE, order) {
             return Some(keys.hold(ALICE, 1));
         }
-        keys.join(ALICE, (0, arrival), 1, arrival, 1);
+        locked.join(ALICE, 0, 1, 1, 0);
         None
     }
 
-    fn poll(&self, arrival: u32, wakes: &Arc<Wakes>) -> bool {
+    fn poll(turn: &Turn, wakes: &Arc<Wakes>) -> bool {
         let waker = Waker::from(wakes.clone());
-        let mut cx = Context::from_waker(&waker);
-        let polled = self.0.shard(ALICE).poll_called(ALICE, (0, arrival), arrival, &mut cx);
-        polled == Poll::Ready(())
-    }
-
-    fn leave(&self, arrival: u32) {
-        self.0.shard(ALICE).leave(ALICE, (0, arrival), arrival);
+        turn.poll_called(&mut Context::from_waker(&waker)) == Poll::Ready(())
     }
 
     fn free(&self, epoch: u64) {
@@ -59,7 +56,7 @@ impl Slots {
 /// The only slot is held. Returns its epoch.
 fn held_once() -> (Arc<Slots>, u64) {
     let slots = Slots(HeldSlots::new(8));
-    let epoch = slots.ask(0).expect("a free slot");
+    let epoch = slots.ask(&Turn::new()).expect("a free slot");
     (Arc::new(slots), epoch)
 }
 
@@ -69,14 +66,14 @@ fn a_freed_slot_calls_a_request_that_is_about_to_wait() {
         let (slots, epoch) = held_once();
         let frees = slots.clone();
         let freeing = thread::spawn(move || frees.free(epoch));
-        let wakes = Arc::new(Wakes::default());
-        let taken = slots.ask(1);
-        let called = taken.is_none() && slots.poll(1, &wakes);
+        let (wakes, turn) = (Arc::new(Wakes::default()), Turn::new());
+        let taken = slots.ask(&turn);
+        let called = taken.is_none() && Slots::poll(&turn, &wakes);
         freeing.join().expect("no panic");
         let woken = wakes.0.load(Ordering::Acquire) > 0;
         assert!(taken.is_some() || called || woken, "the wakeup is lost");
-        let taken = taken.or_else(|| slots.ask(1)).expect("the slot is free");
-        slots.leave(1);
+        let taken = taken.or_else(|| slots.ask(&turn)).expect("the slot is free");
+        drop(turn);
         slots.free(taken);
         assert_eq!(slots.0.counts(), (0, 0));
     });
@@ -87,16 +84,16 @@ fn a_called_request_that_leaves_calls_the_next() {
     every_order(|| {
         let (slots, epoch) = held_once();
         let wakes = Arc::new(Wakes::default());
-        assert!(slots.ask(1).is_none() && slots.ask(2).is_none());
-        let (frees, leaves) = (slots.clone(), slots.clone());
+        let (first, second) = (Turn::new(), Turn::new());
+        assert!(slots.ask(&first).is_none() && slots.ask(&second).is_none());
+        let frees = slots.clone();
         let freeing = thread::spawn(move || frees.free(epoch));
-        let leaving = thread::spawn(move || leaves.leave(1));
-        let called = slots.poll(2, &wakes);
+        let leaving = thread::spawn(move || drop(first));
+        let called = Slots::poll(&second, &wakes);
         freeing.join().expect("no panic");
         leaving.join().expect("no panic");
         assert!(called || wakes.0.load(Ordering::Acquire) == 1, "the wakeup is lost");
-        let taken = slots.ask(2).expect("the slot is free");
-        slots.leave(2);
+        let taken = slots.ask(&second).expect("the slot is free");
         slots.free(taken);
         assert_eq!(slots.0.counts(), (0, 0));
     });
@@ -106,18 +103,17 @@ fn a_called_request_that_leaves_calls_the_next() {
 fn a_new_request_does_not_overtake_one_that_waits() {
     every_order(|| {
         let (slots, epoch) = held_once();
-        assert!(slots.ask(1).is_none());
-        let (frees, newer) = (slots.clone(), slots.clone());
+        let (older, newer) = (Turn::new(), Turn::new());
+        assert!(slots.ask(&older).is_none());
+        let (frees, asks, turn) = (slots.clone(), slots.clone(), newer.clone());
         let freeing = thread::spawn(move || frees.free(epoch));
-        let asking = thread::spawn(move || newer.ask(2));
-        let first = slots.ask(1);
+        let asking = thread::spawn(move || asks.ask(&turn));
+        let first = slots.ask(&older);
         freeing.join().expect("no panic");
         assert!(asking.join().expect("no panic").is_none(), "it overtook the first");
-        let first = first.or_else(|| slots.ask(1)).expect("the slot is free");
-        slots.leave(1);
+        let first = first.or_else(|| slots.ask(&older)).expect("the slot is free");
         slots.free(first);
-        let second = slots.ask(2).expect("the slot is free");
-        slots.leave(2);
+        let second = slots.ask(&newer).expect("the slot is free");
         slots.free(second);
         assert_eq!(slots.0.counts(), (0, 0));
     });

@@ -10,25 +10,25 @@ use std::{
 /// The most lines of code of each folder, without comments, blank lines and unit tests. A number may
 /// only fall. To raise one for a new capability is a commit of its own, with the reason.
 const BUDGET: [(&str, usize); 19] = [
-    ("src/", 781),
+    ("src/", 774),
     ("src/admin", 1011),
-    ("src/algorithm", 1235),
-    ("src/decision", 790),
+    ("src/algorithm", 1124),
+    ("src/decision", 651),
     ("src/explain", 229),
     ("src/guide", 99),
     ("src/headers", 663),
     ("src/key", 1220),
-    ("src/middleware", 2006),
+    ("src/middleware", 2056),
     ("src/observe", 462),
-    ("src/quota", 862),
+    ("src/quota", 759),
     ("src/reject", 492),
-    ("src/rule", 1113),
-    ("src/store", 918),
-    ("src/store/hot_keys", 1588),
-    ("src/store/local", 2245),
-    ("src/store/redis", 3582),
-    ("src/store/wrappers", 997),
-    ("src/testing", 717),
+    ("src/rule", 1353),
+    ("src/store", 859),
+    ("src/store/hot_keys", 961),
+    ("src/store/local", 1999),
+    ("src/store/redis", 3591),
+    ("src/store/wrappers", 987),
+    ("src/testing", 722),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.
 const SLACK: usize = 40;
@@ -135,11 +135,7 @@ fn the_root_of_the_crate_has_few_names() {
 }
 
 /// Names that are defined twice, each with its reason.
-const DEFINED_TWICE: [(&str, &str); 3] = [
-    ("Meter", "its twin without the feature metrics"),
-    ("Sealed", "each module seals its own trait"),
-    ("Started", "its twin without the feature metrics"),
-];
+const DEFINED_TWICE: [(&str, &str); 1] = [("Sealed", "each module seals its own trait")];
 
 /// The names of the types and traits that the code defines, without associated types.
 fn definitions(text: &str) -> impl Iterator<Item = &str> {

@@ -23,7 +23,6 @@ pub(super) struct Account<'a> {
     pub(super) quota: &'a Quota,
     pub(super) demand: Demand,
     pub(super) report_only: bool,
-    pub(super) arrival: u32,
     /// The result for `demand`.
     pub(super) evaluation: Evaluation,
 }
@@ -72,6 +71,8 @@ pub(super) struct Accounts<'a> {
     pub(super) distinct: SmallVec<[Account<'a>; 4]>,
     /// The account of each outcome, as an index into `distinct`.
     order: SmallVec<[u16; 8]>,
+    /// `true` if some accounts count held slots.
+    pub(super) has_slots: bool,
 }
 
 impl<'a> Accounts<'a> {
@@ -110,18 +111,28 @@ impl<'a> Accounts<'a> {
         self.order.iter().position(|account| usize::from(*account) == index)
     }
 
-    /// Returns the decision from the evaluated demands.
-    pub(super) fn decision(&self, now: u64) -> Decision {
-        let all = self.distinct.iter().map(|it| (it.report_only, &it.evaluation));
-        let (allowed, overage, wait) = combined(all);
-        let mut decision = Decision::new(allowed, now);
-        decision.set_allowed(overage, wait);
+    /// Returns `true` if the evaluated demands are allowed.
+    #[inline]
+    pub(super) fn are_allowed(&self) -> bool {
+        self.distinct.iter().all(|it| it.evaluation.allowed || it.report_only)
+    }
+
+    /// Adds the evaluated demands to a decision, which was made at `now`.
+    #[inline]
+    pub(super) fn report(&self, now: u64, decision: &mut Decision) {
+        decision.decide(self.are_allowed(), now);
+        if decision.is_allowed() {
+            let deciding = self.distinct.iter().filter(|it| !it.report_only);
+            let (overage, wait) = deciding.fold((false, 0), |(overage, wait), it| {
+                (overage || it.evaluation.overage, it.evaluation.wait.max(wait))
+            });
+            decision.set_allowed(overage, wait);
+        }
         for index in &self.order {
             let Account { at, report_only, evaluation, .. } = &self.distinct[usize::from(*index)];
             let outcome = Outcome::with(at.rule, at.quota_index, evaluation.snapshot);
             decision.push(outcome.with_report_only(*report_only));
         }
-        decision
     }
 }
 
@@ -139,26 +150,30 @@ impl AddressHasher {
     #[inline]
     pub(super) fn accounts<'a>(&self, charges: &[Charge<'a>]) -> Accounts<'a> {
         let mut accounts = Accounts::default();
-        for charge in charges {
-            let (id, demand, report_only) =
-                (self.id(charge), charge.demand(), charge.is_report_only());
-            let arrival = charge.arrival();
-            for (quota_index, quota) in charge.charged_quotas() {
-                let (id, rule) = (quota_id(id, quota_index), charge.rule());
-                let at = if quota.is_concurrent() {
-                    Located::elsewhere(id, rule, quota_index)
-                } else {
-                    Located::new(id, rule, quota_index)
-                };
-                let evaluation = Evaluation::allowed(Snapshot::Unknown { retry_ns: 0 });
-                accounts.add(Account { at, quota, demand, report_only, arrival, evaluation });
-            }
-        }
+        self.collect(charges, &mut accounts);
         accounts
     }
 
+    /// Adds the accounts of these charges. Returning them would move them, which is slow.
+    pub(super) fn collect<'a>(&self, charges: &[Charge<'a>], accounts: &mut Accounts<'a>) {
+        for charge in charges {
+            let (first, rule, only) = (self.id(charge), charge.rule(), charge.quota_index());
+            let (demand, report_only) = (charge.demand(), charge.is_report_only());
+            for (quota_index, quota) in charge.quotas().iter().enumerate() {
+                if only.is_some_and(|only| only != quota_index) {
+                    continue;
+                }
+                let id = quota_id(first, quota_index);
+                accounts.has_slots |= quota.is_concurrent();
+                let at = Located::new(id, rule, quota_index, quota.is_concurrent());
+                let evaluation = Evaluation::allowed(Snapshot::Unknown { retry_ns: 0 });
+                accounts.add(Account { at, quota, demand, report_only, evaluation });
+            }
+        }
+    }
+
     /// Returns the id of the account of the first quota. The id is never 0.
-    #[inline]
+    #[inline(always)]
     pub(super) fn id(&self, charge: &Charge<'_>) -> u64 {
         let mut hasher = self.seed.build_hasher();
         charge.key().hash_with(charge.rule().hash64(), &mut hasher);
@@ -170,15 +185,4 @@ impl AddressHasher {
 pub(super) fn quota_id(first: u64, quota_index: usize) -> u64 {
     // An odd constant (from the golden ratio).
     first.wrapping_add((quota_index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).max(1)
-}
-
-/// Combines evaluations, each with its report-only flag, into `(allowed, overage, wait)`.
-#[inline]
-pub(super) fn combined<'a>(all: impl Iterator<Item = (bool, &'a Evaluation)>) -> (bool, bool, u64) {
-    let deciding = all.filter(|(report_only, _)| !report_only);
-    let (allowed, overage, wait) =
-        deciding.fold((true, false, 0), |(allowed, overage, wait), (_, it)| {
-            (allowed && it.allowed, overage || it.overage, it.wait.max(wait))
-        });
-    if allowed { (true, overage, wait) } else { (false, false, 0) }
 }

@@ -79,7 +79,9 @@ impl Ledger {
                 change(account, &mut locked)
             };
         }
-        accounts.decision(locked.now())
+        let mut decision = Decision::new(true, locked.now());
+        accounts.report(locked.now(), &mut decision);
+        decision
     }
 }
 

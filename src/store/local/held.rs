@@ -1,21 +1,24 @@
-//! Held slots, in a table beside the accounts.
+//! Held slots, and the requests that wait for slots, in a table beside the accounts.
 //!
 //! A key without held slots has no entry, so the memory is bounded by the requests that run. No
 //! clock is read when slots are taken or freed.
+//!
+//! Each key has a queue. A request that waits is called when it is the first and its slots are
+//! probably free. It stays in the queue until it asks again, so that no later request gets its
+//! slots.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     hash::{BuildHasherDefault, Hasher},
-    sync::Arc,
+    mem::take,
+    sync::{Arc, atomic::AtomicU64},
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use smallvec::SmallVec;
 
-use super::{
-    slot_queue::{Order, SlotQueue},
-    sync::{AtomicU32, Mutex, MutexGuard, OnceLock, Ordering},
-};
+use super::sync::{Mutex, MutexGuard, OnceLock};
 
 /// The maximum number of shards.
 const SHARDS: usize = 64;
@@ -24,6 +27,9 @@ const KEPT_ENTRIES: usize = 64;
 /// The longest expected wait before the first slot is freed, in nanoseconds.
 const MAX_GUESS: u64 = 60_000_000_000;
 
+/// The headroom and the number of a request. Requests get slots in ascending order.
+type Order = (u32, u64);
+
 /// The held slots of all keys.
 #[derive(Debug)]
 pub(super) struct HeldSlots {
@@ -31,53 +37,67 @@ pub(super) struct HeldSlots {
     capacity: usize,
     shards: usize,
     all: OnceLock<Box<[Arc<Shard>]>>,
-    /// The number of requests that have waited for slots.
-    tickets: AtomicU32,
 }
 
 impl HeldSlots {
     /// Creates a table with room for about `keys` keys with held slots.
     pub(super) fn new(keys: usize) -> Self {
         let shards = (keys / KEPT_ENTRIES).clamp(1, SHARDS);
-        let (all, tickets) = (OnceLock::new(), AtomicU32::new(0));
-        Self { capacity: keys.div_ceil(shards), shards, all, tickets }
+        Self { capacity: keys.div_ceil(shards), shards, all: OnceLock::new() }
     }
 
     /// Returns the index of the shard of `id`.
     #[inline]
-    pub(super) fn index(&self, id: u64) -> usize {
+    fn index(&self, id: u64) -> usize {
         let scaled = (u128::from(id) * self.shards as u128) >> 64;
         usize::try_from(scaled).unwrap_or(0)
     }
 
     #[inline]
-    pub(super) fn shard(&self, id: u64) -> &Arc<Shard> {
+    fn at(&self, index: usize) -> &Arc<Shard> {
         let new = || (0..self.shards).map(|_| Arc::new(Shard::new(self.capacity))).collect();
-        &self.all.get_or_init(new)[self.index(id)]
+        &self.all.get_or_init(new)[index]
     }
 
-    /// Returns a number for a request that waits, below that of a request that has not waited.
-    ///
-    /// After four billion requests the numbers start again, and two requests change their order.
-    pub(super) fn ticket(&self) -> u32 {
-        self.tickets.fetch_add(1, Ordering::Relaxed) % u32::MAX
+    #[inline]
+    pub(super) fn shard(&self, id: u64) -> &Arc<Shard> {
+        self.at(self.index(id))
     }
 
-    /// Locks the shards of these accounts, in ascending order.
-    pub(super) fn lock(&self, ids: impl Iterator<Item = u64>) -> LockedSlots<'_> {
-        let mut shards: SmallVec<[_; 2]> = ids.map(|id| (self.index(id), id)).collect();
-        shards.sort_unstable();
-        shards.dedup_by_key(|(index, _)| *index);
-        let lock = |(index, id)| (index, self.shard(id), self.shard(id).lock());
-        let shards = shards.into_iter().map(lock).collect();
-        LockedSlots { table: self, shards, full: false, called: Vec::new() }
+    /// Locks the shards of these accounts, in ascending order. The `turn` of the request, if it may
+    /// wait, must be in the queue of one of these accounts, or in none. It leaves the queue.
+    #[inline]
+    pub(super) fn lock<'a>(
+        &'a self,
+        ids: impl Iterator<Item = u64> + Clone,
+        turn: Option<&'a Arc<Turn>>,
+    ) -> LockedSlots<'a> {
+        let mut locked = LockedSlots {
+            table: self,
+            turn,
+            shards: SmallVec::new(),
+            full: false,
+            called: Vec::new(),
+        };
+        let mut next = ids.clone().map(|id| self.index(id)).min();
+        while let Some(index) = next {
+            locked.shards.push((index, self.at(index).lock()));
+            next = ids.clone().map(|id| self.index(id)).filter(|other| *other > index).min();
+        }
+        if let Some(place) = turn.and_then(|turn| turn.place().take())
+            && let Some(keys) = locked.get(place.id)
+        {
+            let left = keys.leave(place.id, place.order);
+            locked.called.extend(left.and_then(|waiting| waiting.waker));
+        }
+        locked
     }
 
     /// Returns the numbers of keys with held slots and of held slots.
     pub(super) fn counts(&self) -> (usize, u64) {
         let shards = self.all.get().into_iter().flatten();
         shards.fold((0, 0), |(keys, slots), shard| {
-            let entries = &shard.keys.lock().entries;
+            let entries = &shard.lock().entries;
             (keys + entries.len(), slots + entries.values().map(|entry| entry.held).sum::<u64>())
         })
     }
@@ -86,46 +106,143 @@ impl HeldSlots {
 /// The locked shards of the accounts of one decision.
 pub(super) struct LockedSlots<'a> {
     table: &'a HeldSlots,
-    /// The index of each shard, the shard, and its lock.
-    shards: SmallVec<[(usize, &'a Arc<Shard>, MutexGuard<'a, HeldKeys>); 2]>,
-    full: bool,
+    pub(super) turn: Option<&'a Arc<Turn>>,
+    /// The index of each shard, and its lock.
+    shards: SmallVec<[(usize, MutexGuard<'a, HeldKeys>); 2]>,
+    /// `true` if there was no room for a new account.
+    pub(super) full: bool,
     /// The tasks to wake once the shards are unlocked.
     called: Vec<Waker>,
 }
 
 impl Drop for LockedSlots<'_> {
+    #[inline]
     fn drop(&mut self) {
         self.shards.clear();
-        self.called.drain(..).for_each(Waker::wake);
+        if !self.called.is_empty() {
+            take(&mut self.called).into_iter().for_each(Waker::wake);
+        }
     }
 }
 
 impl<'a> LockedSlots<'a> {
-    /// Returns the shard of an account, which [`HeldSlots::lock`] has locked.
-    pub(super) fn get(&mut self, id: u64) -> Option<(&'a Arc<Shard>, &mut HeldKeys)> {
+    /// Returns the keys of the shard of an account, which [`HeldSlots::lock`] has locked.
+    #[inline]
+    pub(super) fn get(&mut self, id: u64) -> Option<&mut HeldKeys> {
         let index = self.table.index(id);
-        let (_, shard, keys) = self.shards.iter_mut().find(|(locked, ..)| *locked == index)?;
-        Some((shard, keys))
+        self.shards.iter_mut().find(|(locked, _)| *locked == index).map(|(_, keys)| &mut **keys)
     }
 
-    pub(super) fn table(&self) -> &'a HeldSlots {
-        self.table
+    #[inline]
+    pub(super) fn shard(&self, id: u64) -> &'a Arc<Shard> {
+        self.table.shard(id)
+    }
+
+    /// Returns the order of the request among those with this headroom.
+    #[inline]
+    pub(super) fn order(&self, headroom: u32) -> Order {
+        (headroom, self.turn.map_or(u64::MAX, |turn| turn.number))
+    }
+
+    /// Adds the request to the queue of an account. It must have a turn.
+    pub(super) fn join(&mut self, id: u64, headroom: u32, need: u64, limit: u32, max_wait: u64) {
+        let (order, shard) = (self.order(headroom), self.shard(id).clone());
+        let Some(turn) = self.turn else { return };
+        let Some(entry) = self.get(id).and_then(|keys| keys.entries.get_mut(&id)) else { return };
+        let queue = entry.queue.get_or_insert_default();
+        queue.limit = limit.into();
+        let waiting = Waiting { need, called: false, waker: None };
+        let _ = queue.waiting.insert(order, waiting);
+        *turn.place() = Some(QueuePlace { shard, id, order, max_wait, called: false });
     }
 
     /// Calls the next request that waits for slots of an account, if it fits under `limit`.
     pub(super) fn call_next(&mut self, id: u64, limit: u32) {
-        let called = self.get(id).and_then(|(_, keys)| keys.call_next(id, limit));
+        let called = self.get(id).and_then(|keys| {
+            let entry = keys.entries.get_mut(&id)?;
+            entry.queue.as_mut()?.limit = limit.into();
+            entry.call_next()
+        });
         self.called.extend(called);
     }
+}
 
-    /// Records that there was no room for a new account.
-    pub(super) fn set_full(&mut self) {
-        self.full = true;
+/// A request that may wait for slots. Dropping it leaves the queue.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    number: u64,
+    place: Mutex<Option<QueuePlace>>,
+}
+
+/// The place of a request in the queue of an account.
+#[derive(Debug)]
+struct QueuePlace {
+    shard: Arc<Shard>,
+    id: u64,
+    order: Order,
+    /// The longest wait in nanoseconds.
+    max_wait: u64,
+    /// `true` once the request may ask again. It then waits only if the answer says so.
+    called: bool,
+}
+
+impl Turn {
+    /// Creates the turn of a request that comes after all earlier ones.
+    pub(crate) fn new() -> Arc<Self> {
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBERS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        Arc::new(Self { number, place: Mutex::new(None) })
     }
 
-    /// Returns `true` if there was no room for a new account.
-    pub(super) fn are_full(&self) -> bool {
-        self.full
+    /// Returns the longest time that the request waits, or `None` if it does not wait.
+    pub(crate) fn max_wait(&self) -> Option<Duration> {
+        let place = self.place();
+        let waiting = place.as_ref().filter(|place| !place.called);
+        waiting.map(|place| Duration::from_nanos(place.max_wait))
+    }
+
+    /// Completes once the request may ask for its slots again.
+    pub(crate) fn poll_called(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let place = self.place().as_ref().map(|it| (it.shard.clone(), it.id, it.order));
+        let Some((shard, id, order)) = place else { return Poll::Ready(()) };
+        let mut keys = shard.lock();
+        let queue = keys.entries.get_mut(&id).and_then(|entry| entry.queue.as_mut());
+        match queue.and_then(|queue| queue.waiting.get_mut(&order)) {
+            Some(waiting) if !waiting.called => {
+                let old = waiting.waker.replace(cx.waker().clone());
+                drop(keys);
+                drop(old);
+                Poll::Pending
+            }
+            _ => {
+                drop(keys);
+                self.place().as_mut().into_iter().for_each(|place| place.called = true);
+                Poll::Ready(())
+            }
+        }
+    }
+
+    /// Leaves the queue of an account for which `stays` returns `false`.
+    pub(super) fn leave_unless(&self, stays: impl Fn(u64) -> bool) {
+        let left = self.place().take_if(|place| !stays(place.id));
+        if let Some(QueuePlace { shard, id, order, .. }) = left {
+            let mut keys = shard.lock();
+            let left = keys.leave(id, order);
+            let called = keys.entries.get_mut(&id).and_then(HeldEntry::call_next);
+            drop(keys);
+            drop(left);
+            wake(called);
+        }
+    }
+
+    fn place(&self) -> MutexGuard<'_, Option<QueuePlace>> {
+        self.place.lock()
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.leave_unless(|_| false);
     }
 }
 
@@ -148,54 +265,20 @@ impl Shard {
     /// Frees slots, unless the account was reset since `epoch`.
     #[inline]
     pub(super) fn free(&self, id: u64, epoch: u64, units: u64) {
-        let called = self.keys.lock().free(id, epoch, units);
+        let called = self.lock().free(id, epoch, units);
         wake(called);
     }
 
     /// Sets the held slots of an account to 0.
     pub(super) fn reset(&self, id: u64) {
-        let called = self.keys.lock().reset(id);
-        wake(called);
-    }
-
-    /// Completes once the request may ask for its slots again.
-    pub(super) fn poll_called(
-        &self,
-        id: u64,
-        order: Order,
-        ticket: u32,
-        cx: &mut Context<'_>,
-    ) -> Poll<()> {
-        let mut keys = self.keys.lock();
-        let queue = keys.entries.get_mut(&id).and_then(|entry| entry.queue.as_deref_mut());
-        let Some(queue) = queue else { return Poll::Ready(()) };
-        let (polled, old) = queue.poll_called(order, ticket, cx);
-        drop(keys);
-        drop(old);
-        polled
-    }
-
-    /// Removes a request from the queue of an account.
-    pub(super) fn leave(&self, id: u64, order: Order, ticket: u32) {
-        let mut keys = self.keys.lock();
-        let Some(entry) = keys.entries.get_mut(&id) else { return };
-        let Some(queue) = &mut entry.queue else { return };
-        let left = queue.leave(order, ticket);
-        let called = queue.call_next(entry.held);
-        if queue.len() == 0 {
-            entry.queue = None;
-            if entry.is_unused() {
-                keys.remove(id);
-            }
-        }
-        drop(keys);
-        drop(left);
+        let called = self.lock().reset(id);
         wake(called);
     }
 }
 
 /// Wakes a task. A waker may run any code, so no lock may be held.
-pub(super) fn wake(called: Option<Waker>) {
+#[inline]
+fn wake(called: Option<Waker>) {
     if let Some(waker) = called {
         waker.wake();
     }
@@ -218,6 +301,31 @@ pub(super) struct HeldEntry {
     queue: Option<Box<SlotQueue>>,
 }
 
+/// The slots that were freed since the first denial.
+#[derive(Clone, Copy, Debug)]
+struct Exhaustion {
+    since: u64,
+    freed: u64,
+    /// The slots that were held at the last denial.
+    held: u64,
+}
+
+/// The requests that wait for slots of one account.
+#[derive(Debug, Default)]
+struct SlotQueue {
+    /// The limit of the latest request.
+    limit: u64,
+    waiting: BTreeMap<Order, Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    /// The slots that must be free.
+    need: u64,
+    called: bool,
+    waker: Option<Waker>,
+}
+
 impl HeldEntry {
     /// Returns `true` if nothing is held and no request waits.
     #[inline]
@@ -225,10 +333,18 @@ impl HeldEntry {
         self.held == 0 && self.queue.is_none()
     }
 
-    /// Calls the next request that waits, if it fits. Returns the waker of its task.
+    /// Calls the first request that waits, if it fits. Returns the waker of its task.
     #[inline]
     fn call_next(&mut self) -> Option<Waker> {
-        self.queue.as_mut()?.call_next(self.held)
+        let queue = self.queue.as_mut()?;
+        let mut first = queue.waiting.first_entry()?;
+        let first = first.get_mut();
+        // With no slot held, the limit may be lower than the need, and nothing else would call it.
+        if first.called || self.held > 0 && self.held.saturating_add(first.need) > queue.limit {
+            return None;
+        }
+        first.called = true;
+        first.waker.take()
     }
 }
 
@@ -243,26 +359,17 @@ pub(super) enum Room {
     None,
 }
 
-/// The slots that were freed since the first denial.
-#[derive(Clone, Copy, Debug)]
-struct Exhaustion {
-    since: u64,
-    freed: u64,
-    /// The slots that were held at the last denial.
-    held: u64,
-}
-
 impl HeldKeys {
     /// Returns the state of the account for a request of this order.
     #[inline]
     pub(super) fn room(&self, id: u64, order: Order) -> Room {
-        match self.entries.get(&id) {
-            Some(HeldEntry { held, queue: Some(queue), .. }) if queue.precedes(order) => {
-                Room::Behind(*held)
-            }
-            Some(entry) => Room::Held(entry.held),
-            None if self.entries.len() < self.capacity => Room::Held(0),
-            None => Room::None,
+        let Some(HeldEntry { held, queue, .. }) = self.entries.get(&id) else {
+            return if self.entries.len() < self.capacity { Room::Held(0) } else { Room::None };
+        };
+        let first = queue.as_ref().and_then(|queue| queue.waiting.first_key_value());
+        match first {
+            Some((first, _)) if *first < order => Room::Behind(*held),
+            _ => Room::Held(*held),
         }
     }
 
@@ -309,24 +416,15 @@ impl HeldKeys {
         called
     }
 
-    /// Adds a denied request to the queue of the account.
-    pub(super) fn join(&mut self, id: u64, order: Order, need: u64, ticket: u32, limit: u64) {
-        if let Some(entry) = self.entries.get_mut(&id) {
-            entry.queue.get_or_insert_default().join(order, need, ticket, limit);
-        }
-    }
-
-    /// Updates the limit by which requests of the account's queue are called.
-    pub(super) fn set_queue_limit(&mut self, id: u64, limit: u32) {
-        let queue = self.entries.get_mut(&id).and_then(|entry| entry.queue.as_mut());
-        queue.into_iter().for_each(|queue| queue.set_limit(limit.into()));
-    }
-
-    /// Calls the next request that waits, if it fits under `limit`. Returns the waker of its task.
-    pub(super) fn call_next(&mut self, id: u64, limit: u32) -> Option<Waker> {
+    /// Removes a request from the queue of the account.
+    fn leave(&mut self, id: u64, order: Order) -> Option<Waiting> {
         let entry = self.entries.get_mut(&id)?;
-        entry.queue.as_mut()?.set_limit(limit.into());
-        entry.call_next()
+        let left = entry.queue.as_mut()?.waiting.remove(&order);
+        entry.queue.take_if(|queue| queue.waiting.is_empty());
+        if entry.is_unused() {
+            self.remove(id);
+        }
+        left
     }
 
     fn remove(&mut self, id: u64) {
@@ -353,7 +451,7 @@ impl HeldKeys {
         let Some(entry) = self.entries.get(&id) else { return 0 };
         let Some(exhaustion) = entry.exhaustion else { return 0 };
         let elapsed = now.saturating_sub(exhaustion.since);
-        let waiting = entry.queue.as_ref().map_or(0, |queue| queue.len() as u64);
+        let waiting = entry.queue.as_ref().map_or(0, |queue| queue.waiting.len() as u64);
         let most = if exhaustion.freed == 0 { MAX_GUESS } else { u64::MAX };
         (elapsed / exhaustion.freed.max(1)).saturating_mul(missing + waiting).min(most)
     }

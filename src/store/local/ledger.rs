@@ -1,22 +1,20 @@
 //! Decisions about one or several accounts. All accounts are charged, or none.
 
-use std::time::Duration;
+use std::{array, time::Duration};
 
 use super::{
     Stats,
     accounts::{Account, Accounts, AddressHasher},
-    adaptive::AdaptiveLimits,
     blocks::Blocks,
     clock::Clock,
-    held::HeldSlots,
+    held::{HeldSlots, LockedSlots},
     overflow_warning::OverflowWarning,
-    plain::plain_decision,
-    slots::{self, Locked},
+    slots,
     table::{LockedAccounts, Table},
 };
 use crate::{
-    algorithm::{self, AccountState, Evaluation},
-    decision::{Decision, Holds, NEVER, Outcome, Source},
+    algorithm::{self, AccountState, Demand, Evaluation, gcra::Gcra},
+    decision::{Decision, Hold, NEVER, Outcome, Source, UNKNOWN_WAIT},
     quota::Quota,
     store::Charge,
 };
@@ -35,7 +33,6 @@ pub(super) struct Ledger {
     pub(super) hasher: AddressHasher,
     pub(super) table: Table<AccountState>,
     pub(super) held: HeldSlots,
-    pub(super) adaptive: AdaptiveLimits,
     warning: OverflowWarning,
     pub(super) blocks: Blocks,
     block_warning: OverflowWarning,
@@ -48,7 +45,6 @@ impl Ledger {
             hasher: AddressHasher::new(),
             table: Table::new(keys.saturating_mul(SLOTS_PER_KEY)),
             held: HeldSlots::new(keys),
-            adaptive: AdaptiveLimits::new(keys.max(1)),
             warning: OverflowWarning::default(),
             blocks: Blocks::default(),
             block_warning: OverflowWarning::default(),
@@ -73,7 +69,7 @@ impl Ledger {
     /// Always inlined, because a call would move the decision, which is large.
     #[inline(always)]
     pub(super) fn take<T>(&self, charges: &[Charge<'_>], then: impl FnOnce(Decision) -> T) -> T {
-        let now = if slots::are_alone(charges) { 0 } else { self.clock.now() };
+        let now = if are_slots(charges) { 0 } else { self.clock.now() };
         self.take_at(charges, now, then)
     }
 
@@ -82,8 +78,8 @@ impl Ledger {
     fn take_at<T>(&self, charges: &[Charge<'_>], now: u64, then: impl FnOnce(Decision) -> T) -> T {
         let later = match self.take_one(charges, now) {
             Some((charge, one)) => {
-                let denied = !one.allowed && !charge.is_report_only();
-                let retry_ns = if denied { one.retry_ns() } else { NEVER };
+                let is_denied = !one.allowed && !charge.is_report_only();
+                let retry_ns = if is_denied { one.retry_ns() } else { NEVER };
                 match self.later(charges, now, retry_ns) {
                     None => return then(plain_decision([charge], [one], now)),
                     Some(later) => later,
@@ -94,23 +90,103 @@ impl Ledger {
         then(self.decide_again(charges, later))
     }
 
+    /// Charges one rule with one plain GCRA quota, whose account has a slot in the table. Returns
+    /// `None` for other charges.
+    #[inline(always)]
+    fn take_one<'c, 'a>(
+        &self,
+        charges: &'c [Charge<'a>],
+        now: u64,
+    ) -> Option<(&'c Charge<'a>, Evaluation)> {
+        let [charge] = charges else { return None };
+        let [quota] = charge.quotas() else { return None };
+        let gcra = Gcra::plain(quota)?;
+        if charge.quota_index().is_some() || self.blocks.any(now) {
+            return None;
+        }
+        let take = |tat| gcra.charge(tat, now, charge.demand());
+        let charged = self.table.update_instant(self.hasher.id(charge), take)?;
+        Some((charge, gcra.evaluation(charged)))
+    }
+
+    /// Like [`take_one`](Ledger::take_one), for `N` rules.
+    #[inline]
+    fn take_plain<'c, 'a, const N: usize>(
+        &self,
+        charges: &'c [Charge<'a>],
+        now: u64,
+    ) -> Option<([&'c Charge<'a>; N], [Evaluation; N])> {
+        let charges: &[Charge<'_>; N] = charges.try_into().ok()?;
+        for (at, charge) in charges.iter().enumerate() {
+            let [quota] = charge.quotas() else { return None };
+            let again = charges[..at].iter().any(|other| other.rule() == charge.rule());
+            if Gcra::plain(quota).is_none() || charge.quota_index().is_some() || again {
+                return None;
+            }
+        }
+        if self.blocks.any(now) {
+            return None;
+        }
+        let ids = charges.each_ref().map(|charge| self.hasher.id(charge));
+        let gcra = |at: usize| Gcra::new(&charges[at].quotas()[0]);
+        let evaluations = self.table.update_instants(ids, |tats| {
+            let charge = |at: usize| gcra(at).charge(tats[at], now, charges[at].demand());
+            let charged: [_; N] = array::from_fn(charge);
+            let permits = |at: usize| charged[at].1.0.allowed || charges[at].is_report_only();
+            if (0..N).all(permits) {
+                let evaluations = array::from_fn(|at| gcra(at).evaluation(charged[at].1));
+                return (charged.map(|(new, _)| new), evaluations);
+            }
+            // The waits of a denial are those of callers that do not queue.
+            let demand = |at: usize| Demand { max_wait: 0, ..charges[at].demand() };
+            ([None; N], array::from_fn(|at| gcra(at).look(tats[at], now, demand(at))))
+        })?;
+        Some((charges.each_ref(), evaluations))
+    }
+
+    /// Takes the slots of one rule with one concurrent quota, if they are free. Returns `None` for
+    /// other charges.
+    #[inline(always)]
+    fn take_slots<'c, 'a>(
+        &self,
+        charges: &'c [Charge<'a>],
+    ) -> Option<(&'c Charge<'a>, Evaluation, Hold)> {
+        let [charge] = charges else { return None };
+        let [quota] = charge.quotas() else { return None };
+        let (id, demand) = (self.hasher.id(charge), charge.demand());
+        let is_plain = quota.is_concurrent() && charge.quota_index().is_none() && demand.cost > 0;
+        if !is_plain || charge.turn().is_some() || self.blocks.any(0) {
+            return None;
+        }
+        let (evaluation, hold) = slots::take(self.held.shard(id), id, quota, demand)?;
+        Some((charge, evaluation, hold))
+    }
+
     /// Decides, and repeats a denied decision with a later reading of the clock, if the elapsed time
     /// may change the result.
     ///
     /// Another thread may have charged the account at a later reading than `now`.
     #[inline(never)]
     fn decide_again(&self, charges: &[Charge<'_>], mut now: u64) -> Decision {
-        if slots::are_alone(charges) {
-            return self.take_slots(charges);
+        if let Some((two, by)) = self.take_plain::<2>(charges, now) {
+            return plain_decision(two, by, now);
         }
-        let mut decision = self.take_several(charges, now);
+        if let Some((three, by)) = self.take_plain::<3>(charges, now) {
+            return plain_decision(three, by, now);
+        }
+        if let Some((charge, evaluation, hold)) = self.take_slots(charges) {
+            let mut decision = plain_decision([charge], [evaluation], 0);
+            decision.hold(hold);
+            return decision;
+        }
+        let mut decision = self.decide(charges, now);
         for _ in 0..MAX_REPEATS {
             if decision.is_allowed() {
                 break;
             }
             let retry_ns = decision.binding().map_or(NEVER, Outcome::retry_ns);
             let Some(later) = self.later(charges, now, retry_ns) else { break };
-            decision = self.decide_all(charges, later);
+            decision = self.decide(charges, later);
             now = later;
         }
         decision
@@ -119,7 +195,7 @@ impl Ledger {
     /// Returns a later reading of the clock if it may change a denial for `retry_ns`.
     #[inline]
     fn later(&self, charges: &[Charge<'_>], now: u64, retry_ns: u64) -> Option<u64> {
-        if retry_ns == NEVER {
+        if retry_ns >= UNKNOWN_WAIT {
             return None;
         }
         let later = self.clock.now();
@@ -129,32 +205,42 @@ impl Ledger {
         (elapsed > 0 && elapsed >= retry_ns.saturating_sub(max_wait)).then_some(later)
     }
 
-    #[inline(never)]
-    pub(super) fn decide_all(&self, charges: &[Charge<'_>], now: u64) -> Decision {
-        if charges.iter().flat_map(Charge::quotas).any(Quota::is_adaptive) {
-            return self.decide_adaptive(charges, now);
+    /// Decides on the charges of all accounts.
+    fn decide(&self, charges: &[Charge<'_>], now: u64) -> Decision {
+        let mut decision = Decision::new(true, now);
+        if self.blocks.any(now) && self.deny_blocked(charges, &mut decision) {
+            return decision;
         }
-        if self.blocks.any(now)
-            && let Some(denial) = self.deny_blocked(charges, now)
-        {
-            return denial;
+        let mut accounts = Accounts::default();
+        self.hasher.collect(charges, &mut accounts);
+        let turn = charges.iter().find_map(Charge::turn);
+        if let Some(turn) = turn {
+            turn.leave_unless(|id| accounts.slots().any(|account| account.at.id == id));
         }
-        let mut accounts = self.hasher.accounts(charges);
-        let mut locked = Locked {
-            rates: self.table.lock(&mut accounts.distinct, now),
-            slots: self.held.lock(accounts.slots().map(|account| account.at.id)),
-        };
-        let holds = take_all(&mut accounts, &mut locked);
-        let mut decision = accounts.decision(locked.rates.now());
-        if locked.slots.are_full() && !decision.is_allowed() {
-            decision = decision.with_source(Source::Overflow);
+        let mut locked =
+            Locked { rates: self.table.lock(&mut accounts.distinct, now), slots: None };
+        if accounts.has_slots {
+            let ids = accounts.slots().map(|account| account.at.id);
+            locked.slots = Some(self.held.lock(ids, turn));
         }
-        if locked.rates.overflowed() || locked.slots.are_full() {
+        for index in 0..accounts.distinct.len() {
+            accounts.distinct[index].evaluation = look(&accounts.distinct, index, &mut locked);
+        }
+        if accounts.are_allowed() {
+            charge(&mut accounts, &mut locked, &mut decision);
+        } else {
+            deny(&mut accounts.distinct, &mut locked, || self.clock.now());
+        }
+        accounts.report(locked.rates.now(), &mut decision);
+        let slots_are_full = locked.slots.as_ref().is_some_and(|slots| slots.full);
+        if locked.rates.overflowed() || slots_are_full {
+            if slots_are_full && !decision.is_allowed() {
+                decision.set_source(Source::Overflow);
+            }
             // A log subscriber may run any code, so the locks are released first.
             drop(locked);
-            self.record_overflow(now);
+            self.record_overflow(self.clock.now());
         }
-        decision.hold(holds);
         decision
     }
 
@@ -182,96 +268,76 @@ impl Ledger {
         Decision::allow()
     }
 
-    /// Returns a denial if a key is blocked. Nothing is charged.
+    /// Denies the charges if a key is blocked.
     #[cold]
-    pub(super) fn deny_blocked(&self, charges: &[Charge<'_>], now: u64) -> Option<Decision> {
+    pub(super) fn deny_blocked(&self, charges: &[Charge<'_>], decision: &mut Decision) -> bool {
+        let now = self.clock.now();
         let deciding = charges.iter().filter(|c| c.cost() > 0 && !c.is_report_only());
-        let left = |charge| (charge, self.blocks.left(self.hasher.id(charge), now));
-        let (charge, left) = deciding.map(left).max_by_key(|(_, left)| *left)?;
+        let left = deciding.map(|charge| (charge, self.blocks.left(self.hasher.id(charge), now)));
+        let Some((charge, left)) = left.max_by_key(|(_, left)| *left).filter(|it| it.1 > 0) else {
+            return false;
+        };
         let limit = charge.quotas().first().map_or(1, Quota::burst);
-        let left = Duration::from_nanos(left);
-        let outcome = Outcome::block(charge.rule(), limit, left);
-        (!left.is_zero()).then(|| Decision::new(false, now).with_blocked().with_outcome(outcome))
+        let outcome = Outcome::block(charge.rule(), limit, Duration::from_nanos(left));
+        *decision = Decision::new(false, now).with_blocked().with_outcome(outcome);
+        true
     }
 }
 
-/// Evaluates the demands of all accounts, and charges them if every demand fits. Returns the held
-/// slots, or the position in the queue for a slot.
+/// Returns the decision on charges with one quota each.
 #[inline]
-fn take_all(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>) -> Holds {
-    let (now, mut holds) = (locked.rates.now(), Holds::none());
-    let (allowed, queues) = evaluate_all(&mut accounts.distinct, locked);
-    if !allowed {
-        if queues && let Some(position) = slots::queue(&accounts.distinct, &mut locked.slots) {
-            holds = Holds::position(position);
-        }
-        deny_all(&mut accounts.distinct, queues, locked);
-        return holds;
+fn plain_decision<const N: usize>(
+    charges: [&Charge<'_>; N],
+    evaluations: [Evaluation; N],
+    now: u64,
+) -> Decision {
+    let (mut allowed, mut overage, mut wait) = (true, false, 0);
+    for at in (0..N).filter(|at| !charges[*at].is_report_only()) {
+        let by = &evaluations[at];
+        (allowed, overage, wait) = (allowed & by.allowed, overage | by.overage, wait.max(by.wait));
     }
-    for index in 0..accounts.distinct.len() {
-        let charges = accounts.charges(index);
-        let account = &mut accounts.distinct[index];
-        let (quota, demand) = (account.quota, account.demand);
-        if quota.is_concurrent() {
-            if charges && let Some(hold) = slots::hold(account, &mut locked.slots) {
-                holds.push(hold);
-            }
-        } else if charges {
-            let take = |state: &mut _| algorithm::take(state, quota, now, demand);
-            account.evaluation = locked.rates.update(&mut account.at, quota, take);
-        } else {
-            // A report-only rule that is not charged still creates the account.
-            open(account, &mut locked.rates);
-        }
+    let mut decision = Decision::new(allowed, now);
+    decision.set_allowed(allowed && overage, if allowed { wait } else { 0 });
+    for at in 0..N {
+        let outcome = Outcome::with(charges[at].rule(), 0, evaluations[at].snapshot);
+        decision.push(outcome.with_report_only(charges[at].is_report_only()));
     }
-    holds
+    decision
 }
 
-/// Evaluates the demands of all accounts. Returns `true` if every demand fits, and `true` if one may
-/// queue.
+/// The locked accounts of a decision.
+pub(super) struct Locked<'a> {
+    pub(super) rates: LockedAccounts<'a, AccountState>,
+    pub(super) slots: Option<LockedSlots<'a>>,
+}
+
+/// Returns `true` for one charge of one concurrent quota.
 #[inline]
-pub(super) fn evaluate_all(all: &mut [Account<'_>], locked: &mut Locked<'_>) -> (bool, bool) {
-    let (mut allowed, mut queues) = (true, false);
-    for index in 0..all.len() {
-        let evaluation = look(all, index, locked);
-        let account = &mut all[index];
-        allowed &= evaluation.allowed || account.report_only;
-        queues |= account.demand.max_wait > 0;
-        account.evaluation = evaluation;
-    }
-    (allowed, queues)
-}
-
-/// Computes the waits of a denied decision, and creates accounts with `initial` units.
-fn deny_all(all: &mut [Account<'_>], queues: bool, locked: &mut Locked<'_>) {
-    // The waits of a denial are those of callers that do not queue.
-    for index in (0..all.len()).filter(|_| queues) {
-        all[index].demand.max_wait = 0;
-        all[index].evaluation = look(all, index, locked);
-    }
-    let now = locked.rates.now();
-    for account in all.iter_mut().filter(|account| account.quota.is_concurrent()) {
-        slots::deny(account, &mut locked.slots, now);
-    }
-    if !all.iter().any(|account| !account.report_only && account.evaluation.is_never()) {
-        all.iter_mut().for_each(|account| open(account, &mut locked.rates));
-    }
+fn are_slots(charges: &[Charge<'_>]) -> bool {
+    matches!(charges, [charge] if matches!(charge.quotas(), [quota] if quota.is_concurrent()))
 }
 
 /// Evaluates the demand of an account. New keys on one shared account count together.
 #[inline]
 pub(super) fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluation {
-    let Account { at, quota, demand, .. } = &all[index];
-    if quota.is_concurrent() {
-        return slots::look(&all[index], &mut locked.slots);
+    let account = &all[index];
+    if account.quota.is_concurrent()
+        && let Some(slots) = &mut locked.slots
+    {
+        return slots::look(account, slots);
     }
-    let locked = &mut locked.rates;
-    let (now, mut others) = (locked.now(), 0);
-    if locked.overflowed() {
+    let Account { at, quota, demand, .. } = account;
+    let (now, mut others) = (locked.rates.now(), 0);
+    if let Some(gcra) = Gcra::plain(quota)
+        && let Some(instant) = locked.rates.instant(at)
+    {
+        return gcra.look(*instant, now, *demand);
+    }
+    if locked.rates.overflowed() {
         let same = all.iter().enumerate().filter(|(i, other)| *i != index && other.at.shares(at));
         others = same.map(|(_, other)| i64::from(other.demand.cost)).sum();
     }
-    locked.look(at, |state| {
+    locked.rates.look(at, |state| {
         if others == 0 {
             return algorithm::look(state, quota, now, *demand);
         }
@@ -279,6 +345,52 @@ pub(super) fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -
         algorithm::adjust(&mut after, quota, now, others);
         algorithm::look(after.as_ref(), quota, now, *demand)
     })
+}
+
+/// Charges the accounts of an allowed decision.
+#[inline]
+fn charge(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, decision: &mut Decision) {
+    let now = locked.rates.now();
+    for index in 0..accounts.distinct.len() {
+        let charges = accounts.charges(index);
+        let account = &mut accounts.distinct[index];
+        let (quota, demand) = (account.quota, account.demand);
+        if let (true, Some(slots)) = (quota.is_concurrent(), &mut locked.slots) {
+            if charges {
+                slots::hold(account, slots, decision);
+            }
+        } else if !charges {
+            // A report-only rule that is not charged still creates the account.
+            open(account, &mut locked.rates);
+        } else if let Some(gcra) = Gcra::plain(quota)
+            && let Some(instant) = locked.rates.instant(&account.at)
+        {
+            let (new, charged) = gcra.charge(*instant, now, demand);
+            *instant = new.unwrap_or(*instant);
+            account.evaluation = gcra.evaluation(charged);
+        } else {
+            let take = |state: &mut _| algorithm::take(state, quota, now, demand);
+            account.evaluation = locked.rates.update(&mut account.at, quota, take);
+        }
+    }
+}
+
+/// Adds the waits of a denied decision, and creates accounts with `initial` units.
+#[inline(never)]
+fn deny(all: &mut [Account<'_>], locked: &mut Locked<'_>, clock: impl FnOnce() -> u64) {
+    if let Some(slots) = &mut locked.slots {
+        slots::deny(all, slots, clock());
+    }
+    // The waits of a denial are those of callers that do not queue.
+    for index in 0..all.len() {
+        if all[index].demand.max_wait > 0 && !all[index].quota.is_concurrent() {
+            all[index].demand.max_wait = 0;
+            all[index].evaluation = look(all, index, locked);
+        }
+    }
+    if !all.iter().any(|account| !account.report_only && account.evaluation.is_never()) {
+        all.iter_mut().for_each(|account| open(account, &mut locked.rates));
+    }
 }
 
 /// Creates an account with `initial` units, without a charge.

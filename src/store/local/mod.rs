@@ -1,7 +1,6 @@
 //! The embedded store: exact, with fixed memory, at any load.
 
 mod accounts;
-mod adaptive;
 mod blocks;
 mod changes;
 mod clock;
@@ -10,23 +9,21 @@ mod ledger;
 mod overflow;
 mod overflow_warning;
 mod peek;
-mod plain;
 mod rebuild;
 mod sets;
-mod slot_queue;
 mod slots;
 mod sync;
 mod table;
 
 use std::{convert::Infallible, fmt, sync::Arc};
 
-pub(crate) use self::clock::Clock;
+pub(crate) use self::{clock::Clock, held::Turn};
 use self::{ledger::Ledger, rebuild::RebuildDetector};
 use super::{
     Answer, BoxFuture, Charge, Health, KnownRules, Never, Op, Store, Unsupported, can_queue_under,
     queueing,
 };
-use crate::{decision::Decision, observe::set_keys, quota::Quota};
+use crate::{decision::Decision, observe::set_keys};
 
 /// Embedded store that keeps accounts in the memory of the process.
 ///
@@ -236,8 +233,8 @@ impl Store for LocalStore {
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        let has_queue = |quota: &&Quota| quota.is_concurrent() && !quota.is_adaptive();
-        queueing(charges).filter(|quota| !has_queue(quota)).try_for_each(can_queue_under)?;
+        let mut rates = queueing(charges).filter(|quota| !quota.is_concurrent());
+        rates.try_for_each(can_queue_under)?;
         if charges.iter().any(Charge::is_fixed) {
             self.layers.rules.register(charges)?;
             self.layers.rebuilds.layer_built();

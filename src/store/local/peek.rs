@@ -1,64 +1,49 @@
 //! Decisions without a charge.
 
-use smallvec::SmallVec;
-
 use super::{
-    accounts::{Accounts, quota_id},
-    ledger::{Ledger, evaluate_all, look},
-    slots::{self, Locked},
+    accounts::Accounts,
+    ledger::{Ledger, Locked, look},
+    slots,
 };
 use crate::{
     algorithm,
     decision::{Decision, Source},
-    quota::Quota,
     store::Charge,
 };
 
 impl Ledger {
     /// Returns the decision that [`take`](Ledger::take) would make, and changes nothing.
     pub(super) fn peek(&self, charges: &[Charge<'_>]) -> Decision {
-        if charges.iter().flat_map(Charge::quotas).any(Quota::is_adaptive) {
-            return self.peek_adaptive(charges);
-        }
         let now = self.clock.now();
-        if self.blocks.any(now)
-            && let Some(denial) = self.deny_blocked(charges, now)
-        {
-            return denial;
+        let mut decision = Decision::new(true, now);
+        if self.blocks.any(now) && self.deny_blocked(charges, &mut decision) {
+            return decision;
         }
         let mut accounts = self.hasher.accounts(charges);
-        let mut locked = Locked {
-            rates: self.table.lock(&mut accounts.distinct, now),
-            slots: self.held.lock(accounts.slots().map(|account| account.at.id)),
-        };
-        let (allowed, queues) = evaluate_all(&mut accounts.distinct, &mut locked);
+        let rates = self.table.lock(&mut accounts.distinct, now);
+        let slots = self.held.lock(accounts.slots().map(|account| account.at.id), None);
+        let mut locked = Locked { rates, slots: Some(slots) };
+        for index in 0..accounts.distinct.len() {
+            accounts.distinct[index].evaluation = look(&accounts.distinct, index, &mut locked);
+        }
+        let allowed = accounts.are_allowed();
         for index in 0..accounts.distinct.len() {
             if allowed {
                 charge(&mut accounts, index, &mut locked);
                 continue;
             }
-            if queues {
-                // The waits of a denial are those of callers that do not queue.
-                accounts.distinct[index].demand.max_wait = 0;
-                accounts.distinct[index].evaluation = look(&accounts.distinct, index, &mut locked);
+            // The waits of a denial are those of callers that do not queue.
+            accounts.distinct[index].demand.max_wait = 0;
+            accounts.distinct[index].evaluation = look(&accounts.distinct, index, &mut locked);
+            if let Some(slots) = &mut locked.slots {
+                slots::expect_wait(&mut accounts.distinct[index], slots, now);
             }
-            slots::expect_wait(&mut accounts.distinct[index], &mut locked.slots, now);
         }
-        let decision = accounts.decision(locked.rates.now());
-        let has_no_room = locked.slots.are_full() && !allowed;
-        if has_no_room { decision.with_source(Source::Overflow) } else { decision }
-    }
-
-    /// Decides with the limits that adaptive quotas have now.
-    fn peek_adaptive(&self, charges: &[Charge<'_>]) -> Decision {
-        let fixed = |charge: &Charge<'_>| -> SmallVec<[Quota; 4]> {
-            let id = self.hasher.id(charge);
-            let all = charge.quotas().iter().enumerate();
-            all.map(|(at, quota)| self.fixed(quota_id(id, at), quota).unwrap_or(*quota)).collect()
-        };
-        let quotas: SmallVec<[_; 2]> = charges.iter().map(fixed).collect();
-        let charges = charges.iter().zip(&quotas).map(|(it, quotas)| it.with_quotas(quotas));
-        self.peek(&charges.collect::<SmallVec<[_; 4]>>())
+        accounts.report(locked.rates.now(), &mut decision);
+        if locked.slots.is_some_and(|slots| slots.full) && !allowed {
+            decision.set_source(Source::Overflow);
+        }
+        decision
     }
 }
 

@@ -1,33 +1,18 @@
-//! Decisions about slots: as part of a decision about several accounts, or alone.
+//! Decisions about slots, as parts of a decision about several accounts.
 
-use std::{
-    sync::Arc,
-    task::{Context, Poll},
-};
+use std::sync::Arc;
 
 use super::{
     accounts::Account,
-    held::{HeldKeys, HeldSlots, LockedSlots, Room, Shard, wake},
+    held::{HeldKeys, LockedSlots, Room, Shard},
     ledger::Ledger,
-    plain::plain_decision,
-    slot_queue::Order,
-    table::LockedAccounts,
 };
 use crate::{
-    algorithm::{AccountState, Demand, Evaluation, concurrent},
-    decision::{
-        Decision, FreeSlots, Hold, Holds, NEVER, NOT_QUEUED, Position, QueuedAt, SlotQueues,
-        Snapshot, Source, UNKNOWN_WAIT,
-    },
+    algorithm::{Demand, Evaluation, concurrent},
+    decision::{Decision, FreeSlots, Hold, NEVER, Snapshot, UNKNOWN_WAIT},
     quota::Quota,
     store::Charge,
 };
-
-/// The locked accounts of a decision.
-pub(super) struct Locked<'a> {
-    pub(super) rates: LockedAccounts<'a, AccountState>,
-    pub(super) slots: LockedSlots<'a>,
-}
 
 impl FreeSlots for Shard {
     #[inline]
@@ -36,189 +21,59 @@ impl FreeSlots for Shard {
     }
 }
 
-impl SlotQueues for Shard {
-    fn poll_called(&self, at: &QueuedAt, cx: &mut Context<'_>) -> Poll<()> {
-        self.poll_called(at.account, (at.headroom, at.arrival), at.ticket, cx)
-    }
-
-    fn leave(&self, at: &QueuedAt) {
-        self.leave(at.account, (at.headroom, at.arrival), at.ticket);
-    }
-}
-
 impl Ledger {
-    /// Decides on one charge of one concurrent quota, without reading the clock.
-    pub(super) fn take_slots(&self, charges: &[Charge<'_>]) -> Decision {
-        if let [charge] = charges
-            && let [quota] = charge.quotas()
-            && charge.quota_index().is_none()
-            && !quota.is_adaptive()
-            && !self.blocks.any(0)
-        {
-            return self.take_alone(charge, quota);
-        }
-        self.decide_all(charges, self.clock.now())
-    }
-
-    fn take_alone(&self, charge: &Charge<'_>, quota: &Quota) -> Decision {
-        let (id, demand) = (self.hasher.id(charge), charge.demand());
-        let shard = self.held.shard(id);
-        let mut keys = shard.lock();
-        let order = (demand.headroom, charge.arrival());
-        let (mut evaluation, full) = evaluate(&keys, id, order, quota, demand);
-        let (mut holds, mut called) = (Holds::none(), None);
-        if !evaluation.allowed {
-            if demand.max_wait > 0 && !full && waits(&evaluation) && !charge.is_report_only() {
-                let limit = quota.raised_limit();
-                holds =
-                    Holds::position(join(&self.held, (shard, &mut keys), id, order, demand, limit));
-            }
-            report(&mut evaluation, &mut keys, id, quota, demand, || self.clock.now());
-            called = keys.call_next(id, quota.raised_limit());
-        } else if demand.cost > 0 {
-            if charge.arrival() != NOT_QUEUED {
-                keys.set_queue_limit(id, quota.raised_limit());
-            }
-            holds.push(add(&mut evaluation, (shard, &mut keys), id, demand.cost));
-        }
-        drop(keys);
-        wake(called);
-        let mut decision = plain_decision([charge], [evaluation], 0);
-        decision.hold(holds);
-        if full {
-            self.record_overflow(self.clock.now());
-            if !decision.is_allowed() {
-                return decision.with_source(Source::Overflow);
-            }
-        }
-        decision
-    }
-
     /// Sets the held slots of a charge's accounts to 0.
     pub(super) fn reset_slots(&self, charge: &Charge<'_>) {
         for account in self.hasher.accounts(&[*charge]).slots() {
             self.held.shard(account.at.id).reset(account.at.id);
-            if account.quota.is_adaptive() {
-                self.adaptive.reset(account.at.id);
-            }
         }
     }
 
     /// Returns the state of an account of slots.
     pub(super) fn look_at_slots(&self, account: &Account<'_>) -> Snapshot {
-        let id = account.at.id;
-        let fixed = self.fixed(id, account.quota);
-        let quota = fixed.as_ref().unwrap_or(account.quota);
-        let (order, demand) = ((0, NOT_QUEUED), Demand::units(0));
-        evaluate(&self.held.shard(id).lock(), id, order, quota, demand).0.snapshot
+        let keys = self.held.shard(account.at.id).lock();
+        let (Room::Held(held) | Room::Behind(held)) = keys.room(account.at.id, (0, u64::MAX))
+        else {
+            return concurrent::look(0, account.quota, Demand::units(0)).snapshot;
+        };
+        concurrent::look(held, account.quota, Demand::units(0)).snapshot
     }
 }
 
-/// Returns `true` for one charge of one concurrent quota.
-#[inline]
-pub(super) fn are_alone(charges: &[Charge<'_>]) -> bool {
-    matches!(charges, [charge] if matches!(charge.quotas(), [quota] if quota.is_concurrent()))
+/// Takes slots of an account, if they are free and no request waits for them.
+#[inline(always)]
+pub(super) fn take(
+    shard: &Arc<Shard>,
+    id: u64,
+    quota: &Quota,
+    demand: Demand,
+) -> Option<(Evaluation, Hold)> {
+    let mut keys = shard.lock();
+    let Room::Held(held) = keys.room(id, (demand.headroom, u64::MAX)) else { return None };
+    let mut evaluation = concurrent::look(held, quota, demand);
+    if !evaluation.allowed {
+        return None;
+    }
+    let hold = add(&mut evaluation, &mut keys, shard, id, quota, demand.cost);
+    Some((evaluation, hold))
 }
 
 /// Returns the result of an account's demand.
+#[inline]
 pub(super) fn look(account: &Account<'_>, slots: &mut LockedSlots<'_>) -> Evaluation {
     let (id, quota, demand) = (account.at.id, account.quota, account.demand);
-    let Some((_, keys)) = slots.get(id) else { return denied(0, quota, demand) };
-    let order = (demand.headroom, account.arrival);
-    let (evaluation, full) = evaluate(keys, id, order, quota, demand);
-    if full {
-        slots.set_full();
+    let order = slots.order(demand.headroom);
+    let room = slots.get(id).map_or(Room::None, |keys| keys.room(id, order));
+    let (held, is_next) = match room {
+        Room::Held(held) => (held, true),
+        Room::Behind(held) => (held, false),
+        Room::None => (0, false),
+    };
+    if is_next || demand.cost == 0 {
+        return concurrent::look(held, quota, demand);
     }
-    evaluation
-}
-
-/// Holds the slots that an account's demand takes.
-pub(super) fn hold(account: &mut Account<'_>, slots: &mut LockedSlots<'_>) -> Option<Hold> {
-    let at = slots.get(account.at.id)?;
-    if account.arrival != NOT_QUEUED {
-        at.1.set_queue_limit(account.at.id, account.quota.raised_limit());
-    }
-    Some(add(&mut account.evaluation, at, account.at.id, account.demand.cost))
-}
-
-/// Adds the expected wait to a denial. A raised limit may have room for a request that waits.
-pub(super) fn deny(account: &mut Account<'_>, slots: &mut LockedSlots<'_>, now: u64) {
-    let (id, quota, demand) = (account.at.id, account.quota, account.demand);
-    if let (false, Some((_, keys))) = (account.evaluation.allowed, slots.get(id)) {
-        report(&mut account.evaluation, keys, id, quota, demand, || now);
-        slots.call_next(id, quota.raised_limit());
-    }
-}
-
-/// Adds the expected wait to a denial, without a record of the denial.
-pub(super) fn expect_wait(account: &mut Account<'_>, slots: &mut LockedSlots<'_>, now: u64) {
-    let (id, quota, demand) = (account.at.id, account.quota, account.demand);
-    let Evaluation { allowed, snapshot, .. } = &mut account.evaluation;
-    if let Snapshot::Slots { held, retry_ns, free_in_ns, .. } = snapshot
-        && !*allowed
-        && *retry_ns != NEVER
-        && let Some((_, keys)) = slots.get(id)
-    {
-        *free_in_ns = keys.expected_wait(id, concurrent::missing(*held, quota, demand), now);
-    }
-}
-
-/// Adds a denied request to the queue of the first account without enough free slots.
-///
-/// Returns `None` if another account denies the request as well, or if it must not wait.
-pub(super) fn queue(accounts: &[Account<'_>], slots: &mut LockedSlots<'_>) -> Option<Position> {
-    let mut denying =
-        accounts.iter().filter(|it| !it.report_only && !it.evaluation.allowed).peekable();
-    let first = *denying.peek()?;
-    let can_wait = |it: &Account<'_>| it.demand.max_wait > 0 && waits(&it.evaluation);
-    if slots.are_full() || !denying.all(can_wait) {
-        return None;
-    }
-    let (id, demand) = (first.at.id, first.demand);
-    let (table, at) = (slots.table(), slots.get(id)?);
-    let order = (demand.headroom, first.arrival);
-    Some(join(table, at, id, order, demand, first.quota.raised_limit()))
-}
-
-/// Returns `true` for a denial that ends when another request ends.
-fn waits(evaluation: &Evaluation) -> bool {
-    matches!(evaluation.snapshot, Snapshot::Slots { retry_ns: UNKNOWN_WAIT, .. })
-}
-
-/// Adds a denied request to the queue of an account.
-fn join(
-    table: &HeldSlots,
-    (shard, keys): (&Arc<Shard>, &mut HeldKeys),
-    id: u64,
-    (headroom, arrival): Order,
-    demand: Demand,
-    limit: u32,
-) -> Position {
-    let ticket = table.ticket();
-    let arrival = if arrival == NOT_QUEUED { ticket } else { arrival };
-    keys.join(id, (headroom, arrival), demand.need(), ticket, limit.into());
-    let at = QueuedAt { account: id, headroom, arrival, ticket };
-    Position::new(Arc::clone(shard) as Arc<dyn SlotQueues>, at, demand.max_wait)
-}
-
-/// Returns the result of a demand, and `true` if a new account has no room. It is then denied.
-fn evaluate(
-    keys: &HeldKeys,
-    id: u64,
-    order: Order,
-    quota: &Quota,
-    demand: Demand,
-) -> (Evaluation, bool) {
-    match keys.room(id, order) {
-        Room::Behind(held) if demand.cost > 0 => (denied(held, quota, demand), false),
-        Room::Held(held) | Room::Behind(held) => (concurrent::look(held, quota, demand), false),
-        Room::None if demand.cost == 0 => (concurrent::look(0, quota, demand), false),
-        Room::None => (denied(0, quota, demand), true),
-    }
-}
-
-/// Returns a denial, even if the demand fits.
-fn denied(held: u64, quota: &Quota, demand: Demand) -> Evaluation {
+    slots.full |= matches!(room, Room::None);
+    // The demand is denied, even if it fits.
     let mut evaluation = concurrent::look(u64::MAX, quota, demand);
     if let Snapshot::Slots { held: shown, .. } = &mut evaluation.snapshot {
         *shown = held;
@@ -226,38 +81,81 @@ fn denied(held: u64, quota: &Quota, demand: Demand) -> Evaluation {
     evaluation
 }
 
+/// Holds the slots that an account's demand takes.
+#[inline]
+pub(super) fn hold(
+    account: &mut Account<'_>,
+    slots: &mut LockedSlots<'_>,
+    decision: &mut Decision,
+) {
+    let Account { at, quota, demand, evaluation, .. } = account;
+    let shard = slots.shard(at.id);
+    let Some(keys) = slots.get(at.id) else { return };
+    decision.hold(add(evaluation, keys, shard, at.id, quota, demand.cost));
+    if slots.turn.is_some() {
+        // A raised limit may have room for the next request as well.
+        slots.call_next(at.id, quota.raised_limit());
+    }
+}
+
 /// Holds `cost` slots, and adds them to the reported ones.
+#[inline(always)]
 fn add(
     evaluation: &mut Evaluation,
-    (shard, keys): (&Arc<Shard>, &mut HeldKeys),
+    keys: &mut HeldKeys,
+    shard: &Arc<Shard>,
     id: u64,
+    quota: &Quota,
     cost: u32,
 ) -> Hold {
     add_held(evaluation, cost);
     let (epoch, shard) = (keys.hold(id, cost.into()), Arc::clone(shard));
-    Hold::new(shard, id, epoch, cost.into())
+    Hold::new(shard, id, epoch, cost.into()).until_head(quota.sheds())
 }
 
 /// Adds slots to the reported ones.
+#[inline]
 pub(super) fn add_held(evaluation: &mut Evaluation, cost: u32) {
     if let Snapshot::Slots { held, .. } = &mut evaluation.snapshot {
         *held = held.saturating_add(cost.into());
     }
 }
 
-/// Adds the expected wait of a denial, unless waiting does not help.
-fn report(
-    evaluation: &mut Evaluation,
-    keys: &mut HeldKeys,
-    id: u64,
-    quota: &Quota,
-    demand: Demand,
-    now: impl FnOnce() -> u64,
-) {
+/// Adds the expected wait to a denial, without a record of the denial.
+pub(super) fn expect_wait(account: &mut Account<'_>, slots: &mut LockedSlots<'_>, now: u64) {
+    let Account { at, quota, demand, evaluation, .. } = account;
     if let Snapshot::Slots { held, retry_ns, free_in_ns, .. } = &mut evaluation.snapshot
-        && *retry_ns != NEVER
+        && ![0, NEVER].contains(retry_ns)
+        && let Some(keys) = slots.get(at.id)
     {
-        *free_in_ns = keys.deny(id, concurrent::missing(*held, quota, demand), now());
+        *free_in_ns = keys.expected_wait(at.id, concurrent::missing(*held, quota, *demand), now);
+    }
+}
+
+/// Adds the request of a denied decision to the queue of the first account without enough free
+/// slots, unless another account denies it as well, and the expected wait to each denial.
+pub(super) fn deny(accounts: &mut [Account<'_>], slots: &mut LockedSlots<'_>, now: u64) {
+    let mut denying = accounts.iter().filter(|it| !it.report_only && !it.evaluation.allowed);
+    let waits =
+        |it: &Account<'_>| it.demand.max_wait > 0 && it.evaluation.retry_ns() == UNKNOWN_WAIT;
+    if let Some(first) = denying.clone().next()
+        && !slots.full
+        && denying.all(waits)
+    {
+        let Demand { headroom, max_wait, .. } = first.demand;
+        let (need, limit) = (first.demand.need(), first.quota.raised_limit());
+        slots.join(first.at.id, headroom, need, limit, max_wait);
+    }
+    for Account { at, quota, demand, evaluation, .. } in accounts {
+        if let Snapshot::Slots { held, retry_ns, free_in_ns, .. } = &mut evaluation.snapshot {
+            if ![0, NEVER].contains(retry_ns)
+                && let Some(keys) = slots.get(at.id)
+            {
+                *free_in_ns = keys.deny(at.id, concurrent::missing(*held, quota, *demand), now);
+            }
+            // A raised limit may have room for a request that waits.
+            slots.call_next(at.id, quota.raised_limit());
+        }
     }
 }
 
@@ -289,7 +187,7 @@ mod tests {
     fn a_shard_returns_the_memory_of_a_flood() {
         let shard = Shard::new(10_000);
         let all: Vec<_> = (1..=10_000).map(|id| (id, shard.lock().hold(id, 1))).collect();
-        let order = (0, NOT_QUEUED);
+        let order = (0, u64::MAX);
         assert!(matches!(shard.lock().room(10_001, order), Room::None));
         assert!(matches!(shard.lock().room(10_000, order), Room::Held(1)), "it has an entry");
         all.into_iter().for_each(|(id, epoch)| shard.free(id, epoch, 1));

@@ -46,14 +46,15 @@ enum Place {
 }
 
 impl Located {
-    /// Creates an account whose place is not known yet. [`Table::lock`] finds the place.
-    pub(super) fn new(id: u64, rule: RuleName, quota_index: usize) -> Self {
-        Self { id, rule, quota_index, set: 0, lock: 0, place: Place::Shared }
-    }
-
-    /// Creates an account that is not in the table.
-    pub(super) fn elsewhere(id: u64, rule: RuleName, quota_index: usize) -> Self {
-        Self { set: usize::MAX, place: Place::Elsewhere, ..Self::new(id, rule, quota_index) }
+    /// Creates an account whose place is not known yet. [`Table::lock`] finds the place, unless the
+    /// account counts held slots.
+    #[inline]
+    pub(super) fn new(id: u64, rule: RuleName, quota_index: usize, has_slots: bool) -> Self {
+        let (place, set) = match has_slots {
+            true => (Place::Elsewhere, usize::MAX),
+            false => (Place::Shared, 0),
+        };
+        Self { id, rule, quota_index, set, lock: 0, place }
     }
 
     /// Returns `true` if the key has an account of its own.
@@ -99,7 +100,7 @@ impl<A> Table<A> {
     /// Applies `change` to the account `id` if its state is one instant. Otherwise, returns `None`.
     ///
     /// `change` returns the new instant, or `None` to keep the old instant.
-    #[inline]
+    #[inline(always)]
     pub(super) fn update_instant<T>(
         &self,
         id: u64,
@@ -231,6 +232,15 @@ impl<A: Stored> LockedAccounts<'_, A> {
                     None => self.overflowed = true,
                 }
             }
+        }
+    }
+
+    /// Returns the account if its state is a single instant.
+    #[inline]
+    pub(super) fn instant(&mut self, account: &Located) -> Option<&mut u64> {
+        match account.place {
+            Place::Slot(at) => self.sets[account.lock].instant(at),
+            _ => None,
         }
     }
 

@@ -43,7 +43,7 @@ pub use self::{
 };
 use super::{
     Answer, BoxFuture, Charge, FailureDomain, Health, KnownRules, Op, Store, Unsupported,
-    can_queue_under, no_adaptive_quotas, queueing,
+    can_queue_under, queueing,
 };
 use crate::{
     decision::{Decision, Source},
@@ -409,7 +409,6 @@ where
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        no_adaptive_quotas(charges)?;
         charges.iter().flat_map(Charge::quotas).try_for_each(plan::check)?;
         queueing(charges).try_for_each(can_queue_under)?;
         const TOO_MANY: &str = "a request that takes more than 256 slots; lower its cost";

@@ -10,7 +10,9 @@ use proptest::{prelude::*, string::string_regex};
 use tower::{Layer, service_fn};
 use tower_sluice::{
     Algorithm, Cost, Decision, Headers, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule,
-    key::Everyone, rule::RuleName, testing::FakeClock,
+    key::Everyone,
+    rule::{RuleName, Rules},
+    testing::FakeClock,
 };
 
 use crate::support::{Owing, Strict, answer, ask, get, header, owing, periods, quota, with};
@@ -91,7 +93,9 @@ async fn quotas_that_did_not_deny_a_request_have_no_t() {
 }
 
 /// Returns the policy, the state, the status and the text of a response.
-async fn reported<S>(layer: &RateLimitLayer<Rule<Everyone>, S>) -> (String, String, u16, String)
+async fn reported<K: Rules + 'static, S>(
+    layer: &RateLimitLayer<K, S>,
+) -> (String, String, u16, String)
 where
     S: tower_sluice::Store<Error: tower_sluice::store::CannotFail>,
 {
@@ -142,14 +146,17 @@ fn slots_have_a_unit_of_their_own() {
     }
 }
 
-/// The limit of an adaptive quota follows the latency, so it is no policy.
+/// An adaptive limit follows the latency, so it is no policy.
 #[tokio::test]
 async fn an_adaptive_limit_has_no_policy() {
-    use tower_sluice::{middleware::HoldUntil, quota::Gradient};
+    use tower_sluice::{middleware::HoldUntil, rule::Adaptive};
 
-    let adaptive = Quota::adaptive(Gradient::default()).with_initial(8).with_name("overload");
-    let rule = Rule::new("api", Everyone, [adaptive, Quota::per_minute(6).with_name("calls")]);
-    let layer = RateLimitLayer::rules(rule, LocalStore::with_capacity(16));
+    let limit = Adaptive::gradient().initial(8);
+    let rules = (
+        Rule::new("overload", Everyone, limit.plan()),
+        Rule::new("calls", Everyone, Quota::per_minute(6)),
+    );
+    let layer = RateLimitLayer::rules(rules, LocalStore::with_capacity(16));
     let (policy, state, status, _) = reported(&layer.hold_until(HoldUntil::Head)).await;
     assert_eq!((policy.as_str(), status), (r#""calls";q=6;w=60"#, 200));
     assert_eq!(state, r#""overload";r=7, "calls";r=5;t=50"#);

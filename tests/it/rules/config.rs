@@ -309,8 +309,8 @@ fn an_invalid_quota_reports_the_field_the_value_and_the_fix() {
     const ZERO: &str = "give at least 1, or \"blocked\" to deny all requests";
     const ALGORITHM: &str = "give an algorithm, as \"sliding_log\", { sliding_window = { buckets = 60 } } \
         or { fixed_window = { carry_over = 30, paced = true } }";
-    const EXCLUDE: &str = "units and period, concurrent, adaptive and blocked exclude each other; give \
-        one of them";
+    const EXCLUDE: &str =
+        "units and period, concurrent and blocked exclude each other; give one of them";
     for (it, said) in [
         ("\"5\"", "quota \"5\": quota is \"5\"; write units/period, as 5/s, 200/10s or 100/min burst 20".into()),
         (
@@ -348,8 +348,8 @@ fn an_invalid_quota_reports_the_field_the_value_and_the_fix() {
         ),
         (
             "{ units = 5, period = \"s\", brust = 7 }",
-            "unknown field `brust`, expected one of `blocked`, `concurrent`, `adaptive`, `units`, \
-             `period`, `burst`, `algorithm`, `initial`, `soft`, `max_debt`, `name`, `unit`".into(),
+            "unknown field `brust`, expected one of `blocked`, `concurrent`, `units`, `period`, \
+             `burst`, `algorithm`, `initial`, `soft`, `max_debt`, `name`, `unit`".into(),
         ),
         (
             "{ units = 5, period = \"s\", algorithm = \"leaky\" }",
@@ -400,16 +400,10 @@ fn an_invalid_quota_reports_the_field_the_value_and_the_fix() {
         ),
         ("{ blocked = true, units = 5 }", EXCLUDE.into()),
         ("{ concurrent = 5, period = \"s\" }", EXCLUDE.into()),
-        ("{ adaptive = \"gradient\", concurrent = 5 }", EXCLUDE.into()),
         (
             "{ blocked = true, burst = 5 }",
             "quota \"blocked burst 5\": quota is \"blocked burst 5\"; write units/period, as 5/s, 200/10s \
              or 100/min burst 20".into(),
-        ),
-        (
-            "{ adaptive = \"gradient\", algorithm = \"gcra\" }",
-            "quota: burst, algorithm, initial or max_debt is set on a concurrent quota; drop it (units \
-             1000, period 0ns)".into(),
         ),
         (
             "5",

@@ -15,13 +15,10 @@ use std::{
 use http::{Response, StatusCode};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sluice::{
-    Decision, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule, Store,
-    decision::Source,
-    key::Everyone,
-    middleware::HoldUntil,
-    quota::{Aimd, Gradient},
-    rule::RuleName,
-    store::Charge,
+    Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule,
+    key::{Everyone, HeaderKey},
+    middleware::{HoldUntil, Slot},
+    rule::{Adaptive, Measurement, RuleName},
     testing::FakeClock,
 };
 
@@ -85,19 +82,41 @@ struct Figures {
     shed: f64,
 }
 
+/// The limit of a run.
+#[derive(Clone, Copy)]
+enum Limit {
+    Fixed(u32),
+    Gradient,
+    Aimd(Duration),
+}
+
+impl Limit {
+    fn adaptive(self, clock: &FakeClock) -> Option<Adaptive> {
+        match self {
+            Self::Fixed(_) => None,
+            Self::Gradient => Some(clock.adaptive(Adaptive::gradient())),
+            Self::Aimd(timeout) => Some(clock.adaptive(Adaptive::aimd(timeout))),
+        }
+    }
+}
+
 fn nanos(seconds: f64) -> u64 {
     (seconds * 1e9) as u64
 }
 
-/// Plays a queue with several servers behind the limit of `quota`, and measures from `from` on.
-fn play(quota: Quota, work: Work, phases: &[Phase], from: f64) -> Figures {
+/// Plays a queue with several servers behind `limit`, and measures from `from` on.
+fn play(limit: Limit, work: Work, phases: &[Phase], from: f64) -> Figures {
     let (clock, mut random) = (FakeClock::new(), Random(0x9e37_79b9_7f4a_7c15));
-    let (store, key, quotas) = (clock.store(64), Key::everyone(), [quota]);
-    let charge = Charge::new(RuleName::default(), &key, &quotas);
+    let (limiter, adaptive) = (Limiter::new(clock.store(64)), limit.adaptive(&clock));
+    let fixed = if let Limit::Fixed(limit) = limit { limit } else { 1 };
+    let quota = || match &adaptive {
+        Some(limit) => limit.plan().quotas(),
+        None => Quota::concurrent(fixed).into(),
+    };
     // The end and the number of each request in a server.
     let mut busy: BinaryHeap<Reverse<(u64, u64)>> = BinaryHeap::new();
     let mut queue = VecDeque::new();
-    let mut running: HashMap<u64, (u64, Decision)> = HashMap::new();
+    let mut running = HashMap::new();
     let (mut now, mut arrival, mut number) = (0, 0, 0);
     let (mut latencies, mut shed) = (Vec::new(), 0_u32);
     loop {
@@ -109,18 +128,19 @@ fn play(quota: Quota, work: Work, phases: &[Phase], from: f64) -> Figures {
         let counts = now > nanos(from);
         if ends.is_some() {
             let Some(Reverse((_, ended))) = busy.pop() else { break };
-            let (started, mut decision) = running.remove(&ended).expect("it runs");
-            decision.take_slot().expect("slots").complete(false);
+            let (started, _slot, measurement) = running.remove(&ended).expect("it runs");
+            Option::into_iter(measurement).for_each(|it: Measurement| it.complete(false));
             if counts {
                 latencies.push(now - started);
             }
         } else {
             arrival = now + nanos(random.exponential(1.0 / (CAPACITY * phase.load)));
-            let decision = store.call(tower_sluice::store::Op::Take(&[charge])).now();
+            let mut decision = limiter.take("all", &quota(), 1).now();
             if decision.is_allowed() {
                 number += 1;
                 queue.push_back(number);
-                running.insert(number, (now, decision));
+                let measurement = adaptive.as_ref().map(|limit| limit.start(1));
+                running.insert(number, (now, decision.take_slot(), measurement));
             } else {
                 shed += u32::from(counts);
             }
@@ -146,15 +166,12 @@ fn steady(load: f64, end: f64) -> Vec<Phase> {
 
 /// The p99 of a service with one request in five of its capacity.
 fn unloaded(work: Work) -> f64 {
-    play(Quota::concurrent(1_000), work, &steady(0.2, 60.0), 10.0).p99
+    play(Limit::Fixed(1_000), work, &steady(0.2, 60.0), 10.0).p99
 }
 
-fn adaptive(work: Work) -> [(&'static str, Quota); 2] {
+fn adaptive(work: Work) -> [(&'static str, Limit); 2] {
     let timeout = Duration::from_secs_f64(2.0 * unloaded(work));
-    [
-        ("gradient", Quota::adaptive(Gradient::default())),
-        ("aimd", Quota::adaptive(Aimd::new(timeout))),
-    ]
+    [("gradient", Limit::Gradient), ("aimd", Limit::Aimd(timeout))]
 }
 
 const ALL: [Work; 3] = [Work::Equal, Work::Exponential, Work::Bimodal];
@@ -165,7 +182,7 @@ fn an_overload_keeps_the_goodput_and_the_latency() {
         let unloaded = unloaded(work);
         // The last one is an overload of five minutes.
         for (load, end) in [(1.0, 60.0), (2.0, 60.0), (5.0, 60.0), (2.0, 300.0)] {
-            let limits = [16, 32, 48].map(Quota::concurrent);
+            let limits = [16, 32, 48].map(Limit::Fixed);
             let best = limits.map(|limit| play(limit, work, &steady(load, 60.0), 15.0).goodput);
             let best = best.into_iter().fold(0.0, f64::max);
             for (name, quota) in adaptive(work) {
@@ -216,58 +233,76 @@ fn a_limit_settles_within_five_seconds_of_a_change_of_the_capacity() {
     }
 }
 
+/// Slots and measurements of requests under an adaptive limit, as a layer takes them.
+struct Requests {
+    clock: FakeClock,
+    limiter: Limiter,
+    limit: Adaptive,
+}
+
+impl Requests {
+    fn new(limit: Adaptive) -> Self {
+        let clock = FakeClock::new();
+        Self { limiter: Limiter::new(clock.store(64)), limit: clock.adaptive(limit), clock }
+    }
+
+    fn begin(&self) -> Option<(Slot, Measurement)> {
+        let quotas = self.limit.plan().quotas();
+        let slot = self.limiter.take("all", &quotas, 1).now().take_slot()?;
+        Some((slot, self.limit.start(1)))
+    }
+
+    /// Runs this number of requests for a time.
+    fn run(&self, count: usize, millis: u64, overloaded: Option<bool>) {
+        let all: Vec<_> = (0..count).map(|_| self.begin()).collect();
+        self.clock.advance(Duration::from_millis(millis));
+        for (_slot, measurement) in all.into_iter().flatten() {
+            if let Some(overloaded) = overloaded {
+                measurement.complete(overloaded);
+            }
+        }
+    }
+}
+
 /// Clients that cancel early would lower the measured latency, and then the limit.
 #[test]
 fn requests_without_a_response_count_only_if_they_are_slow() {
-    let clock = FakeClock::new();
-    let limiter = Limiter::new(clock.store(64));
-    let quota = Quota::adaptive(Gradient::default()).with_initial(30);
-    let limit = || limiter.peek("all", &quota).now().outcomes()[0].limit();
-    let window = |time: u64, complete: bool| {
-        let count = if complete { 29 } else { 50 };
-        let mut all: Vec<_> = (0..count).map(|_| limiter.take("all", &quota, 1).now()).collect();
-        clock.advance(Duration::from_millis(time));
-        if complete {
-            all.iter_mut().filter_map(Decision::take_slot).for_each(|slot| slot.complete(false));
-        }
-    };
-    assert_eq!(limit(), 30);
-    (0..40).for_each(|_| window(200, true));
-    let before = limit();
-    (0..40).for_each(|_| window(1, false));
-    assert_eq!(limit(), before, "early cancellations change nothing");
-    (0..40).for_each(|_| window(200, true));
-    assert!(limit() >= before, "the usual latency is still the usual one");
-    (0..5).for_each(|_| window(2_000, false));
-    assert!(limit() < before, "a service that hangs is overloaded: {before}, {}", limit());
-    limiter.reset("all", &quota).now();
-    assert_eq!(limit(), 30);
+    let requests = Requests::new(Adaptive::gradient().initial(30));
+    assert_eq!(requests.limit.limit(), 30);
+    (0..40).for_each(|_| requests.run(29, 200, Some(false)));
+    let before = requests.limit.limit();
+    (0..40).for_each(|_| requests.run(50, 1, None));
+    assert_eq!(requests.limit.limit(), before, "early cancellations change nothing");
+    (0..40).for_each(|_| requests.run(29, 200, Some(false)));
+    assert!(requests.limit.limit() >= before, "the usual latency is still the usual one");
+    (0..5).for_each(|_| requests.run(50, 2_000, None));
+    let after = requests.limit.limit();
+    assert!(after < before, "a service that hangs is overloaded: {before}, {after}");
 }
 
 #[tokio::test]
 async fn a_shed_request_is_charged_under_no_rate_and_gets_a_503() {
-    let store = LocalStore::with_capacity(64);
-    let quotas = [Quota::adaptive(Gradient::default()).with_initial(1), Quota::per_hour(3)];
-    let rule = Rule::new("api", Everyone, quotas);
-    let layer = RateLimitLayer::rules(rule, store.clone()).hold_until(HoldUntil::Head);
-    let limiter = Limiter::named(RuleName::new("api").expect("a name"), store.clone());
+    let (store, limit) = (LocalStore::with_capacity(64), Adaptive::gradient().initial(1));
+    let rate = [Quota::per_hour(3)];
+    let rules =
+        (Rule::new("overload", Everyone, limit.plan()), Rule::new("api", Everyone, rate[0]));
+    let layer = RateLimitLayer::rules(rules, store.clone()).hold_until(HoldUntil::Head);
+    let limiter = |name| Limiter::named(RuleName::new(name).expect("a name"), store.clone());
     let inner =
         service_fn(async |_| Ok::<_, std::convert::Infallible>(Response::new(String::new())));
     let service = layer.layer(inner);
-    let running = limiter.take(Key::everyone(), &quotas, 1).now();
-    let shed = limiter.take(Key::everyone(), &quotas, 1).now();
-    assert_eq!((shed.is_allowed(), shed.source()), (false, Source::Overload));
+    let running = limiter("overload").take(Key::everyone(), &limit.plan().quotas(), 1).now();
     let request = with(&[("accept", "application/json")]);
     let response = service.clone().oneshot(request).await.expect("infallible");
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(header(response.headers(), "retry-after"), "1");
     let body = response.body();
     assert!(body.contains("http-problem-types#temporary-reduced-capacity"), "{body}");
-    assert!(body.contains("\"violated-policies\":[\"api-concurrent\"]"), "{body}");
-    let left = limiter.peek(Key::everyone(), &quotas).now();
-    assert_eq!(left.outcomes()[1].remaining(), 2);
+    assert!(body.contains("\"violated-policies\":[\"overload\"]"), "{body}");
+    let left = limiter("api").peek(Key::everyone(), &rate).now();
+    assert_eq!(left.outcomes()[0].remaining(), 3);
     drop(running);
-    for _ in 0..2 {
+    for _ in 0..3 {
         let response = service.clone().oneshot(get("/")).await.expect("infallible");
         assert_eq!(response.status(), StatusCode::OK);
     }
@@ -279,9 +314,9 @@ async fn a_shed_request_is_charged_under_no_rate_and_gets_a_503() {
 /// A client that reads slowly could otherwise hold all slots, and no window would ever close.
 #[tokio::test]
 async fn adaptive_slots_are_free_at_the_head_and_others_at_the_end_of_the_body() {
-    let store = LocalStore::with_capacity(64);
+    let (store, limit) = (LocalStore::with_capacity(64), Adaptive::gradient().initial(2));
     let rules = (
-        Rule::new("overload", Everyone, Quota::adaptive(Gradient::default()).with_initial(2)),
+        Rule::new("overload", Everyone, limit.plan()),
         Rule::new("streams", Everyone, Quota::concurrent(30)),
     );
     let layer = RateLimitLayer::rules(rules, store.clone());
@@ -302,137 +337,113 @@ async fn adaptive_slots_are_free_at_the_head_and_others_at_the_end_of_the_body()
     assert_eq!(store.stats().held, 0, "no slot is freed twice or never");
 }
 
-#[test]
-fn a_wait_for_a_rate_is_no_latency() {
+/// The second request waits for its rate, which is no latency of the service.
+#[tokio::test(start_paused = true)]
+async fn a_wait_for_a_rate_is_no_latency() {
     let clock = FakeClock::new();
-    let (store, key) = (clock.store(64), Key::everyone());
-    let rule = |name| RuleName::new(name).expect("a name");
-    let (limit, rate) = (
-        [Quota::adaptive(Aimd::new(secs(1))).with_initial(30)],
-        [Quota::per_second(2).with_burst(1)],
+    let limit = clock.adaptive(Adaptive::aimd(secs(1)).initial(30));
+    let rules = (
+        Rule::new("overload", Everyone, limit.plan()),
+        Rule::new("rate", Everyone, Quota::per_second(2).with_burst(1)).max_wait(secs(60)),
     );
-    let charges = [
-        Charge::new(rule("overload"), &key, &limit),
-        Charge::new(rule("rate"), &key, &rate).with_max_wait(secs(60)),
-    ];
-    let take = || store.call(tower_sluice::store::Op::Take(&charges)).now();
-    let queued: Vec<_> = (0..20).map(|_| take()).collect();
-    let mut passed = Duration::ZERO;
-    for (at, mut decision) in (0..).zip(queued) {
-        assert_eq!(decision.wait(), Duration::from_millis(500) * at);
-        let end = decision.wait() + Duration::from_millis(50);
-        clock.advance(end - passed);
-        passed = end;
-        decision.take_slot().expect("a slot").complete(false);
+    let layer = RateLimitLayer::rules(rules, clock.store(64)).hold_until(HoldUntil::Head);
+    let inner =
+        service_fn(async |_| Ok::<_, std::convert::Infallible>(Response::new(String::new())));
+    let service = layer.layer(inner);
+    let mut waiting: Vec<_> =
+        (0..20).map(|_| tokio_test::task::spawn(service.clone().oneshot(get("/")))).collect();
+    for at in 0..20 {
+        assert!(waiting[at].poll().is_ready(), "{at}");
+        waiting[at + 1..].iter_mut().for_each(|it| assert!(it.poll().is_pending()));
+        clock.advance(Duration::from_millis(500));
+        tokio::time::advance(Duration::from_millis(501)).await;
     }
-    let limit = Limiter::named(rule("overload"), store.clone()).peek(Key::everyone(), &limit).now();
-    assert!(limit.outcomes()[0].limit() >= 30, "{limit:?}");
+    assert!(limit.limit() >= 30, "{}", limit.limit());
 }
 
-#[test]
-fn a_request_beyond_the_limit_of_the_moment_may_be_repeated() {
-    let quota = Quota::adaptive(Gradient::default()).with_burst(30).with_initial(4);
-    let limiter = Limiter::new(LocalStore::with_capacity(64));
-    for (cost, is_unknown) in [(5, true), (30, true), (31, false)] {
-        let denied = limiter.take("all", &quota, cost).now();
-        assert_eq!(denied.source(), Source::Overload);
-        assert_eq!((cost, denied.outcomes()[0].is_wait_unknown()), (cost, is_unknown));
-        assert_eq!(denied.expected_wait(), is_unknown.then_some(secs(1)));
+#[tokio::test]
+async fn a_request_beyond_the_limit_of_the_moment_may_be_repeated() {
+    let limit = Adaptive::gradient().max(30).initial(4);
+    for (cost, retry_after) in [(5, true), (30, true), (31, false)] {
+        let rule = Rule::new("overload", Everyone, limit.plan()).cost(cost);
+        let layer = RateLimitLayer::rules(rule, LocalStore::with_capacity(64));
+        let inner =
+            service_fn(async |_| Ok::<_, std::convert::Infallible>(Response::new(String::new())));
+        let shed = layer.layer(inner).oneshot(get("/")).await.expect("infallible");
+        assert_eq!(shed.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!((cost, shed.headers().contains_key("retry-after")), (cost, retry_after));
     }
 }
 
 /// The cost may be chosen by a client.
 #[test]
 fn a_denied_cost_does_not_raise_the_limit() {
-    for quota in [
-        Quota::adaptive(Aimd::new(secs(5))).with_initial(20),
-        Quota::adaptive(Gradient::default()).with_initial(20),
-    ] {
-        let clock = FakeClock::new();
-        let limiter = Limiter::new(clock.store(64));
+    for limit in [Adaptive::aimd(secs(5)), Adaptive::gradient()] {
+        let requests = Requests::new(limit);
         for _ in 0..500 {
-            let running = limiter.take("all", &quota, 1).now().take_slot().expect("a slot");
+            let (_slot, measurement) = requests.begin().expect("a slot");
             for cost in [20, 900, 2_000] {
-                assert!(!limiter.take("all", &quota, cost).now().is_allowed());
+                let quotas = requests.limit.plan().quotas();
+                assert!(!requests.limiter.take("all", &quotas, cost).now().is_allowed());
             }
-            clock.advance(Duration::from_millis(20));
-            running.complete(false);
+            requests.clock.advance(Duration::from_millis(20));
+            measurement.complete(false);
         }
-        let limit = limiter.peek("all", &quota).now().outcomes()[0].limit();
-        assert_eq!(limit, 20, "{quota}");
+        assert_eq!(requests.limit.limit(), 20, "{:?}", requests.limit);
     }
 }
 
 #[test]
 fn inner_503s_lower_the_limit() {
-    let clock = FakeClock::new();
-    let limiter = Limiter::new(clock.store(64));
-    let quota = Quota::adaptive(Aimd::new(secs(5))).with_initial(40);
+    let requests = Requests::new(Adaptive::aimd(secs(5)).initial(40));
     for round in 0..20 {
-        let mut all: Vec<_> = (0..30).map(|_| limiter.take("all", &quota, 1).now()).collect();
-        clock.advance(Duration::from_millis(110));
-        let slots = all.iter_mut().filter_map(Decision::take_slot);
-        slots.for_each(|slot| slot.complete(round >= 10));
+        requests.run(30, 110, Some(round >= 10));
     }
-    let limit = limiter.peek("all", &quota).now().outcomes()[0].limit();
+    let limit = requests.limit.limit();
     assert!((15..30).contains(&limit), "{limit}");
 }
 
 /// A client could otherwise cause one such response in each window, and lower the limit for all.
 #[test]
 fn a_few_503s_or_slow_responses_do_not_lower_the_limit() {
-    for (name, quota) in [
-        ("gradient", Quota::adaptive(Gradient::default()).with_initial(200)),
-        ("aimd", Quota::adaptive(Aimd::new(secs(5))).with_initial(200)),
-    ] {
+    for limit in [Adaptive::gradient().initial(200), Adaptive::aimd(secs(5)).initial(200)] {
         for is_slow in [false, true] {
-            let clock = FakeClock::new();
-            let limiter = Limiter::new(clock.store(64));
-            let take = || limiter.take("all", &quota, 1).now().take_slot();
+            let requests = Requests::new(limit.clone());
             for _ in 0..50 {
-                let slow = take();
-                clock.advance(if is_slow { secs(6) } else { Duration::ZERO });
-                let fast: Vec<_> = (0..199).map(|_| take()).collect();
-                for slot in fast.iter().flatten() {
-                    clock.advance(Duration::from_micros(550));
-                    slot.complete(false);
+                let slow = requests.begin();
+                requests.clock.advance(if is_slow { secs(6) } else { Duration::ZERO });
+                let fast: Vec<_> = (0..199).map(|_| requests.begin()).collect();
+                for (_slot, measurement) in fast.into_iter().flatten() {
+                    requests.clock.advance(Duration::from_micros(550));
+                    measurement.complete(false);
                 }
-                slow.iter().for_each(|slot| slot.complete(!is_slow));
+                slow.into_iter().for_each(|(_slot, it)| it.complete(!is_slow));
             }
-            let limit = limiter.peek("all", &quota).now().outcomes()[0].limit();
-            assert!(limit > 100, "{name}, slow: {is_slow}: {limit}");
+            let found = requests.limit.limit();
+            assert!(found > 100, "{limit:?}, slow: {is_slow}: {found}");
         }
     }
 }
 
-#[test]
-fn adaptive_quotas_are_checked_when_a_layer_is_built() {
-    let quota = Quota::adaptive(Gradient::default());
-    let waits = Rule::new("api", Everyone, quota).max_wait(secs(1));
-    let error = RateLimitLayer::try_rules(waits, LocalStore::new()).expect_err("no queue");
-    assert!(error.to_string().contains("max_wait with an adaptive quota"), "{error}");
-    assert!(quota.try_with_max_debt(1).is_err());
-    assert!(quota.with_burst(10).try_with_initial(11).is_err());
-    assert!("adaptive aimd".parse::<Quota>().is_err());
-    for text in ["adaptive gradient", "adaptive aimd 500ms", "adaptive gradient burst 64"] {
-        assert_eq!(text.parse::<Quota>().expect(text).to_string(), text);
+#[tokio::test]
+async fn responses_of_a_layer_change_the_limit() {
+    let limit = Adaptive::aimd(secs(5)).initial(40);
+    let layer = RateLimitLayer::new(HeaderKey::new("x-key"), limit.plan(), LocalStore::new());
+    let layer = layer.hold_until(HoldUntil::Head);
+    let inner = service_fn(async |_| {
+        let mut response = Response::new(String::new());
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+        Ok::<_, std::convert::Infallible>(response)
+    });
+    let service = layer.layer(inner);
+    for _ in 0..3 {
+        for _ in 0..10 {
+            let key = with(&[("x-key", "alice")]);
+            service.clone().oneshot(key).await.expect("infallible");
+        }
+        tokio::time::sleep(Duration::from_millis(110)).await;
+        let key = with(&[("x-key", "bob")]);
+        service.clone().oneshot(key).await.expect("infallible");
     }
-}
-
-#[cfg(feature = "serde")]
-#[test]
-fn adaptive_quotas_are_read_from_files() {
-    for quota in [
-        Quota::adaptive(Gradient::default()),
-        Quota::adaptive(Aimd::new(secs(2))).with_burst(64),
-        Quota::adaptive(Gradient::default()).with_initial(9).with_burst(64).with_soft(3),
-    ] {
-        let text = serde_json::to_string(&quota).expect("it is written");
-        assert_eq!(serde_json::from_str::<Quota>(&text).expect(&text), quota, "{text}");
-    }
-    let read = |text| serde_json::from_str::<Quota>(text).expect_err("invalid").to_string();
-    let error = read(r#"{"adaptive": "vegas"}"#);
-    assert!(error.contains("adaptive is \"vegas\"; give gradient, or aimd"), "{error}");
-    let error = read(r#"{"adaptive": "gradient", "period": "1s"}"#);
-    assert!(error.contains("adaptive and blocked exclude each other"), "{error}");
+    assert!(limit.limit() < 40, "{}", limit.limit());
 }

@@ -211,16 +211,16 @@ fn a_report_only_rule_holds_slots_if_they_fit_and_denies_nothing() {
 }
 
 #[test]
-fn a_clone_of_a_decision_holds_nothing() {
+fn clones_of_a_decision_share_its_slots() {
     let (limiter, one) = (Limiter::local(), Quota::concurrent(1));
     let mut decision = limiter.take("alice", &one, 1).now();
     let clone = decision.clone();
     let slot = decision.take_slot().expect("it holds a slot");
-    assert!(decision.take_slot().is_none() && clone.clone().take_slot().is_none());
-    drop((decision, clone));
-    let again = slot.clone();
-    drop(slot);
-    assert!(!limiter.take("alice", &one, 1).now().is_allowed(), "a clone of the slot is left");
+    assert!(decision.take_slot().is_none() && clone.clone().take_slot().is_some());
+    drop((decision, slot));
+    let again = clone.clone();
+    drop(clone);
+    assert!(!limiter.take("alice", &one, 1).now().is_allowed(), "a clone is left");
     drop(again);
     assert!(limiter.take("alice", &one, 1).now().is_allowed());
 }

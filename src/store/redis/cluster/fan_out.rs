@@ -12,7 +12,7 @@ use redis::aio::ConnectionLike;
 use tokio::sync::oneshot;
 
 use crate::{
-    decision::{Decision, Holds},
+    decision::Decision,
     store::redis::{
         RedisStore,
         connection::link::runtime,
@@ -43,10 +43,10 @@ where
         let mut decision = combine(&request, &parts, &replies);
         // Slots of a denied decision are freed here.
         let holds = replies.iter_mut().flatten().flat_map(|reply| mem::take(&mut reply.holds));
-        let holds: Holds = holds.collect();
+        let holds: Vec<_> = holds.collect();
         let allowed = decision.as_ref().is_ok_and(Decision::is_allowed);
         if let (true, Ok(decision)) = (allowed, &mut decision) {
-            decision.hold(holds);
+            holds.into_iter().for_each(|hold| decision.hold(hold));
         }
         let undos = parts.iter().zip(&replies).filter_map(|(part, reply)| {
             let reply = reply.as_ref().ok().filter(|_| !allowed)?;

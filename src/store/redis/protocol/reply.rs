@@ -72,7 +72,7 @@ impl Reply {
     /// Returns the decision, which owns the slots of the reply.
     pub(crate) fn into_decision(mut self, request: &Request) -> Decision {
         let mut decision = self.decision(request);
-        decision.hold(take(&mut self.holds).into_iter().collect());
+        take(&mut self.holds).into_iter().for_each(|hold| decision.hold(hold));
         decision
     }
 

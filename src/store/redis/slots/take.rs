@@ -30,6 +30,8 @@ pub(crate) struct SlotTake {
     pub(crate) first: u64,
     /// The slots that each caller takes.
     pub(crate) cost: u32,
+    /// `true` if the slots are free at the head of the response.
+    until_head: bool,
     /// The number of callers that take slots.
     callers: u32,
     pub(crate) freed: Vec<(u64, u32)>,
@@ -76,8 +78,17 @@ impl Slots {
                 let (account, first, freed) = (at, state.next, state.freed(&set));
                 state.next += u64::from(cost) * u64::from(callers);
                 drop(state);
-                let take = SlotTake { account, quota_index, set, first, cost, callers, freed };
-                call.takes.push(take);
+                let until_head = quota.sheds();
+                call.takes.push(SlotTake {
+                    account,
+                    quota_index,
+                    set,
+                    first,
+                    cost,
+                    until_head,
+                    callers,
+                    freed,
+                });
             }
         }
         call
@@ -125,7 +136,7 @@ impl SlotCall {
                 state.held.insert(first, held);
                 let hold = Hold::new(self.slots.clone(), first, 0, units.into());
                 holds.resize_with(holds.len().max(caller + 1), Vec::new);
-                holds[caller].push(hold.with_loss(lost));
+                holds[caller].push(hold.until_head(take.until_head).with_loss(lost));
             }
             if state.is_idle() {
                 // Ends the task.

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use super::{Fallback, Policy};
 use crate::{
-    decision::{Decision, Outcome, Source},
+    decision::{Decision, Hold, Outcome, Source},
     key::Key,
     quota::Quota,
     store::{BoxFuture, Charge, Health, Never, Op, Store, Unsupported},
@@ -185,10 +185,11 @@ where
             }
             let quotas: SmallVec<[_; 4]> = charge.quotas().iter().map(|_| UNLIMITED).collect();
             let unlimited = charge.with_quotas(&quotas).with_headroom(0);
-            for (index, _) in charge.charged_quotas().filter(|(_, quota)| quota.is_concurrent()) {
+            for (index, quota) in charge.charged_quotas().filter(|(_, it)| it.is_concurrent()) {
                 let one = unlimited.with_quota_index(index);
                 if let Some(slot) = self.shared.store.call(Op::Take(&[one])).now().take_slot() {
-                    decision = decision.with_slot(move || drop(slot));
+                    let hold = Hold::on_free(move || drop(slot));
+                    decision.hold(hold.until_head(quota.sheds()));
                 }
             }
         }
