@@ -70,10 +70,10 @@ impl PeerCheck {
                 warn!(
                     target: "tower_sluice::lint",
                     lint = "forwarding_header_ignored",
-                    "a request from {address}, a private address, has the header {name}, which PeerIp \
-                     does not read: behind a proxy all clients share the account of the proxy; trust \
-                     the proxy with ClientIp::behind([\"{address}\"]) or by its network, see \
-                     tower_sluice::guide::proxies"
+                    "a request from {address}, a private address, has the header {name}, which \
+                     PeerIp does not read: behind a proxy all clients share the account of the \
+                     proxy; trust the proxy with ClientIp::behind([\"{address}\"]) or by its \
+                     network, see tower_sluice::guide::proxies"
                 );
             }
             return;
@@ -87,8 +87,8 @@ impl PeerCheck {
             warn!(
                 target: "tower_sluice::lint",
                 lint = "one_private_peer",
-                "the first {} requests all came from {address}, a private address, so they share one \
-                 account: if it is a proxy or a sidecar, trust it with \
+                "the first {} requests all came from {address}, a private address, so they share \
+                 one account: if it is a proxy or a sidecar, trust it with \
                  ClientIp::behind([\"{address}\"]); ignore this warning in a load test",
                 Sample::REQUESTS
             );

@@ -660,8 +660,8 @@ impl Quota {
             "quota: burst \u{d7} interval is longer than ten years; lower burst or raise the rate"
         } else if matches!(max_debt, Some(units) if units as u64 > self.longest_debt()) {
             if window {
-                "quota: max_debt of a sliding log is above 10000; lower it, or use SlidingWindow or \
-                 Gcra"
+                "quota: max_debt of a sliding log is above 10000; lower it, or use SlidingWindow \
+                 or Gcra"
             } else {
                 "quota: max_debt \u{d7} interval is longer than ten years; lower max_debt or raise \
                  the rate"

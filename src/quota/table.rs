@@ -149,8 +149,9 @@ impl From<AlgorithmTable> for Algorithm {
 }
 
 impl Setting for Algorithm {
-    const FORM: &'static str = "an algorithm, as \"sliding_log\", { sliding_window = { buckets = 60 } \
-                                } or { fixed_window = { carry_over = 30, paced = true } }";
+    const FORM: &'static str = "an algorithm, as \"sliding_log\", \
+                                { sliding_window = { buckets = 60 } } or \
+                                { fixed_window = { carry_over = 30, paced = true } }";
     type Table = AlgorithmTable;
 
     fn from_text(text: &str) -> Result<Self, String> {

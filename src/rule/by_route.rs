@@ -212,10 +212,10 @@ impl<K> ByRoute<K> {
             warn!(
                 target: "tower_sluice::lint",
                 lint = "route_never_met",
-                "none of the first {} requests met {}: write each path exactly as in the router, with \
-                 the path it is nested under and the names of its parameters, and add the layer to \
-                 the Router that has the route, not around it; ignore this warning if the routes are \
-                 rarely used",
+                "none of the first {} requests met {}: write each path exactly as in the router, \
+                 with the path it is nested under and the names of its parameters, and add the \
+                 layer to the Router that has the route, not around it; ignore this warning if the \
+                 routes are rarely used",
                 Sample::REQUESTS,
                 unmet.join(", ")
             );

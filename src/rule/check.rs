@@ -60,8 +60,8 @@ impl fmt::Display for RuleError {
                 }
                 write!(
                     f,
-                    " is above the quota's limit {limit}, so every request would be denied; lower the \
-                     cost or raise the burst"
+                    " is above the quota's limit {limit}, so every request would be denied; lower \
+                     the cost or raise the burst"
                 )
             }
             Self::Unsupported(what) => write!(f, "the store cannot do this: {what}"),

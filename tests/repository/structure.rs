@@ -20,7 +20,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/key", 1220),
     ("src/middleware", 1995),
     ("src/observe", 461),
-    ("src/quota", 758),
+    ("src/quota", 759),
     ("src/reject", 483),
     ("src/rule", 1353),
     ("src/store", 859),

@@ -370,9 +370,9 @@ impl ClientIp {
         LOGGED.call_once(|| {
             let name = self.source.name();
             warn!(
-                "a request from a trusted proxy names no client in {name}, and the last known address \
-                 is the proxy {proxy}: for a probe, exempt its path; otherwise let the outermost \
-                 proxy set the header, and trust only the networks of the proxies; \
+                "a request from a trusted proxy names no client in {name}, and the last known \
+                 address is the proxy {proxy}: for a probe, exempt its path; otherwise let the \
+                 outermost proxy set the header, and trust only the networks of the proxies; \
                  ClientIp::reject_without_header can reject requests without the header"
             );
         });
