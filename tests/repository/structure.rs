@@ -27,7 +27,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/store/hot_keys", 1588),
     ("src/store/local", 2245),
     ("src/store/redis", 3617),
-    ("src/store/wrappers", 997),
+    ("src/store/wrappers", 984),
     ("src/testing", 734),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.
