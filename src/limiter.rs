@@ -259,7 +259,7 @@ impl<S: Store> Limiter<S> {
             }
             // A concurrent refund may return units. Each attempt tries fewer, so that the loop
             // ends.
-            wanted = decision.least().min(wanted - 1);
+            wanted = decision.min_remaining().min(wanted - 1);
         }
         Ok(wanted)
     }

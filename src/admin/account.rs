@@ -15,7 +15,7 @@ use crate::{
     decision::{Decision, Source},
     explain::Explanation,
     quota::Quota,
-    rule::{Quotas, RuleInfo, RuleName},
+    rule::{Quotas, RuleName},
     store::{Charge, Op, OwnedCharges, Store, StoreExt},
 };
 
@@ -32,46 +32,42 @@ pub(super) struct ManagedAccount<'a> {
 }
 
 impl<'a> ManagedAccount<'a> {
-    /// Finds the account that `body` names, with its quotas.
-    pub(super) fn with_quotas(
+    /// Finds the account that `body` names. A block needs no quotas.
+    pub(super) fn find(
         layers: &'a [ManagedLayer],
         body: &AccountBody,
+        needs_quotas: bool,
     ) -> Result<Self, Problem> {
-        let given = body.quotas()?;
-        Self::find(layers, body, |shape| quotas(shape, given))
-    }
-
-    /// Finds the account to block or unblock. A block needs no quotas.
-    pub(super) fn of_key(layers: &'a [ManagedLayer], body: &AccountBody) -> Result<Self, Problem> {
         const ANY: Quota = Quota::per_second(1);
-        Self::find(layers, body, |shape| {
-            let own = managed::own_quotas(shape).filter(|own| !own.charged().is_empty());
-            Ok(own.unwrap_or_else(|| ANY.into()))
-        })
-    }
-
-    fn find(
-        layers: &'a [ManagedLayer],
-        body: &AccountBody,
-        quotas: impl FnOnce(&RuleInfo<'_>) -> Result<Quotas, Problem>,
-    ) -> Result<Self, Problem> {
         let layer = managed::find(layers, &body.layer)?;
-        layer.rule(&body.rule, |shape| {
+        let given = body.quotas()?;
+        layer.rule(&body.rule, |info| {
+            let rule = info.name;
             let key = match (&body.key, &body.fingerprint) {
                 (Some(key), None) => key::parse(key),
-                (None, Some(given)) => listed_key(layer, shape.name, given),
+                (None, Some(given)) => listed_key(layer, rule, given),
                 (Some(_), Some(_)) => Err("key and fingerprint are given; remove one".into()),
                 (None, None) => Err("key is missing; add it, as \"key\": \"alice\"".into()),
             };
+            let is_empty = |quotas: &Quotas| quotas.charged().is_empty();
+            let quotas = match (managed::own_quotas(info), given) {
+                (Some(_), Some(_)) => Err(Problem::body(format!(
+                    "quotas are given, and rule {rule:?} has its own; remove them"
+                ))),
+                (Some(quotas), None) | (None, Some(quotas)) if !is_empty(&quotas) => Ok(quotas),
+                _ if !needs_quotas => Ok(ANY.into()),
+                (Some(_), None) => Err(Problem::new(
+                    StatusCode::CONFLICT,
+                    format!("rule is {rule:?}, which has no quotas and therefore no accounts"),
+                )),
+                (None, _) => Err(Problem::body(format!(
+                    "quotas are missing, and rule {rule:?} chooses them per request; add the \
+                     quotas of the key, as \"quotas\": [\"5/s burst 20\"]"
+                ))),
+            };
             let key = key.map_err(Problem::body)?;
-            Ok(Self {
-                layer,
-                rule: shape.name,
-                key,
-                quotas: quotas(shape)?,
-                cost: shape.cost.unwrap_or(1).max(1),
-                headroom: shape.headroom.unwrap_or(0),
-            })
+            let (cost, headroom) = (info.cost.unwrap_or(1).max(1), info.headroom.unwrap_or(0));
+            Ok(Self { layer, rule, key, quotas: quotas?, cost, headroom })
         })
     }
 
@@ -203,25 +199,4 @@ fn check_not_failed(operation: &str, decision: &Decision) -> Result<(), Problem>
         "the store did not {operation}: it failed (see api/health), or does not support this"
     );
     Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, why))
-}
-
-/// Returns the quotas of the rule. If the rule chooses quotas per request, the body must contain
-/// them.
-fn quotas(shape: &RuleInfo<'_>, given: Option<Quotas>) -> Result<Quotas, Problem> {
-    let rule = shape.name;
-    match (managed::own_quotas(shape), given) {
-        (Some(own), None) if own.charged().is_empty() => {
-            let why = format!("rule is {rule:?}, which has no quotas and therefore no accounts");
-            Err(Problem::new(StatusCode::CONFLICT, why))
-        }
-        (Some(own), None) => Ok(own),
-        (Some(_), Some(_)) => Err(Problem::body(format!(
-            "quotas are given, and rule {rule:?} has its own; remove them"
-        ))),
-        (None, Some(given)) if !given.charged().is_empty() => Ok(given),
-        (None, _) => Err(Problem::body(format!(
-            "quotas are missing, and rule {rule:?} chooses them per request; add the quotas of the \
-             key, as \"quotas\": [\"5/s burst 20\"]"
-        ))),
-    }
 }

@@ -45,13 +45,6 @@ pub(super) struct RecordedDenial {
     pub(super) retry_after: Option<Duration>,
 }
 
-/// The numbers of denied requests, and of requests that report-only rules would have denied.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Counted {
-    pub(super) denied: u64,
-    pub(super) reported: u64,
-}
-
 impl OnDecision for DenialLog {
     fn on_decision(&self, event: &DecisionEvent<'_>) {
         let Some(decision) = event.decision() else { return };
@@ -128,11 +121,9 @@ impl DenialLog {
         f(&mut rule.listed.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(super) fn counted(&self, rule: RuleName) -> Counted {
-        let counted = |rule: &RuleRecord| Counted {
-            denied: rule.denied.load(Relaxed),
-            reported: rule.reported.load(Relaxed),
-        };
+    /// Returns the numbers of denied requests, and of requests that report-only rules would have denied.
+    pub(super) fn counted(&self, rule: RuleName) -> (u64, u64) {
+        let counted = |rule: &RuleRecord| (rule.denied.load(Relaxed), rule.reported.load(Relaxed));
         self.find(rule).map(counted).unwrap_or_default()
     }
 

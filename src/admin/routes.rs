@@ -120,17 +120,17 @@ async fn account(request: Request, quotas: bool, time: bool) -> Result<AccountBo
 
 async fn peek(State(layers): ManagedLayers, request: Request) -> JsonResult {
     let body = account(request, true, false).await?;
-    ManagedAccount::with_quotas(&layers, &body)?.peek().await.map(Json)
+    ManagedAccount::find(&layers, &body, true)?.peek().await.map(Json)
 }
 
 async fn reset(State(layers): ManagedLayers, request: Request) -> JsonResult {
     let body = account(request, true, false).await?;
-    ManagedAccount::with_quotas(&layers, &body)?.change("reset", |it| Op::Reset(it)).await.map(Json)
+    ManagedAccount::find(&layers, &body, true)?.change("reset", |it| Op::Reset(it)).await.map(Json)
 }
 
 async fn block(State(layers): ManagedLayers, request: Request) -> JsonResult {
     let body = account(request, false, true).await?;
-    let (account, time) = (ManagedAccount::of_key(&layers, &body)?, body.time()?);
+    let (account, time) = (ManagedAccount::find(&layers, &body, false)?, body.time()?);
     let done = account.change("block", |it| Op::Block(it, time)).await?;
     account.show_block(SystemTime::now().checked_add(time));
     Ok(Json(done))
@@ -138,7 +138,7 @@ async fn block(State(layers): ManagedLayers, request: Request) -> JsonResult {
 
 async fn unblock(State(layers): ManagedLayers, request: Request) -> JsonResult {
     let body = account(request, false, false).await?;
-    let account = ManagedAccount::of_key(&layers, &body)?;
+    let account = ManagedAccount::find(&layers, &body, false)?;
     let done = account.change("unblock", |it| Op::Unblock(it)).await?;
     account.show_block(None);
     Ok(Json(done))

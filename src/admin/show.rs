@@ -32,7 +32,7 @@ fn rule(layer: &ManagedLayer, info: &RuleInfo<'_>) -> Value {
         (None, Some(_)) => "live",
         (None, None) => "per request",
     };
-    let counted = layer.denial_log.counted(info.name);
+    let (denied, reported) = layer.denial_log.counted(info.name);
     json!({
         "rule": info.name,
         "quotas": quotas,
@@ -41,8 +41,8 @@ fn rule(layer: &ManagedLayer, info: &RuleInfo<'_>) -> Value {
         "headroom": info.headroom,
         "queues": info.queues,
         "report_only": info.report_only,
-        "denied": counted.denied,
-        "reported": counted.reported,
+        "denied": denied,
+        "reported": reported,
     })
 }
 

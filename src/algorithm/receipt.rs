@@ -26,13 +26,6 @@ pub(crate) struct Receipt {
 }
 
 impl Receipt {
-    /// Creates the receipt of a charge made at `now`.
-    #[cfg(feature = "redis")]
-    pub(crate) fn newest(now: u64, demand: Demand) -> Self {
-        let (charged, at, cost) = (now, now, demand.cost);
-        Self { charged, at, end: u64::MAX, cost, units: cost, queued: false }
-    }
-
     /// Creates the receipt of a charge. An undo refunds at most `units` units, by default the whole
     /// cost.
     ///

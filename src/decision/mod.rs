@@ -273,7 +273,7 @@ impl Decision {
     }
 
     /// Returns the smallest number of units left under any quota.
-    pub(crate) fn least(&self) -> u32 {
+    pub(crate) fn min_remaining(&self) -> u32 {
         self.outcomes.iter().map(Outcome::remaining).min().unwrap_or(0)
     }
 

@@ -366,20 +366,6 @@ impl Outcome {
         self
     }
 
-    /// Returns the outcome with `units` more units left.
-    pub(crate) fn with_more(mut self, units: u32) -> Self {
-        match &mut self.snapshot {
-            Snapshot::Refilling { reset_ns, interval, .. } => {
-                *reset_ns = reset_ns.saturating_sub(interval.saturating_mul(units.into()));
-            }
-            Snapshot::Known { limit, remaining, .. } => {
-                *remaining = remaining.saturating_add(units).min(*limit);
-            }
-            Snapshot::Slots { .. } | Snapshot::Unknown { .. } => {}
-        }
-        self
-    }
-
     pub(crate) fn set_retry_ns(&mut self, nanos: u64) {
         match &mut self.snapshot {
             Snapshot::Refilling { retry_ns, .. }

@@ -144,10 +144,10 @@ impl Explanation {
         charges: &OwnedCharges,
     ) -> Result<Self, S::Error> {
         let decision = charges.with(|charges| store.peek(charges)).await?;
-        Ok(charges.with(|charges| Self::of(decision, charges)).as_dry_run())
+        Ok(charges.with(|charges| Self::of(decision, charges)).into_dry_run())
     }
 
-    pub(crate) fn as_dry_run(self) -> Self {
+    pub(crate) fn into_dry_run(self) -> Self {
         Self { is_dry_run: true, ..self }
     }
 
@@ -256,7 +256,7 @@ impl fmt::Display for Explanation {
             About::Decision(decision, _) => summarize(f, decision)?,
             About::Free(why) => write!(f, "allowed: {why}")?,
             About::Unkeyed(error) => {
-                write!(f, "rejected with {}: {error}", error.status().as_u16())?
+                write!(f, "rejected with {}: {error}", error.status().as_u16())?;
             }
         }
         match self.allowed_because {

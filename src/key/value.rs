@@ -91,10 +91,8 @@ impl Key {
     }
 
     /// Returns the length of the content in bytes.
-    #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "`is_blank` covers the empty key")]
     #[inline]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         usize::try_from(self.head >> 8).unwrap_or(usize::MAX)
     }
 

@@ -511,8 +511,8 @@ where
                 let looked = Explanation::look_at(&*self.store, &charges).await;
                 looked.unwrap_or_else(|error| error.never())
             }
-            Err(Bypass::Exempt(why)) => return Explanation::from(About::Free(why)).as_dry_run(),
-            Err(Bypass::Rejected(error)) => Explanation::from(About::Unkeyed(error)).as_dry_run(),
+            Err(Bypass::Exempt(why)) => return Explanation::from(About::Free(why)).into_dry_run(),
+            Err(Bypass::Rejected(error)) => Explanation::from(About::Unkeyed(error)).into_dry_run(),
         };
         explanation.secret = settings.secret;
         let denied = !explanation.is_allowed();

@@ -190,7 +190,7 @@ impl std::error::Error for QuotaError {}
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Excerpt {
     bytes: [u8; 40],
-    length: usize,
+    length: u8,
     is_cut: bool,
 }
 
@@ -200,14 +200,15 @@ impl Excerpt {
         let ends = text.char_indices().map(|(at, c)| at + c.len_utf8());
         let length = ends.take_while(|end| *end <= bytes.len()).last().unwrap_or(0);
         bytes[..length].copy_from_slice(&text.as_bytes()[..length]);
-        Self { bytes, length, is_cut: length < text.len() }
+        let is_cut = length < text.len();
+        Self { bytes, length: u8::try_from(length).unwrap_or(u8::MAX), is_cut }
     }
 }
 
 /// Writes the text in quotes, and dots if it was cut.
 impl fmt::Debug for Excerpt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = str::from_utf8(&self.bytes[..self.length]).unwrap_or_default();
+        let text = str::from_utf8(&self.bytes[..self.length.into()]).unwrap_or_default();
         write!(f, "{text:?}{}", if self.is_cut { ".." } else { "" })
     }
 }

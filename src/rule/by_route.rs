@@ -153,22 +153,9 @@ impl<K: Clone> ByRoute<K> {
     ///
     /// Panics if [`by_route`] would panic for the template.
     #[track_caller]
-    pub fn any_method(self, template: impl AsRef<str>, plan: impl Into<Plan>) -> Self {
-        literal(self.try_any_method(template, plan))
-    }
-
-    /// Fallible form of [`any_method`](ByRoute::any_method), for a template known only at run time.
-    ///
-    /// # Errors
-    ///
-    /// Fails if [`try_by_route`] would fail for the template.
-    pub fn try_any_method(
-        mut self,
-        template: impl AsRef<str>,
-        plan: impl Into<Plan>,
-    ) -> Result<Self, RouteError> {
-        self.add(None, template.as_ref(), plan.into())?;
-        Ok(self)
+    pub fn any_method(mut self, template: impl AsRef<str>, plan: impl Into<Plan>) -> Self {
+        literal(self.add(None, template.as_ref(), plan.into()));
+        self
     }
 
     pub(super) fn add(

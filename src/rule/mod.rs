@@ -67,7 +67,6 @@ pub struct Rule<K> {
     /// The rules of requests without a key, instead of `on_missing_key`.
     if_no_key: Option<Arc<dyn Rules + Send + Sync>>,
     report_only: Toggle,
-    may_become_report_only: bool,
     max_key_len: usize,
 }
 
@@ -97,8 +96,7 @@ impl<K> Rule<K> {
             applies: None,
             on_missing_key: OnMissingKey::default(),
             if_no_key: None,
-            report_only: Toggle::off(),
-            may_become_report_only: false,
+            report_only: Toggle::from(false),
             max_key_len: DEFAULT_MAX_KEY_LEN,
         }
     }
@@ -228,8 +226,7 @@ impl<K> Rule<K> {
     /// report_only.set(false); // the rule denies from the next request on
     /// ```
     pub fn report_only(self, toggle: impl Into<Toggle>) -> Self {
-        let report_only = toggle.into();
-        Self { may_become_report_only: !report_only.is_fixed(), report_only, ..self }
+        Self { report_only: toggle.into(), ..self }
     }
 
     /// Sets the maximum length of a key in bytes. Defaults to 1 KiB.
@@ -390,7 +387,6 @@ impl<K: KeyExtractor> Rules for Rule<K> {
             headroom: self.headroom.fixed(),
             queues: !self.max_wait.is_zero(),
             report_only: self.report_only.is_on(),
-            may_become_report_only: self.may_become_report_only,
             report_only_toggle: Some(&self.report_only),
             instead_of: None,
         });

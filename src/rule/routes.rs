@@ -8,7 +8,7 @@ use super::{ByRoute, Quotas, RouteError};
 use crate::{key::Everyone, store::literal};
 
 /// The quotas by their names in the file.
-type Table = BTreeMap<String, Quotas>;
+type RouteTable = BTreeMap<String, Quotas>;
 
 /// Quotas of each route, read from a file (features `axum` and `serde`).
 ///
@@ -45,9 +45,9 @@ type Table = BTreeMap<String, Quotas>;
 ///
 /// The routes are fixed when the layer is built. To apply a changed file, restart the process.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(try_from = "Table", into = "Table")]
+#[serde(try_from = "RouteTable", into = "RouteTable")]
 pub struct RouteSettings {
-    routes: Table,
+    routes: RouteTable,
     other: Quotas,
 }
 
@@ -71,10 +71,10 @@ impl RouteSettings {
     }
 }
 
-impl TryFrom<Table> for RouteSettings {
+impl TryFrom<RouteTable> for RouteSettings {
     type Error = String;
 
-    fn try_from(mut routes: Table) -> Result<Self, String> {
+    fn try_from(mut routes: RouteTable) -> Result<Self, String> {
         let other = routes.remove("other").ok_or(
             "other is missing, the quotas of all other requests; add it, as other = \"100/s\", or \
              other = [] to limit nothing",
@@ -85,7 +85,7 @@ impl TryFrom<Table> for RouteSettings {
     }
 }
 
-impl From<RouteSettings> for Table {
+impl From<RouteSettings> for RouteTable {
     fn from(settings: RouteSettings) -> Self {
         let other = [("other".to_owned(), settings.other)];
         settings.routes.into_iter().chain(other).collect()

@@ -111,7 +111,6 @@ pub struct RuleInfo<'a> {
     pub queues: bool,
     /// `true` if the rule is currently report-only.
     pub report_only: bool,
-    pub(crate) may_become_report_only: bool,
     /// The toggle of `report_only`, if any.
     pub report_only_toggle: Option<&'a Toggle>,
     /// The name of the rule that this rule replaces, if any: the default rule of a `by_route`, or
@@ -130,7 +129,6 @@ impl<'a> RuleInfo<'a> {
             headroom: Some(charge.headroom()),
             queues: !charge.max_wait().is_zero(),
             report_only: charge.is_report_only(),
-            may_become_report_only: false,
             report_only_toggle: None,
             instead_of: None,
         }

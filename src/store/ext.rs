@@ -134,9 +134,12 @@ pub trait StoreExt: Store + Sized {
     ///
     /// # Panics
     ///
-    /// Panics if `percent` is not 1 to 25. For a value from configuration, use [`Leased::try_new`].
+    /// Panics if `percent` is not 1 to 25.
     #[track_caller]
-    fn leases(self, percent: u32) -> Leased<Self> {
+    fn leases(self, percent: u32) -> Leased<Self>
+    where
+        Self: 'static,
+    {
         Leased::new(self, percent)
     }
 

@@ -79,10 +79,9 @@ pub use self::{
     block::{BlockError, BlockFuture},
     ext::{DynStore, StoreExt},
     health::{Health, Status},
-    hot_keys::{DenyCache, Leased, LeasedFuture},
+    hot_keys::{DenyCache, Leased},
     local::{LocalStore, Stats},
     op::{Op, OwnedOp},
-    setting::SettingError,
     wrappers::{
         breaker::{Breaker, BreakerError, circuit::FailureDomain},
         fallback::{FailClosed, FailOpen, Fallback, LocalShare},
@@ -404,7 +403,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 )]
 pub trait Store {
     /// The error of a store that cannot decide. A denial is a decision, not an error.
-    type Error: Into<BoxError>;
+    type Error: Into<BoxError> + Send;
     /// The future of a decision, or [`Never`] if every decision is immediate.
     type Future: Future<Output = Result<Decision, Self::Error>> + Send;
 

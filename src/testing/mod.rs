@@ -20,21 +20,179 @@
 //! runs the published [`TABLES`] of scenarios. [`properties`] checks properties that a table of
 //! expected results cannot express.
 
-mod clock;
-mod no_limit;
 pub mod properties;
 #[cfg(feature = "redis")]
 mod redis;
 mod scenario;
-mod subject;
-mod tables;
 
-pub use self::clock::FakeClock;
+use std::{convert::Infallible, fmt, future::ready, sync::Arc, time::Duration};
+
 #[cfg(feature = "redis")]
 pub use self::redis::Redis;
-pub use self::{
-    no_limit::NoLimit,
-    scenario::{Case, CaseError, Played, play},
-    subject::{Local, Subject},
-    tables::TABLES,
+pub use self::scenario::{Case, CaseError, Played, TABLES, play};
+use crate::{
+    decision::Decision,
+    quota::Algorithm,
+    store::{Answer, BoxFuture, Charge, Clock, LocalStore, Never, Op, Store, Unsupported},
 };
+
+/// Clock that advances only when [`advance`](FakeClock::advance) is called.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_sluice::{Limiter, Quota, testing::FakeClock};
+///
+/// let clock = FakeClock::new();
+/// let limiter = Limiter::new(clock.store(100));
+/// let quota = Quota::per_hour(1);
+///
+/// assert!(limiter.take("alice", &quota, 1).now().is_allowed());
+/// assert!(!limiter.take("alice", &quota, 1).now().is_allowed());
+/// clock.advance(Duration::from_secs(3600));
+/// assert!(limiter.take("alice", &quota, 1).now().is_allowed());
+/// ```
+#[derive(Clone)]
+pub struct FakeClock {
+    clock: Clock,
+    hands: Arc<quanta::Mock>,
+}
+
+impl FakeClock {
+    /// Creates an independent clock.
+    #[must_use]
+    pub fn new() -> Self {
+        let (clock, hands) = Clock::driven();
+        Self { clock, hands }
+    }
+
+    /// Creates an embedded store for `keys` keys with this clock.
+    #[must_use]
+    #[track_caller]
+    pub fn store(&self, keys: usize) -> LocalStore {
+        LocalStore::on(self.clock.clone(), keys)
+    }
+
+    /// Advances the clock.
+    pub fn advance(&self, time: Duration) {
+        self.hands.increment(time);
+    }
+
+    /// Returns the time of the clock, since the Unix epoch.
+    #[must_use]
+    pub fn now(&self) -> Duration {
+        Duration::from_nanos(self.hands.value())
+    }
+}
+
+impl Default for FakeClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for FakeClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FakeClock").field("nanos", &self.hands.value()).finish_non_exhaustive()
+    }
+}
+
+/// Store that allows every request, for tests of the code behind a limiter.
+///
+/// ```
+/// use tower_sluice::{PeerIp, Quota, RateLimitLayer, testing::NoLimit};
+///
+/// let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_second(1), NoLimit);
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoLimit;
+
+impl Store for NoLimit {
+    type Error = Infallible;
+    type Future = Never<Result<Decision, Infallible>>;
+
+    fn call(&self, _: Op<'_>) -> Answer<Self::Future> {
+        Answer::Now(Ok(Decision::allow()))
+    }
+
+    fn supports(&self, _: &[Charge<'_>]) -> Result<(), Unsupported> {
+        Ok(())
+    }
+}
+
+/// Store under test, with its clock.
+pub trait Subject {
+    /// The type of the store.
+    type Store: Store;
+
+    /// Returns a store without accounts.
+    fn open(&mut self) -> Self::Store;
+
+    /// Sets the store's clock to a Unix time.
+    ///
+    /// The clock goes back only if [`steps_back`](Subject::steps_back) returns `true`.
+    fn set(&mut self, now: Duration);
+
+    /// Returns `true` if the clock may go back, as a wall clock does. Defaults to `false`.
+    fn steps_back(&self) -> bool {
+        false
+    }
+
+    /// Returns `true` if the store undoes charges ([`Store::undo`]). Defaults to `true`.
+    ///
+    /// Otherwise, cases with an undo are [skipped](Played::Skipped).
+    fn undoes(&self) -> bool {
+        true
+    }
+
+    /// Returns a store of another process on the accounts of the last opened store, or `None` by
+    /// default. The process loses slots that it does not renew for the time `lease`.
+    ///
+    /// Without such stores, cases with several processes are [skipped](Played::Skipped).
+    fn join(&mut self, lease: Duration) -> Option<Self::Store> {
+        let _ = lease;
+        None
+    }
+
+    /// Waits until slots that the process of a store has freed are free. By default, does not wait.
+    fn freed(&mut self, store: &Self::Store) -> BoxFuture<()> {
+        let _ = store;
+        Box::pin(ready(()))
+    }
+
+    /// Renews the slots that the process of a store holds. By default, does nothing, because the
+    /// store counts its slots itself.
+    fn renew(&mut self, store: &Self::Store) -> BoxFuture<()> {
+        let _ = store;
+        Box::pin(ready(()))
+    }
+
+    /// Waits until earlier calls of [`Store::undo`] have taken effect. By default, does not wait.
+    fn undone(&mut self) -> BoxFuture<()> {
+        Box::pin(ready(()))
+    }
+
+    /// Returns `true` if the store supports `algorithm`. Defaults to `true`.
+    ///
+    /// Cases with other algorithms are [skipped](Played::Skipped).
+    fn supports(&self, algorithm: Algorithm) -> bool {
+        let _ = algorithm;
+        true
+    }
+}
+
+/// Embedded store with a [`FakeClock`].
+#[derive(Clone, Debug, Default)]
+pub struct Local(FakeClock);
+
+impl Subject for Local {
+    type Store = LocalStore;
+
+    fn open(&mut self) -> LocalStore {
+        self.0 = FakeClock::new();
+        self.0.store(1_024)
+    }
+
+    fn set(&mut self, now: Duration) {
+        self.0.advance(now.saturating_sub(self.0.now()));
+    }
+}

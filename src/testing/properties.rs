@@ -49,6 +49,7 @@ fn left(decision: &Decision) -> Vec<u32> {
     decision.outcomes().iter().map(Outcome::remaining).collect()
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "the values of a check are temporary")]
 fn expect<T: PartialEq + Debug>(what: impl Display, got: T, expected: T) -> Result<(), Broken> {
     if got == expected { Ok(()) } else { Err(format!("{what}: {got:?}, expected {expected:?}")) }
 }

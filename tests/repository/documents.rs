@@ -78,6 +78,8 @@ fn the_files_that_documents_name_exist() {
             count += 1;
             assert!(root.join(path).exists(), "{}: there is no `{path}`", page.display());
         }
+        let marked = text.lines().any(|line| line.starts_with("<<<<<<<"));
+        assert!(!marked, "{}: an unfinished merge", page.display());
     }
     assert!(count > 60, "{count} paths");
 }

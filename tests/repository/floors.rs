@@ -37,7 +37,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("store/wrappers/breaker/circuit", 4),
     ("store/wrappers/fallback/*", 5),
     ("store/hot_keys/*", 5),
-    ("store/wrappers/timeout", 5),
+    ("store/wrappers/timeout", 4),
     ("rule/*", 6),
     ("explain/*", 7),
     ("headers/*", 7),

@@ -6,7 +6,7 @@ use tower_sluice::testing::{Case, Played, Subject, TABLES, play};
 /// Returns the text of a published table.
 pub(crate) fn read(file: &str) -> &'static str {
     let found = TABLES.iter().find(|(name, _)| *name == file);
-    found.unwrap_or_else(|| panic!("{file} is not in TABLES; add it in src/testing/tables.rs")).1
+    found.unwrap_or_else(|| panic!("{file} is not in TABLES; add it in src/testing/scenario.rs")).1
 }
 
 /// Runs a table. Returns the numbers of its cases that ran and that were skipped.

@@ -19,7 +19,7 @@ use http::{
 
 use super::{
     super::entries::{MAX_BYTES, MAX_ENTRIES},
-    header::{self, MAX_LENGTH},
+    header::{self, HeaderFault, MAX_LENGTH, OPEN_QUOTE, TOO_LONG},
 };
 
 /// Iterator over the elements of all lines, from right to left.
@@ -28,16 +28,8 @@ pub(super) struct Elements<'a> {
     line: Option<Line<'a>>,
     elements: usize,
     bytes: usize,
-    error: Option<ElementError>,
-}
-
-/// The reason why the iterator stopped early.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ElementError {
-    /// The header has more than 32 elements or 4 KiB.
-    TooMuch,
-    /// A quoted string does not end in its line.
-    OpenQuote,
+    /// The reason why the iterator stopped early.
+    error: Option<HeaderFault>,
 }
 
 impl<'a> Elements<'a> {
@@ -47,28 +39,28 @@ impl<'a> Elements<'a> {
     }
 
     /// Returns the line that contains the next element.
-    fn line(&mut self) -> Option<Result<Line<'a>, ElementError>> {
+    fn line(&mut self) -> Option<Result<Line<'a>, HeaderFault>> {
         if let Some(line) = self.line.take() {
             return Some(Ok(line));
         }
         let text = self.lines.next()?.as_bytes();
         if text.len() > self.bytes {
-            return Some(Err(ElementError::TooMuch));
+            return Some(Err(TOO_LONG));
         }
         self.bytes = self.bytes.saturating_sub(text.len() + 1);
-        Some(Line::split(text).ok_or(ElementError::OpenQuote))
+        Some(Line::split(text).ok_or(OPEN_QUOTE))
     }
 }
 
 impl<'a> Iterator for Elements<'a> {
-    type Item = Result<&'a [u8], ElementError>;
+    type Item = Result<&'a [u8], HeaderFault>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if let Some(error) = self.error {
             return Some(Err(error));
         }
         let line = self.line()?;
-        let left = self.elements.checked_sub(1).ok_or(ElementError::TooMuch);
+        let left = self.elements.checked_sub(1).ok_or(TOO_LONG);
         match line.and_then(|line| left.map(|left| (line, left))) {
             Ok((line, left)) => {
                 let (element, rest) = line.last();
@@ -206,7 +198,7 @@ mod tests {
 
     use super::*;
 
-    fn elements(lines: &[&str]) -> Vec<Result<String, ElementError>> {
+    fn elements(lines: &[&str]) -> Vec<Result<String, HeaderFault>> {
         let mut headers = HeaderMap::new();
         for line in lines {
             headers.append(FORWARDED, line.parse().expect("a value"));
@@ -242,10 +234,8 @@ mod tests {
         for open in [r#"""#, r#"a="b,c"#, r#"a="b","c"#, r#"a="\","#, r#"a="\\\",b"#] {
             let seen = elements(&[open, "a,b"]);
             assert_eq!(seen[..2], [Ok("b".to_owned()), Ok("a".to_owned())], "{open}");
-            assert!(
-                seen[2..].iter().all(|it| *it == Err(ElementError::OpenQuote)) && seen.len() == 40
-            );
-            assert_eq!(elements(&["a", open])[0], Err(ElementError::OpenQuote), "{open}");
+            assert!(seen[2..].iter().all(|it| *it == Err(OPEN_QUOTE)) && seen.len() == 40);
+            assert_eq!(elements(&["a", open])[0], Err(OPEN_QUOTE), "{open}");
         }
     }
 
@@ -255,16 +245,16 @@ mod tests {
         assert_eq!(good(&[&most]).len(), 32);
         let seen = elements(&[&more]);
         assert!(seen[..32].iter().all(|it| *it == Ok("a".to_owned())));
-        assert!(seen[32..].iter().all(|it| *it == Err(ElementError::TooMuch)) && seen.len() == 40);
+        assert!(seen[32..].iter().all(|it| *it == Err(TOO_LONG)) && seen.len() == 40);
         let long = "x".repeat(4_096);
         assert_eq!(good(&[&long]).len(), 1);
-        assert_eq!(elements(&[&format!("{long}x")])[0], Err(ElementError::TooMuch));
+        assert_eq!(elements(&[&format!("{long}x")])[0], Err(TOO_LONG));
         let seen = elements(&[&long, "a"]);
-        assert_eq!((&seen[0], &seen[1]), (&Ok("a".to_owned()), &Err(ElementError::TooMuch)));
+        assert_eq!((&seen[0], &seen[1]), (&Ok("a".to_owned()), &Err(TOO_LONG)));
         // The comma between two lines counts.
         let half = "x".repeat(2_048);
         assert_eq!(elements(&[&half[1..], &half]).last(), Some(&Ok("x".repeat(2_047))));
-        assert_eq!(elements(&[&half, &half])[1], Err(ElementError::TooMuch));
+        assert_eq!(elements(&[&half, &half])[1], Err(TOO_LONG));
     }
 
     fn read(element: &str) -> Option<String> {

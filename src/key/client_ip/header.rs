@@ -9,7 +9,7 @@ use super::{
         entries::{HeaderEntries, TooMuch},
         is_blank,
     },
-    forwarded::{self, ElementError, Elements},
+    forwarded::{self, Elements},
 };
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -30,8 +30,10 @@ pub(super) enum ClientHeader {
 pub(super) type HeaderFault = &'static str;
 
 const REPEATED: HeaderFault = "is sent more than once";
-const TOO_LONG: HeaderFault = "names more than 32 proxies, or is too long";
-const OPEN_QUOTE: HeaderFault = "has a quoted string that does not end";
+/// The header has more than 32 entries or 4 KiB.
+pub(super) const TOO_LONG: HeaderFault = "names more than 32 proxies, or is too long";
+/// A quoted string does not end in its line.
+pub(super) const OPEN_QUOTE: HeaderFault = "has a quoted string that does not end";
 const NO_ADDRESS: HeaderFault = "has an entry without a valid address";
 
 impl ClientHeader {
@@ -69,11 +71,8 @@ impl ClientHeader {
             let entry = entry.map_err(|TooMuch| TOO_LONG)?;
             address(entry).ok_or(NO_ADDRESS)
         });
-        let elements = elements.into_iter().flatten().map(|element| match element {
-            Ok(element) => forwarded::for_address(element).ok_or(NO_ADDRESS),
-            Err(ElementError::TooMuch) => Err(TOO_LONG),
-            Err(ElementError::OpenQuote) => Err(OPEN_QUOTE),
-        });
+        let elements = elements.into_iter().flatten();
+        let elements = elements.map(|element| forwarded::for_address(element?).ok_or(NO_ADDRESS));
         single.into_iter().chain(listed).chain(elements)
     }
 }

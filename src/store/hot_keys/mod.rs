@@ -1,10 +1,204 @@
-//! Wrappers that decide about hot keys without calling their store.
+//! Wrappers that decide about hot keys without calling their store, and the table of these keys.
+//!
+//! The table consists of sets of eight entries. Each set has a lock, which is held for a few dozen
+//! nanoseconds, and never while code of other crates runs. Each set also counts the changes of its
+//! accounts. An answer of the store is kept only if no change was counted during the call.
 
-mod deny_cache;
+mod denials;
 mod leases;
-mod table;
 
-pub use self::{
-    deny_cache::DenyCache,
-    leases::{Leased, LeasedFuture},
+use std::{
+    hash::{BuildHasher, Hash, Hasher},
+    slice,
+    sync::atomic::{
+        AtomicU64,
+        Ordering::{AcqRel, Acquire},
+    },
+    time::Duration,
 };
+
+use foldhash::quality::SeedableRandomState;
+use parking_lot::{Mutex, MutexGuard};
+use tokio::time::Instant;
+
+pub use self::{denials::DenyCache, leases::Leased};
+use crate::{
+    algorithm::{Demand, gcra::Gcra},
+    decision::Outcome,
+    key::random_state,
+    store::Charge,
+};
+
+/// The number of entries in one set.
+const WAYS: usize = 8;
+const MAX_CAPACITY: usize = 1 << 24;
+/// The default time for which a wrapper may decide without calling the store.
+const MAX_AGE: Duration = Duration::from_secs(1);
+/// The longest time for which a wrapper may decide without calling the store.
+const LONGEST_AGE: Duration = Duration::from_secs(60);
+
+/// A table of hot keys. Instants are nanoseconds since the table was created.
+#[derive(Debug)]
+struct HotKeys<T> {
+    /// Random, so that clients cannot choose keys that collide.
+    seed: SeedableRandomState,
+    created: Instant,
+    /// The longest time for which an entry is valid, in nanoseconds.
+    max_age: u64,
+    sets: Box<[HotSet<T>]>,
+}
+
+#[derive(Debug)]
+struct HotSet<T> {
+    /// The number of changes of the accounts in this set.
+    changes: AtomicU64,
+    entries: Mutex<HotEntries<T>>,
+}
+
+#[derive(Debug)]
+struct HotEntries<T> {
+    /// The number of calls that the entries have decided.
+    decided: u64,
+    /// At most `WAYS` entries.
+    list: Vec<(HotKey, T)>,
+}
+
+/// Identifies an account, or the accounts of a call, under certain quotas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct HotKey {
+    /// The hash of the rule and the key.
+    tag: u64,
+    /// The hash of the quotas, the rule and the key.
+    revision: u64,
+}
+
+impl<T> HotKeys<T> {
+    #[track_caller]
+    fn new(capacity: usize, max_age: Duration) -> Self {
+        assert!(
+            (1..=MAX_CAPACITY).contains(&capacity),
+            "capacity is {capacity}; give 1 to {MAX_CAPACITY}, the number of hot keys to keep"
+        );
+        assert!(
+            !max_age.is_zero() && max_age <= LONGEST_AGE,
+            "max_age is {max_age:?}; give a time such as 1s, at most {LONGEST_AGE:?}: until then, \
+             a reset by another process has no effect here"
+        );
+        let empty = || HotEntries { decided: 0, list: Vec::new() };
+        let set = |_| HotSet { changes: AtomicU64::new(0), entries: Mutex::new(empty()) };
+        Self {
+            seed: random_state(),
+            created: Instant::now(),
+            max_age: nanos(max_age),
+            sets: (0..capacity.div_ceil(WAYS)).map(set).collect(),
+        }
+    }
+
+    fn nanos(&self, instant: Instant) -> u64 {
+        nanos(instant.saturating_duration_since(self.created))
+    }
+
+    fn now(&self) -> u64 {
+        self.nanos(Instant::now())
+    }
+
+    /// Returns the key of an account, or of the accounts of a call.
+    fn key(&self, charges: &[Charge<'_>]) -> HotKey {
+        let (mut tag, mut revision) = (self.seed.build_hasher(), self.seed.build_hasher());
+        for charge in charges {
+            charge.key().hash_with(charge.rule().hash64(), &mut tag);
+            charge.key().hash_with(!charge.rule().hash64(), &mut revision);
+            charge.quotas().hash(&mut revision);
+        }
+        HotKey { tag: tag.finish(), revision: revision.finish() }
+    }
+
+    fn tag(&self, charge: &Charge<'_>) -> u64 {
+        self.key(slice::from_ref(charge)).tag
+    }
+
+    fn capacity(&self) -> usize {
+        self.sets.len() * WAYS
+    }
+
+    fn set(&self, tag: u64) -> &HotSet<T> {
+        let scaled = (u128::from(tag) * self.sets.len() as u128) >> 64;
+        &self.sets[usize::try_from(scaled).unwrap_or(0)]
+    }
+
+    /// Locks the set of a key. Drops entries of the key under other quotas.
+    fn lock(&self, key: HotKey) -> MutexGuard<'_, HotEntries<T>> {
+        let mut entries = self.set(key.tag).entries.lock();
+        let is_other = |other: HotKey| other.tag == key.tag && other != key;
+        if entries.list.iter().any(|(other, _)| is_other(*other)) {
+            self.count_change(key.tag);
+            entries.list.retain(|(other, _)| !is_other(*other));
+        }
+        entries
+    }
+
+    /// Locks one set after another.
+    fn lock_each(&self) -> impl Iterator<Item = MutexGuard<'_, HotEntries<T>>> {
+        self.sets.iter().map(|set| set.entries.lock())
+    }
+
+    /// Returns the number of calls that were decided without calling the store.
+    fn decided(&self) -> u64 {
+        self.lock_each().map(|entries| entries.decided).sum()
+    }
+
+    /// Returns the number of changes of some accounts, and of others.
+    fn changes(&self, tags: &[u64]) -> u64 {
+        tags.iter().map(|tag| self.set(*tag).changes.load(Acquire)).sum()
+    }
+
+    /// Counts a change of an account, so that earlier answers of the store are not kept.
+    fn count_change(&self, tag: u64) {
+        self.set(tag).changes.fetch_add(1, AcqRel);
+    }
+}
+
+impl<T> HotEntries<T> {
+    /// Returns the values of a key.
+    fn of(&mut self, key: HotKey) -> impl Iterator<Item = &mut T> {
+        self.list.iter_mut().filter(move |(it, _)| *it == key).map(|(_, value)| value)
+    }
+
+    /// Adds an entry. A full set replaces the entry with the lowest rank, if any has a rank.
+    fn add(&mut self, key: HotKey, value: T, rank: impl Fn(&T) -> Option<u64>) {
+        if self.list.len() < WAYS {
+            return self.list.push((key, value));
+        }
+        let ranked = self.list.iter_mut().filter_map(|old| Some((rank(&old.1)?, old)));
+        if let Some((_, first)) = ranked.min_by_key(|(rank, _)| *rank) {
+            *first = (key, value);
+        }
+    }
+}
+
+/// Returns an outcome of `charge` for its own cost, from the outcome for another cost.
+fn for_cost_of(charge: &Charge<'_>, outcome: &Outcome) -> Outcome {
+    let demand = Demand { max_wait: 0, ..charge.demand() };
+    let gcra = charge.quotas().get(outcome.quota_index()).and_then(Gcra::counting);
+    if let (Some(gcra), Some(_)) = (gcra, outcome.interval()) {
+        let snapshot = gcra.look(outcome.reset_ns(), 0, demand).snapshot;
+        return Outcome::with(outcome.rule(), outcome.quota_index(), snapshot);
+    }
+    let fits = outcome.is_known() && demand.need() <= outcome.remaining().into();
+    if fits { outcome.with_retry_after(Some(Duration::ZERO)) } else { *outcome }
+}
+
+/// Returns `true` for a charge of units under all quotas of its rule.
+fn is_plain(charge: &Charge<'_>) -> bool {
+    charge.cost() > 0 && !charge.is_report_only() && charge.quota_index().is_none()
+}
+
+/// Returns `true` if no two charges have the same rule, so that outcomes identify their charge.
+fn have_distinct_rules(charges: &[Charge<'_>]) -> bool {
+    let is_new = |at: usize| charges[..at].iter().all(|it| it.rule() != charges[at].rule());
+    (1..charges.len()).all(is_new)
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

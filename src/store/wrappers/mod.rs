@@ -8,10 +8,6 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{Answer, Charge, Op, Store};
-use crate::{
-    algorithm::{Demand, gcra::Gcra},
-    decision::Outcome,
-};
 
 /// Forwards methods of [`Store`] to an inner store.
 macro_rules! forward {
@@ -67,13 +63,4 @@ pub(super) fn take_since<S: Store>(
 ) -> Answer<S::Future> {
     let charges: SmallVec<[_; 4]> = charges.iter().map(|it| it.with_start(&start)).collect();
     store.call(Op::Take(&charges))
-}
-
-/// Returns `outcome` for the demand `ask`. An outcome of another algorithm than GCRA is unchanged.
-pub(super) fn recompute(outcome: &Outcome, charge: &Charge<'_>, ask: Demand) -> Outcome {
-    let gcra = charge.quotas().get(outcome.quota_index()).and_then(Gcra::counting);
-    gcra.map_or(*outcome, |gcra| {
-        let step = gcra.look(outcome.reset_ns(), 0, ask);
-        Outcome::with(outcome.rule(), outcome.quota_index(), step.snapshot)
-    })
 }

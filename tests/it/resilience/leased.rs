@@ -5,6 +5,7 @@
 #![allow(clippy::print_stdout)]
 
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{
         Arc,
@@ -396,8 +397,8 @@ async fn a_local_change_ends_the_lease() {
         hot();
         let given_back = inner.given_back();
         store.reset(&charge).now();
-        // except for the other account, which is kept
-        assert_eq!((left(&inner, HOURLY), inner.given_back()), (1_000, given_back + 1));
+        // the other account is kept, and gets its units back
+        assert_eq!((left(&inner, HOURLY), inner.given_back()), (1_000, given_back + 2));
         assert_eq!(asked(charge).outcomes()[0].owed_by_all(), 1);
 
         // charges from here on are later than the reset
@@ -771,29 +772,33 @@ fn remaining(local: &LocalStore) -> u32 {
     charged(&[HOURLY], |charge| local.take(&[charge.with_cost(0)]).now().outcomes()[0].remaining())
 }
 
+/// Returns the text of a panic.
+fn panic<T>(of: impl FnOnce() -> T) -> String {
+    let said = catch_unwind(AssertUnwindSafe(of)).err().expect("a panic");
+    *said.downcast::<String>().expect("a text")
+}
+
 #[test]
 fn settings_are_checked() {
     let store = || LocalStore::new().leases(5);
-    let said = |wrong: Result<Leased<LocalStore>, _>| match wrong {
-        Ok(_) => panic!("an error is expected"),
-        Err(wrong) => tower_sluice::store::SettingError::to_string(&wrong),
-    };
     for percent in [0, 26, u32::MAX] {
-        let text = said(Leased::try_new(LocalStore::new(), percent));
-        assert!(text.starts_with(&format!("leases: percent is {percent}; give 1 to 25")), "{text}");
+        let text = panic(|| LocalStore::new().leases(percent));
+        assert!(text.starts_with(&format!("percent is {percent}; give 1 to 25")), "{text}");
     }
-    assert!(said(store().try_max_age(Duration::ZERO)).starts_with("leases: max_age is 0 s; give"));
-    assert!(
-        said(store().try_max_age(secs(61))).starts_with("leases: max_age is 61s; give at most 60")
-    );
-    assert!(said(store().try_capacity(0)).starts_with("leases: capacity is 0; give room"));
-    assert!(
-        said(store().try_capacity(65_537)).starts_with("leases: capacity is 65537; give at most")
-    );
+    for (time, text) in [(Duration::ZERO, "0ns"), (secs(61), "61s")] {
+        let said = panic(|| store().max_age(time));
+        let text = format!("max_age is {text}; give a time such as 1s, at most 60s: ");
+        assert!(said.starts_with(&text), "{said}");
+    }
+    for keys in [0, usize::MAX] {
+        let said = panic(|| store().capacity(keys));
+        let text = format!("capacity is {keys}; give 1 to 16777216");
+        assert!(said.starts_with(&text), "{said}");
+    }
     for fine in [1, 25] {
-        assert!(Leased::try_new(LocalStore::new(), fine).is_ok());
+        drop(LocalStore::new().leases(fine));
     }
-    assert!(store().try_max_age(secs(60)).is_ok() && store().try_capacity(65_536).is_ok());
+    drop(store().max_age(secs(60)).capacity(65_536));
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    hash::{Hash, Hasher},
     mem::take,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
@@ -61,37 +60,14 @@ pub(crate) struct Queue {
 #[derive(Debug, Default)]
 struct QueueState {
     /// The requests that wait or are in flight, once for equal ones.
-    asked: HashMap<Question, Asked, RandomState>,
-    /// The questions that may join the next batch, in the order of their first callers.
-    ready: VecDeque<Question>,
+    asked: HashMap<Arc<Request>, Asked, RandomState>,
+    /// The requests that may join the next batch, in the order of their first callers.
+    ready: VecDeque<Arc<Request>>,
     calls: Vec<RunningCall>,
     /// The number of calls that have been started so far.
     calls_started: u64,
     /// `true` while a task spawns batches.
     spawning: bool,
-}
-
-/// A request, which is equal to requests for the same.
-#[derive(Clone, Debug)]
-struct Question(Arc<Request>);
-
-impl PartialEq for Question {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.equals(&other.0)
-    }
-}
-
-impl Eq for Question {}
-
-impl Hash for Question {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        for account in &self.0.accounts {
-            account.address.hash(state);
-            for (_, ask) in account.quotas.iter().flatten() {
-                (ask.cost, ask.headroom, ask.max_wait).hash(state);
-            }
-        }
-    }
 }
 
 /// The callers with equal requests.
@@ -107,7 +83,7 @@ struct Asked {
 #[derive(Debug)]
 struct RunningCall {
     id: u64,
-    questions: Vec<Question>,
+    requests: Vec<Arc<Request>>,
     started: Instant,
     phase: Phase,
 }
@@ -151,27 +127,27 @@ impl Queue {
         if has_batches || !state.ready.is_empty() || state.calls.len() >= MAX_DIRECT {
             return None;
         }
-        let question = Question(request.clone());
-        let asked = state.asked.entry(question.clone()).or_default();
+        let request = request.clone();
+        let asked = state.asked.entry(request.clone()).or_default();
         if asked.in_flight > 0 {
             return None;
         }
         asked.in_flight += 1;
-        Some(state.start(question, Phase::Direct, Instant::now()))
+        Some(state.start(request, Phase::Direct, Instant::now()))
     }
 
     /// Adds a caller.
     pub(crate) fn push(&self, caller: QueuedRequest) {
         let mut state = self.state();
-        let question = Question(caller.request.clone());
-        let waiting = &mut state.asked.entry(question.clone()).or_default().waiting;
+        let request = caller.request.clone();
+        let waiting = &mut state.asked.entry(request.clone()).or_default().waiting;
         if waiting.len() == waiting.capacity() {
             // Removes dropped callers to make room.
             waiting.retain(|caller| caller.is_waiting());
             waiting.reserve(waiting.len() + 1);
         }
         waiting.push(caller);
-        state.make_ready(question);
+        state.make_ready(request);
     }
 
     /// Starts a batch if one is due. Returns its number and its first caller.
@@ -182,9 +158,9 @@ impl Queue {
         if !state.is_batch_due(now) {
             return None;
         }
-        let (first, question) = state.pop()?;
+        let (first, request) = state.pop()?;
         state.spawning = true;
-        Some((first, state.start(question, Phase::Collecting, now)))
+        Some((first, state.start(request, Phase::Collecting, now)))
     }
 
     pub(crate) fn batch_spawned(&self) {
@@ -195,27 +171,27 @@ impl Queue {
     pub(crate) fn collect(&self, id: u64, first: QueuedRequest) -> Batch {
         let (mut guard, mut batch) = (self.state(), Batch::new(self.kind));
         let state = &mut *guard;
-        let mut questions = vec![Question(first.request.clone())];
+        let mut requests = vec![first.request.clone()];
         let mut callers: SmallVec<[_; 1]> = [first].into_iter().collect();
-        while let Some(question) = questions.last() {
-            let room = batch.room(&question.0).saturating_sub(callers.len());
-            if let Some(asked) = state.asked.get_mut(question) {
+        while let Some(request) = requests.last() {
+            let room = batch.room(request).saturating_sub(callers.len());
+            if let Some(asked) = state.asked.get_mut(request) {
                 let joining = asked.waiting.len().min(room);
                 callers.extend(asked.waiting.drain(..joining));
             }
             callers.retain(|caller| caller.is_waiting());
             batch.add(take(&mut callers));
-            state.make_ready(question.clone());
-            let fits = state.ready.front().is_some_and(|next| batch.room(&next.0) > 0);
+            state.make_ready(request.clone());
+            let fits = state.ready.front().is_some_and(|next| batch.room(next) > 0);
             let next = if fits { state.pop_ready() } else { None };
             let Some((next, _)) = next else { break };
-            questions.push(next);
+            requests.push(next);
         }
         if let Some(call) = state.calls.iter_mut().find(|call| call.id == id) {
-            (call.questions, call.phase) = (questions, Phase::InFlight);
+            (call.requests, call.phase) = (requests, Phase::InFlight);
         } else {
-            // The batch has stalled, and its first question is no longer in flight.
-            state.release(questions.into_iter().skip(1));
+            // The batch has stalled, and its first request is no longer in flight.
+            state.release(requests.into_iter().skip(1));
         }
         batch
     }
@@ -225,8 +201,8 @@ impl Queue {
         let mut state = self.state();
         if let Some(call) = state.calls.iter_mut().find(|call| call.id == id) {
             call.phase = Phase::Replying;
-            let questions = take(&mut call.questions);
-            state.release(questions);
+            let requests = take(&mut call.requests);
+            state.release(requests);
         }
     }
 
@@ -235,7 +211,7 @@ impl Queue {
         let mut state = self.state();
         if let Some(at) = state.calls.iter().position(|call| call.id == id) {
             let call = state.calls.remove(at);
-            state.release(call.questions);
+            state.release(call.requests);
         }
     }
 
@@ -246,10 +222,10 @@ impl Queue {
 
 impl QueueState {
     /// Adds a call. Returns its number.
-    fn start(&mut self, question: Question, phase: Phase, started: Instant) -> u64 {
+    fn start(&mut self, request: Arc<Request>, phase: Phase, started: Instant) -> u64 {
         self.calls_started += 1;
-        let (id, questions) = (self.calls_started, vec![question]);
-        self.calls.push(RunningCall { id, questions, started, phase });
+        let (id, requests) = (self.calls_started, vec![request]);
+        self.calls.push(RunningCall { id, requests, started, phase });
         id
     }
 
@@ -259,7 +235,7 @@ impl QueueState {
             |call: &RunningCall| call.phase != Phase::Direct && now >= call.started + STALL_TIMEOUT;
         while let Some(at) = self.calls.iter().position(is_stalled) {
             let stalled = self.calls.remove(at);
-            self.release(stalled.questions);
+            self.release(stalled.requests);
         }
         if self.spawning || self.ready.is_empty() {
             return false;
@@ -272,48 +248,48 @@ impl QueueState {
         has_room || self.ready.len() >= MAX_SIZE * (collecting + 1)
     }
 
-    /// Lets a question join the next batch, if callers wait and not too many calls are in flight.
-    fn make_ready(&mut self, question: Question) {
-        if let Some(asked) = self.asked.get_mut(&question)
+    /// Lets a request join the next batch, if callers wait and not too many calls are in flight.
+    fn make_ready(&mut self, request: Arc<Request>) {
+        if let Some(asked) = self.asked.get_mut(&request)
             && !asked.is_ready
             && !asked.waiting.is_empty()
             && asked.in_flight < MAX_EQUAL
         {
             asked.is_ready = true;
-            self.ready.push_back(question);
+            self.ready.push_back(request);
         }
     }
 
-    /// Removes the first ready question, whose callers join a call.
-    fn pop_ready(&mut self) -> Option<(Question, &mut Asked)> {
-        let question = self.ready.pop_front()?;
-        let asked = self.asked.get_mut(&question)?;
+    /// Removes the first ready request, whose callers join a call.
+    fn pop_ready(&mut self) -> Option<(Arc<Request>, &mut Asked)> {
+        let request = self.ready.pop_front()?;
+        let asked = self.asked.get_mut(&request)?;
         asked.is_ready = false;
         asked.in_flight += 1;
-        Some((question, asked))
+        Some((request, asked))
     }
 
     /// Removes and returns the first caller that was not dropped.
-    fn pop(&mut self) -> Option<(QueuedRequest, Question)> {
+    fn pop(&mut self) -> Option<(QueuedRequest, Arc<Request>)> {
         loop {
-            let (question, asked) = self.pop_ready()?;
+            let (request, asked) = self.pop_ready()?;
             asked.waiting.retain(|caller| caller.is_waiting());
             if !asked.waiting.is_empty() {
-                return Some((asked.waiting.remove(0), question));
+                return Some((asked.waiting.remove(0), request));
             }
-            self.release([question]);
+            self.release([request]);
         }
     }
 
-    /// Ends a call for each of the questions.
-    fn release(&mut self, questions: impl IntoIterator<Item = Question>) {
-        for question in questions {
-            let Some(asked) = self.asked.get_mut(&question) else { continue };
+    /// Ends a call for each of the requests.
+    fn release(&mut self, requests: impl IntoIterator<Item = Arc<Request>>) {
+        for request in requests {
+            let Some(asked) = self.asked.get_mut(&request) else { continue };
             asked.in_flight = asked.in_flight.saturating_sub(1);
             if asked.in_flight == 0 && asked.waiting.is_empty() && !asked.is_ready {
-                self.asked.remove(&question);
+                self.asked.remove(&request);
             } else {
-                self.make_ready(question);
+                self.make_ready(request);
             }
         }
     }

@@ -53,7 +53,7 @@ where
             let charged =
                 part.part(|at| reply.accounts[at].charged && part.accounts[at].has_rates());
             let any = !charged.accounts.is_empty();
-            any.then(|| undo_part(&store, charged, reply.decision(part)))
+            any.then(|| undo_part(&store, charged, reply.decision(part), None))
         });
         let mut undos = pin!(join_all(undos));
         // Sends the undo calls before the caller can retry, but does not wait for them.
@@ -97,8 +97,7 @@ pub(crate) fn undo<C>(
         #[cfg(feature = "testing")]
         store.shared.undoing.fetch_add(1, Relaxed);
         drop(runtime.spawn(async move {
-            // A charge that cannot be undone is refilled with time.
-            drop(store.execute(&part, ScriptOp::Undo(&taken, units)).await);
+            undo_part(&store, part, taken, units).await;
             #[cfg(feature = "testing")]
             store.shared.undoing.fetch_sub(1, Release);
         }));
@@ -106,12 +105,12 @@ pub(crate) fn undo<C>(
 }
 
 /// Undoes the charges of `part`. `taken` is the decision of the server that made them.
-async fn undo_part<C>(store: &RedisStore<C>, part: Request, taken: Decision)
+async fn undo_part<C>(store: &RedisStore<C>, part: Request, taken: Decision, units: Option<u32>)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     // A charge that cannot be undone is refilled with time.
-    drop(store.execute(&part, ScriptOp::Undo(&taken, None)).await);
+    drop(store.execute(&part, ScriptOp::Undo(&taken, units)).await);
 }
 
 fn combine(
@@ -127,7 +126,8 @@ fn combine(
             let at = part.accounts.iter().position(|it| it.address == account.address)?;
             let own = reply.accounts[at].clone();
             let undone = !allowed && own.charged;
-            Some((reply.now, if undone { own.without(&account.quotas, reply.now) } else { own }))
+            let own = if undone { own.before(1, account, reply.now).uncharged() } else { own };
+            Some((reply.now, own))
         })
     });
     let accounts: Vec<_> = accounts.collect();

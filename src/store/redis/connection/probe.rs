@@ -3,8 +3,8 @@
 
 use std::{sync::atomic::Ordering::Relaxed, time::Instant};
 
-use futures_util::future::join;
-use redis::{Cmd, Value, aio::ConnectionLike};
+use futures_util::future::{join_all, join3};
+use redis::{Cmd, RedisResult, Value, aio::ConnectionLike};
 
 use crate::{
     key::Key,
@@ -24,7 +24,7 @@ use crate::{
 /// The commands that a user of the store must be permitted to run.
 const PERMISSIONS: &str = "+eval +evalsha +time +get +mget +exists +psetex +del +pttl +pexpire \
                            +lindex +lrange +lset +rpush +lpop +lrem +zadd +zrem +zrange +zcount \
-                           +zmscore +info +select";
+                           +zmscore +info +select +script|load";
 /// The additional commands for a cluster.
 const CLUSTER_PERMISSIONS: &str = " +cluster|slots +asking";
 const MIN_VERSION: (u32, u32) = (6, 2);
@@ -58,16 +58,10 @@ where
         self.shared.lacks_msetex.store(false, Relaxed);
         let mut info = Cmd::new();
         info.arg("INFO");
-        let info = async {
-            match self.cluster_link() {
-                Some(cluster) => cluster.call_all(&info).await.unwrap_or_default(),
-                None => vec![(String::new(), self.send(&info).await)],
-            }
-        };
         let key = [self.addresses().account(rule(), &Key::everyone())];
         let script = self.run(self.script(ScriptKind::Probe, []), &key, Vec::new());
         // A server that does not reply costs one timeout in all.
-        let (infos, ran) = join(info, script).await;
+        let (infos, ran, ()) = join3(self.on_all(&info), script, self.load_scripts()).await;
         let (mut probe, mut reached, mut missing) = (Probe::default(), false, false);
         for (server, info) in infos {
             match info.map_err(RedisError::from) {
@@ -88,6 +82,25 @@ where
             Err(error) if error.kind().is_absence() && reached && missing => Ok(probe),
             Err(error) => Err(self.with_fix(error)),
             Ok(_) => Ok(probe),
+        }
+    }
+
+    /// Loads the most common scripts, so that later calls take one round trip.
+    async fn load_scripts(&self) {
+        let kinds = [ScriptKind::Plain, ScriptKind::Batch, ScriptKind::Adjust];
+        join_all(kinds.map(async |kind| {
+            let mut load = Cmd::new();
+            load.arg("SCRIPT").arg("LOAD").arg(&self.script(kind, [b'g']).text);
+            self.on_all(&load).await
+        }))
+        .await;
+    }
+
+    /// Sends a command to the server, or to each master. Returns the replies with the addresses.
+    async fn on_all(&self, command: &Cmd) -> Vec<(String, RedisResult<Value>)> {
+        match self.cluster_link() {
+            Some(cluster) => cluster.call_all(command).await.unwrap_or_default(),
+            None => vec![(String::new(), self.send(command).await)],
         }
     }
 

@@ -62,13 +62,7 @@ where
             Value::BulkString(bytes) => self.checked(Reply::read(&bytes, request, kind)),
             _ => self.checked(Err(RedisError::invalid_reply("not a bulk string"))),
         });
-        let mut reply = match reply {
-            Ok(reply) => reply,
-            Err(error) => {
-                store_failed(error.kind().as_str());
-                return Err(error);
-            }
-        };
+        let mut reply = reply.inspect_err(|error| store_failed(error.kind().as_str()))?;
         let writes = !matches!(op, ScriptOp::Peek);
         self.note_healed(reply.accounts.iter().filter(|account| account.healed && writes).count());
         let charged = |account: usize| usize::from(reply.accounts[account].charged);

@@ -9,7 +9,7 @@ use super::{
     script::ScriptKind,
 };
 use crate::{
-    algorithm::{self, AccountState, Demand, Evaluation, Receipt, concurrent},
+    algorithm::{self, AccountState, Demand, Evaluation, concurrent},
     decision::{Decision, Hold, Outcome, Snapshot, Source},
     quota::{Algorithm, Quota},
     store::redis::{error::RedisError, slots::MAX_COST},
@@ -142,12 +142,12 @@ impl AccountReply {
                 else {
                     return false;
                 };
-                let charged = charge_nanos(quota, *ask).checked_mul(times as u64);
-                charged.and_then(|nanos| now.checked_add(nanos)).is_some_and(|tat| tat <= *stored)
+                let units = u64::from(ask.cost) * times as u64;
+                now.saturating_add(quota.interval_nanos().saturating_mul(units)) <= *stored
             })
     }
 
-    /// Returns the account as it was before the last `charges` of several equal charges at `now`.
+    /// Returns the account as it was before the last `charges` of equal charges at `now`.
     pub(crate) fn before(&self, charges: usize, account: &AccountRequest, now: u64) -> Self {
         let mut before = self.clone();
         for (state, demand) in before.quotas.iter_mut().zip(&account.quotas) {
@@ -169,23 +169,6 @@ impl AccountReply {
         self.charged = false;
         self
     }
-
-    /// Returns the account without the charge that was made at `now`.
-    pub(crate) fn without(mut self, quotas: &[Option<(Quota, Demand)>], now: u64) -> Self {
-        self.charged = false;
-        for (stored_state, demand) in self.quotas.iter_mut().zip(quotas) {
-            match (stored_state, demand) {
-                (Some(StoredState::Rate(state)), Some((quota, ask))) => {
-                    algorithm::undo(state, quota, now, Receipt::newest(now, *ask));
-                }
-                (Some(StoredState::Slots(held)), Some((_, ask))) => {
-                    *held = held.saturating_sub(ask.cost.into());
-                }
-                _ => {}
-            }
-        }
-        self
-    }
 }
 
 /// Returns the result of the demand that led to the state of an account.
@@ -196,28 +179,22 @@ fn reconstruct(
     demand: Demand,
     charged: bool,
 ) -> Evaluation {
-    match state {
-        _ if quota.is_concurrent() => {
-            let after = if let Some(StoredState::Slots(held)) = state { *held } else { 0 };
-            let before = after.saturating_sub(if charged { demand.cost.into() } else { 0 });
-            // A request of too many slots never fits.
-            let headroom = if demand.cost > MAX_COST { u32::MAX } else { demand.headroom };
-            let mut step = concurrent::look(before, quota, Demand { headroom, ..demand });
-            if let Snapshot::Slots { held, .. } = &mut step.snapshot {
-                *held = after;
-            }
-            step
-        }
-        Some(StoredState::Rate(state)) => {
-            algorithm::reconstruct(Some(state), quota, now, demand, charged)
-        }
-        _ => algorithm::reconstruct(None, quota, now, demand, charged),
+    let (rate, after) = match state {
+        Some(StoredState::Rate(state)) => (Some(state), 0),
+        Some(StoredState::Slots(held)) => (None, *held),
+        None => (None, 0),
+    };
+    if !quota.is_concurrent() {
+        return algorithm::reconstruct(rate, quota, now, demand, charged);
     }
-}
-
-/// Returns the cost of a GCRA charge in nanoseconds.
-fn charge_nanos(quota: &Quota, ask: Demand) -> u64 {
-    quota.interval_nanos().saturating_mul(ask.cost.into())
+    let before = after.saturating_sub(if charged { demand.cost.into() } else { 0 });
+    // A request of too many slots never fits.
+    let headroom = if demand.cost > MAX_COST { u32::MAX } else { demand.headroom };
+    let mut step = concurrent::look(before, quota, Demand { headroom, ..demand });
+    if let Snapshot::Slots { held, .. } = &mut step.snapshot {
+        *held = after;
+    }
+    step
 }
 
 /// Returns the denial for a blocked key.
@@ -443,7 +420,7 @@ mod tests {
             assert!(outcome.remaining() <= outcome.limit() + 3, "{times:?}");
         }
         for (account_reply, account) in reply.accounts.iter().zip(&request.accounts) {
-            let undone = account_reply.clone().without(&account.quotas, reply.now);
+            let undone = account_reply.before(1, account, reply.now).uncharged();
             let _ =
                 Reply::combine(request, &[(reply.now, &undone), (reply.now, account_reply)], false);
         }

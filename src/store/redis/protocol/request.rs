@@ -1,5 +1,7 @@
 //! Requests to the server. Each account is sent once.
 
+use std::hash::{Hash, Hasher};
+
 use smallvec::SmallVec;
 
 use super::{
@@ -37,8 +39,28 @@ pub(crate) struct NamedQuota {
     outcome: usize,
 }
 
+/// Requests are equal if they have the same demands on the same accounts.
+impl PartialEq for Request {
+    fn eq(&self, other: &Self) -> bool {
+        self.accounts == other.accounts
+    }
+}
+
+impl Eq for Request {}
+
+impl Hash for Request {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        for account in &self.accounts {
+            account.address.hash(state);
+            for (_, ask) in account.quotas.iter().flatten() {
+                (ask.cost, ask.headroom, ask.max_wait).hash(state);
+            }
+        }
+    }
+}
+
 /// The account of one rule and key.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AccountRequest {
     pub(crate) rule: RuleName,
     pub(crate) address: String,
@@ -91,8 +113,14 @@ impl Request {
         let mut request = Self::default();
         for charge in charges {
             let address = addresses.account(charge.rule(), charge.key());
-            let at = request.account(charge.rule(), address, charge.is_report_only());
+            let known = request.accounts.iter().position(|known| known.address == address);
+            let at = known.unwrap_or(request.accounts.len());
+            if known.is_none() {
+                let (rule, report_only, quotas) = (charge.rule(), true, SmallVec::new());
+                request.accounts.push(AccountRequest { rule, address, report_only, quotas });
+            }
             let account = &mut request.accounts[at];
+            account.report_only &= charge.is_report_only();
             for (quota_index, quota) in charge.charged_quotas() {
                 account.add(quota_index, quota, charge.demand());
                 let outcome = request.named.len();
@@ -100,20 +128,6 @@ impl Request {
             }
         }
         request
-    }
-
-    /// Returns the index of an account, which is added if it is new.
-    fn account(&mut self, rule: RuleName, address: String, report_only: bool) -> usize {
-        let found = self.accounts.iter().position(|known| known.address == address);
-        let at = found.unwrap_or(self.accounts.len());
-        match found {
-            Some(at) => self.accounts[at].report_only &= report_only,
-            None => {
-                let quotas = SmallVec::new();
-                self.accounts.push(AccountRequest { rule, address, report_only, quotas });
-            }
-        }
-        at
     }
 
     /// Returns a request for the accounts at the indices for which `keep` returns `true`.
@@ -171,17 +185,6 @@ impl Request {
     /// Returns the number of quotas in the request.
     pub(crate) fn quota_count(&self) -> usize {
         self.accounts.iter().map(|account| account.quotas.iter().flatten().count()).sum()
-    }
-
-    /// Returns `true` if `other` has the same demands on the same accounts.
-    pub(crate) fn equals(&self, other: &Self) -> bool {
-        let equal = |(one, other): (&AccountRequest, &AccountRequest)| {
-            one.address == other.address
-                && one.report_only == other.report_only
-                && one.quotas == other.quotas
-        };
-        self.accounts.len() == other.accounts.len()
-            && self.accounts.iter().zip(&other.accounts).all(equal)
     }
 
     /// Returns the script that runs the operation.
@@ -258,12 +261,6 @@ impl AccountRequest {
         slot(self.address.as_bytes())
     }
 
-    /// Starts a plan.
-    fn plan_head(&self) -> EncodedPlan {
-        let plan = EncodedPlan::default().int::<1>(u64::from(!self.report_only));
-        plan.int::<1>(self.quotas.len() as u64)
-    }
-
     /// Returns the plan of the account, with a change and slots for each quota. A quota without them is
     /// not part of the call. `key` returns the index of a key in the keys of the script.
     pub(crate) fn plan<'s>(
@@ -272,7 +269,8 @@ impl AccountRequest {
         slots: impl Fn(usize) -> Option<(&'s Slots, &'s SlotTake)>,
         mut key: impl FnMut(String) -> usize,
     ) -> Vec<u8> {
-        let mut plan = self.plan_head();
+        let plan = EncodedPlan::default().int::<1>(u64::from(!self.report_only));
+        let mut plan = plan.int::<1>(self.quotas.len() as u64);
         for (index, demand) in self.quotas.iter().enumerate() {
             plan = match demand {
                 Some((quota, ask)) if quota.is_concurrent() => match slots(index) {

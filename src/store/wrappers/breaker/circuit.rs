@@ -62,7 +62,7 @@ struct Domain {
 
 #[derive(Debug, Default)]
 struct Circuit {
-    state: State,
+    state: CircuitState,
     /// Counts the changes of `state`. An answer counts only if the state has not changed since the
     /// call began, so that a late timeout of a past outage does not open the circuit again.
     epoch: u64,
@@ -77,7 +77,7 @@ struct Circuit {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-enum State {
+enum CircuitState {
     #[default]
     Closed,
     Open {
@@ -105,7 +105,7 @@ impl FailureDomain {
     /// Closes the breaker of this server, because the store no longer calls it.
     pub fn retire(&self) {
         let circuit = self.circuit();
-        if circuit.state != State::Closed {
+        if circuit.state != CircuitState::Closed {
             self.close(circuit, "is no longer called");
         }
     }
@@ -113,7 +113,7 @@ impl FailureDomain {
     /// Returns `true` if the breaker is open or probing.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        self.circuit().state != State::Closed
+        self.circuit().state != CircuitState::Closed
     }
 
     pub(super) fn has_answered_since(&self, start: time::Instant) -> bool {
@@ -125,16 +125,16 @@ impl FailureDomain {
         let mut circuit = self.circuit();
         let permit = |epoch| Permit { domain: self.clone(), epoch };
         let until = match circuit.state {
-            State::Closed => return Ok(permit(circuit.epoch)),
+            CircuitState::Closed => return Ok(permit(circuit.epoch)),
             // The next open time is at least half of the shortest one.
-            State::Probing => return Err(config.min_open / 2),
-            State::Open { until } => until,
+            CircuitState::Probing => return Err(config.min_open / 2),
+            CircuitState::Open { until } => until,
         };
         let left = until.saturating_duration_since(Instant::now());
         if !left.is_zero() {
             return Err(left);
         }
-        circuit.set(State::Probing);
+        circuit.set(CircuitState::Probing);
         let permit = permit(circuit.epoch);
         drop(circuit);
         self.report(1);
@@ -178,7 +178,7 @@ impl PartialEq for FailureDomain {
 }
 
 impl Circuit {
-    fn set(&mut self, state: State) {
+    fn set(&mut self, state: CircuitState) {
         self.state = state;
         self.epoch += 1;
     }
@@ -220,14 +220,14 @@ impl Permit {
         if circuit.epoch != self.epoch {
             return;
         }
-        let probe = circuit.state == State::Probing;
+        let probe = circuit.state == CircuitState::Probing;
         if probe && ok {
             domain.close(circuit, "recovered");
         } else if probe || circuit.count(config, (now - domain.0.created).as_secs(), ok) {
             let doubled = circuit.open_for.saturating_mul(2);
             circuit.open_for = doubled.clamp(config.min_open, config.max_open);
             let time = jitter(circuit.open_for);
-            circuit.set(State::Open { until: now + time });
+            circuit.set(CircuitState::Open { until: now + time });
             let (name, should_log) = (domain.name(), circuit.log.should_log_failure());
             drop(circuit);
             domain.report(2);
@@ -243,8 +243,8 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         let mut circuit = self.domain.circuit();
-        if circuit.state == State::Probing && circuit.epoch == self.epoch {
-            circuit.set(State::Open { until: Instant::now() });
+        if circuit.state == CircuitState::Probing && circuit.epoch == self.epoch {
+            circuit.set(CircuitState::Open { until: Instant::now() });
             drop(circuit);
             self.domain.report(2);
         }

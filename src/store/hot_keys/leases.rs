@@ -1,0 +1,1057 @@
+//! Leases: units of hot keys that are used without calling the store.
+//!
+//! The store charges units when they are borrowed, and this process uses the units later. A balance
+//! must not admit a call that an account would deny if units were charged only when used. A balance
+//! therefore shrinks at the rate at which the account refills.
+//!
+//! **GCRA.** The used part of an account is a span of time, from now to the theoretical arrival
+//! time. Each charge extends the span by a piece. A balance is such a piece, `[from, until)`. A
+//! used unit moves `from` forward by the interval `T`, and `from` is never before the current time.
+//!
+//! A balance admits no unit too early. For the proof, compare the shared account in the store with
+//! an exact account, which is charged only when a unit is used:
+//!
+//! - The span of the exact account is at most as long as all used pieces together. A used unit adds
+//!   `T` to both, and time shortens the span at least as much as the pieces.
+//! - The span of the shared account is as long as all used and unused pieces together, which is at
+//!   most the burst.
+//! - The exact account therefore has room for every unused piece.
+//!
+//! A refund by another process moves later pieces to an earlier time. A balance therefore starts
+//! earlier, by a quarter of the time in which the full limit refills ([`SAFETY_MARGIN`]). The
+//! balance is correct if at most a quarter of the limit is refunded while a lease exists.
+//!
+//! **Fixed windows.** A balance belongs to one window, and ends with that window.
+
+use std::{
+    cell::Cell,
+    collections::HashMap,
+    convert::identity,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use parking_lot::{Mutex, MutexGuard};
+use smallvec::{SmallVec, smallvec};
+use tokio::{
+    runtime::Handle,
+    sync::watch,
+    task::yield_now,
+    time::{Instant, sleep},
+};
+
+use super::{HotEntries, HotKey, HotKeys, for_cost_of, have_distinct_rules, is_plain};
+use crate::{
+    algorithm::Demand,
+    decision::{Decision, Outcome, Snapshot, Source},
+    quota::{Algorithm, Quota},
+    store::{
+        Answer, BoxFuture, Charge, Health, Op, OwnedCharges, Store,
+        wrappers::{forward, request_start, take_since},
+    },
+};
+
+/// The default capacity, in keys. The table takes less than 0.5 MB, plus 1.5 kB per hot key.
+const CAPACITY: usize = 4_096;
+/// The time that a lease should last, in nanoseconds. An unused lease is returned after this time.
+const SPAN: u64 = 200_000_000;
+/// The maximum number of times that a call waits for another call's lease.
+const MAX_WAITS: u8 = 2;
+/// The minimum number of recent calls for a lease.
+const HOT: u32 = 4;
+/// More units than any account has.
+const CLOSED: u64 = 1 << 40;
+
+/// Divisor of the limit: other processes may refund `limit / SAFETY_MARGIN` units during a lease.
+const SAFETY_MARGIN: u64 = 4;
+
+type LockedSet<'a> = MutexGuard<'a, HotEntries<HotCall>>;
+type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
+
+/// Store that leases units of hot keys from its inner store.
+///
+/// One call to the inner store borrows units for many requests. A key with a thousand requests per
+/// second causes about twenty calls per second.
+///
+/// The inner store charges units when they are borrowed, so the limit is never exceeded. Other
+/// processes cannot use borrowed units.
+///
+/// The argument of [`leases`](crate::StoreExt::leases) is the maximum share of each limit that one
+/// process may hold, in percent. With 5 %, one process holds at most 50 of 1000 units. All
+/// processes together should hold at most a quarter, for example five processes with 5 % each.
+///
+/// - **Hot keys only.** A lease has units for the calls of the last 200 ms, up to the share of this
+///   process. Requests call the inner store if their key had fewer than four calls in that time, or
+///   if the share is less than two calls. While one call borrows units, later calls with the same
+///   keys wait, for at most two round trips.
+/// - **One budget.** If the inner store has a [`Timeout`](crate::store::Timeout), all waits and
+///   calls of a request share its budget. Set the budget to at least three round trips. Without a
+///   timeout, a request may wait for three calls.
+/// - **Never more than the store** admits, in any period of time. Under GCRA, a lease shrinks at
+///   the rate of the refill, with a margin for clock errors and network latency. In windows, a
+///   lease ends with the window.
+/// - **The last units.** If the store has too few units for a lease, the lease gets the rest. Under
+///   GCRA, calls may then be denied for up to 200 ms, until the units of 100 ms are available. The
+///   denials report that wait.
+/// - **Returned units.** Units are returned if they are unused for 200 ms, or held longer than
+///   [`max_age`](Leased::max_age) (1 s by default). Dropping the last clone returns all units, if
+///   the inner store can do so without waiting. The units of a killed process are lost until they
+///   refill with time.
+/// - **Changes by this process** take effect immediately. A [`reset`](crate::StoreExt::reset), a
+///   [`block`](crate::StoreExt::block) or new quotas end the leases of the key. Until a reset, a
+///   block or a refund is made, no units of the key are borrowed.
+/// - **Changes by other processes** take effect when the lease is used up, and after
+///   [`max_age`](Leased::max_age) at the latest.
+/// - **Several charges** of one call are borrowed together, or not at all. A lease serves only
+///   calls with the same keys. All leases with a common key together hold at most the share of that
+///   key.
+///
+/// A decision with borrowed units has the [source](Decision::source)
+/// [`Source::Leased`](crate::decision::Source::Leased). The reported units left do not include
+/// later charges by other processes. A charge of cost 0 calls the store, where all borrowed units
+/// count as charged.
+///
+/// Units can be borrowed under [`Gcra`](crate::Algorithm::Gcra),
+/// [`FixedWindow`](crate::Algorithm::FixedWindow) and
+/// [`AnchoredWindow`](crate::Algorithm::AnchoredWindow). The following charges always call the
+/// inner store:
+///
+/// - any other algorithm, and a `FixedWindow` that paces or carries over;
+/// - a quota with [`soft`](crate::Quota::with_soft) or [`initial`](crate::Quota::with_initial) units;
+/// - a charge with [`headroom`](Charge::headroom) or [`max_wait`](Charge::max_wait);
+/// - a charge of [one quota](Charge::with_quota_index) only;
+/// - a [report-only](Charge::with_report_only) charge;
+/// - a call with two charges of one rule.
+///
+/// Apply the leases **outside** a [deny cache](crate::StoreExt::deny_cache), and inside the wrapper
+/// that handles failures: `store.timeout(d).breaker().deny_cache().leases(5).fallback(local)`.
+/// Without a deny cache, each denial is a round trip, and leases save few round trips at the limit.
+/// Leases admit calls even while the server is down, so such decisions do not show that the server
+/// works.
+///
+/// Clones share the leases. Call the setters before you clone, because each creates a store without
+/// leases. Decisions that are not immediate need a tokio runtime whose timer is enabled.
+///
+/// ```
+/// use tower_sluice::{Limiter, LocalStore, Quota, StoreExt, decision::Source};
+///
+/// let shared = LocalStore::new(); // in production a remote store
+/// let store = shared.leases(5);
+/// let (limiter, quota) = (Limiter::new(store.clone()), Quota::per_hour(10_000));
+///
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// for _ in 0..1_000 {
+///     assert!(limiter.take("hot", &quota, 1).await?.is_allowed());
+/// }
+/// assert_eq!(limiter.take("hot", &quota, 1).await?.source(), Source::Leased);
+/// assert!(store.admitted() > 980);
+/// # Ok::<(), std::convert::Infallible>(())
+/// # }).unwrap();
+/// ```
+///
+/// The next example is for twenty processes that share a server:
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, StoreExt, store::Timeout};
+///
+/// let shared = LocalStore::new(); // in production a remote store
+/// let store = shared
+///     .timeout(Timeout::DEFAULT)
+///     .breaker()
+///     .deny_cache()
+///     .leases(1)
+///     .max_age(Duration::from_millis(500))
+///     .capacity(1_000)
+///     .fallback(LocalStore::with_capacity(100_000))
+///     .instances(20);
+/// let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_minute(60_000), store);
+/// ```
+///
+/// # Round trips
+///
+/// The test `resilience::leased_trips` counts the requests to the shared store, including returned
+/// units. In all its cases, at least 98.8 % of the limit was used.
+///
+/// | load of one key | calls per round trip | calls per round trip without the deny cache |
+/// |---|---|---|
+/// | 10 per second, at random | 1.6 | 1.6 |
+/// | 30 per second, at random | 6 | 6 |
+/// | 100 per second, at random | 19 | 19 |
+/// | 800 per second | 148 | 148 |
+/// | two processes, together at half of the limit of 1 000 per second | 47 | 47 |
+/// | two processes, together at the limit | 92 | 92 |
+/// | two processes, together at 1.5 times the limit | 73 | 3.2 |
+/// | two processes, together at ten times the limit | 311 | 1.1 |
+///
+/// # Limitations
+///
+/// - Leases do **not** help against a flood of new keys, because the store is called for each new
+///   key.
+/// - The suspension of a machine is not detected. Units that were borrowed before the suspension
+///   are still used afterwards.
+/// - Each refund by [`undo`](Store::undo) or [`adjust`](crate::StoreExt::adjust) is a round trip to
+///   the store. A refund by `adjust` also ends the leases of the account.
+/// - Borrowed units that expire stay charged until time refills them. If the full limit is refilled
+///   within seconds, about a quarter of one burst may be lost, or somewhat more.
+/// - While a process holds units of a limit, other processes may refund more than a quarter of that
+///   limit. The process may then admit up to the refunded number of units too early.
+#[derive(Debug)]
+pub struct Leased<S: Store + 'static>(Arc<Leases<S>>);
+
+/// The state that all clones share.
+#[derive(Debug)]
+struct Leases<S: Store + 'static> {
+    inner: Arc<S>,
+    table: HotKeys<HotCall>,
+    shares: Arc<Shares>,
+}
+
+impl<S: Store> Leased<S> {
+    #[track_caller]
+    pub(crate) fn new(inner: S, percent: u32) -> Self {
+        assert!(
+            (1..=25).contains(&percent),
+            "percent is {percent}; give 1 to 25, the share of a limit that one process may hold"
+        );
+        Self::with(Arc::new(inner), percent, HotKeys::new(CAPACITY, super::MAX_AGE))
+    }
+
+    /// Sets the longest time for which borrowed units are held. Defaults to 1 s.
+    ///
+    /// Changes by other processes take effect after at most this time.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the time is zero or more than a minute.
+    #[track_caller]
+    #[must_use]
+    pub fn max_age(self, time: Duration) -> Self {
+        let table = HotKeys::new(self.0.table.capacity(), time);
+        Self::with(self.0.inner.clone(), self.0.shares.percent, table)
+    }
+
+    /// Sets the maximum number of tracked keys, rounded up to a multiple of eight. Defaults to
+    /// 4 096.
+    ///
+    /// The keys of recent requests are tracked. Requests with other keys call the inner store.
+    ///
+    /// A tracked key takes 96 bytes, and about 1.5 kB more while the key has a lease. A
+    /// [`reset`](crate::StoreExt::reset), a [`block`](crate::StoreExt::block) or a refund by
+    /// [`adjust`](crate::StoreExt::adjust) scans all tracked keys.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the number is 0 or more than 16 777 216.
+    #[track_caller]
+    #[must_use]
+    pub fn capacity(self, keys: usize) -> Self {
+        let table = HotKeys::new(keys, Duration::from_nanos(self.0.table.max_age));
+        Self::with(self.0.inner.clone(), self.0.shares.percent, table)
+    }
+
+    /// Returns the number of calls that were admitted without calling the store.
+    ///
+    /// With the feature `metrics`, the histogram `ratelimit.decision.duration` counts these calls
+    /// with the label `store` = `leased`.
+    #[must_use]
+    pub fn admitted(&self) -> u64 {
+        self.0.table.decided()
+    }
+
+    fn with(inner: Arc<S>, percent: u32, table: HotKeys<HotCall>) -> Self {
+        let shares = Arc::new(Shares { percent, reserved: Mutex::default() });
+        Self(Arc::new(Leases { inner, table, shares }))
+    }
+}
+
+impl<S: Store + Send + Sync + 'static> Leases<S> {
+    /// Decides with a lease, or calls the store.
+    ///
+    /// `start` is the start of the request, by default now. `waits` is the number of earlier waits.
+    fn take(
+        self: &Arc<Self>,
+        charges: &[Charge<'_>],
+        start: Option<Instant>,
+        waits: u8,
+    ) -> Answer<Later<S>> {
+        let now = Instant::now();
+        let start = start.unwrap_or(now);
+        let bypass = || take_since(&*self.inner, start, charges).then(identity);
+        if !are_borrowable(charges, self.shares.percent) {
+            return bypass();
+        }
+        let (key, now) = (self.table.key(charges), self.table.nanos(now));
+        let mut entries = self.table.lock(key);
+        if entries.of(key).next().is_none() {
+            entries.add(key, HotCall::default(), HotCall::rank);
+        }
+        let Some(call) = entries.of(key).next() else {
+            drop(entries);
+            return bypass();
+        };
+        let lease = call.lease.as_mut().filter(|lease| lease.age(now) < self.table.max_age);
+        if let Some(decision) = lease.and_then(|lease| lease.admit(charges, now)) {
+            entries.decided += 1;
+            return Answer::Now(Ok(decision));
+        }
+        if let Some(lease) = call.end_lease(now) {
+            drop(entries);
+            lease.return_units(&*self.inner, now);
+            drop(lease);
+            return self.take(charges, Some(start), waits);
+        }
+        call.count(1.0, now);
+        let other = call.borrow_operation();
+        let starts = other.is_none();
+        let borrow = if starts { self.borrow(key, call, charges, start) } else { None };
+        drop(entries);
+        if let Some(borrow) = borrow {
+            return borrow.run(charges);
+        }
+        // The wait for a later request could exceed the timeout of this one.
+        let other = other.filter(|(other_start, _)| *other_start <= start && waits < MAX_WAITS);
+        let Some((_, mut end)) = other else { return bypass() };
+        let (leases, charges) = (self.clone(), OwnedCharges::from(charges));
+        Answer::Later(Box::pin(async move {
+            // Only the end of the operation changes the channel.
+            let _ = end.changed().await;
+            charges.with(|charges| leases.take(charges, Some(start), waits + 1)).await
+        }))
+    }
+
+    /// Starts to borrow units, if the call is hot and the store is not short of units.
+    fn borrow(
+        self: &Arc<Self>,
+        key: HotKey,
+        call: &mut HotCall,
+        charges: &[Charge<'_>],
+        start: Instant,
+    ) -> Option<Borrow<S>> {
+        let now = self.table.now();
+        let size = call.lease_size(now)?;
+        let tagged: SmallVec<[_; 2]> = charges.iter().map(|it| (it, self.table.tag(it))).collect();
+        let tags: SmallVec<[u64; 2]> = tagged.iter().map(|(_, tag)| *tag).collect();
+        let changes = self.table.changes(&tags);
+        let (calls, share) = self.shares.reserve(&tagged, size)?;
+        let (sender, end) = watch::channel(());
+        call.borrow = Some((start, end));
+        Some(Borrow {
+            leases: self.clone(),
+            key,
+            calls,
+            share: Some(share),
+            start,
+            requested_at: now,
+            changes,
+            tags,
+            scarce: now < call.limited_until,
+            partial: false,
+            _end: sender,
+        })
+    }
+
+    /// Returns the units of the lease that was borrowed at `requested_at` when it is unused or old.
+    fn return_unused(self: &Arc<Self>, key: HotKey, requested_at: u64) {
+        let (leases, Ok(runtime)) = (Arc::downgrade(self), Handle::try_current()) else { return };
+        drop(runtime.spawn(async move {
+            let mut exists = true;
+            while exists {
+                sleep(Duration::from_nanos(SPAN / 2)).await;
+                let Some(leases) = leases.upgrade() else { return };
+                let (now, max_age) = (leases.table.now(), leases.table.max_age);
+                exists = false;
+                leases.end(leases.table.set(key.tag).entries.lock(), now, |lease| {
+                    exists |= lease.requested_at == requested_at;
+                    lease.age(now) >= max_age || now.saturating_sub(lease.last) >= SPAN
+                });
+            }
+        }));
+    }
+}
+
+impl<S: Store + 'static> Leases<S> {
+    fn end_all(&self, mut which: impl FnMut(&Lease) -> bool) {
+        let now = self.table.now();
+        self.table.lock_each().for_each(|entries| self.end(entries, now, &mut which));
+    }
+
+    /// Ends some leases of a set, and returns their unused units to the store.
+    fn end(&self, mut set: LockedSet<'_>, now: u64, mut which: impl FnMut(&Lease) -> bool) {
+        let calls = set.list.iter_mut().map(|(_, call)| call);
+        let ended = calls.filter(|call| call.lease.as_deref().is_some_and(&mut which));
+        let ended: SmallVec<[_; 1]> = ended.filter_map(|call| call.end_lease(now)).collect();
+        drop(set);
+        ended.iter().for_each(|lease| lease.return_units(&*self.inner, now));
+    }
+}
+
+impl<S: Store + 'static> Drop for Leases<S> {
+    fn drop(&mut self) {
+        self.end_all(|_| true);
+    }
+}
+
+impl<S: Store + Send + Sync + 'static> Store for Leased<S> {
+    type Error = S::Error;
+    type Future = Later<S>;
+
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        let Leases { inner, table, .. } = &*self.0;
+        let tag = match op {
+            Op::Take(charges) => return self.0.take(charges, request_start(op), 0),
+            Op::Peek(_) | Op::Adjust(_, 0..) | Op::Unblock(_) => {
+                return inner.call(op).then(identity);
+            }
+            Op::Adjust(charge, _) | Op::Reset(charge) | Op::Block(charge, _) => table.tag(charge),
+        };
+        // Units that are borrowed before the change could be used again after it.
+        let whole_share = self.0.shares.close(tag);
+        table.count_change(tag);
+        self.0.end_all(|lease| lease.tags.contains(&tag));
+        inner.call(op).then(move |answer| {
+            drop(whole_share);
+            answer
+        })
+    }
+
+    // A charge is undone in the store, even if a lease admitted the call.
+    forward!(self => self.0.inner; undo, supports, failure_domains);
+
+    fn health(&self) -> BoxFuture<Health> {
+        Health::wrapping("leased", self.0.inner.health(), Health::status_of)
+    }
+}
+
+impl<S: Store> Clone for Leased<S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+/// Recent calls with the same keys, which share a lease.
+#[derive(Debug, Default)]
+struct HotCall {
+    lease: Option<Box<Lease>>,
+    /// The start of the request that borrows units, and the end of the borrow operation.
+    borrow: Option<(Instant, watch::Receiver<()>)>,
+    /// The number of calls in the 200 ms before `last_call`.
+    recent: f64,
+    last_call: u64,
+    /// The instant until which leases are limited to `max_calls`.
+    limited_until: u64,
+    max_calls: u32,
+}
+
+impl HotCall {
+    /// Returns the rank for a replacement, or `None` while the entry is in use.
+    fn rank(&self) -> Option<u64> {
+        let in_use = self.lease.is_some() || self.borrow_operation().is_some();
+        (!in_use).then_some(self.last_call)
+    }
+
+    /// Returns the start and the end of the borrow operation in progress, if any.
+    fn borrow_operation(&self) -> Option<(Instant, watch::Receiver<()>)> {
+        self.borrow.clone().filter(|(_, end)| end.has_changed().is_ok())
+    }
+
+    fn end_lease(&mut self, now: u64) -> Option<Box<Lease>> {
+        let lease = self.lease.take()?;
+        // Expired units count as used.
+        let gone = f64::from(lease.calls_gone(now));
+        self.count(gone * SPAN as f64 / lease.age(now).max(SPAN) as f64, now);
+        Some(lease)
+    }
+
+    /// Returns the number of calls of the next lease, those of the last 200 ms, if the call is hot.
+    #[expect(clippy::cast_possible_truncation, reason = "the largest count is saturated")]
+    fn lease_size(&self, now: u64) -> Option<u32> {
+        let calls = self.recent(now).round() as u32;
+        let most = if now < self.limited_until { self.max_calls } else { u32::MAX };
+        (calls >= HOT).then_some(calls.min(most))
+    }
+
+    fn count(&mut self, calls: f64, now: u64) {
+        (self.recent, self.last_call) = (self.recent(now) + calls, self.last_call.max(now));
+    }
+
+    /// Estimates the number of calls in the 200 ms before `now`.
+    fn recent(&self, now: u64) -> f64 {
+        let gone = now.saturating_sub(self.last_call).min(SPAN);
+        self.recent * (SPAN - gone) as f64 / SPAN as f64
+    }
+}
+
+/// An operation that borrows units for several calls. Its end wakes the waiting calls.
+struct Borrow<S: Store + 'static> {
+    leases: Arc<Leases<S>>,
+    key: HotKey,
+    /// The tags of the accounts.
+    tags: SmallVec<[u64; 2]>,
+    /// The number of calls for which units are borrowed.
+    calls: u32,
+    share: Option<Share>,
+    /// The start of the caller's request.
+    start: Instant,
+    /// The instant of the last call to the store.
+    requested_at: u64,
+    /// The changes of the accounts that were counted before.
+    changes: u64,
+    /// `true` if the store recently had too few units.
+    scarce: bool,
+    /// `true` if the store had fewer units than requested.
+    partial: bool,
+    _end: watch::Sender<()>,
+}
+
+impl<S: Store + Send + Sync + 'static> Borrow<S> {
+    /// Borrows units. The operation continues if the caller is dropped.
+    fn run(self, charges: &[Charge<'_>]) -> Answer<Later<S>> {
+        let mut operation: Later<S> = Box::pin(self.decide(charges.into()));
+        // A store that answers immediately is done after one poll.
+        let mut context = Context::from_waker(Waker::noop());
+        if let Poll::Ready(decision) = operation.as_mut().poll(&mut context) {
+            return Answer::Now(decision);
+        }
+        let mut operation = Detached(operation, Cell::new(false));
+        Answer::Later(Box::pin(async move {
+            let decision = operation.0.as_mut().await;
+            operation.1.set(true);
+            decision
+        }))
+    }
+
+    async fn decide(mut self, charges: OwnedCharges) -> Result<Decision, S::Error> {
+        loop {
+            self.requested_at = self.leases.table.now();
+            let answer = charges.with(|charges| {
+                with_calls(charges, self.calls, |all| {
+                    take_since(&*self.leases.inner, self.start, all)
+                })
+            });
+            let answer = match answer {
+                Answer::Now(answer) => answer,
+                Answer::Later(later) => {
+                    // Only the caller polls futures of other stores.
+                    yield_now().await;
+                    later.await
+                }
+            };
+            let decision = answer.inspect_err(|_| self.limit(0, SPAN))?;
+            if decision.is_allowed() {
+                return Ok(charges.with(|charges| self.keep_units(charges, decision)));
+            }
+            if let Some(denial) = charges.with(|charges| self.handle_denied(charges, decision)) {
+                return Ok(denial);
+            }
+        }
+    }
+
+    /// Admits the call. Keeps the remaining units as a lease, or returns them to the store.
+    fn keep_units(&mut self, charges: &[Charge<'_>], taken: Decision) -> Decision {
+        let instants = [self.requested_at, self.leases.table.now()];
+        let lease = Lease::new(charges, &self.tags, self.calls, &taken, instants);
+        let Some(mut lease) = lease.filter(|_| taken.source().is_of_store()) else {
+            // The next decision will probably lack the same data.
+            self.limit(0, SPAN);
+            let undo = |rest: &[Charge<'_>]| self.leases.inner.undo(rest, &taken, None);
+            with_calls(charges, self.calls - 1, undo);
+            return taken;
+        };
+        let decision = lease.admit_first(charges);
+        lease.share = self.share.take();
+        self.update(|call, _| {
+            if self.leases.table.changes(&self.tags) == self.changes {
+                call.lease = Some(Box::new(lease));
+            }
+        });
+        self.leases.return_unused(self.key, self.requested_at);
+        decision
+    }
+
+    /// Returns the denial of the call, or `None` to borrow fewer units.
+    ///
+    /// If the store recently had too few units, denies calls until a whole lease is available:
+    /// single units would cost a round trip each.
+    fn handle_denied(&mut self, charges: &[Charge<'_>], denial: Decision) -> Option<Decision> {
+        let (left, soon) = available_calls(charges, &denial);
+        let gathers = self.scarce && self.calls <= soon;
+        if soon > 1 || left == 0 {
+            let wait = denial.outcomes().iter().map(Outcome::retry_ns).max().unwrap_or(SPAN);
+            self.limit(soon, if soon > 1 { SPAN } else { wait });
+        }
+        if left > 0 && !gathers && !denial.is_blocked() && self.calls > 1 {
+            // Other processes take units at the same time.
+            self.calls = if self.partial { 1 } else { left.min(self.calls - 1) };
+            self.partial = true;
+            return None;
+        }
+        let mut own = denial.clone();
+        for ((charge, _), outcome) in per_quota(charges).zip(own.outcomes_mut()) {
+            *outcome = for_cost_of(charge, outcome);
+        }
+        // The units left may be enough for one call.
+        let is_denial = own.outcomes().iter().any(Outcome::is_denied) && !gathers;
+        Some(if is_denial { own } else { denial })
+    }
+
+    /// Limits the next leases of the call to `max_calls` for `time`.
+    fn limit(&self, max_calls: u32, time: u64) {
+        self.update(|call, now| {
+            (call.max_calls, call.limited_until) = (max_calls, now + time.min(SPAN));
+        });
+    }
+
+    fn update(&self, change: impl FnOnce(&mut HotCall, u64)) {
+        let table = &self.leases.table;
+        let (now, mut entries) = (table.now(), table.set(self.key.tag).entries.lock());
+        if let Some(call) = entries.of(self.key).next() {
+            change(call, now);
+        }
+    }
+}
+
+/// Passes charges to `read` that cost `calls` times as much.
+fn with_calls<T>(charges: &[Charge<'_>], calls: u32, read: impl FnOnce(&[Charge<'_>]) -> T) -> T {
+    let all = charges.iter().map(|charge| charge.with_cost(charge.cost().saturating_mul(calls)));
+    read(&all.collect::<SmallVec<[_; 4]>>())
+}
+
+/// Returns the number of calls for which units are left, and for which 100 ms refill units.
+fn available_calls(charges: &[Charge<'_>], denial: &Decision) -> (u32, u32) {
+    let outcomes = || per_quota(charges).zip(denial.outcomes());
+    let known = outcomes().filter(|(_, outcome)| outcome.is_known() || outcome.is_denied());
+    let left = known.map(|((charge, _), outcome)| outcome.remaining() / charge.cost());
+    let refilled = |((charge, quota), outcome): ((&Charge<'_>, &Quota), &Outcome)| {
+        let each = outcome.interval().map(|_| quota.interval_nanos() * u64::from(charge.cost()));
+        each.map_or(0, |each| u32::try_from(SPAN / 2 / each).unwrap_or(u32::MAX))
+    };
+    let soon = outcomes().filter(|(_, outcome)| outcome.is_denied()).map(refilled);
+    (left.min().unwrap_or(0), soon.min().unwrap_or(0))
+}
+
+/// A future, and `true` if it has completed. Completes in the background if it is dropped.
+struct Detached<T: 'static>(BoxFuture<T>, Cell<bool>);
+
+impl<T: 'static> Drop for Detached<T> {
+    fn drop(&mut self) {
+        if let (false, Ok(runtime)) = (self.1.get(), Handle::try_current()) {
+            let future = std::mem::replace(&mut self.0, Box::pin(std::future::pending()));
+            drop(runtime.spawn(async move { drop(future.await) }));
+        }
+    }
+}
+
+/// A lease. Instants are nanoseconds since the table was created.
+#[derive(Debug)]
+struct Lease {
+    /// The tags of the accounts.
+    tags: SmallVec<[u64; 2]>,
+    charges: OwnedCharges,
+    /// The decision of the store on the borrow request.
+    taken: Decision,
+    /// The instant of the request, before the store decided.
+    requested_at: u64,
+    /// The instant of the reply, after the store decided.
+    received_at: u64,
+    /// The number of other calls for which units were borrowed.
+    calls: u32,
+    /// The instant of the last call.
+    last: u64,
+    share: Option<Share>,
+    balances: SmallVec<[Balance; 4]>,
+}
+
+impl Lease {
+    /// Creates a lease after a charge for `calls` calls.
+    ///
+    /// Returns `None` if the decision lacks data for a balance.
+    fn new(
+        charges: &[Charge<'_>],
+        tags: &[u64],
+        calls: u32,
+        taken: &Decision,
+        [requested_at, received_at]: [u64; 2],
+    ) -> Option<Self> {
+        let rules = per_quota(charges).map(|(charge, _)| charge.rule());
+        if !rules.eq(taken.outcomes().iter().map(Outcome::rule)) {
+            return None;
+        }
+        // A clock of whole microseconds may be behind by one.
+        let from = requested_at.saturating_sub(1_000);
+        let balance = |((charge, quota), outcome): ((&Charge<'_>, &Quota), &Outcome)| {
+            Balance::new(quota, outcome, charge.cost().saturating_mul(calls), from)
+        };
+        let balances = per_quota(charges).zip(taken.outcomes()).map(balance);
+        Some(Self {
+            tags: tags.into(),
+            balances: balances.collect::<Option<_>>()?,
+            charges: charges.into(),
+            taken: taken.clone(),
+            requested_at,
+            received_at,
+            calls: calls - 1,
+            last: received_at,
+            share: None,
+        })
+    }
+
+    fn age(&self, now: u64) -> u64 {
+        now.saturating_sub(self.requested_at)
+    }
+
+    /// Returns the number of other calls whose units are used or expired.
+    fn calls_gone(&self, now: u64) -> u32 {
+        let at = self.with_clock_error(now);
+        let left = self.charges.with(|charges| {
+            let balances = per_quota(charges).zip(&self.balances);
+            balances.map(|((charge, _), balance)| balance.units(at) / charge.cost()).min()
+        });
+        self.calls.saturating_sub(left.unwrap_or(0))
+    }
+
+    /// Admits the call that requested the lease.
+    fn admit_first(&mut self, charges: &[Charge<'_>]) -> Decision {
+        self.spend(charges, self.requested_at.saturating_sub(1_000));
+        self.decision(self.received_at).with_source(self.taken.source())
+    }
+
+    /// Admits a call if enough units are left.
+    fn admit(&mut self, charges: &[Charge<'_>], now: u64) -> Option<Decision> {
+        let at = self.with_clock_error(now);
+        let mut needed = per_quota(charges).zip(&self.balances);
+        if !needed.all(|((charge, _), balance)| charge.cost() <= balance.units(at)) {
+            return None;
+        }
+        self.spend(charges, at);
+        self.last = now;
+        Some(self.decision(now).with_source(Source::Leased))
+    }
+
+    fn spend(&mut self, charges: &[Charge<'_>], at: u64) {
+        for ((charge, _), balance) in per_quota(charges).zip(&mut self.balances) {
+            balance.spend(at, charge.cost());
+        }
+    }
+
+    /// Returns the decision for a call, with the units left in this process.
+    ///
+    /// The caller can pass the decision to `undo`. Under GCRA, each decision of a lease covers
+    /// another piece of the borrowed span. All undos together therefore refund no more than was
+    /// borrowed.
+    fn decision(&self, now: u64) -> Decision {
+        let (age, at) = (now.saturating_sub(self.received_at), self.with_clock_error(now));
+        let instant = self.taken.instant().saturating_add(age);
+        let mut decision = Decision::new(true, instant).charged_by(self.taken.charged_at());
+        for (outcome, balance) in self.taken.outcomes().iter().zip(&self.balances) {
+            decision.push(balance.added_to(outcome, age, at));
+        }
+        decision
+    }
+
+    /// Returns `now` plus a margin for a slow clock: a thousandth of the lease's age.
+    fn with_clock_error(&self, now: u64) -> u64 {
+        now + self.age(now) / 1_000
+    }
+
+    /// Returns the unused units to the store.
+    fn return_units<S: Store>(&self, store: &S, now: u64) {
+        let at = self.with_clock_error(now);
+        let mut receipt =
+            Decision::new(true, self.taken.instant()).with_source(self.taken.source());
+        self.charges.with(|charges| {
+            let quotas = charges.iter().flat_map(|charge| {
+                let indices = 0..charge.quotas().len();
+                indices.map(move |index| charge.with_quota_index(index))
+            });
+            let mut unused = SmallVec::<[Charge<'_>; 4]>::new();
+            let balances = self.balances.iter().map(|balance| balance.units(at));
+            for ((quota, units), outcome) in quotas.zip(balances).zip(self.taken.outcomes()) {
+                if units > 0 {
+                    unused.push(quota.with_cost(units));
+                    receipt.push(*outcome);
+                }
+            }
+            if !unused.is_empty() {
+                store.undo(&unused, &receipt, None);
+            }
+        });
+    }
+}
+
+/// The balance of one quota: borrowed units that are not used yet.
+#[derive(Clone, Copy, Debug)]
+struct Balance {
+    /// The units that are not used. In a window, they do not expire before its end.
+    units: u32,
+    /// The instant from which the balance shrinks under GCRA.
+    from: u64,
+    until: u64,
+    /// The time per unit under GCRA, or 0 in a window.
+    interval: u64,
+}
+
+impl Balance {
+    /// Returns the balance after a charge, or `None` if `outcome` lacks the needed data.
+    fn new(quota: &Quota, outcome: &Outcome, units: u32, requested_at: u64) -> Option<Self> {
+        let is_gcra = quota.algorithm() == Algorithm::Gcra;
+        match *outcome.snapshot() {
+            Snapshot::Refilling { reset_ns, interval, .. }
+                if is_gcra && interval == quota.interval_nanos() =>
+            {
+                let time = |units: u32| interval * u64::from(units);
+                let (borrowed, margin) = (time(units), time(quota.burst()) / SAFETY_MARGIN);
+                let before = reset_ns.saturating_sub(borrowed).saturating_sub(margin);
+                let from = requested_at.saturating_add(before);
+                Some(Self { units, from, until: from.saturating_add(borrowed), interval })
+            }
+            Snapshot::Known { reset_ns: 0, .. } => None,
+            Snapshot::Known { reset_ns, .. } if !is_gcra => {
+                let until = requested_at.saturating_add(reset_ns);
+                Some(Self { units, from: 0, until, interval: 0 })
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the units left in the balance.
+    fn units(&self, now: u64) -> u32 {
+        let time = self.until.saturating_sub(self.from.max(now));
+        match time.checked_div(self.interval) {
+            Some(units) => u32::try_from(units).unwrap_or(u32::MAX),
+            None if now < self.until => self.units,
+            None => 0,
+        }
+    }
+
+    /// Uses `units` of the balance, which must have enough units left.
+    fn spend(&mut self, now: u64, units: u32) {
+        self.units = self.units.saturating_sub(units);
+        self.from = self.from.max(now) + self.interval * u64::from(units);
+    }
+
+    /// Returns the outcome of the store as of `age` later, with the units of the balance.
+    fn added_to(&self, outcome: &Outcome, age: u64, now: u64) -> Outcome {
+        let units = self.units(now);
+        // Under GCRA, the units left only depend on the time until the account is full.
+        let outcome = outcome.aged(age + self.interval * u64::from(units));
+        outcome.with_remaining(outcome.remaining().saturating_add(units))
+    }
+}
+
+/// Returns `true` if units for at least two calls can be borrowed, with `percent` of each limit.
+fn are_borrowable(charges: &[Charge<'_>], percent: u32) -> bool {
+    let is_borrowable = |(charge, quota): (&Charge<'_>, &Quota)| {
+        let (two_calls, limit) = (u64::from(charge.cost()) * 2, u64::from(quota.burst()));
+        let algorithm_fits = matches!(
+            quota.algorithm(),
+            Algorithm::Gcra
+                | Algorithm::AnchoredWindow
+                | Algorithm::FixedWindow { carry_over: 0, paced: false }
+        );
+        two_calls * 100 <= limit * u64::from(percent)
+            && algorithm_fits
+            && quota.soft() == 0
+            && quota.initial().is_none()
+            && !quota.is_blocked()
+    };
+    let at_once =
+        |charge: &Charge<'_>| is_plain(charge) && charge.demand() == Demand::units(charge.cost());
+    charges.iter().all(at_once)
+        && have_distinct_rules(charges)
+        && per_quota(charges).all(is_borrowable)
+}
+
+/// Returns each quota of a call with its charge.
+fn per_quota<'a, 'c>(
+    charges: &'c [Charge<'a>],
+) -> impl Iterator<Item = (&'c Charge<'a>, &'a Quota)> {
+    charges.iter().flat_map(|charge| charge.quotas().iter().map(move |quota| (charge, quota)))
+}
+
+/// The units that all leases together may hold, by account.
+#[derive(Debug)]
+struct Shares {
+    percent: u32,
+    reserved: Mutex<HashMap<u64, u64>>,
+}
+
+/// The units of each account that one lease may hold, released on drop.
+#[derive(Debug)]
+struct Share {
+    shares: Arc<Shares>,
+    parts: SmallVec<[(u64, u64); 2]>,
+}
+
+impl Shares {
+    /// Reserves all units of an account, so that none are borrowed.
+    fn close(self: &Arc<Self>, tag: u64) -> Share {
+        *self.reserved.lock().entry(tag).or_default() += CLOSED;
+        Share { shares: self.clone(), parts: smallvec![(tag, CLOSED)] }
+    }
+
+    /// Reserves units for up to `calls` calls. Returns the number of calls, if several fit.
+    fn reserve(self: &Arc<Self>, call: &[(&Charge<'_>, u64)], calls: u32) -> Option<(u32, Share)> {
+        let mut reserved = self.reserved.lock();
+        let room = call.iter().map(|(charge, tag)| {
+            let limit = charge.quotas().iter().map(Quota::burst).min().unwrap_or(0);
+            let share = u64::from(limit) * u64::from(self.percent) / 100;
+            let free = share.saturating_sub(reserved.get(tag).copied().unwrap_or(0));
+            u32::try_from(free / u64::from(charge.cost())).unwrap_or(u32::MAX)
+        });
+        let calls = room.fold(calls, u32::min);
+        if calls < 2 {
+            return None;
+        }
+        let parts = call.iter().map(|(charge, tag)| {
+            let units = u64::from(charge.cost()) * u64::from(calls);
+            *reserved.entry(*tag).or_default() += units;
+            (*tag, units)
+        });
+        Some((calls, Share { parts: parts.collect(), shares: self.clone() }))
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut reserved = self.shares.reserved.lock();
+        for (tag, units) in &self.parts {
+            let left = reserved.remove(tag).map_or(0, |all| all - units);
+            if left > 0 {
+                reserved.insert(*tag, left);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{key::Key, name::RuleName, store::hot_keys::HotSet};
+
+    const MILLI: u64 = 1_000_000;
+
+    /// Makes a call every `gap` milliseconds, and returns the size of the next lease.
+    fn after(calls: u64, gap: u64) -> u32 {
+        let mut hot = HotCall::default();
+        (0..=calls).for_each(|n| hot.count(1.0, n * gap * MILLI));
+        hot.lease_size(calls * gap * MILLI).unwrap_or(0)
+    }
+
+    #[test]
+    fn a_lease_is_for_the_calls_of_the_last_200_ms() {
+        assert_eq!([10, 5, 2, 1].map(|gap| after(2_000, gap)), [20, 40, 100, 200]);
+        assert_eq!([2, 3, 19, 5_000].map(|calls| after(calls, 0)), [0, 4, 20, 5_001]);
+    }
+
+    #[test]
+    fn a_key_without_four_calls_in_200_ms_gets_no_lease() {
+        assert_eq!([50, 70, 199, 200, 1_000].map(|gap| after(100, gap)), [4, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn leases_are_smaller_while_units_are_scarce() {
+        let mut hot = HotCall::default();
+        hot.count(100.0, 0);
+        (hot.max_calls, hot.limited_until) = (7, SPAN);
+        hot.count(100.0, SPAN - 1);
+        assert_eq!([SPAN - 1, SPAN].map(|at| hot.lease_size(at)), [7, 100].map(Some));
+    }
+
+    #[test]
+    fn the_largest_counts_do_not_overflow() {
+        let mut hot = HotCall::default();
+        (0..1_000).for_each(|_| hot.count(u32::MAX.into(), 0));
+        assert_eq!(hot.lease_size(0), Some(u32::MAX));
+    }
+
+    #[test]
+    fn entries_take_no_more_memory_than_documented() {
+        assert!(size_of::<HotSet<HotCall>>() <= 48, "{}", size_of::<HotSet<HotCall>>());
+        assert!(size_of::<(HotKey, HotCall)>() <= 96, "{}", size_of::<(HotKey, HotCall)>());
+        assert!(size_of::<Lease>() <= 1_176, "{}", size_of::<Lease>());
+    }
+
+    /// A quota of 100 units that refills one unit per second.
+    const QUOTA: Quota = Quota::per_minute(60).with_burst(100);
+    const SECOND: u64 = 1_000_000_000;
+
+    /// Borrows ten units from an account that needs `used_before` seconds to refill.
+    fn ten(used_before: u64) -> Balance {
+        let reset_ns = (used_before + 10) * SECOND;
+        let numbers = Snapshot::Refilling { reset_ns, interval: SECOND, limit: 100, retry_ns: 0 };
+        let outcome = Outcome::with(RuleName::default(), 0, numbers);
+        Balance::new(&QUOTA, &outcome, 10, 7 * SECOND).expect("a balance")
+    }
+
+    fn left(balance: &Balance, seconds: u64) -> u32 {
+        balance.units((7 + seconds) * SECOND)
+    }
+
+    #[test]
+    fn a_balance_shrinks_once_earlier_charges_may_have_refilled() {
+        for (before, from) in [(0, 0), (25, 0), (28, 3), (65, 40)] {
+            let balance = ten(before);
+            let units =
+                [from, from + 1, from + 9, from + 10, from + 99].map(|at| left(&balance, at));
+            assert_eq!(units, [10, 9, 1, 0, 0], "{before} s before");
+        }
+    }
+
+    #[test]
+    fn used_units_refill_before_the_balance_shrinks() {
+        let mut balance = ten(0);
+        balance.spend(7 * SECOND, 4);
+        assert_eq!([0, 4, 5, 9, 10].map(|at| left(&balance, at)), [6, 6, 5, 1, 0]);
+        let mut late = ten(0);
+        late.spend(11 * SECOND, 4);
+        assert_eq!([4, 8, 9, 10].map(|at| left(&late, at)), [2, 2, 1, 0]);
+    }
+
+    #[test]
+    fn a_balance_is_void_when_its_window_ends() {
+        let quota = QUOTA.with_burst(60).with_algorithm(Algorithm::fixed_window());
+        let numbers = Snapshot::Known {
+            limit: 60,
+            remaining: 9,
+            reset_ns: 3 * SECOND,
+            next_ns: SECOND,
+            retry_ns: 0,
+        };
+        let outcome = Outcome::with(RuleName::default(), 0, numbers);
+        let mut balance = Balance::new(&quota, &outcome, 10, 7 * SECOND).expect("a balance");
+        balance.spend(8 * SECOND, 4);
+        assert_eq!((balance.units(10 * SECOND - 1), balance.units(10 * SECOND)), (6, 0));
+    }
+
+    #[test]
+    fn an_outcome_without_enough_data_gives_no_balance() {
+        let unknown = Outcome::unknown(RuleName::default(), 0, None);
+        let window = QUOTA.with_burst(60).with_algorithm(Algorithm::AnchoredWindow);
+        for quota in [QUOTA, window] {
+            assert!(Balance::new(&quota, &unknown, 10, 0).is_none());
+        }
+        let full =
+            Snapshot::Known { limit: 60, remaining: 60, reset_ns: 0, next_ns: 0, retry_ns: 0 };
+        let outcome = Outcome::with(RuleName::default(), 0, full);
+        assert!(Balance::new(&QUOTA, &outcome, 10, 0).is_none());
+        assert!(Balance::new(&window, &outcome, 10, 0).is_none());
+    }
+
+    #[test]
+    fn balances_shrink_by_a_clock_that_may_be_faster() {
+        let (key, quotas) = (Key::from("hot"), [Quota::per_minute(60)]);
+        let charge = Charge::new(RuleName::default(), &key, &quotas);
+        let snapshot =
+            Snapshot::Refilling { reset_ns: 10 * SECOND, interval: SECOND, limit: 60, retry_ns: 0 };
+        let mut taken = Decision::new(true, 0);
+        taken.push(Outcome::with(RuleName::default(), 0, snapshot));
+        let lease = Lease::new(&[charge], &[1], 10, &taken, [SECOND, 2 * SECOND]).expect("a lease");
+        let left = |millis: u64| {
+            let at = lease.with_clock_error(SECOND + millis * 1_000_000);
+            lease.balances[0].units(at)
+        };
+        assert_eq!([0, 8_980, 8_995, 9_985].map(left), [9, 1, 0, 0]);
+    }
+}
