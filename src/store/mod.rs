@@ -51,7 +51,6 @@ mod local;
 mod op;
 #[cfg(feature = "redis")]
 mod redis;
-mod setting;
 mod wrappers;
 
 use std::{
@@ -68,6 +67,7 @@ use std::{
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
+pub(crate) use self::block::block;
 #[cfg(feature = "governor")]
 pub use self::governor::{GovernorStore, PositiveOutcome};
 #[cfg(feature = "testing")]
@@ -88,7 +88,6 @@ pub use self::{
         timeout::{Timeout, TimeoutError},
     },
 };
-pub(crate) use self::{block::block, setting::literal};
 use crate::{
     algorithm::Demand,
     decision::{Decision, NOT_QUEUED},
@@ -636,5 +635,14 @@ impl KnownRules {
         }
         known.extend(fixed().map(|charge| (charge.rule(), charge.quotas().to_vec())));
         Ok(())
+    }
+}
+
+/// Returns a valid setting, and panics with the error of an invalid one.
+#[track_caller]
+pub(crate) fn literal<T>(setting: Result<T, impl fmt::Display>) -> T {
+    match setting {
+        Ok(value) => value,
+        Err(error) => panic!("{error}"),
     }
 }

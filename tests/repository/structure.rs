@@ -23,7 +23,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/quota", 862),
     ("src/reject", 492),
     ("src/rule", 1113),
-    ("src/store", 877),
+    ("src/store", 875),
     ("src/store/hot_keys", 961),
     ("src/store/local", 2245),
     ("src/store/redis", 3582),
