@@ -51,7 +51,6 @@ mod local;
 mod op;
 #[cfg(feature = "redis")]
 mod redis;
-mod setting;
 mod wrappers;
 
 use std::{
@@ -68,6 +67,7 @@ use std::{
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
+pub(crate) use self::block::block;
 #[cfg(feature = "governor")]
 pub use self::governor::{GovernorStore, PositiveOutcome};
 pub(crate) use self::local::{Clock, Turn};
@@ -87,7 +87,6 @@ pub use self::{
         timeout::{Timeout, TimeoutError},
     },
 };
-pub(crate) use self::{block::block, setting::literal};
 use crate::{algorithm::Demand, decision::Decision, key::Key, name::RuleName, quota::Quota};
 
 /// Boxed error of any type, the same as `tower::BoxError`.
@@ -617,5 +616,14 @@ impl KnownRules {
         }
         known.extend(fixed().map(|charge| (charge.rule(), charge.quotas().to_vec())));
         Ok(())
+    }
+}
+
+/// Returns a valid setting, and panics with the error of an invalid one.
+#[track_caller]
+pub(crate) fn literal<T>(setting: Result<T, impl fmt::Display>) -> T {
+    match setting {
+        Ok(value) => value,
+        Err(error) => panic!("{error}"),
     }
 }

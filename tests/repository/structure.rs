@@ -23,11 +23,11 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/quota", 759),
     ("src/reject", 483),
     ("src/rule", 1353),
-    ("src/store", 859),
+    ("src/store", 857),
     ("src/store/hot_keys", 961),
     ("src/store/local", 1999),
     ("src/store/redis", 3591),
-    ("src/store/wrappers", 987),
+    ("src/store/wrappers", 974),
     ("src/testing", 722),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.
@@ -135,7 +135,11 @@ fn the_root_of_the_crate_has_few_names() {
 }
 
 /// Names that are defined twice, each with its reason.
-const DEFINED_TWICE: [(&str, &str); 1] = [("Sealed", "each module seals its own trait")];
+const DEFINED_TWICE: [(&str, &str); 3] = [
+    ("Meter", "its twin without the feature metrics"),
+    ("Sealed", "each module seals its own trait"),
+    ("Started", "its twin without the feature metrics"),
+];
 
 /// The names of the types and traits that the code defines, without associated types.
 fn definitions(text: &str) -> impl Iterator<Item = &str> {

@@ -66,7 +66,11 @@ struct Circuit {
     /// Counts the changes of `state`. An answer counts only if the state has not changed since the
     /// call began, so that a late timeout of a past outage does not open the circuit again.
     epoch: u64,
-    stats: CallStats,
+    failures_in_a_row: u32,
+    /// The current second, its answers, and the failures among them.
+    second: u64,
+    answers: u64,
+    failures: u64,
     /// The last open time, without jitter. Zero while the circuit is closed.
     open_for: Duration,
     log: LogLimit,
@@ -137,34 +141,6 @@ impl FailureDomain {
         Ok(permit)
     }
 
-    fn record(&self, config: &BreakerConfig, epoch: u64, ok: bool) {
-        let (now, mut circuit) = (Instant::now(), self.circuit());
-        if circuit.epoch != epoch {
-            return;
-        }
-        let probe = circuit.state == CircuitState::Probing;
-        if !probe {
-            circuit.stats.record((now - self.0.created).as_secs(), ok);
-        }
-        if probe && ok {
-            self.close(circuit, "recovered");
-        } else if probe || circuit.stats.trips(config) {
-            let doubled = circuit.open_for.saturating_mul(2);
-            circuit.open_for = doubled.clamp(config.min_open, config.max_open);
-            let time = jitter(circuit.open_for);
-            circuit.set(CircuitState::Open { until: now + time });
-            let should_log = circuit.log.should_log_failure();
-            drop(circuit);
-            self.report(2);
-            if should_log {
-                let name = self.name();
-                warn!(
-                    "the breaker of a store opened: {name} failed and is not called for {time:?}"
-                );
-            }
-        }
-    }
-
     fn close(&self, mut circuit: MutexGuard<'_, Circuit>, what: &str) {
         let should_log = circuit.log.should_log_recovery();
         let (epoch, log) = (circuit.epoch + 1, circuit.log);
@@ -206,6 +182,19 @@ impl Circuit {
         self.state = state;
         self.epoch += 1;
     }
+
+    /// Counts an answer. Returns `true` if the circuit must open.
+    fn count(&mut self, config: &BreakerConfig, second: u64, ok: bool) -> bool {
+        if self.second != second {
+            (self.second, self.answers, self.failures) = (second, 0, 0);
+        }
+        self.failures_in_a_row = if ok { 0 } else { self.failures_in_a_row.saturating_add(1) };
+        self.answers += 1;
+        self.failures += u64::from(!ok);
+        let is_rate = self.failures * 100 >= self.answers * u64::from(config.percent);
+        self.failures_in_a_row >= config.failures
+            || is_rate && self.answers >= config.answers.into()
+    }
 }
 
 /// Returns a random time from half of `time` to `time`, so that processes do not retry together.
@@ -224,8 +213,30 @@ pub(super) struct Permit {
 }
 
 impl Permit {
+    /// Records the answer.
     pub(super) fn record(self, config: &BreakerConfig, ok: bool) {
-        self.domain.record(config, self.epoch, ok);
+        let (domain, now) = (&self.domain, Instant::now());
+        let mut circuit = domain.circuit();
+        if circuit.epoch != self.epoch {
+            return;
+        }
+        let probe = circuit.state == CircuitState::Probing;
+        if probe && ok {
+            domain.close(circuit, "recovered");
+        } else if probe || circuit.count(config, (now - domain.0.created).as_secs(), ok) {
+            let doubled = circuit.open_for.saturating_mul(2);
+            circuit.open_for = doubled.clamp(config.min_open, config.max_open);
+            let time = jitter(circuit.open_for);
+            circuit.set(CircuitState::Open { until: now + time });
+            let (name, should_log) = (domain.name(), circuit.log.should_log_failure());
+            drop(circuit);
+            domain.report(2);
+            if should_log {
+                warn!(
+                    "the breaker of a store opened: {name} failed and is not called for {time:?}"
+                );
+            }
+        }
     }
 }
 
@@ -237,30 +248,5 @@ impl Drop for Permit {
             drop(circuit);
             self.domain.report(2);
         }
-    }
-}
-
-/// The failures in a row, and the answers of the current second.
-#[derive(Debug, Default)]
-struct CallStats {
-    in_a_row: u32,
-    second: u64,
-    answers: u64,
-    failures: u64,
-}
-
-impl CallStats {
-    fn record(&mut self, second: u64, ok: bool) {
-        if self.second != second {
-            *self = Self { second, in_a_row: self.in_a_row, ..Self::default() };
-        }
-        self.in_a_row = if ok { 0 } else { self.in_a_row.saturating_add(1) };
-        self.answers += 1;
-        self.failures += u64::from(!ok);
-    }
-
-    fn trips(&self, config: &BreakerConfig) -> bool {
-        let is_rate = self.failures * 100 >= self.answers * u64::from(config.percent);
-        self.in_a_row >= config.failures || is_rate && self.answers >= config.answers.into()
     }
 }
