@@ -22,8 +22,8 @@ use redis::aio::ConnectionLike;
 
 use self::{
     batch::{
-        BatchKind, coalesce,
-        queue::{Queue, Queues},
+        BatchKind,
+        queue::{self, Queue, Queues},
     },
     cluster::{fan_out, hash_slot::SLOTS},
     connection::probe,
@@ -314,7 +314,7 @@ where
     /// Charges `request`, whose accounts are in one slot. Other decisions may share the call.
     async fn charge(&self, request: &Arc<Request>) -> Result<Reply, RedisError> {
         if self.settings.coalesces {
-            coalesce::take(self, request).await
+            queue::take(self, request).await
         } else {
             Box::pin(self.execute(request, ScriptOp::Take)).await
         }

@@ -1,6 +1,5 @@
 //! Batches of requests. A batch is one call, and contains equal requests only once.
 
-pub(crate) mod coalesce;
 pub(crate) mod queue;
 
 use std::{borrow::Cow, collections::HashMap, mem, sync::Arc};

@@ -1,7 +1,6 @@
 //! Requests, scripts and replies: the format that the store and the server share.
 
 pub(crate) mod addresses;
-mod call;
 pub(crate) mod plan;
 pub(crate) mod reply;
 pub(crate) mod request;
