@@ -198,7 +198,7 @@ impl Template {
         headers.entry(CACHE_CONTROL).or_insert(NO_STORE);
     }
 
-    /// Adds the quota fields, and `Retry-After` unless it is set.
+    /// Adds the quota fields, and `Retry-After` if it is missing.
     pub(super) fn add_to(
         &self,
         headers: &mut HeaderMap,
