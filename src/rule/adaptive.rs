@@ -146,12 +146,14 @@ impl Adaptive {
     }
 
     /// Creates a limit like this one, which measures with `clock`.
+    #[cfg(feature = "testing")]
     pub(crate) fn on(self, clock: Clock) -> Self {
         let (initial, max) = (self.limit(), self.controller.max);
         self.with(clock, initial, max)
     }
 
     /// Returns the plan for a rule, with one [concurrent](Quota::concurrent) quota.
+    #[must_use]
     pub fn plan(&self) -> &LivePlan {
         &self.plan
     }

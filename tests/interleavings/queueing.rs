@@ -33,7 +33,7 @@ struct Slots(HeldSlots);
 impl Slots {
     /// Takes the slot, or joins the queue. Returns the epoch of the slot.
     fn ask(&self, turn: &Arc<Turn>) -> Option<u64> {
-        let mut locked = self.0.lock(iter::once(ALICE), Some(turn));
+        let mut locked = self.0.lock(&iter::once(ALICE), Some(turn));
         let order = locked.order(0);
         let keys = locked.get(ALICE).expect("it is locked");
         if let Room::Held(0) = keys.room(ALICE, order) {

@@ -43,7 +43,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("reject/*", 8),
     ("limiter", 8),
     ("middleware/*", 10),
-    ("middleware/queue", 5),
+    ("middleware/queue", 6),
     ("testing/*", 14),
     ("admin/*", 15),
     ("guide/*", 16),

@@ -69,7 +69,7 @@ impl HeldSlots {
     #[inline]
     pub(super) fn lock<'a>(
         &'a self,
-        ids: impl Iterator<Item = u64> + Clone,
+        ids: &(impl Iterator<Item = u64> + Clone),
         turn: Option<&'a Arc<Turn>>,
     ) -> LockedSlots<'a> {
         let mut locked = LockedSlots {

@@ -221,7 +221,7 @@ impl Ledger {
             Locked { rates: self.table.lock(&mut accounts.distinct, now), slots: None };
         if accounts.has_slots {
             let ids = accounts.slots().map(|account| account.at.id);
-            locked.slots = Some(self.held.lock(ids, turn));
+            locked.slots = Some(self.held.lock(&ids, turn));
         }
         for index in 0..accounts.distinct.len() {
             accounts.distinct[index].evaluation = look(&accounts.distinct, index, &mut locked);

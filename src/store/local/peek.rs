@@ -21,7 +21,7 @@ impl Ledger {
         }
         let mut accounts = self.hasher.accounts(charges);
         let rates = self.table.lock(&mut accounts.distinct, now);
-        let slots = self.held.lock(accounts.slots().map(|account| account.at.id), None);
+        let slots = self.held.lock(&accounts.slots().map(|account| account.at.id), None);
         let mut locked = Locked { rates, slots: Some(slots) };
         for index in 0..accounts.distinct.len() {
             accounts.distinct[index].evaluation = look(&accounts.distinct, index, &mut locked);
