@@ -231,32 +231,32 @@ impl DenyCacheCall {
     ///
     /// Of several denials, the longest is reported, but a block before all others.
     fn known_denial(&mut self, charges: &[Charge<'_>]) -> Option<Decision> {
-        let mut known: Option<(usize, Denial)> = None;
+        let mut known: Option<(usize, (bool, u64), SmallVec<[Outcome; 4]>)> = None;
         for (index, (charge, account)) in charges.iter().zip(&mut self.accounts).enumerate() {
             let mut entries = self.table.lock(account.key);
             account.changes = self.table.changes(&[account.key.tag]);
             let covers = |it: &&mut Denial| account.cacheable && it.covers(charge, self.at);
-            let Some(denial) = entries.of(account.key).find(covers).map(|it| it.clone()) else {
-                continue;
-            };
-            entries.decided += u64::from(known.is_none());
-            if known.as_ref().is_none_or(|(_, other)| other.priority() < denial.priority()) {
-                known = Some((index, denial));
+            let Some(denial) = entries.of(account.key).find(covers) else { continue };
+            let priority = denial.priority();
+            if known.as_ref().is_none_or(|(_, other, _)| *other < priority) {
+                let outcomes = denial.outcomes_for(charge, self.at).collect();
+                entries.decided += u64::from(known.is_none());
+                known = Some((index, priority, outcomes));
             }
         }
-        let (known_index, denial) = known?;
+        let (known_index, (blocked, _), outcomes) = known?;
         let mut decision = Decision::new(false, 0).with_source(Source::DenyCache);
         for (index, charge) in charges.iter().enumerate() {
             if index == known_index {
-                denial.add_to(&mut decision, charge, self.at);
-            } else if !denial.blocked {
+                outcomes.iter().for_each(|outcome| decision.push(*outcome));
+            } else if !blocked {
                 let unknown = |index| Outcome::unknown(charge.rule(), index, Some(Duration::ZERO));
                 for (quota_index, _) in charge.charged_quotas() {
                     decision.push(unknown(quota_index).with_report_only(charge.is_report_only()));
                 }
             }
         }
-        Some(if denial.blocked { decision.with_blocked() } else { decision })
+        Some(if blocked { decision.with_blocked() } else { decision })
     }
 
     fn finish<E>(mut self, answer: Result<Decision, E>) -> Result<Decision, E> {
@@ -359,13 +359,13 @@ impl Denial {
         (self.blocked, self.answered_at.saturating_add(wait.unwrap_or(0)))
     }
 
-    /// Adds the outcomes to `denial`, for the cost of `charge`.
-    fn add_to(&self, denial: &mut Decision, charge: &Charge<'_>, now: u64) {
+    /// Returns the outcomes at `now`, for the cost of `charge`.
+    fn outcomes_for(&self, charge: &Charge<'_>, now: u64) -> impl Iterator<Item = Outcome> {
         let same = self.blocked || charge.demand().need() == self.need;
-        for outcome in &self.outcomes {
+        self.outcomes.iter().map(move |outcome| {
             let outcome = outcome.aged(now.saturating_sub(self.answered_at));
-            denial.push(if same { outcome } else { for_cost_of(charge, &outcome) });
-        }
+            if same { outcome } else { for_cost_of(charge, &outcome) }
+        })
     }
 }
 
