@@ -391,7 +391,9 @@ async fn a_burst_makes_few_calls_and_one_to_free_its_slots() {
             let before = server.script_calls().await;
             drop(taken);
             sleep(Duration::from_millis(100)).await;
-            assert_eq!(server.script_calls().await - before, 1, "one call frees all");
+            // One call frees all. On a busy machine, a renewal may be due as well.
+            let calls = server.script_calls().await - before;
+            assert!((1..=2).contains(&calls), "{calls} calls to free all");
             assert_eq!(held(&store, &account).await, 0);
         }
     }

@@ -263,7 +263,10 @@ async fn wrappers_return_the_servers_of_the_inner_store() {
     check(&|op| store().failure_domains(op));
     check(&|op| store().fallback(LocalStore::new()).failure_domains(op));
     check(&|op| store().fail_open().boxed().failure_domains(op));
-    check(&|op| (&store().fail_closed()).failure_domains(op));
+    check(&|op| {
+        let store = store().fail_closed();
+        Store::failure_domains(&&store, op)
+    });
     assert_eq!(LocalStore::new().breaker().failure_domains(Op::Take(&charges)), []);
 }
 
