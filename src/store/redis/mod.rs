@@ -25,20 +25,16 @@ use self::{
         BatchKind,
         queue::{self, Queue, Queues},
     },
-    cluster::{fan_out, hash_slot::SLOTS},
+    cluster::{fan_out, routes::SLOTS},
     connection::probe,
     protocol::{
-        addresses::Addresses,
-        plan,
-        reply::Reply,
-        request::{AccountRequest, Request, ScriptOp},
-        script::Scripts,
+        AccountRequest, Request, ScriptOp, addresses::Addresses, reply::Reply, script::Scripts,
     },
     slots::{MAX_COST, Slots},
 };
 pub use self::{
     cluster::ClusterLink,
-    connection::{link::Link, probe::Probe},
+    connection::{Link, probe::Probe},
     error::{RedisError, RedisErrorKind},
 };
 use super::{
@@ -409,7 +405,7 @@ where
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        charges.iter().flat_map(Charge::quotas).try_for_each(plan::check)?;
+        charges.iter().flat_map(Charge::quotas).try_for_each(protocol::check)?;
         queueing(charges).try_for_each(can_queue_under)?;
         const TOO_MANY: &str = "a request that takes more than 256 slots; lower its cost";
         let takes_slots = |it: &Charge<'_>| it.charged_quotas().any(|(_, it)| it.is_concurrent());

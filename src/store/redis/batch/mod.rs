@@ -13,9 +13,8 @@ use crate::{
     store::redis::{
         error::RedisError,
         protocol::{
-            plan::Change,
+            AccountRequest, Change, QuotaRequests, Request,
             reply::{AccountReply, Reader, Reply},
-            request::{AccountRequest, QuotaRequests, Request},
             script::ScriptKind,
         },
         slots::{SlotCall, Slots},

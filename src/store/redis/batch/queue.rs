@@ -28,12 +28,9 @@ use crate::{
     observe::store_failed,
     store::redis::{
         RedisStore,
-        connection::link::{TIMEOUT, runtime},
+        connection::{TIMEOUT, runtime},
         error::{RedisError, RedisErrorKind},
-        protocol::{
-            reply::Reply,
-            request::{Request, ScriptOp},
-        },
+        protocol::{Request, ScriptOp, reply::Reply},
     },
 };
 

@@ -15,12 +15,9 @@ use crate::{
     decision::Decision,
     store::redis::{
         RedisStore,
-        connection::link::runtime,
+        connection::runtime,
         error::{RedisError, RedisErrorKind},
-        protocol::{
-            reply::Reply,
-            request::{Request, ScriptOp},
-        },
+        protocol::{Request, ScriptOp, reply::Reply},
     },
 };
 

@@ -1,8 +1,6 @@
 //! Sends each call to the server of a cluster that stores its keys.
 
 pub(crate) mod fan_out;
-pub(crate) mod hash_slot;
-mod node;
 pub(crate) mod routes;
 
 use std::{any::Any, fmt, mem::forget, sync::Arc, time::Duration};
@@ -14,14 +12,10 @@ use redis::{
 };
 use tokio::time::{Instant, sleep_until};
 
-use self::{
-    hash_slot::slot,
-    node::{Connect, Node},
-    routes::Routes,
-};
+use self::routes::{Connect, Node, Routes, slot};
 use crate::store::{
     FailureDomain,
-    redis::{RedisStore, connection::link::TIMEOUT},
+    redis::{RedisStore, connection::TIMEOUT},
 };
 
 /// The maximum number of redirections of a call.

@@ -10,7 +10,7 @@ use redis::{
     sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType},
 };
 
-use super::link::{Link, config};
+use super::{Link, config};
 use crate::{
     log::warn,
     store::redis::{

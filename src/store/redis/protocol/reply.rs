@@ -4,10 +4,7 @@ use std::mem::take;
 
 use smallvec::SmallVec;
 
-use super::{
-    request::{AccountRequest, NamedQuota, Request},
-    script::ScriptKind,
-};
+use super::{AccountRequest, NamedQuota, Request, script::ScriptKind};
 use crate::{
     algorithm::{self, AccountState, Demand, Evaluation, concurrent},
     decision::{Decision, Hold, Outcome, Snapshot, Source},

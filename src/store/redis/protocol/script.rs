@@ -8,16 +8,13 @@ use std::{
 
 use redis::{Cmd, ErrorKind as Raw, ServerErrorKind as Server, Value, aio::ConnectionLike};
 
-use super::{
-    reply::Reply,
-    request::{Request, ScriptOp},
-};
+use super::{Request, ScriptOp, reply::Reply};
 use crate::{
     observe::store_failed,
     quota::{Algorithm, Quota},
     store::redis::{
         RedisStore,
-        connection::link::{self, Link},
+        connection::{self, Link},
         error::RedisError,
     },
 };
@@ -178,7 +175,7 @@ where
     }
 
     pub(crate) async fn send(&self, command: &Cmd) -> redis::RedisResult<Value> {
-        link::runtime()?;
+        connection::runtime()?;
         self.connection.clone().req_packed_command(command).await.and_then(Value::extract_error)
     }
 

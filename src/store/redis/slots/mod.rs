@@ -28,7 +28,7 @@ use crate::{
     decision::{FreeSlots, Hold, LossSignal},
     log::warn,
     quota::Quota,
-    store::redis::protocol::{addresses::Addresses, request::Request},
+    store::redis::protocol::{Request, addresses::Addresses},
 };
 
 /// The maximum number of slots that one request takes.

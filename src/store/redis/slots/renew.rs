@@ -15,10 +15,10 @@ use crate::{
     observe::store_failed,
     store::redis::{
         RedisStore,
-        cluster::hash_slot::slot,
-        connection::link::runtime,
+        cluster::routes::slot,
+        connection::runtime,
         error::RedisError,
-        protocol::{plan::EncodedPlan, script::ScriptKind},
+        protocol::{EncodedPlan, script::ScriptKind},
     },
 };
 
