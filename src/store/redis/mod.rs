@@ -23,10 +23,9 @@ use redis::aio::ConnectionLike;
 use self::{
     batch::{
         BatchKind,
-        queue::{self, Queue, Queues},
+        queue::{Queue, Queues},
     },
-    cluster::{fan_out, routes::SLOTS},
-    connection::probe,
+    cluster::routes::SLOTS,
     protocol::{
         AccountRequest, Request, ScriptOp, addresses::Addresses, reply::Reply, script::Scripts,
     },
@@ -149,10 +148,7 @@ struct RedisShared {
     undoing: Arc<AtomicUsize>,
 }
 
-impl<C> RedisStore<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Creates a store on one server, from a connection of your own.
     ///
     /// The connection should reconnect by itself. If its replies may take arbitrarily long, wrap
@@ -310,7 +306,7 @@ where
     /// Charges `request`, whose accounts are in one slot. Other decisions may share the call.
     async fn charge(&self, request: &Arc<Request>) -> Result<Reply, RedisError> {
         if self.settings.coalesces {
-            queue::take(self, request).await
+            self.take_queued(request).await
         } else {
             Box::pin(self.execute(request, ScriptOp::Take)).await
         }
@@ -321,7 +317,7 @@ where
             // While a slot moves, its accounts may be on two servers.
             Err(error) if error.kind() == RedisErrorKind::Cluster && request.accounts.len() > 1 => {
                 let parts = request.by_account();
-                Box::pin(fan_out::take(self, request, parts)).await
+                Box::pin(self.take_parts(request, parts)).await
             }
             reply => Ok(reply?.into_decision(&request)),
         }
@@ -338,12 +334,12 @@ where
         if peeks {
             let sharded = self.settings.sharded;
             let parts = if sharded { request.by_slot() } else { vec![(*request).clone()] };
-            return Answer::Later(Box::pin(fan_out::peek(store, request, parts)));
+            return Answer::Later(Box::pin(store.peek_parts(request, parts)));
         }
         if self.settings.sharded && request.accounts.len() > 1 {
             let parts = request.by_slot();
             if parts.len() > 1 {
-                return Answer::Later(Box::pin(fan_out::take(store, request, parts)));
+                return Answer::Later(Box::pin(store.take_parts(request, parts)));
             }
         }
         Answer::Later(Box::pin(store.decide(request)))
@@ -366,10 +362,7 @@ where
     }
 }
 
-impl<C> Store for RedisStore<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> {
     type Error = RedisError;
     type Future = BoxFuture<Result<Decision, RedisError>>;
 
@@ -400,7 +393,7 @@ where
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         if taken.is_allowed() {
             let request = Request::new(charges, self.addresses());
-            fan_out::undo(self, &request, &taken.on(Charge::quota_ids(charges)), units);
+            self.undo_parts(&request, &taken.on(Charge::quota_ids(charges)), units);
         }
     }
 
@@ -423,7 +416,7 @@ where
 
     /// Reads an account of the server.
     fn health(&self) -> BoxFuture<Health> {
-        Box::pin(probe::health(self.clone()))
+        Box::pin(self.clone().look())
     }
 }
 

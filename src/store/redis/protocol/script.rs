@@ -152,10 +152,7 @@ fn strip(text: &str) -> String {
     code.flat_map(|line| [line, "\n"]).collect()
 }
 
-impl<C> RedisStore<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     pub(crate) fn script(
         &self,
         kind: ScriptKind,

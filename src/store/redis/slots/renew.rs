@@ -48,10 +48,7 @@ enum SlotChange {
     Renew,
 }
 
-impl<C> RedisStore<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Sets the time to live of [slots](crate::Quota::concurrent). Defaults to 10 s.
     ///
     /// A process renews the slots that it holds every third of this time. The slots of a process
@@ -182,17 +179,13 @@ where
         slots.changed(change, requests, &told);
         Ok(())
     }
-}
 
-#[cfg(feature = "testing")]
-impl<C> RedisStore<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+    #[cfg(feature = "testing")]
     pub(crate) async fn free_now(&self) -> Result<(), RedisError> {
         self.change_all(SlotChange::Free, self.settings.slots.to_free()).await
     }
 
+    #[cfg(feature = "testing")]
     pub(crate) async fn renew_now(&self) -> Result<(), RedisError> {
         self.change_all(SlotChange::Renew, self.settings.slots.to_renew(None)).await
     }
