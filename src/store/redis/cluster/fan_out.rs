@@ -46,7 +46,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             let undos = parts.iter().zip(&replies).filter_map(|(part, reply)| {
                 let reply = reply.as_ref().ok().filter(|_| !allowed)?;
                 let charged =
-                    part.part(|at| reply.accounts[at].charged && part.accounts[at].has_rates());
+                    part.part(|at| reply.accounts[at].charges > 0 && part.accounts[at].has_rates());
                 let any = !charged.accounts.is_empty();
                 any.then(|| self.undo_part(charged, reply.decision(part), None))
             });
@@ -107,13 +107,10 @@ fn combine(
     let accounts = request.accounts.iter().filter_map(|account| {
         parts.iter().zip(&replies).find_map(|(part, reply)| {
             let at = part.accounts.iter().position(|it| it.address == account.address)?;
-            let own = reply.accounts[at].clone();
-            let undone = !allowed && own.charged;
-            let own = if undone { own.before(1, account, reply.now).uncharged() } else { own };
-            Some((reply.now, own))
+            let own = &reply.accounts[at];
+            Some(if allowed { own.clone() } else { own.undone(account) })
         })
     });
-    let accounts: Vec<_> = accounts.collect();
-    let accounts: Vec<_> = accounts.iter().map(|(now, account)| (*now, account)).collect();
-    Ok(Reply::combine(request, &accounts, allowed))
+    let accounts = accounts.collect();
+    Ok(Reply { allowed, accounts, holds: Vec::new() }.decision(request))
 }

@@ -197,7 +197,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let mut reply = reply.inspect_err(|error| store_failed(error.kind().as_str()))?;
         let writes = !matches!(op, ScriptOp::Peek);
         self.note_healed(reply.accounts.iter().filter(|account| account.healed && writes).count());
-        let charged = |account: usize| usize::from(reply.accounts[account].charged);
+        let charged = |account: usize| reply.accounts[account].charges;
         reply.holds = call.answered(charged).pop().unwrap_or_default();
         Ok(reply)
     }
