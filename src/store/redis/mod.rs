@@ -323,42 +323,28 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         }
     }
 
+    /// Runs `op` on accounts in one slot.
+    async fn execute_one(
+        self,
+        request: Arc<Request>,
+        op: ScriptOp<'static>,
+    ) -> Result<Decision, RedisError> {
+        Ok(self.execute(&request, op).await?.decision(&request))
+    }
+
     fn take(&self, charges: &[Charge<'_>], peeks: bool) -> Answer<<Self as Store>::Future> {
-        if let Err(unsupported) = self.supports(charges) {
-            return Answer::Now(Err(unsupported.into()));
-        }
         let (store, request) = (self.clone(), Arc::new(Request::new(charges, self.addresses())));
         if request.accounts.is_empty() {
             return Answer::Now(Ok(Decision::allow().with_source(Source::Redis)));
         }
-        if peeks {
-            let sharded = self.settings.sharded;
-            let parts = if sharded { request.by_slot() } else { vec![(*request).clone()] };
-            return Answer::Later(Box::pin(store.peek_parts(request, parts)));
-        }
-        if self.settings.sharded && request.accounts.len() > 1 {
-            let parts = request.by_slot();
-            if parts.len() > 1 {
-                return Answer::Later(Box::pin(store.take_parts(request, parts)));
-            }
-        }
-        Answer::Later(Box::pin(store.decide(request)))
-    }
-
-    /// Runs `op` on the account of one charge.
-    fn change(
-        &self,
-        charge: &Charge<'_>,
-        op: ScriptOp<'static>,
-    ) -> Answer<<Self as Store>::Future> {
-        if let Err(unsupported) = self.supports(&[*charge]) {
-            return Answer::Now(Err(unsupported.into()));
-        }
-        let request = Request::new(&[charge.with_cost(0)], self.addresses());
-        let store = self.clone();
-        Answer::Later(Box::pin(
-            async move { Ok(store.execute(&request, op).await?.decision(&request)) },
-        ))
+        let split = self.settings.sharded && request.accounts.len() > 1;
+        let parts = if split { request.by_slot() } else { Vec::new() };
+        Answer::Later(match (peeks, parts.len()) {
+            (true, 0 | 1) => Box::pin(store.execute_one(request, ScriptOp::Peek)),
+            (true, _) => Box::pin(store.peek_parts(request, parts)),
+            (false, 0 | 1) => Box::pin(store.decide(request)),
+            (false, _) => Box::pin(store.take_parts(request, parts)),
+        })
     }
 }
 
@@ -367,6 +353,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
     type Future = BoxFuture<Result<Decision, RedisError>>;
 
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        if let Err(unsupported) = self.supports(op.charges()) {
+            return Answer::Now(Err(unsupported.into()));
+        }
         let (charge, script_op) = match op {
             Op::Take(charges) => return self.take(charges, false),
             Op::Peek(charges) => return self.take(charges, true),
@@ -377,8 +366,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
                 if let Some((_, quota)) = charge.charged_quotas().find(cut) {
                     late_charge_cut(quota);
                 }
-                let late = if units > 0 { ScriptOp::Late } else { ScriptOp::Refund };
-                (charge, late(amount))
+                let adjust = if units > 0 { ScriptOp::Late } else { ScriptOp::Refund };
+                (charge, adjust(amount))
             }
             Op::Reset(charge) => (charge, ScriptOp::Reset),
             Op::Block(charge, time) => {
@@ -386,7 +375,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
             }
             Op::Unblock(charge) => (charge, ScriptOp::Unblock),
         };
-        self.change(charge, script_op)
+        let request = Arc::new(Request::new(&[charge.with_cost(0)], self.addresses()));
+        Answer::Later(Box::pin(self.clone().execute_one(request, script_op)))
     }
 
     /// Undoes the charges in the background. Without a tokio runtime, the charges remain.

@@ -358,7 +358,8 @@ pub(crate) fn slot(key: &[u8]) -> u16 {
 /// Parses the reply to `CLUSTER SLOTS`. An empty host in the reply stands for `host`, the host of
 /// the server that replied.
 pub(crate) fn ranges(reply: &Value, host: &str) -> Result<Vec<SlotRange>, RedisError> {
-    let ranges: Vec<_> = items(reply).iter().filter_map(|range| read(range, host)).collect();
+    let ranges = reply.as_sequence().unwrap_or_default().iter();
+    let ranges: Vec<_> = ranges.filter_map(|range| read(range, host)).collect();
     if ranges.is_empty() {
         return Err(std::io::Error::other("the server reports no slots; is it a cluster?").into());
     }
@@ -372,10 +373,10 @@ pub(crate) fn split_address(address: &str) -> Option<(&str, u16)> {
 }
 
 fn read(range: &Value, host: &str) -> Option<SlotRange> {
-    let [first, last, servers @ ..] = items(range) else { return None };
+    let [first, last, servers @ ..] = range.as_sequence()? else { return None };
     let (first, last) = (int(first)?, int(last)?);
     let address = |server: &Value| {
-        let [name, port, ..] = items(server) else { return None };
+        let [name, port, ..] = server.as_sequence()? else { return None };
         let name = match name {
             Value::BulkString(name) if !name.is_empty() => std::str::from_utf8(name).ok()?,
             _ => host,
@@ -387,13 +388,6 @@ fn read(range: &Value, host: &str) -> Option<SlotRange> {
     address(servers.first()?)?;
     let servers = servers.iter().filter_map(address).collect();
     (first <= last && last < SLOTS).then_some(SlotRange { first, last, servers })
-}
-
-fn items(value: &Value) -> &[Value] {
-    match value {
-        Value::Array(items) => items,
-        _ => &[],
-    }
 }
 
 fn int(value: &Value) -> Option<u16> {

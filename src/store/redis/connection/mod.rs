@@ -158,19 +158,9 @@ impl Link {
 
     /// Discards the current connection after an invalid reply, if `connection` is a [`Link`].
     pub(crate) fn discard_current(connection: &dyn Any) {
-        if let Some(link) = connection.downcast_ref::<Self>() {
-            link.discard_invalid();
-        }
-    }
-
-    fn discard_invalid(&self) {
-        let current = match &*self.0.state.borrow() {
-            LinkState::Up { since, .. } => Some(*since),
-            LinkState::Down { .. } => None,
-        };
-        if let Some(since) = current {
-            self.discard(since, &not_connected("a reply was invalid"));
-        }
+        let Some(link) = connection.downcast_ref::<Self>() else { return };
+        let LinkState::Up { since, .. } = link.0.state.borrow().clone() else { return };
+        link.discard(since, &not_connected("a reply was invalid"));
     }
 }
 

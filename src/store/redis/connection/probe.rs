@@ -11,7 +11,7 @@ use crate::{
     name::RuleName,
     quota::Quota,
     store::{
-        Charge, Health,
+        Charge, Health, Op, Store,
         redis::{
             RedisStore,
             cluster::ClusterLink,
@@ -127,7 +127,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let (key, quotas) = (Key::everyone(), [Quota::per_second(1)]);
         let look = Charge::new(rule(), &key, &quotas).with_cost(0);
         let failing = self.cluster_link().map(ClusterLink::failing).unwrap_or_default();
-        match self.take(&[look], false).await {
+        match self.call(Op::Take(&[look])).await {
             Ok(_) if !failing.is_empty() => {
                 Health::failing("redis", format!("failing servers: {}", failing.join(", ")))
             }

@@ -94,20 +94,6 @@ pub(crate) enum ScriptOp<'a> {
 }
 
 impl ScriptOp<'_> {
-    /// Returns the name of the operation in `lua/settle.lua`.
-    fn name(self) -> &'static str {
-        match self {
-            Self::Take => "take",
-            Self::Peek => "peek",
-            Self::Late(_) => "late",
-            Self::Refund(_) => "refund",
-            Self::Undo(..) => "undo",
-            Self::Reset => "reset",
-            Self::Block(_) => "block",
-            Self::Unblock => "unblock",
-        }
-    }
-
     /// Returns `true` if the call counts slots. Other calls keep the slots as they are.
     pub(crate) fn counts_slots(self) -> bool {
         matches!(self, Self::Take | Self::Peek | Self::Reset)
@@ -213,14 +199,18 @@ impl Request {
     pub(crate) fn encode(&self, op: ScriptOp<'_>, slots: &SlotCall) -> (Vec<String>, Vec<Vec<u8>>) {
         let mut keys: Vec<_> = self.accounts.iter().map(|a| a.address.clone()).collect();
         let mut args = Vec::with_capacity(self.accounts.len() + 2);
-        if !matches!(op, ScriptOp::Take | ScriptOp::Peek) {
-            let nanos = match op {
-                ScriptOp::Block(time) => time.min(LONGEST),
-                ScriptOp::Undo(taken, _) => self.charged_at(taken),
-                _ => 0,
-            };
-            args.push(op.name().into());
-            args.push(EncodedPlan::default().nanos(nanos).0);
+        // The name of the operation in `lua/settle.lua`, and a time.
+        let head = match op {
+            ScriptOp::Take | ScriptOp::Peek => None,
+            ScriptOp::Late(_) => Some(("late", 0)),
+            ScriptOp::Refund(_) => Some(("refund", 0)),
+            ScriptOp::Undo(taken, _) => Some(("undo", self.charged_at(taken))),
+            ScriptOp::Reset => Some(("reset", 0)),
+            ScriptOp::Block(time) => Some(("block", time.min(LONGEST))),
+            ScriptOp::Unblock => Some(("unblock", 0)),
+        };
+        if let Some((name, nanos)) = head {
+            args.extend([name.into(), EncodedPlan::default().nanos(nanos).0]);
         }
         for (at, account) in self.accounts.iter().enumerate() {
             let change = |quota_index, ask| match op {
@@ -228,9 +218,10 @@ impl Request {
                 ScriptOp::Late(units) => Some(Change::Late(units)),
                 ScriptOp::Refund(units) => Some(Change::Refund(units)),
                 ScriptOp::Undo(taken, units) => {
-                    let outcome = self.outcome(taken, at, quota_index);
-                    let receipt = outcome.and_then(|it| Receipt::new(taken, it, ask, units));
-                    receipt.map(Change::Undo)
+                    let named =
+                        |it: &&NamedQuota| (it.account, it.quota_index) == (at, quota_index);
+                    let outcome = taken.outcomes().get(self.named.iter().find(named)?.outcome)?;
+                    Receipt::new(taken, outcome, ask, units).map(Change::Undo)
                 }
                 ScriptOp::Reset | ScriptOp::Block(_) | ScriptOp::Unblock => Some(Change::None),
             };
@@ -241,18 +232,6 @@ impl Request {
             args.push(account.plan(change, |quota_index| slots.of(at, quota_index), index));
         }
         (keys, args)
-    }
-
-    /// Returns the outcome in `taken` for one quota of an account.
-    fn outcome<'d>(
-        &self,
-        taken: &'d Decision,
-        at: usize,
-        quota_index: usize,
-    ) -> Option<&'d Outcome> {
-        let named =
-            self.named.iter().find(|it| it.account == at && it.quota_index == quota_index)?;
-        taken.outcomes().get(named.outcome)
     }
 
     /// Returns the instant of the charges of `taken`, by the clock of the server that made them.
@@ -279,23 +258,18 @@ impl AccountRequest {
         let plan = EncodedPlan::default().int::<1>(u64::from(!self.report_only));
         let mut plan = plan.int::<1>(self.quotas.len() as u64);
         for (index, demand) in self.quotas.iter().enumerate() {
-            plan = match demand {
-                Some((quota, ask)) if quota.is_concurrent() => match slots(index) {
-                    Some((slots, take)) => {
-                        let key = key(take.set.to_string());
-                        plan.slots(quota, *ask, slots, take, key)
-                    }
-                    None => plan.int::<1>(b'.'.into()),
-                },
-                Some((quota, ask)) => match change(index, *ask) {
-                    Some(change) => {
-                        let log = letter(quota) == b'l';
-                        let key = if log { key(Addresses::list(&self.address, index)) } else { 0 };
-                        plan.quota(quota, *ask, change, key)
-                    }
-                    None => plan.int::<1>(b'.'.into()),
-                },
-                None => plan.int::<1>(b'.'.into()),
+            let rate = demand.as_ref().filter(|(quota, _)| !quota.is_concurrent());
+            let change = rate.and_then(|(_, ask)| change(index, *ask));
+            plan = match (demand, change, slots(index)) {
+                (Some((quota, ask)), Some(change), _) => {
+                    let log = letter(quota) == b'l';
+                    let key = if log { key(Addresses::list(&self.address, index)) } else { 0 };
+                    plan.quota(quota, *ask, change, key)
+                }
+                (Some((quota, ask)), None, Some((slots, take))) => {
+                    plan.slots(quota, *ask, slots, take, key(take.set.to_string()))
+                }
+                _ => plan.int::<1>(b'.'.into()),
             };
         }
         plan.0
