@@ -105,10 +105,6 @@ impl Batch {
         Self { kind, ..Self::default() }
     }
 
-    pub(crate) fn kind(&self) -> BatchKind {
-        self.kind
-    }
-
     /// Returns the number of callers with this request that still fit into the batch.
     pub(crate) fn room(&self, request: &Request) -> usize {
         let size = self.size + self.kind.size(request);

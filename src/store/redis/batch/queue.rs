@@ -61,9 +61,9 @@ impl Queues {
 
     /// Returns the queue of the slot.
     pub(crate) fn get(&self, slot: u16, kind: BatchKind) -> &Arc<Queue> {
-        let queues = self.0[usize::from(slot)]
-            .get_or_init(|| [BatchKind::Plain, BatchKind::General].map(Queue::new));
-        &queues[kind as usize]
+        let new = |kind| Arc::new(Queue { kind, state: Mutex::default() });
+        let queues = &self.0[usize::from(slot)];
+        &queues.get_or_init(|| [BatchKind::Plain, BatchKind::General].map(new))[kind as usize]
     }
 }
 
@@ -133,10 +133,6 @@ impl QueuedRequest {
 }
 
 impl Queue {
-    fn new(kind: BatchKind) -> Arc<Self> {
-        Arc::new(Self { kind, state: Mutex::default() })
-    }
-
     /// Starts a direct call and returns its number, or `None` if the request must wait.
     pub(crate) fn start_direct(&self, request: &Arc<Request>) -> Option<u64> {
         let mut state = self.state();
@@ -370,7 +366,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     }
 
     async fn call_batch(&self, batch: &Batch) -> Result<BatchReply, RedisError> {
-        let (kind, letters) = batch.kind().script();
+        let (kind, letters) = batch.kind.script();
         let script = self.script(kind, letters.iter().copied());
         let slots = batch.slots(&self.settings.slots);
         self.start_renewing()?;

@@ -69,7 +69,7 @@ impl ClusterLink {
 
     /// Sends a command to the master of `slot`. Follows redirections.
     async fn call(&self, slot: u16, command: &Cmd) -> RedisResult<Value> {
-        let deadline = deadline();
+        let deadline = Instant::now() + TIMEOUT;
         self.routes.loaded(deadline).await?;
         let unanswered = RefreshOnDrop(&self.routes);
         let mut node = self.routes.master(slot)?;
@@ -109,7 +109,7 @@ impl ClusterLink {
         &self,
         command: &Cmd,
     ) -> RedisResult<Vec<(String, RedisResult<Value>)>> {
-        let deadline = deadline();
+        let deadline = Instant::now() + TIMEOUT;
         self.routes.loaded(deadline).await?;
         let masters = self.routes.masters();
         let calls = masters
@@ -126,11 +126,6 @@ impl Drop for RefreshOnDrop<'_> {
     fn drop(&mut self) {
         drop(self.0.refresh());
     }
-}
-
-/// Returns the instant at which a call that starts now times out.
-fn deadline() -> Instant {
-    Instant::now() + TIMEOUT
 }
 
 impl<C: 'static> RedisStore<C> {

@@ -121,7 +121,7 @@ impl Routes {
         let target = redirection.redirect_node();
         let target = target.and_then(|(to, slot)| Some((split_address(to)?, slot)));
         let Some(((host, port), slot)) = target else { return Err(redirection.clone()) };
-        let host = if host.is_empty() { from.host() } else { host };
+        let host = if host.is_empty() { from.host.as_str() } else { host };
         let mut found = None;
         self.owners.send_if_modified(|owners| {
             let node = self.node(&owners.nodes, host, port);
@@ -176,7 +176,7 @@ impl Routes {
                 Ok(ranges) => ranges,
                 Err(error) => {
                     if owners.failed.is_none() {
-                        log_unreachable(&error);
+                        warn!("redis: no server of the cluster reports its slots: {error}");
                     }
                     return owners.failed = Some(error);
                 }
@@ -239,10 +239,6 @@ fn error(text: &'static str) -> RedisError {
     std::io::Error::new(std::io::ErrorKind::NotConnected, text).into()
 }
 
-fn log_unreachable(error: &RedisError) {
-    warn!("redis: no server of the cluster reports its slots: {error}");
-}
-
 /// Connects to the server at a host and a port.
 pub(crate) type Connect =
     Arc<dyn Fn(&str, u16) -> BoxFuture<RedisResult<MultiplexedConnection>> + Send + Sync>;
@@ -264,10 +260,6 @@ impl Node {
         let (connect, name) = (connect.clone(), host.clone());
         let link = Link::new(Box::new(move || connect(&name, port)));
         Arc::new(Self { host, address, domain, link })
-    }
-
-    pub(crate) fn host(&self) -> &str {
-        &self.host
     }
 
     /// Sends a command.

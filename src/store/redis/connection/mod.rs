@@ -8,7 +8,7 @@ use std::{
     fmt,
     hash::{BuildHasher, RandomState},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Weak,
         atomic::{
             AtomicU32, AtomicU64,
             Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -26,7 +26,7 @@ use redis::{
 };
 use tokio::{
     runtime::Handle,
-    sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},
+    sync::{Mutex, Notify, OwnedMutexGuard, watch},
     time::{Instant, sleep_until, timeout, timeout_at},
 };
 
@@ -71,14 +71,13 @@ pub struct Link(Arc<LinkInner>);
 struct LinkInner {
     dial: Dial,
     state: watch::Sender<LinkState>,
-    /// The permit to open a connection. At most one task holds the permit.
-    dialing: Arc<Semaphore>,
+    /// The instant at which the last attempt started. At most one task holds the lock, and opens a
+    /// connection.
+    dialing: Arc<Mutex<Instant>>,
     /// Notified when a command waits for a connection.
     wanted: Arc<Notify>,
     /// The number of attempts since the last stable connection.
     attempts: AtomicU32,
-    /// The instant at which the last attempt started.
-    last: Mutex<Instant>,
     watchdog: Watchdog,
 }
 
@@ -94,10 +93,9 @@ impl Link {
         Self(Arc::new(LinkInner {
             dial,
             state: watch::Sender::new(LinkState::Down { failed: None, trying: false }),
-            dialing: Arc::new(Semaphore::new(1)),
+            dialing: Arc::new(Mutex::new(Instant::now())),
             wanted: Arc::default(),
             attempts: AtomicU32::new(0),
-            last: Mutex::new(Instant::now()),
             watchdog: Watchdog::new(),
         }))
     }
@@ -120,9 +118,9 @@ impl Link {
                 self.0.wanted.notify_one();
                 // The next attempt may start much later, and the current attempt may end with its
                 // runtime.
-                let left = Some(RECONNECT_GRACE.saturating_sub(start.elapsed()))
-                    .filter(|left| !left.is_zero());
-                let _ = timeout(left.unwrap_or(RECONNECT_GRACE), states.changed()).await;
+                let left = RECONNECT_GRACE.saturating_sub(start.elapsed());
+                let pause = if left.is_zero() { RECONNECT_GRACE } else { left };
+                let _ = timeout(pause, states.changed()).await;
             }
         };
         timeout(TIMEOUT, wait).await.unwrap_or_else(|_| Err(not_connected("no connection in time")))
@@ -131,8 +129,8 @@ impl Link {
     /// Starts a task that opens a connection, unless such a task is running.
     fn ensure_dialing(&self) -> RedisResult<()> {
         let runtime = runtime()?;
-        if let Ok(permit) = self.0.dialing.clone().try_acquire_owned() {
-            drop(runtime.spawn(reconnect(Arc::downgrade(&self.0), permit)));
+        if let Ok(last) = self.0.dialing.clone().try_lock_owned() {
+            drop(runtime.spawn(reconnect(Arc::downgrade(&self.0), last)));
         }
         Ok(())
     }
@@ -164,25 +162,19 @@ impl Link {
     }
 }
 
-impl LinkInner {
-    fn last(&self) -> MutexGuard<'_, Instant> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Repeats connection attempts until one succeeds or the link is dropped. The permit is released at
+/// Repeats connection attempts until one succeeds or the link is dropped. The lock is released at
 /// the end, even if the runtime drops the task.
-async fn reconnect(link: Weak<LinkInner>, _permit: OwnedSemaphorePermit) {
+async fn reconnect(link: Weak<LinkInner>, mut last: OwnedMutexGuard<Instant>) {
     loop {
         let Some(inner) = link.upgrade() else { return };
         let attempt = inner.attempts.fetch_add(1, Relaxed);
         if attempt > 0 {
-            let (last, wanted) = (*inner.last(), inner.wanted.clone());
+            let wanted = inner.wanted.clone();
             drop(inner);
-            back_off(last, backoff(attempt), &wanted).await;
+            back_off(*last, backoff(attempt), &wanted).await;
         }
         let Some(inner) = link.upgrade() else { return };
-        *inner.last() = Instant::now();
+        *last = Instant::now();
         inner.state.send_modify(|state| {
             if let LinkState::Down { trying, .. } = state {
                 *trying = true;

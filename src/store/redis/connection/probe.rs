@@ -104,11 +104,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Appends a suggested fix to an error.
     fn with_fix(&self, error: RedisError) -> RedisError {
         let text = error.to_string();
+        let is_login = ["uthentication", "WRONGPASS"].iter().any(|word| text.contains(word));
         match error.kind() {
             RedisErrorKind::Replica => error.with_fix("give the address of the primary"),
-            RedisErrorKind::Denied
-                if text.contains("uthentication") || text.contains("WRONGPASS") =>
-            {
+            RedisErrorKind::Denied if is_login => {
                 error.with_fix("check the user and password in the address")
             }
             RedisErrorKind::Denied => {

@@ -119,7 +119,7 @@ impl Reply {
 }
 
 impl AccountReply {
-    /// Parses the next account. `expected` is `true` if the account should be charged.
+    /// Parses the next account, as `lua/account.lua` writes it. `expected` is `true` if the account should be charged.
     pub(crate) fn read(
         bytes: &mut Reader<'_>,
         account: &AccountRequest,
@@ -128,7 +128,28 @@ impl AccountReply {
     ) -> Result<Self, RedisError> {
         let flags = bytes.int::<1>()?;
         let length = usize::try_from(bytes.int::<4>()?).unwrap_or(usize::MAX);
-        let (block, quotas) = parse_account(bytes.take(length)?, &account.quotas)?;
+        let mut bytes = Reader(bytes.take(length)?);
+        let (mut block, mut quotas) = (None, SmallVec::new());
+        if !bytes.0.is_empty() {
+            // The instant of the last change.
+            bytes.int::<7>()?;
+        }
+        while !bytes.0.is_empty() {
+            let [letter] = bytes.array::<1>()?;
+            let length = bytes.count()?;
+            let mut content = Reader(bytes.take(length)?);
+            match (letter, account.quotas.get(quotas.len())) {
+                (b'b', _) => block = Some(content.instant()?),
+                // The entry of a reset, which only the scripts use.
+                (b'r', _) => {}
+                (_, Some(Some((quota, _)))) => {
+                    quotas.push(parse_quota(letter, &mut content, quota)?);
+                }
+                (_, Some(None)) => quotas.push(None),
+                (_, None) => break,
+            }
+        }
+        quotas.resize(account.quotas.len(), None);
         let (charged, healed) = (flags & 1 == 1, flags & 2 == 2);
         if flags > 3 || charged && !expected || expected && !charged && !account.report_only {
             return Err(RedisError::invalid_reply("inconsistent flags"));
@@ -204,41 +225,6 @@ fn reconstruct(
         *held = after;
     }
     step
-}
-
-/// Parses an account as `lua/account.lua` writes it.
-fn parse_account(
-    account: &[u8],
-    quotas: &[Option<(Quota, Demand)>],
-) -> Result<(Option<u64>, SmallVec<[QuotaState; 1]>), RedisError> {
-    let mut states: SmallVec<[QuotaState; 1]> = SmallVec::new();
-    let mut block = None;
-    let mut bytes = Reader(account);
-    if !account.is_empty() {
-        // The instant of the last change.
-        bytes.int::<7>()?;
-    }
-    while !bytes.0.is_empty() {
-        let [letter] = bytes.array::<1>()?;
-        let length = bytes.count()?;
-        let mut content = Reader(bytes.take(length)?);
-        match letter {
-            b'b' => {
-                block = Some(content.instant()?);
-                continue;
-            }
-            // The entry of a reset, which only the scripts use.
-            b'r' => continue,
-            _ => {}
-        }
-        let Some(demand) = quotas.get(states.len()) else { break };
-        states.push(match demand {
-            Some((quota, _)) => parse_quota(letter, &mut content, quota)?,
-            None => None,
-        });
-    }
-    states.resize(quotas.len(), None);
-    Ok((block, states))
 }
 
 fn parse_quota(

@@ -14,7 +14,7 @@ use std::{
     hash::{BuildHasher, RandomState},
     mem,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -60,8 +60,8 @@ struct SlotsState {
     freed: BTreeMap<(Arc<str>, u64), FreedSlots>,
     /// The number of takes without an answer.
     taking: usize,
-    /// `true` while a task renews and frees slots.
-    is_running: bool,
+    /// The task that renews and frees slots, while it runs.
+    task: Weak<()>,
 }
 
 struct RunningSlots {
