@@ -64,9 +64,7 @@ impl RedisErrorKind {
             Self::Other => "other",
         }
     }
-}
 
-impl RedisErrorKind {
     /// Returns `true` if the server cannot be reached or is not ready.
     pub(super) fn is_absence(self) -> bool {
         matches!(self, Self::Disconnected | Self::Timeout | Self::Busy | Self::Cluster)

@@ -23,22 +23,17 @@ use redis::aio::ConnectionLike;
 use self::{
     batch::{
         BatchKind,
-        queue::{self, Queue, Queues},
+        queue::{Queue, Queues},
     },
-    cluster::{fan_out, hash_slot::SLOTS},
-    connection::probe,
+    cluster::routes::SLOTS,
     protocol::{
-        addresses::Addresses,
-        plan,
-        reply::Reply,
-        request::{AccountRequest, Request, ScriptOp},
-        script::Scripts,
+        AccountRequest, Request, ScriptOp, addresses::Addresses, reply::Reply, script::Scripts,
     },
     slots::{MAX_COST, Slots},
 };
 pub use self::{
     cluster::ClusterLink,
-    connection::{link::Link, probe::Probe},
+    connection::{Link, probe::Probe},
     error::{RedisError, RedisErrorKind},
 };
 use super::{
@@ -153,10 +148,7 @@ struct RedisShared {
     undoing: Arc<AtomicUsize>,
 }
 
-impl<C> RedisStore<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Creates a store on one server, from a connection of your own.
     ///
     /// The connection should reconnect by itself. If its replies may take arbitrarily long, wrap
@@ -314,7 +306,7 @@ where
     /// Charges `request`, whose accounts are in one slot. Other decisions may share the call.
     async fn charge(&self, request: &Arc<Request>) -> Result<Reply, RedisError> {
         if self.settings.coalesces {
-            queue::take(self, request).await
+            self.take_queued(request).await
         } else {
             Box::pin(self.execute(request, ScriptOp::Take)).await
         }
@@ -325,59 +317,45 @@ where
             // While a slot moves, its accounts may be on two servers.
             Err(error) if error.kind() == RedisErrorKind::Cluster && request.accounts.len() > 1 => {
                 let parts = request.by_account();
-                Box::pin(fan_out::take(self, request, parts)).await
+                Box::pin(self.take_parts(request, parts)).await
             }
             reply => Ok(reply?.into_decision(&request)),
         }
     }
 
+    /// Runs `op` on accounts in one slot.
+    async fn execute_one(
+        self,
+        request: Arc<Request>,
+        op: ScriptOp<'static>,
+    ) -> Result<Decision, RedisError> {
+        Ok(self.execute(&request, op).await?.decision(&request))
+    }
+
     fn take(&self, charges: &[Charge<'_>], peeks: bool) -> Answer<<Self as Store>::Future> {
-        if let Err(unsupported) = self.supports(charges) {
-            return Answer::Now(Err(unsupported.into()));
-        }
         let (store, request) = (self.clone(), Arc::new(Request::new(charges, self.addresses())));
         if request.accounts.is_empty() {
             return Answer::Now(Ok(Decision::allow().with_source(Source::Redis)));
         }
-        if peeks {
-            let sharded = self.settings.sharded;
-            let parts = if sharded { request.by_slot() } else { vec![(*request).clone()] };
-            return Answer::Later(Box::pin(fan_out::peek(store, request, parts)));
-        }
-        if self.settings.sharded && request.accounts.len() > 1 {
-            let parts = request.by_slot();
-            if parts.len() > 1 {
-                return Answer::Later(Box::pin(fan_out::take(store, request, parts)));
-            }
-        }
-        Answer::Later(Box::pin(store.decide(request)))
-    }
-
-    /// Runs `op` on the account of one charge.
-    fn change(
-        &self,
-        charge: &Charge<'_>,
-        op: ScriptOp<'static>,
-    ) -> Answer<<Self as Store>::Future> {
-        if let Err(unsupported) = self.supports(&[*charge]) {
-            return Answer::Now(Err(unsupported.into()));
-        }
-        let request = Request::new(&[charge.with_cost(0)], self.addresses());
-        let store = self.clone();
-        Answer::Later(Box::pin(
-            async move { Ok(store.execute(&request, op).await?.decision(&request)) },
-        ))
+        let split = self.settings.sharded && request.accounts.len() > 1;
+        let parts = if split { request.by_slot() } else { Vec::new() };
+        Answer::Later(match (peeks, parts.len()) {
+            (true, 0 | 1) => Box::pin(store.execute_one(request, ScriptOp::Peek)),
+            (true, _) => Box::pin(store.peek_parts(request, parts)),
+            (false, 0 | 1) => Box::pin(store.decide(request)),
+            (false, _) => Box::pin(store.take_parts(request, parts)),
+        })
     }
 }
 
-impl<C> Store for RedisStore<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> {
     type Error = RedisError;
     type Future = BoxFuture<Result<Decision, RedisError>>;
 
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        if let Err(unsupported) = self.supports(op.charges()) {
+            return Answer::Now(Err(unsupported.into()));
+        }
         let (charge, script_op) = match op {
             Op::Take(charges) => return self.take(charges, false),
             Op::Peek(charges) => return self.take(charges, true),
@@ -388,8 +366,8 @@ where
                 if let Some((_, quota)) = charge.charged_quotas().find(cut) {
                     late_charge_cut(quota);
                 }
-                let late = if units > 0 { ScriptOp::Late } else { ScriptOp::Refund };
-                (charge, late(amount))
+                let adjust = if units > 0 { ScriptOp::Late } else { ScriptOp::Refund };
+                (charge, adjust(amount))
             }
             Op::Reset(charge) => (charge, ScriptOp::Reset),
             Op::Block(charge, time) => {
@@ -397,19 +375,20 @@ where
             }
             Op::Unblock(charge) => (charge, ScriptOp::Unblock),
         };
-        self.change(charge, script_op)
+        let request = Arc::new(Request::new(&[charge.with_cost(0)], self.addresses()));
+        Answer::Later(Box::pin(self.clone().execute_one(request, script_op)))
     }
 
     /// Undoes the charges in the background. Without a tokio runtime, the charges remain.
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         if taken.is_allowed() {
             let request = Request::new(charges, self.addresses());
-            fan_out::undo(self, &request, &taken.on(Charge::quota_ids(charges)), units);
+            self.undo_parts(&request, &taken.on(Charge::quota_ids(charges)), units);
         }
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        charges.iter().flat_map(Charge::quotas).try_for_each(plan::check)?;
+        charges.iter().flat_map(Charge::quotas).try_for_each(protocol::check)?;
         queueing(charges).try_for_each(can_queue_under)?;
         const TOO_MANY: &str = "a request that takes more than 256 slots; lower its cost";
         let takes_slots = |it: &Charge<'_>| it.charged_quotas().any(|(_, it)| it.is_concurrent());
@@ -427,7 +406,7 @@ where
 
     /// Reads an account of the server.
     fn health(&self) -> BoxFuture<Health> {
-        Box::pin(probe::health(self.clone()))
+        Box::pin(self.clone().look())
     }
 }
 

@@ -13,9 +13,8 @@ use crate::{
     store::redis::{
         error::RedisError,
         protocol::{
-            plan::Change,
+            Change, QuotaRequests, Request,
             reply::{AccountReply, Reader, Reply},
-            request::{AccountRequest, QuotaRequests, Request},
             script::ScriptKind,
         },
         slots::{SlotCall, Slots},
@@ -85,7 +84,6 @@ struct Group {
 /// The reply of the script to a batch.
 #[derive(Debug)]
 pub(crate) struct BatchReply {
-    now: u64,
     /// The results of the groups, in the order of the groups.
     groups: Vec<GroupReply>,
     /// `true` if the server does not have or not permit `MSETEX`.
@@ -96,8 +94,8 @@ pub(crate) struct BatchReply {
 #[derive(Debug)]
 struct GroupReply {
     allowed: usize,
-    /// The accounts after all requests of the group, each with the number of its charges.
-    accounts: SmallVec<[(usize, AccountReply); 1]>,
+    /// The accounts after all requests of the group.
+    accounts: SmallVec<[AccountReply; 1]>,
     /// The slots of each allowed caller.
     holds: Vec<Vec<Hold>>,
 }
@@ -105,10 +103,6 @@ struct GroupReply {
 impl Batch {
     pub(crate) fn new(kind: BatchKind) -> Self {
         Self { kind, ..Self::default() }
-    }
-
-    pub(crate) fn kind(&self) -> BatchKind {
-        self.kind
     }
 
     /// Returns the number of callers with this request that still fit into the batch.
@@ -205,13 +199,13 @@ impl Batch {
         let groups = self.groups.iter().map(read).collect::<Result<_, _>>()?;
         let lacks_msetex = self.kind == BatchKind::Plain && bytes.flag()?;
         bytes.end()?;
-        Ok(BatchReply { now, groups, lacks_msetex })
+        Ok(BatchReply { groups, lacks_msetex })
     }
 
     /// Sends each caller its reply. The slots of a caller that has left are freed.
     pub(crate) fn reply(self, reply: Result<BatchReply, RedisError>) {
-        let (now, replies) = match reply {
-            Ok(reply) => (reply.now, reply.groups),
+        let replies = match reply {
+            Ok(reply) => reply.groups,
             Err(error) => {
                 let callers = self.groups.into_iter().flat_map(|group| group.callers);
                 return callers.for_each(|caller| drop(caller.tx.send(Err(error.clone()))));
@@ -221,7 +215,7 @@ impl Batch {
             let mut holds = mem::take(&mut reply.holds).into_iter();
             for (position, caller) in group.callers.into_iter().enumerate() {
                 let holds = holds.next().unwrap_or_default();
-                let reply = reply.of(position, &caller.request, now, holds);
+                let reply = reply.of(position, &caller.request, holds);
                 drop(caller.tx.send(Ok(reply)));
             }
         }
@@ -232,14 +226,14 @@ impl BatchReply {
     /// Records which slots were taken.
     pub(crate) fn hold(&mut self, slots: Vec<SlotCall>) {
         for (call, group) in slots.into_iter().zip(&mut self.groups) {
-            group.holds = call.answered(|account| group.accounts[account].0);
+            group.holds = call.answered(|account| group.accounts[account].charges);
         }
     }
 
     /// Returns the number of accounts whose value in Redis was invalid.
     pub(crate) fn healed(&self) -> usize {
         let accounts = self.groups.iter().flat_map(|group| &group.accounts);
-        accounts.filter(|(_, account)| account.healed).count()
+        accounts.filter(|account| account.healed).count()
     }
 }
 
@@ -283,45 +277,36 @@ impl GroupReply {
         group: &Group,
         now: u64,
     ) -> Result<Self, RedisError> {
-        let allowed = usize::try_from(bytes.int::<2>()?).unwrap_or(usize::MAX);
+        let allowed = bytes.count()?;
         if allowed > group.callers.len() {
             return Err(RedisError::invalid_reply("more allowed than requests"));
         }
         let mut accounts = SmallVec::new();
         for account in &group.request().accounts {
+            let all = if account.charges() { allowed } else { 0 };
             let charges = match kind {
-                BatchKind::Plain => allowed,
-                BatchKind::General => usize::try_from(bytes.int::<2>()?).unwrap_or(usize::MAX),
+                BatchKind::Plain => all,
+                BatchKind::General => bytes.count()?,
             };
-            let expected = allowed > 0 && account.charges();
-            let reply = AccountReply::read(bytes, account, expected)?;
-            let consistent = match kind {
-                BatchKind::Plain => charges == 0 || reply.was_charged(charges, account, now),
-                BatchKind::General => {
-                    let all = if expected { allowed } else { 0 };
-                    let complete = charges == all || account.report_only && charges < all;
-                    complete && reply.charged == (charges > 0)
-                }
-            };
-            if !consistent {
+            let mut reply = AccountReply::read(bytes, account, now, all > 0)?;
+            let consistent = (reply.charges > 0) == (charges > 0)
+                && (charges == all || account.report_only && charges < all);
+            reply.charges = charges;
+            let has_charges =
+                kind == BatchKind::General || charges == 0 || reply.was_charged(account);
+            if !(consistent && has_charges) {
                 return Err(RedisError::invalid_reply("inconsistent charges"));
             }
-            accounts.push((charges, reply));
+            accounts.push(reply);
         }
         Ok(Self { allowed, accounts, holds: Vec::new() })
     }
 
     /// Returns the reply to a caller, as if all callers had made separate calls.
-    fn of(&self, position: usize, request: &Request, now: u64, holds: Vec<Hold>) -> Reply {
-        let own = |((charges, reply), account): (&(usize, AccountReply), &AccountRequest)| {
-            match charges.checked_sub(position + 1) {
-                // After this caller, `others` more callers were charged.
-                Some(others) => reply.before(others, account, now),
-                None => reply.clone().uncharged(),
-            }
-        };
-        let accounts = self.accounts.iter().zip(&request.accounts).map(own).collect();
-        Reply { allowed: position < self.allowed, now, accounts, holds }
+    fn of(&self, position: usize, request: &Request, holds: Vec<Hold>) -> Reply {
+        let accounts = self.accounts.iter().zip(&request.accounts);
+        let accounts = accounts.map(|(reply, account)| reply.after(position, account)).collect();
+        Reply { allowed: position < self.allowed, accounts, holds }
     }
 }
 
@@ -510,7 +495,7 @@ mod tests {
         let reply = batch.read(&Value::BulkString(real)).expect("a reply");
         let (group, request) = (&reply.groups[0], batch.groups[0].request());
         for (position, allowed, left) in [(0, true, 9), (1, true, 8), (2, false, 8)] {
-            let reply = group.of(position, request, reply.now, Vec::new());
+            let reply = group.of(position, request, Vec::new());
             let decision = reply.decision(request);
             assert_eq!(decision.is_allowed(), allowed);
             let remaining = decision.outcomes().iter().map(|outcome| outcome.remaining());
@@ -543,7 +528,7 @@ mod tests {
                 for (group, result) in batch.groups.iter().zip(&reply.groups) {
                     for position in 0..group.callers.len() {
                         let request = group.request();
-                        let reply = result.of(position, request, reply.now, Vec::new());
+                        let reply = result.of(position, request, Vec::new());
                         let _ = reply.decision(request).remaining();
                     }
                 }

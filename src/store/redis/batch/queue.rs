@@ -28,12 +28,9 @@ use crate::{
     observe::store_failed,
     store::redis::{
         RedisStore,
-        connection::link::{TIMEOUT, runtime},
+        connection::{TIMEOUT, runtime},
         error::{RedisError, RedisErrorKind},
-        protocol::{
-            reply::Reply,
-            request::{Request, ScriptOp},
-        },
+        protocol::{Request, ScriptOp, reply::Reply},
     },
 };
 
@@ -64,9 +61,9 @@ impl Queues {
 
     /// Returns the queue of the slot.
     pub(crate) fn get(&self, slot: u16, kind: BatchKind) -> &Arc<Queue> {
-        let queues = self.0[usize::from(slot)]
-            .get_or_init(|| [BatchKind::Plain, BatchKind::General].map(Queue::new));
-        &queues[kind as usize]
+        let new = |kind| Arc::new(Queue { kind, state: Mutex::default() });
+        let queues = &self.0[usize::from(slot)];
+        &queues.get_or_init(|| [BatchKind::Plain, BatchKind::General].map(new))[kind as usize]
     }
 }
 
@@ -136,10 +133,6 @@ impl QueuedRequest {
 }
 
 impl Queue {
-    fn new(kind: BatchKind) -> Arc<Self> {
-        Arc::new(Self { kind, state: Mutex::default() })
-    }
-
     /// Starts a direct call and returns its number, or `None` if the request must wait.
     pub(crate) fn start_direct(&self, request: &Arc<Request>) -> Option<u64> {
         let mut state = self.state();
@@ -315,121 +308,65 @@ impl QueueState {
     }
 }
 
-/// Charges `request` in its own call or in a batch.
-pub(crate) async fn take<C>(
-    store: &RedisStore<C>,
-    request: &Arc<Request>,
-) -> Result<Reply, RedisError>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    let queue = store.queue(request);
-    if let Some(id) = queue.start_direct(request) {
-        let _call = QueuedCall { store: store.clone(), queue: queue.clone(), id };
-        // Boxed, so that the futures of waiting callers stay small.
-        return Box::pin(store.execute(request, ScriptOp::Take)).await;
-    }
-    match take_in_batch(store, queue, request.clone()).await {
-        Ok(reply) => Ok(reply),
-        // The server has rejected the whole batch and charged nothing. If it has no memory, denials
-        // still need none. While a slot moves, an account may be on either server.
-        Err(error) if matches!(error.kind(), RedisErrorKind::Memory | RedisErrorKind::Cluster) => {
-            Box::pin(store.execute(request, ScriptOp::Take)).await
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
+    /// Charges `request` in its own call or in a batch.
+    pub(crate) async fn take_queued(&self, request: &Arc<Request>) -> Result<Reply, RedisError> {
+        let queue = self.queue(request);
+        if let Some(id) = queue.start_direct(request) {
+            let _call = QueuedCall { store: self.clone(), queue: queue.clone(), id };
+            // Boxed, so that the futures of waiting callers stay small.
+            return Box::pin(self.execute(request, ScriptOp::Take)).await;
         }
-        Err(error) => {
-            store_failed(error.kind().as_str());
+        match self.take_in_batch(queue, request.clone()).await {
+            // The server has rejected the whole batch and charged nothing. If it has no memory,
+            // denials still need none. While a slot moves, an account may be on either server.
             Err(error)
-        }
-    }
-}
-
-async fn take_in_batch<C>(
-    store: &RedisStore<C>,
-    queue: &Arc<Queue>,
-    request: Arc<Request>,
-) -> Result<Reply, RedisError>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    let (tx, mut rx) = oneshot::channel();
-    let (runtime, start) = (runtime()?, Instant::now());
-    queue.push(QueuedRequest { request, tx, runtime });
-    spawn_batches(store, queue, start);
-    let mut until = start + STALL_TIMEOUT;
-    while until <= start + TIMEOUT {
-        match timeout_at(until, &mut rx).await {
-            Ok(Ok(reply)) => return reply,
-            Ok(Err(_)) => {
-                return Err(RedisError::new(RedisErrorKind::Other, "the task of the batch ended"));
+                if matches!(error.kind(), RedisErrorKind::Memory | RedisErrorKind::Cluster) =>
+            {
+                Box::pin(self.execute(request, ScriptOp::Take)).await
             }
-            // The task of the next batch may have ended, or its runtime may be blocked.
-            Err(_) => spawn_batches(store, queue, until),
+            reply => reply.inspect_err(|error| store_failed(error.kind().as_str())),
         }
-        until += STALL_TIMEOUT;
     }
-    Err(RedisError::new(RedisErrorKind::Timeout, "no reply in time"))
-}
 
-/// A call in its queue. On drop, it leaves the queue, and the batches that waited for it start.
-struct QueuedCall<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    store: RedisStore<C>,
-    queue: Arc<Queue>,
-    id: u64,
-}
-
-impl<C> Drop for QueuedCall<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    fn drop(&mut self) {
-        self.queue.end(self.id);
-        spawn_batches(&self.store, &self.queue, Instant::now());
+    async fn take_in_batch(
+        &self,
+        queue: &Arc<Queue>,
+        request: Arc<Request>,
+    ) -> Result<Reply, RedisError> {
+        let (tx, mut rx) = oneshot::channel();
+        let (runtime, start) = (runtime()?, Instant::now());
+        queue.push(QueuedRequest { request, tx, runtime });
+        self.spawn_batches(queue, start);
+        let mut until = start + STALL_TIMEOUT;
+        while until <= start + TIMEOUT {
+            match timeout_at(until, &mut rx).await {
+                Ok(Ok(reply)) => return reply,
+                Ok(Err(_)) => {
+                    let text = "the task of the batch ended";
+                    return Err(RedisError::new(RedisErrorKind::Other, text));
+                }
+                // The task of the next batch may have ended, or its runtime may be blocked.
+                Err(_) => self.spawn_batches(queue, until),
+            }
+            until += STALL_TIMEOUT;
+        }
+        Err(RedisError::new(RedisErrorKind::Timeout, "no reply in time"))
     }
-}
 
-/// Spawns all batches that are due, each on the runtime of its first caller.
-fn spawn_batches<C>(store: &RedisStore<C>, queue: &Arc<Queue>, now: Instant)
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    while let Some((first, id)) = queue.next_batch(now) {
-        let runtime = first.runtime.clone();
-        let call = QueuedCall { store: store.clone(), queue: queue.clone(), id };
-        // A runtime that shuts down drops the task, which spawns the next batch.
-        drop(runtime.spawn(run_batch(call, first)));
-        queue.batch_spawned();
+    /// Spawns all batches that are due, each on the runtime of its first caller.
+    fn spawn_batches(&self, queue: &Arc<Queue>, now: Instant) {
+        while let Some((first, id)) = queue.next_batch(now) {
+            let runtime = first.runtime.clone();
+            let call = QueuedCall { store: self.clone(), queue: queue.clone(), id };
+            // A runtime that shuts down drops the task, which spawns the next batch.
+            drop(runtime.spawn(call.run_batch(first)));
+            queue.batch_spawned();
+        }
     }
-}
 
-async fn run_batch<C>(call: QueuedCall<C>, first: QueuedRequest)
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    let QueuedCall { store, queue, id } = &call;
-    // Lets requests that arrive at the same moment join the batch.
-    yield_now().await;
-    let batch = queue.collect(*id, first);
-    if batch.is_empty() {
-        return;
-    }
-    // No caller waits longer than this timeout.
-    let Ok(reply) = timeout(TIMEOUT, store.call_batch(&batch)).await else { return };
-    queue.replying(*id);
-    spawn_batches(store, queue, Instant::now());
-    batch.reply(reply);
-    // Keeps the callers together, so that their next requests join one batch.
-    yield_now().await;
-}
-
-impl<C> RedisStore<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
     async fn call_batch(&self, batch: &Batch) -> Result<BatchReply, RedisError> {
-        let (kind, letters) = batch.kind().script();
+        let (kind, letters) = batch.kind.script();
         let script = self.script(kind, letters.iter().copied());
         let slots = batch.slots(&self.settings.slots);
         self.start_renewing()?;
@@ -442,5 +379,37 @@ where
             self.shared.lacks_msetex.store(true, Relaxed);
         }
         Ok(reply)
+    }
+}
+
+/// A call in its queue. On drop, it leaves the queue, and the batches that waited for it start.
+struct QueuedCall<C: ConnectionLike + Clone + Send + Sync + 'static> {
+    store: RedisStore<C>,
+    queue: Arc<Queue>,
+    id: u64,
+}
+
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> QueuedCall<C> {
+    async fn run_batch(self, first: QueuedRequest) {
+        // Lets requests that arrive at the same moment join the batch.
+        yield_now().await;
+        let batch = self.queue.collect(self.id, first);
+        if batch.is_empty() {
+            return;
+        }
+        // No caller waits longer than this timeout.
+        let Ok(reply) = timeout(TIMEOUT, self.store.call_batch(&batch)).await else { return };
+        self.queue.replying(self.id);
+        self.store.spawn_batches(&self.queue, Instant::now());
+        batch.reply(reply);
+        // Keeps the callers together, so that their next requests join one batch.
+        yield_now().await;
+    }
+}
+
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> Drop for QueuedCall<C> {
+    fn drop(&mut self) {
+        self.queue.end(self.id);
+        self.store.spawn_batches(&self.queue, Instant::now());
     }
 }

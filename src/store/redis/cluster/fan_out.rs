@@ -15,102 +15,85 @@ use crate::{
     decision::Decision,
     store::redis::{
         RedisStore,
-        connection::link::runtime,
+        connection::runtime,
         error::{RedisError, RedisErrorKind},
-        protocol::{
-            reply::Reply,
-            request::{Request, ScriptOp},
-        },
+        protocol::{Request, ScriptOp, reply::Reply},
     },
 };
 
-/// Charges all accounts of `request`, or none. Each of `parts` is a piece of the request, and is
-/// sent in its own call.
-///
-/// The calls continue if the caller is dropped, so that charges can be undone.
-pub(crate) async fn take<C>(
-    store: RedisStore<C>,
-    request: Arc<Request>,
-    parts: Vec<Request>,
-) -> Result<Decision, RedisError>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    let (tx, rx) = oneshot::channel();
-    runtime()?.spawn(async move {
-        let parts: Vec<_> = parts.into_iter().map(|part| Arc::new(part.standalone())).collect();
-        let mut replies = join_all(parts.iter().map(|part| store.charge(part))).await;
-        let mut decision = combine(&request, &parts, &replies);
-        // Slots of a denied decision are freed here.
-        let holds = replies.iter_mut().flatten().flat_map(|reply| mem::take(&mut reply.holds));
-        let holds: Vec<_> = holds.collect();
-        let allowed = decision.as_ref().is_ok_and(Decision::is_allowed);
-        if let (true, Ok(decision)) = (allowed, &mut decision) {
-            holds.into_iter().for_each(|hold| decision.hold(hold));
-        }
-        let undos = parts.iter().zip(&replies).filter_map(|(part, reply)| {
-            let reply = reply.as_ref().ok().filter(|_| !allowed)?;
-            let charged =
-                part.part(|at| reply.accounts[at].charged && part.accounts[at].has_rates());
-            let any = !charged.accounts.is_empty();
-            any.then(|| undo_part(&store, charged, reply.decision(part), None))
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
+    /// Charges all accounts of `request`, or none. Each of `parts` is a piece of the request, and is
+    /// sent in its own call.
+    ///
+    /// The calls continue if the caller is dropped, so that charges can be undone.
+    pub(crate) async fn take_parts(
+        self,
+        request: Arc<Request>,
+        parts: Vec<Request>,
+    ) -> Result<Decision, RedisError> {
+        let (tx, rx) = oneshot::channel();
+        runtime()?.spawn(async move {
+            let parts: Vec<_> = parts.into_iter().map(|part| Arc::new(part.standalone())).collect();
+            let mut replies = join_all(parts.iter().map(|part| self.charge(part))).await;
+            let mut decision = combine(&request, &parts, &replies);
+            // Slots of a denied decision are freed here.
+            let holds = replies.iter_mut().flatten().flat_map(|reply| mem::take(&mut reply.holds));
+            let holds: Vec<_> = holds.collect();
+            let allowed = decision.as_ref().is_ok_and(Decision::is_allowed);
+            if let (true, Ok(decision)) = (allowed, &mut decision) {
+                holds.into_iter().for_each(|hold| decision.hold(hold));
+            }
+            let undos = parts.iter().zip(&replies).filter_map(|(part, reply)| {
+                let reply = reply.as_ref().ok().filter(|_| !allowed)?;
+                let charged =
+                    part.part(|at| reply.accounts[at].charges > 0 && part.accounts[at].has_rates());
+                let any = !charged.accounts.is_empty();
+                any.then(|| self.undo_part(charged, reply.decision(part), None))
+            });
+            let mut undos = pin!(join_all(undos));
+            // Sends the undo calls before the caller can retry, but does not wait for them.
+            let done = poll!(undos.as_mut()).is_ready();
+            drop(tx.send(decision));
+            if !done {
+                undos.await;
+            }
         });
-        let mut undos = pin!(join_all(undos));
-        // Sends the undo calls before the caller can retry, but does not wait for them.
-        let done = poll!(undos.as_mut()).is_ready();
-        drop(tx.send(decision));
-        if !done {
-            undos.await;
-        }
-    });
-    rx.await.unwrap_or_else(|_| {
-        Err(RedisError::new(RedisErrorKind::Other, "the task of the decision ended"))
-    })
-}
-
-/// Returns the decision that [`take`] would make. Each of `parts` is sent in its own call.
-pub(crate) async fn peek<C>(
-    store: RedisStore<C>,
-    request: Arc<Request>,
-    parts: Vec<Request>,
-) -> Result<Decision, RedisError>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    let parts: Vec<_> = parts.into_iter().map(|part| Arc::new(part.standalone())).collect();
-    let replies = join_all(parts.iter().map(|part| store.execute(part, ScriptOp::Peek))).await;
-    combine(&request, &parts, &replies)
-}
-
-/// Undoes the charges of `taken` in the background. Without a runtime, the charges remain.
-pub(crate) fn undo<C>(
-    store: &RedisStore<C>,
-    request: &Request,
-    taken: &Decision,
-    units: Option<u32>,
-) where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    let Ok(runtime) = runtime() else { return };
-    for part in request.charged(taken, store.settings.sharded) {
-        let (store, taken) = (store.clone(), taken.clone());
-        #[cfg(feature = "testing")]
-        store.shared.undoing.fetch_add(1, Relaxed);
-        drop(runtime.spawn(async move {
-            undo_part(&store, part, taken, units).await;
-            #[cfg(feature = "testing")]
-            store.shared.undoing.fetch_sub(1, Release);
-        }));
+        rx.await.unwrap_or_else(|_| {
+            Err(RedisError::new(RedisErrorKind::Other, "the task of the decision ended"))
+        })
     }
-}
 
-/// Undoes the charges of `part`. `taken` is the decision of the server that made them.
-async fn undo_part<C>(store: &RedisStore<C>, part: Request, taken: Decision, units: Option<u32>)
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    // A charge that cannot be undone is refilled with time.
-    drop(store.execute(&part, ScriptOp::Undo(&taken, units)).await);
+    /// Returns the decision that [`take_parts`](Self::take_parts) would make.
+    pub(crate) async fn peek_parts(
+        self,
+        request: Arc<Request>,
+        parts: Vec<Request>,
+    ) -> Result<Decision, RedisError> {
+        let parts: Vec<_> = parts.into_iter().map(|part| Arc::new(part.standalone())).collect();
+        let replies = join_all(parts.iter().map(|part| self.execute(part, ScriptOp::Peek))).await;
+        combine(&request, &parts, &replies)
+    }
+
+    /// Undoes the charges of `taken` in the background. Without a runtime, the charges remain.
+    pub(crate) fn undo_parts(&self, request: &Request, taken: &Decision, units: Option<u32>) {
+        let Ok(runtime) = runtime() else { return };
+        for part in request.charged(taken, self.settings.sharded) {
+            let (store, taken) = (self.clone(), taken.clone());
+            #[cfg(feature = "testing")]
+            store.shared.undoing.fetch_add(1, Relaxed);
+            drop(runtime.spawn(async move {
+                store.undo_part(part, taken, units).await;
+                #[cfg(feature = "testing")]
+                store.shared.undoing.fetch_sub(1, Release);
+            }));
+        }
+    }
+
+    /// Undoes the charges of `part`. `taken` is the decision of the server that made them.
+    async fn undo_part(&self, part: Request, taken: Decision, units: Option<u32>) {
+        // A charge that cannot be undone is refilled with time.
+        drop(self.execute(&part, ScriptOp::Undo(&taken, units)).await);
+    }
 }
 
 fn combine(
@@ -124,13 +107,10 @@ fn combine(
     let accounts = request.accounts.iter().filter_map(|account| {
         parts.iter().zip(&replies).find_map(|(part, reply)| {
             let at = part.accounts.iter().position(|it| it.address == account.address)?;
-            let own = reply.accounts[at].clone();
-            let undone = !allowed && own.charged;
-            let own = if undone { own.before(1, account, reply.now).uncharged() } else { own };
-            Some((reply.now, own))
+            let own = &reply.accounts[at];
+            Some(if allowed { own.clone() } else { own.undone(account) })
         })
     });
-    let accounts: Vec<_> = accounts.collect();
-    let accounts: Vec<_> = accounts.iter().map(|(now, account)| (*now, account)).collect();
-    Ok(Reply::combine(request, &accounts, allowed))
+    let accounts = accounts.collect();
+    Ok(Reply { allowed, accounts, holds: Vec::new() }.decision(request))
 }

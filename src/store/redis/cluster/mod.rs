@@ -1,8 +1,6 @@
 //! Sends each call to the server of a cluster that stores its keys.
 
 pub(crate) mod fan_out;
-pub(crate) mod hash_slot;
-mod node;
 pub(crate) mod routes;
 
 use std::{any::Any, fmt, mem::forget, sync::Arc, time::Duration};
@@ -14,14 +12,10 @@ use redis::{
 };
 use tokio::time::{Instant, sleep_until};
 
-use self::{
-    hash_slot::slot,
-    node::{Connect, Node},
-    routes::Routes,
-};
+use self::routes::{Connect, Node, Routes, slot};
 use crate::store::{
     FailureDomain,
-    redis::{RedisStore, connection::link::TIMEOUT},
+    redis::{RedisStore, connection::TIMEOUT},
 };
 
 /// The maximum number of redirections of a call.
@@ -75,7 +69,7 @@ impl ClusterLink {
 
     /// Sends a command to the master of `slot`. Follows redirections.
     async fn call(&self, slot: u16, command: &Cmd) -> RedisResult<Value> {
-        let deadline = deadline();
+        let deadline = Instant::now() + TIMEOUT;
         self.routes.loaded(deadline).await?;
         let unanswered = RefreshOnDrop(&self.routes);
         let mut node = self.routes.master(slot)?;
@@ -115,7 +109,7 @@ impl ClusterLink {
         &self,
         command: &Cmd,
     ) -> RedisResult<Vec<(String, RedisResult<Value>)>> {
-        let deadline = deadline();
+        let deadline = Instant::now() + TIMEOUT;
         self.routes.loaded(deadline).await?;
         let masters = self.routes.masters();
         let calls = masters
@@ -132,11 +126,6 @@ impl Drop for RefreshOnDrop<'_> {
     fn drop(&mut self) {
         drop(self.0.refresh());
     }
-}
-
-/// Returns the instant at which a call that starts now times out.
-fn deadline() -> Instant {
-    Instant::now() + TIMEOUT
 }
 
 impl<C: 'static> RedisStore<C> {

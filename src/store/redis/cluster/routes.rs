@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    io::{Error, ErrorKind},
     sync::{
         Arc, Weak,
         atomic::{
@@ -13,21 +14,26 @@ use std::{
 };
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use redis::{ErrorKind as Raw, RedisError, RedisResult};
+use redis::{
+    Cmd, ErrorKind as Raw, Pipeline, RedisError, RedisResult, ServerErrorKind as Server, Value,
+    aio::{ConnectionLike, MultiplexedConnection},
+};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, sleep, timeout, timeout_at},
 };
 
-use super::{
-    hash_slot::{SLOTS, SlotRange, split_address},
-    node::{Connect, Node},
-};
 use crate::{
     log::warn,
-    store::{redis::connection::link::runtime, wrappers::breaker::circuit::jitter},
+    store::{
+        BoxFuture, FailureDomain,
+        redis::connection::{Link, runtime},
+        wrappers::{breaker::circuit::jitter, timeout::within},
+    },
 };
 
+/// The number of slots of a cluster.
+pub(crate) const SLOTS: u16 = 16_384;
 /// The pause after the first refresh of a task. Each further pause is twice as long, up to
 /// [`MAX_PAUSE`].
 const MIN_PAUSE: Duration = Duration::from_millis(50);
@@ -115,7 +121,7 @@ impl Routes {
         let target = redirection.redirect_node();
         let target = target.and_then(|(to, slot)| Some((split_address(to)?, slot)));
         let Some(((host, port), slot)) = target else { return Err(redirection.clone()) };
-        let host = if host.is_empty() { from.host() } else { host };
+        let host = if host.is_empty() { from.host.as_str() } else { host };
         let mut found = None;
         self.owners.send_if_modified(|owners| {
             let node = self.node(&owners.nodes, host, port);
@@ -170,7 +176,7 @@ impl Routes {
                 Ok(ranges) => ranges,
                 Err(error) => {
                     if owners.failed.is_none() {
-                        log_unreachable(&error);
+                        warn!("redis: no server of the cluster reports its slots: {error}");
                     }
                     return owners.failed = Some(error);
                 }
@@ -233,6 +239,199 @@ fn error(text: &'static str) -> RedisError {
     std::io::Error::new(std::io::ErrorKind::NotConnected, text).into()
 }
 
-fn log_unreachable(error: &RedisError) {
-    warn!("redis: no server of the cluster reports its slots: {error}");
+/// Connects to the server at a host and a port.
+pub(crate) type Connect =
+    Arc<dyn Fn(&str, u16) -> BoxFuture<RedisResult<MultiplexedConnection>> + Send + Sync>;
+
+/// A server of a cluster.
+pub(crate) struct Node {
+    host: String,
+    /// The host and the port.
+    pub(crate) address: String,
+    pub(crate) domain: FailureDomain,
+    link: Link,
+}
+
+impl Node {
+    /// Creates a node that connects on its first call.
+    pub(crate) fn new(connect: &Connect, host: &str, port: u16) -> Arc<Self> {
+        let (address, host) = (format!("{host}:{port}"), host.to_owned());
+        let domain = FailureDomain::new(address.clone());
+        let (connect, name) = (connect.clone(), host.clone());
+        let link = Link::new(Box::new(move || connect(&name, port)));
+        Arc::new(Self { host, address, domain, link })
+    }
+
+    /// Sends a command.
+    ///
+    /// With `asking`, the server also accepts the keys of a slot that is still moving to it.
+    pub(crate) async fn call(
+        &self,
+        command: &Cmd,
+        asking: bool,
+        deadline: Instant,
+    ) -> RedisResult<Value> {
+        let start = Instant::now();
+        let left = deadline.saturating_duration_since(start);
+        let reply = within(left, self.send(command, asking)).await.unwrap_or_else(|| {
+            let text = format!("{} did not reply in time", self.address);
+            Err(Error::new(ErrorKind::TimedOut, text).into())
+        });
+        if reply.as_ref().map_or_else(is_answer, |_| true) {
+            self.domain.answered(start.into_std());
+        }
+        reply
+    }
+
+    /// Asks the server for all slots of the cluster.
+    pub(crate) async fn slots(&self) -> RedisResult<Vec<SlotRange>> {
+        let mut command = Cmd::new();
+        command.arg("CLUSTER").arg("SLOTS");
+        ranges(&self.link.clone().req_packed_command(&command).await?, &self.host)
+    }
+
+    async fn send(&self, command: &Cmd, asking: bool) -> RedisResult<Value> {
+        let mut link = self.link.clone();
+        if !asking {
+            return link.req_packed_command(command).await;
+        }
+        // Other commands must not come in between.
+        let mut both = Pipeline::with_capacity(2);
+        both.cmd("ASKING").add_command(command.clone());
+        let mut replies = link.req_packed_commands(&both, 1, 1).await?;
+        replies.pop().unwrap_or(Value::Nil).extract_error()
+    }
+}
+
+/// Returns `true` if a working server may return this error.
+fn is_answer(error: &RedisError) -> bool {
+    matches!(
+        error.kind(),
+        Raw::Server(Server::Moved | Server::Ask | Server::TryAgain | Server::NoScript)
+    )
+}
+
+/// Consecutive slots with one master.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SlotRange {
+    pub(crate) first: u16,
+    pub(crate) last: u16,
+    /// The address of the master, then those of its replicas.
+    pub(crate) servers: Vec<(String, u16)>,
+}
+
+/// The CRC-16 of each byte, as defined by Redis Cluster.
+const CRC: [u16; 256] = {
+    let (mut table, mut byte) = ([0; 256], 0_u16);
+    while byte < 256 {
+        let (mut crc, mut bit) = (byte << 8, 0);
+        while bit < 8 {
+            crc = if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 };
+            bit += 1;
+        }
+        table[byte as usize] = crc;
+        byte += 1;
+    }
+    table
+};
+
+/// Returns the slot of a key.
+pub(crate) fn slot(key: &[u8]) -> u16 {
+    // Each key of this store contains braces, and the text inside of them selects the slot.
+    let inside =
+        key.split(|byte| *byte == b'{').nth(1).and_then(|rest| rest.split(|b| *b == b'}').next());
+    let crc = inside.unwrap_or(key).iter().fold(0, |crc: u16, byte| {
+        let [high, low] = crc.to_be_bytes();
+        CRC[usize::from(high ^ byte)] ^ u16::from(low) << 8
+    });
+    crc % SLOTS
+}
+
+/// Parses the reply to `CLUSTER SLOTS`. An empty host in the reply stands for `host`, the host of
+/// the server that replied.
+pub(crate) fn ranges(reply: &Value, host: &str) -> Result<Vec<SlotRange>, RedisError> {
+    let ranges = reply.as_sequence().unwrap_or_default().iter();
+    let ranges: Vec<_> = ranges.filter_map(|range| read(range, host)).collect();
+    if ranges.is_empty() {
+        return Err(std::io::Error::other("the server reports no slots; is it a cluster?").into());
+    }
+    Ok(ranges)
+}
+
+/// Splits an address `host:port`. The host of an IPv6 address contains colons, too.
+pub(crate) fn split_address(address: &str) -> Option<(&str, u16)> {
+    let (host, port) = address.rsplit_once(':')?;
+    Some((host, port.parse().ok()?))
+}
+
+fn read(range: &Value, host: &str) -> Option<SlotRange> {
+    let [first, last, servers @ ..] = range.as_sequence()? else { return None };
+    let (first, last) = (int(first)?, int(last)?);
+    let address = |server: &Value| {
+        let [name, port, ..] = server.as_sequence()? else { return None };
+        let name = match name {
+            Value::BulkString(name) if !name.is_empty() => std::str::from_utf8(name).ok()?,
+            _ => host,
+        };
+        // A question mark is the host of a server that the replying server does not know.
+        (name != "?").then_some((name.to_owned(), int(port)?))
+    };
+    // Without its master, a range has no server for writes.
+    address(servers.first()?)?;
+    let servers = servers.iter().filter_map(address).collect();
+    (first <= last && last < SLOTS).then_some(SlotRange { first, last, servers })
+}
+
+fn int(value: &Value) -> Option<u16> {
+    match value {
+        Value::Int(int) => u16::try_from(*int).ok(),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(host: &str, port: i64) -> Value {
+        let name = Value::BulkString(host.into());
+        Value::Array(vec![name, Value::Int(port), Value::BulkString("id".into())])
+    }
+
+    fn range(first: i64, last: i64, servers: Vec<Value>) -> Value {
+        Value::Array([vec![Value::Int(first), Value::Int(last)], servers].concat())
+    }
+
+    #[test]
+    fn slots_match_those_of_redis_cluster() {
+        // The output of CLUSTER KEYSLOT.
+        for (key, expected) in [("sluice:3:{foo}", 12_182), ("{bar}:0", 5_061), ("a", 15_495)] {
+            assert_eq!(slot(key.as_bytes()), expected, "{key}");
+        }
+    }
+
+    #[test]
+    fn ranges_without_a_known_master_are_dropped() {
+        let reply = Value::Array(vec![
+            range(0, 99, vec![server("10.0.0.1", 7_000), server("", 7_001)]),
+            range(100, 199, vec![server("?", 0), server("10.0.0.1", 7_000)]),
+            range(200, 199, vec![server("10.0.0.1", 7_000)]),
+            range(200, 16_384, vec![server("10.0.0.1", 7_000)]),
+            range(300, 399, vec![]),
+            Value::Nil,
+        ]);
+        let servers = vec![("10.0.0.1".into(), 7_000), ("me".into(), 7_001)];
+        let expected = [SlotRange { first: 0, last: 99, servers }];
+        assert_eq!(ranges(&reply, "me").expect("one range"), expected);
+        assert!(ranges(&Value::Array(vec![]), "me").is_err());
+        assert!(ranges(&Value::Int(1), "me").is_err());
+    }
+
+    #[test]
+    fn addresses_are_split_at_the_last_colon() {
+        assert_eq!(split_address("10.0.0.1:7000"), Some(("10.0.0.1", 7_000)));
+        assert_eq!(split_address("2001:db8::1:7000"), Some(("2001:db8::1", 7_000)));
+        assert_eq!(split_address(":7000"), Some(("", 7_000)));
+        assert!(split_address("7000").is_none() && split_address("a:70000").is_none());
+    }
 }

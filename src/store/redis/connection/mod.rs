@@ -1,6 +1,366 @@
-//! Connections to servers: how a store opens, repairs and tests them.
+//! A shared connection that reconnects by itself, and how a store opens and tests it.
 
-pub(crate) mod link;
 mod open;
 pub(crate) mod probe;
-mod watchdog;
+
+use std::{
+    any::Any,
+    fmt,
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc, Weak,
+        atomic::{
+            AtomicU32, AtomicU64,
+            Ordering::{AcqRel, Acquire, Relaxed, Release},
+        },
+    },
+    task::Poll,
+    time::Duration,
+};
+
+use futures_util::poll;
+use redis::{
+    AsyncConnectionConfig, Cmd, ErrorKind as Raw, Pipeline, RedisError, RedisFuture, RedisResult,
+    Value,
+    aio::{ConnectionLike, MultiplexedConnection},
+};
+use tokio::{
+    runtime::Handle,
+    sync::{Mutex, Notify, OwnedMutexGuard, watch},
+    time::{Instant, sleep_until, timeout, timeout_at},
+};
+
+use crate::store::{BoxFuture, redis::error::code};
+
+/// The timeout of a connection attempt, and of a command.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(1);
+/// The time that a command waits for the next connection attempt.
+const RECONNECT_GRACE: Duration = Duration::from_millis(25);
+/// The maximum pause between attempts.
+const MAX_BACKOFF: Duration = Duration::from_secs(1);
+const BASE_BACKOFF: Duration = Duration::from_millis(10);
+/// The maximum pause between attempts while a command waits for a connection.
+///
+/// During a longer pause, every probe of a breaker could fail.
+const MAX_BACKOFF_WHEN_WANTED: Duration = Duration::from_millis(100);
+/// The time without a reply after which a connection is replaced.
+const MAX_SILENCE: Duration = Duration::from_secs(1);
+/// The minimum number of requests without a reply before a connection is replaced. One such request
+/// may belong to a dropped caller.
+const MIN_REQUESTS: u32 = 2;
+
+/// Opens a connection.
+pub(crate) type Dial = Box<dyn Fn() -> BoxFuture<RedisResult<MultiplexedConnection>> + Send + Sync>;
+
+/// Returns the settings of a connection.
+pub(crate) fn config() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(TIMEOUT))
+        .set_response_timeout(Some(TIMEOUT))
+}
+
+/// Multiplexed connection to one server, or to the master that sentinels report.
+///
+/// The connection reconnects by itself, with exponential backoff and full jitter. Created by
+/// [`RedisStore::connect`](crate::RedisStore::connect),
+/// [`connect_lazy`](crate::RedisStore::connect_lazy) and [`sentinel`](crate::RedisStore::sentinel).
+/// Clones share the connection.
+#[derive(Clone)]
+pub struct Link(Arc<LinkInner>);
+
+struct LinkInner {
+    dial: Dial,
+    state: watch::Sender<LinkState>,
+    /// The instant at which the last attempt started. At most one task holds the lock, and opens a
+    /// connection.
+    dialing: Arc<Mutex<Instant>>,
+    /// Notified when a command waits for a connection.
+    wanted: Arc<Notify>,
+    /// The number of attempts since the last stable connection.
+    attempts: AtomicU32,
+    watchdog: Watchdog,
+}
+
+#[derive(Clone)]
+enum LinkState {
+    Up { connection: MultiplexedConnection, since: Instant },
+    Down { failed: Option<RedisError>, trying: bool },
+}
+
+impl Link {
+    /// Creates a link that connects on the first command.
+    pub(crate) fn new(dial: Dial) -> Self {
+        Self(Arc::new(LinkInner {
+            dial,
+            state: watch::Sender::new(LinkState::Down { failed: None, trying: false }),
+            dialing: Arc::new(Mutex::new(Instant::now())),
+            wanted: Arc::default(),
+            attempts: AtomicU32::new(0),
+            watchdog: Watchdog::new(),
+        }))
+    }
+
+    /// Returns the connection. Waits for a short time while the link reconnects.
+    async fn connected(&self) -> RedisResult<(MultiplexedConnection, Instant)> {
+        let (start, mut states) = (Instant::now(), self.0.state.subscribe());
+        let wait = async {
+            loop {
+                match &*states.borrow_and_update() {
+                    LinkState::Up { connection, since } => return Ok((connection.clone(), *since)),
+                    LinkState::Down { failed: Some(error), trying: false }
+                        if start.elapsed() >= RECONNECT_GRACE =>
+                    {
+                        return Err(error.clone());
+                    }
+                    LinkState::Down { .. } => {}
+                }
+                self.ensure_dialing()?;
+                self.0.wanted.notify_one();
+                // The next attempt may start much later, and the current attempt may end with its
+                // runtime.
+                let left = RECONNECT_GRACE.saturating_sub(start.elapsed());
+                let pause = if left.is_zero() { RECONNECT_GRACE } else { left };
+                let _ = timeout(pause, states.changed()).await;
+            }
+        };
+        timeout(TIMEOUT, wait).await.unwrap_or_else(|_| Err(not_connected("no connection in time")))
+    }
+
+    /// Starts a task that opens a connection, unless such a task is running.
+    fn ensure_dialing(&self) -> RedisResult<()> {
+        let runtime = runtime()?;
+        if let Ok(last) = self.0.dialing.clone().try_lock_owned() {
+            drop(runtime.spawn(reconnect(Arc::downgrade(&self.0), last)));
+        }
+        Ok(())
+    }
+
+    /// Discards the connection that was opened at `since`.
+    fn discard(&self, since: Instant, error: &RedisError) {
+        if since.elapsed() >= MAX_BACKOFF {
+            self.0.attempts.store(0, Relaxed);
+        }
+        let was_current = self.0.state.send_if_modified(|state| {
+            let current = matches!(state, LinkState::Up { since: other, .. } if *other == since);
+            if current {
+                *state = LinkState::Down { failed: Some(error.clone()), trying: false };
+            }
+            current
+        });
+        if was_current {
+            self.0.watchdog.reply_received();
+            // Without a runtime, the next command starts to dial.
+            drop(self.ensure_dialing());
+        }
+    }
+
+    /// Discards the current connection after an invalid reply, if `connection` is a [`Link`].
+    pub(crate) fn discard_current(connection: &dyn Any) {
+        let Some(link) = connection.downcast_ref::<Self>() else { return };
+        let LinkState::Up { since, .. } = link.0.state.borrow().clone() else { return };
+        link.discard(since, &not_connected("a reply was invalid"));
+    }
+}
+
+/// Repeats connection attempts until one succeeds or the link is dropped. The lock is released at
+/// the end, even if the runtime drops the task.
+async fn reconnect(link: Weak<LinkInner>, mut last: OwnedMutexGuard<Instant>) {
+    loop {
+        let Some(inner) = link.upgrade() else { return };
+        let attempt = inner.attempts.fetch_add(1, Relaxed);
+        if attempt > 0 {
+            let wanted = inner.wanted.clone();
+            drop(inner);
+            back_off(*last, backoff(attempt), &wanted).await;
+        }
+        let Some(inner) = link.upgrade() else { return };
+        *last = Instant::now();
+        inner.state.send_modify(|state| {
+            if let LinkState::Down { trying, .. } = state {
+                *trying = true;
+            }
+        });
+        let dialed = timeout(TIMEOUT, (inner.dial)()).await;
+        match dialed.unwrap_or_else(|_| Err(not_connected("no connection in time"))) {
+            Ok(connection) => {
+                inner.watchdog.reply_received();
+                inner.state.send_replace(LinkState::Up { connection, since: Instant::now() });
+                return;
+            }
+            Err(error) => {
+                let down = LinkState::Down { failed: Some(error), trying: false };
+                inner.state.send_replace(down);
+            }
+        }
+    }
+}
+
+/// Waits until `pause` has passed since the `last` attempt. While a command needs a connection,
+/// waits at most [`MAX_BACKOFF_WHEN_WANTED`].
+async fn back_off(last: Instant, pause: Duration, wanted: &Notify) {
+    sleep_until(last + pause.min(MAX_BACKOFF_WHEN_WANTED)).await;
+    let _ = timeout_at(last + pause, wanted.notified()).await;
+}
+
+/// Returns a random time up to a bound. The bound doubles with each attempt.
+fn backoff(attempt: u32) -> Duration {
+    let bound = BASE_BACKOFF.saturating_mul(1 << attempt.min(16)).min(MAX_BACKOFF);
+    let random = RandomState::new().hash_one(attempt) % 1_000;
+    bound * u32::try_from(random).unwrap_or(0) / 1_000
+}
+
+/// Returns the current tokio runtime. Fails outside of a runtime.
+pub(crate) fn runtime() -> RedisResult<Handle> {
+    Handle::try_current()
+        .map_err(|_| not_connected("no tokio runtime; call the store from within one"))
+}
+
+fn not_connected(why: &'static str) -> RedisError {
+    std::io::Error::new(std::io::ErrorKind::NotConnected, why).into()
+}
+
+/// Returns `true` if the connection must be replaced after this error.
+fn is_unusable(error: &RedisError) -> bool {
+    error.is_connection_dropped()
+        || error.kind() == Raw::Parse
+        || matches!(code(error), Some("READONLY" | "MASTERDOWN" | "NOAUTH"))
+}
+
+impl ConnectionLike for Link {
+    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
+        Box::pin(async move {
+            let (mut connection, mut since) = self.connected().await?;
+            if self.0.watchdog.request_sent() {
+                self.discard(since, &not_connected("the connection did not reply"));
+                (connection, since) = self.connected().await?;
+            }
+            let mut sent = connection.req_packed_command(command);
+            let reply = match poll!(&mut sent) {
+                // The connection had ended while it was idle, so nothing was sent. It is safe to
+                // send the command again.
+                Poll::Ready(Err(error)) if error.is_connection_dropped() => {
+                    self.discard(since, &error);
+                    drop(sent);
+                    (connection, since) = self.connected().await?;
+                    connection.req_packed_command(command).await
+                }
+                Poll::Ready(reply) => reply,
+                Poll::Pending => sent.await,
+            };
+            let reply = reply.and_then(Value::extract_error);
+            match &reply {
+                Err(error) if is_unusable(error) => self.discard(since, error),
+                Err(error) if error.is_timeout() => {}
+                _ => self.0.watchdog.reply_received(),
+            }
+            reply
+        })
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        commands: &'a Pipeline,
+        offset: usize,
+        count: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        Box::pin(async move {
+            let (mut connection, since) = self.connected().await?;
+            let reply = connection.req_packed_commands(commands, offset, count).await;
+            if let Err(error) = &reply
+                && is_unusable(error)
+            {
+                self.discard(since, error);
+            }
+            reply
+        })
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let up = matches!(&*self.0.state.borrow(), LinkState::Up { .. });
+        f.debug_struct("Link").field("up", &up).finish_non_exhaustive()
+    }
+}
+
+/// Detects a connection that looks alive but no longer replies.
+#[derive(Debug)]
+pub(crate) struct Watchdog {
+    created: Instant,
+    /// The time of the first request without a reply, in milliseconds since `created`, plus one.
+    ///
+    /// Zero if every request has a reply.
+    since: AtomicU64,
+    requests: AtomicU32,
+}
+
+impl Watchdog {
+    pub(crate) fn new() -> Self {
+        Self { created: Instant::now(), since: AtomicU64::new(0), requests: AtomicU32::new(0) }
+    }
+
+    /// Records a request. Returns `true` if the connection has not replied for too long.
+    pub(crate) fn request_sent(&self) -> bool {
+        let now = u64::try_from(self.created.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1;
+        match self.since.compare_exchange(0, now, AcqRel, Acquire) {
+            Ok(_) => {
+                self.requests.store(1, Relaxed);
+                false
+            }
+            Err(since) => {
+                let before = self.requests.fetch_add(1, Relaxed);
+                let silent = u128::from(now.saturating_sub(since));
+                before >= MIN_REQUESTS && silent >= MAX_SILENCE.as_millis()
+            }
+        }
+    }
+
+    pub(crate) fn reply_received(&self) {
+        self.since.store(0, Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[test]
+    fn backoff_is_a_random_share_of_a_bound_that_doubles() {
+        for attempt in 1..40 {
+            let bound = BASE_BACKOFF.saturating_mul(1 << attempt.min(16)).min(MAX_BACKOFF);
+            let backoffs: Vec<_> = (0..200).map(|_| backoff(attempt)).collect();
+            assert!(backoffs.iter().all(|backoff| *backoff < bound), "{attempt}: {backoffs:?}");
+            assert!(backoffs.iter().any(|backoff| *backoff > bound / 2), "{attempt}");
+            assert!(backoffs.iter().any(|backoff| *backoff < bound / 2), "{attempt}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_dropped_caller_does_not_trigger_the_watchdog() {
+        let watchdog = Watchdog::new();
+        for _ in 0..3 {
+            assert!(!watchdog.request_sent(), "the first request");
+            advance(Duration::from_secs(60)).await;
+            assert!(!watchdog.request_sent(), "the caller before may be dropped");
+            watchdog.reply_received();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_without_a_reply_for_a_second_trigger_the_watchdog() {
+        let watchdog = Watchdog::new();
+        assert!(!watchdog.request_sent() && !watchdog.request_sent() && !watchdog.request_sent());
+        advance(MAX_SILENCE - Duration::from_millis(1)).await;
+        assert!(!watchdog.request_sent());
+        advance(Duration::from_millis(1)).await;
+        assert!(watchdog.request_sent());
+        watchdog.reply_received();
+        assert!(!watchdog.request_sent());
+    }
+}

@@ -5,12 +5,12 @@ use std::{sync::Arc, time::Duration};
 use redis::{
     Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, RedisResult,
     TlsMode,
-    aio::MultiplexedConnection,
+    aio::{ConnectionLike, MultiplexedConnection},
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
     sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType},
 };
 
-use super::link::{Link, config};
+use super::{Link, config};
 use crate::{
     log::warn,
     store::redis::{
@@ -208,10 +208,7 @@ impl RedisStore<ClusterLink> {
     }
 }
 
-impl<C> RedisStore<C>
-where
-    C: redis::aio::ConnectionLike + Clone + Send + Sync + 'static,
-{
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Probes the servers and logs warnings. `fix` is for servers that cannot be reached.
     async fn connected(self, fix: &str) -> Result<Self, RedisError> {
         let probe = self.probe().await.map_err(|error| match error.kind() {

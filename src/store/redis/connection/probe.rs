@@ -11,7 +11,7 @@ use crate::{
     name::RuleName,
     quota::Quota,
     store::{
-        Charge, Health,
+        Charge, Health, Op, Store,
         redis::{
             RedisStore,
             cluster::ClusterLink,
@@ -40,10 +40,7 @@ pub struct Probe {
     pub warnings: Vec<String>,
 }
 
-impl<C> RedisStore<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Reads the settings of the server, and runs the commands of the scripts on a separate key.
     ///
     /// On a cluster, reads the settings of each master. A master that cannot be reached is a warning.
@@ -107,11 +104,10 @@ where
     /// Appends a suggested fix to an error.
     fn with_fix(&self, error: RedisError) -> RedisError {
         let text = error.to_string();
+        let is_login = ["uthentication", "WRONGPASS"].iter().any(|word| text.contains(word));
         match error.kind() {
             RedisErrorKind::Replica => error.with_fix("give the address of the primary"),
-            RedisErrorKind::Denied
-                if text.contains("uthentication") || text.contains("WRONGPASS") =>
-            {
+            RedisErrorKind::Denied if is_login => {
                 error.with_fix("check the user and password in the address")
             }
             RedisErrorKind::Denied => {
@@ -123,27 +119,26 @@ where
             _ => error,
         }
     }
-}
 
-/// Reads the probe's account, and returns the health of the store.
-pub(crate) async fn health<C>(store: RedisStore<C>) -> Health
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    let started = Instant::now();
-    let (key, quotas) = (Key::everyone(), [Quota::per_second(1)]);
-    let look = Charge::new(rule(), &key, &quotas).with_cost(0);
-    let healed = match store.healed() {
-        0 => String::new(),
-        n => format!("; {n} accounts were invalid and have been replaced"),
-    };
-    let failing = store.cluster_link().map(ClusterLink::failing).unwrap_or_default();
-    match store.take(&[look], false).await {
-        Ok(_) if !failing.is_empty() => {
-            Health::failing("redis", format!("failing servers: {}", failing.join(", ")))
+    /// Reads the probe's account, and returns the health of the store.
+    pub(crate) async fn look(self) -> Health {
+        let started = Instant::now();
+        let (key, quotas) = (Key::everyone(), [Quota::per_second(1)]);
+        let look = Charge::new(rule(), &key, &quotas).with_cost(0);
+        let failing = self.cluster_link().map(ClusterLink::failing).unwrap_or_default();
+        match self.call(Op::Take(&[look])).await {
+            Ok(_) if !failing.is_empty() => {
+                Health::failing("redis", format!("failing servers: {}", failing.join(", ")))
+            }
+            Ok(_) => {
+                let healed = match self.healed() {
+                    0 => String::new(),
+                    n => format!("; {n} accounts were invalid and have been replaced"),
+                };
+                Health::healthy("redis", format!("answered in {:?}{healed}", started.elapsed()))
+            }
+            Err(error) => Health::failing("redis", error.to_string()),
         }
-        Ok(_) => Health::healthy("redis", format!("answered in {:?}{healed}", started.elapsed())),
-        Err(error) => Health::failing("redis", error.to_string()),
     }
 }
 

@@ -1,7 +1,488 @@
-//! Requests, scripts and replies: the format that the store and the server share.
+//! Requests to the server, and the replies: the format that the store and the server share. Each
+//! account is sent once.
+//!
+//! An argument of a script is a plan: the quotas and demands of one account, in binary. Products are
+//! computed in Rust, because numbers in Lua lose digits.
 
 pub(crate) mod addresses;
-pub(crate) mod plan;
 pub(crate) mod reply;
-pub(crate) mod request;
 pub(crate) mod script;
+
+use std::hash::{Hash, Hasher};
+
+use smallvec::SmallVec;
+
+use self::{
+    addresses::Addresses,
+    script::{ScriptKind, letter},
+};
+use crate::{
+    algorithm::{Demand, Receipt, gcra::Gcra},
+    decision::{Decision, Outcome},
+    name::RuleName,
+    quota::{Algorithm, Quota},
+    store::{
+        Charge, Unsupported,
+        redis::{
+            cluster::routes::slot,
+            slots::{MAX_COST, SlotCall, SlotTake, Slots},
+        },
+    },
+};
+
+/// The accounts of a call. `named` are the charged quotas, in the order of the charges.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Request {
+    pub(crate) accounts: SmallVec<[AccountRequest; 1]>,
+    pub(crate) named: SmallVec<[NamedQuota; 3]>,
+}
+
+/// One quota of one charge.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NamedQuota {
+    pub(crate) account: usize,
+    pub(crate) quota_index: usize,
+    /// The index of the quota's outcome in the decision.
+    outcome: usize,
+}
+
+/// Requests are equal if they have the same demands on the same accounts.
+impl PartialEq for Request {
+    fn eq(&self, other: &Self) -> bool {
+        self.accounts == other.accounts
+    }
+}
+
+impl Eq for Request {}
+
+impl Hash for Request {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        for account in &self.accounts {
+            account.address.hash(state);
+            for (_, ask) in account.quotas.iter().flatten() {
+                (ask.cost, ask.headroom, ask.max_wait).hash(state);
+            }
+        }
+    }
+}
+
+/// The account of one rule and key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AccountRequest {
+    pub(crate) rule: RuleName,
+    pub(crate) address: String,
+    pub(crate) report_only: bool,
+    pub(crate) quotas: QuotaRequests,
+}
+
+/// The demand on each quota of an account, or `None` for an unused quota.
+pub(crate) type QuotaRequests = SmallVec<[Option<(Quota, Demand)>; 1]>;
+
+/// The operation on the accounts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ScriptOp<'a> {
+    Take,
+    Peek,
+    Late(u64),
+    Refund(u64),
+    /// Undoes the charges of this decision, or at most a number of units of each charge.
+    Undo(&'a Decision, Option<u32>),
+    Reset,
+    /// Blocks the key for this number of nanoseconds.
+    Block(u64),
+    Unblock,
+}
+
+impl ScriptOp<'_> {
+    /// Returns `true` if the call counts slots. Other calls keep the slots as they are.
+    pub(crate) fn counts_slots(self) -> bool {
+        matches!(self, Self::Take | Self::Peek | Self::Reset)
+    }
+}
+
+impl Request {
+    /// Creates a request. The costs of charges to one account are added.
+    pub(crate) fn new(charges: &[Charge<'_>], addresses: &Addresses) -> Self {
+        let mut request = Self::default();
+        for charge in charges {
+            let address = addresses.account(charge.rule(), charge.key());
+            let known = request.accounts.iter().position(|known| known.address == address);
+            let at = known.unwrap_or(request.accounts.len());
+            if known.is_none() {
+                let (rule, report_only, quotas) = (charge.rule(), true, SmallVec::new());
+                request.accounts.push(AccountRequest { rule, address, report_only, quotas });
+            }
+            let account = &mut request.accounts[at];
+            account.report_only &= charge.is_report_only();
+            for (quota_index, quota) in charge.charged_quotas() {
+                account.add(quota_index, quota, charge.demand());
+                let outcome = request.named.len();
+                request.named.push(NamedQuota { account: at, quota_index, outcome });
+            }
+        }
+        request
+    }
+
+    /// Returns a request for the accounts at the indices for which `keep` returns `true`.
+    pub(crate) fn part(&self, keep: impl Fn(usize) -> bool) -> Self {
+        let mut part = Self::default();
+        for (at, account) in self.accounts.iter().enumerate().filter(|(at, _)| keep(*at)) {
+            let named = self.named.iter().filter(|named| named.account == at);
+            let account_index = part.accounts.len();
+            part.named.extend(named.map(|it| NamedQuota { account: account_index, ..*it }));
+            part.accounts.push(account.clone());
+        }
+        part
+    }
+
+    /// Splits the request into one request per slot, because slots may be on different servers.
+    pub(crate) fn by_slot(&self) -> Vec<Self> {
+        let slots: SmallVec<[_; 4]> = self.accounts.iter().map(AccountRequest::slot).collect();
+        let mut distinct = slots.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        distinct.iter().map(|slot| self.part(|at| slots[at] == *slot)).collect()
+    }
+
+    /// Splits the request into one request per account.
+    pub(crate) fn by_account(&self) -> Vec<Self> {
+        (0..self.accounts.len()).map(|index| self.part(|at| at == index)).collect()
+    }
+
+    /// Renumbers the outcomes from 0, so that this request has its own decision.
+    pub(crate) fn standalone(mut self) -> Self {
+        self.named.iter_mut().enumerate().for_each(|(at, named)| named.outcome = at);
+        self
+    }
+
+    /// Returns requests for the accounts whose rates `taken` charged. If `sharded`, each slot has its own
+    /// request.
+    pub(crate) fn charged(&self, taken: &Decision, sharded: bool) -> Vec<Self> {
+        let charged =
+            self.part(|at| self.accounts[at].has_rates() && taken.charged(self.accounts[at].rule));
+        if sharded || charged.accounts.is_empty() { charged.by_slot() } else { vec![charged] }
+    }
+
+    /// Returns `true` if the request charges only GCRA quotas that start full.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.accounts.iter().all(AccountRequest::is_plain)
+    }
+
+    /// Returns the share of a caller in the callers of a batch, which bounds the slots that it takes.
+    pub(crate) fn weight(&self) -> usize {
+        let slots = self.accounts.iter().flat_map(AccountRequest::slots);
+        let weights = slots.map(|(_, (quota, ask))| Slots::weight(quota, *ask));
+        weights.max().unwrap_or(1)
+    }
+
+    /// Returns the number of quotas in the request.
+    pub(crate) fn quota_count(&self) -> usize {
+        self.accounts.iter().map(|account| account.quotas.iter().flatten().count()).sum()
+    }
+
+    /// Returns the script that runs the operation.
+    pub(crate) fn script_kind(&self, op: ScriptOp<'_>) -> ScriptKind {
+        match op {
+            ScriptOp::Take if self.is_plain() => ScriptKind::Plain,
+            ScriptOp::Take => ScriptKind::Take,
+            ScriptOp::Peek => ScriptKind::Peek,
+            _ => ScriptKind::Adjust,
+        }
+    }
+
+    /// Returns the letters of the algorithms that the call needs.
+    pub(crate) fn letters(&self) -> impl Iterator<Item = u8> {
+        self.accounts.iter().flat_map(|a| a.quotas.iter().flatten()).map(|(quota, _)| letter(quota))
+    }
+
+    /// Returns the keys and the arguments of the script.
+    pub(crate) fn encode(&self, op: ScriptOp<'_>, slots: &SlotCall) -> (Vec<String>, Vec<Vec<u8>>) {
+        let mut keys: Vec<_> = self.accounts.iter().map(|a| a.address.clone()).collect();
+        let mut args = Vec::with_capacity(self.accounts.len() + 2);
+        // The name of the operation in `lua/settle.lua`, and a time.
+        let head = match op {
+            ScriptOp::Take | ScriptOp::Peek => None,
+            ScriptOp::Late(_) => Some(("late", 0)),
+            ScriptOp::Refund(_) => Some(("refund", 0)),
+            ScriptOp::Undo(taken, _) => Some(("undo", self.charged_at(taken))),
+            ScriptOp::Reset => Some(("reset", 0)),
+            ScriptOp::Block(time) => Some(("block", time.min(LONGEST))),
+            ScriptOp::Unblock => Some(("unblock", 0)),
+        };
+        if let Some((name, nanos)) = head {
+            args.extend([name.into(), EncodedPlan::default().nanos(nanos).0]);
+        }
+        for (at, account) in self.accounts.iter().enumerate() {
+            let change = |quota_index, ask| match op {
+                ScriptOp::Take | ScriptOp::Peek => Some(Change::Charge),
+                ScriptOp::Late(units) => Some(Change::Late(units)),
+                ScriptOp::Refund(units) => Some(Change::Refund(units)),
+                ScriptOp::Undo(taken, units) => {
+                    let named =
+                        |it: &&NamedQuota| (it.account, it.quota_index) == (at, quota_index);
+                    let outcome = taken.outcomes().get(self.named.iter().find(named)?.outcome)?;
+                    Receipt::new(taken, outcome, ask, units).map(Change::Undo)
+                }
+                ScriptOp::Reset | ScriptOp::Block(_) | ScriptOp::Unblock => Some(Change::None),
+            };
+            let index = |key| {
+                keys.push(key);
+                keys.len()
+            };
+            args.push(account.plan(change, |quota_index| slots.of(at, quota_index), index));
+        }
+        (keys, args)
+    }
+
+    /// Returns the instant of the charges of `taken`, by the clock of the server that made them.
+    fn charged_at(&self, taken: &Decision) -> u64 {
+        let first = self.named.first().and_then(|named| taken.outcomes().get(named.outcome));
+        taken.charged_at().saturating_add_signed(first.map_or(0, Outcome::skew))
+    }
+}
+
+impl AccountRequest {
+    /// Returns the slot of the account on a cluster.
+    pub(crate) fn slot(&self) -> u16 {
+        slot(self.address.as_bytes())
+    }
+
+    /// Returns the plan of the account, with a change and slots for each quota. A quota without them is
+    /// not part of the call. `key` returns the index of a key in the keys of the script.
+    pub(crate) fn plan<'s>(
+        &self,
+        change: impl Fn(usize, Demand) -> Option<Change>,
+        slots: impl Fn(usize) -> Option<(&'s Slots, &'s SlotTake)>,
+        mut key: impl FnMut(String) -> usize,
+    ) -> Vec<u8> {
+        let plan = EncodedPlan::default().int::<1>(u64::from(!self.report_only));
+        let mut plan = plan.int::<1>(self.quotas.len() as u64);
+        for (index, demand) in self.quotas.iter().enumerate() {
+            let rate = demand.as_ref().filter(|(quota, _)| !quota.is_concurrent());
+            let change = rate.and_then(|(_, ask)| change(index, *ask));
+            plan = match (demand, change, slots(index)) {
+                (Some((quota, ask)), Some(change), _) => {
+                    let log = letter(quota) == b'l';
+                    let key = if log { key(Addresses::list(&self.address, index)) } else { 0 };
+                    plan.quota(quota, *ask, change, key)
+                }
+                (Some((quota, ask)), None, Some((slots, take))) => {
+                    plan.slots(quota, *ask, slots, take, key(take.set.to_string()))
+                }
+                _ => plan.int::<1>(b'.'.into()),
+            };
+        }
+        plan.0
+    }
+
+    /// Returns `true` if all quotas are charged, use GCRA and start full. A report-only account is
+    /// not plain.
+    fn is_plain(&self) -> bool {
+        let plain = |(quota, ask): &(Quota, Demand)| {
+            letter(quota) == b'g' && quota.initial().is_none() && ask.cost > 0
+        };
+        let all = self.quotas.iter().all(|demand| demand.as_ref().is_some_and(plain));
+        all && !self.quotas.is_empty() && !self.report_only
+    }
+
+    /// Returns the quotas of slots, with their indices.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = (usize, &(Quota, Demand))> {
+        let all = self.quotas.iter().enumerate();
+        let known = all.filter_map(|(index, demand)| Some((index, demand.as_ref()?)));
+        known.filter(|(_, (quota, _))| quota.is_concurrent())
+    }
+
+    /// Returns `true` if one of the quotas is a rate.
+    pub(crate) fn has_rates(&self) -> bool {
+        self.quotas.iter().flatten().any(|(quota, _)| !quota.is_concurrent())
+    }
+
+    /// Returns `true` if the call charges one of the quotas.
+    pub(crate) fn charges(&self) -> bool {
+        self.quotas.iter().flatten().any(|(_, ask)| ask.cost > 0)
+    }
+
+    fn add(&mut self, quota_index: usize, quota: &Quota, ask: Demand) {
+        if self.quotas.len() <= quota_index {
+            self.quotas.resize(quota_index + 1, None);
+        }
+        match &mut self.quotas[quota_index] {
+            Some((_, known)) => {
+                known.cost = known.cost.saturating_add(ask.cost);
+                known.headroom = known.headroom.max(ask.headroom);
+                known.max_wait = known.max_wait.min(ask.max_wait);
+            }
+            new => *new = Some((*quota, ask)),
+        }
+    }
+}
+
+/// The longest time for which accounts are kept, in nanoseconds: forty years.
+pub(crate) const LONGEST: u64 = 40 * 365 * 86_400 * 1_000_000_000;
+/// The maximum units of an account.
+const MOST_UNITS: u64 = 1 << 39;
+/// The bound below which a double represents every integer.
+const EXACT: u64 = 1 << 53;
+
+/// The bytes of a plan. Its numbers are little-endian.
+#[derive(Debug, Default)]
+pub(crate) struct EncodedPlan(pub(crate) Vec<u8>);
+
+/// A change of an account.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Change {
+    /// Charges the demand if it fits.
+    Charge,
+    /// Changes no units, for a reset or a block.
+    None,
+    /// Charges units, even if they do not fit.
+    Late(u64),
+    /// Refunds units.
+    Refund(u64),
+    /// Undoes a charge, except for refilled units.
+    Undo(Receipt),
+}
+
+impl EncodedPlan {
+    /// Appends the lowest `N` bytes.
+    pub(crate) fn int<const N: usize>(mut self, number: u64) -> Self {
+        self.0.extend_from_slice(&number.to_le_bytes()[..N]);
+        self
+    }
+
+    /// Appends a time in microseconds, then the remaining nanoseconds.
+    pub(crate) fn nanos(self, nanos: u64) -> Self {
+        self.int::<7>(nanos / 1_000).int::<2>(nanos % 1_000)
+    }
+
+    /// Appends one quota with its demand and its change. `key` is the index of the list of a
+    /// sliding log in the keys of the script.
+    pub(crate) fn quota(mut self, quota: &Quota, ask: Demand, change: Change, key: usize) -> Self {
+        let capacity = u64::from(quota.burst()) + u64::from(quota.soft());
+        let possible = ask.need() <= capacity;
+        self.0.push(letter(quota));
+        let flag = match change {
+            Change::Undo(receipt) => !receipt.queued,
+            _ => possible,
+        };
+        let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(flag));
+        if quota.algorithm() == Algorithm::Gcra {
+            return plan.gcra(quota, ask, change, possible);
+        }
+        let (cost, need, end) = match change {
+            Change::Charge => (ask.cost.into(), ask.need(), ask.max_wait),
+            Change::None => (0, ask.need(), 0),
+            Change::Late(units) | Change::Refund(units) => (units, ask.need(), 0),
+            Change::Undo(Receipt { cost, units, end, .. }) => (units.into(), cost.into(), end),
+        };
+        let plan = plan.int::<5>(cost.min(MOST_UNITS)).int::<5>(need);
+        let plan = plan.int::<5>(quota.late_limit());
+        let soft = u64::from(quota.soft());
+        let (units, period) = (u64::from(quota.units()), quota.period_nanos() / 1_000);
+        match quota.algorithm() {
+            Algorithm::TokenBucket => {
+                let (burst, refill) = (u64::from(quota.burst()), units.max(1));
+                let initial = quota.initial().map(u64::from);
+                let kept = initial.map_or(0, |_| burst.div_ceil(refill) * period);
+                let plan = plan.int::<5>(burst).int::<5>(soft).int::<5>(refill);
+                plan.int::<5>(initial.unwrap_or(burst)).int::<7>(period).int::<7>(kept)
+            }
+            Algorithm::SlidingWindow { buckets } => {
+                let buckets = u64::from(buckets.max(1));
+                let plan = plan.int::<5>(units).int::<5>(soft);
+                plan.int::<7>(period / buckets).int::<4>(buckets)
+            }
+            Algorithm::SlidingLog => {
+                plan.int::<5>(units).int::<5>(soft).int::<7>(period).int::<1>(key as u64)
+            }
+            windows => {
+                let (carry_over, kind) = match windows {
+                    Algorithm::FixedWindow { carry_over, paced } => {
+                        (carry_over, u64::from(paced) * 2)
+                    }
+                    _ => (0, 1),
+                };
+                let plan = plan.int::<5>(units).int::<5>(soft).int::<7>(period);
+                plan.int::<5>(carry_over.into()).int::<1>(kind).nanos(end)
+            }
+        }
+    }
+
+    /// Appends a quota of slots with its demand. `key` is the index of the sorted set in the keys of
+    /// the script.
+    pub(crate) fn slots(
+        mut self,
+        quota: &Quota,
+        ask: Demand,
+        slots: &Slots,
+        take: &SlotTake,
+        key: usize,
+    ) -> Self {
+        let limit = u64::from(quota.burst()) + u64::from(quota.soft());
+        let possible = ask.need() <= limit && ask.cost <= MAX_COST;
+        let need = if possible { ask.need() } else { MOST_UNITS };
+        self.0.push(letter(quota));
+        let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(possible));
+        let plan = plan.int::<2>(take.cost.into()).int::<5>(need).int::<5>(limit);
+        let plan = plan.int::<1>(key as u64).int::<7>(slots.life_micros()).int::<8>(slots.store);
+        let plan = plan.int::<8>(take.first).int::<2>(take.freed.len() as u64 * 10);
+        plan.slot_list(take.freed.iter().copied())
+    }
+
+    /// Appends the slots of requests: the first number and how many.
+    pub(crate) fn slot_list(self, requests: impl Iterator<Item = (u64, u32)>) -> Self {
+        requests.fold(self, |plan, (first, units)| plan.int::<8>(first).int::<2>(units.into()))
+    }
+
+    fn gcra(self, quota: &Quota, ask: Demand, change: Change, possible: bool) -> Self {
+        let gcra = Gcra::new(quota);
+        let interval = quota.interval_nanos();
+        let time_of = |units: u64| interval.saturating_mul(units).min(LONGEST);
+        let limit = u64::from(quota.burst());
+        let plan = match change {
+            Change::Charge if possible => {
+                let slack = match quota.soft() {
+                    0 => ask.max_wait,
+                    soft => time_of(soft.into()),
+                };
+                let room = time_of(limit) + slack - time_of(ask.need());
+                self.nanos(time_of(ask.cost.into())).nanos(room)
+            }
+            // The room is negative, so the demand never fits.
+            Change::Charge => self.nanos(time_of(ask.cost.into())).int::<7>(u64::MAX).int::<2>(0),
+            // Without queueing, no receipt ends later than this.
+            Change::None => self.nanos(0).nanos(time_of(limit + u64::from(quota.soft()))),
+            Change::Late(units) => self.nanos(time_of(units)).nanos(time_of(quota.late_limit())),
+            Change::Refund(units) => self.nanos(time_of(units)).nanos(0),
+            Change::Undo(Receipt { units, end, .. }) => {
+                self.nanos(time_of(units.into())).nanos(end)
+            }
+        };
+        plan.nanos(gcra.retention()).nanos(gcra.initial_reset())
+    }
+}
+
+/// Returns an error if the scripts cannot count the quota exactly.
+pub(crate) fn check(quota: &Quota) -> Result<(), Unsupported> {
+    let (width, product) = match quota.algorithm() {
+        Algorithm::Gcra | Algorithm::Concurrent => return Ok(()),
+        Algorithm::SlidingWindow { buckets } => (quota.period_nanos() / u64::from(buckets), true),
+        Algorithm::FixedWindow { paced, .. } => (quota.period_nanos(), paced),
+        _ => (quota.period_nanos(), false),
+    };
+    if !width.is_multiple_of(1_000) {
+        return Err(Unsupported::new(
+            "a window, bucket or refill that is not a whole number of microseconds, the resolution \
+             of Redis's clock; choose another period, or Gcra",
+        ));
+    }
+    let beyond = quota.units().max(quota.max_debt_units());
+    let units = u64::from(quota.units()) + u64::from(beyond) + u64::from(quota.soft());
+    if product && units.saturating_mul(width / 1_000) >= EXACT {
+        return Err(Unsupported::new(
+            "(units + max_debt + soft) * width of a sliding or paced window, in microseconds, is \
+             2^53 or more, which exceeds Lua's numbers; use more buckets, or Gcra",
+        ));
+    }
+    Ok(())
+}

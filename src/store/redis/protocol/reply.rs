@@ -1,13 +1,10 @@
 //! Replies of a script, with the accounts after the call.
 
-use std::mem::take;
+use std::{mem::take, time::Duration};
 
 use smallvec::SmallVec;
 
-use super::{
-    request::{AccountRequest, NamedQuota, Request},
-    script::ScriptKind,
-};
+use super::{AccountRequest, NamedQuota, Request, script::ScriptKind};
 use crate::{
     algorithm::{self, AccountState, Demand, Evaluation, concurrent},
     decision::{Decision, Hold, Outcome, Snapshot, Source},
@@ -22,8 +19,6 @@ const LATEST: u64 = 1 << 53;
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) allowed: bool,
-    /// The server's clock, in nanoseconds of Unix time.
-    pub(crate) now: u64,
     pub(crate) accounts: SmallVec<[AccountReply; 1]>,
     /// The slots that the call took.
     pub(crate) holds: Vec<Hold>,
@@ -32,7 +27,10 @@ pub(crate) struct Reply {
 /// An account after the call.
 #[derive(Clone, Debug)]
 pub(crate) struct AccountReply {
-    pub(crate) charged: bool,
+    /// The server's clock, in nanoseconds of Unix time.
+    pub(crate) now: u64,
+    /// The number of equal requests that charged the account.
+    pub(crate) charges: usize,
     /// `true` if the key held an invalid value, which was discarded.
     pub(crate) healed: bool,
     /// The instant at which the block ends.
@@ -63,10 +61,10 @@ impl Reply {
         let mut accounts = SmallVec::new();
         for account in &request.accounts {
             let expected = allowed && kind != ScriptKind::Adjust && account.charges();
-            accounts.push(AccountReply::read(&mut bytes, account, expected)?);
+            accounts.push(AccountReply::read(&mut bytes, account, now, expected)?);
         }
         bytes.end()?;
-        Ok(Self { allowed, now, accounts, holds: Vec::new() })
+        Ok(Self { allowed, accounts, holds: Vec::new() })
     }
 
     /// Returns the decision, which owns the slots of the reply.
@@ -76,65 +74,91 @@ impl Reply {
         decision
     }
 
-    /// Computes the decision from the reply of one server.
+    /// Computes the decision. The accounts may be on several servers, each with its own clock.
     pub(crate) fn decision(&self, request: &Request) -> Decision {
-        let replies: SmallVec<[_; 2]> =
-            self.accounts.iter().map(|reply| (self.now, reply)).collect();
-        Self::combine(request, &replies, self.allowed)
-    }
-
-    /// Computes the decision from the replies of several servers, each with its own clock.
-    pub(crate) fn combine(
-        request: &Request,
-        replies: &[(u64, &AccountReply)],
-        allowed: bool,
-    ) -> Decision {
-        let clock = replies.first().map_or(0, |(now, _)| *now);
-        if !allowed && let Some(denial) = blocked(request, replies, clock) {
+        let (allowed, clock) = (self.allowed, self.accounts.first().map_or(0, |it| it.now));
+        if !allowed && let Some(denial) = self.blocked(request, clock) {
             return denial;
         }
         let mut decision = Decision::new(allowed, clock).with_source(Source::Redis);
         let (mut overage, mut wait) = (false, 0);
         for &NamedQuota { account: index, quota_index, .. } in &request.named {
-            let (account, (now, reply)) = (&request.accounts[index], replies[index]);
+            let (account, reply) = (&request.accounts[index], &self.accounts[index]);
             let Some(Some((quota, ask))) = account.quotas.get(quota_index) else { continue };
-            let charged = reply.charged && ask.cost > 0;
+            let charged = reply.charges > 0 && ask.cost > 0;
             // A denial reports waits without queueing.
             let max_wait = if allowed { ask.max_wait } else { 0 };
             let demand = Demand { max_wait, ..*ask };
             let state = reply.quotas[quota_index].as_ref();
-            let step = reconstruct(state, quota, now, demand, charged);
+            let step = reconstruct(state, quota, reply.now, demand, charged);
             if allowed && !account.report_only {
                 (overage, wait) = (overage | step.overage, wait.max(step.wait));
             }
             let outcome = Outcome::with(account.rule, quota_index, step.snapshot);
-            let skew = now.cast_signed().saturating_sub(clock.cast_signed());
+            let skew = reply.now.cast_signed().saturating_sub(clock.cast_signed());
             decision.push(outcome.with_report_only(account.report_only).by_clock(skew));
         }
         decision.set_allowed(overage, wait);
         decision
     }
+
+    /// Returns the denial for a blocked key.
+    fn blocked(&self, request: &Request, clock: u64) -> Option<Decision> {
+        let all = request.accounts.iter().zip(&self.accounts);
+        let denying = all.filter(|(account, _)| !account.report_only && account.charges());
+        let left = denying.filter_map(|(account, reply)| {
+            let left = reply.block?.saturating_sub(reply.now);
+            (left > 0).then_some((account, left))
+        });
+        let (account, left) = left.max_by_key(|(_, left)| *left)?;
+        let limit = account.quotas.iter().flatten().next().map_or(1, |(quota, _)| quota.burst());
+        let outcome = Outcome::block(account.rule, limit, Duration::from_nanos(left));
+        let denial = Decision::new(false, clock).with_source(Source::Redis);
+        Some(denial.with_blocked().with_outcome(outcome))
+    }
 }
 
 impl AccountReply {
-    /// Parses the next account. `expected` is `true` if the account should be charged.
+    /// Parses the next account, as `lua/account.lua` writes it. `expected` is `true` if the account should be charged.
     pub(crate) fn read(
         bytes: &mut Reader<'_>,
         account: &AccountRequest,
+        now: u64,
         expected: bool,
     ) -> Result<Self, RedisError> {
         let flags = bytes.int::<1>()?;
         let length = usize::try_from(bytes.int::<4>()?).unwrap_or(usize::MAX);
-        let (block, quotas) = parse_account(bytes.take(length)?, &account.quotas)?;
+        let mut bytes = Reader(bytes.take(length)?);
+        let (mut block, mut quotas) = (None, SmallVec::new());
+        if !bytes.0.is_empty() {
+            // The instant of the last change.
+            bytes.int::<7>()?;
+        }
+        while !bytes.0.is_empty() {
+            let [letter] = bytes.array::<1>()?;
+            let length = bytes.count()?;
+            let mut content = Reader(bytes.take(length)?);
+            match (letter, account.quotas.get(quotas.len())) {
+                (b'b', _) => block = Some(content.instant()?),
+                // The entry of a reset, which only the scripts use.
+                (b'r', _) => {}
+                (_, Some(Some((quota, _)))) => {
+                    quotas.push(parse_quota(letter, &mut content, quota)?);
+                }
+                (_, Some(None)) => quotas.push(None),
+                (_, None) => break,
+            }
+        }
+        quotas.resize(account.quotas.len(), None);
         let (charged, healed) = (flags & 1 == 1, flags & 2 == 2);
         if flags > 3 || charged && !expected || expected && !charged && !account.report_only {
             return Err(RedisError::invalid_reply("inconsistent flags"));
         }
-        Ok(Self { charged, healed, block, quotas })
+        Ok(Self { now, charges: charged.into(), healed, block, quotas })
     }
 
-    /// Returns `true` if the state can result from `times` equal charges at `now`.
-    pub(crate) fn was_charged(&self, times: usize, account: &AccountRequest, now: u64) -> bool {
+    /// Returns `true` if the state can result from the charges.
+    pub(crate) fn was_charged(&self, account: &AccountRequest) -> bool {
         self.quotas.len() == account.quotas.len()
             && self.quotas.iter().zip(&account.quotas).all(|(state, demand)| {
                 let (Some(StoredState::Rate(AccountState::Gcra(stored))), Some((quota, ask))) =
@@ -142,32 +166,38 @@ impl AccountReply {
                 else {
                     return false;
                 };
-                let units = u64::from(ask.cost) * times as u64;
-                now.saturating_add(quota.interval_nanos().saturating_mul(units)) <= *stored
+                let units = u64::from(ask.cost) * self.charges as u64;
+                self.now.saturating_add(quota.interval_nanos().saturating_mul(units)) <= *stored
             })
     }
 
-    /// Returns the account as it was before the last `charges` of equal charges at `now`.
-    pub(crate) fn before(&self, charges: usize, account: &AccountRequest, now: u64) -> Self {
+    /// Returns the account as it was after the request at `position` of equal ones.
+    pub(crate) fn after(&self, position: usize, account: &AccountRequest) -> Self {
+        match self.charges.checked_sub(position + 1) {
+            Some(others) => Self { charges: 1, ..self.before(others, account) },
+            None => Self { charges: 0, ..self.clone() },
+        }
+    }
+
+    /// Returns the account as it was before the charges, if any.
+    pub(crate) fn undone(&self, account: &AccountRequest) -> Self {
+        Self { charges: 0, ..self.before(self.charges, account) }
+    }
+
+    fn before(&self, charges: usize, account: &AccountRequest) -> Self {
         let mut before = self.clone();
         for (state, demand) in before.quotas.iter_mut().zip(&account.quotas) {
             let (Some(state), Some((quota, ask))) = (state, demand) else { continue };
             let units = u64::from(ask.cost).saturating_mul(charges as u64);
             match state {
                 StoredState::Rate(state) if units > 0 => {
-                    *state = algorithm::before(state, quota, now, units);
+                    *state = algorithm::before(state, quota, self.now, units);
                 }
                 StoredState::Rate(_) => {}
                 StoredState::Slots(held) => *held = held.saturating_sub(units),
             }
         }
         before
-    }
-
-    /// Marks the account as not charged.
-    pub(crate) fn uncharged(mut self) -> Self {
-        self.charged = false;
-        self
     }
 }
 
@@ -195,57 +225,6 @@ fn reconstruct(
         *held = after;
     }
     step
-}
-
-/// Returns the denial for a blocked key.
-fn blocked(request: &Request, replies: &[(u64, &AccountReply)], clock: u64) -> Option<Decision> {
-    let all = request.accounts.iter().zip(replies);
-    let denying = all.filter(|(account, _)| !account.report_only && account.charges());
-    let left = denying.filter_map(|(account, (now, reply))| {
-        Some((account, reply.block?.saturating_sub(*now))).filter(|(_, left)| *left > 0)
-    });
-    let (account, left) = left.max_by_key(|(_, left)| *left)?;
-    let limit = account.quotas.iter().flatten().next().map_or(1, |(quota, _)| quota.burst());
-    let left = std::time::Duration::from_nanos(left);
-    let outcome = Outcome::block(account.rule, limit, left);
-    Some(
-        Decision::new(false, clock).with_source(Source::Redis).with_blocked().with_outcome(outcome),
-    )
-}
-
-/// Parses an account as `lua/account.lua` writes it.
-fn parse_account(
-    account: &[u8],
-    quotas: &[Option<(Quota, Demand)>],
-) -> Result<(Option<u64>, SmallVec<[QuotaState; 1]>), RedisError> {
-    let mut states: SmallVec<[QuotaState; 1]> = SmallVec::new();
-    let mut block = None;
-    let mut bytes = Reader(account);
-    if !account.is_empty() {
-        // The instant of the last change.
-        bytes.int::<7>()?;
-    }
-    while !bytes.0.is_empty() {
-        let [letter] = bytes.array::<1>()?;
-        let length = usize::try_from(bytes.int::<2>()?).unwrap_or(usize::MAX);
-        let mut content = Reader(bytes.take(length)?);
-        match letter {
-            b'b' => {
-                block = Some(content.instant()?);
-                continue;
-            }
-            // The entry of a reset, which only the scripts use.
-            b'r' => continue,
-            _ => {}
-        }
-        let Some(demand) = quotas.get(states.len()) else { break };
-        states.push(match demand {
-            Some((quota, _)) => parse_quota(letter, &mut content, quota)?,
-            None => None,
-        });
-    }
-    states.resize(quotas.len(), None);
-    Ok((block, states))
 }
 
 fn parse_quota(
@@ -309,6 +288,11 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(bytes))
     }
 
+    /// Reads a number of two bytes.
+    pub(crate) fn count(&mut self) -> Result<usize, RedisError> {
+        Ok(u16::from_le_bytes(self.array()?).into())
+    }
+
     pub(crate) fn flag(&mut self) -> Result<bool, RedisError> {
         match self.int::<1>()? {
             0 => Ok(false),
@@ -341,8 +325,6 @@ impl<'a> Reader<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::{
         key::Key,
@@ -413,18 +395,18 @@ mod tests {
     /// Returns `true` for an allowed charge, or `None` for an invalid reply.
     fn read_decision(bytes: &[u8], request: &Request) -> Option<bool> {
         let reply = Reply::read(bytes, request, ScriptKind::Take).ok()?;
-        let replies: Vec<_> = reply.accounts.iter().map(|account| (reply.now, account)).collect();
-        let decision = Reply::combine(request, &replies, reply.allowed);
+        let decision = reply.decision(request);
         for outcome in decision.outcomes() {
             let times = (outcome.reset_after(), outcome.next_after(), outcome.retry_after());
             assert!(outcome.remaining() <= outcome.limit() + 3, "{times:?}");
         }
         for (account_reply, account) in reply.accounts.iter().zip(&request.accounts) {
-            let undone = account_reply.before(1, account, reply.now).uncharged();
-            let _ =
-                Reply::combine(request, &[(reply.now, &undone), (reply.now, account_reply)], false);
+            let undone = account_reply.before(1, account);
+            let accounts = [AccountReply { charges: 0, ..undone }, account_reply.clone()];
+            let accounts = accounts.into_iter().collect();
+            let _ = Reply { allowed: false, accounts, holds: Vec::new() }.decision(request);
         }
-        let charged: Vec<_> = reply.accounts.iter().map(|account| account.charged).collect();
+        let charged: Vec<_> = reply.accounts.iter().map(|account| account.charges > 0).collect();
         assert_eq!(charged, [false, reply.allowed]);
         assert_eq!(decision.is_allowed(), reply.allowed);
         Some(reply.allowed)

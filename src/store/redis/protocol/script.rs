@@ -8,16 +8,13 @@ use std::{
 
 use redis::{Cmd, ErrorKind as Raw, ServerErrorKind as Server, Value, aio::ConnectionLike};
 
-use super::{
-    reply::Reply,
-    request::{Request, ScriptOp},
-};
+use super::{Request, ScriptOp, reply::Reply};
 use crate::{
     observe::store_failed,
     quota::{Algorithm, Quota},
     store::redis::{
         RedisStore,
-        connection::link::{self, Link},
+        connection::{self, Link},
         error::RedisError,
     },
 };
@@ -155,10 +152,7 @@ fn strip(text: &str) -> String {
     code.flat_map(|line| [line, "\n"]).collect()
 }
 
-impl<C> RedisStore<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     pub(crate) fn script(
         &self,
         kind: ScriptKind,
@@ -178,7 +172,7 @@ where
     }
 
     pub(crate) async fn send(&self, command: &Cmd) -> redis::RedisResult<Value> {
-        link::runtime()?;
+        connection::runtime()?;
         self.connection.clone().req_packed_command(command).await.and_then(Value::extract_error)
     }
 
@@ -203,7 +197,7 @@ where
         let mut reply = reply.inspect_err(|error| store_failed(error.kind().as_str()))?;
         let writes = !matches!(op, ScriptOp::Peek);
         self.note_healed(reply.accounts.iter().filter(|account| account.healed && writes).count());
-        let charged = |account: usize| usize::from(reply.accounts[account].charged);
+        let charged = |account: usize| reply.accounts[account].charges;
         reply.holds = call.answered(charged).pop().unwrap_or_default();
         Ok(reply)
     }

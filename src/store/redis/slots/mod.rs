@@ -14,7 +14,7 @@ use std::{
     hash::{BuildHasher, RandomState},
     mem,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -28,7 +28,7 @@ use crate::{
     decision::{FreeSlots, Hold, LossSignal},
     log::warn,
     quota::Quota,
-    store::redis::protocol::{addresses::Addresses, request::Request},
+    store::redis::protocol::{Request, addresses::Addresses},
 };
 
 /// The maximum number of slots that one request takes.
@@ -60,8 +60,8 @@ struct SlotsState {
     freed: BTreeMap<(Arc<str>, u64), FreedSlots>,
     /// The number of takes without an answer.
     taking: usize,
-    /// `true` while a task renews and frees slots.
-    is_running: bool,
+    /// The task that renews and frees slots, while it runs.
+    task: Weak<()>,
 }
 
 struct RunningSlots {

@@ -1,6 +1,10 @@
 //! The task that frees and renews the slots of this process, and its settings.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{
+    pin::pin,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use futures_util::{
     StreamExt,
@@ -15,10 +19,10 @@ use crate::{
     observe::store_failed,
     store::redis::{
         RedisStore,
-        cluster::hash_slot::slot,
-        connection::link::runtime,
+        cluster::routes::slot,
+        connection::runtime,
         error::RedisError,
-        protocol::{plan::EncodedPlan, script::ScriptKind},
+        protocol::{EncodedPlan, script::ScriptKind},
     },
 };
 
@@ -48,10 +52,7 @@ enum SlotChange {
     Renew,
 }
 
-impl<C> RedisStore<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Sets the time to live of [slots](crate::Quota::concurrent). Defaults to 10 s.
     ///
     /// A process renews the slots that it holds every third of this time. The slots of a process
@@ -88,12 +89,12 @@ where
     /// Starts the task of this process if it takes slots and the task does not run.
     pub(in crate::store::redis) fn start_renewing(&self) -> Result<(), RedisError> {
         let slots = &self.settings.slots;
-        if slots.should_start() {
+        if let Some(task) = slots.start() {
             // A runtime that shuts down drops the task, which then starts again with the next call.
-            let (store, task) = (self.clone(), RenewTask(Some(slots.clone())));
+            let store = self.clone();
             drop(runtime()?.spawn(async move {
+                let _task = task;
                 select(pin!(store.keep_freeing()), pin!(store.keep_renewing())).await;
-                task.end();
             }));
         }
         Ok(())
@@ -139,21 +140,14 @@ where
         let sharded = self.settings.sharded;
         let shard = |it: &RequestSlots| if sharded { slot(it.set.as_bytes()) } else { 0 };
         found.sort_by_cached_key(|it| (shard(it), it.set.clone(), it.first));
-        let (mut calls, mut units) = (Vec::<Vec<RequestSlots>>::new(), 0);
-        for request in found {
-            match calls.last_mut() {
-                Some(call)
-                    if units + request.units <= max && shard(&call[0]) == shard(&request) =>
-                {
-                    units += request.units;
-                    call.push(request);
-                }
-                _ => {
-                    units = request.units;
-                    calls.push(vec![request]);
-                }
-            }
-        }
+        let mut units = 0;
+        let calls = found.chunk_by(|last, next| {
+            units += last.units;
+            let fits = units + next.units <= max && shard(last) == shard(next);
+            units = if fits { units } else { 0 };
+            fits
+        });
+        let calls: Vec<_> = calls.map(<[_]>::to_vec).collect();
         let calls = stream::iter(calls).map(|call| self.change_slots(change, call));
         let calls = calls.buffer_unordered(MAX_CALLS);
         calls.fold(Ok(()), |all, result| ready(all.and(result))).await
@@ -182,39 +176,42 @@ where
         slots.changed(change, requests, &told);
         Ok(())
     }
-}
 
-#[cfg(feature = "testing")]
-impl<C> RedisStore<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+    #[cfg(feature = "testing")]
     pub(crate) async fn free_now(&self) -> Result<(), RedisError> {
         self.change_all(SlotChange::Free, self.settings.slots.to_free()).await
     }
 
+    #[cfg(feature = "testing")]
     pub(crate) async fn renew_now(&self) -> Result<(), RedisError> {
         self.change_all(SlotChange::Renew, self.settings.slots.to_renew(None)).await
     }
 }
 
 impl Slots {
-    fn should_start(&self) -> bool {
+    /// Returns the mark of a task that runs, if one is needed and none runs.
+    fn start(&self) -> Option<Arc<()>> {
         #[cfg(feature = "testing")]
         if self.test_clock.is_some() {
-            return false;
+            return None;
         }
         let mut state = self.state();
-        let starts = !state.is_running && !state.is_idle();
-        state.is_running |= starts;
-        starts
+        let needed = state.task.strong_count() == 0 && !state.is_idle();
+        needed.then(|| {
+            let task = Arc::new(());
+            state.task = Arc::downgrade(&task);
+            task
+        })
     }
 
     /// Returns `true` if this process neither holds nor frees slots. The task then ends.
     fn ends(&self) -> bool {
         let mut state = self.state();
-        state.is_running = !state.is_idle();
-        !state.is_running
+        let ends = state.is_idle();
+        if ends {
+            state.task = Weak::new();
+        }
+        ends
     }
 
     /// Returns the freed slots that the server may still count.
@@ -257,24 +254,5 @@ impl Slots {
         }
         drop(state);
         lost.into_iter().for_each(|held| held.lost.raise());
-    }
-}
-
-/// The task of a process. It ends when the process neither holds nor frees slots. If the runtime drops
-/// it before, another may start.
-struct RenewTask(Option<Arc<Slots>>);
-
-impl RenewTask {
-    /// Ends the task, after [`ends`](Slots::ends) has recorded that it does.
-    fn end(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for RenewTask {
-    fn drop(&mut self) {
-        if let Some(slots) = &self.0 {
-            slots.state().is_running = false;
-        }
     }
 }
