@@ -12,6 +12,8 @@ use std::{
 };
 
 use http::Response;
+#[cfg(feature = "axum")]
+use http::{StatusCode, request::Parts};
 use smallvec::SmallVec;
 
 use crate::{
@@ -231,13 +233,7 @@ impl Drop for OpenCharges {
 
 impl fmt::Debug for ChargeHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ChargeHandle").field("config", &self.0.config).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for AdjustConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AdjustConfig").field("unadjusted", &self.unadjusted).finish_non_exhaustive()
+        f.debug_struct("ChargeHandle").finish_non_exhaustive()
     }
 }
 
@@ -262,53 +258,17 @@ impl fmt::Display for UnknownRule {
 
 impl Error for UnknownRule {}
 
+/// Fails with 500 and a text that names the fix, if the request has no handle.
 #[cfg(feature = "axum")]
-pub use self::extract::NoChargeHandle;
+impl<S: Sync> axum::extract::FromRequestParts<S> for ChargeHandle {
+    type Rejection = (StatusCode, &'static str);
 
-#[cfg(feature = "axum")]
-mod extract {
-    use std::{error::Error, fmt};
-
-    use axum::{
-        extract::FromRequestParts,
-        response::{IntoResponse, Response},
-    };
-    use http::{StatusCode, request::Parts};
-
-    use super::ChargeHandle;
-
-    /// Rejection of the extractor [`ChargeHandle`] if the layer does not expose handles.
-    ///
-    /// The status is 500, and the text describes the fix.
-    ///
-    /// See [troubleshooting](crate::guide::troubleshooting#always-500).
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct NoChargeHandle;
-
-    impl fmt::Display for NoChargeHandle {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str(
-                "the request has no `ChargeHandle`; call `expose_charge` on the RateLimitLayer around this \
-                 handler",
-            )
-        }
-    }
-
-    impl Error for NoChargeHandle {}
-
-    impl IntoResponse for NoChargeHandle {
-        fn into_response(self) -> Response {
-            (StatusCode::INTERNAL_SERVER_ERROR, self.to_string()).into_response()
-        }
-    }
-
-    /// Extracts the handle that the innermost layer inserted.
-    impl<S: Sync> FromRequestParts<S> for ChargeHandle {
-        type Rejection = NoChargeHandle;
-
-        async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NoChargeHandle> {
-            parts.extensions.get().cloned().ok_or(NoChargeHandle)
-        }
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
+        parts.extensions.get().cloned().ok_or((
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the request has no `ChargeHandle`; call `expose_charge` on the RateLimitLayer around this \
+             handler",
+        ))
     }
 }
 

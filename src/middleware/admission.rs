@@ -4,6 +4,7 @@
 use std::any::TypeId;
 use std::{
     any::type_name,
+    marker::PhantomData,
     mem,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
@@ -23,14 +24,13 @@ use crate::{
     headers::Template,
     key::KeyError,
     log::error,
-    observe::{DecisionEvent, Started},
+    observe::DecisionEvent,
     reject::{Reject, Rejection},
     rule::{Bypass, Rules, deadline},
     store::{Answer, CannotFail, Charge, OwnedCharges, Store, StoreExt, without_queueing},
 };
 
 /// The state that all services of a layer share.
-#[derive(Debug)]
 pub(crate) struct Shared<K, S, R> {
     pub(crate) rules: Arc<K>,
     pub(crate) store: Arc<S>,
@@ -58,7 +58,7 @@ pub(crate) enum Admission<B, S: Store> {
 /// The charges of a request during a pending store call.
 pub(crate) struct PendingCharge {
     charges: OwnedCharges,
-    started: Started,
+    started: Option<Instant>,
     waiter: Option<Waiter>,
 }
 
@@ -77,26 +77,44 @@ pub(crate) fn charges<K: Rules, T>(
     }
 }
 
-impl<K, S, R> Shared<K, S, R>
+/// Decides about one request. `B` is the type of response bodies.
+pub(crate) struct Decider<'a, K, S, R, B> {
+    layer: &'a Shared<K, S, R>,
+    head: &'a RequestHead<'a>,
+    body: PhantomData<fn() -> B>,
+}
+
+impl<K, S, R> Shared<K, S, R> {
+    #[inline]
+    pub(crate) fn decider<'a, B>(&'a self, head: &'a RequestHead<'_>) -> Decider<'a, K, S, R, B> {
+        Decider { layer: self, head, body: PhantomData }
+    }
+}
+
+impl<K, S, R, B> Decider<'_, K, S, R, B>
 where
     K: Rules,
     S: Store<Error: CannotFail>,
+    R: Reject<B>,
+    B: 'static,
 {
     /// Decides on a request, or starts a store call that completes later.
     #[inline]
-    pub(crate) fn admit<B: 'static>(&self, head: &RequestHead<'_>) -> Admission<B, S>
-    where
-        R: Reject<B>,
-    {
+    pub(crate) fn admit(&self) -> Admission<B, S> {
         let decide = |charges: &[Charge<'_>]| {
             if charges.iter().any(Charge::queues) {
-                self.decide_queueing(charges, head)
+                self.decide_queueing(charges)
             } else {
-                self.decide(charges, None, head)
+                self.decide(charges, None)
             }
         };
-        let bypassed = |bypass| self.bypass(bypass, head);
-        charges(&*self.rules, &self.settings, head, decide, bypassed)
+        self.charges(decide)
+    }
+
+    #[inline]
+    fn charges(&self, decide: impl FnOnce(&[Charge<'_>]) -> Admission<B, S>) -> Admission<B, S> {
+        let Shared { rules, settings, .. } = self.layer;
+        charges(&**rules, settings, self.head, decide, |bypass| self.bypass(bypass))
     }
 
     /// Decides on a request that may queue.
@@ -104,52 +122,31 @@ where
     /// The request holds a place in the queue from here on, because a charge that finds the queue
     /// full afterwards could not always be undone.
     #[inline(never)]
-    fn decide_queueing<B: 'static>(
-        &self,
-        charges: &[Charge<'_>],
-        head: &RequestHead<'_>,
-    ) -> Admission<B, S>
-    where
-        R: Reject<B>,
-    {
-        match self.settings.enter_queue(charges) {
-            Some(waiter) => self.decide_in_turn(charges, waiter, Duration::ZERO, head),
-            None => self.decide(&without_queueing(charges), None, head),
+    fn decide_queueing(&self, charges: &[Charge<'_>]) -> Admission<B, S> {
+        match self.layer.settings.enter_queue(charges) {
+            Some(waiter) => self.decide_in_turn(charges, waiter, Duration::ZERO),
+            None => self.decide(&without_queueing(charges), None),
         }
     }
 
     /// Decides on a request that may queue, and has waited for `waited`.
-    fn decide_in_turn<B: 'static>(
+    fn decide_in_turn(
         &self,
         charges: &[Charge<'_>],
         waiter: Waiter,
         waited: Duration,
-        head: &RequestHead<'_>,
-    ) -> Admission<B, S>
-    where
-        R: Reject<B>,
-    {
+    ) -> Admission<B, S> {
         let turn = waiter.turn();
         let rest = |it: &Charge<'_>| it.max_wait().saturating_sub(waited);
         let charges = charges.iter().map(|it| it.with_max_wait(rest(it)).with_turn(turn.as_ref()));
-        self.decide(&charges.collect::<SmallVec<[_; 4]>>(), Some(waiter), head)
+        self.decide(&charges.collect::<SmallVec<[_; 4]>>(), Some(waiter))
     }
 
     #[inline]
-    fn decide<B: 'static>(
-        &self,
-        charges: &[Charge<'_>],
-        waiter: Option<Waiter>,
-        head: &RequestHead<'_>,
-    ) -> Admission<B, S>
-    where
-        R: Reject<B>,
-    {
-        let started = Started::now();
-        match self.store.take(charges) {
-            Answer::Now(ref mut decision) => {
-                self.conclude(decision, charges, started, waiter, head)
-            }
+    fn decide(&self, charges: &[Charge<'_>], waiter: Option<Waiter>) -> Admission<B, S> {
+        let started = cfg!(feature = "metrics").then(Instant::now);
+        match self.layer.store.take(charges) {
+            Answer::Now(ref mut decision) => self.conclude(decision, charges, started, waiter),
             Answer::Later(future) => {
                 let pending = PendingCharge { charges: charges.into(), started, waiter };
                 Admission::Deciding(Box::new((future, pending)))
@@ -158,164 +155,129 @@ where
     }
 
     /// Continues a request after a store call.
-    pub(crate) fn resume<B: 'static>(
+    pub(crate) fn resume(
         &self,
         decision: &mut Result<Decision, S::Error>,
         PendingCharge { charges, started, waiter }: PendingCharge,
-        head: &RequestHead<'_>,
-    ) -> Admission<B, S>
-    where
-        R: Reject<B>,
-    {
-        charges.with(|charges| self.conclude(decision, charges, started, waiter, head))
+    ) -> Admission<B, S> {
+        charges.with(|charges| self.conclude(decision, charges, started, waiter))
     }
 
     /// Asks again for a request that has waited for a slot.
     ///
     /// `called` is `false` at the end of the request's `max_wait`.
-    pub(crate) fn ask_again<B: 'static>(
-        &self,
-        mut waiter: Waiter,
-        called: bool,
-        head: &RequestHead<'_>,
-    ) -> Admission<B, S>
-    where
-        R: Reject<B>,
-    {
+    pub(crate) fn ask_again(&self, mut waiter: Waiter, called: bool) -> Admission<B, S> {
         // The quotas may have changed.
         let decide = |charges: &[Charge<'_>]| {
             if called {
                 let waited = waiter.elapsed();
-                return self.decide_in_turn(charges, waiter, waited, head);
+                return self.decide_in_turn(charges, waiter, waited);
             }
             waiter.leave();
-            self.decide(&without_queueing(charges), Some(waiter), head)
+            self.decide(&without_queueing(charges), Some(waiter))
         };
-        let bypassed = |bypass| self.bypass(bypass, head);
-        charges(&*self.rules, &self.settings, head, decide, bypassed)
+        self.charges(decide)
     }
 
     /// Continues a request after its wait in the queue.
-    pub(crate) fn dequeue(
-        &self,
-        queued: QueuedCharge<S>,
-        head: &RequestHead<'_>,
-    ) -> Option<ResponseContext> {
+    pub(crate) fn dequeue(&self, queued: QueuedCharge<S>) -> Option<ResponseContext> {
         let (mut decision, charges) = queued.into_charged()?;
-        charges.with(|charges| self.respond(&mut decision, charges, None, true, head))
+        charges.with(|charges| self.respond(&mut decision, charges, None, true))
     }
 
     #[inline]
-    fn conclude<B: 'static>(
+    fn conclude(
         &self,
         decision: &mut Result<Decision, S::Error>,
         charges: &[Charge<'_>],
-        started: Started,
+        started: Option<Instant>,
         waiter: Option<Waiter>,
-        head: &RequestHead<'_>,
-    ) -> Admission<B, S>
-    where
-        R: Reject<B>,
-    {
+    ) -> Admission<B, S> {
         let decision = match decision {
             Ok(decision) => decision,
             Err(error) => error.never(),
         };
-        self.settings.observers.answered(decision, started);
+        self.layer.settings.observers.answered(decision, started);
         if !decision.is_allowed() {
-            self.settings.mark_overload(decision, charges);
+            self.layer.settings.mark_overload(decision, charges);
             match waiter {
                 Some(waiter) if waiter.waits() => Admission::Waiting(waiter),
-                _ => self.deny(decision, charges, head),
+                _ => self.deny(decision, charges),
             }
-        } else if decision.holds_slots() && !self.settings.hold.can_hold::<B>() {
+        } else if decision.holds_slots() && !self.layer.settings.hold.can_hold::<B>() {
             // The slots would be free before the body ends.
-            self.store.undo(charges, decision, None);
+            self.layer.store.undo(charges, decision, None);
             *decision = Decision::deny().with_source(Source::FailedClosed);
-            self.deny(decision, charges, head)
+            self.deny(decision, charges)
         } else if decision.waits() {
-            self.queue(decision, charges, waiter, head)
+            self.queue(decision, charges, waiter)
         } else {
             let waited = waiter.is_some_and(|it| it.has_waited());
-            Admission::Admitted(self.respond(decision, charges, None, waited, head))
+            Admission::Admitted(self.respond(decision, charges, None, waited))
         }
     }
 
     /// Admits or rejects a request without a store call.
     #[cold]
     #[inline(never)]
-    fn bypass<B: 'static>(&self, bypass: Bypass, head: &RequestHead<'_>) -> Admission<B, S>
-    where
-        R: Reject<B>,
-    {
-        let settings = &self.settings;
+    fn bypass(&self, bypass: Bypass) -> Admission<B, S> {
+        let settings = &self.layer.settings;
         match bypass {
             Bypass::Exempt(_) => {}
             Bypass::Rejected(error) if settings.report_only.is_on() => {
-                self.notify(Err(&error), true, false, &[], head);
+                self.notify(Err(&error), true, false, &[]);
             }
             Bypass::Rejected(error) => {
-                self.notify(Err(&error), false, false, &[], head);
+                self.notify(Err(&error), false, false, &[]);
                 if error.is_no_peer() {
                     log_no_peer::<B>(&error);
                 }
-                let why = self.rejection(Err(&error), None, &self.template);
-                return Admission::Rejected(why.response(&*self.reject, head, &[]));
+                let why = self.rejection(Err(&error), None, &self.layer.template);
+                return Admission::Rejected(why.response(&*self.layer.reject, self.head, &[]));
             }
         }
         Admission::Admitted(ResponseContext::uncharged(settings))
     }
 
     #[cold]
-    fn queue<B: 'static>(
+    fn queue(
         &self,
         decision: &mut Decision,
         charges: &[Charge<'_>],
         waiter: Option<Waiter>,
-        head: &RequestHead<'_>,
-    ) -> Admission<B, S>
-    where
-        R: Reject<B>,
-    {
-        let in_time = |it: &Waiter| it.is_in_time(decision.wait(), deadline(head, Duration::MAX));
+    ) -> Admission<B, S> {
+        let in_time =
+            |it: &Waiter| it.is_in_time(decision.wait(), deadline(self.head, Duration::MAX));
         // A store may queue a charge that does not ask for it.
-        let waiter = waiter.or_else(|| self.settings.enter_queue(charges));
+        let waiter = waiter.or_else(|| self.layer.settings.enter_queue(charges));
         let waiter = waiter.filter(in_time);
         let queued = mem::replace(decision, Decision::deny());
         let Some(waiter) = waiter else {
             // The queue is full, or the store call took part of the deadline.
-            self.store.undo(charges, &queued, None);
-            return self.deny(&mut queued.into_denied(), charges, head);
+            self.layer.store.undo(charges, &queued, None);
+            return self.deny(&mut queued.into_denied(), charges);
         };
-        Admission::Queued(QueuedCharge::new(self.store.clone(), queued, charges, waiter))
+        Admission::Queued(QueuedCharge::new(self.layer.store.clone(), queued, charges, waiter))
     }
 
-    fn deny<B: 'static>(
-        &self,
-        decision: &mut Decision,
-        charges: &[Charge<'_>],
-        head: &RequestHead<'_>,
-    ) -> Admission<B, S>
-    where
-        R: Reject<B>,
-    {
-        let settings = &self.settings;
+    fn deny(&self, decision: &mut Decision, charges: &[Charge<'_>]) -> Admission<B, S> {
+        let settings = &self.layer.settings;
         match settings.override_denial(Some(decision)) {
             None => {}
             Some(Override::ReportOnly) => {
-                return Admission::Admitted(self.respond(decision, charges, None, false, head));
+                return Admission::Admitted(self.respond(decision, charges, None, false));
             }
             Some(Override::Overcommit(in_flight)) => {
                 let mut overage = decision.clone().into_overage();
-                let context = self.respond(&mut overage, charges, Some(in_flight), false, head);
+                let context = self.respond(&mut overage, charges, Some(in_flight), false);
                 return Admission::Admitted(context);
             }
         }
-        self.notify(Ok(decision), false, false, charges, head);
+        self.notify(Ok(decision), false, false, charges);
         let retry_after = settings.retry_after.wait(decision, charges);
-        let template = self.template.fit(charges);
+        let template = self.layer.template.fit(charges);
         let why = self.rejection(Ok(decision), retry_after, &template);
-        let mut response = why.response(&*self.reject, head, charges);
+        let mut response = why.response(&*self.layer.reject, self.head, charges);
         if settings.expose {
             response.extensions_mut().insert(decision.clone());
         }
@@ -330,12 +292,11 @@ where
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
         waited: bool,
-        head: &RequestHead<'_>,
     ) -> Option<ResponseContext> {
-        let settings = &self.settings;
-        self.notify(Ok(decision), true, waited, charges, head);
+        let settings = &self.layer.settings;
+        self.notify(Ok(decision), true, waited, charges);
         let silent = settings.headers.only_denied || !decision.is_allowed();
-        let lines = if silent { None } else { self.template.lines(charges, decision) };
+        let lines = if silent { None } else { self.layer.template.lines(charges, decision) };
         ResponseContext::new(lines, settings, decision, charges, in_flight)
     }
 
@@ -345,8 +306,8 @@ where
         retry_after: Option<Duration>,
         template: &'a Template,
     ) -> Rejection<'a> {
-        let secret = self.settings.secret.as_ref();
-        Rejection::new(cause, retry_after, template, Some(&*self.rules), secret)
+        let secret = self.layer.settings.secret.as_ref();
+        Rejection::new(cause, retry_after, template, Some(&*self.layer.rules), secret)
     }
 
     /// Calls the hooks.
@@ -357,12 +318,11 @@ where
         is_admitted: bool,
         is_delayed: bool,
         charges: &[Charge<'_>],
-        head: &RequestHead<'_>,
     ) {
         let keys = |rule| charges.iter().find(|it| it.rule() == rule).map(Charge::key);
-        let (keys, secret) = (&keys, self.settings.secret.as_ref());
-        let event = DecisionEvent { head, cause, is_admitted, is_delayed, keys, secret };
-        self.settings.observers.notify(&event);
+        let (keys, secret) = (&keys, self.layer.settings.secret.as_ref());
+        let event = DecisionEvent { head: self.head, cause, is_admitted, is_delayed, keys, secret };
+        self.layer.settings.observers.notify(&event);
     }
 }
 

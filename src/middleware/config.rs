@@ -37,7 +37,7 @@ use crate::{
 pub(crate) const MAX_WAITERS: usize = 1_024;
 
 /// Settings of a layer.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct LayerConfig {
     pub(crate) headers: HeaderPolicy,
     pub(crate) expose: bool,
@@ -53,7 +53,7 @@ pub(crate) struct LayerConfig {
     pub(crate) deny: Vec<AccessList>,
     pub(crate) overcommit: Option<Overcommit>,
     pub(crate) after: Option<AdjustConfig>,
-    pub(crate) hold: HoldConfig,
+    pub(crate) hold: Arc<HoldConfig>,
     /// The controllers of rules with adaptive limits.
     pub(crate) adaptive: Vec<(RuleName, Arc<Controller>)>,
     pub(crate) observers: Observers,
@@ -86,7 +86,7 @@ impl LayerConfig {
             deny: Vec::new(),
             overcommit: None,
             after: None,
-            hold: HoldConfig::default(),
+            hold: Arc::default(),
             adaptive: infos.iter().filter_map(controller).collect(),
             observers: Observers::new(infos.iter().map(|info| info.name)),
             secret: None,
@@ -188,7 +188,7 @@ pub(crate) struct ResponseContext {
 struct Extras {
     decision: Option<Decision>,
     charge: Option<ChargeHandle>,
-    slot: Option<(Slot, HoldConfig)>,
+    slot: Option<(Slot, Arc<HoldConfig>)>,
     measured: SmallVec<[Measurement; 1]>,
     _in_flight: Option<InFlight>,
 }

@@ -229,23 +229,24 @@ where
     ) -> Poll<Result<Admission<C, S>, I::Error>> {
         let Self { inner, is_ready, shared, request } = self;
         let head = RequestHead::from(&*request);
+        let decider = shared.decider(&head);
         Poll::Ready(Ok(match step.project() {
             AwaitedProj::Deciding { decision, pending } => {
                 let mut decision = ready!(decision.poll(cx));
-                shared.resume(&mut decision, take(pending), &head)
+                decider.resume(&mut decision, take(pending))
             }
             AwaitedProj::Queued { sleep, queued } => {
                 ready!(sleep.poll(cx));
                 ready!(inner.poll_ready(cx))?;
                 *is_ready = true;
-                Admission::Admitted(shared.dequeue(take(queued), &head))
+                Admission::Admitted(decider.dequeue(take(queued)))
             }
             AwaitedProj::Waiting { end, waiter } => {
                 let called = waiter.as_mut().is_none_or(|it| it.poll_called(cx).is_ready());
                 if !called {
                     ready!(end.poll(cx));
                 }
-                shared.ask_again(take(waiter), called, &head)
+                decider.ask_again(take(waiter), called)
             }
             AwaitedProj::Readying { context } => {
                 ready!(inner.poll_ready(cx))?;

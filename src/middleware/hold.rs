@@ -1,8 +1,7 @@
 //! Holds the slots of a request until its response body ends.
 
 use std::{
-    any::{Any, TypeId, type_name},
-    fmt,
+    any::{Any, type_name},
     pin::Pin,
     sync::{
         Arc,
@@ -78,13 +77,13 @@ where
 }
 
 /// The settings by which a layer holds slots.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct HoldConfig {
     pub(super) until: HoldUntil,
     /// `true` if the handler gets the slot.
     pub(super) exposed: bool,
-    /// A [`Wrap`] for one type of bodies.
-    wrap: Option<Arc<dyn Any + Send + Sync>>,
+    /// A [`Wrap`] for each known type of bodies, the newest first.
+    wraps: Vec<Arc<dyn Any + Send + Sync>>,
     /// Returns `true` for a response that shows an overload.
     pub(super) overloaded: Option<IsOverloaded>,
 }
@@ -92,14 +91,29 @@ pub(crate) struct HoldConfig {
 pub(super) type IsOverloaded = Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>;
 
 /// A function that makes a body hold a slot.
-struct Wrap<B>(Box<dyn Fn(B, Slot) -> B + Send + Sync>);
+type Wrap<B> = Box<dyn Fn(B, Slot) -> B + Send + Sync>;
+
+impl Default for HoldConfig {
+    fn default() -> Self {
+        #[cfg_attr(not(any(feature = "axum", feature = "tonic")), expect(unused_mut))]
+        let mut config =
+            Self { until: HoldUntil::Body, exposed: false, wraps: Vec::new(), overloaded: None };
+        // The bodies of axum and tonic can contain any body.
+        #[cfg(feature = "axum")]
+        config.set_wrap(|body, slot| axum::body::Body::new(SlotBody::new(body, slot)));
+        #[cfg(feature = "tonic")]
+        config.set_wrap(|body, slot| tonic::body::Body::new(SlotBody::new(body, slot)));
+        config
+    }
+}
 
 impl HoldConfig {
     pub(super) fn set_wrap<B: 'static>(
         &mut self,
         wrap: impl Fn(B, Slot) -> B + Send + Sync + 'static,
     ) {
-        self.wrap = Some(Arc::new(Wrap::<B>(Box::new(wrap))));
+        let wrap: Wrap<B> = Box::new(wrap);
+        self.wraps.insert(0, Arc::new(wrap));
     }
 
     /// Returns `true` if a response shows an overload. By default, this is a 503 or 504.
@@ -114,13 +128,13 @@ impl HoldConfig {
     }
 
     fn wrap<B: 'static>(&self) -> Option<&Wrap<B>> {
-        self.wrap.as_ref()?.downcast_ref()
+        self.wraps.iter().find_map(|wrap| wrap.downcast_ref())
     }
 
     /// Returns `true` if the layer can hold a slot as long as set. Logs the first type of body that
     /// it cannot hold a slot in.
     pub(super) fn can_hold<B: 'static>(&self) -> bool {
-        let holds = self.until == HoldUntil::Head || self.wrap::<B>().is_some() || is_known::<B>();
+        let holds = self.until == HoldUntil::Head || self.wrap::<B>().is_some();
         if !holds {
             log_unknown_body(type_name::<B>());
         }
@@ -132,13 +146,9 @@ impl HoldConfig {
         if self.exposed {
             response.extensions_mut().insert(slot.clone());
         }
-        match (self.until, self.wrap::<B>()) {
-            (HoldUntil::Head, _) => response,
-            (HoldUntil::Body, Some(wrap)) => response.map(|body| wrap.0(body, slot)),
-            (HoldUntil::Body, None) => {
-                hold_in_known(response.body_mut(), slot);
-                response
-            }
+        match self.wrap::<B>().filter(|_| self.until == HoldUntil::Body) {
+            Some(wrap) => response.map(|body| wrap(body, slot)),
+            None => response,
         }
     }
 }
@@ -158,46 +168,13 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         mut self,
         is_overloaded: impl Fn(&ResponseHead<'_>) -> bool + Send + Sync + 'static,
     ) -> Self {
-        self.settings.hold.overloaded = Some(Arc::new(is_overloaded));
+        self.hold().overloaded = Some(Arc::new(is_overloaded));
         self
     }
-}
 
-impl fmt::Debug for HoldConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HoldConfig").field("until", &self.until).finish_non_exhaustive()
+    pub(super) fn hold(&mut self) -> &mut HoldConfig {
+        Arc::make_mut(&mut self.settings.hold)
     }
-}
-
-/// Returns `true` for the bodies of axum and tonic, which can contain any body.
-fn is_known<B: 'static>() -> bool {
-    let known: &[TypeId] = &[
-        #[cfg(feature = "axum")]
-        TypeId::of::<axum::body::Body>(),
-        #[cfg(feature = "tonic")]
-        TypeId::of::<tonic::body::Body>(),
-    ];
-    known.contains(&TypeId::of::<B>())
-}
-
-/// Makes a [known](is_known) body hold the slot. Another body drops the slot.
-///
-/// The type is tested at run time, because the type of a response stays as it is.
-#[cfg_attr(not(any(feature = "axum", feature = "tonic")), expect(unused_variables))]
-fn hold_in_known<B: 'static>(body: &mut B, slot: Slot) {
-    #[cfg(feature = "axum")]
-    if let Some(body) = (body as &mut dyn Any).downcast_mut::<axum::body::Body>() {
-        let inner = std::mem::take(body);
-        *body = axum::body::Body::new(SlotBody::new(inner, slot));
-        return;
-    }
-    #[cfg(feature = "tonic")]
-    if let Some(body) = (body as &mut dyn Any).downcast_mut::<tonic::body::Body>() {
-        let inner = std::mem::take(body);
-        *body = tonic::body::Body::new(SlotBody::new(inner, slot));
-        return;
-    }
-    drop(slot);
 }
 
 fn log_unknown_body(name: &str) {

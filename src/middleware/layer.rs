@@ -375,7 +375,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// let layer = RateLimitLayer::per_ip(Quota::concurrent(5)).hold_until(HoldUntil::Head);
     /// ```
     pub fn hold_until(mut self, until: HoldUntil) -> Self {
-        self.settings.hold.until = until;
+        self.hold().until = until;
         self
     }
 
@@ -401,7 +401,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         mut self,
         wrap: impl Fn(B, Slot) -> B + Send + Sync + 'static,
     ) -> Self {
-        self.settings.hold.set_wrap(wrap);
+        self.hold().set_wrap(wrap);
         self
     }
 
@@ -426,7 +426,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// let layer = RateLimitLayer::per_ip(Quota::concurrent(2)).expose_slot();
     /// ```
     pub fn expose_slot(mut self) -> Self {
-        self.settings.hold.exposed = true;
+        self.hold().exposed = true;
         self
     }
 
@@ -648,7 +648,6 @@ impl<K: fmt::Debug, S: fmt::Debug, R> fmt::Debug for RateLimitLayer<K, S, R> {
         f.debug_struct("RateLimitLayer")
             .field("rules", &self.rules)
             .field("store", &self.store)
-            .field("settings", &self.settings)
             .finish_non_exhaustive()
     }
 }

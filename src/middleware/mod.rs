@@ -15,8 +15,6 @@ pub(crate) mod queue;
 mod retry_after;
 mod service;
 
-#[cfg(feature = "axum")]
-pub use self::adjust::NoChargeHandle;
 pub use self::{
     access::AccessList,
     adjust::{Adjustment, ChargeHandle, Unadjusted, UnknownRule},

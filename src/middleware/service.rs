@@ -75,7 +75,7 @@ where
     #[inline]
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let readiness = Readiness(&mut self.inner);
-        let admission = self.shared.admit(&RequestHead::from(&request));
+        let admission = self.shared.decider(&RequestHead::from(&request)).admit();
         readiness.keep();
         match admission {
             Admission::Admitted(context) => {

@@ -258,7 +258,7 @@ impl Observers {
     /// Records the time until the store answered.
     #[inline]
     #[cfg_attr(not(feature = "metrics"), expect(unused_variables, clippy::unused_self))]
-    pub(crate) fn answered(&self, decision: &Decision, Started(started): Started) {
+    pub(crate) fn answered(&self, decision: &Decision, started: Option<Instant>) {
         #[cfg(feature = "metrics")]
         self.metrics.answered(decision, started);
     }
@@ -272,23 +272,6 @@ impl Observers {
         for hook in &self.hooks {
             hook.on_decision(event);
         }
-    }
-}
-
-impl fmt::Debug for Observers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Observers({})", self.hooks.len())
-    }
-}
-
-/// The start time of a store call, with the feature `metrics`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Started(Option<Instant>);
-
-impl Started {
-    #[inline]
-    pub(crate) fn now() -> Self {
-        Self(cfg!(feature = "metrics").then(Instant::now))
     }
 }
 
