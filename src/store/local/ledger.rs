@@ -8,9 +8,9 @@ use super::{
     blocks::Blocks,
     clock::Clock,
     held::{HeldSlots, LockedSlots},
-    overflow_warning::OverflowWarning,
     slots,
     table::{LockedAccounts, Table},
+    warnings::OverflowWarning,
 };
 use crate::{
     algorithm::{self, AccountState, Demand, Evaluation, gcra::Gcra},

@@ -7,18 +7,17 @@ mod clock;
 mod held;
 mod ledger;
 mod overflow;
-mod overflow_warning;
 mod peek;
-mod rebuild;
 mod sets;
 mod slots;
 mod sync;
 mod table;
+mod warnings;
 
 use std::{convert::Infallible, fmt, sync::Arc};
 
 pub(crate) use self::{clock::Clock, held::Turn};
-use self::{ledger::Ledger, rebuild::RebuildDetector};
+use self::{ledger::Ledger, warnings::RebuildDetector};
 use super::{
     Answer, BoxFuture, Charge, Health, KnownRules, Never, Op, Store, Unsupported, can_queue_under,
     queueing,
@@ -218,10 +217,7 @@ impl Store for LocalStore {
     #[inline(always)]
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         match op {
-            Op::Take(charges) => {
-                self.layers.rebuilds.decided();
-                self.ledger.take(charges, |decision| Answer::Now(Ok(decision)))
-            }
+            Op::Take(charges) => self.ledger.take(charges, |it| Answer::Now(Ok(it))),
             change => Answer::Now(Ok(self.change(change))),
         }
     }
