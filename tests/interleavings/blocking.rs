@@ -5,10 +5,10 @@ use std::sync::Arc;
 use loom::thread;
 
 use super::{
-    blocks::Blocks,
     every_order,
     ledger::{ALICE, BOB, LONG, OTHER},
     orders,
+    table::Blocks,
 };
 
 const ROOM: usize = 1;

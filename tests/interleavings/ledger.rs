@@ -5,10 +5,7 @@ use std::{slice, sync::Arc};
 use loom::thread;
 use tower_sluice::rule::RuleName;
 
-use super::{
-    sets::Stored,
-    table::{Located, LockedAccounts, Table},
-};
+use super::table::{Located, LockedAccounts, Stored, Table};
 
 /// The time in which one unit returns.
 pub(crate) const T: u64 = 10;

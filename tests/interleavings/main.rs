@@ -7,9 +7,6 @@
 //! A clock that is behind stands for a thread that read the time and then stalled.
 
 mod blocking;
-#[path = "../../src/store/local/blocks.rs"]
-#[expect(dead_code, reason = "statistics")]
-mod blocks;
 mod claims;
 #[path = "../../src/store/local/held.rs"]
 #[expect(dead_code, reason = "decisions about several accounts")]
@@ -17,13 +14,7 @@ mod held;
 mod holding;
 mod ledger;
 mod lowering;
-#[path = "../../src/store/local/overflow.rs"]
-#[expect(dead_code, reason = "statistics")]
-mod overflow;
 mod queueing;
-#[path = "../../src/store/local/sets.rs"]
-#[expect(dead_code, reason = "statistics")]
-mod sets;
 mod several;
 mod sharing;
 mod sync;

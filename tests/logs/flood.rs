@@ -41,7 +41,7 @@ fn slots(log: &Log) {
     assert_eq!(log.read(), [""; 0], "only the first is logged");
     assert_eq!(lines.len(), 1, "{lines:?}");
     let said = lines[0].split_once("WARN").expect("a warning").1;
-    let text = "tower_sluice::store::local::overflow_warning: the local store has no room for a new key: new \
+    let text = "tower_sluice::store::local::warnings: the local store has no room for a new key: new \
                 keys share accounts, and may be denied early; raise LocalStore::with_capacity(1024) \
                 to the new keys per second, times the seconds until a key's quota is full again, \
                 times the quotas of a rule";
@@ -84,7 +84,7 @@ fn blocks(log: &Log) {
     }
     let lines = log.read();
     assert_eq!(lines.len(), 1, "{lines:?}");
-    let text = "tower_sluice::store::local::overflow_warning: the local store has no room for another block (16 \
+    let text = "tower_sluice::store::local::warnings: the local store has no room for another block (16 \
                 slots): the key is not blocked; unblock other keys, or raise \
                 LocalStore::with_capacity";
     assert_eq!(lines[0].split_once("WARN").expect("a warning").1.trim(), text);

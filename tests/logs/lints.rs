@@ -210,18 +210,10 @@ fn layer_rebuilt(log: &Log) {
     clock.advance(minute);
     drop((tenants, shared));
     build(&clock, 100, minute);
-    build(&clock, 999, none);
-    clock.advance(2 * minute);
-    build(&clock, 999, none);
-    assert_eq!(log.read(), NOTHING);
-
-    // Low traffic, for many minutes.
-    clock.advance(2 * minute);
-    build(&clock, 31, none);
-    clock.advance(minute);
-    build(&clock, 500, none);
-    assert_eq!(log.read(), NOTHING, "the minute before had less");
-    clock.advance(minute);
+    for _ in 0..3 {
+        build(&clock, 31, none);
+        clock.advance(minute);
+    }
     build(&clock, 31, none);
     assert_eq!(log.read(), NOTHING);
     let place = build(&clock, 1, none);
@@ -237,40 +229,31 @@ fn layer_rebuilt(log: &Log) {
     build(&clock, 3_000, none);
     assert_eq!(log.read(), NOTHING, "once per line of code");
 
-    // A load test of the plain layer, by the real clock.
+    // By the real clock.
     let here = Location::caller().line() + 1;
     let handle = || RateLimitLayer::per_ip(TEN).layer(Strict::default());
-    (0..1_000).for_each(|_| drop(handle()));
+    (0..32).for_each(|_| drop(handle()));
     let said = warning(log);
     assert!(said.contains(&format!("tests/logs/lints.rs:{here}:")), "{said}");
 }
 
-/// Serves the requests.
-fn serve<L>(layer: &L, requests: usize)
+/// Serves one request.
+fn serve<L>(layer: &L)
 where
     L: Layer<Strict>,
     L::Service: Service<Request<()>, Response = Response<String>, Error = Infallible>,
 {
     let mut service = layer.layer(Strict::default());
-    for _ in 0..requests {
-        let mut request = get("/");
-        request.extensions_mut().insert(SocketAddr::from(([203, 0, 113, 9], 4711)));
-        tokio_test::block_on(ask_once(&mut service, request));
-    }
+    let mut request = get("/");
+    request.extensions_mut().insert(SocketAddr::from(([203, 0, 113, 9], 4711)));
+    tokio_test::block_on(ask_once(&mut service, request));
 }
 
-/// Builds the layer within the handler or the middleware, and sends some twenty requests by hand.
+/// Builds the layer within the handler or the middleware, and sends some requests by hand.
 fn layer_rebuilt_per_request(log: &Log) {
-    let handle = |requests| {
-        serve(&RateLimitLayer::new(Everyone, TEN, LocalStore::with_capacity(1)), requests);
-    };
-    // A test suite: some tests send two requests, others only build the layer.
-    (0..200).for_each(|n| handle(if n % 15 == 14 { 2 } else { 1 }));
-    (0..200).for_each(|_| handle(0));
-    assert_eq!(log.read(), NOTHING);
     let here = Location::caller().line() + 1;
-    let handle = || serve(&RateLimitLayer::per_ip(TEN), 1);
-    (0..15).for_each(|_| handle());
+    let handle = || serve(&RateLimitLayer::per_ip(TEN));
+    (0..31).for_each(|_| handle());
     assert_eq!(log.read(), NOTHING);
     handle();
     let said = warning(log);
@@ -280,7 +263,7 @@ fn layer_rebuilt_per_request(log: &Log) {
 
     // With one shared store all requests count; building the layer is merely wasteful.
     let store = LocalStore::with_capacity(1);
-    (0..100).for_each(|_| serve(&RateLimitLayer::new(Everyone, TEN, store.clone()), 1));
+    (0..100).for_each(|_| serve(&RateLimitLayer::new(Everyone, TEN, store.clone())));
     assert_eq!(log.read(), NOTHING);
 }
 

@@ -8,7 +8,7 @@ use std::{
 use foldhash::quality::SeedableRandomState;
 use smallvec::SmallVec;
 
-use super::{sets::Stored, table::Located};
+use super::table::{Located, Stored};
 use crate::{
     algorithm::{AccountState, Demand, Evaluation},
     decision::{Decision, Outcome, Snapshot},

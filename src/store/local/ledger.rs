@@ -3,14 +3,12 @@
 use std::{array, time::Duration};
 
 use super::{
-    Stats,
+    Clock, Stats,
     accounts::{Account, Accounts, AddressHasher},
-    blocks::Blocks,
-    clock::Clock,
     held::{HeldSlots, LockedSlots},
-    overflow_warning::OverflowWarning,
     slots,
-    table::{LockedAccounts, Table},
+    table::{Blocks, LockedAccounts, Table},
+    warnings::OverflowWarning,
 };
 use crate::{
     algorithm::{self, AccountState, Demand, Evaluation, gcra::Gcra},
@@ -421,7 +419,7 @@ mod tests {
 
     #[test]
     fn accounts_take_no_more_memory_than_documented() {
-        use super::super::{sets::Set, sync::Mutex};
+        use super::super::{sync::Mutex, table::Set};
 
         assert!(size_of::<Mutex<Set<AccountState>>>() <= 280);
         assert!(size_of::<[Option<AccountState>; 16]>() <= 768);

@@ -1,24 +1,23 @@
 //! The embedded store: exact, with fixed memory, at any load.
 
 mod accounts;
-mod blocks;
 mod changes;
-mod clock;
 mod held;
 mod ledger;
-mod overflow;
-mod overflow_warning;
 mod peek;
-mod rebuild;
-mod sets;
 mod slots;
-mod sync;
 mod table;
+mod warnings;
 
-use std::{convert::Infallible, fmt, sync::Arc};
+use std::{
+    convert::Infallible,
+    fmt,
+    sync::{Arc, LazyLock},
+    time::{SystemTime, UNIX_EPOCH},
+};
 
-pub(crate) use self::{clock::Clock, held::Turn};
-use self::{ledger::Ledger, rebuild::RebuildDetector};
+pub(crate) use self::held::Turn;
+use self::{ledger::Ledger, warnings::RebuildDetector};
 use super::{
     Answer, BoxFuture, Charge, Health, KnownRules, Never, Op, Store, Unsupported, can_queue_under,
     queueing,
@@ -218,10 +217,7 @@ impl Store for LocalStore {
     #[inline(always)]
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         match op {
-            Op::Take(charges) => {
-                self.layers.rebuilds.decided();
-                self.ledger.take(charges, |decision| Answer::Now(Ok(decision)))
-            }
+            Op::Take(charges) => self.ledger.take(charges, |it| Answer::Now(Ok(it))),
             change => Answer::Now(Ok(self.change(change))),
         }
     }
@@ -266,4 +262,56 @@ impl fmt::Debug for LocalStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LocalStore").finish_non_exhaustive()
     }
+}
+
+/// The shared clock, created once because creating a clock can take microseconds.
+static SHARED: LazyLock<Clock> = LazyLock::new(|| {
+    let ticks = quanta::Clock::new();
+    let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let unix = u64::try_from(unix.as_nanos()).unwrap_or(0);
+    let epoch = unix.saturating_sub(ticks.delta_as_nanos(0, ticks.raw()));
+    Clock { ticks, epoch }
+});
+
+/// The monotonic clock of all stores in the process. It never goes back.
+///
+/// The clock starts with the Unix time. Later changes of the wall clock have no effect.
+#[derive(Clone, Debug)]
+pub(crate) struct Clock {
+    ticks: quanta::Clock,
+    epoch: u64,
+}
+
+impl Clock {
+    pub(crate) fn shared() -> Self {
+        SHARED.clone()
+    }
+
+    /// Creates a clock at the Unix epoch that advances only with the returned mock.
+    #[cfg_attr(not(feature = "testing"), expect(dead_code, reason = "used in tests"))]
+    pub(crate) fn driven() -> (Self, Arc<quanta::Mock>) {
+        let (ticks, mock) = quanta::Clock::mock();
+        (Self { ticks, epoch: 0 }, mock)
+    }
+
+    /// Returns the Unix time in nanoseconds.
+    #[inline]
+    pub(crate) fn now(&self) -> u64 {
+        self.epoch + self.ticks.delta_as_nanos(0, self.ticks.raw())
+    }
+}
+
+/// The locks and atomics of the account table.
+///
+/// `tests/interleavings` replaces this module to test all orders of events.
+mod sync {
+    pub(super) use std::sync::{
+        OnceLock,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    };
+
+    pub(super) use parking_lot::{Mutex, MutexGuard};
+
+    /// The number of slots in a set.
+    pub(super) const WAYS: usize = 16;
 }

@@ -1,24 +1,24 @@
-//! All accounts of a store, for every algorithm.
+//! All accounts of a store, for every algorithm, and the blocked keys.
 //!
 //! A decision locks the sets of its accounts in ascending order, and the shared accounts last. No
 //! line is logged and no user code runs under these locks.
 
-use std::{array, borrow::BorrowMut};
+use std::{array, borrow::BorrowMut, collections::HashMap};
 
 use smallvec::SmallVec;
 
-use super::{
-    overflow::{Overflow, SharedAccounts, SharedAddress},
-    sets::{Set, Sets, Stored},
-    sync::{
-        AtomicU64, MutexGuard, OnceLock,
-        Ordering::{AcqRel, Acquire},
-    },
+use super::sync::{
+    AtomicU32, AtomicU64, Mutex, MutexGuard, OnceLock,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+    WAYS,
 };
 use crate::name::RuleName;
 
 /// The maximum number of groups of sets. A group keeps one instant: its latest reset.
 const RESET_GROUPS: usize = 1_024;
+/// The maximum number of groups of sets with the same shared accounts.
+const SHARED_GROUPS: usize = 2_048;
+const SECOND: u64 = 1_000_000_000;
 
 /// An account of a decision: its address, and its place in the table.
 #[derive(Clone, Copy, Debug)]
@@ -373,5 +373,338 @@ impl<A: Stored> LockedAccounts<'_, A> {
             accounts.insert(address, (expires_at, stored));
         }
         result
+    }
+}
+
+/// An account that is kept in a slot.
+pub(super) trait Stored: Clone {
+    /// The quota of the account.
+    type Quota;
+
+    /// Creates an account whose whole state is `instant`.
+    fn from_instant(instant: u64) -> Self;
+
+    /// Returns the state of the account if it is a single instant.
+    fn as_instant(&self, expires_at: u64) -> Option<u64>;
+
+    /// Returns the instant at which the account expires. An expired account equals a new account.
+    fn expires_at(&self, quota: &Self::Quota) -> u64;
+
+    /// Returns an account with the same debt and a state of bounded size.
+    #[must_use]
+    fn condensed(&self) -> Self;
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct TableSlot {
+    id: u64,
+    expires_at: u64,
+}
+
+/// A set of slots.
+#[derive(Debug)]
+pub(super) struct Set<A> {
+    slots: [TableSlot; WAYS],
+    /// The states of accounts that need more than one instant, allocated on first use.
+    states: Option<Box<[Option<A>; WAYS]>>,
+    /// The latest instant at which an account was dropped.
+    ///
+    /// New accounts start at this instant or later. Otherwise, a thread with an older reading of
+    /// the clock could charge the same window twice.
+    dropped_at: u64,
+}
+
+impl<A> Default for Set<A> {
+    fn default() -> Self {
+        Self { slots: Default::default(), states: None, dropped_at: 0 }
+    }
+}
+
+impl<A> Set<A> {
+    /// Returns the slot that holds `id`, if any.
+    #[inline]
+    pub(super) fn find(&self, id: u64) -> Option<usize> {
+        let first = first(id);
+        if self.slots[first].id == id { Some(first) } else { self.search(id) }
+    }
+
+    #[inline(never)]
+    fn search(&self, id: u64) -> Option<usize> {
+        probe(id).find(|at| self.slots[*at].id == id)
+    }
+
+    /// Returns a free slot for `id` for which `except` returns `false`: the one that expired first. A
+    /// slot that expired later may belong to a key that comes back soon.
+    pub(super) fn room(&self, id: u64, now: u64, except: impl Fn(usize) -> bool) -> Option<usize> {
+        let is_free = |at: &usize| self.slots[*at].expires_at <= now && !except(*at);
+        probe(id).filter(is_free).min_by_key(|at| self.slots[*at].expires_at)
+    }
+
+    /// Assigns the free slot `at` to `id`.
+    pub(super) fn claim(&mut self, at: usize, id: u64, now: u64) {
+        self.slots[at].id = id;
+        if let Some(states) = &mut self.states {
+            states[at] = None;
+        }
+        self.dropped_at = self.dropped_at.max(now);
+    }
+
+    pub(super) fn dropped_at(&self) -> u64 {
+        self.dropped_at
+    }
+
+    /// Returns the number of accounts that have not expired.
+    pub(super) fn active(&self, now: u64) -> usize {
+        self.slots.iter().filter(|slot| slot.expires_at > now).count()
+    }
+
+    /// Returns the instant at which the account in this slot expires.
+    #[inline]
+    pub(super) fn expires_at(&self, at: usize) -> u64 {
+        self.slots[at % WAYS].expires_at
+    }
+
+    /// Returns the account in this slot, if its state is a single instant.
+    #[inline]
+    pub(super) fn instant(&mut self, at: usize) -> Option<&mut u64> {
+        let is_instant = self.state(at).is_none();
+        is_instant.then(|| &mut self.slots[at % WAYS].expires_at)
+    }
+
+    /// Stores an account whose state is a single instant.
+    pub(super) fn store_instant(&mut self, at: usize, instant: u64) {
+        self.slots[at % WAYS].expires_at = instant;
+    }
+
+    /// Returns the state of the account in this slot, if the state is more than one instant.
+    #[inline]
+    pub(super) fn state(&self, at: usize) -> Option<&A> {
+        self.states.as_ref()?[at % WAYS].as_ref()
+    }
+}
+
+impl<A: Stored> Set<A> {
+    /// Takes the account out of this slot, unless it has expired.
+    #[inline]
+    pub(super) fn take(&mut self, at: usize, now: u64) -> Option<A> {
+        let expires_at = self.expires_at(at);
+        let state = self.states.as_mut().and_then(|states| states[at % WAYS].take());
+        (expires_at > now).then(|| state.unwrap_or_else(|| A::from_instant(expires_at)))
+    }
+
+    /// Stores an account in this slot. `None` drops the account.
+    #[inline]
+    pub(super) fn put(&mut self, at: usize, account: Option<A>, quota: &A::Quota, now: u64) {
+        let old = self.expires_at(at);
+        if account.is_none() && old > now {
+            self.dropped_at = self.dropped_at.max(now);
+        }
+        let expires_at = account.as_ref().map_or(old.min(now), |it| it.expires_at(quota));
+        self.store(at, account, expires_at);
+    }
+
+    /// Applies `change`, which undoes a charge. An account whose state is more than one instant
+    /// expires no sooner than before.
+    pub(super) fn undo(
+        &mut self,
+        at: usize,
+        quota: &A::Quota,
+        now: u64,
+        change: impl FnOnce(&mut A),
+    ) {
+        let before = self.expires_at(at);
+        let Some(mut account) = self.take(at, now) else { return };
+        change(&mut account);
+        let by_quota = account.expires_at(quota);
+        let is_instant = account.as_instant(by_quota).is_some();
+        let expires_at = if is_instant { by_quota } else { by_quota.max(before) };
+        self.store(at, Some(account), expires_at);
+    }
+
+    #[inline]
+    fn store(&mut self, at: usize, account: Option<A>, expires_at: u64) {
+        self.store_instant(at, expires_at);
+        let state = account.filter(|account| account.as_instant(expires_at).is_none());
+        if state.is_some() || self.states.is_some() {
+            self.states.get_or_insert_with(|| Box::new([const { None }; WAYS]))[at % WAYS] = state;
+        }
+    }
+}
+
+/// A table of slots with fixed memory, divided into sets with one lock each.
+///
+/// A slot holds one account: a fingerprint of its address, and the instant at which the account
+/// expires. For a plain GCRA quota, that instant is the whole state. Other states are kept beside
+/// the slots.
+///
+/// A lookup usually reads one slot, and at most sixteen. The slot of an expired account can be
+/// reused, so no sweep is needed.
+#[derive(Debug)]
+pub(super) struct Sets<A>(Box<[Mutex<Set<A>>]>);
+
+impl<A> Sets<A> {
+    /// Creates sets with at least `slots` slots.
+    pub(super) fn new(slots: usize) -> Self {
+        Self((0..slots.div_ceil(WAYS).max(1)).map(|_| Mutex::default()).collect())
+    }
+
+    /// Returns the number of sets.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns the number of slots.
+    pub(super) fn slots(&self) -> usize {
+        self.len() * WAYS
+    }
+
+    /// Counts the accounts that have not expired. Reads every slot.
+    pub(super) fn active(&self, now: u64) -> usize {
+        self.0.iter().map(|set| set.lock().active(now)).sum()
+    }
+
+    /// Returns the index of the set for `id`.
+    #[inline]
+    pub(super) fn index(&self, id: u64) -> usize {
+        let scaled = (u128::from(id) * self.0.len() as u128) >> 64;
+        usize::try_from(scaled).unwrap_or(0)
+    }
+
+    #[inline]
+    pub(super) fn lock(&self, index: usize) -> MutexGuard<'_, Set<A>> {
+        self.0[index].lock()
+    }
+}
+
+/// Returns the first slot in the search order of `id`.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "the lowest bits are wanted")]
+fn first(id: u64) -> usize {
+    id as usize % WAYS
+}
+
+/// Returns all slots in the search order of `id`.
+fn probe(id: u64) -> impl Iterator<Item = usize> {
+    (first(id)..WAYS).chain(0..first(id))
+}
+
+/// The address of a shared account.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct SharedAddress {
+    rule: RuleName,
+    group: u16,
+    quota_index: u8,
+}
+
+impl SharedAddress {
+    #[expect(clippy::cast_possible_truncation, reason = "a rule has at most 255 quotas")]
+    pub(super) fn new(set: usize, rule: RuleName, quota_index: usize) -> Self {
+        Self { rule, group: (set % SHARED_GROUPS) as u16, quota_index: quota_index as u8 }
+    }
+}
+
+/// Shared accounts, each with the instant at which it expires.
+pub(super) type SharedAccounts<A> = HashMap<SharedAddress, (u64, A)>;
+
+/// The accounts that new keys share if their set has no free slot.
+///
+/// The sets are divided into groups. Each group has one shared account per rule and quota, which
+/// limits all new keys of the group together. A key that later gets a slot starts with the debt of
+/// the shared account. A flood of new keys therefore neither frees an exhausted key nor affects
+/// other rules.
+///
+/// Each set records the instant until which its new keys may be in debt. Otherwise, one full set
+/// would put the new keys of its whole group into debt.
+#[derive(Debug)]
+pub(super) struct Overflow<A> {
+    /// The end of possible debt of new keys, per set, in seconds of Unix time.
+    until: Box<[AtomicU32]>,
+    accounts: Mutex<SharedAccounts<A>>,
+    decisions: AtomicU64,
+}
+
+impl<A> Overflow<A> {
+    /// Creates the shared accounts of a table with `sets` sets.
+    pub(super) fn new(sets: usize) -> Self {
+        Self {
+            until: (0..sets).map(|_| AtomicU32::new(0)).collect(),
+            accounts: Mutex::default(),
+            decisions: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns `true` if new keys of this set are possibly in debt.
+    pub(super) fn may_be_in_debt(&self, set: usize, now: u64) -> bool {
+        u64::from(self.until[set].load(Acquire)) > now / SECOND
+    }
+
+    /// Records that new keys of this set may be in debt until this instant.
+    pub(super) fn extend_debt(&self, set: usize, until: u64) {
+        let second = u32::try_from(until / SECOND + 1).unwrap_or(u32::MAX);
+        self.until[set].fetch_max(second, Release);
+    }
+
+    /// Locks the shared accounts. The caller must not lock a set while it holds this lock.
+    pub(super) fn lock(&self) -> MutexGuard<'_, SharedAccounts<A>> {
+        self.accounts.lock()
+    }
+
+    /// Counts a decision that used a shared account.
+    pub(super) fn count(&self) {
+        self.decisions.fetch_add(1, Relaxed);
+    }
+
+    /// Returns the number of decisions that used a shared account.
+    pub(super) fn decisions(&self) -> u64 {
+        self.decisions.load(Relaxed)
+    }
+}
+
+/// The instants at which blocks end, in a table beside the accounts. The first block allocates it.
+#[derive(Debug, Default)]
+pub(super) struct Blocks {
+    /// The instant at which the last block ends.
+    latest: AtomicU64,
+    sets: OnceLock<Sets<()>>,
+}
+
+impl Blocks {
+    /// Blocks `id` until `until`. Returns `false` if there is no room.
+    pub(super) fn set(&self, id: u64, now: u64, until: u64, slots: usize) -> bool {
+        let sets = self.sets.get_or_init(|| Sets::new(slots));
+        let mut set = sets.lock(sets.index(id));
+        let found = set.find(id).or_else(|| set.room(id, now, |_| false));
+        if let Some(at) = found {
+            set.claim(at, id, now);
+            set.store_instant(at, until);
+            self.latest.fetch_max(until, Release);
+        }
+        found.is_some()
+    }
+
+    pub(super) fn end(&self, id: u64, now: u64) {
+        let Some(sets) = self.sets.get() else { return };
+        let mut set = sets.lock(sets.index(id));
+        if let Some(at) = set.find(id) {
+            set.store_instant(at, now);
+        }
+    }
+
+    /// Counts the keys that are blocked now, by reading every slot.
+    pub(super) fn len(&self, now: u64) -> usize {
+        self.sets.get().map_or(0, |sets| sets.active(now))
+    }
+
+    /// Returns `false` if no key is blocked now. Returns `true` if some key is possibly blocked.
+    #[inline]
+    pub(super) fn any(&self, now: u64) -> bool {
+        self.latest.load(Acquire) > now
+    }
+
+    /// Returns the nanoseconds until the block of `id` ends, or 0 if `id` is not blocked.
+    pub(super) fn left(&self, id: u64, now: u64) -> u64 {
+        let Some(sets) = self.sets.get() else { return 0 };
+        let set = sets.lock(sets.index(id));
+        set.find(id).map_or(0, |at| set.expires_at(at).saturating_sub(now))
     }
 }

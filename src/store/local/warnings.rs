@@ -1,0 +1,138 @@
+//! Warnings about a store without room for new keys or blocks, and about layers that are built per
+//! request or per connection.
+
+use std::{
+    collections::BTreeMap,
+    panic::Location,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+};
+
+use parking_lot::Mutex;
+
+use super::{Clock, ledger::SLOTS_PER_KEY};
+use crate::{
+    log::warn,
+    observe::{block_denied, overflowed},
+};
+
+const SECOND: u64 = 1_000_000_000;
+const MINUTE: u64 = 60 * SECOND;
+/// The time that must pass without an overflow before a new overflow is logged.
+const QUIET: u64 = MINUTE;
+/// The number of short-lived stores of a line of code, dropped within a minute, that is logged.
+const REBUILDS: u32 = 32;
+
+/// For each line of code: the start of a minute, and the short-lived stores dropped since then.
+static DROPPED: Mutex<BTreeMap<&Location<'_>, (u64, u32)>> = Mutex::new(BTreeMap::new());
+
+/// Counts decisions and blocks for which the store has no free slot, and logs the first of them.
+#[derive(Debug, Default)]
+pub(super) struct OverflowWarning {
+    /// The instant of the last overflow, accurate to a second. Zero before the first overflow.
+    last: AtomicU64,
+}
+
+impl OverflowWarning {
+    /// Records a decision on an account that several keys share.
+    ///
+    /// The caller must hold no lock, because a log subscriber may run any code.
+    pub(super) fn record(&self, now: u64, slots: usize) {
+        overflowed();
+        if self.is_first(now) {
+            warn(slots / SLOTS_PER_KEY);
+        }
+    }
+
+    /// Records a block that could not be stored. The caller must hold no lock.
+    pub(super) fn record_block(&self, now: u64, slots: usize) {
+        block_denied();
+        if self.is_first(now) {
+            warn_block(slots);
+        }
+    }
+
+    /// Records an overflow. Returns `true` if no other was recorded during the last [`QUIET`].
+    fn is_first(&self, now: u64) -> bool {
+        let last = self.last.load(Relaxed);
+        let quiet = now.saturating_sub(last);
+        let first = last == 0;
+        // One thread writes once per second, so that threads do not contend in a flood.
+        (first || quiet >= SECOND)
+            && self.last.compare_exchange(last, now.max(1), Relaxed, Relaxed).is_ok()
+            && (first || quiet > QUIET)
+    }
+}
+
+fn warn(keys: usize) {
+    warn!(
+        "the local store has no room for a new key: new keys share accounts, and may be denied early; \
+         raise LocalStore::with_capacity({keys}) to the new keys per second, times the seconds until \
+         a key's quota is full again, times the quotas of a rule"
+    );
+}
+
+fn warn_block(slots: usize) {
+    warn!(
+        "the local store has no room for another block ({slots} slots): the key is not blocked; \
+         unblock other keys, or raise LocalStore::with_capacity"
+    );
+}
+
+/// Detects layers that are built per request or per connection. Such a layer starts with new
+/// accounts, so it limits no client.
+///
+/// Counts dropped stores that had a layer and lived for less than a minute, by the line of code that
+/// created them.
+#[derive(Debug)]
+pub(super) struct RebuildDetector {
+    clock: Clock,
+    created: u64,
+    location: &'static Location<'static>,
+    has_layer: AtomicBool,
+}
+
+impl RebuildDetector {
+    #[track_caller]
+    pub(super) fn new(clock: Clock) -> Self {
+        let (created, location) = (clock.now(), Location::caller());
+        Self { clock, created, location, has_layer: AtomicBool::new(false) }
+    }
+
+    /// Records that a layer uses the store.
+    pub(super) fn layer_built(&self) {
+        self.has_layer.store(true, Relaxed);
+    }
+}
+
+impl Drop for RebuildDetector {
+    fn drop(&mut self) {
+        let now = self.clock.now();
+        if !self.has_layer.load(Relaxed) || now.saturating_sub(self.created) >= MINUTE {
+            return;
+        }
+        let mut dropped = DROPPED.lock();
+        let (since, stores) = dropped.entry(self.location).or_insert((now, 0));
+        // A line of code that was logged counts on, so it is not logged again.
+        if *stores < REBUILDS && now.saturating_sub(*since) >= MINUTE {
+            (*since, *stores) = (now, 0);
+        }
+        *stores = stores.saturating_add(1);
+        let is_logged = *stores == REBUILDS;
+        // A log subscriber may run any code, so the lock is released first.
+        drop(dropped);
+        if is_logged {
+            warn_rebuilt(self.location);
+        }
+    }
+}
+
+fn warn_rebuilt(location: &Location<'_>) {
+    warn!(
+        target: "tower_sluice::lint",
+        lint = "layer_rebuilt",
+        "layers are built and dropped repeatedly with the store that {location} creates: each starts \
+         with new accounts, so that no client is limited, and allocates a whole store; build the \
+         layer once, outside of the code that runs per request or connection, and clone it; in \
+         tests, ignore this warning"
+    );
+}
