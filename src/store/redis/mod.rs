@@ -21,14 +21,9 @@ use std::{
 use redis::aio::ConnectionLike;
 
 use self::{
-    batch::{
-        BatchKind,
-        queue::{Queue, Queues},
-    },
+    batch::queue::Queues,
     cluster::routes::SLOTS,
-    protocol::{
-        AccountRequest, Request, ScriptOp, addresses::Addresses, reply::Reply, script::Scripts,
-    },
+    protocol::{Request, ScriptOp, addresses::Addresses, reply::Reply, script::Scripts},
     slots::{MAX_COST, Slots},
 };
 pub use self::{
@@ -294,13 +289,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 
     fn addresses(&self) -> &Addresses {
         &self.settings.addresses
-    }
-
-    /// Returns the queue of a request whose accounts are in one slot.
-    fn queue(&self, request: &Request) -> &Arc<Queue> {
-        let first = request.accounts.first().filter(|_| self.settings.sharded);
-        let slot = first.map_or(0, AccountRequest::slot);
-        self.settings.queues.get(slot, BatchKind::of(request))
     }
 
     /// Charges `request`, whose accounts are in one slot. Other decisions may share the call.

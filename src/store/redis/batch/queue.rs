@@ -30,7 +30,7 @@ use crate::{
         RedisStore,
         connection::{TIMEOUT, runtime},
         error::{RedisError, RedisErrorKind},
-        protocol::{Request, ScriptOp, reply::Reply},
+        protocol::{AccountRequest, Request, ScriptOp, reply::Reply},
     },
 };
 
@@ -309,9 +309,11 @@ impl QueueState {
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
-    /// Charges `request` in its own call or in a batch.
+    /// Charges `request`, whose accounts are in one slot, in its own call or in a batch.
     pub(crate) async fn take_queued(&self, request: &Arc<Request>) -> Result<Reply, RedisError> {
-        let queue = self.queue(request);
+        let first = request.accounts.first().filter(|_| self.settings.sharded);
+        let slot = first.map_or(0, AccountRequest::slot);
+        let queue = self.settings.queues.get(slot, BatchKind::of(request));
         if let Some(id) = queue.start_direct(request) {
             let _call = QueuedCall { store: self.clone(), queue: queue.clone(), id };
             // Boxed, so that the futures of waiting callers stay small.

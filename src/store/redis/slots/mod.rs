@@ -92,11 +92,6 @@ impl Slots {
         }
     }
 
-    #[cfg(feature = "testing")]
-    pub(crate) fn with_clock(self, test_clock: Option<Arc<AtomicU64>>) -> Self {
-        Self { test_clock, ..self }
-    }
-
     /// Returns the nanoseconds of a clock that does not step back.
     fn now(&self) -> u64 {
         #[cfg(feature = "testing")]

@@ -79,10 +79,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Returns a store on the same accounts, which holds slots as another process.
     pub(crate) fn with_slot_ttl(mut self, time: Duration) -> Self {
         let settings = Arc::make_mut(&mut self.settings);
-        let slots = Slots::new(time);
-        #[cfg(feature = "testing")]
-        let slots = slots.with_clock(settings.test_clock.clone());
-        settings.slots = Arc::new(slots);
+        settings.slots = Arc::new(Slots {
+            #[cfg(feature = "testing")]
+            test_clock: settings.test_clock.clone(),
+            ..Slots::new(time)
+        });
         self
     }
 
