@@ -455,7 +455,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             keys.push(&*group[0].set);
             args.push(EncodedPlan::default().slot_list(list).0);
         }
-        let script = self.script(ScriptKind::Renew, []);
+        let script = self.shared.scripts.get(ScriptKind::Renew, []);
         let told = self.run(script, &keys, args).await.and_then(|reply| match reply {
             Value::BulkString(told) if told.len() == requests.len() => Ok(told),
             _ => self.checked(Err(RedisError::invalid_reply("not one byte for each request"))),
