@@ -115,8 +115,7 @@ impl From<redis::RedisError> for RedisError {
 fn kind(error: &redis::RedisError) -> RedisErrorKind {
     match (error.kind(), code(error)) {
         (Raw::Io, _) if error.is_timeout() => RedisErrorKind::Timeout,
-        (Raw::Io, _) => RedisErrorKind::Disconnected,
-        (Raw::MasterNameNotFoundBySentinel, _) => RedisErrorKind::Disconnected,
+        (Raw::Io | Raw::MasterNameNotFoundBySentinel, _) => RedisErrorKind::Disconnected,
         (Raw::Parse | Raw::UnexpectedReturnType, _) => RedisErrorKind::Reply,
         (Raw::AuthenticationFailed, _) => RedisErrorKind::Denied,
         (Raw::InvalidClientConfig | Raw::EmptySentinelList, _) => RedisErrorKind::Config,

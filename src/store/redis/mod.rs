@@ -21,14 +21,9 @@ use std::{
 use redis::aio::ConnectionLike;
 
 use self::{
-    batch::{
-        BatchKind,
-        queue::{Queue, Queues},
-    },
+    batch::queue::Queues,
     cluster::routes::SLOTS,
-    protocol::{
-        AccountRequest, Request, ScriptOp, addresses::Addresses, reply::Reply, script::Scripts,
-    },
+    protocol::{Request, ScriptOp, addresses::Addresses, reply::Reply, script::Scripts},
     slots::{MAX_COST, Slots},
 };
 pub use self::{
@@ -292,17 +287,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         settings
     }
 
-    fn addresses(&self) -> &Addresses {
-        &self.settings.addresses
-    }
-
-    /// Returns the queue of a request whose accounts are in one slot.
-    fn queue(&self, request: &Request) -> &Arc<Queue> {
-        let first = request.accounts.first().filter(|_| self.settings.sharded);
-        let slot = first.map_or(0, AccountRequest::slot);
-        self.settings.queues.get(slot, BatchKind::of(request))
-    }
-
     /// Charges `request`, whose accounts are in one slot. Other decisions may share the call.
     async fn charge(&self, request: &Arc<Request>) -> Result<Reply, RedisError> {
         if self.settings.coalesces {
@@ -333,7 +317,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     }
 
     fn take(&self, charges: &[Charge<'_>], peeks: bool) -> Answer<<Self as Store>::Future> {
-        let (store, request) = (self.clone(), Arc::new(Request::new(charges, self.addresses())));
+        let (store, request) =
+            (self.clone(), Arc::new(Request::new(charges, &self.settings.addresses)));
         if request.accounts.is_empty() {
             return Answer::Now(Ok(Decision::allow().with_source(Source::Redis)));
         }
@@ -375,14 +360,14 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
             }
             Op::Unblock(charge) => (charge, ScriptOp::Unblock),
         };
-        let request = Arc::new(Request::new(&[charge.with_cost(0)], self.addresses()));
+        let request = Arc::new(Request::new(&[charge.with_cost(0)], &self.settings.addresses));
         Answer::Later(Box::pin(self.clone().execute_one(request, script_op)))
     }
 
     /// Undoes the charges in the background. Without a tokio runtime, the charges remain.
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         if taken.is_allowed() {
-            let request = Request::new(charges, self.addresses());
+            let request = Request::new(charges, &self.settings.addresses);
             self.undo_parts(&request, &taken.on(Charge::quota_ids(charges)), units);
         }
     }
@@ -399,7 +384,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
     }
 
     fn failure_domains(&self, op: Op<'_>) -> Vec<FailureDomain> {
-        let address = |it: &Charge<'_>| self.addresses().account(it.rule(), it.key());
+        let address = |it: &Charge<'_>| self.settings.addresses.account(it.rule(), it.key());
         let accounts = op.charges().iter().map(address);
         self.cluster_link().map_or_else(Vec::new, |cluster| cluster.servers(accounts))
     }

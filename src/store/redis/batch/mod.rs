@@ -112,10 +112,6 @@ impl Batch {
         if fits { MAX_CALLERS.saturating_sub(self.callers) / request.weight() } else { 0 }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.groups.is_empty()
-    }
-
     /// Adds callers with equal requests.
     pub(crate) fn add(&mut self, callers: SmallVec<[QueuedRequest; 1]>) {
         let Some(first) = callers.first() else { return };
@@ -150,42 +146,37 @@ impl Batch {
         slots: &[SlotCall],
         has_msetex: bool,
     ) -> (Vec<Cow<'_, str>>, Vec<Vec<u8>>) {
-        match self.kind {
-            BatchKind::Plain => self.encode_plain(has_msetex),
-            BatchKind::General => self.encode_general(slots),
-        }
-    }
-
-    fn encode_general(&self, slots: &[SlotCall]) -> (Vec<Cow<'_, str>>, Vec<Vec<u8>>) {
         let (mut keys, mut args, mut layout) = (KeyList::default(), Vec::new(), Vec::new());
-        for (group, slots) in self.groups.iter().zip(slots) {
-            let accounts = &group.request().accounts;
-            layout.extend([group.callers.len(), accounts.len()]);
-            for (at, account) in accounts.iter().enumerate() {
-                layout.push(keys.index(Cow::Borrowed(account.address.as_str())));
-                let slots = |quota_index| slots.of(at, quota_index);
-                let index = |key| keys.index(Cow::Owned(key));
-                args.push(account.plan(|_, _| Some(Change::Charge), slots, index));
+        match self.kind {
+            BatchKind::Plain => {
+                args.extend(self.plans.iter().map(|(_, plan)| plan.clone()));
+                layout.push(usize::from(has_msetex));
+                for equal_groups in self.groups.chunk_by(Group::is_alike) {
+                    let group = &equal_groups[0];
+                    layout.extend([equal_groups.len(), group.callers.len(), group.plans.len()]);
+                    layout.extend(group.plans.iter().map(|plan| usize::from(*plan)));
+                    for account in equal_groups.iter().flat_map(|group| &group.request().accounts) {
+                        layout.push(keys.index(Cow::Borrowed(&account.address)));
+                    }
+                }
+            }
+            BatchKind::General => {
+                for (group, slots) in self.groups.iter().zip(slots) {
+                    let accounts = &group.request().accounts;
+                    layout.extend([group.callers.len(), accounts.len()]);
+                    for (at, account) in accounts.iter().enumerate() {
+                        layout.push(keys.index(Cow::Borrowed(&account.address)));
+                        let slots = |quota_index| slots.of(at, quota_index);
+                        let index = |key| keys.index(Cow::Owned(key));
+                        args.push(account.plan(|_, _| Some(Change::Charge), slots, index));
+                    }
+                }
             }
         }
-        args.push(encode_layout(layout));
+        // A batch is small enough that all numbers fit.
+        let layout = layout.into_iter().map(|number| u16::try_from(number).unwrap_or(u16::MAX));
+        args.push(layout.flat_map(u16::to_le_bytes).collect());
         (keys.keys, args)
-    }
-
-    fn encode_plain(&self, has_msetex: bool) -> (Vec<Cow<'_, str>>, Vec<Vec<u8>>) {
-        let mut keys = KeyList::default();
-        let mut layout = vec![usize::from(has_msetex)];
-        for equal_groups in self.groups.chunk_by(Group::is_alike) {
-            let group = &equal_groups[0];
-            let plans = group.plans.iter().map(|plan| usize::from(*plan));
-            layout.extend([equal_groups.len(), group.callers.len(), group.plans.len()]);
-            layout.extend(plans);
-            for account in equal_groups.iter().flat_map(|group| &group.request().accounts) {
-                layout.push(keys.index(Cow::Borrowed(account.address.as_str())));
-            }
-        }
-        let plans = self.plans.iter().map(|(_, plan)| plan.clone());
-        (keys.keys, plans.chain([encode_layout(layout)]).collect())
     }
 
     /// Parses the reply of the script.
@@ -252,12 +243,6 @@ impl<'a> KeyList<'a> {
             self.keys.len()
         })
     }
-}
-
-fn encode_layout(numbers: Vec<usize>) -> Vec<u8> {
-    // A batch is small enough that all numbers fit.
-    let numbers = numbers.into_iter().map(|number| u16::try_from(number).unwrap_or(u16::MAX));
-    numbers.flat_map(u16::to_le_bytes).collect()
 }
 
 impl Group {

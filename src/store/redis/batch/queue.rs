@@ -30,7 +30,7 @@ use crate::{
         RedisStore,
         connection::{TIMEOUT, runtime},
         error::{RedisError, RedisErrorKind},
-        protocol::{Request, ScriptOp, reply::Reply},
+        protocol::{AccountRequest, Request, ScriptOp, reply::Reply},
     },
 };
 
@@ -120,16 +120,10 @@ enum Phase {
 #[derive(Debug)]
 pub(crate) struct QueuedRequest {
     pub(crate) request: Arc<Request>,
+    /// Closed once the caller is dropped.
     pub(crate) tx: oneshot::Sender<Result<Reply, RedisError>>,
     /// The runtime of the caller.
     pub(crate) runtime: Handle,
-}
-
-impl QueuedRequest {
-    /// Returns `true` if the caller was not dropped.
-    fn is_waiting(&self) -> bool {
-        !self.tx.is_closed()
-    }
 }
 
 impl Queue {
@@ -156,7 +150,7 @@ impl Queue {
         let waiting = &mut state.asked.entry(request.clone()).or_default().waiting;
         if waiting.len() == waiting.capacity() {
             // Removes dropped callers to make room.
-            waiting.retain(|caller| caller.is_waiting());
+            waiting.retain(|caller| !caller.tx.is_closed());
             waiting.reserve(waiting.len() + 1);
         }
         waiting.push(caller);
@@ -192,7 +186,7 @@ impl Queue {
                 let joining = asked.waiting.len().min(room);
                 callers.extend(asked.waiting.drain(..joining));
             }
-            callers.retain(|caller| caller.is_waiting());
+            callers.retain(|caller| !caller.tx.is_closed());
             batch.add(mem::take(&mut callers));
             state.make_ready(request.clone());
             let fits = state.ready.front().is_some_and(|next| batch.room(next) > 0);
@@ -286,7 +280,7 @@ impl QueueState {
     fn pop(&mut self) -> Option<(QueuedRequest, Arc<Request>)> {
         loop {
             let (request, asked) = self.pop_ready()?;
-            asked.waiting.retain(|caller| caller.is_waiting());
+            asked.waiting.retain(|caller| !caller.tx.is_closed());
             if !asked.waiting.is_empty() {
                 return Some((asked.waiting.remove(0), request));
             }
@@ -309,9 +303,11 @@ impl QueueState {
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
-    /// Charges `request` in its own call or in a batch.
+    /// Charges `request`, whose accounts are in one slot, in its own call or in a batch.
     pub(crate) async fn take_queued(&self, request: &Arc<Request>) -> Result<Reply, RedisError> {
-        let queue = self.queue(request);
+        let first = request.accounts.first().filter(|_| self.settings.sharded);
+        let slot = first.map_or(0, AccountRequest::slot);
+        let queue = self.settings.queues.get(slot, BatchKind::of(request));
         if let Some(id) = queue.start_direct(request) {
             let _call = QueuedCall { store: self.clone(), queue: queue.clone(), id };
             // Boxed, so that the futures of waiting callers stay small.
@@ -367,14 +363,14 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 
     async fn call_batch(&self, batch: &Batch) -> Result<BatchReply, RedisError> {
         let (kind, letters) = batch.kind.script();
-        let script = self.script(kind, letters.iter().copied());
+        let script = self.shared.scripts.get(kind, letters.iter().copied());
         let slots = batch.slots(&self.settings.slots);
         self.start_renewing()?;
         let (keys, args) = batch.encode(&slots, !self.shared.lacks_msetex.load(Relaxed));
         let value = self.run(script, &keys, args).await?;
         let mut reply = self.checked(batch.read(&value))?;
         reply.hold(slots);
-        self.note_healed(reply.healed());
+        self.shared.healed.fetch_add(reply.healed() as u64, Relaxed);
         if reply.lacks_msetex {
             self.shared.lacks_msetex.store(true, Relaxed);
         }
@@ -394,7 +390,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> QueuedCall<C> {
         // Lets requests that arrive at the same moment join the batch.
         yield_now().await;
         let batch = self.queue.collect(self.id, first);
-        if batch.is_empty() {
+        if batch.groups.is_empty() {
             return;
         }
         // No caller waits longer than this timeout.

@@ -1,7 +1,7 @@
 //! The servers of a cluster and their slots. At most one task at a time refreshes them.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     io::{Error, ErrorKind},
     sync::{
         Arc, Weak,
@@ -153,13 +153,9 @@ impl Routes {
         all.extend(owners.nodes.values().cloned());
         all.extend(self.seeds.iter().cloned());
         all.sort_by_key(|node| node.domain.is_open());
-        let mut distinct: Vec<Arc<Node>> = Vec::new();
-        for node in all {
-            if distinct.iter().all(|known| known.address != node.address) {
-                distinct.push(node);
-            }
-        }
-        distinct
+        let mut known = HashSet::new();
+        all.retain(|node| known.insert(node.address.clone()));
+        all
     }
 
     fn node(&self, nodes: &HashMap<String, Arc<Node>>, host: &str, port: u16) -> Arc<Node> {

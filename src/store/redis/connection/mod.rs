@@ -171,7 +171,9 @@ async fn reconnect(link: Weak<LinkInner>, mut last: OwnedMutexGuard<Instant>) {
         if attempt > 0 {
             let wanted = inner.wanted.clone();
             drop(inner);
-            back_off(*last, backoff(attempt), &wanted).await;
+            let pause = backoff(attempt);
+            sleep_until(*last + pause.min(MAX_BACKOFF_WHEN_WANTED)).await;
+            let _ = timeout_at(*last + pause, wanted.notified()).await;
         }
         let Some(inner) = link.upgrade() else { return };
         *last = Instant::now();
@@ -193,13 +195,6 @@ async fn reconnect(link: Weak<LinkInner>, mut last: OwnedMutexGuard<Instant>) {
             }
         }
     }
-}
-
-/// Waits until `pause` has passed since the `last` attempt. While a command needs a connection,
-/// waits at most [`MAX_BACKOFF_WHEN_WANTED`].
-async fn back_off(last: Instant, pause: Duration, wanted: &Notify) {
-    sleep_until(last + pause.min(MAX_BACKOFF_WHEN_WANTED)).await;
-    let _ = timeout_at(last + pause, wanted.notified()).await;
 }
 
 /// Returns a random time up to a bound. The bound doubles with each attempt.

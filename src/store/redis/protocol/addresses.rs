@@ -81,11 +81,10 @@ fn push_readable(address: &mut String, name: &[u8]) {
         return address.push(':');
     }
     for &byte in name {
-        match byte {
-            b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'-' | b'_' | b'.' => {
-                address.push(byte.into());
-            }
-            byte => drop(write!(address, "%{byte:02x}")),
+        if byte.is_ascii_alphanumeric() || b"-_.".contains(&byte) {
+            address.push(byte.into());
+        } else {
+            let _ = write!(address, "%{byte:02x}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Replies of a script, with the accounts after the call.
 
-use std::{mem::take, time::Duration};
+use std::time::Duration;
 
 use smallvec::SmallVec;
 
@@ -68,9 +68,9 @@ impl Reply {
     }
 
     /// Returns the decision, which owns the slots of the reply.
-    pub(crate) fn into_decision(mut self, request: &Request) -> Decision {
+    pub(crate) fn into_decision(self, request: &Request) -> Decision {
         let mut decision = self.decision(request);
-        take(&mut self.holds).into_iter().for_each(|hold| decision.hold(hold));
+        self.holds.into_iter().for_each(|hold| decision.hold(hold));
         decision
     }
 

@@ -112,9 +112,9 @@ impl Scripts {
     }
 
     /// Returns the script with the algorithms of these letters.
-    pub(crate) fn get(&self, kind: ScriptKind, letters: impl Iterator<Item = u8>) -> &Script {
+    pub(crate) fn get(&self, kind: ScriptKind, letters: impl IntoIterator<Item = u8>) -> &Script {
         let bit = |letter| 1 << ALGORITHMS.iter().take_while(|(known, _)| *known != letter).count();
-        let set = letters.fold(0_usize, |set, letter| set | bit(letter)) % SETS;
+        let set = letters.into_iter().fold(0_usize, |set, letter| set | bit(letter)) % SETS;
         self.scripts[kind as usize][set].get_or_init(|| self.assemble(kind, set))
     }
 
@@ -153,14 +153,6 @@ fn strip(text: &str) -> String {
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
-    pub(crate) fn script(
-        &self,
-        kind: ScriptKind,
-        letters: impl IntoIterator<Item = u8>,
-    ) -> &Script {
-        self.shared.scripts.get(kind, letters.into_iter())
-    }
-
     /// Returns the time of the test clock as script arguments. Empty without a test clock.
     fn clock_args(&self) -> Vec<Vec<u8>> {
         #[cfg(feature = "testing")]
@@ -189,14 +181,15 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             self.start_renewing()?;
         }
         let (keys, args) = request.encode(op, &call);
-        let script = self.script(kind, request.letters());
+        let script = self.shared.scripts.get(kind, request.letters());
         let reply = self.run(script, &keys, args).await.and_then(|value| match value {
             Value::BulkString(bytes) => self.checked(Reply::read(&bytes, request, kind)),
             _ => self.checked(Err(RedisError::invalid_reply("not a bulk string"))),
         });
         let mut reply = reply.inspect_err(|error| store_failed(error.kind().as_str()))?;
         let writes = !matches!(op, ScriptOp::Peek);
-        self.note_healed(reply.accounts.iter().filter(|account| account.healed && writes).count());
+        let healed = reply.accounts.iter().filter(|account| account.healed && writes).count();
+        self.shared.healed.fetch_add(healed as u64, Relaxed);
         let charged = |account: usize| reply.accounts[account].charges;
         reply.holds = call.answered(charged).pop().unwrap_or_default();
         Ok(reply)
@@ -228,9 +221,5 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     pub(crate) fn checked<T>(&self, read: Result<T, RedisError>) -> Result<T, RedisError> {
         // Later replies may belong to other requests, too.
         read.inspect_err(|_| Link::discard_current(&self.connection))
-    }
-
-    pub(crate) fn note_healed(&self, accounts: usize) {
-        self.shared.healed.fetch_add(accounts as u64, Relaxed);
     }
 }
