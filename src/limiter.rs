@@ -206,30 +206,10 @@ impl<S: Store> Limiter<S> {
         self.charge(&key.into(), &[], |charge| self.store.unblock(&charge))
     }
 
-    /// Takes `cost` units without waiting. Returns `true` if the units were taken.
-    ///
-    /// Always returns `false` for a [concurrent](Quota::concurrent) quota, whose slots are held by the
-    /// decision. Use [`take`](Limiter::take) instead.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the store cannot decide.
-    pub async fn try_take(
-        &self,
-        key: impl Into<Key>,
-        quotas: &(impl AsRef<[Quota]> + ?Sized),
-        cost: u32,
-    ) -> Result<bool, S::Error> {
-        if frees_at_once(quotas.as_ref()) {
-            return Ok(false);
-        }
-        Ok(self.take(key, quotas, cost).await?.is_allowed())
-    }
-
     /// Takes `max` units, or all units left if there are fewer. Returns the number of taken units.
     ///
-    /// Always returns 0 for a [concurrent](Quota::concurrent) quota, as [`try_take`](Limiter::try_take)
-    /// does.
+    /// Always returns 0 for a [concurrent](Quota::concurrent) quota, whose slots are held by the
+    /// decision. Use [`take`](Limiter::take) instead.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -251,7 +231,7 @@ impl<S: Store> Limiter<S> {
         max: u32,
     ) -> Result<u32, S::Error> {
         let (key, quotas) = (key.into(), quotas.as_ref());
-        let mut wanted = if frees_at_once(quotas) { 0 } else { max };
+        let mut wanted = if quotas.iter().any(Quota::is_concurrent) { 0 } else { max };
         while wanted > 0 {
             let decision = self.take(key.clone(), quotas, wanted).await?;
             if decision.is_allowed() {
@@ -379,11 +359,6 @@ impl<S: Store> Limiter<S> {
     fn charge<T>(&self, key: &Key, quotas: &[Quota], then: impl FnOnce(Charge<'_>) -> T) -> T {
         then(Charge::new(self.name, key, quotas))
     }
-}
-
-/// Returns `true` if slots would be free as soon as the decision is dropped.
-fn frees_at_once(quotas: &[Quota]) -> bool {
-    quotas.iter().any(Quota::is_concurrent)
 }
 
 /// Error of [`Limiter::until_ready`] and [`Limiter::throttle`].

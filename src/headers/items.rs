@@ -57,29 +57,19 @@ impl Item {
     /// Returns the quotas of these rules, for the fields of `family`.
     pub(super) fn named(infos: &[RuleInfo<'_>], family: Headers) -> Vec<Self> {
         let of = |info: &RuleInfo<'_>| {
-            let quotas = info.quotas.unwrap_or_default();
-            let (rule, alone) = (info.name, quotas.len() == 1);
-            let item = move |(place, quota): (usize, &Quota)| {
-                let name = match quota.name() {
-                    Some(name) => name.into(),
-                    None if alone => rule.as_str().into(),
-                    None => format!("{rule}-{}", quota.period_text()).into(),
-                };
-                let is_reporting = info.report_only;
-                Self { is_reporting, ..Self::new(rule, place, name, quota, family) }
-            };
-            quotas.iter().enumerate().map(item).collect::<Vec<_>>()
+            let quotas = info.quotas.unwrap_or_default().iter().enumerate();
+            quotas.map(|(place, quota)| Self::new(info, place, quota, family)).collect::<Vec<_>>()
         };
         infos.iter().flat_map(of).collect()
     }
 
-    fn new(
-        rule: RuleName,
-        place: usize,
-        name: Cow<'static, str>,
-        quota: &Quota,
-        family: Headers,
-    ) -> Self {
+    fn new(info: &RuleInfo<'_>, place: usize, quota: &Quota, family: Headers) -> Self {
+        let rule = info.name;
+        let name: Cow<'static, str> = match quota.name() {
+            Some(name) => name.into(),
+            None if info.quotas.is_some_and(|it| it.len() == 1) => rule.as_str().into(),
+            None => format!("{rule}-{}", quota.period_text()).into(),
+        };
         let is_list = family == Headers::RateLimit;
         let (limit, window, unit) = (quota.burst(), window(quota), quota.unit());
         let quoted = format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\""));
@@ -98,7 +88,7 @@ impl Item {
             place,
             name,
             limit,
-            is_reporting: false,
+            is_reporting: info.report_only,
             prefix: if is_listed { format!("{quoted};r=") } else { String::new() },
             policy: HeaderValue::try_from(policy).ok().filter(|_| is_policy),
             window,

@@ -103,30 +103,29 @@ fn policy<'a>(items: impl Iterator<Item = &'a Item>) -> Option<HeaderValue> {
     HeaderValue::from_bytes(&text).ok()
 }
 
-/// Returns the policy field and the number of the quotas that the fields report.
-fn policies(items: &[Item]) -> (Option<HeaderValue>, usize) {
-    let shown = || items.iter().filter(|item| !item.is_reporting && item.is_listed());
-    (policy(shown()), shown().count())
-}
-
 impl Template {
+    fn of(family: Headers, items: Vec<Item>) -> Self {
+        let shown = || items.iter().filter(|item| !item.is_reporting && item.is_listed());
+        let (policy, shown) = (policy(shown()), shown().count());
+        Self { family, items, policy, shown, are_chosen: false, secret: None, prepared: None }
+    }
+
     /// Creates the template of a layer with these rules.
     pub(crate) fn new(
         HeaderPolicy { family, secret, .. }: HeaderPolicy,
         infos: &[RuleInfo<'_>],
     ) -> Self {
-        let items = Item::named(infos, family);
-        let (policy, shown) = policies(&items);
+        let template = Self::of(family, Item::named(infos, family));
         let fields = || {
             let (names, ruled) = names(family);
-            let policy = policy.clone().filter(|_| ruled).map(|policy| (POLICY, policy));
+            let policy = template.policy.clone().filter(|_| ruled).map(|policy| (POLICY, policy));
             names.iter().map(|name| (name.clone(), TO_FILL_IN)).chain(policy)
         };
         let denial = [(RETRY_AFTER, TO_FILL_IN)].into_iter().chain(fields());
         let denial = denial.chain([(CONTENT_TYPE, TEXT), (CACHE_CONTROL, NO_STORE)]);
-        let prepared = Prepared { fields: fields().collect(), denial: denial.collect() };
+        let prepared = Some(Prepared { fields: fields().collect(), denial: denial.collect() });
         let are_chosen = infos.iter().any(|info| info.quotas.is_none());
-        Self { family, items, policy, shown, are_chosen, secret, prepared: Some(prepared) }
+        Self { are_chosen, secret, prepared, ..template }
     }
 
     /// Creates the template of one request. With a secret, each quota has a partition key.
@@ -140,9 +139,7 @@ impl Template {
         if let Some(secret) = secret.filter(|_| family == Headers::RateLimit) {
             items.iter_mut().for_each(|item| item.set_partition_key(charges, secret));
         }
-        let (policy, shown) = policies(&items);
-        let (are_chosen, secret, prepared) = (false, None, None);
-        Arc::new(Self { family, items, policy, shown, are_chosen, secret, prepared })
+        Arc::new(Self::of(family, items))
     }
 
     /// Creates the template for the quotas of one call of a limiter.
@@ -185,13 +182,13 @@ impl Template {
         retry_after: Option<Duration>,
     ) {
         let readings = decision.map(|decision| self.read(decision)).unwrap_or_default();
-        if let (true, Some(prepared), Some(wait), Some(first)) =
-            (headers.is_empty(), &self.prepared, retry_after, readings.first())
+        if let (Some(prepared), Some(wait)) = (&self.prepared, retry_after)
+            && headers.is_empty()
+            && !readings.is_empty()
         {
             *headers = prepared.denial.clone();
-            let mut fields = headers.values_mut();
-            fields.by_ref().zip([number(retry_seconds(wait))]).for_each(|(field, it)| *field = it);
-            return self.fill_in(&readings, first, charges, headers, 1);
+            headers.values_mut().take(1).for_each(|field| *field = number(retry_seconds(wait)));
+            return self.fill_in(&readings, charges, headers, 1);
         }
         self.add_to(headers, &readings, charges, retry_after);
         headers.entry(CONTENT_TYPE).or_insert(TEXT);
@@ -289,7 +286,7 @@ impl Template {
         match &self.prepared {
             Some(prepared) if headers.is_empty() => {
                 *headers = prepared.fields.clone();
-                self.fill_in(readings, first, charges, headers, 0);
+                self.fill_in(readings, charges, headers, 0);
             }
             _ => self.add(readings, first, charges, headers),
         }
@@ -303,12 +300,11 @@ impl Template {
     fn fill_in(
         &self,
         readings: &[Reading],
-        first: &Reading,
         charges: &[Charge<'_>],
         headers: &mut HeaderMap,
         skipped: usize,
     ) {
-        self.set(readings, first, headers.values_mut().skip(skipped));
+        self.set(readings, headers.values_mut().skip(skipped));
         if !self.are_all(readings) && names(self.family).1 {
             match (self.policy_of(readings, charges), headers.get_mut(POLICY)) {
                 (Some(policy), Some(field)) => *field = policy,
@@ -340,12 +336,8 @@ impl Template {
 
     /// Sets the values of the fields, except for the policy.
     #[inline(always)]
-    fn set<'a>(
-        &self,
-        readings: &[Reading],
-        first: &Reading,
-        mut fields: impl Iterator<Item = &'a mut HeaderValue>,
-    ) {
+    fn set<'a>(&self, readings: &[Reading], mut fields: impl Iterator<Item = &'a mut HeaderValue>) {
+        let Some(first) = readings.first() else { return };
         let value = match self.family {
             Headers::None => return,
             Headers::RateLimit => self.list(readings),
@@ -375,7 +367,7 @@ impl Template {
             return;
         }
         let mut values = [TO_FILL_IN; 3];
-        self.set(readings, first, values.iter_mut());
+        self.set(readings, values.iter_mut());
         let fields = names.iter().cloned().zip(values);
         let all = self.are_all(readings);
         let policy = if all { self.policy.clone() } else { self.policy_of(readings, charges) };

@@ -274,7 +274,7 @@ where
             }
         }
         self.notify(Ok(decision), false, false, charges);
-        let retry_after = settings.retry_after.wait(decision, charges);
+        let retry_after = settings.retry_after.wait(&settings.promises, decision, charges);
         let template = self.layer.template.fit(charges);
         let why = self.rejection(Ok(decision), retry_after, &template);
         let mut response = why.response(&*self.layer.reject, self.head, charges);

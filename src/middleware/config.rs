@@ -20,7 +20,7 @@ use super::{
     hold::HoldConfig,
     overcommit::{InFlight, Overcommit},
     queue::{Bounds, Waiter, Waiters},
-    retry_after::RetryPolicy,
+    retry_after::{Promises, RetryAfter},
 };
 use crate::{
     decision::{Decision, Outcome, Slot, Source, UNKNOWN_WAIT},
@@ -44,7 +44,9 @@ pub(crate) struct LayerConfig {
     pub(crate) exempt_preflights: bool,
     /// While on, no request is denied.
     pub(crate) report_only: Toggle,
-    pub(crate) retry_after: RetryPolicy,
+    pub(crate) retry_after: RetryAfter,
+    /// For [`RetryAfter::Queue`].
+    pub(crate) promises: Arc<Promises>,
     pub(crate) queue: Bounds,
     pub(crate) waiters: Arc<Waiters>,
     /// While off, all requests pass without a charge.
@@ -78,7 +80,8 @@ impl LayerConfig {
             expose: false,
             exempt_preflights: false,
             report_only: Toggle::off(),
-            retry_after: RetryPolicy::Earliest,
+            retry_after: RetryAfter::Earliest,
+            promises: Arc::default(),
             queue: Bounds { all: MAX_WAITERS, per_key: None },
             waiters: Arc::default(),
             enabled: Toggle::on(),

@@ -15,7 +15,7 @@ use super::{
     config::{LayerConfig, Override},
     hold::HoldUntil,
     overcommit::Overcommit,
-    retry_after::{RetryAfter, RetryPolicy},
+    retry_after::RetryAfter,
     service::RateLimit,
 };
 use crate::{
@@ -263,7 +263,10 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// Panics if the percentage of [`RetryAfter::Jitter`] is above 10.
     #[track_caller]
     pub fn retry_after(mut self, retry_after: RetryAfter) -> Self {
-        self.settings.retry_after = RetryPolicy::new(retry_after);
+        if let RetryAfter::Jitter(percent) = retry_after {
+            assert!(percent <= 10, "retry jitter: {percent} percent; give 0 to 10");
+        }
+        (self.settings.retry_after, self.settings.promises) = (retry_after, Arc::default());
         self
     }
 
@@ -507,23 +510,20 @@ where
         };
         let charged = admission::charges(&*self.rules, settings, &head.into(), owned, Err);
         let mut explanation = match charged {
-            Ok(charges) => {
-                let looked = Explanation::look_at(&*self.store, &charges).await;
-                looked.unwrap_or_else(|error| error.never())
-            }
+            Ok(charges) => Explanation::look_at(&*self.store, &charges)
+                .await
+                .unwrap_or_else(|error| error.never()),
             Err(Bypass::Exempt(why)) => return Explanation::from(About::Free(why)).into_dry_run(),
             Err(Bypass::Rejected(error)) => Explanation::from(About::Unkeyed(error)).into_dry_run(),
         };
         explanation.secret = settings.secret;
-        let denied = !explanation.is_allowed();
-        explanation.allowed_because = match denied
-            .then(|| settings.override_denial(explanation.decision()))
-            .flatten()
-        {
-            None => None,
-            Some(Override::ReportOnly) => Some("the layer only reports"),
-            Some(Override::Overcommit(_)) => Some("the layer overcommits, and there is capacity"),
-        };
+        if !explanation.is_allowed() {
+            let reason = settings.override_denial(explanation.decision()).map(|it| match it {
+                Override::ReportOnly => "the layer only reports",
+                Override::Overcommit(_) => "the layer overcommits, and there is capacity",
+            });
+            explanation.allowed_because = reason;
+        }
         explanation
     }
 

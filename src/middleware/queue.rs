@@ -79,11 +79,7 @@ impl Bounds {
 impl Waiters {
     /// Returns `true` if no further request with these charges can queue.
     pub(crate) fn are_full(&self, charges: &[Charge<'_>], bounds: Bounds) -> bool {
-        let all = self.all.load(Acquire);
-        // An empty queue needs no lookup.
-        all >= bounds.all
-            || bounds.per_key == Some(0)
-            || all > 0 && self.has_full_key(charges, bounds, &self.lock())
+        self.is_full(charges, bounds, &self.lock())
     }
 
     /// Adds a request to the queue. Returns `None` if the queue is full.
@@ -93,7 +89,7 @@ impl Waiters {
         bounds: Bounds,
     ) -> Option<Waiter> {
         let mut counts = self.lock();
-        if self.all.load(Acquire) >= bounds.all || self.has_full_key(charges, bounds, &counts) {
+        if self.is_full(charges, bounds, &counts) {
             return None;
         }
         self.all.fetch_add(1, AcqRel);
@@ -108,14 +104,15 @@ impl Waiters {
         Some(Waiter { waiters, keys, entered, waited, turn })
     }
 
-    fn has_full_key(
+    fn is_full(
         &self,
         charges: &[Charge<'_>],
         bounds: Bounds,
         counts: &HashMap<u64, usize>,
     ) -> bool {
         let queued = |key| counts.get(&key).copied().unwrap_or(0);
-        self.keys_of(charges).any(|(key, charge)| queued(key) >= bounds.of(charge))
+        let is_full = |(key, charge)| queued(key) >= bounds.of(charge);
+        self.all.load(Acquire) >= bounds.all || self.keys_of(charges).any(is_full)
     }
 
     /// Returns the charges that can queue, each with a hash of its rule and key.

@@ -3,7 +3,7 @@
 use std::{
     hash::{BuildHasher, RandomState},
     sync::{
-        Arc,
+        OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -64,40 +64,22 @@ pub enum RetryAfter {
     Queue,
 }
 
-/// Chooses the wait that a denial reports.
-#[derive(Clone, Debug)]
-pub(crate) enum RetryPolicy {
-    Earliest,
-    Jitter(u8),
-    Queue(Arc<Promises>),
-}
-
-impl RetryPolicy {
-    /// # Panics
-    ///
-    /// Panics if the jitter is above 10 percent.
-    #[track_caller]
-    pub(super) fn new(retry_after: RetryAfter) -> Self {
-        match retry_after {
-            RetryAfter::Earliest => Self::Earliest,
-            RetryAfter::Jitter(percent) => {
-                assert!(percent <= 10, "retry jitter: {percent} percent; give 0 to 10");
-                Self::Jitter(percent)
-            }
-            RetryAfter::Queue => Self::Queue(Arc::default()),
-        }
-    }
-
+impl RetryAfter {
     /// Returns the wait to report, or `None` if waiting does not help.
-    pub(super) fn wait(&self, denial: &Decision, charges: &[Charge<'_>]) -> Option<Duration> {
+    pub(super) fn wait(
+        self,
+        promises: &Promises,
+        denial: &Decision,
+        charges: &[Charge<'_>],
+    ) -> Option<Duration> {
         let earliest = denial.expected_wait()?;
         Some(match self {
             Self::Earliest => earliest,
             Self::Jitter(percent) => {
-                let share = RandomState::new().hash_one(0) % (u64::from(*percent) + 1);
+                let share = RandomState::new().hash_one(0) % (u64::from(percent) + 1);
                 earliest.saturating_add(earliest.mul_f64(share as f64 / 100.0))
             }
-            Self::Queue(promises) => promises.queue(earliest, denial, charges),
+            Self::Queue => promises.queue(earliest, denial, charges),
         })
     }
 }
@@ -110,17 +92,16 @@ const MAX_DELAY: Duration = Duration::from_secs(60);
 /// The next free instant of each denied key.
 ///
 /// A cell holds 16 bits of the key's hash and the instant in microseconds, in 48 bits.
-#[derive(Debug)]
 pub(crate) struct Promises {
     seed: RandomState,
     created: Instant,
-    cells: Box<[AtomicU64]>,
+    /// Allocated on first use.
+    cells: OnceLock<Box<[AtomicU64]>>,
 }
 
 impl Default for Promises {
     fn default() -> Self {
-        let cells = (0..CELLS).map(|_| AtomicU64::new(0)).collect();
-        Self { seed: RandomState::new(), created: Instant::now(), cells }
+        Self { seed: RandomState::new(), created: Instant::now(), cells: OnceLock::new() }
     }
 }
 
@@ -145,7 +126,8 @@ impl Promises {
             let free = if cell >> INSTANT_BITS == tag { cell & INSTANT } else { 0 };
             Duration::from_micros(free).clamp(first, last)
         };
-        let cell = &self.cells[usize::try_from(key).unwrap_or(0) % CELLS];
+        let new = || (0..CELLS).map(|_| AtomicU64::new(0)).collect();
+        let cell = &self.cells.get_or_init(new)[usize::try_from(key).unwrap_or(0) % CELLS];
         let taken = cell.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |cell| {
             let after = next(cell).saturating_add(time).as_micros();
             let after = u64::try_from(after).unwrap_or(INSTANT).min(INSTANT);

@@ -266,7 +266,7 @@ impl Observers {
     #[inline]
     pub(crate) fn notify(&self, event: &DecisionEvent<'_>) {
         #[cfg(feature = "tracing")]
-        traced::Spans.on_decision(event);
+        traced::on_decision(event);
         #[cfg(feature = "metrics")]
         self.metrics.on_decision(event);
         for hook in &self.hooks {

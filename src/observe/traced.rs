@@ -2,20 +2,16 @@
 
 use tracing::{Level, Span, field::display, level_filters::LevelFilter};
 
-use super::{DecisionEvent, OnDecision};
+use super::DecisionEvent;
 use crate::decision::Decision;
 
 /// Fills the `ratelimit.*` fields of the current span, and logs denials.
 ///
 /// Denials are logged at level debug, because there may be many.
-pub(super) struct Spans;
-
-impl OnDecision for Spans {
-    #[inline]
-    fn on_decision(&self, event: &DecisionEvent<'_>) {
-        if LevelFilter::current() != LevelFilter::OFF {
-            event.decision().into_iter().for_each(|decision| record(event, decision));
-        }
+#[inline]
+pub(super) fn on_decision(event: &DecisionEvent<'_>) {
+    if LevelFilter::current() != LevelFilter::OFF {
+        event.decision().into_iter().for_each(|decision| record(event, decision));
     }
 }
 

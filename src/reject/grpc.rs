@@ -97,34 +97,22 @@ fn status_message(code: u16, message: &str, why: &Rejection<'_>) -> Vec<u8> {
     let mut out = Vec::with_capacity(256);
     number(&mut out, 1, code.into());
     bytes(&mut out, 2, message.as_bytes());
-    if let Some(wait) = why.retry_after() {
-        any(&mut out, "google.rpc.RetryInfo", &retry_info(millis(wait)));
+    if let Some(wait) = why.retry_after().map(millis) {
+        let (mut delay, mut info) = (Vec::new(), Vec::new());
+        number(&mut delay, 1, wait / 1_000);
+        number(&mut delay, 2, wait % 1_000 * 1_000_000);
+        bytes(&mut info, 1, &delay);
+        any(&mut out, "google.rpc.RetryInfo", &info);
     }
-    let failure = quota_failure(why);
-    if !failure.is_empty() {
-        any(&mut out, "google.rpc.QuotaFailure", &failure);
-    }
-    out
-}
-
-/// Encodes `RetryInfo { retry_delay: Duration { seconds, nanos } }`.
-fn retry_info(millis: u64) -> Vec<u8> {
-    let mut delay = Vec::new();
-    number(&mut delay, 1, millis / 1_000);
-    number(&mut delay, 2, millis % 1_000 * 1_000_000);
-    let mut out = Vec::new();
-    bytes(&mut out, 1, &delay);
-    out
-}
-
-/// Encodes `QuotaFailure { violations: [{ subject, description }] }`, without the key.
-fn quota_failure(why: &Rejection<'_>) -> Vec<u8> {
-    let mut out = Vec::new();
+    let mut failure = Vec::new();
     for name in why.violated() {
         let mut violation = Vec::new();
         bytes(&mut violation, 1, format!("policy:{name}").as_bytes());
         bytes(&mut violation, 2, b"quota exhausted");
-        bytes(&mut out, 1, &violation);
+        bytes(&mut failure, 1, &violation);
+    }
+    if !failure.is_empty() {
+        any(&mut out, "google.rpc.QuotaFailure", &failure);
     }
     out
 }

@@ -18,8 +18,12 @@ use crate::{headers::push_json_string, key::entries::HeaderEntries, log};
 
 /// Plain texts are cached for waits below this number of seconds.
 const COMMON_WAITS: usize = 4_096;
-/// The prefix of problem types, from the IETF draft of the `RateLimit` fields.
-const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
+// The problem types are from the IETF draft of the `RateLimit` fields.
+const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
+const ABNORMAL_USAGE: &str =
+    "https://iana.org/assignments/http-problem-types#abnormal-usage-detected";
+const REDUCED_CAPACITY: &str =
+    "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
 
 /// Returns `true` if `Accept` contains JSON with a quality above 0.
 ///
@@ -54,22 +58,15 @@ pub(super) fn plain(why: &Rejection<'_>) -> Bytes {
 /// The member `violated-policies` is spelled as in the IETF draft of the `RateLimit` fields.
 pub(super) fn problem(why: &Rejection<'_>, status: StatusCode) -> String {
     let (kind, title) = match why.reason() {
-        Reason::Limited | Reason::TooCostly | Reason::Blocked => {
-            ("quota-exceeded", "Quota Exceeded")
-        }
-        Reason::KeyBlocked => ("abnormal-usage-detected", "Abnormal Usage Detected"),
+        Reason::Limited | Reason::TooCostly | Reason::Blocked => (QUOTA_EXCEEDED, "Quota Exceeded"),
+        Reason::KeyBlocked => (ABNORMAL_USAGE, "Abnormal Usage Detected"),
         Reason::Unavailable | Reason::Overloaded => {
-            ("temporary-reduced-capacity", "Temporary Reduced Capacity")
+            (REDUCED_CAPACITY, "Temporary Reduced Capacity")
         }
-        Reason::Unkeyed => ("", status.canonical_reason().unwrap_or("Rejected")),
+        Reason::Unkeyed => ("about:blank", status.canonical_reason().unwrap_or("Rejected")),
     };
     let mut json = String::with_capacity(256);
-    match kind {
-        "" => json.push_str("{\"type\":\"about:blank\",\"title\":"),
-        kind => {
-            let _ = write!(json, "{{\"type\":\"{TYPES}{kind}\",\"title\":");
-        }
-    }
+    let _ = write!(json, "{{\"type\":\"{kind}\",\"title\":");
     push_json_string(&mut json, title);
     let _ = write!(json, ",\"status\":{},\"detail\":", status.as_u16());
     push_json_string(&mut json, &detail(why));

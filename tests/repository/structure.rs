@@ -10,18 +10,18 @@ use std::{
 /// The most lines of code of each folder, without comments, blank lines and unit tests. A number may
 /// only fall. To raise one for a new capability is a commit of its own, with the reason.
 const BUDGET: [(&str, usize); 19] = [
-    ("src/", 774),
+    ("src/", 760),
     ("src/admin", 1011),
     ("src/algorithm", 1124),
     ("src/decision", 651),
     ("src/explain", 229),
     ("src/guide", 99),
-    ("src/headers", 661),
+    ("src/headers", 644),
     ("src/key", 1220),
-    ("src/middleware", 1904),
-    ("src/observe", 448),
+    ("src/middleware", 1891),
+    ("src/observe", 445),
     ("src/quota", 759),
-    ("src/reject", 483),
+    ("src/reject", 472),
     ("src/rule", 1355),
     ("src/store", 857),
     ("src/store/hot_keys", 961),

@@ -128,7 +128,7 @@ async fn a_store_that_fails_is_an_error_and_not_a_wait() {
         let limiter = Limiter::new(broken);
         let error = limiter.until_ready("a", &FIVE, 1).await.expect_err("an outage");
         assert!(matches!(error, NotReady::Store(_)) && error.to_string().contains("down"));
-        assert!(limiter.try_take("a", &FIVE, 1).await.is_err());
+        assert!(limiter.take("a", &FIVE, 1).await.is_err());
         assert!(limiter.take_up_to("a", &FIVE, 1).await.is_err());
         let throttled = limiter.throttle("a", &FIVE, async { unreachable!("not paid for") });
         assert!(throttled.await.is_err());
@@ -170,10 +170,12 @@ async fn throttled_work_starts_with_its_unit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn try_take_returns_at_once_whether_it_charged() {
+async fn take_returns_at_once_whether_it_charged() {
     async fn tries<S: Store<Error = Infallible>>(time: &Time, store: S) {
-        let limiter = Limiter::new(store);
-        let take = |cost| limiter.try_take("a", &FIVE, cost);
+        let limiter = &Limiter::new(store);
+        let take = |cost| async move {
+            Ok::<_, Infallible>(limiter.take("a", &FIVE, cost).await?.is_allowed())
+        };
         let (first, second, never) = (take(1).await.ok(), take(1).await.ok(), take(2).await.ok());
         assert_eq!((first, second, never), (Some(true), Some(false), Some(false)));
         time.pass(STEP).await;

@@ -396,7 +396,6 @@ fn a_store_that_cannot_hold_slots_does_not_support_them() {
 #[tokio::test]
 async fn calls_that_drop_their_decision_take_no_slots() {
     let (limiter, two) = (Limiter::local(), Quota::concurrent(2));
-    assert_eq!(limiter.try_take("alice", &two, 1).await, Ok(false));
     assert_eq!(limiter.take_up_to("alice", &two, 2).await, Ok(0));
     let held = limiter
         .throttle("alice", &two, async { limiter.peek("alice", &two).now().outcomes()[0].held() });
