@@ -191,7 +191,7 @@ impl Ledger {
     }
 
     pub(crate) fn active(&self, now: Instant) -> usize {
-        self.table.sets().active(now)
+        self.table.sets.active(now)
     }
 
     /// Runs all three at once.

@@ -25,7 +25,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/rule", 1355),
     ("src/store", 857),
     ("src/store/hot_keys", 961),
-    ("src/store/local", 1904),
+    ("src/store/local", 1841),
     ("src/store/redis", 3299),
     ("src/store/wrappers", 974),
     ("src/testing", 722),

@@ -231,7 +231,7 @@ impl Turn {
             let called = keys.entries.get_mut(&id).and_then(HeldEntry::call_next);
             drop(keys);
             drop(left);
-            wake(called);
+            called.into_iter().for_each(Waker::wake);
         }
     }
 
@@ -265,22 +265,15 @@ impl Shard {
     /// Frees slots, unless the account was reset since `epoch`.
     #[inline]
     pub(super) fn free(&self, id: u64, epoch: u64, units: u64) {
+        // A waker may run any code, so the lock is released first.
         let called = self.lock().free(id, epoch, units);
-        wake(called);
+        called.into_iter().for_each(Waker::wake);
     }
 
     /// Sets the held slots of an account to 0.
     pub(super) fn reset(&self, id: u64) {
         let called = self.lock().reset(id);
-        wake(called);
-    }
-}
-
-/// Wakes a task. A waker may run any code, so no lock may be held.
-#[inline]
-fn wake(called: Option<Waker>) {
-    if let Some(waker) = called {
-        waker.wake();
+        called.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -373,6 +366,10 @@ impl HeldKeys {
         }
     }
 
+    pub(super) fn held(&self, id: u64) -> u64 {
+        self.entries.get(&id).map_or(0, |entry| entry.held)
+    }
+
     /// Adds held slots. Returns the epoch with which they are freed.
     #[inline]
     pub(super) fn hold(&mut self, id: u64, units: u64) -> u64 {
@@ -434,19 +431,18 @@ impl HeldKeys {
         }
     }
 
-    /// Records a denial, and returns the time in which `missing` slots are probably freed.
+    /// Records a denial.
+    pub(super) fn deny(&mut self, id: u64, now: u64) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let held = entry.held;
+        entry.exhaustion.get_or_insert(Exhaustion { since: now, freed: 0, held }).held = held;
+    }
+
+    /// Returns the time in which `missing` slots are probably freed.
     ///
     /// The time between two freed slots of an exhausted key is its mean hold time divided by its
     /// limit. Without a freed slot, the time since the first denial is a lower bound. A stream of a
     /// day would make it a day, so it is at most a minute.
-    pub(super) fn deny(&mut self, id: u64, missing: u64, now: u64) -> u64 {
-        let Some(entry) = self.entries.get_mut(&id) else { return 0 };
-        let held = entry.held;
-        entry.exhaustion.get_or_insert(Exhaustion { since: now, freed: 0, held }).held = held;
-        self.expected_wait(id, missing, now)
-    }
-
-    /// Returns the time in which `missing` slots are probably freed.
     pub(super) fn expected_wait(&self, id: u64, missing: u64, now: u64) -> u64 {
         let Some(entry) = self.entries.get(&id) else { return 0 };
         let Some(exhaustion) = entry.exhaustion else { return 0 };

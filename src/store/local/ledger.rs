@@ -53,9 +53,9 @@ impl Ledger {
         let now = self.clock.now();
         let (holding, held) = self.held.counts();
         Stats {
-            slots: self.table.sets().slots(),
-            active: self.table.sets().active(now),
-            overflowed: self.table.overflow().decisions(),
+            slots: self.table.sets.slots(),
+            active: self.table.sets.active(now),
+            overflowed: self.warning.count(),
             blocked: self.blocks.len(now),
             holding,
             held,
@@ -177,14 +177,14 @@ impl Ledger {
             decision.hold(hold);
             return decision;
         }
-        let mut decision = self.decide(charges, now);
+        let mut decision = self.decide(charges, now, false);
         for _ in 0..MAX_REPEATS {
             if decision.is_allowed() {
                 break;
             }
             let retry_ns = decision.binding().map_or(NEVER, Outcome::retry_ns);
             let Some(later) = self.later(charges, now, retry_ns) else { break };
-            decision = self.decide(charges, later);
+            decision = self.decide(charges, later, false);
             now = later;
         }
         decision
@@ -203,20 +203,25 @@ impl Ledger {
         (elapsed > 0 && elapsed >= retry_ns.saturating_sub(max_wait)).then_some(later)
     }
 
-    /// Decides on the charges of all accounts.
-    fn decide(&self, charges: &[Charge<'_>], now: u64) -> Decision {
+    /// Returns the decision that [`take`](Ledger::take) would make, and changes nothing.
+    pub(super) fn peek(&self, charges: &[Charge<'_>]) -> Decision {
+        self.decide(charges, self.clock.now(), true)
+    }
+
+    /// Decides on the charges of all accounts. Changes nothing if `peeks` is `true`.
+    fn decide(&self, charges: &[Charge<'_>], now: u64, peeks: bool) -> Decision {
         let mut decision = Decision::new(true, now);
         if self.blocks.any(now) && self.deny_blocked(charges, &mut decision) {
             return decision;
         }
         let mut accounts = Accounts::default();
         self.hasher.collect(charges, &mut accounts);
-        let turn = charges.iter().find_map(Charge::turn);
+        let turn = charges.iter().find_map(Charge::turn).filter(|_| !peeks);
         if let Some(turn) = turn {
             turn.leave_unless(|id| accounts.slots().any(|account| account.at.id == id));
         }
-        let mut locked =
-            Locked { rates: self.table.lock(&mut accounts.distinct, now), slots: None };
+        let rates = self.table.lock(&mut accounts.distinct, now);
+        let mut locked = Locked { rates, slots: None, peeks };
         if accounts.has_slots {
             let ids = accounts.slots().map(|account| account.at.id);
             locked.slots = Some(self.held.lock(&ids, turn));
@@ -231,10 +236,10 @@ impl Ledger {
         }
         accounts.report(locked.rates.now(), &mut decision);
         let slots_are_full = locked.slots.as_ref().is_some_and(|slots| slots.full);
-        if locked.rates.overflowed() || slots_are_full {
-            if slots_are_full && !decision.is_allowed() {
-                decision.set_source(Source::Overflow);
-            }
+        if slots_are_full && !decision.is_allowed() {
+            decision.set_source(Source::Overflow);
+        }
+        if !peeks && (locked.rates.overflowed() || slots_are_full) {
             // A log subscriber may run any code, so the locks are released first.
             drop(locked);
             self.record_overflow(self.clock.now());
@@ -245,14 +250,13 @@ impl Ledger {
     /// Counts a decision about a shared account, and logs the first one.
     #[cold]
     pub(super) fn record_overflow(&self, now: u64) {
-        self.table.overflow().count();
-        self.warning.record(now, self.table.sets().slots());
+        self.warning.record(now, self.table.sets.slots());
     }
 
     pub(super) fn block(&self, charge: &Charge<'_>, time: Duration) -> Decision {
         let now = self.clock.now();
         let until = now.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(NEVER));
-        let slots = self.table.sets().slots() / SLOTS_PER_BLOCK;
+        let slots = self.table.sets.slots() / SLOTS_PER_BLOCK;
         let has_room = self.blocks.set(self.hasher.id(charge), now, until, slots);
         if !has_room {
             self.block_warning.record_block(now, slots);
@@ -304,9 +308,11 @@ fn plain_decision<const N: usize>(
 }
 
 /// The locked accounts of a decision.
-pub(super) struct Locked<'a> {
-    pub(super) rates: LockedAccounts<'a, AccountState>,
-    pub(super) slots: Option<LockedSlots<'a>>,
+struct Locked<'a> {
+    rates: LockedAccounts<'a, AccountState>,
+    slots: Option<LockedSlots<'a>>,
+    /// `true` if the decision changes nothing.
+    peeks: bool,
 }
 
 /// Returns `true` for one charge of one concurrent quota.
@@ -317,7 +323,7 @@ fn are_slots(charges: &[Charge<'_>]) -> bool {
 
 /// Evaluates the demand of an account. New keys on one shared account count together.
 #[inline]
-pub(super) fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluation {
+fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluation {
     let account = &all[index];
     if account.quota.is_concurrent()
         && let Some(slots) = &mut locked.slots
@@ -351,6 +357,12 @@ fn charge(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, decision: &mut D
     let now = locked.rates.now();
     for index in 0..accounts.distinct.len() {
         let charges = accounts.charges(index);
+        if locked.peeks {
+            if charges {
+                accounts.distinct[index].evaluation = preview(&accounts.distinct, index, locked);
+            }
+            continue;
+        }
         let account = &mut accounts.distinct[index];
         let (quota, demand) = (account.quota, account.demand);
         if let (true, Some(slots)) = (quota.is_concurrent(), &mut locked.slots) {
@@ -373,11 +385,30 @@ fn charge(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, decision: &mut D
     }
 }
 
+/// Returns the evaluation of an account after its charge, and changes nothing.
+fn preview(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluation {
+    let Account { at, quota, demand, mut evaluation, .. } = all[index];
+    if quota.is_concurrent() {
+        slots::add_held(&mut evaluation, demand.cost);
+        return evaluation;
+    }
+    let now = locked.rates.now();
+    let shared = all[..index].iter().filter(|other| other.at.shares(&at));
+    let earlier = shared.map(|other| i64::from(other.demand.cost)).sum();
+    locked.rates.look(&at, |state| {
+        let mut after = state.cloned();
+        if earlier > 0 {
+            algorithm::adjust(&mut after, quota, now, earlier);
+        }
+        algorithm::take(&mut after, quota, now, demand)
+    })
+}
+
 /// Adds the waits of a denied decision, and creates accounts with `initial` units.
 #[inline(never)]
 fn deny(all: &mut [Account<'_>], locked: &mut Locked<'_>, clock: impl FnOnce() -> u64) {
     if let Some(slots) = &mut locked.slots {
-        slots::deny(all, slots, clock());
+        slots::deny(all, slots, clock(), locked.peeks);
     }
     // The waits of a denial are those of callers that do not queue.
     for index in 0..all.len() {
@@ -386,7 +417,8 @@ fn deny(all: &mut [Account<'_>], locked: &mut Locked<'_>, clock: impl FnOnce() -
             all[index].evaluation = look(all, index, locked);
         }
     }
-    if !all.iter().any(|account| !account.report_only && account.evaluation.is_never()) {
+    let is_never = |it: &Account<'_>| !it.report_only && it.evaluation.is_never();
+    if !locked.peeks && !all.iter().any(is_never) {
         all.iter_mut().for_each(|account| open(account, &mut locked.rates));
     }
 }
@@ -449,7 +481,7 @@ mod tests {
             let has_slot = |key: u32| {
                 let key = Key::from(key);
                 let charge = Charge::new(RuleName::default(), &key, &quotas);
-                ledger.table.sets().lock(0).find(ledger.hasher.id(&charge)).is_some()
+                ledger.table.sets.lock(0).find(ledger.hasher.id(&charge)).is_some()
             };
             (0..100).for_each(|key| {
                 take(key);

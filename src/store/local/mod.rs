@@ -4,7 +4,6 @@ mod accounts;
 mod changes;
 mod held;
 mod ledger;
-mod peek;
 mod slots;
 mod table;
 mod warnings;

@@ -31,11 +31,7 @@ impl Ledger {
 
     /// Returns the state of an account of slots.
     pub(super) fn look_at_slots(&self, account: &Account<'_>) -> Snapshot {
-        let keys = self.held.shard(account.at.id).lock();
-        let (Room::Held(held) | Room::Behind(held)) = keys.room(account.at.id, (0, u64::MAX))
-        else {
-            return concurrent::look(0, account.quota, Demand::units(0)).snapshot;
-        };
+        let held = self.held.shard(account.at.id).lock().held(account.at.id);
         concurrent::look(held, account.quota, Demand::units(0)).snapshot
     }
 }
@@ -121,24 +117,20 @@ pub(super) fn add_held(evaluation: &mut Evaluation, cost: u32) {
     }
 }
 
-/// Adds the expected wait to a denial, without a record of the denial.
-pub(super) fn expect_wait(account: &mut Account<'_>, slots: &mut LockedSlots<'_>, now: u64) {
-    let Account { at, quota, demand, evaluation, .. } = account;
-    if let Snapshot::Slots { held, retry_ns, free_in_ns, .. } = &mut evaluation.snapshot
-        && ![0, NEVER].contains(retry_ns)
-        && let Some(keys) = slots.get(at.id)
-    {
-        *free_in_ns = keys.expected_wait(at.id, concurrent::missing(*held, quota, *demand), now);
-    }
-}
-
 /// Adds the request of a denied decision to the queue of the first account without enough free
-/// slots, unless another account denies it as well, and the expected wait to each denial.
-pub(super) fn deny(accounts: &mut [Account<'_>], slots: &mut LockedSlots<'_>, now: u64) {
+/// slots, unless another account denies it as well, and the expected wait to each denial. A peek only
+/// adds the expected waits.
+pub(super) fn deny(
+    accounts: &mut [Account<'_>],
+    slots: &mut LockedSlots<'_>,
+    now: u64,
+    peeks: bool,
+) {
     let mut denying = accounts.iter().filter(|it| !it.report_only && !it.evaluation.allowed);
     let waits =
         |it: &Account<'_>| it.demand.max_wait > 0 && it.evaluation.retry_ns() == UNKNOWN_WAIT;
     if let Some(first) = denying.clone().next()
+        && !peeks
         && !slots.full
         && denying.all(waits)
     {
@@ -151,10 +143,16 @@ pub(super) fn deny(accounts: &mut [Account<'_>], slots: &mut LockedSlots<'_>, no
             if ![0, NEVER].contains(retry_ns)
                 && let Some(keys) = slots.get(at.id)
             {
-                *free_in_ns = keys.deny(at.id, concurrent::missing(*held, quota, *demand), now);
+                if !peeks {
+                    keys.deny(at.id, now);
+                }
+                let missing = concurrent::missing(*held, quota, *demand);
+                *free_in_ns = keys.expected_wait(at.id, missing, now);
             }
-            // A raised limit may have room for a request that waits.
-            slots.call_next(at.id, quota.raised_limit());
+            if !peeks {
+                // A raised limit may have room for a request that waits.
+                slots.call_next(at.id, quota.raised_limit());
+            }
         }
     }
 }
@@ -169,7 +167,11 @@ mod tests {
     fn the_expected_wait_is_the_time_between_two_freed_slots() {
         let shard = Shard::new(16);
         let epoch = shard.lock().hold(7, 5);
-        let deny = |missing, at: u64| shard.lock().deny(7, missing, at * SECOND) / SECOND;
+        let deny = |missing, at: u64| {
+            let mut keys = shard.lock();
+            keys.deny(7, at * SECOND);
+            keys.expected_wait(7, missing, at * SECOND) / SECOND
+        };
         assert_eq!(deny(1, 100), 0, "the first denial");
         assert_eq!(deny(1, 130), 30, "no slot was freed in 30 s");
         assert_eq!((deny(3, 130), deny(1, 159)), (60, 59), "a guess is at most a minute");

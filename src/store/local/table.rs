@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::sync::{
     AtomicU32, AtomicU64, Mutex, MutexGuard, OnceLock,
-    Ordering::{AcqRel, Acquire, Relaxed, Release},
+    Ordering::{AcqRel, Acquire, Release},
     WAYS,
 };
 use crate::name::RuleName;
@@ -68,14 +68,16 @@ impl Located {
         is_shared && self.shared_address() == other.shared_address()
     }
 
+    #[expect(clippy::cast_possible_truncation, reason = "a rule has at most 255 quotas")]
     fn shared_address(&self) -> SharedAddress {
-        SharedAddress::new(self.set, self.rule, self.quota_index)
+        let (group, quota_index) = ((self.set % SHARED_GROUPS) as u16, self.quota_index as u8);
+        SharedAddress { rule: self.rule, group, quota_index }
     }
 }
 
 #[derive(Debug)]
 pub(super) struct Table<A> {
-    sets: Sets<A>,
+    pub(super) sets: Sets<A>,
     overflow: Overflow<A>,
     /// The latest reset of each group of sets. Charges before that instant cannot be undone.
     void_before: OnceLock<Box<[AtomicU64]>>,
@@ -87,14 +89,6 @@ impl<A> Table<A> {
         let sets = Sets::new(slots);
         let overflow = Overflow::new(sets.len());
         Self { sets, overflow, void_before: OnceLock::new() }
-    }
-
-    pub(super) fn sets(&self) -> &Sets<A> {
-        &self.sets
-    }
-
-    pub(super) fn overflow(&self) -> &Overflow<A> {
-        &self.overflow
     }
 
     /// Applies `change` to the account `id` if its state is one instant. Otherwise, returns `None`.
@@ -184,7 +178,7 @@ impl<A: Stored> Table<A> {
                     next = next.min(account.set);
                 }
             }
-            locked.now = locked.now.max(set.dropped_at());
+            locked.now = locked.now.max(set.dropped_at);
             locked.sets.push(set);
             first = next;
         }
@@ -350,7 +344,7 @@ impl<A: Stored> LockedAccounts<'_, A> {
     #[cold]
     fn shared(&mut self, account: &Located) -> Option<&A> {
         let now = self.now;
-        let accounts = self.overflow.get_or_insert_with(|| self.table.overflow.lock());
+        let accounts = self.overflow.get_or_insert_with(|| self.table.overflow.accounts.lock());
         let (expires_at, account) = accounts.get(&account.shared_address())?;
         (*expires_at > now).then_some(account)
     }
@@ -363,7 +357,7 @@ impl<A: Stored> LockedAccounts<'_, A> {
         change: impl FnOnce(&mut Option<A>) -> T,
     ) -> T {
         let (now, address) = (self.now, account.shared_address());
-        let accounts = self.overflow.get_or_insert_with(|| self.table.overflow.lock());
+        let accounts = self.overflow.get_or_insert_with(|| self.table.overflow.accounts.lock());
         let stored = accounts.remove(&address).filter(|(expires_at, _)| *expires_at > now);
         let mut stored = stored.map(|(_, account)| account);
         let result = change(&mut stored);
@@ -447,10 +441,6 @@ impl<A> Set<A> {
             states[at] = None;
         }
         self.dropped_at = self.dropped_at.max(now);
-    }
-
-    pub(super) fn dropped_at(&self) -> u64 {
-        self.dropped_at
     }
 
     /// Returns the number of accounts that have not expired.
@@ -590,21 +580,14 @@ fn probe(id: u64) -> impl Iterator<Item = usize> {
 
 /// The address of a shared account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct SharedAddress {
+struct SharedAddress {
     rule: RuleName,
     group: u16,
     quota_index: u8,
 }
 
-impl SharedAddress {
-    #[expect(clippy::cast_possible_truncation, reason = "a rule has at most 255 quotas")]
-    pub(super) fn new(set: usize, rule: RuleName, quota_index: usize) -> Self {
-        Self { rule, group: (set % SHARED_GROUPS) as u16, quota_index: quota_index as u8 }
-    }
-}
-
 /// Shared accounts, each with the instant at which it expires.
-pub(super) type SharedAccounts<A> = HashMap<SharedAddress, (u64, A)>;
+type SharedAccounts<A> = HashMap<SharedAddress, (u64, A)>;
 
 /// The accounts that new keys share if their set has no free slot.
 ///
@@ -616,47 +599,29 @@ pub(super) type SharedAccounts<A> = HashMap<SharedAddress, (u64, A)>;
 /// Each set records the instant until which its new keys may be in debt. Otherwise, one full set
 /// would put the new keys of its whole group into debt.
 #[derive(Debug)]
-pub(super) struct Overflow<A> {
+struct Overflow<A> {
     /// The end of possible debt of new keys, per set, in seconds of Unix time.
     until: Box<[AtomicU32]>,
+    /// The shared accounts. The caller must not lock a set while it holds this lock.
     accounts: Mutex<SharedAccounts<A>>,
-    decisions: AtomicU64,
 }
 
 impl<A> Overflow<A> {
     /// Creates the shared accounts of a table with `sets` sets.
-    pub(super) fn new(sets: usize) -> Self {
-        Self {
-            until: (0..sets).map(|_| AtomicU32::new(0)).collect(),
-            accounts: Mutex::default(),
-            decisions: AtomicU64::new(0),
-        }
+    fn new(sets: usize) -> Self {
+        let until = (0..sets).map(|_| AtomicU32::new(0)).collect();
+        Self { until, accounts: Mutex::default() }
     }
 
     /// Returns `true` if new keys of this set are possibly in debt.
-    pub(super) fn may_be_in_debt(&self, set: usize, now: u64) -> bool {
+    fn may_be_in_debt(&self, set: usize, now: u64) -> bool {
         u64::from(self.until[set].load(Acquire)) > now / SECOND
     }
 
     /// Records that new keys of this set may be in debt until this instant.
-    pub(super) fn extend_debt(&self, set: usize, until: u64) {
+    fn extend_debt(&self, set: usize, until: u64) {
         let second = u32::try_from(until / SECOND + 1).unwrap_or(u32::MAX);
         self.until[set].fetch_max(second, Release);
-    }
-
-    /// Locks the shared accounts. The caller must not lock a set while it holds this lock.
-    pub(super) fn lock(&self) -> MutexGuard<'_, SharedAccounts<A>> {
-        self.accounts.lock()
-    }
-
-    /// Counts a decision that used a shared account.
-    pub(super) fn count(&self) {
-        self.decisions.fetch_add(1, Relaxed);
-    }
-
-    /// Returns the number of decisions that used a shared account.
-    pub(super) fn decisions(&self) -> u64 {
-        self.decisions.load(Relaxed)
     }
 }
 

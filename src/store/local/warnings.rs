@@ -30,9 +30,14 @@ static DROPPED: Mutex<BTreeMap<&Location<'_>, (u64, u32)>> = Mutex::new(BTreeMap
 pub(super) struct OverflowWarning {
     /// The instant of the last overflow, accurate to a second. Zero before the first overflow.
     last: AtomicU64,
+    count: AtomicU64,
 }
 
 impl OverflowWarning {
+    pub(super) fn count(&self) -> u64 {
+        self.count.load(Relaxed)
+    }
+
     /// Records a decision on an account that several keys share.
     ///
     /// The caller must hold no lock, because a log subscriber may run any code.
@@ -53,6 +58,7 @@ impl OverflowWarning {
 
     /// Records an overflow. Returns `true` if no other was recorded during the last [`QUIET`].
     fn is_first(&self, now: u64) -> bool {
+        self.count.fetch_add(1, Relaxed);
         let last = self.last.load(Relaxed);
         let quiet = now.saturating_sub(last);
         let first = last == 0;
