@@ -4,17 +4,14 @@ use std::time::Duration;
 
 use axum::{
     Json,
-    extract::{FromRequest, Request},
+    extract::rejection::JsonRejection,
     response::{IntoResponse, Response},
 };
-use http::{HeaderValue, StatusCode, header::CONTENT_TYPE};
-use serde::{Deserialize, de::DeserializeOwned};
+use http::{StatusCode, header::CONTENT_TYPE};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{quota::read_time, rule::Quotas};
-
-/// The maximum length of a body, in bytes.
-pub(super) const MAX_BYTES: usize = 16 * 1024;
 
 /// An account. Each route uses some of the optional fields.
 #[derive(Deserialize)]
@@ -26,7 +23,7 @@ pub(super) struct AccountBody {
     /// The fingerprint of a listed key.
     pub(super) fingerprint: Option<String>,
     quotas: Option<Value>,
-    r#for: Option<String>,
+    pub(super) r#for: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -44,26 +41,7 @@ pub(super) struct ReportOnlyBody {
     pub(super) on: bool,
 }
 
-/// Reads the body of a request.
-pub(super) async fn read<T: DeserializeOwned>(request: Request) -> Result<T, Problem> {
-    let body = Json::<T>::from_request(request, &()).await;
-    body.map(|Json(body)| body).map_err(|rejection| match rejection.status() {
-        StatusCode::UNPROCESSABLE_ENTITY => Problem::body(rejection.body_text()),
-        status => Problem::new(status, rejection.body_text()),
-    })
-}
-
 impl AccountBody {
-    /// Returns an error if the body has quotas or a time that the route does not use.
-    pub(super) fn has_only(self, quotas: bool, time: bool) -> Result<Self, Problem> {
-        let unused =
-            [("quotas", self.quotas.is_some(), quotas), ("for", self.r#for.is_some(), time)];
-        match unused.into_iter().find(|(_, given, used)| *given && !used) {
-            Some((name, ..)) => Err(Problem::body(format!("{name} has no use here; remove it"))),
-            None => Ok(self),
-        }
-    }
-
     /// Returns the given quotas. A quota with a name is an error, because the memory of names is never
     /// freed.
     pub(super) fn quotas(&self) -> Result<Option<Quotas>, Problem> {
@@ -80,12 +58,11 @@ impl AccountBody {
         let Some(text) = &self.r#for else {
             return Err(Problem::body("for is missing; add it, as \"for\": \"10min\""));
         };
-        match read_time("for", text).map_err(Problem::body)? {
-            Duration::ZERO => {
-                Err(Problem::body("for is 0s; give a time above 0s, or unblock the key"))
-            }
-            time => Ok(time),
+        let time = read_time("for", text).map_err(Problem::body)?;
+        if time.is_zero() {
+            return Err(Problem::body("for is 0s; give a time above 0s, or unblock the key"));
         }
+        Ok(time)
     }
 }
 
@@ -121,14 +98,24 @@ impl Problem {
     }
 }
 
+impl From<JsonRejection> for Problem {
+    fn from(rejection: JsonRejection) -> Self {
+        let status = match rejection.status() {
+            StatusCode::UNPROCESSABLE_ENTITY => StatusCode::BAD_REQUEST,
+            status => status,
+        };
+        Self::new(status, rejection.body_text())
+    }
+}
+
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let Self { status, detail } = self;
-        let title = status.canonical_reason().unwrap_or("Problem");
-        let text = json!({
-            "type": "about:blank", "title": title, "status": status.as_u16(), "detail": detail,
+        let problem = json!({
+            "type": "about:blank",
+            "title": self.status.canonical_reason().unwrap_or("Problem"),
+            "status": self.status.as_u16(),
+            "detail": self.detail,
         });
-        let kind = HeaderValue::from_static("application/problem+json");
-        (status, [(CONTENT_TYPE, kind)], text.to_string()).into_response()
+        (self.status, [(CONTENT_TYPE, "application/problem+json")], Json(problem)).into_response()
     }
 }

@@ -322,7 +322,12 @@ impl Admin {
         S: Store<Error = Infallible> + Send + Sync + 'static,
     {
         let taken = self.layers.iter().any(|layer| *layer.name == *name);
-        managed::check_name(name, taken);
+        assert!(!taken, "another layer has the name {name:?}; give another name");
+        let safe = |c: char| c.is_ascii_alphanumeric() || "-._~".contains(c);
+        assert!(
+            (1..=64).contains(&name.len()) && name.chars().all(safe),
+            "invalid name {name:?} of a layer; give 1 to 64 of A-Z, a-z, 0-9, -, ., _ and ~"
+        );
         self.layers.push(ManagedLayer::new(name, &mut layer, self.secret, self.shows_keys));
         layer
     }

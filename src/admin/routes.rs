@@ -4,13 +4,13 @@ use std::{sync::Arc, time::SystemTime};
 
 use axum::{
     Json, Router,
-    extract::{DefaultBodyLimit, OriginalUri, Request, State},
+    extract::{DefaultBodyLimit, OriginalUri, State, rejection::JsonRejection},
     middleware,
     response::{IntoResponse, Response},
     routing::{MethodRouter, any, get, post},
 };
 use http::{
-    HeaderMap, HeaderName, HeaderValue, StatusCode,
+    HeaderName, HeaderValue, StatusCode,
     header::{
         CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, LOCATION, REFERRER_POLICY,
         X_CONTENT_TYPE_OPTIONS,
@@ -21,13 +21,14 @@ use serde_json::{Value, json};
 use super::{
     Guard,
     account::ManagedAccount,
-    body::{self, AccountBody, MAX_BYTES, Problem, ReportOnlyBody, SwitchBody},
+    body::{AccountBody, Problem, ReportOnlyBody, SwitchBody},
     managed::{self, ManagedLayer},
     show,
 };
 use crate::store::Op;
 
 type ManagedLayers = State<Arc<[ManagedLayer]>>;
+type Body<T> = Result<Json<T>, JsonRejection>;
 type JsonResult = Result<Json<Value>, Problem>;
 
 /// Header fields of every response.
@@ -64,7 +65,7 @@ pub(super) fn router(layers: Arc<[ManagedLayer]>, guard: Guard) -> Router {
         .route("/{*unknown}", any(not_found))
         .method_not_allowed_fallback(method_not_allowed)
         .with_state(layers)
-        .layer(DefaultBodyLimit::max(MAX_BYTES))
+        .layer(DefaultBodyLimit::max(16 * 1024))
         .layer(middleware::map_response(with_headers));
     guard.wrap(router).layer(middleware::map_response(with_no_store))
 }
@@ -73,15 +74,11 @@ fn file<S>(kind: &'static str, text: &'static str) -> MethodRouter<S>
 where
     S: Clone + Send + Sync + 'static,
 {
-    get(async move || ([(CONTENT_TYPE, HeaderValue::from_static(kind))], text))
+    get(async move || ([(CONTENT_TYPE, kind)], text))
 }
 
-async fn with_headers(mut response: Response) -> Response {
-    let headers: &mut HeaderMap = response.headers_mut();
-    for (name, value) in HEADERS {
-        headers.insert(name, HeaderValue::from_static(value));
-    }
-    response
+async fn with_headers(response: Response) -> impl IntoResponse {
+    (HEADERS, response)
 }
 
 /// Forbids caching of a response that the guard creates.
@@ -114,44 +111,47 @@ async fn method_not_allowed() -> Problem {
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, why)
 }
 
-async fn account(request: Request, quotas: bool, time: bool) -> Result<AccountBody, Problem> {
-    body::read::<AccountBody>(request).await?.has_only(quotas, time)
-}
-
-async fn peek(State(layers): ManagedLayers, request: Request) -> JsonResult {
-    let body = account(request, true, false).await?;
+async fn peek(State(layers): ManagedLayers, body: Body<AccountBody>) -> JsonResult {
+    let body = without_time(body)?;
     ManagedAccount::find(&layers, &body, true)?.peek().await.map(Json)
 }
 
-async fn reset(State(layers): ManagedLayers, request: Request) -> JsonResult {
-    let body = account(request, true, false).await?;
+async fn reset(State(layers): ManagedLayers, body: Body<AccountBody>) -> JsonResult {
+    let body = without_time(body)?;
     ManagedAccount::find(&layers, &body, true)?.change("reset", |it| Op::Reset(it)).await.map(Json)
 }
 
-async fn block(State(layers): ManagedLayers, request: Request) -> JsonResult {
-    let body = account(request, false, true).await?;
+async fn block(State(layers): ManagedLayers, body: Body<AccountBody>) -> JsonResult {
+    let Json(body) = body?;
     let (account, time) = (ManagedAccount::find(&layers, &body, false)?, body.time()?);
     let done = account.change("block", |it| Op::Block(it, time)).await?;
     account.show_block(SystemTime::now().checked_add(time));
     Ok(Json(done))
 }
 
-async fn unblock(State(layers): ManagedLayers, request: Request) -> JsonResult {
-    let body = account(request, false, false).await?;
+async fn unblock(State(layers): ManagedLayers, body: Body<AccountBody>) -> JsonResult {
+    let body = without_time(body)?;
     let account = ManagedAccount::find(&layers, &body, false)?;
     let done = account.change("unblock", |it| Op::Unblock(it)).await?;
     account.show_block(None);
     Ok(Json(done))
 }
 
-async fn switch(State(layers): ManagedLayers, request: Request) -> JsonResult {
-    let SwitchBody { layer, on } = body::read(request).await?;
+fn without_time(body: Body<AccountBody>) -> Result<AccountBody, Problem> {
+    match body? {
+        Json(body) if body.r#for.is_some() => Err(Problem::body("for has no use here; remove it")),
+        Json(body) => Ok(body),
+    }
+}
+
+async fn switch(State(layers): ManagedLayers, body: Body<SwitchBody>) -> JsonResult {
+    let Json(SwitchBody { layer, on }) = body?;
     managed::find(&layers, &layer)?.switch.set(on);
     Ok(Json(json!({ "layer": layer, "on": on })))
 }
 
-async fn report_only(State(layers): ManagedLayers, request: Request) -> JsonResult {
-    let ReportOnlyBody { layer, rule, on } = body::read(request).await?;
-    managed::find(&layers, &layer)?.report_only(rule.as_deref(), on)?;
+async fn report_only(State(layers): ManagedLayers, body: Body<ReportOnlyBody>) -> JsonResult {
+    let Json(ReportOnlyBody { layer, rule, on }) = body?;
+    managed::find(&layers, &layer)?.set_report_only(rule.as_deref(), on)?;
     Ok(Json(json!({ "layer": layer, "rule": rule, "on": on })))
 }

@@ -1,11 +1,11 @@
 //! Layers, rules, denials and health as JSON.
 
-use std::time::{Duration, SystemTime};
+use std::{cmp::Reverse, sync::atomic::Ordering::Relaxed, time::Duration, time::SystemTime};
 
 use serde_json::{Value, json};
 
 use super::{
-    denials::{DeniedKey, RecordedDenial},
+    denials::DeniedKey,
     key,
     managed::{self, ManagedLayer},
 };
@@ -14,77 +14,62 @@ use crate::{quota::Quota, rule::RuleInfo, store::Health};
 /// Returns the layers with their switches and rules.
 pub(super) fn layers(layers: &[ManagedLayer]) -> Value {
     all(layers.iter().map(|layer| {
-        let rule = |info: &RuleInfo<'_>| rule(layer, info);
         json!({
             "layer": &*layer.name,
             "on": layer.switch.is_on(),
             "report_only": layer.report_only.is_on(),
-            "rules": layer.infos(|infos| infos.iter().map(rule).collect::<Vec<_>>()),
+            "rules": layer.rules().iter().map(|info| rule(layer, info)).collect::<Vec<_>>(),
         })
     }))
 }
 
 fn rule(layer: &ManagedLayer, info: &RuleInfo<'_>) -> Value {
-    let quotas = managed::own_quotas(info);
-    let quotas = quotas.map(|quotas| quotas.charged().iter().map(quota).collect::<Vec<_>>());
-    let from = match (info.quotas, info.live) {
-        (Some(_), _) => "fixed",
-        (None, Some(_)) => "live",
-        (None, None) => "per request",
+    let quota = |quota: &Quota| {
+        json!({
+            "text": quota.to_string(),
+            "algorithm": quota.algorithm(),
+            "limit": quota.burst(),
+            "units": quota.units(),
+            "period_ms": millis(quota.period()),
+            "max_debt": quota.max_debt_units(),
+        })
     };
-    let (denied, reported) = layer.denial_log.counted(info.name);
+    let quotas = managed::own_quotas(info);
+    let record = layer.denial_log.find(info.name);
     json!({
         "rule": info.name,
-        "quotas": quotas,
-        "quotas_are": from,
+        "quotas": quotas.map(|all| all.charged().iter().map(quota).collect::<Vec<_>>()),
+        "quotas_are": match (info.quotas, info.live) {
+            (Some(_), _) => "fixed",
+            (None, Some(_)) => "live",
+            (None, None) => "per request",
+        },
         "cost": info.cost,
         "headroom": info.headroom,
         "queues": info.queues,
         "report_only": info.report_only,
-        "denied": denied,
-        "reported": reported,
-    })
-}
-
-fn quota(quota: &Quota) -> Value {
-    json!({
-        "text": quota.to_string(),
-        "algorithm": quota.algorithm(),
-        "limit": quota.burst(),
-        "units": quota.units(),
-        "period_ms": millis(quota.period()),
-        "max_debt": quota.max_debt_units(),
+        "denied": record.map_or(0, |record| record.denied.load(Relaxed)),
+        "reported": record.map_or(0, |record| record.reported.load(Relaxed)),
     })
 }
 
 /// Returns the latest denials of each rule, newest first, and its most denied keys.
 pub(super) fn denials(layers: &[ManagedLayer]) -> Value {
     all(layers.iter().map(|layer| {
-        let rule = |info: &RuleInfo<'_>| {
-            let recent = layer.denial_log.last(info.name);
-            let recent: Vec<_> = recent.iter().map(denial).collect();
-            let top = layer.denial_log.top(info.name);
-            let top: Vec<_> = top.iter().map(|top| denied_key(layer, top)).collect();
-            json!({ "rule": info.name, "recent": recent, "top": top })
-        };
-        let rules: Vec<_> = layer.infos(|infos| infos.iter().map(rule).collect());
-        json!({ "layer": &*layer.name, "rules": rules })
+        let rules = layer.rules();
+        let records = rules.iter().filter_map(|info| {
+            let mut listed = layer.denial_log.find(info.name)?.listed();
+            listed.top.sort_by_key(|it| Reverse(it.denied));
+            let top: Vec<_> = listed.top.iter().map(|it| denied_key(layer, it)).collect();
+            Some(json!({ "rule": info.name, "recent": listed.last, "top": top }))
+        });
+        json!({ "layer": &*layer.name, "rules": records.collect::<Vec<_>>() })
     }))
 }
 
-fn denial(denial: &RecordedDenial) -> Value {
-    let at = denial.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    json!({
-        "at_ms": millis(at),
-        "key": denial.key,
-        "result": denial.result,
-        "retry_after_ms": denial.retry_after.map(millis),
-    })
-}
-
 fn denied_key(layer: &ManagedLayer, listed: &DeniedKey) -> Value {
-    let blocked =
-        listed.blocked_until.and_then(|until| until.duration_since(SystemTime::now()).ok());
+    let now = SystemTime::now();
+    let blocked = listed.blocked_until.and_then(|until| until.duration_since(now).ok());
     let mut shown = json!({
         "key": listed.fingerprint,
         "denied": listed.denied,
