@@ -1,6 +1,9 @@
 //! Operations on one account: peek, reset, block and unblock.
 
-use std::{fmt::Display, time::SystemTime};
+use std::{
+    fmt::Display,
+    time::{Duration, SystemTime},
+};
 
 use http::StatusCode;
 use serde_json::{Value, json};
@@ -95,27 +98,29 @@ impl<'a> ManagedAccount<'a> {
         Ok(response)
     }
 
-    /// Changes the account.
+    /// Resets, blocks or unblocks the account. A block has a time.
     pub(super) async fn change(
         &self,
         operation: &str,
-        op: impl for<'c> FnOnce(&'c Charge<'c>) -> Op<'c>,
+        time: Option<Duration>,
     ) -> Result<Value, Problem> {
         let charge = self.charge();
-        let Ok(decision) = self.layer.store.call(op(&charge)).await;
+        let op = match (operation, time) {
+            (_, Some(time)) => Op::Block(&charge, time),
+            ("reset", None) => Op::Reset(&charge),
+            _ => Op::Unblock(&charge),
+        };
+        let Ok(decision) = self.layer.store.call(op).await;
         check(operation, &decision)?;
+        let fingerprint = self.key.fingerprint(&self.layer.secret);
+        let record = self.layer.denial_log.find(self.rule.name).filter(|_| operation != "reset");
+        if let Some(record) = record {
+            let until = time.and_then(|time| SystemTime::now().checked_add(time));
+            record.set_blocked(fingerprint, until);
+        }
         let mut response = self.response(&decision);
         response["done"] = operation.into();
         Ok(response)
-    }
-
-    /// Shows in the list of the most denied keys until when the key is blocked.
-    pub(super) fn show_block(&self, until: Option<SystemTime>) {
-        let fingerprint = self.key.fingerprint(&self.layer.secret);
-        let Some(record) = self.layer.denial_log.find(self.rule.name) else { return };
-        if let Some(listed) = record.listed().find(fingerprint) {
-            listed.blocked_until = until;
-        }
     }
 
     fn charge(&self) -> Charge<'_> {

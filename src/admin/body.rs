@@ -23,7 +23,7 @@ pub(super) struct AccountBody {
     /// The fingerprint of a listed key.
     pub(super) fingerprint: Option<String>,
     quotas: Option<Value>,
-    pub(super) r#for: Option<String>,
+    r#for: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -54,15 +54,19 @@ impl AccountBody {
         Quotas::deserialize(value).map(Some).map_err(|error| Problem::body(error.to_string()))
     }
 
-    pub(super) fn time(&self) -> Result<Duration, Problem> {
-        let Some(text) = &self.r#for else {
-            return Err(Problem::body("for is missing; add it, as \"for\": \"10min\""));
-        };
-        let time = read_time("for", text).map_err(Problem::body)?;
-        if time.is_zero() {
-            return Err(Problem::body("for is 0s; give a time above 0s, or unblock the key"));
+    /// Returns the time, which only a block has.
+    pub(super) fn time(&self, is_block: bool) -> Result<Option<Duration>, Problem> {
+        match (&self.r#for, is_block) {
+            (None, false) => Ok(None),
+            (Some(_), false) => Err(Problem::body("for has no use here; remove it")),
+            (None, true) => Err(Problem::body("for is missing; add it, as \"for\": \"10min\"")),
+            (Some(text), true) => match read_time("for", text).map_err(Problem::body)? {
+                Duration::ZERO => {
+                    Err(Problem::body("for is 0s; give a time above 0s, or unblock the key"))
+                }
+                time => Ok(Some(time)),
+            },
         }
-        Ok(time)
     }
 }
 
@@ -84,17 +88,9 @@ impl Problem {
     }
 
     /// Creates an error for an unknown value of `field`.
-    pub(super) fn unknown<'a>(
-        field: &str,
-        value: &str,
-        known: impl Iterator<Item = &'a str>,
-    ) -> Self {
-        let known: Vec<_> = known.map(|name| format!("{name:?}")).collect();
-        let fix = match known.is_empty() {
-            true => format!("no {field} exists"),
-            false => format!("give one of {}", known.join(", ")),
-        };
-        Self::new(StatusCode::NOT_FOUND, format!("{field} is {value:?}; {fix}"))
+    pub(super) fn unknown(field: &str, value: &str, known: &[&str]) -> Self {
+        let detail = format!("{field} is {value:?}; give one of {known:?}");
+        Self::new(StatusCode::NOT_FOUND, detail)
     }
 }
 

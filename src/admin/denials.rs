@@ -100,6 +100,13 @@ impl RuleRecord {
         self.listed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Records until when a listed key is blocked.
+    pub(super) fn set_blocked(&self, key: Fingerprint, until: Option<SystemTime>) {
+        if let Some(listed) = self.listed().find(key) {
+            listed.blocked_until = until;
+        }
+    }
+
     /// Records a denial without blocking.
     ///
     /// Under contention, a denial is counted but not listed.
@@ -149,7 +156,7 @@ impl Listed {
         }
     }
 
-    pub(super) fn find(&mut self, fingerprint: Fingerprint) -> Option<&mut DeniedKey> {
+    fn find(&mut self, fingerprint: Fingerprint) -> Option<&mut DeniedKey> {
         self.top.iter_mut().find(|it| it.fingerprint == fingerprint)
     }
 }

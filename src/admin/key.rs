@@ -3,10 +3,11 @@
 use std::net::IpAddr;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::key::{Key, KeyContent, Prefix};
+use crate::key::{Key, KeyContent, Prefix, parse_network};
 
 /// A key with its type. Plain text and lists are written without a type.
 #[derive(Deserialize, Serialize)]
@@ -55,7 +56,10 @@ pub(super) fn parse(value: &Value) -> Result<ParsedKey, String> {
             Some(number) => Key::from(number),
             None => return invalid("give a whole number, as 7, or from 2^64 on as text"),
         },
-        Ok(TypedKey::Address(text)) => return parse_address(&text).or_else(|fix| invalid(&fix)),
+        Ok(TypedKey::Address(text)) => {
+            let form = "give an address, as \"203.0.113.9\", or a network, as \"2001:db8::/48\"";
+            return parse_address(&text).map_or_else(|| invalid(form), Ok);
+        }
         Ok(TypedKey::Everyone(true)) => Key::everyone(),
         Ok(TypedKey::Unidentified(true)) => Key::unidentified(),
         Ok(TypedKey::Everyone(false) | TypedKey::Unidentified(false)) => {
@@ -81,22 +85,16 @@ fn parse_number(value: &Value) -> Option<u128> {
     digits.parse().ok().filter(|_| !digits.starts_with('+'))
 }
 
-/// Parses an address, with an optional prefix length, as in `2001:db8::/48`. Defaults to /32 for IPv4
-/// and to /64 for IPv6, as the extractors do.
-fn parse_address(text: &str) -> Result<ParsedKey, String> {
-    let (address, bits) = text.split_once('/').unwrap_or((text, ""));
-    let address: IpAddr =
-        address.parse().map_err(|_| "give an address, as \"203.0.113.9\" or \"2001:db8::1\"")?;
-    // Extractors also convert an IPv4-mapped address first.
-    let address = address.to_canonical();
-    let (width, usual) = if address.is_ipv4() { (32, 32) } else { (128, 64) };
-    let bits = match bits.parse() {
-        _ if !text.contains('/') => usual,
-        // `parse` alone also accepts a sign.
-        Ok(bits) if (1..=width).contains(&bits) && !text.contains('+') => bits,
-        _ => return Err(format!("give 1 to {width} bits after the /")),
+/// Parses an address or a network, as `2001:db8::/48`. An address stands for its /32 or /64, as in
+/// the extractors.
+fn parse_address(text: &str) -> Option<ParsedKey> {
+    let network = parse_network(text).filter(|network| network.prefix_len() > 0)?;
+    let bits = match network {
+        IpNet::V6(_) if !text.contains('/') => 64,
+        _ => network.prefix_len(),
     };
-    Ok((Prefix::of(bits, bits).key(address), (bits < width).then_some(bits)))
+    let prefix = (bits < network.max_prefix_len()).then_some(bits);
+    Some((Prefix::of(bits, bits).key(network.addr()), prefix))
 }
 
 /// Returns a key as JSON that [`parse`] reads. It contains the key in clear text.
@@ -159,6 +157,7 @@ mod tests {
         assert_eq!(prefix("203.0.113.9"), None);
         assert_eq!(prefix("203.0.113.9/24"), Some(24));
         assert_eq!(prefix("::ffff:203.0.113.9"), None);
+        assert_eq!(prefix("::ffff:203.0.113.9/120"), Some(24));
         assert_eq!(prefix("2001:db8::1"), Some(64));
         assert_eq!(prefix("2001:db8::1/48"), Some(48));
         assert_eq!(prefix("2001:db8::1/128"), None);
@@ -178,10 +177,10 @@ mod tests {
             (json!({ "address": 7 }), "expected a string"),
             (json!({ "address": "alice" }), "give an address, as \"203.0.113.9\""),
             (json!({ "address": "010.0.0.1" }), "give an address"),
-            (json!({ "address": "10.0.0.1/33" }), "give 1 to 32 bits after the /"),
-            (json!({ "address": "10.0.0.1/0" }), "give 1 to 32 bits"),
-            (json!({ "address": "10.0.0.1/+8" }), "give 1 to 32 bits"),
-            (json!({ "address": "::1/129" }), "give 1 to 128 bits"),
+            (json!({ "address": "10.0.0.1/33" }), "or a network, as"),
+            (json!({ "address": "10.0.0.1/0" }), "or a network, as"),
+            (json!({ "address": "10.0.0.1/+8" }), "or a network, as"),
+            (json!({ "address": "::1/129" }), "or a network, as"),
             (json!({ "number": -1 }), "give a whole number"),
             (json!({ "number": 1.5 }), "give a whole number"),
             (json!({ "number": "+7" }), "give a whole number"),

@@ -13,9 +13,6 @@ use crate::{
     store::{Charge, DynStore, Health, Store, StoreExt},
 };
 
-/// The timeout of a health check of a store.
-const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// A layer that the router manages, with its name.
 #[derive(Clone)]
 pub(super) struct ManagedLayer {
@@ -79,9 +76,8 @@ impl ManagedLayer {
         let rules = self.rules();
         let named = rules.iter().filter(|info| info.name.as_str() == name);
         let found = named.min_by_key(|info| info.quotas.is_some_and(<[_]>::is_empty)).cloned();
-        found.ok_or_else(|| {
-            Problem::unknown("rule", name, rules.iter().map(|info| info.name.as_str()))
-        })
+        let known = || rules.iter().map(|info| info.name.as_str()).collect::<Vec<_>>();
+        found.ok_or_else(|| Problem::unknown("rule", name, &known()))
     }
 
     /// Finds a key among the most denied keys of a rule.
@@ -127,7 +123,7 @@ impl ManagedLayer {
     pub(super) fn health(&self) -> impl Future<Output = Health> + Send + use<> {
         let health = self.store.health();
         async move {
-            let health = tokio::time::timeout(HEALTH_TIMEOUT, health).await;
+            let health = tokio::time::timeout(Duration::from_secs(5), health).await;
             health.unwrap_or_else(|_| Health::failing("store", "no response within 5s"))
         }
     }
@@ -153,7 +149,7 @@ pub(super) fn find<'a>(
     layers: &'a [ManagedLayer],
     name: &str,
 ) -> Result<&'a ManagedLayer, Problem> {
-    let known = || layers.iter().map(|layer| &*layer.name);
+    let known = || layers.iter().map(|layer| &*layer.name).collect::<Vec<_>>();
     let found = layers.iter().find(|layer| &*layer.name == name);
-    found.ok_or_else(|| Problem::unknown("layer", name, known()))
+    found.ok_or_else(|| Problem::unknown("layer", name, &known()))
 }

@@ -113,7 +113,7 @@
 //! | `GET /api/denials` | | `{"layers": [{"layer": "api", "rules": [{"rule": "ip", "recent": [..], "top": [..]}]}]}` |
 //! | `GET /api/health` | | `{"layers": [{"layer": "api", "health": {"store": "local", "status": "healthy", ..}}]}` |
 //! | `POST /api/peek` | `{"layer": "api", "rule": "ip", "key": {"address": "203.0.113.9"}}` | the account, as below |
-//! | `POST /api/reset` | as `peek` | `{"layer": "api", "rule": "ip", "key": "55bb…", "done": "reset", "by": "local"}` |
+//! | `POST /api/reset` | as `peek` | `{"layer": "api", "rule": "ip", "key": "55bb…", "prefix": null, "done": "reset", "by": "local"}` |
 //! | `POST /api/block` | as `peek`, with `"for": "10min"` | as `reset`, with `"done": "block"` |
 //! | `POST /api/unblock` | as `peek` | as `reset`, with `"done": "unblock"` |
 //! | `POST /api/switch` | `{"layer": "api", "on": false}` | `{"layer": "api", "on": false}` |
@@ -160,15 +160,18 @@
 //! `key`, for a listed key. During an incident, an operator can thus block a key that is not shown.
 //!
 //! `peek` returns an account without charging it. `blocked_ms` is the remaining time of a block, or
-//! `null`. `would` [explains](crate::explain) the decision that the next request would get. A
-//! [concurrent](crate::Quota::concurrent) quota also has `held`, the slots of the running requests.
+//! `null`. `would` [explains](crate::explain) the decision that the next request would get. `held`
+//! is the number of slots of the running requests, or `null` if the quota is not
+//! [concurrent](crate::Quota::concurrent).
 //!
 //! ```json
 //! {
-//!   "layer": "api", "rule": "ip", "key": "55bbf4838f29aabc", "by": "local", "blocked_ms": null,
-//!   "quotas": [
-//!     {"text": "10/s", "limit": 10, "remaining": 3, "reset_after_ms": 700, "next_after_ms": 100}
-//!   ],
+//!   "layer": "api", "rule": "ip", "key": "55bbf4838f29aabc", "prefix": null, "by": "local",
+//!   "quotas": [{
+//!     "text": "10/s", "limit": 10, "remaining": 3, "held": null, "reset_after_ms": 700,
+//!     "next_after_ms": 100
+//!   }],
+//!   "blocked_ms": null,
 //!   "would": "would be allowed\n  rule …"
 //! }
 //! ```
@@ -190,6 +193,7 @@
 //! | `["GET", {"address": "203.0.113.9"}]` | a tuple of extractors |
 //!
 //! An IPv6 address stands for its /64, as in the extractors, and the response contains `"prefix": 64`.
+//! `prefix` is `null` if the key is no network.
 //! If a rule counts by other prefixes, give the prefix: `{"address": "2001:db8::7/48"}`.
 //!
 //! # Quotas

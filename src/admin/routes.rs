@@ -1,18 +1,18 @@
 //! Routes of the router, and the header fields of its responses.
 
-use std::{sync::Arc, time::SystemTime};
+use std::sync::Arc;
 
 use axum::{
     Json, Router,
     extract::{DefaultBodyLimit, OriginalUri, State, rejection::JsonRejection},
     middleware,
-    response::{IntoResponse, Response},
+    response::{IntoResponse, Redirect, Response},
     routing::{MethodRouter, any, get, post},
 };
 use http::{
     HeaderName, HeaderValue, StatusCode,
     header::{
-        CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, LOCATION, REFERRER_POLICY,
+        CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY,
         X_CONTENT_TYPE_OPTIONS,
     },
 };
@@ -25,7 +25,6 @@ use super::{
     managed::{self, ManagedLayer},
     show,
 };
-use crate::store::Op;
 
 type ManagedLayers = State<Arc<[ManagedLayer]>>;
 type Body<T> = Result<Json<T>, JsonRejection>;
@@ -55,10 +54,10 @@ pub(super) fn router(layers: Arc<[ManagedLayer]>, guard: Guard) -> Router {
         .route("/api/layers", get(async |State(all): ManagedLayers| Json(show::layers(&all))))
         .route("/api/denials", get(async |State(all): ManagedLayers| Json(show::denials(&all))))
         .route("/api/health", get(async |State(all): ManagedLayers| Json(show::health(&all).await)))
-        .route("/api/peek", post(peek))
-        .route("/api/reset", post(reset))
-        .route("/api/block", post(block))
-        .route("/api/unblock", post(unblock))
+        .route("/api/peek", account("peek"))
+        .route("/api/reset", account("reset"))
+        .route("/api/block", account("block"))
+        .route("/api/unblock", account("unblock"))
         .route("/api/switch", post(switch))
         .route("/api/report-only", post(report_only))
         // A route, because a router that is nested twice has no fallback of its own.
@@ -70,10 +69,7 @@ pub(super) fn router(layers: Arc<[ManagedLayer]>, guard: Guard) -> Router {
     guard.wrap(router).layer(middleware::map_response(with_no_store))
 }
 
-fn file<S>(kind: &'static str, text: &'static str) -> MethodRouter<S>
-where
-    S: Clone + Send + Sync + 'static,
-{
+fn file(kind: &'static str, text: &'static str) -> MethodRouter<Arc<[ManagedLayer]>> {
     get(async move || ([(CONTENT_TYPE, kind)], text))
 }
 
@@ -92,12 +88,10 @@ async fn with_no_store(mut response: Response) -> Response {
 }
 
 /// Redirects to the page by a relative path, which is valid under any prefix.
-async fn redirect_to_page(OriginalUri(uri): OriginalUri) -> Response {
-    let last = uri.path().rsplit('/').next().unwrap_or_default();
-    let path = if last.is_empty() { "./page".to_owned() } else { format!("./{last}/page") };
-    match HeaderValue::try_from(path) {
-        Ok(path) => (StatusCode::TEMPORARY_REDIRECT, [(LOCATION, path)]).into_response(),
-        Err(_) => not_found().await.into_response(),
+async fn redirect_to_page(OriginalUri(uri): OriginalUri) -> Redirect {
+    match uri.path().rsplit('/').next() {
+        None | Some("") => Redirect::temporary("./page"),
+        Some(last) => Redirect::temporary(&format!("./{last}/page")),
     }
 }
 
@@ -111,37 +105,17 @@ async fn method_not_allowed() -> Problem {
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, why)
 }
 
-async fn peek(State(layers): ManagedLayers, body: Body<AccountBody>) -> JsonResult {
-    let body = without_time(body)?;
-    ManagedAccount::find(&layers, &body, true)?.peek().await.map(Json)
-}
-
-async fn reset(State(layers): ManagedLayers, body: Body<AccountBody>) -> JsonResult {
-    let body = without_time(body)?;
-    ManagedAccount::find(&layers, &body, true)?.change("reset", |it| Op::Reset(it)).await.map(Json)
-}
-
-async fn block(State(layers): ManagedLayers, body: Body<AccountBody>) -> JsonResult {
-    let Json(body) = body?;
-    let (account, time) = (ManagedAccount::find(&layers, &body, false)?, body.time()?);
-    let done = account.change("block", |it| Op::Block(it, time)).await?;
-    account.show_block(SystemTime::now().checked_add(time));
-    Ok(Json(done))
-}
-
-async fn unblock(State(layers): ManagedLayers, body: Body<AccountBody>) -> JsonResult {
-    let body = without_time(body)?;
-    let account = ManagedAccount::find(&layers, &body, false)?;
-    let done = account.change("unblock", |it| Op::Unblock(it)).await?;
-    account.show_block(None);
-    Ok(Json(done))
-}
-
-fn without_time(body: Body<AccountBody>) -> Result<AccountBody, Problem> {
-    match body? {
-        Json(body) if body.r#for.is_some() => Err(Problem::body("for has no use here; remove it")),
-        Json(body) => Ok(body),
-    }
+fn account(operation: &'static str) -> MethodRouter<Arc<[ManagedLayer]>> {
+    post(async move |State(layers): ManagedLayers, body: Body<AccountBody>| -> JsonResult {
+        let Json(body) = body?;
+        let time = body.time(operation == "block")?;
+        let needs_quotas = matches!(operation, "peek" | "reset");
+        let account = ManagedAccount::find(&layers, &body, needs_quotas)?;
+        match operation {
+            "peek" => account.peek().await.map(Json),
+            _ => account.change(operation, time).await.map(Json),
+        }
+    })
 }
 
 async fn switch(State(layers): ManagedLayers, body: Body<SwitchBody>) -> JsonResult {
