@@ -6,22 +6,63 @@ use std::{
 };
 
 use http::StatusCode;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    body::{AccountBody, Problem},
-    key,
-    managed::{self, ManagedLayer},
-    show::millis,
+    Problem, key,
+    managed::{self, ManagedLayer, millis},
 };
 use crate::{
     decision::{Decision, Source},
     explain::Explanation,
     key::Key,
-    quota::Quota,
+    quota::{Quota, read_time},
     rule::{Quotas, RuleInfo},
     store::{Charge, Op, Store, StoreExt},
 };
+
+/// An account. Each route uses some of the optional fields.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AccountBody {
+    layer: String,
+    rule: String,
+    key: Option<Value>,
+    /// The fingerprint of a listed key.
+    fingerprint: Option<String>,
+    quotas: Option<Value>,
+    r#for: Option<String>,
+}
+
+impl AccountBody {
+    /// Returns the given quotas. A quota with a name is an error, because the memory of names is never
+    /// freed.
+    fn quotas(&self) -> Result<Option<Quotas>, Problem> {
+        let Some(value) = &self.quotas else { return Ok(None) };
+        let named = |value: &Value| value.get("name").is_some();
+        if named(value) || value.as_array().is_some_and(|list| list.iter().any(named)) {
+            let why = "quotas have a name, which accounts do not use; remove it";
+            return Err(Problem::body(why));
+        }
+        Quotas::deserialize(value).map(Some).map_err(|error| Problem::body(error.to_string()))
+    }
+
+    /// Returns the time, which only a block has.
+    pub(super) fn time(&self, is_block: bool) -> Result<Option<Duration>, Problem> {
+        match (&self.r#for, is_block) {
+            (None, false) => Ok(None),
+            (Some(_), false) => Err(Problem::body("for has no use here; remove it")),
+            (None, true) => Err(Problem::body("for is missing; add it, as \"for\": \"10min\"")),
+            (Some(text), true) => match read_time("for", text).map_err(Problem::body)? {
+                Duration::ZERO => {
+                    Err(Problem::body("for is 0s; give a time above 0s, or unblock the key"))
+                }
+                time => Ok(Some(time)),
+            },
+        }
+    }
+}
 
 /// The account that a request body names.
 pub(super) struct ManagedAccount<'a> {

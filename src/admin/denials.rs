@@ -11,7 +11,7 @@ use std::{
 
 use serde::Serialize;
 
-use super::show::millis;
+use super::managed::millis;
 use crate::{
     decision::{Decision, Outcome},
     fingerprint::Fingerprint,
