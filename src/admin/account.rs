@@ -1,34 +1,77 @@
 //! Operations on one account: peek, reset, block and unblock.
 
-use std::{fmt, time::SystemTime};
+use std::{
+    fmt::Display,
+    time::{Duration, SystemTime},
+};
 
 use http::StatusCode;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    body::{AccountBody, Problem},
-    key::{self, ParsedKey},
-    managed::{self, ManagedLayer},
-    show::millis,
+    Problem, key,
+    managed::{self, ManagedLayer, millis},
 };
 use crate::{
     decision::{Decision, Source},
     explain::Explanation,
-    quota::Quota,
-    rule::{Quotas, RuleName},
-    store::{Charge, Op, OwnedCharges, Store, StoreExt},
+    key::Key,
+    quota::{Quota, read_time},
+    rule::{Quotas, RuleInfo},
+    store::{Charge, Op, Store, StoreExt},
 };
+
+/// An account. Each route uses some of the optional fields.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AccountBody {
+    layer: String,
+    rule: String,
+    key: Option<Value>,
+    /// The fingerprint of a listed key.
+    fingerprint: Option<String>,
+    quotas: Option<Value>,
+    r#for: Option<String>,
+}
+
+impl AccountBody {
+    /// Returns the given quotas. A quota with a name is an error, because the memory of names is never
+    /// freed.
+    fn quotas(&self) -> Result<Option<Quotas>, Problem> {
+        let Some(value) = &self.quotas else { return Ok(None) };
+        let named = |value: &Value| value.get("name").is_some();
+        if named(value) || value.as_array().is_some_and(|list| list.iter().any(named)) {
+            let why = "quotas have a name, which accounts do not use; remove it";
+            return Err(Problem::body(why));
+        }
+        Quotas::deserialize(value).map(Some).map_err(|error| Problem::body(error.to_string()))
+    }
+
+    /// Returns the time, which only a block has.
+    pub(super) fn time(&self, is_block: bool) -> Result<Option<Duration>, Problem> {
+        match (&self.r#for, is_block) {
+            (None, false) => Ok(None),
+            (Some(_), false) => Err(Problem::body("for has no use here; remove it")),
+            (None, true) => Err(Problem::body("for is missing; add it, as \"for\": \"10min\"")),
+            (Some(text), true) => match read_time("for", text).map_err(Problem::body)? {
+                Duration::ZERO => {
+                    Err(Problem::body("for is 0s; give a time above 0s, or unblock the key"))
+                }
+                time => Ok(Some(time)),
+            },
+        }
+    }
+}
 
 /// The account that a request body names.
 pub(super) struct ManagedAccount<'a> {
     layer: &'a ManagedLayer,
-    rule: RuleName,
-    key: ParsedKey,
+    rule: RuleInfo<'a>,
+    key: Key,
+    /// The prefix length, if the key is a network.
+    prefix: Option<u8>,
     quotas: Quotas,
-    /// The rule's fixed cost per request, or 1.
-    cost: u32,
-    /// The rule's fixed headroom, or 0.
-    headroom: u32,
 }
 
 impl<'a> ManagedAccount<'a> {
@@ -38,165 +81,133 @@ impl<'a> ManagedAccount<'a> {
         body: &AccountBody,
         needs_quotas: bool,
     ) -> Result<Self, Problem> {
-        const ANY: Quota = Quota::per_second(1);
         let layer = managed::find(layers, &body.layer)?;
-        let given = body.quotas()?;
-        layer.rule(&body.rule, |info| {
-            let rule = info.name;
-            let key = match (&body.key, &body.fingerprint) {
-                (Some(key), None) => key::parse(key),
-                (None, Some(given)) => listed_key(layer, rule, given),
-                (Some(_), Some(_)) => Err("key and fingerprint are given; remove one".into()),
-                (None, None) => Err("key is missing; add it, as \"key\": \"alice\"".into()),
-            };
-            let is_empty = |quotas: &Quotas| quotas.charged().is_empty();
-            let quotas = match (managed::own_quotas(info), given) {
-                (Some(_), Some(_)) => Err(Problem::body(format!(
-                    "quotas are given, and rule {rule:?} has its own; remove them"
-                ))),
-                (Some(quotas), None) | (None, Some(quotas)) if !is_empty(&quotas) => Ok(quotas),
-                _ if !needs_quotas => Ok(ANY.into()),
-                (Some(_), None) => Err(Problem::new(
-                    StatusCode::CONFLICT,
-                    format!("rule is {rule:?}, which has no quotas and therefore no accounts"),
-                )),
-                (None, _) => Err(Problem::body(format!(
-                    "quotas are missing, and rule {rule:?} chooses them per request; add the \
-                     quotas of the key, as \"quotas\": [\"5/s burst 20\"]"
-                ))),
-            };
-            let key = key.map_err(Problem::body)?;
-            let (cost, headroom) = (info.cost.unwrap_or(1).max(1), info.headroom.unwrap_or(0));
-            Ok(Self { layer, rule, key, quotas: quotas?, cost, headroom })
-        })
+        let rule = layer.rule(&body.rule)?;
+        let name = rule.name;
+        let key = match (&body.key, &body.fingerprint) {
+            (Some(key), None) => key::parse(key),
+            (None, Some(given)) => layer.listed_key(name, given).map(|key| (key, None)),
+            (Some(_), Some(_)) => Err("key and fingerprint are given; remove one".into()),
+            (None, None) => Err("key is missing; add it, as \"key\": \"alice\"".into()),
+        };
+        let (key, prefix) = key.map_err(Problem::body)?;
+        let quotas = match (managed::own_quotas(&rule), body.quotas()?) {
+            (Some(_), Some(_)) => Err(Problem::body(format!(
+                "quotas are given, and rule {name:?} has its own; remove them"
+            ))),
+            (Some(all), None) | (None, Some(all)) if !all.charged().is_empty() => Ok(all),
+            _ if !needs_quotas => Ok(Quota::per_second(1).into()),
+            (Some(_), None) => Err(Problem::new(
+                StatusCode::CONFLICT,
+                format!("rule is {name:?}, which has no quotas and therefore no accounts"),
+            )),
+            (None, _) => Err(Problem::body(format!(
+                "quotas are missing, and rule {name:?} chooses them per request; add the quotas of \
+                 the key, as \"quotas\": [\"5/s burst 20\"]"
+            ))),
+        };
+        let account = Self { layer, rule, key, prefix, quotas: quotas? };
+        let charge = account.charge().with_cost(0);
+        layer.store.supports(&[charge]).map_err(unsupported)?;
+        Ok(account)
     }
 
     /// Returns the units left, the remaining time of a block, and an explanation of the next
     /// decision.
     pub(super) async fn peek(self) -> Result<Value, Problem> {
         let store = &self.layer.store;
-        self.check_supported()?;
         let Ok(current) = store.peek(&[self.charge().with_cost(0)]).await;
-        check_not_failed("peek", &current)?;
-        let next = OwnedCharges::from(
-            &[self.charge().with_cost(self.cost).with_headroom(self.headroom)][..],
-        );
-        let Ok(would) = Explanation::look_at(store, &next).await;
+        check("peek", &current)?;
+        let next = managed::usual_charge(&self.rule, &self.key, &self.quotas);
+        let next = next.with_cost(next.cost().max(1));
+        let Ok(would) = Explanation::look(store, &[next]).await;
         let blocked = would.decision().filter(|decision| decision.is_blocked());
-        let blocked = blocked.and_then(Decision::retry_after).map(millis);
         let quotas = current.outcomes().iter().map(|outcome| {
-            let mut quota = json!({
+            json!({
                 "text": self.quotas.charged().get(outcome.quota_index()).map(Quota::to_string),
                 "limit": outcome.limit(),
                 "remaining": outcome.remaining(),
+                "held": outcome.held(),
                 "reset_after_ms": millis(outcome.reset_after()),
                 "next_after_ms": millis(outcome.next_after()),
-            });
-            if let Some(held) = outcome.held() {
-                quota["held"] = held.into();
-            }
-            quota
+            })
         });
-        let quotas: Vec<_> = quotas.collect();
-        Ok(self.response(
-            &current,
-            json!({
-                "quotas": quotas,
-                "blocked_ms": blocked,
-                "would": would.fingerprint(self.layer.secret).to_string(),
-            }),
-        ))
+        let mut response = self.response(&current);
+        response["quotas"] = quotas.collect();
+        response["blocked_ms"] = json!(blocked.and_then(Decision::retry_after).map(millis));
+        response["would"] = would.fingerprint(self.layer.secret).to_string().into();
+        Ok(response)
     }
 
-    /// Changes the account.
+    /// Resets, blocks or unblocks the account. A block has a time.
     pub(super) async fn change(
         &self,
         operation: &str,
-        op: impl for<'c> FnOnce(&'c Charge<'c>) -> Op<'c>,
+        time: Option<Duration>,
     ) -> Result<Value, Problem> {
-        self.check_supported()?;
         let charge = self.charge();
-        let Ok(decision) = self.layer.store.call(op(&charge)).await;
-        self.done(operation, &decision)
-    }
-
-    /// Shows in the list of the most denied keys until when the key is blocked.
-    pub(super) fn show_block(&self, until: Option<SystemTime>) {
-        let fingerprint = self.key.key.fingerprint(&self.layer.secret);
-        self.layer.denial_log.set_blocked(self.rule, fingerprint, until);
+        let op = match (operation, time) {
+            (_, Some(time)) => Op::Block(&charge, time),
+            ("reset", None) => Op::Reset(&charge),
+            _ => Op::Unblock(&charge),
+        };
+        let Ok(decision) = self.layer.store.call(op).await;
+        check(operation, &decision)?;
+        let fingerprint = self.key.fingerprint(&self.layer.secret);
+        let record = self.layer.denial_log.find(self.rule.name).filter(|_| operation != "reset");
+        if let Some(record) = record {
+            let until = time.and_then(|time| SystemTime::now().checked_add(time));
+            record.set_blocked(fingerprint, until);
+        }
+        let mut response = self.response(&decision);
+        response["done"] = operation.into();
+        Ok(response)
     }
 
     fn charge(&self) -> Charge<'_> {
-        Charge::new(self.rule, &self.key.key, self.quotas.charged())
+        Charge::new(self.rule.name, &self.key, self.quotas.charged())
     }
 
-    /// Checks that the store supports the operations of this module.
-    fn check_supported(&self) -> Result<(), Problem> {
-        self.layer.store.supports(&[self.charge().with_cost(0)]).map_err(|why| unsupported(&why))
-    }
-
-    fn done(&self, operation: &str, decision: &Decision) -> Result<Value, Problem> {
-        check_not_failed(operation, decision)?;
-        if decision.source() == Source::Fallback {
-            let why = format!(
-                "the shared store failed, so the {operation} was done in this process only; repeat \
-                 it when api/health reports no failure"
-            );
-            return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, why));
-        }
-        if decision.is_allowed() {
-            return Ok(self.response(decision, json!({ "done": operation })));
-        }
-        let why = "the store has no room for the block; unblock other keys, or raise its capacity";
-        Err(Problem::new(StatusCode::INSUFFICIENT_STORAGE, why))
-    }
-
-    /// Creates a response with the layer, the rule, the fingerprint of the key, and the source of
-    /// the decision.
-    ///
-    /// The fields of `more` are added to the response.
-    fn response(&self, decision: &Decision, more: Value) -> Value {
-        let mut response = json!({
+    /// Returns the fields that all responses have.
+    fn response(&self, decision: &Decision) -> Value {
+        json!({
             "layer": &*self.layer.name,
-            "rule": self.rule,
-            "key": self.key.key.fingerprint(&self.layer.secret),
+            "rule": self.rule.name,
+            "key": self.key.fingerprint(&self.layer.secret),
+            "prefix": self.prefix,
             "by": decision.source().as_str(),
-        });
-        if let Some(bits) = self.key.prefix {
-            response["prefix"] = bits.into();
-        }
-        if let (Value::Object(response), Value::Object(more)) = (&mut response, more) {
-            response.extend(more);
-        }
-        response
+        })
     }
 }
 
-/// Finds a key among the most denied keys of a rule.
-fn listed_key(layer: &ManagedLayer, rule: RuleName, given: &str) -> Result<ParsedKey, String> {
-    let mut listed = layer.denial_log.top(rule).into_iter();
-    let found = listed.find(|listed| listed.fingerprint.to_string() == given);
-    found.map(|listed| ParsedKey::from(listed.key)).ok_or_else(|| {
-        format!(
-            "fingerprint is {given:?}, which is not in the list of the most denied keys of rule \
-             {rule:?}; give the key"
-        )
-    })
-}
-
-fn unsupported(why: &impl fmt::Display) -> Problem {
+fn unsupported(why: impl Display) -> Problem {
     Problem::new(StatusCode::NOT_IMPLEMENTED, format!("the store does not support this: {why}"))
 }
 
-/// Returns an error if the store failed.
-fn check_not_failed(operation: &str, decision: &Decision) -> Result<(), Problem> {
-    match decision.source() {
-        Source::FailedOpen | Source::FailedClosed => {}
-        Source::Unsupported => return Err(unsupported(&format!("cannot {operation}"))),
+/// Returns an error if the store did not do the operation.
+fn check(operation: &str, decision: &Decision) -> Result<(), Problem> {
+    let is_change = operation != "peek";
+    let (status, why) = match decision.source() {
+        Source::Unsupported => return Err(unsupported(format!("cannot {operation}"))),
+        Source::FailedOpen | Source::FailedClosed => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!(
+                "the store did not {operation}: it failed (see api/health), or does not support \
+                 this"
+            ),
+        ),
+        Source::Fallback if is_change => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!(
+                "the shared store failed, so the {operation} was done in this process only; \
+                 repeat it when api/health reports no failure"
+            ),
+        ),
+        _ if is_change && !decision.is_allowed() => (
+            StatusCode::INSUFFICIENT_STORAGE,
+            "the store has no room for the block; unblock other keys, or raise its capacity".into(),
+        ),
         _ => return Ok(()),
-    }
-    let why = format!(
-        "the store did not {operation}: it failed (see api/health), or does not support this"
-    );
-    Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, why))
+    };
+    Err(Problem::new(status, why))
 }

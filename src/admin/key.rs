@@ -3,23 +3,11 @@
 use std::net::IpAddr;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::key::{Key, KeyContent, Prefix};
-
-/// A parsed key, with a prefix length if the key is a network.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct ParsedKey {
-    pub(super) key: Key,
-    pub(super) prefix: Option<u8>,
-}
-
-impl From<Key> for ParsedKey {
-    fn from(key: Key) -> Self {
-        Self { key, prefix: None }
-    }
-}
+use crate::key::{Key, KeyContent, Prefix, parse_network};
 
 /// A key with its type. Plain text and lists are written without a type.
 #[derive(Deserialize, Serialize)]
@@ -36,87 +24,77 @@ enum TypedKey {
     Unidentified(bool),
 }
 
+/// A parsed key, with a prefix length if the key is a network.
+pub(super) type ParsedKey = (Key, Option<u8>);
+
 /// Parses a key.
 ///
 /// # Errors
 ///
 /// Fails if `value` is not a key. The error contains the value and the fix.
 pub(super) fn parse(value: &Value) -> Result<ParsedKey, String> {
-    let invalid = |fix: &str| format!("key is {value}; {fix}");
+    let invalid = |fix: &str| Err(format!("key is {value}; {fix}"));
     let typed = match value {
-        Value::String(text) => TypedKey::Text(text.clone()),
-        Value::Array(values) if !values.is_empty() => {
-            let parts = values.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
-            let prefix = parts.iter().filter_map(|part| part.prefix).min();
-            let keys: Vec<_> = parts.into_iter().map(|part| part.key).collect();
-            return Ok(ParsedKey { key: Key::join(&keys), prefix });
+        Value::String(text) => Ok(TypedKey::Text(text.clone())),
+        Value::Array(parts) if !parts.is_empty() => {
+            let (keys, bits): (Vec<_>, Vec<_>) =
+                parts.iter().map(parse).collect::<Result<_, _>>()?;
+            return Ok((Key::join(&keys), bits.into_iter().flatten().min()));
         }
-        other => TypedKey::deserialize(other).map_err(|error| {
-            invalid(&format!("{error}; give text, a list, or {{\"address\": \"203.0.113.9\"}}"))
-        })?,
+        other => TypedKey::deserialize(other),
     };
-    match typed {
-        TypedKey::Text(text) if text.trim() != text => {
-            Err(invalid("remove the white space, or give {\"bytes\": ..} in base64"))
+    let key = match typed {
+        Ok(TypedKey::Text(text)) if text.trim() != text => {
+            return invalid("remove the white space, or give {\"bytes\": ..} in base64");
         }
-        TypedKey::Text(text) => text_key(text.as_bytes()),
-        TypedKey::Bytes(text) => match STANDARD.decode(text) {
-            Ok(bytes) => text_key(&bytes),
-            Err(_) => Err(invalid("give base64 with its padding, as \"/w==\"")),
+        Ok(TypedKey::Text(text)) => Key::from(text),
+        Ok(TypedKey::Bytes(text)) => match STANDARD.decode(text) {
+            Ok(bytes) => Key::from(&bytes[..]),
+            Err(_) => return invalid("give base64 with its padding, as \"/w==\""),
         },
-        TypedKey::Number(number) => number_key(&number)
-            .ok_or_else(|| invalid("give a whole number, as 7, or from 2^64 on as text")),
-        TypedKey::Address(text) => address(&text).map_err(|fix| invalid(&fix)),
-        TypedKey::Everyone(true) => Ok(Key::everyone().into()),
-        TypedKey::Unidentified(true) => Ok(Key::unidentified().into()),
-        TypedKey::Everyone(false) | TypedKey::Unidentified(false) => Err(invalid("give true")),
-    }
-}
-
-/// Creates a key from text. Blank text is an error.
-fn text_key(bytes: &[u8]) -> Result<ParsedKey, String> {
-    let key = Key::from(bytes);
+        Ok(TypedKey::Number(number)) => match parse_number(&number) {
+            Some(number) => Key::from(number),
+            None => return invalid("give a whole number, as 7, or from 2^64 on as text"),
+        },
+        Ok(TypedKey::Address(text)) => {
+            let form = "give an address, as \"203.0.113.9\", or a network, as \"2001:db8::/48\"";
+            return parse_address(&text).map_or_else(|| invalid(form), Ok);
+        }
+        Ok(TypedKey::Everyone(true)) => Key::everyone(),
+        Ok(TypedKey::Unidentified(true)) => Key::unidentified(),
+        Ok(TypedKey::Everyone(false) | TypedKey::Unidentified(false)) => {
+            return invalid("give true");
+        }
+        Err(error) => {
+            let forms = "give text, a list, or {\"address\": \"203.0.113.9\"}";
+            return invalid(&format!("{error}; {forms}"));
+        }
+    };
     if key.is_blank() {
         return Err("key is a blank text, which counts as no identity; for the key that requests \
                     without an identity share, give {\"unidentified\": true}"
             .into());
     }
-    Ok(key.into())
+    Ok((key, None))
 }
 
-fn number_key(value: &Value) -> Option<ParsedKey> {
-    let number = match value {
-        Value::Number(number) => number.as_u64().map(u128::from),
-        // `parse` alone also accepts a sign.
-        Value::String(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
-            digits.parse().ok()
-        }
-        _ => None,
-    };
-    number.map(|number| Key::from(number).into())
+fn parse_number(value: &Value) -> Option<u128> {
+    let text = value.to_string();
+    let digits = value.as_str().unwrap_or(&text);
+    // `parse` alone also accepts a sign.
+    digits.parse().ok().filter(|_| !digits.starts_with('+'))
 }
 
-/// Parses an address, with an optional prefix length, as in `2001:db8::/48`. Defaults to /32 for IPv4
-/// and to /64 for IPv6, as the extractors do.
-fn address(text: &str) -> Result<ParsedKey, String> {
-    let (address, bits) = match text.split_once('/') {
-        Some((address, bits)) => (address, Some(bits)),
-        None => (text, None),
+/// Parses an address or a network, as `2001:db8::/48`. An address stands for its /32 or /64, as in
+/// the extractors.
+fn parse_address(text: &str) -> Option<ParsedKey> {
+    let network = parse_network(text).filter(|network| network.prefix_len() > 0)?;
+    let bits = match network {
+        IpNet::V6(_) if !text.contains('/') => 64,
+        _ => network.prefix_len(),
     };
-    let address: IpAddr = address
-        .parse()
-        .map_err(|_| "give an address, as \"203.0.113.9\" or \"2001:db8::1\"".to_owned())?;
-    // Extractors also convert an IPv4-mapped address first.
-    let address = address.to_canonical();
-    let (width, usual) = if address.is_ipv4() { (32, 32) } else { (128, 64) };
-    let bits = match bits.map(str::parse::<u8>) {
-        None => usual,
-        // `parse` alone also accepts a sign.
-        Some(Ok(given)) if (1..=width).contains(&given) && !text.contains('+') => given,
-        Some(_) => return Err(format!("give 1 to {width} bits after the /")),
-    };
-    let key = Prefix::of(bits, bits).key(address);
-    Ok(ParsedKey { key, prefix: (bits < width).then_some(bits) })
+    let prefix = (bits < network.max_prefix_len()).then_some(bits);
+    Some((Prefix::of(bits, bits).key(network.addr()), prefix))
 }
 
 /// Returns a key as JSON that [`parse`] reads. It contains the key in clear text.
@@ -169,21 +147,22 @@ mod tests {
             Key::join(&["a".into(), Key::join(&["b".repeat(50).into(), 7_u32.into()])]),
         ] {
             let written = written(&key);
-            assert_eq!(parse(&written).map(|parsed| parsed.key), Ok(key), "{written}");
+            assert_eq!(parse(&written).map(|(key, _)| key), Ok(key), "{written}");
         }
     }
 
     #[test]
     fn an_address_has_its_prefix() {
-        let prefix = |text: &str| parse(&json!({ "address": text })).expect("a key").prefix;
+        let prefix = |text: &str| parse(&json!({ "address": text })).expect("a key").1;
         assert_eq!(prefix("203.0.113.9"), None);
         assert_eq!(prefix("203.0.113.9/24"), Some(24));
         assert_eq!(prefix("::ffff:203.0.113.9"), None);
+        assert_eq!(prefix("::ffff:203.0.113.9/120"), Some(24));
         assert_eq!(prefix("2001:db8::1"), Some(64));
         assert_eq!(prefix("2001:db8::1/48"), Some(48));
         assert_eq!(prefix("2001:db8::1/128"), None);
         let pair = json!(["GET", { "address": "2001:db8::1/48" }]);
-        assert_eq!(parse(&pair).expect("a key").prefix, Some(48));
+        assert_eq!(parse(&pair).expect("a key").1, Some(48));
     }
 
     #[test]
@@ -198,10 +177,10 @@ mod tests {
             (json!({ "address": 7 }), "expected a string"),
             (json!({ "address": "alice" }), "give an address, as \"203.0.113.9\""),
             (json!({ "address": "010.0.0.1" }), "give an address"),
-            (json!({ "address": "10.0.0.1/33" }), "give 1 to 32 bits after the /"),
-            (json!({ "address": "10.0.0.1/0" }), "give 1 to 32 bits"),
-            (json!({ "address": "10.0.0.1/+8" }), "give 1 to 32 bits"),
-            (json!({ "address": "::1/129" }), "give 1 to 128 bits"),
+            (json!({ "address": "10.0.0.1/33" }), "or a network, as"),
+            (json!({ "address": "10.0.0.1/0" }), "or a network, as"),
+            (json!({ "address": "10.0.0.1/+8" }), "or a network, as"),
+            (json!({ "address": "::1/129" }), "or a network, as"),
             (json!({ "number": -1 }), "give a whole number"),
             (json!({ "number": 1.5 }), "give a whole number"),
             (json!({ "number": "+7" }), "give a whole number"),

@@ -1,23 +1,29 @@
-//! Layers that the router manages.
+//! Layers that the router manages, and their rules, denials and health as JSON.
 
-use std::{any::Any, convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    any::Any,
+    cmp::Reverse,
+    convert::Infallible,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, SystemTime},
+};
 
 use http::StatusCode;
+use serde_json::{Value, json};
 
-use super::{body::Problem, denials::DenialLog};
+use super::{
+    Problem,
+    denials::{DenialLog, DeniedKey},
+    key,
+};
 use crate::{
     fingerprint::FingerprintKey,
     key::Key,
     middleware::{RateLimitLayer, Toggle},
-    rule::{LivePlan, Quotas, RuleInfo, Rules},
-    store::{Charge, DynStore, Health, Store, StoreExt, Unsupported},
+    quota::Quota,
+    rule::{LivePlan, Quotas, RuleInfo, RuleName, Rules},
+    store::{Charge, DynStore, Health, Store, StoreExt},
 };
-
-/// The maximum length of a layer's name, in characters.
-const MAX_NAME_LEN: usize = 64;
-
-/// The timeout of a health check of a store.
-const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A layer that the router manages, with its name.
 #[derive(Clone)]
@@ -70,73 +76,66 @@ impl ManagedLayer {
         }
     }
 
-    /// Calls `read` with the current state of all rules.
-    pub(super) fn infos<T>(&self, read: impl FnOnce(&[RuleInfo<'_>]) -> T) -> T {
+    /// Returns the current state of all rules.
+    pub(super) fn rules(&self) -> Vec<RuleInfo<'_>> {
         let mut infos = Vec::new();
         self.rules.info(&mut infos);
-        read(&infos)
+        infos
     }
 
-    /// Calls `read` with the rule `name`.
-    ///
-    /// If several rules have this name, a rule with quotas is preferred.
-    pub(super) fn rule<T>(
-        &self,
-        name: &str,
-        read: impl FnOnce(&RuleInfo<'_>) -> Result<T, Problem>,
-    ) -> Result<T, Problem> {
-        self.infos(|infos| {
-            let named = || infos.iter().filter(|info| info.name.as_str() == name);
-            let limits = |info: &&RuleInfo<'_>| info.quotas.is_none_or(|all| !all.is_empty());
-            match named().find(limits).or_else(|| named().next()) {
-                Some(info) => read(info),
-                None => {
-                    let known = infos.iter().map(|info| info.name.as_str());
-                    Err(Problem::unknown("rule", name, known))
-                }
-            }
+    /// Finds a rule by its name. If several rules have this name, one with quotas is preferred.
+    pub(super) fn rule(&self, name: &str) -> Result<RuleInfo<'_>, Problem> {
+        let rules = self.rules();
+        let named = rules.iter().filter(|info| info.name.as_str() == name);
+        let found = named.min_by_key(|info| info.quotas.is_some_and(<[_]>::is_empty)).cloned();
+        let known = || rules.iter().map(|info| info.name.as_str()).collect::<Vec<_>>();
+        found.ok_or_else(|| Problem::unknown("rule", name, &known()))
+    }
+
+    /// Finds a key among the most denied keys of a rule.
+    pub(super) fn listed_key(&self, rule: RuleName, given: &str) -> Result<Key, String> {
+        let record = self.denial_log.find(rule);
+        let listed = record.and_then(|record| {
+            let listed = record.listed();
+            let found = listed.top.iter().find(|it| it.fingerprint.to_string() == given);
+            found.map(|it| it.key.clone())
+        });
+        listed.ok_or_else(|| {
+            format!(
+                "fingerprint is {given:?}, which is not in the list of the most denied keys of \
+                 rule {rule:?}; give the key"
+            )
         })
     }
 
     /// Turns report-only on or off, for the whole layer or for one rule.
-    pub(super) fn report_only(&self, rule: Option<&str>, on: bool) -> Result<(), Problem> {
+    pub(super) fn set_report_only(&self, rule: Option<&str>, on: bool) -> Result<(), Problem> {
         let Some(rule) = rule else {
             self.report_only.set(on);
             return Ok(());
         };
-        self.rule(rule, |info| {
-            let conflict = |why| {
-                let fix = "omit rule to switch the layer";
-                Problem::new(StatusCode::CONFLICT, format!("rule is {rule:?}, {why}; {fix}"))
-            };
-            let toggle = info.report_only_toggle;
-            let toggle = toggle.ok_or_else(|| conflict("which has no toggle".into()))?;
-            if on {
-                let unsupported = |why| {
-                    conflict(format!("which the store does not support as report-only: {why}"))
-                };
-                self.check_report_only(info).map_err(unsupported)?;
-            }
-            toggle.set(on);
-            Ok(())
-        })
-    }
-
-    /// Checks that the store supports this rule in report-only mode.
-    fn check_report_only(&self, info: &RuleInfo<'_>) -> Result<(), Unsupported> {
-        let Some(quotas) = own_quotas(info) else { return Ok(()) };
-        let anyone = Key::everyone();
-        let charge = Charge::new(info.name, &anyone, quotas.charged()).with_report_only();
-        let charge =
-            charge.with_cost(info.cost.unwrap_or(1)).with_headroom(info.headroom.unwrap_or(0));
-        self.store.supports(&[charge])
+        let info = self.rule(rule)?;
+        let conflict = |why: &str| {
+            let fix = "omit rule to switch the layer";
+            Problem::new(StatusCode::CONFLICT, format!("rule is {rule:?}, {why}; {fix}"))
+        };
+        let toggle = info.report_only_toggle.ok_or_else(|| conflict("which has no toggle"))?;
+        if let Some(quotas) = own_quotas(&info).filter(|_| on) {
+            let anyone = Key::everyone();
+            let charge = usual_charge(&info, &anyone, &quotas).with_report_only();
+            self.store.supports(&[charge]).map_err(|why| {
+                conflict(&format!("which the store does not support as report-only: {why}"))
+            })?;
+        }
+        toggle.set(on);
+        Ok(())
     }
 
     /// Returns the health of the store. A store is failing if it does not respond in time.
     pub(super) fn health(&self) -> impl Future<Output = Health> + Send + use<> {
         let health = self.store.health();
         async move {
-            let health = tokio::time::timeout(HEALTH_TIMEOUT, health).await;
+            let health = tokio::time::timeout(Duration::from_secs(5), health).await;
             health.unwrap_or_else(|_| Health::failing("store", "no response within 5s"))
         }
     }
@@ -147,23 +146,114 @@ pub(super) fn own_quotas(info: &RuleInfo<'_>) -> Option<Quotas> {
     info.quotas.map(Quotas::from).or_else(|| info.live.map(LivePlan::quotas))
 }
 
+/// Creates the charge of a request. A cost that is read from the request counts as 1.
+pub(super) fn usual_charge<'a>(
+    info: &RuleInfo<'a>,
+    key: &'a Key,
+    quotas: &'a Quotas,
+) -> Charge<'a> {
+    let charge = Charge::new(info.name, key, quotas.charged());
+    charge.with_cost(info.cost.unwrap_or(1)).with_headroom(info.headroom.unwrap_or(0))
+}
+
 /// Finds a layer by its name.
 pub(super) fn find<'a>(
     layers: &'a [ManagedLayer],
     name: &str,
 ) -> Result<&'a ManagedLayer, Problem> {
-    let known = || layers.iter().map(|layer| &*layer.name);
+    let known = || layers.iter().map(|layer| &*layer.name).collect::<Vec<_>>();
     let found = layers.iter().find(|layer| &*layer.name == name);
-    found.ok_or_else(|| Problem::unknown("layer", name, known()))
+    found.ok_or_else(|| Problem::unknown("layer", name, &known()))
 }
 
-/// Panics if the name is invalid or already taken.
-#[track_caller]
-pub(super) fn check_name(name: &str, taken: bool) {
-    let safe = |c: char| c.is_ascii_alphanumeric() || "-._~".contains(c);
-    assert!(!taken, "another layer has the name {name:?}; give another name");
-    assert!(
-        (1..=MAX_NAME_LEN).contains(&name.len()) && name.chars().all(safe),
-        "invalid name {name:?} of a layer; give 1 to {MAX_NAME_LEN} of A-Z, a-z, 0-9, -, ., _ and ~"
-    );
+/// Returns the layers with their switches and rules.
+pub(super) fn layers(layers: &[ManagedLayer]) -> Value {
+    all(layers.iter().map(|layer| {
+        json!({
+            "layer": &*layer.name,
+            "on": layer.switch.is_on(),
+            "report_only": layer.report_only.is_on(),
+            "rules": layer.rules().iter().map(|info| rule(layer, info)).collect::<Vec<_>>(),
+        })
+    }))
+}
+
+fn rule(layer: &ManagedLayer, info: &RuleInfo<'_>) -> Value {
+    let quota = |quota: &Quota| {
+        json!({
+            "text": quota.to_string(),
+            "algorithm": quota.algorithm(),
+            "limit": quota.burst(),
+            "units": quota.units(),
+            "period_ms": millis(quota.period()),
+            "max_debt": quota.max_debt_units(),
+        })
+    };
+    let quotas = own_quotas(info);
+    let record = layer.denial_log.find(info.name);
+    json!({
+        "rule": info.name,
+        "quotas": quotas.map(|all| all.charged().iter().map(quota).collect::<Vec<_>>()),
+        "quotas_are": match (info.quotas, info.live) {
+            (Some(_), _) => "fixed",
+            (None, Some(_)) => "live",
+            (None, None) => "per request",
+        },
+        "cost": info.cost,
+        "headroom": info.headroom,
+        "queues": info.queues,
+        "report_only": info.report_only,
+        "denied": record.map_or(0, |record| record.denied.load(Relaxed)),
+        "reported": record.map_or(0, |record| record.reported.load(Relaxed)),
+    })
+}
+
+/// Returns the latest denials of each rule, newest first, and its most denied keys.
+pub(super) fn denials(layers: &[ManagedLayer]) -> Value {
+    all(layers.iter().map(|layer| {
+        let rules = layer.rules();
+        let records = rules.iter().filter_map(|info| {
+            let mut listed = layer.denial_log.find(info.name)?.listed();
+            listed.top.sort_by_key(|it| Reverse(it.denied));
+            let top: Vec<_> = listed.top.iter().map(|it| denied_key(layer, it)).collect();
+            Some(json!({ "rule": info.name, "recent": listed.last, "top": top }))
+        });
+        json!({ "layer": &*layer.name, "rules": records.collect::<Vec<_>>() })
+    }))
+}
+
+fn denied_key(layer: &ManagedLayer, listed: &DeniedKey) -> Value {
+    let now = SystemTime::now();
+    let blocked = listed.blocked_until.and_then(|until| until.duration_since(now).ok());
+    let mut shown = json!({
+        "key": listed.fingerprint,
+        "denied": listed.denied,
+        "blocked_ms": blocked.map(millis),
+    });
+    if layer.shows_keys {
+        shown["clear"] = key::written(&listed.key);
+    }
+    shown
+}
+
+/// Returns the health of each store.
+pub(super) async fn health(layers: &[ManagedLayer]) -> Value {
+    // Concurrent, because a store may be slow.
+    let checks: Vec<_> = layers.iter().map(|layer| tokio::spawn(layer.health())).collect();
+    let mut reports = Vec::with_capacity(layers.len());
+    for (layer, check) in layers.iter().zip(checks) {
+        let panicked = |_| Health::failing("store", "its health check panicked");
+        let health = check.await.unwrap_or_else(panicked);
+        reports.push(json!({ "layer": &*layer.name, "health": health }));
+    }
+    all(reports.into_iter())
+}
+
+fn all(layers: impl Iterator<Item = Value>) -> Value {
+    json!({ "layers": layers.collect::<Vec<_>>() })
+}
+
+/// Converts a time to milliseconds, rounded up so that no client retries too early.
+pub(super) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }

@@ -113,7 +113,7 @@
 //! | `GET /api/denials` | | `{"layers": [{"layer": "api", "rules": [{"rule": "ip", "recent": [..], "top": [..]}]}]}` |
 //! | `GET /api/health` | | `{"layers": [{"layer": "api", "health": {"store": "local", "status": "healthy", ..}}]}` |
 //! | `POST /api/peek` | `{"layer": "api", "rule": "ip", "key": {"address": "203.0.113.9"}}` | the account, as below |
-//! | `POST /api/reset` | as `peek` | `{"layer": "api", "rule": "ip", "key": "55bb…", "done": "reset", "by": "local"}` |
+//! | `POST /api/reset` | as `peek` | `{"layer": "api", "rule": "ip", "key": "55bb…", "prefix": null, "done": "reset", "by": "local"}` |
 //! | `POST /api/block` | as `peek`, with `"for": "10min"` | as `reset`, with `"done": "block"` |
 //! | `POST /api/unblock` | as `peek` | as `reset`, with `"done": "unblock"` |
 //! | `POST /api/switch` | `{"layer": "api", "on": false}` | `{"layer": "api", "on": false}` |
@@ -160,15 +160,18 @@
 //! `key`, for a listed key. During an incident, an operator can thus block a key that is not shown.
 //!
 //! `peek` returns an account without charging it. `blocked_ms` is the remaining time of a block, or
-//! `null`. `would` [explains](crate::explain) the decision that the next request would get. A
-//! [concurrent](crate::Quota::concurrent) quota also has `held`, the slots of the running requests.
+//! `null`. `would` [explains](crate::explain) the decision that the next request would get. `held`
+//! is the number of slots of the running requests, or `null` if the quota is not
+//! [concurrent](crate::Quota::concurrent).
 //!
 //! ```json
 //! {
-//!   "layer": "api", "rule": "ip", "key": "55bbf4838f29aabc", "by": "local", "blocked_ms": null,
-//!   "quotas": [
-//!     {"text": "10/s", "limit": 10, "remaining": 3, "reset_after_ms": 700, "next_after_ms": 100}
-//!   ],
+//!   "layer": "api", "rule": "ip", "key": "55bbf4838f29aabc", "prefix": null, "by": "local",
+//!   "quotas": [{
+//!     "text": "10/s", "limit": 10, "remaining": 3, "held": null, "reset_after_ms": 700,
+//!     "next_after_ms": 100
+//!   }],
+//!   "blocked_ms": null,
 //!   "would": "would be allowed\n  rule …"
 //! }
 //! ```
@@ -190,6 +193,7 @@
 //! | `["GET", {"address": "203.0.113.9"}]` | a tuple of extractors |
 //!
 //! An IPv6 address stands for its /64, as in the extractors, and the response contains `"prefix": 64`.
+//! `prefix` is `null` if the key is no network.
 //! If a rule counts by other prefixes, give the prefix: `{"address": "2001:db8::7/48"}`.
 //!
 //! # Quotas
@@ -233,25 +237,34 @@
 //!   guessing](#password-guessing).
 
 mod account;
-mod body;
 mod denials;
 mod key;
 mod managed;
-mod routes;
-mod show;
 
 use std::{convert::Infallible, fmt, sync::Arc};
 
 use axum::{
-    Router,
-    extract::Request,
+    Json, Router,
+    extract::{DefaultBodyLimit, OriginalUri, Request, State, rejection::JsonRejection},
     middleware::{self, Next},
-    response::IntoResponse,
-    routing::Route,
+    response::{IntoResponse, Redirect, Response},
+    routing::{MethodRouter, Route, any, get, post},
 };
+use http::{
+    HeaderName, HeaderValue, StatusCode,
+    header::{
+        CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY,
+        X_CONTENT_TYPE_OPTIONS,
+    },
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
 use tower::{Layer, Service};
 
-use self::managed::ManagedLayer;
+use self::{
+    account::{AccountBody, ManagedAccount},
+    managed::ManagedLayer,
+};
 use crate::{
     fingerprint::FingerprintKey, key::RequestHead, middleware::RateLimitLayer, rule::Rules,
     store::Store,
@@ -322,7 +335,12 @@ impl Admin {
         S: Store<Error = Infallible> + Send + Sync + 'static,
     {
         let taken = self.layers.iter().any(|layer| *layer.name == *name);
-        managed::check_name(name, taken);
+        assert!(!taken, "another layer has the name {name:?}; give another name");
+        let safe = |c: char| c.is_ascii_alphanumeric() || "-._~".contains(c);
+        assert!(
+            (1..=64).contains(&name.len()) && name.chars().all(safe),
+            "invalid name {name:?} of a layer; give 1 to 64 of A-Z, a-z, 0-9, -, ., _ and ~"
+        );
         self.layers.push(ManagedLayer::new(name, &mut layer, self.secret, self.shows_keys));
         layer
     }
@@ -333,7 +351,7 @@ impl Admin {
     ///
     /// Layers that are added later are not part of the router.
     pub fn router(&self, guard: Guard) -> Router {
-        routes::router(Arc::from(self.layers.clone()), guard)
+        router(Arc::from(self.layers.clone()), guard)
     }
 }
 
@@ -417,14 +435,178 @@ impl Guard {
     {
         Self(Box::new(move |router| router.layer(layer)))
     }
-
-    fn wrap(self, router: Router) -> Router {
-        (self.0)(router)
-    }
 }
 
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Guard(..)")
+    }
+}
+
+type ManagedLayers = State<Arc<[ManagedLayer]>>;
+type Body<T> = Result<Json<T>, JsonRejection>;
+type JsonResult = Result<Json<Value>, Problem>;
+
+/// Header fields of every response.
+///
+/// With these fields, a browser does not cache a response, guess its type, show it in a frame, or
+/// load resources of other origins.
+const HEADERS: [(HeaderName, &str); 4] = [
+    (CACHE_CONTROL, "no-store"),
+    (
+        CONTENT_SECURITY_POLICY,
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+         img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (REFERRER_POLICY, "no-referrer"),
+    (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+];
+
+fn router(layers: Arc<[ManagedLayer]>, guard: Guard) -> Router {
+    let router = Router::new()
+        .route("/", get(redirect_to_page))
+        .route("/page", file("text/html; charset=utf-8", include_str!("page.html")))
+        .route("/page.js", file("text/javascript; charset=utf-8", include_str!("page.js")))
+        .route("/style.css", file("text/css; charset=utf-8", include_str!("style.css")))
+        .route("/api/layers", get(async |State(all): ManagedLayers| Json(managed::layers(&all))))
+        .route("/api/denials", get(async |State(all): ManagedLayers| Json(managed::denials(&all))))
+        .route(
+            "/api/health",
+            get(async |State(all): ManagedLayers| Json(managed::health(&all).await)),
+        )
+        .route("/api/peek", account("peek"))
+        .route("/api/reset", account("reset"))
+        .route("/api/block", account("block"))
+        .route("/api/unblock", account("unblock"))
+        .route("/api/switch", post(switch))
+        .route("/api/report-only", post(report_only))
+        // A route, because a router that is nested twice has no fallback of its own.
+        .route("/{*unknown}", any(not_found))
+        .method_not_allowed_fallback(method_not_allowed)
+        .with_state(layers)
+        .layer(DefaultBodyLimit::max(16 * 1024))
+        .layer(middleware::map_response(with_headers));
+    (guard.0)(router).layer(middleware::map_response(with_no_store))
+}
+
+fn file(kind: &'static str, text: &'static str) -> MethodRouter<Arc<[ManagedLayer]>> {
+    get(async move || ([(CONTENT_TYPE, kind)], text))
+}
+
+async fn with_headers(response: Response) -> impl IntoResponse {
+    (HEADERS, response)
+}
+
+/// Forbids caching of a response that the guard creates.
+///
+/// The other fields of [`HEADERS`] are not added, because they could break a login form of the
+/// guard.
+async fn with_no_store(mut response: Response) -> Response {
+    let no_store = HeaderValue::from_static("no-store");
+    response.headers_mut().entry(CACHE_CONTROL).or_insert(no_store);
+    response
+}
+
+/// Redirects to the page by a relative path, which is valid under any prefix.
+async fn redirect_to_page(OriginalUri(uri): OriginalUri) -> Redirect {
+    match uri.path().rsplit('/').next() {
+        None | Some("") => Redirect::temporary("./page"),
+        Some(last) => Redirect::temporary(&format!("./{last}/page")),
+    }
+}
+
+async fn not_found() -> Problem {
+    let why = "unknown route; the documentation of tower_sluice::admin lists the routes";
+    Problem::new(StatusCode::NOT_FOUND, why)
+}
+
+async fn method_not_allowed() -> Problem {
+    let why = "wrong method; use POST to peek or to change, and GET for all other routes";
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, why)
+}
+
+fn account(operation: &'static str) -> MethodRouter<Arc<[ManagedLayer]>> {
+    post(async move |State(layers): ManagedLayers, body: Body<AccountBody>| -> JsonResult {
+        let Json(body) = body?;
+        let time = body.time(operation == "block")?;
+        let needs_quotas = matches!(operation, "peek" | "reset");
+        let account = ManagedAccount::find(&layers, &body, needs_quotas)?;
+        match operation {
+            "peek" => account.peek().await.map(Json),
+            _ => account.change(operation, time).await.map(Json),
+        }
+    })
+}
+
+async fn switch(State(layers): ManagedLayers, body: Body<SwitchBody>) -> JsonResult {
+    let Json(SwitchBody { layer, on }) = body?;
+    managed::find(&layers, &layer)?.switch.set(on);
+    Ok(Json(json!({ "layer": layer, "on": on })))
+}
+
+async fn report_only(State(layers): ManagedLayers, body: Body<ReportOnlyBody>) -> JsonResult {
+    let Json(ReportOnlyBody { layer, rule, on }) = body?;
+    managed::find(&layers, &layer)?.set_report_only(rule.as_deref(), on)?;
+    Ok(Json(json!({ "layer": layer, "rule": rule, "on": on })))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SwitchBody {
+    layer: String,
+    on: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReportOnlyBody {
+    layer: String,
+    rule: Option<String>,
+    on: bool,
+}
+
+/// An error response: a status, and a sentence that describes the fix.
+#[derive(Debug)]
+struct Problem {
+    status: StatusCode,
+    detail: String,
+}
+
+impl Problem {
+    fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        Self { status, detail: detail.into() }
+    }
+
+    /// Creates an error for an invalid body.
+    fn body(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, detail)
+    }
+
+    /// Creates an error for an unknown value of `field`.
+    fn unknown(field: &str, value: &str, known: &[&str]) -> Self {
+        let detail = format!("{field} is {value:?}; give one of {known:?}");
+        Self::new(StatusCode::NOT_FOUND, detail)
+    }
+}
+
+impl From<JsonRejection> for Problem {
+    fn from(rejection: JsonRejection) -> Self {
+        let status = match rejection.status() {
+            StatusCode::UNPROCESSABLE_ENTITY => StatusCode::BAD_REQUEST,
+            status => status,
+        };
+        Self::new(status, rejection.body_text())
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let problem = json!({
+            "type": "about:blank",
+            "title": self.status.canonical_reason().unwrap_or("Problem"),
+            "status": self.status.as_u16(),
+            "detail": self.detail,
+        });
+        (self.status, [(CONTENT_TYPE, "application/problem+json")], Json(problem)).into_response()
     }
 }

@@ -54,7 +54,7 @@ fn looks_like_a_network(address: IpAddr) -> bool {
 
 fn network(text: &str) -> Result<IpNet, NetworkError> {
     let error = |why| NetworkError { text: text.to_owned(), why };
-    let network = parse(text.trim()).map(to_canonical);
+    let network = parse_network(text.trim());
     let network =
         network.ok_or_else(|| error("is not a network; write 10.0.0.0/8 or 2001:db8::/32"))?;
     if network.addr() != network.network() {
@@ -64,16 +64,16 @@ fn network(text: &str) -> Result<IpNet, NetworkError> {
     }
 }
 
-/// Parses a network.
+/// Parses a network, and converts an IPv4-mapped one to IPv4.
 ///
 /// `IpNet` is too lenient: it accepts `010.0.0.0/8`, which other software reads as octal.
-fn parse(text: &str) -> Option<IpNet> {
+pub(crate) fn parse_network(text: &str) -> Option<IpNet> {
     let Some((address, bits)) = text.split_once('/') else {
-        return text.parse::<IpAddr>().ok().map(IpNet::from);
+        return text.parse::<IpAddr>().ok().map(|address| address.to_canonical().into());
     };
     // An integer parser also accepts a sign.
     let digits = bits.bytes().all(|byte| byte.is_ascii_digit());
-    IpNet::new(address.parse().ok()?, bits.parse().ok().filter(|_| digits)?).ok()
+    IpNet::new(address.parse().ok()?, bits.parse().ok().filter(|_| digits)?).ok().map(to_canonical)
 }
 
 /// Converts an IPv4-mapped network to IPv4.

@@ -11,7 +11,7 @@ use std::{
 /// only fall. To raise one for a new capability is a commit of its own, with the reason.
 const BUDGET: [(&str, usize); 19] = [
     ("src/", 760),
-    ("src/admin", 1011),
+    ("src/admin", 880),
     ("src/algorithm", 1124),
     ("src/decision", 651),
     ("src/explain", 229),

@@ -212,7 +212,7 @@ async fn a_read_reports_every_quota_and_charges_none() {
     }
     let quotas = json!([
         {
-            "text": "5/s burst 20", "limit": 20, "remaining": 14,
+            "text": "5/s burst 20", "limit": 20, "remaining": 14, "held": null,
             "reset_after_ms": 1_200, "next_after_ms": 200,
         },
     ]);

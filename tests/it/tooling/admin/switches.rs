@@ -288,5 +288,5 @@ async fn unwatched_layers_are_neither_listed_nor_recorded() {
     visits(&app, "alice", 4).await;
     assert_eq!(look(&app, "layers").await, json!({ "layers": [] }));
     let said = denied(&app, "switch", &on(), 404).await;
-    assert_eq!(said, "layer is \"api\"; no layer exists");
+    assert_eq!(said, "layer is \"api\"; give one of []");
 }
