@@ -108,7 +108,7 @@ const SLOTS_MAX_AGE: u64 = 10_000_000;
 #[derive(Clone, Debug)]
 pub struct DenyCache<S> {
     inner: S,
-    table: Arc<HotKeys<Denial>>,
+    table: Arc<HotKeys<CachedDenial>>,
 }
 
 impl<S> DenyCache<S> {
@@ -187,7 +187,7 @@ impl<S: Store + 'static> Store for DenyCache<S> {
 /// State of a call through a [`DenyCache`].
 #[derive(Debug)]
 struct DenyCacheCall {
-    table: Arc<HotKeys<Denial>>,
+    table: Arc<HotKeys<CachedDenial>>,
     /// The start of the call.
     at: u64,
     /// `true` if the accounts change when the call is dropped, even before its answer.
@@ -210,7 +210,7 @@ struct CalledAccount {
 }
 
 impl DenyCacheCall {
-    fn new(table: Arc<HotKeys<Denial>>, charges: &[Charge<'_>]) -> Self {
+    fn new(table: Arc<HotKeys<CachedDenial>>, charges: &[Charge<'_>]) -> Self {
         let quotas = || charges.iter().flat_map(Charge::quotas);
         let has_initial = quotas().any(|quota| quota.initial().is_some());
         // With `initial`, a denied call may create the accounts of other quotas.
@@ -235,7 +235,7 @@ impl DenyCacheCall {
         for (index, (charge, account)) in charges.iter().zip(&mut self.accounts).enumerate() {
             let mut entries = self.table.lock(account.key);
             account.changes = self.table.changes(&[account.key.tag]);
-            let covers = |it: &&mut Denial| account.cacheable && it.covers(charge, self.at);
+            let covers = |it: &&mut CachedDenial| account.cacheable && it.covers(charge, self.at);
             let Some(denial) = entries.of(account.key).find(covers) else { continue };
             let priority = denial.priority();
             if known.as_ref().is_none_or(|(_, other, _)| *other < priority) {
@@ -275,7 +275,7 @@ impl DenyCacheCall {
         let is_denial = !decision.is_allowed() && decision.source().is_of_store();
         for account in self.accounts.iter().filter(|account| account.need > 0) {
             let denies = is_denial && account.cacheable;
-            let denial = denies.then(|| Denial::new(self, account, decision)).flatten();
+            let denial = denies.then(|| CachedDenial::new(self, account, decision)).flatten();
             let Some(denial) = denial else {
                 // A store with several servers may have charged the account for a short time.
                 if decision.is_allowed() || self.accounts.len() > 1 {
@@ -286,7 +286,7 @@ impl DenyCacheCall {
             let mut entries = self.table.lock(account.key);
             if self.table.changes(&[account.key.tag]) == account.changes {
                 let is_old =
-                    |key: HotKey, old: &Denial| key == account.key && old.need == denial.need;
+                    |key: HotKey, old: &CachedDenial| key == account.key && old.need == denial.need;
                 entries.list.retain(|(key, old)| !is_old(*key, old));
                 entries.add(account.key, denial, |old| Some(old.until));
             }
@@ -302,7 +302,7 @@ impl Drop for DenyCacheCall {
     }
 }
 
-impl HotKeys<Denial> {
+impl HotKeys<CachedDenial> {
     /// Removes the denials of an account. Answers to calls in flight are not cached.
     fn forget(&self, tag: u64) {
         self.count_change(tag);
@@ -312,7 +312,7 @@ impl HotKeys<Denial> {
 
 /// A cached denial. Instants are nanoseconds since the cache was created.
 #[derive(Clone, Debug)]
-struct Denial {
+struct CachedDenial {
     need: u64,
     /// The end of the denial, computed from the start of the call.
     until: u64,
@@ -322,7 +322,7 @@ struct Denial {
     outcomes: SmallVec<[Outcome; 1]>,
 }
 
-impl Denial {
+impl CachedDenial {
     /// Creates an entry, or returns `None` if the account did not deny the call.
     fn new(call: &DenyCacheCall, account: &CalledAccount, denial: &Decision) -> Option<Self> {
         let own = denial.outcomes().iter().filter(|outcome| outcome.rule() == account.rule);
@@ -381,8 +381,12 @@ mod tests {
 
     #[test]
     fn sets_and_entries_are_no_larger_than_documented() {
-        assert!(size_of::<HotSet<Denial>>() <= 48, "{}", size_of::<HotSet<Denial>>());
-        assert!(size_of::<(HotKey, Denial)>() <= 128, "{}", size_of::<(HotKey, Denial)>());
+        assert!(size_of::<HotSet<CachedDenial>>() <= 48, "{}", size_of::<HotSet<CachedDenial>>());
+        assert!(
+            size_of::<(HotKey, CachedDenial)>() <= 128,
+            "{}",
+            size_of::<(HotKey, CachedDenial)>()
+        );
         assert!(size_of::<Outcome>() <= 64, "{}", size_of::<Outcome>());
     }
 }
