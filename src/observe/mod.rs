@@ -246,7 +246,14 @@ pub(crate) struct Observers {
 
 impl Observers {
     /// Creates the hooks of a layer with these rules.
-    #[cfg_attr(not(feature = "metrics"), expect(unused_variables))]
+    #[cfg_attr(
+        not(feature = "metrics"),
+        expect(
+            unused_variables,
+            clippy::needless_pass_by_value,
+            reason = "the rules are for metrics"
+        )
+    )]
     pub(crate) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
         Self {
             #[cfg(feature = "metrics")]

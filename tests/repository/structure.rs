@@ -19,7 +19,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/headers", 644),
     ("src/key", 1220),
     ("src/middleware", 1891),
-    ("src/observe", 445),
+    ("src/observe", 452),
     ("src/quota", 759),
     ("src/reject", 472),
     ("src/rule", 1355),
