@@ -16,9 +16,9 @@
 //! assert!(limiter.take("alice", &quota, 1).now().is_allowed());
 //! ```
 //!
-//! To test a [`Store`](crate::Store), implement [`Subject`] and run the conformance kit. [`play`]
-//! runs the published [`TABLES`] of scenarios. [`properties`] checks properties that a table of
-//! expected results cannot express.
+//! To test a [`Store`], implement [`Subject`] and run the conformance kit. [`play`] runs the published
+//! [`TABLES`] of scenarios. [`properties`] checks properties that a table of expected results cannot
+//! express.
 
 pub mod properties;
 #[cfg(feature = "redis")]
