@@ -19,7 +19,9 @@ pub fn quota(random: &mut Random, micros: u64) -> Quota {
     let more = small(random, 5);
     let built = match kind {
         0..3 => base.try_with_burst(burst),
-        3 => base.try_with_burst(burst).and_then(|it| it.try_with_algorithm(Algorithm::TokenBucket)),
+        3 => {
+            base.try_with_burst(burst).and_then(|it| it.try_with_algorithm(Algorithm::TokenBucket))
+        }
         4 => {
             let window = Algorithm::fixed_window().carry_over(more);
             base.try_with_algorithm(if more % 2 == 0 { window.paced() } else { window })
@@ -52,7 +54,9 @@ pub fn plain(random: &mut Random) -> Quota {
     let base = Quota::new(units, period).expect("a quota");
     let built = match random.within(0..12) {
         0..7 => base.try_with_burst(burst),
-        7 => base.try_with_burst(burst).and_then(|it| it.try_with_algorithm(Algorithm::TokenBucket)),
+        7 => {
+            base.try_with_burst(burst).and_then(|it| it.try_with_algorithm(Algorithm::TokenBucket))
+        }
         8 => base.try_with_algorithm(Algorithm::fixed_window()),
         9 => base.try_with_algorithm(Algorithm::AnchoredWindow),
         10 => base.try_with_algorithm(Algorithm::SlidingWindow { buckets: 5 }),
