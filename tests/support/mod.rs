@@ -3,6 +3,7 @@
 
 #[cfg(feature = "admin")]
 pub(crate) mod admin;
+pub(crate) mod any_error;
 #[cfg(feature = "testing")]
 pub(crate) mod driven;
 #[cfg(feature = "tonic")]

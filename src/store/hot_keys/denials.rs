@@ -229,7 +229,7 @@ impl DenyCacheCall {
 
     /// Returns the cached denial of a call, if any.
     ///
-    /// Of several denials, the longest is reported, but a block before all others.
+    /// Returns the longest of several denials, but a block before all others.
     fn known_denial(&mut self, charges: &[Charge<'_>]) -> Option<Decision> {
         let mut known: Option<(usize, (bool, u64), SmallVec<[Outcome; 4]>)> = None;
         for (index, (charge, account)) in charges.iter().zip(&mut self.accounts).enumerate() {

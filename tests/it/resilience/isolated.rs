@@ -16,11 +16,10 @@ use tower_sluice::{
     Decision, Key, LocalStore, Quota, Store, StoreExt,
     decision::Source,
     rule::RuleName,
-    store::{
-        Answer, BoxError, BoxFuture, BreakerError, Charge, DynStore, FailureDomain, Health, Op,
-        Timeout, Unsupported,
-    },
+    store::{Answer, BoxError, BoxFuture, BreakerError, Charge, FailureDomain, Op, Timeout},
 };
+
+use crate::support::any_error::{Any, AnyError};
 
 const LOST: &str = "on the lost server";
 const QUOTAS: [Quota; 1] = [Quota::per_day(100_000)];
@@ -95,45 +94,6 @@ impl Store for Sharded {
             }
         }
         servers
-    }
-}
-
-type Any = Arc<DynStore<BoxError>>;
-
-/// A store with a boxed error, so that every wrapper fits around it.
-struct AnyError<S>(S);
-
-impl<S> Store for AnyError<S>
-where
-    S: Store + Send + Sync + 'static,
-    S::Future: 'static,
-{
-    type Error = BoxError;
-    type Future = BoxFuture<Result<Decision, BoxError>>;
-
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        match self.0.call(op) {
-            Answer::Now(answer) => Answer::Now(answer.map_err(Into::into)),
-            Answer::Later(later) => {
-                Answer::Later(Box::pin(async { later.await.map_err(Into::into) }))
-            }
-        }
-    }
-
-    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
-        self.0.undo(charges, taken, units);
-    }
-
-    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.0.supports(charges)
-    }
-
-    fn failure_domains(&self, op: Op<'_>) -> Vec<FailureDomain> {
-        self.0.failure_domains(op)
-    }
-
-    fn health(&self) -> BoxFuture<Health> {
-        self.0.health()
     }
 }
 

@@ -2,19 +2,17 @@
 //!
 //! Time advances only by the tests.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use futures::future::join_all;
 use tokio::time::{Instant, advance, sleep};
 use tokio_test::{assert_pending, assert_ready, task};
 use tower_sluice::{
-    Decision, Key, LocalStore, Quota, Store, StoreExt,
-    rule::RuleName,
-    store::{Answer, BoxError, BoxFuture, Charge, DynStore, Op},
-    testing::FakeClock,
+    Key, LocalStore, Quota, Store, StoreExt, rule::RuleName, store::Charge, testing::FakeClock,
 };
 
 use crate::support::{
+    any_error::{Any, AnyError},
     driven::millis,
     shaky::{Mood, Shaky},
 };
@@ -36,33 +34,6 @@ enum Wrapper {
 use Wrapper::{Breaker, DenyCache, FailClosed, FailOpen, Fallback, Leases, Timeout};
 
 const RECOMMENDED: [Wrapper; 5] = [Timeout, Breaker, DenyCache, Leases, Fallback];
-
-type Any = Arc<DynStore<BoxError>>;
-
-/// A store with a boxed error, so that every wrapper fits around it.
-struct AnyError<S>(S);
-
-impl<S> Store for AnyError<S>
-where
-    S: Store + Send + Sync + 'static,
-    S::Future: 'static,
-{
-    type Error = BoxError;
-    type Future = BoxFuture<Result<Decision, BoxError>>;
-
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        match self.0.call(op) {
-            Answer::Now(answer) => Answer::Now(answer.map_err(Into::into)),
-            Answer::Later(later) => {
-                Answer::Later(Box::pin(async { later.await.map_err(Into::into) }))
-            }
-        }
-    }
-
-    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
-        self.0.undo(charges, taken, units);
-    }
-}
 
 /// Wraps a store, from the inside.
 fn wrap(store: Any, wrappers: &[Wrapper]) -> Any {

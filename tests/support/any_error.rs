@@ -1,0 +1,50 @@
+//! A store of any type and with a boxed error, for tests of wrappers in every order.
+
+use std::sync::Arc;
+
+use tower_sluice::{
+    Decision, Store,
+    store::{
+        Answer, BoxError, BoxFuture, Charge, DynStore, FailureDomain, Health, Op, Unsupported,
+    },
+};
+
+/// A shared store of any type.
+pub(crate) type Any = Arc<DynStore<BoxError>>;
+
+/// A store with a boxed error, so that every wrapper fits around it.
+pub(crate) struct AnyError<S>(pub(crate) S);
+
+impl<S> Store for AnyError<S>
+where
+    S: Store + Send + Sync + 'static,
+    S::Future: 'static,
+{
+    type Error = BoxError;
+    type Future = BoxFuture<Result<Decision, BoxError>>;
+
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        match self.0.call(op) {
+            Answer::Now(answer) => Answer::Now(answer.map_err(Into::into)),
+            Answer::Later(later) => {
+                Answer::Later(Box::pin(async { later.await.map_err(Into::into) }))
+            }
+        }
+    }
+
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
+        self.0.undo(charges, taken, units);
+    }
+
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.0.supports(charges)
+    }
+
+    fn failure_domains(&self, op: Op<'_>) -> Vec<FailureDomain> {
+        self.0.failure_domains(op)
+    }
+
+    fn health(&self) -> BoxFuture<Health> {
+        self.0.health()
+    }
+}
