@@ -514,13 +514,17 @@ impl Slots {
         all.collect()
     }
 
-    /// Returns the held slots to renew in a step, or all: those whose numbers have their turn, and
-    /// those that have missed it. Slots with near numbers have their turn together.
+    /// Returns the held slots to renew in a step, or all: those whose numbers have their turn and
+    /// that were not taken in the last step, and those that have missed it. Slots with near numbers
+    /// have their turn together.
     fn to_renew(&self, step: Option<u32>) -> Vec<RequestSlots> {
         let (now, period, state) = (self.now(), nanos(self.life) / 3, self.state());
         let due = state.held.iter().filter(|(first, held)| {
             let turn = **first / u64::from(MAX_RENEWED) % u64::from(STEPS);
-            step.is_none_or(|step| turn == u64::from(step) || held.renewed_at + period < now)
+            let age = now.saturating_sub(held.renewed_at);
+            step.is_none_or(|step| {
+                age > period || turn == u64::from(step) && age > period / u64::from(STEPS)
+            })
         });
         let request = |(first, held): (&u64, &RunningSlots)| RequestSlots {
             set: held.set.clone(),
