@@ -70,15 +70,19 @@ pub const CASES: [Case; 12] = [
 pub fn measure(case: &Case, rounds: usize) -> Vec<(Subject, Vec<f64>)> {
     let mut dice = SmallRng::seed_from_u64(1);
     let Setup { limit, threads, .. } = case.setup;
-    let mut subjects: Vec<_> = case.subjects.iter().map(|&subject| {
-        let mut runners = subject.runners(case.setup);
-        // Creates every account, and exhausts it if required.
-        let all = if case.keys == Keys::Uniform || case.keys == Keys::Zipf { MANY } else { 2 };
-        for batch in (0..all).collect::<Vec<_>>().chunks(BATCH) {
-            runners[0](batch.iter().map(|key| request(*key)).collect());
-        }
-        (subject, runners, Vec::new())
-    }).collect();
+    let mut subjects: Vec<_> = case
+        .subjects
+        .iter()
+        .map(|&subject| {
+            let mut runners = subject.runners(case.setup);
+            // Creates every account, and exhausts it if required.
+            let all = if case.keys == Keys::Uniform || case.keys == Keys::Zipf { MANY } else { 2 };
+            for batch in (0..all).collect::<Vec<_>>().chunks(BATCH) {
+                runners[0](batch.iter().map(|key| request(*key)).collect());
+            }
+            (subject, runners, Vec::new())
+        })
+        .collect();
     for round in 0..rounds {
         let mut bare = 0.0;
         for (subject, runners, costs) in &mut subjects {

@@ -17,8 +17,7 @@ use tower::{Layer, Service};
 use tower_governor::key_extractor::PeerIpKeyExtractor;
 use tower_rate_limiter::RateLimitFields as Fields;
 use tower_sluice::{
-    Headers, LivePlan, LocalStore, PeerIp, Plan, Quota, RateLimitLayer,
-    key::HeaderKey,
+    Headers, LivePlan, LocalStore, PeerIp, Plan, Quota, RateLimitLayer, key::HeaderKey,
     rule::Adaptive,
 };
 
