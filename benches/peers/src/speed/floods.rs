@@ -1,5 +1,5 @@
-//! Newcomers in a flood: the share of new keys that a full limiter refuses, and how many of the keys
-//! that owe it something it has forgotten.
+//! New keys during a flood: the share of them that a full limiter denies, and the share of exhausted
+//! keys that it allows.
 
 use crate::{
     cases::request,
@@ -9,19 +9,19 @@ use crate::{
 
 /// The accounts for which the limiters have space.
 const CAPACITY: u32 = 100_000;
-const NEWCOMERS: u32 = 10_000;
+const NEW: u32 = 10_000;
 const BATCH: usize = 1_000;
 
-/// Prints, for each load, the shares of refused newcomers and of exhausted keys that are admitted.
+/// Prints both shares for each load.
 pub fn table() {
     let bytes = |subject| counts::memory(subject)[0];
     let equal = match (bytes(Subject::Ours), bytes(Subject::RateNet)) {
         (Some(own), Some(other)) => Some((f64::from(CAPACITY) * own / other) as u32),
         _ => None,
     };
-    println!("\n### A flood of keys that each owe a minute, {CAPACITY} accounts\n");
+    println!("\n### A flood of keys that are each exhausted for a minute, {CAPACITY} accounts\n");
     println!(
-        "| keys before | | newcomers refused, % | exhausted keys admitted, % |\n|---|---|---|---|"
+        "| keys before | | new keys denied, % | exhausted keys allowed, % |\n|---|---|---|---|"
     );
     let rivals = [
         ("tower-sluice", Subject::Ours, Some(CAPACITY)),
@@ -31,8 +31,8 @@ pub fn table() {
     for load in [1, 2, 4, 6, 9] {
         for (title, subject, capacity) in rivals {
             let Some(capacity) = capacity else { continue };
-            let [refused, admitted] = flooded(subject, capacity, load * CAPACITY);
-            println!("| {load} × | {title} ({capacity}) | {refused:.2} | {admitted:.2} |");
+            let [denied, allowed] = flooded(subject, capacity, load * CAPACITY);
+            println!("| {load} × | {title} ({capacity}) | {denied:.2} | {allowed:.2} |");
         }
     }
 }
@@ -47,8 +47,8 @@ fn flooded(subject: Subject, capacity: u32, keys: u32) -> [f64; 2] {
         100.0 * served.map(|served| served.admitted).sum::<usize>() as f64 / all as f64
     };
     admitted((0..keys).collect());
-    let newcomers = admitted((keys..keys + NEWCOMERS).collect());
+    let new = admitted((keys..keys + NEW).collect());
     // The last keys of the flood, and the first.
-    let known = (0..NEWCOMERS / 2).chain(keys - NEWCOMERS / 2..keys).collect();
-    [100.0 - newcomers, admitted(known)]
+    let known = (0..NEW / 2).chain(keys - NEW / 2..keys).collect();
+    [100.0 - new, admitted(known)]
 }

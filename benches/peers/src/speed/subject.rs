@@ -102,7 +102,7 @@ pub enum Limit {
 }
 
 impl Subject {
-    /// Those that can be exhausted.
+    /// The subjects that can be exhausted.
     pub const ALL: [Self; 17] = [
         Self::Bare,
         Self::Governor,
@@ -123,7 +123,7 @@ impl Subject {
         Self::ThrottleKitTold,
     ];
 
-    /// Those that take less than a microsecond.
+    /// The subjects that take less than a microsecond.
     pub const FAST: [Self; 8] = [
         Self::Bare,
         Self::Governor,
