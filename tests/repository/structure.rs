@@ -11,13 +11,13 @@ use std::{
 /// only fall. To raise one for a new capability is a commit of its own, with the reason.
 const BUDGET: [(&str, usize); 19] = [
     ("src/", 760),
-    ("src/admin", 880),
+    ("src/admin", 698),
     ("src/algorithm", 1124),
     ("src/decision", 651),
     ("src/explain", 229),
     ("src/guide", 99),
     ("src/headers", 644),
-    ("src/key", 1220),
+    ("src/key", 1206),
     ("src/middleware", 1891),
     ("src/observe", 452),
     ("src/quota", 759),
@@ -28,7 +28,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/store/local", 1841),
     ("src/store/redis", 3299),
     ("src/store/wrappers", 974),
-    ("src/testing", 722),
+    ("src/testing", 605),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.
 const SLACK: usize = 40;
