@@ -19,6 +19,7 @@ use crate::{
     key::Key,
     name::RuleName,
     observe::{DecisionEvent, OnDecision, Verdict},
+    rule::RuleInfo,
 };
 
 /// The number of denials and of keys to keep per rule.
@@ -78,7 +79,7 @@ pub(super) struct DeniedKey {
 
 impl OnDecision for DenialLog {
     fn on_decision(&self, event: &DecisionEvent<'_>) {
-        let Some(decision) = event.decision() else { return };
+        let Ok(decision) = event.decision else { return };
         event.each_rule(self.0.iter().map(|rule| rule.name), |rule, verdict| {
             if let Some(rule) = self.find(rule) {
                 rule.record(verdict, decision, event);
@@ -88,14 +89,14 @@ impl OnDecision for DenialLog {
 }
 
 impl DenialLog {
-    pub(super) fn new(rules: impl Iterator<Item = RuleName>) -> Self {
-        let rule = |name| RuleRecord {
-            name,
+    pub(super) fn new(rules: &[RuleInfo<'_>]) -> Self {
+        let record = |rule: &RuleInfo<'_>| RuleRecord {
+            name: rule.name,
             denied: AtomicU64::new(0),
             reported: AtomicU64::new(0),
             listed: Mutex::default(),
         };
-        Self(rules.map(rule).collect())
+        Self(rules.iter().map(record).collect())
     }
 
     pub(super) fn find(&self, name: RuleName) -> Option<&RuleRecord> {

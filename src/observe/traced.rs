@@ -11,7 +11,7 @@ use crate::decision::Decision;
 #[inline]
 pub(super) fn on_decision(event: &DecisionEvent<'_>) {
     if LevelFilter::current() != LevelFilter::OFF {
-        event.decision().into_iter().for_each(|decision| record(event, decision));
+        event.decision.into_iter().for_each(|decision| record(event, decision));
     }
 }
 

@@ -10,16 +10,16 @@ use std::{
 /// The most lines of code of each folder, without comments, blank lines and unit tests. A number may
 /// only fall. To raise one for a new capability is a commit of its own, with the reason.
 const BUDGET: [(&str, usize); 19] = [
-    ("src/", 760),
-    ("src/admin", 698),
+    ("src/", 757),
+    ("src/admin", 684),
     ("src/algorithm", 1124),
     ("src/decision", 651),
-    ("src/explain", 229),
+    ("src/explain", 197),
     ("src/guide", 99),
     ("src/headers", 644),
     ("src/key", 1206),
     ("src/middleware", 1891),
-    ("src/observe", 452),
+    ("src/observe", 401),
     ("src/quota", 759),
     ("src/reject", 472),
     ("src/rule", 1355),
