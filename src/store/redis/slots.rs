@@ -215,13 +215,14 @@ impl Slots {
     }
 
     /// Numbers the slots that equal requests of several callers take.
-    pub(crate) fn begin(self: &Arc<Self>, request: &Request, callers: u32) -> SlotCall {
+    pub(crate) fn begin(self: &Arc<Self>, request: &Request, callers: usize) -> SlotCall {
         let mut call = self.without();
         for (at, account) in request.accounts.iter().enumerate() {
             for (quota_index, (quota, ask)) in account.slots() {
                 let cost = if ask.cost > MAX_COST { too_many(ask.cost) } else { ask.cost };
                 // No more callers than fit.
-                let callers = callers.min(raised(quota).checked_div(cost).unwrap_or(0));
+                let most = raised(quota).checked_div(cost).unwrap_or(0);
+                let callers = u32::try_from(callers).map_or(most, |callers| callers.min(most));
                 let set: Arc<str> = Addresses::slots(&account.address, quota_index).into();
                 let mut state = self.state();
                 state.taking += 1;

@@ -38,7 +38,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             let mut decision = combine(&request, &parts, &replies);
             // Slots of a denied decision are freed here.
             let holds = replies.iter_mut().flatten().flat_map(|reply| mem::take(&mut reply.holds));
-            let holds: Vec<_> = holds.collect();
+            let holds: Vec<_> = holds.flatten().collect();
             let allowed = decision.as_ref().is_ok_and(Decision::is_allowed);
             if let (true, Ok(decision)) = (allowed, &mut decision) {
                 holds.into_iter().for_each(|hold| decision.hold(hold));
@@ -103,7 +103,7 @@ fn combine(
 ) -> Result<Decision, RedisError> {
     let replies: Result<Vec<_>, _> = replies.iter().map(Result::as_ref).collect();
     let replies = replies.map_err(RedisError::clone)?;
-    let allowed = replies.iter().all(|reply| reply.allowed);
+    let allowed = replies.iter().all(|reply| reply.allowed > 0);
     let accounts = request.accounts.iter().filter_map(|account| {
         parts.iter().zip(&replies).find_map(|(part, reply)| {
             let at = part.accounts.iter().position(|it| it.address == account.address)?;
@@ -112,5 +112,5 @@ fn combine(
         })
     });
     let accounts = accounts.collect();
-    Ok(Reply { allowed, accounts, holds: Vec::new() }.decision(request))
+    Ok(Reply { allowed: allowed.into(), accounts, holds: Vec::new() }.decision(request))
 }

@@ -3,10 +3,12 @@
 
 use std::{
     array::from_fn,
+    iter,
     sync::{OnceLock, atomic::Ordering::Relaxed},
 };
 
 use redis::{Cmd, ErrorKind as Raw, ServerErrorKind as Server, Value, aio::ConnectionLike};
+use smallvec::SmallVec;
 
 use super::{Request, ScriptOp, reply::Reply};
 use crate::{
@@ -16,6 +18,7 @@ use crate::{
         RedisStore,
         connection::{self, Link},
         error::RedisError,
+        slots::SlotCall,
     },
 };
 
@@ -175,24 +178,47 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     ) -> Result<Reply, RedisError> {
         let kind = request.script_kind(op);
         let slots = &self.settings.slots;
-        let takers = u32::from(matches!(op, ScriptOp::Take));
+        let takers = usize::from(matches!(op, ScriptOp::Take));
         let call = if op.counts_slots() { slots.begin(request, takers) } else { slots.without() };
-        if !call.takes.is_empty() {
-            self.start_renewing()?;
-        }
         let (keys, args) = request.encode(op, &call);
         let script = self.shared.scripts.get(kind, request.letters());
-        let reply = self.run(script, &keys, args).await.and_then(|value| match value {
-            Value::BulkString(bytes) => self.checked(Reply::read(&bytes, request, kind)),
-            _ => self.checked(Err(RedisError::invalid_reply("not a bulk string"))),
-        });
-        let mut reply = reply.inspect_err(|error| store_failed(error.kind().as_str()))?;
-        let writes = !matches!(op, ScriptOp::Peek);
-        let healed = reply.accounts.iter().filter(|account| account.healed && writes).count();
+        let groups = iter::once((request, 1));
+        let replies = self.call_script(script, &keys, args, groups, [call].into()).await;
+        let mut replies = replies.inspect_err(|error| store_failed(error.kind().as_str()))?;
+        if !matches!(op, ScriptOp::Peek) {
+            self.count_healed(&replies);
+        }
+        replies.pop().ok_or_else(|| RedisError::invalid_reply("empty"))
+    }
+
+    /// Calls a script for groups of equal requests, each with its number of requests.
+    pub(crate) async fn call_script<'r, K: redis::ToRedisArgs>(
+        &self,
+        script: &Script,
+        keys: &[K],
+        args: Vec<Vec<u8>>,
+        groups: impl Iterator<Item = (&'r Request, usize)>,
+        slots: SmallVec<[SlotCall; 1]>,
+    ) -> Result<SmallVec<[Reply; 1]>, RedisError> {
+        if slots.iter().any(|call| !call.takes.is_empty()) {
+            self.start_renewing()?;
+        }
+        let value = self.run(script, keys, args).await?;
+        let (mut replies, lacks_msetex) = self.checked(Reply::read(&value, groups))?;
+        for (reply, call) in replies.iter_mut().zip(slots) {
+            reply.holds = call.answered(|account| reply.accounts[account].charges);
+        }
+        if lacks_msetex {
+            self.shared.lacks_msetex.store(true, Relaxed);
+        }
+        Ok(replies)
+    }
+
+    /// Counts the accounts whose value in Redis was invalid.
+    pub(crate) fn count_healed(&self, replies: &[Reply]) {
+        let accounts = replies.iter().flat_map(|reply| &reply.accounts);
+        let healed = accounts.filter(|account| account.healed).count();
         self.shared.healed.fetch_add(healed as u64, Relaxed);
-        let charged = |account: usize| reply.accounts[account].charges;
-        reply.holds = call.answered(charged).pop().unwrap_or_default();
-        Ok(reply)
     }
 
     /// Calls a script by its hash. Sends the text if the server does not know the hash.
