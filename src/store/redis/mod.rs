@@ -8,7 +8,7 @@ mod protocol;
 mod slots;
 
 #[cfg(feature = "testing")]
-use std::sync::atomic::AtomicUsize;
+use std::sync::Weak;
 use std::{
     fmt,
     sync::{
@@ -127,8 +127,7 @@ struct RedisConfig {
     rules: Arc<KnownRules>,
     queues: Arc<Queues>,
     slots: Arc<Slots>,
-    /// A clock that replaces the server's clock.
-    #[cfg(feature = "testing")]
+    /// A clock that replaces the server's clock in tests, in nanoseconds of Unix time.
     test_clock: Option<Arc<AtomicU64>>,
 }
 
@@ -138,9 +137,8 @@ struct RedisShared {
     healed: AtomicU64,
     /// `true` once a server did not have or not permit `MSETEX`.
     lacks_msetex: AtomicBool,
-    /// The number of charges that are being undone, for tests.
-    #[cfg(feature = "testing")]
-    undoing: Arc<AtomicUsize>,
+    /// One more reference for each call that undoes charges, for tests.
+    undoing: Arc<()>,
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
@@ -156,8 +154,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             coalesces: true,
             rules: Arc::default(),
             queues: Arc::new(Queues::new(1)),
-            slots: Arc::new(Slots::new(SLOT_TTL)),
-            #[cfg(feature = "testing")]
+            slots: Arc::new(Slots::new(SLOT_TTL, None)),
             test_clock: None,
         };
         Self { settings: Arc::new(settings), shared: Arc::default(), connection }
@@ -266,14 +263,15 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     #[cfg(feature = "testing")]
     pub(crate) fn with_test_clock(mut self, test_clock: Arc<AtomicU64>) -> Self {
         self.settings_mut().test_clock = Some(test_clock);
-        self.shared =
-            Arc::new(RedisShared { scripts: Scripts::with_test_clock(), ..RedisShared::default() });
+        // The scripts have another clock, too.
+        self.shared = Arc::default();
         self.with_slot_ttl(SLOT_TTL)
     }
 
+    /// Returns a reference with one owner for this store, and one for each call that undoes charges.
     #[cfg(feature = "testing")]
-    pub(crate) fn undoing(&self) -> Arc<AtomicUsize> {
-        self.shared.undoing.clone()
+    pub(crate) fn undoing(&self) -> Weak<()> {
+        Arc::downgrade(&self.shared.undoing)
     }
 
     /// Returns the settings for a change of the keys or of the clock.

@@ -4,8 +4,6 @@
 //! process has. Taking, freeing and renewing a slot are therefore idempotent, and calls on one
 //! account need no order.
 
-#[cfg(feature = "testing")]
-use std::sync::atomic::AtomicU64;
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
@@ -13,8 +11,8 @@ use std::{
     mem,
     pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -28,6 +26,7 @@ use redis::{Value, aio::ConnectionLike};
 use smallvec::SmallVec;
 use tokio::{
     sync::Notify,
+    task::JoinHandle,
     time::{Instant, interval, sleep},
 };
 
@@ -68,7 +67,6 @@ pub(crate) struct Slots {
     /// The time for which a slot counts, unless it is renewed.
     life: Duration,
     created: Instant,
-    #[cfg(feature = "testing")]
     test_clock: Option<Arc<AtomicU64>>,
     state: Mutex<SlotsState>,
     /// Wakes the task, to free slots.
@@ -85,8 +83,8 @@ struct SlotsState {
     freed: BTreeMap<(Arc<str>, u64), FreedSlots>,
     /// The number of takes without an answer.
     taking: usize,
-    /// The task that renews and frees slots, while it runs.
-    task: Weak<()>,
+    /// The task that renews and frees slots, while it is needed.
+    task: Option<JoinHandle<()>>,
 }
 
 struct RunningSlots {
@@ -105,13 +103,12 @@ struct FreedSlots {
 }
 
 impl Slots {
-    pub(crate) fn new(life: Duration) -> Self {
+    pub(crate) fn new(life: Duration, test_clock: Option<Arc<AtomicU64>>) -> Self {
         Self {
             store: RandomState::new().hash_one("store"),
             life,
             created: Instant::now(),
-            #[cfg(feature = "testing")]
-            test_clock: None,
+            test_clock,
             state: Mutex::default(),
             wake: Notify::new(),
         }
@@ -119,11 +116,8 @@ impl Slots {
 
     /// Returns the nanoseconds of a clock that does not step back.
     fn now(&self) -> u64 {
-        #[cfg(feature = "testing")]
-        if let Some(clock) = &self.test_clock {
-            return clock.load(Relaxed);
-        }
-        nanos(self.created.elapsed())
+        let real = || nanos(self.created.elapsed());
+        self.test_clock.as_ref().map_or_else(real, |clock| clock.load(Relaxed))
     }
 
     fn state(&self) -> MutexGuard<'_, SlotsState> {
@@ -367,22 +361,19 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Returns a store on the same accounts, which holds slots as another process.
     pub(crate) fn with_slot_ttl(mut self, time: Duration) -> Self {
         let settings = Arc::make_mut(&mut self.settings);
-        settings.slots = Arc::new(Slots {
-            #[cfg(feature = "testing")]
-            test_clock: settings.test_clock.clone(),
-            ..Slots::new(time)
-        });
+        settings.slots = Arc::new(Slots::new(time, settings.test_clock.clone()));
         self
     }
 
     /// Starts the task of this process if it takes slots and the task does not run.
     pub(in crate::store::redis) fn start_renewing(&self) -> Result<(), RedisError> {
         let slots = &self.settings.slots;
-        if let Some(task) = slots.start() {
-            // A runtime that shuts down drops the task, which then starts again with the next call.
+        let mut state = slots.state();
+        // A runtime that shuts down drops the task, which then starts again with the next call.
+        let runs = state.task.as_ref().is_some_and(|task| !task.is_finished());
+        if !runs && !state.is_idle() && slots.test_clock.is_none() {
             let store = self.clone();
-            drop(runtime()?.spawn(async move {
-                let _task = task;
+            state.task = Some(runtime()?.spawn(async move {
                 select(pin!(store.keep_freeing()), pin!(store.keep_renewing())).await;
             }));
         }
@@ -456,7 +447,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             keys.push(&*group[0].set);
             args.push(EncodedPlan::default().slot_list(list).0);
         }
-        let script = self.shared.scripts.get(ScriptKind::Renew, []);
+        let script = self.script(ScriptKind::Renew, []);
         let told = self.run(script, &keys, args).await.and_then(|reply| match reply {
             Value::BulkString(told) if told.len() == requests.len() => Ok(told),
             _ => self.checked(Err(RedisError::invalid_reply("not one byte for each request"))),
@@ -478,27 +469,12 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 }
 
 impl Slots {
-    /// Returns the mark of a task that runs, if one is needed and none runs.
-    fn start(&self) -> Option<Arc<()>> {
-        #[cfg(feature = "testing")]
-        if self.test_clock.is_some() {
-            return None;
-        }
-        let mut state = self.state();
-        let needed = state.task.strong_count() == 0 && !state.is_idle();
-        needed.then(|| {
-            let task = Arc::new(());
-            state.task = Arc::downgrade(&task);
-            task
-        })
-    }
-
     /// Returns `true` if this process neither holds nor frees slots. The task then ends.
     fn ends(&self) -> bool {
         let mut state = self.state();
         let ends = state.is_idle();
         if ends {
-            state.task = Weak::new();
+            state.task = None;
         }
         ends
     }

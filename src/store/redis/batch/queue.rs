@@ -353,12 +353,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     }
 
     async fn call_batch(&self, batch: &Batch) -> Result<SmallVec<[Reply; 1]>, RedisError> {
-        let scripts = &self.shared.scripts;
         let script = if batch.is_plain {
-            scripts.get(ScriptKind::Batch, *b"g")
+            self.script(ScriptKind::Batch, *b"g")
         } else {
             // All algorithms, so that there is one such script.
-            scripts.get(ScriptKind::Groups, *b"gtfslc")
+            self.script(ScriptKind::Groups, *b"gtfslc")
         };
         let slots = batch.slots(&self.settings.slots);
         let (keys, args) = batch.encode(&slots, !self.shared.lacks_msetex.load(Relaxed));

@@ -3,8 +3,6 @@
 //! Each slot has its own call, and the calls run concurrently. If a call is denied or fails, the
 //! charges of the other calls are undone.
 
-#[cfg(feature = "testing")]
-use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::{mem, pin::pin, sync::Arc};
 
 use futures_util::{future::join_all, poll};
@@ -78,13 +76,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     pub(crate) fn undo_parts(&self, request: &Request, taken: &Decision, units: Option<u32>) {
         let Ok(runtime) = runtime() else { return };
         for part in request.charged(taken, self.settings.sharded) {
-            let (store, taken) = (self.clone(), taken.clone());
-            #[cfg(feature = "testing")]
-            store.shared.undoing.fetch_add(1, Relaxed);
+            let (store, taken, undoing) =
+                (self.clone(), taken.clone(), self.shared.undoing.clone());
             drop(runtime.spawn(async move {
                 store.undo_part(part, taken, units).await;
-                #[cfg(feature = "testing")]
-                store.shared.undoing.fetch_sub(1, Release);
+                drop(undoing);
             }));
         }
     }

@@ -56,7 +56,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let mut info = Cmd::new();
         info.arg("INFO");
         let key = [self.settings.addresses.account(rule(), &Key::everyone())];
-        let script = self.run(self.shared.scripts.get(ScriptKind::Probe, []), &key, Vec::new());
+        let script = self.run(self.script(ScriptKind::Probe, []), &key, Vec::new());
         // A server that does not reply costs one timeout in all.
         let (infos, ran, ()) = join3(self.on_all(&info), script, self.load_scripts()).await;
         let (mut probe, mut reached, mut missing) = (Probe::default(), false, false);
@@ -87,7 +87,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let kinds = [ScriptKind::Plain, ScriptKind::Batch, ScriptKind::Adjust];
         join_all(kinds.map(async |kind| {
             let mut load = Cmd::new();
-            load.arg("SCRIPT").arg("LOAD").arg(&self.shared.scripts.get(kind, [b'g']).text);
+            load.arg("SCRIPT").arg("LOAD").arg(&self.script(kind, [b'g']).text);
             self.on_all(&load).await
         }))
         .await;

@@ -23,7 +23,7 @@ use crate::{
 };
 
 const CLOCK: &str = include_str!("../../../../lua/clock.lua");
-#[cfg(feature = "testing")]
+/// Reads the time from the last two arguments.
 const TEST_CLOCK: &str = include_str!("../../../../lua/clock_driven.lua");
 const ONE: &str = include_str!("../../../../lua/one.lua");
 const RENEW: &str = include_str!("../../../../lua/renew.lua");
@@ -96,32 +96,16 @@ pub(crate) enum ScriptKind {
 }
 
 /// All scripts of a store: one for each kind and set of algorithms, assembled on first use.
-pub(crate) struct Scripts {
-    clock: &'static str,
-    scripts: [[OnceLock<Script>; SETS]; ScriptKind::Probe as usize + 1],
-}
+pub(crate) struct Scripts([[OnceLock<Script>; SETS]; ScriptKind::Probe as usize + 1]);
 
 impl Default for Scripts {
     fn default() -> Self {
-        Self { clock: CLOCK, scripts: from_fn(|_| from_fn(|_| OnceLock::new())) }
+        Self(from_fn(|_| from_fn(|_| OnceLock::new())))
     }
 }
 
-impl Scripts {
-    /// Creates scripts that read the time from the last two arguments.
-    #[cfg(feature = "testing")]
-    pub(crate) fn with_test_clock() -> Self {
-        Self { clock: TEST_CLOCK, ..Self::default() }
-    }
-
-    /// Returns the script with the algorithms of these letters.
-    pub(crate) fn get(&self, kind: ScriptKind, letters: impl IntoIterator<Item = u8>) -> &Script {
-        let bit = |letter| 1 << ALGORITHMS.iter().take_while(|(known, _)| *known != letter).count();
-        let set = letters.into_iter().fold(0_usize, |set, letter| set | bit(letter)) % SETS;
-        self.scripts[kind as usize][set].get_or_init(|| self.assemble(kind, set))
-    }
-
-    fn assemble(&self, kind: ScriptKind, set: usize) -> Script {
+impl Script {
+    fn assemble(clock: &'static str, kind: ScriptKind, set: usize) -> Self {
         let algorithms = ALGORITHMS.iter().enumerate().filter(|(at, _)| set >> at & 1 == 1);
         let algorithms = algorithms.map(|(_, (_, text))| *text);
         let general = [ACCOUNT].into_iter().chain(algorithms);
@@ -131,17 +115,15 @@ impl Scripts {
             ScriptKind::Peek => (&[PEEK, TIME][..], &[TAKE, SINGLE][..]),
             ScriptKind::Groups => (&[TIME][..], &[TAKE, GROUPS][..]),
             ScriptKind::Adjust => (&[TIME][..], &[SETTLE][..]),
-            ScriptKind::Renew => return Script::new(&[self.clock, SLOTS, RENEW]),
-            ScriptKind::Probe => return Script::new(&[PROBE]),
+            ScriptKind::Renew => return Self::new(&[clock, SLOTS, RENEW]),
+            ScriptKind::Probe => return Self::new(&[PROBE]),
             ScriptKind::Batch => (&[TIME, GENERAL[0]][..], &[GENERAL[1], BATCH][..]),
         };
-        let before = [self.clock].into_iter().chain(before.iter().copied());
+        let before = [clock].into_iter().chain(before.iter().copied());
         let parts: Vec<_> = before.chain(general).chain(after.iter().copied()).collect();
-        Script::new(&parts)
+        Self::new(&parts)
     }
-}
 
-impl Script {
     fn new(parts: &[&str]) -> Self {
         let text = strip(&parts.concat());
         Self { sha: redis::Script::new(&text).get_hash().to_owned(), text }
@@ -156,14 +138,17 @@ fn strip(text: &str) -> String {
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
-    /// Returns the time of the test clock as script arguments. Empty without a test clock.
-    fn clock_args(&self) -> Vec<Vec<u8>> {
-        #[cfg(feature = "testing")]
-        if let Some(test_clock) = &self.settings.test_clock {
-            let now = test_clock.load(Relaxed);
-            return vec![(now / 1_000).to_string().into(), (now % 1_000).to_string().into()];
-        }
-        Vec::new()
+    /// Returns the script with the algorithms of these letters.
+    pub(crate) fn script(
+        &self,
+        kind: ScriptKind,
+        letters: impl IntoIterator<Item = u8>,
+    ) -> &Script {
+        let bit = |letter| 1 << ALGORITHMS.iter().take_while(|(known, _)| *known != letter).count();
+        let set = letters.into_iter().fold(0_usize, |set, letter| set | bit(letter)) % SETS;
+        let clock = if self.settings.test_clock.is_some() { TEST_CLOCK } else { CLOCK };
+        let script = &self.shared.scripts.0[kind as usize][set];
+        script.get_or_init(|| Script::assemble(clock, kind, set))
     }
 
     pub(crate) async fn send(&self, command: &Cmd) -> redis::RedisResult<Value> {
@@ -181,7 +166,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let takers = usize::from(matches!(op, ScriptOp::Take));
         let call = if op.counts_slots() { slots.begin(request, takers) } else { slots.without() };
         let (keys, args) = request.encode(op, &call);
-        let script = self.shared.scripts.get(kind, request.letters());
+        let script = self.script(kind, request.letters());
         let groups = iter::once((request, 1));
         let replies = self.call_script(script, &keys, args, groups, [call].into()).await;
         let mut replies = replies.inspect_err(|error| store_failed(error.kind().as_str()))?;
@@ -228,7 +213,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         keys: &[K],
         mut args: Vec<Vec<u8>>,
     ) -> Result<Value, RedisError> {
-        args.extend(self.clock_args());
+        if let Some(test_clock) = &self.settings.test_clock {
+            let now = test_clock.load(Relaxed);
+            args.extend([now / 1_000, now % 1_000].map(|part| part.to_string().into()));
+        }
         let command = |name: &str, script: &str| {
             let mut command = Cmd::new();
             command.arg(name).arg(script).arg(keys.len()).arg(keys).arg(&args);
