@@ -37,17 +37,8 @@ pub(crate) struct AccountReply {
     pub(crate) healed: bool,
     /// The instant at which the block ends.
     block: Option<u64>,
-    quotas: SmallVec<[QuotaState; 1]>,
-}
-
-/// The state of an account under one quota, if any.
-type QuotaState = Option<StoredState>;
-
-#[derive(Clone, Debug)]
-enum StoredState {
-    Rate(AccountState),
-    /// The number of held slots.
-    Slots(u64),
+    /// The state under each quota, if any.
+    quotas: SmallVec<[Option<AccountState>; 1]>,
 }
 
 impl Reply {
@@ -196,12 +187,8 @@ impl AccountReply {
         for (state, demand) in before.quotas.iter_mut().zip(&account.quotas) {
             let (Some(state), Some((quota, ask))) = (state, demand) else { continue };
             let units = u64::from(ask.cost).saturating_mul(charges as u64);
-            match state {
-                StoredState::Rate(state) if units > 0 => {
-                    *state = algorithm::before(state, quota, self.now, units);
-                }
-                StoredState::Rate(_) => {}
-                StoredState::Slots(held) => *held = held.saturating_sub(units),
+            if units > 0 {
+                *state = algorithm::before(state, quota, self.now, units);
             }
         }
         before
@@ -210,20 +197,16 @@ impl AccountReply {
 
 /// Returns the result of the demand that led to the state of an account.
 fn reconstruct(
-    state: Option<&StoredState>,
+    state: Option<&AccountState>,
     quota: &Quota,
     now: u64,
     demand: Demand,
     charged: bool,
 ) -> Evaluation {
-    let (rate, after) = match state {
-        Some(StoredState::Rate(state)) => (Some(state), 0),
-        Some(StoredState::Slots(held)) => (None, *held),
-        None => (None, 0),
-    };
     if !quota.is_concurrent() {
-        return algorithm::reconstruct(rate, quota, now, demand, charged);
+        return algorithm::reconstruct(state, quota, now, demand, charged);
     }
+    let after = if let Some(AccountState::Slots(held)) = state { *held } else { 0 };
     let before = after.saturating_sub(if charged { demand.cost.into() } else { 0 });
     // A request of too many slots never fits.
     let headroom = if demand.cost > MAX_COST { u32::MAX } else { demand.headroom };
@@ -238,8 +221,8 @@ fn parse_quota(
     letter: u8,
     content: &mut Reader<'_>,
     quota: &Quota,
-) -> Result<QuotaState, RedisError> {
-    let state = match (letter, quota.algorithm()) {
+) -> Result<Option<AccountState>, RedisError> {
+    Ok(Some(match (letter, quota.algorithm()) {
         (b'g', Algorithm::Gcra) => AccountState::Gcra(content.instant()?),
         (b't', Algorithm::TokenBucket) => {
             let tokens = content.int::<6>()?;
@@ -259,13 +242,10 @@ fn parse_quota(
             content.instant()?;
             AccountState::sliding_log(content.entries()?)
         }
-        (b'c', Algorithm::Concurrent) => {
-            return Ok(Some(StoredState::Slots(content.int::<4>()?)));
-        }
+        (b'c', Algorithm::Concurrent) => AccountState::Slots(content.int::<4>()?),
         // The quota's algorithm has changed.
         _ => return Ok(None),
-    };
-    Ok(Some(StoredState::Rate(state)))
+    }))
 }
 
 /// A reader of little-endian numbers.
