@@ -23,7 +23,7 @@ use redis::aio::ConnectionLike;
 use self::{
     batch::queue::Queues,
     cluster::routes::SLOTS,
-    protocol::{Request, ScriptOp, addresses::Addresses, reply::Reply, script::Scripts},
+    protocol::{Request, ScriptOp, addresses::Addresses, script::Scripts},
     slots::{MAX_COST, Slots},
 };
 pub use self::{
@@ -285,17 +285,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         settings
     }
 
-    /// Charges `request`, whose accounts are in one slot. Other decisions may share the call.
-    async fn charge(&self, request: &Arc<Request>) -> Result<Reply, RedisError> {
-        if self.settings.coalesces {
-            self.take_queued(request).await
-        } else {
-            Box::pin(self.execute(request, ScriptOp::Take)).await
-        }
-    }
-
     async fn decide(self, request: Arc<Request>) -> Result<Decision, RedisError> {
-        match self.charge(&request).await {
+        match self.take_queued(&request).await {
             // While a slot moves, its accounts may be on two servers.
             Err(error) if error.kind() == RedisErrorKind::Cluster && request.accounts.len() > 1 => {
                 let parts = request.by_account();
@@ -305,28 +296,20 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         }
     }
 
-    /// Runs `op` on accounts in one slot.
-    async fn execute_one(
-        self,
-        request: Arc<Request>,
-        op: ScriptOp<'static>,
-    ) -> Result<Decision, RedisError> {
-        Ok(self.execute(&request, op).await?.decision(&request))
-    }
-
     fn take(&self, charges: &[Charge<'_>], peeks: bool) -> Answer<<Self as Store>::Future> {
         let (store, request) =
             (self.clone(), Arc::new(Request::new(charges, &self.settings.addresses)));
         if request.accounts.is_empty() {
             return Answer::Now(Ok(Decision::allow().with_source(Source::Redis)));
         }
+        if peeks {
+            return Answer::Later(Box::pin(store.peek_parts(request)));
+        }
         let split = self.settings.sharded && request.accounts.len() > 1;
-        let parts = if split { request.by_slot() } else { Vec::new() };
-        Answer::Later(match (peeks, parts.len()) {
-            (true, 0 | 1) => Box::pin(store.execute_one(request, ScriptOp::Peek)),
-            (true, _) => Box::pin(store.peek_parts(request, parts)),
-            (false, 0 | 1) => Box::pin(store.decide(request)),
-            (false, _) => Box::pin(store.take_parts(request, parts)),
+        let parts = if split { request.split(true) } else { Vec::new() };
+        Answer::Later(match parts.len() {
+            0 | 1 => Box::pin(store.decide(request)),
+            _ => Box::pin(store.take_parts(request, parts)),
         })
     }
 }
@@ -358,8 +341,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
             }
             Op::Unblock(charge) => (charge, ScriptOp::Unblock),
         };
-        let request = Arc::new(Request::new(&[charge.with_cost(0)], &self.settings.addresses));
-        Answer::Later(Box::pin(self.clone().execute_one(request, script_op)))
+        let (store, request) =
+            (self.clone(), Request::new(&[charge.with_cost(0)], &self.settings.addresses));
+        Answer::Later(Box::pin(async move {
+            Ok(store.execute(&request, script_op).await?.decision(&request))
+        }))
     }
 
     /// Undoes the charges in the background. Without a tokio runtime, the charges remain.

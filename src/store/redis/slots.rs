@@ -6,7 +6,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt,
     hash::{BuildHasher, RandomState},
     mem,
     pin::pin,
@@ -155,12 +154,6 @@ impl FreeSlots for Slots {
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-impl fmt::Debug for Slots {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slots").field("life", &self.life).finish_non_exhaustive()
-    }
 }
 
 /// The slots of one quota in a call. The callers of equal requests have consecutive slots.
@@ -319,13 +312,8 @@ fn too_many(cost: u32) -> u32 {
     0
 }
 
-/// The slots of one request.
-#[derive(Clone, Debug)]
-struct RequestSlots {
-    set: Arc<str>,
-    first: u64,
-    units: u32,
-}
+/// The slots of one request: the key of their set, the first number, and how many.
+type RequestSlots = (Arc<str>, u64, u32);
 
 /// A change of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -418,12 +406,12 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     ) -> Result<(), RedisError> {
         let max = if change == SlotChange::Renew { MAX_RENEWED } else { MAX_FREED };
         let sharded = self.settings.sharded;
-        let shard = |it: &RequestSlots| if sharded { slot(it.set.as_bytes()) } else { 0 };
-        found.sort_by_cached_key(|it| (shard(it), it.set.clone(), it.first));
+        let shard = |(set, ..): &RequestSlots| if sharded { slot(set.as_bytes()) } else { 0 };
+        found.sort_by_cached_key(|it| (shard(it), it.clone()));
         let mut units = 0;
         let calls = found.chunk_by(|last, next| {
-            units += last.units;
-            let fits = units + next.units <= max && shard(last) == shard(next);
+            units += last.2;
+            let fits = units + next.2 <= max && shard(last) == shard(next);
             units = if fits { units } else { 0 };
             fits
         });
@@ -442,18 +430,18 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let head = EncodedPlan::default().int::<1>(u64::from(change == SlotChange::Renew));
         let head = head.int::<7>(slots.life_micros()).int::<8>(slots.store);
         let (mut keys, mut args) = (Vec::new(), vec![head.0]);
-        for group in requests.chunk_by(|one, other| one.set == other.set) {
-            let list = group.iter().map(|it| (it.first, it.units));
-            keys.push(&*group[0].set);
+        for group in requests.chunk_by(|(one, ..), (other, ..)| one == other) {
+            let list = group.iter().map(|(_, first, units)| (*first, *units));
+            keys.push(&*group[0].0);
             args.push(EncodedPlan::default().slot_list(list).0);
         }
         let script = self.script(ScriptKind::Renew, []);
-        let told = self.run(script, &keys, args).await.and_then(|reply| match reply {
-            Value::BulkString(told) if told.len() == requests.len() => Ok(told),
+        let counted = self.run(script, &keys, args).await.and_then(|reply| match reply {
+            Value::BulkString(counted) if counted.len() == requests.len() => Ok(counted),
             _ => self.checked(Err(RedisError::invalid_reply("not one byte for each request"))),
         });
-        let told = told.inspect_err(|error| store_failed(error.kind().as_str()))?;
-        slots.changed(change, requests, &told);
+        let counted = counted.inspect_err(|error| store_failed(error.kind().as_str()))?;
+        slots.changed(change, requests, &counted);
         Ok(())
     }
 
@@ -483,12 +471,8 @@ impl Slots {
     fn to_free(&self) -> Vec<RequestSlots> {
         let (now, mut state) = (self.now(), self.state());
         state.freed.retain(|_, freed| freed.ends_at > now);
-        let all = state.freed.iter().map(|((set, first), FreedSlots { units, .. })| RequestSlots {
-            set: set.clone(),
-            first: *first,
-            units: *units,
-        });
-        all.collect()
+        let all = state.freed.iter();
+        all.map(|((set, first), freed)| (set.clone(), *first, freed.units)).collect()
     }
 
     /// Returns the held slots to renew in a step, or all: those whose numbers have their turn and
@@ -503,21 +487,16 @@ impl Slots {
                 age > period || turn == u64::from(step) && age > period / u64::from(STEPS)
             })
         });
-        let request = |(first, held): (&u64, &RunningSlots)| RequestSlots {
-            set: held.set.clone(),
-            first: *first,
-            units: held.units,
-        };
-        due.map(request).collect()
+        due.map(|(first, held)| (held.set.clone(), *first, held.units)).collect()
     }
 
     /// Records the answer of the server, with `1` for each request whose slots count.
-    fn changed(&self, change: SlotChange, requests: Vec<RequestSlots>, told: &[u8]) {
+    fn changed(&self, change: SlotChange, requests: Vec<RequestSlots>, counted: &[u8]) {
         let (now, mut state, mut lost) = (self.now(), self.state(), Vec::new());
-        for (RequestSlots { set, first, .. }, told) in requests.into_iter().zip(told) {
+        for ((set, first, _), counts) in requests.into_iter().zip(counted) {
             match (change, state.held.get_mut(&first)) {
                 (SlotChange::Free, _) => drop(state.freed.remove(&(set, first))),
-                (SlotChange::Renew, Some(held)) if *told == b'1' => held.renewed_at = now,
+                (SlotChange::Renew, Some(held)) if *counts == b'1' => held.renewed_at = now,
                 (SlotChange::Renew, _) => lost.extend(state.held.remove(&first)),
             }
         }

@@ -30,7 +30,7 @@ use crate::{
         RedisStore,
         connection::{TIMEOUT, runtime},
         error::{RedisError, RedisErrorKind},
-        protocol::{AccountRequest, Request, ScriptOp, reply::Reply, script::ScriptKind},
+        protocol::{Request, ScriptOp, reply::Reply, script::ScriptKind},
     },
 };
 
@@ -298,8 +298,10 @@ impl QueueState {
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Charges `request`, whose accounts are in one slot, in its own call or in a batch.
     pub(crate) async fn take_queued(&self, request: &Arc<Request>) -> Result<Reply, RedisError> {
-        let first = request.accounts.first().filter(|_| self.settings.sharded);
-        let slot = first.map_or(0, AccountRequest::slot);
+        if !self.settings.coalesces {
+            return Box::pin(self.execute(request, ScriptOp::Take)).await;
+        }
+        let slot = request.accounts.first().map_or(0, |it| it.slot(self.settings.sharded));
         let queue = self.settings.queues.get(slot, request.is_plain());
         if let Some(id) = queue.start_direct(request) {
             let _call = QueuedCall { store: self.clone(), queue: queue.clone(), id };

@@ -32,7 +32,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let (tx, rx) = oneshot::channel();
         runtime()?.spawn(async move {
             let parts: Vec<_> = parts.into_iter().map(|part| Arc::new(part.standalone())).collect();
-            let mut replies = join_all(parts.iter().map(|part| self.charge(part))).await;
+            let mut replies = join_all(parts.iter().map(|part| self.take_queued(part))).await;
             let mut decision = combine(&request, &parts, &replies);
             // Slots of a denied decision are freed here.
             let holds = replies.iter_mut().flatten().flat_map(|reply| mem::take(&mut reply.holds));
@@ -62,12 +62,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     }
 
     /// Returns the decision that [`take_parts`](Self::take_parts) would make.
-    pub(crate) async fn peek_parts(
-        self,
-        request: Arc<Request>,
-        parts: Vec<Request>,
-    ) -> Result<Decision, RedisError> {
-        let parts: Vec<_> = parts.into_iter().map(|part| Arc::new(part.standalone())).collect();
+    pub(crate) async fn peek_parts(self, request: Arc<Request>) -> Result<Decision, RedisError> {
+        let parts = request.split(self.settings.sharded).into_iter();
+        let parts: Vec<_> = parts.map(|part| Arc::new(part.standalone())).collect();
         let replies = join_all(parts.iter().map(|part| self.execute(part, ScriptOp::Peek))).await;
         combine(&request, &parts, &replies)
     }
@@ -75,7 +72,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Undoes the charges of `taken` in the background. Without a runtime, the charges remain.
     pub(crate) fn undo_parts(&self, request: &Request, taken: &Decision, units: Option<u32>) {
         let Ok(runtime) = runtime() else { return };
-        for part in request.charged(taken, self.settings.sharded) {
+        for part in request.charged(taken).split(self.settings.sharded) {
             let (store, taken, undoing) =
                 (self.clone(), taken.clone(), self.shared.undoing.clone());
             drop(runtime.spawn(async move {

@@ -116,8 +116,8 @@ impl Request {
     }
 
     /// Splits the request into one request per slot, because slots may be on different servers.
-    pub(crate) fn by_slot(&self) -> Vec<Self> {
-        let slots: SmallVec<[_; 4]> = self.accounts.iter().map(AccountRequest::slot).collect();
+    pub(crate) fn split(&self, sharded: bool) -> Vec<Self> {
+        let slots: SmallVec<[_; 4]> = self.accounts.iter().map(|it| it.slot(sharded)).collect();
         let mut distinct = slots.clone();
         distinct.sort_unstable();
         distinct.dedup();
@@ -135,12 +135,9 @@ impl Request {
         self
     }
 
-    /// Returns requests for the accounts whose rates `taken` charged. If `sharded`, each slot has its own
-    /// request.
-    pub(crate) fn charged(&self, taken: &Decision, sharded: bool) -> Vec<Self> {
-        let charged =
-            self.part(|at| self.accounts[at].has_rates() && taken.charged(self.accounts[at].rule));
-        if sharded || charged.accounts.is_empty() { charged.by_slot() } else { vec![charged] }
+    /// Returns a request for the accounts whose rates `taken` charged.
+    pub(crate) fn charged(&self, taken: &Decision) -> Self {
+        self.part(|at| self.accounts[at].has_rates() && taken.charged(self.accounts[at].rule))
     }
 
     /// Returns `true` if the request charges only GCRA quotas that start full.
@@ -220,9 +217,9 @@ impl Request {
 }
 
 impl AccountRequest {
-    /// Returns the slot of the account on a cluster.
-    pub(crate) fn slot(&self) -> u16 {
-        slot(self.address.as_bytes())
+    /// Returns the slot of the account on a cluster. A store that is not `sharded` has one slot.
+    pub(crate) fn slot(&self, sharded: bool) -> u16 {
+        if sharded { slot(self.address.as_bytes()) } else { 0 }
     }
 
     /// Returns the plan of the account, with a change and slots for each quota. A quota without them is
