@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// The units that a request wants, and the time that it may queue for them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Demand {
     /// Units to charge. A cost of 0 is always allowed.
     pub(crate) cost: u32,
@@ -121,6 +121,9 @@ pub(crate) enum AccountState {
     /// The theoretical arrival time of GCRA.
     Gcra(u64),
     Counted(CountedState),
+    /// The number of held slots, which only Redis keeps here.
+    #[cfg(feature = "redis")]
+    Slots(u64),
 }
 
 /// Constructors for accounts that are read from Redis.
@@ -161,15 +164,15 @@ impl AccountState {
     /// The copy never has more units left than the account.
     pub(crate) fn condensed(&self) -> Self {
         match self {
-            Self::Gcra(tat) => Self::Gcra(*tat),
             Self::Counted(state) => Self::Counted(state.condensed()),
+            other => other.clone(),
         }
     }
 
     fn counted(&self) -> Option<&CountedState> {
         match self {
-            Self::Gcra(_) => None,
             Self::Counted(state) => Some(state),
+            _ => None,
         }
     }
 }
@@ -253,6 +256,7 @@ pub(crate) fn before(account: &AccountState, quota: &Quota, now: u64, units: u64
             *tat = tat.saturating_sub(quota.interval_nanos().saturating_mul(units));
         }
         AccountState::Counted(state) => counted::refund(state, quota, now, units),
+        AccountState::Slots(held) => *held = held.saturating_sub(units),
     }
     before
 }

@@ -3,11 +3,8 @@
 use std::{
     hash::{BuildHasher, RandomState},
     sync::{
-        Arc,
-        atomic::{
-            AtomicU64, AtomicUsize,
-            Ordering::{Acquire, Relaxed},
-        },
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -41,8 +38,8 @@ pub struct Redis<C = Link> {
     /// The last opened store.
     opened: Option<RedisStore<C>>,
     hands: Arc<AtomicU64>,
-    /// The number of charges that are being undone.
-    undoing: Arc<AtomicUsize>,
+    /// Has one owner for the opened store, and one for each call that undoes charges.
+    undoing: Weak<()>,
 }
 
 impl Redis {
@@ -63,7 +60,7 @@ where
     /// Creates a subject that uses the servers of `store`.
     #[must_use]
     pub fn new(store: RedisStore<C>) -> Self {
-        Self { store, opened: None, hands: Arc::default(), undoing: Arc::default() }
+        Self { store, opened: None, hands: Arc::default(), undoing: Weak::new() }
     }
 }
 
@@ -101,7 +98,7 @@ where
     fn undone(&mut self) -> BoxFuture<()> {
         let undoing = self.undoing.clone();
         Box::pin(async move {
-            while undoing.load(Acquire) > 0 {
+            while undoing.strong_count() > 1 {
                 yield_now().await;
             }
         })
