@@ -54,6 +54,19 @@ pub(crate) enum Snapshot {
     },
 }
 
+impl Snapshot {
+    /// Returns the wait in nanoseconds, [`UNKNOWN_WAIT`], or [`NEVER`].
+    #[inline]
+    pub(crate) fn retry_ns(&self) -> u64 {
+        match *self {
+            Self::Refilling { retry_ns, .. }
+            | Self::Known { retry_ns, .. }
+            | Self::Slots { retry_ns, .. }
+            | Self::Unknown { retry_ns } => retry_ns,
+        }
+    }
+}
+
 impl Outcome {
     /// Creates the outcome of an allowed charge, with all `limit` units left.
     ///
@@ -377,12 +390,7 @@ impl Outcome {
 
     /// Returns the wait in nanoseconds, [`UNKNOWN_WAIT`], or [`NEVER`].
     pub(crate) fn retry_ns(&self) -> u64 {
-        match self.snapshot {
-            Snapshot::Refilling { retry_ns, .. }
-            | Snapshot::Known { retry_ns, .. }
-            | Snapshot::Slots { retry_ns, .. }
-            | Snapshot::Unknown { retry_ns } => retry_ns,
-        }
+        self.snapshot.retry_ns()
     }
 }
 

@@ -427,7 +427,7 @@ impl EncodedPlan {
                 self.nanos(time_of(units.into())).nanos(end)
             }
         };
-        plan.nanos(gcra.retention()).nanos(gcra.initial_reset())
+        plan.nanos(gcra.retention).nanos(gcra.initial_reset)
     }
 }
 
