@@ -6,11 +6,14 @@ use std::{
     any::type_name,
     marker::PhantomData,
     mem,
+    pin::Pin,
     sync::{Arc, Mutex},
+    task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
 
 use http::Response;
+use pin_project_lite::pin_project;
 use smallvec::SmallVec;
 
 use super::{
@@ -39,27 +42,35 @@ pub(crate) struct Shared<K, S, R> {
     pub(crate) settings: LayerConfig,
 }
 
-/// The next step of a request.
+/// The next step of a request. `P` is the type of responses.
 ///
-/// No variant holds a [`Decision`], because moving a `Decision` is slow.
-pub(crate) enum Admission<B, S: Store> {
+/// No variant holds a [`Decision`] or a [`Waiter`], because moving them is slow.
+pub(crate) enum Admission<P, S: Store> {
     /// The request runs. The context, if any, is applied to the response.
     Admitted(Option<ResponseContext>),
     /// The request runs after a wait in the queue.
     Queued(QueuedCharge<S>),
     /// The request waits for a slot, and then asks again.
-    Waiting(Waiter),
+    Waiting(Box<Waiter>),
     /// The request is rejected with this response.
-    Rejected(Response<B>),
+    Rejected(P),
     /// The answer of the store is pending.
-    Deciding(Box<(S::Future, PendingCharge)>),
+    Deciding(Pin<Box<PendingCharge<S>>>),
 }
 
-/// The charges of a request during a pending store call.
-pub(crate) struct PendingCharge {
-    charges: OwnedCharges,
-    started: Option<Instant>,
-    waiter: Option<Waiter>,
+pin_project! {
+    /// A pending store call, and its charges.
+    #[project = PendingChargeProj]
+    pub(crate) struct PendingCharge<S>
+    where
+        S: Store,
+    {
+        #[pin]
+        decision: S::Future,
+        charges: OwnedCharges,
+        started: Option<Instant>,
+        waiter: Option<Box<Waiter>>,
+    }
 }
 
 /// Calls `then` with the charges of a request. If no store call is needed, calls `bypassed`.
@@ -100,7 +111,7 @@ where
 {
     /// Decides on a request, or starts a store call that completes later.
     #[inline]
-    pub(crate) fn admit(&self) -> Admission<B, S> {
+    pub(crate) fn admit(&self) -> Admission<Response<B>, S> {
         let decide = |charges: &[Charge<'_>]| {
             if charges.iter().any(Charge::queues) {
                 self.decide_queueing(charges)
@@ -112,7 +123,10 @@ where
     }
 
     #[inline]
-    fn charges(&self, decide: impl FnOnce(&[Charge<'_>]) -> Admission<B, S>) -> Admission<B, S> {
+    fn charges(
+        &self,
+        decide: impl FnOnce(&[Charge<'_>]) -> Admission<Response<B>, S>,
+    ) -> Admission<Response<B>, S> {
         let Shared { rules, settings, .. } = self.layer;
         charges(&**rules, settings, self.head, decide, |bypass| self.bypass(bypass))
     }
@@ -122,7 +136,7 @@ where
     /// The request holds a place in the queue from here on, because a charge that finds the queue
     /// full afterwards could not always be undone.
     #[inline(never)]
-    fn decide_queueing(&self, charges: &[Charge<'_>]) -> Admission<B, S> {
+    fn decide_queueing(&self, charges: &[Charge<'_>]) -> Admission<Response<B>, S> {
         match self.layer.settings.enter_queue(charges) {
             Some(waiter) => self.decide_in_turn(charges, waiter, Duration::ZERO),
             None => self.decide(&without_queueing(charges), None),
@@ -133,9 +147,9 @@ where
     fn decide_in_turn(
         &self,
         charges: &[Charge<'_>],
-        waiter: Waiter,
+        waiter: Box<Waiter>,
         waited: Duration,
-    ) -> Admission<B, S> {
+    ) -> Admission<Response<B>, S> {
         let turn = waiter.turn();
         let rest = |it: &Charge<'_>| it.max_wait().saturating_sub(waited);
         let charges = charges.iter().map(|it| it.with_max_wait(rest(it)).with_turn(turn.as_ref()));
@@ -143,13 +157,17 @@ where
     }
 
     #[inline]
-    fn decide(&self, charges: &[Charge<'_>], waiter: Option<Waiter>) -> Admission<B, S> {
+    fn decide(
+        &self,
+        charges: &[Charge<'_>],
+        waiter: Option<Box<Waiter>>,
+    ) -> Admission<Response<B>, S> {
         let started = cfg!(feature = "metrics").then(Instant::now);
         match self.layer.store.take(charges) {
             Answer::Now(ref mut decision) => self.conclude(decision, charges, started, waiter),
-            Answer::Later(future) => {
-                let pending = PendingCharge { charges: charges.into(), started, waiter };
-                Admission::Deciding(Box::new((future, pending)))
+            Answer::Later(decision) => {
+                let charges = charges.into();
+                Admission::Deciding(Box::pin(PendingCharge { decision, charges, started, waiter }))
             }
         }
     }
@@ -157,26 +175,23 @@ where
     /// Continues a request after a store call.
     pub(crate) fn resume(
         &self,
-        decision: &mut Result<Decision, S::Error>,
-        PendingCharge { charges, started, waiter }: PendingCharge,
-    ) -> Admission<B, S> {
-        charges.with(|charges| self.conclude(decision, charges, started, waiter))
+        pending: Pin<&mut PendingCharge<S>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Admission<Response<B>, S>> {
+        let PendingChargeProj { decision, charges, started, waiter } = pending.project();
+        let mut decision = ready!(decision.poll(cx));
+        Poll::Ready(
+            charges.with(|charges| self.conclude(&mut decision, charges, *started, waiter.take())),
+        )
     }
 
     /// Asks again for a request that has waited for a slot.
-    ///
-    /// `called` is `false` at the end of the request's `max_wait`.
-    pub(crate) fn ask_again(&self, mut waiter: Waiter, called: bool) -> Admission<B, S> {
+    pub(crate) fn ask_again(&self, waiter: Box<Waiter>) -> Admission<Response<B>, S> {
         // The quotas may have changed.
-        let decide = |charges: &[Charge<'_>]| {
-            if called {
-                let waited = waiter.elapsed();
-                return self.decide_in_turn(charges, waiter, waited);
-            }
-            waiter.leave();
-            self.decide(&without_queueing(charges), Some(waiter))
-        };
-        self.charges(decide)
+        self.charges(|charges| match waiter.waited_in_turn() {
+            Some(waited) => self.decide_in_turn(charges, waiter, waited),
+            None => self.decide(&without_queueing(charges), Some(waiter)),
+        })
     }
 
     /// Continues a request after its wait in the queue.
@@ -191,8 +206,8 @@ where
         decision: &mut Result<Decision, S::Error>,
         charges: &[Charge<'_>],
         started: Option<Instant>,
-        waiter: Option<Waiter>,
-    ) -> Admission<B, S> {
+        waiter: Option<Box<Waiter>>,
+    ) -> Admission<Response<B>, S> {
         let decision = match decision {
             Ok(decision) => decision,
             Err(error) => error.never(),
@@ -200,9 +215,9 @@ where
         self.layer.settings.observers.answered(decision, started);
         if !decision.is_allowed() {
             self.layer.settings.mark_overload(decision, charges);
-            match waiter {
-                Some(waiter) if waiter.waits() => Admission::Waiting(waiter),
-                _ => self.deny(decision, charges),
+            match waiter.and_then(Waiter::start) {
+                Some(waiter) => Admission::Waiting(waiter),
+                None => self.deny(decision, charges),
             }
         } else if decision.holds_slots() && !self.layer.settings.hold.can_hold::<B>() {
             // The slots would be free before the body ends.
@@ -220,7 +235,7 @@ where
     /// Admits or rejects a request without a store call.
     #[cold]
     #[inline(never)]
-    fn bypass(&self, bypass: Bypass) -> Admission<B, S> {
+    fn bypass(&self, bypass: Bypass) -> Admission<Response<B>, S> {
         let settings = &self.layer.settings;
         match bypass {
             Bypass::Exempt(_) => {}
@@ -244,10 +259,10 @@ where
         &self,
         decision: &mut Decision,
         charges: &[Charge<'_>],
-        waiter: Option<Waiter>,
-    ) -> Admission<B, S> {
+        waiter: Option<Box<Waiter>>,
+    ) -> Admission<Response<B>, S> {
         let in_time =
-            |it: &Waiter| it.is_in_time(decision.wait(), deadline(self.head, Duration::MAX));
+            |it: &Box<Waiter>| it.is_in_time(decision.wait(), deadline(self.head, Duration::MAX));
         // A store may queue a charge that does not ask for it.
         let waiter = waiter.or_else(|| self.layer.settings.enter_queue(charges));
         let waiter = waiter.filter(in_time);
@@ -260,7 +275,7 @@ where
         Admission::Queued(QueuedCharge::new(self.layer.store.clone(), queued, charges, waiter))
     }
 
-    fn deny(&self, decision: &mut Decision, charges: &[Charge<'_>]) -> Admission<B, S> {
+    fn deny(&self, decision: &mut Decision, charges: &[Charge<'_>]) -> Admission<Response<B>, S> {
         let settings = &self.layer.settings;
         match settings.override_denial(Some(decision)) {
             None => {}

@@ -161,7 +161,7 @@ impl LayerConfig {
     }
 
     /// Adds a request to the queue. Returns `None` if the queue is full or the layer is report-only.
-    pub(crate) fn enter_queue(&self, charges: &[Charge<'_>]) -> Option<Waiter> {
+    pub(crate) fn enter_queue(&self, charges: &[Charge<'_>]) -> Option<Box<Waiter>> {
         let may_queue = !self.report_only.is_on();
         may_queue.then(|| self.waiters.enter(charges, self.queue)).flatten()
     }

@@ -1,7 +1,7 @@
 //! The future of a rate limited service.
 
 use std::{
-    fmt,
+    fmt, mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -9,13 +9,11 @@ use std::{
 
 use http::{Request, Response};
 use pin_project_lite::pin_project;
-use tokio::time::Sleep;
 use tower::Service;
 
 use super::{
-    admission::{Admission, PendingCharge, Shared},
+    admission::{Admission, Shared},
     config::ResponseContext,
-    queue::{QueuedCharge, Waiter},
 };
 use crate::{
     head::RequestHead,
@@ -46,49 +44,25 @@ pin_project! {
         I: Service<Request<B>>,
         S: Store,
     {
-        Suspended { suspended: Pin<Box<Suspended<I, K, S, R, B>>> },
         Running { #[pin] future: I::Future, context: Option<ResponseContext> },
         Rejected { response: Option<I::Response> },
+        Parked { parked: Option<Box<Parked<I, K, S, R, B>>> },
     }
 }
 
-pin_project! {
-    /// A request that does not run yet.
-    struct Suspended<I, K, S, R, B>
-    where
-        S: Store,
-    {
-        parked: Option<Parked<I, K, S, R, B>>,
-        #[pin]
-        step: Awaited<S>,
-    }
-}
-
-pin_project! {
-    /// The event that a request waits for.
-    #[project = AwaitedProj]
-    enum Awaited<S>
-    where
-        S: Store,
-    {
-        /// The answer of the store.
-        Deciding { #[pin] decision: S::Future, pending: Option<PendingCharge> },
-        /// The turn of a charged request in the queue.
-        Queued { #[pin] sleep: Sleep, queued: Option<QueuedCharge<S>> },
-        /// A slot, at most until `end`.
-        Waiting { #[pin] end: Sleep, waiter: Option<Waiter> },
-        /// The service of an admitted request.
-        Readying { context: Option<ResponseContext> },
-    }
-}
-
-/// A waiting request, with the service that will run it.
-pub(super) struct Parked<I, K, S, R, B> {
+/// A request that does not run yet, with the service that will run it.
+pub(super) struct Parked<I, K, S, R, B>
+where
+    I: Service<Request<B>>,
+    S: Store,
+{
     pub(super) inner: I,
     /// `true` if the service is ready.
     pub(super) is_ready: bool,
     pub(super) shared: Arc<Shared<K, S, R>>,
     pub(super) request: Request<B>,
+    /// What the request waits for. An admitted request waits for the service.
+    pub(super) step: Admission<I::Response, S>,
 }
 
 impl<I, K, S, R, B> ResponseFuture<I, K, S, R, B>
@@ -105,49 +79,16 @@ where
     pub(super) fn rejected(response: I::Response) -> Self {
         Self { state: State::Rejected { response: Some(response) } }
     }
-
-    /// Creates the future of a waiting request. The service in `parked` must be ready.
-    pub(super) fn parked<C>(admission: Admission<C, S>, parked: Parked<I, K, S, R, B>) -> Self
-    where
-        I: Service<Request<B>, Response = Response<C>> + Clone,
-    {
-        Self { state: State::new(admission, parked) }
-    }
 }
 
-impl<I, K, S, R, B> State<I, K, S, R, B>
+impl<I, K, S, R, B> ResponseFuture<I, K, S, R, B>
 where
-    I: Service<Request<B>>,
+    I: Service<Request<B>> + Clone,
     S: Store,
 {
-    /// Creates the state that follows an admission.
-    ///
-    /// A rejection drops the ready service, which releases any permit of a concurrency limit.
-    fn new<C>(admission: Admission<C, S>, mut parked: Parked<I, K, S, R, B>) -> Self
-    where
-        I: Service<Request<B>, Response = Response<C>> + Clone,
-    {
-        let step = match admission {
-            Admission::Rejected(response) => return Self::Rejected { response: Some(response) },
-            Admission::Admitted(context) if parked.is_ready => return parked.run(context),
-            Admission::Admitted(context) => Awaited::Readying { context },
-            Admission::Queued(queued) => {
-                parked.give_up_permit();
-                Awaited::Queued { sleep: tokio::time::sleep(queued.wait()), queued: Some(queued) }
-            }
-            Admission::Waiting(waiter) => {
-                parked.give_up_permit();
-                Awaited::Waiting {
-                    end: tokio::time::sleep_until(waiter.end()),
-                    waiter: Some(waiter),
-                }
-            }
-            Admission::Deciding(deciding) => {
-                let (decision, pending) = *deciding;
-                Awaited::Deciding { decision, pending: Some(pending) }
-            }
-        };
-        Self::Suspended { suspended: Box::pin(Suspended { parked: Some(parked), step }) }
+    /// Creates the future of a waiting request.
+    pub(super) fn parked(parked: Parked<I, K, S, R, B>) -> Self {
+        Self { state: Box::new(parked).into_state() }
     }
 }
 
@@ -166,14 +107,6 @@ where
         let mut state = self.project().state;
         loop {
             match state.as_mut().project() {
-                StateProj::Suspended { suspended } => match ready!(suspended.as_mut().poll(cx)) {
-                    Ok(next) => state.set(next),
-                    Err(error) => {
-                        // Undoes the charge.
-                        state.set(State::Rejected { response: None });
-                        return Poll::Ready(Err(error));
-                    }
-                },
                 StateProj::Running { future, context } => {
                     if context.is_none() {
                         return future.poll(cx);
@@ -185,32 +118,51 @@ where
                     }));
                 }
                 StateProj::Rejected { response } => return Poll::Ready(Ok(take(response))),
+                StateProj::Parked { parked: place } => {
+                    // A panic or an error drops the service and its permit, and undoes the charge.
+                    let mut parked = take(place);
+                    match parked.poll_step(cx)? {
+                        Poll::Ready(step) => {
+                            parked.step = step;
+                            state.set(parked.into_state());
+                        }
+                        Poll::Pending => {
+                            *place = Some(parked);
+                            return Poll::Pending;
+                        }
+                    }
+                }
             }
         }
     }
 }
 
-impl<I, K, S, R, B, C> Suspended<I, K, S, R, B>
+impl<I, K, S, R, B> Parked<I, K, S, R, B>
 where
-    I: Service<Request<B>, Response = Response<C>> + Clone,
-    K: Rules,
-    S: Store<Error: CannotFail>,
-    R: Reject<C>,
-    C: 'static,
+    I: Service<Request<B>> + Clone,
+    S: Store,
 {
-    /// Returns the state after the current step. A panic drops the service and its permit.
-    fn poll(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<State<I, K, S, R, B>, I::Error>> {
-        let this = self.project();
-        let mut parked = take(this.parked);
-        let polled = parked.poll_step(this.step, cx);
-        if polled.is_pending() {
-            *this.parked = Some(parked);
-            return Poll::Pending;
+    /// Returns the state that begins with the current step.
+    ///
+    /// A rejection drops the ready service, which releases any permit of a concurrency limit.
+    fn into_state(mut self: Box<Self>) -> State<I, K, S, R, B> {
+        match self.step {
+            Admission::Rejected(response) => return State::Rejected { response: Some(response) },
+            Admission::Admitted(context) if self.is_ready => {
+                let Self { mut inner, mut request, .. } = *self;
+                if let Some(context) = &context {
+                    context.attach(&mut request);
+                }
+                return State::Running { future: inner.call(request), context };
+            }
+            Admission::Queued(_) | Admission::Waiting(_) => {
+                // A waiting request must not hold a permit of a limit.
+                self.inner = self.inner.clone();
+                self.is_ready = false;
+            }
+            Admission::Admitted(_) | Admission::Deciding(_) => {}
         }
-        polled.map_ok(|admission| State::new(admission, parked))
+        State::Parked { parked: Some(self) }
     }
 }
 
@@ -222,37 +174,31 @@ where
     R: Reject<C>,
     C: 'static,
 {
+    /// Returns the next step once the current step is complete.
     fn poll_step(
         &mut self,
-        step: Pin<&mut Awaited<S>>,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Admission<C, S>, I::Error>> {
-        let Self { inner, is_ready, shared, request } = self;
+    ) -> Poll<Result<Admission<Response<C>, S>, I::Error>> {
+        let Self { inner, is_ready, shared, request, step } = self;
         let head = RequestHead::from(&*request);
         let decider = shared.decider(&head);
-        Poll::Ready(Ok(match step.project() {
-            AwaitedProj::Deciding { decision, pending } => {
-                let mut decision = ready!(decision.poll(cx));
-                decider.resume(&mut decision, take(pending))
+        match step {
+            Admission::Deciding(pending) => {
+                return decider.resume(pending.as_mut(), cx).map(Ok);
             }
-            AwaitedProj::Queued { sleep, queued } => {
-                ready!(sleep.poll(cx));
-                ready!(inner.poll_ready(cx))?;
-                *is_ready = true;
-                Admission::Admitted(decider.dequeue(take(queued)))
-            }
-            AwaitedProj::Waiting { end, waiter } => {
-                let called = waiter.as_mut().is_none_or(|it| it.poll_called(cx).is_ready());
-                if !called {
-                    ready!(end.poll(cx));
+            Admission::Waiting(waiter) => ready!(waiter.poll_called(cx)),
+            _ => {
+                if let Admission::Queued(queued) = step {
+                    ready!(queued.poll_turn(cx));
                 }
-                decider.ask_again(take(waiter), called)
-            }
-            AwaitedProj::Readying { context } => {
                 ready!(inner.poll_ready(cx))?;
                 *is_ready = true;
-                Admission::Admitted(context.take())
             }
+        }
+        Poll::Ready(Ok(match mem::replace(step, Admission::Admitted(None)) {
+            Admission::Waiting(waiter) => decider.ask_again(waiter),
+            Admission::Queued(queued) => Admission::Admitted(decider.dequeue(queued)),
+            step => step,
         }))
     }
 }
@@ -261,27 +207,6 @@ fn take<T>(held: &mut Option<T>) -> T {
     match held.take() {
         Some(held) => held,
         None => panic!("a response future was polled after completion"),
-    }
-}
-
-impl<I: Clone, K, S, R, B> Parked<I, K, S, R, B> {
-    /// Replaces the ready service, so that it holds no permit of a limit during a wait.
-    fn give_up_permit(&mut self) {
-        self.inner = self.inner.clone();
-        self.is_ready = false;
-    }
-}
-
-impl<I, K, S, R, B> Parked<I, K, S, R, B>
-where
-    I: Service<Request<B>>,
-    S: Store,
-{
-    fn run(mut self, context: Option<ResponseContext>) -> State<I, K, S, R, B> {
-        if let Some(context) = &context {
-            context.attach(&mut self.request);
-        }
-        State::Running { future: self.inner.call(self.request), context }
     }
 }
 

@@ -89,19 +89,13 @@ where
                 self.inner = self.inner.clone();
                 ResponseFuture::rejected(response)
             }
-            waiting @ (Admission::Queued(_) | Admission::Waiting(_) | Admission::Deciding(_)) => {
-                ResponseFuture::parked(waiting, self.park(request))
+            step @ (Admission::Queued(_) | Admission::Waiting(_) | Admission::Deciding(_)) => {
+                let clone = self.inner.clone();
+                let inner = mem::replace(&mut self.inner, clone);
+                let shared = self.shared.clone();
+                ResponseFuture::parked(Parked { inner, is_ready: true, shared, request, step })
             }
         }
-    }
-}
-
-impl<I: Clone, K, S, R> RateLimit<I, K, S, R> {
-    /// Moves the ready service and the request into a waiting future.
-    fn park<B>(&mut self, request: Request<B>) -> Parked<I, K, S, R, B> {
-        let clone = self.inner.clone();
-        let inner = mem::replace(&mut self.inner, clone);
-        Parked { inner, is_ready: true, shared: self.shared.clone(), request }
     }
 }
 
