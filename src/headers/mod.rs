@@ -182,13 +182,19 @@ impl Headers {
 /// Created from [`Headers`], by [`Headers::only_when_denied`] or by [`Headers::partition_key`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HeaderPolicy {
-    pub(crate) family: Headers,
-    pub(crate) only_denied: bool,
+    family: Headers,
+    only_denied: bool,
     /// The secret of partition keys, if they are enabled.
     secret: Option<FingerprintKey>,
 }
 
 impl HeaderPolicy {
+    /// Returns `true` if the response to an allowed request has fields.
+    #[inline]
+    pub(crate) fn reports_allowed(&self) -> bool {
+        self.family != Headers::None && !self.only_denied
+    }
+
     /// Adds the [partition key](Headers::partition_key) to the fields.
     #[must_use]
     pub fn partition_key(self, secret: impl Into<FingerprintKey>) -> Self {

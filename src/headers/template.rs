@@ -159,15 +159,11 @@ impl Template {
     }
 
     /// Returns the quota fields of a decision, if any.
-    #[inline]
     pub(crate) fn lines(
         self: &Arc<Self>,
         charges: &[Charge<'_>],
         decision: &Decision,
     ) -> Option<Lines> {
-        if self.family == Headers::None {
-            return None;
-        }
         let template = self.fit(charges);
         let readings = template.read(decision);
         (!readings.is_empty()).then_some(Lines { template, readings })

@@ -309,9 +309,11 @@ where
         waited: bool,
     ) -> Option<ResponseContext> {
         let settings = &self.layer.settings;
-        self.notify(Ok(decision), true, waited, charges);
-        let silent = settings.headers.only_denied || !decision.is_allowed();
-        let lines = if silent { None } else { self.layer.template.lines(charges, decision) };
+        if settings.observers.are_active() {
+            self.notify(Ok(decision), true, waited, charges);
+        }
+        let reports = decision.is_allowed() && settings.headers.reports_allowed();
+        let lines = if reports { self.layer.template.lines(charges, decision) } else { None };
         ResponseContext::new(lines, settings, decision, charges, in_flight)
     }
 
@@ -326,7 +328,7 @@ where
     }
 
     /// Calls the hooks.
-    #[inline]
+    #[inline(never)]
     fn notify(
         &self,
         cause: Result<&Decision, &KeyError>,

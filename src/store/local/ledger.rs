@@ -102,8 +102,12 @@ impl Ledger {
         if charge.quota_index().is_some() || self.blocks.any(now) {
             return None;
         }
-        let take = |tat| gcra.charge(tat, now, charge.demand());
-        let charged = self.table.update_instant(self.hasher.id(charge), take)?;
+        let id = self.hasher.id(charge);
+        let mut set = self.table.sets.lock(self.table.sets.index(id));
+        let at = set.find(id)?;
+        let instant = set.instant(at)?;
+        let (new, charged) = gcra.charge(*instant, now, charge.demand());
+        *instant = new.unwrap_or(*instant);
         Some((charge, gcra.evaluation(charged)))
     }
 
