@@ -1,7 +1,6 @@
 //! Header fields of a decision.
 
 use std::{
-    io::{self, Write},
     ptr,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -421,36 +420,24 @@ impl Template {
 
     #[inline(never)]
     fn make_list(&self, readings: &[Reading]) -> Option<HeaderValue> {
-        // A stack buffer, so that one allocation of the exact size is enough.
-        let mut text = [0; 128];
-        let mut rest = &mut text[..];
-        if self.put_list(readings, &mut rest).is_ok() {
-            let length = 128 - rest.len();
-            return HeaderValue::from_bytes(&text[..length]).ok();
-        }
-        let mut text = Vec::new();
-        self.put_list(readings, &mut text).ok()?;
-        HeaderValue::from_bytes(&text).ok()
-    }
-
-    fn put_list(&self, readings: &[Reading], text: &mut impl Write) -> io::Result<()> {
-        let mut digits = itoa::Buffer::new();
+        // On the stack, so that one allocation of the exact size is enough.
+        let (mut text, mut digits) = (SmallVec::<[u8; 128]>::new(), itoa::Buffer::new());
         for (at, reading) in readings.iter().enumerate() {
             if at > 0 {
-                text.write_all(b", ")?;
+                text.extend_from_slice(b", ");
             }
             let item = self.item(reading);
-            text.write_all(item.prefix.as_bytes())?;
-            text.write_all(digits.format(reading.remaining).as_bytes())?;
+            text.extend_from_slice(item.prefix.as_bytes());
+            text.extend_from_slice(digits.format(reading.remaining).as_bytes());
             if reading.time > 0 {
-                text.write_all(b";t=")?;
-                text.write_all(digits.format(reading.time).as_bytes())?;
+                text.extend_from_slice(b";t=");
+                text.extend_from_slice(digits.format(reading.time).as_bytes());
             }
             if let Some(pk) = &item.pk {
-                text.write_all(pk.as_bytes())?;
+                text.extend_from_slice(pk.as_bytes());
             }
         }
-        Ok(())
+        HeaderValue::from_bytes(&text).ok()
     }
 
     /// Renders `limit=5, remaining=4, reset=1`.

@@ -76,13 +76,13 @@ where
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let readiness = Readiness(&mut self.inner);
         let admission = self.shared.decider(&RequestHead::from(&request)).admit();
-        readiness.keep();
+        mem::forget(readiness);
         match admission {
-            Admission::Admitted(context) => {
-                if let Some(context) = &context {
-                    context.attach(&mut request);
-                }
-                ResponseFuture::running(self.inner.call(request), context)
+            // Apart from `Some`, because moving an `Option` of this size is slow even if it is `None`.
+            Admission::Admitted(None) => ResponseFuture::running(self.inner.call(request), None),
+            Admission::Admitted(Some(context)) => {
+                context.attach(&mut request);
+                ResponseFuture::running(self.inner.call(request), Some(context))
             }
             Admission::Rejected(response) => {
                 // `poll_ready` may have reserved a permit, which an idle connection must not hold.
@@ -104,13 +104,6 @@ where
 /// `poll_ready` may have reserved a permit. If the server catches the panic, an idle connection
 /// must not hold that permit.
 struct Readiness<'a, I: Clone>(&'a mut I);
-
-impl<I: Clone> Readiness<'_, I> {
-    #[inline]
-    fn keep(self) {
-        mem::forget(self);
-    }
-}
 
 impl<I: Clone> Drop for Readiness<'_, I> {
     fn drop(&mut self) {
