@@ -35,20 +35,21 @@ use crate::name::RuleName;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Decision {
-    allowed: bool,
-    overage: bool,
+    pub(crate) allowed: bool,
+    pub(crate) overage: bool,
     /// `true` if the request was denied because its key is blocked.
-    blocked: bool,
-    source: Source,
+    pub(crate) blocked: bool,
+    pub(crate) source: Source,
     /// The instant of the decision, in nanoseconds of the store's clock.
-    at: u64,
+    pub(crate) at: u64,
     /// The instant of the charge, in nanoseconds of the store's clock.
     ///
     /// Units of a lease were charged before the decision.
-    charged_at: u64,
-    wait: u64,
-    slot: Option<Slot>,
-    outcomes: SmallVec<[Outcome; 4]>,
+    pub(crate) charged_at: u64,
+    /// The time in the queue, in nanoseconds.
+    pub(crate) wait: u64,
+    pub(crate) slot: Option<Slot>,
+    pub(crate) outcomes: SmallVec<[Outcome; 4]>,
 }
 
 impl Decision {
@@ -327,48 +328,10 @@ impl Decision {
         }
     }
 
-    /// Sets the result and the instant of a new decision.
-    #[inline]
-    pub(crate) fn decide(&mut self, allowed: bool, at: u64) {
-        (self.allowed, self.at, self.charged_at) = (allowed, at, at);
-    }
-
-    pub(crate) fn set_source(&mut self, source: Source) {
-        self.source = source;
-    }
-
-    #[inline]
-    pub(crate) fn push(&mut self, outcome: Outcome) {
-        self.outcomes.push(outcome);
-    }
-
     /// Adds slots that the request holds.
     #[inline]
     pub(crate) fn hold(&mut self, hold: Hold) {
         Slot::add(&mut self.slot, hold);
-    }
-
-    /// Returns the outcomes, to change them.
-    pub(crate) fn outcomes_mut(&mut self) -> &mut [Outcome] {
-        &mut self.outcomes
-    }
-
-    /// Returns `true` if the decision holds slots.
-    #[inline]
-    pub(crate) fn holds_slots(&self) -> bool {
-        self.slot.is_some()
-    }
-
-    /// Sets the wait and the overage flag of an allowed request.
-    #[inline]
-    pub(crate) fn set_allowed(&mut self, overage: bool, wait: u64) {
-        (self.overage, self.wait) = (overage, wait);
-    }
-
-    /// Returns `true` if the request must wait in the queue.
-    #[inline]
-    pub(crate) fn waits(&self) -> bool {
-        self.wait > 0
     }
 
     /// Returns `true` for a denial that [`Overcommit`](crate::middleware::Overcommit) may reverse.
@@ -392,18 +355,6 @@ impl Decision {
             outcome.set_retry_ns(wait);
         }
         self
-    }
-
-    pub(crate) fn instant(&self) -> u64 {
-        self.at
-    }
-
-    pub(crate) fn charged_at(&self) -> u64 {
-        self.charged_at
-    }
-
-    pub(crate) fn charged_by(self, charged_at: u64) -> Self {
-        Self { charged_at, ..self }
     }
 
     /// Returns the decision with exactly one outcome for each of `quotas`.

@@ -57,8 +57,13 @@ pub(crate) enum Snapshot {
 impl Snapshot {
     /// Returns the wait in nanoseconds, [`UNKNOWN_WAIT`], or [`NEVER`].
     #[inline]
-    pub(crate) fn retry_ns(&self) -> u64 {
-        match *self {
+    pub(crate) fn retry_ns(mut self) -> u64 {
+        *self.retry_ns_mut()
+    }
+
+    #[inline]
+    fn retry_ns_mut(&mut self) -> &mut u64 {
+        match self {
             Self::Refilling { retry_ns, .. }
             | Self::Known { retry_ns, .. }
             | Self::Slots { retry_ns, .. }
@@ -380,12 +385,7 @@ impl Outcome {
     }
 
     pub(crate) fn set_retry_ns(&mut self, nanos: u64) {
-        match &mut self.snapshot {
-            Snapshot::Refilling { retry_ns, .. }
-            | Snapshot::Known { retry_ns, .. }
-            | Snapshot::Slots { retry_ns, .. }
-            | Snapshot::Unknown { retry_ns } => *retry_ns = nanos,
-        }
+        *self.snapshot.retry_ns_mut() = nanos;
     }
 
     /// Returns the wait in nanoseconds, [`UNKNOWN_WAIT`], or [`NEVER`].

@@ -219,12 +219,12 @@ where
                 Some(waiter) => Admission::Waiting(waiter),
                 None => self.deny(decision, charges),
             }
-        } else if decision.holds_slots() && !self.layer.settings.hold.can_hold::<B>() {
+        } else if decision.slot.is_some() && !self.layer.settings.hold.can_hold::<B>() {
             // The slots would be free before the body ends.
             self.layer.store.undo(charges, decision, None);
             *decision = Decision::deny().with_source(Source::FailedClosed);
             self.deny(decision, charges)
-        } else if decision.waits() {
+        } else if decision.wait > 0 {
             self.queue(decision, charges, waiter)
         } else {
             let waited = waiter.is_some_and(|it| it.has_waited());

@@ -148,7 +148,7 @@ impl LayerConfig {
         };
         let denies = |it: &&mut Outcome| it.is_denied() && !it.is_report_only();
         let mut sheds = None;
-        for outcome in decision.outcomes_mut().iter_mut().filter(denies) {
+        for outcome in decision.outcomes.iter_mut().filter(denies) {
             let found = limit(outcome);
             sheds = Some(sheds.unwrap_or(true) && found.is_some());
             if found.is_some_and(|(need, max)| need <= max.into()) {
@@ -156,7 +156,7 @@ impl LayerConfig {
             }
         }
         if sheds == Some(true) {
-            decision.set_source(Source::Overload);
+            decision.source = Source::Overload;
         }
     }
 
@@ -207,7 +207,7 @@ impl ResponseContext {
         in_flight: Option<InFlight>,
     ) -> Option<Self> {
         let LayerConfig { expose, after, overcommit, .. } = settings;
-        if !expose && after.is_none() && overcommit.is_none() && !decision.holds_slots() {
+        if !expose && after.is_none() && overcommit.is_none() && decision.slot.is_none() {
             return lines.map(|lines| Self { lines: Some(lines), extras: None });
         }
         let extras = Extras::new(settings, decision, charges, in_flight);
