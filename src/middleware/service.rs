@@ -1,17 +1,19 @@
-//! The rate limited service.
+//! The rate limited service, and the future of a request.
 
 use std::{
     fmt, mem,
+    pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use http::{Request, Response};
+use pin_project_lite::pin_project;
 use tower::Service;
 
 use super::{
     admission::{Admission, Shared},
-    future::{Parked, ResponseFuture},
+    config::ResponseContext,
 };
 use crate::{
     head::RequestHead,
@@ -123,5 +125,203 @@ impl<I: fmt::Debug, K, S: fmt::Debug, R> fmt::Debug for RateLimit<I, K, S, R> {
             .field("inner", &self.inner)
             .field("store", &self.shared.store)
             .finish_non_exhaustive()
+    }
+}
+
+pin_project! {
+    /// Future of a [`RateLimit`](crate::RateLimit) service.
+    ///
+    /// Requests that wait for the store or in the queue are boxed.
+    #[must_use = "futures do nothing unless polled"]
+    pub struct ResponseFuture<I, K, S, R, B>
+    where
+        I: Service<Request<B>>,
+        S: Store,
+    {
+        #[pin]
+        state: State<I, K, S, R, B>,
+    }
+}
+
+pin_project! {
+    #[project = StateProj]
+    enum State<I, K, S, R, B>
+    where
+        I: Service<Request<B>>,
+        S: Store,
+    {
+        Running { #[pin] future: I::Future, context: Option<ResponseContext> },
+        Rejected { response: Option<I::Response> },
+        Parked { parked: Option<Box<Parked<I, K, S, R, B>>> },
+    }
+}
+
+/// A request that does not run yet, with the service that will run it.
+struct Parked<I, K, S, R, B>
+where
+    I: Service<Request<B>>,
+    S: Store,
+{
+    inner: I,
+    /// `true` if the service is ready.
+    is_ready: bool,
+    shared: Arc<Shared<K, S, R>>,
+    request: Request<B>,
+    /// What the request waits for. An admitted request waits for the service.
+    step: Admission<I::Response, S>,
+}
+
+impl<I, K, S, R, B> ResponseFuture<I, K, S, R, B>
+where
+    I: Service<Request<B>>,
+    S: Store,
+{
+    #[inline]
+    fn running(future: I::Future, context: Option<ResponseContext>) -> Self {
+        Self { state: State::Running { future, context } }
+    }
+
+    #[inline]
+    fn rejected(response: I::Response) -> Self {
+        Self { state: State::Rejected { response: Some(response) } }
+    }
+}
+
+impl<I, K, S, R, B> ResponseFuture<I, K, S, R, B>
+where
+    I: Service<Request<B>> + Clone,
+    S: Store,
+{
+    /// Creates the future of a waiting request.
+    fn parked(parked: Parked<I, K, S, R, B>) -> Self {
+        Self { state: Box::new(parked).into_state() }
+    }
+}
+
+impl<I, K, S, R, B, C> Future for ResponseFuture<I, K, S, R, B>
+where
+    I: Service<Request<B>, Response = Response<C>> + Clone,
+    K: Rules,
+    S: Store<Error: CannotFail>,
+    R: Reject<C>,
+    C: 'static,
+{
+    type Output = Result<Response<C>, I::Error>;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.project().state;
+        loop {
+            match state.as_mut().project() {
+                StateProj::Running { future, context } => {
+                    if context.is_none() {
+                        return future.poll(cx);
+                    }
+                    let response = ready!(future.poll(cx))?;
+                    return Poll::Ready(Ok(match context.take() {
+                        Some(context) => context.apply(response),
+                        None => response,
+                    }));
+                }
+                StateProj::Rejected { response } => return Poll::Ready(Ok(take(response))),
+                StateProj::Parked { parked: place } => {
+                    // A panic or an error drops the service and its permit, and undoes the charge.
+                    let mut parked = take(place);
+                    match parked.poll_step(cx)? {
+                        Poll::Ready(step) => {
+                            parked.step = step;
+                            state.set(parked.into_state());
+                        }
+                        Poll::Pending => {
+                            *place = Some(parked);
+                            return Poll::Pending;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<I, K, S, R, B> Parked<I, K, S, R, B>
+where
+    I: Service<Request<B>> + Clone,
+    S: Store,
+{
+    /// Returns the state that begins with the current step.
+    ///
+    /// A rejection drops the ready service, which releases any permit of a concurrency limit.
+    fn into_state(mut self: Box<Self>) -> State<I, K, S, R, B> {
+        match self.step {
+            Admission::Rejected(response) => return State::Rejected { response: Some(response) },
+            Admission::Admitted(context) if self.is_ready => {
+                let Self { mut inner, mut request, .. } = *self;
+                if let Some(context) = &context {
+                    context.attach(&mut request);
+                }
+                return State::Running { future: inner.call(request), context };
+            }
+            Admission::Queued(_) | Admission::Waiting(_) => {
+                // A waiting request must not hold a permit of a limit.
+                self.inner = self.inner.clone();
+                self.is_ready = false;
+            }
+            Admission::Admitted(_) | Admission::Deciding(_) => {}
+        }
+        State::Parked { parked: Some(self) }
+    }
+}
+
+impl<I, K, S, R, B, C> Parked<I, K, S, R, B>
+where
+    I: Service<Request<B>, Response = Response<C>>,
+    K: Rules,
+    S: Store<Error: CannotFail>,
+    R: Reject<C>,
+    C: 'static,
+{
+    /// Returns the next step once the current step is complete.
+    fn poll_step(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Admission<Response<C>, S>, I::Error>> {
+        let Self { inner, is_ready, shared, request, step } = self;
+        let head = RequestHead::from(&*request);
+        let decider = shared.decider(&head);
+        match step {
+            Admission::Deciding(pending) => {
+                return decider.resume(pending.as_mut(), cx).map(Ok);
+            }
+            Admission::Waiting(waiter) => ready!(waiter.poll_called(cx)),
+            _ => {
+                if let Admission::Queued(queued) = step {
+                    ready!(queued.poll_turn(cx));
+                }
+                ready!(inner.poll_ready(cx))?;
+                *is_ready = true;
+            }
+        }
+        Poll::Ready(Ok(match mem::replace(step, Admission::Admitted(None)) {
+            Admission::Waiting(waiter) => decider.ask_again(waiter),
+            Admission::Queued(queued) => Admission::Admitted(decider.dequeue(queued)),
+            step => step,
+        }))
+    }
+}
+
+fn take<T>(held: &mut Option<T>) -> T {
+    match held.take() {
+        Some(held) => held,
+        None => panic!("a response future was polled after completion"),
+    }
+}
+
+impl<I, K, S, R, B> fmt::Debug for ResponseFuture<I, K, S, R, B>
+where
+    I: Service<Request<B>>,
+    S: Store,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseFuture").finish_non_exhaustive()
     }
 }
