@@ -6,8 +6,6 @@ use std::{fmt, time::Duration};
 
 use smallvec::SmallVec;
 
-#[cfg(feature = "redis")]
-pub(crate) use self::slot::LossSignal;
 pub use self::slot::Slot;
 pub(crate) use self::slot::{FreeSlots, Hold};
 use crate::name::RuleName;
@@ -338,12 +336,6 @@ impl Decision {
     /// Returns `true` for a denial that [`Overcommit`](crate::middleware::Overcommit) may reverse.
     pub(crate) fn may_pass_beyond(&self) -> bool {
         self.expected_wait().is_some() && !self.blocked && self.source != Source::FailedClosed
-    }
-
-    /// Allows a denied request beyond the quota, without a charge.
-    pub(crate) fn into_overage(mut self) -> Self {
-        (self.allowed, self.overage) = (true, true);
-        self
     }
 
     /// Converts a queued decision into a denial. The time in the queue becomes `retry_after`.

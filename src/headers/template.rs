@@ -210,7 +210,11 @@ impl Template {
     pub(super) fn read(&self, decision: &Decision) -> Readings {
         let readings = |outcome: &Outcome| self.reading(decision, outcome);
         if self.family == Headers::RateLimit {
-            return decision.outcomes().iter().filter_map(readings).collect();
+            let mut all = Readings::new();
+            for reading in decision.outcomes().iter().filter_map(readings) {
+                all.push(reading);
+            }
+            return all;
         }
         let decides = |outcome: &Outcome| {
             (decision.is_allowed() || outcome.is_denied()) && readings(outcome).is_some()
@@ -255,9 +259,6 @@ impl Template {
         &self,
         decision: &'d Decision,
     ) -> Option<(&'d Outcome, &'static str)> {
-        if self.items.iter().all(|item| item.unregistered_unit.is_none()) {
-            return None;
-        }
         let outcome = decision.binding()?;
         let item = &self.items[self.find(outcome)?];
         Some((outcome, item.unregistered_unit?))
@@ -267,7 +268,7 @@ impl Template {
 impl Lines {
     /// Adds the fields to a response, which may already have fields of an inner limiter.
     #[inline]
-    pub(crate) fn write(self, headers: &mut HeaderMap) {
+    pub(crate) fn write(&self, headers: &mut HeaderMap) {
         self.template.write(&self.readings, &[], headers);
     }
 }
@@ -390,7 +391,8 @@ impl Template {
     }
 
     fn find(&self, outcome: &Outcome) -> Option<usize> {
-        self.items.iter().position(|item| item.is_of(outcome))
+        let (rule, index) = (outcome.rule(), outcome.quota_index());
+        self.items.iter().position(|item| item.rule == rule && item.place == index)
     }
 
     fn item(&self, reading: &Reading) -> &Item {
@@ -560,10 +562,6 @@ impl Item {
     /// Returns `true` if the fields report the quota.
     fn is_listed(&self) -> bool {
         !self.prefix.is_empty()
-    }
-
-    fn is_of(&self, outcome: &Outcome) -> bool {
-        self.rule == outcome.rule() && self.place == outcome.quota_index()
     }
 
     /// Returns the seconds in which clients may use `units`, so that their rate is at most the

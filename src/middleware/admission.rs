@@ -17,6 +17,7 @@ use pin_project_lite::pin_project;
 use smallvec::SmallVec;
 
 use super::{
+    RateLimitLayer,
     config::{LayerConfig, Override, ResponseContext},
     overcommit::InFlight,
     queue::{QueuedCharge, Waiter},
@@ -34,18 +35,15 @@ use crate::{
 };
 
 /// The state that all services of a layer share.
-pub(crate) struct Shared<K, S, R> {
-    pub(crate) rules: Arc<K>,
-    pub(crate) store: Arc<S>,
-    pub(crate) reject: Arc<R>,
-    pub(crate) template: Arc<Template>,
-    pub(crate) settings: LayerConfig,
+pub(super) struct Shared<K, S, R> {
+    pub(super) layer: RateLimitLayer<K, S, R>,
+    pub(super) template: Arc<Template>,
 }
 
 /// The next step of a request. `P` is the type of responses.
 ///
 /// No variant holds a [`Decision`] or a [`Waiter`], because moving them is slow.
-pub(crate) enum Admission<P, S: Store> {
+pub(super) enum Admission<P, S: Store> {
     /// The request runs. The context, if any, is applied to the response.
     Admitted(Option<ResponseContext>),
     /// The request runs after a wait in the queue.
@@ -61,7 +59,7 @@ pub(crate) enum Admission<P, S: Store> {
 pin_project! {
     /// A pending store call, and its charges.
     #[project = PendingChargeProj]
-    pub(crate) struct PendingCharge<S>
+    pub(super) struct PendingCharge<S>
     where
         S: Store,
     {
@@ -75,7 +73,7 @@ pin_project! {
 
 /// Calls `then` with the charges of a request. If no store call is needed, calls `bypassed`.
 #[inline]
-pub(crate) fn charges<K: Rules, T>(
+pub(super) fn charges<K: Rules, T>(
     rules: &K,
     settings: &LayerConfig,
     head: &RequestHead<'_>,
@@ -89,16 +87,17 @@ pub(crate) fn charges<K: Rules, T>(
 }
 
 /// Decides about one request. `B` is the type of response bodies.
-pub(crate) struct Decider<'a, K, S, R, B> {
-    layer: &'a Shared<K, S, R>,
+pub(super) struct Decider<'a, K, S, R, B> {
+    layer: &'a RateLimitLayer<K, S, R>,
+    template: &'a Arc<Template>,
     head: &'a RequestHead<'a>,
     body: PhantomData<fn() -> B>,
 }
 
 impl<K, S, R> Shared<K, S, R> {
     #[inline]
-    pub(crate) fn decider<'a, B>(&'a self, head: &'a RequestHead<'_>) -> Decider<'a, K, S, R, B> {
-        Decider { layer: self, head, body: PhantomData }
+    pub(super) fn decider<'a, B>(&'a self, head: &'a RequestHead<'_>) -> Decider<'a, K, S, R, B> {
+        Decider { layer: &self.layer, template: &self.template, head, body: PhantomData }
     }
 }
 
@@ -111,7 +110,7 @@ where
 {
     /// Decides on a request, or starts a store call that completes later.
     #[inline]
-    pub(crate) fn admit(&self) -> Admission<Response<B>, S> {
+    pub(super) fn admit(&self) -> Admission<Response<B>, S> {
         let decide = |charges: &[Charge<'_>]| {
             if charges.iter().any(Charge::queues) {
                 self.decide_queueing(charges)
@@ -127,7 +126,7 @@ where
         &self,
         decide: impl FnOnce(&[Charge<'_>]) -> Admission<Response<B>, S>,
     ) -> Admission<Response<B>, S> {
-        let Shared { rules, settings, .. } = self.layer;
+        let RateLimitLayer { rules, settings, .. } = self.layer;
         charges(&**rules, settings, self.head, decide, |bypass| self.bypass(bypass))
     }
 
@@ -150,7 +149,7 @@ where
         waiter: Box<Waiter>,
         waited: Duration,
     ) -> Admission<Response<B>, S> {
-        let turn = waiter.turn();
+        let turn = waiter.turn.clone();
         let rest = |it: &Charge<'_>| it.max_wait().saturating_sub(waited);
         let charges = charges.iter().map(|it| it.with_max_wait(rest(it)).with_turn(turn.as_ref()));
         self.decide(&charges.collect::<SmallVec<[_; 4]>>(), Some(waiter))
@@ -173,7 +172,7 @@ where
     }
 
     /// Continues a request after a store call.
-    pub(crate) fn resume(
+    pub(super) fn resume(
         &self,
         pending: Pin<&mut PendingCharge<S>>,
         cx: &mut Context<'_>,
@@ -186,7 +185,7 @@ where
     }
 
     /// Asks again for a request that has waited for a slot.
-    pub(crate) fn ask_again(&self, waiter: Box<Waiter>) -> Admission<Response<B>, S> {
+    pub(super) fn ask_again(&self, waiter: Box<Waiter>) -> Admission<Response<B>, S> {
         // The quotas may have changed.
         self.charges(|charges| match waiter.waited_in_turn() {
             Some(waited) => self.decide_in_turn(charges, waiter, waited),
@@ -195,7 +194,7 @@ where
     }
 
     /// Continues a request after its wait in the queue.
-    pub(crate) fn dequeue(&self, queued: QueuedCharge<S>) -> Option<ResponseContext> {
+    pub(super) fn dequeue(&self, queued: QueuedCharge<S>) -> Option<ResponseContext> {
         let (mut decision, charges) = queued.into_charged()?;
         charges.with(|charges| self.respond(&mut decision, charges, None, true))
     }
@@ -208,10 +207,7 @@ where
         started: Option<Instant>,
         waiter: Option<Box<Waiter>>,
     ) -> Admission<Response<B>, S> {
-        let decision = match decision {
-            Ok(decision) => decision,
-            Err(error) => error.never(),
-        };
+        let decision = decision.as_mut().unwrap_or_else(|error| error.never());
         self.layer.settings.observers.answered(decision, started);
         if !decision.is_allowed() {
             self.layer.settings.mark_overload(decision, charges);
@@ -227,7 +223,7 @@ where
         } else if decision.wait > 0 {
             self.queue(decision, charges, waiter)
         } else {
-            let waited = waiter.is_some_and(|it| it.has_waited());
+            let waited = waiter.is_some_and(|it| it.waited);
             Admission::Admitted(self.respond(decision, charges, None, waited))
         }
     }
@@ -247,7 +243,7 @@ where
                 if error.is_no_peer() {
                     log_no_peer::<B>(&error);
                 }
-                let why = self.rejection(Err(&error), None, &self.layer.template);
+                let why = self.rejection(Err(&error), None, &self.template);
                 return Admission::Rejected(why.response(&*self.layer.reject, self.head, &[]));
             }
         }
@@ -261,8 +257,10 @@ where
         charges: &[Charge<'_>],
         waiter: Option<Box<Waiter>>,
     ) -> Admission<Response<B>, S> {
-        let in_time =
-            |it: &Box<Waiter>| it.is_in_time(decision.wait(), deadline(self.head, Duration::MAX));
+        let in_time = |it: &Box<Waiter>| {
+            it.entered.elapsed().saturating_add(decision.wait())
+                <= deadline(self.head, Duration::MAX)
+        };
         // A store may queue a charge that does not ask for it.
         let waiter = waiter.or_else(|| self.layer.settings.enter_queue(charges));
         let waiter = waiter.filter(in_time);
@@ -277,20 +275,17 @@ where
 
     fn deny(&self, decision: &mut Decision, charges: &[Charge<'_>]) -> Admission<Response<B>, S> {
         let settings = &self.layer.settings;
-        match settings.override_denial(Some(decision)) {
-            None => {}
-            Some(Override::ReportOnly) => {
-                return Admission::Admitted(self.respond(decision, charges, None, false));
+        if let Some(reason) = settings.override_denial(Some(decision)) {
+            let mut in_flight = None;
+            if let Override::Overcommit(counted) = reason {
+                (decision.allowed, decision.overage) = (true, true);
+                in_flight = Some(counted);
             }
-            Some(Override::Overcommit(in_flight)) => {
-                let mut overage = decision.clone().into_overage();
-                let context = self.respond(&mut overage, charges, Some(in_flight), false);
-                return Admission::Admitted(context);
-            }
+            return Admission::Admitted(self.respond(decision, charges, in_flight, false));
         }
         self.notify(Ok(decision), false, false, charges);
         let retry_after = settings.retry_after.wait(&settings.promises, decision, charges);
-        let template = self.layer.template.fit(charges);
+        let template = self.template.fit(charges);
         let why = self.rejection(Ok(decision), retry_after, &template);
         let mut response = why.response(&*self.layer.reject, self.head, charges);
         if settings.expose {
@@ -313,7 +308,7 @@ where
             self.notify(Ok(decision), true, waited, charges);
         }
         let reports = decision.is_allowed() && settings.headers.reports_allowed();
-        let lines = if reports { self.layer.template.lines(charges, decision) } else { None };
+        let lines = if reports { self.template.lines(charges, decision) } else { None };
         ResponseContext::new(lines, settings, decision, charges, in_flight)
     }
 

@@ -1,9 +1,6 @@
 //! Settings of a layer, and their effects on the handler and the response.
 
-use std::{
-    mem,
-    sync::{Arc, atomic::AtomicBool},
-};
+use std::sync::{Arc, atomic::AtomicBool};
 
 use http::{
     Extensions, Method, Request, Response,
@@ -186,12 +183,15 @@ pub(crate) struct ResponseContext {
     extras: Option<Box<Extras>>,
 }
 
+/// Slots, and how the response holds them.
+type HeldSlot = (Slot, Arc<HoldConfig>);
+
 /// Data that only some layers need.
 #[derive(Default)]
 struct Extras {
     decision: Option<Decision>,
     charge: Option<ChargeHandle>,
-    slot: Option<(Slot, Arc<HoldConfig>)>,
+    slot: Option<HeldSlot>,
     measured: SmallVec<[Measurement; 1]>,
     _in_flight: Option<InFlight>,
 }
@@ -229,31 +229,34 @@ impl ResponseContext {
         }
     }
 
-    /// Writes header fields and extensions to the response, adjusts the charge, and makes the body
-    /// hold the slots.
-    pub(super) fn apply<B: 'static>(self, mut response: Response<B>) -> Response<B> {
-        if let Some(lines) = self.lines {
+    /// Writes header fields and extensions to the response, and adjusts the charge.
+    ///
+    /// Returns the slots that the response then holds.
+    pub(super) fn apply<B>(&mut self, response: &mut Response<B>) -> Option<HeldSlot> {
+        if let Some(lines) = &self.lines {
             lines.write(response.headers_mut());
         }
-        let Some(mut extras) = self.extras else { return response };
-        if let Some(decision) = extras.decision.take() {
-            response.extensions_mut().insert(decision);
-        }
-        if let Some(charge) = &extras.charge {
-            charge.classify(&response);
-        }
-        let Some((slot, config)) = extras.slot.take() else { return response };
-        let measured = mem::take(&mut extras.measured);
-        if !measured.is_empty() {
-            let overloaded = config.is_overloaded(&response);
-            measured.into_iter().for_each(|it| it.complete(overloaded));
-        }
-        slot.end_head();
-        config.hold(slot, response)
+        self.extras.take()?.apply(response)
     }
 }
 
 impl Extras {
+    fn apply<B>(self, response: &mut Response<B>) -> Option<HeldSlot> {
+        if let Some(decision) = self.decision {
+            response.extensions_mut().insert(decision);
+        }
+        if let Some(charge) = &self.charge {
+            charge.classify(response);
+        }
+        let (slot, config) = self.slot?;
+        if !self.measured.is_empty() {
+            let overloaded = config.is_overloaded(response);
+            self.measured.into_iter().for_each(|it| it.complete(overloaded));
+        }
+        slot.end_head();
+        Some((slot, config))
+    }
+
     #[inline(never)]
     fn attach(&self, extensions: &mut Extensions) {
         if let Some(decision) = &self.decision {

@@ -51,11 +51,11 @@ pub(crate) struct Waiters {
 pub(crate) struct Waiter {
     waiters: Arc<Waiters>,
     keys: Keys,
-    entered: Instant,
+    pub(super) entered: Instant,
     /// `true` once the request has waited for a slot.
-    waited: bool,
+    pub(super) waited: bool,
     /// The turn in the store's queues for slots, if a rule has such quotas.
-    turn: Option<Arc<Turn>>,
+    pub(super) turn: Option<Arc<Turn>>,
     /// The end of the wait for a slot.
     end: Option<Pin<Box<Sleep>>>,
 }
@@ -133,16 +133,6 @@ impl Waiters {
 }
 
 impl Waiter {
-    /// Returns `true` if a request that waits for `wait` from now on runs within `deadline`.
-    pub(super) fn is_in_time(&self, wait: Duration, deadline: Duration) -> bool {
-        self.entered.elapsed().saturating_add(wait) <= deadline
-    }
-
-    /// Returns the turn in the queues for slots.
-    pub(super) fn turn(&self) -> Option<Arc<Turn>> {
-        self.turn.clone()
-    }
-
     /// Starts to wait for a slot. Returns `None` if the request has no turn to wait for.
     pub(super) fn start(mut self: Box<Self>) -> Option<Box<Self>> {
         let max_wait = self.turn.as_ref()?.max_wait()?;
@@ -161,10 +151,6 @@ impl Waiter {
             self.turn = None;
         }
         Poll::Ready(())
-    }
-
-    pub(super) fn has_waited(&self) -> bool {
-        self.waited
     }
 
     /// Returns the time since the request entered the queue, unless it has lost its turn.
@@ -192,7 +178,8 @@ impl Drop for Waiter {
 pub(crate) struct QueuedCharge<S: Store> {
     store: Arc<S>,
     charged: Option<Box<(Decision, OwnedCharges)>>,
-    turn: Pin<Box<Sleep>>,
+    /// Completes at the turn of the request.
+    pub(super) turn: Pin<Box<Sleep>>,
     _waiter: Box<Waiter>,
 }
 
@@ -205,11 +192,6 @@ impl<S: Store> QueuedCharge<S> {
     ) -> Self {
         let turn = Box::pin(sleep(decision.wait()));
         Self { store, charged: Some(Box::new((decision, charges.into()))), turn, _waiter: waiter }
-    }
-
-    /// Completes at the turn of the request.
-    pub(super) fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        self.turn.as_mut().poll(cx)
     }
 
     /// Keeps the charge and leaves the queue.

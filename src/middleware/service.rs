@@ -29,15 +29,11 @@ use crate::{
 /// A rejection is a response, not an error. The inner service must be `Clone`, because a request
 /// that waits keeps a service of its own.
 pub struct RateLimit<I, K, S, R = TooManyRequests> {
-    inner: I,
-    shared: Arc<Shared<K, S, R>>,
+    pub(super) inner: I,
+    pub(super) shared: Arc<Shared<K, S, R>>,
 }
 
 impl<I, K, S, R> RateLimit<I, K, S, R> {
-    pub(super) fn new(inner: I, shared: Arc<Shared<K, S, R>>) -> Self {
-        Self { inner, shared }
-    }
-
     /// Returns a reference to the inner service.
     pub fn get_ref(&self) -> &I {
         &self.inner
@@ -81,21 +77,25 @@ where
         mem::forget(readiness);
         match admission {
             // Apart from `Some`, because moving an `Option` of this size is slow even if it is `None`.
-            Admission::Admitted(None) => ResponseFuture::running(self.inner.call(request), None),
+            Admission::Admitted(None) => ResponseFuture {
+                state: State::Running { future: self.inner.call(request), context: None },
+            },
             Admission::Admitted(Some(context)) => {
                 context.attach(&mut request);
-                ResponseFuture::running(self.inner.call(request), Some(context))
+                let (future, context) = (self.inner.call(request), Some(context));
+                ResponseFuture { state: State::Running { future, context } }
             }
             Admission::Rejected(response) => {
                 // `poll_ready` may have reserved a permit, which an idle connection must not hold.
                 self.inner = self.inner.clone();
-                ResponseFuture::rejected(response)
+                ResponseFuture { state: State::Rejected { response: Some(response) } }
             }
             step @ (Admission::Queued(_) | Admission::Waiting(_) | Admission::Deciding(_)) => {
                 let clone = self.inner.clone();
                 let inner = mem::replace(&mut self.inner, clone);
                 let shared = self.shared.clone();
-                ResponseFuture::parked(Parked { inner, is_ready: true, shared, request, step })
+                let parked = Box::new(Parked { inner, is_ready: true, shared, request, step });
+                ResponseFuture { state: parked.into_state() }
             }
         }
     }
@@ -123,7 +123,7 @@ impl<I: fmt::Debug, K, S: fmt::Debug, R> fmt::Debug for RateLimit<I, K, S, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimit")
             .field("inner", &self.inner)
-            .field("store", &self.shared.store)
+            .field("store", &self.shared.layer.store)
             .finish_non_exhaustive()
     }
 }
@@ -171,33 +171,6 @@ where
     step: Admission<I::Response, S>,
 }
 
-impl<I, K, S, R, B> ResponseFuture<I, K, S, R, B>
-where
-    I: Service<Request<B>>,
-    S: Store,
-{
-    #[inline]
-    fn running(future: I::Future, context: Option<ResponseContext>) -> Self {
-        Self { state: State::Running { future, context } }
-    }
-
-    #[inline]
-    fn rejected(response: I::Response) -> Self {
-        Self { state: State::Rejected { response: Some(response) } }
-    }
-}
-
-impl<I, K, S, R, B> ResponseFuture<I, K, S, R, B>
-where
-    I: Service<Request<B>> + Clone,
-    S: Store,
-{
-    /// Creates the future of a waiting request.
-    fn parked(parked: Parked<I, K, S, R, B>) -> Self {
-        Self { state: Box::new(parked).into_state() }
-    }
-}
-
 impl<I, K, S, R, B, C> Future for ResponseFuture<I, K, S, R, B>
 where
     I: Service<Request<B>, Response = Response<C>> + Clone,
@@ -213,15 +186,15 @@ where
         let mut state = self.project().state;
         loop {
             match state.as_mut().project() {
-                StateProj::Running { future, context } => {
-                    if context.is_none() {
-                        return future.poll(cx);
+                StateProj::Running { future, context: None } => return future.poll(cx),
+                StateProj::Running { future, context: Some(context) } => {
+                    let mut polled = future.poll(cx);
+                    if let Poll::Ready(Ok(response)) = &mut polled
+                        && let Some((slot, config)) = context.apply(response)
+                    {
+                        return polled.map_ok(|response| config.hold(slot, response));
                     }
-                    let response = ready!(future.poll(cx))?;
-                    return Poll::Ready(Ok(match context.take() {
-                        Some(context) => context.apply(response),
-                        None => response,
-                    }));
+                    return polled;
                 }
                 StateProj::Rejected { response } => return Poll::Ready(Ok(take(response))),
                 StateProj::Parked { parked: place } => {
@@ -295,7 +268,7 @@ where
             Admission::Waiting(waiter) => ready!(waiter.poll_called(cx)),
             _ => {
                 if let Admission::Queued(queued) = step {
-                    ready!(queued.poll_turn(cx));
+                    ready!(queued.turn.as_mut().poll(cx));
                 }
                 ready!(inner.poll_ready(cx))?;
                 *is_ready = true;
