@@ -24,14 +24,14 @@ use futures_util::{
 use redis::{Value, aio::ConnectionLike};
 use smallvec::SmallVec;
 use tokio::{
-    sync::Notify,
+    sync::{Notify, Semaphore},
     task::JoinHandle,
     time::{Instant, interval, sleep},
 };
 
 use crate::{
     algorithm::Demand,
-    decision::{FreeSlots, Hold, LossSignal},
+    decision::{FreeSlots, Hold},
     log::warn,
     observe::store_failed,
     quota::Quota,
@@ -91,7 +91,8 @@ struct RunningSlots {
     set: Arc<str>,
     units: u32,
     renewed_at: u64,
-    lost: Arc<LossSignal>,
+    /// Closed when the slots are lost.
+    lost: Arc<Semaphore>,
 }
 
 #[derive(Clone, Copy)]
@@ -269,7 +270,7 @@ impl SlotCall {
                 state.freed.remove(&(take.set.clone(), *first));
             }
             for (caller, first) in take.firsts().take(charged(take.account)).enumerate() {
-                let (set, units, lost) = (take.set.clone(), take.cost, Arc::new(LossSignal::new()));
+                let (set, units, lost) = (take.set.clone(), take.cost, Arc::new(Semaphore::new(0)));
                 let held = RunningSlots { set, units, renewed_at, lost: lost.clone() };
                 state.held.insert(first, held);
                 let hold = Hold::new(self.slots.clone(), first, 0, units.into());
@@ -501,6 +502,6 @@ impl Slots {
             }
         }
         drop(state);
-        lost.into_iter().for_each(|held| held.lost.raise());
+        lost.into_iter().for_each(|held| held.lost.close());
     }
 }

@@ -107,9 +107,9 @@ impl Reply {
             }
             let outcome = Outcome::with(account.rule, quota_index, step.snapshot);
             let skew = reply.now.cast_signed().saturating_sub(clock.cast_signed());
-            decision.push(outcome.with_report_only(account.report_only).by_clock(skew));
+            decision.outcomes.push(outcome.with_report_only(account.report_only).by_clock(skew));
         }
-        decision.set_allowed(overage, wait);
+        (decision.overage, decision.wait) = (overage, wait);
         decision
     }
 
