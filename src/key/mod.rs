@@ -54,7 +54,6 @@
 //! - A rule by user name limits password guesses from many addresses.
 
 mod client_ip;
-pub(crate) mod entries;
 mod extractors;
 mod network;
 mod peer_ip;
@@ -121,7 +120,7 @@ pub trait KeyExtractor {
     where
         Self: Sized,
     {
-        Or::new(self, other)
+        Or { first: self, second: other }
     }
 }
 

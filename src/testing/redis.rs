@@ -4,10 +4,7 @@ use std::{
     hash::{BuildHasher, RandomState},
     sync::{
         Arc,
-        atomic::{
-            AtomicU64,
-            Ordering::{Acquire, Relaxed},
-        },
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -89,7 +86,7 @@ where
         Box::pin(async move {
             // The next decision shows the accounts, or fails, too.
             drop(store.free_now().await);
-            while store.undoing().load(Acquire) > 0 {
+            while store.is_undoing() {
                 yield_now().await;
             }
         })
