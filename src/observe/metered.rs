@@ -43,8 +43,12 @@ impl Metrics {
             near: OnceLock::new(),
         };
         describe();
+        // Rules without quotas may have equal names.
+        let mut names: Vec<RuleName> = rules.into_iter().collect();
+        names.sort_unstable_by_key(|name| name.as_str());
+        names.dedup();
         Self {
-            rules: rules.into_iter().map(counters).collect(),
+            rules: names.into_iter().map(counters).collect(),
             durations: Arc::new(from_fn(|_| OnceLock::new())),
         }
     }
@@ -77,20 +81,19 @@ impl OnDecision for Metrics {
             }
             return;
         };
-        event.each_rule(self.rules.iter().map(|it| it.rule), |rule, verdict| {
-            // A store of the user may report a rule that the layer does not have.
-            let Some(known) = self.rules.iter().find(|it| it.rule == rule) else { return };
+        for RuleCounters { rule, verdicts, near } in &*self.rules {
+            let Some(verdict) = event.verdict(*rule) else { continue };
             let (policy, result) = (rule.as_str(), verdict.as_str());
             let made = || counter!("ratelimit.decisions", "policy" => policy, "result" => result);
-            known.verdicts[verdict as usize].get_or_init(made).increment(1);
+            verdicts[verdict as usize].get_or_init(made).increment(1);
             let is_near = |it: &Outcome| {
-                it.rule() == rule && u64::from(it.remaining()) * 5 <= u64::from(it.limit())
+                it.rule() == *rule && u64::from(it.remaining()) * 5 <= u64::from(it.limit())
             };
             if decision.is_allowed() && decision.outcomes().iter().any(is_near) {
                 let made = || counter!("ratelimit.near_limit", "policy" => policy);
-                known.near.get_or_init(made).increment(1);
+                near.get_or_init(made).increment(1);
             }
-        });
+        }
     }
 }
 

@@ -132,33 +132,21 @@ impl<'a> DecisionEvent<'a> {
         Some(verdict.as_str())
     }
 
-    /// Calls `record` with the result under each rule, once per rule. A denial has a result under
-    /// the rules that denied it.
+    /// Returns the result under a rule. A denial has a result under the rules that denied it.
     ///
-    /// If no single rule decided, such as in an outage, each of `all` has the result.
+    /// If no single rule decided, such as in an outage, each rule has the result.
     #[cfg(any(feature = "admin", feature = "metrics"))]
-    pub(crate) fn each_rule(
-        &self,
-        all: impl Iterator<Item = RuleName>,
-        mut record: impl FnMut(RuleName, Verdict),
-    ) {
-        let Ok(decision) = self.decision else { return };
+    pub(crate) fn verdict(&self, rule: RuleName) -> Option<Verdict> {
+        let decision = self.decision.ok()?;
         let verdict = Verdict::of(decision.source(), self.is_admitted);
-        let outcomes = decision.outcomes();
-        if outcomes.is_empty() {
-            return all.for_each(|rule| record(rule, verdict));
+        if decision.outcomes().is_empty() {
+            return Some(verdict);
         }
-        for (at, outcome) in outcomes.iter().enumerate() {
-            let rule = outcome.rule();
-            if outcomes[..at].iter().any(|earlier| earlier.rule() == rule) {
-                continue;
-            }
-            let denied = outcomes[at..].iter().any(|it| it.rule() == rule && it.is_denied());
-            if denied && (self.is_admitted || outcome.is_report_only()) {
-                record(rule, Verdict::ShadowLimited);
-            } else if denied || self.is_admitted {
-                record(rule, verdict);
-            }
+        let mut its = decision.outcomes().iter().filter(|it| it.rule() == rule);
+        let is_report_only = its.clone().next()?.is_report_only();
+        match its.any(Outcome::is_denied) {
+            true if self.is_admitted || is_report_only => Some(Verdict::ShadowLimited),
+            denied => (denied || self.is_admitted).then_some(verdict),
         }
     }
 }

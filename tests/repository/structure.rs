@@ -11,7 +11,7 @@ use std::{
 /// only fall. To raise one for a new capability is a commit of its own, with the reason.
 const BUDGET: [(&str, usize); 19] = [
     ("src/", 753),
-    ("src/admin", 684),
+    ("src/admin", 680),
     ("src/algorithm", 908),
     ("src/decision", 594),
     ("src/explain", 197),
@@ -19,7 +19,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/headers", 601),
     ("src/key", 1144),
     ("src/middleware", 1769),
-    ("src/observe", 403),
+    ("src/observe", 395),
     ("src/quota", 737),
     ("src/reject", 497),
     ("src/rule", 1327),
