@@ -54,6 +54,25 @@ fn most_calls(callers: u32) -> u32 {
 }
 
 #[tokio::test]
+async fn on_a_slow_link_no_request_waits_for_the_calls_of_equal_ones() {
+    let server = Server::redis().await;
+    let mut proxy = Proxy::start(server.address()).await;
+    let store = connect(&server.url_at(proxy.addr())).await;
+    let account = Account::new("a", Quota::per_day(LIMIT));
+    burst(&store, &account, 3).await;
+    let delay = Duration::from_millis(400);
+    proxy.set(Mode::Delay(delay)).await;
+    let takes = (0..20).map(async |n| {
+        tokio::time::sleep(Duration::from_millis(n)).await;
+        let start = Instant::now();
+        assert!(account.passes(&store).await);
+        start.elapsed()
+    });
+    let slowest = join_all(takes).await.into_iter().max().expect("calls");
+    assert!((delay..delay * 3 / 2).contains(&slowest), "{slowest:?}");
+}
+
+#[tokio::test]
 async fn a_burst_of_one_key_shares_a_few_calls() {
     let server = Server::redis().await;
     let mut proxy = Proxy::start(server.address()).await;

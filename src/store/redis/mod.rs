@@ -59,9 +59,10 @@ const SLOT_TTL: Duration = Duration::from_secs(10);
 /// Under load, decisions that wait at the same time share one call, called a batch. A batch has up
 /// to 64 different quotas, or requests with only GCRA quotas that start full, and up to 4,096
 /// callers. Equal requests are sent once. Different requests are decided in the order of arrival. A
-/// decision waits only while sixteen calls, an equal one or a batch are in flight, and never for a
-/// timer. Of equal requests, at most two calls are in flight, so that a burst of one key waits for
-/// two calls. On a cluster, each slot has its own batches. See [`coalesce`](RedisStore::coalesce).
+/// decision waits only while sixteen calls, an equal one or a batch are in flight. Of equal requests,
+/// at most two calls start within 5 ms, so that a burst of one key waits for two calls, and on a
+/// slow link no request waits for more than 5 ms before its own call. On a cluster, each slot has
+/// its own batches. See [`coalesce`](RedisStore::coalesce).
 ///
 /// The store can fail. A layer accepts it only together with a policy for failures:
 ///

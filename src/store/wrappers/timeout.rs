@@ -133,7 +133,7 @@ fn elapsed<E>(budget: Duration) -> TimeoutError<E> {
 
 /// The number of steps in which the time passes.
 const STEPS: u32 = 4;
-/// The time by which a timer of an idle runtime may be late.
+/// The time by which a timer of an idle runtime may be late, at least a quarter of a step.
 const RESOLUTION: Duration = Duration::from_millis(2);
 
 pin_project! {
@@ -167,7 +167,8 @@ impl Future for Patience {
         loop {
             ready!(this.sleep.as_mut().poll(cx));
             let (now, due) = (Instant::now(), this.sleep.deadline());
-            let is_late = now > due + RESOLUTION && is_real(now);
+            let late = now.saturating_duration_since(due);
+            let is_late = late > RESOLUTION.max(*this.step / 4) && is_real(now);
             match this.steps.checked_sub(1) {
                 Some(left) => *this.steps = left,
                 // The runtime needs time to read the answer.

@@ -36,14 +36,14 @@ use crate::{
 
 /// The maximum number of direct calls in flight. Further requests wait for a batch.
 const MAX_DIRECT: usize = 16;
-/// The maximum number of calls in flight with equal requests. Further ones wait, and share the next
-/// call.
+/// The maximum number of calls with equal requests that started in the last [`BATCH_INTERVAL`].
+/// Further ones wait, and share the next call.
 const MAX_EQUAL: usize = 2;
 /// The maximum number of batches in flight. Exceptions are a full batch, and a batch that starts
 /// [`BATCH_INTERVAL`] after the previous batch.
 const MAX_IN_FLIGHT: usize = 2;
-/// The time after which another batch may start, even at [`MAX_IN_FLIGHT`]. On a slow link,
-/// requests would otherwise wait for one round trip before their own.
+/// The time after which another call may start, even at [`MAX_EQUAL`] or [`MAX_IN_FLIGHT`]. On a
+/// slow link, requests would otherwise wait for one round trip before their own.
 const BATCH_INTERVAL: Duration = Duration::from_millis(5);
 /// The time after which a batch no longer counts as in flight, because its runtime may be blocked.
 pub(crate) const STALL_TIMEOUT: Duration = Duration::from_millis(100);
@@ -92,7 +92,8 @@ struct QueueState {
 #[derive(Debug, Default)]
 struct Asked {
     waiting: SmallVec<[QueuedRequest; 1]>,
-    /// The number of calls in flight, at most [`MAX_EQUAL`].
+    /// The number of calls in flight that started in the last [`BATCH_INTERVAL`], at most
+    /// [`MAX_EQUAL`].
     in_flight: usize,
     is_ready: bool,
 }
@@ -101,6 +102,7 @@ struct Asked {
 #[derive(Debug)]
 struct RunningCall {
     id: u64,
+    /// Empty if equal requests no longer wait for the call.
     requests: Vec<Arc<Request>>,
     started: Instant,
     phase: Phase,
@@ -130,7 +132,8 @@ pub(crate) struct QueuedRequest {
 impl Queue {
     /// Starts a direct call and returns its number, or `None` if the request must wait.
     pub(crate) fn start_direct(&self, request: &Arc<Request>) -> Option<u64> {
-        let mut state = self.state();
+        let (now, mut state) = (Instant::now(), self.state());
+        state.release_old(now);
         let has_batches = state.calls.iter().any(|call| call.phase != Phase::Direct);
         if has_batches || !state.ready.is_empty() || state.calls.len() >= MAX_DIRECT {
             return None;
@@ -140,7 +143,7 @@ impl Queue {
             return None;
         }
         asked.in_flight += 1;
-        Some(state.start(request.clone(), Phase::Direct, Instant::now()))
+        Some(state.start(request.clone(), Phase::Direct, now))
     }
 
     /// Adds a caller.
@@ -249,6 +252,7 @@ impl QueueState {
             let stalled = self.calls.remove(at);
             self.release(stalled.requests);
         }
+        self.release_old(now);
         if self.spawning || self.ready.is_empty() {
             return false;
         }
@@ -258,6 +262,17 @@ impl QueueState {
         let is_next = last.is_some_and(|batch| now >= batch.started + BATCH_INTERVAL);
         let has_room = collecting == 0 && (in_flight < MAX_IN_FLIGHT || is_next);
         has_room || self.ready.len() >= MAX_SIZE * (collecting + 1)
+    }
+
+    /// Lets equal requests no longer wait for calls that started [`BATCH_INTERVAL`] ago.
+    fn release_old(&mut self, now: Instant) {
+        let is_old = |call: &RunningCall| {
+            call.phase != Phase::Collecting && now >= call.started + BATCH_INTERVAL
+        };
+        let old = self.calls.iter_mut().filter(|call| is_old(call));
+        let requests: SmallVec<[_; 4]> =
+            old.flat_map(|call| mem::take(&mut call.requests)).collect();
+        self.release(requests);
     }
 
     /// Lets a request join the next batch, if callers wait and not too many calls are in flight.
@@ -327,11 +342,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     ) -> Result<Reply, RedisError> {
         let (tx, mut rx) = oneshot::channel();
         queue.push(QueuedRequest { request, tx, runtime: runtime()? });
-        let start = Instant::now();
+        let (start, mut pause) = (Instant::now(), BATCH_INTERVAL);
         loop {
             // The task of the next batch may have ended, or its runtime may be blocked.
             self.spawn_batches(queue, Instant::now());
-            match timeout(STALL_TIMEOUT, &mut rx).await {
+            match timeout(mem::replace(&mut pause, STALL_TIMEOUT), &mut rx).await {
                 Ok(Ok(reply)) => return reply,
                 Ok(Err(_)) => {
                     let text = "the task of the batch ended";
