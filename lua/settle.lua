@@ -12,8 +12,8 @@ for i = 1, plans - 2 do
   local void = what == 'undo' and account.reset
     and not before(account.reset, account.reset_nano, us, ns)
   for _, place in ipairs(account.places) do
-    if not place.algorithm or void then
-      -- This quota is not part of the call.
+    if not place.algorithm or void or place.set and what ~= 'reset' then
+      -- This quota is not part of the call, or its slots stay as they are.
     elseif what == 'late' then
       place.algorithm.late(place)
     elseif place.set then

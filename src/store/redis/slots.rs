@@ -152,7 +152,7 @@ impl FreeSlots for Slots {
     }
 }
 
-fn nanos(time: Duration) -> u64 {
+pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
@@ -196,14 +196,9 @@ impl Slots {
         cost.max(1) as usize
     }
 
-    /// Creates a call that neither takes nor frees slots.
-    pub(crate) fn without(self: &Arc<Self>) -> SlotCall {
-        SlotCall { slots: self.clone(), takes: SmallVec::new() }
-    }
-
     /// Numbers the slots that equal requests of several callers take.
     pub(crate) fn begin(self: &Arc<Self>, request: &Request, callers: usize) -> SlotCall {
-        let mut call = self.without();
+        let mut call = SlotCall { slots: self.clone(), takes: SmallVec::new() };
         for (at, account) in request.accounts.iter().enumerate() {
             for (quota_index, (quota, ask)) in account.slots() {
                 let cost = if ask.cost > MAX_COST { too_many(ask.cost) } else { ask.cost };

@@ -345,7 +345,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let (start, mut pause) = (Instant::now(), BATCH_INTERVAL);
         loop {
             // The task of the next batch may have ended, or its runtime may be blocked.
-            self.spawn_batches(queue, Instant::now());
+            self.spawn_batches(queue);
             match timeout(mem::replace(&mut pause, STALL_TIMEOUT), &mut rx).await {
                 Ok(Ok(reply)) => return reply,
                 Ok(Err(_)) => {
@@ -359,8 +359,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     }
 
     /// Spawns all batches that are due, each on the runtime of its first caller.
-    fn spawn_batches(&self, queue: &Arc<Queue>, now: Instant) {
-        while let Some((first, id)) = queue.next_batch(now) {
+    fn spawn_batches(&self, queue: &Arc<Queue>) {
+        while let Some((first, id)) = queue.next_batch(Instant::now()) {
             let runtime = first.runtime.clone();
             let call = QueuedCall { store: self.clone(), queue: queue.clone(), id };
             // A runtime that shuts down drops the task, which spawns the next batch.
@@ -402,7 +402,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> QueuedCall<C> {
         // No caller waits longer than this timeout.
         let Ok(reply) = timeout(TIMEOUT, self.store.call_batch(&batch)).await else { return };
         self.queue.replying(self.id);
-        self.store.spawn_batches(&self.queue, Instant::now());
+        self.store.spawn_batches(&self.queue);
         batch.reply(reply);
         // Keeps the callers together, so that their next requests join one batch.
         yield_now().await;
@@ -412,6 +412,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> QueuedCall<C> {
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> Drop for QueuedCall<C> {
     fn drop(&mut self) {
         self.queue.end(self.id);
-        self.store.spawn_batches(&self.queue, Instant::now());
+        self.store.spawn_batches(&self.queue);
     }
 }

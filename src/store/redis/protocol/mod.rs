@@ -63,21 +63,14 @@ pub(crate) type QuotaRequests = SmallVec<[Option<(Quota, Demand)>; 1]>;
 pub(crate) enum ScriptOp<'a> {
     Take,
     Peek,
-    Late(u64),
-    Refund(u64),
+    /// Charges units, even if they do not fit, or refunds units if the number is negative.
+    Adjust(i64),
     /// Undoes the charges of this decision, or at most a number of units of each charge.
     Undo(&'a Decision, Option<u32>),
     Reset,
     /// Blocks the key for this number of nanoseconds.
     Block(u64),
     Unblock,
-}
-
-impl ScriptOp<'_> {
-    /// Returns `true` if the call counts slots. Other calls keep the slots as they are.
-    pub(crate) fn counts_slots(self) -> bool {
-        matches!(self, Self::Take | Self::Peek | Self::Reset)
-    }
 }
 
 impl Request {
@@ -179,8 +172,8 @@ impl Request {
         // The name of the operation in `lua/settle.lua`, a time, and units.
         let (name, nanos, units) = match op {
             ScriptOp::Take | ScriptOp::Peek => ("", 0, 0),
-            ScriptOp::Late(units) => ("late", 0, units),
-            ScriptOp::Refund(units) => ("refund", 0, units),
+            ScriptOp::Adjust(units @ 1..) => ("late", 0, units.unsigned_abs()),
+            ScriptOp::Adjust(units) => ("refund", 0, units.unsigned_abs()),
             ScriptOp::Undo(taken, _) => ("undo", self.charged_at(taken), 0),
             ScriptOp::Reset => ("reset", 0, 0),
             ScriptOp::Block(time) => ("block", time.min(LONGEST), 0),

@@ -162,9 +162,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         op: ScriptOp<'_>,
     ) -> Result<Reply, RedisError> {
         let kind = request.script_kind(op);
-        let slots = &self.settings.slots;
         let takers = usize::from(matches!(op, ScriptOp::Take));
-        let call = if op.counts_slots() { slots.begin(request, takers) } else { slots.without() };
+        let call = self.settings.slots.begin(request, takers);
         let (keys, args) = request.encode(op, &call);
         let script = self.script(kind, request.letters());
         let groups = iter::once((request, 1));
