@@ -45,8 +45,9 @@ const MAX_IN_FLIGHT: usize = 2;
 /// The time after which another call may start, even at [`MAX_EQUAL`] or [`MAX_IN_FLIGHT`]. On a
 /// slow link, requests would otherwise wait for one round trip before their own.
 const BATCH_INTERVAL: Duration = Duration::from_millis(5);
-/// The time after which a batch no longer counts as in flight, because its runtime may be blocked.
-pub(crate) const STALL_TIMEOUT: Duration = Duration::from_millis(100);
+/// The time after which other batches no longer wait until a batch is sent, because its runtime may be
+/// blocked.
+const STALL_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The queues of a store: for each slot of a cluster, one for [plain](Request::is_plain) requests and
 /// one for others.
@@ -185,28 +186,27 @@ impl Queue {
     /// Fills a batch with `first` and the waiting callers.
     pub(crate) fn collect(&self, id: u64, first: QueuedRequest) -> Batch {
         let (mut guard, mut batch) = (self.state(), Batch::new(self.is_plain));
-        let state = &mut *guard;
-        let mut requests = vec![first.request.clone()];
+        let (state, mut joined) = (&mut *guard, Vec::new());
+        let mut request = first.request.clone();
         let mut callers: SmallVec<[_; 1]> = [first].into_iter().collect();
-        while let Some(request) = requests.last() {
-            let room = batch.room(request).saturating_sub(callers.len());
-            if let Some(asked) = state.asked.get_mut(request) {
+        loop {
+            let room = batch.room(&request).saturating_sub(callers.len());
+            if let Some(asked) = state.asked.get_mut(&request) {
                 let joining = asked.waiting.len().min(room);
                 callers.extend(asked.waiting.drain(..joining));
             }
             callers.retain(|caller| !caller.tx.is_closed());
             batch.add(mem::take(&mut callers));
-            state.make_ready(request.clone());
+            state.make_ready(request);
             let fits = state.ready.front().is_some_and(|next| batch.room(next) > 0);
             let next = if fits { state.pop_ready() } else { None };
             let Some((next, _)) = next else { break };
-            requests.push(next);
+            joined.push(next.clone());
+            request = next;
         }
         if let Some(call) = state.calls.iter_mut().find(|call| call.id == id) {
-            (call.requests, call.phase) = (requests, Phase::InFlight);
-        } else {
-            // The batch has stalled, and its first request is no longer in flight.
-            state.release(requests.into_iter().skip(1));
+            call.phase = Phase::InFlight;
+            call.requests.append(&mut joined);
         }
         batch
     }
@@ -246,12 +246,6 @@ impl QueueState {
 
     /// Returns `true` if another batch may start. See [`MAX_IN_FLIGHT`].
     fn is_batch_due(&mut self, now: Instant) -> bool {
-        let is_stalled =
-            |call: &RunningCall| call.phase != Phase::Direct && now >= call.started + STALL_TIMEOUT;
-        while let Some(at) = self.calls.iter().position(is_stalled) {
-            let stalled = self.calls.remove(at);
-            self.release(stalled.requests);
-        }
         self.release_old(now);
         if self.spawning || self.ready.is_empty() {
             return false;
@@ -264,15 +258,18 @@ impl QueueState {
         has_room || self.ready.len() >= MAX_SIZE * (collecting + 1)
     }
 
-    /// Lets equal requests no longer wait for calls that started [`BATCH_INTERVAL`] ago.
+    /// Lets equal requests no longer wait for calls that started [`BATCH_INTERVAL`] ago, and any
+    /// requests for a batch that has not been sent for [`STALL_TIMEOUT`].
     fn release_old(&mut self, now: Instant) {
-        let is_old = |call: &RunningCall| {
-            call.phase != Phase::Collecting && now >= call.started + BATCH_INTERVAL
-        };
-        let old = self.calls.iter_mut().filter(|call| is_old(call));
-        let requests: SmallVec<[_; 4]> =
-            old.flat_map(|call| mem::take(&mut call.requests)).collect();
-        self.release(requests);
+        let mut old: SmallVec<[_; 4]> = SmallVec::new();
+        for call in &mut self.calls {
+            let collecting = call.phase == Phase::Collecting;
+            if now >= call.started + if collecting { STALL_TIMEOUT } else { BATCH_INTERVAL } {
+                call.phase = if collecting { Phase::InFlight } else { call.phase };
+                old.extend(call.requests.drain(..));
+            }
+        }
+        self.release(old);
     }
 
     /// Lets a request join the next batch, if callers wait and not too many calls are in flight.
