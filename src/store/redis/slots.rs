@@ -40,7 +40,7 @@ use crate::{
         cluster::routes::slot,
         connection::runtime,
         error::RedisError,
-        protocol::{EncodedPlan, Request, addresses::Addresses, script::ScriptKind},
+        protocol::{EncodedPlan, Request, script::ScriptKind},
     },
 };
 
@@ -157,7 +157,6 @@ pub(crate) fn nanos(time: Duration) -> u64 {
 }
 
 /// The slots of one quota in a call. The callers of equal requests have consecutive slots.
-#[derive(Debug)]
 pub(crate) struct SlotTake {
     account: usize,
     quota_index: usize,
@@ -205,7 +204,8 @@ impl Slots {
                 // No more callers than fit.
                 let most = raised(quota).checked_div(cost).unwrap_or(0);
                 let callers = u32::try_from(callers).map_or(most, |callers| callers.min(most));
-                let set: Arc<str> = Addresses::slots(&account.address, quota_index).into();
+                // The set is in the cluster slot of its account.
+                let set: Arc<str> = format!("{}:s{quota_index}", account.address).into();
                 let mut state = self.state();
                 state.taking += 1;
                 let (account, first, freed) = (at, state.next, state.freed(&set));

@@ -2,7 +2,7 @@
 
 pub(crate) mod queue;
 
-use std::{borrow::Cow, collections::HashMap, sync::Arc};
+use std::{borrow::Cow, collections::HashMap};
 
 use smallvec::SmallVec;
 
@@ -10,7 +10,7 @@ use self::queue::QueuedRequest;
 use crate::store::redis::{
     error::RedisError,
     protocol::{Change, QuotaRequests, Request, reply::Reply},
-    slots::{SlotCall, Slots},
+    slots::SlotCall,
 };
 
 /// The maximum [size](Batch::size_of) of a batch. A larger request has a batch of its own.
@@ -21,7 +21,7 @@ const MAX_CALLERS: usize = 4_096;
 const SMALL: usize = 4;
 
 /// The callers that share one call.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Batch {
     /// `true` if all requests [are plain](Request::is_plain). They have their own script.
     is_plain: bool,
@@ -34,7 +34,6 @@ pub(crate) struct Batch {
 }
 
 /// Callers with equal requests.
-#[derive(Debug)]
 struct Group {
     callers: SmallVec<[QueuedRequest; 1]>,
     /// Indices into [`Batch::plans`], counted from 1: one for each account.
@@ -51,7 +50,7 @@ impl Batch {
         if self.is_plain {
             request.accounts.len().div_ceil(SMALL)
         } else {
-            request.quota_count().max(1)
+            request.quotas().count().max(1)
         }
     }
 
@@ -81,11 +80,6 @@ impl Batch {
             }
         }
         self.groups.push(Group { callers, plans });
-    }
-
-    /// Numbers the slots of each group.
-    pub(crate) fn slots(&self, slots: &Arc<Slots>) -> SmallVec<[SlotCall; 1]> {
-        self.groups().map(|(request, callers)| slots.begin(request, callers)).collect()
     }
 
     /// Returns the request of each group, with the number of callers.
@@ -175,7 +169,7 @@ impl Group {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{sync::Arc, time::Duration};
 
     use redis::Value;
     use tokio::{runtime::Handle, sync::oneshot};

@@ -53,7 +53,6 @@ const STALL_TIMEOUT: Duration = Duration::from_millis(100);
 /// one for others.
 ///
 /// A call cannot have accounts of different slots.
-#[derive(Debug)]
 pub(crate) struct Queues(Box<[OnceLock<[Arc<Queue>; 2]>]>);
 
 impl Queues {
@@ -70,13 +69,12 @@ impl Queues {
 }
 
 /// The queue of waiting requests, and the calls in flight.
-#[derive(Debug)]
 pub(crate) struct Queue {
     is_plain: bool,
     state: Mutex<QueueState>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct QueueState {
     /// The requests that wait or are in flight, once for equal ones.
     asked: HashMap<Arc<Request>, Asked, RandomState>,
@@ -90,7 +88,7 @@ struct QueueState {
 }
 
 /// The callers with equal requests.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Asked {
     waiting: SmallVec<[QueuedRequest; 1]>,
     /// The number of calls in flight that started in the last [`BATCH_INTERVAL`], at most
@@ -100,7 +98,6 @@ struct Asked {
 }
 
 /// A call in progress.
-#[derive(Debug)]
 struct RunningCall {
     id: u64,
     /// Empty if equal requests no longer wait for the call.
@@ -109,7 +106,7 @@ struct RunningCall {
     phase: Phase,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// The call of one request.
     Direct,
@@ -121,7 +118,6 @@ enum Phase {
 }
 
 /// A waiting caller with its request.
-#[derive(Debug)]
 pub(crate) struct QueuedRequest {
     pub(crate) request: Arc<Request>,
     /// Closed once the caller is dropped.
@@ -373,7 +369,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             // All algorithms, so that there is one such script.
             self.script(ScriptKind::Groups, *b"gtfslc")
         };
-        let slots = batch.slots(&self.settings.slots);
+        let slots = batch.groups();
+        let slots: SmallVec<_> =
+            slots.map(|(request, callers)| self.settings.slots.begin(request, callers)).collect();
         let (keys, args) = batch.encode(&slots, !self.shared.lacks_msetex.load(Relaxed));
         let replies = self.call_script(script, &keys, args, batch.groups(), slots).await?;
         self.count_healed(&replies);

@@ -60,18 +60,6 @@ impl Addresses {
             address.push_str(text.unwrap_or_default());
         }
     }
-
-    /// Returns the key of the list of a sliding log. The list is in the cluster slot of its
-    /// account.
-    pub(crate) fn list(account: &str, quota_index: usize) -> String {
-        format!("{account}:{quota_index}")
-    }
-
-    /// Returns the key of the sorted set of held slots. The set is in the cluster slot of its
-    /// account.
-    pub(crate) fn slots(account: &str, quota_index: usize) -> String {
-        format!("{account}:s{quota_index}")
-    }
 }
 
 /// Appends a name in plain text, or `:` for the separator. Escapes all bytes except letters, digits

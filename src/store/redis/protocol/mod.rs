@@ -10,10 +10,7 @@ pub(crate) mod script;
 
 use smallvec::SmallVec;
 
-use self::{
-    addresses::Addresses,
-    script::{ScriptKind, letter},
-};
+use self::{addresses::Addresses, script::letter};
 use crate::{
     algorithm::{Demand, Receipt, gcra::Gcra},
     decision::{Decision, Outcome},
@@ -145,24 +142,9 @@ impl Request {
         weights.max().unwrap_or(1)
     }
 
-    /// Returns the number of quotas in the request.
-    pub(crate) fn quota_count(&self) -> usize {
-        self.accounts.iter().map(|account| account.quotas.iter().flatten().count()).sum()
-    }
-
-    /// Returns the script that runs the operation.
-    pub(crate) fn script_kind(&self, op: ScriptOp<'_>) -> ScriptKind {
-        match op {
-            ScriptOp::Take if self.is_plain() => ScriptKind::Plain,
-            ScriptOp::Take => ScriptKind::Take,
-            ScriptOp::Peek => ScriptKind::Peek,
-            _ => ScriptKind::Adjust,
-        }
-    }
-
-    /// Returns the letters of the algorithms that the call needs.
-    pub(crate) fn letters(&self) -> impl Iterator<Item = u8> {
-        self.accounts.iter().flat_map(|a| a.quotas.iter().flatten()).map(|(quota, _)| letter(quota))
+    /// Returns the quotas of all accounts.
+    pub(crate) fn quotas(&self) -> impl Iterator<Item = &Quota> {
+        self.accounts.iter().flat_map(|it| it.quotas.iter().flatten()).map(|(quota, _)| quota)
     }
 
     /// Returns the keys and the arguments of the script.
@@ -231,7 +213,8 @@ impl AccountRequest {
             plan = match (demand, change, slots(index)) {
                 (Some((quota, ask)), Some(change), _) => {
                     let log = letter(quota) == b'l';
-                    let key = if log { key(Addresses::list(&self.address, index)) } else { 0 };
+                    // The list of a sliding log is in the cluster slot of its account.
+                    let key = if log { key(format!("{}:{index}", self.address)) } else { 0 };
                     plan.quota(quota, *ask, change, key)
                 }
                 (Some((quota, ask)), None, Some((slots, take))) => {
