@@ -87,12 +87,12 @@ where
     fn freed(&mut self, store: &RedisStore<C>) -> BoxFuture<()> {
         let store = store.clone();
         // The next decision shows the accounts, or fails, too.
-        Box::pin(async move { drop(store.free_now().await) })
+        Box::pin(async move { drop(store.free_slots().await) })
     }
 
     fn renew(&mut self, store: &RedisStore<C>) -> BoxFuture<()> {
         let store = store.clone();
-        Box::pin(async move { drop(store.renew_now().await) })
+        Box::pin(async move { drop(store.renew_slots(None).await) })
     }
 
     fn undone(&mut self) -> BoxFuture<()> {

@@ -369,7 +369,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         loop {
             slots.wake.notified().await;
             sleep(COLLECT).await;
-            while self.change_all(SlotChange::Free, slots.to_free()).await.is_err() {
+            while self.free_slots().await.is_err() {
                 sleep(RETRY).await;
             }
             if slots.ends() {
@@ -385,11 +385,21 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let mut ticks = interval(slots.life / (3 * STEPS));
         for step in (0..STEPS).cycle() {
             ticks.tick().await;
-            drop(self.change_all(SlotChange::Renew, slots.to_renew(Some(step))).await);
+            drop(self.renew_slots(Some(step)).await);
             if slots.ends() {
                 return;
             }
         }
+    }
+
+    /// Frees all freed slots that the server may still count.
+    pub(crate) async fn free_slots(&self) -> Result<(), RedisError> {
+        self.change_all(SlotChange::Free, self.settings.slots.to_free()).await
+    }
+
+    /// Renews the held slots that are due in a step, or all of them.
+    pub(crate) async fn renew_slots(&self, step: Option<u32>) -> Result<(), RedisError> {
+        self.change_all(SlotChange::Renew, self.settings.slots.to_renew(step)).await
     }
 
     /// Renews or frees slots, in calls of a bounded size. On a cluster, a call has one hash slot. An
@@ -438,16 +448,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let counted = counted.inspect_err(|error| store_failed(error.kind().as_str()))?;
         slots.changed(change, requests, &counted);
         Ok(())
-    }
-
-    #[cfg(feature = "testing")]
-    pub(crate) async fn free_now(&self) -> Result<(), RedisError> {
-        self.change_all(SlotChange::Free, self.settings.slots.to_free()).await
-    }
-
-    #[cfg(feature = "testing")]
-    pub(crate) async fn renew_now(&self) -> Result<(), RedisError> {
-        self.change_all(SlotChange::Renew, self.settings.slots.to_renew(None)).await
     }
 }
 

@@ -17,7 +17,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{
     Cmd, ErrorKind as Raw, Pipeline, RedisError, RedisResult, ServerErrorKind as Server, Value,
     aio::{ConnectionLike, MultiplexedConnection},
-    from_redis_value_ref,
+    cmd, from_redis_value_ref,
 };
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
@@ -125,17 +125,16 @@ impl Routes {
         let target = target.and_then(|(to, slot)| Some((split_address(to)?, slot)));
         let Some(((host, port), slot)) = target else { return Err(redirection.clone()) };
         let host = if host.is_empty() { from.host.as_str() } else { host };
-        let mut found = None;
+        let mut node = self.node(&self.owners.borrow().nodes, host, port);
         self.owners.send_if_modified(|owners| {
-            let node = self.node(&owners.nodes, host, port);
-            owners.nodes.insert(node.address.clone(), node.clone());
+            // Another call may have added the server.
+            node = owners.nodes.entry(node.address.clone()).or_insert(node.clone()).clone();
             if let Some(master) = owners.masters.get_mut(usize::from(slot)).filter(|_| moved) {
                 *master = Some(node.clone());
             }
-            found = Some(node);
             false
         });
-        found.ok_or_else(|| redirection.clone())
+        Ok(node)
     }
 
     /// Starts a task that asks for the slots. Returns `false` if such a task is running.
@@ -285,9 +284,8 @@ impl Node {
 
     /// Asks the server for all slots of the cluster.
     pub(crate) async fn slots(&self) -> RedisResult<Vec<SlotRange>> {
-        let mut command = Cmd::new();
-        command.arg("CLUSTER").arg("SLOTS");
-        ranges(&self.link.clone().req_packed_command(&command).await?, &self.host)
+        let mut command = cmd("CLUSTER");
+        ranges(&self.link.clone().req_packed_command(command.arg("SLOTS")).await?, &self.host)
     }
 
     async fn send(&self, command: &Cmd, asking: bool) -> RedisResult<Value> {

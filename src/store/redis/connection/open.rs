@@ -3,8 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use redis::{
-    Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, RedisResult,
-    TlsMode,
+    Client,
+    ConnectionAddr::{Tcp, TcpTls},
+    ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, RedisResult, TlsMode,
     aio::{ConnectionLike, MultiplexedConnection},
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
     sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType},
@@ -104,8 +105,8 @@ impl RedisStore {
         let mut sentinels = addresses(urls)?;
         let (master, address) = (sentinels[0].redis_settings().clone(), sentinels[0].addr());
         let tls = match address {
-            ConnectionAddr::TcpTls { insecure: true, .. } => Some(TlsMode::Insecure),
-            ConnectionAddr::TcpTls { .. } => Some(TlsMode::Secure),
+            TcpTls { insecure: true, .. } => Some(TlsMode::Insecure),
+            TcpTls { .. } => Some(TlsMode::Secure),
             _ => None,
         };
         sentinels[0] = sentinels[0].clone().set_redis_settings(RedisConnectionInfo::default());
@@ -155,17 +156,13 @@ impl RedisStore<ClusterLink> {
     pub fn cluster_lazy(urls: &[&str]) -> Result<Self, RedisError> {
         let nodes = addresses(urls)?;
         let seeds = nodes.iter().map(|node| match node.addr() {
-            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-                Ok((host.as_str(), *port))
-            }
+            Tcp(host, port) | TcpTls { host, port, .. } => Ok((host.as_str(), *port)),
             _ => Err(RedisError::new(RedisErrorKind::Config, NO_TCP)),
         });
         let (seeds, first) = (seeds.collect::<Result<Vec<_>, _>>()?, nodes[0].clone());
         Self::cluster_from_connector(&seeds, move |name, number| {
             let mut node = first.addr().clone();
-            if let ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } =
-                &mut node
-            {
+            if let Tcp(host, port) | TcpTls { host, port, .. } = &mut node {
                 (*host, *port) = (name, number);
             }
             let client = Client::open(first.clone().set_addr(node));
