@@ -12,7 +12,7 @@ use std::{
 const BUDGET: [(&str, usize); 19] = [
     ("src/", 760),
     ("src/admin", 880),
-    ("src/algorithm", 1124),
+    ("src/algorithm", 1127),
     ("src/decision", 651),
     ("src/explain", 229),
     ("src/guide", 99),
@@ -26,9 +26,9 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/store", 857),
     ("src/store/hot_keys", 961),
     ("src/store/local", 1841),
-    ("src/store/redis", 3299),
-    ("src/store/wrappers", 974),
-    ("src/testing", 722),
+    ("src/store/redis", 2975),
+    ("src/store/wrappers", 975),
+    ("src/testing", 719),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.
 const SLACK: usize = 40;

@@ -21,14 +21,14 @@ use std::{
 use redis::aio::ConnectionLike;
 
 use self::{
-    batch::queue::Queues,
-    cluster::routes::SLOTS,
+    batch::Queues,
+    cluster::SLOTS,
     protocol::{Request, ScriptOp, addresses::Addresses, script::Scripts},
     slots::{MAX_COST, Slots, nanos},
 };
 pub use self::{
     cluster::ClusterLink,
-    connection::{Link, probe::Probe},
+    connection::{Link, open::Probe},
     error::{RedisError, RedisErrorKind},
 };
 use super::{

@@ -37,7 +37,7 @@ use crate::{
     quota::Quota,
     store::redis::{
         RedisStore,
-        cluster::routes::slot,
+        cluster::slot,
         connection::runtime,
         error::RedisError,
         protocol::{EncodedPlan, Request, script::ScriptKind},

@@ -19,7 +19,7 @@ use crate::{
     store::{
         Charge, Unsupported,
         redis::{
-            cluster::routes::slot,
+            cluster::slot,
             slots::{MAX_COST, SlotCall, SlotTake, Slots},
         },
     },
