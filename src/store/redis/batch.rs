@@ -31,7 +31,7 @@ use crate::{
         connection::{TIMEOUT, runtime},
         error::{RedisError, RedisErrorKind},
         protocol::{Change, QuotaRequests, Request, ScriptOp, reply::Reply, script::ScriptKind},
-        slots::SlotCall,
+        slots::{SlotCall, Slots},
     },
 };
 
@@ -160,7 +160,7 @@ impl Queue {
 
     /// Starts a batch if one is due. Returns its number and its first caller.
     ///
-    /// No other batch starts until [`batch_spawned`](Queue::batch_spawned) is called.
+    /// No other batch starts until [`spawning`](QueueState::spawning) is `false`.
     pub(crate) fn next_batch(&self, now: Instant) -> Option<(QueuedRequest, u64)> {
         let mut state = self.state();
         while state.is_batch_due(now) {
@@ -176,13 +176,10 @@ impl Queue {
         None
     }
 
-    pub(crate) fn batch_spawned(&self) {
-        self.state().spawning = false;
-    }
-
     /// Fills a batch with `first` and the waiting callers.
     pub(crate) fn collect(&self, id: u64, first: QueuedRequest) -> Batch {
-        let (mut guard, mut batch) = (self.state(), Batch::new(self.is_plain));
+        let mut batch = Batch { is_plain: self.is_plain, ..Batch::default() };
+        let mut guard = self.state();
         let (state, mut joined) = (&mut *guard, Vec::new());
         let mut request = first.request.clone();
         let mut callers: SmallVec<[_; 1]> = [first].into_iter().collect();
@@ -359,7 +356,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             let call = QueuedCall { store: self.clone(), queue: queue.clone(), id };
             // A runtime that shuts down drops the task, which spawns the next batch.
             drop(runtime.spawn(call.run_batch(first)));
-            queue.batch_spawned();
+            queue.state().spawning = false;
         }
     }
 
@@ -436,14 +433,10 @@ pub(crate) struct Batch {
 struct Group {
     callers: SmallVec<[QueuedRequest; 1]>,
     /// Indices into [`Batch::plans`], counted from 1: one for each account.
-    plans: SmallVec<[u16; 2]>,
+    plans: SmallVec<[usize; 2]>,
 }
 
 impl Batch {
-    pub(crate) fn new(is_plain: bool) -> Self {
-        Self { is_plain, ..Self::default() }
-    }
-
     /// Returns the share of a group of requests in the time of a batch.
     fn size_of(&self, request: &Request) -> usize {
         if self.is_plain {
@@ -457,13 +450,13 @@ impl Batch {
     pub(crate) fn room(&self, request: &Request) -> usize {
         let size = self.size + self.size_of(request);
         let fits = size <= MAX_SIZE || self.groups.is_empty();
-        if fits { MAX_CALLERS.saturating_sub(self.callers) / request.weight() } else { 0 }
+        if fits { MAX_CALLERS.saturating_sub(self.callers) / Slots::weight(request) } else { 0 }
     }
 
     /// Adds callers with equal requests.
     pub(crate) fn add(&mut self, callers: SmallVec<[QueuedRequest; 1]>) {
         let Some(first) = callers.first() else { return };
-        self.callers += callers.len() * first.request.weight();
+        self.callers += callers.len() * Slots::weight(&first.request);
         self.size += self.size_of(&first.request);
         let mut plans = SmallVec::new();
         if self.is_plain {
@@ -474,8 +467,7 @@ impl Batch {
                     self.plans.push((account.quotas.clone(), plan));
                 }
                 // Lua counts from 1.
-                let index = known.map_or(self.plans.len(), |at| at + 1);
-                plans.push(u16::try_from(index).unwrap_or(u16::MAX));
+                plans.push(known.map_or(self.plans.len(), |at| at + 1));
             }
         }
         self.groups.push(Group { callers, plans });
@@ -500,7 +492,7 @@ impl Batch {
             for equal_groups in self.groups.chunk_by(Group::is_alike) {
                 let group = &equal_groups[0];
                 layout.extend([equal_groups.len(), group.callers.len(), group.plans.len()]);
-                layout.extend(group.plans.iter().map(|plan| usize::from(*plan)));
+                layout.extend(&group.plans);
                 for account in equal_groups.iter().flat_map(|group| &group.request().accounts) {
                     layout.push(keys.index(Cow::Borrowed(&account.address)));
                 }
@@ -588,7 +580,7 @@ mod tests {
 
     /// Creates a batch of requests, each with its number of callers.
     fn batch_of(requests: &[(usize, &[Charge<'_>])]) -> Batch {
-        let mut batch = Batch::new(true);
+        let mut batch = Batch { is_plain: true, ..Batch::default() };
         for (callers, charges) in requests {
             batch.add((0..*callers).map(|_| caller(charges)).collect());
         }
@@ -654,7 +646,7 @@ mod tests {
         let names = ["a", "b", "c", "d"].map(|name| RuleName::new(name).expect("a name"));
         // All callers have their own accounts, or all share theirs.
         for (distinct, callers, accounts) in [(true, 64, 256), (false, 4_096, 4)] {
-            let (mut batch, mut added) = (Batch::new(true), 0_u32);
+            let (mut batch, mut added) = (Batch { is_plain: true, ..Batch::default() }, 0_u32);
             loop {
                 let key = Key::from(if distinct { added } else { 0 });
                 let charges = names.map(|name| Charge::new(name, &key, &quotas));
@@ -714,7 +706,7 @@ mod tests {
         let [fixed, paced] = fixed.map(|it| quota(10).with_algorithm(it));
         let [bucket, window, log] = [bucket, window, log].map(|it| quota(10).with_algorithm(it));
         let quotas = [fixed, paced, bucket, window, log];
-        let mut batch = Batch::new(false);
+        let mut batch = Batch::default();
         let charge = [Charge::new(RuleName::default(), &one, &quotas)];
         batch.add((0..3).map(|_| caller(&charge)).collect());
         let (now, two) = (instant(NOW), [2, 0, 0, 0, 0]);

@@ -30,7 +30,6 @@ use tokio::{
 };
 
 use crate::{
-    algorithm::Demand,
     decision::{FreeSlots, Hold, LossSignal},
     log::warn,
     observe::store_failed,
@@ -40,7 +39,7 @@ use crate::{
         cluster::slot,
         connection::runtime,
         error::RedisError,
-        protocol::{EncodedPlan, Request, script::ScriptKind},
+        protocol::{AccountRequest, EncodedPlan, Request, script::ScriptKind},
     },
 };
 
@@ -158,8 +157,8 @@ pub(crate) fn nanos(time: Duration) -> u64 {
 
 /// The slots of one quota in a call. The callers of equal requests have consecutive slots.
 pub(crate) struct SlotTake {
-    account: usize,
-    quota_index: usize,
+    /// The index of the account in the request, and that of the quota.
+    at: (usize, usize),
     /// The key of the sorted set.
     pub(crate) set: Arc<str>,
     /// The number of the first slot of the first caller.
@@ -190,15 +189,17 @@ pub(crate) struct SlotCall {
 impl Slots {
     /// Returns the share of a caller in the 4,096 callers of a call, so that the call takes at most
     /// 1,024 slots.
-    pub(crate) fn weight(quota: &Quota, ask: Demand) -> usize {
-        let cost = if raised(quota) > MAX_FREED { 4 * ask.cost.min(MAX_COST) } else { 1 };
+    pub(crate) fn weight(request: &Request) -> usize {
+        let slots = request.accounts.iter().flat_map(AccountRequest::slots);
+        let large = slots.filter(|(_, (quota, _))| raised(quota) > MAX_FREED);
+        let cost = large.map(|(_, (_, ask))| 4 * ask.cost.min(MAX_COST)).max().unwrap_or(1);
         cost.max(1) as usize
     }
 
     /// Numbers the slots that equal requests of several callers take.
     pub(crate) fn begin(self: &Arc<Self>, request: &Request, callers: usize) -> SlotCall {
         let mut call = SlotCall { slots: self.clone(), takes: SmallVec::new() };
-        for (at, account) in request.accounts.iter().enumerate() {
+        for (account_index, account) in request.accounts.iter().enumerate() {
             for (quota_index, (quota, ask)) in account.slots() {
                 let cost = if ask.cost > MAX_COST { too_many(ask.cost) } else { ask.cost };
                 // No more callers than fit.
@@ -208,20 +209,11 @@ impl Slots {
                 let set: Arc<str> = format!("{}:s{quota_index}", account.address).into();
                 let mut state = self.state();
                 state.taking += 1;
-                let (account, first, freed) = (at, state.next, state.freed(&set));
+                let (first, freed) = (state.next, state.freed(&set));
                 state.next += u64::from(cost) * u64::from(callers);
                 drop(state);
-                let until_head = quota.sheds();
-                call.takes.push(SlotTake {
-                    account,
-                    quota_index,
-                    set,
-                    first,
-                    cost,
-                    until_head,
-                    callers,
-                    freed,
-                });
+                let (at, until_head) = ((account_index, quota_index), quota.sheds());
+                call.takes.push(SlotTake { at, set, first, cost, until_head, callers, freed });
             }
         }
         call
@@ -249,8 +241,8 @@ impl SlotsState {
 impl SlotCall {
     /// Returns the slots of one quota.
     pub(crate) fn of(&self, account: usize, quota_index: usize) -> Option<(&Slots, &SlotTake)> {
-        let own = |it: &&SlotTake| it.account == account && it.quota_index == quota_index;
-        Some((&*self.slots, self.takes.iter().find(own)?))
+        let take = self.takes.iter().find(|take| take.at == (account, quota_index))?;
+        Some((&*self.slots, take))
     }
 
     /// Records the answer, by which the first `charged` callers took the slots of an account. Returns
@@ -263,7 +255,7 @@ impl SlotCall {
             for (first, _) in &take.freed {
                 state.freed.remove(&(take.set.clone(), *first));
             }
-            for (caller, first) in take.firsts().take(charged(take.account)).enumerate() {
+            for (caller, first) in take.firsts().take(charged(take.at.0)).enumerate() {
                 let (set, units, lost) = (take.set.clone(), take.cost, Arc::new(LossSignal::new()));
                 let held = RunningSlots { set, units, renewed_at, lost: lost.clone() };
                 state.held.insert(first, held);

@@ -69,9 +69,20 @@ pub struct ClusterLink {
 }
 
 impl ClusterLink {
-    /// Creates a link that connects on the first command.
+    /// Creates a link that connects on the first command, to one of the `seeds`, by host and port.
     pub(crate) fn new(seeds: &[(&str, u16)], connect: Connect) -> RedisResult<Self> {
-        Ok(Self { routes: Routes::new(seeds, connect)? })
+        if seeds.is_empty() {
+            return Err((Raw::InvalidClientConfig, "no address of a cluster is given").into());
+        }
+        let routes = Routes {
+            seeds: seeds.iter().map(|(host, port)| Node::new(&connect, host, *port)).collect(),
+            connect,
+            owners: watch::Sender::default(),
+            refreshing: Arc::new(Semaphore::new(1)),
+            is_wanted: AtomicBool::new(false),
+            refreshes: AtomicUsize::new(0),
+        };
+        Ok(Self { routes: Arc::new(routes) })
     }
 
     /// Returns the servers of these accounts.
@@ -236,21 +247,6 @@ struct SlotOwners {
 }
 
 impl Routes {
-    /// Creates routes that are loaded from one of the `seeds`, by host and port.
-    pub(crate) fn new(seeds: &[(&str, u16)], connect: Connect) -> RedisResult<Arc<Self>> {
-        if seeds.is_empty() {
-            return Err((Raw::InvalidClientConfig, "no address of a cluster is given").into());
-        }
-        Ok(Arc::new(Self {
-            seeds: seeds.iter().map(|(host, port)| Node::new(&connect, host, *port)).collect(),
-            connect,
-            owners: watch::Sender::default(),
-            refreshing: Arc::new(Semaphore::new(1)),
-            is_wanted: AtomicBool::new(false),
-            refreshes: AtomicUsize::new(0),
-        }))
-    }
-
     /// Waits until a server has reported the slots.
     pub(crate) async fn loaded(self: &Arc<Self>, deadline: Instant) -> RedisResult<()> {
         if !self.owners.borrow().masters.is_empty() {

@@ -277,7 +277,7 @@ const PERMISSIONS: &str = "+eval +evalsha +time +get +mget +exists +psetex +del 
                            +zmscore +info +select +script|load";
 /// The additional commands for a cluster.
 const CLUSTER_PERMISSIONS: &str = " +cluster|slots +asking";
-const MIN_VERSION: (u32, u32) = (6, 2);
+const MIN_VERSION: [u32; 2] = [6, 2];
 
 /// The result of a [probe](RedisStore::probe).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -397,11 +397,10 @@ impl Probe {
     /// Adds the settings of a server.
     fn add(&mut self, info: &InfoDict) -> Result<(), RedisError> {
         if let Some(version) = info.get::<String>("redis_version") {
-            let mut numbers = version.split('.').map_while(|part| part.parse::<u32>().ok());
-            if let (Some(major), Some(minor)) = (numbers.next(), numbers.next())
-                && (major, minor) < MIN_VERSION
-            {
-                let (major, minor) = MIN_VERSION;
+            let numbers = version.split('.').map_while(|part| part.parse().ok());
+            let numbers: Vec<u32> = numbers.collect();
+            if numbers.len() > 1 && *numbers < MIN_VERSION[..] {
+                let [major, minor] = MIN_VERSION;
                 let text =
                     format!("the server is Redis {version}; {major}.{minor} or later is needed");
                 return Err(RedisError::new(RedisErrorKind::Config, text));

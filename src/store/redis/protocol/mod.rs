@@ -135,13 +135,6 @@ impl Request {
         self.accounts.iter().all(AccountRequest::is_plain)
     }
 
-    /// Returns the share of a caller in the callers of a batch, which bounds the slots that it takes.
-    pub(crate) fn weight(&self) -> usize {
-        let slots = self.accounts.iter().flat_map(AccountRequest::slots);
-        let weights = slots.map(|(_, (quota, ask))| Slots::weight(quota, *ask));
-        weights.max().unwrap_or(1)
-    }
-
     /// Returns the quotas of all accounts.
     pub(crate) fn quotas(&self) -> impl Iterator<Item = &Quota> {
         self.accounts.iter().flat_map(|it| it.quotas.iter().flatten()).map(|(quota, _)| quota)
