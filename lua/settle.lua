@@ -31,7 +31,7 @@ for i = 1, plans - 2 do
       place.algorithm[what](place, us, ns)
     end
     -- The plan of an undo may be older than the account, and does not end it.
-    if what ~= 'undo' and place.state and not place.algorithm.lives(place) then
+    if what ~= 'undo' and place.state and not place.algorithm.is_active(place) then
       place.state = nil
     end
   end

@@ -63,7 +63,7 @@ pub(crate) struct Slots {
     /// The first half of the members of all slots.
     pub(crate) store: u64,
     /// The time for which a slot counts, unless it is renewed.
-    life: Duration,
+    ttl: Duration,
     created: Instant,
     test_clock: Option<Arc<AtomicU64>>,
     state: Mutex<SlotsState>,
@@ -101,10 +101,10 @@ struct FreedSlots {
 }
 
 impl Slots {
-    pub(crate) fn new(life: Duration, test_clock: Option<Arc<AtomicU64>>) -> Self {
+    pub(crate) fn new(ttl: Duration, test_clock: Option<Arc<AtomicU64>>) -> Self {
         Self {
             store: RandomState::new().hash_one("store"),
-            life,
+            ttl,
             created: Instant::now(),
             test_clock,
             state: Mutex::default(),
@@ -124,11 +124,11 @@ impl Slots {
 
     /// Returns the end of an entry that the server makes now.
     fn end(&self) -> u64 {
-        self.now().saturating_add(nanos(self.life))
+        self.now().saturating_add(nanos(self.ttl))
     }
 
-    pub(crate) fn life_micros(&self) -> u64 {
-        nanos(self.life) / 1_000
+    pub(crate) fn ttl_micros(&self) -> u64 {
+        nanos(self.ttl) / 1_000
     }
 }
 
@@ -374,7 +374,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// failed in one step is tried again in the next.
     async fn keep_renewing(&self) {
         let slots = &self.settings.slots;
-        let mut ticks = interval(slots.life / (3 * STEPS));
+        let mut ticks = interval(slots.ttl / (3 * STEPS));
         for step in (0..STEPS).cycle() {
             ticks.tick().await;
             drop(self.renew_slots(Some(step)).await);
@@ -425,7 +425,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     ) -> Result<(), RedisError> {
         let slots = &self.settings.slots;
         let head = EncodedPlan::default().int::<1>(u64::from(change == SlotChange::Renew));
-        let head = head.int::<7>(slots.life_micros()).int::<8>(slots.store);
+        let head = head.int::<7>(slots.ttl_micros()).int::<8>(slots.store);
         let (mut keys, mut args) = (Vec::new(), vec![head.0]);
         for group in requests.chunk_by(|(one, ..), (other, ..)| one == other) {
             let list = group.iter().map(|(_, first, units)| (*first, *units));
@@ -466,7 +466,7 @@ impl Slots {
     /// that were not taken in the last step, and those that have missed it. Slots with near numbers
     /// have their turn together.
     fn to_renew(&self, step: Option<u32>) -> Vec<RequestSlots> {
-        let (now, period, state) = (self.now(), nanos(self.life) / 3, self.state());
+        let (now, period, state) = (self.now(), nanos(self.ttl) / 3, self.state());
         let due = state.held.iter().filter(|(first, held)| {
             let turn = **first / u64::from(MAX_RENEWED) % u64::from(STEPS);
             let age = now.saturating_sub(held.renewed_at);

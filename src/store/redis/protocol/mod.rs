@@ -363,7 +363,7 @@ impl EncodedPlan {
         self.0.push(letter(quota));
         let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(possible));
         let plan = plan.int::<2>(take.cost.into()).int::<5>(need).int::<5>(limit);
-        let plan = plan.int::<1>(key as u64).int::<7>(slots.life_micros()).int::<8>(slots.store);
+        let plan = plan.int::<1>(key as u64).int::<7>(slots.ttl_micros()).int::<8>(slots.store);
         let plan = plan.int::<8>(take.first).int::<2>(take.freed.len() as u64 * 10);
         plan.slot_list(take.freed.iter().copied())
     }
