@@ -333,17 +333,17 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     ) -> Result<Reply, RedisError> {
         let (tx, mut rx) = oneshot::channel();
         queue.push(QueuedRequest { request, tx, runtime: runtime()? });
-        let (start, mut pause) = (Instant::now(), BATCH_INTERVAL);
+        let (start, mut wait) = (Instant::now(), BATCH_INTERVAL);
         loop {
             // The task of the next batch may have ended, or its runtime may be blocked.
             self.spawn_batches(queue);
-            match timeout(mem::replace(&mut pause, STALL_TIMEOUT), &mut rx).await {
+            match timeout(wait, &mut rx).await {
                 Ok(Ok(reply)) => return reply,
                 Ok(Err(_)) => {
                     let text = "the task of the batch ended";
                     return Err(RedisError::new(RedisErrorKind::Other, text));
                 }
-                Err(_) if start.elapsed() < TIMEOUT => {}
+                Err(_) if start.elapsed() < TIMEOUT => wait = STALL_TIMEOUT,
                 Err(_) => return Err(RedisError::new(RedisErrorKind::Timeout, "no reply in time")),
             }
         }

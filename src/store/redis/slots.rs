@@ -24,13 +24,13 @@ use futures_util::{
 use redis::{Value, aio::ConnectionLike};
 use smallvec::SmallVec;
 use tokio::{
-    sync::Notify,
+    sync::{Notify, Semaphore},
     task::JoinHandle,
     time::{Instant, interval, sleep},
 };
 
 use crate::{
-    decision::{FreeSlots, Hold, LossSignal},
+    decision::{FreeSlots, Hold},
     log::warn,
     observe::store_failed,
     quota::Quota,
@@ -90,7 +90,8 @@ struct RunningSlots {
     set: Arc<str>,
     units: u32,
     renewed_at: u64,
-    lost: Arc<LossSignal>,
+    /// Closed when the slots are lost.
+    lost: Arc<Semaphore>,
 }
 
 #[derive(Clone, Copy)]
@@ -256,7 +257,7 @@ impl SlotCall {
                 state.freed.remove(&(take.set.clone(), *first));
             }
             for (caller, first) in take.firsts().take(charged(take.at.0)).enumerate() {
-                let (set, units, lost) = (take.set.clone(), take.cost, Arc::new(LossSignal::new()));
+                let (set, units, lost) = (take.set.clone(), take.cost, Arc::new(Semaphore::new(0)));
                 let held = RunningSlots { set, units, renewed_at, lost: lost.clone() };
                 state.held.insert(first, held);
                 let hold = Hold::new(self.slots.clone(), first, 0, units.into());
@@ -488,6 +489,6 @@ impl Slots {
             }
         }
         drop(state);
-        lost.into_iter().for_each(|held| held.lost.raise());
+        lost.into_iter().for_each(|held| held.lost.close());
     }
 }

@@ -180,7 +180,7 @@ impl Request {
     /// Returns the instant of the charges of `taken`, by the clock of the server that made them.
     fn charged_at(&self, taken: &Decision) -> u64 {
         let first = self.named.first().and_then(|named| taken.outcomes().get(named.outcome));
-        taken.charged_at().saturating_add_signed(first.map_or(0, Outcome::skew))
+        taken.charged_at.saturating_add_signed(first.map_or(0, Outcome::skew))
     }
 }
 
@@ -396,7 +396,7 @@ impl EncodedPlan {
                 self.nanos(time_of(units.into())).nanos(end)
             }
         };
-        plan.nanos(gcra.retention()).nanos(gcra.initial_reset())
+        plan.nanos(gcra.retention).nanos(gcra.initial_reset)
     }
 }
 

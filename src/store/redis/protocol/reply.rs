@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::{AccountRequest, NamedQuota, Request};
 use crate::{
-    algorithm::{self, AccountState, Demand, Evaluation, concurrent},
+    algorithm::{self, AccountState, Demand, Evaluation, FixedWindow, TokenBucket, concurrent},
     decision::{Decision, Hold, Outcome, Snapshot, Source},
     quota::{Algorithm, Quota},
     store::redis::{error::RedisError, slots::MAX_COST},
@@ -107,9 +107,9 @@ impl Reply {
             }
             let outcome = Outcome::with(account.rule, quota_index, step.snapshot);
             let skew = reply.now.cast_signed().saturating_sub(clock.cast_signed());
-            decision.push(outcome.with_report_only(account.report_only).by_clock(skew));
+            decision.outcomes.push(outcome.with_report_only(account.report_only).by_clock(skew));
         }
-        decision.set_allowed(overage, wait);
+        (decision.overage, decision.wait) = (overage, wait);
         decision
     }
 
@@ -228,19 +228,22 @@ fn parse_quota(
             let tokens = content.int::<6>()?;
             // The number has six bytes, and the sign is in the highest byte.
             let tokens = (tokens << 16).cast_signed() >> 16;
-            AccountState::token_bucket(tokens, content.instant()?, content.instant()?)
+            let (anchor, opened) = (content.instant()?, content.instant()?);
+            AccountState::TokenBucket(TokenBucket { tokens, anchor, opened })
         }
         (b'f', Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow) => {
-            AccountState::fixed_window(content.instant()?, content.int::<5>()?, content.int::<5>()?)
+            let start = content.instant()?;
+            let (count, bonus) = (content.int::<5>()?, content.int::<5>()?);
+            AccountState::FixedWindow(FixedWindow { start, count, bonus })
         }
         (b's', Algorithm::SlidingWindow { .. }) => {
             content.int::<5>()?;
-            AccountState::sliding_window(content.entries()?)
+            AccountState::SlidingWindow(content.entries()?.into())
         }
         (b'l', Algorithm::SlidingLog) => {
             content.int::<5>()?;
             content.instant()?;
-            AccountState::sliding_log(content.entries()?)
+            AccountState::SlidingLog(content.entries()?.into())
         }
         (b'c', Algorithm::Concurrent) => AccountState::Slots(content.int::<4>()?),
         // The quota's algorithm has changed.
