@@ -10,16 +10,16 @@ use std::{
 /// The most lines of code of each folder, without comments, blank lines and unit tests. A number may
 /// only fall. To raise one for a new capability is a commit of its own, with the reason.
 const BUDGET: [(&str, usize); 19] = [
-    ("src/", 756),
-    ("src/admin", 698),
+    ("src/", 753),
+    ("src/admin", 680),
     ("src/algorithm", 908),
     ("src/decision", 594),
-    ("src/explain", 229),
+    ("src/explain", 197),
     ("src/guide", 99),
     ("src/headers", 601),
     ("src/key", 1144),
     ("src/middleware", 1769),
-    ("src/observe", 454),
+    ("src/observe", 395),
     ("src/quota", 737),
     ("src/reject", 497),
     ("src/rule", 1327),
