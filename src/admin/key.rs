@@ -1,13 +1,13 @@
 //! Keys as JSON, in requests of operators and in the list of denied keys.
 
-use std::net::IpAddr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::key::{Key, KeyContent, Prefix, parse_network};
+use crate::key::{Key, Prefix, Tag, parse_network};
 
 /// A key with its type. Plain text and lists are written without a type.
 #[derive(Deserialize, Serialize)]
@@ -99,28 +99,37 @@ fn parse_address(text: &str) -> Option<ParsedKey> {
 
 /// Returns a key as JSON that [`parse`] reads. It contains the key in clear text.
 pub(super) fn written(key: &Key) -> Value {
-    let typed = match key.content() {
-        Some(KeyContent::Everyone) => TypedKey::Everyone(true),
-        Some(KeyContent::Unidentified) => TypedKey::Unidentified(true),
-        Some(KeyContent::Text(bytes)) => match std::str::from_utf8(&bytes) {
+    json(key).unwrap_or_default()
+}
+
+fn json(key: &Key) -> Option<Value> {
+    let (tag, bytes) = key.content()?;
+    let typed = match tag {
+        Tag::Everyone => TypedKey::Everyone(true),
+        Tag::Unidentified => TypedKey::Unidentified(true),
+        Tag::Text => match std::str::from_utf8(&bytes) {
             Ok(text) if text.trim() == text => TypedKey::Text(text.to_owned()),
             _ => TypedKey::Bytes(STANDARD.encode(bytes)),
         },
-        Some(KeyContent::Number(number)) => TypedKey::Number(number.to_string().into()),
-        Some(KeyContent::Address(address)) => TypedKey::Address(match address {
+        Tag::Number => {
+            let number = u128::from_le_bytes(bytes.try_into().ok()?);
+            TypedKey::Number(number.to_string().into())
+        }
+        Tag::V4 => TypedKey::Address(Ipv4Addr::from(*bytes.first_chunk()?).to_string()),
+        Tag::V6 => {
+            let address = Ipv6Addr::from(*bytes.first_chunk::<16>()?);
             // Without a prefix, it would stand for its /64.
-            IpAddr::V6(v6) if v6.to_bits() << 64 != 0 => format!("{v6}/128"),
-            address => address.to_string(),
-        }),
-        Some(KeyContent::Parts(parts)) => return parts.iter().map(written).collect(),
-        None => return Value::Null,
+            let prefix = if address.to_bits() << 64 == 0 { "" } else { "/128" };
+            TypedKey::Address(format!("{address}{prefix}"))
+        }
+        Tag::Parts => return Some(Key::split(&bytes)?.iter().map(written).collect()),
     };
-    json!(typed)
+    Some(json!(typed))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, Ipv6Addr};
+    use std::net::IpAddr;
 
     use super::*;
 

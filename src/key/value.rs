@@ -48,7 +48,7 @@ enum KeyBytes {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Tag {
+pub(crate) enum Tag {
     Everyone,
     Unidentified,
     Text,
@@ -186,43 +186,20 @@ impl Key {
     }
 }
 
-/// The content of a [`Key`], for operators.
-#[cfg(feature = "admin")]
-pub(crate) enum KeyContent {
-    Everyone,
-    Unidentified,
-    Text(Vec<u8>),
-    Number(u128),
-    Address(IpAddr),
-    Parts(Vec<Key>),
-}
-
+/// The parts of a key, for operators.
 #[cfg(feature = "admin")]
 impl Key {
-    /// Returns the content, or `None` for bytes that no constructor creates.
-    pub(crate) fn content(&self) -> Option<KeyContent> {
-        fn address<const N: usize>(bytes: &[u8]) -> Option<KeyContent>
-        where
-            [u8; N]: Into<IpAddr>,
-        {
-            Some(KeyContent::Address(<[u8; N]>::try_from(bytes).ok()?.into()))
-        }
-        let tag = self.head & 0xff;
-        self.with_bytes(|bytes| match tag {
-            _ if tag == Tag::Everyone as u64 => Some(KeyContent::Everyone),
-            _ if tag == Tag::Unidentified as u64 => Some(KeyContent::Unidentified),
-            _ if tag == Tag::Text as u64 => Some(KeyContent::Text(bytes.to_vec())),
-            _ if tag == Tag::Number as u64 => {
-                Some(KeyContent::Number(u128::from_le_bytes(bytes.try_into().ok()?)))
-            }
-            _ if tag == Tag::V4 as u64 => address::<4>(bytes),
-            _ if tag == Tag::V6 as u64 => address::<16>(bytes),
-            _ => Self::split(bytes).map(KeyContent::Parts),
-        })
+    /// Returns the kind and the content, or `None` for bytes that no constructor creates.
+    pub(crate) fn content(&self) -> Option<(Tag, Vec<u8>)> {
+        use Tag::{Everyone, Number, Parts, Text, Unidentified, V4, V6};
+
+        let tags = [Everyone, Unidentified, Text, Number, V4, V6, Parts];
+        let tag = tags.into_iter().find(|tag| *tag as u64 == self.head & 0xff)?;
+        Some((tag, self.with_bytes(<[u8]>::to_vec)))
     }
 
     /// Reverses [`join`](Key::join).
-    fn split(mut bytes: &[u8]) -> Option<Vec<Self>> {
+    pub(crate) fn split(mut bytes: &[u8]) -> Option<Vec<Self>> {
         let mut parts = Vec::new();
         while let Some((head, rest)) = bytes.split_first_chunk::<8>() {
             let mut part = Self::words(Tag::Parts, 0, [0; WORDS]);
