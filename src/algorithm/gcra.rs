@@ -79,7 +79,7 @@ impl Gcra {
     /// Charges the account as [`take`](Gcra::take) does, but returns a smaller result, for speed.
     ///
     /// [`evaluation`](Gcra::evaluation) converts the result to an [`Evaluation`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn charge(self, stored: u64, now: u64, demand: Demand) -> (Option<u64>, (Fit, u64)) {
         let reset_ns = self.tat(stored, now) - now;
         let fit = self.fit(reset_ns, demand);
@@ -90,7 +90,7 @@ impl Gcra {
         ((demand.cost > 0).then_some(now + reset_ns), (fit, reset_ns))
     }
 
-    #[inline]
+    #[inline(always)]
     fn fit(self, reset_ns: u64, demand: Demand) -> Fit {
         let need = demand.need();
         if need == 0 {

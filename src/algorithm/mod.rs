@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// The units that a request wants, and the time that it may queue for them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Demand {
     /// Units to charge. A cost of 0 is always allowed.
     pub(crate) cost: u32,
@@ -113,6 +113,9 @@ pub(crate) enum AccountState {
     FixedWindow(FixedWindow),
     SlidingWindow(Sliding),
     SlidingLog(Sliding),
+    /// The number of held slots, which only Redis keeps here.
+    #[cfg(feature = "redis")]
+    Slots(u64),
 }
 
 /// Counts the units of an account, for all algorithms except GCRA. Times are in nanoseconds.
@@ -226,6 +229,8 @@ impl AccountState {
             Self::FixedWindow(counter) => counter,
             Self::SlidingWindow(counter) | Self::SlidingLog(counter) => counter,
             Self::Gcra(_) => unreachable!("GCRA counts no units"),
+            #[cfg(feature = "redis")]
+            Self::Slots(_) => unreachable!("Redis counts the slots"),
         }
     }
 
@@ -334,6 +339,7 @@ pub(crate) fn before(account: &AccountState, quota: &Quota, now: u64, units: u64
         AccountState::Gcra(tat) => {
             *tat = tat.saturating_sub(quota.interval_nanos().saturating_mul(units));
         }
+        AccountState::Slots(held) => *held = held.saturating_sub(units),
         counted => counted.counter_mut().refund(quota, now, units),
     }
     before

@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header::ACCEPT};
 use http_body_util::Full;
 
 use super::{Reason, Rejection};
-use crate::{headers::push_json_string, log};
+use crate::log;
 
 /// Plain texts are cached for waits below this number of seconds.
 const COMMON_WAITS: usize = 4_096;
@@ -163,6 +163,21 @@ pub(super) fn body<B: Default + 'static>(text: Bytes) -> B {
         }
     }
     made
+}
+
+/// Appends `text` as a JSON string.
+fn push_json_string(out: &mut String, text: &str) {
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            c if c < ' ' => {
+                let _ = write!(out, "\\u{:04x}", u32::from(c));
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
 }
 
 #[cfg(test)]

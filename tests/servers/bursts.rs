@@ -164,7 +164,7 @@ impl Window {
         };
         // The layout of a batch of one group follows its plan.
         let batched = (args.len() == 6).then(|| bytes(5));
-        let count = batched.as_ref().map_or(1, |it| u16::from_le_bytes([it[0], it[1]]).into());
+        let count = batched.map_or(1, |it| u16::from_le_bytes([it[0], it[1]]).into());
         let used = self.0.used.load(Relaxed);
         let passed = count.min(LIMIT - used);
         self.0.used.store(used + passed, Relaxed);
@@ -176,12 +176,8 @@ impl Window {
         let state = [&window[..], &used[..5], &[0; 5]].concat();
         let account = [&now.to_le_bytes()[..7], &[b'f', 19, 0], &state].concat();
         let length = u32::try_from(account.len()).expect("short").to_le_bytes();
-        let account = [&[u8::from(passed > 0)][..], &length, &account].concat();
         let passed = u16::try_from(passed).expect("few").to_le_bytes();
-        match batched {
-            Some(_) => [&instant[..], &passed, &passed, &account].concat(),
-            None => [&passed[..1], &instant, &account].concat(),
-        }
+        [&instant[..], &passed, &passed, &[0], &length, &account].concat()
     }
 }
 

@@ -120,18 +120,19 @@ impl<'a> Accounts<'a> {
     /// Adds the evaluated demands to a decision, which was made at `now`.
     #[inline]
     pub(super) fn report(&self, now: u64, decision: &mut Decision) {
-        decision.decide(self.are_allowed(), now);
+        (decision.allowed, decision.at) = (self.are_allowed(), now);
+        decision.charged_at = now;
         if decision.is_allowed() {
             let deciding = self.distinct.iter().filter(|it| !it.report_only);
             let (overage, wait) = deciding.fold((false, 0), |(overage, wait), it| {
                 (overage || it.evaluation.overage, it.evaluation.wait.max(wait))
             });
-            decision.set_allowed(overage, wait);
+            (decision.overage, decision.wait) = (overage, wait);
         }
         for index in &self.order {
             let Account { at, report_only, evaluation, .. } = &self.distinct[usize::from(*index)];
             let outcome = Outcome::with(at.rule, at.quota_index, evaluation.snapshot);
-            decision.push(outcome.with_report_only(*report_only));
+            decision.outcomes.push(outcome.with_report_only(*report_only));
         }
     }
 }

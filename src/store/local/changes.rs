@@ -27,7 +27,7 @@ impl Ledger {
             after
         });
         if overflowed {
-            self.record_overflow(decision.instant());
+            self.record_overflow(decision.at);
         }
         // A charge of cost 0 mirrors an account of another store, so a cut loses nothing.
         if let Some(quota) = cut.filter(|_| charge.cost() > 0) {

@@ -102,8 +102,12 @@ impl Ledger {
         if charge.quota_index().is_some() || self.blocks.any(now) {
             return None;
         }
-        let take = |tat| gcra.charge(tat, now, charge.demand());
-        let charged = self.table.update_instant(self.hasher.id(charge), take)?;
+        let id = self.hasher.id(charge);
+        let mut set = self.table.sets.lock(self.table.sets.index(id));
+        let at = set.find(id)?;
+        let instant = set.instant(at)?;
+        let (new, charged) = gcra.charge(*instant, now, charge.demand());
+        *instant = new.unwrap_or(*instant);
         Some((charge, gcra.evaluation(charged)))
     }
 
@@ -237,7 +241,7 @@ impl Ledger {
         accounts.report(locked.rates.now(), &mut decision);
         let slots_are_full = locked.slots.as_ref().is_some_and(|slots| slots.full);
         if slots_are_full && !decision.is_allowed() {
-            decision.set_source(Source::Overflow);
+            decision.source = Source::Overflow;
         }
         if !peeks && (locked.rates.overflowed() || slots_are_full) {
             // A log subscriber may run any code, so the locks are released first.
@@ -299,10 +303,10 @@ fn plain_decision<const N: usize>(
         (allowed, overage, wait) = (allowed & by.allowed, overage | by.overage, wait.max(by.wait));
     }
     let mut decision = Decision::new(allowed, now);
-    decision.set_allowed(allowed && overage, if allowed { wait } else { 0 });
+    (decision.overage, decision.wait) = (allowed && overage, if allowed { wait } else { 0 });
     for at in 0..N {
         let outcome = Outcome::with(charges[at].rule(), 0, evaluations[at].snapshot);
-        decision.push(outcome.with_report_only(charges[at].is_report_only()));
+        decision.outcomes.push(outcome.with_report_only(charges[at].is_report_only()));
     }
     decision
 }

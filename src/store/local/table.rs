@@ -91,26 +91,10 @@ impl<A> Table<A> {
         Self { sets, overflow, void_before: OnceLock::new() }
     }
 
-    /// Applies `change` to the account `id` if its state is one instant. Otherwise, returns `None`.
+    /// Applies `change` to several accounts with different ids, if the state of each is one instant.
+    /// Otherwise, returns `None`.
     ///
-    /// `change` returns the new instant, or `None` to keep the old instant.
-    #[inline(always)]
-    pub(super) fn update_instant<T>(
-        &self,
-        id: u64,
-        change: impl FnOnce(u64) -> (Option<u64>, T),
-    ) -> Option<T> {
-        let mut set = self.sets.lock(self.sets.index(id));
-        let at = set.find(id)?;
-        let instant = set.instant(at)?;
-        let (new, result) = change(*instant);
-        if let Some(new) = new {
-            *instant = new;
-        }
-        Some(result)
-    }
-
-    /// Like [`update_instant`](Table::update_instant), for several accounts with different ids.
+    /// `change` returns the new instants. `None` keeps the old instant.
     #[inline]
     pub(super) fn update_instants<T, const N: usize>(
         &self,
