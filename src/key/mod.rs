@@ -76,7 +76,7 @@ pub use self::{
 };
 pub(crate) use self::{network::Networks, peer_ip::peer_address, value::random_state};
 #[cfg(feature = "admin")]
-pub(crate) use self::{network::parse_network, peer_ip::Prefix, value::KeyContent};
+pub(crate) use self::{network::parse_network, peer_ip::Prefix};
 pub use crate::head::RequestHead;
 
 /// Extracts the key of a request, which selects the account to charge.

@@ -2,7 +2,6 @@
 
 use std::{
     convert::Infallible,
-    fmt,
     marker::PhantomData,
     pin::Pin,
     task::{Context, Poll},
@@ -58,16 +57,11 @@ impl<F: Future> IntoFuture for Answer<F> {
 
 pin_project_lite::pin_project! {
     /// Future of an awaited [`Answer`].
+    #[derive(Debug)]
     pub struct Resolve<F: Future> {
         output: Option<F::Output>,
         #[pin]
         future: Option<F>,
-    }
-}
-
-impl<F: Future> fmt::Debug for Resolve<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Resolve").finish_non_exhaustive()
     }
 }
 

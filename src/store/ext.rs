@@ -1,6 +1,6 @@
 //! The methods of every store, stores behind pointers, and stores whose type is chosen at run time.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{convert::Infallible, num::NonZeroU32, sync::Arc, time::Duration};
 
 use super::{
     Answer, BoxFuture, Breaker, Charge, DenyCache, FailClosed, FailOpen, Fallback, Leased,
@@ -96,7 +96,7 @@ pub trait StoreExt: Store + Sized {
     ///
     /// No limit applies during the failure.
     fn fail_open(self) -> Fallback<Self, FailOpen> {
-        Fallback::new(self, FailOpen::POLICY)
+        Fallback::new(self, FailOpen(()))
     }
 
     /// Wraps this store to reject requests with 503 while the store fails.
@@ -148,7 +148,7 @@ pub trait StoreExt: Store + Sized {
     where
         L: Store<Error = Infallible, Future = Never<Result<Decision, Infallible>>>,
     {
-        Fallback::new(self, LocalShare::new(local))
+        Fallback::new(self, LocalShare::new(Arc::new(local), NonZeroU32::MIN))
     }
 
     /// Erases the type of this store, so that it can be chosen at run time.

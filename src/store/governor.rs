@@ -4,33 +4,18 @@ use std::{future::ready, num::NonZeroU32, sync::Arc, time::Duration};
 
 use governor::{
     NotUntil, RateLimiter,
-    clock::{Clock, Reference},
+    clock::Clock,
     middleware::{RateLimitingMiddleware, StateSnapshot},
     state::keyed::KeyedStateStore,
 };
 
-use super::{Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, no_slots};
+use super::{
+    Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, hot_keys::nanos, no_slots,
+};
 use crate::{
-    decision::{Decision, Outcome, Source},
+    decision::{Decision, NEVER, Outcome, Snapshot, Source},
     key::Key,
 };
-
-const SEVERAL: Unsupported = Unsupported::new(
-    "a governor limiter decides one charge under one quota; use LocalStore for several",
-);
-const BLOCKED: Unsupported = Unsupported::new(
-    "a governor limiter cannot deny every request; use LocalStore for Quota::blocked()",
-);
-const LOOK: Unsupported =
-    Unsupported::new("a governor limiter does not support cost 0; use LocalStore to peek");
-const QUEUE: Unsupported =
-    Unsupported::new("a governor limiter does not support headroom or max_wait; use LocalStore");
-const REPORT: Unsupported = Unsupported::new(
-    "a governor limiter does not support report-only charges; use RateLimitLayer::report_only, or \
-     LocalStore",
-);
-const SETTLE: Unsupported =
-    Unsupported::new("a governor limiter cannot adjust, reset or block an account; use LocalStore");
 
 /// Store that decides with a governor limiter, which other code can use as well.
 ///
@@ -63,30 +48,16 @@ const SETTLE: Unsupported =
 /// let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_second(10), store);
 /// ```
 #[derive(Debug)]
-pub struct GovernorStore<M, C, W>(Arc<RateLimiter<Key, M, C, W>>)
-where
-    M: KeyedStateStore<Key>,
-    C: Clock,
-    W: RateLimitingMiddleware<C::Instant>;
+pub struct GovernorStore<L>(Arc<L>);
 
-impl<M, C, W> GovernorStore<M, C, W>
-where
-    M: KeyedStateStore<Key>,
-    C: Clock,
-    W: RateLimitingMiddleware<C::Instant>,
-{
+impl<L> GovernorStore<L> {
     /// Creates a store that uses `limiter`.
-    pub fn new(limiter: Arc<RateLimiter<Key, M, C, W>>) -> Self {
+    pub fn new(limiter: Arc<L>) -> Self {
         Self(limiter)
     }
 }
 
-impl<M, C, W> Clone for GovernorStore<M, C, W>
-where
-    M: KeyedStateStore<Key>,
-    C: Clock,
-    W: RateLimitingMiddleware<C::Instant>,
-{
+impl<L> Clone for GovernorStore<L> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
@@ -112,80 +83,10 @@ impl PositiveOutcome for StateSnapshot {
     }
 }
 
-impl<M, C, W> GovernorStore<M, C, W>
+impl<M, C, W> Store for GovernorStore<RateLimiter<Key, M, C, W>>
 where
     M: KeyedStateStore<Key>,
     C: Clock,
-    W: RateLimitingMiddleware<C::Instant, NegativeOutcome = NotUntil<C::Instant>>,
-    W::PositiveOutcome: PositiveOutcome,
-{
-    fn decide(&self, charge: &Charge<'_>, cost: NonZeroU32) -> Decision {
-        let rule = charge.rule();
-        let decision = match self.0.check_key_n(charge.key(), cost) {
-            Ok(Ok(admission)) => Decision::allow().with_outcome(match admission.left() {
-                None => Outcome::unknown(rule, 0, Some(Duration::ZERO)),
-                Some((limit, remaining, interval)) => {
-                    // governor reports whole units, so both times are upper bounds.
-                    let full = interval.saturating_mul(limit - remaining.min(limit));
-                    let next = full.min(interval);
-                    Outcome::full(rule, 0, limit)
-                        .with_remaining(remaining)
-                        .with_reset_after(full)
-                        .with_next_after(next)
-                }
-            }),
-            Ok(Err(denial)) => {
-                let wait = denial.wait_time_from(self.0.clock().now());
-                // A denial needs a wait above zero.
-                let wait = wait.max(Duration::from_nanos(1));
-                let (limit, interval) =
-                    (denial.quota().burst_size(), denial.quota().replenish_interval());
-                let missing = limit.get().saturating_sub(cost.get());
-                let full = wait.saturating_add(interval.saturating_mul(missing));
-                let remaining = remaining(wait, interval, cost);
-                let next = wait.saturating_sub(interval.saturating_mul(cost.get() - remaining - 1));
-                let outcome = Outcome::full(rule, 0, limit.get())
-                    .with_remaining(remaining)
-                    .with_reset_after(full)
-                    .with_next_after(next)
-                    .with_retry_after(Some(wait));
-                Decision::deny().with_outcome(outcome)
-            }
-            // governor does not report the units left if the cost can never fit.
-            Err(_) => Decision::deny().with_outcome(Outcome::unknown(rule, 0, None)),
-        };
-        decision.with_source(Source::Governor)
-    }
-}
-
-/// Returns the units left after a denial. `wait` is the time until `cost` units are available.
-fn remaining(wait: Duration, interval: Duration, cost: NonZeroU32) -> u32 {
-    let lacking = wait.as_nanos().div_ceil(interval.as_nanos().max(1));
-    cost.get().saturating_sub(u32::try_from(lacking).unwrap_or(u32::MAX))
-}
-
-/// Returns the charge and its cost if governor can decide it.
-fn single<'a>(charges: &'a [Charge<'_>]) -> Result<(&'a Charge<'a>, NonZeroU32), Unsupported> {
-    let [charge] = charges else { return Err(SEVERAL) };
-    let [quota] = charge.quotas() else { return Err(SEVERAL) };
-    no_slots(charges)?;
-    if quota.is_blocked() {
-        return Err(BLOCKED);
-    }
-    if charge.headroom() > 0 || !charge.max_wait().is_zero() {
-        return Err(QUEUE);
-    }
-    if charge.is_report_only() {
-        return Err(REPORT);
-    }
-    NonZeroU32::new(charge.cost()).map(|cost| (charge, cost)).ok_or(LOOK)
-}
-
-impl<M, C, W> Store for GovernorStore<M, C, W>
-where
-    M: KeyedStateStore<Key>,
-    C: Clock,
-    C::Instant: Reference,
     W: RateLimitingMiddleware<C::Instant, NegativeOutcome = NotUntil<C::Instant>>,
     W::PositiveOutcome: PositiveOutcome,
 {
@@ -193,11 +94,37 @@ where
     type Future = Never<Result<Decision, Unsupported>>;
 
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        Answer::Now(match op {
-            Op::Take(charges) => single(charges).map(|(charge, cost)| self.decide(charge, cost)),
-            Op::Peek(_) => Ok(Decision::unsupported()),
-            _ => Err(SETTLE),
-        })
+        let (charge, cost) = match op {
+            Op::Take(charges) => match single(charges) {
+                Ok(single) => single,
+                Err(error) => return Answer::Now(Err(error)),
+            },
+            Op::Peek(_) => return Answer::Now(Ok(Decision::unsupported())),
+            _ => return Answer::Now(Err(unsupported(CHANGE))),
+        };
+        let (allowed, snapshot) = match self.0.check_key_n(charge.key(), cost) {
+            Ok(Ok(allowed)) => match allowed.left() {
+                None => (true, Snapshot::Unknown { retry_ns: 0 }),
+                Some((limit, remaining, interval)) => {
+                    // governor reports whole units, so the time is an upper bound.
+                    let used = limit - remaining.min(limit);
+                    (true, refilling(limit, interval, interval.saturating_mul(used), 0))
+                }
+            },
+            Ok(Err(denial)) => {
+                // A denial needs a wait above zero.
+                let wait = denial.wait_time_from(self.0.clock().now()).max(Duration::from_nanos(1));
+                let (limit, interval) =
+                    (denial.quota().burst_size().get(), denial.quota().replenish_interval());
+                let rest = interval.saturating_mul(limit.saturating_sub(cost.get()));
+                (false, refilling(limit, interval, wait.saturating_add(rest), nanos(wait)))
+            }
+            // governor does not report the units left if the cost can never fit.
+            Err(_) => (false, Snapshot::Unknown { retry_ns: NEVER }),
+        };
+        let decision = if allowed { Decision::allow() } else { Decision::deny() };
+        let outcome = Outcome::with(charge.rule(), 0, snapshot);
+        Answer::Now(Ok(decision.with_outcome(outcome).with_source(Source::Governor)))
     }
 
     fn health(&self) -> BoxFuture<Health> {
@@ -207,4 +134,37 @@ where
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         single(charges).map(|_| ())
     }
+}
+
+const CHANGE: &str = "cannot adjust, reset or block an account; use LocalStore";
+
+fn refilling(limit: u32, interval: Duration, reset: Duration, retry_ns: u64) -> Snapshot {
+    let (interval, reset_ns) = (nanos(interval).max(1), nanos(reset));
+    Snapshot::Refilling { reset_ns, interval, limit, retry_ns }
+}
+
+/// Returns the charge and its cost if governor can decide it.
+fn single<'a>(charges: &'a [Charge<'_>]) -> Result<(&'a Charge<'a>, NonZeroU32), Unsupported> {
+    no_slots(charges)?;
+    Err(unsupported(match charges {
+        [it] if it.quotas().len() == 1 => match NonZeroU32::new(it.cost()) {
+            _ if it.quotas()[0].is_blocked() => {
+                "cannot deny every request; use LocalStore for Quota::blocked()"
+            }
+            _ if it.headroom() > 0 || it.queues() => {
+                "does not support headroom or max_wait; use LocalStore"
+            }
+            _ if it.is_report_only() => {
+                "does not support report-only charges; use RateLimitLayer::report_only, or \
+                 LocalStore"
+            }
+            None => "does not support cost 0; use LocalStore to peek",
+            Some(cost) => return Ok((it, cost)),
+        },
+        _ => "decides one charge under one quota; use LocalStore for several",
+    }))
+}
+
+fn unsupported(what: &str) -> Unsupported {
+    Unsupported(format!("a governor limiter {what}").into())
 }

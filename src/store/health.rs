@@ -59,7 +59,7 @@ impl Health {
         Self::new(store, Status::Unknown, "")
     }
 
-    fn new(store: &'static str, status: Status, detail: impl Into<String>) -> Self {
+    pub(super) fn new(store: &'static str, status: Status, detail: impl Into<String>) -> Self {
         Self { store, status, detail: detail.into(), inner: Vec::new() }
     }
 
@@ -84,22 +84,16 @@ impl Health {
         self.status != Status::Failing && self.inner.iter().all(Self::is_healthy)
     }
 
-    /// Returns the status of the wrapped store.
-    pub(super) fn status_of(inner: &Self) -> (Status, String) {
-        (inner.status, String::new())
-    }
-
-    /// Returns the health of a wrapper. `report` computes the wrapper's status and detail from the
-    /// health of the inner store.
+    /// Returns the health of a wrapper. By default, its status is that of the inner store.
     pub(super) fn wrapping(
         store: &'static str,
         inner: BoxFuture<Self>,
-        report: impl FnOnce(&Self) -> (Status, String) + Send + 'static,
+        status: Option<Status>,
+        detail: &'static str,
     ) -> BoxFuture<Self> {
         Box::pin(async move {
             let inner = inner.await;
-            let (status, detail) = report(&inner);
-            Self::new(store, status, detail).around(inner)
+            Self::new(store, status.unwrap_or(inner.status), detail).around(inner)
         })
     }
 }

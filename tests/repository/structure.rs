@@ -11,24 +11,24 @@ use std::{
 /// only fall. To raise one for a new capability is a commit of its own, with the reason.
 const BUDGET: [(&str, usize); 19] = [
     ("src/", 756),
-    ("src/admin", 880),
+    ("src/admin", 698),
     ("src/algorithm", 908),
     ("src/decision", 657),
     ("src/explain", 229),
     ("src/guide", 99),
     ("src/headers", 644),
-    ("src/key", 1158),
+    ("src/key", 1144),
     ("src/middleware", 1891),
     ("src/observe", 452),
     ("src/quota", 737),
     ("src/reject", 484),
     ("src/rule", 1327),
-    ("src/store", 857),
+    ("src/store", 810),
     ("src/store/hot_keys", 961),
     ("src/store/local", 1841),
-    ("src/store/redis", 3046),
-    ("src/store/wrappers", 975),
-    ("src/testing", 719),
+    ("src/store/redis", 3044),
+    ("src/store/wrappers", 878),
+    ("src/testing", 602),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.
 const SLACK: usize = 40;

@@ -180,7 +180,7 @@ impl<S: Store + 'static> Store for DenyCache<S> {
     forward!(self => self.inner; supports, failure_domains);
 
     fn health(&self) -> BoxFuture<Health> {
-        Health::wrapping("deny_cache", self.inner.health(), Health::status_of)
+        Health::wrapping("deny_cache", self.inner.health(), None, "")
     }
 }
 

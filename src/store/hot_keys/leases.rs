@@ -420,7 +420,7 @@ impl<S: Store + Send + Sync + 'static> Store for Leased<S> {
     forward!(self => self.0.inner; undo, supports, failure_domains);
 
     fn health(&self) -> BoxFuture<Health> {
-        Health::wrapping("leased", self.0.inner.health(), Health::status_of)
+        Health::wrapping("leased", self.0.inner.health(), None, "")
     }
 }
 

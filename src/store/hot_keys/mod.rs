@@ -199,6 +199,6 @@ fn have_distinct_rules(charges: &[Charge<'_>]) -> bool {
     (1..charges.len()).all(is_new)
 }
 
-fn nanos(time: Duration) -> u64 {
+pub(super) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -7,8 +7,6 @@ mod error;
 mod protocol;
 mod slots;
 
-#[cfg(feature = "testing")]
-use std::sync::Weak;
 use std::{
     fmt,
     sync::{
@@ -269,10 +267,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         self.with_slot_ttl(SLOT_TTL)
     }
 
-    /// Returns a reference with one owner for this store, and one for each call that undoes charges.
+    /// Returns `true` while a call undoes charges.
     #[cfg(feature = "testing")]
-    pub(crate) fn undoing(&self) -> Weak<()> {
-        Arc::downgrade(&self.shared.undoing)
+    pub(crate) fn is_undoing(&self) -> bool {
+        Arc::strong_count(&self.shared.undoing) > 1
     }
 
     /// Returns the settings for a change of the keys or of the clock.

@@ -1,16 +1,8 @@
 //! A time limit for answers of a store.
 
-use std::{
-    error::Error,
-    fmt,
-    future::poll_fn,
-    pin::{Pin, pin},
-    task::{Context, Poll, ready},
-    time::Duration,
-};
+use std::{error::Error, fmt, future::poll_fn, pin::pin, task::Poll, time::Duration};
 
-use pin_project_lite::pin_project;
-use tokio::time::{Instant, Sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{forward, request_start};
 use crate::{
@@ -136,47 +128,24 @@ const STEPS: u32 = 4;
 /// The time by which a timer of an idle runtime may be late, at least a quarter of a step.
 const RESOLUTION: Duration = Duration::from_millis(2);
 
-pin_project! {
-    /// A future that completes after a time, in which the runtime was not busy with other work.
-    ///
-    /// A timer is late while the runtime is busy. In this time, the request may not have been sent,
-    /// or the answer may have arrived without being read, so this time does not count.
-    #[derive(Debug)]
-    struct Patience {
-        #[pin]
-        sleep: Sleep,
-        step: Duration,
-        steps: u32,
-        is_extended: bool,
-    }
-}
-
-impl Patience {
-    fn new(time: Duration) -> Self {
-        let step = time / STEPS;
-        let sleep = sleep_until(Instant::now() + step);
-        Self { sleep, step, steps: STEPS - 1, is_extended: false }
-    }
-}
-
-impl Future for Patience {
-    type Output = ();
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let mut this = self.project();
-        loop {
-            ready!(this.sleep.as_mut().poll(cx));
-            let (now, due) = (Instant::now(), this.sleep.deadline());
-            let late = now.saturating_duration_since(due);
-            let is_late = late > RESOLUTION.max(*this.step / 4) && is_real(now);
-            match this.steps.checked_sub(1) {
-                Some(left) => *this.steps = left,
-                // The runtime needs time to read the answer.
-                None if is_late && !*this.is_extended => *this.is_extended = true,
-                None => return Poll::Ready(()),
-            }
-            this.sleep.as_mut().reset(if is_late { now } else { due } + *this.step);
+/// Completes after `time`, in which the runtime was not busy with other work.
+///
+/// A timer is late while the runtime is busy. In this time, the request may not have been sent, or
+/// the answer may have arrived without being read, so this time does not count.
+async fn sleep_while_idle(time: Duration) {
+    let step = time / STEPS;
+    let (mut due, mut steps, mut is_extended) = (Instant::now() + step, STEPS - 1, false);
+    loop {
+        sleep_until(due).await;
+        let now = Instant::now();
+        let is_late = now > due + RESOLUTION.max(step / 4) && is_real(now);
+        match steps.checked_sub(1) {
+            Some(left) => steps = left,
+            // The runtime needs time to read the answer.
+            None if is_late && !is_extended => is_extended = true,
+            None => return,
         }
+        due = if is_late { now } else { due } + step;
     }
 }
 
@@ -191,16 +160,10 @@ fn is_real(now: Instant) -> bool {
 ///
 /// The timer starts when the future is pending, because it needs a runtime.
 pub(in crate::store) async fn within<F: Future>(time: Duration, future: F) -> Option<F::Output> {
-    let (mut future, mut patience) = (pin!(future), pin!(None));
-    poll_fn(|cx| {
-        if let Poll::Ready(output) = future.as_mut().poll(cx) {
-            return Poll::Ready(Some(output));
-        }
-        if patience.is_none() {
-            patience.set(Some(Patience::new(time)));
-        }
-        let patience = patience.as_mut().as_pin_mut();
-        patience.map_or(Poll::Pending, |patience| patience.poll(cx).map(|()| None))
+    let (mut future, mut timer) = (pin!(future), pin!(sleep_while_idle(time)));
+    poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => timer.as_mut().poll(cx).map(|()| None),
     })
     .await
 }
@@ -219,7 +182,7 @@ mod tests {
     async fn the_time_is_exact_while_the_runtime_is_idle() {
         for micros in [50_000, 45_000, 100_000, 1_000_000] {
             let (time, start) = (Duration::from_micros(micros), Instant::now());
-            Patience::new(time).await;
+            sleep_while_idle(time).await;
             let took = start.elapsed();
             assert!(took >= time && took < time + RESOLUTION, "{time:?}: {took:?}");
         }
@@ -227,10 +190,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_clock_of_a_test_does_not_make_a_timer_late() {
-        let (start, patience) = (Instant::now(), tokio::spawn(Patience::new(TIME)));
+        let (start, timer) = (Instant::now(), tokio::spawn(sleep_while_idle(TIME)));
         tokio::task::yield_now().await;
         advance(TIME).await;
-        patience.await.expect("no panic");
+        timer.await.expect("no panic");
         assert!(start.elapsed() <= TIME + RESOLUTION);
     }
 
@@ -240,10 +203,10 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let took = runtime.expect("a runtime").block_on(async {
             let start = Instant::now();
-            let patience = tokio::spawn(Patience::new(TIME));
+            let timer = tokio::spawn(sleep_while_idle(TIME));
             sleep(Duration::from_millis(1)).await;
             thread::sleep(2 * TIME);
-            patience.await.expect("no panic");
+            timer.await.expect("no panic");
             start.elapsed()
         });
         assert!(took > 2 * TIME + TIME / STEPS, "{took:?}");

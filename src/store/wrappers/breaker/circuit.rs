@@ -3,22 +3,19 @@
 
 use std::{
     hash::{BuildHasher, RandomState},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{
-            AtomicU64,
-            Ordering::{AcqRel, Acquire},
-        },
-    },
+    sync::Arc,
     time::{self, Duration},
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use crate::{
     log::{LogLimit, info, warn},
     observe::circuit,
 };
+
+const SECOND: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BreakerConfig {
@@ -36,7 +33,7 @@ impl Default for BreakerConfig {
             percent: 50,
             answers: 20,
             min_open: Duration::from_millis(100),
-            max_open: Duration::from_secs(1),
+            max_open: SECOND,
         }
     }
 }
@@ -54,9 +51,6 @@ pub struct FailureDomain(Arc<Domain>);
 struct Domain {
     /// The name of the server. Empty for a whole store.
     name: String,
-    created: Instant,
-    /// The start of the latest answered call, in nanoseconds after `created`, plus one.
-    answered: AtomicU64,
     circuit: Mutex<Circuit>,
 }
 
@@ -66,9 +60,11 @@ struct Circuit {
     /// Counts the changes of `state`. An answer counts only if the state has not changed since the
     /// call began, so that a late timeout of a past outage does not open the circuit again.
     epoch: u64,
+    /// The start of the latest answered call.
+    answered: Option<time::Instant>,
     failures_in_a_row: u32,
-    /// The current second, its answers, and the failures among them.
-    second: u64,
+    /// The start of the current second, its answers, and the failures among them.
+    second: Option<Instant>,
     answers: u64,
     failures: u64,
     /// The last open time, without jitter. Zero while the circuit is closed.
@@ -90,8 +86,7 @@ impl FailureDomain {
     /// Creates a server. The name appears in logs and as the label `server` of a metric.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
-        let (created, answered) = (Instant::now(), AtomicU64::new(0));
-        Self(Arc::new(Domain { name: name.into(), created, answered, circuit: Mutex::default() }))
+        Self(Arc::new(Domain { name: name.into(), circuit: Mutex::default() }))
     }
 
     /// Records that the server answered a call, which was sent at `start`.
@@ -99,12 +94,13 @@ impl FailureDomain {
     /// If an operation on several servers fails, its failure counts for those that have answered no
     /// call since its start.
     pub fn answered(&self, start: time::Instant) {
-        self.0.answered.fetch_max(self.nanos(start).saturating_add(1), AcqRel);
+        let mut circuit = self.0.circuit.lock();
+        circuit.answered = circuit.answered.max(Some(start));
     }
 
     /// Closes the breaker of this server, because the store no longer calls it.
     pub fn retire(&self) {
-        let circuit = self.circuit();
+        let circuit = self.0.circuit.lock();
         if circuit.state != CircuitState::Closed {
             self.close(circuit, "is no longer called");
         }
@@ -113,16 +109,16 @@ impl FailureDomain {
     /// Returns `true` if the breaker is open or probing.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        self.circuit().state != CircuitState::Closed
+        self.0.circuit.lock().state != CircuitState::Closed
     }
 
     pub(super) fn has_answered_since(&self, start: time::Instant) -> bool {
-        self.0.answered.load(Acquire) > self.nanos(start)
+        self.0.circuit.lock().answered >= Some(start)
     }
 
     /// Permits a call, or returns the time until a call is permitted.
     pub(super) fn acquire(&self, config: &BreakerConfig) -> Result<Permit, Duration> {
-        let mut circuit = self.circuit();
+        let mut circuit = self.0.circuit.lock();
         let permit = |epoch| Permit { domain: self.clone(), epoch };
         let until = match circuit.state {
             CircuitState::Closed => return Ok(permit(circuit.epoch)),
@@ -143,8 +139,8 @@ impl FailureDomain {
 
     fn close(&self, mut circuit: MutexGuard<'_, Circuit>, what: &str) {
         let should_log = circuit.log.should_log_recovery();
-        let (epoch, log) = (circuit.epoch + 1, circuit.log);
-        *circuit = Circuit { epoch, log, ..Circuit::default() };
+        let Circuit { epoch, answered, log, .. } = *circuit;
+        *circuit = Circuit { epoch: epoch + 1, answered, log, ..Circuit::default() };
         drop(circuit);
         self.report(0);
         if should_log {
@@ -159,15 +155,6 @@ impl FailureDomain {
     /// Updates the metric of the state.
     fn report(&self, state: u8) {
         circuit(Some(&*self.0.name).filter(|name| !name.is_empty()), state);
-    }
-
-    fn nanos(&self, instant: time::Instant) -> u64 {
-        let age = instant.saturating_duration_since(self.0.created.into_std());
-        u64::try_from(age.as_nanos()).unwrap_or(u64::MAX)
-    }
-
-    fn circuit(&self) -> MutexGuard<'_, Circuit> {
-        self.0.circuit.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -184,9 +171,9 @@ impl Circuit {
     }
 
     /// Counts an answer. Returns `true` if the circuit must open.
-    fn count(&mut self, config: &BreakerConfig, second: u64, ok: bool) -> bool {
-        if self.second != second {
-            (self.second, self.answers, self.failures) = (second, 0, 0);
+    fn count(&mut self, config: &BreakerConfig, now: Instant, ok: bool) -> bool {
+        if self.second.is_none_or(|start| now - start >= SECOND) {
+            (self.second, self.answers, self.failures) = (Some(now), 0, 0);
         }
         self.failures_in_a_row = if ok { 0 } else { self.failures_in_a_row.saturating_add(1) };
         self.answers += 1;
@@ -216,14 +203,14 @@ impl Permit {
     /// Records the answer.
     pub(super) fn record(self, config: &BreakerConfig, ok: bool) {
         let (domain, now) = (&self.domain, Instant::now());
-        let mut circuit = domain.circuit();
+        let mut circuit = domain.0.circuit.lock();
         if circuit.epoch != self.epoch {
             return;
         }
         let probe = circuit.state == CircuitState::Probing;
         if probe && ok {
             domain.close(circuit, "recovered");
-        } else if probe || circuit.count(config, (now - domain.0.created).as_secs(), ok) {
+        } else if probe || circuit.count(config, now, ok) {
             let doubled = circuit.open_for.saturating_mul(2);
             circuit.open_for = doubled.clamp(config.min_open, config.max_open);
             let time = jitter(circuit.open_for);
@@ -242,7 +229,7 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut circuit = self.domain.circuit();
+        let mut circuit = self.domain.0.circuit.lock();
         if circuit.state == CircuitState::Probing && circuit.epoch == self.epoch {
             circuit.set(CircuitState::Open { until: Instant::now() });
             drop(circuit);

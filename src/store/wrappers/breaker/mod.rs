@@ -180,7 +180,7 @@ where
             true => (Status::Failing, "open: the store is not called"),
             false => (Status::Healthy, "closed"),
         };
-        Health::wrapping("breaker", self.inner.health(), move |_| (state, detail.to_owned()))
+        Health::wrapping("breaker", self.inner.health(), Some(state), detail)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Policies that decide without accounts.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use super::{Fallback, Policy};
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
 /// Charges that the inner store does not [support](crate::Store::supports) are a mistake of the
 /// configuration, not an outage. Such requests are denied, as by [`FailClosed`].
 #[derive(Clone, Copy, Debug)]
-pub struct FailOpen(());
+pub struct FailOpen(pub(crate) ());
 
 /// Policy that denies requests.
 ///
@@ -32,10 +32,6 @@ pub struct FailClosed {
     retry_after: Duration,
 }
 
-impl FailOpen {
-    pub(crate) const POLICY: Self = Self(());
-}
-
 impl FailClosed {
     pub(crate) const POLICY: Self = Self { retry_after: Duration::from_secs(1) };
 }
@@ -44,7 +40,7 @@ impl<S> Fallback<S, FailClosed> {
     /// Sets the `Retry-After` of rejections. Defaults to 1 s.
     #[must_use]
     pub fn retry_after(self, retry_after: Duration) -> Self {
-        Self { policy: FailClosed { retry_after }, ..self }
+        Self { policy: Arc::new(FailClosed { retry_after }), ..self }
     }
 }
 

@@ -2,19 +2,18 @@
 
 use std::{
     convert::Infallible,
-    fmt,
     hash::{BuildHasher, RandomState},
     num::NonZeroU32,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::{Fallback, Policy};
 use crate::{
-    decision::{Decision, Hold, Outcome, Source},
-    key::Key,
+    decision::{Decision, Hold, Source},
     quota::Quota,
     store::{BoxFuture, Charge, Health, Never, Op, Store, Unsupported},
 };
@@ -58,20 +57,20 @@ use crate::{
 ///   the original end of the block.
 /// - The local store needs room for all keys that are in debt at once, as if there were no inner
 ///   store.
+#[derive(Debug)]
 pub struct LocalShare<L> {
-    shared: Arc<LocalAccounts<L>>,
+    store: Arc<L>,
     instances: NonZeroU32,
+    /// Locks for the accounts of many keys, with the seed that divides the keys.
+    locks: [Mutex<()>; LOCKS],
+    seed: RandomState,
 }
 
-struct LocalAccounts<L> {
-    store: L,
-    stripes: Stripes,
-}
+const LOCKS: usize = 32;
 
 impl<L> LocalShare<L> {
-    pub(crate) fn new(store: L) -> Self {
-        let shared = Arc::new(LocalAccounts { store, stripes: Stripes::default() });
-        Self { shared, instances: NonZeroU32::MIN }
+    pub(crate) fn new(store: Arc<L>, instances: NonZeroU32) -> Self {
+        Self { store, instances, locks: Default::default(), seed: RandomState::new() }
     }
 }
 
@@ -85,11 +84,12 @@ impl<S, L> Fallback<S, LocalShare<L>> {
     /// Panics if `instances` is 0.
     #[track_caller]
     #[must_use]
-    pub fn instances(mut self, instances: u32) -> Self {
+    pub fn instances(self, instances: u32) -> Self {
         const ZERO: &str =
             "fallback: instances is 0; give at least 1, because this process counts too";
-        self.policy.instances = NonZeroU32::new(instances).expect(ZERO);
-        self
+        let instances = NonZeroU32::new(instances).expect(ZERO);
+        let policy = LocalShare::new(self.policy.store.clone(), instances);
+        Self { policy: Arc::new(policy), ..self }
     }
 }
 
@@ -114,9 +114,9 @@ where
     fn mirror(&self, op: Op<'_>, decision: Decision) -> Decision {
         match (decision.source(), op) {
             (Source::DenyCache, _) | (_, Op::Peek(_)) => return decision,
-            (_, Op::Take(charges)) => self.mirror_all(charges, &decision, 0),
+            (_, Op::Take(charges)) => self.mirror_rates(charges, &decision, 0),
             (_, Op::Adjust(_, units)) => {
-                self.mirror_all(op.charges(), &decision, units.min(0).unsigned_abs());
+                self.mirror_rates(op.charges(), &decision, units.min(0).unsigned_abs());
             }
             (_, Op::Reset(_) | Op::Block(..) | Op::Unblock(_)) => drop(self.call(op)),
         }
@@ -127,15 +127,15 @@ where
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
-        self.with_shares(charges, |shares| self.shared.store.undo(shares, taken, units));
+        self.with_shares(charges, |shares| self.store.undo(shares, taken, units));
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.with_shares(charges, |shares| self.shared.store.supports(shares))
+        self.with_shares(charges, |shares| self.store.supports(shares))
     }
 
     fn health(&self) -> Option<BoxFuture<Health>> {
-        Some(self.shared.store.health())
+        Some(self.store.health())
     }
 }
 
@@ -153,23 +153,38 @@ where
             }
             op => op,
         };
-        self.with_shares(op.charges(), |shares| self.shared.store.call(op.on(shares)).now())
+        self.with_shares(op.charges(), |shares| self.store.call(op.on(shares)).now())
     }
 
     /// Lowers the units left of each local account to this process's share of the units left in the
     /// inner store.
     ///
     /// The units left are raised only after a refund, because answers may arrive out of order.
-    fn mirror_all(&self, charges: &[Charge<'_>], decision: &Decision, refunded: u64) {
+    fn mirror_rates(&self, charges: &[Charge<'_>], decision: &Decision, refunded: u64) {
         if decision.is_blocked() {
             return self.mirror_block(charges, decision);
         }
-        let mut outcomes = decision.outcomes();
+        let instances = u64::from(self.instances.get());
+        let most = i64::try_from(refunded.div_ceil(instances)).unwrap_or(i64::MAX);
+        let decided = decision.on(Charge::quota_ids(charges));
+        let mut outcomes = decided.outcomes().iter();
         for charge in charges {
-            let (own, others) =
-                outcomes.split_at(charge.charged_quotas().count().min(outcomes.len()));
-            outcomes = others;
-            self.mirror_one(charge, own, refunded.div_ceil(self.instances.get().into()));
+            // Two threads could otherwise read the same account and both charge it.
+            #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash are random")]
+            let _guard = self.locks[self.seed.hash_one(charge.key()) as usize % LOCKS].lock();
+            self.with_shares(&[charge.with_cost(0)], |shares| {
+                let read = self.store.call(Op::Take(shares)).now();
+                for (local, shared) in read.outcomes().iter().zip(&mut outcomes) {
+                    let is_full = shared.left() >= shared.limit().into();
+                    let share = shared.left().div_euclid(instances.cast_signed());
+                    let left = if is_full { local.limit().into() } else { share };
+                    let late = (local.left() - left).max(-most);
+                    if shared.is_known() && shared.held().is_none() && late != 0 {
+                        let one = shares[0].with_quota_index(local.quota_index());
+                        let _ = self.store.call(Op::Adjust(&one, late)).now();
+                    }
+                }
+            });
         }
     }
 
@@ -187,7 +202,7 @@ where
             let unlimited = charge.with_quotas(&quotas).with_headroom(0);
             for (index, quota) in charge.charged_quotas().filter(|(_, it)| it.is_concurrent()) {
                 let one = unlimited.with_quota_index(index);
-                if let Some(slot) = self.shared.store.call(Op::Take(&[one])).now().take_slot() {
+                if let Some(slot) = self.store.call(Op::Take(&[one])).now().take_slot() {
                     let hold = Hold::on_free(move || drop(slot));
                     decision.hold(hold.until_head(quota.sheds()));
                 }
@@ -196,39 +211,11 @@ where
         decision
     }
 
-    fn mirror_one(&self, charge: &Charge<'_>, shared: &[Outcome], refunded: u64) {
-        let store = &self.shared.store;
-        self.with_shares(&[charge.with_cost(0)], |shares| {
-            // Two threads could otherwise read the same account and both charge it.
-            let _guard = self.shared.stripes.lock(charge.key());
-            let decision = store.call(Op::Take(shares)).now();
-            for (shared, local) in shared.iter().zip(decision.outcomes()) {
-                let same_quota =
-                    shared.rule() == local.rule() && shared.quota_index() == local.quota_index();
-                let late = local.left() - self.share_left(shared, local);
-                let late = late.max(-i64::try_from(refunded).unwrap_or(i64::MAX));
-                let is_rate = shared.is_known() && shared.held().is_none();
-                if same_quota && is_rate && late != 0 {
-                    let one = shares[0].with_quota_index(local.quota_index());
-                    let _ = store.call(Op::Adjust(&one, late)).now();
-                }
-            }
-        });
-    }
-
-    /// Returns this process's share of the units left in the shared store.
-    fn share_left(&self, shared: &Outcome, local: &Outcome) -> i64 {
-        if shared.left() >= shared.limit().into() {
-            return local.limit().into();
-        }
-        shared.left().div_euclid(self.instances.get().into())
-    }
-
     fn mirror_block(&self, charges: &[Charge<'_>], denial: &Decision) {
         for outcome in denial.outcomes() {
             let time = outcome.retry_after().unwrap_or(Duration::MAX);
             for charge in charges.iter().filter(|charge| charge.rule() == outcome.rule()) {
-                let _ = self.shared.store.call(Op::Block(charge, time)).now();
+                let _ = self.store.call(Op::Block(charge, time)).now();
             }
         }
     }
@@ -245,35 +232,5 @@ where
             charge.with_quotas(quotas).with_headroom(charge.headroom() / self.instances)
         });
         read(&shares.collect::<SmallVec<[Charge<'_>; 4]>>())
-    }
-}
-
-impl<L> Clone for LocalShare<L> {
-    fn clone(&self) -> Self {
-        Self { shared: self.shared.clone(), instances: self.instances }
-    }
-}
-
-impl<L: fmt::Debug> fmt::Debug for LocalShare<L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut debug = f.debug_struct("LocalShare");
-        debug.field("store", &self.shared.store).field("instances", &self.instances).finish()
-    }
-}
-
-/// A fixed number of mutexes. Many keys share one mutex.
-#[derive(Default)]
-struct Stripes {
-    seed: RandomState,
-    locks: [Mutex<()>; STRIPES],
-}
-
-const STRIPES: usize = 32;
-
-impl Stripes {
-    fn lock(&self, key: &Key) -> MutexGuard<'_, ()> {
-        #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash are random")]
-        let stripe = self.seed.hash_one(key) as usize % STRIPES;
-        self.locks[stripe].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -14,7 +14,7 @@ pub use self::{
 use super::forward;
 use crate::{
     decision::{Decision, Source},
-    store::{Answer, BoxFuture, Charge, Health, Op, OwnedOp, Store, Unsupported},
+    store::{Answer, BoxFuture, Charge, Health, Op, OwnedOp, Status, Store, Unsupported},
 };
 
 /// Store that decides by a policy while its inner store fails.
@@ -40,18 +40,13 @@ use crate::{
 /// ```
 #[derive(Debug)]
 pub struct Fallback<S, P> {
-    shared: Arc<FallbackInner<S>>,
-    policy: P,
-}
-
-#[derive(Debug)]
-struct FallbackInner<S> {
-    inner: S,
-    outages: OutageState,
+    inner: Arc<S>,
+    policy: Arc<P>,
+    outages: Arc<OutageState>,
 }
 
 /// Decides while the inner store of a [`Fallback`] fails.
-pub trait Policy: Clone + Send + Sync + 'static {
+trait Policy: Send + Sync + 'static {
     /// The name of the store in health reports.
     const NAME: &'static str;
     /// The handling of requests during an outage.
@@ -87,37 +82,39 @@ pub trait Policy: Clone + Send + Sync + 'static {
 
 impl<S, P> Fallback<S, P> {
     pub(crate) fn new(inner: S, policy: P) -> Self {
-        Self { shared: Arc::new(FallbackInner { inner, outages: OutageState::default() }), policy }
+        Self { inner: Arc::new(inner), policy: Arc::new(policy), outages: Arc::default() }
     }
 
     /// Returns `true` if the policy currently decides, for health checks.
     #[must_use]
     pub fn is_failing(&self) -> bool {
-        self.shared.outages.is_failing()
+        self.outages.is_failing()
     }
 }
 
-impl<S: Store, P: Policy> Fallback<S, P> {
-    /// Handles the answer of the inner store. After an error, the policy decides.
-    fn finish(&self, op: Op<'_>, epoch: u64, answer: Result<Decision, S::Error>) -> Decision {
-        let (FallbackInner { inner, outages }, is_take) =
-            (&*self.shared, matches!(op, Op::Take(_)));
-        match answer {
-            Ok(decision) => {
-                // A decision without a call does not show that the inner store works.
-                if is_take && !decision.source().is_known() {
-                    outages.record_success(epoch, || !inner.failure_domains(op).is_empty());
-                }
-                self.policy.mirror(op, decision)
+/// Handles the answer of the inner store. After an error, the policy decides.
+fn finish<S: Store, P: Policy>(
+    fallback: &Fallback<S, P>,
+    op: Op<'_>,
+    epoch: u64,
+    answer: Result<Decision, S::Error>,
+) -> Decision {
+    let (Fallback { inner, policy, outages }, is_take) = (fallback, matches!(op, Op::Take(_)));
+    match answer {
+        Ok(decision) => {
+            // A decision without a call does not show that the inner store works.
+            if is_take && !decision.source().is_known() {
+                outages.record_success(epoch, || !inner.failure_domains(op).is_empty());
             }
-            Err(error) => {
-                let is_supported = inner.supports(op.charges()).is_ok();
-                let (effect, decision) = self.policy.decide(op, is_supported);
-                if is_take {
-                    outages.record_failure(epoch, effect, error);
-                }
-                decision
+            policy.mirror(op, decision)
+        }
+        Err(error) => {
+            let is_supported = inner.supports(op.charges()).is_ok();
+            let (effect, decision) = policy.decide(op, is_supported);
+            if is_take {
+                outages.record_failure(epoch, effect, error);
             }
+            decision
         }
     }
 }
@@ -131,14 +128,14 @@ where
     type Future = BoxFuture<Result<Decision, Infallible>>;
 
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        let epoch = self.shared.outages.epoch();
-        match self.shared.inner.call(op) {
-            Answer::Now(answer) => Answer::Now(Ok(self.finish(op, epoch, answer))),
+        let epoch = self.outages.epoch();
+        match self.inner.call(op) {
+            Answer::Now(answer) => Answer::Now(Ok(finish(self, op, epoch, answer))),
             Answer::Later(later) => {
                 let (store, op) = (self.clone(), OwnedOp::from(op));
                 Answer::Later(Box::pin(async move {
                     let answer = later.await;
-                    Ok(op.with(|op| store.finish(op, epoch, answer)))
+                    Ok(op.with(|op| finish(&store, op, epoch, answer)))
                 }))
             }
         }
@@ -146,34 +143,42 @@ where
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         if taken.source() != P::SOURCE {
-            self.shared.inner.undo(charges, taken, units);
+            self.inner.undo(charges, taken, units);
         } else if taken.is_allowed() {
             self.policy.undo(charges, taken, units);
         }
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.shared.inner.supports(charges)?;
+        self.inner.supports(charges)?;
         self.policy.supports(charges)
     }
 
-    forward!(self => self.shared.inner; failure_domains);
+    forward!(self => self.inner; failure_domains);
 
     fn health(&self) -> BoxFuture<Health> {
-        let FallbackInner { inner, outages } = &*self.shared;
-        let health = outages.health(P::NAME, inner.health(), P::EFFECT);
-        let local = self.policy.health();
+        let (failing, inner, local) =
+            (self.is_failing(), self.inner.health(), self.policy.health());
         Box::pin(async move {
+            let inner = inner.await;
+            let (status, detail) = match inner.status {
+                _ if !inner.is_healthy() => (Status::Failing, P::EFFECT),
+                Status::Unknown if failing => (Status::Failing, P::EFFECT),
+                _ if failing => (Status::Healthy, "failed on the last call"),
+                _ => (Status::Healthy, ""),
+            };
+            let health = Health::new(P::NAME, status, detail).around(inner);
             match local {
-                Some(local) => health.await.around(local.await),
-                None => health.await,
+                Some(local) => health.around(local.await),
+                None => health,
             }
         })
     }
 }
 
-impl<S, P: Clone> Clone for Fallback<S, P> {
+impl<S, P> Clone for Fallback<S, P> {
     fn clone(&self) -> Self {
-        Self { shared: self.shared.clone(), policy: self.policy.clone() }
+        let Self { inner, policy, outages } = self;
+        Self { inner: inner.clone(), policy: policy.clone(), outages: outages.clone() }
     }
 }

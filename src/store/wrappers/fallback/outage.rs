@@ -1,18 +1,16 @@
 //! The state of a wrapped store: working or failing.
 
-use std::sync::{
-    Mutex, MutexGuard, PoisonError,
-    atomic::{
-        AtomicU64,
-        Ordering::{Acquire, Release},
-    },
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Acquire, Release},
 };
 
+use parking_lot::Mutex;
 use tokio::time::{Duration, Instant};
 
 use crate::{
     log::{LogLimit, info, warn},
-    store::{BoxError, BoxFuture, Health, Status},
+    store::BoxError,
 };
 
 /// The time without a failure after which the outage of some servers of a store has ended.
@@ -45,7 +43,7 @@ impl OutageState {
 
     /// Records the failure of a call. Logs the outage, unless another was logged shortly before.
     pub(super) fn record_failure(&self, epoch: u64, effect: &str, error: impl Into<BoxError>) {
-        let mut history = self.history();
+        let mut history = self.history.lock();
         if !is_failing(epoch) && epoch == self.epoch() {
             self.epoch.store(epoch + 1, Release);
         }
@@ -64,7 +62,7 @@ impl OutageState {
             return;
         }
         let is_partial = is_partial();
-        let mut history = self.history();
+        let mut history = self.history.lock();
         let is_quiet = history.last_failure.is_none_or(|last| last.elapsed() >= QUIET);
         if epoch == self.epoch() && (is_quiet || !is_partial) {
             self.epoch.store(epoch + 1, Release);
@@ -73,30 +71,6 @@ impl OutageState {
                 info!("the store recovered");
             }
         }
-    }
-
-    /// Returns the health of a wrapper. `effect` describes the handling of requests during an
-    /// outage.
-    ///
-    /// The wrapper is failing if its store is failing. If the health of that store is unknown, the
-    /// wrapper is failing if the last call failed.
-    pub(super) fn health(
-        &self,
-        store: &'static str,
-        inner: BoxFuture<Health>,
-        effect: &'static str,
-    ) -> BoxFuture<Health> {
-        let failing = self.is_failing();
-        Health::wrapping(store, inner, move |inner| match inner.status {
-            _ if !inner.is_healthy() => (Status::Failing, effect.to_owned()),
-            Status::Unknown if failing => (Status::Failing, effect.to_owned()),
-            _ if failing => (Status::Healthy, "failed on the last call".to_owned()),
-            _ => (Status::Healthy, String::new()),
-        })
-    }
-
-    fn history(&self) -> MutexGuard<'_, History> {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
