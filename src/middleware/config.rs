@@ -1,6 +1,10 @@
 //! Settings of a layer, and their effects on the handler and the response.
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::{
+    pin::Pin,
+    sync::{Arc, atomic::AtomicBool},
+    task::{Context, Poll},
+};
 
 use http::{
     Extensions, Method, Request, Response,
@@ -229,14 +233,28 @@ impl ResponseContext {
         }
     }
 
-    /// Writes header fields and extensions to the response, and adjusts the charge.
-    ///
-    /// Returns the slots that the response then holds.
-    pub(super) fn apply<B>(&mut self, response: &mut Response<B>) -> Option<HeldSlot> {
-        if let Some(lines) = &self.lines {
-            lines.write(response.headers_mut());
+    /// Polls the service. Writes header fields and extensions to its response, adjusts the charge,
+    /// and makes the body hold the slots.
+    #[inline]
+    pub(super) fn poll<F, B, E>(
+        &mut self,
+        service: Pin<&mut F>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Response<B>, E>>
+    where
+        F: Future<Output = Result<Response<B>, E>>,
+        B: 'static,
+    {
+        let mut polled = service.poll(cx);
+        if let Poll::Ready(Ok(response)) = &mut polled {
+            if let Some(lines) = &self.lines {
+                lines.write(response.headers_mut());
+            }
+            if let Some((slot, config)) = self.extras.take().and_then(|it| it.apply(response)) {
+                polled = polled.map_ok(|response| config.hold(slot, response));
+            }
         }
-        self.extras.take()?.apply(response)
+        polled
     }
 }
 
