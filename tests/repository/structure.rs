@@ -18,7 +18,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/guide", 99),
     ("src/headers", 601),
     ("src/key", 1129),
-    ("src/middleware", 1769),
+    ("src/middleware", 1791),
     ("src/observe", 395),
     ("src/quota", 707),
     ("src/reject", 497),
