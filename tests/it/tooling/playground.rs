@@ -113,7 +113,7 @@ fn every_algorithm_limits_as_set_in_the_page() {
     }
 }
 
-/// Every algorithm of the gateway is available here and has a name in the admin page.
+/// Every algorithm of the gateway is available here.
 #[test]
 fn the_page_has_every_algorithm() {
     let page = include_str!("../../../examples/playground/presets.js");
