@@ -9,9 +9,10 @@ use std::{env, net::SocketAddr, sync::Arc};
 
 use axum::{
     Router,
-    extract::Request,
-    http::{StatusCode, header},
-    middleware::{self, Next},
+    extract::{Request, State},
+    http::{HeaderName, StatusCode, header},
+    middleware::{Next, from_fn_with_state},
+    response::Response,
     routing::get,
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -20,7 +21,7 @@ use tokio::net::TcpListener;
 use tower::ServiceBuilder;
 use tower_sluice::{
     Headers, Key, LocalStore, PeerIp, Quota, RateLimitLayer, RequestHead, Rule,
-    admin::{Admin, Guard},
+    admin::Admin,
     fingerprint::FingerprintKey,
     key::HeaderKey,
     middleware::{ChargeHandle, Unadjusted},
@@ -29,11 +30,31 @@ use tower_sluice::{
 
 /// HTTP Basic authentication of one operator. The password is sent with every request: serve it
 /// over TLS.
+async fn basic(
+    State(wanted): State<Arc<str>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, (StatusCode, [(HeaderName, &'static str); 1])> {
+    let sent = request.headers().get(header::AUTHORIZATION);
+    let sent = sent.map_or(&b""[..], |sent| sent.as_bytes());
+    // A comparison that ends at the first difference would leak the correct prefix.
+    if !bool::from(sent.ct_eq(wanted.as_bytes())) {
+        let ask = [(header::WWW_AUTHENTICATE, "Basic realm=\"admin\"")];
+        return Err((StatusCode::UNAUTHORIZED, ask));
+    }
+    // Refund now: the page sends many requests at once, and some answers take time.
+    if let Some(guess) = request.extensions().get::<ChargeHandle>() {
+        guess.refund();
+    }
+    Ok(next.run(request).await)
+}
+
+/// A limit of wrong guesses: each address has five per minute.
 ///
-/// Each address has five wrong guesses per minute. The address is the key of the rule, so that
-/// guesses from elsewhere lock no operator out. For the same reason no limit covers all addresses
-/// together, so the password must be long. Behind a proxy, use `ClientIp::behind` as the extractor.
-fn basic(password: &str) -> Guard {
+/// The address is the key of the rule, so that guesses from elsewhere lock no operator out. For the
+/// same reason no limit covers all addresses together, so the password must be long. Behind a
+/// proxy, use `ClientIp::behind` as the extractor.
+fn guesses() -> RateLimitLayer<Rule<PeerIp>, LocalStore> {
     // Browsers first send a request without a password, which is not a guess.
     let guesses = Rule::new("password", PeerIp::new(), Quota::per_minute(5)).applies(
         |head: &RequestHead<'_>| match head.headers.contains_key(header::AUTHORIZATION) {
@@ -42,34 +63,18 @@ fn basic(password: &str) -> Guard {
         },
     );
     // A guess is charged before it is checked, so at most five concurrent guesses are possible.
-    let limit = RateLimitLayer::rules(guesses, LocalStore::new())
+    RateLimitLayer::rules(guesses, LocalStore::new())
         .headers(Headers::RateLimit.only_when_denied())
-        .expose_charge(Unadjusted::Keep);
-    let wanted: Arc<str> = format!("Basic {}", STANDARD.encode(format!("admin:{password}"))).into();
-    let check = middleware::from_fn(move |request: Request, next: Next| {
-        let wanted = wanted.clone();
-        async move {
-            let sent = request.headers().get(header::AUTHORIZATION);
-            let sent = sent.map_or(&b""[..], |sent| sent.as_bytes());
-            // A comparison that ends at the first difference would leak the correct prefix.
-            if !bool::from(sent.ct_eq(wanted.as_bytes())) {
-                let ask = [(header::WWW_AUTHENTICATE, "Basic realm=\"admin\"")];
-                return Err((StatusCode::UNAUTHORIZED, ask));
-            }
-            // Refund now: the page sends many requests at once, and some answers take time.
-            if let Some(guess) = request.extensions().get::<ChargeHandle>() {
-                guess.refund();
-            }
-            Ok(next.run(request).await)
-        }
-    });
-    Guard::layer(ServiceBuilder::new().layer(limit).layer(check))
+        .expose_charge(Unadjusted::Keep)
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let random = || Key::from("password").fingerprint(&FingerprintKey::random()).to_string();
     let password = env::var("ADMIN_PASSWORD").unwrap_or_else(|_| random());
+
+    let wanted: Arc<str> = format!("Basic {}", STANDARD.encode(format!("admin:{password}"))).into();
+    let guard = ServiceBuilder::new().layer(guesses()).layer(from_fn_with_state(wanted, basic));
 
     let store = LocalStore::new();
     let mut admin = Admin::new();
@@ -84,7 +89,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .layer(site)
         // The admin page has no layer in front that it controls, so that no limit locks out its
         // operators.
-        .nest("/admin", admin.router(basic(&password)));
+        .nest("/admin", admin.router(guard));
 
     let address = env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(address).await?;
@@ -95,7 +100,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         "listening on http://{here}; the page is http://{here}/admin (admin, {password}); try:"
     );
     println!("for n in 1 2 3 4; do curl -i -H 'x-api-key: alice' http://{here}/api; done");
-    println!("{ask}/layers\n{ask}/denials\n{ask}/health");
+    println!("{ask}/layers\n{ask}/health");
     let account = r#""layer": "api", "rule": "user", "key": "alice""#;
     println!("{ask}/peek {tell} '{{{account}}}'");
     println!("{ask}/reset {tell} '{{{account}}}'");

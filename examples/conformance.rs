@@ -12,7 +12,7 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use lexopt::{Arg, Parser, ValueExt as _};
-use tower_sluice::testing::{Case, CaseError, Local, Played, Subject, TABLES, play};
+use tower_sluice::testing::{Case, FakeClock, Subject, TABLES, play};
 
 const USAGE: &str = "usage: conformance [--store local|redis://HOST] [FILE…]";
 
@@ -55,7 +55,7 @@ async fn main() -> ExitCode {
         }
     };
     let played = match store.as_str() {
-        "local" => all(&mut Local::default(), &tables).await,
+        "local" => all(&mut FakeClock::new(), &tables).await,
         #[cfg(feature = "redis")]
         url if url.contains("://") => match tower_sluice::testing::Redis::connect(url).await {
             Ok(mut redis) => all(&mut redis, &tables).await,
@@ -93,22 +93,15 @@ async fn all(subject: &mut impl Subject, tables: &[(String, String)]) -> Result<
         let named = |error: String| format!("{file}: {error}");
         for case in &Case::read(text).map_err(|error| named(error.to_string()))? {
             match play(subject, case).await {
-                Ok(Played::Passed) => passed += 1,
-                Ok(Played::Skipped) => skipped += 1,
+                Ok(true) => passed += 1,
+                Ok(false) => skipped += 1,
                 Err(error) => {
                     failed += 1;
-                    println!("{}", named(describe(case, &error)));
+                    println!("{}", named(format!("{}: {error}", case.name)));
                 }
             }
         }
     }
     println!("{passed} passed, {failed} failed, {skipped} skipped");
     Ok(failed == 0)
-}
-
-fn describe(case: &Case, error: &CaseError) -> String {
-    match error {
-        CaseError::Mismatch(mismatch) => mismatch.clone(),
-        other => format!("{}: {other}", case.name()),
-    }
 }

@@ -13,9 +13,9 @@ use std::{env, error::Error, net::SocketAddr, sync::Arc};
 
 use axum::{
     Router,
-    extract::Request,
-    http::{StatusCode, header},
-    middleware::{Next, from_fn},
+    extract::{Request, State},
+    http::{HeaderName, StatusCode, header},
+    middleware::{Next, from_fn, from_fn_with_state},
     response::Response,
     routing::get,
 };
@@ -24,11 +24,8 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
 use tower_sluice::{
-    ClientIp, LocalStore, Quota, RateLimitLayer, RedisStore, Rule, StoreExt,
-    admin::{Admin, Guard},
-    fingerprint::FingerprintKey,
-    middleware::RetryAfter,
-    store::Timeout,
+    ClientIp, LocalStore, Quota, RateLimitLayer, RedisStore, Rule, StoreExt, admin::Admin,
+    fingerprint::FingerprintKey, middleware::RetryAfter, store::Timeout,
 };
 use tracing::{Instrument, field::Empty, info_span, warn};
 use tracing_subscriber::fmt::format::FmtSpan;
@@ -114,8 +111,10 @@ async fn main() -> Result<(), BoxError> {
         .layer(limit)
         .route("/health", get(async || "ok\n")) // not limited: it is below the layer
         .layer(from_fn(trace));
+    let wanted = STANDARD.encode(format!("admin:{}", config.token));
+    let wanted: Arc<str> = format!("Basic {wanted}").into();
     let operators = Router::new()
-        .nest("/admin", admin.router(password(&config.token)))
+        .nest("/admin", admin.router(from_fn_with_state(wanted, password)))
         .route("/address", get(async move |request: Request| address(&client, &request)))
         .route("/metrics", get(async move || scrape(&local, &recorder)));
 
@@ -186,17 +185,19 @@ fn scrape(local: &LocalStore, recorder: &metrics_exporter_prometheus::Prometheus
 
 /// HTTP Basic authentication. A random password of 32 characters cannot be guessed; a shorter one
 /// needs a limit of guesses, as in `examples/admin.rs`.
-fn password(token: &str) -> Guard {
-    let wanted: Arc<str> = format!("Basic {}", STANDARD.encode(format!("admin:{token}"))).into();
-    Guard::from_fn(move |head| {
-        let sent = head.headers.get(header::AUTHORIZATION).map_or(&b""[..], |sent| sent.as_bytes());
-        // A comparison that ends at the first difference would leak the correct prefix.
-        match bool::from(sent.ct_eq(wanted.as_bytes())) {
-            true => Ok(()),
-            false => {
-                let ask = [(header::WWW_AUTHENTICATE, "Basic realm=\"admin\"")];
-                Err((StatusCode::UNAUTHORIZED, ask))
-            }
+async fn password(
+    State(wanted): State<Arc<str>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, (StatusCode, [(HeaderName, &'static str); 1])> {
+    let sent = request.headers().get(header::AUTHORIZATION);
+    let sent = sent.map_or(&b""[..], |sent| sent.as_bytes());
+    // A comparison that ends at the first difference would leak the correct prefix.
+    match bool::from(sent.ct_eq(wanted.as_bytes())) {
+        true => Ok(next.run(request).await),
+        false => {
+            let ask = [(header::WWW_AUTHENTICATE, "Basic realm=\"admin\"")];
+            Err((StatusCode::UNAUTHORIZED, ask))
         }
-    })
+    }
 }

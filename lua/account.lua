@@ -243,19 +243,14 @@ local function write(account, keep)
   account.value = value
 end
 
--- Returns the flags and the value of an account for the reply. The flags state whether it was
--- charged (1) and whether its key held an invalid value (2).
-local function shown(account)
-  local value = account.lists and encode(account, 'show') or account.value or ''
-  local flags = (account.times > 0 and 1 or 0) + (account.healed and 2 or 0)
-  return struct.pack('<BI4', flags, #value) .. value
-end
-
--- Returns the reply to one request: whether all was allowed, and the accounts.
+-- Returns the reply to a group of equal requests, without the instant: the number of allowed ones, and
+-- the accounts. Each account has the number of its charges, and 1 if its key held an invalid value.
 local function answer(allowed, accounts)
-  local told = struct.pack('<BI7H', allowed and 1 or 0, now, nano)
+  local reply = struct.pack('<H', allowed)
   for i = 1, #accounts do
-    told = told .. shown(accounts[i])
+    local account = accounts[i]
+    local value = account.lists and encode(account, 'show') or account.value or ''
+    reply = reply .. struct.pack('<HBI4', account.times, account.healed and 1 or 0, #value) .. value
   end
-  return told
+  return reply
 end

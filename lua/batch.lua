@@ -7,7 +7,7 @@
 -- the index of the plan of each account, and for each group the index of the key of each account.
 --
 -- The reply is the instant, then for each group the number of allowed requests (they come first) and
--- the accounts after the group, as in other replies, and at the end 1 if MSETEX failed.
+-- the accounts after the group, and at the end 1 if MSETEX failed.
 --
 -- One command reads all accounts. `values` holds each account as the groups so far left it, and
 -- `lives` the time to live of each account to write. Each account is written once, at the end.
@@ -17,9 +17,9 @@ local layout = { take('<' .. string.rep('H', size), ARGV[plans]) }
 local values, lives = call('MGET', unpack(KEYS)), {}
 local reply, n, joins, at = { pack('<I7H', now, nano) }, 1, layout[1] == 1, 2
 -- Parts of the reply that occur often: the number of allowed requests, and with it or without it the
--- flags and the length of an account of one quota.
+-- number of charges and the length of a valid account of one quota.
 local number = { [0] = pack('<H', 0), pack('<H', 1) }
-local head = { [0] = pack('<BI4', 0, 19), pack('<BI4', 1, 19) }
+local head = { [0] = pack('<HBI4', 0, 0, 19), pack('<HBI4', 1, 0, 19) }
 local both = { [0] = number[0] .. head[0], number[1] .. head[1] }
 
 -- MGET finds no value at a key of another type.
@@ -142,7 +142,7 @@ local function decide(count, parsed, before)
   reply[n] = number[passed] or pack('<H', passed)
   for i = 1, #parsed do
     local plan, key, found = parsed[i], layout[before + i], others and others[i]
-    local value, latest, flags = values[key] or '', now, passed > 0 and 1 or 0
+    local value, latest, healed = values[key] or '', now, 0
     for j = 1, passed > 0 and #plan or 0 do
       local quota = plan[j]
       local tat, nanos = quota.tat + passed * quota.cost, quota.tat_nano + passed * quota.cost_nano
@@ -162,12 +162,13 @@ local function decide(count, parsed, before)
       if passed > 0 or found.changed then
         write(found)
       end
-      value, flags = found.value or '', found.healed and flags + 2 or flags
+      value, healed = found.value or '', found.healed and 1 or 0
       values[key] = value ~= '' and value
     elseif passed > 0 then
       values[key], lives[key] = value, life(latest)
     end
-    reply[n + 1] = #value == 19 and head[flags] or pack('<BI4', flags, #value)
+    reply[n + 1] = #value == 19 and healed == 0 and head[passed]
+      or pack('<HBI4', passed, healed, #value)
     reply[n + 2] = value
     n = n + 2
   end
@@ -212,7 +213,7 @@ while at <= size do
         end
         value, n = value or '', n + 2
         reply[n - 1] = #value == 19 and both[passed]
-          or pack('<HBI4', passed, passed > 0 and 1 or 0, #value)
+          or pack('<HHBI4', passed, passed, 0, #value)
         reply[n] = value
       else
         decide(count, parsed, index - 1)
@@ -249,5 +250,5 @@ if not joined then
     flush(key)
   end
 end
-reply[n + 1] = joins and not joined and '\1' or '\0'
+reply[n + 1] = joins and not joined and '\1' or ''
 return table.concat(reply)

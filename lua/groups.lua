@@ -5,7 +5,7 @@
 -- requests, the number of accounts, and the index of the key of each account.
 --
 -- The reply is the instant, then for each group the number of allowed requests (they come first) and
--- the accounts after the group, each with the number of its charges.
+-- the accounts after the group.
 local layout, at, text = ARGV[plans], 1, 0
 local reply = { struct.pack('<I7H', now, nano) }
 while at <= #layout do
@@ -18,11 +18,6 @@ while at <= #layout do
     text = text + 1
     keys[i], texts[i] = KEYS[key], ARGV[text]
   end
-  local passed, accounts = decide(keys, texts, size, count)
-  reply[#reply + 1] = struct.pack('<H', passed)
-  for i = 1, size do
-    reply[#reply + 1] = struct.pack('<H', accounts[i].times)
-    reply[#reply + 1] = shown(accounts[i])
-  end
+  reply[#reply + 1] = answer(decide(keys, texts, size, count))
 end
 return table.concat(reply)

@@ -30,7 +30,7 @@ if plans == 1 and #ARGV[1] == 41 then
       redis.call('PSETEX', KEYS[1], math.min(ms, 315360000000) + linger, value)
     end
     value = value or ''
-    local said = allowed and 1 or 0
-    return struct.pack('<BI7HBI4c0', said, now, nano, said, #value, value)
+    local charges = allowed and 1 or 0
+    return struct.pack('<I7HHHBI4c0', now, nano, charges, charges, 0, #value, value)
   end
 end

@@ -49,8 +49,8 @@ for i = 1, plans do
   accounts[i], allowed = { value, charged, ends }, allowed and charged
 end
 if accounts then
-  local said = allowed and 1 or 0
-  local answer = struct.pack('<BI7H', said, now, nano)
+  local charges = allowed and 1 or 0
+  local answer = struct.pack('<I7HH', now, nano, charges)
   for i = 1, plans do
     local value, charged, ends = unpack(accounts[i])
     if allowed then
@@ -58,7 +58,7 @@ if accounts then
       redis.call('PSETEX', KEYS[i], math.min(ms, 315360000000) + linger, charged)
       value = charged
     end
-    answer = struct.pack('<c0BI4c0', answer, said, #value, value)
+    answer = struct.pack('<c0HBI4c0', answer, charges, 0, #value, value)
   end
   return answer
 end

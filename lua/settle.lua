@@ -42,4 +42,4 @@ for i = 1, plans - 2 do
   end
   write(account, what == 'undo')
 end
-return answer(true, accounts)
+return struct.pack('<I7H', now, nano) .. answer(what == 'undo' and 0 or 1, accounts)

@@ -3,8 +3,7 @@
 use std::{fmt, marker::PhantomData};
 
 use serde::de::{
-    Deserialize, DeserializeOwned, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess,
-    Unexpected, Visitor,
+    Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor,
     value::{MapAccessDeserializer, SeqAccessDeserializer},
 };
 
@@ -12,15 +11,16 @@ use serde::de::{
 pub(crate) trait Setting: Sized {
     /// The expected form, for error messages.
     const FORM: &'static str;
-    /// The fields of a table.
-    type Table: DeserializeOwned + TryInto<Self, Error: fmt::Display>;
 
     /// Reads the text form.
     fn from_text(text: &str) -> Result<Self, String>;
 
-    /// Creates the setting from a list of tables or texts, or returns `None` if it is not a list.
-    fn from_list(_list: Vec<Self::Table>) -> Option<Result<Self, String>> {
-        None
+    /// Reads the fields of a table.
+    fn from_table<'de, D: Deserializer<'de>>(table: D) -> Result<Self, D::Error>;
+
+    /// Reads a list.
+    fn from_list<'de, D: Deserializer<'de>>(_list: D) -> Result<Self, D::Error> {
+        Err(D::Error::invalid_type(Unexpected::Seq, &Self::FORM))
     }
 }
 
@@ -43,18 +43,15 @@ impl<'de, T: Setting> Visitor<'de> for SettingVisitor<T> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<T, A::Error> {
-        let table = T::Table::deserialize(MapAccessDeserializer::new(&mut map))?;
+        let setting = T::from_table(MapAccessDeserializer::new(&mut map))?;
         // An enum reads a single field.
         if map.next_key::<IgnoredAny>()?.is_some() {
             return Err(A::Error::custom(format!("too many fields; give {}", T::FORM)));
         }
-        table.try_into().map_err(A::Error::custom)
+        Ok(setting)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<T, A::Error> {
-        let list = Vec::deserialize(SeqAccessDeserializer::new(list))?;
-        let setting = T::from_list(list);
-        let wrong = || A::Error::invalid_type(Unexpected::Seq, &self);
-        setting.ok_or_else(wrong)?.map_err(A::Error::custom)
+        T::from_list(SeqAccessDeserializer::new(list))
     }
 }

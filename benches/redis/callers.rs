@@ -51,10 +51,11 @@ impl Row {
     }
 }
 
-fn rows() -> [Row; 5] {
+fn rows() -> [Row; 7] {
     let [second, minute, hour] = forms::quotas();
     let three: [&[Quota]; 3] = [&[second], &[minute], &[hour]];
     let many = &CALLERS[4..];
+    let slots = Quota::concurrent(100);
     [
         Row::new(Case::one("a key each", minute), KEYS, &CALLERS, 4.0),
         Row::new(
@@ -65,11 +66,19 @@ fn rows() -> [Row; 5] {
         ),
         Row::new(Case::one("one key, all allowed", minute), 1, &CALLERS, f64::INFINITY),
         Row::new(Case::new("one key, three rules", &three), 1, many, 1.0),
+        // Each slot is freed immediately.
+        Row::new(Case::one("one key, slots", slots), 1, many, f64::INFINITY),
+        Row::new(
+            Case::new("one key, slots and a rate", &[&[slots, minute]]),
+            1,
+            many,
+            f64::INFINITY,
+        ),
         Row::new(Case::new("user, site and address", &three).sharing(1), KEYS, many, 7.0),
     ]
 }
 
-pub(crate) fn names() -> [&'static str; 5] {
+pub(crate) fn names() -> [&'static str; 7] {
     rows().map(|row| row.case.name)
 }
 
@@ -258,6 +267,9 @@ fn print(seen: &[Seen; SUBJECTS.len()], row: &Row, callers: u32) {
             )
         }
         (256, true) => format!("coalesced / redis-rs: {}", AtLeast(1.4, over_plain)),
+        (256 | 1_024, false) if row.case.name.contains("slots") => {
+            format!("decisions a second: {}", AtLeast(50_000.0, together.rates.median()))
+        }
         (256 | 1_024, false) => format!("coalesced / redis-rs: {}", AtLeast(5.0, over_plain)),
         _ => String::new(),
     };

@@ -259,7 +259,7 @@ fn settled(server: &mut Server, name: &'static str, quota: Quota, ask: Ask) -> F
 fn checked(server: &mut Server, form: Form, allowed: bool) -> Form {
     server.play(form.commands.iter());
     let last = server.ask(&form.commands[0]);
-    let (said, flags) = (last.bytes()[0] == 1, last.bytes()[10]);
-    assert!(said == allowed && flags & 2 == 0, "{}: {last:?}", form.name);
+    let (said, healed) = (last.bytes()[9] == 1, last.bytes()[13]);
+    assert!(said == allowed && healed == 0, "{}: {last:?}", form.name);
     form
 }

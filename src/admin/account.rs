@@ -1,17 +1,14 @@
 //! Operations on one account: peek, reset, block and unblock.
 
-use std::{
-    fmt::Display,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use http::StatusCode;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::Error};
 use serde_json::{Value, json};
 
 use super::{
     Problem, key,
-    managed::{self, ManagedLayer, millis},
+    managed::{self, ManagedLayer, millis, unix_millis},
 };
 use crate::{
     decision::{Decision, Source},
@@ -31,95 +28,85 @@ pub(super) struct AccountBody {
     key: Option<Value>,
     /// The fingerprint of a listed key.
     fingerprint: Option<String>,
-    quotas: Option<Value>,
-    r#for: Option<String>,
+    quotas: Option<Quotas>,
+    #[serde(default, deserialize_with = "read_for")]
+    r#for: Option<Duration>,
 }
 
-impl AccountBody {
-    /// Returns the given quotas. A quota with a name is an error, because the memory of names is never
-    /// freed.
-    fn quotas(&self) -> Result<Option<Quotas>, Problem> {
-        let Some(value) = &self.quotas else { return Ok(None) };
-        let named = |value: &Value| value.get("name").is_some();
-        if named(value) || value.as_array().is_some_and(|list| list.iter().any(named)) {
-            let why = "quotas have a name, which accounts do not use; remove it";
-            return Err(Problem::body(why));
-        }
-        Quotas::deserialize(value).map(Some).map_err(|error| Problem::body(error.to_string()))
-    }
-
-    /// Returns the time, which only a block has.
-    pub(super) fn time(&self, is_block: bool) -> Result<Option<Duration>, Problem> {
-        match (&self.r#for, is_block) {
-            (None, false) => Ok(None),
-            (Some(_), false) => Err(Problem::body("for has no use here; remove it")),
-            (None, true) => Err(Problem::body("for is missing; add it, as \"for\": \"10min\"")),
-            (Some(text), true) => match read_time("for", text).map_err(Problem::body)? {
-                Duration::ZERO => {
-                    Err(Problem::body("for is 0s; give a time above 0s, or unblock the key"))
-                }
-                time => Ok(Some(time)),
-            },
-        }
-    }
+fn read_for<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Duration>, D::Error> {
+    read_time("for", &String::deserialize(value)?).map(Some).map_err(D::Error::custom)
 }
 
 /// The account that a request body names.
-pub(super) struct ManagedAccount<'a> {
+struct ManagedAccount<'a> {
     layer: &'a ManagedLayer,
     rule: RuleInfo<'a>,
     key: Key,
-    /// The prefix length, if the key is a network.
-    prefix: Option<u8>,
+    /// Empty for a block under quotas that are chosen per request.
     quotas: Quotas,
 }
 
+/// Answers a request of the route `operation`.
+pub(super) async fn run(
+    operation: &str,
+    layers: &[ManagedLayer],
+    body: AccountBody,
+) -> Result<Value, Problem> {
+    let time = body.r#for.filter(|time| !time.is_zero());
+    if time.is_some() != (operation == "block") {
+        let why = "for is the time of a block, as \"10min\"; only a block has one";
+        return Err(why.to_owned().into());
+    }
+    let account = ManagedAccount::find(operation, layers, body)?;
+    account.layer.store.supports(&[account.charge().with_cost(0)]).map_err(|why| {
+        let why = format!("the store does not support this: {why}");
+        Problem(StatusCode::NOT_IMPLEMENTED, why)
+    })?;
+    match operation {
+        "peek" => account.peek().await,
+        _ => account.change(operation, time).await,
+    }
+}
+
 impl<'a> ManagedAccount<'a> {
-    /// Finds the account that `body` names. A block needs no quotas.
-    pub(super) fn find(
+    fn find(
+        operation: &str,
         layers: &'a [ManagedLayer],
-        body: &AccountBody,
-        needs_quotas: bool,
+        body: AccountBody,
     ) -> Result<Self, Problem> {
         let layer = managed::find(layers, &body.layer)?;
         let rule = layer.rule(&body.rule)?;
         let name = rule.name;
         let key = match (&body.key, &body.fingerprint) {
-            (Some(key), None) => key::parse(key),
-            (None, Some(given)) => layer.listed_key(name, given).map(|key| (key, None)),
-            (Some(_), Some(_)) => Err("key and fingerprint are given; remove one".into()),
-            (None, None) => Err("key is missing; add it, as \"key\": \"alice\"".into()),
+            (Some(key), None) => key::parse(key)?,
+            (None, Some(given)) => layer.listed_key(name, given)?,
+            _ => Err("give either a key, as \"key\": \"alice\", or a fingerprint".to_owned())?,
         };
-        let (key, prefix) = key.map_err(Problem::body)?;
-        let quotas = match (managed::own_quotas(&rule), body.quotas()?) {
-            (Some(_), Some(_)) => Err(Problem::body(format!(
-                "quotas are given, and rule {name:?} has its own; remove them"
-            ))),
-            (Some(all), None) | (None, Some(all)) if !all.charged().is_empty() => Ok(all),
-            _ if !needs_quotas => Ok(Quota::per_second(1).into()),
-            (Some(_), None) => Err(Problem::new(
-                StatusCode::CONFLICT,
-                format!("rule is {name:?}, which has no quotas and therefore no accounts"),
-            )),
-            (None, _) => Err(Problem::body(format!(
-                "quotas are missing, and rule {name:?} chooses them per request; add the quotas of \
-                 the key, as \"quotas\": [\"5/s burst 20\"]"
-            ))),
-        };
-        let account = Self { layer, rule, key, prefix, quotas: quotas? };
-        let charge = account.charge().with_cost(0);
-        layer.store.supports(&[charge]).map_err(unsupported)?;
-        Ok(account)
+        let is_some = |quotas: &Quotas| !quotas.charged().is_empty();
+        let own = managed::own_quotas(&rule).filter(is_some);
+        let needs = own.is_none() && matches!(operation, "peek" | "reset");
+        let given = body.quotas.filter(is_some);
+        if needs != given.is_some() {
+            let why = match needs {
+                true => "add the quotas of the key, as \"quotas\": [\"5/s burst 20\"]",
+                false => "remove the quotas",
+            };
+            let has = if own.is_some() { "quotas" } else { "no quotas" };
+            return Err(format!("rule {name:?} has {has} of its own; {why}").into());
+        }
+        Ok(Self { layer, rule, key, quotas: own.or(given).unwrap_or_else(|| [].into()) })
     }
 
     /// Returns the units left, the remaining time of a block, and an explanation of the next
     /// decision.
-    pub(super) async fn peek(self) -> Result<Value, Problem> {
+    async fn peek(&self) -> Result<Value, Problem> {
         let store = &self.layer.store;
         let Ok(current) = store.peek(&[self.charge().with_cost(0)]).await;
         check("peek", &current)?;
-        let next = managed::usual_charge(&self.rule, &self.key, &self.quotas);
-        let next = next.with_cost(next.cost().max(1));
+        // Values that are read from a request count as 1 and 0.
+        let RuleInfo { cost, headroom, .. } = self.rule;
+        let next = self.charge().with_cost(cost.unwrap_or(1).max(1));
+        let next = next.with_headroom(headroom.unwrap_or(0));
         let Ok(would) = Explanation::look(store, &[next]).await;
         let blocked = would.decision().filter(|decision| decision.is_blocked());
         let quotas = current.outcomes().iter().map(|outcome| {
@@ -140,24 +127,22 @@ impl<'a> ManagedAccount<'a> {
     }
 
     /// Resets, blocks or unblocks the account. A block has a time.
-    pub(super) async fn change(
-        &self,
-        operation: &str,
-        time: Option<Duration>,
-    ) -> Result<Value, Problem> {
+    async fn change(&self, operation: &str, time: Option<Duration>) -> Result<Value, Problem> {
         let charge = self.charge();
-        let op = match (operation, time) {
-            (_, Some(time)) => Op::Block(&charge, time),
-            ("reset", None) => Op::Reset(&charge),
-            _ => Op::Unblock(&charge),
+        let op = match time {
+            Some(time) => Op::Block(&charge, time),
+            None if operation == "reset" => Op::Reset(&charge),
+            None => Op::Unblock(&charge),
         };
         let Ok(decision) = self.layer.store.call(op).await;
         check(operation, &decision)?;
         let fingerprint = self.key.fingerprint(&self.layer.secret);
-        let record = self.layer.denial_log.find(self.rule.name).filter(|_| operation != "reset");
-        if let Some(record) = record {
+        if let Some(record) = self.layer.denial_log.find(self.rule.name)
+            && operation != "reset"
+            && let Some(listed) = record.listed.lock().find(fingerprint)
+        {
             let until = time.and_then(|time| SystemTime::now().checked_add(time));
-            record.set_blocked(fingerprint, until);
+            listed.blocked_until_ms = until.map(unix_millis);
         }
         let mut response = self.response(&decision);
         response["done"] = operation.into();
@@ -171,43 +156,29 @@ impl<'a> ManagedAccount<'a> {
     /// Returns the fields that all responses have.
     fn response(&self, decision: &Decision) -> Value {
         json!({
-            "layer": &*self.layer.name,
+            "layer": self.layer.name,
             "rule": self.rule.name,
             "key": self.key.fingerprint(&self.layer.secret),
-            "prefix": self.prefix,
             "by": decision.source().as_str(),
         })
     }
 }
 
-fn unsupported(why: impl Display) -> Problem {
-    Problem::new(StatusCode::NOT_IMPLEMENTED, format!("the store does not support this: {why}"))
-}
-
 /// Returns an error if the store did not do the operation.
 fn check(operation: &str, decision: &Decision) -> Result<(), Problem> {
+    const UNAVAILABLE: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
     let is_change = operation != "peek";
     let (status, why) = match decision.source() {
-        Source::Unsupported => return Err(unsupported(format!("cannot {operation}"))),
-        Source::FailedOpen | Source::FailedClosed => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            format!(
-                "the store did not {operation}: it failed (see api/health), or does not support \
-                 this"
-            ),
-        ),
-        Source::Fallback if is_change => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            format!(
-                "the shared store failed, so the {operation} was done in this process only; \
-                 repeat it when api/health reports no failure"
-            ),
-        ),
+        Source::Unsupported => (StatusCode::NOT_IMPLEMENTED, "it does not support this"),
+        Source::FailedOpen | Source::FailedClosed => (UNAVAILABLE, "it failed (see api/health)"),
+        Source::Fallback if is_change => {
+            (UNAVAILABLE, "it failed, and only this process did; repeat it later")
+        }
         _ if is_change && !decision.is_allowed() => (
             StatusCode::INSUFFICIENT_STORAGE,
-            "the store has no room for the block; unblock other keys, or raise its capacity".into(),
+            "it has no room for the block; unblock other keys, or raise its capacity",
         ),
         _ => return Ok(()),
     };
-    Err(Problem::new(status, why))
+    Err(Problem(status, format!("the store did not {operation}: {why}")))
 }

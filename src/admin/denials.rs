@@ -3,15 +3,16 @@
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::SystemTime,
 };
 
+use parking_lot::Mutex;
 use serde::Serialize;
 
-use super::managed::millis;
+use super::managed::{millis, unix_millis};
 use crate::{
     decision::{Decision, Outcome},
     fingerprint::Fingerprint,
@@ -33,21 +34,21 @@ pub(super) struct RuleRecord {
     name: RuleName,
     pub(super) denied: AtomicU64,
     pub(super) reported: AtomicU64,
-    listed: Mutex<Listed>,
+    pub(super) listed: Mutex<Listed>,
 }
 
 /// The latest denials, newest first, and the most denied keys.
 ///
 /// The keys are counted by the Space-Saving algorithm (Metwally, Agrawal and El Abbadi, 2005): a
 /// new key replaces the least denied one, so a key with more than 1/50 of all denials is listed.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Listed {
-    pub(super) last: VecDeque<Denial>,
+    pub(super) recent: VecDeque<Denial>,
     pub(super) top: Vec<DeniedKey>,
 }
 
 /// A denied request, or a request that a report-only rule would have denied.
-#[derive(Serialize)]
+#[derive(Clone, Serialize)]
 pub(super) struct Denial {
     at_ms: u64,
     key: Option<Fingerprint>,
@@ -57,15 +58,22 @@ pub(super) struct Denial {
 }
 
 /// A key and its denials.
+#[derive(Clone, Serialize)]
 pub(super) struct DeniedKey {
+    #[serde(rename = "key")]
     pub(super) fingerprint: Fingerprint,
+    #[serde(skip)]
     pub(super) key: Key,
+    /// The key as text, if the router shows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) clear: Option<String>,
     /// The denials since the key entered the list.
     pub(super) denied: u64,
     /// The denials of the keys that this key replaced.
+    #[serde(skip)]
     replaced: u64,
     /// The end of a block that the admin router made. Until then, the key stays listed.
-    pub(super) blocked_until: Option<SystemTime>,
+    pub(super) blocked_until_ms: Option<u64>,
 }
 
 impl OnDecision for DenialLog {
@@ -96,17 +104,6 @@ impl DenialLog {
 }
 
 impl RuleRecord {
-    pub(super) fn listed(&self) -> MutexGuard<'_, Listed> {
-        self.listed.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Records until when a listed key is blocked.
-    pub(super) fn set_blocked(&self, key: Fingerprint, until: Option<SystemTime>) {
-        if let Some(listed) = self.listed().find(key) {
-            listed.blocked_until = until;
-        }
-    }
-
     /// Records a denial without blocking.
     ///
     /// Under contention, a denial is counted but not listed.
@@ -117,20 +114,20 @@ impl RuleRecord {
             Verdict::Limited | Verdict::FailedClosed | Verdict::FallbackLimited => &self.denied,
         };
         count.fetch_add(1, Relaxed);
+        let Some(mut listed) = self.listed.try_lock() else { return };
         // The wait for this rule, or `None` if waiting does not help.
         let outcomes = decision.outcomes().iter();
         let denied = outcomes.filter(|it| it.rule() == self.name && it.is_denied());
         let waits = denied.map(Outcome::expected_wait);
         let retry_after = waits.reduce(|a, b| Some(a?.max(b?))).flatten();
         let key = decision.outcomes().first().and_then(|_| event.key(self.name));
-        let now = SystemTime::now();
-        let Ok(mut listed) = self.listed.try_lock() else { return };
+        let at_ms = unix_millis(SystemTime::now());
         if let Some((key, fingerprint)) = key {
-            listed.count(key, fingerprint, now);
+            listed.count(key, fingerprint, at_ms);
         }
-        listed.last.truncate(MOST - 1);
-        listed.last.push_front(Denial {
-            at_ms: millis(now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()),
+        listed.recent.truncate(MOST - 1);
+        listed.recent.push_front(Denial {
+            at_ms,
             key: key.map(|(_, fingerprint)| fingerprint),
             result: verdict.as_str(),
             retry_after_ms: retry_after.map(millis),
@@ -140,23 +137,30 @@ impl RuleRecord {
 
 impl Listed {
     /// Counts a denial of a key.
-    fn count(&mut self, key: &Key, fingerprint: Fingerprint, now: SystemTime) {
+    fn count(&mut self, key: &Key, fingerprint: Fingerprint, now_ms: u64) {
         if let Some(known) = self.find(fingerprint) {
             known.denied = known.denied.saturating_add(1);
             return;
         }
         let key = key.clone();
-        let new = DeniedKey { fingerprint, key, denied: 1, replaced: 0, blocked_until: None };
+        let new = DeniedKey {
+            fingerprint,
+            key,
+            clear: None,
+            denied: 1,
+            replaced: 0,
+            blocked_until_ms: None,
+        };
         if self.top.len() < MOST {
             return self.top.push(new);
         }
-        let free = self.top.iter_mut().filter(|it| it.blocked_until.is_none_or(|end| end <= now));
-        if let Some(least) = free.min_by_key(|it| it.count()) {
+        let free = |it: &&mut DeniedKey| it.blocked_until_ms.is_none_or(|end| end <= now_ms);
+        if let Some(least) = self.top.iter_mut().filter(free).min_by_key(|it| it.count()) {
             *least = DeniedKey { replaced: least.count(), ..new };
         }
     }
 
-    fn find(&mut self, fingerprint: Fingerprint) -> Option<&mut DeniedKey> {
+    pub(super) fn find(&mut self, fingerprint: Fingerprint) -> Option<&mut DeniedKey> {
         self.top.iter_mut().find(|it| it.fingerprint == fingerprint)
     }
 }
@@ -170,21 +174,19 @@ impl DeniedKey {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::fingerprint::FingerprintKey;
 
     const SECRET: FingerprintKey = FingerprintKey::PUBLIC;
 
-    fn count(keys: &mut Listed, name: &str, now: SystemTime) {
+    fn count(keys: &mut Listed, name: &str, now: u64) {
         let key = Key::from(name);
         keys.count(&key, key.fingerprint(&SECRET), now);
     }
 
-    fn block(keys: &mut Listed, name: &str, end: SystemTime) {
+    fn block(keys: &mut Listed, name: &str, end: u64) {
         let fingerprint = Key::from(name).fingerprint(&SECRET);
-        keys.find(fingerprint).expect("a listed key").blocked_until = Some(end);
+        keys.find(fingerprint).expect("a listed key").blocked_until_ms = Some(end);
     }
 
     fn denied(keys: &Listed, name: &str) -> Option<u64> {
@@ -194,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_frequent_key_stays_among_many_others() {
-        let (mut keys, now) = (Listed::default(), SystemTime::now());
+        let (mut keys, now) = (Listed::default(), 0);
         for n in 0..10_000 {
             count(&mut keys, &format!("other-{n}"), now);
             if n % 10 == 0 {
@@ -210,9 +212,9 @@ mod tests {
 
     #[test]
     fn a_blocked_key_is_listed_until_its_block_ends() {
-        let (mut keys, now) = (Listed::default(), SystemTime::now());
+        let (mut keys, now) = (Listed::default(), 0);
         count(&mut keys, "alice", now);
-        let end = now + Duration::from_secs(60);
+        let end = now + 60_000;
         block(&mut keys, "alice", end);
         for n in 0..1_000 {
             count(&mut keys, &format!("other-{n}"), now);
@@ -226,10 +228,10 @@ mod tests {
 
     #[test]
     fn no_key_enters_a_list_of_blocked_keys() {
-        let (mut keys, now) = (Listed::default(), SystemTime::now());
+        let (mut keys, now) = (Listed::default(), 0);
         for n in 0..MOST {
             count(&mut keys, &n.to_string(), now);
-            block(&mut keys, &n.to_string(), now + Duration::from_secs(1));
+            block(&mut keys, &n.to_string(), now + 1_000);
         }
         count(&mut keys, "alice", now);
         assert_eq!((denied(&keys, "alice"), keys.top.len()), (None, MOST));

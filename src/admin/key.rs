@@ -1,16 +1,14 @@
-//! Keys as JSON, in requests of operators and in the list of denied keys.
-
-use std::net::IpAddr;
+//! Keys as JSON, in requests of operators.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::Value;
 
-use crate::key::{Key, KeyContent, Prefix, parse_network};
+use crate::key::{Key, Prefix, parse_network};
 
 /// A key with its type. Plain text and lists are written without a type.
-#[derive(Deserialize, Serialize)]
+#[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum TypedKey {
     Text(String),
@@ -24,177 +22,129 @@ enum TypedKey {
     Unidentified(bool),
 }
 
-/// A parsed key, with a prefix length if the key is a network.
-pub(super) type ParsedKey = (Key, Option<u8>);
+const FORMS: &str = "text without outer white space, {\"address\": \"203.0.113.9\"} or a network \
+                     with its prefix length, {\"number\": 7}, {\"bytes\": \"/w==\"} in base64, \
+                     {\"everyone\": true}, {\"unidentified\": true}, or a list of keys";
 
 /// Parses a key.
 ///
 /// # Errors
 ///
 /// Fails if `value` is not a key. The error contains the value and the fix.
-pub(super) fn parse(value: &Value) -> Result<ParsedKey, String> {
-    let invalid = |fix: &str| Err(format!("key is {value}; {fix}"));
+pub(super) fn parse(value: &Value) -> Result<Key, String> {
     let typed = match value {
-        Value::String(text) => Ok(TypedKey::Text(text.clone())),
+        Value::String(text) => TypedKey::Text(text.clone()),
         Value::Array(parts) if !parts.is_empty() => {
-            let (keys, bits): (Vec<_>, Vec<_>) =
-                parts.iter().map(parse).collect::<Result<_, _>>()?;
-            return Ok((Key::join(&keys), bits.into_iter().flatten().min()));
+            let keys: Vec<_> = parts.iter().map(parse).collect::<Result<_, _>>()?;
+            return Ok(Key::join(&keys));
         }
-        other => TypedKey::deserialize(other),
+        other => TypedKey::deserialize(other)
+            .map_err(|error| format!("key is {value}: {error}; give {FORMS}"))?,
     };
     let key = match typed {
-        Ok(TypedKey::Text(text)) if text.trim() != text => {
-            return invalid("remove the white space, or give {\"bytes\": ..} in base64");
-        }
-        Ok(TypedKey::Text(text)) => Key::from(text),
-        Ok(TypedKey::Bytes(text)) => match STANDARD.decode(text) {
-            Ok(bytes) => Key::from(&bytes[..]),
-            Err(_) => return invalid("give base64 with its padding, as \"/w==\""),
-        },
-        Ok(TypedKey::Number(number)) => match parse_number(&number) {
-            Some(number) => Key::from(number),
-            None => return invalid("give a whole number, as 7, or from 2^64 on as text"),
-        },
-        Ok(TypedKey::Address(text)) => {
-            let form = "give an address, as \"203.0.113.9\", or a network, as \"2001:db8::/48\"";
-            return parse_address(&text).map_or_else(|| invalid(form), Ok);
-        }
-        Ok(TypedKey::Everyone(true)) => Key::everyone(),
-        Ok(TypedKey::Unidentified(true)) => Key::unidentified(),
-        Ok(TypedKey::Everyone(false) | TypedKey::Unidentified(false)) => {
-            return invalid("give true");
-        }
-        Err(error) => {
-            let forms = "give text, a list, or {\"address\": \"203.0.113.9\"}";
-            return invalid(&format!("{error}; {forms}"));
-        }
+        TypedKey::Text(text) => Some(&*text).filter(|text| text.trim() == *text).map(Key::from),
+        TypedKey::Bytes(text) => STANDARD.decode(text).ok().map(|bytes| Key::from(&bytes[..])),
+        TypedKey::Number(number) => parse_number(&number).map(Key::from),
+        TypedKey::Address(text) => parse_address(&text),
+        TypedKey::Everyone(is) => is.then(Key::everyone),
+        TypedKey::Unidentified(is) => is.then(Key::unidentified),
     };
-    if key.is_blank() {
-        return Err("key is a blank text, which counts as no identity; for the key that requests \
-                    without an identity share, give {\"unidentified\": true}"
-            .into());
-    }
-    Ok((key, None))
+    // A blank key counts as no identity.
+    key.filter(|key| !key.is_blank()).ok_or_else(|| format!("key is {value}; give {FORMS}"))
 }
 
 fn parse_number(value: &Value) -> Option<u128> {
     let text = value.to_string();
-    let digits = value.as_str().unwrap_or(&text);
     // `parse` alone also accepts a sign.
-    digits.parse().ok().filter(|_| !digits.starts_with('+'))
+    text.trim_matches('"').parse().ok().filter(|_| !text.contains('+'))
 }
 
 /// Parses an address or a network, as `2001:db8::/48`. An address stands for its /32 or /64, as in
 /// the extractors.
-fn parse_address(text: &str) -> Option<ParsedKey> {
+fn parse_address(text: &str) -> Option<Key> {
     let network = parse_network(text).filter(|network| network.prefix_len() > 0)?;
     let bits = match network {
         IpNet::V6(_) if !text.contains('/') => 64,
         _ => network.prefix_len(),
     };
-    let prefix = (bits < network.max_prefix_len()).then_some(bits);
-    Some((Prefix::of(bits, bits).key(network.addr()), prefix))
-}
-
-/// Returns a key as JSON that [`parse`] reads. It contains the key in clear text.
-pub(super) fn written(key: &Key) -> Value {
-    let typed = match key.content() {
-        Some(KeyContent::Everyone) => TypedKey::Everyone(true),
-        Some(KeyContent::Unidentified) => TypedKey::Unidentified(true),
-        Some(KeyContent::Text(bytes)) => match std::str::from_utf8(&bytes) {
-            Ok(text) if text.trim() == text => TypedKey::Text(text.to_owned()),
-            _ => TypedKey::Bytes(STANDARD.encode(bytes)),
-        },
-        Some(KeyContent::Number(number)) => TypedKey::Number(number.to_string().into()),
-        Some(KeyContent::Address(address)) => TypedKey::Address(match address {
-            // Without a prefix, it would stand for its /64.
-            IpAddr::V6(v6) if v6.to_bits() << 64 != 0 => format!("{v6}/128"),
-            address => address.to_string(),
-        }),
-        Some(KeyContent::Parts(parts)) => return parts.iter().map(written).collect(),
-        None => return Value::Null,
-    };
-    json!(typed)
+    Some(Prefix::of(bits, bits).key(network.addr()))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, Ipv6Addr};
+    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+    use serde_json::json;
 
     use super::*;
 
-    fn v6(parts: [u16; 4]) -> Key {
-        let [a, b, c, d] = parts;
-        Prefix::of(64, 64).key(IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0)))
+    fn v4(text: &str) -> Key {
+        text.parse::<Ipv4Addr>().expect("an address").into()
+    }
+
+    fn v6(text: &str, bits: u8) -> Key {
+        Prefix::of(bits, bits).key(IpAddr::V6(text.parse::<Ipv6Addr>().expect("an address")))
     }
 
     #[test]
-    fn a_written_key_is_parsed_to_the_same_key() {
-        for key in [
-            Key::everyone(),
-            Key::unidentified(),
-            Key::from("alice"),
-            Key::from("127.0.0.1"),
-            Key::from(&b"\xff"[..]),
-            Key::from(&b"alice "[..]),
-            Key::from("long".repeat(100)),
-            Key::from(7_u32),
-            Key::from(u128::MAX),
-            Ipv4Addr::new(203, 0, 113, 9).into(),
-            v6([0x2001, 0xdb8, 0, 1]),
-            Ipv6Addr::new(0x2001, 0xdb8, 0, 1, 0, 0, 0, 1).into(),
-            Key::join(&["a".into(), Key::join(&["b".repeat(50).into(), 7_u32.into()])]),
+    fn a_typed_key_is_that_of_an_extractor() {
+        for (written, key) in [
+            (json!({ "everyone": true }), Key::everyone()),
+            (json!({ "unidentified": true }), Key::unidentified()),
+            (json!("127.0.0.1"), Key::from("127.0.0.1")),
+            (json!({ "text": "alice" }), Key::from("alice")),
+            (json!({ "bytes": "/w==" }), Key::from(&b"\xff"[..])),
+            (json!({ "number": 7 }), Key::from(7_u32)),
+            (json!({ "number": u128::MAX.to_string() }), Key::from(u128::MAX)),
+            (json!({ "address": "203.0.113.9" }), v4("203.0.113.9")),
+            (json!({ "address": "203.0.113.9/24" }), v4("203.0.113.0")),
+            (json!({ "address": "::ffff:203.0.113.9/120" }), v4("203.0.113.0")),
+            (json!({ "address": "2001:db8:0:1::7" }), v6("2001:db8:0:1::", 64)),
+            (json!({ "address": "2001:db8:0:1::7/48" }), v6("2001:db8::", 48)),
+            (json!({ "address": "2001:db8:0:1::7/128" }), v6("2001:db8:0:1::7", 128)),
+            (
+                json!(["a", ["b", { "number": 7 }]]),
+                Key::join(&["a".into(), Key::join(&["b".into(), 7_u32.into()])]),
+            ),
         ] {
-            let written = written(&key);
-            assert_eq!(parse(&written).map(|(key, _)| key), Ok(key), "{written}");
+            assert_eq!(parse(&written), Ok(key), "{written}");
         }
     }
 
     #[test]
-    fn an_address_has_its_prefix() {
-        let prefix = |text: &str| parse(&json!({ "address": text })).expect("a key").1;
-        assert_eq!(prefix("203.0.113.9"), None);
-        assert_eq!(prefix("203.0.113.9/24"), Some(24));
-        assert_eq!(prefix("::ffff:203.0.113.9"), None);
-        assert_eq!(prefix("::ffff:203.0.113.9/120"), Some(24));
-        assert_eq!(prefix("2001:db8::1"), Some(64));
-        assert_eq!(prefix("2001:db8::1/48"), Some(48));
-        assert_eq!(prefix("2001:db8::1/128"), None);
-        let pair = json!(["GET", { "address": "2001:db8::1/48" }]);
-        assert_eq!(parse(&pair).expect("a key").1, Some(48));
-    }
-
-    #[test]
-    fn a_value_that_is_no_key_is_an_error_with_a_fix() {
+    fn a_value_that_is_no_key_is_an_error_with_the_value_and_the_forms() {
         for (written, said) in [
-            (json!(null), "key is null; "),
-            (json!([]), "key is []; "),
-            (json!({}), "key is {}; "),
-            (json!(7), "key is 7; "),
+            (json!(null), "key is null: "),
+            (json!([]), "key is []: "),
+            (json!({}), "key is {}: "),
+            (json!(7), "key is 7: "),
             (json!({ "user": "alice" }), "unknown variant `user`, expected one of `text`, `bytes`"),
-            (json!({ "address": "::1", "number": 1 }), "give text, a list, or {\"address\""),
+            (
+                json!({ "address": "::1", "number": 1 }),
+                "key is {\"address\":\"::1\",\"number\":1}: ",
+            ),
             (json!({ "address": 7 }), "expected a string"),
-            (json!({ "address": "alice" }), "give an address, as \"203.0.113.9\""),
-            (json!({ "address": "010.0.0.1" }), "give an address"),
-            (json!({ "address": "10.0.0.1/33" }), "or a network, as"),
-            (json!({ "address": "10.0.0.1/0" }), "or a network, as"),
-            (json!({ "address": "10.0.0.1/+8" }), "or a network, as"),
-            (json!({ "address": "::1/129" }), "or a network, as"),
-            (json!({ "number": -1 }), "give a whole number"),
-            (json!({ "number": 1.5 }), "give a whole number"),
-            (json!({ "number": "+7" }), "give a whole number"),
-            (json!({ "number": format!("{}0", u128::MAX) }), "give a whole number"),
-            (json!({ "bytes": "/w" }), "give base64 with its padding"),
-            (json!({ "everyone": false }), "give true"),
-            (json!(""), "key is a blank text"),
-            (json!({ "bytes": "" }), "key is a blank text"),
-            (json!("alice "), "remove the white space"),
-            (json!({ "text": "\talice" }), "remove the white space"),
-            (json!(["a", ""]), "key is a blank text"),
+            (json!({ "address": "alice" }), "key is {\"address\":\"alice\"}; "),
+            (json!({ "address": "010.0.0.1" }), "}; "),
+            (json!({ "address": "10.0.0.1/33" }), "}; "),
+            (json!({ "address": "10.0.0.1/0" }), "}; "),
+            (json!({ "address": "10.0.0.1/+8" }), "}; "),
+            (json!({ "address": "::1/129" }), "}; "),
+            (json!({ "number": -1 }), "key is {\"number\":-1}; "),
+            (json!({ "number": 1.5 }), "}; "),
+            (json!({ "number": "+7" }), "}; "),
+            (json!({ "number": format!("{}0", u128::MAX) }), "}; "),
+            (json!({ "bytes": "/w" }), "}; "),
+            (json!({ "everyone": false }), "}; "),
+            (json!(""), "key is \"\"; "),
+            (json!({ "bytes": "" }), "}; "),
+            (json!("alice "), "key is \"alice \"; "),
+            (json!({ "text": "\talice" }), "}; "),
+            (json!(["a", ""]), "key is \"\"; "),
         ] {
             let error = parse(&written).expect_err("no key");
             assert!(error.contains(said), "{written}: {error}");
+            assert!(error.ends_with(&format!("; give {FORMS}")), "{error}");
         }
     }
 }

@@ -3,43 +3,43 @@
 //! During an incident, the router shows which clients are denied and why. Operators can change
 //! limits without a deployment.
 //!
-//! Add each layer under a name, and mount the router under a path. A [`Guard`] is required, because
-//! users of the router can turn limits off.
+//! Add each layer under a name, and mount the router under a path. The router needs a guard: a Tower
+//! layer that authenticates operators, because users of the router can turn limits off.
 //!
 //! ```
-//! use axum::{Router, http::{HeaderMap, StatusCode}, routing::get};
-//! use tower_sluice::{Quota, RateLimitLayer, admin::{Admin, Guard}};
+//! use axum::{
+//!     Router, extract::Request, http::StatusCode, middleware::{Next, from_fn}, response::Response,
+//!     routing::get,
+//! };
+//! use tower_sluice::{Quota, RateLimitLayer, admin::Admin};
 //!
 //! let mut admin = Admin::new();
 //! let layer = admin.watch("api", RateLimitLayer::per_ip(Quota::per_second(10)));
 //!
 //! // replace this with your own authentication
-//! let guard = Guard::from_fn(|parts| match parts.headers.get("x-operator") {
-//!     Some(_) => Ok(()),
-//!     None => Err(StatusCode::FORBIDDEN),
-//! });
+//! async fn operators_only(request: Request, next: Next) -> Result<Response, StatusCode> {
+//!     match request.headers().contains_key("x-operator") {
+//!         true => Ok(next.run(request).await),
+//!         false => Err(StatusCode::FORBIDDEN),
+//!     }
+//! }
+//!
 //! let app: Router = Router::new()
 //!     .route("/", get(|| async { "hello" }))
 //!     .layer(layer) // the layer that `watch` returned
-//!     .nest("/admin", admin.router(guard));
+//!     .nest("/admin", admin.router(from_fn(operators_only)));
 //! ```
 //!
-//! The next example has two layers and a Tower layer as the guard. All processes use one secret, so
-//! fingerprints are equal in every process.
+//! The next example has two layers. All processes use one secret, so fingerprints are equal in every
+//! process.
 //!
 //! ```
-//! use axum::{Router, extract::Request, http::StatusCode, middleware, response::Response};
 //! use tower_sluice::{
 //!     LocalStore, Quota, RateLimitLayer, Rule,
-//!     admin::{Admin, Guard},
+//!     admin::Admin,
 //!     fingerprint::FingerprintKey,
 //!     key::{HeaderKey, PeerIp},
 //! };
-//!
-//! async fn operators_only(request: Request, next: middleware::Next) -> Result<Response, StatusCode> {
-//! #   let knows = |_: &Request| true;
-//!     if knows(&request) { Ok(next.run(request).await) } else { Err(StatusCode::UNAUTHORIZED) }
-//! }
 //!
 //! let secret = FingerprintKey::new("correct horse battery staple")?; // from configuration
 //! let mut admin = Admin::new().fingerprint(secret);
@@ -48,8 +48,7 @@
 //! let login = admin.watch("login", RateLimitLayer::rules(login, store.clone()));
 //! let user = Rule::new("user", HeaderKey::new("x-api-key"), Quota::per_second(50));
 //! let user = admin.watch("user", RateLimitLayer::rules(user, store));
-//! let router = admin.router(Guard::layer(middleware::from_fn(operators_only)));
-//! # let _: (Router, _, _) = (router, login, user);
+//! # let _ = (login, user);
 //! # Ok::<(), tower_sluice::fingerprint::FingerprintKeyError>(())
 //! ```
 //!
@@ -62,7 +61,7 @@
 //! use axum::{extract::Request, http::{HeaderMap, StatusCode, header}, middleware::{self, Next}};
 //! use tower::ServiceBuilder;
 //! use tower_sluice::{
-//!     Headers, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, admin::Guard,
+//!     Headers, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, admin::Admin,
 //!     middleware::{ChargeHandle, Unadjusted}, rule::Applies,
 //! };
 //!
@@ -85,7 +84,8 @@
 //! let limit = RateLimitLayer::rules(guesses, LocalStore::new())
 //!     .headers(Headers::RateLimit.only_when_denied())
 //!     .expose_charge(Unadjusted::Keep);
-//! let guard = Guard::layer(ServiceBuilder::new().layer(limit).layer(middleware::from_fn(check)));
+//! let guard = ServiceBuilder::new().layer(limit).layer(middleware::from_fn(check));
+//! let router = Admin::new().router(guard);
 //! ```
 //!
 //! A guess is charged before the password is checked, so parallel guesses count too. An address
@@ -110,50 +110,40 @@
 //! | `GET /` | | redirects to the page |
 //! | `GET /page` | | a page that uses the routes below |
 //! | `GET /api/layers` | | `{"layers": [{"layer": "api", "on": true, "report_only": false, "rules": [..]}]}` |
-//! | `GET /api/denials` | | `{"layers": [{"layer": "api", "rules": [{"rule": "ip", "recent": [..], "top": [..]}]}]}` |
 //! | `GET /api/health` | | `{"layers": [{"layer": "api", "health": {"store": "local", "status": "healthy", ..}}]}` |
 //! | `POST /api/peek` | `{"layer": "api", "rule": "ip", "key": {"address": "203.0.113.9"}}` | the account, as below |
-//! | `POST /api/reset` | as `peek` | `{"layer": "api", "rule": "ip", "key": "55bb…", "prefix": null, "done": "reset", "by": "local"}` |
+//! | `POST /api/reset` | as `peek` | `{"layer": "api", "rule": "ip", "key": "55bb…", "done": "reset", "by": "local"}` |
 //! | `POST /api/block` | as `peek`, with `"for": "10min"` | as `reset`, with `"done": "block"` |
 //! | `POST /api/unblock` | as `peek` | as `reset`, with `"done": "unblock"` |
-//! | `POST /api/switch` | `{"layer": "api", "on": false}` | `{"layer": "api", "on": false}` |
-//! | `POST /api/report-only` | `{"layer": "api", "rule": "ip", "on": true}` | `{"layer": "api", "rule": "ip", "on": true}` |
+//! | `POST /api/switch` | `{"layer": "api", "on": false}` | empty |
+//! | `POST /api/switch` | `{"layer": "api", "rule": "ip", "report_only": true}` | empty |
 //!
 //! `switch` turns a layer off: with `"on": false` every request passes, and the store is not
-//! called. `report-only` without a rule applies to the whole layer. Both apply to this process
+//! called. `report_only` without a rule applies to the whole layer. Both apply to this process
 //! until it ends.
 //!
 //! In `layers`, a rule has the form below.
 //!
+//! - `quotas` have the form of a [configuration](crate::Quota), or are `null` if they are chosen per
+//!   request. `live` is `true` if they can be [replaced](crate::LivePlan).
+//! - `cost` and `headroom` are `null` if they are read from the request.
 //! - `denied` is the number of denied requests. `reported` is the number of requests that
 //!   report-only rules would have denied. This process counts both from when the layer was added.
-//! - `quotas` is `null` if quotas are chosen per request. `quotas_are` is `fixed`, `live` or
-//!   `per request`.
-//! - `cost` and `headroom` are `null` if they are read from the request.
+//! - `recent` lists the latest 50 denials, newest first. `at_ms` is Unix time, and `key` is the
+//!   [fingerprint](crate::fingerprint::Fingerprint) of the key. `retry_after_ms` is `null` if waiting
+//!   does not help.
+//! - `top` lists up to 50 keys, the most denied first. `denied` is the number of denials since the
+//!   key entered the list, including reported ones. A new key replaces the least denied one. A key
+//!   that the router has blocked stays listed until the Unix time `blocked_until_ms`. `clear` is the
+//!   key in clear text, only with [`Admin::show_keys`].
 //!
 //! ```json
 //! {
-//!   "rule": "ip", "quotas_are": "fixed", "cost": 1, "headroom": 0, "queues": false,
-//!   "quotas": [{"text": "10/s", "algorithm": "gcra", "limit": 10, "units": 10, "period_ms": 1000, "max_debt": 10}],
-//!   "report_only": false, "denied": 7, "reported": 0
+//!   "rule": "ip", "quotas": ["10/s"], "live": false, "cost": 1, "headroom": 0, "queues": false,
+//!   "report_only": false, "denied": 12, "reported": 0,
+//!   "recent": [{"at_ms": 1764547200123, "key": "55bbf4838f29aabc", "result": "limited", "retry_after_ms": 100}],
+//!   "top": [{"key": "55bbf4838f29aabc", "denied": 12, "blocked_until_ms": null}]
 //! }
-//! ```
-//!
-//! In `denials`, `recent` lists the latest 50 denials of a rule, newest first. `at_ms` is Unix
-//! time, and `key` is the [fingerprint](crate::fingerprint::Fingerprint) of the key.
-//! `retry_after_ms` is `null` if waiting does not help.
-//!
-//! ```json
-//! {"at_ms": 1764547200123, "key": "55bbf4838f29aabc", "result": "limited", "retry_after_ms": 100}
-//! ```
-//!
-//! `top` lists up to 50 keys of a rule, the most denied first. `denied` is the number of denials
-//! since the key entered the list, including reported ones. A new key replaces the least denied
-//! one. A key that the router has blocked stays listed, and `blocked_ms` is the remaining time of
-//! that block, or `null`. `clear` is the key in clear text, only with [`Admin::show_keys`].
-//!
-//! ```json
-//! {"key": "55bbf4838f29aabc", "denied": 12, "blocked_ms": null}
 //! ```
 //!
 //! `peek`, `reset`, `block` and `unblock` accept `"fingerprint": "55bbf4838f29aabc"` instead of
@@ -166,7 +156,7 @@
 //!
 //! ```json
 //! {
-//!   "layer": "api", "rule": "ip", "key": "55bbf4838f29aabc", "prefix": null, "by": "local",
+//!   "layer": "api", "rule": "ip", "key": "55bbf4838f29aabc", "by": "local",
 //!   "quotas": [{
 //!     "text": "10/s", "limit": 10, "remaining": 3, "held": null, "reset_after_ms": 700,
 //!     "next_after_ms": 100
@@ -180,7 +170,7 @@
 //!
 //! Write a key as the extractor of the rule produces it. The router cannot see the type of a rule's
 //! keys: text that looks like an address is another key than the address. To be sure, compare the
-//! fingerprint in the response with those in `denials`, or use `fingerprint` instead of `key`.
+//! fingerprint in the response with those in `layers`, or use `fingerprint` instead of `key`.
 //!
 //! | key | extractor |
 //! |---|---|
@@ -192,9 +182,7 @@
 //! | `{"unidentified": true}` | none: the key that requests without an identity share ([`OnMissingKey::Share`](crate::rule::OnMissingKey)) |
 //! | `["GET", {"address": "203.0.113.9"}]` | a tuple of extractors |
 //!
-//! An IPv6 address stands for its /64, as in the extractors, and the response contains `"prefix": 64`.
-//! `prefix` is `null` if the key is no network.
-//! If a rule counts by other prefixes, give the prefix: `{"address": "2001:db8::7/48"}`.
+//! An IPv6 address stands for its /64, as in the extractors. If a rule counts by other prefixes, give the prefix: `{"address": "2001:db8::7/48"}`.
 //!
 //! # Quotas
 //!
@@ -212,7 +200,7 @@
 //! |---|---|
 //! | 400 | invalid body |
 //! | 404, 405 | unknown layer, rule or route; wrong method |
-//! | 409 | the rule has no account or no switch, or its store does not support report-only |
+//! | 409 | the store does not support report-only for the rule |
 //! | 413, 415 | a body above 16 KiB, or one that is not `application/json` |
 //! | 501 | the store does not support the operation: a governor limiter can neither peek nor reset |
 //! | 503 | the store failed, or its fallback made the change in this process only |
@@ -231,7 +219,7 @@
 //!   switches, counts and denials belong to this process.
 //! - The listed keys are in the memory of the process, in clear text: at most 50 per rule, each of
 //!   at most [`max_key_len`](crate::Rule::max_key_len) bytes.
-//! - `denials` lists only denials by rules. Rejections for a missing key or by a deny list are
+//! - `recent` and `top` list only denials by rules. Rejections for a missing key or by a deny list are
 //!   absent.
 //! - Limits of the managed layers do not apply to the router itself. See [password
 //!   guessing](#password-guessing).
@@ -246,7 +234,7 @@ use std::{convert::Infallible, fmt, sync::Arc};
 use axum::{
     Json, Router,
     extract::{DefaultBodyLimit, OriginalUri, Request, State, rejection::JsonRejection},
-    middleware::{self, Next},
+    middleware::map_response,
     response::{IntoResponse, Redirect, Response},
     routing::{MethodRouter, Route, any, get, post},
 };
@@ -258,16 +246,15 @@ use http::{
     },
 };
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use tower::{Layer, Service};
 
-use self::{
-    account::{AccountBody, ManagedAccount},
-    managed::ManagedLayer,
-};
+use self::{account::AccountBody, managed::ManagedLayer};
 use crate::{
-    fingerprint::FingerprintKey, key::RequestHead, middleware::RateLimitLayer, rule::Rules,
-    store::Store,
+    fingerprint::FingerprintKey,
+    middleware::RateLimitLayer,
+    rule::{RuleName, Rules},
+    store::{Store, literal},
 };
 
 /// Builder of the router.
@@ -310,8 +297,8 @@ impl Admin {
     /// not record denials. The returned layer has a [secret](RateLimitLayer::fingerprint), so its
     /// spans and debug lines contain fingerprints.
     ///
-    /// A layer may be added under several names. All its entries then show the same denials. Layers
-    /// may share a store.
+    /// A layer may be added under several names. Each entry shows the denials of the layer that was
+    /// returned for it, and of its clones. Layers may share a store.
     ///
     /// ```
     /// use tower_sluice::{Quota, RateLimitLayer, admin::Admin};
@@ -322,8 +309,8 @@ impl Admin {
     ///
     /// # Panics
     ///
-    /// Panics if another layer has this name, or if the name is invalid. A valid name has 1 to 64
-    /// of the characters `A-Z a-z 0-9 - . _ ~`.
+    /// Panics if another layer has this name, or if the name is not 1 to 64 printable ASCII
+    /// characters.
     #[track_caller]
     pub fn watch<K, S, R>(
         &mut self,
@@ -334,24 +321,32 @@ impl Admin {
         K: Rules + Send + Sync + 'static,
         S: Store<Error = Infallible> + Send + Sync + 'static,
     {
-        let taken = self.layers.iter().any(|layer| *layer.name == *name);
+        let name = literal(RuleName::new(name));
+        let taken = self.layers.iter().any(|layer| layer.name == name);
         assert!(!taken, "another layer has the name {name:?}; give another name");
-        let safe = |c: char| c.is_ascii_alphanumeric() || "-._~".contains(c);
-        assert!(
-            (1..=64).contains(&name.len()) && name.chars().all(safe),
-            "invalid name {name:?} of a layer; give 1 to 64 of A-Z, a-z, 0-9, -, ., _ and ~"
-        );
         self.layers.push(ManagedLayer::new(name, &mut layer, self.secret, self.shows_keys));
         layer
     }
 
     /// Creates the router. Mount it under a path with `Router::nest("/admin", …)`.
     ///
-    /// The guard checks every request, even for unknown paths.
+    /// The guard is a Tower layer, such as one of `axum::middleware::from_fn`, or several layers in a
+    /// `ServiceBuilder`. It wraps all routes and unknown paths: a request that it does not forward
+    /// never reaches the router. Compare secrets in constant time, as `examples/admin.rs` does.
     ///
     /// Layers that are added later are not part of the router.
-    pub fn router(&self, guard: Guard) -> Router {
-        router(Arc::from(self.layers.clone()), guard)
+    pub fn router<G>(&self, guard: G) -> Router
+    where
+        G: Layer<Route> + Clone + Send + Sync + 'static,
+        G::Service: Service<Request> + Clone + Send + Sync + 'static,
+        <G::Service as Service<Request>>::Response: IntoResponse + 'static,
+        <G::Service as Service<Request>>::Error: Into<Infallible> + 'static,
+        <G::Service as Service<Request>>::Future: Send + 'static,
+    {
+        routes()
+            .with_state(self.layers.as_slice().into())
+            .layer(guard)
+            .layer(map_response(no_store))
     }
 }
 
@@ -368,84 +363,8 @@ impl fmt::Debug for Admin {
     }
 }
 
-/// Guard that authenticates requests to an [`Admin`].
-///
-/// There is deliberately no guard that allows every request.
-pub struct Guard(Box<dyn FnOnce(Router) -> Router + Send>);
-
-impl Guard {
-    /// Creates a guard from a function that checks the head of each request.
-    ///
-    /// If the function returns an error, the error is the response, for example 401 or 403.
-    ///
-    /// Compare secrets in constant time, as `examples/admin.rs` does.
-    ///
-    /// ```
-    /// use axum::http::{StatusCode, header};
-    /// use tower_sluice::admin::Guard;
-    ///
-    /// # let knows = |_: &axum::http::HeaderValue| false;
-    /// let guard = Guard::from_fn(move |head| match head.headers.get(header::AUTHORIZATION) {
-    ///     Some(credentials) if knows(credentials) => Ok(()),
-    ///     _ => Err((StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Basic")])),
-    /// });
-    /// ```
-    pub fn from_fn<F, E>(admits: F) -> Self
-    where
-        F: Fn(&RequestHead<'_>) -> Result<(), E> + Send + Sync + 'static,
-        E: IntoResponse + 'static,
-    {
-        let admits = Arc::new(admits);
-        Self::layer(middleware::from_fn(move |request: Request, next: Next| {
-            let rejection =
-                admits(&RequestHead::from(&request)).err().map(IntoResponse::into_response);
-            async move {
-                match rejection {
-                    Some(response) => response,
-                    None => next.run(request).await,
-                }
-            }
-        }))
-    }
-
-    /// Creates a guard from a Tower layer, or from several layers in a `ServiceBuilder`.
-    ///
-    /// The layer wraps all routes. A request that the layer does not forward never reaches the
-    /// router.
-    ///
-    /// ```
-    /// use axum::{extract::Request, http::StatusCode, middleware::{self, Next}};
-    /// use tower_sluice::admin::Guard;
-    ///
-    /// Guard::layer(middleware::from_fn(async |request: Request, next: Next| {
-    ///     // replace this with a lookup in a table of sessions
-    ///     match request.headers().contains_key("cookie") {
-    ///         true => Ok(next.run(request).await),
-    ///         false => Err(StatusCode::UNAUTHORIZED),
-    ///     }
-    /// }));
-    /// ```
-    pub fn layer<L>(layer: L) -> Self
-    where
-        L: Layer<Route> + Clone + Send + Sync + 'static,
-        L::Service: Service<Request> + Clone + Send + Sync + 'static,
-        <L::Service as Service<Request>>::Response: IntoResponse + 'static,
-        <L::Service as Service<Request>>::Error: Into<Infallible> + 'static,
-        <L::Service as Service<Request>>::Future: Send + 'static,
-    {
-        Self(Box::new(move |router| router.layer(layer)))
-    }
-}
-
-impl fmt::Debug for Guard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Guard(..)")
-    }
-}
-
 type ManagedLayers = State<Arc<[ManagedLayer]>>;
 type Body<T> = Result<Json<T>, JsonRejection>;
-type JsonResult = Result<Json<Value>, Problem>;
 
 /// Header fields of every response.
 ///
@@ -462,14 +381,13 @@ const HEADERS: [(HeaderName, &str); 4] = [
     (X_CONTENT_TYPE_OPTIONS, "nosniff"),
 ];
 
-fn router(layers: Arc<[ManagedLayer]>, guard: Guard) -> Router {
-    let router = Router::new()
+fn routes() -> Router<Arc<[ManagedLayer]>> {
+    Router::new()
         .route("/", get(redirect_to_page))
         .route("/page", file("text/html; charset=utf-8", include_str!("page.html")))
         .route("/page.js", file("text/javascript; charset=utf-8", include_str!("page.js")))
         .route("/style.css", file("text/css; charset=utf-8", include_str!("style.css")))
         .route("/api/layers", get(async |State(all): ManagedLayers| Json(managed::layers(&all))))
-        .route("/api/denials", get(async |State(all): ManagedLayers| Json(managed::denials(&all))))
         .route(
             "/api/health",
             get(async |State(all): ManagedLayers| Json(managed::health(&all).await)),
@@ -479,29 +397,22 @@ fn router(layers: Arc<[ManagedLayer]>, guard: Guard) -> Router {
         .route("/api/block", account("block"))
         .route("/api/unblock", account("unblock"))
         .route("/api/switch", post(switch))
-        .route("/api/report-only", post(report_only))
         // A route, because a router that is nested twice has no fallback of its own.
         .route("/{*unknown}", any(not_found))
         .method_not_allowed_fallback(method_not_allowed)
-        .with_state(layers)
         .layer(DefaultBodyLimit::max(16 * 1024))
-        .layer(middleware::map_response(with_headers));
-    (guard.0)(router).layer(middleware::map_response(with_no_store))
+        .layer(map_response(async |response: Response| (HEADERS, response)))
 }
 
 fn file(kind: &'static str, text: &'static str) -> MethodRouter<Arc<[ManagedLayer]>> {
     get(async move || ([(CONTENT_TYPE, kind)], text))
 }
 
-async fn with_headers(response: Response) -> impl IntoResponse {
-    (HEADERS, response)
-}
-
 /// Forbids caching of a response that the guard creates.
 ///
 /// The other fields of [`HEADERS`] are not added, because they could break a login form of the
 /// guard.
-async fn with_no_store(mut response: Response) -> Response {
+async fn no_store(mut response: Response) -> Response {
     let no_store = HeaderValue::from_static("no-store");
     response.headers_mut().entry(CACHE_CONTROL).or_insert(no_store);
     response
@@ -517,75 +428,48 @@ async fn redirect_to_page(OriginalUri(uri): OriginalUri) -> Redirect {
 
 async fn not_found() -> Problem {
     let why = "unknown route; the documentation of tower_sluice::admin lists the routes";
-    Problem::new(StatusCode::NOT_FOUND, why)
+    Problem(StatusCode::NOT_FOUND, why.into())
 }
 
 async fn method_not_allowed() -> Problem {
     let why = "wrong method; use POST to peek or to change, and GET for all other routes";
-    Problem::new(StatusCode::METHOD_NOT_ALLOWED, why)
+    Problem(StatusCode::METHOD_NOT_ALLOWED, why.into())
 }
 
 fn account(operation: &'static str) -> MethodRouter<Arc<[ManagedLayer]>> {
-    post(async move |State(layers): ManagedLayers, body: Body<AccountBody>| -> JsonResult {
-        let Json(body) = body?;
-        let time = body.time(operation == "block")?;
-        let needs_quotas = matches!(operation, "peek" | "reset");
-        let account = ManagedAccount::find(&layers, &body, needs_quotas)?;
-        match operation {
-            "peek" => account.peek().await.map(Json),
-            _ => account.change(operation, time).await.map(Json),
-        }
+    post(async move |State(layers): ManagedLayers, body: Body<AccountBody>| {
+        account::run(operation, &layers, body?.0).await.map(Json)
     })
 }
 
-async fn switch(State(layers): ManagedLayers, body: Body<SwitchBody>) -> JsonResult {
-    let Json(SwitchBody { layer, on }) = body?;
-    managed::find(&layers, &layer)?.switch.set(on);
-    Ok(Json(json!({ "layer": layer, "on": on })))
-}
-
-async fn report_only(State(layers): ManagedLayers, body: Body<ReportOnlyBody>) -> JsonResult {
-    let Json(ReportOnlyBody { layer, rule, on }) = body?;
-    managed::find(&layers, &layer)?.set_report_only(rule.as_deref(), on)?;
-    Ok(Json(json!({ "layer": layer, "rule": rule, "on": on })))
+async fn switch(State(all): ManagedLayers, body: Body<SwitchBody>) -> Result<(), Problem> {
+    let Json(SwitchBody { layer, rule, on, report_only }) = body?;
+    let layer = managed::find(&all, &layer)?;
+    match (on, report_only, rule) {
+        (Some(on), None, None) => layer.switch.set(on),
+        (None, Some(on), rule) => layer.set_report_only(rule.as_deref(), on)?,
+        _ => Err("give on for a layer, or report_only for a layer or a rule".to_owned())?,
+    }
+    Ok(())
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SwitchBody {
     layer: String,
-    on: bool,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ReportOnlyBody {
-    layer: String,
     rule: Option<String>,
-    on: bool,
+    on: Option<bool>,
+    report_only: Option<bool>,
 }
 
 /// An error response: a status, and a sentence that describes the fix.
 #[derive(Debug)]
-struct Problem {
-    status: StatusCode,
-    detail: String,
-}
+struct Problem(StatusCode, String);
 
-impl Problem {
-    fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into() }
-    }
-
-    /// Creates an error for an invalid body.
-    fn body(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, detail)
-    }
-
-    /// Creates an error for an unknown value of `field`.
-    fn unknown(field: &str, value: &str, known: &[&str]) -> Self {
-        let detail = format!("{field} is {value:?}; give one of {known:?}");
-        Self::new(StatusCode::NOT_FOUND, detail)
+/// Creates an error for an invalid body.
+impl From<String> for Problem {
+    fn from(detail: String) -> Self {
+        Self(StatusCode::BAD_REQUEST, detail)
     }
 }
 
@@ -595,18 +479,19 @@ impl From<JsonRejection> for Problem {
             StatusCode::UNPROCESSABLE_ENTITY => StatusCode::BAD_REQUEST,
             status => status,
         };
-        Self::new(status, rejection.body_text())
+        Self(status, rejection.body_text())
     }
 }
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
+        let Self(status, detail) = self;
         let problem = json!({
             "type": "about:blank",
-            "title": self.status.canonical_reason().unwrap_or("Problem"),
-            "status": self.status.as_u16(),
-            "detail": self.detail,
+            "title": status.canonical_reason().unwrap_or("Problem"),
+            "status": status.as_u16(),
+            "detail": detail,
         });
-        (self.status, [(CONTENT_TYPE, "application/problem+json")], Json(problem)).into_response()
+        (status, [(CONTENT_TYPE, "application/problem+json")], Json(problem)).into_response()
     }
 }

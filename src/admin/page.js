@@ -7,14 +7,6 @@ const REFRESH_EVERY_MS = 2000;
 const HEALTH_EVERY_MS = 5000;
 const TIMEOUT_MS = 10000;
 const MOST_KEYS = 10;
-const ALGORITHMS = {
-  gcra: "GCRA",
-  token_bucket: "token bucket",
-  fixed_window: "fixed window",
-  anchored_window: "anchored window",
-  sliding_window: "sliding window",
-  sliding_log: "sliding log",
-};
 
 const KINDS = {
   address: "address",
@@ -60,7 +52,6 @@ const RESULTS = {
   fallback_limited: "denied by the local fallback",
 };
 
-const CHANGES = { switch: "Limits", "report-only": "Report only", block: "Block", unblock: "Unblock" };
 
 // What a change does, before it is done.
 const CONFIRM = {
@@ -103,8 +94,8 @@ function showState(text, kind = "muted") {
 }
 
 // An error stays visible until a change succeeds.
-async function change(route, body) {
-  const describe = (error) => `${CHANGES[route]} of ${body.rule || body.layer} failed: ${error.message}`;
+async function change(name, route, body) {
+  const describe = (error) => `${name} of ${body.rule || body.layer} failed: ${error.message}`;
   const failed = await call(route, body).then(() => "", describe);
   $("failed").textContent = failed;
   if (!failed) await refresh();
@@ -144,7 +135,7 @@ function ruleView(layer, name) {
     "Report only",
     `rule ${name} of ${layer}`,
     ["muted", "wait"],
-    (on) => confirm(CONFIRM[on ? "report" : "enforce"](`rule ${name} of ${layer}`)) && change("report-only", { layer, rule: name, on }),
+    (on) => confirm(CONFIRM[on ? "report" : "enforce"](`rule ${name} of ${layer}`)) && change("Report only", "switch", { layer, rule: name, report_only: on }),
   );
   const head = element("div", { className: "head" }, element("h3", { textContent: name }), counts);
   const buttons = element("div", { className: "buttons" }, report.button);
@@ -154,15 +145,10 @@ function ruleView(layer, name) {
     rule(rule) {
       counts.textContent = `${number(rule.denied)} denied, ${number(rule.reported)} reported`;
       counts.className = rule.denied > 0 ? "number no" : "number muted";
-      const one = (quota) => {
-        const { algorithm } = quota;
-        const word = typeof algorithm === "string" ? algorithm : Object.keys(algorithm)[0];
-        return `${quota.text} (${ALGORITHMS[word] || word})`;
-      };
-      quotas.textContent = rule.quotas ? rule.quotas.map(one).join(", ") || "no limit" : "quotas chosen per request";
+      quotas.textContent = rule.quotas ? rule.quotas.map(quotaText).join("; ") || "no limit" : "quotas chosen per request";
       const cost = rule.cost === null ? "cost read from the request" : `cost ${rule.cost}`;
       const headroom = rule.headroom === null ? ", headroom read from the request" : rule.headroom ? `, headroom ${rule.headroom}` : "";
-      const live = rule.quotas_are === "live" ? ", live plan" : "";
+      const live = rule.live ? ", live plan" : "";
       more.textContent = cost + headroom + (rule.queues ? ", may queue" : "") + live;
       report.set(rule.report_only);
     },
@@ -197,11 +183,10 @@ function ruleView(layer, name) {
   };
 }
 
-// A key as an operator writes it: text and addresses without their JSON.
-function clearKey(key) {
-  if (key === undefined) return "";
-  const [value] = Object.values(key);
-  return Array.isArray(key) || typeof value !== "string" || key.bytes !== undefined ? JSON.stringify(key) : value;
+// A quota as in a configuration: text, or a table as "units 5, period 1s, algorithm sliding_log".
+function quotaText(quota) {
+  const plain = (value) => (typeof value === "object" ? JSON.stringify(value) : value);
+  return typeof quota === "string" ? quota : Object.entries(quota).map(([name, value]) => `${name} ${plain(value)}`).join(", ");
 }
 
 // A listed key, with buttons to block and unblock it.
@@ -218,16 +203,17 @@ function keyRow(layer, rule, fingerprint) {
   };
   const block = act("Block", () => {
     const time = $("for").value.trim();
-    if (confirm(`Block key ${clear.textContent || fingerprint} of rule ${rule} for ${time}?`)) change("block", { ...about, for: time });
+    if (confirm(`Block key ${clear.textContent || fingerprint} of rule ${rule} for ${time}?`)) change("Block", "block", { ...about, for: time });
   });
-  const unblock = act("Unblock", () => change("unblock", about));
+  const unblock = act("Unblock", () => change("Unblock", "unblock", about));
   const root = element("li", {}, element("code", { textContent: fingerprint }), clear, counts, blocked, element("span", { className: "acts" }, block, unblock));
   return {
     root,
     set(one) {
-      clear.textContent = clearKey(one.clear);
+      clear.textContent = one.clear || "";
       counts.textContent = `${number(one.denied)} denied`;
-      blocked.textContent = one.blocked_ms === null ? "" : `blocked for ${time(one.blocked_ms)}`;
+      const left = one.blocked_until_ms - Date.now();
+      blocked.textContent = left > 0 ? `blocked for ${time(left)}` : "";
     },
   };
 }
@@ -237,13 +223,13 @@ function layerView(name) {
   const rules = element("div");
   const views = new Map();
   const on = toggle("Limits", name, ["no", "ok"], (wanted) => {
-    if (confirm(CONFIRM[wanted ? "on" : "off"](name))) change("switch", { layer: name, on: wanted });
+    if (confirm(CONFIRM[wanted ? "on" : "off"](name))) change("Limits", "switch", { layer: name, on: wanted });
   });
   const report = toggle(
     "Report only",
     name,
     ["muted", "wait"],
-    (wanted) => confirm(CONFIRM[wanted ? "report" : "enforce"](name)) && change("report-only", { layer: name, on: wanted }),
+    (wanted) => confirm(CONFIRM[wanted ? "report" : "enforce"](name)) && change("Report only", "switch", { layer: name, report_only: wanted }),
   );
   const root = element(
     "section",
@@ -265,11 +251,11 @@ function layerView(name) {
     layer(layer) {
       on.set(layer.on);
       report.set(layer.report_only);
-      layer.rules.forEach((rule) => view(rule.rule).rule(rule));
-    },
-    recent(layer) {
-      layer.rules.forEach((rule) => view(rule.rule).recent(rule.recent));
-      layer.rules.forEach((rule) => view(rule.rule).top(rule.top));
+      for (const rule of layer.rules) {
+        view(rule.rule).rule(rule);
+        view(rule.rule).recent(rule.recent);
+        view(rule.rule).top(rule.top);
+      }
     },
     health(report) {
       health.replaceChildren(healthLine(report));
@@ -328,10 +314,8 @@ async function refresh() {
   }
   refreshing = true;
   try {
-    const [now, denials] = await Promise.all([call("layers"), call("denials")]);
-    known = now.layers;
-    now.layers.forEach((layer) => layerOf(layer.layer).layer(layer));
-    denials.layers.forEach((layer) => layerOf(layer.layer).recent(layer));
+    known = (await call("layers")).layers;
+    known.forEach((layer) => layerOf(layer.layer).layer(layer));
     updateForm();
     showState(known.length ? "Up to date" : "No layers");
   } catch (error) {
@@ -398,7 +382,8 @@ async function submit(event) {
     if (!$("quotas-label").hidden && quotas.length && (route === "peek" || route === "reset")) body.quotas = quotas;
     const result = await call(route, body);
     const summary = element("p", {}, `${DONE[route](body)} Key `, element("code", { textContent: result.key }), `, store ${result.by}.`);
-    if (result.prefix) summary.append(` This applies to all addresses of its /${result.prefix}.`);
+    const [address, prefix] = (body.key.address || "").split("/");
+    if (address.includes(":") || prefix) summary.append(` This applies to all addresses of its /${prefix || 64}.`);
     answer.replaceChildren(summary);
     if (result.blocked_ms) answer.append(element("p", { className: "no", textContent: `Blocked for ${time(result.blocked_ms)}` }));
     if (result.quotas) answer.append(...result.quotas.map(quotaView), element("pre", { textContent: rounded(result.would) }));

@@ -10,15 +10,15 @@
 //! - `carry_over` adds unused units of a window to the next one.
 //! - `paced` releases the units of a window at even intervals.
 
-use super::{NEVER, Receipt, counted::Counter};
+use super::{Counter, NEVER, Receipt};
 use crate::quota::{Algorithm, Quota};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FixedWindow {
-    pub(super) start: u64,
-    pub(super) count: u64,
+    pub(crate) start: u64,
+    pub(crate) count: u64,
     /// Units carried over from the previous window.
-    pub(super) bonus: u64,
+    pub(crate) bonus: u64,
 }
 
 impl FixedWindow {
@@ -28,7 +28,7 @@ impl FixedWindow {
 
     /// Returns the window that contains `now`.
     fn at(self, quota: &Quota, now: u64) -> Self {
-        let carry_over = carry_over(quota);
+        let carry_over = u64::from(quota.algorithm().max_carry_over());
         // The period may have changed since the last charge.
         let start = start(quota, self.start);
         let end = start + quota.period_nanos();
@@ -70,7 +70,7 @@ impl FixedWindow {
     /// Returns the number of units that this window has released until `now`, used or unused.
     fn released(self, quota: &Quota, now: u64) -> u64 {
         let allowance = self.allowance(quota);
-        if !is_paced(quota) {
+        if !quota.algorithm().is_paced() {
             return allowance;
         }
         let product = u128::from(now.saturating_sub(self.start)) * u128::from(allowance);
@@ -100,7 +100,7 @@ impl Counter for FixedWindow {
             return NEVER;
         }
         let end = window.end(quota);
-        if !is_paced(quota) {
+        if !quota.algorithm().is_paced() {
             return end - now;
         }
         let offset = window.offset(quota, last);
@@ -116,7 +116,7 @@ impl Counter for FixedWindow {
         let left = window.released(quota, now).saturating_sub(window.count);
         let end = window.end(quota);
         let offset = window.offset(quota, window.count + left + 1);
-        if is_paced(quota) && offset < quota.period_nanos() {
+        if quota.algorithm().is_paced() && offset < quota.period_nanos() {
             window.start + offset - now
         } else if window.at(quota, end).released(quota, end) > left {
             end - now
@@ -146,14 +146,16 @@ impl Counter for FixedWindow {
 
     fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt) {
         let window = self.at(quota, now);
-        let newest = !receipt.queued || !is_paced(quota) || window.next_at(quota) == receipt.end;
+        let newest = !receipt.queued
+            || !quota.algorithm().is_paced()
+            || window.next_at(quota) == receipt.end;
         if newest && receipt.charged >= window.start {
             self.refund(quota, now, receipt.units.into());
         }
     }
 
     fn expires_at(&self, quota: &Quota) -> u64 {
-        let carry_over = carry_over(quota);
+        let carry_over = u64::from(quota.algorithm().max_carry_over());
         let end = start(quota, self.start) + quota.period_nanos();
         match (self.count, self.bonus.min(carry_over)) {
             (0, 0) => 0,
@@ -172,14 +174,6 @@ fn start(quota: &Quota, instant: u64) -> u64 {
         Algorithm::AnchoredWindow => instant,
         _ => instant - instant % quota.period_nanos(),
     }
-}
-
-fn carry_over(quota: &Quota) -> u64 {
-    quota.algorithm().max_carry_over().into()
-}
-
-fn is_paced(quota: &Quota) -> bool {
-    quota.algorithm().is_paced()
 }
 
 #[cfg(test)]

@@ -28,9 +28,9 @@ pub(crate) struct Gcra {
     late_limit: u64,
     interval: u64,
     /// The time for which a full account is kept. It is 0 without `initial`.
-    retention: u64,
+    pub(crate) retention: u64,
     /// The time until a new account is full.
-    initial_reset: u64,
+    pub(crate) initial_reset: u64,
 }
 
 impl Gcra {
@@ -79,7 +79,7 @@ impl Gcra {
     /// Charges the account as [`take`](Gcra::take) does, but returns a smaller result, for speed.
     ///
     /// [`evaluation`](Gcra::evaluation) converts the result to an [`Evaluation`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn charge(self, stored: u64, now: u64, demand: Demand) -> (Option<u64>, (Fit, u64)) {
         let reset_ns = self.tat(stored, now) - now;
         let fit = self.fit(reset_ns, demand);
@@ -90,7 +90,7 @@ impl Gcra {
         ((demand.cost > 0).then_some(now + reset_ns), (fit, reset_ns))
     }
 
-    #[inline]
+    #[inline(always)]
     fn fit(self, reset_ns: u64, demand: Demand) -> Fit {
         let need = demand.need();
         if need == 0 {
@@ -131,14 +131,20 @@ impl Gcra {
 
     /// Charges `units`, or refunds units if `units` is negative.
     ///
-    /// The charge stops when the debt reaches `max_debt`. Returns the new value of the account, or
-    /// `None` if it does not change.
-    pub(crate) fn adjust(self, stored: u64, now: u64, units: i64) -> (Option<u64>, Snapshot) {
+    /// The charge stops when the debt reaches `max_debt`. The result is then `true`. Also returns the
+    /// new value of the account, or `None` if it does not change.
+    pub(super) fn adjust(
+        self,
+        stored: u64,
+        now: u64,
+        units: i64,
+    ) -> (Option<u64>, (Snapshot, bool)) {
         let before = self.tat(stored, now);
         let span = self.interval.saturating_mul(units.unsigned_abs());
+        let whole = before.saturating_add(span);
         let after = if units > 0 {
             let most = now + self.span(self.late_limit);
-            before.saturating_add(span).min(most).max(before)
+            whole.min(most).max(before)
         } else if self.is_live(stored, now) {
             before.saturating_sub(span).max(now)
         } else {
@@ -146,14 +152,8 @@ impl Gcra {
         };
         // With `initial`, a late charge creates an account even if it charges nothing.
         let opens = units > 0 && self.retention > 0 && !self.is_live(stored, now);
-        ((after != before || opens).then_some(after), self.snapshot(after - now, 0))
-    }
-
-    /// Returns `true` if [`adjust`](Gcra::adjust) would charge fewer than `units` units because of
-    /// `max_debt`.
-    pub(crate) fn caps_late_charge(self, stored: u64, now: u64, units: u64) -> bool {
-        let room = self.span(self.late_limit).saturating_sub(self.tat(stored, now) - now);
-        self.interval.saturating_mul(units) > room
+        let new = (after != before || opens).then_some(after);
+        (new, (self.snapshot(after - now, 0), units > 0 && after < whole))
     }
 
     /// Undoes a charge. Units that were refilled since the charge are not added twice.
@@ -191,16 +191,6 @@ impl Gcra {
         let over = over.saturating_sub(now + self.span(self.limit.into()));
         let fit = if self.soft > 0 { Fit::at_once(over > 0) } else { Fit::queued(over) };
         fit.with(self.snapshot(tat - now, 0))
-    }
-
-    #[cfg(feature = "redis")]
-    pub(crate) fn retention(self) -> u64 {
-        self.retention
-    }
-
-    #[cfg(feature = "redis")]
-    pub(crate) fn initial_reset(self) -> u64 {
-        self.initial_reset
     }
 
     /// Returns the instant from which the account can be dropped.

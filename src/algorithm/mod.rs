@@ -4,29 +4,23 @@
 //! Unix epoch.
 
 pub(crate) mod concurrent;
-mod counted;
-mod entries;
-pub(crate) mod fixed_window;
+mod fixed_window;
 pub(crate) mod gcra;
 mod receipt;
-pub(crate) mod sliding_log;
-pub(crate) mod sliding_window;
-pub(crate) mod token_bucket;
+mod sliding;
+mod token_bucket;
 
-pub(crate) use self::receipt::Receipt;
-use self::{counted::CountedState, gcra::Gcra};
-#[cfg(feature = "redis")]
-use self::{
-    entries::Entries, fixed_window::FixedWindow, sliding_log::SlidingLog,
-    sliding_window::SlidingWindow, token_bucket::TokenBucket,
+use self::gcra::Gcra;
+pub(crate) use self::{
+    fixed_window::FixedWindow, receipt::Receipt, sliding::Sliding, token_bucket::TokenBucket,
 };
 use crate::{
     decision::{NEVER, Snapshot},
-    quota::Quota,
+    quota::{Algorithm, Quota},
 };
 
 /// The units that a request wants, and the time that it may queue for them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Demand {
     /// Units to charge. A cost of 0 is always allowed.
     pub(crate) cost: u32,
@@ -69,12 +63,7 @@ impl Evaluation {
     /// Returns the nanoseconds until the demand would be allowed, or [`NEVER`].
     #[inline]
     pub(crate) fn retry_ns(&self) -> u64 {
-        match self.snapshot {
-            Snapshot::Refilling { retry_ns, .. }
-            | Snapshot::Known { retry_ns, .. }
-            | Snapshot::Slots { retry_ns, .. }
-            | Snapshot::Unknown { retry_ns } => retry_ns,
-        }
+        self.snapshot.retry_ns()
     }
 
     /// Returns `true` if the demand was denied and waiting does not help.
@@ -120,30 +109,131 @@ impl Fit {
 pub(crate) enum AccountState {
     /// The theoretical arrival time of GCRA.
     Gcra(u64),
-    Counted(CountedState),
+    TokenBucket(TokenBucket),
+    FixedWindow(FixedWindow),
+    SlidingWindow(Sliding),
+    SlidingLog(Sliding),
+    /// The number of held slots, which only Redis keeps here.
+    #[cfg(feature = "redis")]
+    Slots(u64),
 }
 
-/// Constructors for accounts that are read from Redis.
-#[cfg(feature = "redis")]
-impl AccountState {
-    pub(crate) fn token_bucket(tokens: i64, anchor: u64, opened: u64) -> Self {
-        Self::Counted(CountedState::TokenBucket(TokenBucket { tokens, anchor, opened }))
+/// Counts the units of an account, for all algorithms except GCRA. Times are in nanoseconds.
+trait Counter {
+    /// Returns the whole units that are available now.
+    fn remaining(&self, quota: &Quota, now: u64) -> u64;
+
+    /// Returns the time until the account is full again.
+    fn reset_ns(&self, quota: &Quota, now: u64) -> u64;
+
+    /// Returns the time until `need` units are available, or [`NEVER`].
+    ///
+    /// The limit is raised by `soft` units.
+    fn wait(&self, quota: &Quota, now: u64, need: u64, soft: u64) -> u64;
+
+    /// Returns the time until more units are available, or 0 if the account is full.
+    fn next_ns(&self, quota: &Quota, now: u64) -> u64 {
+        let left = self.remaining(quota, now);
+        if left < quota.burst().into() { self.wait(quota, now, left + 1, 0) } else { 0 }
     }
 
-    pub(crate) fn fixed_window(start: u64, count: u64, bonus: u64) -> Self {
-        Self::Counted(CountedState::FixedWindow(FixedWindow { start, count, bonus }))
+    /// Returns the limit of the time in the queue. A charge that must wait this long or longer is
+    /// denied.
+    fn queue_limit(&self, _quota: &Quota, _now: u64) -> u64 {
+        0
     }
 
-    pub(crate) fn sliding_window(entries: Vec<(u64, u64)>) -> Self {
-        Self::Counted(CountedState::SlidingWindow(SlidingWindow(Entries::from_pairs(entries))))
+    /// Returns the number of units that can be charged before the debt reaches `max_debt`.
+    fn late_room(&self, quota: &Quota, now: u64) -> u64;
+
+    fn charge(&mut self, quota: &Quota, now: u64, units: u64);
+
+    /// Refunds up to `units` units, newest charges first.
+    fn refund(&mut self, quota: &Quota, now: u64, units: u64);
+
+    /// Undoes a charge. Units that were refilled since the charge are not added twice.
+    fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt);
+
+    /// Returns the instant from which the account can be dropped.
+    fn expires_at(&self, quota: &Quota) -> u64;
+
+    fn fit(&self, quota: &Quota, now: u64, demand: Demand) -> Fit {
+        let need = demand.need();
+        let plain = if need > 0 { self.wait(quota, now, need, 0) } else { 0 };
+        let raised = match u64::from(quota.soft()) {
+            soft if soft > 0 && plain > 0 => self.wait(quota, now, need, soft),
+            _ => plain,
+        };
+        match raised {
+            0 => Fit::at_once(plain > 0),
+            wait if wait <= demand.max_wait && wait < self.queue_limit(quota, now) => {
+                Fit::queued(wait)
+            }
+            retry_ns => Fit::denied(retry_ns),
+        }
     }
 
-    pub(crate) fn sliding_log(entries: Vec<(u64, u64)>) -> Self {
-        Self::Counted(CountedState::SlidingLog(SlidingLog(Entries::from_pairs(entries))))
+    fn look(&self, quota: &Quota, now: u64, demand: Demand) -> Evaluation {
+        let fit = self.fit(quota, now, demand);
+        fit.with(self.snapshot(quota, now, fit.retry_ns))
+    }
+
+    fn snapshot(&self, quota: &Quota, now: u64, retry_ns: u64) -> Snapshot {
+        Snapshot::Known {
+            limit: quota.burst(),
+            remaining: u32::try_from(self.remaining(quota, now)).unwrap_or(u32::MAX),
+            reset_ns: self.reset_ns(quota, now),
+            next_ns: self.next_ns(quota, now),
+            retry_ns,
+        }
     }
 }
 
 impl AccountState {
+    /// Creates the account of an algorithm that counts units.
+    fn new(quota: &Quota, now: u64) -> Self {
+        match quota.algorithm() {
+            Algorithm::TokenBucket => Self::TokenBucket(TokenBucket::new(quota, now)),
+            Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow => {
+                Self::FixedWindow(FixedWindow::new(quota, now))
+            }
+            Algorithm::SlidingWindow { .. } => Self::SlidingWindow(Sliding::default()),
+            Algorithm::SlidingLog => Self::SlidingLog(Sliding::default()),
+            // GCRA and slots have their own modules.
+            Algorithm::Gcra | Algorithm::Concurrent => unreachable!("neither counts units"),
+        }
+    }
+
+    /// Returns the counter, or `None` for GCRA, and if the quota now uses another algorithm.
+    fn counter(&self, quota: &Quota) -> Option<&dyn Counter> {
+        match (self, quota.algorithm()) {
+            (Self::TokenBucket(counter), Algorithm::TokenBucket) => Some(counter),
+            (
+                Self::FixedWindow(counter),
+                Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow,
+            ) => Some(counter),
+            (Self::SlidingWindow(counter), Algorithm::SlidingWindow { .. })
+            | (Self::SlidingLog(counter), Algorithm::SlidingLog) => Some(counter),
+            _ => None,
+        }
+    }
+
+    /// Returns the counter, unless the account is expired.
+    fn live(&self, quota: &Quota, now: u64) -> Option<&dyn Counter> {
+        self.counter(quota).filter(|counter| counter.expires_at(quota) > now)
+    }
+
+    fn counter_mut(&mut self) -> &mut dyn Counter {
+        match self {
+            Self::TokenBucket(counter) => counter,
+            Self::FixedWindow(counter) => counter,
+            Self::SlidingWindow(counter) | Self::SlidingLog(counter) => counter,
+            Self::Gcra(_) => unreachable!("GCRA counts no units"),
+            #[cfg(feature = "redis")]
+            Self::Slots(_) => unreachable!("Redis counts the slots"),
+        }
+    }
+
     /// Returns the instant from which the account can be dropped.
     ///
     /// Returns 0 if the quota now uses another algorithm.
@@ -151,8 +241,7 @@ impl AccountState {
     pub(crate) fn expires_at(&self, quota: &Quota) -> u64 {
         match (Gcra::counting(quota), self) {
             (Some(gcra), Self::Gcra(tat)) => gcra.expires_at(*tat),
-            (None, Self::Counted(state)) => state.expires_at(quota),
-            _ => 0,
+            _ => self.counter(quota).map_or(0, |counter| counter.expires_at(quota)),
         }
     }
 
@@ -161,15 +250,8 @@ impl AccountState {
     /// The copy never has more units left than the account.
     pub(crate) fn condensed(&self) -> Self {
         match self {
-            Self::Gcra(tat) => Self::Gcra(*tat),
-            Self::Counted(state) => Self::Counted(state.condensed()),
-        }
-    }
-
-    fn counted(&self) -> Option<&CountedState> {
-        match self {
-            Self::Gcra(_) => None,
-            Self::Counted(state) => Some(state),
+            Self::SlidingLog(log) => Self::SlidingLog(log.condensed()),
+            other => other.clone(),
         }
     }
 }
@@ -196,18 +278,18 @@ fn change_gcra<T>(
     result
 }
 
-/// Changes the account of a counting algorithm.
-fn change_counted<T>(
-    account: &mut Option<AccountState>,
-    change: impl FnOnce(&mut Option<CountedState>) -> T,
-) -> T {
-    let mut state = match account.take() {
-        Some(AccountState::Counted(state)) => Some(state),
-        _ => None,
-    };
-    let result = change(&mut state);
-    *account = state.map(AccountState::Counted);
-    result
+/// Returns the counter of the account, which is created if it does not exist.
+fn get_or_open<'a>(
+    account: &'a mut Option<AccountState>,
+    quota: &Quota,
+    now: u64,
+) -> &'a mut dyn Counter {
+    account.get_or_insert_with(|| AccountState::new(quota, now)).counter_mut()
+}
+
+/// Drops an account that is expired, or whose quota now uses another algorithm.
+fn drop_expired(account: &mut Option<AccountState>, quota: &Quota, now: u64) {
+    account.take_if(|state| state.live(quota, now).is_none());
 }
 
 /// Returns the result of [`take`] without charging the account.
@@ -220,7 +302,10 @@ pub(crate) fn look(
 ) -> Evaluation {
     match Gcra::counting(quota) {
         Some(gcra) => gcra.look(tat(account), now, demand),
-        None => counted::look(account.and_then(AccountState::counted), quota, now, demand),
+        None => match account.and_then(|state| state.live(quota, now)) {
+            Some(counter) => counter.look(quota, now, demand),
+            None => AccountState::new(quota, now).counter_mut().look(quota, now, demand),
+        },
     }
 }
 
@@ -235,13 +320,15 @@ pub(crate) fn reconstruct(
     demand: Demand,
     charged: bool,
 ) -> Evaluation {
-    match Gcra::counting(quota) {
-        Some(gcra) => gcra.reconstruct(tat(account), now, demand, charged),
-        None => {
-            let state = account.and_then(AccountState::counted);
-            counted::reconstruct(state, quota, now, demand, charged)
-        }
+    if let Some(gcra) = Gcra::counting(quota) {
+        return gcra.reconstruct(tat(account), now, demand, charged);
     }
+    let Some(counter) = account.and_then(|state| state.live(quota, now)).filter(|_| charged) else {
+        return look(account, quota, now, demand);
+    };
+    let over = counter.wait(quota, now, demand.headroom.into(), 0);
+    let fit = if quota.soft() > 0 { Fit::at_once(over > 0) } else { Fit::queued(over) };
+    fit.with(counter.snapshot(quota, now, 0))
 }
 
 /// Returns the account without the last of several charges that were made at `now`.
@@ -252,7 +339,8 @@ pub(crate) fn before(account: &AccountState, quota: &Quota, now: u64, units: u64
         AccountState::Gcra(tat) => {
             *tat = tat.saturating_sub(quota.interval_nanos().saturating_mul(units));
         }
-        AccountState::Counted(state) => counted::refund(state, quota, now, units),
+        AccountState::Slots(held) => *held = held.saturating_sub(units),
+        counted => counted.counter_mut().refund(quota, now, units),
     }
     before
 }
@@ -267,49 +355,72 @@ pub(crate) fn take(
 ) -> Evaluation {
     match Gcra::counting(quota) {
         Some(gcra) => change_gcra(account, |tat| gcra.take(tat, now, demand)),
-        None => change_counted(account, |state| counted::take(state, quota, now, demand)),
+        None => take_counted(account, quota, now, demand),
     }
+}
+
+fn take_counted(
+    account: &mut Option<AccountState>,
+    quota: &Quota,
+    now: u64,
+    demand: Demand,
+) -> Evaluation {
+    if demand.cost == 0 {
+        return look(account.as_ref(), quota, now, demand);
+    }
+    drop_expired(account, quota, now);
+    let is_new = account.is_none();
+    let counter = get_or_open(account, quota, now);
+    let fit = counter.fit(quota, now, demand);
+    if fit.allowed {
+        counter.charge(quota, now, demand.cost.into());
+    }
+    let evaluation = fit.with(counter.snapshot(quota, now, fit.retry_ns));
+    if is_new && fit.retry_ns == NEVER {
+        *account = None;
+    }
+    drop_expired(account, quota, now);
+    evaluation
 }
 
 /// Creates the account of a quota with `initial` units when another quota denied the request.
 ///
 /// Does nothing if the quota has no `initial` units, or if the account exists.
 pub(crate) fn open(account: &mut Option<AccountState>, quota: &Quota, now: u64, demand: Demand) {
-    match Gcra::counting(quota) {
-        Some(gcra) => change_gcra(account, |tat| (gcra.open(tat, now, demand), ())),
-        None => change_counted(account, |state| counted::open(state, quota, now, demand)),
+    if let Some(gcra) = Gcra::counting(quota) {
+        return change_gcra(account, |tat| (gcra.open(tat, now, demand), ()));
+    }
+    let possible = demand.need() <= u64::from(quota.burst()) + u64::from(quota.soft());
+    drop_expired(account, quota, now);
+    if quota.initial().is_some() && demand.cost > 0 && possible {
+        get_or_open(account, quota, now);
     }
 }
 
 /// Charges `units`, or refunds units if `units` is negative.
 ///
-/// The charge stops when the debt reaches `max_debt`.
+/// The charge stops when the debt reaches `max_debt`. The result is then `true`.
 pub(crate) fn adjust(
     account: &mut Option<AccountState>,
     quota: &Quota,
     now: u64,
     units: i64,
-) -> Snapshot {
-    match Gcra::counting(quota) {
-        Some(gcra) => change_gcra(account, |tat| gcra.adjust(tat, now, units)),
-        None => change_counted(account, |state| counted::adjust(state, quota, now, units)),
+) -> (Snapshot, bool) {
+    if let Some(gcra) = Gcra::counting(quota) {
+        return change_gcra(account, |tat| gcra.adjust(tat, now, units));
     }
-}
-
-/// Returns `true` if [`adjust`] would charge fewer than `units` units because of `max_debt`.
-pub(crate) fn caps_late_charge(
-    account: Option<&AccountState>,
-    quota: &Quota,
-    now: u64,
-    units: u64,
-) -> bool {
-    match Gcra::counting(quota) {
-        Some(gcra) => gcra.caps_late_charge(tat(account), now, units),
-        None => {
-            let state = account.and_then(AccountState::counted);
-            counted::caps_late_charge(state, quota, now, units)
-        }
+    drop_expired(account, quota, now);
+    let (late, mut is_cut) = (units.unsigned_abs(), false);
+    if units > 0 {
+        let counter = get_or_open(account, quota, now);
+        let room = counter.late_room(quota, now);
+        counter.charge(quota, now, late.min(room));
+        is_cut = late > room;
+    } else if let Some(state) = account {
+        state.counter_mut().refund(quota, now, late);
     }
+    drop_expired(account, quota, now);
+    (look(account.as_ref(), quota, now, Demand::units(0)).snapshot, is_cut)
 }
 
 /// Undoes a charge. Units that were refilled since the charge are not added twice.
@@ -321,7 +432,9 @@ pub(crate) fn undo(account: &mut AccountState, quota: &Quota, now: u64, receipt:
         (Some(gcra), AccountState::Gcra(tat)) => {
             *tat = gcra.undo(*tat, now, receipt).unwrap_or(*tat);
         }
-        (None, AccountState::Counted(state)) => counted::undo(state, quota, now, receipt),
+        (None, state) if state.live(quota, now).is_some() => {
+            state.counter_mut().undo(quota, now, receipt);
+        }
         _ => {}
     }
 }
@@ -332,6 +445,3 @@ mod edges;
 mod models;
 #[cfg(test)]
 mod tests;
-
-#[cfg(test)]
-use crate::quota::Algorithm;

@@ -37,7 +37,7 @@ impl Receipt {
         units: Option<u32>,
     ) -> Option<Self> {
         let by_own_clock = |instant: u64| instant.saturating_add_signed(outcome.skew());
-        let (at, waits) = (by_own_clock(taken.instant()), taken.waits());
+        let (at, waits) = (by_own_clock(taken.at), taken.wait > 0);
         let (reset_ns, queued) = match *outcome.snapshot() {
             Snapshot::Refilling { reset_ns, interval, limit, .. } => {
                 let need =
@@ -52,7 +52,7 @@ impl Receipt {
             Snapshot::Slots { .. } | Snapshot::Unknown { .. } => return None,
         };
         Some(Self {
-            charged: by_own_clock(taken.charged_at()),
+            charged: by_own_clock(taken.charged_at),
             at,
             end: at.saturating_add(reset_ns),
             cost: demand.cost,

@@ -32,7 +32,7 @@ impl Account {
     ) -> (Evaluation, Receipt) {
         let evaluation = take(&mut self.0, quota, now, demand);
         let mut decision = Decision::new(evaluation.allowed, now);
-        decision.set_allowed(evaluation.overage, evaluation.wait);
+        (decision.overage, decision.wait) = (evaluation.overage, evaluation.wait);
         let outcome = Outcome::with(RuleName::default(), 0, evaluation.snapshot);
         (evaluation, Receipt::new(&decision, &outcome, demand, None).expect("a snapshot"))
     }
@@ -42,7 +42,7 @@ impl Account {
     }
 
     pub(super) fn adjust(&mut self, quota: &Quota, now: u64, units: i64) -> Snapshot {
-        adjust(&mut self.0, quota, now, units)
+        adjust(&mut self.0, quota, now, units).0
     }
 
     pub(super) fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt) {
@@ -284,7 +284,7 @@ fn a_late_charge_is_cut_from_the_first_unit_beyond_the_debt() {
         let now = 60_000_000_000;
         let mut account = Account::new();
         let is_cut =
-            |account: &Account, units| caps_late_charge(account.0.as_ref(), &quota, now, units);
+            |account: &Account, units| adjust(&mut account.0.clone(), &quota, now, units).1;
         assert_eq!([7, 8].map(|units| is_cut(&account, units)), [false, true], "{algorithm:?}");
         account.adjust(&quota, now, 4);
         assert_eq!([3, 4].map(|units| is_cut(&account, units)), [false, true], "{algorithm:?}");
@@ -298,7 +298,7 @@ fn a_receipt_is_by_the_clock_of_its_account() {
     let numbers = Snapshot::Known { remaining: 1, limit: 5, reset_ns: 9, next_ns: 9, retry_ns: 0 };
     for (ahead, by_own_clock) in [(2_000_000, 12_000_000), (-3_000_000, 7_000_000), (0, 10_000_000)]
     {
-        let decision = Decision::new(true, 10_000_000).charged_by(9_000_000);
+        let decision = Decision { charged_at: 9_000_000, ..Decision::new(true, 10_000_000) };
         let outcome = Outcome::with(RuleName::default(), 0, numbers).by_clock(ahead);
         let receipt = Receipt::new(&decision, &outcome, Demand::units(1), None).expect("numbers");
         let charged = by_own_clock - 1_000_000;

@@ -6,17 +6,17 @@
 //!
 //! RFC 2697 describes the continuous form, which is [`gcra`](super::gcra).
 
-use super::{NEVER, Receipt, counted::Counter};
+use super::{Counter, NEVER, Receipt};
 use crate::quota::Quota;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TokenBucket {
     /// The tokens at `anchor`. Negative if the account is in debt.
-    pub(super) tokens: i64,
+    pub(crate) tokens: i64,
     /// The instant of the last refill that `tokens` includes.
-    pub(super) anchor: u64,
+    pub(crate) anchor: u64,
     /// The instant of the first charge. Receipts of earlier charges are ignored.
-    pub(super) opened: u64,
+    pub(crate) opened: u64,
 }
 
 impl TokenBucket {

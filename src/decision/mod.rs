@@ -1,20 +1,19 @@
 //! Decisions of a store, with one outcome per quota.
 
-mod outcome;
 mod slot;
 
 use std::{fmt, time::Duration};
 
 use smallvec::SmallVec;
 
-#[cfg(feature = "redis")]
-pub(crate) use self::slot::LossSignal;
-pub use self::{outcome::Outcome, slot::Slot};
-pub(crate) use self::{
-    outcome::{NEVER, Snapshot, UNKNOWN_WAIT},
-    slot::{FreeSlots, Hold},
-};
+pub use self::slot::Slot;
+pub(crate) use self::slot::{FreeSlots, Hold};
 use crate::name::RuleName;
+
+/// The value of `retry_ns` if waiting does not help.
+pub(crate) const NEVER: u64 = u64::MAX;
+/// The value of `retry_ns` if the wait is unknown.
+pub(crate) const UNKNOWN_WAIT: u64 = NEVER - 1;
 
 /// Decision of a store on a request.
 ///
@@ -35,20 +34,21 @@ use crate::name::RuleName;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Decision {
-    allowed: bool,
-    overage: bool,
+    pub(crate) allowed: bool,
+    pub(crate) overage: bool,
     /// `true` if the request was denied because its key is blocked.
-    blocked: bool,
-    source: Source,
+    pub(crate) blocked: bool,
+    pub(crate) source: Source,
     /// The instant of the decision, in nanoseconds of the store's clock.
-    at: u64,
+    pub(crate) at: u64,
     /// The instant of the charge, in nanoseconds of the store's clock.
     ///
     /// Units of a lease were charged before the decision.
-    charged_at: u64,
-    wait: u64,
-    slot: Option<Slot>,
-    outcomes: SmallVec<[Outcome; 4]>,
+    pub(crate) charged_at: u64,
+    /// The time in the queue, in nanoseconds.
+    pub(crate) wait: u64,
+    pub(crate) slot: Option<Slot>,
+    pub(crate) outcomes: SmallVec<[Outcome; 4]>,
 }
 
 impl Decision {
@@ -327,59 +327,15 @@ impl Decision {
         }
     }
 
-    /// Sets the result and the instant of a new decision.
-    #[inline]
-    pub(crate) fn decide(&mut self, allowed: bool, at: u64) {
-        (self.allowed, self.at, self.charged_at) = (allowed, at, at);
-    }
-
-    pub(crate) fn set_source(&mut self, source: Source) {
-        self.source = source;
-    }
-
-    #[inline]
-    pub(crate) fn push(&mut self, outcome: Outcome) {
-        self.outcomes.push(outcome);
-    }
-
     /// Adds slots that the request holds.
     #[inline]
     pub(crate) fn hold(&mut self, hold: Hold) {
         Slot::add(&mut self.slot, hold);
     }
 
-    /// Returns the outcomes, to change them.
-    pub(crate) fn outcomes_mut(&mut self) -> &mut [Outcome] {
-        &mut self.outcomes
-    }
-
-    /// Returns `true` if the decision holds slots.
-    #[inline]
-    pub(crate) fn holds_slots(&self) -> bool {
-        self.slot.is_some()
-    }
-
-    /// Sets the wait and the overage flag of an allowed request.
-    #[inline]
-    pub(crate) fn set_allowed(&mut self, overage: bool, wait: u64) {
-        (self.overage, self.wait) = (overage, wait);
-    }
-
-    /// Returns `true` if the request must wait in the queue.
-    #[inline]
-    pub(crate) fn waits(&self) -> bool {
-        self.wait > 0
-    }
-
     /// Returns `true` for a denial that [`Overcommit`](crate::middleware::Overcommit) may reverse.
     pub(crate) fn may_pass_beyond(&self) -> bool {
         self.expected_wait().is_some() && !self.blocked && self.source != Source::FailedClosed
-    }
-
-    /// Allows a denied request beyond the quota, without a charge.
-    pub(crate) fn into_overage(mut self) -> Self {
-        (self.allowed, self.overage) = (true, true);
-        self
     }
 
     /// Converts a queued decision into a denial. The time in the queue becomes `retry_after`.
@@ -392,18 +348,6 @@ impl Decision {
             outcome.set_retry_ns(wait);
         }
         self
-    }
-
-    pub(crate) fn instant(&self) -> u64 {
-        self.at
-    }
-
-    pub(crate) fn charged_at(&self) -> u64 {
-        self.charged_at
-    }
-
-    pub(crate) fn charged_by(self, charged_at: u64) -> Self {
-        Self { charged_at, ..self }
     }
 
     /// Returns the decision with exactly one outcome for each of `quotas`.
@@ -496,4 +440,393 @@ impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
+}
+
+/// Outcome of one quota in a [`Decision`](crate::Decision).
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    rule: RuleName,
+    quota_index: u8,
+    report_only: bool,
+    /// The time by which the account's clock is ahead of the decision's clock, in microseconds.
+    ///
+    /// The clocks differ if several Redis nodes take part in the decision.
+    #[cfg(feature = "redis")]
+    skew: i32,
+    snapshot: Snapshot,
+}
+
+/// The state of one quota after a decision. Times are in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Snapshot {
+    /// The state under a quota that refills one unit every `interval`.
+    Refilling {
+        reset_ns: u64,
+        interval: u64,
+        limit: u32,
+        retry_ns: u64,
+    },
+    Known {
+        limit: u32,
+        remaining: u32,
+        reset_ns: u64,
+        next_ns: u64,
+        retry_ns: u64,
+    },
+    /// The state of a number of slots.
+    Slots {
+        limit: u32,
+        held: u64,
+        retry_ns: u64,
+        /// The expected time until enough slots are free, or 0 if it is not known.
+        free_in_ns: u64,
+    },
+    /// The state of a quota whose store does not report the units left.
+    Unknown {
+        retry_ns: u64,
+    },
+}
+
+impl Snapshot {
+    /// Returns the wait in nanoseconds, [`UNKNOWN_WAIT`], or [`NEVER`].
+    #[inline]
+    pub(crate) fn retry_ns(mut self) -> u64 {
+        *self.retry_ns_mut()
+    }
+
+    #[inline]
+    fn retry_ns_mut(&mut self) -> &mut u64 {
+        match self {
+            Self::Refilling { retry_ns, .. }
+            | Self::Known { retry_ns, .. }
+            | Self::Slots { retry_ns, .. }
+            | Self::Unknown { retry_ns } => retry_ns,
+        }
+    }
+}
+
+impl Outcome {
+    /// Creates the outcome of an allowed charge, with all `limit` units left.
+    ///
+    /// `quota_index` is the index of the quota in its rule.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sluice::{decision::Outcome, rule::RuleName};
+    ///
+    /// let (ten, minute) = (Duration::from_secs(10), Duration::from_secs(60));
+    /// let denied = Outcome::full(RuleName::default(), 0, 6)
+    ///     .with_remaining(0)
+    ///     .with_reset_after(minute)
+    ///     .with_next_after(ten)
+    ///     .with_retry_after(Some(ten));
+    /// assert!(denied.is_denied());
+    /// assert_eq!((denied.limit(), denied.remaining()), (6, 0));
+    /// ```
+    #[must_use]
+    pub fn full(rule: RuleName, quota_index: usize, limit: u32) -> Self {
+        let snapshot =
+            Snapshot::Known { limit, remaining: limit, reset_ns: 0, next_ns: 0, retry_ns: 0 };
+        Self::with(rule, quota_index, snapshot)
+    }
+
+    /// Creates the outcome of a [concurrent](crate::Quota::concurrent) quota, of which all requests
+    /// together hold `held` slots.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sluice::{decision::Outcome, rule::RuleName};
+    ///
+    /// let denied = Outcome::slots(RuleName::default(), 0, 5, 5)
+    ///     .with_expected_wait(Duration::from_secs(2));
+    /// assert_eq!((denied.held(), denied.remaining()), (Some(5), 0));
+    /// assert_eq!(denied.retry_after(), None);
+    /// ```
+    #[must_use]
+    pub fn slots(rule: RuleName, quota_index: usize, limit: u32, held: u64) -> Self {
+        Self::with(rule, quota_index, Snapshot::Slots { limit, held, retry_ns: 0, free_in_ns: 0 })
+    }
+
+    /// Sets the number of whole units left, at most the limit.
+    #[must_use]
+    pub fn with_remaining(mut self, units: u32) -> Self {
+        if let Snapshot::Known { limit, remaining, .. } = &mut self.snapshot {
+            *remaining = units.min(*limit);
+        }
+        self
+    }
+
+    /// Sets the time until the account is full.
+    #[must_use]
+    pub fn with_reset_after(mut self, time: Duration) -> Self {
+        if let Snapshot::Known { reset_ns, .. } = &mut self.snapshot {
+            *reset_ns = nanos(time);
+        }
+        self
+    }
+
+    /// Sets the time until more units are available. Zero means that waiting adds no units.
+    #[must_use]
+    pub fn with_next_after(mut self, time: Duration) -> Self {
+        if let Snapshot::Known { next_ns, .. } = &mut self.snapshot {
+            *next_ns = nanos(time);
+        }
+        self
+    }
+
+    /// Sets the shortest wait until an identical cost would be allowed.
+    ///
+    /// - Zero means that the quota allowed the cost.
+    /// - `None` means that the quota denied the cost, and that waiting does not help.
+    #[must_use]
+    pub fn with_retry_after(mut self, wait: Option<Duration>) -> Self {
+        self.set_retry_ns(wait.map_or(NEVER, nanos));
+        self
+    }
+
+    /// Marks the outcome as a denial with an unknown wait, as by a
+    /// [concurrent](crate::Quota::concurrent) quota.
+    ///
+    /// The `Retry-After` of the response is the [expected wait](Outcome::expected_wait): `time`, at
+    /// least 1 s, if the outcome is one of [`slots`](Outcome::slots).
+    #[must_use]
+    pub fn with_expected_wait(mut self, time: Duration) -> Self {
+        self.set_retry_ns(UNKNOWN_WAIT);
+        if let Snapshot::Slots { free_in_ns, .. } = &mut self.snapshot {
+            *free_in_ns = nanos(time);
+        }
+        self
+    }
+
+    /// Creates an outcome without the number of units left, for a store that does not report it.
+    ///
+    /// The response has no header fields for this quota.
+    #[must_use]
+    pub fn unknown(rule: RuleName, quota_index: usize, retry_after: Option<Duration>) -> Self {
+        Self::with(
+            rule,
+            quota_index,
+            Snapshot::Unknown { retry_ns: retry_after.map_or(NEVER, nanos) },
+        )
+    }
+
+    /// Creates the outcome of a blocked key. `left` is the remaining time of the block.
+    pub(crate) fn block(rule: RuleName, limit: u32, left: Duration) -> Self {
+        let exhausted = Self::full(rule, 0, limit).with_remaining(0);
+        exhausted.with_reset_after(left).with_next_after(left).with_retry_after(Some(left))
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "a rule has at most 255 quotas")]
+    pub(crate) fn with(rule: RuleName, quota_index: usize, snapshot: Snapshot) -> Self {
+        Self {
+            rule,
+            quota_index: quota_index as u8,
+            report_only: false,
+            #[cfg(feature = "redis")]
+            skew: 0,
+            snapshot,
+        }
+    }
+
+    /// Returns the rule of the quota.
+    #[must_use]
+    pub fn rule(&self) -> RuleName {
+        self.rule
+    }
+
+    /// Returns the index of the quota in its rule, from 0.
+    #[must_use]
+    pub fn quota_index(&self) -> usize {
+        self.quota_index.into()
+    }
+
+    /// Sets whether the rule of this outcome is report-only.
+    #[must_use]
+    pub fn with_report_only(mut self, report_only: bool) -> Self {
+        self.report_only = report_only;
+        self
+    }
+
+    /// Returns `true` if the rule is report-only.
+    #[must_use]
+    pub fn is_report_only(&self) -> bool {
+        self.report_only
+    }
+
+    /// Returns `true` if the quota denied the request, or would have denied it if it were not
+    /// report-only.
+    #[must_use]
+    pub fn is_denied(&self) -> bool {
+        self.retry_ns() > 0
+    }
+
+    /// Returns the maximum number of units.
+    #[must_use]
+    pub fn limit(&self) -> u32 {
+        match self.snapshot {
+            Snapshot::Refilling { limit, .. }
+            | Snapshot::Known { limit, .. }
+            | Snapshot::Slots { limit, .. } => limit,
+            Snapshot::Unknown { .. } => 0,
+        }
+    }
+
+    /// Returns the slots that all requests of the key hold after the decision, or `None` for a rate.
+    #[must_use]
+    pub fn held(&self) -> Option<u64> {
+        match self.snapshot {
+            Snapshot::Slots { held, .. } => Some(held),
+            _ => None,
+        }
+    }
+
+    /// Returns the number of whole units left.
+    #[must_use]
+    pub fn remaining(&self) -> u32 {
+        u32::try_from(self.left()).unwrap_or(0)
+    }
+
+    /// Returns the units left, or a negative number if the account is in debt.
+    pub(crate) fn left(&self) -> i64 {
+        match self.snapshot {
+            Snapshot::Refilling { reset_ns, interval, limit, .. } => {
+                // Used units are rounded up to whole units.
+                i64::from(limit) - reset_ns.div_ceil(interval).cast_signed()
+            }
+            Snapshot::Known { remaining, .. } => remaining.into(),
+            Snapshot::Slots { limit, held, .. } => i64::from(limit) - held.cast_signed(),
+            Snapshot::Unknown { .. } => 0,
+        }
+    }
+
+    /// Returns the time until the account is full.
+    #[must_use]
+    pub fn reset_after(&self) -> Duration {
+        Duration::from_nanos(self.reset_ns())
+    }
+
+    /// Returns the time until more units are available, or zero if waiting adds no units.
+    #[must_use]
+    pub fn next_after(&self) -> Duration {
+        Duration::from_nanos(self.remaining_and_next().1)
+    }
+
+    /// Returns the units left and the nanoseconds until the next unit.
+    pub(crate) fn remaining_and_next(&self) -> (u32, u64) {
+        match self.snapshot {
+            Snapshot::Refilling { reset_ns, interval, limit, .. } => {
+                let remaining = self.remaining();
+                let more = u64::from(limit - remaining).saturating_sub(1);
+                (remaining, reset_ns.saturating_sub(more * interval))
+            }
+            Snapshot::Known { remaining, next_ns, .. } => (remaining, next_ns),
+            Snapshot::Slots { .. } => (self.remaining(), 0),
+            Snapshot::Unknown { .. } => (0, 0),
+        }
+    }
+
+    /// Returns the shortest wait until an identical cost would be allowed.
+    ///
+    /// The wait is zero if the cost was allowed. Returns `None` if waiting does not help, or if the
+    /// wait is [unknown](Outcome::is_wait_unknown).
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        let retry_ns = self.retry_ns();
+        (retry_ns < UNKNOWN_WAIT).then(|| Duration::from_nanos(retry_ns))
+    }
+
+    /// Returns the wait to report to a denied client.
+    ///
+    /// This is [`retry_after`](Outcome::retry_after) or, if the wait is
+    /// [unknown](Outcome::is_wait_unknown), the time until a slot is probably free. The embedded
+    /// store measures the time between two freed slots of an exhausted key. Returns `None` if waiting
+    /// does not help.
+    #[must_use]
+    pub fn expected_wait(&self) -> Option<Duration> {
+        match self.snapshot {
+            Snapshot::Slots { retry_ns: UNKNOWN_WAIT, free_in_ns, .. } => {
+                Some(Duration::from_nanos(free_in_ns).max(Duration::from_secs(1)))
+            }
+            _ => self.retry_after(),
+        }
+    }
+
+    /// Returns `true` for a denial with an [unknown](Outcome::with_expected_wait) wait.
+    #[must_use]
+    pub fn is_wait_unknown(&self) -> bool {
+        self.retry_ns() == UNKNOWN_WAIT
+    }
+
+    /// Returns the nanoseconds until the account is full.
+    pub(crate) fn reset_ns(&self) -> u64 {
+        match self.snapshot {
+            Snapshot::Refilling { reset_ns, .. } | Snapshot::Known { reset_ns, .. } => reset_ns,
+            Snapshot::Slots { .. } | Snapshot::Unknown { .. } => 0,
+        }
+    }
+
+    /// Returns the time per refilled unit, or `None` if units are not refilled one by one.
+    pub(crate) fn interval(&self) -> Option<Duration> {
+        match self.snapshot {
+            Snapshot::Refilling { interval, .. } => Some(Duration::from_nanos(interval)),
+            _ => None,
+        }
+    }
+
+    /// Sets the time by which the account's clock is ahead of the decision's clock, in nanoseconds.
+    #[cfg(feature = "redis")]
+    pub(crate) fn by_clock(mut self, ahead: i64) -> Self {
+        self.skew = i32::try_from(ahead / 1_000).unwrap_or(0);
+        self
+    }
+
+    /// Returns the time by which the account's clock is ahead of the decision's clock, in
+    /// nanoseconds.
+    pub(crate) fn skew(&self) -> i64 {
+        #[cfg(feature = "redis")]
+        return i64::from(self.skew) * 1_000;
+        #[cfg(not(feature = "redis"))]
+        0
+    }
+
+    pub(crate) fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
+    }
+
+    pub(crate) fn is_known(&self) -> bool {
+        !matches!(self.snapshot, Snapshot::Unknown { .. })
+    }
+
+    /// Returns the outcome as of `age` nanoseconds later, if nothing else is charged until then.
+    pub(crate) fn aged(mut self, age: u64) -> Self {
+        let left =
+            |nanos: u64| if nanos >= UNKNOWN_WAIT { nanos } else { nanos.saturating_sub(age) };
+        // Units that have not come back stay at least a nanosecond away.
+        let coming = |nanos: u64| left(nanos).max(nanos.min(1));
+        match &mut self.snapshot {
+            Snapshot::Refilling { reset_ns, retry_ns, .. } => {
+                (*reset_ns, *retry_ns) = (reset_ns.saturating_sub(age), left(*retry_ns));
+            }
+            Snapshot::Known { reset_ns, next_ns, retry_ns, .. } => {
+                (*reset_ns, *next_ns, *retry_ns) =
+                    (coming(*reset_ns), coming(*next_ns), left(*retry_ns));
+            }
+            Snapshot::Slots { .. } => {}
+            Snapshot::Unknown { retry_ns } => *retry_ns = left(*retry_ns),
+        }
+        self
+    }
+
+    pub(crate) fn set_retry_ns(&mut self, nanos: u64) {
+        *self.snapshot.retry_ns_mut() = nanos;
+    }
+
+    /// Returns the wait in nanoseconds, [`UNKNOWN_WAIT`], or [`NEVER`].
+    pub(crate) fn retry_ns(&self) -> u64 {
+        self.snapshot.retry_ns()
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(UNKNOWN_WAIT).min(UNKNOWN_WAIT - 1)
 }

@@ -25,8 +25,9 @@ pub(crate) struct Hold {
     id: u64,
     epoch: u64,
     units: u64,
-    /// The signal of a store that may lose the slots.
-    loss: Option<Arc<LossSignal>>,
+    /// The signal of a store that may lose the slots. It has no permits, and is closed when they are
+    /// lost.
+    loss: Option<Arc<Semaphore>>,
     /// `true` for an adaptive limit, whose slots are free at the head of the response.
     until_head: bool,
     /// `true` once the slots are free.
@@ -54,9 +55,9 @@ impl Hold {
         self
     }
 
-    /// Sets the signal that the store raises when it loses the slots.
+    /// Sets the signal that the store closes when it loses the slots. It must have no permits.
     #[cfg(feature = "redis")]
-    pub(crate) fn with_loss(mut self, signal: Arc<LossSignal>) -> Self {
+    pub(crate) fn with_loss(mut self, signal: Arc<Semaphore>) -> Self {
         self.loss = Some(signal);
         self
     }
@@ -94,27 +95,6 @@ impl<F: FnOnce() + Send> FreeSlots for Mutex<Option<F>> {
         if let Some(free) = free {
             free();
         }
-    }
-}
-
-/// A signal that held slots were lost.
-#[derive(Debug)]
-pub(crate) struct LossSignal(Semaphore);
-
-impl LossSignal {
-    #[cfg(feature = "redis")]
-    pub(crate) fn new() -> Self {
-        Self(Semaphore::new(0))
-    }
-
-    #[cfg(feature = "redis")]
-    pub(crate) fn raise(&self) {
-        self.0.close();
-    }
-
-    async fn raised(&self) {
-        // There is never a permit, so this waits until the semaphore is closed.
-        drop(self.0.acquire().await);
     }
 }
 
@@ -166,7 +146,7 @@ impl Slot {
     /// ```
     pub async fn lost(&self) {
         let signals = self.holds().filter_map(|hold| hold.loss.as_deref());
-        let mut signals: Vec<_> = signals.map(|signal| Box::pin(signal.raised())).collect();
+        let mut signals: Vec<_> = signals.map(|signal| Box::pin(signal.acquire())).collect();
         poll_fn(|cx| {
             let is_raised = signals.iter_mut().any(|it| it.as_mut().poll(cx).is_ready());
             if is_raised { Poll::Ready(()) } else { Poll::Pending }

@@ -16,17 +16,11 @@
 //!
 //! Fields that a [`Reject`](crate::Reject) has set are treated in the same way.
 
-mod items;
 mod template;
 
-use std::{fmt::Write as _, sync::OnceLock, time::Duration};
+use http::{HeaderMap, HeaderName, header::RETRY_AFTER};
 
-use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
-
-pub(crate) use self::{
-    items::check_names,
-    template::{Lines, Template},
-};
+pub(crate) use self::template::{Lines, Template, check_names, retry_seconds};
 use crate::{decision::Decision, fingerprint::FingerprintKey, quota::Quota};
 
 static RATELIMIT: [HeaderName; 1] = [HeaderName::from_static("ratelimit")];
@@ -182,13 +176,19 @@ impl Headers {
 /// Created from [`Headers`], by [`Headers::only_when_denied`] or by [`Headers::partition_key`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HeaderPolicy {
-    pub(crate) family: Headers,
-    pub(crate) only_denied: bool,
+    family: Headers,
+    only_denied: bool,
     /// The secret of partition keys, if they are enabled.
     secret: Option<FingerprintKey>,
 }
 
 impl HeaderPolicy {
+    /// Returns `true` if the response to an allowed request has fields.
+    #[inline]
+    pub(crate) fn reports_allowed(&self) -> bool {
+        self.family != Headers::None && !self.only_denied
+    }
+
     /// Adds the [partition key](Headers::partition_key) to the fields.
     #[must_use]
     pub fn partition_key(self, secret: impl Into<FingerprintKey>) -> Self {
@@ -200,43 +200,4 @@ impl From<Headers> for HeaderPolicy {
     fn from(family: Headers) -> Self {
         Self { family, ..Self::default() }
     }
-}
-
-/// Returns the wait in whole seconds, at least 1, because clients retry immediately on 0.
-pub(crate) fn retry_seconds(wait: Duration) -> u64 {
-    seconds(wait).max(1)
-}
-
-/// Returns a number as a header value. Small numbers are rendered once.
-fn number(n: u64) -> HeaderValue {
-    static SMALL: [OnceLock<HeaderValue>; 4_096] = [const { OnceLock::new() }; 4_096];
-    match usize::try_from(n).ok().and_then(|n| SMALL.get(n)) {
-        Some(value) => value.get_or_init(|| n.into()).clone(),
-        None => n.into(),
-    }
-}
-
-/// Rounds nanoseconds up to seconds.
-#[inline]
-fn whole_seconds(nanos: u64) -> u32 {
-    u32::try_from(nanos.div_ceil(1_000_000_000)).unwrap_or(u32::MAX)
-}
-
-fn seconds(time: Duration) -> u64 {
-    time.as_secs().saturating_add((time.subsec_nanos() > 0).into())
-}
-
-/// Appends `text` as a JSON string.
-pub(crate) fn push_json_string(out: &mut String, text: &str) {
-    out.push('"');
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => out.extend(['\\', c]),
-            c if c < ' ' => {
-                let _ = write!(out, "\\u{:04x}", u32::from(c));
-            }
-            c => out.push(c),
-        }
-    }
-    out.push('"');
 }

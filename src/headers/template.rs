@@ -1,28 +1,26 @@
-//! Header fields of a decision.
+//! The quotas of a layer as clients see them, and the header fields of a decision.
 
 use std::{
-    io::{self, Write},
+    borrow::Cow,
     ptr,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{
     HeaderMap, HeaderName, HeaderValue,
     header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER},
 };
 use smallvec::SmallVec;
 
-use super::{
-    HeaderPolicy, Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET, items::Item, number,
-    retry_seconds, seconds, whole_seconds,
-};
+use super::{HeaderPolicy, Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET};
 use crate::{
     decision::{Decision, Outcome},
     fingerprint::FingerprintKey,
     key::Key,
-    quota::Quota,
-    rule::RuleInfo,
+    quota::{Quota, is_registered_unit},
+    rule::{RuleError, RuleInfo, RuleName},
     store::Charge,
 };
 
@@ -70,10 +68,10 @@ pub(super) struct Reading {
     /// `true` if the request was allowed beyond the quota.
     overage: bool,
     /// `true` if the time depends only on the units left.
-    pub(super) is_usual: bool,
-    pub(super) remaining: u32,
+    is_usual: bool,
+    remaining: u32,
     /// The seconds of the effective window, or 0 without one.
-    pub(super) time: u32,
+    time: u32,
 }
 
 const TO_FILL_IN: HeaderValue = HeaderValue::from_static("0");
@@ -159,15 +157,11 @@ impl Template {
     }
 
     /// Returns the quota fields of a decision, if any.
-    #[inline]
     pub(crate) fn lines(
         self: &Arc<Self>,
         charges: &[Charge<'_>],
         decision: &Decision,
     ) -> Option<Lines> {
-        if self.family == Headers::None {
-            return None;
-        }
         let template = self.fit(charges);
         let readings = template.read(decision);
         (!readings.is_empty()).then_some(Lines { template, readings })
@@ -216,7 +210,11 @@ impl Template {
     pub(super) fn read(&self, decision: &Decision) -> Readings {
         let readings = |outcome: &Outcome| self.reading(decision, outcome);
         if self.family == Headers::RateLimit {
-            return decision.outcomes().iter().filter_map(readings).collect();
+            let mut all = Readings::new();
+            for reading in decision.outcomes().iter().filter_map(readings) {
+                all.push(reading);
+            }
+            return all;
         }
         let decides = |outcome: &Outcome| {
             (decision.is_allowed() || outcome.is_denied()) && readings(outcome).is_some()
@@ -261,9 +259,6 @@ impl Template {
         &self,
         decision: &'d Decision,
     ) -> Option<(&'d Outcome, &'static str)> {
-        if self.items.iter().all(|item| item.unregistered_unit.is_none()) {
-            return None;
-        }
         let outcome = decision.binding()?;
         let item = &self.items[self.find(outcome)?];
         Some((outcome, item.unregistered_unit?))
@@ -273,7 +268,7 @@ impl Template {
 impl Lines {
     /// Adds the fields to a response, which may already have fields of an inner limiter.
     #[inline]
-    pub(crate) fn write(self, headers: &mut HeaderMap) {
+    pub(crate) fn write(&self, headers: &mut HeaderMap) {
         self.template.write(&self.readings, &[], headers);
     }
 }
@@ -396,7 +391,8 @@ impl Template {
     }
 
     fn find(&self, outcome: &Outcome) -> Option<usize> {
-        self.items.iter().position(|item| item.is_of(outcome))
+        let (rule, index) = (outcome.rule(), outcome.quota_index());
+        self.items.iter().position(|item| item.rule == rule && item.place == index)
     }
 
     fn item(&self, reading: &Reading) -> &Item {
@@ -425,36 +421,24 @@ impl Template {
 
     #[inline(never)]
     fn make_list(&self, readings: &[Reading]) -> Option<HeaderValue> {
-        // A stack buffer, so that one allocation of the exact size is enough.
-        let mut text = [0; 128];
-        let mut rest = &mut text[..];
-        if self.put_list(readings, &mut rest).is_ok() {
-            let length = 128 - rest.len();
-            return HeaderValue::from_bytes(&text[..length]).ok();
-        }
-        let mut text = Vec::new();
-        self.put_list(readings, &mut text).ok()?;
-        HeaderValue::from_bytes(&text).ok()
-    }
-
-    fn put_list(&self, readings: &[Reading], text: &mut impl Write) -> io::Result<()> {
-        let mut digits = itoa::Buffer::new();
+        // On the stack, so that one allocation of the exact size is enough.
+        let (mut text, mut digits) = (SmallVec::<[u8; 128]>::new(), itoa::Buffer::new());
         for (at, reading) in readings.iter().enumerate() {
             if at > 0 {
-                text.write_all(b", ")?;
+                text.extend_from_slice(b", ");
             }
             let item = self.item(reading);
-            text.write_all(item.prefix.as_bytes())?;
-            text.write_all(digits.format(reading.remaining).as_bytes())?;
+            text.extend_from_slice(item.prefix.as_bytes());
+            text.extend_from_slice(digits.format(reading.remaining).as_bytes());
             if reading.time > 0 {
-                text.write_all(b";t=")?;
-                text.write_all(digits.format(reading.time).as_bytes())?;
+                text.extend_from_slice(b";t=");
+                text.extend_from_slice(digits.format(reading.time).as_bytes());
             }
             if let Some(pk) = &item.pk {
-                text.write_all(pk.as_bytes())?;
+                text.extend_from_slice(pk.as_bytes());
             }
         }
-        Ok(())
+        HeaderValue::from_bytes(&text).ok()
     }
 
     /// Renders `limit=5, remaining=4, reset=1`.
@@ -478,4 +462,197 @@ impl Template {
         };
         [self.item(first).limit.into(), first.remaining.into(), reset].map(number)
     }
+}
+
+/// Checks that no two quotas of a layer have the same name in header fields.
+///
+/// Report-only rules are included, because they can be enforced at run time.
+pub(crate) fn check_names(infos: &[RuleInfo<'_>]) -> Result<(), RuleError> {
+    let list = Item::named(infos, Headers::None);
+    for (at, item) in list.iter().enumerate() {
+        if list[..at].iter().any(|earlier| earlier.name == item.name) {
+            return Err(RuleError::SameQuotaName(item.name.to_string()));
+        }
+    }
+    Ok(())
+}
+
+/// A quota as clients see it.
+#[derive(Debug)]
+struct Item {
+    rule: RuleName,
+    place: usize,
+    name: Cow<'static, str>,
+    limit: u32,
+    /// The start of a list member: the name as a structured field string (RFC 9651), and `;r=`.
+    ///
+    /// Empty for a quota that the fields leave out.
+    prefix: String,
+    /// `true` for a report-only rule.
+    is_reporting: bool,
+    /// The quota as a policy, if it is one.
+    policy: Option<HeaderValue>,
+    /// The seconds in which an empty account refills, or 0 for slots.
+    window: u64,
+    /// The seconds in which one unit is refilled.
+    interval: u32,
+    /// The unit, if no header field can express it.
+    unregistered_unit: Option<&'static str>,
+    /// The parameter `pk`, if partition keys are enabled.
+    pk: Option<String>,
+    values: ValueCache,
+}
+
+impl Item {
+    /// Returns the quotas of these rules, for the fields of `family`.
+    fn named(infos: &[RuleInfo<'_>], family: Headers) -> Vec<Self> {
+        let of = |info: &RuleInfo<'_>| {
+            let quotas = info.quotas.unwrap_or_default().iter().enumerate();
+            quotas.map(|(place, quota)| Self::new(info, place, quota, family)).collect::<Vec<_>>()
+        };
+        infos.iter().flat_map(of).collect()
+    }
+
+    fn new(info: &RuleInfo<'_>, place: usize, quota: &Quota, family: Headers) -> Self {
+        let rule = info.name;
+        let name: Cow<'static, str> = match quota.name() {
+            Some(name) => name.into(),
+            None if info.quotas.is_some_and(|it| it.len() == 1) => rule.as_str().into(),
+            None => format!("{rule}-{}", quota.period_text()).into(),
+        };
+        let is_list = family == Headers::RateLimit;
+        let (limit, window, unit) = (quota.burst(), window(quota), quota.unit());
+        let quoted = format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\""));
+        let unregistered_unit = unit.filter(|unit| !is_registered_unit(unit));
+        let is_listed = unit.is_none() || is_list && unregistered_unit.is_none();
+        let w = if window == 0 { String::new() } else { format!(";w={window}") };
+        let policy = if is_list {
+            let unit = unit.map(|unit| format!(";qu=\"{unit}\"")).unwrap_or_default();
+            format!("{quoted};q={limit}{unit}{w}")
+        } else {
+            format!("{limit}{w}")
+        };
+        let is_policy = is_listed && !quota.sheds();
+        Self {
+            rule,
+            place,
+            name,
+            limit,
+            is_reporting: info.report_only,
+            prefix: if is_listed { format!("{quoted};r=") } else { String::new() },
+            policy: HeaderValue::try_from(policy).ok().filter(|_| is_policy),
+            window,
+            interval: whole_seconds(quota.interval_nanos()),
+            unregistered_unit,
+            pk: None,
+            values: ValueCache::default(),
+        }
+    }
+
+    /// Adds the partition key of the charge.
+    fn set_partition_key(&mut self, charges: &[Charge<'_>], secret: &FingerprintKey) {
+        let Some(charge) = charges.iter().find(|charge| charge.rule() == self.rule) else { return };
+        let key = charge.key().fingerprint(secret).to_bytes();
+        let pk = format!(";pk=:{}:", STANDARD.encode(key));
+        let policy = self.policy.as_ref().map(|policy| [policy.as_bytes(), pk.as_bytes()].concat());
+        self.policy = policy.and_then(|policy| HeaderValue::try_from(policy).ok());
+        self.pk = Some(pk);
+    }
+
+    /// Returns `true` if the fields report the quota.
+    fn is_listed(&self) -> bool {
+        !self.prefix.is_empty()
+    }
+
+    /// Returns the seconds in which clients may use `units`, so that their rate is at most the
+    /// limit per window.
+    #[inline]
+    fn time_for(&self, units: u32) -> u32 {
+        let seconds = u64::from(units).saturating_mul(self.window);
+        u32::try_from(seconds.div_ceil(self.limit.max(1).into())).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the value of a field with this reading only. `render` creates the value, unless it is
+    /// cached.
+    #[inline]
+    fn cached(
+        &self,
+        reading: &Reading,
+        render: impl Fn() -> Option<HeaderValue>,
+    ) -> Option<HeaderValue> {
+        let Some(slot) = self.slot(reading) else { return render() };
+        let new = || (0..UNITS + SECONDS + USED).map(|_| OnceLock::new()).collect();
+        let slot = self.values.get_or_init(new).get(slot)?;
+        if slot.get().is_none() {
+            slot.set(render()?).ok();
+        }
+        slot.get().cloned()
+    }
+
+    /// Returns the slot of a reading in the cache, or `None` if it is not cached.
+    #[inline]
+    fn slot(&self, reading: &Reading) -> Option<usize> {
+        let Reading { is_usual, remaining, time, .. } = *reading;
+        let (units, seconds) = (remaining as usize, time as usize);
+        if units == 0 && seconds < SECONDS {
+            return Some(UNITS + seconds);
+        }
+        let is_usual = if units == 0 { time == self.interval } else { is_usual };
+        if !is_usual {
+            return None;
+        }
+        if units < UNITS {
+            return Some(units);
+        }
+        // Units that a window carried over may exceed the limit.
+        let used = self.limit.checked_sub(remaining)? as usize;
+        (used < USED).then_some(UNITS + SECONDS + used)
+    }
+}
+
+/// Rendered values, allocated on first use.
+type ValueCache = OnceLock<Box<[OnceLock<HeaderValue>]>>;
+
+/// The limit of units left. Values below the limit are cached.
+const UNITS: usize = 128;
+/// The limit of the wait in seconds. A value below the limit is cached if no units are left.
+const SECONDS: usize = 64;
+/// The limit of used units. Values below the limit are cached.
+const USED: usize = 64;
+
+/// Returns the seconds in which an empty account refills, or 0 for slots.
+///
+/// The time is computed from the period. The rounded interval would give 2 seconds for three units
+/// per second.
+fn window(quota: &Quota) -> u64 {
+    if quota.is_concurrent() {
+        return 0;
+    }
+    let nanos = quota.period().as_nanos() * u128::from(quota.burst());
+    let refill = nanos.div_ceil(quota.units().max(1).into()).div_ceil(1_000_000_000);
+    u64::try_from(refill).unwrap_or(u64::MAX).max(1)
+}
+
+/// Returns the wait in whole seconds, at least 1, because clients retry immediately on 0.
+pub(crate) fn retry_seconds(wait: Duration) -> u64 {
+    seconds(wait).max(1)
+}
+
+/// Returns a number as a header value. Small numbers are rendered once.
+fn number(n: u64) -> HeaderValue {
+    static SMALL: [OnceLock<HeaderValue>; 4_096] = [const { OnceLock::new() }; 4_096];
+    match usize::try_from(n).ok().and_then(|n| SMALL.get(n)) {
+        Some(value) => value.get_or_init(|| n.into()).clone(),
+        None => n.into(),
+    }
+}
+
+/// Rounds nanoseconds up to seconds.
+#[inline]
+fn whole_seconds(nanos: u64) -> u32 {
+    u32::try_from(nanos.div_ceil(1_000_000_000)).unwrap_or(u32::MAX)
+}
+
+fn seconds(time: Duration) -> u64 {
+    time.as_secs().saturating_add((time.subsec_nanos() > 0).into())
 }

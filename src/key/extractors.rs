@@ -231,14 +231,8 @@ impl<T, F> fmt::Debug for ExtensionKey<T, F> {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Or<A, B> {
-    first: A,
-    second: B,
-}
-
-impl<A, B> Or<A, B> {
-    pub(super) fn new(first: A, second: B) -> Self {
-        Self { first, second }
-    }
+    pub(super) first: A,
+    pub(super) second: B,
 }
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {

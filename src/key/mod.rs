@@ -54,7 +54,6 @@
 //! - A rule by user name limits password guesses from many addresses.
 
 mod client_ip;
-pub(crate) mod entries;
 mod extractors;
 mod network;
 mod peer_ip;
@@ -77,7 +76,7 @@ pub use self::{
 };
 pub(crate) use self::{network::Networks, peer_ip::peer_address, value::random_state};
 #[cfg(feature = "admin")]
-pub(crate) use self::{network::parse_network, peer_ip::Prefix, value::KeyContent};
+pub(crate) use self::{network::parse_network, peer_ip::Prefix};
 pub use crate::head::RequestHead;
 
 /// Extracts the key of a request, which selects the account to charge.
@@ -121,7 +120,7 @@ pub trait KeyExtractor {
     where
         Self: Sized,
     {
-        Or::new(self, other)
+        Or { first: self, second: other }
     }
 }
 

@@ -186,54 +186,38 @@ impl Key {
     }
 }
 
-/// The content of a [`Key`], for operators.
-#[cfg(feature = "admin")]
-pub(crate) enum KeyContent {
-    Everyone,
-    Unidentified,
-    Text(Vec<u8>),
-    Number(u128),
-    Address(IpAddr),
-    Parts(Vec<Key>),
-}
-
 #[cfg(feature = "admin")]
 impl Key {
-    /// Returns the content, or `None` for bytes that no constructor creates.
-    pub(crate) fn content(&self) -> Option<KeyContent> {
-        fn address<const N: usize>(bytes: &[u8]) -> Option<KeyContent>
-        where
-            [u8; N]: Into<IpAddr>,
-        {
-            Some(KeyContent::Address(<[u8; N]>::try_from(bytes).ok()?.into()))
-        }
-        let tag = self.head & 0xff;
-        self.with_bytes(|bytes| match tag {
-            _ if tag == Tag::Everyone as u64 => Some(KeyContent::Everyone),
-            _ if tag == Tag::Unidentified as u64 => Some(KeyContent::Unidentified),
-            _ if tag == Tag::Text as u64 => Some(KeyContent::Text(bytes.to_vec())),
-            _ if tag == Tag::Number as u64 => {
-                Some(KeyContent::Number(u128::from_le_bytes(bytes.try_into().ok()?)))
-            }
-            _ if tag == Tag::V4 as u64 => address::<4>(bytes),
-            _ if tag == Tag::V6 as u64 => address::<16>(bytes),
-            _ => Self::split(bytes).map(KeyContent::Parts),
-        })
+    /// Returns the key in clear text, for operators. Keys of different kinds may have the same text.
+    pub(crate) fn clear_text(&self) -> String {
+        let text = self.with_bytes(|bytes| clear_text(self.head & 0xff, bytes));
+        text.unwrap_or_default()
     }
+}
 
-    /// Reverses [`join`](Key::join).
-    fn split(mut bytes: &[u8]) -> Option<Vec<Self>> {
-        let mut parts = Vec::new();
-        while let Some((head, rest)) = bytes.split_first_chunk::<8>() {
-            let mut part = Self::words(Tag::Parts, 0, [0; WORDS]);
-            part.head = u64::from_le_bytes(*head);
-            let content = rest.get(..part.len())?;
-            part.body = Self::bytes(Tag::Parts, content).body;
-            parts.push(part);
-            bytes = &rest[content.len()..];
+/// Returns the text of a key, or `None` for bytes that no constructor creates.
+#[cfg(feature = "admin")]
+fn clear_text(kind: u64, bytes: &[u8]) -> Option<String> {
+    Some(match kind {
+        _ if kind == Tag::Everyone as u64 => "everyone".into(),
+        _ if kind == Tag::Unidentified as u64 => "unidentified".into(),
+        _ if kind == Tag::Text as u64 => String::from_utf8_lossy(bytes).into(),
+        _ if kind == Tag::Number as u64 => u128::from_le_bytes(bytes.try_into().ok()?).to_string(),
+        _ if kind == Tag::V4 as u64 => Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?).to_string(),
+        _ if kind == Tag::V6 as u64 => {
+            Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).to_string()
         }
-        bytes.is_empty().then_some(parts)
-    }
+        _ => {
+            let (mut parts, mut rest) = (Vec::new(), bytes);
+            while let Some((head, content)) = rest.split_first_chunk() {
+                let head = u64::from_le_bytes(*head);
+                let part = content.split_at_checked(usize::try_from(head >> 8).ok()?)?;
+                parts.push(clear_text(head & 0xff, part.0)?);
+                rest = part.1;
+            }
+            parts.join(", ")
+        }
+    })
 }
 
 impl Key {
@@ -399,6 +383,26 @@ mod tests {
         assert!(!same(&pair, &Key::join(&[b.clone(), a.clone()])));
         assert!(!same(&pair, &Key::join(&[Key::from("ab")])));
         assert!(!same(&Key::join(&[pair, b.clone()]), &Key::join(&[a, b.clone(), b])));
+    }
+
+    #[cfg(feature = "admin")]
+    #[test]
+    fn operators_read_keys_of_every_kind() {
+        let long = "long".repeat(100);
+        for (key, text) in [
+            (Key::everyone(), "everyone"),
+            (Key::unidentified(), "unidentified"),
+            (Key::from("alice"), "alice"),
+            (Key::from(&b"caf\xe9"[..]), "caf\u{fffd}"),
+            (Key::from(&long), &*long),
+            (Key::from(7_u32), "7"),
+            (Key::from(u128::MAX), "340282366920938463463374607431768211455"),
+            (Ipv4Addr::new(203, 0, 113, 9).into(), "203.0.113.9"),
+            (Ipv6Addr::new(0x2001, 0xdb8, 0, 1, 0, 0, 0, 0).into(), "2001:db8:0:1::"),
+            (Key::join(&["GET".into(), Key::join(&["a".into(), 7_u32.into()])]), "GET, a, 7"),
+        ] {
+            assert_eq!(key.clear_text(), text);
+        }
     }
 
     #[test]

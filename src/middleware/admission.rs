@@ -6,14 +6,18 @@ use std::{
     any::type_name,
     marker::PhantomData,
     mem,
+    pin::Pin,
     sync::{Arc, Mutex},
+    task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
 
 use http::Response;
+use pin_project_lite::pin_project;
 use smallvec::SmallVec;
 
 use super::{
+    RateLimitLayer,
     config::{LayerConfig, Override, ResponseContext},
     overcommit::InFlight,
     queue::{QueuedCharge, Waiter},
@@ -31,40 +35,45 @@ use crate::{
 };
 
 /// The state that all services of a layer share.
-pub(crate) struct Shared<K, S, R> {
-    pub(crate) rules: Arc<K>,
-    pub(crate) store: Arc<S>,
-    pub(crate) reject: Arc<R>,
-    pub(crate) template: Arc<Template>,
-    pub(crate) settings: LayerConfig,
+pub(super) struct Shared<K, S, R> {
+    pub(super) layer: RateLimitLayer<K, S, R>,
+    pub(super) template: Arc<Template>,
 }
 
-/// The next step of a request.
+/// The next step of a request. `P` is the type of responses.
 ///
-/// No variant holds a [`Decision`], because moving a `Decision` is slow.
-pub(crate) enum Admission<B, S: Store> {
+/// No variant holds a [`Decision`] or a [`Waiter`], because moving them is slow.
+pub(super) enum Admission<P, S: Store> {
     /// The request runs. The context, if any, is applied to the response.
     Admitted(Option<ResponseContext>),
     /// The request runs after a wait in the queue.
     Queued(QueuedCharge<S>),
     /// The request waits for a slot, and then asks again.
-    Waiting(Waiter),
+    Waiting(Box<Waiter>),
     /// The request is rejected with this response.
-    Rejected(Response<B>),
+    Rejected(P),
     /// The answer of the store is pending.
-    Deciding(Box<(S::Future, PendingCharge)>),
+    Deciding(Pin<Box<PendingCharge<S>>>),
 }
 
-/// The charges of a request during a pending store call.
-pub(crate) struct PendingCharge {
-    charges: OwnedCharges,
-    started: Option<Instant>,
-    waiter: Option<Waiter>,
+pin_project! {
+    /// A pending store call, and its charges.
+    #[project = PendingChargeProj]
+    pub(super) struct PendingCharge<S>
+    where
+        S: Store,
+    {
+        #[pin]
+        decision: S::Future,
+        charges: OwnedCharges,
+        started: Option<Instant>,
+        waiter: Option<Box<Waiter>>,
+    }
 }
 
 /// Calls `then` with the charges of a request. If no store call is needed, calls `bypassed`.
 #[inline]
-pub(crate) fn charges<K: Rules, T>(
+pub(super) fn charges<K: Rules, T>(
     rules: &K,
     settings: &LayerConfig,
     head: &RequestHead<'_>,
@@ -78,16 +87,17 @@ pub(crate) fn charges<K: Rules, T>(
 }
 
 /// Decides about one request. `B` is the type of response bodies.
-pub(crate) struct Decider<'a, K, S, R, B> {
-    layer: &'a Shared<K, S, R>,
+pub(super) struct Decider<'a, K, S, R, B> {
+    layer: &'a RateLimitLayer<K, S, R>,
+    template: &'a Arc<Template>,
     head: &'a RequestHead<'a>,
     body: PhantomData<fn() -> B>,
 }
 
 impl<K, S, R> Shared<K, S, R> {
     #[inline]
-    pub(crate) fn decider<'a, B>(&'a self, head: &'a RequestHead<'_>) -> Decider<'a, K, S, R, B> {
-        Decider { layer: self, head, body: PhantomData }
+    pub(super) fn decider<'a, B>(&'a self, head: &'a RequestHead<'_>) -> Decider<'a, K, S, R, B> {
+        Decider { layer: &self.layer, template: &self.template, head, body: PhantomData }
     }
 }
 
@@ -100,7 +110,7 @@ where
 {
     /// Decides on a request, or starts a store call that completes later.
     #[inline]
-    pub(crate) fn admit(&self) -> Admission<B, S> {
+    pub(super) fn admit(&self) -> Admission<Response<B>, S> {
         let decide = |charges: &[Charge<'_>]| {
             if charges.iter().any(Charge::queues) {
                 self.decide_queueing(charges)
@@ -112,8 +122,11 @@ where
     }
 
     #[inline]
-    fn charges(&self, decide: impl FnOnce(&[Charge<'_>]) -> Admission<B, S>) -> Admission<B, S> {
-        let Shared { rules, settings, .. } = self.layer;
+    fn charges(
+        &self,
+        decide: impl FnOnce(&[Charge<'_>]) -> Admission<Response<B>, S>,
+    ) -> Admission<Response<B>, S> {
+        let RateLimitLayer { rules, settings, .. } = self.layer;
         charges(&**rules, settings, self.head, decide, |bypass| self.bypass(bypass))
     }
 
@@ -122,7 +135,7 @@ where
     /// The request holds a place in the queue from here on, because a charge that finds the queue
     /// full afterwards could not always be undone.
     #[inline(never)]
-    fn decide_queueing(&self, charges: &[Charge<'_>]) -> Admission<B, S> {
+    fn decide_queueing(&self, charges: &[Charge<'_>]) -> Admission<Response<B>, S> {
         match self.layer.settings.enter_queue(charges) {
             Some(waiter) => self.decide_in_turn(charges, waiter, Duration::ZERO),
             None => self.decide(&without_queueing(charges), None),
@@ -133,54 +146,55 @@ where
     fn decide_in_turn(
         &self,
         charges: &[Charge<'_>],
-        waiter: Waiter,
+        waiter: Box<Waiter>,
         waited: Duration,
-    ) -> Admission<B, S> {
-        let turn = waiter.turn();
+    ) -> Admission<Response<B>, S> {
+        let turn = waiter.turn.clone();
         let rest = |it: &Charge<'_>| it.max_wait().saturating_sub(waited);
         let charges = charges.iter().map(|it| it.with_max_wait(rest(it)).with_turn(turn.as_ref()));
         self.decide(&charges.collect::<SmallVec<[_; 4]>>(), Some(waiter))
     }
 
     #[inline]
-    fn decide(&self, charges: &[Charge<'_>], waiter: Option<Waiter>) -> Admission<B, S> {
+    fn decide(
+        &self,
+        charges: &[Charge<'_>],
+        waiter: Option<Box<Waiter>>,
+    ) -> Admission<Response<B>, S> {
         let started = cfg!(feature = "metrics").then(Instant::now);
         match self.layer.store.take(charges) {
             Answer::Now(ref mut decision) => self.conclude(decision, charges, started, waiter),
-            Answer::Later(future) => {
-                let pending = PendingCharge { charges: charges.into(), started, waiter };
-                Admission::Deciding(Box::new((future, pending)))
+            Answer::Later(decision) => {
+                let charges = charges.into();
+                Admission::Deciding(Box::pin(PendingCharge { decision, charges, started, waiter }))
             }
         }
     }
 
     /// Continues a request after a store call.
-    pub(crate) fn resume(
+    pub(super) fn resume(
         &self,
-        decision: &mut Result<Decision, S::Error>,
-        PendingCharge { charges, started, waiter }: PendingCharge,
-    ) -> Admission<B, S> {
-        charges.with(|charges| self.conclude(decision, charges, started, waiter))
+        pending: Pin<&mut PendingCharge<S>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Admission<Response<B>, S>> {
+        let PendingChargeProj { decision, charges, started, waiter } = pending.project();
+        let mut decision = ready!(decision.poll(cx));
+        Poll::Ready(
+            charges.with(|charges| self.conclude(&mut decision, charges, *started, waiter.take())),
+        )
     }
 
     /// Asks again for a request that has waited for a slot.
-    ///
-    /// `called` is `false` at the end of the request's `max_wait`.
-    pub(crate) fn ask_again(&self, mut waiter: Waiter, called: bool) -> Admission<B, S> {
+    pub(super) fn ask_again(&self, waiter: Box<Waiter>) -> Admission<Response<B>, S> {
         // The quotas may have changed.
-        let decide = |charges: &[Charge<'_>]| {
-            if called {
-                let waited = waiter.elapsed();
-                return self.decide_in_turn(charges, waiter, waited);
-            }
-            waiter.leave();
-            self.decide(&without_queueing(charges), Some(waiter))
-        };
-        self.charges(decide)
+        self.charges(|charges| match waiter.waited_in_turn() {
+            Some(waited) => self.decide_in_turn(charges, waiter, waited),
+            None => self.decide(&without_queueing(charges), Some(waiter)),
+        })
     }
 
     /// Continues a request after its wait in the queue.
-    pub(crate) fn dequeue(&self, queued: QueuedCharge<S>) -> Option<ResponseContext> {
+    pub(super) fn dequeue(&self, queued: QueuedCharge<S>) -> Option<ResponseContext> {
         let (mut decision, charges) = queued.into_charged()?;
         charges.with(|charges| self.respond(&mut decision, charges, None, true))
     }
@@ -191,28 +205,25 @@ where
         decision: &mut Result<Decision, S::Error>,
         charges: &[Charge<'_>],
         started: Option<Instant>,
-        waiter: Option<Waiter>,
-    ) -> Admission<B, S> {
-        let decision = match decision {
-            Ok(decision) => decision,
-            Err(error) => error.never(),
-        };
+        waiter: Option<Box<Waiter>>,
+    ) -> Admission<Response<B>, S> {
+        let decision = decision.as_mut().unwrap_or_else(|error| error.never());
         self.layer.settings.observers.answered(decision, started);
         if !decision.is_allowed() {
             self.layer.settings.mark_overload(decision, charges);
-            match waiter {
-                Some(waiter) if waiter.waits() => Admission::Waiting(waiter),
-                _ => self.deny(decision, charges),
+            match waiter.and_then(Waiter::start) {
+                Some(waiter) => Admission::Waiting(waiter),
+                None => self.deny(decision, charges),
             }
-        } else if decision.holds_slots() && !self.layer.settings.hold.can_hold::<B>() {
+        } else if decision.slot.is_some() && !self.layer.settings.hold.can_hold::<B>() {
             // The slots would be free before the body ends.
             self.layer.store.undo(charges, decision, None);
             *decision = Decision::deny().with_source(Source::FailedClosed);
             self.deny(decision, charges)
-        } else if decision.waits() {
+        } else if decision.wait > 0 {
             self.queue(decision, charges, waiter)
         } else {
-            let waited = waiter.is_some_and(|it| it.has_waited());
+            let waited = waiter.is_some_and(|it| it.waited);
             Admission::Admitted(self.respond(decision, charges, None, waited))
         }
     }
@@ -220,7 +231,7 @@ where
     /// Admits or rejects a request without a store call.
     #[cold]
     #[inline(never)]
-    fn bypass(&self, bypass: Bypass) -> Admission<B, S> {
+    fn bypass(&self, bypass: Bypass) -> Admission<Response<B>, S> {
         let settings = &self.layer.settings;
         match bypass {
             Bypass::Exempt(_) => {}
@@ -232,7 +243,7 @@ where
                 if error.is_no_peer() {
                     log_no_peer::<B>(&error);
                 }
-                let why = self.rejection(Err(&error), None, &self.layer.template);
+                let why = self.rejection(Err(&error), None, &self.template);
                 return Admission::Rejected(why.response(&*self.layer.reject, self.head, &[]));
             }
         }
@@ -244,10 +255,12 @@ where
         &self,
         decision: &mut Decision,
         charges: &[Charge<'_>],
-        waiter: Option<Waiter>,
-    ) -> Admission<B, S> {
-        let in_time =
-            |it: &Waiter| it.is_in_time(decision.wait(), deadline(self.head, Duration::MAX));
+        waiter: Option<Box<Waiter>>,
+    ) -> Admission<Response<B>, S> {
+        let in_time = |it: &Box<Waiter>| {
+            it.entered.elapsed().saturating_add(decision.wait())
+                <= deadline(self.head, Duration::MAX)
+        };
         // A store may queue a charge that does not ask for it.
         let waiter = waiter.or_else(|| self.layer.settings.enter_queue(charges));
         let waiter = waiter.filter(in_time);
@@ -260,22 +273,19 @@ where
         Admission::Queued(QueuedCharge::new(self.layer.store.clone(), queued, charges, waiter))
     }
 
-    fn deny(&self, decision: &mut Decision, charges: &[Charge<'_>]) -> Admission<B, S> {
+    fn deny(&self, decision: &mut Decision, charges: &[Charge<'_>]) -> Admission<Response<B>, S> {
         let settings = &self.layer.settings;
-        match settings.override_denial(Some(decision)) {
-            None => {}
-            Some(Override::ReportOnly) => {
-                return Admission::Admitted(self.respond(decision, charges, None, false));
+        if let Some(reason) = settings.override_denial(Some(decision)) {
+            let mut in_flight = None;
+            if let Override::Overcommit(counted) = reason {
+                (decision.allowed, decision.overage) = (true, true);
+                in_flight = Some(counted);
             }
-            Some(Override::Overcommit(in_flight)) => {
-                let mut overage = decision.clone().into_overage();
-                let context = self.respond(&mut overage, charges, Some(in_flight), false);
-                return Admission::Admitted(context);
-            }
+            return Admission::Admitted(self.respond(decision, charges, in_flight, false));
         }
         self.notify(Ok(decision), false, false, charges);
         let retry_after = settings.retry_after.wait(&settings.promises, decision, charges);
-        let template = self.layer.template.fit(charges);
+        let template = self.template.fit(charges);
         let why = self.rejection(Ok(decision), retry_after, &template);
         let mut response = why.response(&*self.layer.reject, self.head, charges);
         if settings.expose {
@@ -294,9 +304,11 @@ where
         waited: bool,
     ) -> Option<ResponseContext> {
         let settings = &self.layer.settings;
-        self.notify(Ok(decision), true, waited, charges);
-        let silent = settings.headers.only_denied || !decision.is_allowed();
-        let lines = if silent { None } else { self.layer.template.lines(charges, decision) };
+        if settings.observers.are_active() {
+            self.notify(Ok(decision), true, waited, charges);
+        }
+        let reports = decision.is_allowed() && settings.headers.reports_allowed();
+        let lines = if reports { self.template.lines(charges, decision) } else { None };
         ResponseContext::new(lines, settings, decision, charges, in_flight)
     }
 
@@ -311,7 +323,7 @@ where
     }
 
     /// Calls the hooks.
-    #[inline]
+    #[inline(never)]
     fn notify(
         &self,
         cause: Result<&Decision, &KeyError>,

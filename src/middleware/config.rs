@@ -1,9 +1,6 @@
 //! Settings of a layer, and their effects on the handler and the response.
 
-use std::{
-    mem,
-    sync::{Arc, atomic::AtomicBool},
-};
+use std::sync::{Arc, atomic::AtomicBool};
 
 use http::{
     Extensions, Method, Request, Response,
@@ -148,7 +145,7 @@ impl LayerConfig {
         };
         let denies = |it: &&mut Outcome| it.is_denied() && !it.is_report_only();
         let mut sheds = None;
-        for outcome in decision.outcomes_mut().iter_mut().filter(denies) {
+        for outcome in decision.outcomes.iter_mut().filter(denies) {
             let found = limit(outcome);
             sheds = Some(sheds.unwrap_or(true) && found.is_some());
             if found.is_some_and(|(need, max)| need <= max.into()) {
@@ -156,12 +153,12 @@ impl LayerConfig {
             }
         }
         if sheds == Some(true) {
-            decision.set_source(Source::Overload);
+            decision.source = Source::Overload;
         }
     }
 
     /// Adds a request to the queue. Returns `None` if the queue is full or the layer is report-only.
-    pub(crate) fn enter_queue(&self, charges: &[Charge<'_>]) -> Option<Waiter> {
+    pub(crate) fn enter_queue(&self, charges: &[Charge<'_>]) -> Option<Box<Waiter>> {
         let may_queue = !self.report_only.is_on();
         may_queue.then(|| self.waiters.enter(charges, self.queue)).flatten()
     }
@@ -186,12 +183,15 @@ pub(crate) struct ResponseContext {
     extras: Option<Box<Extras>>,
 }
 
+/// Slots, and how the response holds them.
+type HeldSlot = (Slot, Arc<HoldConfig>);
+
 /// Data that only some layers need.
 #[derive(Default)]
 struct Extras {
     decision: Option<Decision>,
     charge: Option<ChargeHandle>,
-    slot: Option<(Slot, Arc<HoldConfig>)>,
+    slot: Option<HeldSlot>,
     measured: SmallVec<[Measurement; 1]>,
     _in_flight: Option<InFlight>,
 }
@@ -207,7 +207,7 @@ impl ResponseContext {
         in_flight: Option<InFlight>,
     ) -> Option<Self> {
         let LayerConfig { expose, after, overcommit, .. } = settings;
-        if !expose && after.is_none() && overcommit.is_none() && !decision.holds_slots() {
+        if !expose && after.is_none() && overcommit.is_none() && decision.slot.is_none() {
             return lines.map(|lines| Self { lines: Some(lines), extras: None });
         }
         let extras = Extras::new(settings, decision, charges, in_flight);
@@ -229,31 +229,34 @@ impl ResponseContext {
         }
     }
 
-    /// Writes header fields and extensions to the response, adjusts the charge, and makes the body
-    /// hold the slots.
-    pub(super) fn apply<B: 'static>(self, mut response: Response<B>) -> Response<B> {
-        if let Some(lines) = self.lines {
+    /// Writes header fields and extensions to the response, and adjusts the charge.
+    ///
+    /// Returns the slots that the response then holds.
+    pub(super) fn apply<B>(&mut self, response: &mut Response<B>) -> Option<HeldSlot> {
+        if let Some(lines) = &self.lines {
             lines.write(response.headers_mut());
         }
-        let Some(mut extras) = self.extras else { return response };
-        if let Some(decision) = extras.decision.take() {
-            response.extensions_mut().insert(decision);
-        }
-        if let Some(charge) = &extras.charge {
-            charge.classify(&response);
-        }
-        let Some((slot, config)) = extras.slot.take() else { return response };
-        let measured = mem::take(&mut extras.measured);
-        if !measured.is_empty() {
-            let overloaded = config.is_overloaded(&response);
-            measured.into_iter().for_each(|it| it.complete(overloaded));
-        }
-        slot.end_head();
-        config.hold(slot, response)
+        self.extras.take()?.apply(response)
     }
 }
 
 impl Extras {
+    fn apply<B>(self, response: &mut Response<B>) -> Option<HeldSlot> {
+        if let Some(decision) = self.decision {
+            response.extensions_mut().insert(decision);
+        }
+        if let Some(charge) = &self.charge {
+            charge.classify(response);
+        }
+        let (slot, config) = self.slot?;
+        if !self.measured.is_empty() {
+            let overloaded = config.is_overloaded(response);
+            self.measured.into_iter().for_each(|it| it.complete(overloaded));
+        }
+        slot.end_head();
+        Some((slot, config))
+    }
+
     #[inline(never)]
     fn attach(&self, extensions: &mut Extensions) {
         if let Some(decision) = &self.decision {

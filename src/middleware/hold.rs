@@ -134,9 +134,15 @@ impl HoldConfig {
     /// Returns `true` if the layer can hold a slot as long as set. Logs the first type of body that
     /// it cannot hold a slot in.
     pub(super) fn can_hold<B: 'static>(&self) -> bool {
+        static LOGGED: AtomicBool = AtomicBool::new(false);
         let holds = self.until == HoldUntil::Head || self.wrap::<B>().is_some();
-        if !holds {
-            log_unknown_body(type_name::<B>());
+        if !holds && !LOGGED.swap(true, Relaxed) {
+            let name = type_name::<B>();
+            error!(
+                "a request under a concurrent quota is rejected with 503, because a body of the type \
+                 {name} cannot hold a slot; call RateLimitLayer::hold_with, or \
+                 hold_until(HoldUntil::Head) (logged once)"
+            );
         }
         holds
     }
@@ -174,16 +180,5 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
 
     pub(super) fn hold(&mut self) -> &mut HoldConfig {
         Arc::make_mut(&mut self.settings.hold)
-    }
-}
-
-fn log_unknown_body(name: &str) {
-    static LOGGED: AtomicBool = AtomicBool::new(false);
-    if !LOGGED.swap(true, Relaxed) {
-        error!(
-            "a request under a concurrent quota is rejected with 503, because a body of the type {name} \
-             cannot hold a slot; call RateLimitLayer::hold_with, or hold_until(HoldUntil::Head) \
-             (logged once)"
-        );
     }
 }

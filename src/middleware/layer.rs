@@ -100,7 +100,7 @@ use crate::{
 pub struct RateLimitLayer<K, S, R = TooManyRequests> {
     pub(crate) rules: Arc<K>,
     pub(crate) store: Arc<S>,
-    reject: Arc<R>,
+    pub(super) reject: Arc<R>,
     pub(crate) settings: LayerConfig,
 }
 
@@ -621,14 +621,8 @@ impl<I, K: Rules, S, R> Layer<I> for RateLimitLayer<K, S, R> {
         self.advise();
         let mut infos = Vec::new();
         self.rules.info(&mut infos);
-        let shared = Shared {
-            rules: self.rules.clone(),
-            store: self.store.clone(),
-            reject: self.reject.clone(),
-            template: Arc::new(Template::new(self.settings.headers, &infos)),
-            settings: self.settings.clone(),
-        };
-        RateLimit::new(inner, Arc::new(shared))
+        let template = Arc::new(Template::new(self.settings.headers, &infos));
+        RateLimit { inner, shared: Arc::new(Shared { layer: self.clone(), template }) }
     }
 }
 

@@ -7,7 +7,6 @@ pub(crate) mod access;
 pub(crate) mod adjust;
 pub(crate) mod admission;
 pub(crate) mod config;
-mod future;
 pub(crate) mod hold;
 mod layer;
 pub(crate) mod overcommit;
@@ -18,12 +17,11 @@ mod service;
 pub use self::{
     access::AccessList,
     adjust::{Adjustment, ChargeHandle, Unadjusted, UnknownRule},
-    future::ResponseFuture,
     hold::{HoldUntil, SlotBody},
     layer::RateLimitLayer,
     overcommit::Overcommit,
     retry_after::RetryAfter,
-    service::RateLimit,
+    service::{RateLimit, ResponseFuture},
 };
 pub use crate::{
     decision::Slot,

@@ -5,6 +5,7 @@
 use std::{
     collections::{HashMap, hash_map::Entry},
     hash::{BuildHasher, RandomState},
+    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{
@@ -12,12 +13,12 @@ use std::{
             Ordering::{AcqRel, Acquire},
         },
     },
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
 use smallvec::SmallVec;
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep, sleep};
 
 use crate::{
     decision::Decision,
@@ -50,11 +51,13 @@ pub(crate) struct Waiters {
 pub(crate) struct Waiter {
     waiters: Arc<Waiters>,
     keys: Keys,
-    entered: Instant,
+    pub(super) entered: Instant,
     /// `true` once the request has waited for a slot.
-    waited: bool,
+    pub(super) waited: bool,
     /// The turn in the store's queues for slots, if a rule has such quotas.
-    turn: Option<Arc<Turn>>,
+    pub(super) turn: Option<Arc<Turn>>,
+    /// The end of the wait for a slot.
+    end: Option<Pin<Box<Sleep>>>,
 }
 
 type Keys = SmallVec<[u64; 2]>;
@@ -87,7 +90,7 @@ impl Waiters {
         self: &Arc<Self>,
         charges: &[Charge<'_>],
         bounds: Bounds,
-    ) -> Option<Waiter> {
+    ) -> Option<Box<Waiter>> {
         let mut counts = self.lock();
         if self.is_full(charges, bounds, &counts) {
             return None;
@@ -101,7 +104,7 @@ impl Waiters {
         let waits = |it: &Charge<'_>| it.queues() && it.quotas().iter().any(Quota::is_concurrent);
         let turn = charges.iter().any(waits).then(Turn::new);
         let (waiters, entered, waited) = (self.clone(), Instant::now(), false);
-        Some(Waiter { waiters, keys, entered, waited, turn })
+        Some(Box::new(Waiter { waiters, keys, entered, waited, turn, end: None }))
     }
 
     fn is_full(
@@ -130,46 +133,29 @@ impl Waiters {
 }
 
 impl Waiter {
-    /// Returns `true` if a request that waits for `wait` from now on runs within `deadline`.
-    pub(super) fn is_in_time(&self, wait: Duration, deadline: Duration) -> bool {
-        self.entered.elapsed().saturating_add(wait) <= deadline
+    /// Starts to wait for a slot. Returns `None` if the request has no turn to wait for.
+    pub(super) fn start(mut self: Box<Self>) -> Option<Box<Self>> {
+        let max_wait = self.turn.as_ref()?.max_wait()?;
+        self.end = Some(Box::pin(sleep(max_wait)));
+        Some(self)
     }
 
-    /// Returns the turn in the queues for slots.
-    pub(super) fn turn(&self) -> Option<Arc<Turn>> {
-        self.turn.clone()
-    }
-
-    /// Returns `true` if the request waits for a slot.
-    pub(super) fn waits(&self) -> bool {
-        self.turn.as_ref().is_some_and(|turn| turn.max_wait().is_some())
-    }
-
-    /// Stops waiting for a slot.
-    pub(super) fn leave(&mut self) {
-        (self.waited, self.turn) = (true, None);
-    }
-
-    pub(super) fn has_waited(&self) -> bool {
-        self.waited
-    }
-
-    /// Returns the instant at which the request stops waiting for a slot.
-    pub(super) fn end(&self) -> Instant {
-        let now = Instant::now();
-        let max_wait = self.turn.as_ref().and_then(|turn| turn.max_wait()).unwrap_or_default();
-        now.checked_add(max_wait).unwrap_or(now)
-    }
-
-    /// Completes once the request may ask for its slots again.
+    /// Completes once the request may ask for its slots again. At the end of its `max_wait`, the
+    /// request loses its turn.
     pub(super) fn poll_called(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.waited = true;
-        self.turn.as_ref().map_or(Poll::Ready(()), |turn| turn.poll_called(cx))
+        if let (Some(turn), Some(end)) = (&self.turn, &mut self.end)
+            && turn.poll_called(cx).is_pending()
+        {
+            ready!(end.as_mut().poll(cx));
+            self.turn = None;
+        }
+        Poll::Ready(())
     }
 
-    /// Returns the time since the request entered the queue.
-    pub(super) fn elapsed(&self) -> Duration {
-        self.entered.elapsed()
+    /// Returns the time since the request entered the queue, unless it has lost its turn.
+    pub(super) fn waited_in_turn(&self) -> Option<Duration> {
+        self.turn.is_some().then(|| self.entered.elapsed())
     }
 }
 
@@ -192,7 +178,9 @@ impl Drop for Waiter {
 pub(crate) struct QueuedCharge<S: Store> {
     store: Arc<S>,
     charged: Option<Box<(Decision, OwnedCharges)>>,
-    _waiter: Waiter,
+    /// Completes at the turn of the request.
+    pub(super) turn: Pin<Box<Sleep>>,
+    _waiter: Box<Waiter>,
 }
 
 impl<S: Store> QueuedCharge<S> {
@@ -200,14 +188,10 @@ impl<S: Store> QueuedCharge<S> {
         store: Arc<S>,
         decision: Decision,
         charges: &[Charge<'_>],
-        waiter: Waiter,
+        waiter: Box<Waiter>,
     ) -> Self {
-        Self { store, charged: Some(Box::new((decision, charges.into()))), _waiter: waiter }
-    }
-
-    /// Returns the time in the queue.
-    pub(super) fn wait(&self) -> Duration {
-        self.charged.as_ref().map_or(Duration::ZERO, |charged| charged.0.wait())
+        let turn = Box::pin(sleep(decision.wait()));
+        Self { store, charged: Some(Box::new((decision, charges.into()))), turn, _waiter: waiter }
     }
 
     /// Keeps the charge and leaves the queue.

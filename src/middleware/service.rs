@@ -1,17 +1,19 @@
-//! The rate limited service.
+//! The rate limited service, and the future of a request.
 
 use std::{
     fmt, mem,
+    pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use http::{Request, Response};
+use pin_project_lite::pin_project;
 use tower::Service;
 
 use super::{
     admission::{Admission, Shared},
-    future::{Parked, ResponseFuture},
+    config::ResponseContext,
 };
 use crate::{
     head::RequestHead,
@@ -27,15 +29,11 @@ use crate::{
 /// A rejection is a response, not an error. The inner service must be `Clone`, because a request
 /// that waits keeps a service of its own.
 pub struct RateLimit<I, K, S, R = TooManyRequests> {
-    inner: I,
-    shared: Arc<Shared<K, S, R>>,
+    pub(super) inner: I,
+    pub(super) shared: Arc<Shared<K, S, R>>,
 }
 
 impl<I, K, S, R> RateLimit<I, K, S, R> {
-    pub(super) fn new(inner: I, shared: Arc<Shared<K, S, R>>) -> Self {
-        Self { inner, shared }
-    }
-
     /// Returns a reference to the inner service.
     pub fn get_ref(&self) -> &I {
         &self.inner
@@ -76,32 +74,30 @@ where
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let readiness = Readiness(&mut self.inner);
         let admission = self.shared.decider(&RequestHead::from(&request)).admit();
-        readiness.keep();
+        mem::forget(readiness);
         match admission {
-            Admission::Admitted(context) => {
-                if let Some(context) = &context {
-                    context.attach(&mut request);
-                }
-                ResponseFuture::running(self.inner.call(request), context)
+            // Apart from `Some`, because moving an `Option` of this size is slow even if it is `None`.
+            Admission::Admitted(None) => ResponseFuture {
+                state: State::Running { future: self.inner.call(request), context: None },
+            },
+            Admission::Admitted(Some(context)) => {
+                context.attach(&mut request);
+                let (future, context) = (self.inner.call(request), Some(context));
+                ResponseFuture { state: State::Running { future, context } }
             }
             Admission::Rejected(response) => {
                 // `poll_ready` may have reserved a permit, which an idle connection must not hold.
                 self.inner = self.inner.clone();
-                ResponseFuture::rejected(response)
+                ResponseFuture { state: State::Rejected { response: Some(response) } }
             }
-            waiting @ (Admission::Queued(_) | Admission::Waiting(_) | Admission::Deciding(_)) => {
-                ResponseFuture::parked(waiting, self.park(request))
+            step @ (Admission::Queued(_) | Admission::Waiting(_) | Admission::Deciding(_)) => {
+                let clone = self.inner.clone();
+                let inner = mem::replace(&mut self.inner, clone);
+                let shared = self.shared.clone();
+                let parked = Box::new(Parked { inner, is_ready: true, shared, request, step });
+                ResponseFuture { state: parked.into_state() }
             }
         }
-    }
-}
-
-impl<I: Clone, K, S, R> RateLimit<I, K, S, R> {
-    /// Moves the ready service and the request into a waiting future.
-    fn park<B>(&mut self, request: Request<B>) -> Parked<I, K, S, R, B> {
-        let clone = self.inner.clone();
-        let inner = mem::replace(&mut self.inner, clone);
-        Parked { inner, is_ready: true, shared: self.shared.clone(), request }
     }
 }
 
@@ -110,13 +106,6 @@ impl<I: Clone, K, S, R> RateLimit<I, K, S, R> {
 /// `poll_ready` may have reserved a permit. If the server catches the panic, an idle connection
 /// must not hold that permit.
 struct Readiness<'a, I: Clone>(&'a mut I);
-
-impl<I: Clone> Readiness<'_, I> {
-    #[inline]
-    fn keep(self) {
-        mem::forget(self);
-    }
-}
 
 impl<I: Clone> Drop for Readiness<'_, I> {
     fn drop(&mut self) {
@@ -134,7 +123,178 @@ impl<I: fmt::Debug, K, S: fmt::Debug, R> fmt::Debug for RateLimit<I, K, S, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimit")
             .field("inner", &self.inner)
-            .field("store", &self.shared.store)
+            .field("store", &self.shared.layer.store)
             .finish_non_exhaustive()
+    }
+}
+
+pin_project! {
+    /// Future of a [`RateLimit`](crate::RateLimit) service.
+    ///
+    /// Requests that wait for the store or in the queue are boxed.
+    #[must_use = "futures do nothing unless polled"]
+    pub struct ResponseFuture<I, K, S, R, B>
+    where
+        I: Service<Request<B>>,
+        S: Store,
+    {
+        #[pin]
+        state: State<I, K, S, R, B>,
+    }
+}
+
+pin_project! {
+    #[project = StateProj]
+    enum State<I, K, S, R, B>
+    where
+        I: Service<Request<B>>,
+        S: Store,
+    {
+        Running { #[pin] future: I::Future, context: Option<ResponseContext> },
+        Rejected { response: Option<I::Response> },
+        Parked { parked: Option<Box<Parked<I, K, S, R, B>>> },
+    }
+}
+
+/// A request that does not run yet, with the service that will run it.
+struct Parked<I, K, S, R, B>
+where
+    I: Service<Request<B>>,
+    S: Store,
+{
+    inner: I,
+    /// `true` if the service is ready.
+    is_ready: bool,
+    shared: Arc<Shared<K, S, R>>,
+    request: Request<B>,
+    /// What the request waits for. An admitted request waits for the service.
+    step: Admission<I::Response, S>,
+}
+
+impl<I, K, S, R, B, C> Future for ResponseFuture<I, K, S, R, B>
+where
+    I: Service<Request<B>, Response = Response<C>> + Clone,
+    K: Rules,
+    S: Store<Error: CannotFail>,
+    R: Reject<C>,
+    C: 'static,
+{
+    type Output = Result<Response<C>, I::Error>;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.project().state;
+        loop {
+            match state.as_mut().project() {
+                StateProj::Running { future, context: None } => return future.poll(cx),
+                StateProj::Running { future, context: Some(context) } => {
+                    let mut polled = future.poll(cx);
+                    if let Poll::Ready(Ok(response)) = &mut polled
+                        && let Some((slot, config)) = context.apply(response)
+                    {
+                        return polled.map_ok(|response| config.hold(slot, response));
+                    }
+                    return polled;
+                }
+                StateProj::Rejected { response } => return Poll::Ready(Ok(take(response))),
+                StateProj::Parked { parked: place } => {
+                    // A panic or an error drops the service and its permit, and undoes the charge.
+                    let mut parked = take(place);
+                    match parked.poll_step(cx)? {
+                        Poll::Ready(step) => {
+                            parked.step = step;
+                            state.set(parked.into_state());
+                        }
+                        Poll::Pending => {
+                            *place = Some(parked);
+                            return Poll::Pending;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<I, K, S, R, B> Parked<I, K, S, R, B>
+where
+    I: Service<Request<B>> + Clone,
+    S: Store,
+{
+    /// Returns the state that begins with the current step.
+    ///
+    /// A rejection drops the ready service, which releases any permit of a concurrency limit.
+    fn into_state(mut self: Box<Self>) -> State<I, K, S, R, B> {
+        match self.step {
+            Admission::Rejected(response) => return State::Rejected { response: Some(response) },
+            Admission::Admitted(context) if self.is_ready => {
+                let Self { mut inner, mut request, .. } = *self;
+                if let Some(context) = &context {
+                    context.attach(&mut request);
+                }
+                return State::Running { future: inner.call(request), context };
+            }
+            Admission::Queued(_) | Admission::Waiting(_) => {
+                // A waiting request must not hold a permit of a limit.
+                self.inner = self.inner.clone();
+                self.is_ready = false;
+            }
+            Admission::Admitted(_) | Admission::Deciding(_) => {}
+        }
+        State::Parked { parked: Some(self) }
+    }
+}
+
+impl<I, K, S, R, B, C> Parked<I, K, S, R, B>
+where
+    I: Service<Request<B>, Response = Response<C>>,
+    K: Rules,
+    S: Store<Error: CannotFail>,
+    R: Reject<C>,
+    C: 'static,
+{
+    /// Returns the next step once the current step is complete.
+    fn poll_step(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Admission<Response<C>, S>, I::Error>> {
+        let Self { inner, is_ready, shared, request, step } = self;
+        let head = RequestHead::from(&*request);
+        let decider = shared.decider(&head);
+        match step {
+            Admission::Deciding(pending) => {
+                return decider.resume(pending.as_mut(), cx).map(Ok);
+            }
+            Admission::Waiting(waiter) => ready!(waiter.poll_called(cx)),
+            _ => {
+                if let Admission::Queued(queued) = step {
+                    ready!(queued.turn.as_mut().poll(cx));
+                }
+                ready!(inner.poll_ready(cx))?;
+                *is_ready = true;
+            }
+        }
+        Poll::Ready(Ok(match mem::replace(step, Admission::Admitted(None)) {
+            Admission::Waiting(waiter) => decider.ask_again(waiter),
+            Admission::Queued(queued) => Admission::Admitted(decider.dequeue(queued)),
+            step => step,
+        }))
+    }
+}
+
+fn take<T>(held: &mut Option<T>) -> T {
+    match held.take() {
+        Some(held) => held,
+        None => panic!("a response future was polled after completion"),
+    }
+}
+
+impl<I, K, S, R, B> fmt::Debug for ResponseFuture<I, K, S, R, B>
+where
+    I: Service<Request<B>>,
+    S: Store,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseFuture").finish_non_exhaustive()
     }
 }

@@ -19,6 +19,9 @@ use std::{
     time::Instant,
 };
 
+#[cfg(feature = "tracing")]
+use tracing::level_filters::LevelFilter;
+
 pub use self::counters::{Counters, Counts};
 pub(crate) use self::metered::{block_denied, circuit, overflowed, set_keys, store_failed};
 use crate::{
@@ -270,10 +273,19 @@ impl Observers {
         self.metrics.answered(decision, started);
     }
 
+    /// Returns `true` if a hook reads the decisions.
     #[inline]
+    pub(crate) fn are_active(&self) -> bool {
+        #[cfg(feature = "tracing")]
+        if LevelFilter::current() != LevelFilter::OFF {
+            return true;
+        }
+        cfg!(feature = "metrics") || !self.hooks.is_empty()
+    }
+
     pub(crate) fn notify(&self, event: &DecisionEvent<'_>) {
         #[cfg(feature = "tracing")]
-        traced::on_decision(event);
+        event.decision().into_iter().for_each(|decision| traced::record(event, decision));
         #[cfg(feature = "metrics")]
         self.metrics.on_decision(event);
         for hook in &self.hooks {

@@ -1,6 +1,6 @@
 //! Spans and log lines through the `tracing` facade.
 
-use tracing::{Level, Span, field::display, level_filters::LevelFilter};
+use tracing::{Level, Span, field::display};
 
 use super::DecisionEvent;
 use crate::decision::Decision;
@@ -8,15 +8,7 @@ use crate::decision::Decision;
 /// Fills the `ratelimit.*` fields of the current span, and logs denials.
 ///
 /// Denials are logged at level debug, because there may be many.
-#[inline]
-pub(super) fn on_decision(event: &DecisionEvent<'_>) {
-    if LevelFilter::current() != LevelFilter::OFF {
-        event.decision().into_iter().for_each(|decision| record(event, decision));
-    }
-}
-
-#[inline(never)]
-fn record(event: &DecisionEvent<'_>, decision: &Decision) {
+pub(super) fn record(event: &DecisionEvent<'_>, decision: &Decision) {
     let span = Span::current();
     let field = span.field("ratelimit.result");
     let is_logged = !decision.is_allowed() && tracing::enabled!(Level::DEBUG);

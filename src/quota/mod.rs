@@ -20,15 +20,15 @@ const MAX_REFILL: u64 = 10 * 365 * 86_400 * SECOND;
 const MAX_LOG_UNITS: u64 = 10_000;
 /// The maximum buckets of a sliding window, which keeps one count per bucket.
 const MAX_BUCKETS: u32 = 1_000;
-/// Names of time units with their nanoseconds, the longest first.
-const UNITS: [(&str, u64); 7] = [
-    ("day", 86_400 * SECOND),
-    ("h", 3_600 * SECOND),
-    ("min", 60 * SECOND),
-    ("s", SECOND),
-    ("ms", 1_000_000),
-    ("us", 1_000),
-    ("ns", 1),
+/// Time units with their nanoseconds, the longest first. The first name is the canonical one.
+const UNITS: [(&[&str], u64); 7] = [
+    (&["day", "days", "d"], 86_400 * SECOND),
+    (&["h", "hr", "hrs", "hour", "hours"], 3_600 * SECOND),
+    (&["min", "mins", "m", "minute", "minutes"], 60 * SECOND),
+    (&["s", "sec", "secs", "second", "seconds"], SECOND),
+    (&["ms"], 1_000_000),
+    (&["us"], 1_000),
+    (&["ns"], 1),
 ];
 
 /// Limit of `units` per `period`, with a `burst` that may be used at once.

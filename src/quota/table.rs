@@ -27,16 +27,19 @@ impl<'de> Deserialize<'de> for Quota {
 impl Setting for Quota {
     const FORM: &'static str =
         "a quota, as \"100/min burst 20\" or { units = 100, period = \"1min\", burst = 20 }";
-    type Table = QuotaTable;
 
     fn from_text(text: &str) -> Result<Self, String> {
         text.parse().map_err(|error: QuotaError| error.to_string())
+    }
+
+    fn from_table<'de, D: Deserializer<'de>>(table: D) -> Result<Self, D::Error> {
+        QuotaTable::deserialize(table)?.quota().map_err(D::Error::custom)
     }
 }
 
 #[derive(Default, Deserialize, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct QuotaTable {
+struct QuotaTable {
     #[serde(skip_serializing_if = "is_default")]
     blocked: bool,
     #[serde(skip_serializing_if = "is_default")]
@@ -66,37 +69,34 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Builds the quota from its text form, and then sets the other fields.
-impl TryFrom<QuotaTable> for Quota {
-    type Error = Box<dyn Error>;
-
-    fn try_from(table: QuotaTable) -> Result<Self, Box<dyn Error>> {
-        let mut text = match (table.blocked, table.concurrent) {
-            (false, None) => {
-                let units = table.units.ok_or("units is missing; add it, as units = 100")?;
-                let period =
-                    table.period.ok_or("period is missing; add it, as period = \"1min\"")?;
-                format!("{units}/{period}")
+impl QuotaTable {
+    /// Builds the quota from its text form, and then sets the other fields.
+    fn quota(self) -> Result<Quota, Box<dyn Error>> {
+        let Self { units, period, initial, soft, max_debt, .. } = self;
+        let mut text = match (self.blocked, self.concurrent, units, period) {
+            (false, None, Some(units), Some(period)) => format!("{units}/{period}"),
+            (false, None, None, _) => return Err("units is missing; add it, as units = 100".into()),
+            (false, None, _, None) => {
+                return Err("period is missing; add it, as period = \"1min\"".into());
             }
-            _ if table.units.is_some() || table.period.is_some() => return Err(EXCLUSIVE.into()),
-            (true, None) => "blocked".to_owned(),
-            (false, Some(limit)) => format!("{limit} concurrent"),
-            (true, Some(_)) => return Err(EXCLUSIVE.into()),
+            (true, None, None, None) => "blocked".to_owned(),
+            (false, Some(limit), None, None) => format!("{limit} concurrent"),
+            _ => {
+                let why = "units and period, concurrent and blocked exclude each other; give one \
+                           of them";
+                return Err(why.into());
+            }
         };
-        if let Some(burst) = table.burst {
+        if let Some(burst) = self.burst {
             text += &format!(" burst {burst}");
         }
-        let quota: Self = text.parse()?;
-        let QuotaTable { initial, soft, max_debt, .. } = table;
-        let algorithm = table.algorithm.unwrap_or(quota.algorithm);
-        let name = table.name.map(|name| name.as_str());
-        let quota = Self { algorithm, initial, soft, max_debt, name, ..quota };
-        Ok(table.unit.map_or(quota, |unit| quota.having_unit(unit.as_str())).checked()?)
+        let quota: Quota = text.parse()?;
+        let algorithm = self.algorithm.unwrap_or(quota.algorithm);
+        let name = self.name.map(|name| name.as_str());
+        let quota = Quota { algorithm, initial, soft, max_debt, name, ..quota };
+        Ok(self.unit.map_or(quota, |unit| quota.having_unit(unit.as_str())).checked()?)
     }
 }
-
-const EXCLUSIVE: &str =
-    "units and period, concurrent and blocked exclude each other; give one of them";
 
 /// Writes the text form if possible, and a table otherwise.
 impl Serialize for Quota {
@@ -138,21 +138,10 @@ impl<'de> Deserialize<'de> for Algorithm {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(transparent)]
-pub(crate) struct AlgorithmTable(#[serde(with = "Algorithm")] Algorithm);
-
-impl From<AlgorithmTable> for Algorithm {
-    fn from(table: AlgorithmTable) -> Self {
-        table.0
-    }
-}
-
 impl Setting for Algorithm {
     const FORM: &'static str = "an algorithm, as \"sliding_log\", \
                                 { sliding_window = { buckets = 60 } } or \
                                 { fixed_window = { carry_over = 30, paced = true } }";
-    type Table = AlgorithmTable;
 
     fn from_text(text: &str) -> Result<Self, String> {
         if text == "fixed_window" {
@@ -161,6 +150,10 @@ impl Setting for Algorithm {
         // `Self::deserialize` is the derived form.
         Self::deserialize(value::StrDeserializer::<value::Error>::new(text))
             .map_err(|error| format!("algorithm is {text:?}: {error}; give {}", Self::FORM))
+    }
+
+    fn from_table<'de, D: Deserializer<'de>>(table: D) -> Result<Self, D::Error> {
+        Self::deserialize(table)
     }
 }
 

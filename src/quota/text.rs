@@ -68,30 +68,11 @@ impl FromStr for Quota {
     }
 }
 
-/// Other spellings of time units.
-const SPELLINGS: [(&str, &str); 14] = [
-    ("d", "day"),
-    ("days", "day"),
-    ("hr", "h"),
-    ("hrs", "h"),
-    ("hour", "h"),
-    ("hours", "h"),
-    ("m", "min"),
-    ("mins", "min"),
-    ("minute", "min"),
-    ("minutes", "min"),
-    ("sec", "s"),
-    ("secs", "s"),
-    ("second", "s"),
-    ("seconds", "s"),
-];
-
 /// Reads a time such as `"10s"`, or `"min"` for one minute. The error describes the fix.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, &'static str> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (n, unit) = (&text[..digits], text[digits..].trim_start());
-    let unit = SPELLINGS.iter().find(|(other, _)| *other == unit).map_or(unit, |(_, name)| name);
-    let unit = UNITS.iter().find(|(name, _)| *name == unit);
+    let unit = UNITS.iter().find(|(names, _)| names.contains(&unit));
     let (_, nanos) = unit.ok_or("end it with one of ns, us, ms, s, min, h or day")?;
     let n: u64 = match n {
         "" => 1,
@@ -103,7 +84,7 @@ pub(crate) fn parse_time(text: &str) -> Result<Duration, &'static str> {
 /// Returns the time as a whole number of the largest suitable unit.
 pub(super) fn in_largest_unit(nanos: u64) -> (u64, &'static str) {
     let whole = UNITS.iter().find(|(_, unit)| nanos.is_multiple_of(*unit));
-    whole.map_or((nanos, "ns"), |(name, unit)| (nanos / unit, name))
+    whole.map_or((nanos, "ns"), |(names, unit)| (nanos / unit, names[0]))
 }
 
 /// Parses a whole number without a sign.

@@ -10,14 +10,18 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode, header::ACCEPT};
+use http::{HeaderMap, HeaderValue, StatusCode, header::ACCEPT};
 use http_body_util::Full;
 
 use super::{Reason, Rejection};
-use crate::{headers::push_json_string, key::entries::HeaderEntries, log};
+use crate::log;
 
 /// Plain texts are cached for waits below this number of seconds.
 const COMMON_WAITS: usize = 4_096;
+/// The maximum number of media ranges to read per request.
+const MAX_RANGES: usize = 32;
+/// The maximum number of bytes to read per request.
+const MAX_BYTES: usize = 4_096;
 // The problem types are from the IETF draft of the `RateLimit` fields.
 const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 const ABNORMAL_USAGE: &str =
@@ -29,15 +33,27 @@ const REDUCED_CAPACITY: &str =
 ///
 /// A client that sends only `*/*` gets text.
 pub(super) fn accepts_json(headers: &HeaderMap) -> bool {
-    // A truncated range is an error, because its quality is unknown.
-    let ranges = HeaderEntries::from_left(&headers.get_all(ACCEPT)).map_while(Result::ok);
-    ranges.filter_map(|range| str::from_utf8(range).ok()).any(|range| {
+    media_ranges(headers).filter_map(|range| str::from_utf8(range).ok()).any(|range| {
         let mut parts = range.split(';').map(str::trim);
         let kind = parts.next().unwrap_or_default();
         let json = ["application/json", "application/problem+json"];
         let quality = parts.find_map(|part| part.strip_prefix("q=").or(part.strip_prefix("Q=")));
         json.iter().any(|json| kind.eq_ignore_ascii_case(json))
             && quality.is_none_or(|q| q.trim().parse::<f32>().is_ok_and(|q| q > 0.0))
+    })
+}
+
+/// Returns the media ranges of `Accept`, up to [`MAX_RANGES`] and [`MAX_BYTES`].
+fn media_ranges(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
+    let mut left = MAX_BYTES;
+    let lines = headers.get_all(ACCEPT).iter().map(HeaderValue::as_bytes);
+    let lines = lines.map(|line| &line[..line.len().min(MAX_BYTES + 1)]);
+    let ranges = lines.flat_map(|line| line.split(|byte| *byte == b','));
+    // A truncated range ends the list, because its quality is unknown.
+    ranges.take(MAX_RANGES).take_while(move |range| {
+        let fits = range.len() <= left;
+        left = left.saturating_sub(range.len() + 1);
+        fits
     })
 }
 
@@ -149,10 +165,23 @@ pub(super) fn body<B: Default + 'static>(text: Bytes) -> B {
     made
 }
 
+/// Appends `text` as a JSON string.
+fn push_json_string(out: &mut String, text: &str) {
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            c if c < ' ' => {
+                let _ = write!(out, "\\u{:04x}", u32::from(c));
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+}
+
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
 
     const JSON: &str = "application/json";
@@ -180,8 +209,7 @@ mod tests {
         for lines in hostile {
             let lines: Vec<_> = lines.iter().map(String::as_str).collect();
             let headers = accept(&lines);
-            let ranges = HeaderEntries::from_left(&headers.get_all(ACCEPT)).map_while(Result::ok);
-            let read: Vec<_> = ranges.map(<[u8]>::len).collect();
+            let read: Vec<_> = media_ranges(&headers).map(<[u8]>::len).collect();
             assert!(read.len() <= 32 && read.iter().sum::<usize>() <= 4_096, "{:.20}", lines[0]);
             assert!(!accepts_json(&headers));
         }

@@ -1,7 +1,6 @@
 //! Limits of concurrent requests that follow the measured latency.
 
 use std::{
-    fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, Ordering::Relaxed},
@@ -47,6 +46,7 @@ pub struct Adaptive {
 }
 
 /// Measures requests, and replaces the limit of a plan.
+#[derive(Debug)]
 pub(crate) struct Controller {
     clock: Clock,
     plan: LivePlan,
@@ -106,9 +106,8 @@ impl Adaptive {
         let window = LatencyWindow { start: clock.now(), ..LatencyWindow::default() };
         let state = LimitState { finder, limit: initial.into(), typical: 0.0, window };
         let plan = LivePlan::new(Quota::concurrent(initial).shedding());
-        let (in_flight, peak, state) = (0.into(), 0.into(), Mutex::new(state));
-        let controller = Controller { clock, plan, max, in_flight, peak, state };
-        let controller = Arc::new(controller);
+        let (in_flight, peak, state) = (0.into(), 0.into(), state.into());
+        let controller = Arc::new(Controller { clock, plan, max, in_flight, peak, state });
         Self { plan: controller.plan.clone().controlled_by(&controller), controller }
     }
 
@@ -186,6 +185,7 @@ impl Adaptive {
 ///
 /// A request whose measurement is dropped has no response. It counts only if it took longer than
 /// usual, because clients that cancel early would otherwise lower the measured latency.
+#[derive(Debug)]
 #[must_use = "a measurement that is dropped has no response"]
 pub struct Measurement {
     controller: Arc<Controller>,
@@ -342,16 +342,4 @@ fn long_term_mean(mut long: f64, short: f64, windows: u32, is_full: bool) -> f64
         long += (short - long) * 2.0 / (LONG + 1.0);
     }
     if long > 2.0 * short { long * 0.95 } else { long }
-}
-
-impl fmt::Debug for Controller {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Controller").field("state", &self.state()).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Measurement {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Measurement").field("slots", &self.slots).finish_non_exhaustive()
-    }
 }

@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 pub use self::by_route::{ByRoute, RouteError, by_route, try_by_route};
 #[cfg(all(feature = "axum", feature = "serde"))]
 pub use self::routes::RouteSettings;
-use self::rules::{ChargeRule, Selected, Then, sealed::Sealed};
+use self::rules::{Selected, Then, sealed::Sealed};
 #[cfg(feature = "serde")]
 pub use self::settings::RuleSettings;
 pub(crate) use self::{adaptive::Controller, check::check, plan::deadline};
@@ -326,9 +326,13 @@ impl<K: KeyExtractor> Rule<K> {
     }
 }
 
-impl<K: KeyExtractor> ChargeRule for Rule<K> {
+impl<K: KeyExtractor> Sealed for Rule<K> {
+    fn select<'a>(&'a self, _: &RequestHead<'_>, rules: &mut Selected<'a>) {
+        rules.push(self);
+    }
+
     #[inline]
-    fn extend(
+    fn charge(
         &self,
         head: &RequestHead<'_>,
         before: &[Charge<'_>],
@@ -353,12 +357,6 @@ impl<K: KeyExtractor> ChargeRule for Rule<K> {
                 Ok(())
             }
         }
-    }
-}
-
-impl<K: KeyExtractor> Sealed for Rule<K> {
-    fn select<'a>(&'a self, _: &RequestHead<'_>, rules: &mut Selected<'a>) {
-        rules.push(self);
     }
 
     #[inline]
@@ -430,8 +428,10 @@ pub enum Applies {
 /// Policy for a request without an identity.
 ///
 /// With feature `serde`, it is read from `"reject"` (with 400), `"skip"`, `"share"`, or
-/// `{ reject = 401 }` with a status from 400 to 599.
+/// `"reject 401"` with a status from 400 to 599.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
 #[non_exhaustive]
 pub enum OnMissingKey {
     /// Rejects the request with this status.

@@ -39,23 +39,7 @@ const _: Option<&dyn Rules> = None;
 pub(crate) type Then<'t> = dyn FnMut(&[Charge<'_>]) + 't;
 
 /// The rules that apply to a request.
-pub(crate) type Selected<'a> = SmallVec<[&'a dyn ChargeRule; 4]>;
-
-/// One rule, for any extractor.
-pub trait ChargeRule {
-    /// Calls `then` once, with the charges in `before`, followed by the charges of this rule.
-    ///
-    /// # Errors
-    ///
-    /// Returns a [`Bypass`] if the request is handled without the store. `then` is not called in
-    /// this case.
-    fn extend(
-        &self,
-        head: &RequestHead<'_>,
-        before: &[Charge<'_>],
-        then: &mut Then<'_>,
-    ) -> Result<(), Bypass>;
-}
+pub(crate) type Selected<'a> = SmallVec<[&'a dyn sealed::Sealed; 4]>;
 
 pub(crate) mod sealed {
     use super::*;
@@ -65,6 +49,11 @@ pub(crate) mod sealed {
         fn select<'a>(&'a self, head: &RequestHead<'_>, rules: &mut Selected<'a>);
 
         /// Calls `then` once, with the charges in `before`, followed by the charges of the request.
+        ///
+        /// # Errors
+        ///
+        /// Returns a [`Bypass`] if the request is handled without the store. `then` is not called in
+        /// this case.
         fn charge(
             &self,
             head: &RequestHead<'_>,
@@ -188,7 +177,7 @@ pub(super) fn charges<T>(
 ///
 /// Each charge borrows its key from the call before.
 fn chain(
-    rules: &[&dyn ChargeRule],
+    rules: &[&dyn sealed::Sealed],
     head: &RequestHead<'_>,
     before: &[Charge<'_>],
     then: &mut Then<'_>,
@@ -198,7 +187,7 @@ fn chain(
         return Ok(());
     };
     let mut later = Ok(());
-    first.extend(head, before, &mut |all| later = chain(rest, head, all, then))?;
+    first.charge(head, before, &mut |all| later = chain(rest, head, all, then))?;
     later
 }
 

@@ -180,18 +180,22 @@ impl<'de> Deserialize<'de> for Quotas {
 
 impl Setting for Quotas {
     const FORM: &'static str = "a quota, as \"100/min burst 20\", or a list of them";
-    type Table = Quota;
 
     fn from_text(text: &str) -> Result<Self, String> {
         Quota::from_text(text).map(Self::from)
     }
 
-    fn from_list(list: Vec<Quota>) -> Option<Result<Self, String>> {
-        Some(if list.len() > MAX_QUOTAS {
-            Err(format!("the list has {} quotas; give at most {MAX_QUOTAS}", list.len()))
-        } else {
-            Ok(list.into())
-        })
+    fn from_table<'de, D: Deserializer<'de>>(table: D) -> Result<Self, D::Error> {
+        Quota::from_table(table).map(Self::from)
+    }
+
+    fn from_list<'de, D: Deserializer<'de>>(list: D) -> Result<Self, D::Error> {
+        let list = Vec::<Quota>::deserialize(list)?;
+        if list.len() <= MAX_QUOTAS {
+            return Ok(list.into());
+        }
+        let why = format!("the list has {} quotas; give at most {MAX_QUOTAS}", list.len());
+        Err(D::Error::custom(why))
     }
 }
 
@@ -204,51 +208,33 @@ impl Serialize for Quotas {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct MissingTable {
-    reject: u16,
-}
-
-impl TryFrom<MissingTable> for OnMissingKey {
+impl TryFrom<String> for OnMissingKey {
     type Error = String;
 
-    fn try_from(MissingTable { reject }: MissingTable) -> Result<Self, String> {
-        let status = StatusCode::from_u16(reject).ok().filter(|_| (400..=599).contains(&reject));
-        status.map(Self::Reject).ok_or_else(|| format!("reject is {reject}; give 400 to 599"))
+    fn try_from(text: String) -> Result<Self, String> {
+        let status = match &*text {
+            "skip" => return Ok(Self::Skip),
+            "share" => return Ok(Self::Share),
+            "reject" => Some(StatusCode::BAD_REQUEST),
+            _ => text.strip_prefix("reject ").and_then(|status| status.parse().ok()),
+        };
+        let valid = status.filter(|status| (400..=599).contains(&status.as_u16()));
+        valid.map(Self::Reject).ok_or_else(|| {
+            format!(
+                "missing is {text:?}; give \"skip\", \"share\", \"reject\", or \"reject 401\" with \
+                 a status from 400 to 599"
+            )
+        })
     }
 }
 
-/// Reads the forms that [`OnMissingKey`] documents.
-impl<'de> Deserialize<'de> for OnMissingKey {
-    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        config::read(value)
-    }
-}
-
-impl Setting for OnMissingKey {
-    const FORM: &'static str = "\"reject\", \"skip\", \"share\" or { reject = 401 }";
-    type Table = MissingTable;
-
-    fn from_text(text: &str) -> Result<Self, String> {
-        match text {
-            "reject" => Ok(Self::default()),
-            "skip" => Ok(Self::Skip),
-            "share" => Ok(Self::Share),
-            _ => Err(format!("missing is {text:?}; give {}", Self::FORM)),
-        }
-    }
-}
-
-impl Serialize for OnMissingKey {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Reject(StatusCode::BAD_REQUEST) => serializer.serialize_str("reject"),
-            Self::Skip => serializer.serialize_str("skip"),
-            Self::Share => serializer.serialize_str("share"),
-            Self::Reject(status) => {
-                serializer.serialize_newtype_variant("OnMissingKey", 0, "reject", &status.as_u16())
-            }
+impl From<OnMissingKey> for String {
+    fn from(missing: OnMissingKey) -> Self {
+        match missing {
+            OnMissingKey::Skip => "skip".into(),
+            OnMissingKey::Share => "share".into(),
+            OnMissingKey::Reject(StatusCode::BAD_REQUEST) => "reject".into(),
+            OnMissingKey::Reject(status) => format!("reject {}", status.as_u16()),
         }
     }
 }

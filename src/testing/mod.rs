@@ -25,14 +25,13 @@ pub mod properties;
 mod redis;
 mod scenario;
 
-use std::{convert::Infallible, fmt, future::ready, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::ready, sync::Arc, time::Duration};
 
 #[cfg(feature = "redis")]
 pub use self::redis::Redis;
-pub use self::scenario::{Case, CaseError, Played, TABLES, play};
+pub use self::scenario::{Case, TABLES, play};
 use crate::{
     decision::Decision,
-    quota::Algorithm,
     rule::Adaptive,
     store::{Answer, BoxFuture, Charge, Clock, LocalStore, Never, Op, Store, Unsupported},
 };
@@ -52,7 +51,7 @@ use crate::{
 /// clock.advance(Duration::from_secs(3600));
 /// assert!(limiter.take("alice", &quota, 1).now().is_allowed());
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct FakeClock {
     clock: Clock,
     hands: Arc<quanta::Mock>,
@@ -96,9 +95,17 @@ impl Default for FakeClock {
     }
 }
 
-impl fmt::Debug for FakeClock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FakeClock").field("nanos", &self.hands.value()).finish_non_exhaustive()
+/// The embedded store as a [`Subject`]. [`open`](Subject::open) starts a new clock.
+impl Subject for FakeClock {
+    type Store = LocalStore;
+
+    fn open(&mut self) -> LocalStore {
+        *self = Self::new();
+        self.store(1_024)
+    }
+
+    fn set(&mut self, now: Duration) {
+        self.advance(now.saturating_sub(self.now()));
     }
 }
 
@@ -145,7 +152,7 @@ pub trait Subject {
 
     /// Returns `true` if the store undoes charges ([`Store::undo`]). Defaults to `true`.
     ///
-    /// Otherwise, cases with an undo are [skipped](Played::Skipped).
+    /// Otherwise, [`play`] skips cases with an undo.
     fn undoes(&self) -> bool {
         true
     }
@@ -153,52 +160,19 @@ pub trait Subject {
     /// Returns a store of another process on the accounts of the last opened store, or `None` by
     /// default. The process loses slots that it does not renew for the time `lease`.
     ///
-    /// Without such stores, cases with several processes are [skipped](Played::Skipped).
-    fn join(&mut self, lease: Duration) -> Option<Self::Store> {
-        let _ = lease;
+    /// Without such stores, [`play`] skips cases with several processes.
+    fn join(&mut self, _lease: Duration) -> Option<Self::Store> {
         None
-    }
-
-    /// Waits until slots that the process of a store has freed are free. By default, does not wait.
-    fn freed(&mut self, store: &Self::Store) -> BoxFuture<()> {
-        let _ = store;
-        Box::pin(ready(()))
     }
 
     /// Renews the slots that the process of a store holds. By default, does nothing, because the
     /// store counts its slots itself.
-    fn renew(&mut self, store: &Self::Store) -> BoxFuture<()> {
-        let _ = store;
+    fn renew(&mut self, _store: &Self::Store) -> BoxFuture<()> {
         Box::pin(ready(()))
     }
 
-    /// Waits until earlier calls of [`Store::undo`] have taken effect. By default, does not wait.
-    fn undone(&mut self) -> BoxFuture<()> {
+    /// Waits until undone charges and freed slots have taken effect. By default, does not wait.
+    fn finish(&mut self, _store: &Self::Store) -> BoxFuture<()> {
         Box::pin(ready(()))
-    }
-
-    /// Returns `true` if the store supports `algorithm`. Defaults to `true`.
-    ///
-    /// Cases with other algorithms are [skipped](Played::Skipped).
-    fn supports(&self, algorithm: Algorithm) -> bool {
-        let _ = algorithm;
-        true
-    }
-}
-
-/// Embedded store with a [`FakeClock`].
-#[derive(Clone, Debug, Default)]
-pub struct Local(FakeClock);
-
-impl Subject for Local {
-    type Store = LocalStore;
-
-    fn open(&mut self) -> LocalStore {
-        self.0 = FakeClock::new();
-        self.0.store(1_024)
-    }
-
-    fn set(&mut self, now: Duration) {
-        self.0.advance(now.saturating_sub(self.0.now()));
     }
 }

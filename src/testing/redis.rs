@@ -4,10 +4,7 @@ use std::{
     hash::{BuildHasher, RandomState},
     sync::{
         Arc,
-        atomic::{
-            AtomicU64, AtomicUsize,
-            Ordering::{Acquire, Relaxed},
-        },
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -37,12 +34,9 @@ const UNLIMITED: Duration = Duration::from_secs(365 * 86_400);
 /// ```
 #[derive(Clone, Debug)]
 pub struct Redis<C = Link> {
-    store: RedisStore<C>,
     /// The last opened store.
-    opened: Option<RedisStore<C>>,
+    store: RedisStore<C>,
     hands: Arc<AtomicU64>,
-    /// The number of charges that are being undone.
-    undoing: Arc<AtomicUsize>,
 }
 
 impl Redis {
@@ -56,14 +50,11 @@ impl Redis {
     }
 }
 
-impl<C> Redis<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+impl<C> Redis<C> {
     /// Creates a subject that uses the servers of `store`.
     #[must_use]
     pub fn new(store: RedisStore<C>) -> Self {
-        Self { store, opened: None, hands: Arc::default(), undoing: Arc::default() }
+        Self { store, hands: Arc::default() }
     }
 }
 
@@ -77,20 +68,12 @@ where
         let random = RandomState::new().hash_one(0);
         self.hands = Arc::default();
         let store = self.store.clone().prefix(&format!("test-{random:x}"));
-        let store = store.with_test_clock(self.hands.clone()).with_slot_ttl(UNLIMITED);
-        self.undoing = store.undoing();
-        self.opened = Some(store.clone());
-        store
+        self.store = store.with_test_clock(self.hands.clone()).with_slot_ttl(UNLIMITED);
+        self.store.clone()
     }
 
     fn join(&mut self, lease: Duration) -> Option<RedisStore<C>> {
-        self.opened.clone().map(|store| store.with_slot_ttl(lease))
-    }
-
-    fn freed(&mut self, store: &RedisStore<C>) -> BoxFuture<()> {
-        let store = store.clone();
-        // The next decision shows the accounts, or fails, too.
-        Box::pin(async move { drop(store.free_now().await) })
+        Some(self.store.clone().with_slot_ttl(lease))
     }
 
     fn renew(&mut self, store: &RedisStore<C>) -> BoxFuture<()> {
@@ -98,10 +81,12 @@ where
         Box::pin(async move { drop(store.renew_now().await) })
     }
 
-    fn undone(&mut self) -> BoxFuture<()> {
-        let undoing = self.undoing.clone();
+    fn finish(&mut self, store: &RedisStore<C>) -> BoxFuture<()> {
+        let store = store.clone();
         Box::pin(async move {
-            while undoing.load(Acquire) > 0 {
+            // The next decision shows the accounts, or fails, too.
+            drop(store.free_now().await);
+            while store.is_undoing() {
                 yield_now().await;
             }
         })

@@ -1,6 +1,6 @@
 //! Cases of a scenario table.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -9,7 +9,7 @@ use super::Subject;
 use crate::{
     decision::{Decision, Outcome, Source},
     key::Key,
-    quota::{Algorithm, Quota, QuotaError},
+    quota::{Algorithm, Quota},
     rule::RuleName,
     store::{BoxError, Charge, Store, StoreExt},
 };
@@ -29,15 +29,15 @@ use crate::{
 /// last `renew` of its process.
 ///
 /// ```
-/// use tower_sluice::testing::{Case, Local, TABLES, play};
+/// use tower_sluice::testing::{Case, FakeClock, TABLES, play};
 ///
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// for (file, text) in TABLES {
 ///     for case in Case::read(text)? {
-///         play(&mut Local::default(), &case).await?; // the embedded store; yours is a `Subject`
+///         play(&mut FakeClock::new(), &case).await?; // the embedded store; yours is a `Subject`
 ///     }
 /// }
-/// # Ok::<(), tower_sluice::testing::CaseError>(())
+/// # Ok::<(), tower_sluice::store::BoxError>(())
 /// # }).unwrap();
 /// ```
 pub const TABLES: &[(&str, &str)] = &[
@@ -54,8 +54,10 @@ pub const TABLES: &[(&str, &str)] = &[
 
 /// Case of a scenario table: quotas, and steps with their expected results.
 #[derive(Clone, Debug, Deserialize)]
+#[non_exhaustive]
 pub struct Case {
-    name: String,
+    /// The name of the case.
+    pub name: String,
     #[serde(default)]
     why: String,
     quotas: Vec<QuotaRow>,
@@ -68,32 +70,26 @@ pub struct Case {
     steps: Vec<Step>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 struct QuotaRow {
     algorithm: String,
-    #[serde(default)]
     units: u32,
-    #[serde(default)]
     per: u64,
     /// The number of slots of a concurrent quota.
-    #[serde(default)]
     limit: u32,
     burst: Option<u32>,
     initial: Option<u32>,
-    #[serde(default)]
     soft: u32,
     max_debt: Option<u32>,
     aligned: Option<bool>,
-    #[serde(default)]
     carry_over: u32,
-    #[serde(default)]
     paced: bool,
-    #[serde(default)]
     buckets: u32,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+/// An operation, and the decision that answers it.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 struct Step {
     at: u64,
@@ -108,15 +104,22 @@ struct Step {
     hold: Option<String>,
     /// The new limit of the first quota.
     limit: Option<u32>,
-    process: Option<String>,
+    #[serde(default)]
+    process: String,
     #[serde(default)]
     headroom: u32,
-    allowed: Option<bool>,
+    #[serde(default = "allowed")]
+    allowed: bool,
     #[serde(default)]
     wait: u64,
     #[serde(default)]
     overage: bool,
     outcomes: Vec<Row>,
+}
+
+/// The default of `allowed`, for operations that are never denied.
+fn allowed() -> bool {
+    true
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
@@ -132,7 +135,7 @@ enum StepOp {
 }
 
 /// The expected outcome of a quota. Times are in nanoseconds.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 struct Row {
     /// The slots that all requests hold. `None` for a rate.
@@ -146,189 +149,122 @@ struct Row {
     retry: Option<Value>,
 }
 
-/// The part of a decision that a scenario table describes.
-#[derive(Debug, PartialEq, Eq)]
-struct Shown {
-    allowed: bool,
-    wait: u64,
-    overage: bool,
-    outcomes: Vec<Row>,
-}
-
-/// Result of a case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Played {
-    /// All decisions equal the expected results.
-    Passed,
-    /// The subject lacks a feature of the case: an [algorithm](Subject::supports),
-    /// [`undo`](Subject::undoes), several processes that [share](Subject::join) accounts, or a clock
-    /// that can [step back](Subject::steps_back).
-    Skipped,
-}
-
-/// Reason why a case failed or could not run.
-///
-/// See [troubleshooting](crate::guide::troubleshooting#errors).
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum CaseError {
-    /// The text is not a list of cases.
-    Format(serde_json::Error),
-    /// A case has an invalid quota.
-    Quota(QuotaError),
-    /// A case has an unknown algorithm or an invalid step.
-    Unknown(String),
-    /// The store failed.
-    Store(BoxError),
-    /// A decision of the store differs from the expected result. The text has the case, the step and
-    /// both results.
-    Mismatch(String),
-}
-
-impl fmt::Display for CaseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Format(error) => write!(f, "not a list of cases: {error}"),
-            Self::Quota(error) => error.fmt(f),
-            Self::Unknown(what) | Self::Mismatch(what) => f.write_str(what),
-            Self::Store(error) => write!(f, "the store failed: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for CaseError {}
-
-impl From<QuotaError> for CaseError {
-    fn from(error: QuotaError) -> Self {
-        Self::Quota(error)
-    }
-}
-
 impl Case {
     /// Reads the cases of a table.
     ///
     /// # Errors
     ///
-    /// Returns [`CaseError::Format`] if `text` is not a JSON list of cases.
-    pub fn read(text: &str) -> Result<Vec<Self>, CaseError> {
-        serde_json::from_str(text).map_err(CaseError::Format)
-    }
-
-    /// Returns the name of the case.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
+    /// Fails if `text` is not a JSON list of cases.
+    pub fn read(text: &str) -> Result<Vec<Self>, BoxError> {
+        serde_json::from_str(text).map_err(|error| format!("not a list of cases: {error}").into())
     }
 
     /// Compares a decision with the expected result of a step.
-    fn check(&self, at: usize, step: &Step, decision: &Decision) -> Result<(), CaseError> {
-        let (expected, got) = (step.shown(), Shown::of(decision, step.op == StepOp::Take));
-        if expected == got {
+    fn check(&self, at: usize, step: &Step, decision: &Decision) -> Result<(), BoxError> {
+        let got = step.with(decision);
+        if *step == got {
             return Ok(());
         }
-        let Self { name, why, .. } = self;
-        let Step { op, units, at: now, headroom, .. } = step;
-        let (units, now) = (units.unwrap_or(0), Duration::from_nanos(*now));
-        Err(CaseError::Mismatch(format!(
-            "{name} ({why})\n  step {at}: {op:?} {units} at {now:?} with a headroom of {headroom}\n  \
-             expected {expected:?}\n  got      {got:?}"
-        )))
+        let why = &self.why;
+        Err(format!("step {at} ({why})\n  expected {step:?}\n  got      {got:?}").into())
     }
 }
 
 impl QuotaRow {
-    fn quota(&self) -> Result<Quota, CaseError> {
-        let algorithm = match (self.algorithm.as_str(), self.aligned.unwrap_or(true)) {
+    fn quota(&self) -> Result<Quota, BoxError> {
+        let algorithm = match (self.algorithm.as_str(), self.aligned) {
             ("gcra", _) => Algorithm::Gcra,
             ("token_bucket", _) => Algorithm::TokenBucket,
-            ("fixed_window", true) => {
+            ("fixed_window", Some(false)) => Algorithm::AnchoredWindow,
+            ("fixed_window", _) => {
                 Algorithm::FixedWindow { carry_over: self.carry_over, paced: self.paced }
             }
-            ("fixed_window", false) => Algorithm::AnchoredWindow,
             ("sliding_window", _) => Algorithm::SlidingWindow { buckets: self.buckets },
             ("sliding_log", _) => Algorithm::SlidingLog,
             ("concurrent", _) => {
                 return Ok(Quota::try_concurrent(self.limit)?.try_with_soft(self.soft)?);
             }
-            (other, _) => return Err(CaseError::Unknown(format!("algorithm {other:?}"))),
+            (other, _) => return Err(format!("unknown algorithm {other:?}").into()),
         };
-        let mut quota = Quota::new(self.units, Duration::from_nanos(self.per))?;
-        if let Some(burst) = self.burst {
-            quota = quota.try_with_burst(burst)?;
-        }
-        quota = quota.try_with_algorithm(algorithm)?.try_with_soft(self.soft)?;
-        if let Some(units) = self.max_debt {
-            quota = quota.try_with_max_debt(units)?;
-        }
-        Ok(match self.initial {
-            Some(units) => quota.try_with_initial(units)?,
-            None => quota,
-        })
+        let quota = Quota::new(self.units, Duration::from_nanos(self.per))?;
+        let quota = quota.try_with_burst(self.burst.unwrap_or(self.units))?;
+        let quota = quota.try_with_algorithm(algorithm)?.try_with_soft(self.soft)?;
+        let quota = self.max_debt.map_or(Ok(quota), |units| quota.try_with_max_debt(units))?;
+        Ok(self.initial.map_or(Ok(quota), |units| quota.try_with_initial(units))?)
     }
 }
 
-/// Runs a case on a new store.
+/// Runs a case on a new store. Returns `false` if the subject cannot run the case.
+///
+/// Such a case has a quota that the store does not [support](Store::supports), an undo, several
+/// processes, or a clock that steps back.
 ///
 /// Each `take` is also [peeked at](StoreExt::peek), unless the store does not support it.
 ///
 /// # Errors
 ///
-/// Returns the first mismatch, or the reason why the case cannot run.
-pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, CaseError> {
+/// Fails if the store fails, if the case is invalid, or with the first decision that differs from
+/// the expected result. The text has the step and both results.
+pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxError> {
     let mut quotas = case.quotas.iter().map(QuotaRow::quota).collect::<Result<Vec<_>, _>>()?;
+    let (rule, key) = (RuleName::default(), Key::from("somebody"));
+    let wait = Duration::from_nanos(case.max_wait);
+    let mut processes = BTreeMap::from([("", subject.open())]);
     let undoes = case.steps.iter().any(|step| step.op == StepOp::Undo);
+    let charge = Charge::new(rule, &key, &quotas).with_max_wait(wait);
     if case.wall_clock && !subject.steps_back()
         || undoes && !subject.undoes()
-        || !quotas.iter().all(|quota| subject.supports(quota.algorithm()))
+        || processes[""].supports(&[charge]).is_err()
     {
-        return Ok(Played::Skipped);
+        return Ok(false);
     }
-    let opened = subject.open();
-    let mut processes = BTreeMap::new();
     if let Some(lease) = case.lease {
-        // The one without a name only looks.
-        let names = case.steps.iter().filter_map(|step| step.process.as_deref());
-        for name in names.chain([""]) {
-            if !processes.contains_key(name) {
+        for step in &case.steps {
+            if !processes.contains_key(&*step.process) {
                 let joined = subject.join(Duration::from_nanos(lease));
-                let Some(store) = joined else { return Ok(Played::Skipped) };
-                processes.insert(name, store);
+                let Some(store) = joined else { return Ok(false) };
+                processes.insert(&step.process, store);
             }
         }
     }
     // A look of another process changes nothing.
-    let observer = processes.get("").unwrap_or(&opened);
-    let (rule, key) = (RuleName::default(), Key::from("somebody"));
-    let wait = Duration::from_nanos(case.max_wait);
-    let failed = |error: <S::Store as Store>::Error| CaseError::Store(error.into());
+    let observer = &processes[""];
     let mut taken: Vec<Option<Decision>> = Vec::new();
     for (at, step) in case.steps.iter().enumerate() {
         subject.set(Duration::from_nanos(step.at));
-        if let (StepOp::Limit, Some(limit), Some(first)) = (step.op, step.limit, quotas.first_mut())
-        {
+        if let (Some(limit), Some(first)) = (step.limit, quotas.first_mut()) {
             *first = Quota::try_concurrent(limit)?.try_with_soft(first.soft())?;
         }
         let of = |step: &Step| {
             Charge::new(rule, &key, &quotas).with_headroom(step.headroom).with_max_wait(wait)
         };
         let charge = of(step);
-        let process = step.process.as_deref().and_then(|name| processes.get(name));
-        let store = process.unwrap_or(&opened);
+        let store = processes.get(&*step.process).unwrap_or(observer);
         let answer = match step.op {
             StepOp::Take => {
                 let charge = [charge.with_cost(step.cost()?)];
-                let peeked = store.peek(&charge).await.map_err(failed)?;
+                let peeked = store.peek(&charge).await.map_err(Into::into)?;
                 if peeked.source() != Source::Unsupported {
                     case.check(at, step, &peeked)?;
                 }
                 store.take(&charge).await
             }
+            StepOp::Settle => store.adjust(&charge, step.units.unwrap_or(0).saturating_neg()).await,
+            StepOp::Reset => store.reset(&charge).await,
+            StepOp::Undo => {
+                let units = step.units.map(|_| step.cost()).transpose()?;
+                let undone = step.step.and_then(|it| Some((it, taken.get_mut(it)?.take()?)));
+                let (undone, receipt) =
+                    undone.ok_or_else(|| format!("step {at} undoes no charge"))?;
+                let undone = &case.steps[undone];
+                store.undo(&[of(undone).with_cost(undone.cost()?)], &receipt, units);
+                subject.finish(store).await;
+                store.take(&[charge.with_cost(0)]).await
+            }
             StepOp::Release => {
-                let holds = |(held, it): (&Step, &mut Option<Decision>)| {
-                    held.holds_for(step) && it.take().is_some()
-                };
-                let _ = case.steps.iter().zip(&mut taken).any(holds);
-                subject.freed(store).await;
+                let mut held = case.steps.iter().zip(&mut taken).filter(|(it, _)| it.holds(step));
+                drop(held.find_map(|(_, decision)| decision.take()));
+                subject.finish(store).await;
                 observer.take(&[charge.with_cost(0)]).await
             }
             StepOp::Renew => {
@@ -336,56 +272,35 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
                 observer.take(&[charge.with_cost(0)]).await
             }
             StepOp::Limit => observer.take(&[charge.with_cost(0)]).await,
-            StepOp::Settle => store.adjust(&charge, step.units.unwrap_or(0).saturating_neg()).await,
-            StepOp::Reset => store.reset(&charge).await,
-            StepOp::Undo => {
-                let units = step.units.map(|_| step.cost()).transpose()?;
-                let undone = step.step.and_then(|it| Some((it, taken.get_mut(it)?.take()?)));
-                let (undone, receipt) = undone
-                    .ok_or_else(|| CaseError::Unknown(format!("step {at} undoes no charge")))?;
-                let undone = &case.steps[undone];
-                let charge = of(undone).with_cost(undone.cost()?);
-                store.undo(&[charge], &receipt, units);
-                subject.undone().await;
-                store.take(&[charge.with_cost(0)]).await
-            }
         };
-        let decision = answer.map_err(failed)?;
+        let decision = answer.map_err(Into::into)?;
         case.check(at, step, &decision)?;
         let charged = step.op == StepOp::Take && decision.is_allowed();
         taken.push(charged.then_some(decision));
     }
-    Ok(Played::Passed)
+    Ok(true)
 }
 
 impl Step {
     /// Returns `true` if this step holds the slots that the step `other` frees.
-    fn holds_for(&self, other: &Self) -> bool {
+    fn holds(&self, other: &Self) -> bool {
         self.hold.is_some() && self.hold == other.hold && self.process == other.process
     }
 
-    fn cost(&self) -> Result<u32, CaseError> {
+    fn cost(&self) -> Result<u32, BoxError> {
         let units = self.units.and_then(|units| u32::try_from(units).ok());
-        units.ok_or_else(|| CaseError::Unknown(format!("units of {:?}", self.units)))
+        units.ok_or_else(|| format!("invalid units: {:?}", self.units).into())
     }
 
-    fn shown(&self) -> Shown {
-        let allowed = self.allowed.unwrap_or(true);
-        let (wait, overage, outcomes) = (self.wait, self.overage, self.outcomes.clone());
-        Shown { allowed, wait, overage, outcomes }
-    }
-}
-
-impl Shown {
-    /// Returns the values of `decision`. If `retry` is `true`, each row has its `retry_after`.
-    fn of(decision: &Decision, retry: bool) -> Self {
+    /// Returns the step with `decision` as its result.
+    fn with(&self, decision: &Decision) -> Self {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let row = |outcome: &Outcome| Row {
             held: outcome.held(),
             remaining: outcome.remaining(),
             full: nanos(outcome.reset_after()),
             next: nanos(outcome.next_after()),
-            retry: retry.then(|| match outcome.retry_after() {
+            retry: (self.op == StepOp::Take).then(|| match outcome.retry_after() {
                 Some(wait) => nanos(wait).into(),
                 None if outcome.is_wait_unknown() => "unknown".into(),
                 None => "never".into(),
@@ -396,6 +311,7 @@ impl Shown {
             wait: nanos(decision.wait()),
             overage: decision.is_overage(),
             outcomes: decision.outcomes().iter().map(row).collect(),
+            ..self.clone()
         }
     }
 }

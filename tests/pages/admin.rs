@@ -84,7 +84,7 @@ pub(crate) async fn play(page: &Page<'_>) -> Outcome {
     page.write("#key", "nonsense").await?;
     page.run("document.querySelector('#key').focus()").await?;
     page.press(&[ENTER]).await?;
-    page.until("the fix", "/give an address/.test(document.querySelector('#answer').textContent)")
+    page.until("the fix", "/a network with/.test(document.querySelector('#answer').textContent)")
         .await?;
     looks::right(page, "admin-wrong").await?;
     outage(page, &mut server).await?;

@@ -89,3 +89,33 @@ fn paths_are_code_that_begins_with_a_folder() {
     let text = "`src/a.rs` src/b.rs `scripts/c --all` `GET /src` `tests/{d}`";
     assert_eq!(paths(text).collect::<Vec<_>>(), ["src/a.rs", "scripts/c"]);
 }
+
+/// Returns the file of a module of a test program.
+fn module(root: &Path, program: &str, path: &[&str]) -> String {
+    let file = root.join("tests").join(program).join(path.join("/"));
+    let file = [file.with_extension("rs"), file.join("mod.rs")].into_iter().find(|it| it.exists());
+    fs::read_to_string(file.expect("a module")).expect("text")
+}
+
+#[test]
+fn each_known_defect_names_a_test_or_a_seed() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = fs::read_to_string(root.join("SECURITY.md")).expect("text");
+    let (_, defects) = text.split_once("| what a user would have seen |").expect("a table");
+    let rows: Vec<_> = defects.lines().skip(2).take_while(|line| line.starts_with('|')).collect();
+    let seeds = fs::read_to_string(root.join("sim/seeds.txt")).expect("seeds");
+    for row in &rows {
+        let shown = row.trim_end_matches([' ', '|']).rsplit(" | ").next().expect("a cell");
+        if let Some(seed) = shown.strip_prefix("seed ") {
+            assert!(seeds.lines().any(|line| line.starts_with(&format!("{seed} "))), "{row}");
+            continue;
+        }
+        let (program, path) =
+            shown.trim_matches('`').split_once(' ').expect("a program and a path");
+        let path: Vec<_> = path.split("::").collect();
+        let (test, path) = path.split_last().expect("a test");
+        let text = module(root, program, path);
+        assert!(text.contains(&format!("fn {test}")), "{row}");
+    }
+    assert!(rows.len() > 15, "{} rows", rows.len());
+}

@@ -54,6 +54,25 @@ fn most_calls(callers: u32) -> u32 {
 }
 
 #[tokio::test]
+async fn on_a_slow_link_no_request_waits_for_the_calls_of_equal_ones() {
+    let server = Server::redis().await;
+    let mut proxy = Proxy::start(server.address()).await;
+    let store = connect(&server.url_at(proxy.addr())).await;
+    let account = Account::new("a", Quota::per_day(LIMIT));
+    burst(&store, &account, 3).await;
+    let delay = Duration::from_millis(400);
+    proxy.set(Mode::Delay(delay)).await;
+    let takes = (0..20).map(async |n| {
+        tokio::time::sleep(Duration::from_millis(n)).await;
+        let start = Instant::now();
+        assert!(account.passes(&store).await);
+        start.elapsed()
+    });
+    let slowest = join_all(takes).await.into_iter().max().expect("calls");
+    assert!((delay..delay * 3 / 2).contains(&slowest), "{slowest:?}");
+}
+
+#[tokio::test]
 async fn a_burst_of_one_key_shares_a_few_calls() {
     let server = Server::redis().await;
     let mut proxy = Proxy::start(server.address()).await;
@@ -145,7 +164,7 @@ impl Window {
         };
         // The layout of a batch of one group follows its plan.
         let batched = (args.len() == 6).then(|| bytes(5));
-        let count = batched.as_ref().map_or(1, |it| u16::from_le_bytes([it[0], it[1]]).into());
+        let count = batched.map_or(1, |it| u16::from_le_bytes([it[0], it[1]]).into());
         let used = self.0.used.load(Relaxed);
         let passed = count.min(LIMIT - used);
         self.0.used.store(used + passed, Relaxed);
@@ -157,12 +176,8 @@ impl Window {
         let state = [&window[..], &used[..5], &[0; 5]].concat();
         let account = [&now.to_le_bytes()[..7], &[b'f', 19, 0], &state].concat();
         let length = u32::try_from(account.len()).expect("short").to_le_bytes();
-        let account = [&[u8::from(passed > 0)][..], &length, &account].concat();
         let passed = u16::try_from(passed).expect("few").to_le_bytes();
-        match batched {
-            Some(_) => [&instant[..], &passed, &passed, &account].concat(),
-            None => [&passed[..1], &instant, &account].concat(),
-        }
+        [&instant[..], &passed, &passed, &[0], &length, &account].concat()
     }
 }
 

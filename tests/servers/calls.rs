@@ -183,14 +183,14 @@ async fn an_undo_of_an_old_charge_does_not_read_a_whole_log() {
     for (undone, at) in [0, 700, 1_499].into_iter().enumerate() {
         let before = list_commands(&server).await;
         store.undo(&[account.charge(1)], &taken[at], None);
-        subject.undone().await;
+        subject.finish(&store).await;
         let commands = list_commands(&server).await - before;
         assert!(commands <= 40, "{commands} commands for the charge {at}");
         assert_eq!(account.left(&store).await, 501 + u32::try_from(undone).expect("small"));
     }
     // A second undo finds nothing.
     store.undo(&[account.charge(1)], &taken[700], None);
-    subject.undone().await;
+    subject.finish(&store).await;
     assert_eq!(account.left(&store).await, 503);
 }
 

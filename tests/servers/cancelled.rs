@@ -63,7 +63,7 @@ async fn queued(subject: &mut Redis, quota: Quota, steps: &[Step]) -> Vec<(Durat
                 if let Some(at) = at {
                     let (_, cost, taken) = waiting.remove(at);
                     store.undo(&[charge.with_cost(cost)], &taken, None);
-                    subject.undone().await;
+                    subject.finish(&store).await;
                 }
             }
         }

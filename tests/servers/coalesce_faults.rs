@@ -288,7 +288,7 @@ async fn a_foreign_value_at_our_key_is_replaced_once() {
 /// The answer of a server that invents replies to batches.
 fn made_up(words: &[Vec<u8>], batch: &[u8]) -> Reply {
     let now = 1_700_000_000_000_000_u64;
-    let lone = [&[1][..], &now.to_le_bytes()[..7], &[0, 0], &[1], &[0; 4]].concat();
+    let lone = [&now.to_le_bytes()[..7], &[0, 0, 1, 0, 1, 0, 0], &[0; 4]].concat();
     let bulk = |bytes: &[u8]| [format!("${}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat();
     let keys = words.get(2).map(Vec::as_slice);
     if keys == Some(b"1") { bulk(&lone).into() } else { bulk(batch).into() }
@@ -298,7 +298,7 @@ fn made_up(words: &[Vec<u8>], batch: &[u8]) -> Reply {
 async fn an_invalid_answer_is_an_error_for_all_and_ends_the_connection() {
     let now = 1_700_000_000_000_000_u64;
     let head = [&now.to_le_bytes()[..7], &[0, 0]].concat();
-    for batch in [Vec::new(), head.clone(), [&head[..], &[1, 0, 2, 0, 1, 0, 0, 0, 0]].concat()] {
+    for batch in [Vec::new(), head.clone(), [&head[..], &[1, 0, 2, 0, 0, 1, 0, 0, 0, 0]].concat()] {
         let said = batch.clone();
         let server = FakeServer::start(move |words| made_up(words, &said)).await;
         let store = lazy(&server.url());

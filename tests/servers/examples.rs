@@ -221,8 +221,8 @@ async fn the_production_server_limits_measures_and_survives_its_redis() {
     ] {
         assert!(metrics.contains(sample), "{sample} is not in {metrics}");
     }
-    assert_eq!(operator("/admin/api/denials", "").status, 401);
-    let denials = operator("/admin/api/denials", OPERATOR).json();
+    assert_eq!(operator("/admin/api/layers", "").status, 401);
+    let denials = operator("/admin/api/layers", OPERATOR).json();
     assert_eq!(denials["layers"][0]["rules"][0]["recent"][0]["result"], "limited");
     let seen = operator("/address", "x-forwarded-for: 203.0.113.9\r\n").body;
     assert!(seen.starts_with("Ok(203.0.113.9) by "), "{seen}");

@@ -7,7 +7,7 @@ use tower_sluice::{
     explain::Explanation,
     rule::RuleName,
     store::{BoxError, Charge},
-    testing::{Local, Redis, Subject},
+    testing::{FakeClock, Redis, Subject},
 };
 
 use crate::servers::{Cluster, Flavour, Server};
@@ -56,7 +56,7 @@ fn same(said: &[String], expected: &[String]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_and_a_cluster_explain_like_the_embedded_store() {
-    let expected = said(Local::default()).await;
+    let expected = said(FakeClock::new()).await;
     assert!(expected.windows(3).any(|same| same[0] == same[1] && same[1] == same[2]));
     let server = Server::redis().await;
     same(&said(Redis::connect(&server.url()).await.expect("a store")).await, &expected);

@@ -76,9 +76,10 @@ async fn a_script_that_is_never_found_is_an_error_without_a_loop() {
 }
 
 /// A reply about an account that nobody has charged yet.
-fn reply_of(allowed: u8, micros: u64, flags: u8, account: &[u8]) -> Vec<u8> {
+fn reply_of(allowed: u8, micros: u64, charges: u8, healed: u8, account: &[u8]) -> Vec<u8> {
     let length = u32::try_from(account.len()).expect("short").to_le_bytes();
-    [&[allowed][..], &micros.to_le_bytes()[..7], &[0, 0, flags], &length, account].concat()
+    let head = [0, 0, allowed, 0, charges, 0, healed];
+    [&micros.to_le_bytes()[..7], &head, &length, account].concat()
 }
 
 fn bulk(bytes: &[u8]) -> Vec<u8> {
@@ -89,7 +90,8 @@ fn bulk(bytes: &[u8]) -> Vec<u8> {
 async fn replies_of_another_shape_are_errors() {
     let now = 1_700_000_000_000_000;
     let gcra = |us: u64| [b"\0\0\0\0\0\0\0g\x09\0", &us.to_le_bytes()[..7], &[0, 0]].concat();
-    let (said, full) = (reply_of(1, now, 1, &gcra(now + 1)), reply_of(0, now, 0, &gcra(now + 1)));
+    let (said, full) =
+        (reply_of(1, now, 1, 0, &gcra(now + 1)), reply_of(0, now, 0, 0, &gcra(now + 1)));
     let shapes: Vec<Vec<u8>> = [
         "$-1\r\n",
         ":1\r\n",
@@ -113,16 +115,17 @@ async fn replies_of_another_shape_are_errors() {
         said[..said.len() - 1].to_vec(),
         [&said[..], b"x"].concat(),
         said[..15].to_vec(),
-        reply_of(2, now, 1, &gcra(now)),
-        reply_of(255, now, 1, &gcra(now)),
-        reply_of(1, now, 4, &gcra(now)),
-        reply_of(1, now, 255, &gcra(now)),
-        reply_of(1, (1 << 53) + 1, 1, &gcra(now)),
-        reply_of(1, now, 1, &gcra((1 << 56) - 1)),
+        reply_of(2, now, 2, 0, &gcra(now)),
+        reply_of(255, now, 255, 0, &gcra(now)),
+        reply_of(1, now, 2, 0, &gcra(now)),
+        reply_of(1, now, 1, 2, &gcra(now)),
+        reply_of(1, now, 1, 255, &gcra(now)),
+        reply_of(1, (1 << 53) + 1, 1, 0, &gcra(now)),
+        reply_of(1, now, 1, 0, &gcra((1 << 56) - 1)),
         // Denied and charged, allowed and not charged.
-        reply_of(0, now, 1, &gcra(now)),
-        reply_of(1, now, 0, &gcra(now)),
-        reply_of(1, now, 2, &gcra(now)),
+        reply_of(0, now, 1, 0, &gcra(now)),
+        reply_of(1, now, 0, 0, &gcra(now)),
+        reply_of(1, now, 0, 1, &gcra(now)),
     ];
     for options in ["", "?protocol=resp3"] {
         let server = FakeServer::answering("$-1\r\n").await;
@@ -140,7 +143,7 @@ async fn replies_of_another_shape_are_errors() {
             let decision = account.take(&store, 1).await.expect("a decision");
             assert_eq!(decision.is_allowed(), allowed);
         }
-        server.answer(bulk(&reply_of(1, now, 0, &gcra(now))));
+        server.answer(bulk(&reply_of(1, now, 0, 0, &gcra(now))));
         assert!(account.take(&store, 0).await.expect("a look").is_allowed());
         assert!(store.adjust(&account.charge(0), 1).await.is_ok());
     }
@@ -152,9 +155,9 @@ async fn an_answer_to_another_request_replaces_the_connection() {
     // Each answer contains the next one, as if a byte of its length had changed.
     let server = FakeServer::start(move |_| {
         asked += 1;
-        let reply = reply_of(1, now, 1, &[]);
+        let reply = reply_of(1, now, 1, 0, &[]);
         match asked {
-            1 => [b"$37\r\n", &reply[..], b"\r\n"].concat().into(),
+            1 => [b"$43\r\n", &reply[..], b"\r\n"].concat().into(),
             _ => bulk(&reply).into(),
         }
     });

@@ -315,13 +315,8 @@ impl Five {
         let instant = [&now[..7], &[0, 0]].concat();
         let account = [&now[..7], &[b'c', 4, 0], &u32::from(*held).to_le_bytes()].concat();
         let length = u32::try_from(account.len()).expect("short").to_le_bytes();
-        let account = [&[u8::from(charged > 0)][..], &length, &account].concat();
-        match count {
-            Some(_) => {
-                [&instant, &passed.to_le_bytes()[..], &charged.to_le_bytes(), &account].concat()
-            }
-            None => [&[u8::from(passed > 0)][..], &instant, &account].concat(),
-        }
+        let [passed, charged] = [passed, charged].map(u16::to_le_bytes);
+        [&instant[..], &passed, &charged, &[0], &length, &account].concat()
     }
 }
 

@@ -130,7 +130,7 @@ impl<S: Store> Replaced<S> {
         assert!(receipt.is_allowed());
         then(&mut |seconds| subject.set(Duration::from_secs(START + seconds))).await;
         self.store.undo(&[self.charge(old, cost)], &receipt, None);
-        subject.undone().await;
+        subject.finish(&self.store).await;
     }
 }
 
@@ -164,7 +164,7 @@ pub(crate) async fn a_quota_that_keeps_accounts_longer<S: Subject>(subject: &mut
             1 => it.adjust(new, 1).await,
             2 => {
                 it.store.undo(&[it.charge(new, 10)], &first, Some(0));
-                subject.undone().await;
+                subject.finish(&it.store).await;
             }
             3 => drop(it.store.unblock(&charge).await),
             _ => drop(it.store.block(&charge, block).await),

@@ -1,7 +1,7 @@
 //! The published scenario tables, and a function that runs them on a store.
 #![allow(dead_code, reason = "each test uses a part")]
 
-use tower_sluice::testing::{Case, Played, Subject, TABLES, play};
+use tower_sluice::testing::{Case, Subject, TABLES, play};
 
 /// Returns the text of a published table.
 pub(crate) fn read(file: &str) -> &'static str {
@@ -14,9 +14,9 @@ pub(crate) async fn all_pass(subject: &mut impl Subject, file: &str) -> (usize, 
     let (mut passed, mut skipped) = (0, 0);
     for case in Case::read(read(file)).expect("a list of cases") {
         match play(subject, &case).await {
-            Ok(Played::Passed) => passed += 1,
-            Ok(Played::Skipped) => skipped += 1,
-            Err(error) => panic!("{file}: {error}"),
+            Ok(true) => passed += 1,
+            Ok(false) => skipped += 1,
+            Err(error) => panic!("{file}, {}: {error}", case.name),
         }
     }
     (passed, skipped)

@@ -10,106 +10,9 @@
 //! - A client can add an escaped quote, so that the string ends. A backslash outside a string is
 //!   therefore an error.
 
-use std::{iter::Rev, net::IpAddr};
+use std::net::IpAddr;
 
-use http::{
-    HeaderValue,
-    header::{GetAll, ValueIter},
-};
-
-use super::{
-    super::entries::{MAX_BYTES, MAX_ENTRIES},
-    header::{self, HeaderFault, MAX_LENGTH, OPEN_QUOTE, TOO_LONG},
-};
-
-/// Iterator over the elements of all lines, from right to left.
-pub(super) struct Elements<'a> {
-    lines: Rev<ValueIter<'a, HeaderValue>>,
-    line: Option<Line<'a>>,
-    elements: usize,
-    bytes: usize,
-    /// The reason why the iterator stopped early.
-    error: Option<HeaderFault>,
-}
-
-impl<'a> Elements<'a> {
-    pub(super) fn of(lines: &GetAll<'a, HeaderValue>) -> Self {
-        let lines = lines.iter().rev();
-        Self { lines, line: None, elements: MAX_ENTRIES, bytes: MAX_BYTES, error: None }
-    }
-
-    /// Returns the line that contains the next element.
-    fn line(&mut self) -> Option<Result<Line<'a>, HeaderFault>> {
-        if let Some(line) = self.line.take() {
-            return Some(Ok(line));
-        }
-        let text = self.lines.next()?.as_bytes();
-        if text.len() > self.bytes {
-            return Some(Err(TOO_LONG));
-        }
-        self.bytes = self.bytes.saturating_sub(text.len() + 1);
-        Some(Line::split(text).ok_or(OPEN_QUOTE))
-    }
-}
-
-impl<'a> Iterator for Elements<'a> {
-    type Item = Result<&'a [u8], HeaderFault>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if let Some(error) = self.error {
-            return Some(Err(error));
-        }
-        let line = self.line()?;
-        let left = self.elements.checked_sub(1).ok_or(TOO_LONG);
-        match line.and_then(|line| left.map(|left| (line, left))) {
-            Ok((line, left)) => {
-                let (element, rest) = line.last();
-                (self.line, self.elements) = (rest, left);
-                Some(Ok(element))
-            }
-            Err(error) => {
-                self.error = Some(error);
-                Some(Err(error))
-            }
-        }
-    }
-}
-
-/// A line, split at commas.
-struct Line<'a> {
-    text: &'a [u8],
-    /// The positions of the last commas outside quoted strings, in a ring buffer.
-    commas: [usize; MAX_ENTRIES],
-    count: usize,
-}
-
-impl<'a> Line<'a> {
-    /// Splits a line. Returns `None` if a quoted string does not end.
-    fn split(text: &'a [u8]) -> Option<Self> {
-        let mut line = Self { text, commas: [0; MAX_ENTRIES], count: 0 };
-        let (mut quoted, mut escaped) = (false, false);
-        for (at, byte) in text.iter().enumerate() {
-            match byte {
-                _ if escaped => escaped = false,
-                b'\\' => escaped = quoted,
-                b'"' => quoted = !quoted,
-                b',' if !quoted => {
-                    line.commas[line.count % MAX_ENTRIES] = at;
-                    line.count += 1;
-                }
-                _ => {}
-            }
-        }
-        (!quoted).then_some(line)
-    }
-
-    /// Returns the last element of the line, and the rest of the line.
-    fn last(self) -> (&'a [u8], Option<Self>) {
-        let Some(count) = self.count.checked_sub(1) else { return (self.text, None) };
-        let at = self.commas[count % MAX_ENTRIES];
-        (&self.text[at + 1..], Some(Self { text: &self.text[..at], count, ..self }))
-    }
-}
+use super::header::{self, MAX_LENGTH};
 
 /// Returns the address in the `for` parameter of an element, or `None` if the element is invalid.
 ///
@@ -194,68 +97,7 @@ fn is_token(text: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use http::{HeaderMap, header::FORWARDED};
-
     use super::*;
-
-    fn elements(lines: &[&str]) -> Vec<Result<String, HeaderFault>> {
-        let mut headers = HeaderMap::new();
-        for line in lines {
-            headers.append(FORWARDED, line.parse().expect("a value"));
-        }
-        let text = |element: &[u8]| String::from_utf8_lossy(element).into_owned();
-        let lines = headers.get_all(FORWARDED);
-        Elements::of(&lines).map(|element| element.map(text)).take(40).collect()
-    }
-
-    fn good(lines: &[&str]) -> Vec<String> {
-        elements(lines).into_iter().collect::<Result<_, _>>().expect("elements")
-    }
-
-    #[test]
-    fn commas_inside_quoted_strings_do_not_separate() {
-        for (line, split) in [
-            (r#"a=b,c=d"#, &["c=d", "a=b"][..]),
-            (r#"a="b,c",d="e,""#, &[r#"d="e,""#, r#"a="b,c""#]),
-            (r#"a="b\",c\"",d"#, &["d", r#"a="b\",c\"""#]),
-            (r#"a="b\\",c"#, &["c", r#"a="b\\""#]),
-            (r#"a="b\\\",c",d="""#, &[r#"d="""#, r#"a="b\\\",c""#]),
-            (r#"a="\\\\",c="\"""#, &[r#"c="\"""#, r#"a="\\\\""#]),
-            (r#"a\,b"#, &["b", r#"a\"#]),
-        ] {
-            assert_eq!(good(&[line]), split, "{line}");
-        }
-        assert_eq!(good(&["a", "", "b,"]), ["", "b", "", "a"]);
-        assert!(good(&[]).is_empty());
-    }
-
-    #[test]
-    fn an_unterminated_string_is_an_error_of_its_line_only() {
-        for open in [r#"""#, r#"a="b,c"#, r#"a="b","c"#, r#"a="\","#, r#"a="\\\",b"#] {
-            let seen = elements(&[open, "a,b"]);
-            assert_eq!(seen[..2], [Ok("b".to_owned()), Ok("a".to_owned())], "{open}");
-            assert!(seen[2..].iter().all(|it| *it == Err(OPEN_QUOTE)) && seen.len() == 40);
-            assert_eq!(elements(&["a", open])[0], Err(OPEN_QUOTE), "{open}");
-        }
-    }
-
-    #[test]
-    fn at_most_32_elements_and_4_kib_are_read() {
-        let (most, more) = (vec!["a"; 32].join(","), vec!["a"; 70].join(","));
-        assert_eq!(good(&[&most]).len(), 32);
-        let seen = elements(&[&more]);
-        assert!(seen[..32].iter().all(|it| *it == Ok("a".to_owned())));
-        assert!(seen[32..].iter().all(|it| *it == Err(TOO_LONG)) && seen.len() == 40);
-        let long = "x".repeat(4_096);
-        assert_eq!(good(&[&long]).len(), 1);
-        assert_eq!(elements(&[&format!("{long}x")])[0], Err(TOO_LONG));
-        let seen = elements(&[&long, "a"]);
-        assert_eq!((&seen[0], &seen[1]), (&Ok("a".to_owned()), &Err(TOO_LONG)));
-        // The comma between two lines counts.
-        let half = "x".repeat(2_048);
-        assert_eq!(elements(&[&half[1..], &half]).last(), Some(&Ok("x".repeat(2_047))));
-        assert_eq!(elements(&[&half, &half])[1], Err(TOO_LONG));
-    }
 
     fn read(element: &str) -> Option<String> {
         for_address(element.as_bytes()).map(|address| address.to_string())

@@ -5,11 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use http::{HeaderMap, HeaderName, header::FORWARDED};
 
 use super::{
-    super::{
-        entries::{HeaderEntries, TooMuch},
-        is_blank,
-    },
-    forwarded::{self, Elements},
+    super::is_blank,
+    entries::{Entries, Separator},
+    forwarded,
 };
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -56,24 +54,20 @@ impl ClientHeader {
         headers: &HeaderMap,
     ) -> impl Iterator<Item = Result<IpAddr, HeaderFault>> {
         let lines = headers.get_all(self.name());
-        let (mut single, mut listed, mut elements) = (None, None, None);
-        match self {
-            Self::Single(_) => single = lines.iter().next(),
-            Self::XForwardedFor => listed = Some(HeaderEntries::from_right(&lines)),
-            Self::Forwarded => elements = Some(Elements::of(&lines)),
-        }
-        let repeated = lines.iter().nth(1).is_some();
-        let single = single.map(move |line| match line.as_bytes().trim_ascii() {
-            _ if repeated => Err(REPEATED),
-            line => address(line).ok_or(NO_ADDRESS),
-        });
-        let listed = listed.into_iter().flatten().map(|entry| {
-            let entry = entry.map_err(|TooMuch| TOO_LONG)?;
-            address(entry).ok_or(NO_ADDRESS)
-        });
-        let elements = elements.into_iter().flatten();
-        let elements = elements.map(|element| forwarded::for_address(element?).ok_or(NO_ADDRESS));
-        single.into_iter().chain(listed).chain(elements)
+        let separator = match self {
+            Self::XForwardedFor => Separator::Comma,
+            Self::Forwarded => Separator::UnquotedComma,
+            Self::Single(_) => Separator::Line,
+        };
+        let is_repeated = matches!(self, Self::Single(_)) && lines.iter().nth(1).is_some();
+        Entries::of(&lines, separator).map(move |entry| {
+            let found = match self {
+                _ if is_repeated => return Err(REPEATED),
+                Self::Forwarded => forwarded::for_address(entry?),
+                Self::XForwardedFor | Self::Single(_) => address(entry?),
+            };
+            found.ok_or(NO_ADDRESS)
+        })
     }
 }
 

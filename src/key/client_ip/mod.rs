@@ -1,5 +1,6 @@
 //! The address of a client behind proxies, as a key.
 
+mod entries;
 mod forwarded;
 mod header;
 

@@ -248,11 +248,13 @@ impl DenyCacheCall {
         let mut decision = Decision::new(false, 0).with_source(Source::DenyCache);
         for (index, charge) in charges.iter().enumerate() {
             if index == known_index {
-                outcomes.iter().for_each(|outcome| decision.push(*outcome));
+                decision.outcomes.extend_from_slice(&outcomes);
             } else if !blocked {
                 let unknown = |index| Outcome::unknown(charge.rule(), index, Some(Duration::ZERO));
                 for (quota_index, _) in charge.charged_quotas() {
-                    decision.push(unknown(quota_index).with_report_only(charge.is_report_only()));
+                    decision
+                        .outcomes
+                        .push(unknown(quota_index).with_report_only(charge.is_report_only()));
                 }
             }
         }
@@ -262,7 +264,7 @@ impl DenyCacheCall {
     fn finish<E>(mut self, answer: Result<Decision, E>) -> Result<Decision, E> {
         let decision = answer?;
         self.update(&decision);
-        if decision.is_allowed() && decision.holds_slots() {
+        if decision.is_allowed() && decision.slot.is_some() {
             self.is_change = true;
             // Dropped after the slots of the store.
             return Ok(decision.with_slot(move || drop(self)));

@@ -588,7 +588,7 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
             return None;
         }
         let mut own = denial.clone();
-        for ((charge, _), outcome) in per_quota(charges).zip(own.outcomes_mut()) {
+        for ((charge, _), outcome) in per_quota(charges).zip(&mut own.outcomes) {
             *outcome = for_cost_of(charge, outcome);
         }
         // The units left may be enough for one call.
@@ -742,10 +742,10 @@ impl Lease {
     /// borrowed.
     fn decision(&self, now: u64) -> Decision {
         let (age, at) = (now.saturating_sub(self.received_at), self.with_clock_error(now));
-        let instant = self.taken.instant().saturating_add(age);
-        let mut decision = Decision::new(true, instant).charged_by(self.taken.charged_at());
+        let mut decision = Decision::new(true, self.taken.at.saturating_add(age));
+        decision.charged_at = self.taken.charged_at;
         for (outcome, balance) in self.taken.outcomes().iter().zip(&self.balances) {
-            decision.push(balance.added_to(outcome, age, at));
+            decision.outcomes.push(balance.added_to(outcome, age, at));
         }
         decision
     }
@@ -758,8 +758,7 @@ impl Lease {
     /// Returns the unused units to the store.
     fn return_units<S: Store>(&self, store: &S, now: u64) {
         let at = self.with_clock_error(now);
-        let mut receipt =
-            Decision::new(true, self.taken.instant()).with_source(self.taken.source());
+        let mut receipt = Decision::new(true, self.taken.at).with_source(self.taken.source());
         self.charges.with(|charges| {
             let quotas = charges.iter().flat_map(|charge| {
                 let indices = 0..charge.quotas().len();
@@ -770,7 +769,7 @@ impl Lease {
             for ((quota, units), outcome) in quotas.zip(balances).zip(self.taken.outcomes()) {
                 if units > 0 {
                     unused.push(quota.with_cost(units));
-                    receipt.push(*outcome);
+                    receipt.outcomes.push(*outcome);
                 }
             }
             if !unused.is_empty() {
@@ -1046,7 +1045,7 @@ mod tests {
         let snapshot =
             Snapshot::Refilling { reset_ns: 10 * SECOND, interval: SECOND, limit: 60, retry_ns: 0 };
         let mut taken = Decision::new(true, 0);
-        taken.push(Outcome::with(RuleName::default(), 0, snapshot));
+        taken.outcomes.push(Outcome::with(RuleName::default(), 0, snapshot));
         let lease = Lease::new(&[charge], &[1], 10, &taken, [SECOND, 2 * SECOND]).expect("a lease");
         let left = |millis: u64| {
             let at = lease.with_clock_error(SECOND + millis * 1_000_000);

@@ -107,11 +107,11 @@ pub(super) fn report<'a>(
     for (.., by) in all.clone().filter(|(_, _, report_only, _)| !report_only) {
         (allowed, overage, wait) = (allowed & by.allowed, overage | by.overage, wait.max(by.wait));
     }
-    decision.decide(allowed, now);
-    decision.set_allowed(allowed && overage, if allowed { wait } else { 0 });
+    (decision.allowed, decision.at, decision.charged_at) = (allowed, now, now);
+    (decision.overage, decision.wait) = (allowed && overage, if allowed { wait } else { 0 });
     for (rule, quota_index, report_only, by) in all {
         let outcome = Outcome::with(rule, quota_index, by.snapshot);
-        decision.push(outcome.with_report_only(report_only));
+        decision.outcomes.push(outcome.with_report_only(report_only));
     }
 }
 

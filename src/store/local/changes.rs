@@ -10,24 +10,24 @@ use crate::{
 
 impl Ledger {
     pub(super) fn adjust(&self, charge: &Charge<'_>, units: i64) -> Decision {
-        let (mut cut, mut overflowed, late) = (None, false, units.unsigned_abs());
+        let (mut cut, mut overflowed) = (None, false);
         let decision = self.each(charge, |account, locked| {
             let (quota, now) = (account.quota, locked.now);
             let adjust = |state: &mut _| algorithm::adjust(state, quota, now, units);
             if units <= 0 {
                 // A key without an account receives no units, because it shares its account.
                 let lowered = locked.lower(&mut account.at, quota, adjust);
-                return lowered.unwrap_or_else(|| snapshot(account, locked));
-            }
-            let caps = |state: Option<&_>| algorithm::caps_late_charge(state, quota, now, late);
-            if locked.look(&account.at, caps) {
-                cut = Some(quota);
+                return lowered.map_or_else(|| snapshot(account, locked), |(after, _)| after);
             }
             overflowed |= locked.overflowed;
-            locked.update(&mut account.at, quota, adjust)
+            let (after, is_cut) = locked.update(&mut account.at, quota, adjust);
+            if is_cut {
+                cut = Some(quota);
+            }
+            after
         });
         if overflowed {
-            self.record_overflow(decision.instant());
+            self.record_overflow(decision.at);
         }
         // A charge of cost 0 mirrors an account of another store, so a cut loses nothing.
         if let Some(quota) = cut.filter(|_| charge.cost() > 0) {

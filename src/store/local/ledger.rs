@@ -228,7 +228,7 @@ impl Ledger {
         accounts.report(locked.rates.now, &mut decision);
         let slots_are_full = locked.slots.as_ref().is_some_and(|slots| slots.full);
         if slots_are_full && !decision.is_allowed() {
-            decision.set_source(Source::Overflow);
+            decision.source = Source::Overflow;
         }
         if !peeks && (locked.rates.overflowed || slots_are_full) {
             // A log subscriber may run any code, so the locks are released first.

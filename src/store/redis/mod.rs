@@ -7,8 +7,6 @@ mod error;
 mod protocol;
 mod slots;
 
-#[cfg(feature = "testing")]
-use std::sync::atomic::AtomicUsize;
 use std::{
     fmt,
     sync::{
@@ -23,7 +21,7 @@ use redis::aio::ConnectionLike;
 use self::{
     batch::queue::Queues,
     cluster::routes::SLOTS,
-    protocol::{Request, ScriptOp, addresses::Addresses, reply::Reply, script::Scripts},
+    protocol::{Request, ScriptOp, addresses::Addresses, script::Scripts},
     slots::{MAX_COST, Slots},
 };
 pub use self::{
@@ -59,9 +57,10 @@ const SLOT_TTL: Duration = Duration::from_secs(10);
 /// Under load, decisions that wait at the same time share one call, called a batch. A batch has up
 /// to 64 different quotas, or requests with only GCRA quotas that start full, and up to 4,096
 /// callers. Equal requests are sent once. Different requests are decided in the order of arrival. A
-/// decision waits only while sixteen calls, an equal one or a batch are in flight, and never for a
-/// timer. Of equal requests, at most two calls are in flight, so that a burst of one key waits for
-/// two calls. On a cluster, each slot has its own batches. See [`coalesce`](RedisStore::coalesce).
+/// decision waits only while sixteen calls, an equal one or a batch are in flight. Of equal requests,
+/// at most two calls start within 5 ms, so that a burst of one key waits for two calls, and on a
+/// slow link no request waits for more than 5 ms before its own call. On a cluster, each slot has
+/// its own batches. See [`coalesce`](RedisStore::coalesce).
 ///
 /// The store can fail. A layer accepts it only together with a policy for failures:
 ///
@@ -127,8 +126,7 @@ struct RedisConfig {
     rules: Arc<KnownRules>,
     queues: Arc<Queues>,
     slots: Arc<Slots>,
-    /// A clock that replaces the server's clock.
-    #[cfg(feature = "testing")]
+    /// A clock that replaces the server's clock in tests, in nanoseconds of Unix time.
     test_clock: Option<Arc<AtomicU64>>,
 }
 
@@ -138,9 +136,8 @@ struct RedisShared {
     healed: AtomicU64,
     /// `true` once a server did not have or not permit `MSETEX`.
     lacks_msetex: AtomicBool,
-    /// The number of charges that are being undone, for tests.
-    #[cfg(feature = "testing")]
-    undoing: Arc<AtomicUsize>,
+    /// One more reference for each call that undoes charges, for tests.
+    undoing: Arc<()>,
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
@@ -156,8 +153,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             coalesces: true,
             rules: Arc::default(),
             queues: Arc::new(Queues::new(1)),
-            slots: Arc::new(Slots::new(SLOT_TTL)),
-            #[cfg(feature = "testing")]
+            slots: Arc::new(Slots::new(SLOT_TTL, None)),
             test_clock: None,
         };
         Self { settings: Arc::new(settings), shared: Arc::default(), connection }
@@ -266,14 +262,15 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     #[cfg(feature = "testing")]
     pub(crate) fn with_test_clock(mut self, test_clock: Arc<AtomicU64>) -> Self {
         self.settings_mut().test_clock = Some(test_clock);
-        self.shared =
-            Arc::new(RedisShared { scripts: Scripts::with_test_clock(), ..RedisShared::default() });
+        // The scripts have another clock, too.
+        self.shared = Arc::default();
         self.with_slot_ttl(SLOT_TTL)
     }
 
+    /// Returns `true` while a call undoes charges.
     #[cfg(feature = "testing")]
-    pub(crate) fn undoing(&self) -> Arc<AtomicUsize> {
-        self.shared.undoing.clone()
+    pub(crate) fn is_undoing(&self) -> bool {
+        Arc::strong_count(&self.shared.undoing) > 1
     }
 
     /// Returns the settings for a change of the keys or of the clock.
@@ -287,17 +284,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         settings
     }
 
-    /// Charges `request`, whose accounts are in one slot. Other decisions may share the call.
-    async fn charge(&self, request: &Arc<Request>) -> Result<Reply, RedisError> {
-        if self.settings.coalesces {
-            self.take_queued(request).await
-        } else {
-            Box::pin(self.execute(request, ScriptOp::Take)).await
-        }
-    }
-
     async fn decide(self, request: Arc<Request>) -> Result<Decision, RedisError> {
-        match self.charge(&request).await {
+        match self.take_queued(&request).await {
             // While a slot moves, its accounts may be on two servers.
             Err(error) if error.kind() == RedisErrorKind::Cluster && request.accounts.len() > 1 => {
                 let parts = request.by_account();
@@ -307,28 +295,20 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         }
     }
 
-    /// Runs `op` on accounts in one slot.
-    async fn execute_one(
-        self,
-        request: Arc<Request>,
-        op: ScriptOp<'static>,
-    ) -> Result<Decision, RedisError> {
-        Ok(self.execute(&request, op).await?.decision(&request))
-    }
-
     fn take(&self, charges: &[Charge<'_>], peeks: bool) -> Answer<<Self as Store>::Future> {
         let (store, request) =
             (self.clone(), Arc::new(Request::new(charges, &self.settings.addresses)));
         if request.accounts.is_empty() {
             return Answer::Now(Ok(Decision::allow().with_source(Source::Redis)));
         }
+        if peeks {
+            return Answer::Later(Box::pin(store.peek_parts(request)));
+        }
         let split = self.settings.sharded && request.accounts.len() > 1;
-        let parts = if split { request.by_slot() } else { Vec::new() };
-        Answer::Later(match (peeks, parts.len()) {
-            (true, 0 | 1) => Box::pin(store.execute_one(request, ScriptOp::Peek)),
-            (true, _) => Box::pin(store.peek_parts(request, parts)),
-            (false, 0 | 1) => Box::pin(store.decide(request)),
-            (false, _) => Box::pin(store.take_parts(request, parts)),
+        let parts = if split { request.split(true) } else { Vec::new() };
+        Answer::Later(match parts.len() {
+            0 | 1 => Box::pin(store.decide(request)),
+            _ => Box::pin(store.take_parts(request, parts)),
         })
     }
 }
@@ -360,8 +340,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
             }
             Op::Unblock(charge) => (charge, ScriptOp::Unblock),
         };
-        let request = Arc::new(Request::new(&[charge.with_cost(0)], &self.settings.addresses));
-        Answer::Later(Box::pin(self.clone().execute_one(request, script_op)))
+        let (store, request) =
+            (self.clone(), Request::new(&[charge.with_cost(0)], &self.settings.addresses));
+        Answer::Later(Box::pin(async move {
+            Ok(store.execute(&request, script_op).await?.decision(&request))
+        }))
     }
 
     /// Undoes the charges in the background. Without a tokio runtime, the charges remain.

@@ -4,17 +4,14 @@
 //! process has. Taking, freeing and renewing a slot are therefore idempotent, and calls on one
 //! account need no order.
 
-#[cfg(feature = "testing")]
-use std::sync::atomic::AtomicU64;
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt,
     hash::{BuildHasher, RandomState},
     mem,
     pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -27,13 +24,14 @@ use futures_util::{
 use redis::{Value, aio::ConnectionLike};
 use smallvec::SmallVec;
 use tokio::{
-    sync::Notify,
+    sync::{Notify, Semaphore},
+    task::JoinHandle,
     time::{Instant, interval, sleep},
 };
 
 use crate::{
     algorithm::Demand,
-    decision::{FreeSlots, Hold, LossSignal},
+    decision::{FreeSlots, Hold},
     log::warn,
     observe::store_failed,
     quota::Quota,
@@ -68,7 +66,6 @@ pub(crate) struct Slots {
     /// The time for which a slot counts, unless it is renewed.
     life: Duration,
     created: Instant,
-    #[cfg(feature = "testing")]
     test_clock: Option<Arc<AtomicU64>>,
     state: Mutex<SlotsState>,
     /// Wakes the task, to free slots.
@@ -85,8 +82,8 @@ struct SlotsState {
     freed: BTreeMap<(Arc<str>, u64), FreedSlots>,
     /// The number of takes without an answer.
     taking: usize,
-    /// The task that renews and frees slots, while it runs.
-    task: Weak<()>,
+    /// The task that renews and frees slots, while it is needed.
+    task: Option<JoinHandle<()>>,
 }
 
 struct RunningSlots {
@@ -94,7 +91,8 @@ struct RunningSlots {
     set: Arc<str>,
     units: u32,
     renewed_at: u64,
-    lost: Arc<LossSignal>,
+    /// Closed when the slots are lost.
+    lost: Arc<Semaphore>,
 }
 
 #[derive(Clone, Copy)]
@@ -105,13 +103,12 @@ struct FreedSlots {
 }
 
 impl Slots {
-    pub(crate) fn new(life: Duration) -> Self {
+    pub(crate) fn new(life: Duration, test_clock: Option<Arc<AtomicU64>>) -> Self {
         Self {
             store: RandomState::new().hash_one("store"),
             life,
             created: Instant::now(),
-            #[cfg(feature = "testing")]
-            test_clock: None,
+            test_clock,
             state: Mutex::default(),
             wake: Notify::new(),
         }
@@ -119,11 +116,8 @@ impl Slots {
 
     /// Returns the nanoseconds of a clock that does not step back.
     fn now(&self) -> u64 {
-        #[cfg(feature = "testing")]
-        if let Some(clock) = &self.test_clock {
-            return clock.load(Relaxed);
-        }
-        nanos(self.created.elapsed())
+        let real = || nanos(self.created.elapsed());
+        self.test_clock.as_ref().map_or_else(real, |clock| clock.load(Relaxed))
     }
 
     fn state(&self) -> MutexGuard<'_, SlotsState> {
@@ -161,12 +155,6 @@ impl FreeSlots for Slots {
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-impl fmt::Debug for Slots {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slots").field("life", &self.life).finish_non_exhaustive()
-    }
 }
 
 /// The slots of one quota in a call. The callers of equal requests have consecutive slots.
@@ -215,13 +203,14 @@ impl Slots {
     }
 
     /// Numbers the slots that equal requests of several callers take.
-    pub(crate) fn begin(self: &Arc<Self>, request: &Request, callers: u32) -> SlotCall {
+    pub(crate) fn begin(self: &Arc<Self>, request: &Request, callers: usize) -> SlotCall {
         let mut call = self.without();
         for (at, account) in request.accounts.iter().enumerate() {
             for (quota_index, (quota, ask)) in account.slots() {
                 let cost = if ask.cost > MAX_COST { too_many(ask.cost) } else { ask.cost };
                 // No more callers than fit.
-                let callers = callers.min(raised(quota).checked_div(cost).unwrap_or(0));
+                let most = raised(quota).checked_div(cost).unwrap_or(0);
+                let callers = u32::try_from(callers).map_or(most, |callers| callers.min(most));
                 let set: Arc<str> = Addresses::slots(&account.address, quota_index).into();
                 let mut state = self.state();
                 state.taking += 1;
@@ -281,7 +270,7 @@ impl SlotCall {
                 state.freed.remove(&(take.set.clone(), *first));
             }
             for (caller, first) in take.firsts().take(charged(take.account)).enumerate() {
-                let (set, units, lost) = (take.set.clone(), take.cost, Arc::new(LossSignal::new()));
+                let (set, units, lost) = (take.set.clone(), take.cost, Arc::new(Semaphore::new(0)));
                 let held = RunningSlots { set, units, renewed_at, lost: lost.clone() };
                 state.held.insert(first, held);
                 let hold = Hold::new(self.slots.clone(), first, 0, units.into());
@@ -324,13 +313,8 @@ fn too_many(cost: u32) -> u32 {
     0
 }
 
-/// The slots of one request.
-#[derive(Clone, Debug)]
-struct RequestSlots {
-    set: Arc<str>,
-    first: u64,
-    units: u32,
-}
+/// The slots of one request: the key of their set, the first number, and how many.
+type RequestSlots = (Arc<str>, u64, u32);
 
 /// A change of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -366,22 +350,19 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Returns a store on the same accounts, which holds slots as another process.
     pub(crate) fn with_slot_ttl(mut self, time: Duration) -> Self {
         let settings = Arc::make_mut(&mut self.settings);
-        settings.slots = Arc::new(Slots {
-            #[cfg(feature = "testing")]
-            test_clock: settings.test_clock.clone(),
-            ..Slots::new(time)
-        });
+        settings.slots = Arc::new(Slots::new(time, settings.test_clock.clone()));
         self
     }
 
     /// Starts the task of this process if it takes slots and the task does not run.
     pub(in crate::store::redis) fn start_renewing(&self) -> Result<(), RedisError> {
         let slots = &self.settings.slots;
-        if let Some(task) = slots.start() {
-            // A runtime that shuts down drops the task, which then starts again with the next call.
+        let mut state = slots.state();
+        // A runtime that shuts down drops the task, which then starts again with the next call.
+        let runs = state.task.as_ref().is_some_and(|task| !task.is_finished());
+        if !runs && !state.is_idle() && slots.test_clock.is_none() {
             let store = self.clone();
-            drop(runtime()?.spawn(async move {
-                let _task = task;
+            state.task = Some(runtime()?.spawn(async move {
                 select(pin!(store.keep_freeing()), pin!(store.keep_renewing())).await;
             }));
         }
@@ -426,12 +407,12 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     ) -> Result<(), RedisError> {
         let max = if change == SlotChange::Renew { MAX_RENEWED } else { MAX_FREED };
         let sharded = self.settings.sharded;
-        let shard = |it: &RequestSlots| if sharded { slot(it.set.as_bytes()) } else { 0 };
-        found.sort_by_cached_key(|it| (shard(it), it.set.clone(), it.first));
+        let shard = |(set, ..): &RequestSlots| if sharded { slot(set.as_bytes()) } else { 0 };
+        found.sort_by_cached_key(|it| (shard(it), it.clone()));
         let mut units = 0;
         let calls = found.chunk_by(|last, next| {
-            units += last.units;
-            let fits = units + next.units <= max && shard(last) == shard(next);
+            units += last.2;
+            let fits = units + next.2 <= max && shard(last) == shard(next);
             units = if fits { units } else { 0 };
             fits
         });
@@ -450,18 +431,18 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let head = EncodedPlan::default().int::<1>(u64::from(change == SlotChange::Renew));
         let head = head.int::<7>(slots.life_micros()).int::<8>(slots.store);
         let (mut keys, mut args) = (Vec::new(), vec![head.0]);
-        for group in requests.chunk_by(|one, other| one.set == other.set) {
-            let list = group.iter().map(|it| (it.first, it.units));
-            keys.push(&*group[0].set);
+        for group in requests.chunk_by(|(one, ..), (other, ..)| one == other) {
+            let list = group.iter().map(|(_, first, units)| (*first, *units));
+            keys.push(&*group[0].0);
             args.push(EncodedPlan::default().slot_list(list).0);
         }
-        let script = self.shared.scripts.get(ScriptKind::Renew, []);
-        let told = self.run(script, &keys, args).await.and_then(|reply| match reply {
-            Value::BulkString(told) if told.len() == requests.len() => Ok(told),
+        let script = self.script(ScriptKind::Renew, []);
+        let counted = self.run(script, &keys, args).await.and_then(|reply| match reply {
+            Value::BulkString(counted) if counted.len() == requests.len() => Ok(counted),
             _ => self.checked(Err(RedisError::invalid_reply("not one byte for each request"))),
         });
-        let told = told.inspect_err(|error| store_failed(error.kind().as_str()))?;
-        slots.changed(change, requests, &told);
+        let counted = counted.inspect_err(|error| store_failed(error.kind().as_str()))?;
+        slots.changed(change, requests, &counted);
         Ok(())
     }
 
@@ -477,27 +458,12 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 }
 
 impl Slots {
-    /// Returns the mark of a task that runs, if one is needed and none runs.
-    fn start(&self) -> Option<Arc<()>> {
-        #[cfg(feature = "testing")]
-        if self.test_clock.is_some() {
-            return None;
-        }
-        let mut state = self.state();
-        let needed = state.task.strong_count() == 0 && !state.is_idle();
-        needed.then(|| {
-            let task = Arc::new(());
-            state.task = Arc::downgrade(&task);
-            task
-        })
-    }
-
     /// Returns `true` if this process neither holds nor frees slots. The task then ends.
     fn ends(&self) -> bool {
         let mut state = self.state();
         let ends = state.is_idle();
         if ends {
-            state.task = Weak::new();
+            state.task = None;
         }
         ends
     }
@@ -506,12 +472,8 @@ impl Slots {
     fn to_free(&self) -> Vec<RequestSlots> {
         let (now, mut state) = (self.now(), self.state());
         state.freed.retain(|_, freed| freed.ends_at > now);
-        let all = state.freed.iter().map(|((set, first), FreedSlots { units, .. })| RequestSlots {
-            set: set.clone(),
-            first: *first,
-            units: *units,
-        });
-        all.collect()
+        let all = state.freed.iter();
+        all.map(|((set, first), freed)| (set.clone(), *first, freed.units)).collect()
     }
 
     /// Returns the held slots to renew in a step, or all: those whose numbers have their turn and
@@ -526,25 +488,20 @@ impl Slots {
                 age > period || turn == u64::from(step) && age > period / u64::from(STEPS)
             })
         });
-        let request = |(first, held): (&u64, &RunningSlots)| RequestSlots {
-            set: held.set.clone(),
-            first: *first,
-            units: held.units,
-        };
-        due.map(request).collect()
+        due.map(|(first, held)| (held.set.clone(), *first, held.units)).collect()
     }
 
     /// Records the answer of the server, with `1` for each request whose slots count.
-    fn changed(&self, change: SlotChange, requests: Vec<RequestSlots>, told: &[u8]) {
+    fn changed(&self, change: SlotChange, requests: Vec<RequestSlots>, counted: &[u8]) {
         let (now, mut state, mut lost) = (self.now(), self.state(), Vec::new());
-        for (RequestSlots { set, first, .. }, told) in requests.into_iter().zip(told) {
+        for ((set, first, _), counts) in requests.into_iter().zip(counted) {
             match (change, state.held.get_mut(&first)) {
                 (SlotChange::Free, _) => drop(state.freed.remove(&(set, first))),
-                (SlotChange::Renew, Some(held)) if *told == b'1' => held.renewed_at = now,
+                (SlotChange::Renew, Some(held)) if *counts == b'1' => held.renewed_at = now,
                 (SlotChange::Renew, _) => lost.extend(state.held.remove(&first)),
             }
         }
         drop(state);
-        lost.into_iter().for_each(|held| held.lost.raise());
+        lost.into_iter().for_each(|held| held.lost.close());
     }
 }

@@ -125,7 +125,7 @@ fn elapsed<E>(budget: Duration) -> TimeoutError<E> {
 
 /// The number of steps in which the time passes.
 const STEPS: u32 = 4;
-/// The time by which a timer of an idle runtime may be late.
+/// The time by which a timer of an idle runtime may be late, at least a quarter of a step.
 const RESOLUTION: Duration = Duration::from_millis(2);
 
 /// Completes after `time`, in which the runtime was not busy with other work.
@@ -138,7 +138,7 @@ async fn sleep_while_idle(time: Duration) {
     loop {
         sleep_until(due).await;
         let now = Instant::now();
-        let is_late = now > due + RESOLUTION && is_real(now);
+        let is_late = now > due + RESOLUTION.max(step / 4) && is_real(now);
         match steps.checked_sub(1) {
             Some(left) => steps = left,
             // The runtime needs time to read the answer.

@@ -62,7 +62,8 @@ pub(crate) fn faults() -> Vec<Fault> {
         of_link(
             "bytes changed",
             "errors, and the connection is replaced",
-            Must::policy(2 * BURST, &["reply", "budget", "disconnected", "other"]),
+            // The fault ends and begins again, and after each time the fallback's is used once more.
+            Must::policy(3 * BURST, &["reply", "budget", "disconnected", "other"]),
             stays(Mode::Flip { seed: 21, one_in: 300 }),
         ),
     ]

@@ -202,7 +202,7 @@ async fn rules_from_a_file_can_replace_each_other() {
         anonymous: RuleSettings,
     }
 
-    for missing in ["", "missing = 'skip'", "missing = 'share'", "missing = { reject = 401 }"] {
+    for missing in ["", "missing = 'skip'", "missing = 'share'", "missing = 'reject 401'"] {
         let limits: Limits = toml::from_str(&format!(
             "[client]\nname = 'client'\nquotas = '3/h'\n{missing}\n\
              [anonymous]\nname = 'anonymous'\nquotas = '1/h'"

@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use tower_sluice::{
-    Algorithm, Decision, Key, LocalStore, Quota, Store, StoreExt,
-    rule::RuleName,
-    store::Charge,
-    testing::{FakeClock, Local},
+    Algorithm, Decision, Key, LocalStore, Quota, Store, StoreExt, rule::RuleName, store::Charge,
+    testing::FakeClock,
 };
 
 use crate::support::{ALGORITHMS, live};
@@ -107,20 +105,20 @@ fn expired_accounts_leave_their_slots_to_other_keys() {
 
 #[tokio::test]
 async fn a_replaced_quota_refills_no_account_and_locks_none_out() {
-    live::replaced_quotas(&mut Local::default()).await;
+    live::replaced_quotas(&mut FakeClock::new()).await;
 }
 
 #[tokio::test]
 async fn a_quota_that_keeps_accounts_longer_drops_no_account() {
-    live::a_quota_that_keeps_accounts_longer(&mut Local::default()).await;
+    live::a_quota_that_keeps_accounts_longer(&mut FakeClock::new()).await;
 }
 
 #[tokio::test]
 async fn a_receipt_of_an_older_quota_drops_no_account() {
-    live::a_receipt_of_an_older_quota(&mut Local::default()).await;
+    live::a_receipt_of_an_older_quota(&mut FakeClock::new()).await;
 }
 
 #[tokio::test]
 async fn a_look_under_another_quota_changes_no_account() {
-    live::a_look_under_another_quota(&mut Local::default()).await;
+    live::a_look_under_another_quota(&mut FakeClock::new()).await;
 }

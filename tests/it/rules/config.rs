@@ -216,7 +216,7 @@ fn header_families_names_and_policies_have_text_forms() {
     }
     for (missing, spelled) in [
         (OnMissingKey::default(), json!("reject")),
-        (OnMissingKey::Reject(StatusCode::UNAUTHORIZED), json!({"reject": 401})),
+        (OnMissingKey::Reject(StatusCode::UNAUTHORIZED), json!("reject 401")),
         (OnMissingKey::Skip, json!("skip")),
         (OnMissingKey::Share, json!("share")),
     ] {
@@ -421,7 +421,8 @@ fn an_invalid_quota_reports_the_field_the_value_and_the_fix() {
 
 #[test]
 fn an_invalid_rule_setting_reports_the_field_the_value_and_the_fix() {
-    const MISSING: &str = "give \"reject\", \"skip\", \"share\" or { reject = 401 }";
+    const MISSING: &str = "give \"skip\", \"share\", \"reject\", or \"reject 401\" with a status \
+                           from 400 to 599";
     for (it, said) in [
         ("{ name = \"ip\" }", "missing field `quotas`".into()),
         (
@@ -440,12 +441,10 @@ fn an_invalid_rule_setting_reports_the_field_the_value_and_the_fix() {
             "max_wait is \"99999day\"; give at most ten years".into(),
         ),
         ("{ quotas = [], missing = \"no\" }", format!("missing is \"no\"; {MISSING}")),
-        ("{ quotas = [], missing = { reject = 200 } }", "reject is 200; give 400 to 599".into()),
-        (
-            "{ quotas = [], missing = { skip = 1 } }",
-            "unknown field `skip`, expected `reject`".into(),
-        ),
-        ("{ quotas = [], missing = {} }", "missing field `reject`".into()),
+        ("{ quotas = [], missing = \"reject 200\" }", format!("missing is \"reject 200\"; {MISSING}")),
+        ("{ quotas = [], missing = \"reject+401\" }", format!("missing is \"reject+401\"; {MISSING}")),
+        ("{ quotas = [], missing = 401 }", "invalid type: integer `401`, expected a string".into()),
+        ("{ quotas = [], missing = {} }", "invalid type: map, expected a string".into()),
         (
             "{ quotas = [], report_only = \"yes\" }",
             "invalid type: string \"yes\", expected a boolean".into(),
@@ -499,7 +498,7 @@ name = "user"
 quotas = ["10/min", { units = 100, period = "day", algorithm = "anchored_window", name = "daily" }]
 cost = 2
 headroom = 1
-missing = { reject = 401 }
+missing = "reject 401"
 max_key_len = 5
 
 [plans]

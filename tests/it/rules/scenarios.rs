@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde_json::Value;
-use tower_sluice::testing::{Local, TABLES};
+use tower_sluice::testing::{FakeClock, TABLES};
 
 use crate::support::tables::{all_pass, read};
 
@@ -33,48 +33,48 @@ fn name(file: &Path) -> &str {
 
 #[tokio::test]
 async fn gcra_equals_its_table() {
-    assert_eq!(all_pass(&mut Local::default(), "gcra.json").await, (18, 1));
+    assert_eq!(all_pass(&mut FakeClock::new(), "gcra.json").await, (18, 1));
 }
 
 #[tokio::test]
 async fn token_bucket_equals_its_table() {
-    assert_eq!(all_pass(&mut Local::default(), "token_bucket.json").await, (16, 1));
+    assert_eq!(all_pass(&mut FakeClock::new(), "token_bucket.json").await, (16, 1));
 }
 
 #[tokio::test]
 async fn fixed_window_equals_its_table() {
-    assert_eq!(all_pass(&mut Local::default(), "fixed_window.json").await, (23, 1));
+    assert_eq!(all_pass(&mut FakeClock::new(), "fixed_window.json").await, (23, 1));
 }
 
 #[tokio::test]
 async fn sliding_window_equals_its_table() {
-    assert_eq!(all_pass(&mut Local::default(), "sliding_window.json").await, (10, 0));
+    assert_eq!(all_pass(&mut FakeClock::new(), "sliding_window.json").await, (10, 0));
 }
 
 #[tokio::test]
 async fn sliding_log_equals_its_table() {
-    assert_eq!(all_pass(&mut Local::default(), "sliding_log.json").await, (12, 0));
+    assert_eq!(all_pass(&mut FakeClock::new(), "sliding_log.json").await, (12, 0));
 }
 
 #[tokio::test]
 async fn refunds_equal_their_table() {
-    assert_eq!(all_pass(&mut Local::default(), "refunds.json").await, (157, 0));
+    assert_eq!(all_pass(&mut FakeClock::new(), "refunds.json").await, (157, 0));
 }
 
 #[tokio::test]
 async fn combinations_equal_their_table() {
-    assert_eq!(all_pass(&mut Local::default(), "combined.json").await, (6, 0));
+    assert_eq!(all_pass(&mut FakeClock::new(), "combined.json").await, (6, 0));
 }
 
 #[tokio::test]
 async fn late_charges_stop_where_their_table_says() {
-    assert_eq!(all_pass(&mut Local::default(), "max_debt.json").await, (13, 0));
+    assert_eq!(all_pass(&mut FakeClock::new(), "max_debt.json").await, (13, 0));
 }
 
 #[tokio::test]
 async fn slots_equal_their_table() {
     // 34 cases have several processes.
-    assert_eq!(all_pass(&mut Local::default(), "slots.json").await, (30, 36));
+    assert_eq!(all_pass(&mut FakeClock::new(), "slots.json").await, (30, 36));
 }
 
 #[test]

@@ -518,12 +518,12 @@ fn admin_shows_denials_only_with_the_password() {
     let visit = |_| server.get_with("/api", "x-api-key: alice\r\n").status;
     assert_eq!((0..100).map(visit).find(|status| *status != 200), Some(429));
     for credentials in ["", "authorization: Basic YWRtaW46c2VjcmVs\r\n"] {
-        let denied = server.get_with("/admin/api/denials", credentials);
+        let denied = server.get_with("/admin/api/layers", credentials);
         assert_eq!(denied.status, 401);
         assert_eq!(denied.header("www-authenticate"), Some("Basic realm=\"admin\""));
     }
     let credentials = "authorization: Basic YWRtaW46c2VjcmV0\r\n";
-    let shown = server.get_with("/admin/api/denials", credentials).json();
+    let shown = server.get_with("/admin/api/layers", credentials).json();
     assert_eq!(shown["layers"][1]["rules"][0]["recent"][0]["result"], "limited");
     assert_eq!(server.get_with("/admin/page", credentials).status, 200);
 }

@@ -8,7 +8,7 @@ use tower_sluice::{
     explain::Explanation,
     rule::RuleName,
     store::Charge,
-    testing::{Local, Subject},
+    testing::{FakeClock, Subject},
 };
 
 use crate::support::tables::read;
@@ -51,7 +51,7 @@ fn quotas(case: &Value) -> Vec<Quota> {
 /// Plays a case and returns the number of charges.
 async fn play(case: &Value) -> usize {
     let name = &case["name"];
-    let mut subject = Local::default();
+    let mut subject = FakeClock::new();
     let (store, quotas, key) = (subject.open(), quotas(case), Key::from("somebody"));
     let patience = Duration::from_nanos(case["max_wait"].as_u64().unwrap_or(0));
     let mut charges = 0;

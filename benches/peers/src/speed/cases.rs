@@ -12,7 +12,7 @@ use http::{HeaderValue, Request};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use rand_distr::{Distribution, Zipf};
 
-use crate::subject::{Limit, Runner, Served, Subject};
+use crate::subject::{Limit, Runner, Served, Setup, Subject};
 
 /// Consecutive requests before the next subject's turn.
 const BATCH: usize = 1_000;
@@ -23,6 +23,8 @@ pub enum Keys {
     One,
     Uniform,
     Zipf,
+    /// Keys that no request had before.
+    New,
     /// One key per thread.
     OneEach,
 }
@@ -31,40 +33,64 @@ pub enum Keys {
 pub struct Case {
     pub title: &'static str,
     pub keys: Keys,
-    pub limit: Limit,
-    pub threads: usize,
+    pub setup: Setup,
+    subjects: &'static [Subject],
 }
 
-pub const CASES: [Case; 6] = [
-    Case { title: "one hot key, admitted", keys: Keys::One, limit: Limit::Ample, threads: 1 },
-    Case { title: "one hot key, denied", keys: Keys::One, limit: Limit::One, threads: 1 },
-    Case { title: "100 000 keys, uniform", keys: Keys::Uniform, limit: Limit::Ample, threads: 1 },
-    Case { title: "100 000 keys, zipf", keys: Keys::Zipf, limit: Limit::Ample, threads: 1 },
-    Case { title: "2 threads, one key", keys: Keys::One, limit: Limit::Ample, threads: 2 },
-    Case { title: "2 threads, a key each", keys: Keys::OneEach, limit: Limit::Ample, threads: 2 },
+impl Case {
+    const fn new(title: &'static str, keys: Keys, setup: Setup) -> Self {
+        Self { title, keys, setup, subjects: &Subject::ALL }
+    }
+
+    /// Measures these subjects only. The tables of all would not fit into a cache together.
+    const fn among(self, subjects: &'static [Subject]) -> Self {
+        Self { subjects, ..self }
+    }
+}
+
+const ADMITTED: Setup = Setup::new(Limit::Ample);
+
+pub const CASES: [Case; 12] = [
+    Case::new("one hot key, admitted", Keys::One, ADMITTED),
+    Case::new("one hot key, a clone of the service per request", Keys::One, ADMITTED.cloned()),
+    Case::new("one hot key, five fields in the response", Keys::One, ADMITTED.with_fields()),
+    Case::new("one hot key, denied", Keys::One, Setup::new(Limit::One)),
+    Case::new("100 000 keys, uniform", Keys::Uniform, ADMITTED).among(&Subject::FAST),
+    Case::new("100 000 keys, zipf", Keys::Zipf, ADMITTED).among(&Subject::FAST),
+    Case::new("a new key each time", Keys::New, ADMITTED).among(&Subject::FAST),
+    Case::new("2 threads, one key", Keys::One, ADMITTED.threads(2)),
+    Case::new("2 threads, a key each", Keys::OneEach, ADMITTED.threads(2)),
+    Case::new("8 threads, one key", Keys::One, ADMITTED.threads(8)).among(&Subject::OWN),
+    Case::new("8 threads, a key each", Keys::OneEach, ADMITTED.threads(8)).among(&Subject::OWN),
+    Case::new("100 000 keys, two limits", Keys::Uniform, ADMITTED).among(&Subject::OWN),
 ];
 
 /// Returns the nanoseconds that a request costs beyond the bare service: per subject, the
 /// difference in each round.
 pub fn measure(case: &Case, rounds: usize) -> Vec<(Subject, Vec<f64>)> {
     let mut dice = SmallRng::seed_from_u64(1);
-    let mut subjects = Subject::ALL.map(|subject| {
-        let mut runners = subject.runners(case.limit, case.threads);
-        // Creates every account, and exhausts it if required.
-        let all = if case.keys == Keys::Uniform || case.keys == Keys::Zipf { MANY } else { 2 };
-        for batch in (0..all).collect::<Vec<_>>().chunks(BATCH) {
-            runners[0](batch.iter().map(|key| request(*key)).collect());
-        }
-        (subject, runners, Vec::new())
-    });
-    for _ in 0..rounds {
+    let Setup { limit, threads, .. } = case.setup;
+    let mut subjects: Vec<_> = case
+        .subjects
+        .iter()
+        .map(|&subject| {
+            let mut runners = subject.runners(case.setup);
+            // Creates every account, and exhausts it if required.
+            let all = if case.keys == Keys::Uniform || case.keys == Keys::Zipf { MANY } else { 2 };
+            for batch in (0..all).collect::<Vec<_>>().chunks(BATCH) {
+                runners[0](batch.iter().map(|key| request(*key)).collect());
+            }
+            (subject, runners, Vec::new())
+        })
+        .collect();
+    for round in 0..rounds {
         let mut bare = 0.0;
         for (subject, runners, costs) in &mut subjects {
-            let batches = (0..case.threads).map(|thread| batch(case, thread, &mut dice));
+            let batches = (0..threads).map(|thread| batch(case, thread, round, &mut dice));
             let batches: Vec<_> = batches.collect();
             let all: usize = batches.iter().map(Vec::len).sum();
             let Served { nanos: cost, admitted } = together(runners, batches);
-            let due = if case.limit == Limit::Ample || *subject == Subject::Bare { all } else { 0 };
+            let due = if limit == Limit::Ample || *subject == Subject::Bare { all } else { 0 };
             assert_eq!(admitted, due, "{}: {}", case.title, subject.title());
             match subject {
                 Subject::Bare => bare = cost,
@@ -96,17 +122,22 @@ fn together(runners: &mut [Runner], mut batches: Vec<Vec<Request<Body>>>) -> Ser
     Served { nanos: nanos / count as f64, admitted }
 }
 
-fn batch(case: &Case, thread: usize, dice: &mut SmallRng) -> Vec<Request<Body>> {
+fn batch(case: &Case, thread: usize, round: usize, dice: &mut SmallRng) -> Vec<Request<Body>> {
     let zipf = Zipf::new(f64::from(MANY), 1.0).expect("a distribution");
+    let mut new = MANY + u32::try_from(round * BATCH).expect("few rounds");
     let mut key = || match case.keys {
         Keys::One => 0,
+        Keys::New => {
+            new += 1;
+            new
+        }
         Keys::OneEach => u32::try_from(thread).expect("few"),
         Keys::Uniform => dice.random_range(0..MANY),
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "1 to MANY")]
         Keys::Zipf => zipf.sample(dice) as u32 - 1,
     };
     // Threads need time to overlap.
-    let length = if case.threads == 1 { BATCH } else { 10 * BATCH };
+    let length = if case.setup.threads == 1 { BATCH } else { 10 * BATCH };
     (0..length).map(|_| request(key())).collect()
 }
 

@@ -9,7 +9,7 @@ use http::{HeaderValue, Request};
 use crate::{
     cases::request,
     resident::resident,
-    subject::{Limit, Subject},
+    subject::{Limit, Setup, Subject},
 };
 
 const KEYS: u32 = 1_000_000;
@@ -38,6 +38,8 @@ fn per_request(
         let output = Command::new("valgrind")
             .args(arguments)
             .arg(itself)
+            // Otherwise, the allocator merges free blocks in some subjects and not in others.
+            .env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=4000")
             .args(["serve", subject.title(), limit.name(), &requests.to_string()])
             .output()
             .ok()?;
@@ -59,7 +61,7 @@ fn collected(told: &str) -> Option<&str> {
 
 /// Runs the child process.
 pub fn serve(subject: Subject, limit: Limit, requests: u32) {
-    let runner = &mut subject.runners(limit, 1)[0];
+    let runner = &mut subject.runners(Setup::new(limit))[0];
     for _ in 0..requests / 1_000 {
         runner((0..1_000).map(|_| request(0)).collect());
     }
@@ -81,7 +83,7 @@ pub fn keys(subject: Subject, kind: &str) {
     let texts = kind == "texts";
     let runner = match texts {
         true => subject.by_text(Limit::Slow),
-        false => subject.runners(Limit::Slow, 1).into_iter().next(),
+        false => subject.runners(Setup::new(Limit::Slow)).into_iter().next(),
     };
     let Some(mut runner) = runner else { return };
     for start in (0..KEYS).step_by(BATCH) {

@@ -1,11 +1,12 @@
 //! The cost of a limiter: this crate and its peers around one service, interleaved in one run.
 //!
 //! `cargo run --release --features speed --ignore-rust-version --manifest-path benches/peers/Cargo.toml
-//! --bin speed [ROUNDS]` prints a table; `counted` prints its last part alone. Allocations and
+//! --bin speed [ROUNDS]` prints tables; `counted` and `floods` print the last two alone. Allocations and
 //! instructions are counted if valgrind is installed.
 
 mod cases;
 mod counts;
+mod floods;
 #[path = "../resident.rs"]
 mod resident;
 mod subject;
@@ -25,6 +26,7 @@ async fn main() {
         }
         ["keys", title, kind] => counts::keys(subject(title), kind),
         ["counted"] => counted(),
+        ["floods"] => floods::table(),
         [] => table(300),
         [rounds] => table(rounds.parse().expect("a number of rounds")),
         _ => panic!("give a number of rounds, or nothing"),
@@ -49,6 +51,7 @@ fn table(rounds: usize) {
         }
     }
     counted();
+    floods::table();
 }
 
 /// Prints the results that do not depend on the moment.

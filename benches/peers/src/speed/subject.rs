@@ -5,17 +5,21 @@ use std::{
     convert::Infallible,
     future::{Ready, ready},
     hint::black_box,
+    net::SocketAddr,
     pin::pin,
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
 
-use axum::body::Body;
-use http::{Request, Response};
+use axum::{body::Body, extract::ConnectInfo};
+use http::{HeaderMap, HeaderValue, Request, Response, header};
 use tower::{Layer, Service};
 use tower_governor::key_extractor::PeerIpKeyExtractor;
 use tower_rate_limiter::RateLimitFields as Fields;
-use tower_sluice::{Headers, LocalStore, PeerIp, Quota, RateLimitLayer, key::HeaderKey};
+use tower_sluice::{
+    Headers, LivePlan, LocalStore, PeerIp, Plan, Quota, RateLimitLayer, key::HeaderKey,
+    rule::Adaptive,
+};
 
 /// Serves requests in sequence.
 pub type Runner = Box<dyn FnMut(Vec<Request<Body>>) -> Served + Send>;
@@ -35,13 +39,55 @@ pub enum Subject {
     GovernorTold,
     Ours,
     OursTold,
+    /// A burst of 100 that is usually full, so that the values of the fields repeat.
+    OursFull,
     OursThree,
+    OursLive,
+    OursAdaptive,
+    OursTwo,
     AxumGovernor,
     LimiterGcra,
     LimiterGcraTold,
     LimiterWindowTold,
+    RateNet,
+    RateNetTold,
     RateTierTold,
     ThrottleKitTold,
+}
+
+/// The conditions under which a subject serves.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    pub limit: Limit,
+    pub threads: usize,
+    /// `true` if each request has a clone of the service, as in axum.
+    cloned: bool,
+    /// `true` if the service's response has fields of its own.
+    fields: bool,
+    /// The accounts for which there is space, for this crate and rate-net.
+    capacity: u32,
+}
+
+impl Setup {
+    pub const fn new(limit: Limit) -> Self {
+        Self { limit, threads: 1, cloned: false, fields: false, capacity: 1_000_000 }
+    }
+
+    pub const fn threads(self, threads: usize) -> Self {
+        Self { threads, ..self }
+    }
+
+    pub const fn cloned(self) -> Self {
+        Self { cloned: true, ..self }
+    }
+
+    pub const fn with_fields(self) -> Self {
+        Self { fields: true, ..self }
+    }
+
+    pub const fn with_capacity(self, capacity: u32) -> Self {
+        Self { capacity, ..self }
+    }
 }
 
 /// The limit of an account.
@@ -56,19 +102,49 @@ pub enum Limit {
 }
 
 impl Subject {
-    pub const ALL: [Self; 12] = [
+    /// The subjects that can be exhausted.
+    pub const ALL: [Self; 17] = [
         Self::Bare,
         Self::Governor,
         Self::Ours,
+        Self::RateNet,
         Self::AxumGovernor,
         Self::LimiterGcra,
         Self::GovernorTold,
         Self::OursTold,
+        Self::OursFull,
         Self::OursThree,
+        Self::OursLive,
+        Self::OursTwo,
+        Self::RateNetTold,
         Self::LimiterGcraTold,
         Self::LimiterWindowTold,
         Self::RateTierTold,
         Self::ThrottleKitTold,
+    ];
+
+    /// The subjects that take less than a microsecond.
+    pub const FAST: [Self; 8] = [
+        Self::Bare,
+        Self::Governor,
+        Self::Ours,
+        Self::RateNet,
+        Self::GovernorTold,
+        Self::OursTold,
+        Self::OursFull,
+        Self::RateNetTold,
+    ];
+
+    /// This crate's forms beside tower_governor.
+    pub const OWN: [Self; 8] = [
+        Self::Bare,
+        Self::Governor,
+        Self::GovernorTold,
+        Self::RateNet,
+        Self::Ours,
+        Self::OursLive,
+        Self::OursAdaptive,
+        Self::OursTwo,
     ];
 
     /// Returns the name of the crate, with the number of header fields that it adds.
@@ -79,11 +155,17 @@ impl Subject {
             Self::GovernorTold => "tower_governor, 2 fields",
             Self::Ours => "tower-sluice",
             Self::OursTold => "tower-sluice, 2 fields",
+            Self::OursFull => "tower-sluice, 2 fields, burst 100",
             Self::OursThree => "tower-sluice, 3 fields",
+            Self::OursLive => "tower-sluice, live plan",
+            Self::OursAdaptive => "tower-sluice, adaptive slots",
+            Self::OursTwo => "tower-sluice, two limits",
             Self::AxumGovernor => "axum-governor",
             Self::LimiterGcra => "tower-rate-limiter, GCRA",
             Self::LimiterGcraTold => "tower-rate-limiter, GCRA, 2 fields",
             Self::LimiterWindowTold => "tower-rate-limiter, window, 2 fields",
+            Self::RateNet => "rate-net",
+            Self::RateNetTold => "rate-net, 3 fields",
             Self::RateTierTold => "tower-rate-tier, 3 fields, key in a header",
             Self::ThrottleKitTold => "throttle-kit, 2 fields",
         }
@@ -96,31 +178,45 @@ impl Subject {
     /// Returns a runner for a service limited by `x-api-key`, for crates with a suitable extractor,
     /// or with one that takes a few lines to write.
     pub fn by_text(self, limit: Limit) -> Option<Runner> {
+        let setup = Setup::new(limit);
         let all = match self {
-            Self::Bare => runners(&tower::layer::util::Identity::new(), 1),
-            Self::Governor => runners(&tower_governor_by_text(limit), 1),
-            Self::Ours => runners(&ours_by_text(limit), 1),
-            Self::RateTierTold => runners(&rate_tier(limit), 1),
+            Self::Bare => runners(&tower::layer::util::Identity::new(), setup),
+            Self::Governor => runners(&tower_governor_by_text(limit), setup),
+            Self::Ours => runners(&ours_by_text(limit), setup),
+            Self::RateTierTold => runners(&rate_tier(limit), setup),
             _ => return None,
         };
         all.into_iter().next()
     }
 
     /// Returns runners of one limited service, one per thread.
-    pub fn runners(self, limit: Limit, threads: usize) -> Vec<Runner> {
+    pub fn runners(self, setup: Setup) -> Vec<Runner> {
+        let limit = setup.limit;
         match self {
-            Self::Bare => runners(&tower::layer::util::Identity::new(), threads),
-            Self::Governor => runners(&tower_governor(limit), threads),
-            Self::GovernorTold => runners(&tower_governor_told(limit), threads),
-            Self::Ours => runners(&ours(limit, Headers::None), threads),
-            Self::OursTold => runners(&ours(limit, Headers::RateLimit), threads),
-            Self::OursThree => runners(&ours(limit, Headers::XRateLimit), threads),
-            Self::AxumGovernor => runners(&axum_governor(limit), threads),
-            Self::LimiterGcra => runners(&limiter_gcra(limit, Fields::Disabled), threads),
-            Self::LimiterGcraTold => runners(&limiter_gcra(limit, Fields::Draft11), threads),
-            Self::LimiterWindowTold => runners(&limiter_window(limit), threads),
-            Self::RateTierTold => runners(&rate_tier(limit), threads),
-            Self::ThrottleKitTold => runners(&throttle_kit(limit), threads),
+            Self::Bare => runners(&tower::layer::util::Identity::new(), setup),
+            Self::Governor => runners(&tower_governor(limit), setup),
+            Self::GovernorTold => runners(&tower_governor_told(limit), setup),
+            Self::Ours => runners(&ours(setup, Headers::None), setup),
+            Self::OursTold => runners(&ours(setup, Headers::RateLimit), setup),
+            Self::OursFull => {
+                runners(&ours_of(full(limit), setup).headers(Headers::RateLimit), setup)
+            }
+            Self::OursThree => runners(&ours(setup, Headers::XRateLimit), setup),
+            Self::OursLive => runners(&ours_of(&LivePlan::new(quota(limit)), setup), setup),
+            // Limits the running requests of all clients, of which there are too few to be denied.
+            Self::OursAdaptive => runners(&ours_of(Adaptive::gradient().plan(), setup), setup),
+            Self::OursTwo => {
+                let other = quota(limit).with_name("other");
+                runners(&ours_of([quota(limit), other], setup), setup)
+            }
+            Self::AxumGovernor => runners(&axum_governor(limit), setup),
+            Self::LimiterGcra => runners(&limiter_gcra(limit, Fields::Disabled), setup),
+            Self::LimiterGcraTold => runners(&limiter_gcra(limit, Fields::Draft11), setup),
+            Self::LimiterWindowTold => runners(&limiter_window(limit), setup),
+            Self::RateNet => runners(&rate_net(setup, false), setup),
+            Self::RateNetTold => runners(&rate_net(setup, true), setup),
+            Self::RateTierTold => runners(&rate_tier(limit), setup),
+            Self::ThrottleKitTold => runners(&throttle_kit(limit), setup),
         }
     }
 }
@@ -191,15 +287,32 @@ fn tower_governor_by_text(limit: Limit) -> impl Layer<Hello, Service: Limited> {
     tower_governor::GovernorLayer::<_, _, Body>::new(config.expect("a configuration"))
 }
 
-fn ours(limit: Limit, headers: Headers) -> RateLimitLayer<tower_sluice::Rule<PeerIp>, LocalStore> {
-    let (burst, interval) = limit.parts();
-    let quota = Quota::new(1, interval).expect("a quota").with_burst(burst);
+type Ours = RateLimitLayer<tower_sluice::Rule<PeerIp>, LocalStore>;
+
+fn ours(setup: Setup, headers: Headers) -> Ours {
+    ours_of(quota(setup.limit), setup).headers(headers)
+}
+
+fn ours_of(plan: impl Into<Plan>, setup: Setup) -> Ours {
     // Space for a million accounts, if they are counted.
-    let store = match limit {
-        Limit::Slow => LocalStore::with_capacity(1_000_000),
+    let store = match setup.limit {
+        Limit::Slow => LocalStore::with_capacity(setup.capacity as usize),
         _ => LocalStore::new(),
     };
-    RateLimitLayer::new(PeerIp::new(), quota, store).headers(headers)
+    RateLimitLayer::new(PeerIp::new(), plan, store).headers(Headers::None)
+}
+
+fn quota(limit: Limit) -> Quota {
+    let (burst, interval) = limit.parts();
+    Quota::new(1, interval).expect("a quota").with_burst(burst)
+}
+
+/// Returns a quota with a burst of 100 that every nanosecond fills, if the limit is ample.
+fn full(limit: Limit) -> Quota {
+    match limit {
+        Limit::Ample => Quota::new(1, Duration::from_nanos(1)).expect("a quota").with_burst(100),
+        _ => quota(limit),
+    }
 }
 
 fn tower_governor(limit: Limit) -> impl Layer<Hello, Service: Limited> {
@@ -248,6 +361,19 @@ fn limiter_window(limit: Limit) -> impl Layer<Hello, Service: Limited> {
         .expect("a layer")
 }
 
+/// Reads axum's address, for which it has no extractor.
+fn rate_net(setup: Setup, fields: bool) -> impl Layer<Hello, Service: Limited> {
+    let (burst, interval) = setup.limit.parts();
+    let eviction = rate_net::Eviction::capacity(setup.capacity as usize);
+    let limiter = rate_net::RateLimiter::builder().quota(1, interval).burst(burst);
+    let limiter = limiter.eviction(eviction).build();
+    let key = |request: &rate_net::tower::RequestInfo<'_>| {
+        let peer = request.extensions().get::<ConnectInfo<SocketAddr>>()?;
+        Some(rate_net::Key::ip_prefix(peer.0.ip(), 32, 64))
+    };
+    rate_net::tower::RateLimitLayer::new(limiter, key).with_headers_on_success(fields)
+}
+
 /// Limits by a header field, because it sees nothing else.
 fn rate_tier(limit: Limit) -> impl Layer<Hello, Service: Limited> {
     let (burst, interval) = limit.parts();
@@ -283,7 +409,9 @@ impl<S> Limited for S where
 
 /// An inner service that answers immediately.
 #[derive(Clone)]
-pub struct Hello;
+pub struct Hello {
+    fields: HeaderMap,
+}
 
 impl Service<Request<Body>> for Hello {
     type Response = Response<Body>;
@@ -295,29 +423,54 @@ impl Service<Request<Body>> for Hello {
     }
 
     fn call(&mut self, _: Request<Body>) -> Self::Future {
-        ready(Ok(Response::new(Body::empty())))
+        let mut response = Response::new(Body::empty());
+        if !self.fields.is_empty() {
+            response.headers_mut().clone_from(&self.fields);
+        }
+        ready(Ok(response))
     }
 }
 
-fn runners<L: Layer<Hello, Service: Limited>>(layer: &L, threads: usize) -> Vec<Runner> {
-    let service = layer.layer(Hello);
-    (0..threads).map(|_| runner(service.clone())).collect()
+/// Returns fields that a response often has.
+fn fields() -> HeaderMap {
+    let fields = [
+        (header::CONTENT_TYPE, "application/json"),
+        (header::CONTENT_LENGTH, "2"),
+        (header::CACHE_CONTROL, "private"),
+        (header::VARY, "accept-encoding"),
+        (header::ETAG, "\"1\""),
+    ];
+    fields.into_iter().map(|(name, value)| (name, HeaderValue::from_static(value))).collect()
 }
 
-fn runner(mut service: impl Limited) -> Runner {
+fn runners<L: Layer<Hello, Service: Limited>>(layer: &L, setup: Setup) -> Vec<Runner> {
+    let hello = Hello { fields: if setup.fields { fields() } else { HeaderMap::new() } };
+    let service = layer.layer(hello);
+    (0..setup.threads).map(|_| runner(service.clone(), setup.cloned)).collect()
+}
+
+fn runner(mut service: impl Limited, cloned: bool) -> Runner {
     Box::new(move |requests| {
         let (count, mut admitted) = (requests.len(), 0);
         let start = Instant::now();
         for request in requests {
-            let mut cx = Context::from_waker(Waker::noop());
-            assert!(service.poll_ready(&mut cx).is_ready());
-            match pin!(service.call(black_box(request))).poll(&mut cx) {
-                Poll::Ready(Ok(response)) => {
-                    admitted += usize::from(response.status().is_success())
-                }
-                Poll::Pending => panic!("a local limiter has nothing to wait for"),
-            }
+            let response = if cloned {
+                serve(&mut service.clone(), request)
+            } else {
+                serve(&mut service, request)
+            };
+            admitted += usize::from(response.status().is_success());
         }
         Served { nanos: start.elapsed().as_nanos() as f64 / count as f64, admitted }
     })
+}
+
+#[inline]
+fn serve(service: &mut impl Limited, request: Request<Body>) -> Response<Body> {
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(service.poll_ready(&mut cx).is_ready());
+    match pin!(service.call(black_box(request))).poll(&mut cx) {
+        Poll::Ready(Ok(response)) => response,
+        Poll::Pending => panic!("a local limiter has nothing to wait for"),
+    }
 }

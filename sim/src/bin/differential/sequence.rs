@@ -159,7 +159,7 @@ impl Sequence {
         let undo = async |charges: &[Charge<'_>]| self.store.undo(charges, &decision, units);
         self.with(&wanted, undo).await;
         if self.driven {
-            self.subject.undone().await;
+            self.subject.finish(&self.store).await;
         } else {
             // Both sides still run one command after another.
             tokio::time::sleep(Duration::from_millis(2)).await;

@@ -20,35 +20,36 @@ use tokio::{
     runtime::Handle,
     sync::oneshot,
     task::yield_now,
-    time::{Instant, timeout, timeout_at},
+    time::{Instant, timeout},
 };
 
-use super::{Batch, BatchKind, BatchReply, MAX_SIZE};
+use super::{Batch, MAX_SIZE};
 use crate::{
     observe::store_failed,
     store::redis::{
         RedisStore,
         connection::{TIMEOUT, runtime},
         error::{RedisError, RedisErrorKind},
-        protocol::{AccountRequest, Request, ScriptOp, reply::Reply},
+        protocol::{Request, ScriptOp, reply::Reply, script::ScriptKind},
     },
 };
 
 /// The maximum number of direct calls in flight. Further requests wait for a batch.
 const MAX_DIRECT: usize = 16;
-/// The maximum number of calls in flight with equal requests. Further ones wait, and share the next
-/// call.
+/// The maximum number of calls with equal requests that started in the last [`BATCH_INTERVAL`].
+/// Further ones wait, and share the next call.
 const MAX_EQUAL: usize = 2;
 /// The maximum number of batches in flight. Exceptions are a full batch, and a batch that starts
 /// [`BATCH_INTERVAL`] after the previous batch.
 const MAX_IN_FLIGHT: usize = 2;
-/// The time after which another batch may start, even at [`MAX_IN_FLIGHT`]. On a slow link,
-/// requests would otherwise wait for one round trip before their own.
+/// The time after which another call may start, even at [`MAX_EQUAL`] or [`MAX_IN_FLIGHT`]. On a
+/// slow link, requests would otherwise wait for one round trip before their own.
 const BATCH_INTERVAL: Duration = Duration::from_millis(5);
 /// The time after which a batch no longer counts as in flight, because its runtime may be blocked.
 pub(crate) const STALL_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The queues of a store: for each slot of a cluster, one for each kind of batch.
+/// The queues of a store: for each slot of a cluster, one for [plain](Request::is_plain) requests and
+/// one for others.
 ///
 /// A call cannot have accounts of different slots.
 #[derive(Debug)]
@@ -60,17 +61,17 @@ impl Queues {
     }
 
     /// Returns the queue of the slot.
-    pub(crate) fn get(&self, slot: u16, kind: BatchKind) -> &Arc<Queue> {
-        let new = |kind| Arc::new(Queue { kind, state: Mutex::default() });
-        let queues = &self.0[usize::from(slot)];
-        &queues.get_or_init(|| [BatchKind::Plain, BatchKind::General].map(new))[kind as usize]
+    pub(crate) fn get(&self, slot: u16, is_plain: bool) -> &Arc<Queue> {
+        let new = |is_plain| Arc::new(Queue { is_plain, state: Mutex::default() });
+        let queues = self.0[usize::from(slot)].get_or_init(|| [false, true].map(new));
+        &queues[usize::from(is_plain)]
     }
 }
 
 /// The queue of waiting requests, and the calls in flight.
 #[derive(Debug)]
 pub(crate) struct Queue {
-    kind: BatchKind,
+    is_plain: bool,
     state: Mutex<QueueState>,
 }
 
@@ -91,7 +92,8 @@ struct QueueState {
 #[derive(Debug, Default)]
 struct Asked {
     waiting: SmallVec<[QueuedRequest; 1]>,
-    /// The number of calls in flight, at most [`MAX_EQUAL`].
+    /// The number of calls in flight that started in the last [`BATCH_INTERVAL`], at most
+    /// [`MAX_EQUAL`].
     in_flight: usize,
     is_ready: bool,
 }
@@ -100,6 +102,7 @@ struct Asked {
 #[derive(Debug)]
 struct RunningCall {
     id: u64,
+    /// Empty if equal requests no longer wait for the call.
     requests: Vec<Arc<Request>>,
     started: Instant,
     phase: Phase,
@@ -129,18 +132,18 @@ pub(crate) struct QueuedRequest {
 impl Queue {
     /// Starts a direct call and returns its number, or `None` if the request must wait.
     pub(crate) fn start_direct(&self, request: &Arc<Request>) -> Option<u64> {
-        let mut state = self.state();
+        let (now, mut state) = (Instant::now(), self.state());
+        state.release_old(now);
         let has_batches = state.calls.iter().any(|call| call.phase != Phase::Direct);
         if has_batches || !state.ready.is_empty() || state.calls.len() >= MAX_DIRECT {
             return None;
         }
-        let request = request.clone();
         let asked = state.asked.entry(request.clone()).or_default();
         if asked.in_flight > 0 {
             return None;
         }
         asked.in_flight += 1;
-        Some(state.start(request, Phase::Direct, Instant::now()))
+        Some(state.start(request.clone(), Phase::Direct, now))
     }
 
     /// Adds a caller.
@@ -162,12 +165,17 @@ impl Queue {
     /// No other batch starts until [`batch_spawned`](Queue::batch_spawned) is called.
     pub(crate) fn next_batch(&self, now: Instant) -> Option<(QueuedRequest, u64)> {
         let mut state = self.state();
-        if !state.is_batch_due(now) {
-            return None;
+        while state.is_batch_due(now) {
+            let (request, asked) = state.pop_ready()?;
+            asked.waiting.retain(|caller| !caller.tx.is_closed());
+            if !asked.waiting.is_empty() {
+                let first = asked.waiting.remove(0);
+                state.spawning = true;
+                return Some((first, state.start(request, Phase::Collecting, now)));
+            }
+            state.release([request]);
         }
-        let (first, request) = state.pop()?;
-        state.spawning = true;
-        Some((first, state.start(request, Phase::Collecting, now)))
+        None
     }
 
     pub(crate) fn batch_spawned(&self) {
@@ -176,7 +184,7 @@ impl Queue {
 
     /// Fills a batch with `first` and the waiting callers.
     pub(crate) fn collect(&self, id: u64, first: QueuedRequest) -> Batch {
-        let (mut guard, mut batch) = (self.state(), Batch::new(self.kind));
+        let (mut guard, mut batch) = (self.state(), Batch::new(self.is_plain));
         let state = &mut *guard;
         let mut requests = vec![first.request.clone()];
         let mut callers: SmallVec<[_; 1]> = [first].into_iter().collect();
@@ -244,6 +252,7 @@ impl QueueState {
             let stalled = self.calls.remove(at);
             self.release(stalled.requests);
         }
+        self.release_old(now);
         if self.spawning || self.ready.is_empty() {
             return false;
         }
@@ -253,6 +262,17 @@ impl QueueState {
         let is_next = last.is_some_and(|batch| now >= batch.started + BATCH_INTERVAL);
         let has_room = collecting == 0 && (in_flight < MAX_IN_FLIGHT || is_next);
         has_room || self.ready.len() >= MAX_SIZE * (collecting + 1)
+    }
+
+    /// Lets equal requests no longer wait for calls that started [`BATCH_INTERVAL`] ago.
+    fn release_old(&mut self, now: Instant) {
+        let is_old = |call: &RunningCall| {
+            call.phase != Phase::Collecting && now >= call.started + BATCH_INTERVAL
+        };
+        let old = self.calls.iter_mut().filter(|call| is_old(call));
+        let requests: SmallVec<[_; 4]> =
+            old.flat_map(|call| mem::take(&mut call.requests)).collect();
+        self.release(requests);
     }
 
     /// Lets a request join the next batch, if callers wait and not too many calls are in flight.
@@ -276,18 +296,6 @@ impl QueueState {
         Some((request, asked))
     }
 
-    /// Removes and returns the first caller that was not dropped.
-    fn pop(&mut self) -> Option<(QueuedRequest, Arc<Request>)> {
-        loop {
-            let (request, asked) = self.pop_ready()?;
-            asked.waiting.retain(|caller| !caller.tx.is_closed());
-            if !asked.waiting.is_empty() {
-                return Some((asked.waiting.remove(0), request));
-            }
-            self.release([request]);
-        }
-    }
-
     /// Ends a call for each of the requests.
     fn release(&mut self, requests: impl IntoIterator<Item = Arc<Request>>) {
         for request in requests {
@@ -305,9 +313,11 @@ impl QueueState {
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Charges `request`, whose accounts are in one slot, in its own call or in a batch.
     pub(crate) async fn take_queued(&self, request: &Arc<Request>) -> Result<Reply, RedisError> {
-        let first = request.accounts.first().filter(|_| self.settings.sharded);
-        let slot = first.map_or(0, AccountRequest::slot);
-        let queue = self.settings.queues.get(slot, BatchKind::of(request));
+        if !self.settings.coalesces {
+            return Box::pin(self.execute(request, ScriptOp::Take)).await;
+        }
+        let slot = request.accounts.first().map_or(0, |it| it.slot(self.settings.sharded));
+        let queue = self.settings.queues.get(slot, request.is_plain());
         if let Some(id) = queue.start_direct(request) {
             let _call = QueuedCall { store: self.clone(), queue: queue.clone(), id };
             // Boxed, so that the futures of waiting callers stay small.
@@ -331,23 +341,21 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         request: Arc<Request>,
     ) -> Result<Reply, RedisError> {
         let (tx, mut rx) = oneshot::channel();
-        let (runtime, start) = (runtime()?, Instant::now());
-        queue.push(QueuedRequest { request, tx, runtime });
-        self.spawn_batches(queue, start);
-        let mut until = start + STALL_TIMEOUT;
-        while until <= start + TIMEOUT {
-            match timeout_at(until, &mut rx).await {
+        queue.push(QueuedRequest { request, tx, runtime: runtime()? });
+        let (start, mut wait) = (Instant::now(), BATCH_INTERVAL);
+        loop {
+            // The task of the next batch may have ended, or its runtime may be blocked.
+            self.spawn_batches(queue, Instant::now());
+            match timeout(wait, &mut rx).await {
                 Ok(Ok(reply)) => return reply,
                 Ok(Err(_)) => {
                     let text = "the task of the batch ended";
                     return Err(RedisError::new(RedisErrorKind::Other, text));
                 }
-                // The task of the next batch may have ended, or its runtime may be blocked.
-                Err(_) => self.spawn_batches(queue, until),
+                Err(_) if start.elapsed() < TIMEOUT => wait = STALL_TIMEOUT,
+                Err(_) => return Err(RedisError::new(RedisErrorKind::Timeout, "no reply in time")),
             }
-            until += STALL_TIMEOUT;
         }
-        Err(RedisError::new(RedisErrorKind::Timeout, "no reply in time"))
     }
 
     /// Spawns all batches that are due, each on the runtime of its first caller.
@@ -361,20 +369,18 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         }
     }
 
-    async fn call_batch(&self, batch: &Batch) -> Result<BatchReply, RedisError> {
-        let (kind, letters) = batch.kind.script();
-        let script = self.shared.scripts.get(kind, letters.iter().copied());
+    async fn call_batch(&self, batch: &Batch) -> Result<SmallVec<[Reply; 1]>, RedisError> {
+        let script = if batch.is_plain {
+            self.script(ScriptKind::Batch, *b"g")
+        } else {
+            // All algorithms, so that there is one such script.
+            self.script(ScriptKind::Groups, *b"gtfslc")
+        };
         let slots = batch.slots(&self.settings.slots);
-        self.start_renewing()?;
         let (keys, args) = batch.encode(&slots, !self.shared.lacks_msetex.load(Relaxed));
-        let value = self.run(script, &keys, args).await?;
-        let mut reply = self.checked(batch.read(&value))?;
-        reply.hold(slots);
-        self.shared.healed.fetch_add(reply.healed() as u64, Relaxed);
-        if reply.lacks_msetex {
-            self.shared.lacks_msetex.store(true, Relaxed);
-        }
-        Ok(reply)
+        let replies = self.call_script(script, &keys, args, batch.groups(), slots).await?;
+        self.count_healed(&replies);
+        Ok(replies)
     }
 }
 

@@ -3,8 +3,6 @@
 //! Each slot has its own call, and the calls run concurrently. If a call is denied or fails, the
 //! charges of the other calls are undone.
 
-#[cfg(feature = "testing")]
-use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::{mem, pin::pin, sync::Arc};
 
 use futures_util::{future::join_all, poll};
@@ -34,11 +32,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let (tx, rx) = oneshot::channel();
         runtime()?.spawn(async move {
             let parts: Vec<_> = parts.into_iter().map(|part| Arc::new(part.standalone())).collect();
-            let mut replies = join_all(parts.iter().map(|part| self.charge(part))).await;
+            let mut replies = join_all(parts.iter().map(|part| self.take_queued(part))).await;
             let mut decision = combine(&request, &parts, &replies);
             // Slots of a denied decision are freed here.
             let holds = replies.iter_mut().flatten().flat_map(|reply| mem::take(&mut reply.holds));
-            let holds: Vec<_> = holds.collect();
+            let holds: Vec<_> = holds.flatten().collect();
             let allowed = decision.as_ref().is_ok_and(Decision::is_allowed);
             if let (true, Ok(decision)) = (allowed, &mut decision) {
                 holds.into_iter().for_each(|hold| decision.hold(hold));
@@ -64,12 +62,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     }
 
     /// Returns the decision that [`take_parts`](Self::take_parts) would make.
-    pub(crate) async fn peek_parts(
-        self,
-        request: Arc<Request>,
-        parts: Vec<Request>,
-    ) -> Result<Decision, RedisError> {
-        let parts: Vec<_> = parts.into_iter().map(|part| Arc::new(part.standalone())).collect();
+    pub(crate) async fn peek_parts(self, request: Arc<Request>) -> Result<Decision, RedisError> {
+        let parts = request.split(self.settings.sharded).into_iter();
+        let parts: Vec<_> = parts.map(|part| Arc::new(part.standalone())).collect();
         let replies = join_all(parts.iter().map(|part| self.execute(part, ScriptOp::Peek))).await;
         combine(&request, &parts, &replies)
     }
@@ -77,14 +72,12 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Undoes the charges of `taken` in the background. Without a runtime, the charges remain.
     pub(crate) fn undo_parts(&self, request: &Request, taken: &Decision, units: Option<u32>) {
         let Ok(runtime) = runtime() else { return };
-        for part in request.charged(taken, self.settings.sharded) {
-            let (store, taken) = (self.clone(), taken.clone());
-            #[cfg(feature = "testing")]
-            store.shared.undoing.fetch_add(1, Relaxed);
+        for part in request.charged(taken).split(self.settings.sharded) {
+            let (store, taken, undoing) =
+                (self.clone(), taken.clone(), self.shared.undoing.clone());
             drop(runtime.spawn(async move {
                 store.undo_part(part, taken, units).await;
-                #[cfg(feature = "testing")]
-                store.shared.undoing.fetch_sub(1, Release);
+                drop(undoing);
             }));
         }
     }
@@ -103,7 +96,7 @@ fn combine(
 ) -> Result<Decision, RedisError> {
     let replies: Result<Vec<_>, _> = replies.iter().map(Result::as_ref).collect();
     let replies = replies.map_err(RedisError::clone)?;
-    let allowed = replies.iter().all(|reply| reply.allowed);
+    let allowed = replies.iter().all(|reply| reply.allowed > 0);
     let accounts = request.accounts.iter().filter_map(|account| {
         parts.iter().zip(&replies).find_map(|(part, reply)| {
             let at = part.accounts.iter().position(|it| it.address == account.address)?;
@@ -112,5 +105,5 @@ fn combine(
         })
     });
     let accounts = accounts.collect();
-    Ok(Reply { allowed, accounts, holds: Vec::new() }.decision(request))
+    Ok(Reply { allowed: allowed.into(), accounts, holds: Vec::new() }.decision(request))
 }

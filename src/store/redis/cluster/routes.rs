@@ -17,6 +17,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{
     Cmd, ErrorKind as Raw, Pipeline, RedisError, RedisResult, ServerErrorKind as Server, Value,
     aio::{ConnectionLike, MultiplexedConnection},
+    from_redis_value_ref,
 };
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
@@ -27,7 +28,7 @@ use crate::{
     log::warn,
     store::{
         BoxFuture, FailureDomain,
-        redis::connection::{Link, runtime},
+        redis::connection::{Link, not_connected, runtime},
         wrappers::{breaker::circuit::jitter, timeout::within},
     },
 };
@@ -92,7 +93,9 @@ impl Routes {
                 _ => waits = false,
             }
             if timeout_at(deadline, updates.changed()).await.is_err() {
-                return Err(error("no server of the cluster has reported its slots in time"));
+                return Err(not_connected(
+                    "no server of the cluster has reported its slots in time",
+                ));
             }
         }
     }
@@ -100,7 +103,7 @@ impl Routes {
     /// Returns the master of a slot.
     pub(crate) fn master(&self, slot: u16) -> RedisResult<Arc<Node>> {
         let master = self.owners.borrow().masters.get(usize::from(slot)).cloned().flatten();
-        master.ok_or_else(|| error("no server of the cluster has the slot"))
+        master.ok_or_else(|| not_connected("no server of the cluster has the slot"))
     }
 
     /// Returns the masters of all slots.
@@ -216,7 +219,7 @@ async fn refresh(weak: Weak<Routes>, _permit: OwnedSemaphorePermit) {
 /// Asks the servers for the slots, at most [`STAGGER`] apart, and returns the first valid reply.
 async fn ask(candidates: Vec<Arc<Node>>) -> RedisResult<Vec<SlotRange>> {
     let (mut candidates, mut asked) = (candidates.into_iter(), FuturesUnordered::new());
-    let mut failed = error("no server of the cluster replies");
+    let mut failed = not_connected("no server of the cluster replies");
     loop {
         match candidates.next() {
             Some(node) => asked.push(async move { node.slots().await }),
@@ -229,10 +232,6 @@ async fn ask(candidates: Vec<Arc<Node>>) -> RedisResult<Vec<SlotRange>> {
             Ok(None) | Err(_) => {}
         }
     }
-}
-
-fn error(text: &'static str) -> RedisError {
-    std::io::Error::new(std::io::ErrorKind::NotConnected, text).into()
 }
 
 /// Connects to the server at a host and a port.
@@ -273,7 +272,12 @@ impl Node {
             let text = format!("{} did not reply in time", self.address);
             Err(Error::new(ErrorKind::TimedOut, text).into())
         });
-        if reply.as_ref().map_or_else(is_answer, |_| true) {
+        // A working server may return these errors, too.
+        let is_answer = |error: &RedisError| {
+            use Server::{Ask, Moved, NoScript, TryAgain};
+            matches!(error.kind(), Raw::Server(Ask | Moved | NoScript | TryAgain))
+        };
+        if reply.as_ref().err().is_none_or(is_answer) {
             self.domain.answered(start.into_std());
         }
         reply
@@ -299,14 +303,6 @@ impl Node {
     }
 }
 
-/// Returns `true` if a working server may return this error.
-fn is_answer(error: &RedisError) -> bool {
-    matches!(
-        error.kind(),
-        Raw::Server(Server::Moved | Server::Ask | Server::TryAgain | Server::NoScript)
-    )
-}
-
 /// Consecutive slots with one master.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SlotRange {
@@ -316,31 +312,14 @@ pub(crate) struct SlotRange {
     pub(crate) servers: Vec<(String, u16)>,
 }
 
-/// The CRC-16 of each byte, as defined by Redis Cluster.
-const CRC: [u16; 256] = {
-    let (mut table, mut byte) = ([0; 256], 0_u16);
-    while byte < 256 {
-        let (mut crc, mut bit) = (byte << 8, 0);
-        while bit < 8 {
-            crc = if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 };
-            bit += 1;
-        }
-        table[byte as usize] = crc;
-        byte += 1;
-    }
-    table
-};
-
-/// Returns the slot of a key.
+/// Returns the slot of a key: its CRC-16, as defined by Redis Cluster.
 pub(crate) fn slot(key: &[u8]) -> u16 {
     // Each key of this store contains braces, and the text inside of them selects the slot.
     let inside =
         key.split(|byte| *byte == b'{').nth(1).and_then(|rest| rest.split(|b| *b == b'}').next());
-    let crc = inside.unwrap_or(key).iter().fold(0, |crc: u16, byte| {
-        let [high, low] = crc.to_be_bytes();
-        CRC[usize::from(high ^ byte)] ^ u16::from(low) << 8
-    });
-    crc % SLOTS
+    let shift = |crc: u16, _| if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 };
+    let crc = |crc: u16, byte: &u8| (0..8).fold(crc ^ u16::from(*byte) << 8, shift);
+    inside.unwrap_or(key).iter().fold(0, crc) % SLOTS
 }
 
 /// Parses the reply to `CLUSTER SLOTS`. An empty host in the reply stands for `host`, the host of
@@ -362,27 +341,19 @@ pub(crate) fn split_address(address: &str) -> Option<(&str, u16)> {
 
 fn read(range: &Value, host: &str) -> Option<SlotRange> {
     let [first, last, servers @ ..] = range.as_sequence()? else { return None };
+    let int = |value: &Value| from_redis_value_ref::<u16>(value).ok();
     let (first, last) = (int(first)?, int(last)?);
     let address = |server: &Value| {
         let [name, port, ..] = server.as_sequence()? else { return None };
-        let name = match name {
-            Value::BulkString(name) if !name.is_empty() => std::str::from_utf8(name).ok()?,
-            _ => host,
-        };
+        let name = from_redis_value_ref::<Option<String>>(name).ok()?.unwrap_or_default();
+        let name = if name.is_empty() { host.to_owned() } else { name };
         // A question mark is the host of a server that the replying server does not know.
-        (name != "?").then_some((name.to_owned(), int(port)?))
+        (name != "?").then_some((name, int(port)?))
     };
     // Without its master, a range has no server for writes.
     address(servers.first()?)?;
     let servers = servers.iter().filter_map(address).collect();
     (first <= last && last < SLOTS).then_some(SlotRange { first, last, servers })
-}
-
-fn int(value: &Value) -> Option<u16> {
-    match value {
-        Value::Int(int) => u16::try_from(*int).ok(),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

@@ -8,11 +8,8 @@ use std::{
     fmt,
     hash::{BuildHasher, RandomState},
     sync::{
-        Arc, Weak,
-        atomic::{
-            AtomicU32, AtomicU64,
-            Ordering::{AcqRel, Acquire, Relaxed, Release},
-        },
+        self, Arc, PoisonError, Weak,
+        atomic::{AtomicU32, Ordering::Relaxed},
     },
     task::Poll,
     time::Duration,
@@ -83,8 +80,12 @@ struct LinkInner {
 
 #[derive(Clone)]
 enum LinkState {
-    Up { connection: MultiplexedConnection, since: Instant },
-    Down { failed: Option<RedisError>, trying: bool },
+    Up {
+        connection: MultiplexedConnection,
+        since: Instant,
+    },
+    /// The error of the last attempt, unless another attempt is running.
+    Down(Option<RedisError>),
 }
 
 impl Link {
@@ -92,11 +93,11 @@ impl Link {
     pub(crate) fn new(dial: Dial) -> Self {
         Self(Arc::new(LinkInner {
             dial,
-            state: watch::Sender::new(LinkState::Down { failed: None, trying: false }),
+            state: watch::Sender::new(LinkState::Down(None)),
             dialing: Arc::new(Mutex::new(Instant::now())),
             wanted: Arc::default(),
             attempts: AtomicU32::new(0),
-            watchdog: Watchdog::new(),
+            watchdog: Watchdog::default(),
         }))
     }
 
@@ -107,12 +108,10 @@ impl Link {
             loop {
                 match &*states.borrow_and_update() {
                     LinkState::Up { connection, since } => return Ok((connection.clone(), *since)),
-                    LinkState::Down { failed: Some(error), trying: false }
-                        if start.elapsed() >= RECONNECT_GRACE =>
-                    {
+                    LinkState::Down(Some(error)) if start.elapsed() >= RECONNECT_GRACE => {
                         return Err(error.clone());
                     }
-                    LinkState::Down { .. } => {}
+                    LinkState::Down(_) => {}
                 }
                 self.ensure_dialing()?;
                 self.0.wanted.notify_one();
@@ -143,7 +142,7 @@ impl Link {
         let was_current = self.0.state.send_if_modified(|state| {
             let current = matches!(state, LinkState::Up { since: other, .. } if *other == since);
             if current {
-                *state = LinkState::Down { failed: Some(error.clone()), trying: false };
+                *state = LinkState::Down(Some(error.clone()));
             }
             current
         });
@@ -177,11 +176,7 @@ async fn reconnect(link: Weak<LinkInner>, mut last: OwnedMutexGuard<Instant>) {
         }
         let Some(inner) = link.upgrade() else { return };
         *last = Instant::now();
-        inner.state.send_modify(|state| {
-            if let LinkState::Down { trying, .. } = state {
-                *trying = true;
-            }
-        });
+        inner.state.send_replace(LinkState::Down(None));
         let dialed = timeout(TIMEOUT, (inner.dial)()).await;
         match dialed.unwrap_or_else(|_| Err(not_connected("no connection in time"))) {
             Ok(connection) => {
@@ -189,10 +184,7 @@ async fn reconnect(link: Weak<LinkInner>, mut last: OwnedMutexGuard<Instant>) {
                 inner.state.send_replace(LinkState::Up { connection, since: Instant::now() });
                 return;
             }
-            Err(error) => {
-                let down = LinkState::Down { failed: Some(error), trying: false };
-                inner.state.send_replace(down);
-            }
+            Err(error) => drop(inner.state.send_replace(LinkState::Down(Some(error)))),
         }
     }
 }
@@ -210,7 +202,7 @@ pub(crate) fn runtime() -> RedisResult<Handle> {
         .map_err(|_| not_connected("no tokio runtime; call the store from within one"))
 }
 
-fn not_connected(why: &'static str) -> RedisError {
+pub(crate) fn not_connected(why: &'static str) -> RedisError {
     std::io::Error::new(std::io::ErrorKind::NotConnected, why).into()
 }
 
@@ -283,39 +275,22 @@ impl fmt::Debug for Link {
 }
 
 /// Detects a connection that looks alive but no longer replies.
-#[derive(Debug)]
-pub(crate) struct Watchdog {
-    created: Instant,
-    /// The time of the first request without a reply, in milliseconds since `created`, plus one.
-    ///
-    /// Zero if every request has a reply.
-    since: AtomicU64,
-    requests: AtomicU32,
-}
+///
+/// Contains the time of the first request without a reply, and the number of requests since then.
+#[derive(Debug, Default)]
+struct Watchdog(sync::Mutex<Option<(Instant, u32)>>);
 
 impl Watchdog {
-    pub(crate) fn new() -> Self {
-        Self { created: Instant::now(), since: AtomicU64::new(0), requests: AtomicU32::new(0) }
-    }
-
     /// Records a request. Returns `true` if the connection has not replied for too long.
-    pub(crate) fn request_sent(&self) -> bool {
-        let now = u64::try_from(self.created.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1;
-        match self.since.compare_exchange(0, now, AcqRel, Acquire) {
-            Ok(_) => {
-                self.requests.store(1, Relaxed);
-                false
-            }
-            Err(since) => {
-                let before = self.requests.fetch_add(1, Relaxed);
-                let silent = u128::from(now.saturating_sub(since));
-                before >= MIN_REQUESTS && silent >= MAX_SILENCE.as_millis()
-            }
-        }
+    fn request_sent(&self) -> bool {
+        let mut silent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (since, requests) = silent.get_or_insert_with(|| (Instant::now(), 0));
+        *requests = requests.saturating_add(1);
+        *requests > MIN_REQUESTS && since.elapsed() >= MAX_SILENCE
     }
 
-    pub(crate) fn reply_received(&self) {
-        self.since.store(0, Release);
+    fn reply_received(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
@@ -338,7 +313,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_dropped_caller_does_not_trigger_the_watchdog() {
-        let watchdog = Watchdog::new();
+        let watchdog = Watchdog::default();
         for _ in 0..3 {
             assert!(!watchdog.request_sent(), "the first request");
             advance(Duration::from_secs(60)).await;
@@ -349,7 +324,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn requests_without_a_reply_for_a_second_trigger_the_watchdog() {
-        let watchdog = Watchdog::new();
+        let watchdog = Watchdog::default();
         assert!(!watchdog.request_sent() && !watchdog.request_sent() && !watchdog.request_sent());
         advance(MAX_SILENCE - Duration::from_millis(1)).await;
         assert!(!watchdog.request_sent());

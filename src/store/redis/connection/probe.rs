@@ -4,7 +4,7 @@
 use std::{sync::atomic::Ordering::Relaxed, time::Instant};
 
 use futures_util::future::{join_all, join3};
-use redis::{Cmd, RedisResult, Value, aio::ConnectionLike};
+use redis::{Cmd, InfoDict, RedisResult, Value, aio::ConnectionLike, cmd, from_redis_value};
 
 use crate::{
     key::Key,
@@ -53,32 +53,30 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     pub async fn probe(&self) -> Result<Probe, RedisError> {
         // The first batch finds out.
         self.shared.lacks_msetex.store(false, Relaxed);
-        let mut info = Cmd::new();
-        info.arg("INFO");
+        let info = cmd("INFO");
         let key = [self.settings.addresses.account(rule(), &Key::everyone())];
-        let script = self.run(self.shared.scripts.get(ScriptKind::Probe, []), &key, Vec::new());
+        let script = self.run(self.script(ScriptKind::Probe, []), &key, Vec::new());
         // A server that does not reply costs one timeout in all.
         let (infos, ran, ()) = join3(self.on_all(&info), script, self.load_scripts()).await;
-        let (mut probe, mut reached, mut missing) = (Probe::default(), false, false);
+        let (mut probe, servers, mut missing) = (Probe::default(), infos.len(), 0);
         for (server, info) in infos {
-            match info.map_err(RedisError::from) {
-                Ok(info) => probe.add(&text(info))?,
+            match info.and_then(|info| Ok(from_redis_value(info)?)).map_err(RedisError::from) {
+                Ok(info) => probe.add(&info)?,
                 Err(error) if error.kind().is_absence() => {
                     let warning = format!("{server}: {error}; the requests for its keys fail");
                     probe.warnings.push(warning);
-                    missing = true;
-                    continue;
+                    missing += 1;
                 }
                 // The store also works if the user has no permission for INFO.
                 Err(_) => {}
             }
-            reached = true;
         }
         match ran {
-            // The key of the probe is on a server that the warnings name.
-            Err(error) if error.kind().is_absence() && reached && missing => Ok(probe),
-            Err(error) => Err(self.with_fix(error)),
-            Ok(_) => Ok(probe),
+            // The key of the probe may be on a server that the warnings name.
+            Err(error) if !(error.kind().is_absence() && (1..servers).contains(&missing)) => {
+                Err(self.with_fix(error))
+            }
+            _ => Ok(probe),
         }
     }
 
@@ -86,9 +84,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     async fn load_scripts(&self) {
         let kinds = [ScriptKind::Plain, ScriptKind::Batch, ScriptKind::Adjust];
         join_all(kinds.map(async |kind| {
-            let mut load = Cmd::new();
-            load.arg("SCRIPT").arg("LOAD").arg(&self.shared.scripts.get(kind, [b'g']).text);
-            self.on_all(&load).await
+            let mut load = cmd("SCRIPT");
+            self.on_all(load.arg("LOAD").arg(&self.script(kind, [b'g']).text)).await
         }))
         .await;
     }
@@ -96,7 +93,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Sends a command to the server, or to each master. Returns the replies with the addresses.
     async fn on_all(&self, command: &Cmd) -> Vec<(String, RedisResult<Value>)> {
         match self.cluster_link() {
-            Some(cluster) => cluster.call_all(command).await.unwrap_or_default(),
+            Some(cluster) => cluster.call_all(command).await,
             None => vec![(String::new(), self.send(command).await)],
         }
     }
@@ -146,23 +143,10 @@ fn rule() -> RuleName {
     RuleName::new("sluice probe").unwrap_or_default()
 }
 
-/// Returns the text of an INFO reply.
-fn text(value: Value) -> String {
-    match value {
-        Value::BulkString(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-        Value::SimpleString(text) | Value::VerbatimString { text, .. } => text,
-        _ => String::new(),
-    }
-}
-
 impl Probe {
-    /// Adds the settings of a server, from the text of its INFO.
-    fn add(&mut self, info: &str) -> Result<(), RedisError> {
-        let field = |name: &str| {
-            let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-            line.map(str::trim)
-        };
-        if let Some(version) = field("redis_version") {
+    /// Adds the settings of a server.
+    fn add(&mut self, info: &InfoDict) -> Result<(), RedisError> {
+        if let Some(version) = info.get::<String>("redis_version") {
             let mut numbers = version.split('.').map_while(|part| part.parse::<u32>().ok());
             if let (Some(major), Some(minor)) = (numbers.next(), numbers.next())
                 && (major, minor) < MIN_VERSION
@@ -172,9 +156,10 @@ impl Probe {
                     format!("the server is Redis {version}; {major}.{minor} or later is needed");
                 return Err(RedisError::new(RedisErrorKind::Config, text));
             }
-            self.version.get_or_insert_with(|| version.to_owned());
+            self.version.get_or_insert(version);
         }
-        if let Some(policy) = field("maxmemory_policy").filter(|it| it.starts_with("allkeys")) {
+        let policy = info.get::<String>("maxmemory_policy");
+        if let Some(policy) = policy.filter(|policy| policy.starts_with("allkeys")) {
             let warning = format!(
                 "maxmemory-policy is {policy}: a server out of memory evicts accounts, and their \
                  keys get a fresh quota; set noeviction or volatile-ttl"
@@ -195,7 +180,7 @@ mod tests {
     fn old_servers_are_errors_and_eviction_is_a_warning() {
         let report = |text| {
             let mut probe = Probe::default();
-            probe.add(text).map(|()| probe)
+            probe.add(&InfoDict::new(text)).map(|()| probe)
         };
         let old = report("redis_version:5.0.7\r\n").unwrap_err().to_string();
         assert!(old.contains("Redis 5.0.7") && old.contains("6.2 or later"), "{old}");

@@ -8,8 +8,6 @@ pub(crate) mod addresses;
 pub(crate) mod reply;
 pub(crate) mod script;
 
-use std::hash::{Hash, Hasher};
-
 use smallvec::SmallVec;
 
 use self::{
@@ -31,14 +29,16 @@ use crate::{
 };
 
 /// The accounts of a call. `named` are the charged quotas, in the order of the charges.
-#[derive(Clone, Debug, Default)]
+///
+/// Requests are equal if they have the same demands on the same accounts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Request {
     pub(crate) accounts: SmallVec<[AccountRequest; 1]>,
     pub(crate) named: SmallVec<[NamedQuota; 3]>,
 }
 
 /// One quota of one charge.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct NamedQuota {
     pub(crate) account: usize,
     pub(crate) quota_index: usize,
@@ -46,28 +46,8 @@ pub(crate) struct NamedQuota {
     outcome: usize,
 }
 
-/// Requests are equal if they have the same demands on the same accounts.
-impl PartialEq for Request {
-    fn eq(&self, other: &Self) -> bool {
-        self.accounts == other.accounts
-    }
-}
-
-impl Eq for Request {}
-
-impl Hash for Request {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        for account in &self.accounts {
-            account.address.hash(state);
-            for (_, ask) in account.quotas.iter().flatten() {
-                (ask.cost, ask.headroom, ask.max_wait).hash(state);
-            }
-        }
-    }
-}
-
 /// The account of one rule and key.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct AccountRequest {
     pub(crate) rule: RuleName,
     pub(crate) address: String,
@@ -136,8 +116,8 @@ impl Request {
     }
 
     /// Splits the request into one request per slot, because slots may be on different servers.
-    pub(crate) fn by_slot(&self) -> Vec<Self> {
-        let slots: SmallVec<[_; 4]> = self.accounts.iter().map(AccountRequest::slot).collect();
+    pub(crate) fn split(&self, sharded: bool) -> Vec<Self> {
+        let slots: SmallVec<[_; 4]> = self.accounts.iter().map(|it| it.slot(sharded)).collect();
         let mut distinct = slots.clone();
         distinct.sort_unstable();
         distinct.dedup();
@@ -155,12 +135,9 @@ impl Request {
         self
     }
 
-    /// Returns requests for the accounts whose rates `taken` charged. If `sharded`, each slot has its own
-    /// request.
-    pub(crate) fn charged(&self, taken: &Decision, sharded: bool) -> Vec<Self> {
-        let charged =
-            self.part(|at| self.accounts[at].has_rates() && taken.charged(self.accounts[at].rule));
-        if sharded || charged.accounts.is_empty() { charged.by_slot() } else { vec![charged] }
+    /// Returns a request for the accounts whose rates `taken` charged.
+    pub(crate) fn charged(&self, taken: &Decision) -> Self {
+        self.part(|at| self.accounts[at].has_rates() && taken.charged(self.accounts[at].rule))
     }
 
     /// Returns `true` if the request charges only GCRA quotas that start full.
@@ -199,31 +176,29 @@ impl Request {
     pub(crate) fn encode(&self, op: ScriptOp<'_>, slots: &SlotCall) -> (Vec<String>, Vec<Vec<u8>>) {
         let mut keys: Vec<_> = self.accounts.iter().map(|a| a.address.clone()).collect();
         let mut args = Vec::with_capacity(self.accounts.len() + 2);
-        // The name of the operation in `lua/settle.lua`, and a time.
-        let head = match op {
-            ScriptOp::Take | ScriptOp::Peek => None,
-            ScriptOp::Late(_) => Some(("late", 0)),
-            ScriptOp::Refund(_) => Some(("refund", 0)),
-            ScriptOp::Undo(taken, _) => Some(("undo", self.charged_at(taken))),
-            ScriptOp::Reset => Some(("reset", 0)),
-            ScriptOp::Block(time) => Some(("block", time.min(LONGEST))),
-            ScriptOp::Unblock => Some(("unblock", 0)),
+        // The name of the operation in `lua/settle.lua`, a time, and units.
+        let (name, nanos, units) = match op {
+            ScriptOp::Take | ScriptOp::Peek => ("", 0, 0),
+            ScriptOp::Late(units) => ("late", 0, units),
+            ScriptOp::Refund(units) => ("refund", 0, units),
+            ScriptOp::Undo(taken, _) => ("undo", self.charged_at(taken), 0),
+            ScriptOp::Reset => ("reset", 0, 0),
+            ScriptOp::Block(time) => ("block", time.min(LONGEST), 0),
+            ScriptOp::Unblock => ("unblock", 0, 0),
         };
-        if let Some((name, nanos)) = head {
+        if !name.is_empty() {
             args.extend([name.into(), EncodedPlan::default().nanos(nanos).0]);
         }
         for (at, account) in self.accounts.iter().enumerate() {
             let change = |quota_index, ask| match op {
                 ScriptOp::Take | ScriptOp::Peek => Some(Change::Charge),
-                ScriptOp::Late(units) => Some(Change::Late(units)),
-                ScriptOp::Refund(units) => Some(Change::Refund(units)),
                 ScriptOp::Undo(taken, units) => {
                     let named =
                         |it: &&NamedQuota| (it.account, it.quota_index) == (at, quota_index);
                     let outcome = taken.outcomes().get(self.named.iter().find(named)?.outcome)?;
                     Receipt::new(taken, outcome, ask, units).map(Change::Undo)
                 }
-                ScriptOp::Reset | ScriptOp::Block(_) | ScriptOp::Unblock => Some(Change::None),
+                _ => Some(Change::Units(units)),
             };
             let index = |key| {
                 keys.push(key);
@@ -237,14 +212,14 @@ impl Request {
     /// Returns the instant of the charges of `taken`, by the clock of the server that made them.
     fn charged_at(&self, taken: &Decision) -> u64 {
         let first = self.named.first().and_then(|named| taken.outcomes().get(named.outcome));
-        taken.charged_at().saturating_add_signed(first.map_or(0, Outcome::skew))
+        taken.charged_at.saturating_add_signed(first.map_or(0, Outcome::skew))
     }
 }
 
 impl AccountRequest {
-    /// Returns the slot of the account on a cluster.
-    pub(crate) fn slot(&self) -> u16 {
-        slot(self.address.as_bytes())
+    /// Returns the slot of the account on a cluster. A store that is not `sharded` has one slot.
+    pub(crate) fn slot(&self, sharded: bool) -> u16 {
+        if sharded { slot(self.address.as_bytes()) } else { 0 }
     }
 
     /// Returns the plan of the account, with a change and slots for each quota. A quota without them is
@@ -333,12 +308,8 @@ pub(crate) struct EncodedPlan(pub(crate) Vec<u8>);
 pub(crate) enum Change {
     /// Charges the demand if it fits.
     Charge,
-    /// Changes no units, for a reset or a block.
-    None,
-    /// Charges units, even if they do not fit.
-    Late(u64),
-    /// Refunds units.
-    Refund(u64),
+    /// Charges units, even if they do not fit, or refunds units. No units for a reset or a block.
+    Units(u64),
     /// Undoes a charge, except for refilled units.
     Undo(Receipt),
 }
@@ -371,8 +342,7 @@ impl EncodedPlan {
         }
         let (cost, need, end) = match change {
             Change::Charge => (ask.cost.into(), ask.need(), ask.max_wait),
-            Change::None => (0, ask.need(), 0),
-            Change::Late(units) | Change::Refund(units) => (units, ask.need(), 0),
+            Change::Units(units) => (units, ask.need(), 0),
             Change::Undo(Receipt { cost, units, end, .. }) => (units.into(), cost.into(), end),
         };
         let plan = plan.int::<5>(cost.min(MOST_UNITS)).int::<5>(need);
@@ -451,14 +421,13 @@ impl EncodedPlan {
             // The room is negative, so the demand never fits.
             Change::Charge => self.nanos(time_of(ask.cost.into())).int::<7>(u64::MAX).int::<2>(0),
             // Without queueing, no receipt ends later than this.
-            Change::None => self.nanos(0).nanos(time_of(limit + u64::from(quota.soft()))),
-            Change::Late(units) => self.nanos(time_of(units)).nanos(time_of(quota.late_limit())),
-            Change::Refund(units) => self.nanos(time_of(units)).nanos(0),
+            Change::Units(0) => self.nanos(0).nanos(time_of(limit + u64::from(quota.soft()))),
+            Change::Units(units) => self.nanos(time_of(units)).nanos(time_of(quota.late_limit())),
             Change::Undo(Receipt { units, end, .. }) => {
                 self.nanos(time_of(units.into())).nanos(end)
             }
         };
-        plan.nanos(gcra.retention()).nanos(gcra.initial_reset())
+        plan.nanos(gcra.retention).nanos(gcra.initial_reset)
     }
 }
 

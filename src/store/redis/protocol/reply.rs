@@ -1,12 +1,13 @@
 //! Replies of a script, with the accounts after the call.
 
-use std::time::Duration;
+use std::{mem, time::Duration};
 
+use redis::Value;
 use smallvec::SmallVec;
 
-use super::{AccountRequest, NamedQuota, Request, script::ScriptKind};
+use super::{AccountRequest, NamedQuota, Request};
 use crate::{
-    algorithm::{self, AccountState, Demand, Evaluation, concurrent},
+    algorithm::{self, AccountState, Demand, Evaluation, FixedWindow, TokenBucket, concurrent},
     decision::{Decision, Hold, Outcome, Snapshot, Source},
     quota::{Algorithm, Quota},
     store::redis::{error::RedisError, slots::MAX_COST},
@@ -15,13 +16,14 @@ use crate::{
 /// The latest valid instant in microseconds. The sum of two instants fits into 64 bits.
 const LATEST: u64 = 1 << 53;
 
-/// The reply of one call.
+/// The reply to equal requests. The first `allowed` of them were allowed, and the others were denied.
 #[derive(Debug)]
 pub(crate) struct Reply {
-    pub(crate) allowed: bool,
+    pub(crate) allowed: usize,
+    /// The accounts after all of the requests.
     pub(crate) accounts: SmallVec<[AccountReply; 1]>,
-    /// The slots that the call took.
-    pub(crate) holds: Vec<Hold>,
+    /// The slots of each allowed request.
+    pub(crate) holds: Vec<Vec<Hold>>,
 }
 
 /// An account after the call.
@@ -35,48 +37,57 @@ pub(crate) struct AccountReply {
     pub(crate) healed: bool,
     /// The instant at which the block ends.
     block: Option<u64>,
-    quotas: SmallVec<[QuotaState; 1]>,
-}
-
-/// The state of an account under one quota, if any.
-type QuotaState = Option<StoredState>;
-
-#[derive(Clone, Debug)]
-enum StoredState {
-    Rate(AccountState),
-    /// The number of held slots.
-    Slots(u64),
+    /// The state under each quota, if any.
+    quotas: SmallVec<[Option<AccountState>; 1]>,
 }
 
 impl Reply {
-    /// Parses the reply of a script to `request`.
-    pub(crate) fn read(
-        bytes: &[u8],
-        request: &Request,
-        kind: ScriptKind,
-    ) -> Result<Self, RedisError> {
+    /// Parses the replies of a script to groups of equal requests, each with its number of requests.
+    /// Returns `true` with them if the server does not have or not permit `MSETEX`.
+    pub(crate) fn read<'r>(
+        value: &Value,
+        groups: impl Iterator<Item = (&'r Request, usize)>,
+    ) -> Result<(SmallVec<[Self; 1]>, bool), RedisError> {
+        let Value::BulkString(bytes) = value else {
+            return Err(RedisError::invalid_reply("not a bulk string"));
+        };
         let mut bytes = Reader(bytes);
-        let allowed = bytes.flag()?;
         let now = bytes.instant()?;
-        let mut accounts = SmallVec::new();
-        for account in &request.accounts {
-            let expected = allowed && kind != ScriptKind::Adjust && account.charges();
-            accounts.push(AccountReply::read(&mut bytes, account, now, expected)?);
+        let replies = groups.map(|(request, count)| {
+            let allowed = bytes.count()?;
+            if allowed > count {
+                return Err(RedisError::invalid_reply("more allowed than requests"));
+            }
+            let accounts = request.accounts.iter();
+            let accounts = accounts.map(|it| AccountReply::read(&mut bytes, it, now, allowed));
+            Ok(Self { allowed, accounts: accounts.collect::<Result<_, _>>()?, holds: Vec::new() })
+        });
+        let replies = replies.collect::<Result<_, _>>()?;
+        match bytes.0 {
+            [] => Ok((replies, false)),
+            [1] => Ok((replies, true)),
+            _ => Err(RedisError::invalid_reply("too long")),
         }
-        bytes.end()?;
-        Ok(Self { allowed, accounts, holds: Vec::new() })
+    }
+
+    /// Returns the reply to one of the requests, as if each had been sent on its own. Takes its slots.
+    pub(crate) fn of(&mut self, position: usize, request: &Request) -> Self {
+        let accounts = self.accounts.iter().zip(&request.accounts);
+        let accounts = accounts.map(|(reply, account)| reply.after(position, account)).collect();
+        let holds = self.holds.get_mut(position).map(mem::take).into_iter().collect();
+        Self { allowed: usize::from(position < self.allowed), accounts, holds }
     }
 
     /// Returns the decision, which owns the slots of the reply.
     pub(crate) fn into_decision(self, request: &Request) -> Decision {
         let mut decision = self.decision(request);
-        self.holds.into_iter().for_each(|hold| decision.hold(hold));
+        self.holds.into_iter().flatten().for_each(|hold| decision.hold(hold));
         decision
     }
 
     /// Computes the decision. The accounts may be on several servers, each with its own clock.
     pub(crate) fn decision(&self, request: &Request) -> Decision {
-        let (allowed, clock) = (self.allowed, self.accounts.first().map_or(0, |it| it.now));
+        let (allowed, clock) = (self.allowed > 0, self.accounts.first().map_or(0, |it| it.now));
         if !allowed && let Some(denial) = self.blocked(request, clock) {
             return denial;
         }
@@ -96,9 +107,9 @@ impl Reply {
             }
             let outcome = Outcome::with(account.rule, quota_index, step.snapshot);
             let skew = reply.now.cast_signed().saturating_sub(clock.cast_signed());
-            decision.push(outcome.with_report_only(account.report_only).by_clock(skew));
+            decision.outcomes.push(outcome.with_report_only(account.report_only).by_clock(skew));
         }
-        decision.set_allowed(overage, wait);
+        (decision.overage, decision.wait) = (overage, wait);
         decision
     }
 
@@ -119,14 +130,19 @@ impl Reply {
 }
 
 impl AccountReply {
-    /// Parses the next account, as `lua/account.lua` writes it. `expected` is `true` if the account should be charged.
-    pub(crate) fn read(
+    /// Parses the next account, as `lua/account.lua` writes it.
+    fn read(
         bytes: &mut Reader<'_>,
         account: &AccountRequest,
         now: u64,
-        expected: bool,
+        allowed: usize,
     ) -> Result<Self, RedisError> {
-        let flags = bytes.int::<1>()?;
+        let (charges, healed) = (bytes.count()?, bytes.int::<1>()?);
+        let expected = if account.charges() { allowed } else { 0 };
+        // An account that does not bind may have fewer charges.
+        if healed > 1 || charges > expected || charges < expected && !account.report_only {
+            return Err(RedisError::invalid_reply("inconsistent charges"));
+        }
         let length = usize::try_from(bytes.int::<4>()?).unwrap_or(usize::MAX);
         let mut bytes = Reader(bytes.take(length)?);
         let (mut block, mut quotas) = (None, SmallVec::new());
@@ -150,29 +166,11 @@ impl AccountReply {
             }
         }
         quotas.resize(account.quotas.len(), None);
-        let (charged, healed) = (flags & 1 == 1, flags & 2 == 2);
-        if flags > 3 || charged && !expected || expected && !charged && !account.report_only {
-            return Err(RedisError::invalid_reply("inconsistent flags"));
-        }
-        Ok(Self { now, charges: charged.into(), healed, block, quotas })
-    }
-
-    /// Returns `true` if the state can result from the charges.
-    pub(crate) fn was_charged(&self, account: &AccountRequest) -> bool {
-        self.quotas.len() == account.quotas.len()
-            && self.quotas.iter().zip(&account.quotas).all(|(state, demand)| {
-                let (Some(StoredState::Rate(AccountState::Gcra(stored))), Some((quota, ask))) =
-                    (state, demand)
-                else {
-                    return false;
-                };
-                let units = u64::from(ask.cost) * self.charges as u64;
-                self.now.saturating_add(quota.interval_nanos().saturating_mul(units)) <= *stored
-            })
+        Ok(Self { now, charges, healed: healed == 1, block, quotas })
     }
 
     /// Returns the account as it was after the request at `position` of equal ones.
-    pub(crate) fn after(&self, position: usize, account: &AccountRequest) -> Self {
+    fn after(&self, position: usize, account: &AccountRequest) -> Self {
         match self.charges.checked_sub(position + 1) {
             Some(others) => Self { charges: 1, ..self.before(others, account) },
             None => Self { charges: 0, ..self.clone() },
@@ -189,12 +187,8 @@ impl AccountReply {
         for (state, demand) in before.quotas.iter_mut().zip(&account.quotas) {
             let (Some(state), Some((quota, ask))) = (state, demand) else { continue };
             let units = u64::from(ask.cost).saturating_mul(charges as u64);
-            match state {
-                StoredState::Rate(state) if units > 0 => {
-                    *state = algorithm::before(state, quota, self.now, units);
-                }
-                StoredState::Rate(_) => {}
-                StoredState::Slots(held) => *held = held.saturating_sub(units),
+            if units > 0 {
+                *state = algorithm::before(state, quota, self.now, units);
             }
         }
         before
@@ -203,20 +197,16 @@ impl AccountReply {
 
 /// Returns the result of the demand that led to the state of an account.
 fn reconstruct(
-    state: Option<&StoredState>,
+    state: Option<&AccountState>,
     quota: &Quota,
     now: u64,
     demand: Demand,
     charged: bool,
 ) -> Evaluation {
-    let (rate, after) = match state {
-        Some(StoredState::Rate(state)) => (Some(state), 0),
-        Some(StoredState::Slots(held)) => (None, *held),
-        None => (None, 0),
-    };
     if !quota.is_concurrent() {
-        return algorithm::reconstruct(rate, quota, now, demand, charged);
+        return algorithm::reconstruct(state, quota, now, demand, charged);
     }
+    let after = if let Some(AccountState::Slots(held)) = state { *held } else { 0 };
     let before = after.saturating_sub(if charged { demand.cost.into() } else { 0 });
     // A request of too many slots never fits.
     let headroom = if demand.cost > MAX_COST { u32::MAX } else { demand.headroom };
@@ -231,44 +221,40 @@ fn parse_quota(
     letter: u8,
     content: &mut Reader<'_>,
     quota: &Quota,
-) -> Result<QuotaState, RedisError> {
-    let state = match (letter, quota.algorithm()) {
+) -> Result<Option<AccountState>, RedisError> {
+    Ok(Some(match (letter, quota.algorithm()) {
         (b'g', Algorithm::Gcra) => AccountState::Gcra(content.instant()?),
         (b't', Algorithm::TokenBucket) => {
             let tokens = content.int::<6>()?;
             // The number has six bytes, and the sign is in the highest byte.
             let tokens = (tokens << 16).cast_signed() >> 16;
-            AccountState::token_bucket(tokens, content.instant()?, content.instant()?)
+            let (anchor, opened) = (content.instant()?, content.instant()?);
+            AccountState::TokenBucket(TokenBucket { tokens, anchor, opened })
         }
         (b'f', Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow) => {
-            AccountState::fixed_window(content.instant()?, content.int::<5>()?, content.int::<5>()?)
+            let start = content.instant()?;
+            let (count, bonus) = (content.int::<5>()?, content.int::<5>()?);
+            AccountState::FixedWindow(FixedWindow { start, count, bonus })
         }
         (b's', Algorithm::SlidingWindow { .. }) => {
             content.int::<5>()?;
-            AccountState::sliding_window(content.entries()?)
+            AccountState::SlidingWindow(content.entries()?.into())
         }
         (b'l', Algorithm::SlidingLog) => {
             content.int::<5>()?;
             content.instant()?;
-            AccountState::sliding_log(content.entries()?)
+            AccountState::SlidingLog(content.entries()?.into())
         }
-        (b'c', Algorithm::Concurrent) => {
-            return Ok(Some(StoredState::Slots(content.int::<4>()?)));
-        }
+        (b'c', Algorithm::Concurrent) => AccountState::Slots(content.int::<4>()?),
         // The quota's algorithm has changed.
         _ => return Ok(None),
-    };
-    Ok(Some(StoredState::Rate(state)))
+    }))
 }
 
 /// A reader of little-endian numbers.
-pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
+struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
-    pub(crate) fn end(&self) -> Result<(), RedisError> {
-        if self.0.is_empty() { Ok(()) } else { Err(RedisError::invalid_reply("too long")) }
-    }
-
     fn take(&mut self, length: usize) -> Result<&'a [u8], RedisError> {
         let (taken, rest) = self
             .0
@@ -282,27 +268,19 @@ impl<'a> Reader<'a> {
         self.take(N)?.try_into().map_err(|_| RedisError::invalid_reply("too short"))
     }
 
-    pub(crate) fn int<const N: usize>(&mut self) -> Result<u64, RedisError> {
+    fn int<const N: usize>(&mut self) -> Result<u64, RedisError> {
         let mut bytes = [0; 8];
         bytes[..N].copy_from_slice(&self.array::<N>()?);
         Ok(u64::from_le_bytes(bytes))
     }
 
     /// Reads a number of two bytes.
-    pub(crate) fn count(&mut self) -> Result<usize, RedisError> {
+    fn count(&mut self) -> Result<usize, RedisError> {
         Ok(u16::from_le_bytes(self.array()?).into())
     }
 
-    pub(crate) fn flag(&mut self) -> Result<bool, RedisError> {
-        match self.int::<1>()? {
-            0 => Ok(false),
-            1 => Ok(true),
-            _ => Err(RedisError::invalid_reply("a flag is neither 0 nor 1")),
-        }
-    }
-
     /// Reads an instant, in nanoseconds of Unix time.
-    pub(crate) fn instant(&mut self) -> Result<u64, RedisError> {
+    fn instant(&mut self) -> Result<u64, RedisError> {
         let (micros, nanos) = (self.int::<7>()?, self.int::<2>()?);
         if micros > LATEST || nanos > 999 {
             return Err(RedisError::invalid_reply("an instant out of range"));
@@ -325,6 +303,8 @@ impl<'a> Reader<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::iter;
+
     use super::*;
     use crate::{
         key::Key,
@@ -382,10 +362,11 @@ mod tests {
             .concat()
     }
 
-    fn reply(allowed: u8, accounts: &[(u8, Vec<u8>)]) -> Vec<u8> {
-        let mut bytes = [&[allowed][..], &instant(NOW)].concat();
-        for (flags, account) in accounts {
-            bytes.push(*flags);
+    /// Encodes a reply. Each account has its number of charges, and 1 if it was invalid.
+    fn reply(allowed: u8, accounts: &[(u8, u8, Vec<u8>)]) -> Vec<u8> {
+        let mut bytes = [&instant(NOW)[..], &[allowed, 0]].concat();
+        for (charges, healed, account) in accounts {
+            bytes.extend([*charges, 0, *healed]);
             bytes.extend(u32::try_from(account.len()).expect("short").to_le_bytes());
             bytes.extend(account);
         }
@@ -394,7 +375,9 @@ mod tests {
 
     /// Returns `true` for an allowed charge, or `None` for an invalid reply.
     fn read_decision(bytes: &[u8], request: &Request) -> Option<bool> {
-        let reply = Reply::read(bytes, request, ScriptKind::Take).ok()?;
+        let value = Value::BulkString(bytes.to_vec());
+        let (replies, _) = Reply::read(&value, iter::once((request, 1))).ok()?;
+        let reply = &replies[0];
         let decision = reply.decision(request);
         for outcome in decision.outcomes() {
             let times = (outcome.reset_after(), outcome.next_after(), outcome.retry_after());
@@ -404,12 +387,12 @@ mod tests {
             let undone = account_reply.before(1, account);
             let accounts = [AccountReply { charges: 0, ..undone }, account_reply.clone()];
             let accounts = accounts.into_iter().collect();
-            let _ = Reply { allowed: false, accounts, holds: Vec::new() }.decision(request);
+            let _ = Reply { allowed: 0, accounts, holds: Vec::new() }.decision(request);
         }
         let charged: Vec<_> = reply.accounts.iter().map(|account| account.charges > 0).collect();
-        assert_eq!(charged, [false, reply.allowed]);
-        assert_eq!(decision.is_allowed(), reply.allowed);
-        Some(reply.allowed)
+        assert_eq!(charged, [false, reply.allowed == 1]);
+        assert_eq!(decision.is_allowed(), reply.allowed == 1);
+        Some(decision.is_allowed())
     }
 
     #[test]
@@ -425,9 +408,9 @@ mod tests {
             let request = request(&[base.with_algorithm(algorithm)]);
             let account = account(algorithm);
             let real = [
-                reply(1, &[(0, account.clone()), (1, account.clone())]),
-                reply(0, &[(0, account.clone()), (0, account.clone())]),
-                reply(1, &[(2, Vec::new()), (3, account)]),
+                reply(1, &[(0, 0, account.clone()), (1, 0, account.clone())]),
+                reply(0, &[(0, 0, account.clone()), (0, 0, account.clone())]),
+                reply(1, &[(0, 1, Vec::new()), (1, 1, account)]),
             ];
             let allowed = real.each_ref().map(|bytes| read_decision(bytes, &request));
             assert_eq!(allowed, [Some(true), Some(false), Some(true)], "{algorithm:?}");

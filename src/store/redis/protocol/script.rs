@@ -3,10 +3,12 @@
 
 use std::{
     array::from_fn,
+    iter,
     sync::{OnceLock, atomic::Ordering::Relaxed},
 };
 
 use redis::{Cmd, ErrorKind as Raw, ServerErrorKind as Server, Value, aio::ConnectionLike};
+use smallvec::SmallVec;
 
 use super::{Request, ScriptOp, reply::Reply};
 use crate::{
@@ -16,11 +18,12 @@ use crate::{
         RedisStore,
         connection::{self, Link},
         error::RedisError,
+        slots::SlotCall,
     },
 };
 
 const CLOCK: &str = include_str!("../../../../lua/clock.lua");
-#[cfg(feature = "testing")]
+/// Reads the time from the last two arguments.
 const TEST_CLOCK: &str = include_str!("../../../../lua/clock_driven.lua");
 const ONE: &str = include_str!("../../../../lua/one.lua");
 const RENEW: &str = include_str!("../../../../lua/renew.lua");
@@ -93,32 +96,16 @@ pub(crate) enum ScriptKind {
 }
 
 /// All scripts of a store: one for each kind and set of algorithms, assembled on first use.
-pub(crate) struct Scripts {
-    clock: &'static str,
-    scripts: [[OnceLock<Script>; SETS]; ScriptKind::Probe as usize + 1],
-}
+pub(crate) struct Scripts([[OnceLock<Script>; SETS]; ScriptKind::Probe as usize + 1]);
 
 impl Default for Scripts {
     fn default() -> Self {
-        Self { clock: CLOCK, scripts: from_fn(|_| from_fn(|_| OnceLock::new())) }
+        Self(from_fn(|_| from_fn(|_| OnceLock::new())))
     }
 }
 
-impl Scripts {
-    /// Creates scripts that read the time from the last two arguments.
-    #[cfg(feature = "testing")]
-    pub(crate) fn with_test_clock() -> Self {
-        Self { clock: TEST_CLOCK, ..Self::default() }
-    }
-
-    /// Returns the script with the algorithms of these letters.
-    pub(crate) fn get(&self, kind: ScriptKind, letters: impl IntoIterator<Item = u8>) -> &Script {
-        let bit = |letter| 1 << ALGORITHMS.iter().take_while(|(known, _)| *known != letter).count();
-        let set = letters.into_iter().fold(0_usize, |set, letter| set | bit(letter)) % SETS;
-        self.scripts[kind as usize][set].get_or_init(|| self.assemble(kind, set))
-    }
-
-    fn assemble(&self, kind: ScriptKind, set: usize) -> Script {
+impl Script {
+    fn assemble(clock: &'static str, kind: ScriptKind, set: usize) -> Self {
         let algorithms = ALGORITHMS.iter().enumerate().filter(|(at, _)| set >> at & 1 == 1);
         let algorithms = algorithms.map(|(_, (_, text))| *text);
         let general = [ACCOUNT].into_iter().chain(algorithms);
@@ -128,17 +115,15 @@ impl Scripts {
             ScriptKind::Peek => (&[PEEK, TIME][..], &[TAKE, SINGLE][..]),
             ScriptKind::Groups => (&[TIME][..], &[TAKE, GROUPS][..]),
             ScriptKind::Adjust => (&[TIME][..], &[SETTLE][..]),
-            ScriptKind::Renew => return Script::new(&[self.clock, SLOTS, RENEW]),
-            ScriptKind::Probe => return Script::new(&[PROBE]),
+            ScriptKind::Renew => return Self::new(&[clock, SLOTS, RENEW]),
+            ScriptKind::Probe => return Self::new(&[PROBE]),
             ScriptKind::Batch => (&[TIME, GENERAL[0]][..], &[GENERAL[1], BATCH][..]),
         };
-        let before = [self.clock].into_iter().chain(before.iter().copied());
+        let before = [clock].into_iter().chain(before.iter().copied());
         let parts: Vec<_> = before.chain(general).chain(after.iter().copied()).collect();
-        Script::new(&parts)
+        Self::new(&parts)
     }
-}
 
-impl Script {
     fn new(parts: &[&str]) -> Self {
         let text = strip(&parts.concat());
         Self { sha: redis::Script::new(&text).get_hash().to_owned(), text }
@@ -153,14 +138,17 @@ fn strip(text: &str) -> String {
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
-    /// Returns the time of the test clock as script arguments. Empty without a test clock.
-    fn clock_args(&self) -> Vec<Vec<u8>> {
-        #[cfg(feature = "testing")]
-        if let Some(test_clock) = &self.settings.test_clock {
-            let now = test_clock.load(Relaxed);
-            return vec![(now / 1_000).to_string().into(), (now % 1_000).to_string().into()];
-        }
-        Vec::new()
+    /// Returns the script with the algorithms of these letters.
+    pub(crate) fn script(
+        &self,
+        kind: ScriptKind,
+        letters: impl IntoIterator<Item = u8>,
+    ) -> &Script {
+        let bit = |letter| 1 << ALGORITHMS.iter().take_while(|(known, _)| *known != letter).count();
+        let set = letters.into_iter().fold(0_usize, |set, letter| set | bit(letter)) % SETS;
+        let clock = if self.settings.test_clock.is_some() { TEST_CLOCK } else { CLOCK };
+        let script = &self.shared.scripts.0[kind as usize][set];
+        script.get_or_init(|| Script::assemble(clock, kind, set))
     }
 
     pub(crate) async fn send(&self, command: &Cmd) -> redis::RedisResult<Value> {
@@ -175,24 +163,47 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     ) -> Result<Reply, RedisError> {
         let kind = request.script_kind(op);
         let slots = &self.settings.slots;
-        let takers = u32::from(matches!(op, ScriptOp::Take));
+        let takers = usize::from(matches!(op, ScriptOp::Take));
         let call = if op.counts_slots() { slots.begin(request, takers) } else { slots.without() };
-        if !call.takes.is_empty() {
+        let (keys, args) = request.encode(op, &call);
+        let script = self.script(kind, request.letters());
+        let groups = iter::once((request, 1));
+        let replies = self.call_script(script, &keys, args, groups, [call].into()).await;
+        let mut replies = replies.inspect_err(|error| store_failed(error.kind().as_str()))?;
+        if !matches!(op, ScriptOp::Peek) {
+            self.count_healed(&replies);
+        }
+        replies.pop().ok_or_else(|| RedisError::invalid_reply("empty"))
+    }
+
+    /// Calls a script for groups of equal requests, each with its number of requests.
+    pub(crate) async fn call_script<'r, K: redis::ToRedisArgs>(
+        &self,
+        script: &Script,
+        keys: &[K],
+        args: Vec<Vec<u8>>,
+        groups: impl Iterator<Item = (&'r Request, usize)>,
+        slots: SmallVec<[SlotCall; 1]>,
+    ) -> Result<SmallVec<[Reply; 1]>, RedisError> {
+        if slots.iter().any(|call| !call.takes.is_empty()) {
             self.start_renewing()?;
         }
-        let (keys, args) = request.encode(op, &call);
-        let script = self.shared.scripts.get(kind, request.letters());
-        let reply = self.run(script, &keys, args).await.and_then(|value| match value {
-            Value::BulkString(bytes) => self.checked(Reply::read(&bytes, request, kind)),
-            _ => self.checked(Err(RedisError::invalid_reply("not a bulk string"))),
-        });
-        let mut reply = reply.inspect_err(|error| store_failed(error.kind().as_str()))?;
-        let writes = !matches!(op, ScriptOp::Peek);
-        let healed = reply.accounts.iter().filter(|account| account.healed && writes).count();
+        let value = self.run(script, keys, args).await?;
+        let (mut replies, lacks_msetex) = self.checked(Reply::read(&value, groups))?;
+        for (reply, call) in replies.iter_mut().zip(slots) {
+            reply.holds = call.answered(|account| reply.accounts[account].charges);
+        }
+        if lacks_msetex {
+            self.shared.lacks_msetex.store(true, Relaxed);
+        }
+        Ok(replies)
+    }
+
+    /// Counts the accounts whose value in Redis was invalid.
+    pub(crate) fn count_healed(&self, replies: &[Reply]) {
+        let accounts = replies.iter().flat_map(|reply| &reply.accounts);
+        let healed = accounts.filter(|account| account.healed).count();
         self.shared.healed.fetch_add(healed as u64, Relaxed);
-        let charged = |account: usize| reply.accounts[account].charges;
-        reply.holds = call.answered(charged).pop().unwrap_or_default();
-        Ok(reply)
     }
 
     /// Calls a script by its hash. Sends the text if the server does not know the hash.
@@ -202,7 +213,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         keys: &[K],
         mut args: Vec<Vec<u8>>,
     ) -> Result<Value, RedisError> {
-        args.extend(self.clock_args());
+        if let Some(test_clock) = &self.settings.test_clock {
+            let now = test_clock.load(Relaxed);
+            args.extend([now / 1_000, now % 1_000].map(|part| part.to_string().into()));
+        }
         let command = |name: &str, script: &str| {
             let mut command = Cmd::new();
             command.arg(name).arg(script).arg(keys.len()).arg(keys).arg(&args);

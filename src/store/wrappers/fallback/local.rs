@@ -190,7 +190,7 @@ where
 
     /// Holds the slots of an allowed decision in the local store as well, beyond any limit.
     fn mirror_slots(&self, charges: &[Charge<'_>], mut decision: Decision) -> Decision {
-        if !decision.is_allowed() || !decision.holds_slots() {
+        if !decision.is_allowed() || decision.slot.is_none() {
             return decision;
         }
         const UNLIMITED: Quota = Quota::concurrent(u32::MAX);

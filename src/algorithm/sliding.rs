@@ -1,0 +1,210 @@
+//! The sliding window: the last period in equal buckets, aligned to the Unix epoch. The sliding log:
+//! a window whose buckets are nanoseconds.
+//!
+//! The oldest bucket is partly outside the period. Its units count in proportion to the part
+//! inside. With one bucket, this is the well-known algorithm with two counters.
+//!
+//! Any time span that is one bucket shorter than the period has at most the units of the quota. A
+//! whole period has less than twice these units.
+//!
+//! Each bucket keeps the instant of its last charge, because the number of buckets can change.
+//!
+//! The log is exact. It needs one entry per charge, so the units of its quotas are limited.
+
+use std::collections::VecDeque;
+
+use super::{Counter, NEVER, Receipt};
+use crate::quota::{Algorithm, Quota};
+
+/// The charges of the last period, oldest first.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sliding {
+    charges: VecDeque<Charge>,
+    /// The sum of the units of all charges.
+    total: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Charge {
+    at: u64,
+    units: u64,
+}
+
+/// The buckets of a quota.
+#[derive(Clone, Copy)]
+struct Buckets {
+    number: u64,
+    width: u64,
+}
+
+impl Buckets {
+    fn of(quota: &Quota) -> Self {
+        let period = quota.period_nanos();
+        if quota.algorithm() == Algorithm::SlidingLog {
+            // Charges stop counting after exactly one period.
+            return Self { number: period.saturating_sub(1), width: 1 };
+        }
+        let number = u64::from(quota.algorithm().buckets().max(1));
+        Self { number, width: (period / number).max(1) }
+    }
+
+    fn is_same(self, one: u64, other: u64) -> bool {
+        one / self.width == other / self.width
+    }
+
+    /// Returns the instant at which charges made at `instant` stop counting.
+    fn expires_at(self, instant: u64) -> u64 {
+        (instant / self.width + self.number + 1) * self.width
+    }
+}
+
+/// Creates an account from pairs of an instant and its units, oldest first.
+#[cfg(feature = "redis")]
+impl From<Vec<(u64, u64)>> for Sliding {
+    fn from(pairs: Vec<(u64, u64)>) -> Self {
+        let total = pairs.iter().map(|(_, units)| units).sum();
+        Self { charges: pairs.into_iter().map(|(at, units)| Charge { at, units }).collect(), total }
+    }
+}
+
+impl Sliding {
+    /// Returns a copy with a single charge: all units, at the newest instant.
+    pub(super) fn condensed(&self) -> Self {
+        let all = self.charges.back().map(|newest| Charge { units: self.total, ..*newest });
+        Self { charges: all.into_iter().collect(), total: self.total }
+    }
+
+    /// Removes up to `units` units, newest first, from charges whose instant `matches` accepts.
+    fn remove(&mut self, mut units: u64, matches: impl Fn(u64) -> bool) {
+        for charge in self.charges.iter_mut().rev().filter(|charge| matches(charge.at)) {
+            let removed = charge.units.min(units);
+            charge.units -= removed;
+            units -= removed;
+            self.total -= removed;
+            if units == 0 {
+                break;
+            }
+        }
+        self.charges.retain(|charge| charge.units > 0);
+    }
+
+    /// Returns the number of whole units that are unused under `limit`.
+    fn room(&self, quota: &Quota, now: u64, limit: u64) -> u64 {
+        let buckets = Buckets::of(quota);
+        let width = u128::from(buckets.width);
+        // Parts of buckets that are outside the period. Products with the width avoid fractions.
+        let outside = self.charges.iter().map_while(|charge| {
+            let inside = buckets.expires_at(charge.at).saturating_sub(now);
+            let share = buckets.width.checked_sub(inside)?;
+            Some(u128::from(charge.units) * u128::from(share))
+        });
+        let used = u128::from(self.total) * width - outside.sum::<u128>();
+        let free = (u128::from(limit) * width).saturating_sub(used) / width;
+        u64::try_from(free).unwrap_or(limit)
+    }
+}
+
+impl Counter for Sliding {
+    fn remaining(&self, quota: &Quota, now: u64) -> u64 {
+        self.room(quota, now, quota.units().into())
+    }
+
+    fn reset_ns(&self, quota: &Quota, now: u64) -> u64 {
+        self.expires_at(quota).saturating_sub(now)
+    }
+
+    fn wait(&self, quota: &Quota, now: u64, need: u64, soft: u64) -> u64 {
+        let Some(room) = (u64::from(quota.units()) + soft).checked_sub(need) else {
+            return NEVER;
+        };
+        let buckets = Buckets::of(quota);
+        let (mut newer, mut last) = (self.total, None);
+        let mut charges = self.charges.iter().peekable();
+        while newer > room
+            && let Some(oldest) = charges.next()
+        {
+            let mut leaving = oldest.units;
+            while let Some(same) = charges.next_if(|next| buckets.is_same(next.at, oldest.at)) {
+                leaving += same.units;
+            }
+            newer -= leaving;
+            last = Some((oldest.at, leaving));
+        }
+        let Some((at, leaving)) = last else { return 0 };
+        // The demand fits as soon as the bucket's part inside the period is small enough.
+        let inside = u128::from(room.saturating_sub(newer)) * u128::from(buckets.width);
+        let inside = u64::try_from(inside / u128::from(leaving)).unwrap_or(buckets.width);
+        (buckets.expires_at(at) - inside).saturating_sub(now)
+    }
+
+    fn late_room(&self, quota: &Quota, now: u64) -> u64 {
+        self.room(quota, now, quota.late_limit())
+    }
+
+    fn charge(&mut self, quota: &Quota, now: u64, units: u64) {
+        let buckets = Buckets::of(quota);
+        while let Some(oldest) = self.charges.front().copied()
+            && buckets.expires_at(oldest.at) <= now
+        {
+            self.total -= oldest.units;
+            self.charges.pop_front();
+        }
+        self.total += units;
+        match self.charges.back_mut() {
+            _ if units == 0 => {}
+            Some(newest) if newest.at >= now || buckets.is_same(newest.at, now) => {
+                newest.at = newest.at.max(now);
+                newest.units += units;
+            }
+            _ => self.charges.push_back(Charge { at: now, units }),
+        }
+    }
+
+    fn refund(&mut self, _quota: &Quota, _now: u64, units: u64) {
+        self.remove(units, |_| true);
+    }
+
+    fn undo(&mut self, quota: &Quota, _now: u64, receipt: Receipt) {
+        let buckets = Buckets::of(quota);
+        self.remove(receipt.units.into(), |at| buckets.is_same(at, receipt.charged));
+    }
+
+    fn expires_at(&self, quota: &Quota) -> u64 {
+        self.charges.back().map_or(0, |newest| Buckets::of(quota).expires_at(newest.at))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::*, *};
+
+    #[test]
+    fn at_most_one_bucket_more_than_the_quota_has_is_stored() {
+        let quota = Quota::per_second(50).with_algorithm(Algorithm::SlidingWindow { buckets: 10 });
+        let mut account = None;
+        let mut most = 0;
+        for step in 0..10_000 {
+            take(&mut account, &quota, step * 7_000_000, Demand::units(1));
+            adjust(&mut account, &quota, step * 7_000_000, 1);
+            let Some(AccountState::SlidingWindow(counter)) = &account else {
+                panic!("{account:?}")
+            };
+            most = most.max(counter.charges.len());
+        }
+        assert!((10..=11).contains(&most), "{most}");
+    }
+
+    #[test]
+    fn charges_at_the_same_instant_share_an_entry() {
+        let quota = Quota::per_second(50).with_algorithm(Algorithm::SlidingLog);
+        let mut account = None;
+        let mut most = 0;
+        for step in 0..10_000 {
+            take(&mut account, &quota, step * 7_000_000, Demand::units(1));
+            take(&mut account, &quota, step * 7_000_000, Demand::units(1));
+            let Some(AccountState::SlidingLog(counter)) = &account else { panic!("{account:?}") };
+            most = most.max(counter.charges.len());
+        }
+        assert_eq!(most, 25);
+    }
+}
