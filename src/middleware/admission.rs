@@ -294,7 +294,9 @@ where
             }
             return Admission::Admitted(self.respond(decision, charges, in_flight, false));
         }
-        self.notify(Ok(decision), false, false, charges);
+        if settings.observers.are_active() {
+            self.notify(Ok(decision), false, false, charges);
+        }
         let retry_after = settings.retry_after.wait(&settings.promises, decision, charges);
         let template = self.template.fit(charges);
         let why = self.rejection(Ok(decision), retry_after, &template);

@@ -259,17 +259,17 @@ impl ResponseContext {
 }
 
 impl Extras {
-    fn apply<B>(self, response: &mut Response<B>) -> Option<HeldSlot> {
-        if let Some(decision) = self.decision {
+    fn apply<B>(mut self: Box<Self>, response: &mut Response<B>) -> Option<HeldSlot> {
+        if let Some(decision) = self.decision.take() {
             response.extensions_mut().insert(decision);
         }
         if let Some(charge) = &self.charge {
             charge.classify(response);
         }
-        let (slot, config) = self.slot?;
+        let (slot, config) = self.slot.take()?;
         if !self.measured.is_empty() {
             let overloaded = config.is_overloaded(response);
-            self.measured.into_iter().for_each(|it| it.complete(overloaded));
+            self.measured.drain(..).for_each(|it| it.complete(overloaded));
         }
         slot.end_head();
         Some((slot, config))
