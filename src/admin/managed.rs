@@ -16,7 +16,7 @@ use crate::{
     fingerprint::FingerprintKey,
     key::Key,
     middleware::{RateLimitLayer, Toggle},
-    rule::{LivePlan, Quotas, RuleInfo, RuleName, Rules},
+    rule::{LivePlan, Quotas, RuleInfo, RuleName, Rules, infos},
     store::{Charge, DynStore, Health, Store, StoreExt},
 };
 
@@ -50,9 +50,7 @@ impl ManagedLayer {
         S: Store<Error = Infallible> + Send + Sync + 'static,
     {
         let rules: Arc<dyn Rules + Send + Sync> = layer.rules.clone();
-        let mut infos = Vec::new();
-        rules.info(&mut infos);
-        let denial_log = DenialLog::new(infos.iter().map(|info| info.name));
+        let denial_log = DenialLog::new(infos(&*rules).iter().map(|info| info.name));
         let settings = &mut layer.settings;
         settings.observers.hooks.push(Arc::new(denial_log.clone()));
         Self {
@@ -69,9 +67,7 @@ impl ManagedLayer {
 
     /// Returns the current state of all rules.
     fn rules(&self) -> Vec<RuleInfo<'_>> {
-        let mut infos = Vec::new();
-        self.rules.info(&mut infos);
-        infos
+        infos(&*self.rules)
     }
 
     /// Finds a rule by its name. If several rules have this name, one with quotas is preferred.
