@@ -113,7 +113,7 @@ impl Template {
         HeaderPolicy { family, secret, .. }: HeaderPolicy,
         infos: &[RuleInfo<'_>],
     ) -> Self {
-        let template = Self::of(family, Item::named(infos, family));
+        let template = Self::of(family, Item::named(infos.iter().map(fixed), family));
         let fields = || {
             let (names, ruled) = names(family);
             let policy = template.policy.clone().filter(|_| ruled).map(|policy| (POLICY, policy));
@@ -132,8 +132,8 @@ impl Template {
         charges: &[Charge<'_>],
         secret: Option<&FingerprintKey>,
     ) -> Arc<Self> {
-        let infos: Vec<_> = charges.iter().map(RuleInfo::of).collect();
-        let mut items = Item::named(&infos, family);
+        let rules = charges.iter().map(|it| (it.rule(), it.quotas(), it.is_report_only()));
+        let mut items = Item::named(rules, family);
         if let Some(secret) = secret.filter(|_| family == Headers::RateLimit) {
             items.iter_mut().for_each(|item| item.set_partition_key(charges, secret));
         }
@@ -481,13 +481,21 @@ impl Template {
 ///
 /// Report-only rules are included, because they can be enforced at run time.
 pub(crate) fn check_names(infos: &[RuleInfo<'_>]) -> Result<(), RuleError> {
-    let list = Item::named(infos, Headers::None);
+    let list = Item::named(infos.iter().map(fixed), Headers::None);
     for (at, item) in list.iter().enumerate() {
         if list[..at].iter().any(|earlier| earlier.name == item.name) {
             return Err(RuleError::SameQuotaName(item.name.to_string()));
         }
     }
     Ok(())
+}
+
+/// The name and the quotas of a rule, and `true` if the rule is report-only.
+type RuleQuotas<'a> = (RuleName, &'a [Quota], bool);
+
+/// Returns the fixed quotas of a rule.
+fn fixed<'a>(info: &RuleInfo<'a>) -> RuleQuotas<'a> {
+    (info.name, info.quotas.unwrap_or_default(), info.report_only)
 }
 
 /// A quota as clients see it.
@@ -518,19 +526,23 @@ struct Item {
 
 impl Item {
     /// Returns the quotas of these rules, for the fields of `family`.
-    fn named(infos: &[RuleInfo<'_>], family: Headers) -> Vec<Self> {
-        let of = |info: &RuleInfo<'_>| {
-            let quotas = info.quotas.unwrap_or_default().iter().enumerate();
-            quotas.map(|(place, quota)| Self::new(info, place, quota, family)).collect::<Vec<_>>()
+    fn named<'a>(rules: impl Iterator<Item = RuleQuotas<'a>>, family: Headers) -> Vec<Self> {
+        let of = |rule: RuleQuotas<'a>| {
+            let quotas = rule.1.iter().enumerate();
+            quotas.map(move |(place, quota)| Self::new(rule, place, quota, family))
         };
-        infos.iter().flat_map(of).collect()
+        rules.flat_map(of).collect()
     }
 
-    fn new(info: &RuleInfo<'_>, place: usize, quota: &Quota, family: Headers) -> Self {
-        let rule = info.name;
+    fn new(
+        (rule, quotas, is_reporting): RuleQuotas<'_>,
+        place: usize,
+        quota: &Quota,
+        family: Headers,
+    ) -> Self {
         let name: Cow<'static, str> = match quota.name() {
             Some(name) => name.into(),
-            None if info.quotas.is_some_and(|it| it.len() == 1) => rule.as_str().into(),
+            None if quotas.len() == 1 => rule.as_str().into(),
             None => format!("{rule}-{}", quota.period_text()).into(),
         };
         let is_list = family == Headers::RateLimit;
@@ -551,7 +563,7 @@ impl Item {
             place,
             name,
             limit,
-            is_reporting: info.report_only,
+            is_reporting,
             prefix: if is_listed { format!("{quoted};r=") } else { String::new() },
             policy: HeaderValue::try_from(policy).ok().filter(|_| is_policy),
             window,

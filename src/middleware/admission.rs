@@ -308,7 +308,7 @@ where
     #[inline(always)]
     fn notify(
         &self,
-        cause: Result<&Decision, &KeyError>,
+        decision: Result<&Decision, &KeyError>,
         is_admitted: bool,
         is_delayed: bool,
         charges: &[Charge<'_>],
@@ -316,9 +316,9 @@ where
         if !self.layer.settings.observers.are_active() {
             return;
         }
-        let keys = |rule| charges.iter().find(|it| it.rule() == rule).map(Charge::key);
-        let (keys, secret) = (&keys, self.layer.settings.secret.as_ref());
-        let event = DecisionEvent { head: self.head, cause, is_admitted, is_delayed, keys, secret };
+        let keys = &|rule| charges.iter().find(|it| it.rule() == rule).map(Charge::key);
+        let (head, secret) = (self.head, self.layer.settings.secret.as_ref());
+        let event = DecisionEvent { head, decision, is_admitted, is_delayed, keys, secret };
         self.layer.settings.observers.notify(&event);
     }
 }
