@@ -58,19 +58,15 @@ trait Policy: Send + Sync + 'static {
     fn decide(&self, op: Op<'_>, is_supported: bool) -> (&'static str, Decision);
 
     /// Applies a decision of the inner store.
-    fn mirror(&self, op: Op<'_>, decision: Decision) -> Decision {
-        let _ = op;
+    fn mirror(&self, _: Op<'_>, decision: Decision) -> Decision {
         decision
     }
 
     /// Undoes a charge that the policy made.
-    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
-        let _ = (charges, taken, units);
-    }
+    fn undo(&self, _: &[Charge<'_>], _: &Decision, _: Option<u32>) {}
 
     /// Checks that the policy supports these charges.
-    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        let _ = charges;
+    fn supports(&self, _: &[Charge<'_>]) -> Result<(), Unsupported> {
         Ok(())
     }
 
