@@ -75,9 +75,8 @@ impl Ledger {
     /// Always inlined, because a call would move the decision, which is large.
     #[inline(always)]
     pub(super) fn take<T>(&self, charges: &[Charge<'_>], then: impl FnOnce(Decision) -> T) -> T {
-        let quotas = charges.first().map_or(&[][..], Charge::quotas);
-        let are_slots = matches!((charges, quotas), ([_], [quota]) if quota.is_concurrent());
-        let now = if are_slots { 0 } else { self.clock.now() };
+        let is_slots = |it: &Charge<'_>| matches!(it.quotas(), [it] if it.is_concurrent());
+        let now = if matches!(charges, [it] if is_slots(it)) { 0 } else { self.clock.now() };
         self.take_at(charges, now, then)
     }
 
