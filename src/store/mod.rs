@@ -555,6 +555,11 @@ pub trait CannotFail: Sized + sealed::Sealed {
     fn never<T>(&self) -> T;
 }
 
+/// Returns the nanoseconds of a time, at most the largest number.
+pub(crate) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 mod sealed {
     pub trait Sealed {}
 
