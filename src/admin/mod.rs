@@ -199,7 +199,7 @@
 //! | status | reason |
 //! |---|---|
 //! | 400 | invalid body |
-//! | 404, 405 | unknown layer, rule or route; wrong method |
+//! | 404 | unknown layer, rule, route or method |
 //! | 409 | the store does not support report-only for the rule |
 //! | 413, 415 | a body above 16 KiB, or one that is not `application/json` |
 //! | 501 | the store does not support the operation: a governor limiter can neither peek nor reset |
@@ -249,12 +249,12 @@ use serde::Deserialize;
 use serde_json::json;
 use tower::{Layer, Service};
 
-use self::{account::AccountBody, managed::ManagedLayer};
+use self::{account::AccountBody, denials::DenialLog, managed::ManagedLayer};
 use crate::{
     fingerprint::FingerprintKey,
     middleware::RateLimitLayer,
-    rule::{RuleName, Rules},
-    store::{Store, literal},
+    rule::{RuleName, Rules, infos},
+    store::{Store, StoreExt, literal},
 };
 
 /// Builder of the router.
@@ -324,7 +324,20 @@ impl Admin {
         let name = literal(RuleName::new(name));
         let taken = self.layers.iter().any(|layer| layer.name == name);
         assert!(!taken, "another layer has the name {name:?}; give another name");
-        self.layers.push(ManagedLayer::new(name, &mut layer, self.secret, self.shows_keys));
+        let rules: Arc<dyn Rules + Send + Sync> = layer.rules.clone();
+        let denial_log = DenialLog::new(&infos(&*rules));
+        let settings = &mut layer.settings;
+        settings.observers.hooks.push(Arc::new(denial_log.clone()));
+        self.layers.push(ManagedLayer {
+            name,
+            rules,
+            store: layer.store.clone().boxed(),
+            switch: settings.enabled.clone(),
+            report_only: settings.report_only.clone(),
+            denial_log,
+            secret: *settings.secret.get_or_insert(self.secret),
+            shows_keys: self.shows_keys,
+        });
         layer
     }
 
@@ -363,7 +376,7 @@ impl fmt::Debug for Admin {
     }
 }
 
-type ManagedLayers = State<Arc<[ManagedLayer]>>;
+type Layers = State<Arc<[ManagedLayer]>>;
 type Body<T> = Result<Json<T>, JsonRejection>;
 
 /// Header fields of every response.
@@ -387,11 +400,8 @@ fn routes() -> Router<Arc<[ManagedLayer]>> {
         .route("/page", file("text/html; charset=utf-8", include_str!("page.html")))
         .route("/page.js", file("text/javascript; charset=utf-8", include_str!("page.js")))
         .route("/style.css", file("text/css; charset=utf-8", include_str!("style.css")))
-        .route("/api/layers", get(async |State(all): ManagedLayers| Json(managed::layers(&all))))
-        .route(
-            "/api/health",
-            get(async |State(all): ManagedLayers| Json(managed::health(&all).await)),
-        )
+        .route("/api/layers", get(async |State(all): Layers| Json(managed::layers(&all))))
+        .route("/api/health", get(async |State(all): Layers| Json(managed::health(&all).await)))
         .route("/api/peek", account("peek"))
         .route("/api/reset", account("reset"))
         .route("/api/block", account("block"))
@@ -399,7 +409,7 @@ fn routes() -> Router<Arc<[ManagedLayer]>> {
         .route("/api/switch", post(switch))
         // A route, because a router that is nested twice has no fallback of its own.
         .route("/{*unknown}", any(not_found))
-        .method_not_allowed_fallback(method_not_allowed)
+        .method_not_allowed_fallback(not_found)
         .layer(DefaultBodyLimit::max(16 * 1024))
         .layer(map_response(async |response: Response| (HEADERS, response)))
 }
@@ -427,22 +437,17 @@ async fn redirect_to_page(OriginalUri(uri): OriginalUri) -> Redirect {
 }
 
 async fn not_found() -> Problem {
-    let why = "unknown route; the documentation of tower_sluice::admin lists the routes";
+    let why = "unknown route or method; the documentation of tower_sluice::admin lists the routes";
     Problem(StatusCode::NOT_FOUND, why.into())
 }
 
-async fn method_not_allowed() -> Problem {
-    let why = "wrong method; use POST to peek or to change, and GET for all other routes";
-    Problem(StatusCode::METHOD_NOT_ALLOWED, why.into())
-}
-
 fn account(operation: &'static str) -> MethodRouter<Arc<[ManagedLayer]>> {
-    post(async move |State(layers): ManagedLayers, body: Body<AccountBody>| {
+    post(async move |State(layers): Layers, body: Body<AccountBody>| {
         account::run(operation, &layers, body?.0).await.map(Json)
     })
 }
 
-async fn switch(State(all): ManagedLayers, body: Body<SwitchBody>) -> Result<(), Problem> {
+async fn switch(State(all): Layers, body: Body<SwitchBody>) -> Result<(), Problem> {
     let Json(SwitchBody { layer, rule, on, report_only }) = body?;
     let layer = managed::find(&all, &layer)?;
     match (on, report_only, rule) {
@@ -463,7 +468,6 @@ struct SwitchBody {
 }
 
 /// An error response: a status, and a sentence that describes the fix.
-#[derive(Debug)]
 struct Problem(StatusCode, String);
 
 /// Creates an error for an invalid body.

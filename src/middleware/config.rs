@@ -1,6 +1,10 @@
 //! Settings of a layer, and their effects on the handler and the response.
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::{
+    pin::Pin,
+    sync::{Arc, atomic::AtomicBool},
+    task::{Context, Poll},
+};
 
 use http::{
     Extensions, Method, Request, Response,
@@ -183,15 +187,12 @@ pub(crate) struct ResponseContext {
     extras: Option<Box<Extras>>,
 }
 
-/// Slots, and how the response holds them.
-type HeldSlot = (Slot, Arc<HoldConfig>);
-
 /// Data that only some layers need.
 #[derive(Default)]
 struct Extras {
     decision: Option<Decision>,
     charge: Option<ChargeHandle>,
-    slot: Option<HeldSlot>,
+    slot: Option<(Slot, Arc<HoldConfig>)>,
     measured: SmallVec<[Measurement; 1]>,
     _in_flight: Option<InFlight>,
 }
@@ -210,8 +211,7 @@ impl ResponseContext {
         if !expose && after.is_none() && overcommit.is_none() && decision.slot.is_none() {
             return lines.map(|lines| Self { lines: Some(lines), extras: None });
         }
-        let extras = Extras::new(settings, decision, charges, in_flight);
-        Some(Self { lines, extras: Some(Box::new(extras)) })
+        Some(Self { lines, extras: Some(Extras::new(settings, decision, charges, in_flight)) })
     }
 
     /// Returns the context of a request that bypassed the store.
@@ -229,29 +229,46 @@ impl ResponseContext {
         }
     }
 
-    /// Writes header fields and extensions to the response, and adjusts the charge.
-    ///
-    /// Returns the slots that the response then holds.
-    pub(super) fn apply<B>(&mut self, response: &mut Response<B>) -> Option<HeldSlot> {
-        if let Some(lines) = &self.lines {
-            lines.write(response.headers_mut());
+    /// Polls the service. Writes header fields and extensions to its response, adjusts the charge,
+    /// and makes the body hold the slots.
+    #[inline]
+    pub(super) fn poll<F, B, E>(
+        &mut self,
+        service: Pin<&mut F>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Response<B>, E>>
+    where
+        F: Future<Output = Result<Response<B>, E>>,
+        B: 'static,
+    {
+        let mut polled = service.poll(cx);
+        if let Poll::Ready(Ok(response)) = &mut polled {
+            if let Some(lines) = &self.lines {
+                lines.write(response.headers_mut());
+            }
+            if let Some((slot, config)) = self.extras.take().and_then(|it| it.apply(response)) {
+                polled = polled.map_ok(|response| config.hold(slot, response));
+            }
         }
-        self.extras.take()?.apply(response)
+        polled
     }
 }
 
 impl Extras {
-    fn apply<B>(self, response: &mut Response<B>) -> Option<HeldSlot> {
-        if let Some(decision) = self.decision {
+    fn apply<B>(
+        mut self: Box<Self>,
+        response: &mut Response<B>,
+    ) -> Option<(Slot, Arc<HoldConfig>)> {
+        if let Some(decision) = self.decision.take() {
             response.extensions_mut().insert(decision);
         }
         if let Some(charge) = &self.charge {
             charge.classify(response);
         }
-        let (slot, config) = self.slot?;
+        let (slot, config) = self.slot.take()?;
         if !self.measured.is_empty() {
             let overloaded = config.is_overloaded(response);
-            self.measured.into_iter().for_each(|it| it.complete(overloaded));
+            self.measured.drain(..).for_each(|it| it.complete(overloaded));
         }
         slot.end_head();
         Some((slot, config))
@@ -276,7 +293,7 @@ impl Extras {
         decision: &mut Decision,
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
-    ) -> Self {
+    ) -> Box<Self> {
         // Clones of the decision hold no slots.
         let slot = decision.take_slot().map(|slot| (slot, settings.hold.clone()));
         let measure = |(rule, controller): &(RuleName, Arc<Controller>)| {
@@ -291,12 +308,12 @@ impl Extras {
                 && !matches!(decision.source(), Source::FailedOpen | Source::FailedClosed);
             ChargeHandle::new(after, charges, decision.clone(), charged)
         };
-        Self {
+        Box::new(Self {
             decision: settings.expose.then(|| decision.clone()),
             charge: settings.after.as_ref().map(charge),
             slot,
             measured,
             _in_flight: in_flight.or_else(|| settings.overcommit.as_ref().map(Overcommit::enter)),
-        }
+        })
     }
 }
