@@ -12,7 +12,7 @@ use std::{
 const BUDGET: [(&str, usize); 19] = [
     ("src/", 753),
     ("src/admin", 665),
-    ("src/algorithm", 903),
+    ("src/algorithm", 912),
     ("src/decision", 594),
     ("src/explain", 197),
     ("src/guide", 99),
@@ -26,7 +26,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/store", 804),
     ("src/store/hot_keys", 957),
     ("src/store/local", 1648),
-    ("src/store/redis", 2949),
+    ("src/store/redis", 2944),
     ("src/store/wrappers", 865),
     ("src/testing", 602),
 ];
