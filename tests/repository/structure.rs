@@ -11,7 +11,7 @@ use std::{
 /// only fall. To raise one for a new capability is a commit of its own, with the reason.
 const BUDGET: [(&str, usize); 19] = [
     ("src/", 753),
-    ("src/admin", 674),
+    ("src/admin", 671),
     ("src/algorithm", 908),
     ("src/decision", 594),
     ("src/explain", 197),
