@@ -16,7 +16,7 @@ use crate::{
     fingerprint::FingerprintKey,
     key::Key,
     middleware::Toggle,
-    rule::{LivePlan, Quotas, RuleInfo, RuleName, Rules},
+    rule::{LivePlan, Quotas, RuleInfo, RuleName, Rules, infos},
     store::{Charge, DynStore, Health, Store},
 };
 
@@ -98,13 +98,6 @@ impl ManagedLayer {
             "top": listed.top,
         }))
     }
-}
-
-/// Returns the current state of all rules.
-pub(super) fn infos(rules: &dyn Rules) -> Vec<RuleInfo<'_>> {
-    let mut infos = Vec::new();
-    rules.info(&mut infos);
-    infos
 }
 
 /// Returns the quotas of a rule, or `None` if the rule chooses them per request.

@@ -251,15 +251,11 @@ use serde::Deserialize;
 use serde_json::json;
 use tower::{Layer, Service};
 
-use self::{
-    account::AccountBody,
-    denials::DenialLog,
-    managed::{ManagedLayer, infos},
-};
+use self::{account::AccountBody, denials::DenialLog, managed::ManagedLayer};
 use crate::{
     fingerprint::FingerprintKey,
     middleware::RateLimitLayer,
-    rule::{RuleName, Rules},
+    rule::{RuleName, Rules, infos},
     store::{Store, StoreExt, literal},
 };
 

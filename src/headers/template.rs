@@ -176,9 +176,7 @@ impl Template {
         retry_after: Option<Duration>,
     ) {
         let mut readings = Readings::new();
-        if let Some(decision) = decision {
-            self.read(decision, &mut readings);
-        }
+        decision.into_iter().for_each(|decision| self.read(decision, &mut readings));
         if let (Some(prepared), Some(wait)) = (&self.prepared, retry_after)
             && headers.is_empty()
             && !readings.is_empty()
@@ -216,13 +214,9 @@ impl Template {
                 readings.push(reading);
             }
         }
-        if self.family != Headers::RateLimit {
-            self.put_decisive_first(decision, readings);
+        if self.family == Headers::RateLimit {
+            return;
         }
-    }
-
-    #[inline(never)]
-    fn put_decisive_first(&self, decision: &Decision, readings: &mut Readings) {
         let decides = |outcome: &Outcome| {
             (decision.is_allowed() || outcome.is_denied())
                 && self.reading(decision, outcome).is_some()
@@ -241,10 +235,7 @@ impl Template {
             return None;
         }
         let at = self.find(outcome)?;
-        let item = &self.items[at];
-        if !item.is_listed() {
-            return None;
-        }
+        let item = Some(&self.items[at]).filter(|item| item.is_listed())?;
         let (left, next) = outcome.remaining_and_next();
         let next = whole_seconds(next);
         let needed = item.time_for(left);
@@ -478,7 +469,7 @@ impl Template {
         let reset = match self.family {
             Headers::XRateLimit => {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                seconds(now.saturating_add(Duration::from_secs(first.time.into())))
+                retry_seconds(now.saturating_add(Duration::from_secs(first.time.into())))
             }
             _ => first.time.into(),
         };
@@ -669,7 +660,8 @@ fn window(quota: &Quota) -> u64 {
 
 /// Returns the wait in whole seconds, at least 1, because clients retry immediately on 0.
 pub(crate) fn retry_seconds(wait: Duration) -> u64 {
-    seconds(wait).max(1)
+    let seconds = wait.as_secs().saturating_add((wait.subsec_nanos() > 0).into());
+    seconds.max(1)
 }
 
 /// Returns a number as a header value. Small numbers are rendered once.
@@ -685,8 +677,4 @@ fn number(n: u64) -> HeaderValue {
 #[inline]
 fn whole_seconds(nanos: u64) -> u32 {
     u32::try_from(nanos.div_ceil(1_000_000_000)).unwrap_or(u32::MAX)
-}
-
-fn seconds(time: Duration) -> u64 {
-    time.as_secs().saturating_add((time.subsec_nanos() > 0).into())
 }
