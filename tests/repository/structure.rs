@@ -11,7 +11,7 @@ use std::{
 /// only fall. To raise one for a new capability is a commit of its own, with the reason.
 const BUDGET: [(&str, usize); 19] = [
     ("src/", 753),
-    ("src/admin", 665),
+    ("src/admin", 662),
     ("src/algorithm", 912),
     ("src/decision", 594),
     ("src/explain", 197),
