@@ -53,7 +53,7 @@ pub(crate) struct Evaluation {
 
 impl Evaluation {
     /// Creates the result of a demand that was allowed without waiting.
-    pub(crate) fn allowed(snapshot: Snapshot) -> Self {
+    pub(crate) const fn allowed(snapshot: Snapshot) -> Self {
         Self { allowed: true, overage: false, wait: 0, snapshot }
     }
 

@@ -10,7 +10,7 @@ use loom::{
 
 use super::{
     every_order,
-    held::{HeldSlots, Room},
+    held::{self, HeldSlots},
     ledger::ALICE,
     orders,
 };
@@ -36,12 +36,12 @@ impl Slots {
     fn take(&self) -> Option<u64> {
         let limit = self.limit.load(Ordering::Acquire);
         let mut keys = self.held.shard(ALICE).lock();
-        let Room::Held(held) = keys.room(ALICE, NEW) else { panic!("room, and nobody waits") };
+        let Some((held, true)) = keys.room(ALICE, NEW) else { panic!("room, and nobody waits") };
         (held < limit).then(|| keys.hold(ALICE, 1))
     }
 
     fn free(&self, epoch: u64) {
-        self.held.shard(ALICE).free(ALICE, epoch, 1);
+        held::free(self.held.shard(ALICE), ALICE, epoch, 1);
     }
 }
 
@@ -94,7 +94,7 @@ fn a_lowered_limit_lets_running_requests_end() {
 fn a_slot_from_before_a_reset_frees_no_later_slot() {
     orders(3, || {
         let (slots, epoch) = Slots::held_once(2);
-        let reset = |slots: &Slots| slots.held.shard(ALICE).reset(ALICE);
+        let reset = |slots: &Slots| slots.held.reset(ALICE);
         let (later, ()) = all(&slots, Slots::take, reset, |slots| slots.free(epoch));
         let later = later.expect("two slots");
         // The reset has dropped the later slot, or the later slot is the only one.

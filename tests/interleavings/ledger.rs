@@ -5,7 +5,7 @@ use std::{slice, sync::Arc};
 use loom::thread;
 use tower_sluice::rule::RuleName;
 
-use super::table::{Located, LockedAccounts, Stored, Table};
+use super::table::{Located, LockedAccounts, Table};
 
 /// The time in which one unit returns.
 pub(crate) const T: u64 = 10;
@@ -32,33 +32,37 @@ pub(crate) enum Charged {
 
 /// An account that is kept in its slot, or beside it.
 #[derive(Clone, Debug)]
-struct Account {
-    tat: Instant,
-    beside: bool,
+pub(crate) enum AccountState {
+    Gcra(Instant),
+    Beside(Instant),
 }
 
-impl Stored for Account {
-    type Quota = ();
+pub(crate) type Quota = ();
 
-    fn from_instant(tat: Instant) -> Self {
-        Self { tat, beside: false }
+impl AccountState {
+    pub(crate) fn expires_at(&self, (): &Quota) -> Instant {
+        let (Self::Gcra(tat) | Self::Beside(tat)) = self;
+        *tat
     }
 
-    fn as_instant(&self, _: Instant) -> Option<Instant> {
-        (!self.beside).then_some(self.tat)
-    }
-
-    fn expires_at(&self, (): &()) -> Instant {
-        self.tat
-    }
-
-    fn condensed(&self) -> Self {
+    pub(crate) fn condensed(&self) -> Self {
         self.clone()
     }
+
+    fn tat(&mut self) -> &mut Instant {
+        let (Self::Gcra(tat) | Self::Beside(tat)) = self;
+        tat
+    }
+}
+
+/// An account of a decision.
+pub(crate) struct Account<'a> {
+    pub(crate) at: Located,
+    quota: &'a Quota,
 }
 
 pub(crate) struct Ledger {
-    table: Table<Account>,
+    table: Table,
     limit: u64,
     /// Accounts are kept beside their slots.
     beside: bool,
@@ -79,57 +83,55 @@ impl Ledger {
 
     fn open(&self, debts: &[(u64, Instant)]) {
         for (id, until) in debts {
-            let debt = Account { tat: *until, beside: self.beside };
-            let mut at = address(*id);
-            let mut locked = self.table.lock(slice::from_mut(&mut at), 1);
-            locked.update(&mut at, &(), |account| *account = Some(debt));
+            let mut account = account(*id);
+            let mut locked = self.table.lock(slice::from_mut(&mut account), 1);
+            locked.update(&mut account.at, account.quota, |it| *it = Some(self.state(*until)));
         }
+    }
+
+    fn state(&self, tat: Instant) -> AccountState {
+        if self.beside { AccountState::Beside(tat) } else { AccountState::Gcra(tat) }
     }
 
     /// Charges a unit, if it fits.
     pub(crate) fn take(&self, id: u64, now: Instant) -> Option<Charged> {
-        let at_once = |[tat]: [Instant; 1]| {
-            let new = self.step(tat, now);
-            ([new], new.map(Charged::Own))
-        };
-        if let Some(charged) = self.table.update_instants([id], at_once) {
-            return charged;
+        if let Some(locked) = self.table.lock_instants([id]) {
+            let new = self.step(locked.instants[0], now)?;
+            locked.store([new]);
+            return Some(Charged::Own(new));
         }
-        let mut at = address(id);
-        let mut locked = self.table.lock(slice::from_mut(&mut at), now);
-        let shared = locked.overflowed();
-        let new = self.charge(&mut locked, &mut at, 1);
+        let mut account = account(id);
+        let mut locked = self.table.lock(slice::from_mut(&mut account), now);
+        let shared = locked.overflowed;
+        let new = self.charge(&mut locked, &mut account.at, 1);
         new.map(if shared { Charged::Shared } else { Charged::Own })
     }
 
     /// Charges a unit of each account, if both fit.
     pub(crate) fn take_both(&self, ids: [u64; 2], now: Instant) -> bool {
-        let at_once = |tats: [Instant; 2]| {
-            let new = tats.map(|tat| self.step(tat, now));
-            let fits = new.iter().all(Option::is_some);
-            (if fits { new } else { [None; 2] }, fits)
-        };
-        if let Some(fits) = self.table.update_instants(ids, at_once) {
-            return fits;
+        if let Some(locked) = self.table.lock_instants(ids) {
+            let new = locked.instants.map(|tat| self.step(tat, now));
+            let [Some(one), Some(other)] = new else { return false };
+            locked.store([one, other]);
+            return true;
         }
-        let mut both = ids.map(address);
+        let mut both = ids.map(account);
         let mut locked = self.table.lock(&mut both, now);
-        let tats = both.map(|at| locked.look(&at, |account| account.map_or(0, |it| it.tat)));
-        let units = if both[0].shares(&both[1]) { 2 } else { 1 };
-        let fits = tats.iter().all(|tat| self.steps(*tat, locked.now(), units).is_some());
-        fits && both.iter_mut().all(|at| self.charge(&mut locked, at, 1).is_some())
+        let tats = both.each_ref().map(|it| locked.look(&it.at, tat));
+        let units = if both[0].at.shares(&both[1].at) { 2 } else { 1 };
+        let fits = tats.iter().all(|tat| self.steps(*tat, locked.now, units).is_some());
+        fits && both.iter_mut().all(|it| self.charge(&mut locked, &mut it.at, 1).is_some())
     }
 
     fn charge(
         &self,
-        locked: &mut LockedAccounts<'_, Account>,
+        locked: &mut LockedAccounts<'_>,
         at: &mut Located,
         units: u64,
     ) -> Option<Instant> {
-        let (now, beside) = (locked.now(), self.beside);
-        let tat = locked.look(at, |account| account.map_or(0, |it| it.tat));
+        let (now, tat) = (locked.now, locked.look(at, tat));
         let new = self.steps(tat, now, units)?;
-        locked.update(at, &(), |account| *account = Some(Account { tat: new, beside }));
+        locked.update(at, &(), |account| *account = Some(self.state(new)));
         Some(new)
     }
 
@@ -149,45 +151,49 @@ impl Ledger {
 
     /// Lowers the key's own account to `to`, or drops it if that is in the past.
     pub(crate) fn lower(&self, id: u64, now: Instant, to: Instant) {
-        let mut at = address(id);
-        let mut locked = self.table.lock(slice::from_mut(&mut at), now);
-        let to = to.max(locked.now());
-        let _ = locked.lower(&mut at, &(), |account| {
-            if let Some(account) = account {
-                account.tat = account.tat.min(to);
+        let mut account = account(id);
+        let mut locked = self.table.lock(slice::from_mut(&mut account), now);
+        let to = to.max(locked.now);
+        let _ = locked.lower(&mut account.at, &(), |account| {
+            if let Some(tat) = account.as_mut().map(AccountState::tat) {
+                *tat = to.min(*tat);
             }
         });
     }
 
     /// Drops the account. The clock reads `now` once it is dropped.
     pub(crate) fn reset(&self, id: u64, now: Instant) {
-        let mut at = address(id);
-        self.table.lock(slice::from_mut(&mut at), now).reset(&mut at, &(), || now);
+        let mut account = account(id);
+        self.table.lock(slice::from_mut(&mut account), now).reset(&mut account.at, &(), || now);
     }
 
     /// Undoes a unit that was charged at that instant.
     pub(crate) fn undo(&self, id: u64, now: Instant, charged: Instant) {
-        let mut at = address(id);
-        let mut locked = self.table.lock(slice::from_mut(&mut at), now);
-        let now = locked.now();
-        let undo = |account: &mut Account| account.tat = account.tat.saturating_sub(T).max(now);
-        locked.undo(&at, &(), charged, undo);
+        let mut account = account(id);
+        let mut locked = self.table.lock(slice::from_mut(&mut account), now);
+        let now = locked.now;
+        locked.undo(&account.at, &(), charged, |account| {
+            *account.tat() = account.tat().saturating_sub(T).max(now);
+        });
     }
 
     /// Returns the state of the key's own account, if it has one.
     pub(crate) fn look(&self, id: u64) -> Option<Instant> {
-        let mut at = address(id);
-        let mut locked = self.table.lock(slice::from_mut(&mut at), 0);
-        let tat = |account: Option<&Account>| account.map(|account| account.tat);
-        if at.has_slot() { locked.look(&at, tat) } else { None }
+        let mut account = account(id);
+        let mut locked = self.table.lock(slice::from_mut(&mut account), 0);
+        account
+            .at
+            .has_slot()
+            .then(|| locked.look(&account.at, |it| it.map(|it| tat(Some(it)))))
+            .flatten()
     }
 
     /// Returns the state of the account that new keys share, as a key without a slot reads it.
     pub(crate) fn look_shared(&self, now: Instant) -> Instant {
-        let mut at = address(CAROL + 2);
-        let mut locked = self.table.lock(slice::from_mut(&mut at), now);
-        assert!(locked.overflowed(), "there is room");
-        locked.look(&at, |account| account.map_or(0, |account| account.tat))
+        let mut account = account(CAROL + 2);
+        let mut locked = self.table.lock(slice::from_mut(&mut account), now);
+        assert!(locked.overflowed, "there is room");
+        locked.look(&account.at, tat)
     }
 
     pub(crate) fn active(&self, now: Instant) -> usize {
@@ -224,6 +230,10 @@ impl Ledger {
     }
 }
 
-fn address(id: u64) -> Located {
-    Located::new(id, RuleName::default(), 0, false)
+fn account(id: u64) -> Account<'static> {
+    Account { at: Located::new(id, RuleName::default(), 0, false), quota: &() }
+}
+
+fn tat(account: Option<&AccountState>) -> Instant {
+    account.map_or(0, |account| account.expires_at(&()))
 }

@@ -22,9 +22,21 @@ mod sync;
 #[expect(dead_code, reason = "statistics")]
 mod table;
 
-/// The module by which the files name items of the crate root.
+/// The modules by which the files name other items of the crate.
+mod accounts {
+    pub(crate) use crate::ledger::Account;
+}
+
+mod algorithm {
+    pub(crate) use crate::ledger::AccountState;
+}
+
 mod name {
     pub(crate) use tower_sluice::rule::RuleName;
+}
+
+mod quota {
+    pub(crate) use crate::ledger::Quota;
 }
 
 /// Runs the model in every order.

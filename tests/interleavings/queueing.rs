@@ -13,7 +13,7 @@ use loom::{
 
 use super::{
     every_order,
-    held::{HeldSlots, Room, Turn},
+    held::{self, HeldSlots, Turn},
     ledger::ALICE,
 };
 
@@ -36,7 +36,7 @@ impl Slots {
         let mut locked = self.0.lock(&iter::once(ALICE), Some(turn));
         let order = locked.order(0);
         let keys = locked.get(ALICE).expect("it is locked");
-        if let Room::Held(0) = keys.room(ALICE, order) {
+        if keys.room(ALICE, order) == Some((0, true)) {
             return Some(keys.hold(ALICE, 1));
         }
         locked.join(ALICE, 0, 1, 1, 0);
@@ -49,7 +49,7 @@ impl Slots {
     }
 
     fn free(&self, epoch: u64) {
-        self.0.shard(ALICE).free(ALICE, epoch, 1);
+        held::free(self.0.shard(ALICE), ALICE, epoch, 1);
     }
 }
 

@@ -1,18 +1,17 @@
 //! The distinct accounts of a decision, in the order of the charges.
 
-use std::{
-    borrow::{Borrow, BorrowMut},
-    hash::{BuildHasher, Hasher},
-};
+use std::hash::{BuildHasher, Hasher};
 
-use foldhash::quality::SeedableRandomState;
 use smallvec::SmallVec;
 
-use super::table::{Located, Stored};
+use super::{
+    ledger::{Ledger, NOT_EVALUATED},
+    table::Located,
+};
 use crate::{
-    algorithm::{AccountState, Demand, Evaluation},
-    decision::{Decision, Outcome, Snapshot},
-    key::random_state,
+    algorithm::{Demand, Evaluation},
+    decision::{Decision, NEVER, Outcome},
+    name::RuleName,
     quota::Quota,
     store::Charge,
 };
@@ -25,44 +24,6 @@ pub(super) struct Account<'a> {
     pub(super) report_only: bool,
     /// The result for `demand`.
     pub(super) evaluation: Evaluation,
-}
-
-impl Borrow<Located> for Account<'_> {
-    fn borrow(&self) -> &Located {
-        &self.at
-    }
-}
-
-impl BorrowMut<Located> for Account<'_> {
-    fn borrow_mut(&mut self) -> &mut Located {
-        &mut self.at
-    }
-}
-
-impl Stored for AccountState {
-    type Quota = Quota;
-
-    #[inline]
-    fn from_instant(instant: u64) -> Self {
-        Self::Gcra(instant)
-    }
-
-    #[inline]
-    fn as_instant(&self, expires_at: u64) -> Option<u64> {
-        match self {
-            Self::Gcra(tat) if *tat == expires_at => Some(*tat),
-            _ => None,
-        }
-    }
-
-    #[inline]
-    fn expires_at(&self, quota: &Quota) -> u64 {
-        self.expires_at(quota)
-    }
-
-    fn condensed(&self) -> Self {
-        self.condensed()
-    }
 }
 
 /// The accounts of all charges of a decision.
@@ -117,37 +78,45 @@ impl<'a> Accounts<'a> {
         self.distinct.iter().all(|it| it.evaluation.allowed || it.report_only)
     }
 
+    /// Returns the longest wait of the denied demands.
+    pub(super) fn retry_ns(&self) -> u64 {
+        let deciding = self.distinct.iter().filter(|it| !it.report_only);
+        deciding.map(|it| it.evaluation.retry_ns()).max().unwrap_or(NEVER)
+    }
+
     /// Adds the evaluated demands to a decision, which was made at `now`.
     #[inline]
     pub(super) fn report(&self, now: u64, decision: &mut Decision) {
-        (decision.allowed, decision.at) = (self.are_allowed(), now);
-        decision.charged_at = now;
-        if decision.is_allowed() {
-            let deciding = self.distinct.iter().filter(|it| !it.report_only);
-            let (overage, wait) = deciding.fold((false, 0), |(overage, wait), it| {
-                (overage || it.evaluation.overage, it.evaluation.wait.max(wait))
-            });
-            (decision.overage, decision.wait) = (overage, wait);
-        }
-        for index in &self.order {
+        let all = self.order.iter().map(|index| {
             let Account { at, report_only, evaluation, .. } = &self.distinct[usize::from(*index)];
-            let outcome = Outcome::with(at.rule, at.quota_index, evaluation.snapshot);
-            decision.outcomes.push(outcome.with_report_only(*report_only));
-        }
+            (at.rule, at.quota_index, *report_only, evaluation)
+        });
+        report(all, now, decision);
     }
 }
 
-/// Computes the id of an account from the rule, the key and the index of the quota.
-pub(super) struct AddressHasher {
-    /// Random per store, so that a client cannot choose colliding keys.
-    seed: SeedableRandomState,
+/// Makes a decision from the rule, the quota index, the report-only flag and the evaluation of each
+/// demand.
+#[inline(always)]
+pub(super) fn report<'a>(
+    all: impl Iterator<Item = (RuleName, usize, bool, &'a Evaluation)> + Clone,
+    now: u64,
+    decision: &mut Decision,
+) {
+    let (mut allowed, mut overage, mut wait) = (true, false, 0);
+    for (.., by) in all.clone().filter(|(_, _, report_only, _)| !report_only) {
+        (allowed, overage, wait) = (allowed & by.allowed, overage | by.overage, wait.max(by.wait));
+    }
+    (decision.allowed, decision.at, decision.charged_at) = (allowed, now, now);
+    (decision.overage, decision.wait) = (allowed && overage, if allowed { wait } else { 0 });
+    for (rule, quota_index, report_only, by) in all {
+        let outcome = Outcome::with(rule, quota_index, by.snapshot);
+        decision.outcomes.push(outcome.with_report_only(report_only));
+    }
 }
 
-impl AddressHasher {
-    pub(super) fn new() -> Self {
-        Self { seed: random_state() }
-    }
-
+/// The id of an account is a hash of the rule, the key and the index of the quota.
+impl Ledger {
     #[inline]
     pub(super) fn accounts<'a>(&self, charges: &[Charge<'a>]) -> Accounts<'a> {
         let mut accounts = Accounts::default();
@@ -167,7 +136,7 @@ impl AddressHasher {
                 let id = quota_id(first, quota_index);
                 accounts.has_slots |= quota.is_concurrent();
                 let at = Located::new(id, rule, quota_index, quota.is_concurrent());
-                let evaluation = Evaluation::allowed(Snapshot::Unknown { retry_ns: 0 });
+                let evaluation = NOT_EVALUATED;
                 accounts.add(Account { at, quota, demand, report_only, evaluation });
             }
         }

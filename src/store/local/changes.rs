@@ -2,7 +2,7 @@
 
 use super::{accounts::Account, ledger::Ledger, table::LockedAccounts};
 use crate::{
-    algorithm::{self, AccountState, Receipt},
+    algorithm::{self, Receipt, concurrent},
     decision::{Decision, Snapshot},
     observe::late_charge_cut,
     store::Charge,
@@ -12,14 +12,14 @@ impl Ledger {
     pub(super) fn adjust(&self, charge: &Charge<'_>, units: i64) -> Decision {
         let (mut cut, mut overflowed) = (None, false);
         let decision = self.each(charge, |account, locked| {
-            let (quota, now) = (account.quota, locked.now());
+            let (quota, now) = (account.quota, locked.now);
             let adjust = |state: &mut _| algorithm::adjust(state, quota, now, units);
             if units <= 0 {
                 // A key without an account receives no units, because it shares its account.
                 let lowered = locked.lower(&mut account.at, quota, adjust);
                 return lowered.map_or_else(|| snapshot(account, locked), |(after, _)| after);
             }
-            overflowed |= locked.overflowed();
+            overflowed |= locked.overflowed;
             let (after, is_cut) = locked.update(&mut account.at, quota, adjust);
             if is_cut {
                 cut = Some(quota);
@@ -37,7 +37,9 @@ impl Ledger {
     }
 
     pub(super) fn reset(&self, charge: &Charge<'_>) -> Decision {
-        self.reset_slots(charge);
+        for account in self.accounts(&[*charge]).slots() {
+            self.held.reset(account.at.id);
+        }
         self.each(charge, |account, locked| {
             locked.reset(&mut account.at, account.quota, || self.clock.now());
             snapshot(account, locked)
@@ -45,10 +47,10 @@ impl Ledger {
     }
 
     pub(super) fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
-        let mut accounts = self.hasher.accounts(charges);
+        let mut accounts = self.accounts(charges);
         let decided = taken.on(Charge::quota_ids(charges));
         let mut locked = self.table.lock(&mut accounts.distinct, self.clock.now());
-        let now = locked.now();
+        let now = locked.now;
         for index in 0..accounts.distinct.len() {
             let first = accounts.first_outcome(index).and_then(|at| decided.outcomes().get(at));
             let account = &mut accounts.distinct[index];
@@ -67,26 +69,27 @@ impl Ledger {
     fn each<'a>(
         &self,
         charge: &Charge<'a>,
-        mut change: impl FnMut(&mut Account<'a>, &mut LockedAccounts<'_, AccountState>) -> Snapshot,
+        mut change: impl FnMut(&mut Account<'a>, &mut LockedAccounts<'_>) -> Snapshot,
     ) -> Decision {
-        let mut accounts = self.hasher.accounts(&[charge.with_cost(0)]);
+        let mut accounts = self.accounts(&[charge.with_cost(0)]);
         let mut locked = self.table.lock(&mut accounts.distinct, self.clock.now());
         for account in &mut accounts.distinct {
             // Slots are neither charged late nor refunded.
             account.evaluation.snapshot = if account.quota.is_concurrent() {
-                self.look_at_slots(account)
+                let held = self.held.shard(account.at.id).lock().held(account.at.id);
+                concurrent::look(held, account.quota, account.demand).snapshot
             } else {
                 change(account, &mut locked)
             };
         }
-        let mut decision = Decision::new(true, locked.now());
-        accounts.report(locked.now(), &mut decision);
+        let mut decision = Decision::new(true, locked.now);
+        accounts.report(locked.now, &mut decision);
         decision
     }
 }
 
 /// Returns the snapshot of an account.
-fn snapshot(account: &Account<'_>, locked: &mut LockedAccounts<'_, AccountState>) -> Snapshot {
-    let (quota, demand, now) = (account.quota, account.demand, locked.now());
+fn snapshot(account: &Account<'_>, locked: &mut LockedAccounts<'_>) -> Snapshot {
+    let (quota, demand, now) = (account.quota, account.demand, locked.now);
     locked.look(&account.at, |state| algorithm::look(state, quota, now, demand)).snapshot
 }

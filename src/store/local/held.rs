@@ -10,13 +10,14 @@
 use std::{
     collections::{BTreeMap, HashMap},
     hash::{BuildHasherDefault, Hasher},
-    mem::take,
+    pin::Pin,
     sync::{Arc, atomic::AtomicU64},
-    task::{Context, Poll, Waker},
+    task::{Context, Poll},
     time::Duration,
 };
 
 use smallvec::SmallVec;
+use tokio::sync::oneshot;
 
 use super::sync::{Mutex, MutexGuard, OnceLock};
 
@@ -26,6 +27,12 @@ const SHARDS: usize = 64;
 const KEPT_ENTRIES: usize = 64;
 /// The longest expected wait before the first slot is freed, in nanoseconds.
 const MAX_GUESS: u64 = 60_000_000_000;
+
+/// Calls a request that waits, when it is dropped.
+type Call = oneshot::Sender<()>;
+
+/// A part of the table with one lock.
+pub(super) type Shard = Mutex<HeldKeys>;
 
 /// The headroom and the number of a request. Requests get slots in ascending order.
 type Order = (u32, u64);
@@ -55,7 +62,7 @@ impl HeldSlots {
 
     #[inline]
     fn at(&self, index: usize) -> &Arc<Shard> {
-        let new = || (0..self.shards).map(|_| Arc::new(Shard::new(self.capacity))).collect();
+        let new = || (0..self.shards).map(|_| HeldKeys::shard(self.capacity)).collect();
         &self.all.get_or_init(new)[index]
     }
 
@@ -72,25 +79,24 @@ impl HeldSlots {
         ids: &(impl Iterator<Item = u64> + Clone),
         turn: Option<&'a Arc<Turn>>,
     ) -> LockedSlots<'a> {
-        let mut locked = LockedSlots {
-            table: self,
-            turn,
-            shards: SmallVec::new(),
-            full: false,
-            called: Vec::new(),
-        };
+        let (shards, called) = (SmallVec::new(), Vec::new());
+        let mut locked = LockedSlots { table: self, turn, shards, full: false, called, left: None };
         let mut next = ids.clone().map(|id| self.index(id)).min();
         while let Some(index) = next {
             locked.shards.push((index, self.at(index).lock()));
             next = ids.clone().map(|id| self.index(id)).filter(|other| *other > index).min();
         }
-        if let Some(place) = turn.and_then(|turn| turn.place().take())
-            && let Some(keys) = locked.get(place.id)
-        {
-            let left = keys.leave(place.id, place.order);
-            locked.called.extend(left.and_then(|waiting| waiting.waker));
+        if let Some(place) = turn.and_then(|turn| turn.place().take()) {
+            let waiting = locked.get(place.id).and_then(|keys| keys.leave(place.id, place.order));
+            locked.left = Some((place, waiting));
         }
         locked
+    }
+
+    /// Sets the held slots of an account to 0.
+    pub(super) fn reset(&self, id: u64) {
+        let called = self.shard(id).lock().reset(id);
+        drop(called);
     }
 
     /// Returns the numbers of keys with held slots and of held slots.
@@ -104,6 +110,8 @@ impl HeldSlots {
 }
 
 /// The locked shards of the accounts of one decision.
+///
+/// The last fields run wakers when they are dropped, so the locks are dropped before them.
 pub(super) struct LockedSlots<'a> {
     table: &'a HeldSlots,
     pub(super) turn: Option<&'a Arc<Turn>>,
@@ -111,18 +119,9 @@ pub(super) struct LockedSlots<'a> {
     shards: SmallVec<[(usize, MutexGuard<'a, HeldKeys>); 2]>,
     /// `true` if there was no room for a new account.
     pub(super) full: bool,
-    /// The tasks to wake once the shards are unlocked.
-    called: Vec<Waker>,
-}
-
-impl Drop for LockedSlots<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        self.shards.clear();
-        if !self.called.is_empty() {
-            take(&mut self.called).into_iter().for_each(Waker::wake);
-        }
-    }
+    called: Vec<Call>,
+    /// The place that the request has left.
+    left: Option<(QueuePlace, Option<Waiting>)>,
 }
 
 impl<'a> LockedSlots<'a> {
@@ -151,9 +150,9 @@ impl<'a> LockedSlots<'a> {
         let Some(entry) = self.get(id).and_then(|keys| keys.entries.get_mut(&id)) else { return };
         let queue = entry.queue.get_or_insert_default();
         queue.limit = limit.into();
-        let waiting = Waiting { need, called: false, waker: None };
-        let _ = queue.waiting.insert(order, waiting);
-        *turn.place() = Some(QueuePlace { shard, id, order, max_wait, called: false });
+        let (call, called) = oneshot::channel();
+        let _ = queue.waiting.insert(order, Waiting { need, call: Some(call) });
+        *turn.place() = Some(QueuePlace { shard, id, order, max_wait, called });
     }
 
     /// Calls the next request that waits for slots of an account, if it fits under `limit`.
@@ -182,8 +181,8 @@ struct QueuePlace {
     order: Order,
     /// The longest wait in nanoseconds.
     max_wait: u64,
-    /// `true` once the request may ask again. It then waits only if the answer says so.
-    called: bool,
+    /// Completes once the request may ask again. It then waits only if the answer says so.
+    called: oneshot::Receiver<()>,
 }
 
 impl Turn {
@@ -197,29 +196,15 @@ impl Turn {
     /// Returns the longest time that the request waits, or `None` if it does not wait.
     pub(crate) fn max_wait(&self) -> Option<Duration> {
         let place = self.place();
-        let waiting = place.as_ref().filter(|place| !place.called);
+        let waiting = place.as_ref().filter(|place| !place.called.is_terminated());
         waiting.map(|place| Duration::from_nanos(place.max_wait))
     }
 
     /// Completes once the request may ask for its slots again.
     pub(crate) fn poll_called(&self, cx: &mut Context<'_>) -> Poll<()> {
-        let place = self.place().as_ref().map(|it| (it.shard.clone(), it.id, it.order));
-        let Some((shard, id, order)) = place else { return Poll::Ready(()) };
-        let mut keys = shard.lock();
-        let queue = keys.entries.get_mut(&id).and_then(|entry| entry.queue.as_mut());
-        match queue.and_then(|queue| queue.waiting.get_mut(&order)) {
-            Some(waiting) if !waiting.called => {
-                let old = waiting.waker.replace(cx.waker().clone());
-                drop(keys);
-                drop(old);
-                Poll::Pending
-            }
-            _ => {
-                drop(keys);
-                self.place().as_mut().into_iter().for_each(|place| place.called = true);
-                Poll::Ready(())
-            }
-        }
+        let mut place = self.place();
+        let waiting = place.as_mut().filter(|place| !place.called.is_terminated());
+        waiting.map_or(Poll::Ready(()), |it| Pin::new(&mut it.called).poll(cx).map(drop))
     }
 
     /// Leaves the queue of an account for which `stays` returns `false`.
@@ -230,8 +215,7 @@ impl Turn {
             let left = keys.leave(id, order);
             let called = keys.entries.get_mut(&id).and_then(HeldEntry::call_next);
             drop(keys);
-            drop(left);
-            called.into_iter().for_each(Waker::wake);
+            drop((left, called));
         }
     }
 
@@ -246,35 +230,12 @@ impl Drop for Turn {
     }
 }
 
-/// A part of the table with one lock.
-#[derive(Debug)]
-pub(super) struct Shard {
-    keys: Mutex<HeldKeys>,
-}
-
-impl Shard {
-    pub(super) fn new(capacity: usize) -> Self {
-        Self { keys: Mutex::new(HeldKeys { capacity, epoch: 0, entries: HashMap::default() }) }
-    }
-
-    #[inline]
-    pub(super) fn lock(&self) -> MutexGuard<'_, HeldKeys> {
-        self.keys.lock()
-    }
-
-    /// Frees slots, unless the account was reset since `epoch`.
-    #[inline]
-    pub(super) fn free(&self, id: u64, epoch: u64, units: u64) {
-        // A waker may run any code, so the lock is released first.
-        let called = self.lock().free(id, epoch, units);
-        called.into_iter().for_each(Waker::wake);
-    }
-
-    /// Sets the held slots of an account to 0.
-    pub(super) fn reset(&self, id: u64) {
-        let called = self.lock().reset(id);
-        called.into_iter().for_each(Waker::wake);
-    }
+/// Frees slots, unless the account was reset since `epoch`.
+#[inline]
+pub(super) fn free(shard: &Shard, id: u64, epoch: u64, units: u64) {
+    // A waker may run any code, so the lock is released first.
+    let called = shard.lock().free(id, epoch, units);
+    drop(called);
 }
 
 /// The keys of a shard.
@@ -315,8 +276,8 @@ struct SlotQueue {
 struct Waiting {
     /// The slots that must be free.
     need: u64,
-    called: bool,
-    waker: Option<Waker>,
+    /// `None` once the request is called.
+    call: Option<Call>,
 }
 
 impl HeldEntry {
@@ -326,44 +287,32 @@ impl HeldEntry {
         self.held == 0 && self.queue.is_none()
     }
 
-    /// Calls the first request that waits, if it fits. Returns the waker of its task.
+    /// Returns the call for the first request that waits, if it fits.
     #[inline]
-    fn call_next(&mut self) -> Option<Waker> {
+    fn call_next(&mut self) -> Option<Call> {
         let queue = self.queue.as_mut()?;
         let mut first = queue.waiting.first_entry()?;
         let first = first.get_mut();
         // With no slot held, the limit may be lower than the need, and nothing else would call it.
-        if first.called || self.held > 0 && self.held.saturating_add(first.need) > queue.limit {
-            return None;
-        }
-        first.called = true;
-        first.waker.take()
+        let fits = self.held == 0 || self.held.saturating_add(first.need) <= queue.limit;
+        if fits { first.call.take() } else { None }
     }
 }
 
-/// The state of an account before a decision.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Room {
-    /// The number of held slots.
-    Held(u64),
-    /// Other requests wait for slots before this one. The number is that of the held slots.
-    Behind(u64),
-    /// There is no room for a new account.
-    None,
-}
-
 impl HeldKeys {
-    /// Returns the state of the account for a request of this order.
+    pub(super) fn shard(capacity: usize) -> Arc<Shard> {
+        Arc::new(Mutex::new(Self { capacity, epoch: 0, entries: HashMap::default() }))
+    }
+
+    /// Returns the held slots of the account, and `true` if no other request waits before a request
+    /// of this order. Returns `None` if there is no room for a new account.
     #[inline]
-    pub(super) fn room(&self, id: u64, order: Order) -> Room {
+    pub(super) fn room(&self, id: u64, order: Order) -> Option<(u64, bool)> {
         let Some(HeldEntry { held, queue, .. }) = self.entries.get(&id) else {
-            return if self.entries.len() < self.capacity { Room::Held(0) } else { Room::None };
+            return (self.entries.len() < self.capacity).then_some((0, true));
         };
         let first = queue.as_ref().and_then(|queue| queue.waiting.first_key_value());
-        match first {
-            Some((first, _)) if *first < order => Room::Behind(*held),
-            _ => Room::Held(*held),
-        }
+        Some((*held, first.is_none_or(|(first, _)| *first >= order)))
     }
 
     pub(super) fn held(&self, id: u64) -> u64 {
@@ -382,9 +331,9 @@ impl HeldKeys {
         entry.epoch
     }
 
-    /// Frees slots. Returns the waker of the next request that waits, if it fits.
+    /// Frees slots. Returns the call for the next request that waits, if it fits.
     #[inline]
-    fn free(&mut self, id: u64, epoch: u64, units: u64) -> Option<Waker> {
+    fn free(&mut self, id: u64, epoch: u64, units: u64) -> Option<Call> {
         let entry = self.entries.get_mut(&id).filter(|entry| entry.epoch == epoch)?;
         entry.held = entry.held.saturating_sub(units);
         if let Some(exhaustion) = &mut entry.exhaustion {
@@ -402,7 +351,7 @@ impl HeldKeys {
     }
 
     /// Sets the held slots to 0. The slots that are still held are then not counted.
-    fn reset(&mut self, id: u64) -> Option<Waker> {
+    fn reset(&mut self, id: u64) -> Option<Call> {
         let entry = self.entries.get_mut(&id)?;
         self.epoch += 1;
         (entry.held, entry.epoch, entry.exhaustion) = (0, self.epoch, None);

@@ -1,51 +1,59 @@
 //! Decisions about one or several accounts. All accounts are charged, or none.
 
-use std::{array, time::Duration};
+use std::time::Duration;
+
+use foldhash::quality::SeedableRandomState;
 
 use super::{
     Clock, Stats,
-    accounts::{Account, Accounts, AddressHasher},
+    accounts::{Account, Accounts, report},
     held::{HeldSlots, LockedSlots},
     slots,
     table::{Blocks, LockedAccounts, Table},
-    warnings::OverflowWarning,
+    warnings::{OverflowWarning, RebuildDetector},
 };
 use crate::{
-    algorithm::{self, AccountState, Demand, Evaluation, gcra::Gcra},
-    decision::{Decision, Hold, NEVER, Outcome, Source, UNKNOWN_WAIT},
+    algorithm::{self, Demand, Evaluation, gcra::Gcra},
+    decision::{Decision, Hold, NEVER, Outcome, Snapshot, Source, UNKNOWN_WAIT},
+    key::random_state,
     quota::Quota,
-    store::Charge,
+    store::{Charge, KnownRules},
 };
 
 /// The number of slots per key of the capacity. With two slots per key, about 1 % of new keys find
 /// no free slot in a store at capacity.
 pub(super) const SLOTS_PER_KEY: usize = 2;
+pub(super) const NOT_EVALUATED: Evaluation = Evaluation::allowed(Snapshot::Unknown { retry_ns: 0 });
 /// The number of account slots per block slot.
 const SLOTS_PER_BLOCK: usize = 8;
-/// The maximum number of times that a denied decision is repeated.
-const MAX_REPEATS: usize = 2;
 
 /// All accounts and blocks of a store.
 pub(super) struct Ledger {
     pub(super) clock: Clock,
-    pub(super) hasher: AddressHasher,
-    pub(super) table: Table<AccountState>,
+    /// Random, so that a client cannot choose colliding keys.
+    pub(super) seed: SeedableRandomState,
+    pub(super) table: Table,
     pub(super) held: HeldSlots,
     warning: OverflowWarning,
     pub(super) blocks: Blocks,
     block_warning: OverflowWarning,
+    pub(super) rules: KnownRules,
+    pub(super) rebuilds: RebuildDetector,
 }
 
 impl Ledger {
+    #[track_caller]
     pub(super) fn new(clock: Clock, keys: usize) -> Self {
         Self {
+            rebuilds: RebuildDetector::new(clock.clone()),
             clock,
-            hasher: AddressHasher::new(),
+            seed: random_state(),
             table: Table::new(keys.saturating_mul(SLOTS_PER_KEY)),
             held: HeldSlots::new(keys),
             warning: OverflowWarning::default(),
             blocks: Blocks::default(),
             block_warning: OverflowWarning::default(),
+            rules: KnownRules::default(),
         }
     }
 
@@ -74,54 +82,26 @@ impl Ledger {
     /// Decides at the clock reading `now`. For slots alone, no reading is needed.
     #[inline(always)]
     fn take_at<T>(&self, charges: &[Charge<'_>], now: u64, then: impl FnOnce(Decision) -> T) -> T {
-        let later = match self.take_one(charges, now) {
-            Some((charge, one)) => {
-                let is_denied = !one.allowed && !charge.is_report_only();
-                let retry_ns = if is_denied { one.retry_ns() } else { NEVER };
-                match self.later(charges, now, retry_ns) {
-                    None => return then(plain_decision([charge], [one], now)),
-                    Some(later) => later,
-                }
-            }
-            None => now,
-        };
-        then(self.decide_again(charges, later))
-    }
-
-    /// Charges one rule with one plain GCRA quota, whose account has a slot in the table. Returns
-    /// `None` for other charges.
-    #[inline(always)]
-    fn take_one<'c, 'a>(
-        &self,
-        charges: &'c [Charge<'a>],
-        now: u64,
-    ) -> Option<(&'c Charge<'a>, Evaluation)> {
-        let [charge] = charges else { return None };
-        let [quota] = charge.quotas() else { return None };
-        let gcra = Gcra::plain(quota)?;
-        if charge.quota_index().is_some() || self.blocks.any(now) {
-            return None;
+        match self.take_plain::<1>(charges, now) {
+            Some((one, by)) => then(plain_decision(one, by, now)),
+            None => then(self.take_several(charges, now)),
         }
-        let id = self.hasher.id(charge);
-        let mut set = self.table.sets.lock(self.table.sets.index(id));
-        let at = set.find(id)?;
-        let instant = set.instant(at)?;
-        let (new, charged) = gcra.charge(*instant, now, charge.demand());
-        *instant = new.unwrap_or(*instant);
-        Some((charge, gcra.evaluation(charged)))
     }
 
-    /// Like [`take_one`](Ledger::take_one), for `N` rules.
-    #[inline]
+    /// Charges `N` rules with one plain GCRA quota each, whose accounts have slots in the table.
+    ///
+    /// Returns `None` for other charges, and for a denial that a later reading of the clock may
+    /// change.
+    #[inline(always)]
     fn take_plain<'c, 'a, const N: usize>(
         &self,
         charges: &'c [Charge<'a>],
         now: u64,
-    ) -> Option<([&'c Charge<'a>; N], [Evaluation; N])> {
-        let charges: &[Charge<'_>; N] = charges.try_into().ok()?;
-        for (at, charge) in charges.iter().enumerate() {
+    ) -> Option<(&'c [Charge<'a>; N], [Evaluation; N])> {
+        let all: &[Charge<'_>; N] = charges.try_into().ok()?;
+        for (at, charge) in all.iter().enumerate() {
             let [quota] = charge.quotas() else { return None };
-            let again = charges[..at].iter().any(|other| other.rule() == charge.rule());
+            let again = all[..at].iter().any(|other| other.rule() == charge.rule());
             if Gcra::plain(quota).is_none() || charge.quota_index().is_some() || again {
                 return None;
             }
@@ -129,21 +109,34 @@ impl Ledger {
         if self.blocks.any(now) {
             return None;
         }
-        let ids = charges.each_ref().map(|charge| self.hasher.id(charge));
-        let gcra = |at: usize| Gcra::new(&charges[at].quotas()[0]);
-        let evaluations = self.table.update_instants(ids, |tats| {
-            let charge = |at: usize| gcra(at).charge(tats[at], now, charges[at].demand());
-            let charged: [_; N] = array::from_fn(charge);
-            let permits = |at: usize| charged[at].1.0.allowed || charges[at].is_report_only();
-            if (0..N).all(permits) {
-                let evaluations = array::from_fn(|at| gcra(at).evaluation(charged[at].1));
-                return (charged.map(|(new, _)| new), evaluations);
+        let mut ids = [0; N];
+        for at in 0..N {
+            ids[at] = self.id(&all[at]);
+        }
+        let gcra = |at: usize| Gcra::new(&all[at].quotas()[0]);
+        let locked = self.table.lock_instants(ids)?;
+        let (old, mut new) = (locked.instants, locked.instants);
+        let (mut evaluations, mut retry_ns) = ([NOT_EVALUATED; N], 0);
+        for at in 0..N {
+            let (tat, by) = gcra(at).take(old[at], now, all[at].demand());
+            if !by.allowed && !all[at].is_report_only() {
+                retry_ns = by.retry_ns().max(retry_ns);
             }
-            // The waits of a denial are those of callers that do not queue.
-            let demand = |at: usize| Demand { max_wait: 0, ..charges[at].demand() };
-            ([None; N], array::from_fn(|at| gcra(at).look(tats[at], now, demand(at))))
-        })?;
-        Some((charges.each_ref(), evaluations))
+            (new[at], evaluations[at]) = (tat.unwrap_or(old[at]), by);
+        }
+        if retry_ns == 0 {
+            locked.store(new);
+            return Some((all, evaluations));
+        }
+        drop(locked);
+        for at in 0..N {
+            if evaluations[at].allowed {
+                // The waits of a denial are those of callers that do not queue.
+                let demand = Demand { max_wait: 0, ..all[at].demand() };
+                evaluations[at] = gcra(at).look(old[at], now, demand);
+            }
+        }
+        self.later(charges, now, retry_ns).is_none().then_some((all, evaluations))
     }
 
     /// Takes the slots of one rule with one concurrent quota, if they are free. Returns `None` for
@@ -152,24 +145,21 @@ impl Ledger {
     fn take_slots<'c, 'a>(
         &self,
         charges: &'c [Charge<'a>],
-    ) -> Option<(&'c Charge<'a>, Evaluation, Hold)> {
-        let [charge] = charges else { return None };
+    ) -> Option<(&'c [Charge<'a>; 1], Evaluation, Hold)> {
+        let all: &[_; 1] = charges.try_into().ok()?;
+        let [charge] = all;
         let [quota] = charge.quotas() else { return None };
-        let (id, demand) = (self.hasher.id(charge), charge.demand());
+        let (id, demand) = (self.id(charge), charge.demand());
         let is_plain = quota.is_concurrent() && charge.quota_index().is_none() && demand.cost > 0;
         if !is_plain || charge.turn().is_some() || self.blocks.any(0) {
             return None;
         }
         let (evaluation, hold) = slots::take(self.held.shard(id), id, quota, demand)?;
-        Some((charge, evaluation, hold))
+        Some((all, evaluation, hold))
     }
 
-    /// Decides, and repeats a denied decision with a later reading of the clock, if the elapsed time
-    /// may change the result.
-    ///
-    /// Another thread may have charged the account at a later reading than `now`.
     #[inline(never)]
-    fn decide_again(&self, charges: &[Charge<'_>], mut now: u64) -> Decision {
+    fn take_several(&self, charges: &[Charge<'_>], now: u64) -> Decision {
         if let Some((two, by)) = self.take_plain::<2>(charges, now) {
             return plain_decision(two, by, now);
         }
@@ -177,24 +167,17 @@ impl Ledger {
             return plain_decision(three, by, now);
         }
         if let Some((charge, evaluation, hold)) = self.take_slots(charges) {
-            let mut decision = plain_decision([charge], [evaluation], 0);
+            let mut decision = plain_decision(charge, [evaluation], 0);
             decision.hold(hold);
             return decision;
         }
-        let mut decision = self.decide(charges, now, false);
-        for _ in 0..MAX_REPEATS {
-            if decision.is_allowed() {
-                break;
-            }
-            let retry_ns = decision.binding().map_or(NEVER, Outcome::retry_ns);
-            let Some(later) = self.later(charges, now, retry_ns) else { break };
-            decision = self.decide(charges, later, false);
-            now = later;
-        }
-        decision
+        self.decide(charges, now, false)
     }
 
     /// Returns a later reading of the clock if it may change a denial for `retry_ns`.
+    ///
+    /// Another thread may have charged the account at a later reading than `now`. A reading under
+    /// the lock of the account is later than those of all charges.
     #[inline]
     fn later(&self, charges: &[Charge<'_>], now: u64, retry_ns: u64) -> Option<u64> {
         if retry_ns >= UNKNOWN_WAIT {
@@ -219,7 +202,7 @@ impl Ledger {
             return decision;
         }
         let mut accounts = Accounts::default();
-        self.hasher.collect(charges, &mut accounts);
+        self.collect(charges, &mut accounts);
         let turn = charges.iter().find_map(Charge::turn).filter(|_| !peeks);
         if let Some(turn) = turn {
             turn.leave_unless(|id| accounts.slots().any(|account| account.at.id == id));
@@ -230,20 +213,24 @@ impl Ledger {
             let ids = accounts.slots().map(|account| account.at.id);
             locked.slots = Some(self.held.lock(&ids, turn));
         }
-        for index in 0..accounts.distinct.len() {
-            accounts.distinct[index].evaluation = look(&accounts.distinct, index, &mut locked);
+        look_at_all(&mut accounts.distinct, &mut locked);
+        if !accounts.are_allowed()
+            && let Some(later) = self.later(charges, locked.rates.now, accounts.retry_ns())
+        {
+            locked.rates.now = later;
+            look_at_all(&mut accounts.distinct, &mut locked);
         }
         if accounts.are_allowed() {
             charge(&mut accounts, &mut locked, &mut decision);
         } else {
             deny(&mut accounts.distinct, &mut locked, || self.clock.now());
         }
-        accounts.report(locked.rates.now(), &mut decision);
+        accounts.report(locked.rates.now, &mut decision);
         let slots_are_full = locked.slots.as_ref().is_some_and(|slots| slots.full);
         if slots_are_full && !decision.is_allowed() {
             decision.source = Source::Overflow;
         }
-        if !peeks && (locked.rates.overflowed() || slots_are_full) {
+        if !peeks && (locked.rates.overflowed || slots_are_full) {
             // A log subscriber may run any code, so the locks are released first.
             drop(locked);
             self.record_overflow(self.clock.now());
@@ -261,7 +248,7 @@ impl Ledger {
         let now = self.clock.now();
         let until = now.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(NEVER));
         let slots = self.table.sets.slots() / SLOTS_PER_BLOCK;
-        let has_room = self.blocks.set(self.hasher.id(charge), now, until, slots);
+        let has_room = self.blocks.set(self.id(charge), now, until, slots);
         if !has_room {
             self.block_warning.record_block(now, slots);
             return Decision::new(false, now).with_source(Source::Overflow);
@@ -270,7 +257,7 @@ impl Ledger {
     }
 
     pub(super) fn unblock(&self, charge: &Charge<'_>) -> Decision {
-        self.blocks.end(self.hasher.id(charge), self.clock.now());
+        self.blocks.end(self.id(charge), self.clock.now());
         Decision::allow()
     }
 
@@ -279,7 +266,7 @@ impl Ledger {
     pub(super) fn deny_blocked(&self, charges: &[Charge<'_>], decision: &mut Decision) -> bool {
         let now = self.clock.now();
         let deciding = charges.iter().filter(|c| c.cost() > 0 && !c.is_report_only());
-        let left = deciding.map(|charge| (charge, self.blocks.left(self.hasher.id(charge), now)));
+        let left = deciding.map(|charge| (charge, self.blocks.left(self.id(charge), now)));
         let Some((charge, left)) = left.max_by_key(|(_, left)| *left).filter(|it| it.1 > 0) else {
             return false;
         };
@@ -291,29 +278,21 @@ impl Ledger {
 }
 
 /// Returns the decision on charges with one quota each.
-#[inline]
+#[inline(always)]
 fn plain_decision<const N: usize>(
-    charges: [&Charge<'_>; N],
+    charges: &[Charge<'_>; N],
     evaluations: [Evaluation; N],
     now: u64,
 ) -> Decision {
-    let (mut allowed, mut overage, mut wait) = (true, false, 0);
-    for at in (0..N).filter(|at| !charges[*at].is_report_only()) {
-        let by = &evaluations[at];
-        (allowed, overage, wait) = (allowed & by.allowed, overage | by.overage, wait.max(by.wait));
-    }
-    let mut decision = Decision::new(allowed, now);
-    (decision.overage, decision.wait) = (allowed && overage, if allowed { wait } else { 0 });
-    for at in 0..N {
-        let outcome = Outcome::with(charges[at].rule(), 0, evaluations[at].snapshot);
-        decision.outcomes.push(outcome.with_report_only(charges[at].is_report_only()));
-    }
+    let mut decision = Decision::new(true, now);
+    let all = charges.iter().zip(&evaluations);
+    report(all.map(|(it, by)| (it.rule(), 0, it.is_report_only(), by)), now, &mut decision);
     decision
 }
 
 /// The locked accounts of a decision.
 struct Locked<'a> {
-    rates: LockedAccounts<'a, AccountState>,
+    rates: LockedAccounts<'a>,
     slots: Option<LockedSlots<'a>>,
     /// `true` if the decision changes nothing.
     peeks: bool,
@@ -323,6 +302,13 @@ struct Locked<'a> {
 #[inline]
 fn are_slots(charges: &[Charge<'_>]) -> bool {
     matches!(charges, [charge] if matches!(charge.quotas(), [quota] if quota.is_concurrent()))
+}
+
+#[inline]
+fn look_at_all(all: &mut [Account<'_>], locked: &mut Locked<'_>) {
+    for index in 0..all.len() {
+        all[index].evaluation = look(all, index, locked);
+    }
 }
 
 /// Evaluates the demand of an account. New keys on one shared account count together.
@@ -335,13 +321,13 @@ fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluatio
         return slots::look(account, slots);
     }
     let Account { at, quota, demand, .. } = account;
-    let (now, mut others) = (locked.rates.now(), 0);
+    let (now, mut others) = (locked.rates.now, 0);
     if let Some(gcra) = Gcra::plain(quota)
         && let Some(instant) = locked.rates.instant(at)
     {
         return gcra.look(*instant, now, *demand);
     }
-    if locked.rates.overflowed() {
+    if locked.rates.overflowed {
         let same = all.iter().enumerate().filter(|(i, other)| *i != index && other.at.shares(at));
         others = same.map(|(_, other)| i64::from(other.demand.cost)).sum();
     }
@@ -358,7 +344,7 @@ fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluatio
 /// Charges the accounts of an allowed decision.
 #[inline]
 fn charge(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, decision: &mut Decision) {
-    let now = locked.rates.now();
+    let now = locked.rates.now;
     for index in 0..accounts.distinct.len() {
         let charges = accounts.charges(index);
         if locked.peeks {
@@ -396,7 +382,7 @@ fn preview(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evalua
         slots::add_held(&mut evaluation, demand.cost);
         return evaluation;
     }
-    let now = locked.rates.now();
+    let now = locked.rates.now;
     let shared = all[..index].iter().filter(|other| other.at.shares(&at));
     let earlier = shared.map(|other| i64::from(other.demand.cost)).sum();
     locked.rates.look(&at, |state| {
@@ -429,8 +415,8 @@ fn deny(all: &mut [Account<'_>], locked: &mut Locked<'_>, clock: impl FnOnce() -
 
 /// Creates an account with `initial` units, without a charge.
 #[inline]
-fn open(account: &mut Account<'_>, locked: &mut LockedAccounts<'_, AccountState>) {
-    let (quota, demand, now) = (account.quota, account.demand, locked.now());
+fn open(account: &mut Account<'_>, locked: &mut LockedAccounts<'_>) {
+    let (quota, demand, now) = (account.quota, account.demand, locked.now);
     if quota.initial().is_some() {
         let open = |state: &mut _| algorithm::open(state, quota, now, demand);
         locked.update(&mut account.at, quota, open);
@@ -456,8 +442,9 @@ mod tests {
     #[test]
     fn accounts_take_no_more_memory_than_documented() {
         use super::super::{sync::Mutex, table::Set};
+        use crate::algorithm::AccountState;
 
-        assert!(size_of::<Mutex<Set<AccountState>>>() <= 280);
+        assert!(size_of::<Mutex<Set>>() <= 280);
         assert!(size_of::<[Option<AccountState>; 16]>() <= 768);
     }
 
@@ -485,7 +472,7 @@ mod tests {
             let has_slot = |key: u32| {
                 let key = Key::from(key);
                 let charge = Charge::new(RuleName::default(), &key, &quotas);
-                ledger.table.sets.lock(0).find(ledger.hasher.id(&charge)).is_some()
+                ledger.table.sets.lock(0).find(ledger.id(&charge)).is_some()
             };
             (0..100).for_each(|key| {
                 take(key);

@@ -16,10 +16,9 @@ use std::{
 };
 
 pub(crate) use self::held::Turn;
-use self::{ledger::Ledger, warnings::RebuildDetector};
+use self::ledger::Ledger;
 use super::{
-    Answer, BoxFuture, Charge, Health, KnownRules, Never, Op, Store, Unsupported, can_queue_under,
-    queueing,
+    Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, can_queue_under, queueing,
 };
 use crate::{decision::Decision, observe::set_keys};
 
@@ -127,13 +126,6 @@ use crate::{decision::Decision, observe::set_keys};
 #[derive(Clone)]
 pub struct LocalStore {
     ledger: Arc<Ledger>,
-    layers: Arc<Layers>,
-}
-
-/// The layers that use the store.
-struct Layers {
-    rules: KnownRules,
-    rebuilds: RebuildDetector,
 }
 
 /// Statistics of a [`LocalStore`].
@@ -179,9 +171,7 @@ impl LocalStore {
 
     #[track_caller]
     pub(crate) fn on(clock: Clock, keys: usize) -> Self {
-        let layers =
-            Layers { rules: KnownRules::default(), rebuilds: RebuildDetector::new(clock.clone()) };
-        Self { ledger: Arc::new(Ledger::new(clock, keys)), layers: Arc::new(layers) }
+        Self { ledger: Arc::new(Ledger::new(clock, keys)) }
     }
 
     /// Returns statistics, and sets the gauges `ratelimit.keys`, `ratelimit.capacity` and
@@ -195,18 +185,6 @@ impl LocalStore {
         set_keys(stats.active, stats.slots, stats.held);
         stats
     }
-
-    /// Runs an operation other than `take`. Kept separate so that `take` is inlined.
-    fn change(&self, op: Op<'_>) -> Decision {
-        match op {
-            Op::Take(charges) => self.ledger.take(charges, |decision| decision),
-            Op::Peek(charges) => self.ledger.peek(charges),
-            Op::Adjust(charge, units) => self.ledger.adjust(charge, units),
-            Op::Reset(charge) => self.ledger.reset(charge),
-            Op::Block(charge, time) => self.ledger.block(charge, time),
-            Op::Unblock(charge) => self.ledger.unblock(charge),
-        }
-    }
 }
 
 impl Store for LocalStore {
@@ -215,10 +193,14 @@ impl Store for LocalStore {
 
     #[inline(always)]
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        match op {
-            Op::Take(charges) => self.ledger.take(charges, |it| Answer::Now(Ok(it))),
-            change => Answer::Now(Ok(self.change(change))),
-        }
+        Answer::Now(Ok(match op {
+            Op::Take(charges) => return self.ledger.take(charges, |it| Answer::Now(Ok(it))),
+            Op::Peek(charges) => self.ledger.peek(charges),
+            Op::Adjust(charge, units) => self.ledger.adjust(charge, units),
+            Op::Reset(charge) => self.ledger.reset(charge),
+            Op::Block(charge, time) => self.ledger.block(charge, time),
+            Op::Unblock(charge) => self.ledger.unblock(charge),
+        }))
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
@@ -231,8 +213,8 @@ impl Store for LocalStore {
         let mut rates = queueing(charges).filter(|quota| !quota.is_concurrent());
         rates.try_for_each(can_queue_under)?;
         if charges.iter().any(Charge::is_fixed) {
-            self.layers.rules.register(charges)?;
-            self.layers.rebuilds.layer_built();
+            self.ledger.rules.register(charges)?;
+            self.ledger.rebuilds.layer_built();
         }
         Ok(())
     }

@@ -4,35 +4,18 @@ use std::sync::Arc;
 
 use super::{
     accounts::Account,
-    held::{HeldKeys, LockedSlots, Room, Shard},
-    ledger::Ledger,
+    held::{self, HeldKeys, LockedSlots, Shard},
 };
 use crate::{
     algorithm::{Demand, Evaluation, concurrent},
     decision::{Decision, FreeSlots, Hold, NEVER, Snapshot, UNKNOWN_WAIT},
     quota::Quota,
-    store::Charge,
 };
 
 impl FreeSlots for Shard {
     #[inline]
     fn free(&self, id: u64, epoch: u64, units: u64) {
-        self.free(id, epoch, units);
-    }
-}
-
-impl Ledger {
-    /// Sets the held slots of a charge's accounts to 0.
-    pub(super) fn reset_slots(&self, charge: &Charge<'_>) {
-        for account in self.hasher.accounts(&[*charge]).slots() {
-            self.held.shard(account.at.id).reset(account.at.id);
-        }
-    }
-
-    /// Returns the state of an account of slots.
-    pub(super) fn look_at_slots(&self, account: &Account<'_>) -> Snapshot {
-        let held = self.held.shard(account.at.id).lock().held(account.at.id);
-        concurrent::look(held, account.quota, Demand::units(0)).snapshot
+        held::free(self, id, epoch, units);
     }
 }
 
@@ -45,7 +28,7 @@ pub(super) fn take(
     demand: Demand,
 ) -> Option<(Evaluation, Hold)> {
     let mut keys = shard.lock();
-    let Room::Held(held) = keys.room(id, (demand.headroom, u64::MAX)) else { return None };
+    let (held, true) = keys.room(id, (demand.headroom, u64::MAX))? else { return None };
     let mut evaluation = concurrent::look(held, quota, demand);
     if !evaluation.allowed {
         return None;
@@ -59,16 +42,12 @@ pub(super) fn take(
 pub(super) fn look(account: &Account<'_>, slots: &mut LockedSlots<'_>) -> Evaluation {
     let (id, quota, demand) = (account.at.id, account.quota, account.demand);
     let order = slots.order(demand.headroom);
-    let room = slots.get(id).map_or(Room::None, |keys| keys.room(id, order));
-    let (held, is_next) = match room {
-        Room::Held(held) => (held, true),
-        Room::Behind(held) => (held, false),
-        Room::None => (0, false),
-    };
+    let room = slots.get(id).and_then(|keys| keys.room(id, order));
+    let (held, is_next) = room.unwrap_or((0, false));
     if is_next || demand.cost == 0 {
         return concurrent::look(held, quota, demand);
     }
-    slots.full |= matches!(room, Room::None);
+    slots.full |= room.is_none();
     // The demand is denied, even if it fits.
     let mut evaluation = concurrent::look(u64::MAX, quota, demand);
     if let Snapshot::Slots { held: shown, .. } = &mut evaluation.snapshot {
@@ -165,7 +144,7 @@ mod tests {
 
     #[test]
     fn the_expected_wait_is_the_time_between_two_freed_slots() {
-        let shard = Shard::new(16);
+        let shard = HeldKeys::shard(16);
         let epoch = shard.lock().hold(7, 5);
         let deny = |missing, at: u64| {
             let mut keys = shard.lock();
@@ -187,11 +166,11 @@ mod tests {
 
     #[test]
     fn a_shard_returns_the_memory_of_a_flood() {
-        let shard = Shard::new(10_000);
+        let shard = HeldKeys::shard(10_000);
         let all: Vec<_> = (1..=10_000).map(|id| (id, shard.lock().hold(id, 1))).collect();
         let order = (0, u64::MAX);
-        assert!(matches!(shard.lock().room(10_001, order), Room::None));
-        assert!(matches!(shard.lock().room(10_000, order), Room::Held(1)), "it has an entry");
+        assert!(shard.lock().room(10_001, order).is_none());
+        assert!(shard.lock().room(10_000, order) == Some((1, true)), "it has an entry");
         all.into_iter().for_each(|(id, epoch)| shard.free(id, epoch, 1));
         let keys = shard.lock();
         assert_eq!((keys.entries.len(), keys.entries.capacity()), (0, 0));

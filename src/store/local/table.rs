@@ -3,16 +3,19 @@
 //! A decision locks the sets of its accounts in ascending order, and the shared accounts last. No
 //! line is logged and no user code runs under these locks.
 
-use std::{array, borrow::BorrowMut, collections::HashMap};
+use std::collections::HashMap;
 
 use smallvec::SmallVec;
 
-use super::sync::{
-    AtomicU32, AtomicU64, Mutex, MutexGuard, OnceLock,
-    Ordering::{AcqRel, Acquire, Release},
-    WAYS,
+use super::{
+    accounts::Account,
+    sync::{
+        AtomicU32, AtomicU64, Mutex, MutexGuard, OnceLock,
+        Ordering::{AcqRel, Acquire, Release},
+        WAYS,
+    },
 };
-use crate::name::RuleName;
+use crate::{algorithm::AccountState, name::RuleName, quota::Quota};
 
 /// The maximum number of groups of sets. A group keeps one instant: its latest reset.
 const RESET_GROUPS: usize = 1_024;
@@ -75,34 +78,43 @@ impl Located {
     }
 }
 
+/// All accounts.
+///
+/// New keys share accounts if their set has no free slot. The sets are divided into groups. Each
+/// group has one shared account per rule and quota, which limits all new keys of the group together.
+/// A key that later gets a slot starts with the debt of the shared account. A flood of new keys
+/// therefore neither frees an exhausted key nor affects other rules.
 #[derive(Debug)]
-pub(super) struct Table<A> {
-    pub(super) sets: Sets<A>,
-    overflow: Overflow<A>,
+pub(super) struct Table {
+    pub(super) sets: Sets,
+    /// The shared accounts. The caller must not lock a set while it holds this lock.
+    shared: Mutex<SharedAccounts>,
+    /// The end of possible debt of new keys, per set, in seconds of Unix time. Otherwise, one full
+    /// set would put the new keys of its whole group into debt.
+    in_debt_until: Box<[AtomicU32]>,
     /// The latest reset of each group of sets. Charges before that instant cannot be undone.
     void_before: OnceLock<Box<[AtomicU64]>>,
 }
 
-impl<A> Table<A> {
+impl Table {
     /// Creates a table with at least `slots` slots.
     pub(super) fn new(slots: usize) -> Self {
         let sets = Sets::new(slots);
-        let overflow = Overflow::new(sets.len());
-        Self { sets, overflow, void_before: OnceLock::new() }
+        let in_debt_until = (0..sets.len()).map(|_| AtomicU32::new(0)).collect();
+        Self { sets, shared: Mutex::default(), in_debt_until, void_before: OnceLock::new() }
     }
 
-    /// Applies `change` to several accounts with different ids, if the state of each is one instant.
-    /// Otherwise, returns `None`.
-    ///
-    /// `change` returns the new instants. `None` keeps the old instant.
-    #[inline]
-    pub(super) fn update_instants<T, const N: usize>(
+    /// Locks accounts with different ids, if the state of each is one instant. Otherwise, returns
+    /// `None`.
+    #[inline(always)]
+    pub(super) fn lock_instants<const N: usize>(
         &self,
         ids: [u64; N],
-        change: impl FnOnce([u64; N]) -> ([Option<u64>; N], T),
-    ) -> Option<T> {
-        let sets = ids.map(|id| self.sets.index(id));
-        let mut order: [usize; N] = array::from_fn(|at| at);
+    ) -> Option<LockedInstants<'_, N>> {
+        let (mut sets, mut order) = ([0; N], [0; N]);
+        for at in 0..N {
+            (sets[at], order[at]) = (self.sets.index(ids[at]), at);
+        }
         order.sort_unstable_by_key(|at| sets[*at]);
         // Accounts of one set have the lock of the first of them.
         let (mut locks, mut lock) = ([const { None }; N], [0; N]);
@@ -119,33 +131,16 @@ impl<A> Table<A> {
             slots[at] = set.find(ids[at])?;
             instants[at] = *set.instant(slots[at])?;
         }
-        let (new, result) = change(instants);
-        for at in 0..N {
-            if let (Some(set), Some(new)) = (&mut locks[lock[at]], new[at]) {
-                set.store_instant(slots[at], new);
-            }
-        }
-        Some(result)
+        Some(LockedInstants { locks, lock, slots, instants })
     }
-}
 
-impl<A: Stored> Table<A> {
     /// Locks the accounts of a decision, and finds their places. The ids must differ.
     #[inline]
-    pub(super) fn lock<T: BorrowMut<Located>>(
-        &self,
-        accounts: &mut [T],
-        now: u64,
-    ) -> LockedAccounts<'_, A> {
-        let mut locked = LockedAccounts {
-            table: self,
-            sets: SmallVec::new(),
-            overflow: None,
-            now,
-            overflowed: false,
-        };
+    pub(super) fn lock(&self, accounts: &mut [Account<'_>], now: u64) -> LockedAccounts<'_> {
+        let (sets, shared) = (SmallVec::new(), None);
+        let mut locked = LockedAccounts { table: self, sets, shared, now, overflowed: false };
         let (mut first, mut is_known) = (usize::MAX, true);
-        for account in accounts.iter_mut().map(T::borrow_mut) {
+        for account in accounts.iter_mut().map(|account| &mut account.at) {
             if account.place != Place::Elsewhere {
                 account.set = self.sets.index(account.id);
                 first = first.min(account.set);
@@ -153,7 +148,7 @@ impl<A: Stored> Table<A> {
         }
         while first < usize::MAX {
             let (set, mut next) = (self.sets.lock(first), usize::MAX);
-            for account in accounts.iter_mut().map(T::borrow_mut) {
+            for account in accounts.iter_mut().map(|account| &mut account.at) {
                 if account.set == first {
                     account.lock = locked.sets.len();
                     account.place = set.find(account.id).map_or(Place::Shared, Place::Slot);
@@ -173,40 +168,53 @@ impl<A: Stored> Table<A> {
     }
 }
 
-/// The locks of the accounts of one decision.
-pub(super) struct LockedAccounts<'a, A> {
-    table: &'a Table<A>,
-    /// The sets, in ascending order of their indexes.
-    sets: SmallVec<[MutexGuard<'a, Set<A>>; 4]>,
-    overflow: Option<MutexGuard<'a, SharedAccounts<A>>>,
-    now: u64,
-    overflowed: bool,
+/// The locked accounts of one decision, if the state of each is one instant.
+pub(super) struct LockedInstants<'a, const N: usize> {
+    locks: [Option<MutexGuard<'a, Set>>; N],
+    /// The index in `locks` and the slot of each account.
+    lock: [usize; N],
+    slots: [usize; N],
+    pub(super) instants: [u64; N],
 }
 
-impl<A: Stored> LockedAccounts<'_, A> {
-    /// Returns the instant of the decision.
-    pub(super) fn now(&self) -> u64 {
-        self.now
+impl<const N: usize> LockedInstants<'_, N> {
+    /// Stores the new states, and unlocks the accounts.
+    #[inline(always)]
+    pub(super) fn store(mut self, instants: [u64; N]) {
+        for at in 0..N {
+            if let Some(set) = &mut self.locks[self.lock[at]] {
+                set.slots[self.slots[at] % WAYS].expires_at = instants[at];
+            }
+        }
     }
+}
 
-    /// Returns `true` if some account is shared by new keys.
-    pub(super) fn overflowed(&self) -> bool {
-        self.overflowed
-    }
+/// The locks of the accounts of one decision.
+pub(super) struct LockedAccounts<'a> {
+    table: &'a Table,
+    /// The sets, in ascending order of their indexes.
+    sets: SmallVec<[MutexGuard<'a, Set>; 4]>,
+    shared: Option<MutexGuard<'a, SharedAccounts>>,
+    /// The instant of the decision.
+    pub(super) now: u64,
+    /// `true` if some account is shared by new keys.
+    pub(super) overflowed: bool,
+}
 
+impl LockedAccounts<'_> {
     /// Finds a free slot for each new account.
     #[cold]
     #[inline(never)]
-    fn find_rooms<T: BorrowMut<Located>>(&mut self, accounts: &mut [T]) {
+    fn find_rooms(&mut self, accounts: &mut [Account<'_>]) {
         for index in 0..accounts.len() {
-            let Located { id, lock, place, .. } = *accounts[index].borrow();
+            let Located { id, lock, place, .. } = accounts[index].at;
             let is_used = |at| {
-                let mut all = accounts.iter().map(T::borrow).filter(|other| other.lock == lock);
-                all.any(|other| [Place::Slot(at), Place::Room(at)].contains(&other.place))
+                let mut all = accounts.iter().filter(|other| other.at.lock == lock);
+                all.any(|other| [Place::Slot(at), Place::Room(at)].contains(&other.at.place))
             };
             if place == Place::Shared {
                 match self.sets[lock].room(id, self.now, is_used) {
-                    Some(at) => accounts[index].borrow_mut().place = Place::Room(at),
+                    Some(at) => accounts[index].at.place = Place::Room(at),
                     None => self.overflowed = true,
                 }
             }
@@ -224,15 +232,19 @@ impl<A: Stored> LockedAccounts<'_, A> {
 
     /// Calls `read` with the account.
     #[inline]
-    pub(super) fn look<T>(&mut self, account: &Located, read: impl FnOnce(Option<&A>) -> T) -> T {
+    pub(super) fn look<T>(
+        &mut self,
+        account: &Located,
+        read: impl FnOnce(Option<&AccountState>) -> T,
+    ) -> T {
         let now = self.now;
         match account.place {
             Place::Slot(at) => {
                 let set = &self.sets[account.lock];
-                match (set.state(at), set.expires_at(at)) {
+                match (set.state(at), set.slots[at % WAYS].expires_at) {
                     (_, expires_at) if expires_at <= now => read(None),
                     (Some(state), _) => read(Some(state)),
-                    (None, instant) => read(Some(&A::from_instant(instant))),
+                    (None, instant) => read(Some(&AccountState::Gcra(instant))),
                 }
             }
             Place::Room(_) => read(self.inherited(account).as_ref()),
@@ -245,37 +257,31 @@ impl<A: Stored> LockedAccounts<'_, A> {
     pub(super) fn update<T>(
         &mut self,
         account: &mut Located,
-        quota: &A::Quota,
-        change: impl FnOnce(&mut Option<A>) -> T,
+        quota: &Quota,
+        change: impl FnOnce(&mut Option<AccountState>) -> T,
     ) -> T {
         let now = self.now;
-        match account.place {
-            Place::Slot(at) => {
-                let set = &mut self.sets[account.lock];
-                let mut stored = set.take(at, now);
-                let result = change(&mut stored);
-                set.put(at, stored, quota, now);
-                result
-            }
-            Place::Room(at) => {
-                let mut stored = self.inherited(account);
-                let result = change(&mut stored);
-                let set = &mut self.sets[account.lock];
-                set.claim(at, account.id, now);
-                set.put(at, stored, quota, now);
-                account.place = Place::Slot(at);
-                result
-            }
-            Place::Shared | Place::Elsewhere => self.update_shared(account, quota, change),
+        let (at, mut stored) = match account.place {
+            Place::Slot(at) => (at, self.sets[account.lock].take(at, now)),
+            Place::Room(at) => (at, self.inherited(account)),
+            Place::Shared | Place::Elsewhere => return self.update_shared(account, quota, change),
+        };
+        let result = change(&mut stored);
+        let set = &mut self.sets[account.lock];
+        if !account.has_slot() {
+            set.claim(at, account.id, now);
+            account.place = Place::Slot(at);
         }
+        set.put(at, stored, quota, now);
+        result
     }
 
     /// Applies `change` only if the key has an account of its own. For changes that lower the debt.
     pub(super) fn lower<T>(
         &mut self,
         account: &mut Located,
-        quota: &A::Quota,
-        change: impl FnOnce(&mut Option<A>) -> T,
+        quota: &Quota,
+        change: impl FnOnce(&mut Option<AccountState>) -> T,
     ) -> Option<T> {
         account.has_slot().then(|| self.update(account, quota, change))
     }
@@ -288,9 +294,9 @@ impl<A: Stored> LockedAccounts<'_, A> {
     pub(super) fn undo(
         &mut self,
         account: &Located,
-        quota: &A::Quota,
+        quota: &Quota,
         charged: u64,
-        change: impl FnOnce(&mut A),
+        change: impl FnOnce(&mut AccountState),
     ) {
         let void_before = self.table.void_before.get().map(|all| &all[account.set % all.len()]);
         if charged < void_before.map_or(0, |instant| instant.load(Acquire)) {
@@ -308,7 +314,7 @@ impl<A: Stored> LockedAccounts<'_, A> {
     pub(super) fn reset(
         &mut self,
         account: &mut Located,
-        quota: &A::Quota,
+        quota: &Quota,
         clock: impl FnOnce() -> u64,
     ) {
         let _ = self.lower(account, quota, |stored| *stored = None);
@@ -320,15 +326,16 @@ impl<A: Stored> LockedAccounts<'_, A> {
 
     /// Returns the initial state of a new account: the debt of the shared account, if any.
     #[cold]
-    fn inherited(&mut self, account: &Located) -> Option<A> {
-        let in_debt = self.table.overflow.may_be_in_debt(account.set, self.now);
-        in_debt.then(|| self.shared(account).map(A::condensed)).flatten()
+    fn inherited(&mut self, account: &Located) -> Option<AccountState> {
+        let until = self.table.in_debt_until[account.set].load(Acquire);
+        let in_debt = u64::from(until) > self.now / SECOND;
+        in_debt.then(|| self.shared(account).map(AccountState::condensed)).flatten()
     }
 
     #[cold]
-    fn shared(&mut self, account: &Located) -> Option<&A> {
+    fn shared(&mut self, account: &Located) -> Option<&AccountState> {
         let now = self.now;
-        let accounts = self.overflow.get_or_insert_with(|| self.table.overflow.accounts.lock());
+        let accounts = self.shared.get_or_insert_with(|| self.table.shared.lock());
         let (expires_at, account) = accounts.get(&account.shared_address())?;
         (*expires_at > now).then_some(account)
     }
@@ -337,40 +344,22 @@ impl<A: Stored> LockedAccounts<'_, A> {
     fn update_shared<T>(
         &mut self,
         account: &Located,
-        quota: &A::Quota,
-        change: impl FnOnce(&mut Option<A>) -> T,
+        quota: &Quota,
+        change: impl FnOnce(&mut Option<AccountState>) -> T,
     ) -> T {
         let (now, address) = (self.now, account.shared_address());
-        let accounts = self.overflow.get_or_insert_with(|| self.table.overflow.accounts.lock());
+        let accounts = self.shared.get_or_insert_with(|| self.table.shared.lock());
         let stored = accounts.remove(&address).filter(|(expires_at, _)| *expires_at > now);
         let mut stored = stored.map(|(_, account)| account);
         let result = change(&mut stored);
         if let Some(stored) = stored {
             let expires_at = stored.expires_at(quota);
-            self.table.overflow.extend_debt(account.set, expires_at);
+            let second = u32::try_from(expires_at / SECOND + 1).unwrap_or(u32::MAX);
+            self.table.in_debt_until[account.set].fetch_max(second, Release);
             accounts.insert(address, (expires_at, stored));
         }
         result
     }
-}
-
-/// An account that is kept in a slot.
-pub(super) trait Stored: Clone {
-    /// The quota of the account.
-    type Quota;
-
-    /// Creates an account whose whole state is `instant`.
-    fn from_instant(instant: u64) -> Self;
-
-    /// Returns the state of the account if it is a single instant.
-    fn as_instant(&self, expires_at: u64) -> Option<u64>;
-
-    /// Returns the instant at which the account expires. An expired account equals a new account.
-    fn expires_at(&self, quota: &Self::Quota) -> u64;
-
-    /// Returns an account with the same debt and a state of bounded size.
-    #[must_use]
-    fn condensed(&self) -> Self;
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -380,11 +369,11 @@ struct TableSlot {
 }
 
 /// A set of slots.
-#[derive(Debug)]
-pub(super) struct Set<A> {
+#[derive(Debug, Default)]
+pub(super) struct Set {
     slots: [TableSlot; WAYS],
     /// The states of accounts that need more than one instant, allocated on first use.
-    states: Option<Box<[Option<A>; WAYS]>>,
+    states: Option<Box<[Option<AccountState>; WAYS]>>,
     /// The latest instant at which an account was dropped.
     ///
     /// New accounts start at this instant or later. Otherwise, a thread with an older reading of
@@ -392,13 +381,7 @@ pub(super) struct Set<A> {
     dropped_at: u64,
 }
 
-impl<A> Default for Set<A> {
-    fn default() -> Self {
-        Self { slots: Default::default(), states: None, dropped_at: 0 }
-    }
-}
-
-impl<A> Set<A> {
+impl Set {
     /// Returns the slot that holds `id`, if any.
     #[inline]
     pub(super) fn find(&self, id: u64) -> Option<usize> {
@@ -427,17 +410,6 @@ impl<A> Set<A> {
         self.dropped_at = self.dropped_at.max(now);
     }
 
-    /// Returns the number of accounts that have not expired.
-    pub(super) fn active(&self, now: u64) -> usize {
-        self.slots.iter().filter(|slot| slot.expires_at > now).count()
-    }
-
-    /// Returns the instant at which the account in this slot expires.
-    #[inline]
-    pub(super) fn expires_at(&self, at: usize) -> u64 {
-        self.slots[at % WAYS].expires_at
-    }
-
     /// Returns the account in this slot, if its state is a single instant.
     #[inline]
     pub(super) fn instant(&mut self, at: usize) -> Option<&mut u64> {
@@ -445,31 +417,24 @@ impl<A> Set<A> {
         is_instant.then(|| &mut self.slots[at % WAYS].expires_at)
     }
 
-    /// Stores an account whose state is a single instant.
-    pub(super) fn store_instant(&mut self, at: usize, instant: u64) {
-        self.slots[at % WAYS].expires_at = instant;
-    }
-
     /// Returns the state of the account in this slot, if the state is more than one instant.
     #[inline]
-    pub(super) fn state(&self, at: usize) -> Option<&A> {
+    fn state(&self, at: usize) -> Option<&AccountState> {
         self.states.as_ref()?[at % WAYS].as_ref()
     }
-}
 
-impl<A: Stored> Set<A> {
     /// Takes the account out of this slot, unless it has expired.
     #[inline]
-    pub(super) fn take(&mut self, at: usize, now: u64) -> Option<A> {
-        let expires_at = self.expires_at(at);
+    fn take(&mut self, at: usize, now: u64) -> Option<AccountState> {
+        let expires_at = self.slots[at % WAYS].expires_at;
         let state = self.states.as_mut().and_then(|states| states[at % WAYS].take());
-        (expires_at > now).then(|| state.unwrap_or_else(|| A::from_instant(expires_at)))
+        (expires_at > now).then(|| state.unwrap_or(AccountState::Gcra(expires_at)))
     }
 
     /// Stores an account in this slot. `None` drops the account.
     #[inline]
-    pub(super) fn put(&mut self, at: usize, account: Option<A>, quota: &A::Quota, now: u64) {
-        let old = self.expires_at(at);
+    fn put(&mut self, at: usize, account: Option<AccountState>, quota: &Quota, now: u64) {
+        let old = self.slots[at % WAYS].expires_at;
         if account.is_none() && old > now {
             self.dropped_at = self.dropped_at.max(now);
         }
@@ -479,30 +444,29 @@ impl<A: Stored> Set<A> {
 
     /// Applies `change`, which undoes a charge. An account whose state is more than one instant
     /// expires no sooner than before.
-    pub(super) fn undo(
-        &mut self,
-        at: usize,
-        quota: &A::Quota,
-        now: u64,
-        change: impl FnOnce(&mut A),
-    ) {
-        let before = self.expires_at(at);
+    fn undo(&mut self, at: usize, quota: &Quota, now: u64, change: impl FnOnce(&mut AccountState)) {
+        let before = self.slots[at % WAYS].expires_at;
         let Some(mut account) = self.take(at, now) else { return };
         change(&mut account);
         let by_quota = account.expires_at(quota);
-        let is_instant = account.as_instant(by_quota).is_some();
-        let expires_at = if is_instant { by_quota } else { by_quota.max(before) };
+        let expires_at =
+            if is_instant(&account, by_quota) { by_quota } else { by_quota.max(before) };
         self.store(at, Some(account), expires_at);
     }
 
     #[inline]
-    fn store(&mut self, at: usize, account: Option<A>, expires_at: u64) {
-        self.store_instant(at, expires_at);
-        let state = account.filter(|account| account.as_instant(expires_at).is_none());
+    fn store(&mut self, at: usize, account: Option<AccountState>, expires_at: u64) {
+        self.slots[at % WAYS].expires_at = expires_at;
+        let state = account.filter(|account| !is_instant(account, expires_at));
         if state.is_some() || self.states.is_some() {
             self.states.get_or_insert_with(|| Box::new([const { None }; WAYS]))[at % WAYS] = state;
         }
     }
+}
+
+/// Returns `true` if the instant at which the account expires is its whole state.
+fn is_instant(account: &AccountState, expires_at: u64) -> bool {
+    matches!(account, AccountState::Gcra(tat) if *tat == expires_at)
 }
 
 /// A table of slots with fixed memory, divided into sets with one lock each.
@@ -514,9 +478,9 @@ impl<A: Stored> Set<A> {
 /// A lookup usually reads one slot, and at most sixteen. The slot of an expired account can be
 /// reused, so no sweep is needed.
 #[derive(Debug)]
-pub(super) struct Sets<A>(Box<[Mutex<Set<A>>]>);
+pub(super) struct Sets(Box<[Mutex<Set>]>);
 
-impl<A> Sets<A> {
+impl Sets {
     /// Creates sets with at least `slots` slots.
     pub(super) fn new(slots: usize) -> Self {
         Self((0..slots.div_ceil(WAYS).max(1)).map(|_| Mutex::default()).collect())
@@ -534,7 +498,8 @@ impl<A> Sets<A> {
 
     /// Counts the accounts that have not expired. Reads every slot.
     pub(super) fn active(&self, now: u64) -> usize {
-        self.0.iter().map(|set| set.lock().active(now)).sum()
+        let active = |set: &Set| set.slots.iter().filter(|slot| slot.expires_at > now).count();
+        self.0.iter().map(|set| active(&set.lock())).sum()
     }
 
     /// Returns the index of the set for `id`.
@@ -545,7 +510,7 @@ impl<A> Sets<A> {
     }
 
     #[inline]
-    pub(super) fn lock(&self, index: usize) -> MutexGuard<'_, Set<A>> {
+    pub(super) fn lock(&self, index: usize) -> MutexGuard<'_, Set> {
         self.0[index].lock()
     }
 }
@@ -571,50 +536,14 @@ struct SharedAddress {
 }
 
 /// Shared accounts, each with the instant at which it expires.
-type SharedAccounts<A> = HashMap<SharedAddress, (u64, A)>;
-
-/// The accounts that new keys share if their set has no free slot.
-///
-/// The sets are divided into groups. Each group has one shared account per rule and quota, which
-/// limits all new keys of the group together. A key that later gets a slot starts with the debt of
-/// the shared account. A flood of new keys therefore neither frees an exhausted key nor affects
-/// other rules.
-///
-/// Each set records the instant until which its new keys may be in debt. Otherwise, one full set
-/// would put the new keys of its whole group into debt.
-#[derive(Debug)]
-struct Overflow<A> {
-    /// The end of possible debt of new keys, per set, in seconds of Unix time.
-    until: Box<[AtomicU32]>,
-    /// The shared accounts. The caller must not lock a set while it holds this lock.
-    accounts: Mutex<SharedAccounts<A>>,
-}
-
-impl<A> Overflow<A> {
-    /// Creates the shared accounts of a table with `sets` sets.
-    fn new(sets: usize) -> Self {
-        let until = (0..sets).map(|_| AtomicU32::new(0)).collect();
-        Self { until, accounts: Mutex::default() }
-    }
-
-    /// Returns `true` if new keys of this set are possibly in debt.
-    fn may_be_in_debt(&self, set: usize, now: u64) -> bool {
-        u64::from(self.until[set].load(Acquire)) > now / SECOND
-    }
-
-    /// Records that new keys of this set may be in debt until this instant.
-    fn extend_debt(&self, set: usize, until: u64) {
-        let second = u32::try_from(until / SECOND + 1).unwrap_or(u32::MAX);
-        self.until[set].fetch_max(second, Release);
-    }
-}
+type SharedAccounts = HashMap<SharedAddress, (u64, AccountState)>;
 
 /// The instants at which blocks end, in a table beside the accounts. The first block allocates it.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     /// The instant at which the last block ends.
     latest: AtomicU64,
-    sets: OnceLock<Sets<()>>,
+    sets: OnceLock<Sets>,
 }
 
 impl Blocks {
@@ -625,7 +554,7 @@ impl Blocks {
         let found = set.find(id).or_else(|| set.room(id, now, |_| false));
         if let Some(at) = found {
             set.claim(at, id, now);
-            set.store_instant(at, until);
+            set.slots[at].expires_at = until;
             self.latest.fetch_max(until, Release);
         }
         found.is_some()
@@ -635,7 +564,7 @@ impl Blocks {
         let Some(sets) = self.sets.get() else { return };
         let mut set = sets.lock(sets.index(id));
         if let Some(at) = set.find(id) {
-            set.store_instant(at, now);
+            set.slots[at].expires_at = now;
         }
     }
 
@@ -654,6 +583,6 @@ impl Blocks {
     pub(super) fn left(&self, id: u64, now: u64) -> u64 {
         let Some(sets) = self.sets.get() else { return 0 };
         let set = sets.lock(sets.index(id));
-        set.find(id).map_or(0, |at| set.expires_at(at).saturating_sub(now))
+        set.find(id).map_or(0, |at| set.slots[at].expires_at.saturating_sub(now))
     }
 }
