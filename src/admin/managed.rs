@@ -51,12 +51,9 @@ impl ManagedLayer {
         let is_given = |key: &Key| key.fingerprint(&self.secret).to_string() == given;
         let listed = self.denial_log.find(rule).map(|record| record.listed.lock());
         let found = listed.and_then(|it| it.top.iter().find(|it| is_given(&it.key)).cloned());
-        found.map(|it| it.key).ok_or_else(|| {
-            format!(
-                "fingerprint is {given:?}, which is not in the list of the most denied keys of \
-                 rule {rule:?}; give the key"
-            )
-        })
+        let why =
+            || format!("fingerprint is {given:?}, which rule {rule:?} does not list; give the key");
+        found.map(|it| it.key).ok_or_else(why)
     }
 
     /// Turns report-only on or off, for the whole layer or for one rule.

@@ -376,7 +376,7 @@ impl fmt::Debug for Admin {
     }
 }
 
-type ManagedLayers = State<Arc<[ManagedLayer]>>;
+type Layers = State<Arc<[ManagedLayer]>>;
 type Body<T> = Result<Json<T>, JsonRejection>;
 
 /// Header fields of every response.
@@ -400,11 +400,8 @@ fn routes() -> Router<Arc<[ManagedLayer]>> {
         .route("/page", file("text/html; charset=utf-8", include_str!("page.html")))
         .route("/page.js", file("text/javascript; charset=utf-8", include_str!("page.js")))
         .route("/style.css", file("text/css; charset=utf-8", include_str!("style.css")))
-        .route("/api/layers", get(async |State(all): ManagedLayers| Json(managed::layers(&all))))
-        .route(
-            "/api/health",
-            get(async |State(all): ManagedLayers| Json(managed::health(&all).await)),
-        )
+        .route("/api/layers", get(async |State(all): Layers| Json(managed::layers(&all))))
+        .route("/api/health", get(async |State(all): Layers| Json(managed::health(&all).await)))
         .route("/api/peek", account("peek"))
         .route("/api/reset", account("reset"))
         .route("/api/block", account("block"))
@@ -445,12 +442,12 @@ async fn not_found() -> Problem {
 }
 
 fn account(operation: &'static str) -> MethodRouter<Arc<[ManagedLayer]>> {
-    post(async move |State(layers): ManagedLayers, body: Body<AccountBody>| {
+    post(async move |State(layers): Layers, body: Body<AccountBody>| {
         account::run(operation, &layers, body?.0).await.map(Json)
     })
 }
 
-async fn switch(State(all): ManagedLayers, body: Body<SwitchBody>) -> Result<(), Problem> {
+async fn switch(State(all): Layers, body: Body<SwitchBody>) -> Result<(), Problem> {
     let Json(SwitchBody { layer, rule, on, report_only }) = body?;
     let layer = managed::find(&all, &layer)?;
     match (on, report_only, rule) {

@@ -503,7 +503,7 @@ pub trait Store {
     /// # });
     /// ```
     fn health(&self) -> BoxFuture<Health> {
-        Box::pin(ready(Health::unknown("other")))
+        Box::pin(ready(Health::new("other", Status::Unknown, "")))
     }
 }
 

@@ -1,7 +1,6 @@
 //! The address of a client behind proxies, as a key.
 
 mod entries;
-mod forwarded;
 mod header;
 
 use std::net::IpAddr;

@@ -75,7 +75,8 @@ impl Ledger {
     /// Always inlined, because a call would move the decision, which is large.
     #[inline(always)]
     pub(super) fn take<T>(&self, charges: &[Charge<'_>], then: impl FnOnce(Decision) -> T) -> T {
-        let now = if are_slots(charges) { 0 } else { self.clock.now() };
+        let is_slots = |it: &Charge<'_>| matches!(it.quotas(), [it] if it.is_concurrent());
+        let now = if matches!(charges, [it] if is_slots(it)) { 0 } else { self.clock.now() };
         self.take_at(charges, now, then)
     }
 
@@ -296,12 +297,6 @@ struct Locked<'a> {
     slots: Option<LockedSlots<'a>>,
     /// `true` if the decision changes nothing.
     peeks: bool,
-}
-
-/// Returns `true` for one charge of one concurrent quota.
-#[inline]
-fn are_slots(charges: &[Charge<'_>]) -> bool {
-    matches!(charges, [charge] if matches!(charge.quotas(), [quota] if quota.is_concurrent()))
 }
 
 #[inline]
