@@ -36,8 +36,9 @@ pub(crate) struct Template {
     policy: Option<HeaderValue>,
     /// The number of quotas that the fields report if all rules charge a request.
     shown: usize,
-    /// `true` if a rule chooses its quotas per request.
-    are_chosen: bool,
+    /// `true` if each request needs a template of its own, because a rule chooses its quotas per
+    /// request or because of partition keys.
+    is_per_request: bool,
     /// The secret of partition keys, if they are enabled.
     secret: Option<FingerprintKey>,
     /// Set if many requests share the template.
@@ -105,7 +106,7 @@ impl Template {
     fn of(family: Headers, items: Vec<Item>) -> Self {
         let shown = || items.iter().filter(|item| !item.is_reporting && item.is_listed());
         let (policy, shown) = (policy(shown()), shown().count());
-        Self { family, items, policy, shown, are_chosen: false, secret: None, prepared: None }
+        Self { family, items, policy, shown, is_per_request: false, secret: None, prepared: None }
     }
 
     /// Creates the template of a layer with these rules.
@@ -122,8 +123,8 @@ impl Template {
         let denial = [(RETRY_AFTER, TO_FILL_IN)].into_iter().chain(fields());
         let denial = denial.chain([(CONTENT_TYPE, TEXT), (CACHE_CONTROL, NO_STORE)]);
         let prepared = Some(Prepared { fields: fields().collect(), denial: denial.collect() });
-        let are_chosen = infos.iter().any(|info| info.quotas.is_none());
-        Self { are_chosen, secret, prepared, ..template }
+        let is_per_request = secret.is_some() || infos.iter().any(|info| info.quotas.is_none());
+        Self { is_per_request, secret, prepared, ..template }
     }
 
     /// Creates the template of one request. With a secret, each quota has a partition key.
@@ -150,7 +151,7 @@ impl Template {
     /// Returns the template for the charges of a request to a layer with this template.
     #[inline]
     pub(crate) fn fit(self: &Arc<Self>, charges: &[Charge<'_>]) -> Arc<Self> {
-        if self.are_chosen || self.secret.is_some() {
+        if self.is_per_request {
             return Self::of_charges(self.family, charges, self.secret.as_ref());
         }
         self.clone()

@@ -211,7 +211,11 @@ where
             self.queue(decision, charges, waiter)
         } else {
             let waited = waiter.is_some_and(|it| it.waited);
-            Admission::Admitted(self.respond(decision, charges, None, waited))
+            // `None` apart, because moving an `Option` of this size is slow even if it is `None`.
+            match self.respond(decision, charges, None, waited) {
+                None => Admission::Admitted(None),
+                Some(context) => Admission::Admitted(Some(context)),
+            }
         }
     }
 
@@ -267,7 +271,9 @@ where
             }
             return Admission::Admitted(self.respond(decision, charges, in_flight, false));
         }
-        self.notify(Ok(decision), false, false, charges);
+        if settings.observers.are_active() {
+            self.notify(Ok(decision), false, false, charges);
+        }
         let retry_after = settings.retry_after.wait(&settings.promises, decision, charges);
         let template = self.template.fit(charges);
         let why = self.rejection(Ok(decision), retry_after, &template);
@@ -288,7 +294,9 @@ where
         waited: bool,
     ) -> Option<ResponseContext> {
         let settings = &self.layer.settings;
-        self.notify(Ok(decision), true, waited, charges);
+        if settings.observers.are_active() {
+            self.notify(Ok(decision), true, waited, charges);
+        }
         let reports = decision.is_allowed() && settings.headers.reports_allowed();
         let lines = if reports { self.template.lines(charges, decision) } else { None };
         ResponseContext::new(lines, settings, decision, charges, in_flight)
@@ -304,8 +312,8 @@ where
         Rejection::new(cause, retry_after, template, Some(&*self.layer.rules), secret)
     }
 
-    /// Calls the hooks, if there are any.
-    #[inline(always)]
+    /// Calls the hooks.
+    #[inline(never)]
     fn notify(
         &self,
         decision: Result<&Decision, &KeyError>,
@@ -313,9 +321,6 @@ where
         is_delayed: bool,
         charges: &[Charge<'_>],
     ) {
-        if !self.layer.settings.observers.are_active() {
-            return;
-        }
         let keys = &|rule| charges.iter().find(|it| it.rule() == rule).map(Charge::key);
         let (head, secret) = (self.head, self.layer.settings.secret.as_ref());
         let event = DecisionEvent { head, decision, is_admitted, is_delayed, keys, secret };

@@ -209,7 +209,7 @@ impl ResponseContext {
     ) -> Option<Self> {
         let LayerConfig { expose, after, overcommit, .. } = settings;
         if !expose && after.is_none() && overcommit.is_none() && decision.slot.is_none() {
-            return lines.map(|lines| Self { lines: Some(lines), extras: None });
+            return Some(Self { lines: Some(lines?), extras: None });
         }
         Some(Self { lines, extras: Some(Extras::new(settings, decision, charges, in_flight)) })
     }
