@@ -91,7 +91,7 @@ local function refresh(account)
         place.algorithm.follow(place, ahead, now + ahead)
         account.changed = true
       end
-      if not place.algorithm.lives(place) then
+      if not place.algorithm.is_active(place) then
         place.raw, place.state = place.algorithm.write(place), nil
       end
     end
@@ -110,7 +110,7 @@ local function refresh(account)
 end
 
 -- Replaces a foreign or broken account by an empty one.
-local function start_anew(account)
+local function clear(account)
   account.healed, account.changed, account.block, account.value = true, true, nil, nil
   account.reset, account.void = nil, nil
   for _, place in ipairs(account.places) do
@@ -130,14 +130,14 @@ end
 -- Returns false for an account that no plan writes. It outlasts its key, and could otherwise deny
 -- for years. Only a state that is impossible under the plan of the call is compared with the time
 -- to live, because the last writer's plan may have kept other states for a shorter time.
-local function sound(account, wary)
+local function is_valid(account, unbounded)
   local ends = math.max(account.block or now, account.void or now)
   if ends > now and not lasts(account, ends) then
     return false
   end
   for _, place in ipairs(account.places) do
     local state, algorithm = place.state, place.algorithm
-    if state and algorithm.odd and algorithm.odd(place, wary)
+    if state and algorithm.exceeds_plan and algorithm.exceeds_plan(place, unbounded)
       and not lasts(account, algorithm.ends(place) - (place.kept or 0)) then
       if not algorithm.bound then
         return false
@@ -150,9 +150,9 @@ local function sound(account, wary)
 end
 
 -- Reads an account by its plan. A plan states whether the account is binding, and has a letter and
--- parameters for each quota. The letter of a quota that is not part of the call is `.`. The plan of a
--- `wary` caller does not have all bounds of a state.
-local function read(key, plan, wary)
+-- parameters for each quota. The letter of a quota that is not part of the call is `.`. The plan of an
+-- `unbounded` call does not have all bounds of a state.
+local function read(key, plan, unbounded)
   local binding, count, at = struct.unpack('<BB', plan)
   local places = {}
   local account = {
@@ -179,8 +179,8 @@ local function read(key, plan, wary)
       account.value = value
       refresh(account)
     end
-    if not account.value or not sound(account, wary) then
-      start_anew(account)
+    if not account.value or not is_valid(account, unbounded) then
+      clear(account)
     end
   end
   return account
@@ -228,9 +228,9 @@ local function write(account, keep)
   else
     local ms = math.ceil((ends - now) / 1000)
     if others or keep then
-      ms = math.max(ms, redis.call('PTTL', account.key) - linger)
+      ms = math.max(ms, redis.call('PTTL', account.key) - extra_ttl)
     end
-    ms = math.max(1, math.min(ms, 315360000000)) + linger
+    ms = math.max(1, math.min(ms, 315360000000)) + extra_ttl
     redis.call('PSETEX', account.key, ms, value)
     if account.lists then
       for _, place in ipairs(account.places) do

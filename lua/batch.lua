@@ -10,11 +10,11 @@
 -- the accounts after the group, and at the end 1 if MSETEX failed.
 --
 -- One command reads all accounts. `values` holds each account as the groups so far left it, and
--- `lives` the time to live of each account to write. Each account is written once, at the end.
+-- `ttls` the time to live of each account to write. Each account is written once, at the end.
 local call, pack, take = redis.call, struct.pack, struct.unpack
 local size = #ARGV[plans] / 2
 local layout = { take('<' .. string.rep('H', size), ARGV[plans]) }
-local values, lives = call('MGET', unpack(KEYS)), {}
+local values, ttls = call('MGET', unpack(KEYS)), {}
 local reply, n, joins, at = { pack('<I7H', now, nano) }, 1, layout[1] == 1, 2
 -- Parts of the reply that occur often: the number of allowed requests, and with it or without it the
 -- number of charges and the length of a valid account of one quota.
@@ -39,7 +39,7 @@ end
 -- takes longer to format a number. For MSETEX, they are up to a quarter more, so that many accounts
 -- have one time to live.
 local texts = {}
-local function life(tat)
+local function ttl_of(tat)
   local ms = (tat + 1000 - now) / 1000
   ms = ms - ms % 1
   if not texts[ms] then
@@ -49,15 +49,15 @@ local function life(tat)
       local step = math.ldexp(1, bits - 3)
       kept = math.ceil(ms / step) * step
     end
-    texts[ms] = string.format('%d', math.min(kept, 315360000000) + linger)
+    texts[ms] = string.format('%d', math.min(kept, 315360000000) + extra_ttl)
   end
   return texts[ms]
 end
 
 local function flush(key)
-  if lives[key] then
-    call('PSETEX', KEYS[key], lives[key], values[key])
-    lives[key] = nil
+  if ttls[key] then
+    call('PSETEX', KEYS[key], ttls[key], values[key])
+    ttls[key] = nil
   end
 end
 
@@ -165,7 +165,7 @@ local function decide(count, parsed, before)
       value, healed = found.value or '', found.healed and 1 or 0
       values[key] = value ~= '' and value
     elseif passed > 0 then
-      values[key], lives[key] = value, life(latest)
+      values[key], ttls[key] = value, ttl_of(latest)
     end
     reply[n + 1] = #value == 19 and healed == 0 and head[passed]
       or pack('<HBI4', passed, healed, #value)
@@ -209,7 +209,7 @@ while at <= size do
         end
         if passed > 0 then
           value = pack('<I7I3I7H', now, 2407, tat, tat_nano)
-          values[key], lives[key] = value, life(tat)
+          values[key], ttls[key] = value, ttl_of(tat)
         end
         value, n = value or '', n + 2
         reply[n - 1] = #value == 19 and both[passed]
@@ -227,7 +227,7 @@ end
 local function join()
   local sets = {}
   for key = 1, #KEYS do
-    local ms = lives[key]
+    local ms = ttls[key]
     if ms then
       local set = sets[ms] or { 0 }
       local count = #set

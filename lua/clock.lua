@@ -3,4 +3,4 @@
 -- represents a Unix time in microseconds exactly, but not one in nanoseconds.
 local clock = redis.call('TIME')
 local now, nano = clock[1] * 1000000 + clock[2], 0
-local plans, linger = #ARGV, 0
+local plans, extra_ttl = #ARGV, 0

@@ -2,4 +2,4 @@
 -- than needed, by the server's clock; otherwise they would expire while the test clock stands
 -- still.
 local now, nano = ARGV[#ARGV - 1] + 0, ARGV[#ARGV] + 0
-local plans, linger = #ARGV - 2, 900000
+local plans, extra_ttl = #ARGV - 2, 900000

@@ -3,7 +3,7 @@
 -- Removes freed slots and at most 256 ended ones. Returns the number of held slots, and true if the
 -- key held an invalid value.
 local function count(place, freed)
-  local set, latest, last, healed = place.set, now + place.life, last_end(place.set)
+  local set, latest, last, healed = place.set, now + place.ttl, last_end(place.set)
   if not last then
     return 0, healed
   end
@@ -36,11 +36,11 @@ algorithms.c = {
   open = function() end,
 
   plan = function(plan, at)
-    local charges, possible, cost, need, limit, key, life, store, first, freed, after =
+    local charges, possible, cost, need, limit, key, ttl, store, first, freed, after =
       struct.unpack('<BBHI5I5BI7c8I8Hc0', plan, at)
     local place = {
       algorithm = algorithms.c, charges = charges, possible = possible, cost = cost, need = need,
-      limit = limit, set = KEYS[key], life = life, store = store, first = first,
+      limit = limit, set = KEYS[key], ttl = ttl, store = store, first = first,
     }
     place.held, place.healed = count(place, freed)
     return place, after
@@ -53,8 +53,8 @@ algorithms.c = {
   charge = function(place, times)
     local taken = {}
     append(taken, place.store, place.first, times * place.cost)
-    redis.call('ZADD', place.set, until_end(taken, now + place.life))
-    redis.call('PEXPIRE', place.set, math.ceil(place.life / 1000) + linger)
+    redis.call('ZADD', place.set, until_end(taken, now + place.ttl))
+    redis.call('PEXPIRE', place.set, math.ceil(place.ttl / 1000) + extra_ttl)
     place.held = place.held + #taken
   end,
 }

@@ -103,7 +103,7 @@ algorithms.f = {
     place.state.us = math.max(0, place.state.us - back)
   end,
 
-  lives = function(place)
+  is_active = function(place)
     return before(now, nano, expiry(place))
   end,
 

@@ -3,7 +3,7 @@
 local function tat(place)
   local state = place.state
   if not state then
-    return plus(now, nano, place.cold, place.cold_nano)
+    return plus(now, nano, place.initial, place.initial_nano)
   end
   if before(state.us, state.ns, now, nano) then
     return now, nano
@@ -29,12 +29,12 @@ algorithms.g = {
   -- charge fits. For a late charge, `room` is the largest distance after it. For an undo, `room` is
   -- the TAT after the charge (an instant), and `possible` is 0 if the charge queued.
   plan = function(plan, at)
-    local charges, possible, cost, cost_nano, room, room_nano, kept, kept_nano, cold, cold_nano,
-      after = struct.unpack('<BBI7Hi7HI7HI7H', plan, at)
+    local charges, possible, cost, cost_nano, room, room_nano, kept, kept_nano, initial,
+      initial_nano, after = struct.unpack('<BBI7Hi7HI7HI7H', plan, at)
     return {
       algorithm = algorithms.g, charges = charges, possible = possible, cost = cost,
       cost_nano = cost_nano, room = room, room_nano = room_nano, kept = kept,
-      kept_nano = kept_nano, cold = cold, cold_nano = cold_nano,
+      kept_nano = kept_nano, initial = initial, initial_nano = initial_nano,
     }, after
   end,
 
@@ -58,7 +58,7 @@ algorithms.g = {
     place.state.us = math.max(0, place.state.us - back)
   end,
 
-  lives = function(place)
+  is_active = function(place)
     local us, ns = plus(place.state.us, place.state.ns, place.kept, place.kept_nano)
     return before(now, nano, us, ns)
   end,
@@ -73,10 +73,10 @@ algorithms.g = {
     return place.room + place.kept + 1
   end,
 
-  -- Only a late charge of a quota with a large max_debt leads further ahead. A `wary` call has
-  -- another `room`. The TAT is an instant of its own, under any plan.
-  odd = function(place, wary)
-    return wary or place.state.us - now > 2 * (place.room + place.cost) + 2
+  -- Only a late charge of a quota with a large max_debt leads further ahead. An
+  -- `unbounded` call has another `room`. The TAT is an instant of its own, under any plan.
+  exceeds_plan = function(place, unbounded)
+    return unbounded or place.state.us - now > 2 * (place.room + place.cost) + 2
   end,
 
   fits = function(place, ahead)

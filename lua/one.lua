@@ -27,7 +27,7 @@ if plans == 1 and #ARGV[1] == 41 then
       end
       value = struct.pack('<I7c1HI7H', now, 'g', 9, tat, tat_nano)
       local ms = math.ceil((tat + 1 - now) / 1000)
-      redis.call('PSETEX', KEYS[1], math.min(ms, 315360000000) + linger, value)
+      redis.call('PSETEX', KEYS[1], math.min(ms, 315360000000) + extra_ttl, value)
     end
     value = value or ''
     local charges = allowed and 1 or 0

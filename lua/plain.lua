@@ -55,7 +55,7 @@ if accounts then
     local value, charged, ends = unpack(accounts[i])
     if allowed then
       local ms = math.ceil((ends - now) / 1000)
-      redis.call('PSETEX', KEYS[i], math.min(ms, 315360000000) + linger, charged)
+      redis.call('PSETEX', KEYS[i], math.min(ms, 315360000000) + extra_ttl, charged)
       value = charged
     end
     answer = struct.pack('<c0HBI4c0', answer, charges, 0, #value, value)

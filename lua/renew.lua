@@ -4,8 +4,8 @@
 -- KEYS: the sets. ARGV: whether to renew (1 byte), the time to live in microseconds (7) and the store
 -- (8), then for each set the slots of each request: the first number (8) and how many (2). Returns `1`
 -- for each request whose slots count, and `0` for the others.
-local renews, life, store = struct.unpack('<BI7c8', ARGV[1])
-local told = ''
+local renews, ttl, store = struct.unpack('<BI7c8', ARGV[1])
+local counted = ''
 
 for i = 1, plans - 1 do
   local set, requests, kept, ended = KEYS[i], ARGV[i + 1], {}, {}
@@ -22,15 +22,15 @@ for i = 1, plans - 1 do
     for j = 1, #slots do
       into[#into + 1] = slots[j]
     end
-    told = told .. (counts and '1' or '0')
+    counted = counted .. (counts and '1' or '0')
   end
   if exists and #ended > 0 then
     redis.call('ZREM', set, unpack(ended))
   end
   if #kept > 0 then
     -- Also without memory, because the first write of a script decides, and this one needs none.
-    redis.call('PEXPIRE', set, math.ceil(life / 1000) + linger)
-    redis.call('ZADD', set, 'XX', until_end(kept, now + life))
+    redis.call('PEXPIRE', set, math.ceil(ttl / 1000) + extra_ttl)
+    redis.call('ZADD', set, 'XX', until_end(kept, now + ttl))
   end
 end
-return told
+return counted

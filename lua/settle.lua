@@ -12,8 +12,8 @@ for i = 1, plans - 2 do
   local void = what == 'undo' and account.reset
     and not before(account.reset, account.reset_nano, us, ns)
   for _, place in ipairs(account.places) do
-    if not place.algorithm or void then
-      -- This quota is not part of the call.
+    if not place.algorithm or void or place.set and what ~= 'reset' then
+      -- This quota is not part of the call, or its slots stay as they are.
     elseif what == 'late' then
       place.algorithm.late(place)
     elseif place.set then
@@ -31,7 +31,7 @@ for i = 1, plans - 2 do
       place.algorithm[what](place, us, ns)
     end
     -- The plan of an undo may be older than the account, and does not end it.
-    if what ~= 'undo' and place.state and not place.algorithm.lives(place) then
+    if what ~= 'undo' and place.state and not place.algorithm.is_active(place) then
       place.state = nil
     end
   end

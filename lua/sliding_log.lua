@@ -1,4 +1,4 @@
--- Sliding log: each charge of the last period with its instant, in a list beside the account,
+-- Sliding log: each charge of the last period with its instant, in a list next to the account,
 -- oldest first, 14 bytes each. The account holds the sum of their units and the newest instant. A
 -- list that does not match the account (it was evicted, or is foreign) counts as empty.
 
@@ -161,8 +161,8 @@ algorithms.l = {
     if left + sum > 0 then
       parts[#parts + 1] = struct.pack('<I7HI5', state.us, state.ns, left + sum)
     end
-    local told = table.concat(parts)
-    return struct.pack('<c1Hc0', 'l', #told, told)
+    local encoded = table.concat(parts)
+    return struct.pack('<c1Hc0', 'l', #encoded, encoded)
   end,
 
   newest = function(place)
@@ -182,7 +182,7 @@ algorithms.l = {
     end
   end,
 
-  lives = function(place)
+  is_active = function(place)
     local total, period = place.state.total, place.period
     if place.last and whole(place.last, period) ~= whole(now, period) then
       recount(place)

@@ -139,7 +139,7 @@ algorithms.s = {
     state.list = table.concat(moved)
   end,
 
-  lives = function(place)
+  is_active = function(place)
     return algorithms.s.ends(place) > now
   end,
 

@@ -84,7 +84,7 @@ algorithms.t = {
     state.us, state.opened = math.max(0, state.us - back), math.max(0, state.opened - back)
   end,
 
-  lives = function(place)
+  is_active = function(place)
     local state = place.state
     local full = state.us + refills(state.tokens, place) * place.period
     return before(now, nano, full + place.kept, state.ns)
@@ -99,7 +99,7 @@ algorithms.t = {
     return (math.ceil((place.burst + place.soft) / place.units) + 1) * place.period
   end,
 
-  odd = function(place)
+  exceeds_plan = function(place)
     return place.state.tokens < floor(place)
   end,
 

@@ -36,11 +36,8 @@ pub(crate) use {error_with_help as error, warn_with_help as warn};
 /// Checks the arguments of a log line without logging it.
 #[cfg(not(feature = "tracing"))]
 macro_rules! skip {
-    (target: $target:literal, lint = $lint:expr, $($text:tt)+) => {{
-        let _ = (&$lint, format_args!($($text)+));
-    }};
-    (target: $target:literal, $lint:ident, $($text:tt)+) => {{
-        let _ = ($lint, format_args!($($text)+));
+    (target: $target:literal, lint = $lint:literal, $($text:tt)+) => {{
+        let _ = format_args!($($text)+);
     }};
     ($($text:tt)+) => {{
         let _ = format_args!($($text)+);

@@ -108,7 +108,7 @@ impl<'a> ManagedAccount<'a> {
         let next = self.charge().with_cost(cost.unwrap_or(1).max(1));
         let next = next.with_headroom(headroom.unwrap_or(0));
         let Ok(would) = Explanation::look(store, &[next]).await;
-        let blocked = would.decision().filter(|decision| decision.is_blocked());
+        let blocked = would.decision.as_ref().ok().filter(|decision| decision.is_blocked());
         let quotas = current.outcomes().iter().map(|outcome| {
             json!({
                 "text": self.quotas.charged().get(outcome.quota_index()).map(Quota::to_string),

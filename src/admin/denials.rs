@@ -19,6 +19,7 @@ use crate::{
     key::Key,
     name::RuleName,
     observe::{DecisionEvent, OnDecision, Verdict},
+    rule::RuleInfo,
 };
 
 /// The number of denials and of keys to keep per rule.
@@ -30,6 +31,7 @@ const MOST: usize = 50;
 pub(super) struct DenialLog(Arc<[RuleRecord]>);
 
 /// The denials of one rule.
+#[derive(Default)]
 pub(super) struct RuleRecord {
     name: RuleName,
     pub(super) denied: AtomicU64,
@@ -78,24 +80,19 @@ pub(super) struct DeniedKey {
 
 impl OnDecision for DenialLog {
     fn on_decision(&self, event: &DecisionEvent<'_>) {
-        let Some(decision) = event.decision() else { return };
-        event.each_rule(self.0.iter().map(|rule| rule.name), |rule, verdict| {
-            if let Some(rule) = self.find(rule) {
+        let Ok(decision) = event.decision else { return };
+        for rule in &*self.0 {
+            if let Some(verdict) = event.verdict(rule.name) {
                 rule.record(verdict, decision, event);
             }
-        });
+        }
     }
 }
 
 impl DenialLog {
-    pub(super) fn new(rules: impl Iterator<Item = RuleName>) -> Self {
-        let rule = |name| RuleRecord {
-            name,
-            denied: AtomicU64::new(0),
-            reported: AtomicU64::new(0),
-            listed: Mutex::default(),
-        };
-        Self(rules.map(rule).collect())
+    pub(super) fn new(rules: &[RuleInfo<'_>]) -> Self {
+        let record = |it: &RuleInfo<'_>| RuleRecord { name: it.name, ..RuleRecord::default() };
+        Self(rules.iter().map(record).collect())
     }
 
     pub(super) fn find(&self, name: RuleName) -> Option<&RuleRecord> {

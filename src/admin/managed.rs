@@ -15,9 +15,9 @@ use super::{Problem, denials::DenialLog};
 use crate::{
     fingerprint::FingerprintKey,
     key::Key,
-    middleware::{RateLimitLayer, Toggle},
+    middleware::Toggle,
     rule::{LivePlan, Quotas, RuleInfo, RuleName, Rules},
-    store::{Charge, DynStore, Health, Store, StoreExt},
+    store::{Charge, DynStore, Health, Store},
 };
 
 /// The time in which a store reports its health.
@@ -27,56 +27,20 @@ const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 pub(super) struct ManagedLayer {
     pub(super) name: RuleName,
-    rules: Arc<dyn Rules + Send + Sync>,
+    pub(super) rules: Arc<dyn Rules + Send + Sync>,
     pub(super) store: Arc<DynStore<Infallible>>,
     pub(super) switch: Toggle,
-    report_only: Toggle,
+    pub(super) report_only: Toggle,
     pub(super) denial_log: DenialLog,
     pub(super) secret: FingerprintKey,
     /// `true` if the most denied keys are shown in clear text.
-    shows_keys: bool,
+    pub(super) shows_keys: bool,
 }
 
 impl ManagedLayer {
-    /// Creates an entry for a layer, and makes the layer record its denials.
-    pub(super) fn new<K, S, R>(
-        name: RuleName,
-        layer: &mut RateLimitLayer<K, S, R>,
-        secret: FingerprintKey,
-        shows_keys: bool,
-    ) -> Self
-    where
-        K: Rules + Send + Sync + 'static,
-        S: Store<Error = Infallible> + Send + Sync + 'static,
-    {
-        let rules: Arc<dyn Rules + Send + Sync> = layer.rules.clone();
-        let mut infos = Vec::new();
-        rules.info(&mut infos);
-        let denial_log = DenialLog::new(infos.iter().map(|info| info.name));
-        let settings = &mut layer.settings;
-        settings.observers.hooks.push(Arc::new(denial_log.clone()));
-        Self {
-            name,
-            denial_log,
-            switch: settings.enabled.clone(),
-            report_only: settings.report_only.clone(),
-            store: layer.store.clone().boxed(),
-            secret: *settings.secret.get_or_insert(secret),
-            rules,
-            shows_keys,
-        }
-    }
-
-    /// Returns the current state of all rules.
-    fn rules(&self) -> Vec<RuleInfo<'_>> {
-        let mut infos = Vec::new();
-        self.rules.info(&mut infos);
-        infos
-    }
-
     /// Finds a rule by its name. If several rules have this name, one with quotas is preferred.
     pub(super) fn rule(&self, name: &str) -> Result<RuleInfo<'_>, Problem> {
-        let rules = self.rules();
+        let rules = infos(&*self.rules);
         let named = rules.iter().filter(|info| info.name.as_str() == name);
         let found = named.min_by_key(|info| info.quotas.is_some_and(<[_]>::is_empty));
         found.cloned().ok_or_else(|| unknown("rule", name))
@@ -139,6 +103,13 @@ impl ManagedLayer {
     }
 }
 
+/// Returns the current state of all rules.
+pub(super) fn infos(rules: &dyn Rules) -> Vec<RuleInfo<'_>> {
+    let mut infos = Vec::new();
+    rules.info(&mut infos);
+    infos
+}
+
 /// Returns the quotas of a rule, or `None` if the rule chooses them per request.
 pub(super) fn own_quotas(info: &RuleInfo<'_>) -> Option<Quotas> {
     info.quotas.map(Quotas::from).or_else(|| info.live.map(LivePlan::quotas))
@@ -161,7 +132,7 @@ fn unknown(field: &str, name: &str) -> Problem {
 /// Returns the layers with their switches and rules.
 pub(super) fn layers(layers: &[ManagedLayer]) -> Value {
     let report = |layer: &ManagedLayer| {
-        let rules = layer.rules();
+        let rules = infos(&*layer.rules);
         json!({
             "layer": layer.name,
             "on": layer.switch.is_on(),

@@ -199,7 +199,7 @@
 //! | status | reason |
 //! |---|---|
 //! | 400 | invalid body |
-//! | 404, 405 | unknown layer, rule or route; wrong method |
+//! | 404 | unknown layer, rule, route or method |
 //! | 409 | the store does not support report-only for the rule |
 //! | 413, 415 | a body above 16 KiB, or one that is not `application/json` |
 //! | 501 | the store does not support the operation: a governor limiter can neither peek nor reset |
@@ -249,12 +249,16 @@ use serde::Deserialize;
 use serde_json::json;
 use tower::{Layer, Service};
 
-use self::{account::AccountBody, managed::ManagedLayer};
+use self::{
+    account::AccountBody,
+    denials::DenialLog,
+    managed::{ManagedLayer, infos},
+};
 use crate::{
     fingerprint::FingerprintKey,
     middleware::RateLimitLayer,
     rule::{RuleName, Rules},
-    store::{Store, literal},
+    store::{Store, StoreExt, literal},
 };
 
 /// Builder of the router.
@@ -324,7 +328,20 @@ impl Admin {
         let name = literal(RuleName::new(name));
         let taken = self.layers.iter().any(|layer| layer.name == name);
         assert!(!taken, "another layer has the name {name:?}; give another name");
-        self.layers.push(ManagedLayer::new(name, &mut layer, self.secret, self.shows_keys));
+        let rules: Arc<dyn Rules + Send + Sync> = layer.rules.clone();
+        let denial_log = DenialLog::new(&infos(&*rules));
+        let settings = &mut layer.settings;
+        settings.observers.hooks.push(Arc::new(denial_log.clone()));
+        self.layers.push(ManagedLayer {
+            name,
+            rules,
+            store: layer.store.clone().boxed(),
+            switch: settings.enabled.clone(),
+            report_only: settings.report_only.clone(),
+            denial_log,
+            secret: *settings.secret.get_or_insert(self.secret),
+            shows_keys: self.shows_keys,
+        });
         layer
     }
 
@@ -399,7 +416,7 @@ fn routes() -> Router<Arc<[ManagedLayer]>> {
         .route("/api/switch", post(switch))
         // A route, because a router that is nested twice has no fallback of its own.
         .route("/{*unknown}", any(not_found))
-        .method_not_allowed_fallback(method_not_allowed)
+        .method_not_allowed_fallback(not_found)
         .layer(DefaultBodyLimit::max(16 * 1024))
         .layer(map_response(async |response: Response| (HEADERS, response)))
 }
@@ -427,13 +444,8 @@ async fn redirect_to_page(OriginalUri(uri): OriginalUri) -> Redirect {
 }
 
 async fn not_found() -> Problem {
-    let why = "unknown route; the documentation of tower_sluice::admin lists the routes";
+    let why = "unknown route or method; the documentation of tower_sluice::admin lists the routes";
     Problem(StatusCode::NOT_FOUND, why.into())
-}
-
-async fn method_not_allowed() -> Problem {
-    let why = "wrong method; use POST to peek or to change, and GET for all other routes";
-    Problem(StatusCode::METHOD_NOT_ALLOWED, why.into())
 }
 
 fn account(operation: &'static str) -> MethodRouter<Arc<[ManagedLayer]>> {
@@ -463,7 +475,6 @@ struct SwitchBody {
 }
 
 /// An error response: a status, and a sentence that describes the fix.
-#[derive(Debug)]
 struct Problem(StatusCode, String);
 
 /// Creates an error for an invalid body.

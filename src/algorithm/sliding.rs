@@ -19,13 +19,13 @@ use crate::quota::{Algorithm, Quota};
 /// The charges of the last period, oldest first.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sliding {
-    charges: VecDeque<Charge>,
+    entries: VecDeque<Entry>,
     /// The sum of the units of all charges.
     total: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Charge {
+struct Entry {
     at: u64,
     units: u64,
 }
@@ -63,20 +63,20 @@ impl Buckets {
 impl From<Vec<(u64, u64)>> for Sliding {
     fn from(pairs: Vec<(u64, u64)>) -> Self {
         let total = pairs.iter().map(|(_, units)| units).sum();
-        Self { charges: pairs.into_iter().map(|(at, units)| Charge { at, units }).collect(), total }
+        Self { entries: pairs.into_iter().map(|(at, units)| Entry { at, units }).collect(), total }
     }
 }
 
 impl Sliding {
     /// Returns a copy with a single charge: all units, at the newest instant.
     pub(super) fn condensed(&self) -> Self {
-        let all = self.charges.back().map(|newest| Charge { units: self.total, ..*newest });
-        Self { charges: all.into_iter().collect(), total: self.total }
+        let all = self.entries.back().map(|newest| Entry { units: self.total, ..*newest });
+        Self { entries: all.into_iter().collect(), total: self.total }
     }
 
     /// Removes up to `units` units, newest first, from charges whose instant `matches` accepts.
     fn remove(&mut self, mut units: u64, matches: impl Fn(u64) -> bool) {
-        for charge in self.charges.iter_mut().rev().filter(|charge| matches(charge.at)) {
+        for charge in self.entries.iter_mut().rev().filter(|charge| matches(charge.at)) {
             let removed = charge.units.min(units);
             charge.units -= removed;
             units -= removed;
@@ -85,7 +85,7 @@ impl Sliding {
                 break;
             }
         }
-        self.charges.retain(|charge| charge.units > 0);
+        self.entries.retain(|charge| charge.units > 0);
     }
 
     /// Returns the number of whole units that are unused under `limit`.
@@ -93,7 +93,7 @@ impl Sliding {
         let buckets = Buckets::of(quota);
         let width = u128::from(buckets.width);
         // Parts of buckets that are outside the period. Products with the width avoid fractions.
-        let outside = self.charges.iter().map_while(|charge| {
+        let outside = self.entries.iter().map_while(|charge| {
             let inside = buckets.expires_at(charge.at).saturating_sub(now);
             let share = buckets.width.checked_sub(inside)?;
             Some(u128::from(charge.units) * u128::from(share))
@@ -119,7 +119,7 @@ impl Counter for Sliding {
         };
         let buckets = Buckets::of(quota);
         let (mut newer, mut last) = (self.total, None);
-        let mut charges = self.charges.iter().peekable();
+        let mut charges = self.entries.iter().peekable();
         while newer > room
             && let Some(oldest) = charges.next()
         {
@@ -143,20 +143,20 @@ impl Counter for Sliding {
 
     fn charge(&mut self, quota: &Quota, now: u64, units: u64) {
         let buckets = Buckets::of(quota);
-        while let Some(oldest) = self.charges.front().copied()
+        while let Some(oldest) = self.entries.front().copied()
             && buckets.expires_at(oldest.at) <= now
         {
             self.total -= oldest.units;
-            self.charges.pop_front();
+            self.entries.pop_front();
         }
         self.total += units;
-        match self.charges.back_mut() {
+        match self.entries.back_mut() {
             _ if units == 0 => {}
             Some(newest) if newest.at >= now || buckets.is_same(newest.at, now) => {
                 newest.at = newest.at.max(now);
                 newest.units += units;
             }
-            _ => self.charges.push_back(Charge { at: now, units }),
+            _ => self.entries.push_back(Entry { at: now, units }),
         }
     }
 
@@ -170,7 +170,7 @@ impl Counter for Sliding {
     }
 
     fn expires_at(&self, quota: &Quota) -> u64 {
-        self.charges.back().map_or(0, |newest| Buckets::of(quota).expires_at(newest.at))
+        self.entries.back().map_or(0, |newest| Buckets::of(quota).expires_at(newest.at))
     }
 }
 
@@ -189,7 +189,7 @@ mod tests {
             let Some(AccountState::SlidingWindow(counter)) = &account else {
                 panic!("{account:?}")
             };
-            most = most.max(counter.charges.len());
+            most = most.max(counter.entries.len());
         }
         assert!((10..=11).contains(&most), "{most}");
     }
@@ -203,7 +203,7 @@ mod tests {
             take(&mut account, &quota, step * 7_000_000, Demand::units(1));
             take(&mut account, &quota, step * 7_000_000, Demand::units(1));
             let Some(AccountState::SlidingLog(counter)) = &account else { panic!("{account:?}") };
-            most = most.max(counter.charges.len());
+            most = most.max(counter.entries.len());
         }
         assert_eq!(most, 25);
     }

@@ -50,32 +50,29 @@ use std::fmt;
 use crate::{
     decision::{Decision, Outcome, Source},
     fingerprint::FingerprintKey,
-    key::{Key, KeyError, RequestHead},
+    key::{Key, RequestHead},
     quota::Quota,
-    rule::Rules,
+    rule::{Bypass, Rules},
     store::{Charge, OwnedCharges, Store, StoreExt},
 };
 
 /// Explained decision. See the [module](self) for an example.
 ///
-/// The text of an explanation is for people and may change. Programs read
-/// [`decision`](Explanation::decision) and [`quota_reports`](Explanation::quota_reports).
+/// The text of an explanation is for people and may change. Programs read the fields.
 #[derive(Clone, Debug)]
 #[must_use]
+#[non_exhaustive]
 pub struct Explanation {
-    about: About,
+    /// The decision, or the reason why no store was called.
+    ///
+    /// The decision of a store that cannot peek is [unsupported](Decision::unsupported).
+    pub decision: Result<Decision, Bypass>,
+    /// One report per quota, in the order of the outcomes.
+    pub quota_reports: Vec<QuotaReport>,
     is_dry_run: bool,
     /// The reason why the layer allows a denied request, if any.
     pub(crate) allowed_because: Option<&'static str>,
     pub(crate) secret: Option<FingerprintKey>,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) enum About {
-    Decision(Box<Decision>, Vec<QuotaReport>),
-    /// A request that no rule limits, with the reason as text.
-    Free(&'static str),
-    Unkeyed(KeyError),
 }
 
 /// Report on one quota of a decision, in an [`Explanation`].
@@ -91,8 +88,8 @@ pub struct QuotaReport {
     pub quota: Option<Quota>,
     /// The key of the account.
     pub key: Option<Key>,
-    /// The requested units, of all charges to the account.
-    pub cost: Option<u64>,
+    /// The requested units.
+    pub cost: Option<u32>,
     /// The units that must be left over after the charge.
     pub headroom: Option<u32>,
 }
@@ -103,13 +100,7 @@ impl Decision {
     /// To add them, call [`charges`](Explanation::charges) or [`rules`](Explanation::rules) on the
     /// explanation.
     pub fn explain(&self) -> Explanation {
-        Explanation::of(self.clone(), &[])
-    }
-}
-
-impl From<About> for Explanation {
-    fn from(about: About) -> Self {
-        Self { about, is_dry_run: false, allowed_because: None, secret: None }
+        Explanation::new(Ok(self.clone()), false)
     }
 }
 
@@ -127,7 +118,7 @@ impl Explanation {
     /// let charge = Charge::new(RuleName::default(), &key, &quotas).with_cost(3);
     /// let would = Explanation::look(&store, &[charge]).await?;
     /// assert!(would.is_allowed());
-    /// assert_eq!(would.quota_reports()[0].outcome.remaining(), 2);
+    /// assert_eq!(would.quota_reports[0].outcome.remaining(), 2);
     /// # Ok::<(), std::convert::Infallible>(())
     /// # });
     /// ```
@@ -144,16 +135,13 @@ impl Explanation {
         charges: &OwnedCharges,
     ) -> Result<Self, S::Error> {
         let decision = charges.with(|charges| store.peek(charges)).await?;
-        Ok(charges.with(|charges| Self::of(decision, charges)).into_dry_run())
+        Ok(charges.with(|charges| Self::new(Ok(decision), true).charges(charges)))
     }
 
-    pub(crate) fn into_dry_run(self) -> Self {
-        Self { is_dry_run: true, ..self }
-    }
-
-    fn of(decision: Decision, charges: &[Charge<'_>]) -> Self {
-        let reports = reports(&decision, charges);
-        About::Decision(Box::new(decision), reports).into()
+    pub(crate) fn new(decision: Result<Decision, Bypass>, is_dry_run: bool) -> Self {
+        let quota_reports = Vec::new();
+        Self { decision, quota_reports, is_dry_run, allowed_because: None, secret: None }
+            .charges(&[])
     }
 
     /// Adds quotas, costs and keys from the charges.
@@ -163,8 +151,8 @@ impl Explanation {
     }
 
     fn add(&mut self, charges: &[Charge<'_>]) {
-        if let About::Decision(decision, all) = &mut self.about {
-            *all = reports(decision, charges);
+        if let Ok(decision) = &self.decision {
+            self.quota_reports = reports(decision, charges);
         }
     }
 
@@ -195,31 +183,10 @@ impl Explanation {
     #[must_use]
     pub fn is_allowed(&self) -> bool {
         self.allowed_because.is_some()
-            || match &self.about {
-                About::Decision(decision, _) => decision.is_allowed(),
-                About::Free(_) => true,
-                About::Unkeyed(_) => false,
+            || match &self.decision {
+                Ok(decision) => decision.is_allowed(),
+                Err(bypass) => matches!(bypass, Bypass::Exempt(_)),
             }
-    }
-
-    /// Returns the decision, or `None` if no store was called.
-    ///
-    /// The decision of a store that cannot peek is [unsupported](Decision::unsupported).
-    #[must_use]
-    pub fn decision(&self) -> Option<&Decision> {
-        match &self.about {
-            About::Decision(decision, _) => Some(decision),
-            About::Free(_) | About::Unkeyed(_) => None,
-        }
-    }
-
-    /// Returns one report per quota, in the order of the outcomes.
-    #[must_use]
-    pub fn quota_reports(&self) -> &[QuotaReport] {
-        match &self.about {
-            About::Decision(_, reports) => reports,
-            About::Free(_) | About::Unkeyed(_) => &[],
-        }
     }
 }
 
@@ -231,18 +198,12 @@ fn reports(decision: &Decision, charges: &[Charge<'_>]) -> Vec<QuotaReport> {
             charge.rule() == outcome.rule() && *index == outcome.quota_index()
         };
         let found = all().nth(at).filter(is_its).or_else(|| all().find(is_its));
-        let same = |one: &Charge<'_>, other: &Charge<'_>| {
-            one.rule() == other.rule()
-                && one.key() == other.key()
-                && one.quota_index() == other.quota_index()
-        };
-        let its = |of| charges.iter().filter(move |charge| same(charge, of));
         QuotaReport {
             outcome: *outcome,
             quota: found.map(|(_, (_, quota))| *quota),
             key: found.map(|(of, _)| of.key().clone()),
-            cost: found.map(|(of, _)| its(of).map(|charge| u64::from(charge.cost())).sum()),
-            headroom: found.and_then(|(of, _)| its(of).map(Charge::headroom).max()),
+            cost: found.map(|(of, _)| of.cost()),
+            headroom: found.map(|(of, _)| of.headroom()),
         }
     };
     decision.outcomes().iter().enumerate().map(report).collect()
@@ -252,10 +213,10 @@ fn reports(decision: &Decision, charges: &[Charge<'_>]) -> Vec<QuotaReport> {
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.is_dry_run { "would be " } else { "" })?;
-        match &self.about {
-            About::Decision(decision, _) => summarize(f, decision)?,
-            About::Free(why) => write!(f, "allowed: {why}")?,
-            About::Unkeyed(error) => {
+        match &self.decision {
+            Ok(decision) => summarize(f, decision)?,
+            Err(Bypass::Exempt(why)) => write!(f, "allowed: {why}")?,
+            Err(Bypass::Rejected(error)) => {
                 write!(f, "rejected with {}: {error}", error.status().as_u16())?;
             }
         }
@@ -263,8 +224,8 @@ impl fmt::Display for Explanation {
             Some(why) => writeln!(f, "; allowed anyway: {why}")?,
             None => writeln!(f)?,
         }
-        let Some(decision) = self.decision() else { return Ok(()) };
-        self.quota_reports().iter().try_for_each(|report| self.line(f, decision, report))
+        let Ok(decision) = &self.decision else { return Ok(()) };
+        self.quota_reports.iter().try_for_each(|report| self.line(f, decision, report))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     borrow::Cow,
-    ptr,
+    io::{self, Write},
     sync::{Arc, OnceLock},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -113,7 +113,7 @@ impl Template {
         HeaderPolicy { family, secret, .. }: HeaderPolicy,
         infos: &[RuleInfo<'_>],
     ) -> Self {
-        let template = Self::of(family, Item::named(infos, family));
+        let template = Self::of(family, Item::named(infos.iter().map(fixed), family));
         let fields = || {
             let (names, ruled) = names(family);
             let policy = template.policy.clone().filter(|_| ruled).map(|policy| (POLICY, policy));
@@ -132,8 +132,8 @@ impl Template {
         charges: &[Charge<'_>],
         secret: Option<&FingerprintKey>,
     ) -> Arc<Self> {
-        let infos: Vec<_> = charges.iter().map(RuleInfo::of).collect();
-        let mut items = Item::named(&infos, family);
+        let rules = charges.iter().map(|it| (it.rule(), it.quotas(), it.is_report_only()));
+        let mut items = Item::named(rules, family);
         if let Some(secret) = secret.filter(|_| family == Headers::RateLimit) {
             items.iter_mut().for_each(|item| item.set_partition_key(charges, secret));
         }
@@ -162,9 +162,9 @@ impl Template {
         charges: &[Charge<'_>],
         decision: &Decision,
     ) -> Option<Lines> {
-        let template = self.fit(charges);
-        let readings = template.read(decision);
-        (!readings.is_empty()).then_some(Lines { template, readings })
+        let mut lines = Lines { template: self.fit(charges), readings: Readings::new() };
+        lines.template.read(decision, &mut lines.readings);
+        if lines.readings.is_empty() { None } else { Some(lines) }
     }
 
     /// Adds the fields of a rejection. Existing fields are kept, except for the quota fields.
@@ -175,7 +175,10 @@ impl Template {
         charges: &[Charge<'_>],
         retry_after: Option<Duration>,
     ) {
-        let readings = decision.map(|decision| self.read(decision)).unwrap_or_default();
+        let mut readings = Readings::new();
+        if let Some(decision) = decision {
+            self.read(decision, &mut readings);
+        }
         if let (Some(prepared), Some(wait)) = (&self.prepared, retry_after)
             && headers.is_empty()
             && !readings.is_empty()
@@ -203,25 +206,32 @@ impl Template {
         }
     }
 
-    /// Returns the numbers of the quotas that clients see.
+    /// Adds the numbers of the quotas that clients see to `readings`.
     ///
     /// A family that reports one quota reports the first. It is the decisive one.
     #[inline(always)]
-    pub(super) fn read(&self, decision: &Decision) -> Readings {
-        let readings = |outcome: &Outcome| self.reading(decision, outcome);
-        if self.family == Headers::RateLimit {
-            let mut all = Readings::new();
-            for reading in decision.outcomes().iter().filter_map(readings) {
-                all.push(reading);
+    pub(super) fn read(&self, decision: &Decision, readings: &mut Readings) {
+        for outcome in decision.outcomes() {
+            if let Some(reading) = self.reading(decision, outcome) {
+                readings.push(reading);
             }
-            return all;
         }
+        if self.family != Headers::RateLimit {
+            self.put_decisive_first(decision, readings);
+        }
+    }
+
+    #[inline(never)]
+    fn put_decisive_first(&self, decision: &Decision, readings: &mut Readings) {
         let decides = |outcome: &Outcome| {
-            (decision.is_allowed() || outcome.is_denied()) && readings(outcome).is_some()
+            (decision.is_allowed() || outcome.is_denied())
+                && self.reading(decision, outcome).is_some()
         };
-        let Some(binding) = decision.binding_among(decides) else { return Readings::new() };
-        let others = decision.outcomes().iter().filter(|outcome| !ptr::eq(*outcome, binding));
-        [binding].into_iter().chain(others).filter_map(readings).collect()
+        let decisive = decision.binding_among(decides).and_then(|binding| self.find(binding));
+        match readings.iter().position(|it| Some(usize::from(it.item)) == decisive) {
+            Some(at) => readings.swap(0, at),
+            None => readings.clear(),
+        }
     }
 
     /// Returns the numbers of a quota, or `None` if the fields leave it out.
@@ -400,7 +410,7 @@ impl Template {
     }
 
     /// Returns the value of a field with one reading, from the cache if there is one.
-    #[inline]
+    #[inline(always)]
     fn value(
         &self,
         reading: &Reading,
@@ -421,24 +431,36 @@ impl Template {
 
     #[inline(never)]
     fn make_list(&self, readings: &[Reading]) -> Option<HeaderValue> {
-        // On the stack, so that one allocation of the exact size is enough.
-        let (mut text, mut digits) = (SmallVec::<[u8; 128]>::new(), itoa::Buffer::new());
+        // A stack buffer, so that one allocation of the exact size is enough.
+        let mut text = [0; 128];
+        let mut rest = &mut text[..];
+        if self.put_list(readings, &mut rest).is_ok() {
+            let length = 128 - rest.len();
+            return HeaderValue::from_bytes(&text[..length]).ok();
+        }
+        let mut text = Vec::new();
+        self.put_list(readings, &mut text).ok()?;
+        HeaderValue::from_bytes(&text).ok()
+    }
+
+    fn put_list(&self, readings: &[Reading], text: &mut impl Write) -> io::Result<()> {
+        let mut digits = itoa::Buffer::new();
         for (at, reading) in readings.iter().enumerate() {
             if at > 0 {
-                text.extend_from_slice(b", ");
+                text.write_all(b", ")?;
             }
             let item = self.item(reading);
-            text.extend_from_slice(item.prefix.as_bytes());
-            text.extend_from_slice(digits.format(reading.remaining).as_bytes());
+            text.write_all(item.prefix.as_bytes())?;
+            text.write_all(digits.format(reading.remaining).as_bytes())?;
             if reading.time > 0 {
-                text.extend_from_slice(b";t=");
-                text.extend_from_slice(digits.format(reading.time).as_bytes());
+                text.write_all(b";t=")?;
+                text.write_all(digits.format(reading.time).as_bytes())?;
             }
             if let Some(pk) = &item.pk {
-                text.extend_from_slice(pk.as_bytes());
+                text.write_all(pk.as_bytes())?;
             }
         }
-        HeaderValue::from_bytes(&text).ok()
+        Ok(())
     }
 
     /// Renders `limit=5, remaining=4, reset=1`.
@@ -468,13 +490,21 @@ impl Template {
 ///
 /// Report-only rules are included, because they can be enforced at run time.
 pub(crate) fn check_names(infos: &[RuleInfo<'_>]) -> Result<(), RuleError> {
-    let list = Item::named(infos, Headers::None);
+    let list = Item::named(infos.iter().map(fixed), Headers::None);
     for (at, item) in list.iter().enumerate() {
         if list[..at].iter().any(|earlier| earlier.name == item.name) {
             return Err(RuleError::SameQuotaName(item.name.to_string()));
         }
     }
     Ok(())
+}
+
+/// The name and the quotas of a rule, and `true` if the rule is report-only.
+type RuleQuotas<'a> = (RuleName, &'a [Quota], bool);
+
+/// Returns the fixed quotas of a rule.
+fn fixed<'a>(info: &RuleInfo<'a>) -> RuleQuotas<'a> {
+    (info.name, info.quotas.unwrap_or_default(), info.report_only)
 }
 
 /// A quota as clients see it.
@@ -505,19 +535,23 @@ struct Item {
 
 impl Item {
     /// Returns the quotas of these rules, for the fields of `family`.
-    fn named(infos: &[RuleInfo<'_>], family: Headers) -> Vec<Self> {
-        let of = |info: &RuleInfo<'_>| {
-            let quotas = info.quotas.unwrap_or_default().iter().enumerate();
-            quotas.map(|(place, quota)| Self::new(info, place, quota, family)).collect::<Vec<_>>()
+    fn named<'a>(rules: impl Iterator<Item = RuleQuotas<'a>>, family: Headers) -> Vec<Self> {
+        let of = |rule: RuleQuotas<'a>| {
+            let quotas = rule.1.iter().enumerate();
+            quotas.map(move |(place, quota)| Self::new(rule, place, quota, family))
         };
-        infos.iter().flat_map(of).collect()
+        rules.flat_map(of).collect()
     }
 
-    fn new(info: &RuleInfo<'_>, place: usize, quota: &Quota, family: Headers) -> Self {
-        let rule = info.name;
+    fn new(
+        (rule, quotas, is_reporting): RuleQuotas<'_>,
+        place: usize,
+        quota: &Quota,
+        family: Headers,
+    ) -> Self {
         let name: Cow<'static, str> = match quota.name() {
             Some(name) => name.into(),
-            None if info.quotas.is_some_and(|it| it.len() == 1) => rule.as_str().into(),
+            None if quotas.len() == 1 => rule.as_str().into(),
             None => format!("{rule}-{}", quota.period_text()).into(),
         };
         let is_list = family == Headers::RateLimit;
@@ -538,7 +572,7 @@ impl Item {
             place,
             name,
             limit,
-            is_reporting: info.report_only,
+            is_reporting,
             prefix: if is_listed { format!("{quoted};r=") } else { String::new() },
             policy: HeaderValue::try_from(policy).ok().filter(|_| is_policy),
             window,

@@ -138,7 +138,7 @@ where
     fn decide_queueing(&self, charges: &[Charge<'_>]) -> Admission<Response<B>, S> {
         match self.layer.settings.enter_queue(charges) {
             Some(waiter) => self.decide_in_turn(charges, waiter, Duration::ZERO),
-            None => self.decide(&without_queueing(charges), None),
+            None => self.decide_apart(&without_queueing(charges), None),
         }
     }
 
@@ -152,17 +152,28 @@ where
         let turn = waiter.turn.clone();
         let rest = |it: &Charge<'_>| it.max_wait().saturating_sub(waited);
         let charges = charges.iter().map(|it| it.with_max_wait(rest(it)).with_turn(turn.as_ref()));
-        self.decide(&charges.collect::<SmallVec<[_; 4]>>(), Some(waiter))
+        self.decide_apart(&charges.collect::<SmallVec<[_; 4]>>(), Some(waiter))
     }
 
-    #[inline]
+    /// Decides as [`decide`](Decider::decide) does, which is inlined in the usual path only.
+    #[inline(never)]
+    fn decide_apart(
+        &self,
+        charges: &[Charge<'_>],
+        waiter: Option<Box<Waiter>>,
+    ) -> Admission<Response<B>, S> {
+        self.decide(charges, waiter)
+    }
+
+    #[inline(always)]
     fn decide(
         &self,
         charges: &[Charge<'_>],
         waiter: Option<Box<Waiter>>,
     ) -> Admission<Response<B>, S> {
         let started = cfg!(feature = "metrics").then(Instant::now);
-        match self.layer.store.take(charges) {
+        let store: &S = &self.layer.store;
+        match store.take(charges) {
             Answer::Now(ref mut decision) => self.conclude(decision, charges, started, waiter),
             Answer::Later(decision) => {
                 let charges = charges.into();
@@ -189,7 +200,7 @@ where
         // The quotas may have changed.
         self.charges(|charges| match waiter.waited_in_turn() {
             Some(waited) => self.decide_in_turn(charges, waiter, waited),
-            None => self.decide(&without_queueing(charges), Some(waiter)),
+            None => self.decide_apart(&without_queueing(charges), Some(waiter)),
         })
     }
 
@@ -199,7 +210,7 @@ where
         charges.with(|charges| self.respond(&mut decision, charges, None, true))
     }
 
-    #[inline]
+    #[inline(always)]
     fn conclude(
         &self,
         decision: &mut Result<Decision, S::Error>,
@@ -283,7 +294,9 @@ where
             }
             return Admission::Admitted(self.respond(decision, charges, in_flight, false));
         }
-        self.notify(Ok(decision), false, false, charges);
+        if settings.observers.are_active() {
+            self.notify(Ok(decision), false, false, charges);
+        }
         let retry_after = settings.retry_after.wait(&settings.promises, decision, charges);
         let template = self.template.fit(charges);
         let why = self.rejection(Ok(decision), retry_after, &template);
@@ -326,14 +339,14 @@ where
     #[inline(never)]
     fn notify(
         &self,
-        cause: Result<&Decision, &KeyError>,
+        decision: Result<&Decision, &KeyError>,
         is_admitted: bool,
         is_delayed: bool,
         charges: &[Charge<'_>],
     ) {
-        let keys = |rule| charges.iter().find(|it| it.rule() == rule).map(Charge::key);
-        let (keys, secret) = (&keys, self.layer.settings.secret.as_ref());
-        let event = DecisionEvent { head: self.head, cause, is_admitted, is_delayed, keys, secret };
+        let keys = &|rule| charges.iter().find(|it| it.rule() == rule).map(Charge::key);
+        let (head, secret) = (self.head, self.layer.settings.secret.as_ref());
+        let event = DecisionEvent { head, decision, is_admitted, is_delayed, keys, secret };
         self.layer.settings.observers.notify(&event);
     }
 }

@@ -1,6 +1,10 @@
 //! Settings of a layer, and their effects on the handler and the response.
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::{
+    pin::Pin,
+    sync::{Arc, atomic::AtomicBool},
+    task::{Context, Poll},
+};
 
 use http::{
     Extensions, Method, Request, Response,
@@ -229,29 +233,43 @@ impl ResponseContext {
         }
     }
 
-    /// Writes header fields and extensions to the response, and adjusts the charge.
-    ///
-    /// Returns the slots that the response then holds.
-    pub(super) fn apply<B>(&mut self, response: &mut Response<B>) -> Option<HeldSlot> {
-        if let Some(lines) = &self.lines {
-            lines.write(response.headers_mut());
+    /// Polls the service. Writes header fields and extensions to its response, adjusts the charge,
+    /// and makes the body hold the slots.
+    #[inline]
+    pub(super) fn poll<F, B, E>(
+        &mut self,
+        service: Pin<&mut F>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Response<B>, E>>
+    where
+        F: Future<Output = Result<Response<B>, E>>,
+        B: 'static,
+    {
+        let mut polled = service.poll(cx);
+        if let Poll::Ready(Ok(response)) = &mut polled {
+            if let Some(lines) = &self.lines {
+                lines.write(response.headers_mut());
+            }
+            if let Some((slot, config)) = self.extras.take().and_then(|it| it.apply(response)) {
+                polled = polled.map_ok(|response| config.hold(slot, response));
+            }
         }
-        self.extras.take()?.apply(response)
+        polled
     }
 }
 
 impl Extras {
-    fn apply<B>(self, response: &mut Response<B>) -> Option<HeldSlot> {
-        if let Some(decision) = self.decision {
+    fn apply<B>(mut self: Box<Self>, response: &mut Response<B>) -> Option<HeldSlot> {
+        if let Some(decision) = self.decision.take() {
             response.extensions_mut().insert(decision);
         }
         if let Some(charge) = &self.charge {
             charge.classify(response);
         }
-        let (slot, config) = self.slot?;
+        let (slot, config) = self.slot.take()?;
         if !self.measured.is_empty() {
             let overloaded = config.is_overloaded(response);
-            self.measured.into_iter().for_each(|it| it.complete(overloaded));
+            self.measured.drain(..).for_each(|it| it.complete(overloaded));
         }
         slot.end_head();
         Some((slot, config))

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     decision::{Decision, Slot},
-    explain::{About, Explanation},
+    explain::Explanation,
     fingerprint::FingerprintKey,
     head::{RequestHead, ResponseHead},
     headers::{HeaderPolicy, Template, check_names},
@@ -29,7 +29,7 @@ use crate::{
     observe::OnDecision,
     quota::Quota,
     reject::TooManyRequests,
-    rule::{self, Bypass, Plan, Rule, RuleError, RuleInfo, RuleName, Rules},
+    rule::{self, Plan, Rule, RuleError, RuleInfo, RuleName, Rules},
     store::{
         CannotFail, Charge, LocalStore, OwnedCharges, Store, StoreExt, literal, without_queueing,
     },
@@ -513,15 +513,15 @@ where
             Ok(charges) => Explanation::look_at(&*self.store, &charges)
                 .await
                 .unwrap_or_else(|error| error.never()),
-            Err(Bypass::Exempt(why)) => return Explanation::from(About::Free(why)).into_dry_run(),
-            Err(Bypass::Rejected(error)) => Explanation::from(About::Unkeyed(error)).into_dry_run(),
+            Err(bypass) => Explanation::new(Err(bypass), true),
         };
         explanation.secret = settings.secret;
         if !explanation.is_allowed() {
-            let reason = settings.override_denial(explanation.decision()).map(|it| match it {
-                Override::ReportOnly => "the layer only reports",
-                Override::Overcommit(_) => "the layer overcommits, and there is capacity",
-            });
+            let reason =
+                settings.override_denial(explanation.decision.as_ref().ok()).map(|it| match it {
+                    Override::ReportOnly => "the layer only reports",
+                    Override::Overcommit(_) => "the layer overcommits, and there is capacity",
+                });
             explanation.allowed_because = reason;
         }
         explanation

@@ -188,13 +188,7 @@ where
             match state.as_mut().project() {
                 StateProj::Running { future, context: None } => return future.poll(cx),
                 StateProj::Running { future, context: Some(context) } => {
-                    let mut polled = future.poll(cx);
-                    if let Poll::Ready(Ok(response)) = &mut polled
-                        && let Some((slot, config)) = context.apply(response)
-                    {
-                        return polled.map_ok(|response| config.hold(slot, response));
-                    }
-                    return polled;
+                    return context.poll(future, cx);
                 }
                 StateProj::Rejected { response } => return Poll::Ready(Ok(take(response))),
                 StateProj::Parked { parked: place } => {

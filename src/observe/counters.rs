@@ -59,14 +59,14 @@ impl Counters {
 
 impl OnDecision for Counters {
     fn on_decision(&self, event: &DecisionEvent<'_>) {
-        let (admitted, decision) = (event.is_admitted(), event.decision());
+        let (admitted, decision) = (event.is_admitted, event.decision.ok());
         let allowed = decision.is_some_and(|it| it.is_allowed());
         let events = [
             admitted && allowed,
             !admitted && decision.is_some(),
             admitted && decision.is_none_or(|it| !it.is_allowed() || it.would_deny()),
             admitted && decision.is_some_and(|it| it.is_overage()),
-            event.is_delayed(),
+            event.is_delayed,
             !admitted && decision.is_none(),
         ];
         for (count, _) in self.0.iter().zip(events).filter(|(_, counts)| *counts) {

@@ -21,7 +21,8 @@ use crate::{
 #[derive(Clone)]
 pub(super) struct Metrics {
     rules: Arc<[RuleCounters]>,
-    durations: Arc<[OnceLock<Histogram>; STORES.len()]>,
+    /// The label `store` of each histogram, and the histogram.
+    durations: Arc<[OnceLock<(&'static str, Histogram)>; STORES]>,
 }
 
 struct RuleCounters {
@@ -31,17 +32,8 @@ struct RuleCounters {
 }
 
 const VERDICTS: usize = Verdict::FallbackLimited as usize + 1;
-const STORES: [&str; 9] = [
-    "local",
-    "governor",
-    "redis",
-    "failed_open",
-    "failed_closed",
-    "fallback",
-    "deny_cache",
-    "leased",
-    "other",
-];
+/// The number of labels `store`.
+const STORES: usize = 9;
 
 impl Metrics {
     pub(super) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
@@ -51,8 +43,12 @@ impl Metrics {
             near: OnceLock::new(),
         };
         describe();
+        // Rules without quotas may have equal names.
+        let mut names: Vec<RuleName> = rules.into_iter().collect();
+        names.sort_unstable_by_key(|name| name.as_str());
+        names.dedup();
         Self {
-            rules: rules.into_iter().map(counters).collect(),
+            rules: names.into_iter().map(counters).collect(),
             durations: Arc::new(from_fn(|_| OnceLock::new())),
         }
     }
@@ -66,46 +62,38 @@ impl Metrics {
             Source::Other(_) | Source::Unsupported => "other",
             source => source.as_str(),
         };
-        let Some(at) = STORES.iter().position(|it| *it == store) else { return };
         let make = || {
             describe();
-            histogram!("ratelimit.decision.duration", "store" => store)
+            (store, histogram!("ratelimit.decision.duration", "store" => store))
         };
-        self.durations[at].get_or_init(make).record(started.elapsed());
+        let mut durations = self.durations.iter().map(|it| it.get_or_init(make));
+        if let Some((_, duration)) = durations.find(|(label, _)| *label == store) {
+            duration.record(started.elapsed());
+        }
     }
 }
 
 impl OnDecision for Metrics {
     fn on_decision(&self, event: &DecisionEvent<'_>) {
-        let Some(decision) = event.decision() else {
-            if !event.is_admitted() {
+        let Ok(decision) = event.decision else {
+            if !event.is_admitted {
                 counter!("ratelimit.unidentified").increment(1);
             }
             return;
         };
-        event.each_rule(self.rules.iter().map(|it| it.rule), |rule, verdict| {
-            // A store of the user may report a rule that the layer does not have.
-            let known = self.rules.iter().find(|it| it.rule == rule);
+        for RuleCounters { rule, verdicts, near } in &*self.rules {
+            let Some(verdict) = event.verdict(*rule) else { continue };
             let (policy, result) = (rule.as_str(), verdict.as_str());
-            increment(
-                known.map(|it| &it.verdicts[verdict as usize]),
-                || counter!("ratelimit.decisions", "policy" => policy, "result" => result),
-            );
+            let made = || counter!("ratelimit.decisions", "policy" => policy, "result" => result);
+            verdicts[verdict as usize].get_or_init(made).increment(1);
             let is_near = |it: &Outcome| {
-                it.rule() == rule && u64::from(it.remaining()) * 5 <= u64::from(it.limit())
+                it.rule() == *rule && u64::from(it.remaining()) * 5 <= u64::from(it.limit())
             };
             if decision.is_allowed() && decision.outcomes().iter().any(is_near) {
-                let near = || counter!("ratelimit.near_limit", "policy" => policy);
-                increment(known.map(|it| &it.near), near);
+                let made = || counter!("ratelimit.near_limit", "policy" => policy);
+                near.get_or_init(made).increment(1);
             }
-        });
-    }
-}
-
-fn increment(counter: Option<&OnceLock<Counter>>, make: impl FnOnce() -> Counter) {
-    match counter {
-        Some(counter) => counter.get_or_init(make).increment(1),
-        None => make().increment(1),
+        }
     }
 }
 
@@ -114,18 +102,14 @@ fn increment(counter: Option<&OnceLock<Counter>>, make: impl FnOnce() -> Counter
 /// Such a counter starts at 0, because an increase from no value to 1 is not an increase.
 #[cold]
 fn describe() {
-    let counters = [
+    for (name, text) in [
         ("ratelimit.decisions", "Rate limit decisions, one per request and rule."),
         ("ratelimit.near_limit", "Allowed requests close to a limit."),
         ("ratelimit.unidentified", "Requests rejected before a store was asked."),
         ("ratelimit.store.errors", "Calls that a store failed to decide."),
-        (
-            "ratelimit.overflows",
-            "Decisions on accounts that new keys share because the store is full.",
-        ),
+        ("ratelimit.overflows", "Decisions on accounts that new keys share in a full store."),
         ("ratelimit.blocks.denied", "Blocks that the embedded store had no room for."),
-    ];
-    for (name, text) in counters {
+    ] {
         describe_counter!(name, Unit::Count, text);
     }
     for name in ["ratelimit.unidentified", "ratelimit.overflows", "ratelimit.blocks.denied"] {
@@ -135,14 +119,13 @@ fn describe() {
     describe_histogram!("ratelimit.decision.duration", Unit::Seconds, waited);
     let breaker = "The breaker of the store: 0 closed, 1 probing, 2 open.";
     describe_gauge!("ratelimit.store.circuit", breaker);
-    describe_gauge!("ratelimit.keys", Unit::Count, "Accounts in debt in the embedded store.");
-    describe_gauge!(
-        "ratelimit.capacity",
-        Unit::Count,
-        "Accounts that the embedded store can hold."
-    );
-    let held = "Slots of concurrent requests that are held in the embedded store.";
-    describe_gauge!("ratelimit.active_slots", Unit::Count, held);
+    for (name, text) in [
+        ("ratelimit.keys", "Accounts in debt in the embedded store."),
+        ("ratelimit.capacity", "Accounts that the embedded store can hold."),
+        ("ratelimit.active_slots", "Slots of concurrent requests in the embedded store."),
+    ] {
+        describe_gauge!(name, Unit::Count, text);
+    }
 }
 
 /// Counts a failed store call.
@@ -154,12 +137,8 @@ pub(crate) fn store_failed(kind: &'static str) {
 ///
 /// On a cluster, each server has a breaker.
 pub(crate) fn circuit(server: Option<&str>, state: u8) {
-    match server {
-        Some(server) => {
-            gauge!("ratelimit.store.circuit", "server" => server.to_owned()).set(state);
-        }
-        None => gauge!("ratelimit.store.circuit").set(state),
-    }
+    let of = |server: &str| gauge!("ratelimit.store.circuit", "server" => server.to_owned());
+    server.map_or_else(|| gauge!("ratelimit.store.circuit"), of).set(state);
 }
 
 /// Counts a decision on a shared account. New keys share an account while the store is full.

@@ -10,7 +10,6 @@ mod metered;
 mod traced;
 
 use std::{
-    any::Any,
     fmt,
     sync::{
         Arc,
@@ -54,8 +53,8 @@ mod metered {
 ///
 /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).on_decision(
 ///     |event: &DecisionEvent<'_>| {
-///         if !event.is_admitted() {
-///             println!("{} was denied by rule {:?}", event.head().uri, event.rule());
+///         if !event.is_admitted {
+///             println!("{} was denied by rule {:?}", event.head.uri, event.rule());
 ///         }
 ///     },
 /// );
@@ -66,7 +65,7 @@ mod metered {
     message = "`{Self}` is not a hook for decisions",
     note = "a closure needs the type of its argument: `|event: &DecisionEvent<'_>| ..`"
 )]
-pub trait OnDecision: Any + Send + Sync {
+pub trait OnDecision: Send + Sync + 'static {
     /// Handles a decision, before the request runs or its rejection is created.
     ///
     /// The request waits for the hook, so the hook must not block.
@@ -83,56 +82,29 @@ impl<F: Fn(&DecisionEvent<'_>) + Send + Sync + 'static> OnDecision for F {
 ///
 /// A request that bypasses the rules has no event. A request that waits has one, after its wait.
 #[derive(Clone, Copy)]
+#[non_exhaustive]
 pub struct DecisionEvent<'a> {
-    pub(crate) head: &'a RequestHead<'a>,
-    pub(crate) cause: Result<&'a Decision, &'a KeyError>,
-    pub(crate) is_admitted: bool,
-    pub(crate) is_delayed: bool,
+    /// The head of the request.
+    pub head: &'a RequestHead<'a>,
+    /// The decision of the store, or the reason of a rejection without a store call: the request had
+    /// no usable key, or was on a deny list.
+    pub decision: Result<&'a Decision, &'a KeyError>,
+    /// `true` if the request runs.
+    ///
+    /// In a report-only layer, a request runs even if its decision is a denial.
+    pub is_admitted: bool,
+    /// `true` if the request runs after a wait in the [queue](crate::Rule::max_wait).
+    pub is_delayed: bool,
     /// Returns the key that a rule charges.
     pub(crate) keys: &'a dyn Fn(RuleName) -> Option<&'a Key>,
     pub(crate) secret: Option<&'a FingerprintKey>,
 }
 
 impl<'a> DecisionEvent<'a> {
-    /// Returns the head of the request.
-    #[must_use]
-    pub fn head(&self) -> &'a RequestHead<'a> {
-        self.head
-    }
-
-    /// Returns the decision of the store, or `None` if the request was rejected without a store
-    /// call.
-    #[must_use]
-    pub fn decision(&self) -> Option<&'a Decision> {
-        self.cause.ok()
-    }
-
-    /// Returns the reason of a rejection without a store call: the request had no usable key, or
-    /// was on a deny list.
-    #[must_use]
-    pub fn key_error(&self) -> Option<&'a KeyError> {
-        self.cause.err()
-    }
-
-    /// Returns `true` if the request runs.
-    ///
-    /// In a report-only layer, a request runs even if its [decision](DecisionEvent::decision) is a
-    /// denial.
-    #[must_use]
-    pub fn is_admitted(&self) -> bool {
-        self.is_admitted
-    }
-
-    /// Returns `true` if the request runs after a wait in the [queue](crate::Rule::max_wait).
-    #[must_use]
-    pub fn is_delayed(&self) -> bool {
-        self.is_delayed
-    }
-
     /// Returns the rule of the [decisive quota](Decision::binding), if there is one.
     #[must_use]
     pub fn rule(&self) -> Option<RuleName> {
-        self.decision()?.binding().map(Outcome::rule)
+        self.decision.ok()?.binding().map(Outcome::rule)
     }
 
     /// Returns the fingerprint of the key of that [rule](DecisionEvent::rule), if the layer has
@@ -152,7 +124,7 @@ impl<'a> DecisionEvent<'a> {
     /// `ratelimit.decisions`, such as `allowed`, `limited` or `shadow_limited`.
     #[must_use]
     pub fn result(&self) -> Option<&'static str> {
-        let decision = self.decision()?;
+        let decision = self.decision.ok()?;
         let verdict = match self.is_admitted && !decision.is_allowed() {
             true => Verdict::ShadowLimited,
             false => Verdict::of(decision.source(), self.is_admitted),
@@ -160,33 +132,21 @@ impl<'a> DecisionEvent<'a> {
         Some(verdict.as_str())
     }
 
-    /// Calls `record` with the result under each rule, once per rule. A denial has a result under
-    /// the rules that denied it.
+    /// Returns the result under a rule. A denial has a result under the rules that denied it.
     ///
-    /// If no single rule decided, such as in an outage, each of `all` has the result.
+    /// If no single rule decided, such as in an outage, each rule has the result.
     #[cfg(any(feature = "admin", feature = "metrics"))]
-    pub(crate) fn each_rule(
-        &self,
-        all: impl Iterator<Item = RuleName>,
-        mut record: impl FnMut(RuleName, Verdict),
-    ) {
-        let Some(decision) = self.decision() else { return };
+    pub(crate) fn verdict(&self, rule: RuleName) -> Option<Verdict> {
+        let decision = self.decision.ok()?;
         let verdict = Verdict::of(decision.source(), self.is_admitted);
-        let outcomes = decision.outcomes();
-        if outcomes.is_empty() {
-            return all.for_each(|rule| record(rule, verdict));
+        if decision.outcomes().is_empty() {
+            return Some(verdict);
         }
-        for (at, outcome) in outcomes.iter().enumerate() {
-            let rule = outcome.rule();
-            if outcomes[..at].iter().any(|earlier| earlier.rule() == rule) {
-                continue;
-            }
-            let denied = outcomes[at..].iter().any(|it| it.rule() == rule && it.is_denied());
-            if denied && (self.is_admitted || outcome.is_report_only()) {
-                record(rule, Verdict::ShadowLimited);
-            } else if denied || self.is_admitted {
-                record(rule, verdict);
-            }
+        let mut its = decision.outcomes().iter().filter(|it| it.rule() == rule);
+        let is_report_only = its.clone().next()?.is_report_only();
+        match its.any(Outcome::is_denied) {
+            true if self.is_admitted || is_report_only => Some(Verdict::ShadowLimited),
+            denied => (denied || self.is_admitted).then_some(verdict),
         }
     }
 }
@@ -194,7 +154,7 @@ impl<'a> DecisionEvent<'a> {
 impl fmt::Debug for DecisionEvent<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DecisionEvent")
-            .field("cause", &self.cause)
+            .field("decision", &self.decision)
             .field("is_admitted", &self.is_admitted)
             .finish_non_exhaustive()
     }
@@ -249,15 +209,9 @@ pub(crate) struct Observers {
 
 impl Observers {
     /// Creates the hooks of a layer with these rules.
-    #[cfg_attr(
-        not(feature = "metrics"),
-        expect(
-            unused_variables,
-            clippy::needless_pass_by_value,
-            reason = "the rules are for metrics"
-        )
-    )]
     pub(crate) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
+        #[cfg(not(feature = "metrics"))]
+        drop(rules);
         Self {
             #[cfg(feature = "metrics")]
             metrics: metered::Metrics::new(rules),
@@ -285,7 +239,7 @@ impl Observers {
 
     pub(crate) fn notify(&self, event: &DecisionEvent<'_>) {
         #[cfg(feature = "tracing")]
-        event.decision().into_iter().for_each(|decision| traced::record(event, decision));
+        event.decision.into_iter().for_each(|decision| traced::record(event, decision));
         #[cfg(feature = "metrics")]
         self.metrics.on_decision(event);
         for hook in &self.hooks {

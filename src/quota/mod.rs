@@ -176,8 +176,8 @@ impl Quota {
     /// - `units` or `period` is zero.
     /// - The period is longer than ten years.
     /// - More than one unit would be refilled per nanosecond.
-    pub const fn new(units: u32, period: Duration) -> Result<Self, QuotaError> {
-        Self::rate(units, nanos(period))
+    pub fn new(units: u32, period: Duration) -> Result<Self, QuotaError> {
+        Ok(Self::rate(units, nanos(period))?)
     }
 
     /// Creates a quota that denies all requests.
@@ -225,7 +225,7 @@ impl Quota {
     /// run time, use [`Quota::try_concurrent`].
     #[track_caller]
     pub const fn concurrent(limit: u32) -> Self {
-        unwrap(Self::try_concurrent(limit))
+        unwrap(Self::slots(limit))
     }
 
     /// Fallible form of [`concurrent`](Quota::concurrent), for a number known only at run time.
@@ -233,13 +233,13 @@ impl Quota {
     /// # Errors
     ///
     /// Fails if `limit` is 0.
-    pub const fn try_concurrent(limit: u32) -> Result<Self, QuotaError> {
-        Self::slots(limit).checked()
+    pub fn try_concurrent(limit: u32) -> Result<Self, QuotaError> {
+        Ok(Self::slots(limit)?)
     }
 
-    const fn slots(limit: u32) -> Self {
+    const fn slots(limit: u32) -> Result<Self, Invalid> {
         let quota = Self { units: limit, burst: limit, ..Self::blocked() };
-        Self { period: 0, interval: 1, algorithm: Algorithm::Concurrent, ..quota }
+        Self { period: 0, interval: 1, algorithm: Algorithm::Concurrent, ..quota }.checked()
     }
 
     /// Marks the quota of an [adaptive](crate::rule::Adaptive) limit.
@@ -261,7 +261,7 @@ impl Quota {
     /// this is a compile error. For a number known only at run time, use [`Quota::try_with_burst`].
     #[track_caller]
     pub const fn with_burst(self, units: u32) -> Self {
-        unwrap(self.try_with_burst(units))
+        unwrap(Self { burst: units, ..self }.checked())
     }
 
     /// Fallible form of [`with_burst`](Quota::with_burst), for a number known only at run time.
@@ -270,8 +270,8 @@ impl Quota {
     ///
     /// Fails if `units` is 0, if the burst takes more than ten years to refill, or if the quota is
     /// [blocked](Quota::blocked).
-    pub const fn try_with_burst(self, units: u32) -> Result<Self, QuotaError> {
-        Self { burst: units, ..self }.checked()
+    pub fn try_with_burst(self, units: u32) -> Result<Self, QuotaError> {
+        Ok(Self { burst: units, ..self }.checked()?)
     }
 
     /// Sets the algorithm. Defaults to [`Algorithm::Gcra`].
@@ -294,7 +294,7 @@ impl Quota {
     /// For an algorithm known only at run time, use [`Quota::try_with_algorithm`].
     #[track_caller]
     pub const fn with_algorithm(self, algorithm: Algorithm) -> Self {
-        unwrap(self.try_with_algorithm(algorithm))
+        unwrap(Self { algorithm, ..self }.checked())
     }
 
     /// Fallible form of [`with_algorithm`](Quota::with_algorithm).
@@ -302,8 +302,8 @@ impl Quota {
     /// # Errors
     ///
     /// Fails if [`algorithm`](Quota::with_algorithm) would panic.
-    pub const fn try_with_algorithm(self, algorithm: Algorithm) -> Result<Self, QuotaError> {
-        Self { algorithm, ..self }.checked()
+    pub fn try_with_algorithm(self, algorithm: Algorithm) -> Result<Self, QuotaError> {
+        Ok(Self { algorithm, ..self }.checked()?)
     }
 
     /// Sets the number of units in a new account. Defaults to the burst.
@@ -313,7 +313,7 @@ impl Quota {
     /// Panics if `units` is above the burst, or if the algorithm counts in windows.
     #[track_caller]
     pub const fn with_initial(self, units: u32) -> Self {
-        unwrap(self.try_with_initial(units))
+        unwrap(Self { initial: Some(units), ..self }.checked())
     }
 
     /// Fallible form of [`with_initial`](Quota::with_initial), for a number known only at run time.
@@ -321,8 +321,8 @@ impl Quota {
     /// # Errors
     ///
     /// Fails if [`initial`](Quota::with_initial) would panic.
-    pub const fn try_with_initial(self, units: u32) -> Result<Self, QuotaError> {
-        Self { initial: Some(units), ..self }.checked()
+    pub fn try_with_initial(self, units: u32) -> Result<Self, QuotaError> {
+        Ok(Self { initial: Some(units), ..self }.checked()?)
     }
 
     /// Allows up to `units` units beyond the limit, for a soft limit.
@@ -335,7 +335,7 @@ impl Quota {
     /// paced window.
     #[track_caller]
     pub const fn with_soft(self, units: u32) -> Self {
-        unwrap(self.try_with_soft(units))
+        unwrap(Self { soft: units, ..self }.checked())
     }
 
     /// Fallible form of [`with_soft`](Quota::with_soft), for a number known only at run time.
@@ -343,8 +343,8 @@ impl Quota {
     /// # Errors
     ///
     /// Fails if [`soft`](Quota::with_soft) would panic.
-    pub const fn try_with_soft(self, units: u32) -> Result<Self, QuotaError> {
-        Self { soft: units, ..self }.checked()
+    pub fn try_with_soft(self, units: u32) -> Result<Self, QuotaError> {
+        Ok(Self { soft: units, ..self }.checked()?)
     }
 
     /// Sets the maximum debt of an account, in units. Defaults to the limit.
@@ -403,7 +403,7 @@ impl Quota {
     /// the account gets back more units than were charged.
     #[track_caller]
     pub const fn with_max_debt(self, units: u32) -> Self {
-        unwrap(self.try_with_max_debt(units))
+        unwrap(Self { max_debt: Some(units), ..self }.checked())
     }
 
     /// Fallible form of [`with_max_debt`](Quota::with_max_debt), for a number known only at run time.
@@ -411,8 +411,8 @@ impl Quota {
     /// # Errors
     ///
     /// Fails if [`max_debt`](Quota::with_max_debt) would panic.
-    pub const fn try_with_max_debt(self, units: u32) -> Result<Self, QuotaError> {
-        Self { max_debt: Some(units), ..self }.checked()
+    pub fn try_with_max_debt(self, units: u32) -> Result<Self, QuotaError> {
+        Ok(Self { max_debt: Some(units), ..self }.checked()?)
     }
 
     /// Sets the name of the quota in header fields and problem bodies.
@@ -604,7 +604,7 @@ impl Quota {
     }
 
     /// Creates a quota with the default algorithm and burst.
-    const fn rate(units: u32, period: u64) -> Result<Self, QuotaError> {
+    const fn rate(units: u32, period: u64) -> Result<Self, Invalid> {
         let quota = Self { units, burst: units, period, ..Self::blocked() };
         let fault = if units == 0 {
             "quota: units is 0; use Quota::blocked() to deny all requests"
@@ -618,14 +618,14 @@ impl Quota {
         } else {
             return Self { interval: period.div_ceil(units as u64), ..quota }.checked();
         };
-        Err(QuotaError::invalid(fault, quota))
+        Err(Invalid(fault, quota))
     }
 
     /// Returns the quota, or an error if it is invalid.
-    const fn checked(self) -> Result<Self, QuotaError> {
+    const fn checked(self) -> Result<Self, Invalid> {
         match self.fault() {
             None => Ok(self),
-            Some(fault) => Err(QuotaError::invalid(fault, self)),
+            Some(fault) => Err(Invalid(fault, self)),
         }
     }
 
@@ -707,12 +707,16 @@ impl Quota {
     }
 }
 
+/// The fault of an invalid quota, with the fix.
+#[derive(Clone, Copy, Debug)]
+struct Invalid(&'static str, Quota);
+
 /// Returns a valid quota.
 #[track_caller]
-const fn unwrap(quota: Result<Quota, QuotaError>) -> Quota {
+const fn unwrap(quota: Result<Quota, Invalid>) -> Quota {
     match quota {
         Ok(quota) => quota,
-        Err(error) => panic!("{}", error.fault()),
+        Err(Invalid(fault, _)) => panic!("{}", fault),
     }
 }
 

@@ -94,7 +94,8 @@ impl QuotaTable {
         let algorithm = self.algorithm.unwrap_or(quota.algorithm);
         let name = self.name.map(|name| name.as_str());
         let quota = Quota { algorithm, initial, soft, max_debt, name, ..quota };
-        Ok(self.unit.map_or(quota, |unit| quota.having_unit(unit.as_str())).checked()?)
+        let quota = self.unit.map_or(quota, |unit| quota.having_unit(unit.as_str()));
+        Ok(quota.checked().map_err(QuotaError::from)?)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use super::{Algorithm, Quota, UNITS};
+use super::{Algorithm, Invalid, Quota, UNITS};
 
 /// Writes `units "/" [n] (ns|us|ms|s|min|h|day) [" burst " n]`, `limit " concurrent"`,
 /// or `blocked`.
@@ -35,8 +35,8 @@ impl FromStr for Quota {
 
     fn from_str(text: &str) -> Result<Self, QuotaError> {
         let error = |field, value: &str, fix| {
-            let (text, value) = (Excerpt::new(text), Excerpt::new(value));
-            QuotaError(Repr::Text { text, field, value, fix })
+            let (text, value) = (excerpt(text), excerpt(value));
+            QuotaError(format!("quota {text}: {field} is {value}; {fix}"))
         };
         let whole = text.trim();
         if whole == "blocked" {
@@ -97,80 +97,39 @@ fn whole_number(text: &str) -> Option<u32> {
 /// The message has the field, the value and the fix.
 ///
 /// See [troubleshooting](crate::guide::troubleshooting#errors).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QuotaError(Repr);
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuotaError(String);
 
-// A type without a destructor, so that a constant can match on `Quota::new`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Repr {
-    Invalid(&'static str, Quota),
-    Text { text: Excerpt, field: &'static str, value: Excerpt, fix: &'static str },
-}
-
-impl QuotaError {
-    /// Creates the error of an invalid quota.
-    pub(super) const fn invalid(fault: &'static str, quota: Quota) -> Self {
-        Self(Repr::Invalid(fault, quota))
-    }
-
-    /// Returns the fault or the fix, without values.
-    pub(super) const fn fault(&self) -> &'static str {
-        match self.0 {
-            Repr::Invalid(text, _) | Repr::Text { fix: text, .. } => text,
-        }
-    }
-}
-
-/// Writes the fault, and the settings of the invalid quota.
-impl fmt::Display for QuotaError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (fault, quota) = match &self.0 {
-            Repr::Invalid(fault, quota) => (fault, quota),
-            Repr::Text { text, field, value, fix } => {
-                return write!(f, "quota {text:?}: {field} is {value:?}; {fix}");
-            }
-        };
-        write!(f, "{fault} (units {}, period {:?}", quota.units, quota.period())?;
+/// Reports the fault, and the settings of the invalid quota.
+impl From<Invalid> for QuotaError {
+    fn from(Invalid(fault, quota): Invalid) -> Self {
+        let mut text = format!("{fault} (units {}, period {:?}", quota.units, quota.period());
         if quota.algorithm != Algorithm::default() {
-            write!(f, ", algorithm {:?}", quota.algorithm)?;
+            text += &format!(", algorithm {:?}", quota.algorithm);
         }
         let burst = Some(quota.burst).filter(|burst| *burst != quota.units);
         let soft = Some(quota.soft).filter(|units| *units > 0);
         let settings = [("burst", burst), ("soft", soft), ("initial", quota.initial)];
         for (name, value) in settings.into_iter().chain([("max_debt", quota.max_debt)]) {
             if let Some(value) = value {
-                write!(f, ", {name} {value}")?;
+                text += &format!(", {name} {value}");
             }
         }
-        f.write_str(")")
+        Self(text + ")")
+    }
+}
+
+impl fmt::Display for QuotaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 
 impl std::error::Error for QuotaError {}
 
-/// The first bytes of a text. Valid quotas are shorter.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Excerpt {
-    bytes: [u8; 40],
-    length: u8,
-    is_cut: bool,
-}
-
-impl Excerpt {
-    fn new(text: &str) -> Self {
-        let mut bytes = [0; 40];
-        let ends = text.char_indices().map(|(at, c)| at + c.len_utf8());
-        let length = ends.take_while(|end| *end <= bytes.len()).last().unwrap_or(0);
-        bytes[..length].copy_from_slice(&text.as_bytes()[..length]);
-        let is_cut = length < text.len();
-        Self { bytes, length: u8::try_from(length).unwrap_or(u8::MAX), is_cut }
-    }
-}
-
-/// Writes the text in quotes, and dots if it was cut.
-impl fmt::Debug for Excerpt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = str::from_utf8(&self.bytes[..self.length.into()]).unwrap_or_default();
-        write!(f, "{text:?}{}", if self.is_cut { ".." } else { "" })
-    }
+/// Returns the first bytes of a text in quotes. Valid quotas are shorter.
+fn excerpt(text: &str) -> String {
+    let ends = text.char_indices().map(|(at, c)| at + c.len_utf8());
+    let cut = &text[..ends.take_while(|end| *end <= 40).last().unwrap_or(0)];
+    format!("{cut:?}{}", if cut.len() < text.len() { ".." } else { "" })
 }

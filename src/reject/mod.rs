@@ -89,7 +89,7 @@ use http::{
 
 use crate::{
     decision::{Decision, Source},
-    explain::{About, Explanation},
+    explain::Explanation,
     fingerprint::FingerprintKey,
     headers::{Headers, Template, retry_seconds},
     key::{KeyError, RequestHead},
@@ -233,10 +233,10 @@ impl<'a> Rejection<'a> {
     ///     }));
     /// ```
     pub fn explain<'h>(&self, head: impl Into<RequestHead<'h>>) -> Explanation {
-        let mut explanation: Explanation = match (self.cause, self.rules) {
+        let mut explanation = match (self.cause, self.rules) {
             (Ok(decision), Some(rules)) => decision.explain().rules(rules, head),
             (Ok(decision), None) => decision.explain(),
-            (Err(error), _) => About::Unkeyed(error.clone()).into(),
+            (Err(error), _) => Explanation::new(Err(error.clone().into()), false),
         };
         explanation.secret = self.secret.copied();
         explanation
@@ -461,7 +461,7 @@ impl Decision {
     /// ```
     ///
     /// For a response of your own, see [`Headers::write`]. After a dry run, call this method on
-    /// [`Explanation::decision`](crate::explain::Explanation::decision).
+    /// [`Explanation::decision`](crate::explain::Explanation).
     #[must_use]
     pub fn rejection<'h, B>(
         &self,

@@ -320,7 +320,7 @@ fn is_grpc(path: &str) -> bool {
 ///
 /// See [troubleshooting](crate::guide::troubleshooting#errors).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RouteError(String);
+pub struct RouteError(pub(super) String);
 
 impl fmt::Display for RouteError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

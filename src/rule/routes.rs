@@ -45,11 +45,8 @@ type RouteTable = BTreeMap<String, Quotas>;
 ///
 /// The routes are fixed when the layer is built. To apply a changed file, restart the process.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(try_from = "RouteTable", into = "RouteTable")]
-pub struct RouteSettings {
-    routes: RouteTable,
-    other: Quotas,
-}
+#[serde(try_from = "RouteTable")]
+pub struct RouteSettings(RouteTable);
 
 impl RouteSettings {
     /// Returns the rules, like [`by_route`](crate::by_route).
@@ -59,8 +56,11 @@ impl RouteSettings {
     }
 
     fn try_rules(&self) -> Result<ByRoute<Everyone>, RouteError> {
-        let mut rules = ByRoute::of(self.other.clone().into());
-        for (name, quotas) in &self.routes {
+        let missing = "other is missing, the quotas of all other requests; add it, as other = \
+                       \"100/s\", or other = [] to limit nothing";
+        let other = self.0.get("other").ok_or_else(|| RouteError(missing.to_owned()))?;
+        let mut rules = ByRoute::of(other.clone().into());
+        for (name, quotas) in self.0.iter().filter(|(name, _)| *name != "other") {
             let (method, path) = match name.split_once(' ') {
                 Some((method, path)) => (Some(method), path.trim()),
                 None => (None, name.as_str()),
@@ -72,22 +72,10 @@ impl RouteSettings {
 }
 
 impl TryFrom<RouteTable> for RouteSettings {
-    type Error = String;
+    type Error = RouteError;
 
-    fn try_from(mut routes: RouteTable) -> Result<Self, String> {
-        let other = routes.remove("other").ok_or(
-            "other is missing, the quotas of all other requests; add it, as other = \"100/s\", or \
-             other = [] to limit nothing",
-        )?;
-        let settings = Self { routes, other };
-        settings.try_rules().map(drop).map_err(|error| error.to_string())?;
-        Ok(settings)
-    }
-}
-
-impl From<RouteSettings> for RouteTable {
-    fn from(settings: RouteSettings) -> Self {
-        let other = [("other".to_owned(), settings.other)];
-        settings.routes.into_iter().chain(other).collect()
+    fn try_from(routes: RouteTable) -> Result<Self, RouteError> {
+        let settings = Self(routes);
+        settings.try_rules().map(|_| settings)
     }
 }

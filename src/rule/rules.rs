@@ -107,22 +107,7 @@ pub struct RuleInfo<'a> {
     pub instead_of: Option<RuleName>,
 }
 
-impl<'a> RuleInfo<'a> {
-    /// Returns the properties of the rule of a charge.
-    pub(crate) fn of(charge: &Charge<'a>) -> Self {
-        Self {
-            name: charge.rule(),
-            quotas: Some(charge.quotas()),
-            live: None,
-            cost: Some(charge.cost()),
-            headroom: Some(charge.headroom()),
-            queues: !charge.max_wait().is_zero(),
-            report_only: charge.is_report_only(),
-            report_only_toggle: None,
-            instead_of: None,
-        }
-    }
-
+impl RuleInfo<'_> {
     /// Returns the cost plus the headroom of a request, or 0 for a cost of 0.
     ///
     /// A cost that is read from the request counts as 1, and such a headroom counts as 0.

@@ -29,7 +29,7 @@ pub trait StoreExt: Store + Sized {
     /// The decision has one outcome per quota.
     ///
     /// If the future is dropped before it completes, the charge may or may not have been made.
-    #[inline]
+    #[inline(always)]
     fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
         self.call(Op::Take(charges))
     }

@@ -78,14 +78,14 @@ where
 
     fn renew(&mut self, store: &RedisStore<C>) -> BoxFuture<()> {
         let store = store.clone();
-        Box::pin(async move { drop(store.renew_now().await) })
+        Box::pin(async move { drop(store.renew_slots(None).await) })
     }
 
     fn finish(&mut self, store: &RedisStore<C>) -> BoxFuture<()> {
         let store = store.clone();
         Box::pin(async move {
             // The next decision shows the accounts, or fails, too.
-            drop(store.free_now().await);
+            drop(store.free_slots().await);
             while store.is_undoing() {
                 yield_now().await;
             }

@@ -28,65 +28,49 @@ pub(super) fn for_address(element: &[u8]) -> Option<IpAddr> {
         }
         let equals = text.iter().position(|byte| *byte == b'=')?;
         let name = text[..equals].trim_ascii_end();
-        let (value, behind) = ParameterValue::read(text[equals + 1..].trim_ascii_start())?;
+        let (value, behind) = value(text[equals + 1..].trim_ascii_start())?;
         let is_for = name.eq_ignore_ascii_case(b"for");
         if !is_token(name) || (is_for && found.replace(value).is_some()) {
             return None;
         }
         rest = behind;
     }
-    found?.address()
+    unescaped_address(found?)
 }
 
-/// The value of a parameter.
-enum ParameterValue<'a> {
-    Bare(&'a [u8]),
-    /// The text between the quotes, with escapes.
-    Quoted(&'a [u8]),
+/// Parses the value of a parameter. Returns the text inside its quotes, with escapes, and the text
+/// after the next `;`.
+fn value(text: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
+    let Some(inside) = text.strip_prefix(b"\"") else {
+        let end = text.iter().position(|byte| *byte == b';').unwrap_or(text.len());
+        let bare = text[..end].trim_ascii_end();
+        let stray = |byte: &u8| matches!(byte, b'"' | b'\\' | b',') || byte.is_ascii_whitespace();
+        return (!bare.iter().any(stray)).then(|| (bare, text.get(end + 1..)));
+    };
+    let mut escaped = false;
+    let end = inside.iter().position(|byte| {
+        let ends = *byte == b'"' && !escaped;
+        escaped = *byte == b'\\' && !escaped;
+        ends
+    })?;
+    match inside[end + 1..].trim_ascii_start().split_first() {
+        None => Some((&inside[..end], None)),
+        Some((b';', rest)) => Some((&inside[..end], Some(rest))),
+        Some(_) => None,
+    }
 }
 
-impl<'a> ParameterValue<'a> {
-    /// Parses a value. Returns the value and the text after the next `;`.
-    fn read(text: &'a [u8]) -> Option<(Self, Option<&'a [u8]>)> {
-        let Some(inside) = text.strip_prefix(b"\"") else {
-            let end = text.iter().position(|byte| *byte == b';').unwrap_or(text.len());
-            let bare = text[..end].trim_ascii_end();
-            let stray =
-                |byte: &u8| matches!(byte, b'"' | b'\\' | b',') || byte.is_ascii_whitespace();
-            return (!bare.iter().any(stray)).then(|| (Self::Bare(bare), text.get(end + 1..)));
-        };
-        let mut escaped = false;
-        let end = inside.iter().position(|byte| {
-            let ends = *byte == b'"' && !escaped;
-            escaped = *byte == b'\\' && !escaped;
-            ends
-        })?;
-        let behind = inside[end + 1..].trim_ascii_start();
-        match behind.split_first() {
-            None => Some((Self::Quoted(&inside[..end]), None)),
-            Some((b';', rest)) => Some((Self::Quoted(&inside[..end]), Some(rest))),
-            Some(_) => None,
+/// Returns the address in a text with escapes.
+fn unescaped_address(text: &[u8]) -> Option<IpAddr> {
+    let (mut plain, mut length, mut escaped) = ([0; MAX_LENGTH], 0, false);
+    for byte in text {
+        escaped = *byte == b'\\' && !escaped;
+        if !escaped {
+            *plain.get_mut(length)? = *byte;
+            length += 1;
         }
     }
-
-    fn address(&self) -> Option<IpAddr> {
-        let text = match *self {
-            Self::Bare(text) => text,
-            Self::Quoted(text) if !text.contains(&b'\\') => text,
-            Self::Quoted(text) => {
-                let (mut plain, mut length, mut escaped) = ([0; MAX_LENGTH], 0, false);
-                for byte in text {
-                    escaped = *byte == b'\\' && !escaped;
-                    if !escaped {
-                        *plain.get_mut(length)? = *byte;
-                        length += 1;
-                    }
-                }
-                return header::address(&plain[..length]);
-            }
-        };
-        header::address(text)
-    }
+    header::address(&plain[..length])
 }
 
 /// Returns `true` if the text is a token (RFC 9110, 5.6.2).

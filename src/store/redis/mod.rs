@@ -19,14 +19,14 @@ use std::{
 use redis::aio::ConnectionLike;
 
 use self::{
-    batch::queue::Queues,
-    cluster::routes::SLOTS,
+    batch::Queues,
+    cluster::SLOTS,
     protocol::{Request, ScriptOp, addresses::Addresses, script::Scripts},
-    slots::{MAX_COST, Slots},
+    slots::{MAX_COST, Slots, nanos},
 };
 pub use self::{
     cluster::ClusterLink,
-    connection::{Link, probe::Probe},
+    connection::{Link, open::Probe},
     error::{RedisError, RedisErrorKind},
 };
 use super::{
@@ -331,13 +331,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
                 if let Some((_, quota)) = charge.charged_quotas().find(cut) {
                     late_charge_cut(quota);
                 }
-                let adjust = if units > 0 { ScriptOp::Late } else { ScriptOp::Refund };
-                (charge, adjust(amount))
+                (charge, ScriptOp::Adjust(units))
             }
             Op::Reset(charge) => (charge, ScriptOp::Reset),
-            Op::Block(charge, time) => {
-                (charge, ScriptOp::Block(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
-            }
+            Op::Block(charge, time) => (charge, ScriptOp::Block(nanos(time))),
             Op::Unblock(charge) => (charge, ScriptOp::Unblock),
         };
         let (store, request) =

@@ -30,17 +30,16 @@ use tokio::{
 };
 
 use crate::{
-    algorithm::Demand,
     decision::{FreeSlots, Hold},
     log::warn,
     observe::store_failed,
     quota::Quota,
     store::redis::{
         RedisStore,
-        cluster::routes::slot,
+        cluster::slot,
         connection::runtime,
         error::RedisError,
-        protocol::{EncodedPlan, Request, addresses::Addresses, script::ScriptKind},
+        protocol::{AccountRequest, EncodedPlan, Request, script::ScriptKind},
     },
 };
 
@@ -64,7 +63,7 @@ pub(crate) struct Slots {
     /// The first half of the members of all slots.
     pub(crate) store: u64,
     /// The time for which a slot counts, unless it is renewed.
-    life: Duration,
+    ttl: Duration,
     created: Instant,
     test_clock: Option<Arc<AtomicU64>>,
     state: Mutex<SlotsState>,
@@ -103,10 +102,10 @@ struct FreedSlots {
 }
 
 impl Slots {
-    pub(crate) fn new(life: Duration, test_clock: Option<Arc<AtomicU64>>) -> Self {
+    pub(crate) fn new(ttl: Duration, test_clock: Option<Arc<AtomicU64>>) -> Self {
         Self {
             store: RandomState::new().hash_one("store"),
-            life,
+            ttl,
             created: Instant::now(),
             test_clock,
             state: Mutex::default(),
@@ -126,11 +125,11 @@ impl Slots {
 
     /// Returns the end of an entry that the server makes now.
     fn end(&self) -> u64 {
-        self.now().saturating_add(nanos(self.life))
+        self.now().saturating_add(nanos(self.ttl))
     }
 
-    pub(crate) fn life_micros(&self) -> u64 {
-        nanos(self.life) / 1_000
+    pub(crate) fn ttl_micros(&self) -> u64 {
+        nanos(self.ttl) / 1_000
     }
 }
 
@@ -153,15 +152,14 @@ impl FreeSlots for Slots {
     }
 }
 
-fn nanos(time: Duration) -> u64 {
+pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The slots of one quota in a call. The callers of equal requests have consecutive slots.
-#[derive(Debug)]
 pub(crate) struct SlotTake {
-    account: usize,
-    quota_index: usize,
+    /// The index of the account in the request, and that of the quota.
+    at: (usize, usize),
     /// The key of the sorted set.
     pub(crate) set: Arc<str>,
     /// The number of the first slot of the first caller.
@@ -192,42 +190,31 @@ pub(crate) struct SlotCall {
 impl Slots {
     /// Returns the share of a caller in the 4,096 callers of a call, so that the call takes at most
     /// 1,024 slots.
-    pub(crate) fn weight(quota: &Quota, ask: Demand) -> usize {
-        let cost = if raised(quota) > MAX_FREED { 4 * ask.cost.min(MAX_COST) } else { 1 };
+    pub(crate) fn weight(request: &Request) -> usize {
+        let slots = request.accounts.iter().flat_map(AccountRequest::slots);
+        let large = slots.filter(|(_, (quota, _))| raised(quota) > MAX_FREED);
+        let cost = large.map(|(_, (_, ask))| 4 * ask.cost.min(MAX_COST)).max().unwrap_or(1);
         cost.max(1) as usize
-    }
-
-    /// Creates a call that neither takes nor frees slots.
-    pub(crate) fn without(self: &Arc<Self>) -> SlotCall {
-        SlotCall { slots: self.clone(), takes: SmallVec::new() }
     }
 
     /// Numbers the slots that equal requests of several callers take.
     pub(crate) fn begin(self: &Arc<Self>, request: &Request, callers: usize) -> SlotCall {
-        let mut call = self.without();
-        for (at, account) in request.accounts.iter().enumerate() {
+        let mut call = SlotCall { slots: self.clone(), takes: SmallVec::new() };
+        for (account_index, account) in request.accounts.iter().enumerate() {
             for (quota_index, (quota, ask)) in account.slots() {
                 let cost = if ask.cost > MAX_COST { too_many(ask.cost) } else { ask.cost };
                 // No more callers than fit.
                 let most = raised(quota).checked_div(cost).unwrap_or(0);
                 let callers = u32::try_from(callers).map_or(most, |callers| callers.min(most));
-                let set: Arc<str> = Addresses::slots(&account.address, quota_index).into();
+                // The set is in the cluster slot of its account.
+                let set: Arc<str> = format!("{}:s{quota_index}", account.address).into();
                 let mut state = self.state();
                 state.taking += 1;
-                let (account, first, freed) = (at, state.next, state.freed(&set));
+                let (first, freed) = (state.next, state.freed(&set));
                 state.next += u64::from(cost) * u64::from(callers);
                 drop(state);
-                let until_head = quota.sheds();
-                call.takes.push(SlotTake {
-                    account,
-                    quota_index,
-                    set,
-                    first,
-                    cost,
-                    until_head,
-                    callers,
-                    freed,
-                });
+                let (at, until_head) = ((account_index, quota_index), quota.sheds());
+                call.takes.push(SlotTake { at, set, first, cost, until_head, callers, freed });
             }
         }
         call
@@ -255,8 +242,8 @@ impl SlotsState {
 impl SlotCall {
     /// Returns the slots of one quota.
     pub(crate) fn of(&self, account: usize, quota_index: usize) -> Option<(&Slots, &SlotTake)> {
-        let own = |it: &&SlotTake| it.account == account && it.quota_index == quota_index;
-        Some((&*self.slots, self.takes.iter().find(own)?))
+        let take = self.takes.iter().find(|take| take.at == (account, quota_index))?;
+        Some((&*self.slots, take))
     }
 
     /// Records the answer, by which the first `charged` callers took the slots of an account. Returns
@@ -269,7 +256,7 @@ impl SlotCall {
             for (first, _) in &take.freed {
                 state.freed.remove(&(take.set.clone(), *first));
             }
-            for (caller, first) in take.firsts().take(charged(take.account)).enumerate() {
+            for (caller, first) in take.firsts().take(charged(take.at.0)).enumerate() {
                 let (set, units, lost) = (take.set.clone(), take.cost, Arc::new(Semaphore::new(0)));
                 let held = RunningSlots { set, units, renewed_at, lost: lost.clone() };
                 state.held.insert(first, held);
@@ -375,7 +362,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         loop {
             slots.wake.notified().await;
             sleep(COLLECT).await;
-            while self.change_all(SlotChange::Free, slots.to_free()).await.is_err() {
+            while self.free_slots().await.is_err() {
                 sleep(RETRY).await;
             }
             if slots.ends() {
@@ -388,14 +375,24 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// failed in one step is tried again in the next.
     async fn keep_renewing(&self) {
         let slots = &self.settings.slots;
-        let mut ticks = interval(slots.life / (3 * STEPS));
+        let mut ticks = interval(slots.ttl / (3 * STEPS));
         for step in (0..STEPS).cycle() {
             ticks.tick().await;
-            drop(self.change_all(SlotChange::Renew, slots.to_renew(Some(step))).await);
+            drop(self.renew_slots(Some(step)).await);
             if slots.ends() {
                 return;
             }
         }
+    }
+
+    /// Frees all freed slots that the server may still count.
+    pub(crate) async fn free_slots(&self) -> Result<(), RedisError> {
+        self.change_all(SlotChange::Free, self.settings.slots.to_free()).await
+    }
+
+    /// Renews the held slots that are due in a step, or all of them.
+    pub(crate) async fn renew_slots(&self, step: Option<u32>) -> Result<(), RedisError> {
+        self.change_all(SlotChange::Renew, self.settings.slots.to_renew(step)).await
     }
 
     /// Renews or frees slots, in calls of a bounded size. On a cluster, a call has one hash slot. An
@@ -429,7 +426,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     ) -> Result<(), RedisError> {
         let slots = &self.settings.slots;
         let head = EncodedPlan::default().int::<1>(u64::from(change == SlotChange::Renew));
-        let head = head.int::<7>(slots.life_micros()).int::<8>(slots.store);
+        let head = head.int::<7>(slots.ttl_micros()).int::<8>(slots.store);
         let (mut keys, mut args) = (Vec::new(), vec![head.0]);
         for group in requests.chunk_by(|(one, ..), (other, ..)| one == other) {
             let list = group.iter().map(|(_, first, units)| (*first, *units));
@@ -444,16 +441,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let counted = counted.inspect_err(|error| store_failed(error.kind().as_str()))?;
         slots.changed(change, requests, &counted);
         Ok(())
-    }
-
-    #[cfg(feature = "testing")]
-    pub(crate) async fn free_now(&self) -> Result<(), RedisError> {
-        self.change_all(SlotChange::Free, self.settings.slots.to_free()).await
-    }
-
-    #[cfg(feature = "testing")]
-    pub(crate) async fn renew_now(&self) -> Result<(), RedisError> {
-        self.change_all(SlotChange::Renew, self.settings.slots.to_renew(None)).await
     }
 }
 
@@ -480,7 +467,7 @@ impl Slots {
     /// that were not taken in the last step, and those that have missed it. Slots with near numbers
     /// have their turn together.
     fn to_renew(&self, step: Option<u32>) -> Vec<RequestSlots> {
-        let (now, period, state) = (self.now(), nanos(self.life) / 3, self.state());
+        let (now, period, state) = (self.now(), nanos(self.ttl) / 3, self.state());
         let due = state.held.iter().filter(|(first, held)| {
             let turn = **first / u64::from(MAX_RENEWED) % u64::from(STEPS);
             let age = now.saturating_sub(held.renewed_at);

@@ -28,11 +28,11 @@ impl Lines {
         let lines = self.clone();
         move |event: &DecisionEvent<'_>| {
             let rule = event.rule().map_or("-", |rule| rule.as_str());
-            let left = event.decision().and_then(|decision| decision.remaining());
+            let left = event.decision.ok().and_then(|decision| decision.remaining());
             let left = left.map_or("-".to_owned(), |left| left.to_string());
-            let runs = if event.is_admitted() { "runs" } else { "rejected" };
+            let runs = if event.is_admitted { "runs" } else { "rejected" };
             let runs = event.result().map_or(runs.to_owned(), |result| format!("{runs} {result}"));
-            let line = format!("{} {runs} {rule} {left}", event.head().uri.path());
+            let line = format!("{} {runs} {rule} {left}", event.head.uri.path());
             lines.0.lock().expect("no panic").push(line);
         }
     }
@@ -86,8 +86,8 @@ async fn a_hook_gets_the_error_of_a_request_without_a_usable_key() {
     let errors = found.clone();
     let layer = RateLimitLayer::new(HeaderKey::new("x-user"), TWO, store());
     let hook = move |event: &DecisionEvent<'_>| {
-        let status = event.key_error().map(tower_sluice::key::KeyError::status);
-        errors.lock().expect("no panic").push((event.is_admitted(), status));
+        let status = event.decision.err().map(tower_sluice::key::KeyError::status);
+        errors.lock().expect("no panic").push((event.is_admitted, status));
     };
     let layer = layer.on_decision(hook);
     answer(&layer, get("/")).await;

@@ -71,14 +71,14 @@ async fn play(case: &Value) -> usize {
         let said = is.explain().charges(&[charge]).to_string();
         let place = format!("{name}, step {at}:\n{would}{said}");
 
-        let expected = would.decision().expect("a decision");
+        let expected = would.decision.as_ref().expect("a decision");
         assert_eq!(would.is_allowed(), step["allowed"] == true, "{place}");
         assert_eq!(expected.wait(), is.wait(), "{place}");
         assert_eq!(expected.is_overage(), step["overage"] == true, "{place}");
         assert_eq!(would.to_string().split_once(' '), Some(("would", &*format!("be {said}"))));
         let rows = step["outcomes"].as_array().expect("outcomes");
         let lines: Vec<_> = said.lines().skip(1).collect();
-        assert_eq!((would.quota_reports().len(), lines.len()), (rows.len(), rows.len()), "{place}");
+        assert_eq!((would.quota_reports.len(), lines.len()), (rows.len(), rows.len()), "{place}");
         for (row, line) in rows.iter().zip(lines) {
             let left = format!(": {} of ", row["remaining"]);
             assert!(line.contains(&left), "{left:?} is not in {place}");

@@ -113,17 +113,13 @@ fn every_algorithm_limits_as_set_in_the_page() {
     }
 }
 
-/// Every algorithm of the gateway is available here and has a name in the admin page.
+/// Every algorithm of the gateway is available here.
 #[test]
-fn every_page_has_every_algorithm() {
+fn the_page_has_every_algorithm() {
     let page = include_str!("../../../examples/playground/presets.js");
-    let names = include_str!("../../../src/admin/page.js").replace('_', "");
     for word in PLAIN.map(|(word, _)| word).into_iter().chain(["sliding_window"]) {
         assert!(page.contains(&format!("\n  {word}: {{ label: ")), "{word}");
-        let algorithm = counted_by(word).or_else(|_| counted_by(&format!("{word}:1")));
-        let debugged = format!("{:?}", algorithm.expect("an algorithm")).to_lowercase();
-        let variant = debugged.split(' ').next().expect("its name");
-        assert!(names.contains(&format!("\n  {variant}: \"")), "{variant}");
+        assert!(counted_by(word).or_else(|_| counted_by(&format!("{word}:1"))).is_ok(), "{word}");
     }
 }
 

@@ -33,14 +33,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         runtime()?.spawn(async move {
             let parts: Vec<_> = parts.into_iter().map(|part| Arc::new(part.standalone())).collect();
             let mut replies = join_all(parts.iter().map(|part| self.take_queued(part))).await;
-            let mut decision = combine(&request, &parts, &replies);
-            // Slots of a denied decision are freed here.
-            let holds = replies.iter_mut().flatten().flat_map(|reply| mem::take(&mut reply.holds));
-            let holds: Vec<_> = holds.flatten().collect();
+            let decision = combine(&request, &parts, &mut replies);
             let allowed = decision.as_ref().is_ok_and(Decision::is_allowed);
-            if let (true, Ok(decision)) = (allowed, &mut decision) {
-                holds.into_iter().for_each(|hold| decision.hold(hold));
-            }
             let undos = parts.iter().zip(&replies).filter_map(|(part, reply)| {
                 let reply = reply.as_ref().ok().filter(|_| !allowed)?;
                 let charged =
@@ -65,8 +59,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     pub(crate) async fn peek_parts(self, request: Arc<Request>) -> Result<Decision, RedisError> {
         let parts = request.split(self.settings.sharded).into_iter();
         let parts: Vec<_> = parts.map(|part| Arc::new(part.standalone())).collect();
-        let replies = join_all(parts.iter().map(|part| self.execute(part, ScriptOp::Peek))).await;
-        combine(&request, &parts, &replies)
+        let calls = parts.iter().map(|part| self.execute(part, ScriptOp::Peek));
+        combine(&request, &parts, &mut join_all(calls).await)
     }
 
     /// Undoes the charges of `taken` in the background. Without a runtime, the charges remain.
@@ -92,8 +86,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 fn combine(
     request: &Request,
     parts: &[Arc<Request>],
-    replies: &[Result<Reply, RedisError>],
+    replies: &mut [Result<Reply, RedisError>],
 ) -> Result<Decision, RedisError> {
+    let holds = replies.iter_mut().flatten().flat_map(|reply| mem::take(&mut reply.holds));
+    let mut holds: Vec<_> = holds.collect();
     let replies: Result<Vec<_>, _> = replies.iter().map(Result::as_ref).collect();
     let replies = replies.map_err(RedisError::clone)?;
     let allowed = replies.iter().all(|reply| reply.allowed > 0);
@@ -105,5 +101,8 @@ fn combine(
         })
     });
     let accounts = accounts.collect();
-    Ok(Reply { allowed: allowed.into(), accounts, holds: Vec::new() }.decision(request))
+    if !allowed {
+        holds.clear();
+    }
+    Ok(Reply { allowed: allowed.into(), accounts, holds }.into_decision(request))
 }

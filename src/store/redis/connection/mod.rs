@@ -1,7 +1,6 @@
 //! A shared connection that reconnects by itself, and how a store opens and tests it.
 
-mod open;
-pub(crate) mod probe;
+pub(crate) mod open;
 
 use std::{
     any::Any,

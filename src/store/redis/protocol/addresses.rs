@@ -52,25 +52,8 @@ impl Addresses {
         if self.readable {
             parts.iter().for_each(|part| push_readable(address, part));
         } else {
-            let mut text = [0; HASH];
-            let encoded =
-                BASE64_URL_SAFE_NO_PAD.encode_slice(self.secret.hash128(parts), &mut text);
-            // The encoding of sixteen bytes fits, and is ASCII.
-            let text = encoded.ok().and_then(|_| str::from_utf8(&text).ok());
-            address.push_str(text.unwrap_or_default());
+            BASE64_URL_SAFE_NO_PAD.encode_string(self.secret.hash128(parts), address);
         }
-    }
-
-    /// Returns the key of the list of a sliding log. The list is in the cluster slot of its
-    /// account.
-    pub(crate) fn list(account: &str, quota_index: usize) -> String {
-        format!("{account}:{quota_index}")
-    }
-
-    /// Returns the key of the sorted set of held slots. The set is in the cluster slot of its
-    /// account.
-    pub(crate) fn slots(account: &str, quota_index: usize) -> String {
-        format!("{account}:s{quota_index}")
     }
 }
 

@@ -10,10 +10,7 @@ pub(crate) mod script;
 
 use smallvec::SmallVec;
 
-use self::{
-    addresses::Addresses,
-    script::{ScriptKind, letter},
-};
+use self::{addresses::Addresses, script::letter};
 use crate::{
     algorithm::{Demand, Receipt, gcra::Gcra},
     decision::{Decision, Outcome},
@@ -22,7 +19,7 @@ use crate::{
     store::{
         Charge, Unsupported,
         redis::{
-            cluster::routes::slot,
+            cluster::slot,
             slots::{MAX_COST, SlotCall, SlotTake, Slots},
         },
     },
@@ -63,21 +60,14 @@ pub(crate) type QuotaRequests = SmallVec<[Option<(Quota, Demand)>; 1]>;
 pub(crate) enum ScriptOp<'a> {
     Take,
     Peek,
-    Late(u64),
-    Refund(u64),
+    /// Charges units, even if they do not fit, or refunds units if the number is negative.
+    Adjust(i64),
     /// Undoes the charges of this decision, or at most a number of units of each charge.
     Undo(&'a Decision, Option<u32>),
     Reset,
     /// Blocks the key for this number of nanoseconds.
     Block(u64),
     Unblock,
-}
-
-impl ScriptOp<'_> {
-    /// Returns `true` if the call counts slots. Other calls keep the slots as they are.
-    pub(crate) fn counts_slots(self) -> bool {
-        matches!(self, Self::Take | Self::Peek | Self::Reset)
-    }
 }
 
 impl Request {
@@ -145,31 +135,9 @@ impl Request {
         self.accounts.iter().all(AccountRequest::is_plain)
     }
 
-    /// Returns the share of a caller in the callers of a batch, which bounds the slots that it takes.
-    pub(crate) fn weight(&self) -> usize {
-        let slots = self.accounts.iter().flat_map(AccountRequest::slots);
-        let weights = slots.map(|(_, (quota, ask))| Slots::weight(quota, *ask));
-        weights.max().unwrap_or(1)
-    }
-
-    /// Returns the number of quotas in the request.
-    pub(crate) fn quota_count(&self) -> usize {
-        self.accounts.iter().map(|account| account.quotas.iter().flatten().count()).sum()
-    }
-
-    /// Returns the script that runs the operation.
-    pub(crate) fn script_kind(&self, op: ScriptOp<'_>) -> ScriptKind {
-        match op {
-            ScriptOp::Take if self.is_plain() => ScriptKind::Plain,
-            ScriptOp::Take => ScriptKind::Take,
-            ScriptOp::Peek => ScriptKind::Peek,
-            _ => ScriptKind::Adjust,
-        }
-    }
-
-    /// Returns the letters of the algorithms that the call needs.
-    pub(crate) fn letters(&self) -> impl Iterator<Item = u8> {
-        self.accounts.iter().flat_map(|a| a.quotas.iter().flatten()).map(|(quota, _)| letter(quota))
+    /// Returns the quotas of all accounts.
+    pub(crate) fn quotas(&self) -> impl Iterator<Item = &Quota> {
+        self.accounts.iter().flat_map(|it| it.quotas.iter().flatten()).map(|(quota, _)| quota)
     }
 
     /// Returns the keys and the arguments of the script.
@@ -179,8 +147,8 @@ impl Request {
         // The name of the operation in `lua/settle.lua`, a time, and units.
         let (name, nanos, units) = match op {
             ScriptOp::Take | ScriptOp::Peek => ("", 0, 0),
-            ScriptOp::Late(units) => ("late", 0, units),
-            ScriptOp::Refund(units) => ("refund", 0, units),
+            ScriptOp::Adjust(units @ 1..) => ("late", 0, units.unsigned_abs()),
+            ScriptOp::Adjust(units) => ("refund", 0, units.unsigned_abs()),
             ScriptOp::Undo(taken, _) => ("undo", self.charged_at(taken), 0),
             ScriptOp::Reset => ("reset", 0, 0),
             ScriptOp::Block(time) => ("block", time.min(LONGEST), 0),
@@ -238,7 +206,8 @@ impl AccountRequest {
             plan = match (demand, change, slots(index)) {
                 (Some((quota, ask)), Some(change), _) => {
                     let log = letter(quota) == b'l';
-                    let key = if log { key(Addresses::list(&self.address, index)) } else { 0 };
+                    // The list of a sliding log is in the cluster slot of its account.
+                    let key = if log { key(format!("{}:{index}", self.address)) } else { 0 };
                     plan.quota(quota, *ask, change, key)
                 }
                 (Some((quota, ask)), None, Some((slots, take))) => {
@@ -394,7 +363,7 @@ impl EncodedPlan {
         self.0.push(letter(quota));
         let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(possible));
         let plan = plan.int::<2>(take.cost.into()).int::<5>(need).int::<5>(limit);
-        let plan = plan.int::<1>(key as u64).int::<7>(slots.life_micros()).int::<8>(slots.store);
+        let plan = plan.int::<1>(key as u64).int::<7>(slots.ttl_micros()).int::<8>(slots.store);
         let plan = plan.int::<8>(take.first).int::<2>(take.freed.len() as u64 * 10);
         plan.slot_list(take.freed.iter().copied())
     }

@@ -151,7 +151,7 @@ impl AccountReply {
             bytes.int::<7>()?;
         }
         while !bytes.0.is_empty() {
-            let [letter] = bytes.array::<1>()?;
+            let letter = bytes.take(1)?[0];
             let length = bytes.count()?;
             let mut content = Reader(bytes.take(length)?);
             match (letter, account.quotas.get(quotas.len())) {
@@ -256,27 +256,23 @@ struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
     fn take(&mut self, length: usize) -> Result<&'a [u8], RedisError> {
-        let (taken, rest) = self
-            .0
-            .split_at_checked(length)
-            .ok_or_else(|| RedisError::invalid_reply("too short"))?;
+        let Some((taken, rest)) = self.0.split_at_checked(length) else {
+            return Err(RedisError::invalid_reply("too short"));
+        };
         self.0 = rest;
         Ok(taken)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], RedisError> {
-        self.take(N)?.try_into().map_err(|_| RedisError::invalid_reply("too short"))
-    }
-
     fn int<const N: usize>(&mut self) -> Result<u64, RedisError> {
         let mut bytes = [0; 8];
-        bytes[..N].copy_from_slice(&self.array::<N>()?);
+        bytes[..N].copy_from_slice(self.take(N)?);
         Ok(u64::from_le_bytes(bytes))
     }
 
     /// Reads a number of two bytes.
     fn count(&mut self) -> Result<usize, RedisError> {
-        Ok(u16::from_le_bytes(self.array()?).into())
+        let bytes = self.take(2)?;
+        Ok(u16::from_le_bytes([bytes[0], bytes[1]]).into())
     }
 
     /// Reads an instant, in nanoseconds of Unix time.

@@ -70,7 +70,6 @@ pub(crate) fn letter(quota: &Quota) -> u8 {
 }
 
 /// A script and its SHA-1 hash.
-#[derive(Debug)]
 pub(crate) struct Script {
     pub(crate) text: String,
     pub(crate) sha: String,
@@ -161,12 +160,16 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         request: &Request,
         op: ScriptOp<'_>,
     ) -> Result<Reply, RedisError> {
-        let kind = request.script_kind(op);
-        let slots = &self.settings.slots;
+        let kind = match op {
+            ScriptOp::Take if request.is_plain() => ScriptKind::Plain,
+            ScriptOp::Take => ScriptKind::Take,
+            ScriptOp::Peek => ScriptKind::Peek,
+            _ => ScriptKind::Adjust,
+        };
         let takers = usize::from(matches!(op, ScriptOp::Take));
-        let call = if op.counts_slots() { slots.begin(request, takers) } else { slots.without() };
+        let call = self.settings.slots.begin(request, takers);
         let (keys, args) = request.encode(op, &call);
-        let script = self.script(kind, request.letters());
+        let script = self.script(kind, request.quotas().map(letter));
         let groups = iter::once((request, 1));
         let replies = self.call_script(script, &keys, args, groups, [call].into()).await;
         let mut replies = replies.inspect_err(|error| store_failed(error.kind().as_str()))?;

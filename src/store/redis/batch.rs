@@ -1,0 +1,789 @@
+//! Decisions that wait at the same time and share one call.
+//!
+//! While few calls are in flight, each decision is sent immediately in its own call. Under load,
+//! decisions wait for a batch. A batch is sent when an earlier batch is answered, or when the batch
+//! is full. No decision waits for a timer.
+//!
+//! On a cluster, only decisions whose accounts are in one slot can share a call.
+
+use std::{
+    borrow::Cow,
+    collections::{HashMap, VecDeque},
+    mem,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use foldhash::quality::RandomState;
+use redis::aio::ConnectionLike;
+use smallvec::SmallVec;
+use tokio::{
+    runtime::Handle,
+    sync::oneshot,
+    task::yield_now,
+    time::{Instant, timeout},
+};
+
+use crate::{
+    observe::store_failed,
+    store::redis::{
+        RedisStore,
+        connection::{TIMEOUT, runtime},
+        error::{RedisError, RedisErrorKind},
+        protocol::{Change, QuotaRequests, Request, ScriptOp, reply::Reply, script::ScriptKind},
+        slots::{SlotCall, Slots},
+    },
+};
+
+/// The maximum number of direct calls in flight. Further requests wait for a batch.
+const MAX_DIRECT: usize = 16;
+/// The maximum number of calls with equal requests that started in the last [`BATCH_INTERVAL`].
+/// Further ones wait, and share the next call.
+const MAX_EQUAL: usize = 2;
+/// The maximum number of batches in flight. Exceptions are a full batch, and a batch that starts
+/// [`BATCH_INTERVAL`] after the previous batch.
+const MAX_IN_FLIGHT: usize = 2;
+/// The time after which another call may start, even at [`MAX_EQUAL`] or [`MAX_IN_FLIGHT`]. On a
+/// slow link, requests would otherwise wait for one round trip before their own.
+const BATCH_INTERVAL: Duration = Duration::from_millis(5);
+/// The time after which other batches no longer wait until a batch is sent, because its runtime may be
+/// blocked.
+const STALL_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// The queues of a store: for each slot of a cluster, one for [plain](Request::is_plain) requests and
+/// one for others.
+///
+/// A call cannot have accounts of different slots.
+pub(crate) struct Queues(Box<[OnceLock<[Arc<Queue>; 2]>]>);
+
+impl Queues {
+    pub(crate) fn new(count: u16) -> Self {
+        Self((0..count).map(|_| OnceLock::new()).collect())
+    }
+
+    /// Returns the queue of the slot.
+    pub(crate) fn get(&self, slot: u16, is_plain: bool) -> &Arc<Queue> {
+        let new = |is_plain| Arc::new(Queue { is_plain, state: Mutex::default() });
+        let queues = self.0[usize::from(slot)].get_or_init(|| [false, true].map(new));
+        &queues[usize::from(is_plain)]
+    }
+}
+
+/// The queue of waiting requests, and the calls in flight.
+pub(crate) struct Queue {
+    is_plain: bool,
+    state: Mutex<QueueState>,
+}
+
+#[derive(Default)]
+struct QueueState {
+    /// The requests that wait or are in flight, once for equal ones.
+    asked: HashMap<Arc<Request>, Asked, RandomState>,
+    /// The requests that may join the next batch, in the order of their first callers.
+    ready: VecDeque<Arc<Request>>,
+    calls: Vec<RunningCall>,
+    /// The number of calls that have been started so far.
+    calls_started: u64,
+    /// `true` while a task spawns batches.
+    spawning: bool,
+}
+
+/// The callers with equal requests.
+#[derive(Default)]
+struct Asked {
+    waiting: SmallVec<[QueuedRequest; 1]>,
+    /// The number of calls in flight that started in the last [`BATCH_INTERVAL`], at most
+    /// [`MAX_EQUAL`].
+    in_flight: usize,
+    is_ready: bool,
+}
+
+/// A call in progress.
+struct RunningCall {
+    id: u64,
+    /// Empty if equal requests no longer wait for the call.
+    requests: Vec<Arc<Request>>,
+    started: Instant,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// The call of one request.
+    Direct,
+    /// The batch is not sent yet, so new requests can join.
+    Collecting,
+    InFlight,
+    /// The batch is answered, and its callers may send new requests.
+    Replying,
+}
+
+/// A waiting caller with its request.
+pub(crate) struct QueuedRequest {
+    pub(crate) request: Arc<Request>,
+    /// Closed once the caller is dropped.
+    pub(crate) tx: oneshot::Sender<Result<Reply, RedisError>>,
+    /// The runtime of the caller.
+    pub(crate) runtime: Handle,
+}
+
+impl Queue {
+    /// Starts a direct call and returns its number, or `None` if the request must wait.
+    pub(crate) fn start_direct(&self, request: &Arc<Request>) -> Option<u64> {
+        let (now, mut state) = (Instant::now(), self.state());
+        state.release_old(now);
+        let has_batches = state.calls.iter().any(|call| call.phase != Phase::Direct);
+        if has_batches || !state.ready.is_empty() || state.calls.len() >= MAX_DIRECT {
+            return None;
+        }
+        let asked = state.asked.entry(request.clone()).or_default();
+        if asked.in_flight > 0 {
+            return None;
+        }
+        asked.in_flight += 1;
+        Some(state.start(request.clone(), Phase::Direct, now))
+    }
+
+    /// Adds a caller.
+    pub(crate) fn push(&self, caller: QueuedRequest) {
+        let mut state = self.state();
+        let request = caller.request.clone();
+        let waiting = &mut state.asked.entry(request.clone()).or_default().waiting;
+        if waiting.len() == waiting.capacity() {
+            // Removes dropped callers to make room.
+            waiting.retain(|caller| !caller.tx.is_closed());
+            waiting.reserve(waiting.len() + 1);
+        }
+        waiting.push(caller);
+        state.make_ready(request);
+    }
+
+    /// Starts a batch if one is due. Returns its number and its first caller.
+    ///
+    /// No other batch starts until [`spawning`](QueueState::spawning) is `false`.
+    pub(crate) fn next_batch(&self, now: Instant) -> Option<(QueuedRequest, u64)> {
+        let mut state = self.state();
+        while state.is_batch_due(now) {
+            let (request, asked) = state.pop_ready()?;
+            asked.waiting.retain(|caller| !caller.tx.is_closed());
+            if !asked.waiting.is_empty() {
+                let first = asked.waiting.remove(0);
+                state.spawning = true;
+                return Some((first, state.start(request, Phase::Collecting, now)));
+            }
+            state.release([request]);
+        }
+        None
+    }
+
+    /// Fills a batch with `first` and the waiting callers.
+    pub(crate) fn collect(&self, id: u64, first: QueuedRequest) -> Batch {
+        let mut batch = Batch { is_plain: self.is_plain, ..Batch::default() };
+        let mut guard = self.state();
+        let (state, mut joined) = (&mut *guard, Vec::new());
+        let mut request = first.request.clone();
+        let mut callers: SmallVec<[_; 1]> = [first].into_iter().collect();
+        loop {
+            let room = batch.room(&request).saturating_sub(callers.len());
+            if let Some(asked) = state.asked.get_mut(&request) {
+                let joining = asked.waiting.len().min(room);
+                callers.extend(asked.waiting.drain(..joining));
+            }
+            callers.retain(|caller| !caller.tx.is_closed());
+            batch.add(mem::take(&mut callers));
+            state.make_ready(request);
+            let fits = state.ready.front().is_some_and(|next| batch.room(next) > 0);
+            let next = if fits { state.pop_ready() } else { None };
+            let Some((next, _)) = next else { break };
+            joined.push(next.clone());
+            request = next;
+        }
+        if let Some(call) = state.calls.iter_mut().find(|call| call.id == id) {
+            call.phase = Phase::InFlight;
+            call.requests.append(&mut joined);
+        }
+        batch
+    }
+
+    /// Marks a batch as answered, so that the next batch may be sent.
+    pub(crate) fn replying(&self, id: u64) {
+        let mut state = self.state();
+        if let Some(call) = state.calls.iter_mut().find(|call| call.id == id) {
+            call.phase = Phase::Replying;
+            let requests = mem::take(&mut call.requests);
+            state.release(requests);
+        }
+    }
+
+    /// Removes a call.
+    pub(crate) fn end(&self, id: u64) {
+        let mut state = self.state();
+        if let Some(at) = state.calls.iter().position(|call| call.id == id) {
+            let call = state.calls.remove(at);
+            state.release(call.requests);
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl QueueState {
+    /// Adds a call. Returns its number.
+    fn start(&mut self, request: Arc<Request>, phase: Phase, started: Instant) -> u64 {
+        self.calls_started += 1;
+        let (id, requests) = (self.calls_started, vec![request]);
+        self.calls.push(RunningCall { id, requests, started, phase });
+        id
+    }
+
+    /// Returns `true` if another batch may start. See [`MAX_IN_FLIGHT`].
+    fn is_batch_due(&mut self, now: Instant) -> bool {
+        self.release_old(now);
+        if self.spawning || self.ready.is_empty() {
+            return false;
+        }
+        let count = |phase| self.calls.iter().filter(|call| call.phase == phase).count();
+        let (collecting, in_flight) = (count(Phase::Collecting), count(Phase::InFlight));
+        let last = self.calls.iter().rfind(|call| call.phase != Phase::Direct);
+        let is_next = last.is_some_and(|batch| now >= batch.started + BATCH_INTERVAL);
+        let has_room = collecting == 0 && (in_flight < MAX_IN_FLIGHT || is_next);
+        has_room || self.ready.len() >= MAX_SIZE * (collecting + 1)
+    }
+
+    /// Lets equal requests no longer wait for calls that started [`BATCH_INTERVAL`] ago, and any
+    /// requests for a batch that has not been sent for [`STALL_TIMEOUT`].
+    fn release_old(&mut self, now: Instant) {
+        let mut old: SmallVec<[_; 4]> = SmallVec::new();
+        for call in &mut self.calls {
+            let collecting = call.phase == Phase::Collecting;
+            if now >= call.started + if collecting { STALL_TIMEOUT } else { BATCH_INTERVAL } {
+                call.phase = if collecting { Phase::InFlight } else { call.phase };
+                old.extend(call.requests.drain(..));
+            }
+        }
+        self.release(old);
+    }
+
+    /// Lets a request join the next batch, if callers wait and not too many calls are in flight.
+    fn make_ready(&mut self, request: Arc<Request>) {
+        if let Some(asked) = self.asked.get_mut(&request)
+            && !asked.is_ready
+            && !asked.waiting.is_empty()
+            && asked.in_flight < MAX_EQUAL
+        {
+            asked.is_ready = true;
+            self.ready.push_back(request);
+        }
+    }
+
+    /// Removes the first ready request, whose callers join a call.
+    fn pop_ready(&mut self) -> Option<(Arc<Request>, &mut Asked)> {
+        let request = self.ready.pop_front()?;
+        let asked = self.asked.get_mut(&request)?;
+        asked.is_ready = false;
+        asked.in_flight += 1;
+        Some((request, asked))
+    }
+
+    /// Ends a call for each of the requests.
+    fn release(&mut self, requests: impl IntoIterator<Item = Arc<Request>>) {
+        for request in requests {
+            let Some(asked) = self.asked.get_mut(&request) else { continue };
+            asked.in_flight = asked.in_flight.saturating_sub(1);
+            if asked.in_flight == 0 && asked.waiting.is_empty() && !asked.is_ready {
+                self.asked.remove(&request);
+            } else {
+                self.make_ready(request);
+            }
+        }
+    }
+}
+
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
+    /// Charges `request`, whose accounts are in one slot, in its own call or in a batch.
+    pub(crate) async fn take_queued(&self, request: &Arc<Request>) -> Result<Reply, RedisError> {
+        if !self.settings.coalesces {
+            return Box::pin(self.execute(request, ScriptOp::Take)).await;
+        }
+        let slot = request.accounts.first().map_or(0, |it| it.slot(self.settings.sharded));
+        let queue = self.settings.queues.get(slot, request.is_plain());
+        if let Some(id) = queue.start_direct(request) {
+            let _call = QueuedCall { store: self.clone(), queue: queue.clone(), id };
+            // Boxed, so that the futures of waiting callers stay small.
+            return Box::pin(self.execute(request, ScriptOp::Take)).await;
+        }
+        match self.take_in_batch(queue, request.clone()).await {
+            // The server has rejected the whole batch and charged nothing. If it has no memory,
+            // denials still need none. While a slot moves, an account may be on either server.
+            Err(error)
+                if matches!(error.kind(), RedisErrorKind::Memory | RedisErrorKind::Cluster) =>
+            {
+                Box::pin(self.execute(request, ScriptOp::Take)).await
+            }
+            reply => reply.inspect_err(|error| store_failed(error.kind().as_str())),
+        }
+    }
+
+    async fn take_in_batch(
+        &self,
+        queue: &Arc<Queue>,
+        request: Arc<Request>,
+    ) -> Result<Reply, RedisError> {
+        let (tx, mut rx) = oneshot::channel();
+        queue.push(QueuedRequest { request, tx, runtime: runtime()? });
+        let (start, mut wait) = (Instant::now(), BATCH_INTERVAL);
+        loop {
+            // The task of the next batch may have ended, or its runtime may be blocked.
+            self.spawn_batches(queue);
+            match timeout(wait, &mut rx).await {
+                Ok(Ok(reply)) => return reply,
+                Ok(Err(_)) => {
+                    let text = "the task of the batch ended";
+                    return Err(RedisError::new(RedisErrorKind::Other, text));
+                }
+                Err(_) if start.elapsed() < TIMEOUT => wait = STALL_TIMEOUT,
+                Err(_) => return Err(RedisError::new(RedisErrorKind::Timeout, "no reply in time")),
+            }
+        }
+    }
+
+    /// Spawns all batches that are due, each on the runtime of its first caller.
+    fn spawn_batches(&self, queue: &Arc<Queue>) {
+        while let Some((first, id)) = queue.next_batch(Instant::now()) {
+            let runtime = first.runtime.clone();
+            let call = QueuedCall { store: self.clone(), queue: queue.clone(), id };
+            // A runtime that shuts down drops the task, which spawns the next batch.
+            drop(runtime.spawn(call.run_batch(first)));
+            queue.state().spawning = false;
+        }
+    }
+
+    async fn call_batch(&self, batch: &Batch) -> Result<SmallVec<[Reply; 1]>, RedisError> {
+        let script = if batch.is_plain {
+            self.script(ScriptKind::Batch, *b"g")
+        } else {
+            // All algorithms, so that there is one such script.
+            self.script(ScriptKind::Groups, *b"gtfslc")
+        };
+        let slots = batch.groups();
+        let slots: SmallVec<_> =
+            slots.map(|(request, callers)| self.settings.slots.begin(request, callers)).collect();
+        let (keys, args) = batch.encode(&slots, !self.shared.lacks_msetex.load(Relaxed));
+        let replies = self.call_script(script, &keys, args, batch.groups(), slots).await?;
+        self.count_healed(&replies);
+        Ok(replies)
+    }
+}
+
+/// A call in its queue. On drop, it leaves the queue, and the batches that waited for it start.
+struct QueuedCall<C: ConnectionLike + Clone + Send + Sync + 'static> {
+    store: RedisStore<C>,
+    queue: Arc<Queue>,
+    id: u64,
+}
+
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> QueuedCall<C> {
+    async fn run_batch(self, first: QueuedRequest) {
+        // Lets requests that arrive at the same moment join the batch.
+        yield_now().await;
+        let batch = self.queue.collect(self.id, first);
+        if batch.groups.is_empty() {
+            return;
+        }
+        // No caller waits longer than this timeout.
+        let Ok(reply) = timeout(TIMEOUT, self.store.call_batch(&batch)).await else { return };
+        self.queue.replying(self.id);
+        self.store.spawn_batches(&self.queue);
+        batch.reply(reply);
+        // Keeps the callers together, so that their next requests join one batch.
+        yield_now().await;
+    }
+}
+
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> Drop for QueuedCall<C> {
+    fn drop(&mut self) {
+        self.queue.end(self.id);
+        self.store.spawn_batches(&self.queue);
+    }
+}
+
+/// The maximum [size](Batch::size_of) of a batch. A larger request has a batch of its own.
+pub(crate) const MAX_SIZE: usize = 64;
+/// The maximum number of callers in a batch, including those with equal requests.
+const MAX_CALLERS: usize = 4_096;
+/// The number of accounts that a small request with only plain quotas may have.
+const SMALL: usize = 4;
+
+/// The callers that share one call.
+#[derive(Default)]
+pub(crate) struct Batch {
+    /// `true` if all requests [are plain](Request::is_plain). They have their own script.
+    is_plain: bool,
+    /// Groups of equal requests, in the order of their first requests.
+    groups: Vec<Group>,
+    /// The distinct plans of a batch with only plain quotas.
+    plans: Vec<(QuotaRequests, Vec<u8>)>,
+    callers: usize,
+    size: usize,
+}
+
+/// Callers with equal requests.
+struct Group {
+    callers: SmallVec<[QueuedRequest; 1]>,
+    /// Indices into [`Batch::plans`], counted from 1: one for each account.
+    plans: SmallVec<[usize; 2]>,
+}
+
+impl Batch {
+    /// Returns the share of a group of requests in the time of a batch.
+    fn size_of(&self, request: &Request) -> usize {
+        if self.is_plain {
+            request.accounts.len().div_ceil(SMALL)
+        } else {
+            request.quotas().count().max(1)
+        }
+    }
+
+    /// Returns the number of callers with this request that still fit into the batch.
+    pub(crate) fn room(&self, request: &Request) -> usize {
+        let size = self.size + self.size_of(request);
+        let fits = size <= MAX_SIZE || self.groups.is_empty();
+        if fits { MAX_CALLERS.saturating_sub(self.callers) / Slots::weight(request) } else { 0 }
+    }
+
+    /// Adds callers with equal requests.
+    pub(crate) fn add(&mut self, callers: SmallVec<[QueuedRequest; 1]>) {
+        let Some(first) = callers.first() else { return };
+        self.callers += callers.len() * Slots::weight(&first.request);
+        self.size += self.size_of(&first.request);
+        let mut plans = SmallVec::new();
+        if self.is_plain {
+            for account in &first.request.accounts {
+                let known = self.plans.iter().position(|(quotas, _)| *quotas == account.quotas);
+                if known.is_none() {
+                    let plan = account.plan(|_, _| Some(Change::Charge), |_| None, |_| 0);
+                    self.plans.push((account.quotas.clone(), plan));
+                }
+                // Lua counts from 1.
+                plans.push(known.map_or(self.plans.len(), |at| at + 1));
+            }
+        }
+        self.groups.push(Group { callers, plans });
+    }
+
+    /// Returns the request of each group, with the number of callers.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = (&Request, usize)> {
+        self.groups.iter().map(|group| (group.request(), group.callers.len()))
+    }
+
+    /// Returns the keys and the arguments of the script. `has_msetex` is `true` if the server may
+    /// have the command.
+    pub(crate) fn encode(
+        &self,
+        slots: &[SlotCall],
+        has_msetex: bool,
+    ) -> (Vec<Cow<'_, str>>, Vec<Vec<u8>>) {
+        let (mut keys, mut args, mut layout) = (KeyList::default(), Vec::new(), Vec::new());
+        if self.is_plain {
+            args.extend(self.plans.iter().map(|(_, plan)| plan.clone()));
+            layout.push(usize::from(has_msetex));
+            for equal_groups in self.groups.chunk_by(Group::is_alike) {
+                let group = &equal_groups[0];
+                layout.extend([equal_groups.len(), group.callers.len(), group.plans.len()]);
+                layout.extend(&group.plans);
+                for account in equal_groups.iter().flat_map(|group| &group.request().accounts) {
+                    layout.push(keys.index(Cow::Borrowed(&account.address)));
+                }
+            }
+        } else {
+            for ((request, callers), slots) in self.groups().zip(slots) {
+                layout.extend([callers, request.accounts.len()]);
+                for (at, account) in request.accounts.iter().enumerate() {
+                    layout.push(keys.index(Cow::Borrowed(&account.address)));
+                    let slots = |quota_index| slots.of(at, quota_index);
+                    let index = |key| keys.index(Cow::Owned(key));
+                    args.push(account.plan(|_, _| Some(Change::Charge), slots, index));
+                }
+            }
+        }
+        // A batch is small enough that all numbers fit.
+        let layout = layout.into_iter().map(|number| u16::try_from(number).unwrap_or(u16::MAX));
+        args.push(layout.flat_map(u16::to_le_bytes).collect());
+        (keys.keys, args)
+    }
+
+    /// Sends each caller its reply. The slots of a caller that has left are freed.
+    pub(crate) fn reply(self, replies: Result<SmallVec<[Reply; 1]>, RedisError>) {
+        let replies = match replies {
+            Ok(replies) => replies,
+            Err(error) => {
+                let callers = self.groups.into_iter().flat_map(|group| group.callers);
+                return callers.for_each(|caller| drop(caller.tx.send(Err(error.clone()))));
+            }
+        };
+        for (group, mut reply) in self.groups.into_iter().zip(replies) {
+            for (position, caller) in group.callers.into_iter().enumerate() {
+                drop(caller.tx.send(Ok(reply.of(position, &caller.request))));
+            }
+        }
+    }
+}
+
+/// The distinct keys of a call.
+#[derive(Default)]
+struct KeyList<'a> {
+    keys: Vec<Cow<'a, str>>,
+    indices: HashMap<Cow<'a, str>, usize>,
+}
+
+impl<'a> KeyList<'a> {
+    /// Returns the index of a key, counted from 1 as in Lua.
+    fn index(&mut self, key: Cow<'a, str>) -> usize {
+        *self.indices.entry(key).or_insert_with_key(|key| {
+            self.keys.push(key.clone());
+            self.keys.len()
+        })
+    }
+}
+
+impl Group {
+    fn is_alike(&self, other: &Self) -> bool {
+        self.callers.len() == other.callers.len() && self.plans == other.plans
+    }
+
+    fn request(&self) -> &Request {
+        &self.callers[0].request
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::Value;
+    use tokio::{runtime::Handle, sync::oneshot};
+
+    use super::*;
+    use crate::{
+        key::Key,
+        name::RuleName,
+        quota::{Algorithm, Quota},
+        store::{Charge, redis::protocol::addresses::Addresses},
+    };
+
+    const NOW: u64 = 1_700_000_000_000_000;
+
+    fn caller(charges: &[Charge<'_>]) -> QueuedRequest {
+        let request = Arc::new(Request::new(charges, &Addresses::new()));
+        QueuedRequest { request, tx: oneshot::channel().0, runtime: Handle::current() }
+    }
+
+    /// Creates a batch of requests, each with its number of callers.
+    fn batch_of(requests: &[(usize, &[Charge<'_>])]) -> Batch {
+        let mut batch = Batch { is_plain: true, ..Batch::default() };
+        for (callers, charges) in requests {
+            batch.add((0..*callers).map(|_| caller(charges)).collect());
+        }
+        batch
+    }
+
+    fn quota(units: u32) -> Quota {
+        Quota::new(units, Duration::from_secs(10)).expect("a quota")
+    }
+
+    /// Creates a batch of two equal requests and one other request with two quotas.
+    fn batch() -> Batch {
+        let (one, two) = (Key::from("one"), Key::from("two"));
+        let (few, more) = ([quota(10)], [quota(10), quota(100)]);
+        let one = Charge::new(RuleName::default(), &one, &few);
+        let two = Charge::new(RuleName::default(), &two, &more).with_cost(2);
+        batch_of(&[(2, &[one]), (1, &[two])])
+    }
+
+    fn instant(micros: u64) -> Vec<u8> {
+        [&micros.to_le_bytes()[..7], &[0, 0]].concat()
+    }
+
+    /// Encodes the reply to a group with one account. `tats` are theoretical arrival times, in
+    /// microseconds after `NOW`.
+    fn group(allowed: u8, charges: u8, tats: &[u64]) -> Vec<u8> {
+        let quota = |tat: &u64| [&[b'g', 9, 0][..], &instant(NOW + tat)].concat();
+        let quotas: Vec<_> = tats.iter().flat_map(quota).collect();
+        let account = [&NOW.to_le_bytes()[..7], &quotas].concat();
+        let length = u32::try_from(account.len()).expect("short").to_le_bytes();
+        [&[allowed, 0, charges, 0, 0][..], &length, &account].concat()
+    }
+
+    fn answer(groups: &[Vec<u8>]) -> Value {
+        Value::BulkString([instant(NOW), groups.concat()].concat())
+    }
+
+    fn read(batch: &Batch, value: &Value) -> Option<(SmallVec<[Reply; 1]>, bool)> {
+        Reply::read(value, batch.groups()).ok()
+    }
+
+    #[tokio::test]
+    async fn equal_requests_plans_and_accounts_are_sent_once() {
+        let keys = ["one", "two"].map(Key::from);
+        let (few, more) = ([quota(10)], [quota(10), quota(100)]);
+        let one = Charge::new(RuleName::default(), &keys[0], &few);
+        let two = Charge::new(RuleName::default(), &keys[1], &more);
+        let batch = batch_of(&[(2, &[one]), (1, &[two]), (2, &[two, one])]);
+        let (keys, args) = batch.encode(&[], false);
+        assert_eq!((keys.len(), args.len()), (2, 3));
+        // Whether the server has MSETEX. For each group: one of its kind, its callers, its accounts,
+        // their plans and their keys.
+        let first = [0, 1, 2, 1, 1, 1];
+        let (second, third) = ([1, 1, 1, 2, 2], [1, 2, 2, 2, 1, 2, 1]);
+        let numbers = [&first[..], &second, &third].concat();
+        let bytes: Vec<u8> = numbers.into_iter().flat_map(u16::to_le_bytes).collect();
+        assert_eq!(args[2], bytes);
+    }
+
+    #[tokio::test]
+    async fn a_call_is_bounded_by_its_accounts_and_its_callers() {
+        let quotas = [quota(10)];
+        let names = ["a", "b", "c", "d"].map(|name| RuleName::new(name).expect("a name"));
+        // All callers have their own accounts, or all share theirs.
+        for (distinct, callers, accounts) in [(true, 64, 256), (false, 4_096, 4)] {
+            let (mut batch, mut added) = (Batch { is_plain: true, ..Batch::default() }, 0_u32);
+            loop {
+                let key = Key::from(if distinct { added } else { 0 });
+                let charges = names.map(|name| Charge::new(name, &key, &quotas));
+                let room = batch.room(&caller(&charges).request);
+                if room == 0 {
+                    break;
+                }
+                let joining = if distinct { 1 } else { room };
+                batch.add((0..joining).map(|_| caller(&charges)).collect());
+                added += u32::try_from(joining).expect("few");
+            }
+            assert_eq!((added, batch.encode(&[], false).0.len()), (callers, accounts));
+        }
+    }
+
+    #[tokio::test]
+    async fn inconsistent_replies_are_errors() {
+        let (batch, second) = (batch(), 1_000_000);
+        let two = || group(1, 1, &[2 * second, second / 5]);
+        let fine = [group(2, 2, &[2 * second]), two()];
+        let mut flagged = fine.clone();
+        flagged[0][4] = 2;
+        let read = |value: &Value| read(&batch, value);
+        assert!(read(&answer(&fine)).is_some());
+        assert!(read(&answer(&[group(0, 0, &[10 * second]), two()])).is_some());
+        assert!(read(&answer(&[group(1, 1, &[second]), two()])).is_some());
+        for (what, groups) in [
+            ("no group", vec![]),
+            ("one group of two", vec![fine[0].clone()]),
+            ("three groups of two", vec![fine[0].clone(), two(), two()]),
+            ("more allowed than sent", vec![group(3, 3, &[3 * second]), two()]),
+            ("allowed but not charged", vec![group(2, 0, &[2 * second]), two()]),
+            ("allowed but charged once", vec![group(2, 1, &[2 * second]), two()]),
+            ("charged but not allowed", vec![group(0, 1, &[2 * second]), two()]),
+            ("invalid flag", flagged.to_vec()),
+        ] {
+            assert!(read(&answer(&groups)).is_none(), "{what}");
+        }
+        let Value::BulkString(bytes) = answer(&fine) else { unreachable!() };
+        for cut in 0..bytes.len() {
+            assert!(read(&Value::BulkString(bytes[..cut].to_vec())).is_none(), "{cut}");
+        }
+        let rows: [(&[u8], _); 5] =
+            [(&[], Some(false)), (&[1], Some(true)), (&[0], None), (&[2], None), (&[1, 1], None)];
+        for (last, lacks_msetex) in rows {
+            let bytes = Value::BulkString([&bytes[..], last].concat());
+            assert_eq!(read(&bytes).map(|(_, lacks_msetex)| lacks_msetex), lacks_msetex);
+        }
+        assert!(read(&Value::Int(1)).is_none() && read(&Value::Nil).is_none());
+    }
+
+    /// Creates a batch of three equal requests with a quota of each algorithm, and its answer.
+    fn general() -> (Batch, Vec<u8>) {
+        let (one, window) = (Key::from("one"), Algorithm::SlidingWindow { buckets: 5 });
+        let fixed = [Algorithm::fixed_window(), Algorithm::fixed_window().paced()];
+        let [bucket, log] = [Algorithm::TokenBucket, Algorithm::SlidingLog];
+        let [fixed, paced] = fixed.map(|it| quota(10).with_algorithm(it));
+        let [bucket, window, log] = [bucket, window, log].map(|it| quota(10).with_algorithm(it));
+        let quotas = [fixed, paced, bucket, window, log];
+        let mut batch = Batch::default();
+        let charge = [Charge::new(RuleName::default(), &one, &quotas)];
+        batch.add((0..3).map(|_| caller(&charge)).collect());
+        let (now, two) = (instant(NOW), [2, 0, 0, 0, 0]);
+        let start = [&instant(NOW - NOW % 10_000_000)[..], &two, &[0; 5]].concat();
+        let entry = [&now[..], &two].concat();
+        let states = [
+            (b'f', start.clone()),
+            (b'f', start),
+            (b't', [&[8, 0, 0, 0, 0, 0][..], &now, &now].concat()),
+            (b's', [&two[..], &entry].concat()),
+            (b'l', [&two[..], &now, &entry].concat()),
+        ];
+        let place = |(letter, state): &(u8, Vec<u8>)| {
+            let length = u16::try_from(state.len()).expect("short").to_le_bytes();
+            [&[*letter][..], &length, state].concat()
+        };
+        let places: Vec<_> = states.iter().flat_map(place).collect();
+        let account = [&NOW.to_le_bytes()[..7], &places].concat();
+        let length = u32::try_from(account.len()).expect("short").to_le_bytes();
+        (batch, [&now[..], &[2, 0, 2, 0, 0], &length, &account].concat())
+    }
+
+    #[tokio::test]
+    async fn random_bytes_never_panic() {
+        let Value::BulkString(real) =
+            answer(&[group(1, 1, &[1_000_000]), group(1, 1, &[2_000_000, 200_000])])
+        else {
+            unreachable!()
+        };
+        damage(&batch(), &real);
+        let (batch, real) = general();
+        damage(&batch, &real);
+    }
+
+    /// Each caller sees the units left after its own charge.
+    #[tokio::test]
+    async fn the_callers_of_a_group_are_answered_one_after_another() {
+        let (batch, real) = general();
+        let (mut replies, _) = read(&batch, &Value::BulkString(real)).expect("a reply");
+        let request = batch.groups[0].request();
+        for (position, allowed, left) in [(0, true, 9), (1, true, 8), (2, false, 8)] {
+            let decision = replies[0].of(position, request).decision(request);
+            assert_eq!(decision.is_allowed(), allowed);
+            let remaining = decision.outcomes().iter().map(|outcome| outcome.remaining());
+            let paced = |index| index == 1;
+            assert!(remaining.enumerate().all(|(at, units)| units == left || paced(at)));
+        }
+    }
+
+    fn damage(batch: &Batch, real: &[u8]) {
+        let mut state = 1_u64;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            usize::try_from(state >> 33).unwrap_or(0) % below
+        };
+        let mut parsed = 0;
+        for _ in 0..50_000 {
+            let mut bytes = real.to_vec();
+            for _ in 0..=random(3) {
+                let at = random(bytes.len());
+                match random(4) {
+                    0 => bytes[at] ^= 1 << random(8),
+                    1 => bytes[at] = [0, 1, 0x7f, 0x80, 0xff][random(5)],
+                    2 => bytes.insert(at, random(256).to_le_bytes()[0]),
+                    _ => drop(bytes.remove(at)),
+                }
+            }
+            // Every reply that parses yields decisions.
+            if let Some((mut replies, _)) = read(batch, &Value::BulkString(bytes)) {
+                parsed += 1;
+                for ((request, callers), reply) in batch.groups().zip(&mut replies) {
+                    for position in 0..callers {
+                        let _ = reply.of(position, request).decision(request).remaining();
+                    }
+                }
+            }
+        }
+        assert!(parsed > 1_000, "only {parsed} replies parsed");
+    }
+}
