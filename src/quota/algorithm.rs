@@ -111,7 +111,13 @@ impl Algorithm {
 
     /// Returns `true` for windows and logs, whose burst equals their units.
     pub(crate) const fn is_window(self) -> bool {
-        !matches!(self, Self::Gcra | Self::TokenBucket | Self::Concurrent)
+        match self {
+            Self::Gcra | Self::TokenBucket | Self::Concurrent => false,
+            Self::FixedWindow { .. }
+            | Self::AnchoredWindow
+            | Self::SlidingWindow { .. }
+            | Self::SlidingLog => true,
+        }
     }
 
     /// Returns `true` for a window whose units are released at even intervals.

@@ -702,7 +702,9 @@ impl Quota {
             Algorithm::Gcra | Algorithm::TokenBucket => self.longest_refill(),
             Algorithm::SlidingLog => MAX_LOG_UNITS,
             Algorithm::Concurrent => 0,
-            _ => u32::MAX as u64,
+            Algorithm::FixedWindow { .. }
+            | Algorithm::AnchoredWindow
+            | Algorithm::SlidingWindow { .. } => u32::MAX as u64,
         }
     }
 }

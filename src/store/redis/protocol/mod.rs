@@ -349,7 +349,7 @@ impl EncodedPlan {
             Algorithm::SlidingLog => {
                 plan.int::<5>(units).int::<5>(soft).int::<7>(period).int::<1>(key as u64)
             }
-            windows => {
+            windows @ (Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow) => {
                 let (carry_over, kind) = match windows {
                     Algorithm::FixedWindow { carry_over, paced } => {
                         (carry_over, u64::from(paced) * 2)
@@ -359,6 +359,8 @@ impl EncodedPlan {
                 let plan = plan.int::<5>(units).int::<5>(soft).int::<7>(period);
                 plan.int::<5>(carry_over.into()).int::<1>(kind).nanos(end)
             }
+            // GCRA has returned, and slots have a plan of their own.
+            Algorithm::Gcra | Algorithm::Concurrent => plan,
         }
     }
 
@@ -421,7 +423,9 @@ pub(crate) fn check(quota: &Quota) -> Result<(), Unsupported> {
         Algorithm::Gcra | Algorithm::Concurrent => return Ok(()),
         Algorithm::SlidingWindow { buckets } => (quota.period_nanos() / u64::from(buckets), true),
         Algorithm::FixedWindow { paced, .. } => (quota.period_nanos(), paced),
-        _ => (quota.period_nanos(), false),
+        Algorithm::TokenBucket | Algorithm::AnchoredWindow | Algorithm::SlidingLog => {
+            (quota.period_nanos(), false)
+        }
     };
     if !width.is_multiple_of(1_000) {
         return Err(Unsupported::new(
