@@ -16,7 +16,7 @@ use crate::{
     fingerprint::FingerprintKey,
     key::Key,
     middleware::Toggle,
-    rule::{LivePlan, Quotas, RuleInfo, RuleName, Rules},
+    rule::{LivePlan, Quotas, RuleInfo, RuleName, Rules, infos},
     store::{Charge, DynStore, Health, Store},
 };
 
@@ -51,12 +51,9 @@ impl ManagedLayer {
         let is_given = |key: &Key| key.fingerprint(&self.secret).to_string() == given;
         let listed = self.denial_log.find(rule).map(|record| record.listed.lock());
         let found = listed.and_then(|it| it.top.iter().find(|it| is_given(&it.key)).cloned());
-        found.map(|it| it.key).ok_or_else(|| {
-            format!(
-                "fingerprint is {given:?}, which is not in the list of the most denied keys of \
-                 rule {rule:?}; give the key"
-            )
-        })
+        let why =
+            || format!("fingerprint is {given:?}, which rule {rule:?} does not list; give the key");
+        found.map(|it| it.key).ok_or_else(why)
     }
 
     /// Turns report-only on or off, for the whole layer or for one rule.
@@ -101,13 +98,6 @@ impl ManagedLayer {
             "top": listed.top,
         }))
     }
-}
-
-/// Returns the current state of all rules.
-pub(super) fn infos(rules: &dyn Rules) -> Vec<RuleInfo<'_>> {
-    let mut infos = Vec::new();
-    rules.info(&mut infos);
-    infos
 }
 
 /// Returns the quotas of a rule, or `None` if the rule chooses them per request.

@@ -30,8 +30,8 @@
 //!     .nest("/admin", admin.router(from_fn(operators_only)));
 //! ```
 //!
-//! The next example has two layers. All processes use one secret, so fingerprints are equal in every
-//! process.
+//! The next example has two layers with a secret, which all processes use, so fingerprints are equal
+//! in every process.
 //!
 //! ```
 //! use tower_sluice::{
@@ -42,12 +42,14 @@
 //! };
 //!
 //! let secret = FingerprintKey::new("correct horse battery staple")?; // from configuration
-//! let mut admin = Admin::new().fingerprint(secret);
+//! let mut admin = Admin::new();
 //! let store = LocalStore::new();
 //! let login = Rule::new("login", PeerIp::new(), Quota::per_minute(5));
-//! let login = admin.watch("login", RateLimitLayer::rules(login, store.clone()));
+//! let login = RateLimitLayer::rules(login, store.clone()).fingerprint(secret);
+//! let login = admin.watch("login", login);
 //! let user = Rule::new("user", HeaderKey::new("x-api-key"), Quota::per_second(50));
-//! let user = admin.watch("user", RateLimitLayer::rules(user, store));
+//! let user = RateLimitLayer::rules(user, store).fingerprint(secret);
+//! let user = admin.watch("user", user);
 //! # let _ = (login, user);
 //! # Ok::<(), tower_sluice::fingerprint::FingerprintKeyError>(())
 //! ```
@@ -249,15 +251,11 @@ use serde::Deserialize;
 use serde_json::json;
 use tower::{Layer, Service};
 
-use self::{
-    account::AccountBody,
-    denials::DenialLog,
-    managed::{ManagedLayer, infos},
-};
+use self::{account::AccountBody, denials::DenialLog, managed::ManagedLayer};
 use crate::{
     fingerprint::FingerprintKey,
     middleware::RateLimitLayer,
-    rule::{RuleName, Rules},
+    rule::{RuleName, Rules, infos},
     store::{Store, StoreExt, literal},
 };
 
@@ -272,19 +270,10 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Creates a builder without layers. Fingerprints use a random secret.
+    /// Creates a builder without layers. Layers without a
+    /// [secret](RateLimitLayer::fingerprint) share a random one.
     pub fn new() -> Self {
         Self { secret: FingerprintKey::random(), shows_keys: false, layers: Vec::new() }
-    }
-
-    /// Sets the secret for fingerprints.
-    ///
-    /// The secret applies to layers that are added after this call. A layer with a [secret of its
-    /// own](RateLimitLayer::fingerprint) keeps that secret.
-    ///
-    /// Processes with the same secret show the same fingerprint for a key.
-    pub fn fingerprint(self, secret: impl Into<FingerprintKey>) -> Self {
-        Self { secret: secret.into(), ..self }
     }
 
     /// Shows the most denied keys in clear text, beside their fingerprints.
@@ -380,7 +369,7 @@ impl fmt::Debug for Admin {
     }
 }
 
-type ManagedLayers = State<Arc<[ManagedLayer]>>;
+type Layers = State<Arc<[ManagedLayer]>>;
 type Body<T> = Result<Json<T>, JsonRejection>;
 
 /// Header fields of every response.
@@ -404,11 +393,8 @@ fn routes() -> Router<Arc<[ManagedLayer]>> {
         .route("/page", file("text/html; charset=utf-8", include_str!("page.html")))
         .route("/page.js", file("text/javascript; charset=utf-8", include_str!("page.js")))
         .route("/style.css", file("text/css; charset=utf-8", include_str!("style.css")))
-        .route("/api/layers", get(async |State(all): ManagedLayers| Json(managed::layers(&all))))
-        .route(
-            "/api/health",
-            get(async |State(all): ManagedLayers| Json(managed::health(&all).await)),
-        )
+        .route("/api/layers", get(async |State(all): Layers| Json(managed::layers(&all))))
+        .route("/api/health", get(async |State(all): Layers| Json(managed::health(&all).await)))
         .route("/api/peek", account("peek"))
         .route("/api/reset", account("reset"))
         .route("/api/block", account("block"))
@@ -449,12 +435,12 @@ async fn not_found() -> Problem {
 }
 
 fn account(operation: &'static str) -> MethodRouter<Arc<[ManagedLayer]>> {
-    post(async move |State(layers): ManagedLayers, body: Body<AccountBody>| {
+    post(async move |State(layers): Layers, body: Body<AccountBody>| {
         account::run(operation, &layers, body?.0).await.map(Json)
     })
 }
 
-async fn switch(State(all): ManagedLayers, body: Body<SwitchBody>) -> Result<(), Problem> {
+async fn switch(State(all): Layers, body: Body<SwitchBody>) -> Result<(), Problem> {
     let Json(SwitchBody { layer, rule, on, report_only }) = body?;
     let layer = managed::find(&all, &layer)?;
     match (on, report_only, rule) {

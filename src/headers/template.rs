@@ -36,8 +36,9 @@ pub(crate) struct Template {
     policy: Option<HeaderValue>,
     /// The number of quotas that the fields report if all rules charge a request.
     shown: usize,
-    /// `true` if a rule chooses its quotas per request.
-    are_chosen: bool,
+    /// `true` if each request needs a template of its own, because a rule chooses its quotas per
+    /// request or because of partition keys.
+    is_per_request: bool,
     /// The secret of partition keys, if they are enabled.
     secret: Option<FingerprintKey>,
     /// Set if many requests share the template.
@@ -105,7 +106,7 @@ impl Template {
     fn of(family: Headers, items: Vec<Item>) -> Self {
         let shown = || items.iter().filter(|item| !item.is_reporting && item.is_listed());
         let (policy, shown) = (policy(shown()), shown().count());
-        Self { family, items, policy, shown, are_chosen: false, secret: None, prepared: None }
+        Self { family, items, policy, shown, is_per_request: false, secret: None, prepared: None }
     }
 
     /// Creates the template of a layer with these rules.
@@ -122,8 +123,8 @@ impl Template {
         let denial = [(RETRY_AFTER, TO_FILL_IN)].into_iter().chain(fields());
         let denial = denial.chain([(CONTENT_TYPE, TEXT), (CACHE_CONTROL, NO_STORE)]);
         let prepared = Some(Prepared { fields: fields().collect(), denial: denial.collect() });
-        let are_chosen = infos.iter().any(|info| info.quotas.is_none());
-        Self { are_chosen, secret, prepared, ..template }
+        let is_per_request = secret.is_some() || infos.iter().any(|info| info.quotas.is_none());
+        Self { is_per_request, secret, prepared, ..template }
     }
 
     /// Creates the template of one request. With a secret, each quota has a partition key.
@@ -150,7 +151,7 @@ impl Template {
     /// Returns the template for the charges of a request to a layer with this template.
     #[inline]
     pub(crate) fn fit(self: &Arc<Self>, charges: &[Charge<'_>]) -> Arc<Self> {
-        if self.are_chosen || self.secret.is_some() {
+        if self.is_per_request {
             return Self::of_charges(self.family, charges, self.secret.as_ref());
         }
         self.clone()
@@ -176,9 +177,7 @@ impl Template {
         retry_after: Option<Duration>,
     ) {
         let mut readings = Readings::new();
-        if let Some(decision) = decision {
-            self.read(decision, &mut readings);
-        }
+        decision.into_iter().for_each(|decision| self.read(decision, &mut readings));
         if let (Some(prepared), Some(wait)) = (&self.prepared, retry_after)
             && headers.is_empty()
             && !readings.is_empty()
@@ -216,13 +215,9 @@ impl Template {
                 readings.push(reading);
             }
         }
-        if self.family != Headers::RateLimit {
-            self.put_decisive_first(decision, readings);
+        if self.family == Headers::RateLimit {
+            return;
         }
-    }
-
-    #[inline(never)]
-    fn put_decisive_first(&self, decision: &Decision, readings: &mut Readings) {
         let decides = |outcome: &Outcome| {
             (decision.is_allowed() || outcome.is_denied())
                 && self.reading(decision, outcome).is_some()
@@ -241,10 +236,7 @@ impl Template {
             return None;
         }
         let at = self.find(outcome)?;
-        let item = &self.items[at];
-        if !item.is_listed() {
-            return None;
-        }
+        let item = Some(&self.items[at]).filter(|item| item.is_listed())?;
         let (left, next) = outcome.remaining_and_next();
         let next = whole_seconds(next);
         let needed = item.time_for(left);
@@ -478,7 +470,7 @@ impl Template {
         let reset = match self.family {
             Headers::XRateLimit => {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                seconds(now.saturating_add(Duration::from_secs(first.time.into())))
+                retry_seconds(now.saturating_add(Duration::from_secs(first.time.into())))
             }
             _ => first.time.into(),
         };
@@ -669,7 +661,8 @@ fn window(quota: &Quota) -> u64 {
 
 /// Returns the wait in whole seconds, at least 1, because clients retry immediately on 0.
 pub(crate) fn retry_seconds(wait: Duration) -> u64 {
-    seconds(wait).max(1)
+    let seconds = wait.as_secs().saturating_add((wait.subsec_nanos() > 0).into());
+    seconds.max(1)
 }
 
 /// Returns a number as a header value. Small numbers are rendered once.
@@ -685,8 +678,4 @@ fn number(n: u64) -> HeaderValue {
 #[inline]
 fn whole_seconds(nanos: u64) -> u32 {
     u32::try_from(nanos.div_ceil(1_000_000_000)).unwrap_or(u32::MAX)
-}
-
-fn seconds(time: Duration) -> u64 {
-    time.as_secs().saturating_add((time.subsec_nanos() > 0).into())
 }

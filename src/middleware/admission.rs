@@ -31,7 +31,7 @@ use crate::{
     observe::DecisionEvent,
     reject::{Reject, Rejection},
     rule::{Bypass, Rules, deadline},
-    store::{Answer, CannotFail, Charge, OwnedCharges, Store, StoreExt, without_queueing},
+    store::{Answer, CannotFail, Charge, OwnedCharges, Store, StoreExt},
 };
 
 /// The state that all services of a layer share.
@@ -55,6 +55,9 @@ pub(super) enum Admission<P, S: Store> {
     /// The answer of the store is pending.
     Deciding(Pin<Box<PendingCharge<S>>>),
 }
+
+/// The next step of a request whose response has a body of the type `B`.
+type Next<B, S> = Admission<Response<B>, S>;
 
 pin_project! {
     /// A pending store call, and its charges.
@@ -110,67 +113,43 @@ where
 {
     /// Decides on a request, or starts a store call that completes later.
     #[inline]
-    pub(super) fn admit(&self) -> Admission<Response<B>, S> {
-        let decide = |charges: &[Charge<'_>]| {
-            if charges.iter().any(Charge::queues) {
-                self.decide_queueing(charges)
-            } else {
-                self.decide(charges, None)
+    pub(super) fn admit(&self) -> Next<B, S> {
+        self.charges(|charges| {
+            if !charges.iter().any(Charge::queues) {
+                return self.decide(charges, None);
             }
-        };
-        self.charges(decide)
+            // The request holds a place in the queue from here on, because a charge that finds the
+            // queue full afterwards could not always be undone.
+            let waiter = self.layer.settings.enter_queue(charges);
+            let waited = waiter.is_some().then_some(Duration::ZERO);
+            self.decide_queueing(charges, waiter, waited)
+        })
     }
 
     #[inline]
-    fn charges(
-        &self,
-        decide: impl FnOnce(&[Charge<'_>]) -> Admission<Response<B>, S>,
-    ) -> Admission<Response<B>, S> {
+    fn charges(&self, decide: impl FnOnce(&[Charge<'_>]) -> Next<B, S>) -> Next<B, S> {
         let RateLimitLayer { rules, settings, .. } = self.layer;
         charges(&**rules, settings, self.head, decide, |bypass| self.bypass(bypass))
     }
 
-    /// Decides on a request that may queue.
-    ///
-    /// The request holds a place in the queue from here on, because a charge that finds the queue
-    /// full afterwards could not always be undone.
+    /// Decides on a request that may queue, and has waited for `waited`. Without this time, the
+    /// request does not queue.
     #[inline(never)]
-    fn decide_queueing(&self, charges: &[Charge<'_>]) -> Admission<Response<B>, S> {
-        match self.layer.settings.enter_queue(charges) {
-            Some(waiter) => self.decide_in_turn(charges, waiter, Duration::ZERO),
-            None => self.decide_apart(&without_queueing(charges), None),
-        }
-    }
-
-    /// Decides on a request that may queue, and has waited for `waited`.
-    fn decide_in_turn(
-        &self,
-        charges: &[Charge<'_>],
-        waiter: Box<Waiter>,
-        waited: Duration,
-    ) -> Admission<Response<B>, S> {
-        let turn = waiter.turn.clone();
-        let rest = |it: &Charge<'_>| it.max_wait().saturating_sub(waited);
-        let charges = charges.iter().map(|it| it.with_max_wait(rest(it)).with_turn(turn.as_ref()));
-        self.decide_apart(&charges.collect::<SmallVec<[_; 4]>>(), Some(waiter))
-    }
-
-    /// Decides as [`decide`](Decider::decide) does, which is inlined in the usual path only.
-    #[inline(never)]
-    fn decide_apart(
+    fn decide_queueing(
         &self,
         charges: &[Charge<'_>],
         waiter: Option<Box<Waiter>>,
-    ) -> Admission<Response<B>, S> {
-        self.decide(charges, waiter)
+        waited: Option<Duration>,
+    ) -> Next<B, S> {
+        let turn = waiter.as_ref().and_then(|it| it.turn.clone());
+        let waited = waited.unwrap_or(Duration::MAX);
+        let left = |it: &Charge<'_>| it.max_wait().saturating_sub(waited);
+        let charges = charges.iter().map(|it| it.with_max_wait(left(it)).with_turn(turn.as_ref()));
+        self.decide(&charges.collect::<SmallVec<[_; 4]>>(), waiter)
     }
 
     #[inline(always)]
-    fn decide(
-        &self,
-        charges: &[Charge<'_>],
-        waiter: Option<Box<Waiter>>,
-    ) -> Admission<Response<B>, S> {
+    fn decide(&self, charges: &[Charge<'_>], waiter: Option<Box<Waiter>>) -> Next<B, S> {
         let started = cfg!(feature = "metrics").then(Instant::now);
         let store: &S = &self.layer.store;
         match store.take(charges) {
@@ -187,7 +166,7 @@ where
         &self,
         pending: Pin<&mut PendingCharge<S>>,
         cx: &mut Context<'_>,
-    ) -> Poll<Admission<Response<B>, S>> {
+    ) -> Poll<Next<B, S>> {
         let PendingChargeProj { decision, charges, started, waiter } = pending.project();
         let mut decision = ready!(decision.poll(cx));
         Poll::Ready(
@@ -195,13 +174,10 @@ where
         )
     }
 
-    /// Asks again for a request that has waited for a slot.
-    pub(super) fn ask_again(&self, waiter: Box<Waiter>) -> Admission<Response<B>, S> {
-        // The quotas may have changed.
-        self.charges(|charges| match waiter.waited_in_turn() {
-            Some(waited) => self.decide_in_turn(charges, waiter, waited),
-            None => self.decide_apart(&without_queueing(charges), Some(waiter)),
-        })
+    /// Asks again for a request that has waited for a slot. The quotas may have changed.
+    pub(super) fn ask_again(&self, waiter: Box<Waiter>) -> Next<B, S> {
+        let waited = waiter.waited_in_turn();
+        self.charges(|charges| self.decide_queueing(charges, Some(waiter), waited))
     }
 
     /// Continues a request after its wait in the queue.
@@ -217,7 +193,7 @@ where
         charges: &[Charge<'_>],
         started: Option<Instant>,
         waiter: Option<Box<Waiter>>,
-    ) -> Admission<Response<B>, S> {
+    ) -> Next<B, S> {
         let decision = decision.as_mut().unwrap_or_else(|error| error.never());
         self.layer.settings.observers.answered(decision, started);
         if !decision.is_allowed() {
@@ -235,26 +211,27 @@ where
             self.queue(decision, charges, waiter)
         } else {
             let waited = waiter.is_some_and(|it| it.waited);
-            Admission::Admitted(self.respond(decision, charges, None, waited))
+            // `None` apart, because moving an `Option` of this size is slow even if it is `None`.
+            match self.respond(decision, charges, None, waited) {
+                None => Admission::Admitted(None),
+                Some(context) => Admission::Admitted(Some(context)),
+            }
         }
     }
 
     /// Admits or rejects a request without a store call.
     #[cold]
     #[inline(never)]
-    fn bypass(&self, bypass: Bypass) -> Admission<Response<B>, S> {
+    fn bypass(&self, bypass: Bypass) -> Next<B, S> {
         let settings = &self.layer.settings;
-        match bypass {
-            Bypass::Exempt(_) => {}
-            Bypass::Rejected(error) if settings.report_only.is_on() => {
-                self.notify(Err(&error), true, false, &[]);
-            }
-            Bypass::Rejected(error) => {
-                self.notify(Err(&error), false, false, &[]);
+        if let Bypass::Rejected(error) = bypass {
+            let is_admitted = settings.report_only.is_on();
+            self.notify(Err(&error), is_admitted, false, &[]);
+            if !is_admitted {
                 if error.is_no_peer() {
                     log_no_peer::<B>(&error);
                 }
-                let why = self.rejection(Err(&error), None, &self.template);
+                let why = self.rejection(Err(&error), None, self.template);
                 return Admission::Rejected(why.response(&*self.layer.reject, self.head, &[]));
             }
         }
@@ -267,7 +244,7 @@ where
         decision: &mut Decision,
         charges: &[Charge<'_>],
         waiter: Option<Box<Waiter>>,
-    ) -> Admission<Response<B>, S> {
+    ) -> Next<B, S> {
         let in_time = |it: &Box<Waiter>| {
             it.entered.elapsed().saturating_add(decision.wait())
                 <= deadline(self.head, Duration::MAX)
@@ -284,7 +261,7 @@ where
         Admission::Queued(QueuedCharge::new(self.layer.store.clone(), queued, charges, waiter))
     }
 
-    fn deny(&self, decision: &mut Decision, charges: &[Charge<'_>]) -> Admission<Response<B>, S> {
+    fn deny(&self, decision: &mut Decision, charges: &[Charge<'_>]) -> Next<B, S> {
         let settings = &self.layer.settings;
         if let Some(reason) = settings.override_denial(Some(decision)) {
             let mut in_flight = None;

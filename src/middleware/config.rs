@@ -187,15 +187,12 @@ pub(crate) struct ResponseContext {
     extras: Option<Box<Extras>>,
 }
 
-/// Slots, and how the response holds them.
-type HeldSlot = (Slot, Arc<HoldConfig>);
-
 /// Data that only some layers need.
 #[derive(Default)]
 struct Extras {
     decision: Option<Decision>,
     charge: Option<ChargeHandle>,
-    slot: Option<HeldSlot>,
+    slot: Option<(Slot, Arc<HoldConfig>)>,
     measured: SmallVec<[Measurement; 1]>,
     _in_flight: Option<InFlight>,
 }
@@ -212,10 +209,9 @@ impl ResponseContext {
     ) -> Option<Self> {
         let LayerConfig { expose, after, overcommit, .. } = settings;
         if !expose && after.is_none() && overcommit.is_none() && decision.slot.is_none() {
-            return lines.map(|lines| Self { lines: Some(lines), extras: None });
+            return Some(Self { lines: Some(lines?), extras: None });
         }
-        let extras = Extras::new(settings, decision, charges, in_flight);
-        Some(Self { lines, extras: Some(Box::new(extras)) })
+        Some(Self { lines, extras: Some(Extras::new(settings, decision, charges, in_flight)) })
     }
 
     /// Returns the context of a request that bypassed the store.
@@ -259,7 +255,10 @@ impl ResponseContext {
 }
 
 impl Extras {
-    fn apply<B>(mut self: Box<Self>, response: &mut Response<B>) -> Option<HeldSlot> {
+    fn apply<B>(
+        mut self: Box<Self>,
+        response: &mut Response<B>,
+    ) -> Option<(Slot, Arc<HoldConfig>)> {
         if let Some(decision) = self.decision.take() {
             response.extensions_mut().insert(decision);
         }
@@ -294,7 +293,7 @@ impl Extras {
         decision: &mut Decision,
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
-    ) -> Self {
+    ) -> Box<Self> {
         // Clones of the decision hold no slots.
         let slot = decision.take_slot().map(|slot| (slot, settings.hold.clone()));
         let measure = |(rule, controller): &(RuleName, Arc<Controller>)| {
@@ -309,12 +308,12 @@ impl Extras {
                 && !matches!(decision.source(), Source::FailedOpen | Source::FailedClosed);
             ChargeHandle::new(after, charges, decision.clone(), charged)
         };
-        Self {
+        Box::new(Self {
             decision: settings.expose.then(|| decision.clone()),
             charge: settings.after.as_ref().map(charge),
             slot,
             measured,
             _in_flight: in_flight.or_else(|| settings.overcommit.as_ref().map(Overcommit::enter)),
-        }
+        })
     }
 }

@@ -163,8 +163,7 @@ where
     /// - the store does not support the rules;
     /// - another layer on the store has a rule with the same name and different quotas.
     pub fn try_rules(rules: K, store: S) -> Result<Self, RuleError> {
-        let mut infos = Vec::new();
-        rules.info(&mut infos);
+        let infos = rule::infos(&rules);
         rule::check(&infos, &store)?;
         check_names(&infos)?;
         let settings = LayerConfig::new(&infos);
@@ -183,9 +182,7 @@ impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
         if !cfg!(feature = "tracing") || self.settings.advised.swap(true, Relaxed) {
             return;
         }
-        let mut infos = Vec::new();
-        self.rules.info(&mut infos);
-        for (rule, need, limit) in infos.iter().filter_map(impossible_cost) {
+        for (rule, need, limit) in rule::infos(&*self.rules).iter().filter_map(impossible_cost) {
             warn!(
                 target: "tower_sluice::lint",
                 lint = "cost_above_limit",
@@ -605,9 +602,7 @@ where
     fn adjust_config(&mut self) -> &mut AdjustConfig {
         let Self { rules, store, settings, .. } = self;
         settings.after.get_or_insert_with(|| {
-            let mut infos = Vec::new();
-            rules.info(&mut infos);
-            let rules = infos.iter().map(|info| info.name).collect();
+            let rules = rule::infos(&**rules).iter().map(|info| info.name).collect();
             let (store, unadjusted) = (store.clone().boxed(), Unadjusted::Keep);
             AdjustConfig { store, rules, unadjusted, classify: None }
         })
@@ -619,9 +614,8 @@ impl<I, K: Rules, S, R> Layer<I> for RateLimitLayer<K, S, R> {
 
     fn layer(&self, inner: I) -> Self::Service {
         self.advise();
-        let mut infos = Vec::new();
-        self.rules.info(&mut infos);
-        let template = Arc::new(Template::new(self.settings.headers, &infos));
+        let template = Template::new(self.settings.headers, &rule::infos(&*self.rules));
+        let template = Arc::new(template);
         RateLimit { inner, shared: Arc::new(Shared { layer: self.clone(), template }) }
     }
 }

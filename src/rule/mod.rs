@@ -25,7 +25,7 @@ pub use self::routes::RouteSettings;
 use self::rules::{Selected, Then, sealed::Sealed};
 #[cfg(feature = "serde")]
 pub use self::settings::RuleSettings;
-pub(crate) use self::{adaptive::Controller, check::check, plan::deadline};
+pub(crate) use self::{adaptive::Controller, check::check, plan::deadline, rules::infos};
 pub use self::{
     adaptive::{Adaptive, Measurement},
     check::RuleError,

@@ -35,6 +35,13 @@ pub trait Rules: sealed::Sealed {
 
 const _: Option<&dyn Rules> = None;
 
+/// Returns the descriptions of the rules.
+pub(crate) fn infos<K: Rules + ?Sized>(rules: &K) -> Vec<RuleInfo<'_>> {
+    let mut infos = Vec::new();
+    rules.info(&mut infos);
+    infos
+}
+
 /// Receives the charges of a request.
 pub(crate) type Then<'t> = dyn FnMut(&[Charge<'_>]) + 't;
 

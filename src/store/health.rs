@@ -53,12 +53,6 @@ impl Health {
         Self::new(store, Status::Failing, detail)
     }
 
-    /// Creates a report of a store with unknown health.
-    #[must_use]
-    pub fn unknown(store: &'static str) -> Self {
-        Self::new(store, Status::Unknown, "")
-    }
-
     pub(super) fn new(store: &'static str, status: Status, detail: impl Into<String>) -> Self {
         Self { store, status, detail: detail.into(), inner: Vec::new() }
     }

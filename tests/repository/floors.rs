@@ -28,7 +28,6 @@ const FLOORS: &[(&str, u32)] = &[
     ("store/ext", 6),
     ("store/health", 2),
     ("store/op", 2),
-    ("store/wrappers/fallback/outage", 4),
     ("store/local/*", 5),
     ("store/governor", 5),
     ("store/redis/*", 5),

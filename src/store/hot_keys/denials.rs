@@ -215,6 +215,9 @@ impl DenyCacheCall {
         let has_initial = quotas().any(|quota| quota.initial().is_some());
         // With `initial`, a denied call may create the accounts of other quotas.
         let cacheable = have_distinct_rules(charges) && !(has_initial && quotas().nth(1).is_some());
+        // Units may expire, or the units left may exceed the limit.
+        let may_lose_units =
+            |quota: &Quota| quota.algorithm().max_carry_over() > 0 || quota.algorithm().is_paced();
         let account = |charge: &Charge<'_>| CalledAccount {
             key: table.key(slice::from_ref(charge)),
             rule: charge.rule(),
@@ -369,11 +372,6 @@ impl CachedDenial {
             if same { outcome } else { for_cost_of(charge, &outcome) }
         })
     }
-}
-
-/// Returns `true` if units may expire, or if the units left may exceed the limit.
-fn may_lose_units(quota: &Quota) -> bool {
-    quota.algorithm().max_carry_over() > 0 || quota.algorithm().is_paced()
 }
 
 #[cfg(test)]

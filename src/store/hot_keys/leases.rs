@@ -761,8 +761,7 @@ impl Lease {
         let mut receipt = Decision::new(true, self.taken.at).with_source(self.taken.source());
         self.charges.with(|charges| {
             let quotas = charges.iter().flat_map(|charge| {
-                let indices = 0..charge.quotas().len();
-                indices.map(move |index| charge.with_quota_index(index))
+                charge.charged_quotas().map(move |(index, _)| charge.with_quota_index(index))
             });
             let mut unused = SmallVec::<[Charge<'_>; 4]>::new();
             let balances = self.balances.iter().map(|balance| balance.units(at));

@@ -86,7 +86,7 @@ impl HeldSlots {
             locked.shards.push((index, self.at(index).lock()));
             next = ids.clone().map(|id| self.index(id)).filter(|other| *other > index).min();
         }
-        if let Some(place) = turn.and_then(|turn| turn.place().take()) {
+        if let Some(place) = turn.and_then(|turn| turn.place.lock().take()) {
             let waiting = locked.get(place.id).and_then(|keys| keys.leave(place.id, place.order));
             locked.left = Some((place, waiting));
         }
@@ -113,7 +113,7 @@ impl HeldSlots {
 ///
 /// The last fields run wakers when they are dropped, so the locks are dropped before them.
 pub(super) struct LockedSlots<'a> {
-    table: &'a HeldSlots,
+    pub(super) table: &'a HeldSlots,
     pub(super) turn: Option<&'a Arc<Turn>>,
     /// The index of each shard, and its lock.
     shards: SmallVec<[(usize, MutexGuard<'a, HeldKeys>); 2]>,
@@ -132,11 +132,6 @@ impl<'a> LockedSlots<'a> {
         self.shards.iter_mut().find(|(locked, _)| *locked == index).map(|(_, keys)| &mut **keys)
     }
 
-    #[inline]
-    pub(super) fn shard(&self, id: u64) -> &'a Arc<Shard> {
-        self.table.shard(id)
-    }
-
     /// Returns the order of the request among those with this headroom.
     #[inline]
     pub(super) fn order(&self, headroom: u32) -> Order {
@@ -145,14 +140,14 @@ impl<'a> LockedSlots<'a> {
 
     /// Adds the request to the queue of an account. It must have a turn.
     pub(super) fn join(&mut self, id: u64, headroom: u32, need: u64, limit: u32, max_wait: u64) {
-        let (order, shard) = (self.order(headroom), self.shard(id).clone());
+        let (order, shard) = (self.order(headroom), self.table.shard(id).clone());
         let Some(turn) = self.turn else { return };
         let Some(entry) = self.get(id).and_then(|keys| keys.entries.get_mut(&id)) else { return };
         let queue = entry.queue.get_or_insert_default();
         queue.limit = limit.into();
         let (call, called) = oneshot::channel();
         let _ = queue.waiting.insert(order, Waiting { need, call: Some(call) });
-        *turn.place() = Some(QueuePlace { shard, id, order, max_wait, called });
+        *turn.place.lock() = Some(QueuePlace { shard, id, order, max_wait, called });
     }
 
     /// Calls the next request that waits for slots of an account, if it fits under `limit`.
@@ -195,21 +190,21 @@ impl Turn {
 
     /// Returns the longest time that the request waits, or `None` if it does not wait.
     pub(crate) fn max_wait(&self) -> Option<Duration> {
-        let place = self.place();
+        let place = self.place.lock();
         let waiting = place.as_ref().filter(|place| !place.called.is_terminated());
         waiting.map(|place| Duration::from_nanos(place.max_wait))
     }
 
     /// Completes once the request may ask for its slots again.
     pub(crate) fn poll_called(&self, cx: &mut Context<'_>) -> Poll<()> {
-        let mut place = self.place();
+        let mut place = self.place.lock();
         let waiting = place.as_mut().filter(|place| !place.called.is_terminated());
         waiting.map_or(Poll::Ready(()), |it| Pin::new(&mut it.called).poll(cx).map(drop))
     }
 
     /// Leaves the queue of an account for which `stays` returns `false`.
     pub(super) fn leave_unless(&self, stays: impl Fn(u64) -> bool) {
-        let left = self.place().take_if(|place| !stays(place.id));
+        let left = self.place.lock().take_if(|place| !stays(place.id));
         if let Some(QueuePlace { shard, id, order, .. }) = left {
             let mut keys = shard.lock();
             let left = keys.leave(id, order);
@@ -217,10 +212,6 @@ impl Turn {
             drop(keys);
             drop((left, called));
         }
-    }
-
-    fn place(&self) -> MutexGuard<'_, Option<QueuePlace>> {
-        self.place.lock()
     }
 }
 

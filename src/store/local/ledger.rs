@@ -14,10 +14,10 @@ use super::{
 };
 use crate::{
     algorithm::{self, Demand, Evaluation, gcra::Gcra},
-    decision::{Decision, Hold, NEVER, Outcome, Snapshot, Source, UNKNOWN_WAIT},
+    decision::{Decision, Hold, Outcome, Snapshot, Source, UNKNOWN_WAIT},
     key::random_state,
     quota::Quota,
-    store::{Charge, KnownRules},
+    store::{Charge, KnownRules, nanos},
 };
 
 /// The number of slots per key of the capacity. With two slots per key, about 1 % of new keys find
@@ -80,7 +80,8 @@ impl Ledger {
     /// Always inlined, because a call would move the decision, which is large.
     #[inline(always)]
     pub(super) fn take<T>(&self, charges: &[Charge<'_>], then: impl FnOnce(Decision) -> T) -> T {
-        let now = if are_slots(charges) { 0 } else { self.clock.now() };
+        let is_slots = |it: &Charge<'_>| matches!(it.quotas(), [it] if it.is_concurrent());
+        let now = if matches!(charges, [it] if is_slots(it)) { 0 } else { self.clock.now() };
         self.take_at(charges, now, then)
     }
 
@@ -251,7 +252,7 @@ impl Ledger {
 
     pub(super) fn block(&self, charge: &Charge<'_>, time: Duration) -> Decision {
         let now = self.clock.now();
-        let until = now.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(NEVER));
+        let until = now.saturating_add(nanos(time));
         let slots = self.table.sets.slots() / SLOTS_PER_BLOCK;
         let has_room = self.blocks.set(self.id(charge), now, until, slots);
         if !has_room {
@@ -301,12 +302,6 @@ struct Locked<'a> {
     slots: Option<LockedSlots<'a>>,
     /// `true` if the decision changes nothing.
     peeks: bool,
-}
-
-/// Returns `true` for one charge of one concurrent quota.
-#[inline]
-fn are_slots(charges: &[Charge<'_>]) -> bool {
-    matches!(charges, [charge] if matches!(charge.quotas(), [quota] if quota.is_concurrent()))
 }
 
 #[inline]

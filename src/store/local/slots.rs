@@ -64,7 +64,7 @@ pub(super) fn hold(
     decision: &mut Decision,
 ) {
     let Account { at, quota, demand, evaluation, .. } = account;
-    let shard = slots.shard(at.id);
+    let shard = slots.table.shard(at.id);
     let Some(keys) = slots.get(at.id) else { return };
     decision.hold(add(evaluation, keys, shard, at.id, quota, demand.cost));
     if slots.turn.is_some() {

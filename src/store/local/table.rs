@@ -181,9 +181,9 @@ impl<const N: usize> LockedInstants<'_, N> {
     /// Stores the new states, and unlocks the accounts.
     #[inline(always)]
     pub(super) fn store(mut self, instants: [u64; N]) {
-        for at in 0..N {
+        for (at, instant) in instants.iter().enumerate() {
             if let Some(set) = &mut self.locks[self.lock[at]] {
-                set.slots[self.slots[at] % WAYS].expires_at = instants[at];
+                set.slots[self.slots[at] % WAYS].expires_at = *instant;
             }
         }
     }

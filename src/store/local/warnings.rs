@@ -44,7 +44,12 @@ impl OverflowWarning {
     pub(super) fn record(&self, now: u64, slots: usize) {
         overflowed();
         if self.is_first(now) {
-            warn(slots / SLOTS_PER_KEY);
+            let keys = slots / SLOTS_PER_KEY;
+            warn!(
+                "the local store has no room for a new key: new keys share accounts, and may be \
+                 denied early; raise LocalStore::with_capacity({keys}) to the new keys per second, \
+                 times the seconds until a key's quota is full again, times the quotas of a rule"
+            );
         }
     }
 
@@ -52,7 +57,10 @@ impl OverflowWarning {
     pub(super) fn record_block(&self, now: u64, slots: usize) {
         block_denied();
         if self.is_first(now) {
-            warn_block(slots);
+            warn!(
+                "the local store has no room for another block ({slots} slots): the key is not \
+                 blocked; unblock other keys, or raise LocalStore::with_capacity"
+            );
         }
     }
 
@@ -67,21 +75,6 @@ impl OverflowWarning {
             && self.last.compare_exchange(last, now.max(1), Relaxed, Relaxed).is_ok()
             && (first || quiet > QUIET)
     }
-}
-
-fn warn(keys: usize) {
-    warn!(
-        "the local store has no room for a new key: new keys share accounts, and may be denied early; \
-         raise LocalStore::with_capacity({keys}) to the new keys per second, times the seconds until \
-         a key's quota is full again, times the quotas of a rule"
-    );
-}
-
-fn warn_block(slots: usize) {
-    warn!(
-        "the local store has no room for another block ({slots} slots): the key is not blocked; \
-         unblock other keys, or raise LocalStore::with_capacity"
-    );
 }
 
 /// Detects layers that are built per request or per connection. Such a layer starts with new
@@ -127,18 +120,15 @@ impl Drop for RebuildDetector {
         // A log subscriber may run any code, so the lock is released first.
         drop(dropped);
         if is_logged {
-            warn_rebuilt(self.location);
+            let location = self.location;
+            warn!(
+                target: "tower_sluice::lint",
+                lint = "layer_rebuilt",
+                "layers are built and dropped repeatedly with the store that {location} creates: \
+                 each starts with new accounts, so that no client is limited, and allocates a \
+                 whole store; build the layer once, outside of the code that runs per request or \
+                 connection, and clone it; in tests, ignore this warning"
+            );
         }
     }
-}
-
-fn warn_rebuilt(location: &Location<'_>) {
-    warn!(
-        target: "tower_sluice::lint",
-        lint = "layer_rebuilt",
-        "layers are built and dropped repeatedly with the store that {location} creates: each starts \
-         with new accounts, so that no client is limited, and allocates a whole store; build the \
-         layer once, outside of the code that runs per request or connection, and clone it; in \
-         tests, ignore this warning"
-    );
 }

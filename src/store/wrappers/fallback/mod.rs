@@ -1,20 +1,29 @@
 //! A store with a policy for the time in which its inner store fails.
 
-mod fail;
 mod local;
-mod outage;
 
-use std::{convert::Infallible, sync::Arc};
-
-use self::outage::OutageState;
-pub use self::{
-    fail::{FailClosed, FailOpen},
-    local::LocalShare,
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{
+            AtomicU64,
+            Ordering::{Acquire, Release},
+        },
+    },
+    time::Duration,
 };
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+pub use self::local::LocalShare;
 use super::forward;
 use crate::{
-    decision::{Decision, Source},
-    store::{Answer, BoxFuture, Charge, Health, Op, OwnedOp, Status, Store, Unsupported},
+    decision::{Decision, Outcome, Source},
+    log::{LogLimit, info, warn},
+    name::RuleName,
+    store::{Answer, BoxError, BoxFuture, Charge, Health, Op, OwnedOp, Status, Store, Unsupported},
 };
 
 /// Store that decides by a policy while its inner store fails.
@@ -58,19 +67,15 @@ trait Policy: Send + Sync + 'static {
     fn decide(&self, op: Op<'_>, is_supported: bool) -> (&'static str, Decision);
 
     /// Applies a decision of the inner store.
-    fn mirror(&self, op: Op<'_>, decision: Decision) -> Decision {
-        let _ = op;
+    fn mirror(&self, _: Op<'_>, decision: Decision) -> Decision {
         decision
     }
 
     /// Undoes a charge that the policy made.
-    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
-        let _ = (charges, taken, units);
-    }
+    fn undo(&self, _: &[Charge<'_>], _: &Decision, _: Option<u32>) {}
 
     /// Checks that the policy supports these charges.
-    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        let _ = charges;
+    fn supports(&self, _: &[Charge<'_>]) -> Result<(), Unsupported> {
         Ok(())
     }
 
@@ -181,4 +186,144 @@ impl<S, P> Clone for Fallback<S, P> {
         let Self { inner, policy, outages } = self;
         Self { inner: inner.clone(), policy: policy.clone(), outages: outages.clone() }
     }
+}
+
+/// Policy that allows requests without a charge.
+///
+/// No limit applies during an outage. This suits a public read API with other protection, but not a
+/// login. The [source](Decision::source) of a decision during an outage is [`Source::FailedOpen`].
+///
+/// Charges that the inner store does not [support](crate::Store::supports) are a mistake of the
+/// configuration, not an outage. Such requests are denied, as by [`FailClosed`].
+#[derive(Clone, Copy, Debug)]
+pub struct FailOpen(pub(crate) ());
+
+/// Policy that denies requests.
+///
+/// The response is a 503 with a `Retry-After`, or gRPC status 14. The limit is never exceeded, but
+/// an outage of the store is an outage of the service. The [source](Decision::source) of a decision
+/// during an outage is [`Source::FailedClosed`].
+///
+/// A request whose rules are all [report-only](crate::Rule::report_only) is allowed without a charge,
+/// and its decision reports the [denial](Decision::would_deny).
+#[derive(Clone, Copy, Debug)]
+pub struct FailClosed {
+    retry_after: Duration,
+}
+
+impl FailClosed {
+    pub(crate) const POLICY: Self = Self { retry_after: Duration::from_secs(1) };
+}
+
+impl<S> Fallback<S, FailClosed> {
+    /// Sets the `Retry-After` of rejections. Defaults to 1 s.
+    #[must_use]
+    pub fn retry_after(self, retry_after: Duration) -> Self {
+        Self { policy: Arc::new(FailClosed { retry_after }), ..self }
+    }
+}
+
+impl Policy for FailOpen {
+    const NAME: &'static str = "fail_open";
+    const EFFECT: &'static str = "requests are allowed without a limit";
+    const SOURCE: Source = Source::FailedOpen;
+
+    fn decide(&self, op: Op<'_>, is_supported: bool) -> (&'static str, Decision) {
+        let limits = |it: &Charge<'_>| it.cost() > 0 && !it.quotas().is_empty();
+        match op {
+            Op::Take(charges) | Op::Peek(charges)
+                if !is_supported && charges.iter().any(|it| limits(it) && !it.is_report_only()) =>
+            {
+                FailClosed::POLICY.decide(op, is_supported)
+            }
+            _ => (Self::EFFECT, Decision::allow().with_source(Self::SOURCE)),
+        }
+    }
+}
+
+impl Policy for FailClosed {
+    const NAME: &'static str = "fail_closed";
+    const EFFECT: &'static str = "requests are rejected with 503";
+    const SOURCE: Source = Source::FailedClosed;
+
+    fn decide(&self, op: Op<'_>, _: bool) -> (&'static str, Decision) {
+        const REPORTED: &str = "requests are allowed, because their rules are report-only";
+        let charges = op.charges();
+        let denying = charges.iter().find(|it| !it.is_report_only()).or(charges.first());
+        let rule = denying.map_or_else(RuleName::default, Charge::rule);
+        let decides = matches!(op, Op::Take(_) | Op::Peek(_));
+        let report_only = decides && denying.is_some_and(Charge::is_report_only);
+        let (effect, decision) = match report_only {
+            true => (REPORTED, Decision::allow()),
+            false => (Self::EFFECT, Decision::deny()),
+        };
+        let outcome =
+            Outcome::unknown(rule, 0, Some(self.retry_after)).with_report_only(report_only);
+        (effect, decision.with_source(Self::SOURCE).with_outcome(outcome))
+    }
+}
+
+/// The time without a failure after which the outage of some servers of a store has ended.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// The state of a wrapped store: working or failing.
+///
+/// The epoch counts the state changes. An even epoch means working, and an odd epoch means failing.
+/// A call changes the state only if the epoch has not changed since the call began.
+#[derive(Debug, Default)]
+struct OutageState {
+    epoch: AtomicU64,
+    history: Mutex<History>,
+}
+
+#[derive(Debug, Default)]
+struct History {
+    last_failure: Option<Instant>,
+    log: LogLimit,
+}
+
+impl OutageState {
+    fn epoch(&self) -> u64 {
+        self.epoch.load(Acquire)
+    }
+
+    fn is_failing(&self) -> bool {
+        is_failing(self.epoch())
+    }
+
+    /// Records the failure of a call. Logs the outage, unless another was logged shortly before.
+    fn record_failure(&self, epoch: u64, effect: &str, error: impl Into<BoxError>) {
+        let mut history = self.history.lock();
+        if !is_failing(epoch) && epoch == self.epoch() {
+            self.epoch.store(epoch + 1, Release);
+        }
+        if self.is_failing() {
+            history.last_failure = Some(Instant::now());
+            if history.log.should_log_failure() {
+                drop(history);
+                warn!("the store failed; {effect}: {}", error.into());
+            }
+        }
+    }
+
+    /// Records the success of a call. If `is_partial`, other servers of the store may still fail.
+    fn record_success(&self, epoch: u64, is_partial: impl FnOnce() -> bool) {
+        if !is_failing(epoch) {
+            return;
+        }
+        let is_partial = is_partial();
+        let mut history = self.history.lock();
+        let is_quiet = history.last_failure.is_none_or(|last| last.elapsed() >= QUIET);
+        if epoch == self.epoch() && (is_quiet || !is_partial) {
+            self.epoch.store(epoch + 1, Release);
+            if history.log.should_log_recovery() {
+                drop(history);
+                info!("the store recovered");
+            }
+        }
+    }
+}
+
+fn is_failing(epoch: u64) -> bool {
+    epoch % 2 == 1
 }

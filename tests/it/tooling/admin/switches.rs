@@ -108,8 +108,8 @@ fn recent(shown: &Value, layer: usize) -> &Vec<Value> {
 
 #[tokio::test]
 async fn the_last_denials_of_a_rule_are_kept_by_fingerprint() {
-    let mut admin = Admin::new().fingerprint(SECRET);
-    let layer = admin.watch("api", users());
+    let mut admin = Admin::new();
+    let layer = admin.watch("api", users().fingerprint(SECRET));
     let app = site(layer, &admin);
     visits(&app, "alice", 3).await;
     assert!(recent(&look(&app, "layers").await, 0).is_empty());
@@ -144,8 +144,8 @@ async fn top(app: &Router) -> Value {
 
 #[tokio::test]
 async fn the_most_denied_keys_are_listed_by_fingerprint() {
-    let mut admin = Admin::new().fingerprint(SECRET);
-    let layer = admin.watch("api", users());
+    let mut admin = Admin::new();
+    let layer = admin.watch("api", users().fingerprint(SECRET));
     let app = site(layer, &admin);
     assert_eq!(top(&app).await, json!([]));
     visits(&app, "bob", 5).await;
@@ -162,8 +162,8 @@ async fn the_most_denied_keys_are_listed_by_fingerprint() {
 
 #[tokio::test]
 async fn a_listed_key_is_blocked_and_unblocked_by_its_fingerprint() {
-    let mut admin = Admin::new().fingerprint(SECRET);
-    let layer = admin.watch("api", users());
+    let mut admin = Admin::new();
+    let layer = admin.watch("api", users().fingerprint(SECRET));
     let app = site(layer, &admin);
     visits(&app, "alice", 4).await;
     let mut block = listed("alice");
@@ -185,7 +185,7 @@ async fn a_listed_key_is_blocked_and_unblocked_by_its_fingerprint() {
     both["key"] = json!("alice");
     let why = denied(&app, "peek", &both, 400).await;
     assert_eq!(why, "give either a key, as \"key\": \"alice\", or a fingerprint");
-    let unlisted = "not in the list of the most denied keys of rule \"user\"; give the key";
+    let unlisted = "which rule \"user\" does not list; give the key";
     let why = denied(&app, "unblock", &listed("bob"), 400).await;
     assert!(why.ends_with(unlisted), "{why}");
 }
