@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     algorithm::{self, Demand, Evaluation, gcra::Gcra},
-    decision::{Decision, Hold, Outcome, Snapshot, Source, UNKNOWN_WAIT},
+    decision::{Decision, Hold, NEVER, Outcome, Snapshot, Source, UNKNOWN_WAIT},
     key::random_state,
     quota::Quota,
     store::{Charge, KnownRules, nanos},
