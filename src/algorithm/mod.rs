@@ -51,24 +51,6 @@ pub(crate) struct Evaluation {
     pub(crate) snapshot: Snapshot,
 }
 
-impl Evaluation {
-    /// Creates the result of a demand that was allowed without waiting.
-    pub(crate) const fn allowed(snapshot: Snapshot) -> Self {
-        Self { allowed: true, overage: false, wait: 0, snapshot }
-    }
-
-    /// Returns the nanoseconds until the demand would be allowed, or [`NEVER`].
-    #[inline]
-    pub(crate) fn retry_ns(&self) -> u64 {
-        self.snapshot.retry_ns()
-    }
-
-    /// Returns `true` if the demand was denied and waiting does not help.
-    pub(crate) fn is_never(&self) -> bool {
-        self.retry_ns() == NEVER
-    }
-}
-
 /// The result of a [`Demand`], without the state of the account.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fit {

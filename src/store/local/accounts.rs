@@ -81,7 +81,7 @@ impl<'a> Accounts<'a> {
     /// Returns the longest wait of the denied demands.
     pub(super) fn retry_ns(&self) -> u64 {
         let deciding = self.distinct.iter().filter(|it| !it.report_only);
-        deciding.map(|it| it.evaluation.retry_ns()).max().unwrap_or(NEVER)
+        deciding.map(|it| it.evaluation.snapshot.retry_ns()).max().unwrap_or(NEVER)
     }
 
     /// Adds the evaluated demands to a decision, which was made at `now`.

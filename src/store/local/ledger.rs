@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     algorithm::{self, Demand, Evaluation, gcra::Gcra},
-    decision::{Decision, Hold, Outcome, Snapshot, Source, UNKNOWN_WAIT},
+    decision::{Decision, Hold, NEVER, Outcome, Snapshot, Source, UNKNOWN_WAIT},
     key::random_state,
     quota::Quota,
     store::{Charge, KnownRules, nanos},
@@ -23,7 +23,12 @@ use crate::{
 /// The number of slots per key of the capacity. With two slots per key, about 1 % of new keys find
 /// no free slot in a store at capacity.
 pub(super) const SLOTS_PER_KEY: usize = 2;
-pub(super) const NOT_EVALUATED: Evaluation = Evaluation::allowed(Snapshot::Unknown { retry_ns: 0 });
+pub(super) const NOT_EVALUATED: Evaluation = Evaluation {
+    allowed: true,
+    overage: false,
+    wait: 0,
+    snapshot: Snapshot::Unknown { retry_ns: 0 },
+};
 /// The number of account slots per block slot.
 const SLOTS_PER_BLOCK: usize = 8;
 
@@ -121,7 +126,7 @@ impl Ledger {
         for at in 0..N {
             let (tat, by) = gcra(at).take(old[at], now, all[at].demand());
             if !by.allowed && !all[at].is_report_only() {
-                retry_ns = by.retry_ns().max(retry_ns);
+                retry_ns = by.snapshot.retry_ns().max(retry_ns);
             }
             (new[at], evaluations[at]) = (tat.unwrap_or(old[at]), by);
         }
@@ -402,7 +407,7 @@ fn deny(all: &mut [Account<'_>], locked: &mut Locked<'_>, clock: impl FnOnce() -
             all[index].evaluation = look(all, index, locked);
         }
     }
-    let is_never = |it: &Account<'_>| !it.report_only && it.evaluation.is_never();
+    let is_never = |it: &Account<'_>| !it.report_only && it.evaluation.snapshot.retry_ns() == NEVER;
     if !locked.peeks && !all.iter().any(is_never) {
         all.iter_mut().for_each(|account| open(account, &mut locked.rates));
     }

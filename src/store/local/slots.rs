@@ -106,8 +106,9 @@ pub(super) fn deny(
     peeks: bool,
 ) {
     let mut denying = accounts.iter().filter(|it| !it.report_only && !it.evaluation.allowed);
-    let waits =
-        |it: &Account<'_>| it.demand.max_wait > 0 && it.evaluation.retry_ns() == UNKNOWN_WAIT;
+    let waits = |it: &Account<'_>| {
+        it.demand.max_wait > 0 && it.evaluation.snapshot.retry_ns() == UNKNOWN_WAIT
+    };
     if let Some(first) = denying.clone().next()
         && !peeks
         && !slots.full
