@@ -176,13 +176,13 @@ where
 
     /// Asks again for a request that has waited for a slot. The quotas may have changed.
     pub(super) fn ask_again(&self, waiter: Box<Waiter>) -> Step<B, S> {
-        let waited = waiter.waited_in_turn();
+        let waited = waiter.turn.is_some().then(|| waiter.entered.elapsed());
         self.charges(|charges| self.decide_queueing(charges, Some(waiter), waited))
     }
 
     /// Continues a request after its wait in the queue.
-    pub(super) fn dequeue(&self, queued: QueuedCharge<S>) -> Option<ResponseContext> {
-        let (mut decision, charges) = queued.into_charged()?;
+    pub(super) fn dequeue(&self, mut queued: QueuedCharge<S>) -> Option<ResponseContext> {
+        let (mut decision, charges) = *queued.charged.take()?;
         charges.with(|charges| self.respond(&mut decision, charges, None, true))
     }
 
