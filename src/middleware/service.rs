@@ -167,7 +167,7 @@ where
     is_ready: bool,
     shared: Arc<Shared<K, S, R>>,
     request: Request<B>,
-    /// What the request waits for. An admitted request waits for the service.
+    /// The event that the request waits for. An admitted request waits for the service.
     step: Admission<I::Response, S>,
 }
 
