@@ -99,10 +99,9 @@ async fn main() -> Result<(), BoxError> {
         Rule::new("client", client.clone(), Quota::per_second(10).with_burst(20)),
         Rule::new("site", client.clone().v6_site(), Quota::per_second(100)),
     );
-    let secret = FingerprintKey::new(&config.token)?;
-    let mut admin = Admin::new().fingerprint(secret);
+    let mut admin = Admin::new();
     let limit = RateLimitLayer::try_rules(rules, store)?
-        .fingerprint(secret)
+        .fingerprint(FingerprintKey::new(&config.token)?)
         .retry_after(RetryAfter::Jitter(10));
     let limit = admin.watch("api", limit);
 

@@ -30,8 +30,8 @@
 //!     .nest("/admin", admin.router(from_fn(operators_only)));
 //! ```
 //!
-//! The next example has two layers. All processes use one secret, so fingerprints are equal in every
-//! process.
+//! The next example has two layers with a secret, which all processes use, so fingerprints are equal
+//! in every process.
 //!
 //! ```
 //! use tower_sluice::{
@@ -42,12 +42,14 @@
 //! };
 //!
 //! let secret = FingerprintKey::new("correct horse battery staple")?; // from configuration
-//! let mut admin = Admin::new().fingerprint(secret);
+//! let mut admin = Admin::new();
 //! let store = LocalStore::new();
 //! let login = Rule::new("login", PeerIp::new(), Quota::per_minute(5));
-//! let login = admin.watch("login", RateLimitLayer::rules(login, store.clone()));
+//! let login = RateLimitLayer::rules(login, store.clone()).fingerprint(secret);
+//! let login = admin.watch("login", login);
 //! let user = Rule::new("user", HeaderKey::new("x-api-key"), Quota::per_second(50));
-//! let user = admin.watch("user", RateLimitLayer::rules(user, store));
+//! let user = RateLimitLayer::rules(user, store).fingerprint(secret);
+//! let user = admin.watch("user", user);
 //! # let _ = (login, user);
 //! # Ok::<(), tower_sluice::fingerprint::FingerprintKeyError>(())
 //! ```
@@ -268,19 +270,10 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Creates a builder without layers. Fingerprints use a random secret.
+    /// Creates a builder without layers. Layers without a
+    /// [secret](RateLimitLayer::fingerprint) share a random one.
     pub fn new() -> Self {
         Self { secret: FingerprintKey::random(), shows_keys: false, layers: Vec::new() }
-    }
-
-    /// Sets the secret for fingerprints.
-    ///
-    /// The secret applies to layers that are added after this call. A layer with a [secret of its
-    /// own](RateLimitLayer::fingerprint) keeps that secret.
-    ///
-    /// Processes with the same secret show the same fingerprint for a key.
-    pub fn fingerprint(self, secret: impl Into<FingerprintKey>) -> Self {
-        Self { secret: secret.into(), ..self }
     }
 
     /// Shows the most denied keys in clear text, beside their fingerprints.

@@ -379,6 +379,15 @@ pub(crate) fn reconstruct(
     if let Some(gcra) = Gcra::counting(quota) {
         return gcra.reconstruct(tat(account), now, demand, charged);
     }
+    if quota.is_concurrent() {
+        let after = if let Some(AccountState::Slots(held)) = account { *held } else { 0 };
+        let charge = if charged { demand.cost.into() } else { 0 };
+        let mut evaluation = concurrent::look(after.saturating_sub(charge), quota, demand);
+        if let Snapshot::Slots { held, .. } = &mut evaluation.snapshot {
+            *held = after;
+        }
+        return evaluation;
+    }
     let Some(counter) = account.and_then(|state| state.live(quota, now)).filter(|_| charged) else {
         return look(account, quota, now, demand);
     };

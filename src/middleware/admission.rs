@@ -57,7 +57,7 @@ pub(super) enum Admission<P, S: Store> {
 }
 
 /// The next step of a request whose response has a body of the type `B`.
-type NextStep<B, S> = Admission<Response<B>, S>;
+type Next<B, S> = Admission<Response<B>, S>;
 
 pin_project! {
     /// A pending store call, and its charges.
@@ -113,7 +113,7 @@ where
 {
     /// Decides on a request, or starts a store call that completes later.
     #[inline]
-    pub(super) fn admit(&self) -> NextStep<B, S> {
+    pub(super) fn admit(&self) -> Next<B, S> {
         self.charges(|charges| {
             if !charges.iter().any(Charge::queues) {
                 return self.decide(charges, None);
@@ -127,7 +127,7 @@ where
     }
 
     #[inline]
-    fn charges(&self, decide: impl FnOnce(&[Charge<'_>]) -> NextStep<B, S>) -> NextStep<B, S> {
+    fn charges(&self, decide: impl FnOnce(&[Charge<'_>]) -> Next<B, S>) -> Next<B, S> {
         let RateLimitLayer { rules, settings, .. } = self.layer;
         charges(&**rules, settings, self.head, decide, |bypass| self.bypass(bypass))
     }
@@ -140,7 +140,7 @@ where
         charges: &[Charge<'_>],
         waiter: Option<Box<Waiter>>,
         waited: Option<Duration>,
-    ) -> NextStep<B, S> {
+    ) -> Next<B, S> {
         let turn = waiter.as_ref().and_then(|it| it.turn.clone());
         let waited = waited.unwrap_or(Duration::MAX);
         let left = |it: &Charge<'_>| it.max_wait().saturating_sub(waited);
@@ -149,7 +149,7 @@ where
     }
 
     #[inline(always)]
-    fn decide(&self, charges: &[Charge<'_>], waiter: Option<Box<Waiter>>) -> NextStep<B, S> {
+    fn decide(&self, charges: &[Charge<'_>], waiter: Option<Box<Waiter>>) -> Next<B, S> {
         let started = cfg!(feature = "metrics").then(Instant::now);
         let store: &S = &self.layer.store;
         match store.take(charges) {
@@ -166,7 +166,7 @@ where
         &self,
         pending: Pin<&mut PendingCharge<S>>,
         cx: &mut Context<'_>,
-    ) -> Poll<NextStep<B, S>> {
+    ) -> Poll<Next<B, S>> {
         let PendingChargeProj { decision, charges, started, waiter } = pending.project();
         let mut decision = ready!(decision.poll(cx));
         Poll::Ready(
@@ -175,7 +175,7 @@ where
     }
 
     /// Asks again for a request that has waited for a slot. The quotas may have changed.
-    pub(super) fn ask_again(&self, waiter: Box<Waiter>) -> NextStep<B, S> {
+    pub(super) fn ask_again(&self, waiter: Box<Waiter>) -> Next<B, S> {
         let waited = waiter.turn.is_some().then(|| waiter.entered.elapsed());
         self.charges(|charges| self.decide_queueing(charges, Some(waiter), waited))
     }
@@ -193,7 +193,7 @@ where
         charges: &[Charge<'_>],
         started: Option<Instant>,
         waiter: Option<Box<Waiter>>,
-    ) -> NextStep<B, S> {
+    ) -> Next<B, S> {
         let decision = decision.as_mut().unwrap_or_else(|error| error.never());
         self.layer.settings.observers.answered(decision, started);
         if !decision.is_allowed() {
@@ -222,7 +222,7 @@ where
     /// Admits or rejects a request without a store call.
     #[cold]
     #[inline(never)]
-    fn bypass(&self, bypass: Bypass) -> NextStep<B, S> {
+    fn bypass(&self, bypass: Bypass) -> Next<B, S> {
         let settings = &self.layer.settings;
         if let Bypass::Rejected(error) = bypass {
             let is_admitted = settings.report_only.is_on();
@@ -244,7 +244,7 @@ where
         decision: &mut Decision,
         charges: &[Charge<'_>],
         waiter: Option<Box<Waiter>>,
-    ) -> NextStep<B, S> {
+    ) -> Next<B, S> {
         let in_time = |it: &Waiter| {
             it.entered.elapsed().saturating_add(decision.wait())
                 <= deadline(self.head, Duration::MAX)
@@ -261,7 +261,7 @@ where
         Admission::Queued(QueuedCharge::new(self.layer.store.clone(), queued, charges, waiter))
     }
 
-    fn deny(&self, decision: &mut Decision, charges: &[Charge<'_>]) -> NextStep<B, S> {
+    fn deny(&self, decision: &mut Decision, charges: &[Charge<'_>]) -> Next<B, S> {
         let settings = &self.layer.settings;
         if let Some(reason) = settings.override_denial(Some(decision)) {
             let mut in_flight = None;

@@ -9,9 +9,7 @@ use governor::{
     state::keyed::KeyedStateStore,
 };
 
-use super::{
-    Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, hot_keys::nanos, no_slots,
-};
+use super::{Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, nanos, no_slots};
 use crate::{
     decision::{Decision, NEVER, Outcome, Snapshot, Source},
     key::Key,

@@ -507,6 +507,10 @@ pub trait Store {
     }
 }
 
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// Copies the charges, with a `max_wait` of zero.
 pub(crate) fn without_queueing<'a>(charges: &[Charge<'a>]) -> SmallVec<[Charge<'a>; 4]> {
     charges.iter().map(|charge| charge.with_max_wait(Duration::ZERO)).collect()
@@ -553,6 +557,11 @@ fn can_queue_under(quota: &Quota) -> Result<(), Unsupported> {
 pub trait CannotFail: Sized + sealed::Sealed {
     /// Converts the error to any type. This is never called, because the error has no values.
     fn never<T>(&self) -> T;
+}
+
+/// Returns the nanoseconds of a time, at most the largest number.
+pub(crate) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 mod sealed {

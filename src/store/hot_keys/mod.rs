@@ -26,7 +26,7 @@ use crate::{
     algorithm::{Demand, gcra::Gcra},
     decision::Outcome,
     key::random_state,
-    store::Charge,
+    store::{Charge, nanos},
 };
 
 /// The number of entries in one set.
@@ -197,8 +197,4 @@ fn is_plain(charge: &Charge<'_>) -> bool {
 fn have_distinct_rules(charges: &[Charge<'_>]) -> bool {
     let is_new = |at: usize| charges[..at].iter().all(|it| it.rule() != charges[at].rule());
     (1..charges.len()).all(is_new)
-}
-
-pub(super) fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -14,10 +14,10 @@ use super::{
 };
 use crate::{
     algorithm::{self, Demand, Evaluation, gcra::Gcra},
-    decision::{Decision, Hold, NEVER, Outcome, Snapshot, Source, UNKNOWN_WAIT},
+    decision::{Decision, Hold, Outcome, Snapshot, Source, UNKNOWN_WAIT},
     key::random_state,
     quota::Quota,
-    store::{Charge, KnownRules},
+    store::{Charge, KnownRules, nanos},
 };
 
 /// The number of slots per key of the capacity. With two slots per key, about 1 % of new keys find
@@ -247,7 +247,7 @@ impl Ledger {
 
     pub(super) fn block(&self, charge: &Charge<'_>, time: Duration) -> Decision {
         let now = self.clock.now();
-        let until = now.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(NEVER));
+        let until = now.saturating_add(nanos(time));
         let slots = self.table.sets.slots() / SLOTS_PER_BLOCK;
         let has_room = self.blocks.set(self.id(charge), now, until, slots);
         if !has_room {

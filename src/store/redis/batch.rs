@@ -1,8 +1,8 @@
 //! Decisions that wait at the same time and share one call.
 //!
 //! While few calls are in flight, each decision is sent immediately in its own call. Under load,
-//! decisions wait for a batch. A batch is sent when an earlier batch is answered, or when the batch
-//! is full. No decision waits for a timer.
+//! decisions wait for a batch. A batch is sent when an earlier batch is answered, when the batch is
+//! full, or [`BATCH_INTERVAL`] after an earlier batch.
 //!
 //! On a cluster, only decisions whose accounts are in one slot can share a call.
 

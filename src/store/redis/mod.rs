@@ -22,7 +22,7 @@ use self::{
     batch::Queues,
     cluster::SLOTS,
     protocol::{Request, ScriptOp, addresses::Addresses, script::Scripts},
-    slots::{MAX_COST, Slots, nanos},
+    slots::{MAX_COST, Slots},
 };
 pub use self::{
     cluster::ClusterLink,
@@ -31,7 +31,7 @@ pub use self::{
 };
 use super::{
     Answer, BoxFuture, Charge, FailureDomain, Health, KnownRules, Op, Store, Unsupported,
-    can_queue_under, queueing,
+    can_queue_under, nanos, queueing,
 };
 use crate::{
     decision::{Decision, Source},

@@ -34,12 +34,15 @@ use crate::{
     log::warn,
     observe::store_failed,
     quota::Quota,
-    store::redis::{
-        RedisStore,
-        cluster::slot,
-        connection::runtime,
-        error::RedisError,
-        protocol::{AccountRequest, EncodedPlan, Request, script::ScriptKind},
+    store::{
+        nanos,
+        redis::{
+            RedisStore,
+            cluster::slot,
+            connection::runtime,
+            error::RedisError,
+            protocol::{AccountRequest, EncodedPlan, Request, script::ScriptKind},
+        },
     },
 };
 
@@ -150,10 +153,6 @@ impl FreeSlots for Slots {
         drop(state);
         self.wake.notify_one();
     }
-}
-
-pub(crate) fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The slots of one quota in a call. The callers of equal requests have consecutive slots.

@@ -8,6 +8,8 @@ pub(crate) mod addresses;
 pub(crate) mod reply;
 pub(crate) mod script;
 
+use std::hash::{Hash, Hasher};
+
 use smallvec::SmallVec;
 
 use self::{addresses::Addresses, script::letter};
@@ -26,21 +28,34 @@ use crate::{
 };
 
 /// The accounts of a call. `named` are the charged quotas, in the order of the charges.
-///
-/// Requests are equal if they have the same demands on the same accounts.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Request {
     pub(crate) accounts: SmallVec<[AccountRequest; 1]>,
     pub(crate) named: SmallVec<[NamedQuota; 3]>,
 }
 
 /// One quota of one charge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct NamedQuota {
     pub(crate) account: usize,
     pub(crate) quota_index: usize,
     /// The index of the quota's outcome in the decision.
     outcome: usize,
+}
+
+/// Requests are equal if they have the same demands on the same accounts.
+impl PartialEq for Request {
+    fn eq(&self, other: &Self) -> bool {
+        self.accounts == other.accounts
+    }
+}
+
+impl Eq for Request {}
+
+impl Hash for Request {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.accounts.hash(state);
+    }
 }
 
 /// The account of one rule and key.

@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 
 use super::{AccountRequest, NamedQuota, Request};
 use crate::{
-    algorithm::{self, AccountState, Demand, Evaluation, FixedWindow, TokenBucket, concurrent},
-    decision::{Decision, Hold, Outcome, Snapshot, Source},
+    algorithm::{self, AccountState, Demand, FixedWindow, TokenBucket},
+    decision::{Decision, Hold, Outcome, Source},
     quota::{Algorithm, Quota},
     store::redis::{error::RedisError, slots::MAX_COST},
 };
@@ -99,9 +99,12 @@ impl Reply {
             let charged = reply.charges > 0 && ask.cost > 0;
             // A denial reports waits without queueing.
             let max_wait = if allowed { ask.max_wait } else { 0 };
-            let demand = Demand { max_wait, ..*ask };
+            // A request of too many slots never fits.
+            let never = quota.is_concurrent() && ask.cost > MAX_COST;
+            let headroom = if never { u32::MAX } else { ask.headroom };
+            let demand = Demand { max_wait, headroom, ..*ask };
             let state = reply.quotas[quota_index].as_ref();
-            let step = reconstruct(state, quota, reply.now, demand, charged);
+            let step = algorithm::reconstruct(state, quota, reply.now, demand, charged);
             if allowed && !account.report_only {
                 (overage, wait) = (overage | step.overage, wait.max(step.wait));
             }
@@ -193,28 +196,6 @@ impl AccountReply {
         }
         before
     }
-}
-
-/// Returns the result of the demand that led to the state of an account.
-fn reconstruct(
-    state: Option<&AccountState>,
-    quota: &Quota,
-    now: u64,
-    demand: Demand,
-    charged: bool,
-) -> Evaluation {
-    if !quota.is_concurrent() {
-        return algorithm::reconstruct(state, quota, now, demand, charged);
-    }
-    let after = if let Some(AccountState::Slots(held)) = state { *held } else { 0 };
-    let before = after.saturating_sub(if charged { demand.cost.into() } else { 0 });
-    // A request of too many slots never fits.
-    let headroom = if demand.cost > MAX_COST { u32::MAX } else { demand.headroom };
-    let mut step = concurrent::look(before, quota, Demand { headroom, ..demand });
-    if let Snapshot::Slots { held, .. } = &mut step.snapshot {
-        *held = after;
-    }
-    step
 }
 
 fn parse_quota(

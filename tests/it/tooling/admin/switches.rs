@@ -108,8 +108,8 @@ fn recent(shown: &Value, layer: usize) -> &Vec<Value> {
 
 #[tokio::test]
 async fn the_last_denials_of_a_rule_are_kept_by_fingerprint() {
-    let mut admin = Admin::new().fingerprint(SECRET);
-    let layer = admin.watch("api", users());
+    let mut admin = Admin::new();
+    let layer = admin.watch("api", users().fingerprint(SECRET));
     let app = site(layer, &admin);
     visits(&app, "alice", 3).await;
     assert!(recent(&look(&app, "layers").await, 0).is_empty());
@@ -144,8 +144,8 @@ async fn top(app: &Router) -> Value {
 
 #[tokio::test]
 async fn the_most_denied_keys_are_listed_by_fingerprint() {
-    let mut admin = Admin::new().fingerprint(SECRET);
-    let layer = admin.watch("api", users());
+    let mut admin = Admin::new();
+    let layer = admin.watch("api", users().fingerprint(SECRET));
     let app = site(layer, &admin);
     assert_eq!(top(&app).await, json!([]));
     visits(&app, "bob", 5).await;
@@ -162,8 +162,8 @@ async fn the_most_denied_keys_are_listed_by_fingerprint() {
 
 #[tokio::test]
 async fn a_listed_key_is_blocked_and_unblocked_by_its_fingerprint() {
-    let mut admin = Admin::new().fingerprint(SECRET);
-    let layer = admin.watch("api", users());
+    let mut admin = Admin::new();
+    let layer = admin.watch("api", users().fingerprint(SECRET));
     let app = site(layer, &admin);
     visits(&app, "alice", 4).await;
     let mut block = listed("alice");
