@@ -176,13 +176,13 @@ where
 
     /// Asks again for a request that has waited for a slot. The quotas may have changed.
     pub(super) fn ask_again(&self, waiter: Box<Waiter>) -> Next<B, S> {
-        let waited = waiter.waited_in_turn();
+        let waited = waiter.turn.is_some().then(|| waiter.entered.elapsed());
         self.charges(|charges| self.decide_queueing(charges, Some(waiter), waited))
     }
 
     /// Continues a request after its wait in the queue.
-    pub(super) fn dequeue(&self, queued: QueuedCharge<S>) -> Option<ResponseContext> {
-        let (mut decision, charges) = queued.into_charged()?;
+    pub(super) fn dequeue(&self, mut queued: QueuedCharge<S>) -> Option<ResponseContext> {
+        let (mut decision, charges) = *queued.charged.take()?;
         charges.with(|charges| self.respond(&mut decision, charges, None, true))
     }
 
@@ -245,13 +245,13 @@ where
         charges: &[Charge<'_>],
         waiter: Option<Box<Waiter>>,
     ) -> Next<B, S> {
-        let in_time = |it: &Box<Waiter>| {
+        let in_time = |it: &Waiter| {
             it.entered.elapsed().saturating_add(decision.wait())
                 <= deadline(self.head, Duration::MAX)
         };
         // A store may queue a charge that does not ask for it.
         let waiter = waiter.or_else(|| self.layer.settings.enter_queue(charges));
-        let waiter = waiter.filter(in_time);
+        let waiter = waiter.filter(|it| in_time(it));
         let queued = mem::replace(decision, Decision::deny());
         let Some(waiter) = waiter else {
             // The queue is full, or the store call took part of the deadline.

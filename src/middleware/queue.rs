@@ -14,7 +14,6 @@ use std::{
         },
     },
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use smallvec::SmallVec;
@@ -152,11 +151,6 @@ impl Waiter {
         }
         Poll::Ready(())
     }
-
-    /// Returns the time since the request entered the queue, unless it has lost its turn.
-    pub(super) fn waited_in_turn(&self) -> Option<Duration> {
-        self.turn.is_some().then(|| self.entered.elapsed())
-    }
 }
 
 impl Drop for Waiter {
@@ -177,7 +171,7 @@ impl Drop for Waiter {
 /// A queued charge. Dropping this value undoes the charge.
 pub(crate) struct QueuedCharge<S: Store> {
     store: Arc<S>,
-    charged: Option<Box<(Decision, OwnedCharges)>>,
+    pub(super) charged: Option<Box<(Decision, OwnedCharges)>>,
     /// Completes at the turn of the request.
     pub(super) turn: Pin<Box<Sleep>>,
     _waiter: Box<Waiter>,
@@ -192,11 +186,6 @@ impl<S: Store> QueuedCharge<S> {
     ) -> Self {
         let turn = Box::pin(sleep(decision.wait()));
         Self { store, charged: Some(Box::new((decision, charges.into()))), turn, _waiter: waiter }
-    }
-
-    /// Keeps the charge and leaves the queue.
-    pub(super) fn into_charged(mut self) -> Option<(Decision, OwnedCharges)> {
-        self.charged.take().map(|charged| *charged)
     }
 }
 
