@@ -507,10 +507,6 @@ pub trait Store {
     }
 }
 
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
 /// Copies the charges, with a `max_wait` of zero.
 pub(crate) fn without_queueing<'a>(charges: &[Charge<'a>]) -> SmallVec<[Charge<'a>; 4]> {
     charges.iter().map(|charge| charge.with_max_wait(Duration::ZERO)).collect()
