@@ -23,7 +23,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/quota", 707),
     ("src/reject", 497),
     ("src/rule", 1308),
-    ("src/store", 807),
+    ("src/store", 804),
     ("src/store/hot_keys", 957),
     ("src/store/local", 1648),
     ("src/store/redis", 2944),
