@@ -158,6 +158,7 @@ impl Template {
     }
 
     /// Returns the quota fields of a decision, if any.
+    #[inline(always)]
     pub(crate) fn lines(
         self: &Arc<Self>,
         charges: &[Charge<'_>],

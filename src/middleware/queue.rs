@@ -199,6 +199,8 @@ impl<S: Store> Drop for QueuedCharge<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::name::RuleName;
 
