@@ -442,7 +442,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// Outcome of one quota in a [`Decision`](crate::Decision).
+/// Outcome of one quota in a [`Decision`].
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     rule: RuleName,
