@@ -186,12 +186,6 @@ pub struct HeaderPolicy {
 }
 
 impl HeaderPolicy {
-    /// Returns `true` if the response to an allowed request has fields.
-    #[inline]
-    pub(crate) fn reports_allowed(&self) -> bool {
-        self.family != Headers::None && !self.only_denied
-    }
-
     /// Adds the [partition key](Headers::partition_key) to the fields.
     #[must_use]
     pub fn partition_key(self, secret: impl Into<FingerprintKey>) -> Self {

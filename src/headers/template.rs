@@ -31,6 +31,8 @@ const MAX_CACHED: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Template {
     family: Headers,
+    /// `true` if the response to an allowed request has fields.
+    reports_allowed: bool,
     items: Vec<Item>,
     /// The policy field, unless no quota is a policy.
     policy: Option<HeaderValue>,
@@ -106,12 +108,14 @@ impl Template {
     fn of(family: Headers, items: Vec<Item>) -> Self {
         let shown = || items.iter().filter(|item| !item.is_reporting && item.is_listed());
         let (policy, shown) = (policy(shown()), shown().count());
-        Self { family, items, policy, shown, is_per_request: false, secret: None, prepared: None }
+        let (reports_allowed, is_per_request) = (family != Headers::None, false);
+        let (secret, prepared) = (None, None);
+        Self { family, reports_allowed, items, policy, shown, is_per_request, secret, prepared }
     }
 
     /// Creates the template of a layer with these rules.
     pub(crate) fn new(
-        HeaderPolicy { family, secret, .. }: HeaderPolicy,
+        HeaderPolicy { family, only_denied, secret }: HeaderPolicy,
         infos: &[RuleInfo<'_>],
     ) -> Self {
         let template = Self::of(family, Item::named(infos.iter().map(fixed), family));
@@ -124,7 +128,8 @@ impl Template {
         let denial = denial.chain([(CONTENT_TYPE, TEXT), (CACHE_CONTROL, NO_STORE)]);
         let prepared = Some(Prepared { fields: fields().collect(), denial: denial.collect() });
         let is_per_request = secret.is_some() || infos.iter().any(|info| info.quotas.is_none());
-        Self { is_per_request, secret, prepared, ..template }
+        let reports_allowed = template.reports_allowed && !only_denied;
+        Self { reports_allowed, is_per_request, secret, prepared, ..template }
     }
 
     /// Creates the template of one request. With a secret, each quota has a partition key.
@@ -157,13 +162,16 @@ impl Template {
         self.clone()
     }
 
-    /// Returns the quota fields of a decision, if any.
+    /// Returns the quota fields of the response to an allowed request, if it has any.
     #[inline(always)]
     pub(crate) fn lines(
         self: &Arc<Self>,
         charges: &[Charge<'_>],
         decision: &Decision,
     ) -> Option<Lines> {
+        if !self.reports_allowed || !decision.is_allowed() {
+            return None;
+        }
         let mut lines = Lines { template: self.fit(charges), readings: Readings::new() };
         lines.template.read(decision, &mut lines.readings);
         if lines.readings.is_empty() { None } else { Some(lines) }

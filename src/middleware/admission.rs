@@ -297,8 +297,7 @@ where
         if settings.observers.are_active() {
             self.notify(Ok(decision), true, waited, charges);
         }
-        let reports = decision.is_allowed() && settings.headers.reports_allowed();
-        let lines = if reports { self.template.lines(charges, decision) } else { None };
+        let lines = self.template.lines(charges, decision);
         ResponseContext::new(lines, settings, decision, charges, in_flight)
     }
 
