@@ -125,7 +125,7 @@ fn elapsed<E>(budget: Duration) -> TimeoutError<E> {
 
 /// The number of steps in which the time passes.
 const STEPS: u32 = 4;
-/// The time by which a timer of an idle runtime may be late, at least a quarter of a step.
+/// A timer that is later than this, and than a quarter of its step, shows a busy runtime.
 const RESOLUTION: Duration = Duration::from_millis(2);
 
 /// Completes after `time`, in which the runtime was not busy with other work.
