@@ -72,15 +72,16 @@ impl Ledger {
         mut change: impl FnMut(&mut Account<'a>, &mut LockedAccounts<'_>) -> Snapshot,
     ) -> Decision {
         let mut accounts = self.accounts(&[charge.with_cost(0)]);
+        // Slots are neither charged late nor refunded. They are read first, because a decision locks
+        // them before the shared accounts.
+        for account in accounts.distinct.iter_mut().filter(|it| it.quota.is_concurrent()) {
+            let held = self.held.shard(account.at.id).lock().held(account.at.id);
+            let slots = concurrent::look(held, account.quota, account.demand);
+            account.evaluation.snapshot = slots.snapshot;
+        }
         let mut locked = self.table.lock(&mut accounts.distinct, self.clock.now());
-        for account in &mut accounts.distinct {
-            // Slots are neither charged late nor refunded.
-            account.evaluation.snapshot = if account.quota.is_concurrent() {
-                let held = self.held.shard(account.at.id).lock().held(account.at.id);
-                concurrent::look(held, account.quota, account.demand).snapshot
-            } else {
-                change(account, &mut locked)
-            };
+        for account in accounts.distinct.iter_mut().filter(|it| !it.quota.is_concurrent()) {
+            account.evaluation.snapshot = change(account, &mut locked);
         }
         let mut decision = Decision::new(true, locked.now);
         accounts.report(locked.now, &mut decision);

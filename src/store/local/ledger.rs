@@ -155,11 +155,12 @@ impl Ledger {
         let all: &[_; 1] = charges.try_into().ok()?;
         let [charge] = all;
         let [quota] = charge.quotas() else { return None };
-        let (id, demand) = (self.id(charge), charge.demand());
+        let demand = charge.demand();
         let is_plain = quota.is_concurrent() && charge.quota_index().is_none() && demand.cost > 0;
         if !is_plain || charge.turn().is_some() || self.blocks.any(0) {
             return None;
         }
+        let id = self.id(charge);
         let (evaluation, hold) = slots::take(self.held.shard(id), id, quota, demand)?;
         Some((all, evaluation, hold))
     }

@@ -2,7 +2,10 @@
 
 use std::{
     collections::HashMap,
-    sync::atomic::{AtomicU64, Ordering::SeqCst},
+    sync::{
+        atomic::{AtomicU64, Ordering::SeqCst},
+        mpsc,
+    },
     thread,
     time::Duration,
 };
@@ -420,4 +423,31 @@ async fn a_store_without_a_queue_for_slots_fails_at_once() {
     let waiting = Limiter::new(Full).until_ready("alice", &Quota::concurrent(2), 1).await;
     let error = waiting.expect_err("none is free").to_string();
     assert!(error.contains("does not know how long to wait"), "{error}");
+}
+
+/// New keys of a full store share an account, which all operations must lock in the same order.
+#[test]
+fn late_charges_and_decisions_of_new_keys_do_not_wait_for_each_other() {
+    let (store, done) = (LocalStore::with_capacity(16), mpsc::channel());
+    let quotas = [Quota::per_hour(1), Quota::concurrent(2)];
+    for n in 0..1_000_u64 {
+        drop(store.call(Op::Take(&[charge(&Key::from(n), &quotas)])));
+    }
+    for thread in 0..4_u64 {
+        let (store, done) = (store.clone(), done.0.clone());
+        thread::spawn(move || {
+            for n in 0..50_000_u64 {
+                let key = Key::from(10_000 + (n + thread) % 64);
+                let charge = charge(&key, &quotas);
+                match thread % 2 {
+                    0 => drop(store.call(Op::Adjust(&charge, 1))),
+                    _ => drop(store.call(Op::Take(&[charge]))),
+                }
+            }
+            done.send(()).expect("the test waits");
+        });
+    }
+    for _ in 0..4 {
+        done.1.recv_timeout(Duration::from_secs(60)).expect("no thread hangs");
+    }
 }
