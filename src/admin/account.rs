@@ -136,10 +136,9 @@ impl<'a> ManagedAccount<'a> {
         };
         let Ok(decision) = self.layer.store.call(op).await;
         check(operation, &decision)?;
-        let fingerprint = self.key.fingerprint(&self.layer.secret);
         if let Some(record) = self.layer.denial_log.find(self.rule.name)
             && operation != "reset"
-            && let Some(listed) = record.listed.lock().find(fingerprint)
+            && let Some(listed) = record.listed.lock().find(&self.key)
         {
             let until = time.and_then(|time| SystemTime::now().checked_add(time));
             listed.blocked_until_ms = until.map(unix_millis);

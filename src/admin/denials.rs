@@ -135,7 +135,7 @@ impl RuleRecord {
 impl Listed {
     /// Counts a denial of a key.
     fn count(&mut self, key: &Key, fingerprint: Fingerprint, now_ms: u64) {
-        if let Some(known) = self.find(fingerprint) {
+        if let Some(known) = self.find(key) {
             known.denied = known.denied.saturating_add(1);
             return;
         }
@@ -157,8 +157,8 @@ impl Listed {
         }
     }
 
-    pub(super) fn find(&mut self, fingerprint: Fingerprint) -> Option<&mut DeniedKey> {
-        self.top.iter_mut().find(|it| it.fingerprint == fingerprint)
+    pub(super) fn find(&mut self, key: &Key) -> Option<&mut DeniedKey> {
+        self.top.iter_mut().find(|it| it.key == *key)
     }
 }
 
@@ -182,13 +182,11 @@ mod tests {
     }
 
     fn block(keys: &mut Listed, name: &str, end: u64) {
-        let fingerprint = Key::from(name).fingerprint(&SECRET);
-        keys.find(fingerprint).expect("a listed key").blocked_until_ms = Some(end);
+        keys.find(&Key::from(name)).expect("a listed key").blocked_until_ms = Some(end);
     }
 
     fn denied(keys: &Listed, name: &str) -> Option<u64> {
-        let fingerprint = Key::from(name).fingerprint(&SECRET);
-        keys.top.iter().find(|it| it.fingerprint == fingerprint).map(|it| it.denied)
+        keys.top.iter().find(|it| it.key == Key::from(name)).map(|it| it.denied)
     }
 
     #[test]

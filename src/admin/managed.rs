@@ -11,7 +11,10 @@ use http::StatusCode;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::{Problem, denials::DenialLog};
+use super::{
+    Problem,
+    denials::{DenialLog, DeniedKey},
+};
 use crate::{
     fingerprint::FingerprintKey,
     key::Key,
@@ -48,9 +51,9 @@ impl ManagedLayer {
 
     /// Finds a key among the most denied keys of a rule.
     pub(super) fn listed_key(&self, rule: RuleName, given: &str) -> Result<Key, String> {
-        let is_given = |key: &Key| key.fingerprint(&self.secret).to_string() == given;
+        let is_given = |it: &&DeniedKey| it.fingerprint.to_string() == given;
         let listed = self.denial_log.find(rule).map(|record| record.listed.lock());
-        let found = listed.and_then(|it| it.top.iter().find(|it| is_given(&it.key)).cloned());
+        let found = listed.and_then(|it| it.top.iter().find(is_given).cloned());
         let why =
             || format!("fingerprint is {given:?}, which rule {rule:?} does not list; give the key");
         found.map(|it| it.key).ok_or_else(why)
