@@ -3,7 +3,7 @@
 use std::{error::Error, fmt, future::poll_fn, sync::Arc, time::Duration};
 
 use crate::{
-    decision::{Decision, Outcome},
+    decision::{Decision, NEVER},
     explain::Explanation,
     key::Key,
     quota::Quota,
@@ -297,7 +297,7 @@ impl<S: Store> Limiter<S> {
                 continue;
             }
             let Some(wait) = decision.retry_after() else {
-                let unknown = decision.binding().is_some_and(Outcome::is_wait_unknown);
+                let unknown = decision.binding().is_some_and(|it| it.retry_ns() != NEVER);
                 return Err(if unknown { NotReady::UnknownWait } else { NotReady::Never });
             };
             tokio::time::sleep(wait).await;

@@ -239,7 +239,8 @@ impl Decision {
 
     /// Returns the outcome of the decisive quota, or `None` if no quota applies.
     ///
-    /// In a denial, the decisive quota has the longest wait. Otherwise it has the fewest units
+    /// In a denial, the decisive quota has the longest [expected wait](Outcome::expected_wait).
+    /// Otherwise it has the fewest units
     /// left. Report-only quotas are never decisive.
     #[must_use]
     pub fn binding(&self) -> Option<&Outcome> {
@@ -256,7 +257,8 @@ impl Decision {
             deciding.min_by_key(|outcome| outcome.remaining())
         } else {
             // Picks the first of equal outcomes, as `min_by_key` does.
-            deciding.rev().max_by_key(|outcome| outcome.retry_ns())
+            let wait = |it: &&Outcome| (it.retry_ns() == NEVER, it.is_denied(), it.expected_wait());
+            deciding.rev().max_by_key(wait)
         }
     }
 
@@ -283,7 +285,11 @@ impl Decision {
     /// have fewer units again by then. The request is then denied with another wait.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        if self.allowed { Some(Duration::ZERO) } else { self.binding()?.retry_after() }
+        if self.allowed {
+            return Some(Duration::ZERO);
+        }
+        let unknown = |it: &Outcome| it.is_wait_unknown() && !it.is_report_only();
+        if self.outcomes.iter().any(unknown) { None } else { self.binding()?.retry_after() }
     }
 
     /// Returns the wait to report to a denied client.
@@ -294,11 +300,7 @@ impl Decision {
     /// waiting does not help.
     #[must_use]
     pub fn expected_wait(&self) -> Option<Duration> {
-        if !self.binding().is_some_and(Outcome::is_wait_unknown) || self.allowed {
-            return self.retry_after();
-        }
-        let deciding = self.outcomes.iter().filter(|it| it.is_denied() && !it.is_report_only());
-        deciding.filter_map(Outcome::expected_wait).max()
+        if self.allowed { Some(Duration::ZERO) } else { self.binding()?.expected_wait() }
     }
 
     /// Returns `true` if an allowed request was charged under `rule`.

@@ -119,6 +119,7 @@ impl Template {
         infos: &[RuleInfo<'_>],
     ) -> Self {
         let template = Self::of(family, Item::named(infos.iter().map(fixed), family));
+        let secret = secret.filter(|_| family == Headers::RateLimit);
         let fields = || {
             let (names, ruled) = names(family);
             let policy = template.policy.clone().filter(|_| ruled).map(|policy| (POLICY, policy));
@@ -140,7 +141,7 @@ impl Template {
     ) -> Arc<Self> {
         let rules = charges.iter().map(|it| (it.rule(), it.quotas(), it.is_report_only()));
         let mut items = Item::named(rules, family);
-        if let Some(secret) = secret.filter(|_| family == Headers::RateLimit) {
+        if let Some(secret) = secret {
             items.iter_mut().for_each(|item| item.set_partition_key(charges, secret));
         }
         Arc::new(Self::of(family, items))
@@ -296,7 +297,7 @@ impl Template {
             }
             _ => self.add(readings, first, charges, headers),
         }
-        if first.overage {
+        if first.overage && self.family != Headers::None {
             headers.insert(OVERAGE, HeaderValue::from_static("1"));
         }
     }

@@ -127,7 +127,7 @@ impl Promises {
             Duration::from_micros(free).clamp(first, last)
         };
         let new = || (0..CELLS).map(|_| AtomicU64::new(0)).collect();
-        let cell = &self.cells.get_or_init(new)[usize::try_from(key).unwrap_or(0) % CELLS];
+        let cell = &self.cells.get_or_init(new)[usize::try_from(key % CELLS as u64).unwrap_or(0)];
         let taken = cell.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |cell| {
             let after = next(cell).saturating_add(time).as_micros();
             let after = u64::try_from(after).unwrap_or(INSTANT).min(INSTANT);

@@ -287,7 +287,8 @@ impl<'a> Rejection<'a> {
     pub fn violated(&self) -> impl Iterator<Item = &'a str> {
         let template = self.template;
         let outcomes = self.decision().map_or(&[][..], Decision::outcomes);
-        outcomes.iter().filter(|outcome| outcome.is_denied()).map(|outcome| template.name(outcome))
+        let denying = outcomes.iter().filter(|it| it.is_denied() && !it.is_report_only());
+        denying.map(|outcome| template.name(outcome))
     }
 }
 
