@@ -45,7 +45,7 @@ type RouteTable = BTreeMap<String, Quotas>;
 ///
 /// The routes are fixed when the layer is built. To apply a changed file, restart the process.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(try_from = "RouteTable")]
+#[serde(try_from = "RouteTable", into = "RouteTable")]
 pub struct RouteSettings(RouteTable);
 
 impl RouteSettings {
@@ -68,6 +68,12 @@ impl RouteSettings {
             rules.add(method, path, quotas.clone().into())?;
         }
         Ok(rules)
+    }
+}
+
+impl From<RouteSettings> for RouteTable {
+    fn from(settings: RouteSettings) -> Self {
+        settings.0
     }
 }
 
