@@ -201,6 +201,9 @@ impl Queue {
         if let Some(call) = state.calls.iter_mut().find(|call| call.id == id) {
             call.phase = Phase::InFlight;
             call.requests.append(&mut joined);
+        } else {
+            // The batch was given up.
+            state.release(joined);
         }
         batch
     }
@@ -222,6 +225,11 @@ impl Queue {
             let call = state.calls.remove(at);
             state.release(call.requests);
         }
+    }
+
+    /// Returns `true` if the request waits for the next batch.
+    fn is_ready(&self, request: &Arc<Request>) -> bool {
+        self.state().asked.get(request).is_some_and(|asked| asked.is_ready)
     }
 
     fn state(&self) -> MutexGuard<'_, QueueState> {
@@ -263,6 +271,8 @@ impl QueueState {
                 old.extend(call.requests.drain(..));
             }
         }
+        // The task of a runtime that is no longer driven may never end.
+        self.calls.retain(|call| call.phase == Phase::Direct || now < call.started + TIMEOUT);
         self.release(old);
     }
 
@@ -332,7 +342,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         request: Arc<Request>,
     ) -> Result<Reply, RedisError> {
         let (tx, mut rx) = oneshot::channel();
-        queue.push(QueuedRequest { request, tx, runtime: runtime()? });
+        queue.push(QueuedRequest { request: request.clone(), tx, runtime: runtime()? });
         let (start, mut wait) = (Instant::now(), BATCH_INTERVAL);
         loop {
             // The task of the next batch may have ended, or its runtime may be blocked.
@@ -343,7 +353,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
                     let text = "the task of the batch ended";
                     return Err(RedisError::new(RedisErrorKind::Other, text));
                 }
-                Err(_) if start.elapsed() < TIMEOUT => wait = STALL_TIMEOUT,
+                Err(_) if start.elapsed() < TIMEOUT => {
+                    let is_ready = queue.is_ready(&request);
+                    wait = if is_ready { BATCH_INTERVAL } else { STALL_TIMEOUT };
+                }
                 Err(_) => return Err(RedisError::new(RedisErrorKind::Timeout, "no reply in time")),
             }
         }

@@ -174,6 +174,10 @@ async fn reconnect(link: Weak<LinkInner>, mut last: OwnedMutexGuard<Instant>) {
             let _ = timeout_at(*last + pause, wanted.notified()).await;
         }
         let Some(inner) = link.upgrade() else { return };
+        // Another task has connected in the meantime.
+        if matches!(*inner.state.borrow(), LinkState::Up { .. }) {
+            return;
+        }
         *last = Instant::now();
         inner.state.send_replace(LinkState::Down(None));
         let dialed = timeout(TIMEOUT, (inner.dial)()).await;

@@ -54,12 +54,16 @@ impl Eq for Request {}
 
 impl Hash for Request {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.accounts.hash(state);
+        // An address stands for a rule and a key.
+        for account in &self.accounts {
+            account.address.hash(state);
+            account.quotas.iter().flatten().for_each(|(_, ask)| ask.cost.hash(state));
+        }
     }
 }
 
 /// The account of one rule and key.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AccountRequest {
     pub(crate) rule: RuleName,
     pub(crate) address: String,

@@ -169,6 +169,12 @@ impl AccountReply {
             }
         }
         quotas.resize(account.quotas.len(), None);
+        let lacks = |(state, quota): (&Option<AccountState>, &Option<(Quota, Demand)>)| {
+            state.is_none() && quota.is_some_and(|(_, ask)| ask.cost > 0)
+        };
+        if charges > 0 && quotas.iter().zip(&account.quotas).any(lacks) {
+            return Err(RedisError::invalid_reply("charged without a state"));
+        }
         Ok(Self { now, charges, healed: healed == 1, block, quotas })
     }
 
