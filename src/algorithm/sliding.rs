@@ -49,7 +49,7 @@ impl Buckets {
     }
 
     fn is_same(self, one: u64, other: u64) -> bool {
-        // The first comparison spares a log two divisions.
+        // The first comparison avoids the divisions for a log.
         one.abs_diff(other) < self.width && one / self.width == other / self.width
     }
 

@@ -288,7 +288,8 @@ async fn a_foreign_value_at_our_key_is_replaced_once() {
 /// The answer of a server that invents replies to batches.
 fn made_up(words: &[Vec<u8>], batch: &[u8]) -> Reply {
     let now = 1_700_000_000_000_000_u64;
-    let lone = [&now.to_le_bytes()[..7], &[0, 0, 1, 0, 1, 0, 0], &[0; 4]].concat();
+    let account = [b"\0\0\0\0\0\0\0g\x09\0", &now.to_le_bytes()[..7], &[0, 0]].concat();
+    let lone = [&now.to_le_bytes()[..7], &[0, 0, 1, 0, 1, 0, 0, 19, 0, 0, 0], &account].concat();
     let bulk = |bytes: &[u8]| [format!("${}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat();
     let keys = words.get(2).map(Vec::as_slice);
     if keys == Some(b"1") { bulk(&lone).into() } else { bulk(batch).into() }

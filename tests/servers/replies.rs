@@ -151,13 +151,14 @@ async fn replies_of_another_shape_are_errors() {
 
 #[tokio::test]
 async fn an_answer_to_another_request_replaces_the_connection() {
-    let (now, mut asked) = (1_700_000_000_000_000, 0);
+    let (now, mut asked) = (1_700_000_000_000_000_u64, 0);
     // Each answer contains the next one, as if a byte of its length had changed.
     let server = FakeServer::start(move |_| {
         asked += 1;
-        let reply = reply_of(1, now, 1, 0, &[]);
+        let account = [b"\0\0\0\0\0\0\0g\x09\0", &now.to_le_bytes()[..7], &[0, 0]].concat();
+        let reply = reply_of(1, now, 1, 0, &account);
         match asked {
-            1 => [b"$43\r\n", &reply[..], b"\r\n"].concat().into(),
+            1 => [b"$81\r\n", &reply[..], b"\r\n"].concat().into(),
             _ => bulk(&reply).into(),
         }
     });

@@ -88,6 +88,10 @@ fn the_expected_wait_is_the_longest_of_the_slots_that_deny() {
     let of_a_rate = exhausted().with_retry_after(Some(4 * SECOND));
     let decision = Decision::deny().with_outcome(of_a_rate);
     assert_eq!(decision.expected_wait(), Some(4 * SECOND));
+    let decision = Decision::deny().with_outcome(no_slot(SECOND)).with_outcome(of_a_rate);
+    assert_eq!((decision.retry_after(), decision.expected_wait()), (None, Some(4 * SECOND)));
+    let wait = decision.binding().and_then(Outcome::retry_after);
+    assert_eq!(wait, Some(4 * SECOND), "the quota of the wait decides");
     let never = exhausted().with_retry_after(None);
     let decision = Decision::deny().with_outcome(of_a_rate).with_outcome(never);
     assert_eq!((decision.retry_after(), decision.expected_wait()), (None, None));
