@@ -13,8 +13,8 @@ use super::{
     warnings::{OverflowWarning, RebuildDetector},
 };
 use crate::{
-    algorithm::{self, Demand, Evaluation, gcra::Gcra},
-    decision::{Decision, Hold, NEVER, Outcome, Snapshot, Source, UNKNOWN_WAIT},
+    algorithm::{self, Demand, Evaluation, gcra},
+    decision::{Decision, Hold, NEVER, Outcome, Source, UNKNOWN_WAIT},
     key::random_state,
     quota::Quota,
     store::{Charge, KnownRules, nanos},
@@ -23,12 +23,6 @@ use crate::{
 /// The number of slots per key of the capacity. With two slots per key, about 1 % of new keys find
 /// no free slot in a store at capacity.
 pub(super) const SLOTS_PER_KEY: usize = 2;
-pub(super) const NOT_EVALUATED: Evaluation = Evaluation {
-    allowed: true,
-    overage: false,
-    wait: 0,
-    snapshot: Snapshot::Unknown { retry_ns: 0 },
-};
 /// The number of account slots per block slot.
 const SLOTS_PER_BLOCK: usize = 8;
 
@@ -108,7 +102,7 @@ impl Ledger {
         for (at, charge) in all.iter().enumerate() {
             let [quota] = charge.quotas() else { return None };
             let again = all[..at].iter().any(|other| other.rule() == charge.rule());
-            if Gcra::plain(quota).is_none() || charge.quota_index().is_some() || again {
+            if !is_plain(quota) || charge.quota_index().is_some() || again {
                 return None;
             }
         }
@@ -119,12 +113,12 @@ impl Ledger {
         for at in 0..N {
             ids[at] = self.id(&all[at]);
         }
-        let gcra = |at: usize| Gcra::new(&all[at].quotas()[0]);
+        let quota = |at: usize| &all[at].quotas()[0];
         let locked = self.table.lock_instants(ids)?;
         let (old, mut new) = (locked.instants, locked.instants);
-        let (mut evaluations, mut retry_ns) = ([NOT_EVALUATED; N], 0);
+        let (mut evaluations, mut retry_ns) = ([Evaluation::at_once(false); N], 0);
         for at in 0..N {
-            let (tat, by) = gcra(at).take(old[at], now, all[at].demand());
+            let (tat, by) = gcra::take(old[at], quota(at), now, all[at].demand());
             if !by.allowed && !all[at].is_report_only() {
                 retry_ns = by.snapshot.retry_ns().max(retry_ns);
             }
@@ -139,7 +133,7 @@ impl Ledger {
             if evaluations[at].allowed {
                 // The waits of a denial are those of callers that do not queue.
                 let demand = Demand { max_wait: 0, ..all[at].demand() };
-                evaluations[at] = gcra(at).look(old[at], now, demand);
+                evaluations[at] = gcra::look(old[at], quota(at), now, demand);
             }
         }
         self.later(charges, now, retry_ns).is_none().then_some((all, evaluations))
@@ -284,6 +278,12 @@ impl Ledger {
     }
 }
 
+/// Returns `true` if one instant is the whole state of an account.
+#[inline]
+fn is_plain(quota: &Quota) -> bool {
+    quota.is_gcra() && quota.initial().is_none()
+}
+
 /// Returns the decision on charges with one quota each.
 #[inline(always)]
 fn plain_decision<const N: usize>(
@@ -323,10 +323,10 @@ fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluatio
     }
     let Account { at, quota, demand, .. } = account;
     let (now, mut others) = (locked.rates.now, 0);
-    if let Some(gcra) = Gcra::plain(quota)
+    if is_plain(quota)
         && let Some(instant) = locked.rates.instant(at)
     {
-        return gcra.look(*instant, now, *demand);
+        return gcra::look(*instant, quota, now, *demand);
     }
     if locked.rates.overflowed {
         let same = all.iter().enumerate().filter(|(i, other)| *i != index && other.at.shares(at));
@@ -363,12 +363,12 @@ fn charge(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, decision: &mut D
         } else if !charges {
             // A report-only rule that is not charged still creates the account.
             open(account, &mut locked.rates);
-        } else if let Some(gcra) = Gcra::plain(quota)
+        } else if is_plain(quota)
             && let Some(instant) = locked.rates.instant(&account.at)
         {
-            let (new, charged) = gcra.charge(*instant, now, demand);
+            let (new, evaluation) = gcra::take(*instant, quota, now, demand);
             *instant = new.unwrap_or(*instant);
-            account.evaluation = gcra.evaluation(charged);
+            account.evaluation = evaluation;
         } else {
             let take = |state: &mut _| algorithm::take(state, quota, now, demand);
             account.evaluation = locked.rates.update(&mut account.at, quota, take);
