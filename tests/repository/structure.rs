@@ -18,17 +18,17 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/guide", 99),
     ("src/headers", 627),
     ("src/key", 1125),
-    ("src/middleware", 1759),
+    ("src/middleware", 1751),
     ("src/observe", 395),
     ("src/quota", 716),
     ("src/reject", 498),
     ("src/rule", 1313),
-    ("src/store", 807),
+    ("src/store", 793),
     ("src/store/hot_keys", 957),
-    ("src/store/local", 1631),
+    ("src/store/local", 1632),
     ("src/store/redis", 2969),
-    ("src/store/wrappers", 865),
-    ("src/testing", 602),
+    ("src/store/wrappers", 868),
+    ("src/testing", 591),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.
 const SLACK: usize = 40;
