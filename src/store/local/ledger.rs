@@ -127,21 +127,20 @@ impl Ledger {
             ids[at] = self.id(&all[at]);
         }
         let quota = |at: usize| &all[at].quotas()[0];
-        let (mut evaluations, mut retry_ns) = ([Evaluation::at_once(false); N], 0);
-        let old = self.table.update_instants(ids, |old| {
-            let mut new = old;
-            for at in 0..N {
-                let (tat, by) = gcra::take(old[at], quota(at), now, all[at].demand());
-                if !by.allowed && !all[at].is_report_only() {
-                    retry_ns = by.snapshot.retry_ns().max(retry_ns);
-                }
-                (new[at], evaluations[at]) = (tat.unwrap_or(old[at]), by);
+        let (old, store) = self.table.lock_instants(ids, now)?;
+        let (mut new, mut evaluations, mut retry_ns) = (old, [Evaluation::at_once(false); N], 0);
+        for at in 0..N {
+            let (tat, by) = gcra::take(old[at], quota(at), now, all[at].demand());
+            if !by.allowed && !all[at].is_report_only() {
+                retry_ns = by.snapshot.retry_ns().max(retry_ns);
             }
-            ((retry_ns == 0).then_some(new), old)
-        })?;
+            (new[at], evaluations[at]) = (tat.unwrap_or(old[at]), by);
+        }
         if retry_ns == 0 {
+            store(new);
             return Some((all, evaluations));
         }
+        drop(store);
         for at in 0..N {
             if evaluations[at].allowed {
                 // The waits of a denial are those of callers that do not queue.
