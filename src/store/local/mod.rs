@@ -174,15 +174,14 @@ impl LocalStore {
         Self { ledger: Arc::new(Ledger::new(clock, keys)) }
     }
 
-    /// Returns statistics, and sets the gauges `ratelimit.keys`, `ratelimit.capacity` and
-    /// `ratelimit.active_slots`.
+    /// Returns statistics, and sets the gauges `ratelimit.keys` and `ratelimit.capacity`.
     ///
     /// The gauges need feature `metrics`. Each call reads every slot, so call this method at
     /// intervals, not per request.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let stats = self.ledger.stats();
-        set_keys(stats.active, stats.slots, stats.held);
+        set_keys(stats.active, stats.slots);
         stats
     }
 }
