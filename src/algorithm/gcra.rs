@@ -187,7 +187,8 @@ impl Gcra {
             return self.look(stored, now, demand);
         }
         let tat = self.tat(stored, now);
-        let over = tat + self.span(demand.headroom.into());
+        // A damaged server may report a charge for any headroom.
+        let over = tat.saturating_add(self.interval.saturating_mul(demand.headroom.into()));
         let over = over.saturating_sub(now + self.span(self.limit.into()));
         let fit = if self.soft > 0 { Fit::at_once(over > 0) } else { Fit::queued(over) };
         fit.with(self.snapshot(tat - now, 0))
