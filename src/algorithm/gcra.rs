@@ -131,7 +131,8 @@ pub(super) fn reconstruct(
         return look(stored, quota, now, demand);
     }
     let tat = tat(stored, quota, now);
-    let over = tat + span(quota, demand.headroom.into());
+    // A damaged server may report a charge for any headroom.
+    let over = tat.saturating_add(quota.interval_nanos().saturating_mul(demand.headroom.into()));
     let over = over.saturating_sub(now + span(quota, quota.burst().into()));
     Evaluation::charged(quota, over).with(|_| snapshot(tat - now, quota, 0))
 }
