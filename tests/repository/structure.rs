@@ -25,7 +25,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/rule", 1316),
     ("src/store", 793),
     ("src/store/hot_keys", 957),
-    ("src/store/local", 1671),
+    ("src/store/local", 1674),
     ("src/store/redis", 2969),
     ("src/store/wrappers", 868),
     ("src/testing", 591),
