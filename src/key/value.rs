@@ -98,10 +98,9 @@ impl Key {
 
     /// Returns `true` for a text key that is empty or only white space.
     ///
-    /// Extractors treat a blank key as a missing identity.
-    #[must_use]
+    /// A blank key is a missing identity.
     #[inline]
-    pub fn is_blank(&self) -> bool {
+    pub(crate) fn is_blank(&self) -> bool {
         match &self.body {
             _ if self.head & 0xff != Tag::Text as u64 => false,
             // The first byte decides for almost every key.
