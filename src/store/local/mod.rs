@@ -5,6 +5,7 @@ mod changes;
 mod held;
 mod ledger;
 mod slots;
+mod sync;
 mod table;
 mod warnings;
 
@@ -280,19 +281,4 @@ impl Clock {
     pub(crate) fn now(&self) -> u64 {
         self.epoch + self.ticks.delta_as_nanos(0, self.ticks.raw())
     }
-}
-
-/// The locks and atomics of the account table.
-///
-/// `tests/interleavings` replaces this module to test all orders of events.
-mod sync {
-    pub(super) use std::sync::{
-        OnceLock,
-        atomic::{AtomicU32, AtomicU64, Ordering},
-    };
-
-    pub(super) use parking_lot::{Mutex, MutexGuard};
-
-    /// The number of slots in a set.
-    pub(super) const WAYS: usize = 16;
 }
