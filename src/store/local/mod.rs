@@ -17,6 +17,8 @@ use std::{
 };
 
 pub(crate) use self::held::Turn;
+#[cfg(feature = "redis")]
+pub(crate) use self::held::{Call, LeaveQueue, Order, SlotQueue};
 use self::ledger::Ledger;
 use super::{
     Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, can_queue_under, queueing,
