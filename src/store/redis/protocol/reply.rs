@@ -35,6 +35,8 @@ pub(crate) struct AccountReply {
     pub(crate) charges: usize,
     /// `true` if the key held an invalid value, which was discarded.
     pub(crate) healed: bool,
+    /// `true` if the call took slots that another process waits for.
+    pub(crate) contended: bool,
     /// The instant at which the block ends.
     block: Option<u64>,
     /// The state under each quota, if any.
@@ -148,7 +150,7 @@ impl AccountReply {
         }
         let length = usize::try_from(bytes.int::<4>()?).unwrap_or(usize::MAX);
         let mut bytes = Reader(bytes.take(length)?);
-        let (mut block, mut quotas) = (None, SmallVec::new());
+        let (mut block, mut quotas, mut contended) = (None, SmallVec::new(), false);
         if !bytes.0.is_empty() {
             // The instant of the last change.
             bytes.int::<7>()?;
@@ -162,6 +164,7 @@ impl AccountReply {
                 // The entry of a reset, which only the scripts use.
                 (b'r', _) => {}
                 (_, Some(Some((quota, _)))) => {
+                    contended |= letter == b'c' && length == 5;
                     quotas.push(parse_quota(letter, &mut content, quota)?);
                 }
                 (_, Some(None)) => quotas.push(None),
@@ -175,7 +178,7 @@ impl AccountReply {
         if charges > 0 && quotas.iter().zip(&account.quotas).any(lacks) {
             return Err(RedisError::invalid_reply("charged without a state"));
         }
-        Ok(Self { now, charges, healed: healed == 1, block, quotas })
+        Ok(Self { now, charges, healed: healed == 1, contended, block, quotas })
     }
 
     /// Returns the account as it was after the request at `position` of equal ones.
