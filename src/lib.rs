@@ -172,7 +172,7 @@
 //! | `metrics` | no | counters, histograms and gauges |
 //! | `serde` | no | quotas, plans, routes and [`RuleSettings`] from TOML, JSON and other formats |
 //! | `admin` | no | [`admin`]: a router for operators, behind a guard of your own |
-//! | `testing` | no | a manual clock, a store without limits, a conformance kit for stores |
+//! | `testing` | no | a manual clock, a conformance kit for stores |
 
 #![cfg_attr(not(feature = "axum"), doc = "", doc = "[`by_route`]: crate::RateLimitLayer")]
 #![cfg_attr(not(feature = "admin"), doc = "", doc = "[`admin`]: crate")]

@@ -16,7 +16,7 @@ pub(crate) const BOB: u64 = 4;
 pub(crate) const CAROL: u64 = 6;
 pub(crate) const OTHER: u64 = 3;
 /// An account in the second of two sets.
-pub(crate) const FAR: u64 = (1 << 63) + 2;
+pub(crate) const FAR: u64 = (1 << 63) + 8;
 /// The end of a debt that outlasts every model.
 pub(crate) const LONG: Instant = 1_000;
 
@@ -95,10 +95,12 @@ impl Ledger {
 
     /// Charges a unit, if it fits.
     pub(crate) fn take(&self, id: u64, now: Instant) -> Option<Charged> {
-        if let Some(locked) = self.table.lock_instants([id]) {
-            let new = self.step(locked.instants[0], now)?;
-            locked.store([new]);
-            return Some(Charged::Own(new));
+        let step = |[tat]: [_; 1]| {
+            let new = self.step(tat, now);
+            (new.map(|new| [new]), new)
+        };
+        if let Some(new) = self.table.update_instants([id], step) {
+            return new.map(Charged::Own);
         }
         let mut account = account(id);
         let mut locked = self.table.lock(slice::from_mut(&mut account), now);
@@ -109,11 +111,12 @@ impl Ledger {
 
     /// Charges a unit of each account, if both fit.
     pub(crate) fn take_both(&self, ids: [u64; 2], now: Instant) -> bool {
-        if let Some(locked) = self.table.lock_instants(ids) {
-            let new = locked.instants.map(|tat| self.step(tat, now));
-            let [Some(one), Some(other)] = new else { return false };
-            locked.store([one, other]);
-            return true;
+        let step = |tats: [_; 2]| match tats.map(|tat| self.step(tat, now)) {
+            [Some(one), Some(other)] => (Some([one, other]), true),
+            _ => (None, false),
+        };
+        if let Some(fits) = self.table.update_instants(ids, step) {
+            return fits;
         }
         let mut both = ids.map(account);
         let mut locked = self.table.lock(&mut both, now);
@@ -197,7 +200,7 @@ impl Ledger {
     }
 
     pub(crate) fn active(&self, now: Instant) -> usize {
-        self.table.sets.active(now)
+        self.table.active(now)
     }
 
     /// Runs all three at once.
