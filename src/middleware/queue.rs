@@ -14,6 +14,7 @@ use std::{
         },
     },
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use smallvec::SmallVec;
@@ -52,7 +53,7 @@ pub(crate) struct Waiter {
     keys: Keys,
     pub(super) entered: Instant,
     /// `true` once the request has waited for a slot.
-    pub(super) waited: bool,
+    pub(super) has_waited: bool,
     /// The turn in the store's queues for slots, if a rule has such quotas.
     pub(super) turn: Option<Arc<Turn>>,
     /// The end of the wait for a slot.
@@ -102,8 +103,8 @@ impl Waiters {
         drop(counts);
         let waits = |it: &Charge<'_>| it.queues() && it.quotas().iter().any(Quota::is_concurrent);
         let turn = charges.iter().any(waits).then(Turn::new);
-        let (waiters, entered, waited) = (self.clone(), Instant::now(), false);
-        Some(Box::new(Waiter { waiters, keys, entered, waited, turn, end: None }))
+        let (waiters, entered, has_waited) = (self.clone(), Instant::now(), false);
+        Some(Box::new(Waiter { waiters, keys, entered, has_waited, turn, end: None }))
     }
 
     fn is_full(
@@ -139,10 +140,19 @@ impl Waiter {
         Some(self)
     }
 
+    /// Returns the part of `max_wait` that has passed: all of it for a request that lost its turn.
+    pub(super) fn waited(&self) -> Duration {
+        match self.has_waited {
+            false => Duration::ZERO,
+            true if self.turn.is_none() => Duration::MAX,
+            true => self.entered.elapsed(),
+        }
+    }
+
     /// Completes once the request may ask for its slots again. At the end of its `max_wait`, the
     /// request loses its turn.
     pub(super) fn poll_called(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        self.waited = true;
+        self.has_waited = true;
         if let (Some(turn), Some(end)) = (&self.turn, &mut self.end)
             && turn.poll_called(cx).is_pending()
         {
@@ -199,8 +209,6 @@ impl<S: Store> Drop for QueuedCharge<S> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::name::RuleName;
 

@@ -19,7 +19,7 @@ use crate::{
 
 /// The metrics of a layer. Each metric is registered on first use.
 #[derive(Clone)]
-pub(super) struct Metrics {
+pub(crate) struct Metrics {
     rules: Arc<[RuleCounters]>,
     /// The label `store` of each histogram, and the histogram.
     durations: Arc<[OnceLock<(&'static str, Histogram)>; STORES]>,
@@ -36,7 +36,7 @@ const VERDICTS: usize = Verdict::FallbackLimited as usize + 1;
 const STORES: usize = 9;
 
 impl Metrics {
-    pub(super) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
+    pub(crate) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
         let counters = |rule| RuleCounters {
             rule,
             verdicts: from_fn(|_| OnceLock::new()),
@@ -55,7 +55,7 @@ impl Metrics {
 
     /// Records the time until the store answered.
     #[inline]
-    pub(super) fn answered(&self, decision: &Decision, started: Option<Instant>) {
+    pub(crate) fn answered(&self, decision: &Decision, started: Option<Instant>) {
         let Some(started) = started else { return };
         let store = match decision.source() {
             Source::Overflow | Source::Overload => "local",
