@@ -1,6 +1,6 @@
 //! Rate limits outside HTTP.
 
-use std::{error::Error, fmt, future::poll_fn, sync::Arc, time::Duration};
+use std::{error::Error, fmt, future::poll_fn, time::Duration};
 
 use crate::{
     decision::{Decision, NEVER},
@@ -8,7 +8,7 @@ use crate::{
     key::Key,
     quota::Quota,
     rule::RuleName,
-    store::{self, Answer, BlockFuture, BoxFuture, Charge, LocalStore, Store, StoreExt, Turn},
+    store::{self, Answer, BlockFuture, Charge, LocalStore, Store, StoreExt, Turn},
 };
 
 /// Limiter for anything that is not an HTTP request, such as jobs, sockets and logins.
@@ -318,42 +318,6 @@ impl<S: Store> Limiter<S> {
         // The decision holds the slots of a concurrent quota.
         let _running = self.until_ready(key, quotas, 1).await?;
         Ok(work.await)
-    }
-
-    /// Returns a function that [waits](Limiter::until_ready) for one unit per item, and returns the
-    /// item: the argument of `then` of a stream.
-    ///
-    /// ```
-    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-    /// use tower_sluice::{Limiter, Quota};
-    ///
-    /// let limiter = Limiter::local();
-    /// let ready = limiter.throttle_each("alice", Quota::per_second(100).with_burst(1));
-    /// for number in 0..3 {
-    ///     assert_eq!(ready(number).await, Ok(number)); // 10 ms apart
-    /// }
-    /// # });
-    /// ```
-    ///
-    /// With `StreamExt` of the crate `futures`: `stream.then(limiter.throttle_each(key, quota))`.
-    ///
-    /// # Errors
-    ///
-    /// The function fails as [`until_ready`](Limiter::until_ready) does. The item is then dropped.
-    pub fn throttle_each<T: Send + 'static>(
-        &self,
-        key: impl Into<Key>,
-        quotas: impl AsRef<[Quota]>,
-    ) -> Box<dyn Fn(T) -> BoxFuture<Result<T, NotReady<S::Error>>> + Send + Sync>
-    where
-        S: Store<Error: Send> + Clone + Send + Sync + 'static,
-    {
-        let (limiter, key) = (self.clone(), key.into());
-        let quotas: Arc<[Quota]> = quotas.as_ref().into();
-        Box::new(move |item| {
-            let (limiter, key, quotas) = (limiter.clone(), key.clone(), quotas.clone());
-            Box::pin(async move { limiter.until_ready(key, &quotas, 1).await.map(|_| item) })
-        })
     }
 
     fn charge<T>(&self, key: &Key, quotas: &[Quota], then: impl FnOnce(Charge<'_>) -> T) -> T {

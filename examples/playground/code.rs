@@ -13,7 +13,8 @@ impl Limit {
                 ".with_algorithm(Algorithm::fixed_window())".into()
             }
             Algorithm::FixedWindow { paced: true, .. } => {
-                "\n    .with_algorithm(Algorithm::fixed_window().paced())".into()
+                "\n    .with_algorithm(Algorithm::FixedWindow { carry_over: 0, paced: true })"
+                    .into()
             }
             other => format!("\n    .with_algorithm(Algorithm::{other:?})"),
         };

@@ -67,10 +67,8 @@ impl Decision {
     }
 
     /// Creates a denial by a store that does not support an [operation](crate::store::Op).
-    ///
-    /// The source of the decision is [`Source::Unsupported`].
-    #[must_use]
-    pub fn unsupported() -> Self {
+    #[cfg(feature = "governor")]
+    pub(crate) fn unsupported() -> Self {
         Self::deny().with_source(Source::Unsupported)
     }
 
@@ -399,7 +397,7 @@ pub enum Source {
     Overflow,
     /// An [adaptive](crate::rule::Adaptive) limit, which denied the request.
     Overload,
-    /// A store that does not support the operation. See [`Decision::unsupported`].
+    /// A store that does not support the [operation](crate::store::Op), which it denies.
     Unsupported,
     /// A store of another crate, with its name.
     Other(&'static str),

@@ -14,7 +14,7 @@
 //! assert!(text.contains("\n  rule \"default\": 0 of 2 left, next in "), "{text}");
 //! ```
 //!
-//! Given the rules, an explanation also shows quotas, keys and costs. The layer and the limiter can
+//! With the charges, an explanation also shows quotas, keys and costs. The layer and the limiter can
 //! also explain the decision that a request *would* get, without a charge:
 //!
 //! ```
@@ -65,7 +65,7 @@ use crate::{
 pub struct Explanation {
     /// The decision, or the reason why no store was called.
     ///
-    /// The decision of a store that cannot peek is [unsupported](Decision::unsupported).
+    /// The decision of a store that cannot peek has the source [`Source::Unsupported`].
     pub decision: Result<Decision, Bypass>,
     /// One report per quota, in the order of the outcomes.
     pub quota_reports: Vec<QuotaReport>,
@@ -97,8 +97,8 @@ pub struct QuotaReport {
 impl Decision {
     /// Explains the decision, without quotas, keys and costs.
     ///
-    /// To add them, call [`charges`](Explanation::charges) or [`rules`](Explanation::rules) on the
-    /// explanation.
+    /// To add them, call [`charges`](Explanation::charges), or explain the decision by
+    /// [`RateLimitLayer::explain_decision`](crate::RateLimitLayer::explain_decision).
     pub fn explain(&self) -> Explanation {
         Explanation::new(Ok(self.clone()), false)
     }
@@ -160,7 +160,7 @@ impl Explanation {
     ///
     /// The rules are evaluated now. If a plan was replaced after the decision, the explanation
     /// shows the new quotas.
-    pub fn rules<'a>(
+    pub(crate) fn rules<'a>(
         mut self,
         rules: &(impl Rules + ?Sized),
         head: impl Into<RequestHead<'a>>,

@@ -95,10 +95,9 @@ impl Key {
 
     /// Returns `true` for a text key that is empty or only white space.
     ///
-    /// Extractors treat a blank key as a missing identity.
-    #[must_use]
+    /// A blank key is a missing identity.
     #[inline]
-    pub fn is_blank(&self) -> bool {
+    pub(crate) fn is_blank(&self) -> bool {
         // The first byte decides for almost every key.
         self.head & 0xff == Kind::Text as u64
             && (self.head >> 8 == 0

@@ -199,11 +199,16 @@ where
         R: Reject<B>,
     {
         let decision = decision.as_mut().unwrap_or_else(|error| error.never());
-        self.settings.answered(decision, started);
+        if let Some(started) = started {
+            self.settings.metrics.answered(decision, started);
+        }
         if !decision.is_allowed() {
             self.settings.mark_overload(decision, charges);
             match waiter.and_then(Waiter::start) {
-                Some(waiter) => Admission::Waiting(waiter),
+                Some(mut waiter) => {
+                    waiter.observe(&self.settings.metrics, decision);
+                    Admission::Waiting(waiter)
+                }
                 None => self.deny_request(head, decision, charges),
             }
         } else if decision.slot.is_some() && !self.settings.hold.can_hold::<B>() {
@@ -262,11 +267,12 @@ where
         let waiter = waiter.or_else(|| self.settings.enter_queue(charges));
         let waiter = waiter.filter(|it| in_time(it));
         let queued = mem::replace(decision, Decision::deny());
-        let Some(waiter) = waiter else {
+        let Some(mut waiter) = waiter else {
             // The queue is full, or the store call took part of the deadline.
             self.store.undo(charges, &queued, None);
             return self.deny_request(head, &mut queued.into_denied(), charges);
         };
+        waiter.observe(&self.settings.metrics, &queued);
         Admission::Queued(QueuedCharge::new(self.store.clone(), queued, charges, waiter))
     }
 
@@ -347,16 +353,11 @@ where
         is_delayed: bool,
         charges: &[Charge<'_>],
     ) {
-        let keys = &|rule| charges.iter().find(|it| it.rule() == rule).map(Charge::key);
+        let charge_of = |rule| charges.iter().find(|it| it.rule() == rule);
+        let charged = &|rule| charge_of(rule).map(|it| (it.key(), it.quotas()));
         let secret = self.settings.secret.as_ref();
-        self.settings.notify(&DecisionEvent {
-            head,
-            decision,
-            is_admitted,
-            is_delayed,
-            keys,
-            secret,
-        });
+        let event = DecisionEvent { head, decision, is_admitted, is_delayed, charged, secret };
+        self.settings.notify(&event);
     }
 }
 

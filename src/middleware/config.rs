@@ -1,9 +1,6 @@
 //! Settings of a layer, and their effects on the handler and the response.
 
-use std::{
-    sync::{Arc, atomic::AtomicBool},
-    time::Instant,
-};
+use std::sync::{Arc, atomic::AtomicBool};
 
 use http::{
     Extensions, Method, Response,
@@ -22,14 +19,12 @@ use super::{
     queue::{Bounds, Waiter, Waiters},
     retry_after::{Promises, RetryAfter},
 };
-#[cfg(feature = "metrics")]
-use crate::observe::Metrics;
 use crate::{
     decision::{Decision, Outcome, Slot, Source, UNKNOWN_WAIT},
     fingerprint::FingerprintKey,
     head::RequestHead,
     headers::{HeaderPolicy, Lines, Template},
-    observe::{self, DecisionEvent, OnDecision},
+    observe::{self, DecisionEvent, Metrics, OnDecision},
     rule::{Bypass, Controller, Measurement, RuleInfo, RuleName},
     store::Charge,
     toggle::Toggle,
@@ -64,7 +59,6 @@ pub(crate) struct LayerConfig {
     pub(crate) hold: Arc<HoldConfig>,
     /// The controllers of rules with adaptive limits.
     pub(crate) adaptive: Vec<(RuleName, Arc<Controller>)>,
-    #[cfg(feature = "metrics")]
     pub(crate) metrics: Metrics,
     pub(crate) hooks: Vec<Arc<dyn OnDecision>>,
     /// The secret for fingerprints of keys in logs, spans and explanations.
@@ -101,8 +95,7 @@ impl LayerConfig {
             after: None,
             hold: Arc::default(),
             adaptive: infos.iter().filter_map(controller).collect(),
-            #[cfg(feature = "metrics")]
-            metrics: Metrics::new(infos.iter().map(|info| info.name)),
+            metrics: Metrics::new(infos.iter().map(|it| (it.name, it.is_chosen()))),
             hooks: Vec::new(),
             secret: None,
             advised: Arc::default(),
@@ -172,14 +165,6 @@ impl LayerConfig {
         }
     }
 
-    /// Records the time until the store answered.
-    #[inline]
-    #[cfg_attr(not(feature = "metrics"), expect(unused_variables, clippy::unused_self))]
-    pub(crate) fn answered(&self, decision: &Decision, started: Option<Instant>) {
-        #[cfg(feature = "metrics")]
-        self.metrics.answered(decision, started);
-    }
-
     /// Returns `true` if anything reads the decisions.
     #[inline]
     pub(crate) fn is_observed(&self) -> bool {
@@ -189,7 +174,6 @@ impl LayerConfig {
     /// Calls the hooks, and records metrics and log lines.
     pub(crate) fn notify(&self, event: &DecisionEvent<'_>) {
         observe::record(event);
-        #[cfg(feature = "metrics")]
         self.metrics.on_decision(event);
         self.hooks.iter().for_each(|hook| hook.on_decision(event));
     }
@@ -281,6 +265,11 @@ impl ResponseContext {
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
     ) -> Box<Self> {
+        if decision.slot.is_some() {
+            for it in charges {
+                settings.metrics.hold(decision, it.rule(), it.quotas(), it.cost());
+            }
+        }
         // Clones of the decision hold no slots.
         let slot = decision.take_slot().map(|slot| (slot, settings.hold.clone()));
         let measure = |(rule, controller): &(RuleName, Arc<Controller>)| {

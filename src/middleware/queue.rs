@@ -23,6 +23,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use crate::{
     decision::Decision,
     key::Key,
+    observe::{Active, Metrics},
     quota::Quota,
     store::{Charge, OwnedCharges, Store, Turn},
 };
@@ -58,6 +59,8 @@ pub(crate) struct Waiter {
     pub(super) turn: Option<Arc<Turn>>,
     /// The end of the wait for a slot.
     end: Option<Pin<Box<Sleep>>>,
+    /// Set once the request waits.
+    observed: Option<Active>,
 }
 
 type Keys = SmallVec<[u64; 2]>;
@@ -104,7 +107,8 @@ impl Waiters {
         let waits = |it: &Charge<'_>| it.queues() && it.quotas().iter().any(Quota::is_concurrent);
         let turn = charges.iter().any(waits).then(Turn::new);
         let (waiters, entered, has_waited) = (self.clone(), Instant::now(), false);
-        Some(Box::new(Waiter { waiters, keys, entered, has_waited, turn, end: None }))
+        let (end, observed) = (None, None);
+        Some(Box::new(Waiter { waiters, keys, entered, has_waited, turn, end, observed }))
     }
 
     fn is_full(
@@ -147,6 +151,11 @@ impl Waiter {
             true if self.turn.is_none() => Duration::MAX,
             true => self.entered.elapsed(),
         }
+    }
+
+    /// Reports that the request waits by this decision.
+    pub(super) fn observe(&mut self, metrics: &Metrics, decision: &Decision) {
+        self.observed = self.observed.take().or_else(|| metrics.queue(decision));
     }
 
     /// Completes once the request may ask for its slots again. At the end of its `max_wait`, the

@@ -18,9 +18,9 @@ use std::{
 use tracing::level_filters::LevelFilter;
 
 pub use self::counters::{Counters, Counts};
-#[cfg(feature = "metrics")]
-pub(crate) use self::metered::Metrics;
-pub(crate) use self::metered::{block_denied, circuit, overflowed, set_keys, store_failed};
+pub(crate) use self::metered::{
+    Active, Metrics, block_denied, circuit, overflowed, set_keys, store_failed,
+};
 pub(crate) use self::traced::record;
 use crate::{
     decision::{Decision, Outcome, Source},
@@ -35,11 +35,32 @@ use crate::{
 /// No-op metrics, used without the `metrics` feature.
 #[cfg(not(feature = "metrics"))]
 mod metered {
+    pub(crate) use std::convert::Infallible as Active;
+    use std::time::Instant;
+
+    use super::{Decision, DecisionEvent, Quota, RuleName};
+
+    #[derive(Clone)]
+    pub(crate) struct Metrics;
+
+    #[expect(clippy::unused_self)]
+    impl Metrics {
+        pub(crate) fn new(_: impl Iterator<Item = (RuleName, bool)>) -> Self {
+            Self
+        }
+        pub(crate) fn answered(&self, _: &Decision, _: Instant) {}
+        pub(crate) fn hold(&self, _: &mut Decision, _: RuleName, _: &[Quota], _: u32) {}
+        pub(crate) fn queue(&self, _: &Decision) -> Option<Active> {
+            None
+        }
+        pub(crate) fn on_decision(&self, _: &DecisionEvent<'_>) {}
+    }
+
     pub(crate) fn store_failed(_: &'static str) {}
     pub(crate) fn circuit(_: Option<&str>, _: u8) {}
     pub(crate) fn overflowed() {}
     pub(crate) fn block_denied() {}
-    pub(crate) fn set_keys(_: usize, _: usize, _: u64) {}
+    pub(crate) fn set_keys(_: usize, _: usize) {}
 }
 
 /// No-op log lines, used without the `tracing` feature.
@@ -100,8 +121,8 @@ pub struct DecisionEvent<'a> {
     pub is_admitted: bool,
     /// `true` if the request runs after a wait in the [queue](crate::Rule::max_wait).
     pub is_delayed: bool,
-    /// Returns the key that a rule charges.
-    pub(crate) keys: &'a dyn Fn(RuleName) -> Option<&'a Key>,
+    /// Returns the key that a rule charges, and the quotas.
+    pub(crate) charged: &'a dyn Fn(RuleName) -> Option<(&'a Key, &'a [Quota])>,
     pub(crate) secret: Option<&'a FingerprintKey>,
 }
 
@@ -121,7 +142,7 @@ impl<'a> DecisionEvent<'a> {
 
     /// Returns the key that a rule charges, and its fingerprint.
     pub(crate) fn key(&self, rule: RuleName) -> Option<(&'a Key, Fingerprint)> {
-        let key = (self.keys)(rule)?;
+        let (key, _) = (self.charged)(rule)?;
         Some((key, key.fingerprint(self.secret?)))
     }
 

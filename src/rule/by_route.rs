@@ -12,7 +12,7 @@ use axum::extract::MatchedPath;
 use http::Method;
 
 use super::{
-    Plan, Rule, RuleInfo, RuleName, Rules,
+    Plan, Rule, RuleError, RuleInfo, RuleName, Rules,
     rules::{Selected, sealed::Sealed},
 };
 use crate::{
@@ -114,7 +114,7 @@ pub fn by_route<P: AsRef<str>, Q: Into<Plan>>(
 pub fn try_by_route<P: AsRef<str>, Q: Into<Plan>>(
     routes: impl IntoIterator<Item = (Method, P, Q)>,
     default: impl Into<Plan>,
-) -> Result<ByRoute<Everyone>, RouteError> {
+) -> Result<ByRoute<Everyone>, RuleError> {
     let mut rules = ByRoute::of(default.into());
     for (method, template, plan) in routes {
         rules.add(Some(method.as_str()), template.as_ref(), plan.into())?;
@@ -163,12 +163,12 @@ impl<K: Clone> ByRoute<K> {
         method: Option<&str>,
         path: &str,
         plan: Plan,
-    ) -> Result<(), RouteError> {
+    ) -> Result<(), RuleError> {
         let route = Route::new(method, path)?;
         let same =
             |(one, _): &(Route, Rule<K>)| one.method == route.method && one.path == route.path;
         if self.routes.iter().any(same) {
-            return Err(RouteError(format!("route \"{route}\" is given twice; drop one")));
+            return Err(RuleError::Route(format!("route \"{route}\" is given twice; drop one")));
         }
         let name = RuleName::derived(&route.to_string());
         self.routes.push((route, Rule::named(name, self.other.extractor.clone(), plan)));
@@ -252,11 +252,11 @@ struct Route {
 }
 
 impl Route {
-    fn new(method: Option<&str>, path: &str) -> Result<Self, RouteError> {
+    fn new(method: Option<&str>, path: &str) -> Result<Self, RuleError> {
         let find = |name| METHODS.into_iter().find(|known| known == name).ok_or(name);
         let method = method.map(find).transpose().map_err(|name| {
             let known = METHODS.each_ref().map(Method::as_str).join(", ");
-            RouteError(format!(
+            RuleError::Route(format!(
                 "route \"{name} {path}\": method {name:?} is unknown; give one of {known}, or only \
                  the path, for every method (any_method)"
             ))
@@ -272,7 +272,7 @@ impl Route {
         } else {
             return Ok(route);
         };
-        Err(RouteError(format!("route \"{route}\": path {path:?} {fault}")))
+        Err(RuleError::Route(format!("route \"{route}\": path {path:?} {fault}")))
     }
 
     /// Returns the rank of the match, from 0 for the best, or `None` without a match.
@@ -312,22 +312,6 @@ fn is_grpc(path: &str) -> bool {
     let is_method = is_name(method) || method.starts_with('{');
     service.contains('.') && service.split('.').all(is_name) && is_method && !method.contains('/')
 }
-
-/// Error for a route of [`by_route`].
-///
-/// No request can match the route, or another route has the same method and path.
-///
-/// See [troubleshooting](crate::guide::troubleshooting#errors).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RouteError(pub(super) String);
-
-impl fmt::Display for RouteError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for RouteError {}
 
 #[cfg(test)]
 mod tests {

@@ -19,7 +19,7 @@ use http::StatusCode;
 use smallvec::SmallVec;
 
 #[cfg(feature = "axum")]
-pub use self::by_route::{ByRoute, RouteError, by_route, try_by_route};
+pub use self::by_route::{ByRoute, by_route, try_by_route};
 #[cfg(all(feature = "axum", feature = "serde"))]
 pub use self::routes::RouteSettings;
 use self::rules::{Selected, Then, sealed::Sealed};
@@ -79,15 +79,15 @@ impl<K> Rule<K> {
     ///
     /// # Panics
     ///
-    /// Panics if `name` is not a valid [`RuleName`]. For a name known only at run time, use
-    /// [`Rule::named`].
+    /// Panics if `name` is not a valid [`RuleName`]. For a name known only at run time, create the
+    /// [`RuleName`] first, and pass its text.
     #[track_caller]
     pub fn new(name: &str, extractor: K, plan: impl Into<Plan>) -> Self {
         Self::named(literal(RuleName::new(name)), extractor, plan)
     }
 
-    /// Creates a rule with a name that is already validated. See [`Rule::new`].
-    pub fn named(name: RuleName, extractor: K, plan: impl Into<Plan>) -> Self {
+    /// Creates a rule with a name that is already validated.
+    pub(crate) fn named(name: RuleName, extractor: K, plan: impl Into<Plan>) -> Self {
         Self {
             name,
             extractor,

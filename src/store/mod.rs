@@ -66,13 +66,14 @@ use std::{
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
+use tower::BoxError;
 
 pub(crate) use self::block::block;
 #[cfg(feature = "governor")]
-pub use self::governor::{GovernorStore, PositiveOutcome};
+pub use self::governor::GovernorStore;
 pub(crate) use self::local::{Clock, Turn};
 #[cfg(feature = "redis")]
-pub use self::redis::{ClusterLink, Link, Probe, RedisError, RedisErrorKind, RedisStore};
+pub use self::redis::{ClusterLink, Link, RedisError, RedisErrorKind, RedisStore};
 pub use self::{
     answer::{Answer, BoxFuture, Never, Resolve},
     block::{BlockError, BlockFuture},
@@ -88,9 +89,6 @@ pub use self::{
     },
 };
 use crate::{algorithm::Demand, decision::Decision, key::Key, name::RuleName, quota::Quota};
-
-/// Boxed error of any type, the same as `tower::BoxError`.
-pub type BoxError = Box<dyn Error + Send + Sync>;
 
 /// Charge of one rule to one key: `cost` units under each of `quotas`.
 ///
@@ -193,10 +191,8 @@ impl<'a> Charge<'a> {
         self.quotas
     }
 
-    /// Returns the index of the quota to which the charge is
-    /// [restricted](Charge::with_quota_index), if any.
-    #[must_use]
-    pub fn quota_index(&self) -> Option<usize> {
+    /// Returns the index of the quota to which the charge is restricted, if any.
+    pub(crate) fn quota_index(&self) -> Option<usize> {
         self.only.map(usize::from)
     }
 
@@ -279,16 +275,14 @@ impl<'a> Charge<'a> {
     }
 
     /// Returns `true` if a layer is being built that gives the rule these quotas for its whole life.
-    /// See [`Store::supports`].
-    #[must_use]
-    pub fn is_fixed(&self) -> bool {
+    pub(crate) fn is_fixed(&self) -> bool {
         self.is_fixed
     }
 }
 
 /// Owned copies of charges, for futures and wrappers.
 #[derive(Clone, Debug)]
-pub struct OwnedCharges(SmallVec<[OwnedCharge; 2]>);
+pub(crate) struct OwnedCharges(SmallVec<[OwnedCharge; 2]>);
 
 #[derive(Clone, Debug)]
 struct OwnedCharge {
@@ -312,7 +306,7 @@ impl OwnedCharge {
 
 impl OwnedCharges {
     /// Calls `read` with the charges.
-    pub fn with<T>(&self, read: impl FnOnce(&[Charge<'_>]) -> T) -> T {
+    pub(crate) fn with<T>(&self, read: impl FnOnce(&[Charge<'_>]) -> T) -> T {
         let charges: SmallVec<[_; 4]> = self.0.iter().map(OwnedCharge::as_charge).collect();
         read(&charges)
     }
@@ -379,9 +373,9 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 /// - **A store that decides immediately** has the error [`Infallible`] and the future [`Never`],
 ///   and returns [`Answer::Now`]. The layer accepts such a store without a wrapper.
 /// - **A store that calls a server** returns [`Answer::Later`]. The future cannot borrow the
-///   charges, so copy the needed values, or copy all into [`OwnedCharges`].
+///   charges, so copy the needed values, or copy all into an [`OwnedOp`].
 /// - **Unsupported operations** fail with an error such as [`Unsupported`]. A store that cannot
-///   fail answers [`Decision::unsupported`].
+///   fail denies with the source [`Source::Unsupported`](crate::decision::Source::Unsupported).
 /// - **Unsupported charges** are also errors of [`supports`](Store::supports), so that the layer is
 ///   not built. For example, a store that cannot queue does not support a
 ///   [`max_wait`](Charge::max_wait).
@@ -466,8 +460,8 @@ pub trait Store {
     /// overrides this method without holding slots returns an error for them, too.
     ///
     /// Layers that share a store must give a rule the same quotas, because they charge the same
-    /// accounts. A store therefore remembers the quotas of [fixed](Charge::is_fixed) charges, and
-    /// returns an error if another layer gave the rule other quotas.
+    /// accounts. [`LocalStore`] and
+    /// `RedisStore` return an error if another layer gave the rule other quotas.
     ///
     /// # Errors
     ///
@@ -550,7 +544,8 @@ fn can_queue_under(quota: &Quota) -> Result<(), Unsupported> {
     note = "`.fail_open()` allows requests without a limit, `.fail_closed()` rejects them with 503, \
             `.fallback(local)` decides with a store in this process"
 )]
-pub trait CannotFail: Sized + sealed::Sealed {
+#[expect(private_bounds, reason = "seals the trait")]
+pub trait CannotFail: Sized + Sealed {
     /// Converts the error to any type. This is never called, because the error has no values.
     fn never<T>(&self) -> T;
 }
@@ -560,11 +555,9 @@ pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-mod sealed {
-    pub trait Sealed {}
+pub(crate) trait Sealed {}
 
-    impl Sealed for std::convert::Infallible {}
-}
+impl Sealed for Infallible {}
 
 impl CannotFail for Infallible {
     fn never<T>(&self) -> T {

@@ -15,7 +15,7 @@ use super::{
 };
 
 /// Generates quotas of any algorithm, with extreme values.
-fn extreme_quota() -> impl Strategy<Value = Quota> {
+pub(super) fn extreme_quota() -> impl Strategy<Value = Quota> {
     let number = || prop_oneof![Just(0), Just(1), 2u32..50, any::<u32>(), Just(u32::MAX)];
     let period = prop_oneof![
         1u64..1_000,
@@ -59,7 +59,7 @@ proptest! {
             Algorithm::Gcra,
             Algorithm::TokenBucket,
             Algorithm::fixed_window(),
-            Algorithm::fixed_window().carry_over(5).paced(),
+            Algorithm::FixedWindow { carry_over: 5, paced: true },
             Algorithm::AnchoredWindow,
             Algorithm::SlidingWindow { buckets: 4 },
             Algorithm::SlidingLog,

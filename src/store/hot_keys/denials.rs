@@ -71,7 +71,6 @@ const SLOTS_MAX_AGE: u64 = 10_000_000;
 /// assert_eq!(limiter.take("alice", &quota, 1).await?.source(), Source::Local);
 /// let again = limiter.take("alice", &quota, 1).await?;
 /// assert_eq!((again.is_allowed(), again.source()), (false, Source::DenyCache));
-/// assert_eq!(store.denials(), 1);
 ///
 /// limiter.reset("alice", &quota).await?;
 /// assert!(limiter.take("alice", &quota, 1).await?.is_allowed());
@@ -143,15 +142,6 @@ impl<S> DenyCache<S> {
     pub fn capacity(self, denials: usize) -> Self {
         let max_age = Duration::from_nanos(self.table.max_age);
         Self { table: Arc::new(HotKeys::new(denials, max_age)), ..self }
-    }
-
-    /// Returns the number of denials that the cache has repeated so far.
-    ///
-    /// With the feature `metrics`, the histogram `ratelimit.decision.duration` counts these denials
-    /// with the label `store` = `deny_cache`.
-    #[must_use]
-    pub fn denials(&self) -> u64 {
-        self.table.decided()
     }
 }
 
@@ -243,7 +233,6 @@ impl DenyCacheCall {
             let priority = denial.priority();
             if known.as_ref().is_none_or(|(_, other, _)| *other < priority) {
                 let outcomes = denial.outcomes_for(charge, self.at).collect();
-                entries.decided += u64::from(known.is_none());
                 known = Some((index, priority, outcomes));
             }
         }

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 
 pub use self::{denials::DenyCache, leases::Leased};
 use crate::{
-    algorithm::{Demand, gcra::Gcra},
+    algorithm::{Demand, gcra},
     decision::Outcome,
     key::random_state,
     store::{Charge, nanos},
@@ -57,8 +57,6 @@ struct HotSet<T> {
 
 #[derive(Debug)]
 struct HotEntries<T> {
-    /// The number of calls that the entries have decided.
-    decided: u64,
     /// At most `WAYS` entries.
     list: Vec<(HotKey, T)>,
 }
@@ -84,7 +82,7 @@ impl<T> HotKeys<T> {
             "max_age is {max_age:?}; give a time such as 1s, at most {LONGEST_AGE:?}: until then, \
              a reset by another process has no effect here"
         );
-        let empty = || HotEntries { decided: 0, list: Vec::new() };
+        let empty = || HotEntries { list: Vec::new() };
         let set = |_| HotSet { changes: AtomicU64::new(0), entries: Mutex::new(empty()) };
         Self {
             seed: random_state(),
@@ -142,11 +140,6 @@ impl<T> HotKeys<T> {
         self.sets.iter().map(|set| set.entries.lock())
     }
 
-    /// Returns the number of calls that were decided without calling the store.
-    fn decided(&self) -> u64 {
-        self.lock_each().map(|entries| entries.decided).sum()
-    }
-
     /// Returns the number of changes of some accounts, and of others.
     fn changes(&self, tags: &[u64]) -> u64 {
         tags.iter().map(|tag| self.set(*tag).changes.load(Acquire)).sum()
@@ -179,9 +172,9 @@ impl<T> HotEntries<T> {
 /// Returns an outcome of `charge` for its own cost, from the outcome for another cost.
 fn for_cost_of(charge: &Charge<'_>, outcome: &Outcome) -> Outcome {
     let demand = Demand { max_wait: 0, ..charge.demand() };
-    let gcra = charge.quotas().get(outcome.quota_index()).and_then(Gcra::counting);
-    if let (Some(gcra), Some(_)) = (gcra, outcome.interval()) {
-        let snapshot = gcra.look(outcome.reset_ns(), 0, demand).snapshot;
+    let quota = charge.quotas().get(outcome.quota_index());
+    if let (Some(quota), Some(_)) = (quota.filter(|it| it.is_gcra()), outcome.interval()) {
+        let snapshot = gcra::look(outcome.reset_ns(), quota, 0, demand).snapshot;
         return Outcome::with(outcome.rule(), outcome.quota_index(), snapshot);
     }
     let fits = outcome.is_known() && demand.need() <= outcome.remaining().into();

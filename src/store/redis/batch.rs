@@ -714,7 +714,8 @@ mod tests {
     /// Creates a batch of three equal requests with a quota of each algorithm, and its answer.
     fn general() -> (Batch, Vec<u8>) {
         let (one, window) = (Key::from("one"), Algorithm::SlidingWindow { buckets: 5 });
-        let fixed = [Algorithm::fixed_window(), Algorithm::fixed_window().paced()];
+        let fixed =
+            [Algorithm::fixed_window(), Algorithm::FixedWindow { carry_over: 0, paced: true }];
         let [bucket, log] = [Algorithm::TokenBucket, Algorithm::SlidingLog];
         let [fixed, paced] = fixed.map(|it| quota(10).with_algorithm(it));
         let [bucket, window, log] = [bucket, window, log].map(|it| quota(10).with_algorithm(it));

@@ -154,7 +154,7 @@ fn the_code_to_copy_compiles_and_has_the_limit() {
         shown!({ "algorithm": "fixed_window", "units": 1, "period_ms": 86_400_000 },
             "1/day", [.with_algorithm(Algorithm::fixed_window())], []),
         shown!({ "algorithm": "paced_window", "units": 10, "period_ms": 4_000 },
-            "10/4s", [.with_algorithm(Algorithm::fixed_window().paced())], []),
+            "10/4s", [.with_algorithm(Algorithm::FixedWindow { carry_over: 0, paced: true })], []),
         shown!({ "algorithm": "anchored_window", "units": 10, "period_ms": 4_000 },
             "10/4s", [.with_algorithm(Algorithm::AnchoredWindow)], []),
         shown!({ "algorithm": "sliding_window:10", "units": 10, "period_ms": 4_000 },
