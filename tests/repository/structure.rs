@@ -25,7 +25,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/rule", 1326),
     ("src/store", 792),
     ("src/store/hot_keys", 943),
-    ("src/store/local", 1690),
+    ("src/store/local", 1703),
     ("src/store/redis", 3277),
     ("src/store/wrappers", 868),
     ("src/testing", 569),
