@@ -56,14 +56,7 @@ impl PeerCheck {
         let header = FORWARDING.into_iter().find(|name| private && headers.contains_key(*name));
         if let Some(name) = header {
             if self.requests.swap(SAMPLE, Relaxed) < SAMPLE {
-                warn!(
-                    target: "tower_sluice::lint",
-                    lint = "forwarding_header_ignored",
-                    "a request from {address}, a private address, has the header {name}, which \
-                     PeerIp does not read: behind a proxy all clients share the account of the \
-                     proxy; trust the proxy with ClientIp::behind([\"{address}\"]) or by its \
-                     network, see tower_sluice::guide::proxies"
-                );
+                warn_of_header(address, name);
             }
             return;
         }
@@ -74,15 +67,29 @@ impl PeerCheck {
         static IS_LOGGED: AtomicBool = AtomicBool::new(false);
         if is_last(&self.requests) && !self.is_mixed.load(Relaxed) && !IS_LOGGED.swap(true, Relaxed)
         {
-            warn!(
-                target: "tower_sluice::lint",
-                lint = "one_private_peer",
-                "the first {SAMPLE} requests all came from {address}, a private address, so they share \
-                 one account: if it is a proxy or a sidecar, trust it with \
-                 ClientIp::behind([\"{address}\"]); ignore this warning in a load test"
-            );
+            warn_of_one_peer(address);
         }
     }
+}
+
+fn warn_of_header(address: IpAddr, name: &str) {
+    warn!(
+        target: "tower_sluice::lint",
+        lint = "forwarding_header_ignored",
+        "a request from {address}, a private address, has the header {name}, which PeerIp does not \
+         read: behind a proxy all clients share the account of the proxy; trust the proxy with \
+         ClientIp::behind([\"{address}\"]) or by its network, see tower_sluice::guide::proxies"
+    );
+}
+
+fn warn_of_one_peer(address: IpAddr) {
+    warn!(
+        target: "tower_sluice::lint",
+        lint = "one_private_peer",
+        "the first {SAMPLE} requests all came from {address}, a private address, so they share one \
+         account: if it is a proxy or a sidecar, trust it with ClientIp::behind([\"{address}\"]); \
+         ignore this warning in a load test"
+    );
 }
 
 /// Returns `true` for an address that is not reachable from the internet.

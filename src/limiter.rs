@@ -296,10 +296,7 @@ impl<S: Store> Limiter<S> {
                 poll_fn(|cx| turn.poll_called(cx)).await;
                 continue;
             }
-            let Some(wait) = decision.retry_after() else {
-                let unknown = decision.binding().is_some_and(|it| it.retry_ns() != NEVER);
-                return Err(if unknown { NotReady::UnknownWait } else { NotReady::Never });
-            };
+            let wait = decision.retry_after().ok_or_else(|| NotReady::without_wait(&decision))?;
             tokio::time::sleep(wait).await;
         }
     }
@@ -337,6 +334,13 @@ pub enum NotReady<E> {
     UnknownWait,
     /// The store cannot decide.
     Store(E),
+}
+
+impl<E> NotReady<E> {
+    fn without_wait(denial: &Decision) -> Self {
+        let is_unknown = denial.binding().is_some_and(|it| it.retry_ns() != NEVER);
+        if is_unknown { Self::UnknownWait } else { Self::Never }
+    }
 }
 
 impl<E: fmt::Display> fmt::Display for NotReady<E> {

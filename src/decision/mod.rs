@@ -279,7 +279,7 @@ impl Decision {
     /// # Limitations
     ///
     /// With several quotas, this is the longest of their waits. A fixed window that is
-    /// [paced](crate::Algorithm::paced) or has a [`carry_over`](crate::Algorithm::carry_over) may
+    /// [paced or carries over](crate::Algorithm::FixedWindow) may
     /// have fewer units again by then. The request is then denied with another wait.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {

@@ -236,21 +236,8 @@ impl DenyCacheCall {
                 known = Some((index, priority, outcomes));
             }
         }
-        let (known_index, (blocked, _), outcomes) = known?;
-        let mut decision = Decision::new(false, 0).with_source(Source::DenyCache);
-        for (index, charge) in charges.iter().enumerate() {
-            if index == known_index {
-                decision.outcomes.extend_from_slice(&outcomes);
-            } else if !blocked {
-                let unknown = |index| Outcome::unknown(charge.rule(), index, Some(Duration::ZERO));
-                for (quota_index, _) in charge.charged_quotas() {
-                    decision
-                        .outcomes
-                        .push(unknown(quota_index).with_report_only(charge.is_report_only()));
-                }
-            }
-        }
-        Some(if blocked { decision.with_blocked() } else { decision })
+        let (index, (blocked, _), outcomes) = known?;
+        Some(repeated(charges, index, &outcomes, blocked))
     }
 
     fn finish<E>(mut self, answer: Result<Decision, E>) -> Result<Decision, E> {
@@ -286,6 +273,28 @@ impl DenyCacheCall {
             }
         }
     }
+}
+
+/// Returns a denial with the known outcomes of one charge. Those of the other charges are unknown.
+fn repeated(
+    charges: &[Charge<'_>],
+    known_index: usize,
+    outcomes: &[Outcome],
+    blocked: bool,
+) -> Decision {
+    let mut decision = Decision::new(false, 0).with_source(Source::DenyCache);
+    for (index, charge) in charges.iter().enumerate() {
+        if index == known_index {
+            decision.outcomes.extend_from_slice(outcomes);
+        } else if !blocked {
+            let unknown = |index| Outcome::unknown(charge.rule(), index, Some(Duration::ZERO));
+            let unknown = charge.charged_quotas().map(|(index, _)| unknown(index));
+            decision
+                .outcomes
+                .extend(unknown.map(|it| it.with_report_only(charge.is_report_only())));
+        }
+    }
+    if blocked { decision.with_blocked() } else { decision }
 }
 
 impl Drop for DenyCacheCall {

@@ -386,14 +386,7 @@ fn rule() -> RuleName {
 
 /// Adds warnings on the settings of a server. Fails if its version is too old.
 fn add_warnings(warnings: &mut Vec<String>, info: &InfoDict) -> Result<(), RedisError> {
-    if let Some(version) = info.get::<String>("redis_version") {
-        let numbers: Vec<u32> = version.split('.').map_while(|part| part.parse().ok()).collect();
-        if numbers.len() > 1 && *numbers < MIN_VERSION[..] {
-            let [major, minor] = MIN_VERSION;
-            let text = format!("the server is Redis {version}; {major}.{minor} or later is needed");
-            return Err(RedisError::new(RedisErrorKind::Config, text));
-        }
-    }
+    check_version(info)?;
     let policy = info.get::<String>("maxmemory_policy");
     if let Some(policy) = policy.filter(|policy| policy.starts_with("allkeys")) {
         let warning = format!(
@@ -402,6 +395,18 @@ fn add_warnings(warnings: &mut Vec<String>, info: &InfoDict) -> Result<(), Redis
         );
         if !warnings.contains(&warning) {
             warnings.push(warning);
+        }
+    }
+    Ok(())
+}
+
+fn check_version(info: &InfoDict) -> Result<(), RedisError> {
+    if let Some(version) = info.get::<String>("redis_version") {
+        let numbers: Vec<u32> = version.split('.').map_while(|part| part.parse().ok()).collect();
+        if numbers.len() > 1 && *numbers < MIN_VERSION[..] {
+            let [major, minor] = MIN_VERSION;
+            let text = format!("the server is Redis {version}; {major}.{minor} or later is needed");
+            return Err(RedisError::new(RedisErrorKind::Config, text));
         }
     }
     Ok(())
