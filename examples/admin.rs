@@ -24,7 +24,7 @@ use tower_sluice::{
     admin::Admin,
     fingerprint::FingerprintKey,
     key::HeaderKey,
-    middleware::{ChargeHandle, Unadjusted},
+    middleware::{Adjustment, ChargeHandle},
     rule::Applies,
 };
 
@@ -44,7 +44,7 @@ async fn basic(
     }
     // Refund now: the page sends many requests at once, and some answers take time.
     if let Some(guess) = request.extensions().get::<ChargeHandle>() {
-        guess.refund();
+        guess.adjust_to(0);
     }
     Ok(next.run(request).await)
 }
@@ -65,7 +65,7 @@ fn guesses() -> RateLimitLayer<Rule<PeerIp>, LocalStore> {
     // A guess is charged before it is checked, so at most five concurrent guesses are possible.
     RateLimitLayer::rules(guesses, LocalStore::new())
         .headers(Headers::RateLimit.only_when_denied())
-        .expose_charge(Unadjusted::Keep)
+        .expose_charge(Adjustment::Keep)
 }
 
 #[tokio::main]

@@ -15,7 +15,7 @@ use tower::ServiceExt;
 use tower_sluice::{
     Limiter, LocalStore, Quota, RateLimitLayer, Rule,
     key::HeaderKey,
-    middleware::{ChargeHandle, Unadjusted},
+    middleware::{Adjustment, ChargeHandle},
     rule::RuleName,
 };
 
@@ -38,7 +38,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let store = LocalStore::new();
     // Each request reserves 100 tokens. A stream that breaks off has cost the whole reservation.
     let rule = Rule::new("tokens", HeaderKey::new("x-api-key"), TOKENS).cost(100);
-    let layer = RateLimitLayer::rules(rule, store.clone()).expose_charge(Unadjusted::Keep);
+    let layer = RateLimitLayer::rules(rule, store.clone()).expose_charge(Adjustment::Keep);
     let app = Router::new().route("/", get(complete)).layer(layer);
     let accounts = Limiter::named(RuleName::new("tokens")?, store);
     let left = |when| {

@@ -64,7 +64,7 @@
 //! use tower::ServiceBuilder;
 //! use tower_sluice::{
 //!     Headers, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, admin::Admin,
-//!     middleware::{ChargeHandle, Unadjusted}, rule::Applies,
+//!     middleware::{Adjustment, ChargeHandle}, rule::Applies,
 //! };
 //!
 //! # fn is_right(headers: &HeaderMap) -> bool { headers.is_empty() }
@@ -73,7 +73,7 @@
 //!         return Err(StatusCode::UNAUTHORIZED); // the charge stays
 //!     }
 //!     if let Some(guess) = request.extensions().get::<ChargeHandle>() {
-//!         guess.refund(); // before the routes run, because they may be slow
+//!         guess.adjust_to(0); // before the routes run, because they may be slow
 //!     }
 //!     Ok(next.run(request).await)
 //! }
@@ -85,7 +85,7 @@
 //! });
 //! let limit = RateLimitLayer::rules(guesses, LocalStore::new())
 //!     .headers(Headers::RateLimit.only_when_denied())
-//!     .expose_charge(Unadjusted::Keep);
+//!     .expose_charge(Adjustment::Keep);
 //! let guard = ServiceBuilder::new().layer(limit).layer(middleware::from_fn(check));
 //! let router = Admin::new().router(guard);
 //! ```

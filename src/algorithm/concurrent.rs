@@ -3,7 +3,7 @@
 //! An account is the number of held slots. A demand is allowed if the held slots and the demand are
 //! together at most the limit. No clock takes part.
 
-use super::{Demand, Evaluation, Fit};
+use super::{Demand, Evaluation};
 use crate::{
     decision::{NEVER, Snapshot, UNKNOWN_WAIT},
     quota::Quota,
@@ -17,12 +17,12 @@ pub(crate) fn look(held: u64, quota: &Quota, demand: Demand) -> Evaluation {
     let (limit, need) = (u64::from(quota.burst()), demand.need());
     let raised = limit + u64::from(quota.soft());
     let fit = if need == 0 || held.saturating_add(need) <= raised {
-        Fit::at_once(need > 0 && held + need > limit)
+        Evaluation::at_once(need > 0 && held + need > limit)
     } else {
-        Fit::denied(if need > raised { NEVER } else { UNKNOWN_WAIT })
+        Evaluation::denied(if need > raised { NEVER } else { UNKNOWN_WAIT })
     };
-    let free_in_ns = 0;
-    fit.with(Snapshot::Slots { limit: quota.burst(), held, retry_ns: fit.retry_ns, free_in_ns })
+    let limit = quota.burst();
+    fit.with(|retry_ns| Snapshot::Slots { limit, held, retry_ns, free_in_ns: 0 })
 }
 
 /// Returns the slots that must be freed before the demand fits.

@@ -8,224 +8,181 @@
 //! [`initial`](Quota::with_initial) starts new accounts with fewer units. Its full accounts are
 //! therefore kept, for the time in which a whole burst is refilled.
 
-use super::{Demand, Evaluation, Fit, Receipt};
+use super::{Demand, Evaluation, Receipt};
 use crate::{
     decision::{NEVER, Snapshot},
-    quota::{Algorithm, Quota},
+    quota::Quota,
 };
 
 /// The stored value of a new account.
 pub(super) const NO_ACCOUNT: u64 = u64::MAX;
 
-/// The parameters of a quota for GCRA.
+/// Charges the account if enough units are available.
 ///
-/// Each time is at most ten years, so sums do not overflow.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Gcra {
-    limit: u32,
-    soft: u32,
-    /// The limit plus the maximum debt.
-    late_limit: u64,
-    interval: u64,
-    /// The time for which a full account is kept. It is 0 without `initial`.
-    pub(crate) retention: u64,
-    /// The time until a new account is full.
-    pub(crate) initial_reset: u64,
+/// Returns the new value of the account, or `None` if it does not change.
+#[inline(always)]
+pub(crate) fn take(
+    stored: u64,
+    quota: &Quota,
+    now: u64,
+    demand: Demand,
+) -> (Option<u64>, Evaluation) {
+    let before = tat(stored, quota, now) - now;
+    let fit = fit(before, quota, demand);
+    let (new, reset_ns) = if fit.allowed {
+        let reset_ns = before + span(quota, demand.cost.into());
+        ((demand.cost > 0).then_some(now + reset_ns), reset_ns)
+    } else {
+        (open(stored, quota, now, demand), before)
+    };
+    (new, fit.with(|retry_ns| snapshot(reset_ns, quota, retry_ns)))
 }
 
-impl Gcra {
-    /// Returns the parameters of a GCRA quota without `initial`, or `None` for other quotas.
-    #[inline]
-    pub(crate) fn plain(quota: &Quota) -> Option<Self> {
-        (quota.algorithm() == Algorithm::Gcra && quota.initial().is_none())
-            .then(|| Self::new(quota))
-    }
+/// Returns the result of [`take`] without charging the account.
+#[inline]
+pub(crate) fn look(stored: u64, quota: &Quota, now: u64, demand: Demand) -> Evaluation {
+    let reset_ns = tat(stored, quota, now) - now;
+    fit(reset_ns, quota, demand).with(|retry_ns| snapshot(reset_ns, quota, retry_ns))
+}
 
-    /// Returns the parameters of a GCRA quota, or `None` for another algorithm.
-    #[inline]
-    pub(crate) fn counting(quota: &Quota) -> Option<Self> {
-        (quota.algorithm() == Algorithm::Gcra).then(|| Self::new(quota))
+/// Returns the result of a demand, without the state of the account.
+#[inline(always)]
+fn fit(reset_ns: u64, quota: &Quota, demand: Demand) -> Evaluation {
+    let need = demand.need();
+    if need == 0 {
+        return Evaluation::at_once(false);
     }
+    if !is_possible(quota, need) {
+        return Evaluation::denied(NEVER);
+    }
+    let over = (reset_ns + span(quota, need)).saturating_sub(span(quota, quota.burst().into()));
+    let soft = span(quota, quota.soft().into());
+    let slack = if quota.soft() > 0 { soft } else { demand.max_wait };
+    if over > slack { Evaluation::denied(over - soft) } else { Evaluation::charged(quota, over) }
+}
 
-    #[inline]
-    pub(crate) fn new(quota: &Quota) -> Self {
-        let (limit, interval) = (quota.burst(), quota.interval_nanos());
-        let span = |units: u32| u64::from(units) * interval;
-        let (retention, initial_reset) = match quota.initial() {
-            None => (0, 0),
-            Some(initial) => (span(limit), span(limit.saturating_sub(initial))),
-        };
-        let late_limit = quota.late_limit();
-        let soft = quota.soft();
-        Self { limit, soft, late_limit, interval, retention, initial_reset }
-    }
+/// Returns the value of a new account when another quota denied the request.
+///
+/// Returns `None` if the quota has no `initial` units, or if the account exists.
+#[inline]
+pub(crate) fn open(stored: u64, quota: &Quota, now: u64, demand: Demand) -> Option<u64> {
+    let opens = retention(quota) > 0
+        && !is_live(stored, quota, now)
+        && demand.cost > 0
+        && is_possible(quota, demand.need());
+    opens.then(|| now + initial_reset(quota))
+}
 
-    /// Charges the account if enough units are available.
-    ///
-    /// Returns the new value of the account, or `None` if it does not change.
-    #[inline]
-    pub(crate) fn take(self, stored: u64, now: u64, demand: Demand) -> (Option<u64>, Evaluation) {
-        let (new, charged) = self.charge(stored, now, demand);
-        (new, self.evaluation(charged))
-    }
+/// Charges `units`, or refunds units if `units` is negative.
+///
+/// The charge stops when the debt reaches `max_debt`. The result is then `true`. Also returns the
+/// new value of the account, or `None` if it does not change.
+pub(super) fn adjust(
+    stored: u64,
+    quota: &Quota,
+    now: u64,
+    units: i64,
+) -> (Option<u64>, (Snapshot, bool)) {
+    let (before, is_live) = (tat(stored, quota, now), is_live(stored, quota, now));
+    let time = quota.interval_nanos().saturating_mul(units.unsigned_abs());
+    let whole = before.saturating_add(time);
+    let after = if units > 0 {
+        let most = now + span(quota, quota.late_limit());
+        whole.min(most).max(before)
+    } else if is_live {
+        before.saturating_sub(time).max(now)
+    } else {
+        before
+    };
+    // With `initial`, a late charge creates an account even if it charges nothing.
+    let opens = units > 0 && retention(quota) > 0 && !is_live;
+    let new = (after != before || opens).then_some(after);
+    (new, (snapshot(after - now, quota, 0), units > 0 && after < whole))
+}
 
-    /// Returns the result of [`take`](Gcra::take) without charging the account.
-    #[inline]
-    pub(crate) fn look(self, stored: u64, now: u64, demand: Demand) -> Evaluation {
-        let reset_ns = self.tat(stored, now) - now;
-        self.evaluation((self.fit(reset_ns, demand), reset_ns))
+/// Undoes a charge. Units that were refilled since the charge are not added twice.
+///
+/// Returns the new value of the account, or `None` if it does not change.
+pub(super) fn undo(stored: u64, quota: &Quota, now: u64, receipt: Receipt) -> Option<u64> {
+    let tat = tat(stored, quota, now);
+    if receipt.queued && tat != receipt.end {
+        return None;
     }
+    // No units came back if the clock went back after the charge.
+    let held = receipt.end.saturating_sub(now.max(receipt.at));
+    // The quota may have changed since the charge.
+    let time = quota.interval_nanos().saturating_mul(receipt.units.into());
+    let after = tat.saturating_sub(held.min(time)).max(now);
+    (is_live(stored, quota, now) && after != tat).then_some(after)
+}
 
-    /// Charges the account as [`take`](Gcra::take) does, but returns a smaller result, for speed.
-    ///
-    /// [`evaluation`](Gcra::evaluation) converts the result to an [`Evaluation`].
-    #[inline(always)]
-    pub(crate) fn charge(self, stored: u64, now: u64, demand: Demand) -> (Option<u64>, (Fit, u64)) {
-        let reset_ns = self.tat(stored, now) - now;
-        let fit = self.fit(reset_ns, demand);
-        if !fit.allowed {
-            return (self.open(stored, now, demand), (fit, reset_ns));
-        }
-        let reset_ns = reset_ns + self.span(demand.cost.into());
-        ((demand.cost > 0).then_some(now + reset_ns), (fit, reset_ns))
+/// Returns the evaluation of a decision that Redis made.
+///
+/// `stored` is the value after the decision. `charged` is `true` if Redis charged the account.
+#[cfg(feature = "redis")]
+pub(super) fn reconstruct(
+    stored: u64,
+    quota: &Quota,
+    now: u64,
+    demand: Demand,
+    charged: bool,
+) -> Evaluation {
+    if !charged {
+        return look(stored, quota, now, demand);
     }
+    let tat = tat(stored, quota, now);
+    // A damaged server may report a charge for any headroom.
+    let over = tat.saturating_add(quota.interval_nanos().saturating_mul(demand.headroom.into()));
+    let over = over.saturating_sub(now + span(quota, quota.burst().into()));
+    Evaluation::charged(quota, over).with(|_| snapshot(tat - now, quota, 0))
+}
 
-    #[inline(always)]
-    fn fit(self, reset_ns: u64, demand: Demand) -> Fit {
-        let need = demand.need();
-        if need == 0 {
-            return Fit::at_once(false);
-        }
-        if !self.is_possible(need) {
-            return Fit::denied(NEVER);
-        }
-        let over = (reset_ns + self.span(need)).saturating_sub(self.span(self.limit.into()));
-        // A quota with soft units does not queue.
-        let soft = self.span(self.soft.into());
-        let slack = if self.soft > 0 { soft } else { demand.max_wait };
-        if over > slack {
-            Fit::denied(over - soft)
-        } else if self.soft > 0 {
-            Fit::at_once(over > 0)
-        } else {
-            Fit::queued(over)
-        }
-    }
+/// Returns the instant from which the account can be dropped.
+#[inline]
+pub(super) fn expires_at(tat: u64, quota: &Quota) -> u64 {
+    tat + retention(quota)
+}
 
-    #[inline]
-    pub(crate) fn evaluation(self, (fit, reset_ns): (Fit, u64)) -> Evaluation {
-        fit.with(self.snapshot(reset_ns, fit.retry_ns))
-    }
+/// Returns the time for which a full account is kept. It is 0 without `initial`.
+#[inline]
+pub(crate) fn retention(quota: &Quota) -> u64 {
+    quota.initial().map_or(0, |_| span(quota, quota.burst().into()))
+}
 
-    /// Returns the value of a new account when another quota denied the request.
-    ///
-    /// Returns `None` if the quota has no `initial` units, or if the account exists.
-    #[inline]
-    pub(crate) fn open(self, stored: u64, now: u64, demand: Demand) -> Option<u64> {
-        let opens = self.retention > 0
-            && !self.is_live(stored, now)
-            && demand.cost > 0
-            && self.is_possible(demand.need());
-        opens.then(|| now + self.initial_reset)
-    }
+/// Returns the time until a new account is full.
+#[inline]
+pub(crate) fn initial_reset(quota: &Quota) -> u64 {
+    let missing = quota.initial().map_or(0, |initial| quota.burst().saturating_sub(initial));
+    span(quota, missing.into())
+}
 
-    /// Charges `units`, or refunds units if `units` is negative.
-    ///
-    /// The charge stops when the debt reaches `max_debt`. The result is then `true`. Also returns the
-    /// new value of the account, or `None` if it does not change.
-    pub(super) fn adjust(
-        self,
-        stored: u64,
-        now: u64,
-        units: i64,
-    ) -> (Option<u64>, (Snapshot, bool)) {
-        let before = self.tat(stored, now);
-        let span = self.interval.saturating_mul(units.unsigned_abs());
-        let whole = before.saturating_add(span);
-        let after = if units > 0 {
-            let most = now + self.span(self.late_limit);
-            whole.min(most).max(before)
-        } else if self.is_live(stored, now) {
-            before.saturating_sub(span).max(now)
-        } else {
-            before
-        };
-        // With `initial`, a late charge creates an account even if it charges nothing.
-        let opens = units > 0 && self.retention > 0 && !self.is_live(stored, now);
-        let new = (after != before || opens).then_some(after);
-        (new, (self.snapshot(after - now, 0), units > 0 && after < whole))
-    }
+#[inline]
+fn is_live(stored: u64, quota: &Quota, now: u64) -> bool {
+    stored != NO_ACCOUNT && expires_at(stored, quota) > now
+}
 
-    /// Undoes a charge. Units that were refilled since the charge are not added twice.
-    ///
-    /// Returns the new value of the account, or `None` if it does not change.
-    pub(crate) fn undo(self, stored: u64, now: u64, receipt: Receipt) -> Option<u64> {
-        let tat = self.tat(stored, now);
-        if receipt.queued && tat != receipt.end {
-            return None;
-        }
-        // No units came back if the clock went back after the charge.
-        let held = receipt.end.saturating_sub(now.max(receipt.at));
-        // The quota may have changed since the charge.
-        let span = self.interval.saturating_mul(receipt.units.into());
-        let after = tat.saturating_sub(held.min(span)).max(now);
-        (self.is_live(stored, now) && after != tat).then_some(after)
-    }
+/// Returns the TAT of an account, at least `now`.
+#[inline]
+fn tat(stored: u64, quota: &Quota, now: u64) -> u64 {
+    if is_live(stored, quota, now) { stored.max(now) } else { now + initial_reset(quota) }
+}
 
-    /// Returns the evaluation of a decision that Redis made.
-    ///
-    /// `stored` is the value after the decision. `charged` is `true` if Redis charged the account.
-    #[cfg(feature = "redis")]
-    pub(crate) fn reconstruct(
-        self,
-        stored: u64,
-        now: u64,
-        demand: Demand,
-        charged: bool,
-    ) -> Evaluation {
-        if !charged {
-            return self.look(stored, now, demand);
-        }
-        let tat = self.tat(stored, now);
-        let over = tat + self.span(demand.headroom.into());
-        let over = over.saturating_sub(now + self.span(self.limit.into()));
-        let fit = if self.soft > 0 { Fit::at_once(over > 0) } else { Fit::queued(over) };
-        fit.with(self.snapshot(tat - now, 0))
-    }
+#[inline]
+fn snapshot(reset_ns: u64, quota: &Quota, retry_ns: u64) -> Snapshot {
+    let (interval, limit) = (quota.interval_nanos(), quota.burst());
+    Snapshot::Refilling { reset_ns, interval, limit, retry_ns }
+}
 
-    /// Returns the instant from which the account can be dropped.
-    #[inline]
-    pub(crate) fn expires_at(self, tat: u64) -> u64 {
-        tat + self.retention
-    }
+/// Returns `true` if a full account can provide `need` units.
+#[inline]
+fn is_possible(quota: &Quota, need: u64) -> bool {
+    need <= u64::from(quota.burst()) + u64::from(quota.soft())
+}
 
-    #[inline]
-    fn is_live(self, stored: u64, now: u64) -> bool {
-        stored != NO_ACCOUNT && self.expires_at(stored) > now
-    }
-
-    /// Returns the TAT of an account, at least `now`.
-    #[inline]
-    fn tat(self, stored: u64, now: u64) -> u64 {
-        if self.is_live(stored, now) { stored.max(now) } else { now + self.initial_reset }
-    }
-
-    #[inline]
-    fn snapshot(self, reset_ns: u64, retry_ns: u64) -> Snapshot {
-        Snapshot::Refilling { reset_ns, interval: self.interval, limit: self.limit, retry_ns }
-    }
-
-    /// Returns `true` if a full account can provide `need` units.
-    #[inline]
-    fn is_possible(self, need: u64) -> bool {
-        need <= u64::from(self.limit) + u64::from(self.soft)
-    }
-
-    /// Returns the time in which `units` units are refilled.
-    #[inline]
-    fn span(self, units: u64) -> u64 {
-        units * self.interval
-    }
+/// Returns the time in which `units` units are refilled, at most ten years, so sums do not overflow.
+#[inline]
+fn span(quota: &Quota, units: u64) -> u64 {
+    units * quota.interval_nanos()
 }
 
 #[cfg(test)]
@@ -234,9 +191,7 @@ mod tests {
 
     const T: u64 = 200_000_000;
 
-    fn five() -> Gcra {
-        Gcra::new(&Quota::per_second(5))
-    }
+    const FIVE: Quota = Quota::per_second(5);
 
     /// Creates the receipt of a charge at 1 000 ns. `end` is the TAT after the charge.
     fn receipt(end: u64, cost: u32) -> Receipt {
@@ -247,16 +202,16 @@ mod tests {
     fn an_undo_keeps_the_charges_of_other_callers() {
         let (mine, now) = (1_000 + 2 * T, 1_000);
         let others = mine + T;
-        assert_eq!(five().undo(others, now, receipt(mine, 2)), Some(others - 2 * T));
-        let half = five().undo(others, mine - T, receipt(mine, 2));
+        assert_eq!(undo(others, &FIVE, now, receipt(mine, 2)), Some(others - 2 * T));
+        let half = undo(others, &FIVE, mine - T, receipt(mine, 2));
         assert_eq!(half, Some(others - T), "half has come back");
-        assert_eq!(five().undo(others, mine, receipt(mine, 2)), None, "all has come back");
+        assert_eq!(undo(others, &FIVE, mine, receipt(mine, 2)), None, "all has come back");
     }
 
     #[test]
     fn a_partial_undo_returns_at_most_what_has_not_come_back() {
         let (mine, others) = (1_000 + 4 * T, 1_000 + 5 * T);
-        let part = |units, now| five().undo(others, now, Receipt { units, ..receipt(mine, 4) });
+        let part = |units, now| undo(others, &FIVE, now, Receipt { units, ..receipt(mine, 4) });
         assert_eq!(part(0, 1_000), None);
         assert_eq!(part(3, 1_000), Some(others - 3 * T));
         assert_eq!(part(3, mine - 3 * T), Some(others - 3 * T), "one has come back");
@@ -265,67 +220,66 @@ mod tests {
 
     #[test]
     fn an_undo_in_an_expired_account_changes_nothing() {
-        assert_eq!(five().undo(0, 1_000, receipt(1_000 + T, 1)), None);
-        assert_eq!(five().undo(1_000, 1_000, receipt(1_000 + T, 1)), None);
+        assert_eq!(undo(0, &FIVE, 1_000, receipt(1_000 + T, 1)), None);
+        assert_eq!(undo(1_000, &FIVE, 1_000, receipt(1_000 + T, 1)), None);
         // With `initial`, it creates no account either.
-        let quota = Gcra::new(&Quota::per_second(5).with_initial(0));
-        assert_eq!(quota.undo(1_000, 1_000, receipt(1_000 + T, 1)), None);
+        let quota = Quota::per_second(5).with_initial(0);
+        assert_eq!(undo(1_000, &quota, 1_000, receipt(1_000 + T, 1)), None);
     }
 
     #[test]
     fn a_queued_charge_is_undone_only_while_it_is_the_newest() {
-        let one = Gcra::new(&Quota::per_second(5).with_burst(1));
+        let one = Quota::per_second(5).with_burst(1);
         let queued = |end| Receipt { queued: true, ..receipt(end, 1) };
         let (second, third) = (1_000 + 2 * T, 1_000 + 3 * T);
-        assert_eq!(one.undo(third, 1_000, queued(second)), None);
-        assert_eq!(one.undo(third, 1_000, queued(third)), Some(second));
-        assert_eq!(one.undo(second, 1_000, queued(second)), Some(1_000 + T));
+        assert_eq!(undo(third, &one, 1_000, queued(second)), None);
+        assert_eq!(undo(third, &one, 1_000, queued(third)), Some(second));
+        assert_eq!(undo(second, &one, 1_000, queued(second)), Some(1_000 + T));
     }
 
     #[test]
     fn a_clock_that_goes_back_does_not_increase_an_undo() {
         let (mine, others) = (1_000 + T, 1_000 + 2 * T);
         let late = Receipt { at: 1_000 + T / 2, ..receipt(mine, 1) };
-        assert_eq!(five().undo(others, 1_000, late), Some(others - T / 2));
+        assert_eq!(undo(others, &FIVE, 1_000, late), Some(others - T / 2));
     }
 
     #[test]
     fn extreme_numbers_do_not_overflow() {
         const TEN_YEARS: u64 = 315_360_000_000_000_000;
-        let slow = Gcra::new(&Quota::per_day(1).with_burst(3650));
+        let slow = Quota::per_day(1).with_burst(3650);
         let now = 1 << 62;
         let demand = Demand { cost: 3650, headroom: u32::MAX, max_wait: TEN_YEARS };
-        assert_eq!(slow.take(now, now, demand).0, None);
-        let (full, _) = slow.take(now, now, Demand { headroom: 0, ..demand });
+        assert_eq!(take(now, &slow, now, demand).0, None);
+        let (full, _) = take(now, &slow, now, Demand { headroom: 0, ..demand });
         let full = full.expect("fits");
-        let (queued, evaluation) = slow.take(full, now, Demand { headroom: 0, ..demand });
+        let (queued, evaluation) = take(full, &slow, now, Demand { headroom: 0, ..demand });
         assert_eq!((queued, evaluation.wait), (Some(now + 2 * TEN_YEARS), TEN_YEARS));
-        assert_eq!(slow.adjust(full, now, i64::MAX).0, Some(now + 2 * TEN_YEARS));
-        assert_eq!(slow.adjust(full, now, i64::MIN).0, Some(now));
-        let deep =
-            Gcra::new(&Quota::per_day(1).with_burst(3650).with_max_debt(3650).with_initial(0));
-        let (active, _) = deep.adjust(now, now, i64::MAX);
+        assert_eq!(adjust(full, &slow, now, i64::MAX).0, Some(now + 2 * TEN_YEARS));
+        assert_eq!(adjust(full, &slow, now, i64::MIN).0, Some(now));
+        let deep = Quota::per_day(1).with_burst(3650).with_max_debt(3650).with_initial(0);
+        let (active, _) = adjust(now, &deep, now, i64::MAX);
         assert_eq!(active, Some(now + 2 * TEN_YEARS));
         let active = active.expect("a debt");
         assert!(
-            !deep.look(active, now, Demand { cost: 1, headroom: 0, max_wait: TEN_YEARS }).allowed
+            !look(active, &deep, now, Demand { cost: 1, headroom: 0, max_wait: TEN_YEARS }).allowed
         );
     }
 
     #[test]
     fn a_refund_reduces_debt_beyond_the_limit() {
-        let one = Gcra::new(&Quota::per_second(5).with_burst(1));
+        let one = Quota::per_second(5).with_burst(1);
         let (now, queued) = (1_000, 1_000 + 20 * T);
-        assert_eq!(one.adjust(queued, now, -15).0, Some(now + 5 * T));
-        assert_eq!(one.adjust(queued, now, 1).0, None, "already beyond twice the limit");
+        assert_eq!(adjust(queued, &one, now, -15).0, Some(now + 5 * T));
+        assert_eq!(adjust(queued, &one, now, 1).0, None, "already beyond twice the limit");
     }
 
     #[test]
     fn a_refund_to_a_full_account_does_not_keep_it_longer() {
-        let quota = Gcra::new(&Quota::per_second(5).with_initial(0));
+        let quota = Quota::per_second(5).with_initial(0);
         let (full_since, stored) = (1_000, 1_000);
-        assert_eq!(quota.adjust(stored, full_since + T, -3).0, None);
+        assert_eq!(adjust(stored, &quota, full_since + T, -3).0, None);
         let held = receipt(full_since + 4 * T, 3);
-        assert_eq!(quota.undo(stored, full_since + T, held), None);
+        assert_eq!(undo(stored, &quota, full_since + T, held), None);
     }
 }

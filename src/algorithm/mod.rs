@@ -9,7 +9,6 @@ pub(crate) mod gcra;
 mod sliding;
 mod token_bucket;
 
-use self::gcra::Gcra;
 pub(crate) use self::{fixed_window::FixedWindow, sliding::Sliding, token_bucket::TokenBucket};
 use crate::{
     decision::{Decision, NEVER, Outcome, Snapshot},
@@ -51,35 +50,34 @@ pub(crate) struct Evaluation {
     pub(crate) snapshot: Snapshot,
 }
 
-/// The result of a [`Demand`], without the state of the account.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Fit {
-    pub(crate) allowed: bool,
-    overage: bool,
-    wait: u64,
-    retry_ns: u64,
-}
-
-impl Fit {
+/// Creates results whose account is not yet known. [`with`](Evaluation::with) adds its state.
+impl Evaluation {
     #[inline]
-    fn at_once(overage: bool) -> Self {
-        Self { allowed: true, overage, wait: 0, retry_ns: 0 }
+    pub(crate) const fn at_once(overage: bool) -> Self {
+        Self { allowed: true, overage, wait: 0, snapshot: Snapshot::Unknown { retry_ns: 0 } }
     }
 
     #[inline]
     fn queued(wait: u64) -> Self {
-        Self { allowed: true, overage: false, wait, retry_ns: 0 }
+        Self { wait, ..Self::at_once(false) }
     }
 
     #[inline]
     fn denied(retry_ns: u64) -> Self {
-        Self { allowed: false, overage: false, wait: 0, retry_ns }
+        Self { allowed: false, snapshot: Snapshot::Unknown { retry_ns }, ..Self::at_once(false) }
     }
 
+    /// Creates the result of a charge of the units that were available after the time `over`.
     #[inline]
-    fn with(self, snapshot: Snapshot) -> Evaluation {
-        let Self { allowed, overage, wait, .. } = self;
-        Evaluation { allowed, overage, wait, snapshot }
+    fn charged(quota: &Quota, over: u64) -> Self {
+        // A quota with soft units does not queue.
+        if quota.soft() > 0 { Self::at_once(over > 0) } else { Self::queued(over) }
+    }
+
+    /// Adds the state of the account, from the wait of a denial.
+    #[inline]
+    fn with(self, snapshot: impl FnOnce(u64) -> Snapshot) -> Self {
+        Self { snapshot: snapshot(self.snapshot.retry_ns()), ..self }
     }
 }
 
@@ -195,7 +193,8 @@ trait Counter {
     /// Returns the instant from which the account can be dropped.
     fn expires_at(&self, quota: &Quota) -> u64;
 
-    fn fit(&self, quota: &Quota, now: u64, demand: Demand) -> Fit {
+    /// Returns the result of a demand, without the state of the account.
+    fn fit(&self, quota: &Quota, now: u64, demand: Demand) -> Evaluation {
         let need = demand.need();
         let plain = if need > 0 { self.wait(quota, now, need, 0) } else { 0 };
         let raised = match u64::from(quota.soft()) {
@@ -203,17 +202,16 @@ trait Counter {
             _ => plain,
         };
         match raised {
-            0 => Fit::at_once(plain > 0),
+            0 => Evaluation::at_once(plain > 0),
             wait if wait <= demand.max_wait && wait < self.queue_limit(quota, now) => {
-                Fit::queued(wait)
+                Evaluation::queued(wait)
             }
-            retry_ns => Fit::denied(retry_ns),
+            retry_ns => Evaluation::denied(retry_ns),
         }
     }
 
     fn look(&self, quota: &Quota, now: u64, demand: Demand) -> Evaluation {
-        let fit = self.fit(quota, now, demand);
-        fit.with(self.snapshot(quota, now, fit.retry_ns))
+        self.fit(quota, now, demand).with(|retry_ns| self.snapshot(quota, now, retry_ns))
     }
 
     fn snapshot(&self, quota: &Quota, now: u64, retry_ns: u64) -> Snapshot {
@@ -277,8 +275,8 @@ impl AccountState {
     /// Returns 0 if the quota now uses another algorithm.
     #[inline]
     pub(crate) fn expires_at(&self, quota: &Quota) -> u64 {
-        match (Gcra::counting(quota), self) {
-            (Some(gcra), Self::Gcra(tat)) => gcra.expires_at(*tat),
+        match self {
+            Self::Gcra(tat) if quota.is_gcra() => gcra::expires_at(*tat, quota),
             _ => self.counter(quota).map_or(0, |counter| counter.expires_at(quota)),
         }
     }
@@ -338,12 +336,12 @@ pub(crate) fn look(
     now: u64,
     demand: Demand,
 ) -> Evaluation {
-    match Gcra::counting(quota) {
-        Some(gcra) => gcra.look(tat(account), now, demand),
-        None => match account.and_then(|state| state.live(quota, now)) {
-            Some(counter) => counter.look(quota, now, demand),
-            None => AccountState::new(quota, now).counter_mut().look(quota, now, demand),
-        },
+    if quota.is_gcra() {
+        return gcra::look(tat(account), quota, now, demand);
+    }
+    match account.and_then(|state| state.live(quota, now)) {
+        Some(counter) => counter.look(quota, now, demand),
+        None => AccountState::new(quota, now).counter_mut().look(quota, now, demand),
     }
 }
 
@@ -358,8 +356,8 @@ pub(crate) fn reconstruct(
     demand: Demand,
     charged: bool,
 ) -> Evaluation {
-    if let Some(gcra) = Gcra::counting(quota) {
-        return gcra.reconstruct(tat(account), now, demand, charged);
+    if quota.is_gcra() {
+        return gcra::reconstruct(tat(account), quota, now, demand, charged);
     }
     if quota.is_concurrent() {
         let after = if let Some(AccountState::Slots(held)) = account { *held } else { 0 };
@@ -374,8 +372,7 @@ pub(crate) fn reconstruct(
         return look(account, quota, now, demand);
     };
     let over = counter.wait(quota, now, demand.headroom.into(), 0);
-    let fit = if quota.soft() > 0 { Fit::at_once(over > 0) } else { Fit::queued(over) };
-    fit.with(counter.snapshot(quota, now, 0))
+    Evaluation::charged(quota, over).with(|_| counter.snapshot(quota, now, 0))
 }
 
 /// Returns the account without the last of several charges that were made at `now`.
@@ -400,9 +397,9 @@ pub(crate) fn take(
     now: u64,
     demand: Demand,
 ) -> Evaluation {
-    match Gcra::counting(quota) {
-        Some(gcra) => change_gcra(account, |tat| gcra.take(tat, now, demand)),
-        None => take_counted(account, quota, now, demand),
+    match quota.is_gcra() {
+        true => change_gcra(account, |tat| gcra::take(tat, quota, now, demand)),
+        false => take_counted(account, quota, now, demand),
     }
 }
 
@@ -422,8 +419,8 @@ fn take_counted(
     if fit.allowed {
         counter.charge(quota, now, demand.cost.into());
     }
-    let evaluation = fit.with(counter.snapshot(quota, now, fit.retry_ns));
-    if is_new && fit.retry_ns == NEVER {
+    let evaluation = fit.with(|retry_ns| counter.snapshot(quota, now, retry_ns));
+    if is_new && evaluation.snapshot.retry_ns() == NEVER {
         *account = None;
     }
     drop_expired(account, quota, now);
@@ -434,8 +431,8 @@ fn take_counted(
 ///
 /// Does nothing if the quota has no `initial` units, or if the account exists.
 pub(crate) fn open(account: &mut Option<AccountState>, quota: &Quota, now: u64, demand: Demand) {
-    if let Some(gcra) = Gcra::counting(quota) {
-        return change_gcra(account, |tat| (gcra.open(tat, now, demand), ()));
+    if quota.is_gcra() {
+        return change_gcra(account, |tat| (gcra::open(tat, quota, now, demand), ()));
     }
     let possible = demand.need() <= u64::from(quota.burst()) + u64::from(quota.soft());
     drop_expired(account, quota, now);
@@ -453,8 +450,8 @@ pub(crate) fn adjust(
     now: u64,
     units: i64,
 ) -> (Snapshot, bool) {
-    if let Some(gcra) = Gcra::counting(quota) {
-        return change_gcra(account, |tat| gcra.adjust(tat, now, units));
+    if quota.is_gcra() {
+        return change_gcra(account, |tat| gcra::adjust(tat, quota, now, units));
     }
     drop_expired(account, quota, now);
     let (late, mut is_cut) = (units.unsigned_abs(), false);
@@ -475,11 +472,11 @@ pub(crate) fn adjust(
 /// The quota may be older than the account. An account that is expired by this quota stays as it
 /// is.
 pub(crate) fn undo(account: &mut AccountState, quota: &Quota, now: u64, receipt: Receipt) {
-    match (Gcra::counting(quota), account) {
-        (Some(gcra), AccountState::Gcra(tat)) => {
-            *tat = gcra.undo(*tat, now, receipt).unwrap_or(*tat);
+    match account {
+        AccountState::Gcra(tat) if quota.is_gcra() => {
+            *tat = gcra::undo(*tat, quota, now, receipt).unwrap_or(*tat);
         }
-        (None, state) if state.live(quota, now).is_some() => {
+        state if state.live(quota, now).is_some() => {
             state.counter_mut().undo(quota, now, receipt);
         }
         _ => {}

@@ -551,11 +551,7 @@ impl Item {
         quota: &Quota,
         family: Headers,
     ) -> Self {
-        let name: Cow<'static, str> = match quota.name() {
-            Some(name) => name.into(),
-            None if quotas.len() == 1 => rule.as_str().into(),
-            None => format!("{rule}-{}", quota.period_text()).into(),
-        };
+        let name = quota.name_in(rule, quotas);
         let is_list = family == Headers::RateLimit;
         let (limit, window, unit) = (quota.burst(), window(quota), quota.unit());
         let quoted = format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\""));

@@ -24,6 +24,9 @@ use crate::{
 };
 
 /// Change of a charge to the actual cost of the request.
+///
+/// [`adjust`](crate::RateLimitLayer::adjust) makes it by the response, and
+/// [`expose_charge`](crate::RateLimitLayer::expose_charge) if no handler has adjusted the charge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Adjustment {
@@ -31,12 +34,19 @@ pub enum Adjustment {
     #[default]
     Keep,
     /// Refunds the charge. Units that were already refilled over time are not refunded again.
+    ///
+    /// **With `expose_charge`, clients that disconnect are not limited.** A client can send a request,
+    /// close the connection before the response, and repeat this at any rate. The handler runs each
+    /// time until it is dropped. Use this only if unfinished work costs nothing. Otherwise, keep the
+    /// charge, and call [`ChargeHandle::adjust_to`] in the handler.
     Refund,
     /// Changes the charge to this number of units.
     ///
     /// A lower number refunds the difference, but not units that were already refilled over time. A
     /// higher number charges the difference, even beyond the limit.
     Charge(u32),
+    /// Raises the charge to this number of units, such as the usual cost of a request that ends early.
+    AtLeast(u32),
 }
 
 /// Handle by which a handler adjusts the charges of a request to the actual cost.
@@ -48,7 +58,7 @@ pub enum Adjustment {
 ///
 /// - A lower cost refunds the difference, but not units that were already refilled over time.
 /// - A higher cost charges the difference, even beyond the limit.
-/// - Without an adjustment, the [`Unadjusted`] policy of the layer applies.
+/// - Without an adjustment, the layer makes the [`Adjustment`] of `expose_charge`.
 ///
 /// A handler may move the handle into a streamed body, and adjust the charge when the body ends.
 ///
@@ -80,30 +90,11 @@ pub(crate) struct AdjustConfig {
     pub(crate) store: Arc<DynStore<Infallible>>,
     /// The names of all rules of the layer.
     pub(crate) rules: Arc<[RuleName]>,
-    pub(crate) unadjusted: Unadjusted,
+    pub(crate) unadjusted: Adjustment,
     pub(crate) classify: Option<Classify>,
 }
 
 pub(crate) type Classify = Arc<dyn Fn(&ResponseHead<'_>) -> Adjustment + Send + Sync>;
-
-/// Policy for a charge that nobody has adjusted when its last [`ChargeHandle`] is dropped, for
-/// [`expose_charge`](crate::RateLimitLayer::expose_charge).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Unadjusted {
-    /// Keeps the charge.
-    #[default]
-    Keep,
-    /// Refunds the charge.
-    ///
-    /// **Clients that disconnect are not limited.** A client can send a request, close the
-    /// connection before the response, and repeat this at any rate. The handler runs each time
-    /// until it is dropped. Use this only if unfinished work costs nothing. Otherwise, keep the
-    /// charge, and call [`ChargeHandle::refund`] in the handler.
-    Refund,
-    /// Raises the charge to this number of units, the usual cost of a request that ends early.
-    AtLeast(u32),
-}
 
 impl ChargeHandle {
     /// Creates the handle for the extensions of a request.
@@ -126,7 +117,8 @@ impl ChargeHandle {
         &self.0.decision
     }
 
-    /// Adjusts the charge of every rule to `units`.
+    /// Adjusts the charge of every rule to `units`. 0 refunds the charge, except for units that were
+    /// already refilled over time.
     pub fn adjust_to(&self, units: u32) {
         self.0.adjust(None, |_| units);
     }
@@ -145,12 +137,6 @@ impl ChargeHandle {
         }
         self.0.adjust(Some(name), |_| units);
         Ok(())
-    }
-
-    /// Refunds the charge of every rule. Units that were already refilled over time are not
-    /// refunded again.
-    pub fn refund(&self) {
-        self.0.adjust(None, |_| 0);
     }
 
     /// Blocks the keys of this request for `time`, under every rule that applied to the request.
@@ -189,15 +175,22 @@ impl ChargeHandle {
     /// Makes the adjustment that the function of the layer returns for a charged request.
     pub(crate) fn classify<B>(&self, response: &Response<B>) {
         let classify = self.0.config.classify.as_ref().filter(|_| !self.0.adjusted.is_empty());
-        match classify.map(|classify| classify(&ResponseHead::from(response))) {
-            None | Some(Adjustment::Keep) => {}
-            Some(Adjustment::Refund) => self.refund(),
-            Some(Adjustment::Charge(units)) => self.adjust_to(units),
+        if let Some(classify) = classify {
+            self.0.make(classify(&ResponseHead::from(response)));
         }
     }
 }
 
 impl OpenCharges {
+    fn make(&self, adjustment: Adjustment) {
+        match adjustment {
+            Adjustment::Keep => {}
+            Adjustment::Refund => self.adjust(None, |_| 0),
+            Adjustment::Charge(units) => self.adjust(None, |_| units),
+            Adjustment::AtLeast(units) => self.adjust(None, |charged| charged.max(units)),
+        }
+    }
+
     /// Adjusts the charges of a rule, or of all rules.
     ///
     /// `cost` maps the charged units to the new units.
@@ -223,11 +216,7 @@ impl OpenCharges {
 
 impl Drop for OpenCharges {
     fn drop(&mut self) {
-        match self.config.unadjusted {
-            Unadjusted::Keep => {}
-            Unadjusted::Refund => self.adjust(None, |_| 0),
-            Unadjusted::AtLeast(units) => self.adjust(None, |charged| charged.max(units)),
-        }
+        self.make(self.config.unadjusted);
     }
 }
 

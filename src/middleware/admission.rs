@@ -199,7 +199,10 @@ where
         if !decision.is_allowed() {
             self.layer.settings.mark_overload(decision, charges);
             match waiter.and_then(Waiter::start) {
-                Some(waiter) => Admission::Waiting(waiter),
+                Some(mut waiter) => {
+                    waiter.observe(&self.layer.settings.observers, decision);
+                    Admission::Waiting(waiter)
+                }
                 None => self.deny(decision, charges),
             }
         } else if decision.slot.is_some() && !self.layer.settings.hold.can_hold::<B>() {
@@ -253,11 +256,12 @@ where
         let waiter = waiter.or_else(|| self.layer.settings.enter_queue(charges));
         let waiter = waiter.filter(|it| in_time(it));
         let queued = mem::replace(decision, Decision::deny());
-        let Some(waiter) = waiter else {
+        let Some(mut waiter) = waiter else {
             // The queue is full, or the store call took part of the deadline.
             self.layer.store.undo(charges, &queued, None);
             return self.deny(&mut queued.into_denied(), charges);
         };
+        waiter.observe(&self.layer.settings.observers, &queued);
         Admission::Queued(QueuedCharge::new(self.layer.store.clone(), queued, charges, waiter))
     }
 
@@ -320,9 +324,10 @@ where
         is_delayed: bool,
         charges: &[Charge<'_>],
     ) {
-        let keys = &|rule| charges.iter().find(|it| it.rule() == rule).map(Charge::key);
+        let charge_of = |rule| charges.iter().find(|it| it.rule() == rule);
+        let charged = &|rule| charge_of(rule).map(|it| (it.key(), it.quotas()));
         let (head, secret) = (self.head, self.layer.settings.secret.as_ref());
-        let event = DecisionEvent { head, decision, is_admitted, is_delayed, keys, secret };
+        let event = DecisionEvent { head, decision, is_admitted, is_delayed, charged, secret };
         self.layer.settings.observers.notify(&event);
     }
 }

@@ -92,7 +92,7 @@ impl LayerConfig {
             after: None,
             hold: Arc::default(),
             adaptive: infos.iter().filter_map(controller).collect(),
-            observers: Observers::new(infos.iter().map(|info| info.name)),
+            observers: Observers::new(infos.iter().map(|it| (it.name, it.is_chosen()))),
             secret: None,
             advised: Arc::default(),
         }
@@ -294,6 +294,11 @@ impl Extras {
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
     ) -> Box<Self> {
+        if decision.slot.is_some() {
+            for it in charges {
+                settings.observers.hold(decision, it.rule(), it.quotas(), it.cost());
+            }
+        }
         // Clones of the decision hold no slots.
         let slot = decision.take_slot().map(|slot| (slot, settings.hold.clone()));
         let measure = |(rule, controller): &(RuleName, Arc<Controller>)| {

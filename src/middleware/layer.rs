@@ -10,7 +10,7 @@ use tower::Layer;
 
 use super::{
     access::AccessList,
-    adjust::{AdjustConfig, Adjustment, Unadjusted},
+    adjust::{AdjustConfig, Adjustment},
     admission::{self, Shared},
     config::{LayerConfig, Override},
     hold::HoldUntil,
@@ -390,7 +390,8 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// ```
     /// use bytes::Bytes;
     /// use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
-    /// use tower_sluice::{Quota, RateLimitLayer, middleware::SlotBody, store::BoxError};
+    /// use tower::BoxError;
+    /// use tower_sluice::{Quota, RateLimitLayer, middleware::SlotBody};
     ///
     /// type Body = UnsyncBoxBody<Bytes, BoxError>;
     ///
@@ -581,7 +582,7 @@ where
     /// use axum::{Router, routing::post};
     /// use tower_sluice::{
     ///     Quota, RateLimitLayer,
-    ///     middleware::{ChargeHandle, Unadjusted},
+    ///     middleware::{Adjustment, ChargeHandle},
     /// };
     ///
     /// async fn complete(charge: ChargeHandle) -> &'static str {
@@ -591,10 +592,10 @@ where
     ///
     /// // A request is charged one unit at first, and fifty if it breaks off.
     /// let layer = RateLimitLayer::per_ip(Quota::per_minute(1_000))
-    ///     .expose_charge(Unadjusted::AtLeast(50));
+    ///     .expose_charge(Adjustment::AtLeast(50));
     /// let app: Router = Router::new().route("/", post(complete)).layer(layer);
     /// ```
-    pub fn expose_charge(mut self, unadjusted: Unadjusted) -> Self {
+    pub fn expose_charge(mut self, unadjusted: Adjustment) -> Self {
         self.adjust_config().unadjusted = unadjusted;
         self
     }
@@ -603,7 +604,7 @@ where
         let Self { rules, store, settings, .. } = self;
         settings.after.get_or_insert_with(|| {
             let rules = rule::infos(&**rules).iter().map(|info| info.name).collect();
-            let (store, unadjusted) = (store.clone().boxed(), Unadjusted::Keep);
+            let (store, unadjusted) = (store.clone().boxed(), Adjustment::Keep);
             AdjustConfig { store, rules, unadjusted, classify: None }
         })
     }

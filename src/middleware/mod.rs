@@ -16,7 +16,7 @@ mod service;
 
 pub use self::{
     access::AccessList,
-    adjust::{Adjustment, ChargeHandle, Unadjusted, UnknownRule},
+    adjust::{Adjustment, ChargeHandle, UnknownRule},
     hold::{HoldUntil, SlotBody},
     layer::RateLimitLayer,
     overcommit::Overcommit,

@@ -22,6 +22,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use crate::{
     decision::Decision,
     key::Key,
+    observe::{Active, Observers},
     quota::Quota,
     store::{Charge, OwnedCharges, Store, Turn},
 };
@@ -57,6 +58,8 @@ pub(crate) struct Waiter {
     pub(super) turn: Option<Arc<Turn>>,
     /// The end of the wait for a slot.
     end: Option<Pin<Box<Sleep>>>,
+    /// Set once the request waits.
+    observed: Option<Active>,
 }
 
 type Keys = SmallVec<[u64; 2]>;
@@ -103,7 +106,7 @@ impl Waiters {
         let waits = |it: &Charge<'_>| it.queues() && it.quotas().iter().any(Quota::is_concurrent);
         let turn = charges.iter().any(waits).then(Turn::new);
         let (waiters, entered, waited) = (self.clone(), Instant::now(), false);
-        Some(Box::new(Waiter { waiters, keys, entered, waited, turn, end: None }))
+        Some(Box::new(Waiter { waiters, keys, entered, waited, turn, end: None, observed: None }))
     }
 
     fn is_full(
@@ -137,6 +140,11 @@ impl Waiter {
         let max_wait = self.turn.as_ref()?.max_wait()?;
         self.end = Some(Box::pin(sleep(max_wait)));
         Some(self)
+    }
+
+    /// Reports that the request waits by this decision.
+    pub(super) fn observe(&mut self, observers: &Observers, decision: &Decision) {
+        self.observed = self.observed.take().or_else(|| observers.queue(decision));
     }
 
     /// Completes once the request may ask for its slots again. At the end of its `max_wait`, the

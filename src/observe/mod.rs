@@ -22,7 +22,7 @@ use std::{
 use tracing::level_filters::LevelFilter;
 
 pub use self::counters::{Counters, Counts};
-pub(crate) use self::metered::{block_denied, circuit, overflowed, set_keys, store_failed};
+pub(crate) use self::metered::{Active, block_denied, circuit, overflowed, set_keys, store_failed};
 use crate::{
     decision::{Decision, Outcome, Source},
     fingerprint::{Fingerprint, FingerprintKey},
@@ -40,7 +40,8 @@ mod metered {
     pub(crate) fn circuit(_: Option<&str>, _: u8) {}
     pub(crate) fn overflowed() {}
     pub(crate) fn block_denied() {}
-    pub(crate) fn set_keys(_: usize, _: usize, _: u64) {}
+    pub(crate) fn set_keys(_: usize, _: usize) {}
+    pub(crate) use std::convert::Infallible as Active;
 }
 
 /// Hook that a layer calls with each decision.
@@ -95,8 +96,8 @@ pub struct DecisionEvent<'a> {
     pub is_admitted: bool,
     /// `true` if the request runs after a wait in the [queue](crate::Rule::max_wait).
     pub is_delayed: bool,
-    /// Returns the key that a rule charges.
-    pub(crate) keys: &'a dyn Fn(RuleName) -> Option<&'a Key>,
+    /// Returns the key that a rule charges, and the quotas.
+    pub(crate) charged: &'a dyn Fn(RuleName) -> Option<(&'a Key, &'a [Quota])>,
     pub(crate) secret: Option<&'a FingerprintKey>,
 }
 
@@ -116,7 +117,7 @@ impl<'a> DecisionEvent<'a> {
 
     /// Returns the key that a rule charges, and its fingerprint.
     pub(crate) fn key(&self, rule: RuleName) -> Option<(&'a Key, Fingerprint)> {
-        let key = (self.keys)(rule)?;
+        let (key, _) = (self.charged)(rule)?;
         Some((key, key.fingerprint(self.secret?)))
     }
 
@@ -208,10 +209,10 @@ pub(crate) struct Observers {
 }
 
 impl Observers {
-    /// Creates the hooks of a layer with these rules.
-    pub(crate) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
-        #[cfg(not(feature = "metrics"))]
-        drop(rules);
+    /// Creates the hooks of a layer with these rules, each with `true` if its quotas are chosen for
+    /// each request.
+    #[cfg_attr(not(feature = "metrics"), expect(unused_variables))]
+    pub(crate) fn new(rules: impl Iterator<Item = (RuleName, bool)>) -> Self {
         Self {
             #[cfg(feature = "metrics")]
             metrics: metered::Metrics::new(rules),
@@ -225,6 +226,28 @@ impl Observers {
     pub(crate) fn answered(&self, decision: &Decision, started: Option<Instant>) {
         #[cfg(feature = "metrics")]
         self.metrics.answered(decision, started);
+    }
+
+    /// Counts slots that an allowed request takes by the quotas of a rule, until they are free.
+    #[cfg_attr(not(feature = "metrics"), expect(unused_variables, clippy::unused_self))]
+    pub(crate) fn hold(
+        &self,
+        decision: &mut Decision,
+        rule: RuleName,
+        quotas: &[Quota],
+        cost: u32,
+    ) {
+        #[cfg(feature = "metrics")]
+        self.metrics.hold(decision, rule, quotas, cost);
+    }
+
+    /// Counts a request that waits by this decision, until the returned value is dropped.
+    #[cfg_attr(not(feature = "metrics"), expect(unused_variables, clippy::unused_self))]
+    pub(crate) fn queue(&self, decision: &Decision) -> Option<Active> {
+        #[cfg(feature = "metrics")]
+        return self.metrics.queue(decision);
+        #[cfg(not(feature = "metrics"))]
+        None
     }
 
     /// Returns `true` if a hook reads the decisions.

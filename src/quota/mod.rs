@@ -496,6 +496,10 @@ impl Quota {
         matches!(self.algorithm, Algorithm::Concurrent)
     }
 
+    pub(crate) const fn is_gcra(&self) -> bool {
+        matches!(self.algorithm, Algorithm::Gcra)
+    }
+
     /// Returns `true` for the quota of an [adaptive](crate::rule::Adaptive) limit: a denial is an
     /// overload, and the slots are free at the head of the response.
     pub(crate) const fn sheds(&self) -> bool {

@@ -110,8 +110,8 @@ impl Serialize for Quota {
                        quota";
             return Err(S::Error::custom(why));
         }
-        let has_default = if slots { Algorithm::Concurrent } else { Algorithm::default() };
-        let algorithm = Some(self.algorithm).filter(|algorithm| *algorithm != has_default);
+        let is_default_algorithm = slots || self.algorithm == Algorithm::default();
+        let algorithm = (!is_default_algorithm).then_some(self.algorithm);
         let name = |name: Option<&str>| name.and_then(|name| RuleName::new(name).ok());
         let (name, unit) = (name(self.name), name(self.unit));
         let mut table =

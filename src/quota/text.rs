@@ -1,8 +1,9 @@
 //! The text form of a quota, and its errors.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
 use super::{Algorithm, Invalid, Quota, UNITS};
+use crate::name::RuleName;
 
 /// Writes `units "/" [n] (ns|us|ms|s|min|h|day) [" burst " n]`, `limit " concurrent"`,
 /// or `blocked`.
@@ -22,6 +23,17 @@ impl fmt::Display for Quota {
             write!(f, " burst {}", self.burst)?;
         }
         Ok(())
+    }
+}
+
+impl Quota {
+    /// Returns the name in header fields and metrics, as one of the quotas of a rule.
+    pub(crate) fn name_in(&self, rule: RuleName, quotas: &[Self]) -> Cow<'static, str> {
+        match self.name() {
+            Some(name) => name.into(),
+            None if quotas.len() == 1 => rule.as_str().into(),
+            None => format!("{rule}-{}", self.period_text()).into(),
+        }
     }
 }
 

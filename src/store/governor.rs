@@ -1,6 +1,6 @@
 //! A store with a governor limiter.
 
-use std::{future::ready, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{any::Any, future::ready, num::NonZeroU32, sync::Arc, time::Duration};
 
 use governor::{
     NotUntil, RateLimiter,
@@ -61,32 +61,12 @@ impl<L> Clone for GovernorStore<L> {
     }
 }
 
-/// Result of an allowed check of a governor limiter: `()` or a [`StateSnapshot`].
-pub trait PositiveOutcome {
-    /// Returns the limit, the units left, and the time to refill one unit, if known.
-    fn left(&self) -> Option<(u32, u32, Duration)>;
-}
-
-impl PositiveOutcome for () {
-    fn left(&self) -> Option<(u32, u32, Duration)> {
-        None
-    }
-}
-
-impl PositiveOutcome for StateSnapshot {
-    fn left(&self) -> Option<(u32, u32, Duration)> {
-        let quota = self.quota();
-        let limit = quota.burst_size().get();
-        Some((limit, self.remaining_burst_capacity(), quota.replenish_interval()))
-    }
-}
-
 impl<M, C, W> Store for GovernorStore<RateLimiter<Key, M, C, W>>
 where
     M: KeyedStateStore<Key>,
     C: Clock,
     W: RateLimitingMiddleware<C::Instant, NegativeOutcome = NotUntil<C::Instant>>,
-    W::PositiveOutcome: PositiveOutcome,
+    W::PositiveOutcome: 'static,
 {
     type Error = Unsupported;
     type Future = Never<Result<Decision, Unsupported>>;
@@ -101,11 +81,13 @@ where
             _ => return Answer::Now(Err(unsupported(CHANGE))),
         };
         let (allowed, snapshot) = match self.0.check_key_n(charge.key(), cost) {
-            Ok(Ok(allowed)) => match allowed.left() {
+            Ok(Ok(allowed)) => match (&allowed as &dyn Any).downcast_ref::<StateSnapshot>() {
                 None => (true, Snapshot::Unknown { retry_ns: 0 }),
-                Some((limit, remaining, interval)) => {
+                Some(left) => {
+                    let (limit, interval) =
+                        (left.quota().burst_size().get(), left.quota().replenish_interval());
                     // governor reports whole units, so the time is an upper bound.
-                    let used = limit - remaining.min(limit);
+                    let used = limit - left.remaining_burst_capacity().min(limit);
                     (true, refilling(limit, interval, interval.saturating_mul(used), 0))
                 }
             },

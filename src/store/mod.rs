@@ -66,10 +66,11 @@ use std::{
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
+use tower::BoxError;
 
 pub(crate) use self::block::block;
 #[cfg(feature = "governor")]
-pub use self::governor::{GovernorStore, PositiveOutcome};
+pub use self::governor::GovernorStore;
 #[cfg(feature = "redis")]
 pub(crate) use self::local::{Call, LeaveQueue, Order, SlotQueue};
 pub(crate) use self::local::{Clock, Turn};
@@ -90,9 +91,6 @@ pub use self::{
     },
 };
 use crate::{algorithm::Demand, decision::Decision, key::Key, name::RuleName, quota::Quota};
-
-/// Boxed error of any type, the same as `tower::BoxError`.
-pub type BoxError = Box<dyn Error + Send + Sync>;
 
 /// Charge of one rule to one key: `cost` units under each of `quotas`.
 ///
@@ -290,7 +288,7 @@ impl<'a> Charge<'a> {
 
 /// Owned copies of charges, for futures and wrappers.
 #[derive(Clone, Debug)]
-pub struct OwnedCharges(SmallVec<[OwnedCharge; 2]>);
+pub(crate) struct OwnedCharges(SmallVec<[OwnedCharge; 2]>);
 
 #[derive(Clone, Debug)]
 struct OwnedCharge {
@@ -314,7 +312,7 @@ impl OwnedCharge {
 
 impl OwnedCharges {
     /// Calls `read` with the charges.
-    pub fn with<T>(&self, read: impl FnOnce(&[Charge<'_>]) -> T) -> T {
+    pub(crate) fn with<T>(&self, read: impl FnOnce(&[Charge<'_>]) -> T) -> T {
         let charges: SmallVec<[_; 4]> = self.0.iter().map(OwnedCharge::as_charge).collect();
         read(&charges)
     }
@@ -381,7 +379,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 /// - **A store that decides immediately** has the error [`Infallible`] and the future [`Never`],
 ///   and returns [`Answer::Now`]. The layer accepts such a store without a wrapper.
 /// - **A store that calls a server** returns [`Answer::Later`]. The future cannot borrow the
-///   charges, so copy the needed values, or copy all into [`OwnedCharges`].
+///   charges, so copy the needed values, or copy all into an [`OwnedOp`].
 /// - **Unsupported operations** fail with an error such as [`Unsupported`]. A store that cannot
 ///   fail answers [`Decision::unsupported`].
 /// - **Unsupported charges** are also errors of [`supports`](Store::supports), so that the layer is
@@ -552,7 +550,8 @@ fn can_queue_under(quota: &Quota) -> Result<(), Unsupported> {
     note = "`.fail_open()` allows requests without a limit, `.fail_closed()` rejects them with 503, \
             `.fallback(local)` decides with a store in this process"
 )]
-pub trait CannotFail: Sized + sealed::Sealed {
+#[expect(private_bounds, reason = "seals the trait")]
+pub trait CannotFail: Sized + Sealed {
     /// Converts the error to any type. This is never called, because the error has no values.
     fn never<T>(&self) -> T;
 }
@@ -562,11 +561,9 @@ pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-mod sealed {
-    pub trait Sealed {}
+pub(crate) trait Sealed {}
 
-    impl Sealed for std::convert::Infallible {}
-}
+impl Sealed for Infallible {}
 
 impl CannotFail for Infallible {
     fn never<T>(&self) -> T {

@@ -1,4 +1,4 @@
-//! Test support: a fake clock, a store without limits, and a conformance kit for stores.
+//! Test support: a fake clock, and a conformance kit for stores.
 //!
 //! With a [`FakeClock`], an application tests its limits without sleeping:
 //!
@@ -25,15 +25,14 @@ pub mod properties;
 mod redis;
 mod scenario;
 
-use std::{convert::Infallible, future::ready, sync::Arc, time::Duration};
+use std::{future::ready, sync::Arc, time::Duration};
 
 #[cfg(feature = "redis")]
 pub use self::redis::Redis;
 pub use self::scenario::{Case, TABLES, play};
 use crate::{
-    decision::Decision,
     rule::Adaptive,
-    store::{Answer, BoxFuture, Charge, Clock, LocalStore, Never, Op, Store, Unsupported},
+    store::{BoxFuture, Clock, LocalStore, Store},
 };
 
 /// Clock that advances only when [`advance`](FakeClock::advance) is called.
@@ -106,29 +105,6 @@ impl Subject for FakeClock {
 
     fn set(&mut self, now: Duration) {
         self.advance(now.saturating_sub(self.now()));
-    }
-}
-
-/// Store that allows every request, for tests of the code behind a limiter.
-///
-/// ```
-/// use tower_sluice::{PeerIp, Quota, RateLimitLayer, testing::NoLimit};
-///
-/// let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_second(1), NoLimit);
-/// ```
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NoLimit;
-
-impl Store for NoLimit {
-    type Error = Infallible;
-    type Future = Never<Result<Decision, Infallible>>;
-
-    fn call(&self, _: Op<'_>) -> Answer<Self::Future> {
-        Answer::Now(Ok(Decision::allow()))
-    }
-
-    fn supports(&self, _: &[Charge<'_>]) -> Result<(), Unsupported> {
-        Ok(())
     }
 }
 

@@ -10,13 +10,15 @@ use std::{
     time::Duration,
 };
 
+use tower::BoxError;
+
 use super::Subject;
 use crate::{
     decision::{Decision, Outcome, Source},
     key::Key,
     quota::Quota,
     rule::RuleName,
-    store::{Answer, BoxError, Charge, Store, StoreExt},
+    store::{Answer, Charge, Store, StoreExt},
 };
 
 const QUOTA: Quota = Quota::per_second(3).with_burst(5);

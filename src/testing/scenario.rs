@@ -5,13 +5,15 @@ use std::{collections::BTreeMap, time::Duration};
 use serde::Deserialize;
 use serde_json::Value;
 
+use tower::BoxError;
+
 use super::Subject;
 use crate::{
     decision::{Decision, Outcome, Source},
     key::Key,
     quota::{Algorithm, Quota},
     rule::RuleName,
-    store::{BoxError, Charge, Store, StoreExt},
+    store::{Charge, Store, StoreExt},
 };
 
 /// Published tables: file names and JSON text for [`Case::read`](super::Case::read).
@@ -37,7 +39,7 @@ use crate::{
 ///         play(&mut FakeClock::new(), &case).await?; // the embedded store; yours is a `Subject`
 ///     }
 /// }
-/// # Ok::<(), tower_sluice::store::BoxError>(())
+/// # Ok::<(), tower::BoxError>(())
 /// # }).unwrap();
 /// ```
 pub const TABLES: &[(&str, &str)] = &[

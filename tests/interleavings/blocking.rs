@@ -8,7 +8,7 @@ use super::{
     every_order,
     ledger::{ALICE, BOB, LONG, OTHER},
     orders,
-    table::Blocks,
+    table::Table,
 };
 
 const ROOM: usize = 1;
@@ -17,29 +17,28 @@ const ROOM: usize = 1;
 #[test]
 fn a_key_that_is_blocked_again_stays_blocked() {
     orders(3, || {
-        let blocks = Arc::new(Blocks::default());
-        assert!(blocks.set(ALICE, 1, 10, ROOM) && blocks.set(OTHER, 1, LONG, ROOM));
+        let blocks = Arc::new(Table::new(ROOM));
+        assert!(blocks.keep(ALICE, 1, 10) && blocks.keep(OTHER, 1, LONG));
         let shared = blocks.clone();
-        let bob = thread::spawn(move || shared.set(BOB, 20, 60, ROOM));
-        let alice = blocks.set(ALICE, 20, 50, ROOM);
+        let bob = thread::spawn(move || shared.keep(BOB, 20, 60));
+        let alice = blocks.keep(ALICE, 20, 50);
         assert_eq!(blocks.left(ALICE, 20), if alice { 30 } else { 0 });
         let bob = bob.join().expect("no panic");
         assert_eq!(blocks.left(BOB, 20), if bob { 40 } else { 0 });
         assert!(alice != bob, "there is room for one");
-        assert!(blocks.any(LONG - 1), "the longest block ends last");
     });
 }
 
 #[test]
 fn a_block_and_an_unblock_have_an_order() {
     every_order(|| {
-        let blocks = Arc::new(Blocks::default());
-        assert!(blocks.set(ALICE, 1, 30, ROOM));
+        let blocks = Arc::new(Table::new(ROOM));
+        assert!(blocks.keep(ALICE, 1, 30));
         let shared = blocks.clone();
         let ended = thread::spawn(move || {
             shared.end(ALICE, 20);
         });
-        assert!(blocks.set(ALICE, 20, 50, ROOM));
+        assert!(blocks.keep(ALICE, 20, 50));
         ended.join().expect("no panic");
         assert!([0, 30].contains(&blocks.left(ALICE, 20)));
     });

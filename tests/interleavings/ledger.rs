@@ -16,7 +16,7 @@ pub(crate) const BOB: u64 = 4;
 pub(crate) const CAROL: u64 = 6;
 pub(crate) const OTHER: u64 = 3;
 /// An account in the second of two sets.
-pub(crate) const FAR: u64 = (1 << 63) + 2;
+pub(crate) const FAR: u64 = (1 << 63) + 8;
 /// The end of a debt that outlasts every model.
 pub(crate) const LONG: Instant = 1_000;
 
@@ -76,6 +76,11 @@ impl Ledger {
         ledger
     }
 
+    /// Keeps new accounts beside their slots, if `beside` is `true`.
+    pub(crate) fn with_accounts_beside(self, beside: bool) -> Self {
+        Self { beside, ..self }
+    }
+
     /// Creates two sets whose accounts are kept beside their slots, or in them.
     pub(crate) fn wide(limit: u64, beside: bool) -> Self {
         Self { table: Table::new(3), limit, beside }
@@ -95,9 +100,11 @@ impl Ledger {
 
     /// Charges a unit, if it fits.
     pub(crate) fn take(&self, id: u64, now: Instant) -> Option<Charged> {
-        if let Some(locked) = self.table.lock_instants([id]) {
-            let new = self.step(locked.instants[0], now)?;
-            locked.store([new]);
+        if !self.beside
+            && let Some(([tat], store)) = self.table.lock_instants([id], now)
+        {
+            let new = self.step(tat, now)?;
+            store([new]);
             return Some(Charged::Own(new));
         }
         let mut account = account(id);
@@ -109,10 +116,12 @@ impl Ledger {
 
     /// Charges a unit of each account, if both fit.
     pub(crate) fn take_both(&self, ids: [u64; 2], now: Instant) -> bool {
-        if let Some(locked) = self.table.lock_instants(ids) {
-            let new = locked.instants.map(|tat| self.step(tat, now));
+        if !self.beside
+            && let Some((tats, store)) = self.table.lock_instants(ids, now)
+        {
+            let new = tats.map(|tat| self.step(tat, now));
             let [Some(one), Some(other)] = new else { return false };
-            locked.store([one, other]);
+            store([one, other]);
             return true;
         }
         let mut both = ids.map(account);
@@ -197,7 +206,7 @@ impl Ledger {
     }
 
     pub(crate) fn active(&self, now: Instant) -> usize {
-        self.table.sets.active(now)
+        self.table.active(now)
     }
 
     /// Runs all three at once.

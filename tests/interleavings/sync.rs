@@ -4,7 +4,7 @@ pub(super) use std::sync::OnceLock;
 
 pub(super) use loom::sync::{
     MutexGuard,
-    atomic::{AtomicU32, AtomicU64, Ordering},
+    atomic::{AtomicU64, Ordering},
 };
 
 pub(super) const WAYS: usize = 2;

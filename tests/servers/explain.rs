@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use tower::BoxError;
 use tower_sluice::{
     Algorithm, Key, Quota, RedisStore, StoreExt,
     explain::Explanation,
     rule::RuleName,
-    store::{BoxError, Charge},
+    store::Charge,
     testing::{FakeClock, Redis, Subject},
 };
 

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
+use tower::BoxError;
 use tower_sluice::{
     Decision, Store,
-    store::{
-        Answer, BoxError, BoxFuture, Charge, DynStore, FailureDomain, Health, Op, Unsupported,
-    },
+    store::{Answer, BoxFuture, Charge, DynStore, FailureDomain, Health, Op, Unsupported},
 };
 
 /// A shared store of any type.

@@ -10,6 +10,7 @@ pub(crate) mod driven;
 pub(crate) mod echo;
 #[cfg(feature = "testing")]
 pub(crate) mod live;
+pub(crate) mod no_limit;
 #[cfg(feature = "testing")]
 pub(crate) mod process;
 pub(crate) mod programs;

@@ -9,9 +9,10 @@ use std::{
     time::Duration,
 };
 
+use tower::BoxError;
 use tower_sluice::{
     Decision, LocalStore, Store, StoreExt,
-    store::{Answer, BoxError, BoxFuture, Charge, Health, Op, OwnedOp, Unsupported},
+    store::{Answer, BoxFuture, Charge, Health, Op, OwnedOp, Unsupported},
 };
 
 /// The behaviour of the store.

@@ -3,10 +3,8 @@
 use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 
 use redis::aio::ConnectionLike;
-use tower_sluice::{
-    RedisStore, Store, StoreExt,
-    store::{BoxError, DynStore},
-};
+use tower::BoxError;
+use tower_sluice::{RedisStore, Store, StoreExt, store::DynStore};
 
 use super::virtual_local::VirtualLocal;
 use crate::random::Random;

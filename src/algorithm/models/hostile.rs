@@ -15,7 +15,7 @@ use super::{
 };
 
 /// Generates quotas of any algorithm, with extreme values.
-fn extreme_quota() -> impl Strategy<Value = Quota> {
+pub(super) fn extreme_quota() -> impl Strategy<Value = Quota> {
     let number = || prop_oneof![Just(0), Just(1), 2u32..50, any::<u32>(), Just(u32::MAX)];
     let period = prop_oneof![
         1u64..1_000,

@@ -5,6 +5,7 @@
 
 mod bounds;
 mod hostile;
+mod proofs;
 mod properties;
 mod refilling;
 mod sequence;
@@ -281,8 +282,9 @@ fn snapshot_holds(mut account: Account, quota: &Quota, now: u64, row: Row) -> Te
         evaluation.allowed && !evaluation.overage
     };
     let remaining = |t| Row::from(account.look(quota, t, Demand::units(0)).snapshot).remaining;
-    prop_assert!(passes(row.remaining) && !passes(row.remaining + 1), "{:?}", row);
-    if row.next > 0 {
+    let more = row.remaining.checked_add(1);
+    prop_assert!(passes(row.remaining) && !more.is_some_and(passes), "{:?}", row);
+    if row.next > 0 && more.is_some() {
         prop_assert!(remaining(now + row.next) > row.remaining, "{:?}", row);
         prop_assert!(remaining(now + row.next - 1) <= row.remaining, "{:?}", row);
     }
@@ -296,7 +298,8 @@ fn snapshot_holds(mut account: Account, quota: &Quota, now: u64, row: Row) -> Te
     if quota.initial().is_none() && !carries_over {
         prop_assert_eq!(expired, now + row.full);
     }
-    for cost in [0, 1, quota.burst(), quota.burst() + 1, quota.burst() + quota.soft()] {
+    let [burst, raised] = [1, quota.soft()].map(|more| quota.burst().saturating_add(more));
+    for cost in [0, 1, quota.burst(), burst, raised] {
         let look =
             |account: &Account| Decided::from(account.look(quota, expired, Demand::units(cost)));
         prop_assert_eq!(look(&account), look(&Account::new()));

@@ -793,7 +793,7 @@ struct Balance {
 impl Balance {
     /// Returns the balance after a charge, or `None` if `outcome` lacks the needed data.
     fn new(quota: &Quota, outcome: &Outcome, units: u32, requested_at: u64) -> Option<Self> {
-        let is_gcra = quota.algorithm() == Algorithm::Gcra;
+        let is_gcra = quota.is_gcra();
         match *outcome.snapshot() {
             Snapshot::Refilling { reset_ns, interval, .. }
                 if is_gcra && interval == quota.interval_nanos() =>

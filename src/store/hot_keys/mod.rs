@@ -23,7 +23,7 @@ use tokio::time::Instant;
 
 pub use self::{denials::DenyCache, leases::Leased};
 use crate::{
-    algorithm::{Demand, gcra::Gcra},
+    algorithm::{Demand, gcra},
     decision::Outcome,
     key::random_state,
     store::{Charge, nanos},
@@ -179,9 +179,9 @@ impl<T> HotEntries<T> {
 /// Returns an outcome of `charge` for its own cost, from the outcome for another cost.
 fn for_cost_of(charge: &Charge<'_>, outcome: &Outcome) -> Outcome {
     let demand = Demand { max_wait: 0, ..charge.demand() };
-    let gcra = charge.quotas().get(outcome.quota_index()).and_then(Gcra::counting);
-    if let (Some(gcra), Some(_)) = (gcra, outcome.interval()) {
-        let snapshot = gcra.look(outcome.reset_ns(), 0, demand).snapshot;
+    let quota = charge.quotas().get(outcome.quota_index());
+    if let (Some(quota), Some(_)) = (quota.filter(|it| it.is_gcra()), outcome.interval()) {
+        let snapshot = gcra::look(outcome.reset_ns(), quota, 0, demand).snapshot;
         return Outcome::with(outcome.rule(), outcome.quota_index(), snapshot);
     }
     let fits = outcome.is_known() && demand.need() <= outcome.remaining().into();

@@ -4,10 +4,7 @@ use std::hash::{BuildHasher, Hasher};
 
 use smallvec::SmallVec;
 
-use super::{
-    ledger::{Ledger, NOT_EVALUATED},
-    table::Located,
-};
+use super::{ledger::Ledger, table::Located};
 use crate::{
     algorithm::{Demand, Evaluation},
     decision::{Decision, NEVER, Outcome},
@@ -136,7 +133,7 @@ impl Ledger {
                 let id = quota_id(first, quota_index);
                 accounts.has_slots |= quota.is_concurrent();
                 let at = Located::new(id, rule, quota_index, quota.is_concurrent());
-                let evaluation = NOT_EVALUATED;
+                let evaluation = Evaluation::at_once(false);
                 accounts.add(Account { at, quota, demand, report_only, evaluation });
             }
         }

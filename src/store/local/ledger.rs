@@ -1,6 +1,15 @@
 //! Decisions about one or several accounts. All accounts are charged, or none.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        OnceLock,
+        atomic::{
+            AtomicU64,
+            Ordering::{Acquire, Release},
+        },
+    },
+    time::Duration,
+};
 
 use foldhash::quality::SeedableRandomState;
 
@@ -9,12 +18,12 @@ use super::{
     accounts::{Account, Accounts, report},
     held::{HeldSlots, LockedSlots},
     slots,
-    table::{Blocks, LockedAccounts, Table},
+    table::{LockedAccounts, Table},
     warnings::{OverflowWarning, RebuildDetector},
 };
 use crate::{
-    algorithm::{self, Demand, Evaluation, gcra::Gcra},
-    decision::{Decision, Hold, NEVER, Outcome, Snapshot, Source, UNKNOWN_WAIT},
+    algorithm::{self, Demand, Evaluation, gcra},
+    decision::{Decision, Hold, NEVER, Outcome, Source, UNKNOWN_WAIT},
     key::random_state,
     quota::Quota,
     store::{Charge, KnownRules, nanos},
@@ -23,12 +32,6 @@ use crate::{
 /// The number of slots per key of the capacity. With two slots per key, about 1 % of new keys find
 /// no free slot in a store at capacity.
 pub(super) const SLOTS_PER_KEY: usize = 2;
-pub(super) const NOT_EVALUATED: Evaluation = Evaluation {
-    allowed: true,
-    overage: false,
-    wait: 0,
-    snapshot: Snapshot::Unknown { retry_ns: 0 },
-};
 /// The number of account slots per block slot.
 const SLOTS_PER_BLOCK: usize = 8;
 
@@ -40,7 +43,10 @@ pub(super) struct Ledger {
     pub(super) table: Table,
     pub(super) held: HeldSlots,
     warning: OverflowWarning,
-    pub(super) blocks: Blocks,
+    /// The blocked keys, and the instant at which the last block ends. The first block allocates the
+    /// table.
+    blocks: OnceLock<Table>,
+    blocked_until: AtomicU64,
     block_warning: OverflowWarning,
     pub(super) rules: KnownRules,
     pub(super) rebuilds: RebuildDetector,
@@ -56,7 +62,8 @@ impl Ledger {
             table: Table::new(keys.saturating_mul(SLOTS_PER_KEY)),
             held: HeldSlots::new(keys),
             warning: OverflowWarning::default(),
-            blocks: Blocks::default(),
+            blocks: OnceLock::new(),
+            blocked_until: AtomicU64::new(0),
             block_warning: OverflowWarning::default(),
             rules: KnownRules::default(),
         }
@@ -66,10 +73,10 @@ impl Ledger {
         let now = self.clock.now();
         let (holding, held) = self.held.counts();
         Stats {
-            slots: self.table.sets.slots(),
-            active: self.table.sets.active(now),
+            slots: self.table.slots(),
+            active: self.table.active(now),
             overflowed: self.warning.count(),
-            blocked: self.blocks.len(now),
+            blocked: self.blocks.get().map_or(0, |blocks| blocks.active(now)),
             holding,
             held,
         }
@@ -108,38 +115,37 @@ impl Ledger {
         for (at, charge) in all.iter().enumerate() {
             let [quota] = charge.quotas() else { return None };
             let again = all[..at].iter().any(|other| other.rule() == charge.rule());
-            if Gcra::plain(quota).is_none() || charge.quota_index().is_some() || again {
+            if !is_plain(quota) || charge.quota_index().is_some() || again {
                 return None;
             }
         }
-        if self.blocks.any(now) {
+        if self.may_be_blocked(now) {
             return None;
         }
         let mut ids = [0; N];
         for at in 0..N {
             ids[at] = self.id(&all[at]);
         }
-        let gcra = |at: usize| Gcra::new(&all[at].quotas()[0]);
-        let locked = self.table.lock_instants(ids)?;
-        let (old, mut new) = (locked.instants, locked.instants);
-        let (mut evaluations, mut retry_ns) = ([NOT_EVALUATED; N], 0);
+        let quota = |at: usize| &all[at].quotas()[0];
+        let (old, store) = self.table.lock_instants(ids, now)?;
+        let (mut new, mut evaluations, mut retry_ns) = (old, [Evaluation::at_once(false); N], 0);
         for at in 0..N {
-            let (tat, by) = gcra(at).take(old[at], now, all[at].demand());
+            let (tat, by) = gcra::take(old[at], quota(at), now, all[at].demand());
             if !by.allowed && !all[at].is_report_only() {
                 retry_ns = by.snapshot.retry_ns().max(retry_ns);
             }
             (new[at], evaluations[at]) = (tat.unwrap_or(old[at]), by);
         }
         if retry_ns == 0 {
-            locked.store(new);
+            store(new);
             return Some((all, evaluations));
         }
-        drop(locked);
+        drop(store);
         for at in 0..N {
             if evaluations[at].allowed {
                 // The waits of a denial are those of callers that do not queue.
                 let demand = Demand { max_wait: 0, ..all[at].demand() };
-                evaluations[at] = gcra(at).look(old[at], now, demand);
+                evaluations[at] = gcra::look(old[at], quota(at), now, demand);
             }
         }
         self.later(charges, now, retry_ns).is_none().then_some((all, evaluations))
@@ -157,7 +163,7 @@ impl Ledger {
         let [quota] = charge.quotas() else { return None };
         let demand = charge.demand();
         let is_plain = quota.is_concurrent() && charge.quota_index().is_none() && demand.cost > 0;
-        if !is_plain || charge.turn().is_some() || self.blocks.any(0) {
+        if !is_plain || charge.turn().is_some() || self.may_be_blocked(0) {
             return None;
         }
         let id = self.id(charge);
@@ -205,7 +211,7 @@ impl Ledger {
     /// Decides on the charges of all accounts. Changes nothing if `peeks` is `true`.
     fn decide(&self, charges: &[Charge<'_>], now: u64, peeks: bool) -> Decision {
         let mut decision = Decision::new(true, now);
-        if self.blocks.any(now) && self.deny_blocked(charges, &mut decision) {
+        if self.may_be_blocked(now) && self.deny_blocked(charges, &mut decision) {
             return decision;
         }
         let mut accounts = Accounts::default();
@@ -248,32 +254,42 @@ impl Ledger {
     /// Counts a decision about a shared account, and logs the first one.
     #[cold]
     pub(super) fn record_overflow(&self, now: u64) {
-        self.warning.record(now, self.table.sets.slots());
+        self.warning.record(now, self.table.slots());
     }
 
     pub(super) fn block(&self, charge: &Charge<'_>, time: Duration) -> Decision {
         let now = self.clock.now();
         let until = now.saturating_add(nanos(time));
-        let slots = self.table.sets.slots() / SLOTS_PER_BLOCK;
-        let has_room = self.blocks.set(self.id(charge), now, until, slots);
-        if !has_room {
+        let slots = self.table.slots() / SLOTS_PER_BLOCK;
+        let blocks = self.blocks.get_or_init(|| Table::new(slots));
+        if !blocks.keep(self.id(charge), now, until) {
             self.block_warning.record_block(now, slots);
             return Decision::new(false, now).with_source(Source::Overflow);
         }
+        self.blocked_until.fetch_max(until, Release);
         Decision::new(true, now)
     }
 
     pub(super) fn unblock(&self, charge: &Charge<'_>) -> Decision {
-        self.blocks.end(self.id(charge), self.clock.now());
+        if let Some(blocks) = self.blocks.get() {
+            blocks.end(self.id(charge), self.clock.now());
+        }
         Decision::allow()
+    }
+
+    /// Returns `false` if no key is blocked now.
+    #[inline]
+    fn may_be_blocked(&self, now: u64) -> bool {
+        self.blocked_until.load(Acquire) > now
     }
 
     /// Denies the charges if a key is blocked.
     #[cold]
-    pub(super) fn deny_blocked(&self, charges: &[Charge<'_>], decision: &mut Decision) -> bool {
+    fn deny_blocked(&self, charges: &[Charge<'_>], decision: &mut Decision) -> bool {
+        let Some(blocks) = self.blocks.get() else { return false };
         let now = self.clock.now();
         let deciding = charges.iter().filter(|c| c.cost() > 0 && !c.is_report_only());
-        let left = deciding.map(|charge| (charge, self.blocks.left(self.id(charge), now)));
+        let left = deciding.map(|charge| (charge, blocks.left(self.id(charge), now)));
         let Some((charge, left)) = left.max_by_key(|(_, left)| *left).filter(|it| it.1 > 0) else {
             return false;
         };
@@ -282,6 +298,12 @@ impl Ledger {
         *decision = Decision::new(false, now).with_blocked().with_outcome(outcome);
         true
     }
+}
+
+/// Returns `true` if one instant is the whole state of an account.
+#[inline]
+fn is_plain(quota: &Quota) -> bool {
+    quota.is_gcra() && quota.initial().is_none()
 }
 
 /// Returns the decision on charges with one quota each.
@@ -323,10 +345,10 @@ fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluatio
     }
     let Account { at, quota, demand, .. } = account;
     let (now, mut others) = (locked.rates.now, 0);
-    if let Some(gcra) = Gcra::plain(quota)
+    if is_plain(quota)
         && let Some(instant) = locked.rates.instant(at)
     {
-        return gcra.look(*instant, now, *demand);
+        return gcra::look(*instant, quota, now, *demand);
     }
     if locked.rates.overflowed {
         let same = all.iter().enumerate().filter(|(i, other)| *i != index && other.at.shares(at));
@@ -363,12 +385,12 @@ fn charge(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, decision: &mut D
         } else if !charges {
             // A report-only rule that is not charged still creates the account.
             open(account, &mut locked.rates);
-        } else if let Some(gcra) = Gcra::plain(quota)
+        } else if is_plain(quota)
             && let Some(instant) = locked.rates.instant(&account.at)
         {
-            let (new, charged) = gcra.charge(*instant, now, demand);
+            let (new, evaluation) = gcra::take(*instant, quota, now, demand);
             *instant = new.unwrap_or(*instant);
-            account.evaluation = gcra.evaluation(charged);
+            account.evaluation = evaluation;
         } else {
             let take = |state: &mut _| algorithm::take(state, quota, now, demand);
             account.evaluation = locked.rates.update(&mut account.at, quota, take);
@@ -445,7 +467,7 @@ mod tests {
         use super::super::{sync::Mutex, table::Set};
         use crate::algorithm::AccountState;
 
-        assert!(size_of::<Mutex<Set>>() <= 280);
+        assert!(size_of::<Mutex<Set>>() <= 256);
         assert!(size_of::<[Option<AccountState>; 16]>() <= 768);
     }
 
@@ -473,7 +495,7 @@ mod tests {
             let has_slot = |key: u32| {
                 let key = Key::from(key);
                 let charge = Charge::new(RuleName::default(), &key, &quotas);
-                ledger.table.sets.lock(0).find(ledger.id(&charge)).is_some()
+                ledger.table.set(0).find(ledger.id(&charge)).is_some()
             };
             (0..100).for_each(|key| {
                 take(key);

@@ -27,7 +27,7 @@ use crate::{decision::Decision, observe::set_keys};
 
 /// Embedded store that keeps accounts in the memory of the process.
 ///
-/// The memory is fixed: 36 bytes for each key of the capacity. A flood of new keys adds at most
+/// The memory is fixed: 32 bytes for each key of the capacity. A flood of new keys adds at most
 /// 0.3 MB for each rule and quota with shared accounts.
 ///
 /// An account is full when all used units are refilled. A key is *in debt* while its account is not
@@ -58,12 +58,12 @@ use crate::{decision::Decision, observe::set_keys};
 ///
 /// | capacity | memory | after 12 s | 36 to 48 s after the start |
 /// |---|---|---|---|
-/// | 65 536 | 2.3 MB | 100 % | 84 % |
-/// | 131 072 (the default) | 4.7 MB | 74 % | 58 % |
-/// | 200 000 | 7.1 MB | 6 % | 27 % |
-/// | 262 144 | 9.3 MB | 0.1 % | 6 % |
-/// | 300 000 (the formula) | 10.7 MB | 0 | 0.9 % |
-/// | 400 000 | 14 MB | 0 | 0 |
+/// | 65 536 | 2.1 MB | 100 % | 84 % |
+/// | 131 072 (the default) | 4.2 MB | 74 % | 58 % |
+/// | 200 000 | 6.4 MB | 6 % | 27 % |
+/// | 262 144 | 8.4 MB | 0.1 % | 6 % |
+/// | 300 000 (the formula) | 9.6 MB | 0 | 0.9 % |
+/// | 400 000 | 13 MB | 0 | 0 |
 ///
 /// The table of accounts is divided into sets of 16 slots. A new key needs a free slot in its own
 /// set, so a few new keys share an account before the store is full. The next table shows the
@@ -96,7 +96,7 @@ use crate::{decision::Decision, observe::set_keys};
 /// # Blocks
 ///
 /// [Blocked](crate::StoreExt::block) keys are in a separate table, which the first block creates.
-/// The table takes 4.4 bytes for each key of the capacity, and has room for one blocked key for
+/// The table takes 4 bytes for each key of the capacity, and has room for one blocked key for
 /// every eight keys of the capacity: 16 384 by default. Beyond that number, some blocks fail.
 /// Beyond twice that number, all blocks fail.
 ///
@@ -121,7 +121,7 @@ use crate::{decision::Decision, observe::set_keys};
 /// ```
 /// use tower_sluice::{Limiter, LocalStore, Quota};
 ///
-/// let store = LocalStore::with_capacity(1_000_000); // 36 MB
+/// let store = LocalStore::with_capacity(1_000_000); // 32 MB
 /// let limiter = Limiter::new(store.clone());
 /// limiter.take("alice", &Quota::per_minute(5), 1).now();
 /// assert_eq!(store.stats().active, 1);
@@ -156,14 +156,14 @@ impl LocalStore {
     /// The default capacity, in keys.
     pub(crate) const DEFAULT_KEYS: usize = 131_072;
 
-    /// Creates a store with the default capacity of 131 072 keys, which takes 4.7 MB.
+    /// Creates a store with the default capacity of 131 072 keys, which takes 4.2 MB.
     #[must_use]
     #[track_caller]
     pub fn new() -> Self {
         Self::with_capacity(Self::DEFAULT_KEYS)
     }
 
-    /// Creates a store with a capacity of `keys` keys, at 36 bytes each.
+    /// Creates a store with a capacity of `keys` keys, at 32 bytes each.
     ///
     /// Only keys with used units take capacity. The number is rounded up to a multiple of 8.
     #[must_use]
@@ -177,15 +177,14 @@ impl LocalStore {
         Self { ledger: Arc::new(Ledger::new(clock, keys)) }
     }
 
-    /// Returns statistics, and sets the gauges `ratelimit.keys`, `ratelimit.capacity` and
-    /// `ratelimit.active_slots`.
+    /// Returns statistics, and sets the gauges `ratelimit.keys` and `ratelimit.capacity`.
     ///
     /// The gauges need feature `metrics`. Each call reads every slot, so call this method at
     /// intervals, not per request.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let stats = self.ledger.stats();
-        set_keys(stats.active, stats.slots, stats.held);
+        set_keys(stats.active, stats.slots);
         stats
     }
 }

@@ -4,7 +4,7 @@
 
 pub(super) use std::sync::{
     OnceLock,
-    atomic::{AtomicU32, AtomicU64, Ordering},
+    atomic::{AtomicU64, Ordering},
 };
 
 pub(super) use parking_lot::{Mutex, MutexGuard};

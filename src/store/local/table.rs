@@ -1,4 +1,4 @@
-//! All accounts of a store, for every algorithm, and the blocked keys.
+//! The accounts of a store, for every algorithm, or its blocked keys.
 //!
 //! A decision locks the sets of its accounts in ascending order, and the shared accounts last. No
 //! line is logged and no user code runs under these locks.
@@ -10,8 +10,8 @@ use smallvec::SmallVec;
 use super::{
     accounts::Account,
     sync::{
-        AtomicU32, AtomicU64, Mutex, MutexGuard, OnceLock,
-        Ordering::{AcqRel, Acquire, Release},
+        AtomicU64, Mutex, MutexGuard, OnceLock,
+        Ordering::{AcqRel, Acquire},
         WAYS,
     },
 };
@@ -78,7 +78,10 @@ impl Located {
     }
 }
 
-/// All accounts.
+/// A table of accounts with fixed memory, divided into sets of slots with one lock each.
+///
+/// A lookup usually reads one slot, and at most sixteen. The slot of an expired account can be
+/// reused, so no sweep is needed.
 ///
 /// New keys share accounts if their set has no free slot. The sets are divided into groups. Each
 /// group has one shared account per rule and quota, which limits all new keys of the group together.
@@ -86,12 +89,9 @@ impl Located {
 /// therefore neither frees an exhausted key nor affects other rules.
 #[derive(Debug)]
 pub(super) struct Table {
-    pub(super) sets: Sets,
+    sets: Box<[Mutex<Set>]>,
     /// The shared accounts. The caller must not lock a set while it holds this lock.
     shared: Mutex<SharedAccounts>,
-    /// The end of possible debt of new keys, per set, in seconds of Unix time. Otherwise, one full
-    /// set would put the new keys of its whole group into debt.
-    in_debt_until: Box<[AtomicU32]>,
     /// The latest reset of each group of sets. Charges before that instant cannot be undone.
     void_before: OnceLock<Box<[AtomicU64]>>,
 }
@@ -99,21 +99,47 @@ pub(super) struct Table {
 impl Table {
     /// Creates a table with at least `slots` slots.
     pub(super) fn new(slots: usize) -> Self {
-        let sets = Sets::new(slots);
-        let in_debt_until = (0..sets.len()).map(|_| AtomicU32::new(0)).collect();
-        Self { sets, shared: Mutex::default(), in_debt_until, void_before: OnceLock::new() }
+        let sets = (0..slots.div_ceil(WAYS).max(1)).map(|_| Mutex::default()).collect();
+        Self { sets, shared: Mutex::default(), void_before: OnceLock::new() }
     }
 
-    /// Locks accounts with different ids, if the state of each is one instant. Otherwise, returns
-    /// `None`.
+    /// Returns the number of slots.
+    pub(super) fn slots(&self) -> usize {
+        self.sets.len() * WAYS
+    }
+
+    /// Counts the accounts that have not expired. Reads every slot.
+    pub(super) fn active(&self, now: u64) -> usize {
+        let active = |set: &Set| set.expires_at.iter().filter(|instant| **instant > now).count();
+        self.sets.iter().map(|set| active(&set.lock())).sum()
+    }
+
+    /// Returns the index of the set for `id`.
+    #[inline]
+    fn index(&self, id: u64) -> usize {
+        let scaled = (u128::from(id) * self.sets.len() as u128) >> 64;
+        usize::try_from(scaled).unwrap_or(0)
+    }
+
+    /// Locks the set for `id`.
+    pub(super) fn set(&self, id: u64) -> MutexGuard<'_, Set> {
+        self.sets[self.index(id)].lock()
+    }
+
+    /// Locks accounts with different ids. Returns their states, and a function that replaces these and
+    /// unlocks the accounts. The state of a new account is 0.
+    ///
+    /// Returns `None` if a state is more than one instant, or if a new account has no free slot or
+    /// may start with debt.
     #[inline(always)]
     pub(super) fn lock_instants<const N: usize>(
         &self,
         ids: [u64; N],
-    ) -> Option<LockedInstants<'_, N>> {
+        now: u64,
+    ) -> Option<([u64; N], impl FnOnce([u64; N]))> {
         let (mut sets, mut order) = ([0; N], [0; N]);
         for at in 0..N {
-            (sets[at], order[at]) = (self.sets.index(ids[at]), at);
+            (sets[at], order[at]) = (self.index(ids[at]), at);
         }
         order.sort_unstable_by_key(|at| sets[*at]);
         // Accounts of one set have the lock of the first of them.
@@ -122,16 +148,59 @@ impl Table {
             let is_locked = n > 0 && sets[order[n - 1]] == sets[at];
             lock[at] = if is_locked { lock[order[n - 1]] } else { at };
             if !is_locked {
-                locks[at] = Some(self.sets.lock(sets[at]));
+                locks[at] = Some(self.sets[sets[at]].lock());
             }
         }
-        let (mut slots, mut instants) = ([0; N], [0; N]);
+        let (mut slots, mut old, mut is_new) = ([None; N], [0; N], [false; N]);
         for at in 0..N {
-            let set: &mut MutexGuard<'_, _> = locks[lock[at]].as_mut()?;
-            slots[at] = set.find(ids[at])?;
-            instants[at] = *set.instant(slots[at])?;
+            let set: &mut MutexGuard<'_, Set> = locks[lock[at]].as_mut()?;
+            slots[at] = set.find(ids[at]);
+            is_new[at] = slots[at].is_none();
+            if let Some(slot) = slots[at] {
+                old[at] = *set.instant(slot)?;
+            }
         }
-        Some(LockedInstants { locks, lock, slots, instants })
+        for at in (0..N).filter(|at| is_new[*at]) {
+            let is_used = |slot| (0..N).any(|n| lock[n] == lock[at] && slots[n] == Some(slot));
+            slots[at] = Some(locks[lock[at]].as_ref()?.room_without_debt(ids[at], now, is_used)?);
+        }
+        let store = move |new: [u64; N]| {
+            for at in 0..N {
+                // A state of 0 is still no account.
+                if let (Some(set), Some(slot), 1..) = (&mut locks[lock[at]], slots[at], new[at]) {
+                    if is_new[at] {
+                        set.claim(slot, ids[at], now);
+                    }
+                    set.expires_at[slot % WAYS] = new[at];
+                }
+            }
+        };
+        Some((old, store))
+    }
+
+    /// Keeps an account until `until`. Returns `false` if there is no room.
+    pub(super) fn keep(&self, id: u64, now: u64, until: u64) -> bool {
+        let mut set = self.set(id);
+        let found = set.find(id).or_else(|| set.room(id, now, |_| false));
+        if let Some(at) = found {
+            set.claim(at, id, now);
+            set.expires_at[at] = until;
+        }
+        found.is_some()
+    }
+
+    /// Ends an account now.
+    pub(super) fn end(&self, id: u64, now: u64) {
+        let mut set = self.set(id);
+        if let Some(at) = set.find(id) {
+            set.expires_at[at] = now;
+        }
+    }
+
+    /// Returns the nanoseconds until an account expires, or 0 if there is no account.
+    pub(super) fn left(&self, id: u64, now: u64) -> u64 {
+        let set = self.set(id);
+        set.find(id).map_or(0, |at| set.expires_at[at].saturating_sub(now))
     }
 
     /// Locks the accounts of a decision, and finds their places. The ids must differ.
@@ -142,12 +211,12 @@ impl Table {
         let (mut first, mut is_known) = (usize::MAX, true);
         for account in accounts.iter_mut().map(|account| &mut account.at) {
             if account.place != Place::Elsewhere {
-                account.set = self.sets.index(account.id);
+                account.set = self.index(account.id);
                 first = first.min(account.set);
             }
         }
         while first < usize::MAX {
-            let (set, mut next) = (self.sets.lock(first), usize::MAX);
+            let (set, mut next) = (self.sets[first].lock(), usize::MAX);
             for account in accounts.iter_mut().map(|account| &mut account.at) {
                 if account.set == first {
                     account.lock = locked.sets.len();
@@ -165,27 +234,6 @@ impl Table {
             locked.find_rooms(accounts);
         }
         locked
-    }
-}
-
-/// The locked accounts of one decision, if the state of each is one instant.
-pub(super) struct LockedInstants<'a, const N: usize> {
-    locks: [Option<MutexGuard<'a, Set>>; N],
-    /// The index in `locks` and the slot of each account.
-    lock: [usize; N],
-    slots: [usize; N],
-    pub(super) instants: [u64; N],
-}
-
-impl<const N: usize> LockedInstants<'_, N> {
-    /// Stores the new states, and unlocks the accounts.
-    #[inline(always)]
-    pub(super) fn store(mut self, instants: [u64; N]) {
-        for (at, instant) in instants.iter().enumerate() {
-            if let Some(set) = &mut self.locks[self.lock[at]] {
-                set.slots[self.slots[at] % WAYS].expires_at = *instant;
-            }
-        }
     }
 }
 
@@ -241,7 +289,7 @@ impl LockedAccounts<'_> {
         match account.place {
             Place::Slot(at) => {
                 let set = &self.sets[account.lock];
-                match (set.state(at), set.slots[at % WAYS].expires_at) {
+                match (set.state(at), set.expires_at[at % WAYS]) {
                     (_, expires_at) if expires_at <= now => read(None),
                     (Some(state), _) => read(Some(state)),
                     (None, instant) => read(Some(&AccountState::Gcra(instant))),
@@ -327,7 +375,7 @@ impl LockedAccounts<'_> {
     /// Returns the initial state of a new account: the debt of the shared account, if any.
     #[cold]
     fn inherited(&mut self, account: &Located) -> Option<AccountState> {
-        let until = self.table.in_debt_until[account.set].load(Acquire);
+        let until = self.sets[account.lock].in_debt_until;
         let in_debt = u64::from(until) > self.now / SECOND;
         in_debt.then(|| self.shared(account).map(AccountState::condensed)).flatten()
     }
@@ -355,23 +403,21 @@ impl LockedAccounts<'_> {
         if let Some(stored) = stored {
             let expires_at = stored.expires_at(quota);
             let second = u32::try_from(expires_at / SECOND + 1).unwrap_or(u32::MAX);
-            self.table.in_debt_until[account.set].fetch_max(second, Release);
+            let until = &mut self.sets[account.lock].in_debt_until;
+            *until = second.max(*until);
             accounts.insert(address, (expires_at, stored));
         }
         result
     }
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct TableSlot {
-    id: u64,
-    expires_at: u64,
-}
-
-/// A set of slots.
+/// A set of slots. A slot holds one account: a part of its id, and the instant at which it expires.
+/// For a plain GCRA quota, that instant is the whole state. Other states are kept beside the slots.
+///
+/// The fields are in the order in which a lookup needs them, so that it reads few cache lines.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(super) struct Set {
-    slots: [TableSlot; WAYS],
     /// The states of accounts that need more than one instant, allocated on first use.
     states: Option<Box<[Option<AccountState>; WAYS]>>,
     /// The latest instant at which an account was dropped.
@@ -379,6 +425,12 @@ pub(super) struct Set {
     /// New accounts start at this instant or later. Otherwise, a thread with an older reading of
     /// the clock could charge the same window twice.
     dropped_at: u64,
+    /// The end of possible debt of new keys, in seconds of Unix time. Otherwise, one full set would
+    /// put the new keys of its whole group into debt.
+    in_debt_until: u32,
+    /// The low bits of the ids. The set has been selected by the high bits.
+    ids: [[u8; 6]; WAYS],
+    expires_at: [u64; WAYS],
 }
 
 impl Set {
@@ -386,26 +438,38 @@ impl Set {
     #[inline]
     pub(super) fn find(&self, id: u64) -> Option<usize> {
         let first = first(id);
-        if self.slots[first].id == id { Some(first) } else { self.search(id) }
+        if self.ids[first] == low(id) { Some(first) } else { self.search(id) }
     }
 
     #[inline(never)]
     fn search(&self, id: u64) -> Option<usize> {
-        probe(id).find(|at| self.slots[*at].id == id)
+        probe(id).find(|at| self.ids[*at] == low(id))
     }
 
     /// Returns a free slot for `id` for which `except` returns `false`: the one that expired first. A
     /// slot that expired later may belong to a key that comes back soon.
     pub(super) fn room(&self, id: u64, now: u64, except: impl Fn(usize) -> bool) -> Option<usize> {
-        let is_free = |at: &usize| self.slots[*at].expires_at <= now && !except(*at);
-        probe(id).filter(is_free).min_by_key(|at| self.slots[*at].expires_at)
+        let is_free = |at: &usize| self.expires_at[*at] <= now && !except(*at);
+        probe(id).filter(is_free).min_by_key(|at| self.expires_at[*at])
+    }
+
+    /// Returns a free slot for a new account, if it starts at `now` and without debt.
+    #[inline(never)]
+    fn room_without_debt(
+        &self,
+        id: u64,
+        now: u64,
+        except: impl Fn(usize) -> bool,
+    ) -> Option<usize> {
+        let has_debt = self.dropped_at > now || u64::from(self.in_debt_until) > now / SECOND;
+        if has_debt { None } else { self.room(id, now, except) }
     }
 
     /// Assigns the free slot `at` to `id`.
-    pub(super) fn claim(&mut self, at: usize, id: u64, now: u64) {
-        self.slots[at].id = id;
+    fn claim(&mut self, at: usize, id: u64, now: u64) {
+        self.ids[at % WAYS] = low(id);
         if let Some(states) = &mut self.states {
-            states[at] = None;
+            states[at % WAYS] = None;
         }
         self.dropped_at = self.dropped_at.max(now);
     }
@@ -414,7 +478,7 @@ impl Set {
     #[inline]
     pub(super) fn instant(&mut self, at: usize) -> Option<&mut u64> {
         let is_instant = self.state(at).is_none();
-        is_instant.then(|| &mut self.slots[at % WAYS].expires_at)
+        is_instant.then(|| &mut self.expires_at[at % WAYS])
     }
 
     /// Returns the state of the account in this slot, if the state is more than one instant.
@@ -426,7 +490,7 @@ impl Set {
     /// Takes the account out of this slot, unless it has expired.
     #[inline]
     fn take(&mut self, at: usize, now: u64) -> Option<AccountState> {
-        let expires_at = self.slots[at % WAYS].expires_at;
+        let expires_at = self.expires_at[at % WAYS];
         let state = self.states.as_mut().and_then(|states| states[at % WAYS].take());
         (expires_at > now).then(|| state.unwrap_or(AccountState::Gcra(expires_at)))
     }
@@ -434,7 +498,7 @@ impl Set {
     /// Stores an account in this slot. `None` drops the account.
     #[inline]
     fn put(&mut self, at: usize, account: Option<AccountState>, quota: &Quota, now: u64) {
-        let old = self.slots[at % WAYS].expires_at;
+        let old = self.expires_at[at % WAYS];
         if account.is_none() && old > now {
             self.dropped_at = self.dropped_at.max(now);
         }
@@ -445,7 +509,7 @@ impl Set {
     /// Applies `change`, which undoes a charge. An account whose state is more than one instant
     /// expires no sooner than before.
     fn undo(&mut self, at: usize, quota: &Quota, now: u64, change: impl FnOnce(&mut AccountState)) {
-        let before = self.slots[at % WAYS].expires_at;
+        let before = self.expires_at[at % WAYS];
         let Some(mut account) = self.take(at, now) else { return };
         change(&mut account);
         let by_quota = account.expires_at(quota);
@@ -456,7 +520,7 @@ impl Set {
 
     #[inline]
     fn store(&mut self, at: usize, account: Option<AccountState>, expires_at: u64) {
-        self.slots[at % WAYS].expires_at = expires_at;
+        self.expires_at[at % WAYS] = expires_at;
         let state = account.filter(|account| !is_instant(account, expires_at));
         if state.is_some() || self.states.is_some() {
             self.states.get_or_insert_with(|| Box::new([const { None }; WAYS]))[at % WAYS] = state;
@@ -469,50 +533,11 @@ fn is_instant(account: &AccountState, expires_at: u64) -> bool {
     matches!(account, AccountState::Gcra(tat) if *tat == expires_at)
 }
 
-/// A table of slots with fixed memory, divided into sets with one lock each.
-///
-/// A slot holds one account: a fingerprint of its address, and the instant at which the account
-/// expires. For a plain GCRA quota, that instant is the whole state. Other states are kept beside
-/// the slots.
-///
-/// A lookup usually reads one slot, and at most sixteen. The slot of an expired account can be
-/// reused, so no sweep is needed.
-#[derive(Debug)]
-pub(super) struct Sets(Box<[Mutex<Set>]>);
-
-impl Sets {
-    /// Creates sets with at least `slots` slots.
-    pub(super) fn new(slots: usize) -> Self {
-        Self((0..slots.div_ceil(WAYS).max(1)).map(|_| Mutex::default()).collect())
-    }
-
-    /// Returns the number of sets.
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Returns the number of slots.
-    pub(super) fn slots(&self) -> usize {
-        self.len() * WAYS
-    }
-
-    /// Counts the accounts that have not expired. Reads every slot.
-    pub(super) fn active(&self, now: u64) -> usize {
-        let active = |set: &Set| set.slots.iter().filter(|slot| slot.expires_at > now).count();
-        self.0.iter().map(|set| active(&set.lock())).sum()
-    }
-
-    /// Returns the index of the set for `id`.
-    #[inline]
-    pub(super) fn index(&self, id: u64) -> usize {
-        let scaled = (u128::from(id) * self.0.len() as u128) >> 64;
-        usize::try_from(scaled).unwrap_or(0)
-    }
-
-    #[inline]
-    pub(super) fn lock(&self, index: usize) -> MutexGuard<'_, Set> {
-        self.0[index].lock()
-    }
+/// Returns the bits of an id that a set keeps.
+#[inline]
+fn low(id: u64) -> [u8; 6] {
+    let [low @ .., _, _] = id.to_le_bytes();
+    low
 }
 
 /// Returns the first slot in the search order of `id`.
@@ -537,52 +562,3 @@ struct SharedAddress {
 
 /// Shared accounts, each with the instant at which it expires.
 type SharedAccounts = HashMap<SharedAddress, (u64, AccountState)>;
-
-/// The instants at which blocks end, in a table beside the accounts. The first block allocates it.
-#[derive(Debug, Default)]
-pub(super) struct Blocks {
-    /// The instant at which the last block ends.
-    latest: AtomicU64,
-    sets: OnceLock<Sets>,
-}
-
-impl Blocks {
-    /// Blocks `id` until `until`. Returns `false` if there is no room.
-    pub(super) fn set(&self, id: u64, now: u64, until: u64, slots: usize) -> bool {
-        let sets = self.sets.get_or_init(|| Sets::new(slots));
-        let mut set = sets.lock(sets.index(id));
-        let found = set.find(id).or_else(|| set.room(id, now, |_| false));
-        if let Some(at) = found {
-            set.claim(at, id, now);
-            set.slots[at].expires_at = until;
-            self.latest.fetch_max(until, Release);
-        }
-        found.is_some()
-    }
-
-    pub(super) fn end(&self, id: u64, now: u64) {
-        let Some(sets) = self.sets.get() else { return };
-        let mut set = sets.lock(sets.index(id));
-        if let Some(at) = set.find(id) {
-            set.slots[at].expires_at = now;
-        }
-    }
-
-    /// Counts the keys that are blocked now, by reading every slot.
-    pub(super) fn len(&self, now: u64) -> usize {
-        self.sets.get().map_or(0, |sets| sets.active(now))
-    }
-
-    /// Returns `false` if no key is blocked now. Returns `true` if some key is possibly blocked.
-    #[inline]
-    pub(super) fn any(&self, now: u64) -> bool {
-        self.latest.load(Acquire) > now
-    }
-
-    /// Returns the nanoseconds until the block of `id` ends, or 0 if `id` is not blocked.
-    pub(super) fn left(&self, id: u64, now: u64) -> u64 {
-        let Some(sets) = self.sets.get() else { return 0 };
-        let set = sets.lock(sets.index(id));
-        set.find(id).map_or(0, |at| set.slots[at].expires_at.saturating_sub(now))
-    }
-}

@@ -4,11 +4,13 @@ use std::{error::Error, fmt, future::poll_fn, pin::pin, task::Poll, time::Durati
 
 use tokio::time::{Instant, sleep_until, timeout};
 
+use tower::BoxError;
+
 use super::{forward, request_start};
 use crate::{
     decision::Decision,
     observe::store_failed,
-    store::{Answer, BoxError, BoxFuture, Health, Op, Store},
+    store::{Answer, BoxFuture, Health, Op, Store},
 };
 
 /// Store that returns an error if an answer takes longer than a time budget.

@@ -16,7 +16,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sluice::{
     Cost, Decision, Headers, Key, LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
     key::{Everyone, HeaderKey},
-    middleware::{Adjustment, ChargeHandle, Counters, Overcommit, Unadjusted},
+    middleware::{Adjustment, ChargeHandle, Counters, Overcommit},
     store::CannotFail,
     testing::FakeClock,
 };
@@ -134,9 +134,9 @@ async fn overage_has_a_charge_handle_and_nothing_to_adjust() {
     let store = store();
     limiter("api", store.clone()).take(Key::everyone(), &TWO, 2).now();
     let layer = layer(store.clone()).overcommit(Overcommit::when(|| true));
-    let layer = layer.adjust(|_| Adjustment::Refund).expose_charge(Unadjusted::AtLeast(2));
+    let layer = layer.adjust(|_| Adjustment::Refund).expose_charge(Adjustment::AtLeast(2));
     let inner = handler(|request| {
-        request.extensions().get::<ChargeHandle>().expect("a reservation").refund();
+        request.extensions().get::<ChargeHandle>().expect("a reservation").adjust_to(0);
         200
     });
     assert!(is_overage(&ask(&mut layer.layer(inner), get("/")).await));

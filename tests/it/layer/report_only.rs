@@ -6,7 +6,7 @@ use tower::Layer;
 use tower_sluice::{
     AccessList, Decision, Key, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, StoreExt,
     key::{Everyone, HeaderKey},
-    middleware::{Adjustment, ChargeHandle, Counters, Toggle, Unadjusted},
+    middleware::{Adjustment, ChargeHandle, Counters, Toggle},
     rule::{Applies, RuleName},
     store::Charge,
     testing::FakeClock,
@@ -199,7 +199,7 @@ async fn a_toggle_turns_a_layer_off_and_on_without_store_calls_while_off() {
     });
     let layer = RateLimitLayer::rules(trial().cost(2), store.clone()).enabled(&toggle);
     let layer = layer.deny(AccessList::from_fn(|head| head.uri.path() == "/denied"));
-    let layer = layer.expose_charge(Unadjusted::Keep);
+    let layer = layer.expose_charge(Adjustment::Keep);
     let (mut one, mut other) = (layer.layer(inner.clone()), layer.clone().layer(inner));
     let mut status = async |path| {
         let first = ask(&mut one, get(path)).await.status();

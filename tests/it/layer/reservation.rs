@@ -14,7 +14,7 @@ use tower_sluice::{
     Key, LocalStore, Quota, RateLimitLayer, Rule, Store,
     decision::Outcome,
     key::{Everyone, HeaderKey},
-    middleware::{Adjustment, ChargeHandle, Unadjusted},
+    middleware::{Adjustment, ChargeHandle},
     rule::OnMissingKey,
     testing::FakeClock,
 };
@@ -58,15 +58,15 @@ async fn after(reserve: impl Fn(Layered) -> Layered, handle: impl Fn(ChargeHandl
 }
 
 fn kept(layer: Layered) -> Layered {
-    layer.expose_charge(Unadjusted::Keep)
+    layer.expose_charge(Adjustment::Keep)
 }
 
 fn refunded(layer: Layered) -> Layered {
-    layer.expose_charge(Unadjusted::Refund)
+    layer.expose_charge(Adjustment::Refund)
 }
 
 fn at_least(units: u32) -> impl Fn(Layered) -> Layered {
-    move |layer| layer.expose_charge(Unadjusted::AtLeast(units))
+    move |layer| layer.expose_charge(Adjustment::AtLeast(units))
 }
 
 #[tokio::test]
@@ -74,11 +74,11 @@ async fn a_handler_adjusts_the_charge_down_or_up_once() {
     assert_eq!(after(kept, |reserved| reserved.adjust_to(1)).await, 9);
     assert_eq!(after(kept, |reserved| reserved.adjust_to(9)).await, 1);
     assert_eq!(after(refunded, |reserved| reserved.adjust_to(4)).await, 6);
-    assert_eq!(after(kept, |reserved| reserved.refund()).await, 10);
+    assert_eq!(after(kept, |reserved| reserved.adjust_to(0)).await, 10);
     let twice = |reserved: ChargeHandle| {
         reserved.adjust_to(2);
         reserved.clone().adjust_to(9);
-        reserved.refund();
+        reserved.adjust_to(0);
     };
     assert_eq!(after(at_least(10), twice).await, 8);
 }
@@ -96,7 +96,7 @@ async fn a_dropped_handle_adjusts_to_the_default() {
         *keep.lock().expect("no panic") = Some(reservation(&request));
         200
     });
-    let layer = layer(store.clone()).expose_charge(Unadjusted::Refund);
+    let layer = layer(store.clone()).expose_charge(Adjustment::Refund);
     ask(&mut layer.layer(handler), get("/")).await;
     assert_eq!(has(&store), 6);
     drop(kept.lock().expect("no panic").take());
@@ -107,7 +107,7 @@ async fn a_dropped_handle_adjusts_to_the_default() {
 async fn the_handler_overrides_the_adjustment_by_the_response() {
     let store = store();
     let layer =
-        layer(store.clone()).adjust(|_| Adjustment::Refund).expose_charge(Unadjusted::AtLeast(10));
+        layer(store.clone()).adjust(|_| Adjustment::Refund).expose_charge(Adjustment::AtLeast(10));
     let handler = handler(|request| {
         reservation(&request).adjust_to(3);
         200
@@ -123,7 +123,7 @@ async fn the_charge_of_one_rule_is_adjusted_separately() {
         Rule::new("calls", Everyone, TEN),
         Rule::new("tokens", Everyone, [Quota::per_hour(100), Quota::per_day(500)]).cost(50),
     );
-    let layer = RateLimitLayer::rules(rules, store.clone()).expose_charge(Unadjusted::Refund);
+    let layer = RateLimitLayer::rules(rules, store.clone()).expose_charge(Adjustment::Refund);
     let handler = handler(|request| {
         let reserved = reservation(&request);
         let wrong = reserved.adjust_rule_to("token", 7).expect_err("no such rule");
@@ -151,7 +151,7 @@ async fn one_of_several_concurrent_adjustments_counts() {
             *keep.lock().expect("no panic") = Some(reservation(&request));
             200
         });
-        ask(&mut layer(store.clone()).expose_charge(Unadjusted::Refund).layer(handler), get("/"))
+        ask(&mut layer(store.clone()).expose_charge(Adjustment::Refund).layer(handler), get("/"))
             .await;
         let reserved = kept.lock().expect("no panic").take().expect("kept");
         let start = Barrier::new(8);
@@ -181,7 +181,7 @@ async fn a_handler_blocks_and_resets_the_keys_of_its_request() {
         }
         200
     });
-    let mut service = layer(store.clone()).expose_charge(Unadjusted::Keep).layer(inner);
+    let mut service = layer(store.clone()).expose_charge(Adjustment::Keep).layer(inner);
     ask(&mut service, get("/attack")).await;
     let denied = ask(&mut service, get("/")).await;
     assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -199,7 +199,7 @@ async fn a_denied_request_has_nothing_to_adjust() {
         200
     });
     let layer = RateLimitLayer::rules(Rule::new("api", Everyone, TEN).cost(4), store.clone());
-    let layer = layer.adjust(|_| Adjustment::Charge(10)).expose_charge(Unadjusted::Refund);
+    let layer = layer.adjust(|_| Adjustment::Charge(10)).expose_charge(Adjustment::Refund);
     let mut service = layer.layer(inner);
     assert_eq!(ask(&mut service, get("/")).await.status(), StatusCode::OK);
     let denied = ask(&mut service, get("/")).await;
@@ -220,7 +220,7 @@ async fn late_refunds_do_not_allow_more_requests() {
         200
     });
     let layer = RateLimitLayer::rules(Rule::new("api", Everyone, quota), store.clone())
-        .expose_charge(Unadjusted::Keep);
+        .expose_charge(Adjustment::Keep);
     let mut service = layer.layer(inner);
     for _ in 0..300 {
         assert_eq!(ask(&mut service, get("/")).await.status(), StatusCode::OK);
@@ -230,10 +230,10 @@ async fn late_refunds_do_not_allow_more_requests() {
         ask(&mut service, get("/")).await;
     }
     let held = std::mem::take(&mut *reserved.lock().expect("no panic"));
-    held[..300].iter().for_each(ChargeHandle::refund);
+    held[..300].iter().for_each(|it| it.adjust_to(0));
     assert_eq!(ask(&mut service, get("/")).await.status(), StatusCode::TOO_MANY_REQUESTS);
     // the requests of this moment still hold their charge
-    held[300..].iter().for_each(ChargeHandle::refund);
+    held[300..].iter().for_each(|it| it.adjust_to(0));
     assert_eq!(left(&store, "api", Key::everyone(), &quota), 5);
 }
 
@@ -250,7 +250,7 @@ async fn a_handle_adjusts_each_of_a_hundred_rules() {
         reserved.adjust_to(2);
         200
     });
-    let layer = RateLimitLayer::rules(rules, store.clone()).expose_charge(Unadjusted::Keep);
+    let layer = RateLimitLayer::rules(rules, store.clone()).expose_charge(Adjustment::Keep);
     assert_eq!(ask(&mut layer.layer(inner), get("/")).await.status(), StatusCode::OK);
     for name in &names {
         let expected = if name == "rule-99" { 9 } else { 8 };
@@ -268,7 +268,7 @@ async fn a_rule_that_did_not_apply_has_nothing_to_adjust() {
         assert_eq!(reservation(&request).adjust_rule_to("users", 9), Ok(()));
         200
     });
-    let layer = RateLimitLayer::rules(users, store).expose_charge(Unadjusted::Keep);
+    let layer = RateLimitLayer::rules(users, store).expose_charge(Adjustment::Keep);
     assert_eq!(ask(&mut layer.layer(inner), get("/")).await.status(), StatusCode::OK);
 }
 
@@ -281,7 +281,7 @@ async fn a_refund_after_a_reset_returns_nothing() {
         keep.lock().expect("no panic").push(reservation(&request));
         200
     });
-    let mut service = layer(store.clone()).expose_charge(Unadjusted::Keep).layer(inner);
+    let mut service = layer(store.clone()).expose_charge(Adjustment::Keep).layer(inner);
     ask(&mut service, get("/")).await;
     let first = held.lock().expect("no panic").remove(0);
     clock.advance(secs(1));
@@ -289,7 +289,7 @@ async fn a_refund_after_a_reset_returns_nothing() {
     clock.advance(secs(1));
     ask(&mut service, get("/")).await;
     assert_eq!(has(&store), 6);
-    first.refund();
+    first.adjust_to(0);
     assert_eq!(has(&store), 6, "the charge belongs to another request");
 }
 
@@ -310,7 +310,7 @@ async fn a_missing_charge_handle_is_an_error_with_the_fix() {
     assert_eq!(text, fix);
 
     let store = store();
-    let limited = app().layer(layer(store.clone()).expose_charge(Unadjusted::Keep));
+    let limited = app().layer(layer(store.clone()).expose_charge(Adjustment::Keep));
     assert_eq!(limited.oneshot(ask()).await.expect("infallible").status(), StatusCode::OK);
     assert_eq!(has(&store), 9);
 }

@@ -24,7 +24,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sluice::{
     Key, LocalStore, Quota, RateLimitLayer, Rule,
     key::Everyone,
-    middleware::{Adjustment, ChargeHandle, Unadjusted},
+    middleware::{Adjustment, ChargeHandle},
     testing::FakeClock,
 };
 
@@ -48,9 +48,9 @@ fn layer(unsettled: Unsettled) -> (Layered, impl Fn() -> u32) {
     let rule = Rule::new("tokens", Everyone, TOKENS).cost(100);
     let layer = RateLimitLayer::rules(rule, store.clone());
     let layer = match unsettled {
-        Unsettled::Stays => layer.expose_charge(Unadjusted::Keep),
-        Unsettled::IsRefunded => layer.expose_charge(Unadjusted::Refund),
-        Unsettled::IsAtLeast(units) => layer.expose_charge(Unadjusted::AtLeast(units)),
+        Unsettled::Stays => layer.expose_charge(Adjustment::Keep),
+        Unsettled::IsRefunded => layer.expose_charge(Adjustment::Refund),
+        Unsettled::IsAtLeast(units) => layer.expose_charge(Adjustment::AtLeast(units)),
     };
     (layer, move || left(&store, "tokens", Key::everyone(), &TOKENS))
 }

@@ -12,10 +12,11 @@ use std::{
 use futures::FutureExt;
 use tokio::time::advance;
 use tokio_test::{assert_pending, task};
+use tower::BoxError;
 use tower_sluice::{
     Decision, Key, Quota, Store, StoreExt,
     rule::RuleName,
-    store::{Answer, BoxError, Breaker, BreakerError, Charge},
+    store::{Answer, Breaker, BreakerError, Charge},
     testing::FakeClock,
 };
 

@@ -7,13 +7,14 @@ use std::{sync::Barrier, thread};
 use http::StatusCode;
 use tower_sluice::{
     Algorithm, Decision, Key, Limiter, Quota, RateLimitLayer, Rule, StoreExt, decision::Source,
-    key::Everyone, rule::RuleName, store::Charge, testing::NoLimit,
+    key::Everyone, rule::RuleName, store::Charge,
 };
 
 use crate::support::{
     ALGORITHMS, answer,
     driven::{Time, millis, secs},
     get,
+    no_limit::NoLimit,
     process::{HOURLY, Process, decided, left},
     shaky::Mood,
 };

@@ -6,11 +6,12 @@ use tower_sluice::{
     Key, Quota, Store, StoreExt,
     rule::RuleName,
     store::{Charge, Health, Status},
-    testing::{FakeClock, NoLimit},
+    testing::FakeClock,
 };
 
 use crate::support::{
     driven::millis,
+    no_limit::NoLimit,
     shaky::{Mood, Shaky},
 };
 

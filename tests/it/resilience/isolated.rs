@@ -12,11 +12,12 @@ use std::{
 };
 
 use tokio::time::{Instant, advance};
+use tower::BoxError;
 use tower_sluice::{
     Decision, Key, LocalStore, Quota, Store, StoreExt,
     decision::Source,
     rule::RuleName,
-    store::{Answer, BoxError, BoxFuture, BreakerError, Charge, FailureDomain, Op, Timeout},
+    store::{Answer, BoxFuture, BreakerError, Charge, FailureDomain, Op, Timeout},
 };
 
 use crate::support::any_error::{Any, AnyError};

@@ -6,10 +6,13 @@ use futures::executor::block_on;
 use tower_sluice::{
     Algorithm, Decision, LocalStore, Store, StoreExt,
     store::{Answer, Charge, Never, Op, Unsupported},
-    testing::{Case, FakeClock, NoLimit, Subject, play, properties},
+    testing::{Case, FakeClock, Subject, play, properties},
 };
 
-use crate::support::tables::{all_pass, read};
+use crate::support::{
+    no_limit::NoLimit,
+    tables::{all_pass, read},
+};
 
 const TICK: Duration = Duration::from_nanos(1);
 

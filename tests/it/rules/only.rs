@@ -3,7 +3,7 @@
 use tower_sluice::{
     Algorithm, Decision, Key, Quota, Store, StoreExt,
     rule::RuleName,
-    store::{Charge, OwnedCharges},
+    store::{Charge, Op, OwnedOp},
     testing::FakeClock,
 };
 
@@ -84,7 +84,8 @@ fn the_account_is_the_same_and_a_block_applies() {
 #[test]
 fn owned_charges_keep_the_quota_index() {
     let key = Key::from("alice");
-    let owned = OwnedCharges::from(&[charge(&key), charge(&key).with_quota_index(2)][..]);
-    let places = owned.with(|charges| charges.iter().map(Charge::quota_index).collect::<Vec<_>>());
+    let charges = [charge(&key), charge(&key).with_quota_index(2)];
+    let owned = OwnedOp::from(Op::Take(&charges));
+    let places = owned.with(|op| op.charges().iter().map(Charge::quota_index).collect::<Vec<_>>());
     assert_eq!(places, [None, Some(2)]);
 }

@@ -13,12 +13,12 @@ use futures::{FutureExt, Stream, StreamExt, stream};
 use http::{HeaderMap, Response, StatusCode};
 use http_body_util::{BodyExt, Empty, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::body::Frame;
+use tower::BoxError;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sluice::{
     LocalStore, Quota, RateLimitLayer, Rule,
     key::Everyone,
     middleware::{HoldUntil, Slot, SlotBody, Toggle},
-    store::BoxError,
 };
 
 use crate::support;

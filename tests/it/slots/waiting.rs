@@ -16,7 +16,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_sluice::{
     Cost, Decision, Key, Limiter, LocalStore, Quota, RateLimitLayer, RequestHead, Rule, Store,
     key::{Everyone, HeaderKey},
-    middleware::{Counters, HoldUntil, Toggle, Unadjusted},
+    middleware::{Adjustment, Counters, HoldUntil, Toggle},
     rule::{LivePlan, RequestDeadline},
     store::CannotFail,
 };
@@ -131,7 +131,7 @@ async fn slots_and_rates_are_charged_together_after_the_wait() {
     let (store, counters) = (time.store(), Counters::new());
     let quotas = [ONE, Quota::per_hour(2)];
     let layer =
-        layer(&quotas, store.clone()).on_decision(counters.clone()).expose_charge(Unadjusted::Keep);
+        layer(&quotas, store.clone()).on_decision(counters.clone()).expose_charge(Adjustment::Keep);
     let mut service = layer.layer(Strict::default());
     let running = run(&store, &quotas, 1);
     let mut waiting = Vec::new();

@@ -10,7 +10,7 @@ use tower_sluice::{
     Decision, Key, Limiter, LivePlan, LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
     decision::{Outcome, Source},
     key::HeaderKey,
-    middleware::{ChargeHandle, Overcommit, Unadjusted},
+    middleware::{Adjustment, ChargeHandle, Overcommit},
     rule::RuleName,
     store::{BlockError, CannotFail, Charge},
     testing::FakeClock,
@@ -177,7 +177,7 @@ async fn a_handler_can_block_the_key_of_its_request_with_or_without_a_charge() {
         200
     });
     let layer =
-        layer(store.clone()).expose_charge(Unadjusted::Keep).overcommit(Overcommit::when(|| true));
+        layer(store.clone()).expose_charge(Adjustment::Keep).overcommit(Overcommit::when(|| true));
     let mut service = layer.layer(inner);
     limiter("user", store.clone()).take("mallory", &FIVE, 5).now();
     for name in ["eve", "mallory"] {
@@ -288,7 +288,7 @@ async fn a_handler_gets_an_error_if_its_block_finds_no_room() {
         }
     });
     let rule = Rule::new("user", key_of(key), FIVE);
-    let layer = RateLimitLayer::rules(rule, store).expose_charge(Unadjusted::Keep);
+    let layer = RateLimitLayer::rules(rule, store).expose_charge(Adjustment::Keep);
     let answered = ask(&mut layer.layer(inner), with(&[])).await;
     assert_eq!(answered.status(), StatusCode::INSUFFICIENT_STORAGE);
 }

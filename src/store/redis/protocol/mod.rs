@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use self::{addresses::Addresses, script::letter};
 use crate::{
-    algorithm::{Demand, Receipt, gcra::Gcra},
+    algorithm::{Demand, Receipt, gcra},
     decision::{Decision, Outcome},
     name::RuleName,
     quota::{Algorithm, Quota},
@@ -333,7 +333,7 @@ impl EncodedPlan {
             _ => possible,
         };
         let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(flag));
-        if quota.algorithm() == Algorithm::Gcra {
+        if quota.is_gcra() {
             return plan.gcra(quota, ask, change, possible);
         }
         let (cost, need, end) = match change {
@@ -405,7 +405,6 @@ impl EncodedPlan {
     }
 
     fn gcra(self, quota: &Quota, ask: Demand, change: Change, possible: bool) -> Self {
-        let gcra = Gcra::new(quota);
         let interval = quota.interval_nanos();
         let time_of = |units: u64| interval.saturating_mul(units).min(LONGEST);
         let limit = u64::from(quota.burst());
@@ -427,7 +426,7 @@ impl EncodedPlan {
                 self.nanos(time_of(units.into())).nanos(end)
             }
         };
-        plan.nanos(gcra.retention).nanos(gcra.initial_reset)
+        plan.nanos(gcra::retention(quota)).nanos(gcra::initial_reset(quota))
     }
 }
 

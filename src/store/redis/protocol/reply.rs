@@ -5,7 +5,7 @@ use std::{mem, time::Duration};
 use redis::Value;
 use smallvec::SmallVec;
 
-use super::{AccountRequest, NamedQuota, Request};
+use super::{AccountRequest, NamedQuota, Request, script};
 use crate::{
     algorithm::{self, AccountState, Demand, FixedWindow, TokenBucket},
     decision::{Decision, Hold, Outcome, Source},
@@ -212,32 +212,34 @@ fn parse_quota(
     content: &mut Reader<'_>,
     quota: &Quota,
 ) -> Result<Option<AccountState>, RedisError> {
-    Ok(Some(match (letter, quota.algorithm()) {
-        (b'g', Algorithm::Gcra) => AccountState::Gcra(content.instant()?),
-        (b't', Algorithm::TokenBucket) => {
+    if letter != script::letter(quota) {
+        // The quota's algorithm has changed.
+        return Ok(None);
+    }
+    Ok(Some(match quota.algorithm() {
+        Algorithm::Gcra => AccountState::Gcra(content.instant()?),
+        Algorithm::TokenBucket => {
             let tokens = content.int::<6>()?;
             // The number has six bytes, and the sign is in the highest byte.
             let tokens = (tokens << 16).cast_signed() >> 16;
             let (anchor, opened) = (content.instant()?, content.instant()?);
             AccountState::TokenBucket(TokenBucket { tokens, anchor, opened })
         }
-        (b'f', Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow) => {
+        Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow => {
             let start = content.instant()?;
             let (count, bonus) = (content.int::<5>()?, content.int::<5>()?);
             AccountState::FixedWindow(FixedWindow { start, count, bonus })
         }
-        (b's', Algorithm::SlidingWindow { .. }) => {
+        Algorithm::SlidingWindow { .. } => {
             content.int::<5>()?;
             AccountState::SlidingWindow(content.entries()?.into())
         }
-        (b'l', Algorithm::SlidingLog) => {
+        Algorithm::SlidingLog => {
             content.int::<5>()?;
             content.instant()?;
             AccountState::SlidingLog(content.entries()?.into())
         }
-        (b'c', Algorithm::Concurrent) => AccountState::Slots(content.int::<4>()?),
-        // The quota's algorithm has changed.
-        _ => return Ok(None),
+        Algorithm::Concurrent => AccountState::Slots(content.int::<4>()?),
     }))
 }
 

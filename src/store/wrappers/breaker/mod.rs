@@ -8,10 +8,12 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use self::circuit::{BreakerConfig, FailureDomain, Permit};
+use tower::BoxError;
+
 use super::forward;
 use crate::{
     decision::Decision,
-    store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Status, Store},
+    store::{Answer, BoxFuture, Charge, Health, Op, Status, Store},
 };
 
 /// Store with a circuit breaker: after several failures, calls fail immediately.

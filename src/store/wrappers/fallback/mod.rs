@@ -18,12 +18,14 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 pub use self::local::LocalShare;
+use tower::BoxError;
+
 use super::forward;
 use crate::{
     decision::{Decision, Outcome, Source},
     log::{LogLimit, info, warn},
     name::RuleName,
-    store::{Answer, BoxError, BoxFuture, Charge, Health, Op, OwnedOp, Status, Store, Unsupported},
+    store::{Answer, BoxFuture, Charge, Health, Op, OwnedOp, Status, Store, Unsupported},
 };
 
 /// Store that decides by a policy while its inner store fails.
