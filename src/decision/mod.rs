@@ -386,7 +386,8 @@ pub enum Source {
     /// The local store of a [`Fallback`](crate::store::Fallback), which decides if the other store
     /// fails.
     Fallback,
-    /// A [`DenyCache`](crate::store::DenyCache) that repeated an earlier denial.
+    /// A [`DenyCache`](crate::store::DenyCache) that repeated an earlier denial, or a `RedisStore`
+    /// that denied a request without a call, because others of this process wait for its slots.
     DenyCache,
     /// A [`Leased`](crate::store::Leased) store, which used units that were charged in advance.
     Leased,

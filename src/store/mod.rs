@@ -71,6 +71,8 @@ use tower::BoxError;
 pub(crate) use self::block::block;
 #[cfg(feature = "governor")]
 pub use self::governor::GovernorStore;
+#[cfg(feature = "redis")]
+pub(crate) use self::local::{Call, LeaveQueue, Order, SlotQueue};
 pub(crate) use self::local::{Clock, Turn};
 #[cfg(feature = "redis")]
 pub use self::redis::{ClusterLink, Link, RedisError, RedisErrorKind, RedisStore};
@@ -523,8 +525,8 @@ fn queueing<'a>(charges: &'a [Charge<'a>]) -> impl Iterator<Item = &'a Quota> {
 
 fn can_queue_under(quota: &Quota) -> Result<(), Unsupported> {
     Err(Unsupported::new(if quota.is_concurrent() {
-        "max_wait with a concurrent quota, on a store without a queue for slots; use LocalStore, or \
-         remove one of them"
+        "max_wait with a concurrent quota, on a store without a queue for slots; use LocalStore or \
+         RedisStore, or remove one of them"
     } else if quota.soft() > 0 {
         "max_wait with a soft quota; choose one of them"
     } else if quota.algorithm().can_queue() {

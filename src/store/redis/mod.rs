@@ -6,6 +6,7 @@ mod connection;
 mod error;
 mod protocol;
 mod slots;
+mod waiting;
 
 use std::{
     fmt,
@@ -30,8 +31,8 @@ pub use self::{
     error::{RedisError, RedisErrorKind},
 };
 use super::{
-    Answer, BoxFuture, Charge, FailureDomain, Health, KnownRules, Op, Store, Unsupported,
-    can_queue_under, nanos, queueing,
+    Answer, BoxFuture, Charge, FailureDomain, Health, KnownRules, Op, OwnedCharges, Store,
+    Unsupported, can_queue_under, nanos, queueing,
 };
 use crate::{
     decision::{Decision, Source},
@@ -312,12 +313,27 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         if peeks {
             return Answer::Later(Box::pin(store.peek_parts(request)));
         }
+        let has_slots = request.quotas().any(Quota::is_concurrent);
+        if has_slots && let Some(denial) = self.settings.slots.queue(&request, charges) {
+            return Answer::Now(Ok(denial));
+        }
         let split = self.settings.sharded && request.accounts.len() > 1;
         let parts = if split { request.split(true) } else { Vec::new() };
-        Answer::Later(match parts.len() {
-            0 | 1 => Box::pin(store.decide(request)),
-            _ => Box::pin(store.take_parts(request, parts)),
-        })
+        let decision: <Self as Store>::Future = match parts.len() {
+            0 | 1 => Box::pin(store.decide(request.clone())),
+            _ => Box::pin(store.take_parts(request.clone(), parts)),
+        };
+        if !has_slots {
+            return Answer::Later(decision);
+        }
+        let slots = self.settings.slots.clone();
+        let turns = charges.iter().any(|it| it.turn().is_some());
+        let charges = OwnedCharges::from(if turns { charges } else { &[] });
+        Answer::Later(Box::pin(async move {
+            let mut decision = decision.await?;
+            charges.with(|charges| slots.decided(&request, charges, &mut decision));
+            Ok(decision)
+        }))
     }
 }
 
@@ -362,7 +378,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         charges.iter().flat_map(Charge::quotas).try_for_each(protocol::check)?;
-        queueing(charges).try_for_each(can_queue_under)?;
+        let mut rates = queueing(charges).filter(|quota| !quota.is_concurrent());
+        rates.try_for_each(can_queue_under)?;
         const TOO_MANY: &str = "a request that takes more than 256 slots; lower its cost";
         let takes_slots = |it: &Charge<'_>| it.charged_quotas().any(|(_, it)| it.is_concurrent());
         if charges.iter().any(|it| it.is_fixed() && it.cost() > MAX_COST && takes_slots(it)) {

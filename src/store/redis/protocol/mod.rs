@@ -97,8 +97,14 @@ impl Request {
             let at = request.account(charge.rule(), addresses.account(charge.rule(), charge.key()));
             let account = &mut request.accounts[at];
             account.report_only &= charge.is_report_only();
+            let waits = u64::from(charge.queues() && charge.turn().is_some());
             for (quota_index, quota) in charge.charged_quotas() {
-                account.add(quota_index, quota, charge.demand());
+                let mut ask = charge.demand();
+                if quota.is_concurrent() {
+                    // Requests that wait for slots for different times share a call.
+                    ask.max_wait = waits;
+                }
+                account.add(quota_index, quota, ask);
                 let outcome = request.named.len();
                 request.named.push(NamedQuota { account: at, quota_index, outcome });
             }
@@ -242,7 +248,9 @@ impl AccountRequest {
                     plan.quota(quota, *ask, change, key)
                 }
                 (Some((quota, ask)), None, Some((slots, take))) => {
-                    plan.slots(quota, *ask, slots, take, key(take.set.to_string()))
+                    let set = key(take.set.to_string());
+                    let mark = if take.waits > 0 { key(format!("{}w", take.set)) } else { 0 };
+                    plan.slots(quota, *ask, slots, take, [set, mark])
                 }
                 _ => plan.int::<1>(b'.'.into()),
             };
@@ -388,7 +396,7 @@ impl EncodedPlan {
         ask: Demand,
         slots: &Slots,
         take: &SlotTake,
-        key: usize,
+        keys: [usize; 2],
     ) -> Self {
         let limit = u64::from(quota.burst()) + u64::from(quota.soft());
         let possible = ask.need() <= limit && ask.cost <= MAX_COST;
@@ -396,7 +404,9 @@ impl EncodedPlan {
         self.0.push(letter(quota));
         let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(possible));
         let plan = plan.int::<2>(take.cost.into()).int::<5>(need).int::<5>(limit);
-        let plan = plan.int::<1>(key as u64).int::<7>(slots.ttl_micros()).int::<8>(slots.store);
+        let plan = keys.into_iter().fold(plan, |plan, key| plan.int::<1>(key as u64));
+        let plan = plan.int::<2>(take.waits);
+        let plan = plan.int::<7>(slots.ttl_micros()).int::<8>(slots.store);
         let plan = plan.int::<8>(take.first).int::<2>(take.freed.len() as u64 * 10);
         plan.slot_list(take.freed.iter().copied())
     }

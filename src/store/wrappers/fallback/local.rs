@@ -172,7 +172,7 @@ where
             // Two threads could otherwise read the same account and both charge it.
             #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash are random")]
             let _guard = self.locks[self.seed.hash_one(charge.key()) as usize % LOCKS].lock();
-            self.with_shares(&[charge.with_cost(0)], |shares| {
+            self.with_shares(&[charge.with_cost(0).with_turn(None)], |shares| {
                 let read = self.store.call(Op::Take(shares)).now();
                 for (local, shared) in read.outcomes().iter().zip(&mut outcomes) {
                     let late = (local.left() - self.share_of(local, shared)).max(-most);
@@ -203,7 +203,7 @@ where
                 continue;
             }
             let quotas: SmallVec<[_; 4]> = charge.quotas().iter().map(|_| UNLIMITED).collect();
-            let unlimited = charge.with_quotas(&quotas).with_headroom(0);
+            let unlimited = charge.with_quotas(&quotas).with_headroom(0).with_turn(None);
             for (index, quota) in charge.charged_quotas().filter(|(_, it)| it.is_concurrent()) {
                 let one = unlimited.with_quota_index(index);
                 if let Some(slot) = self.store.call(Op::Take(&[one])).now().take_slot() {
