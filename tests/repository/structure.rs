@@ -25,7 +25,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/rule", 1326),
     ("src/store", 792),
     ("src/store/hot_keys", 950),
-    ("src/store/local", 1703),
+    ("src/store/local", 1708),
     ("src/store/redis", 3329),
     ("src/store/wrappers", 874),
     ("src/testing", 583),
