@@ -23,7 +23,7 @@ use crate::{
 
 /// The metrics of a layer. Each metric is registered on first use.
 #[derive(Clone)]
-pub(super) struct Metrics {
+pub(crate) struct Metrics {
     rules: Arc<[RuleMetrics]>,
     /// The label `store` of each histogram, and the histogram.
     durations: Arc<[OnceLock<(&'static str, Histogram)>; STORES]>,
@@ -57,7 +57,9 @@ const VERDICTS: usize = Verdict::FallbackLimited as usize + 1;
 const STORES: usize = 9;
 
 impl Metrics {
-    pub(super) fn new(rules: impl Iterator<Item = (RuleName, bool)>) -> Self {
+    /// Creates the metrics of a layer with these rules, each with `true` if its quotas are chosen
+    /// for each request.
+    pub(crate) fn new(rules: impl Iterator<Item = (RuleName, bool)>) -> Self {
         describe();
         let mut rules: Vec<_> = rules.map(RuleMetrics::new).collect();
         // Rules without quotas may have equal names.
@@ -68,8 +70,7 @@ impl Metrics {
 
     /// Records the time until the store answered.
     #[inline]
-    pub(super) fn answered(&self, decision: &Decision, started: Option<Instant>) {
-        let Some(started) = started else { return };
+    pub(crate) fn answered(&self, decision: &Decision, started: Instant) {
         let store = match decision.source() {
             Source::Overflow | Source::Overload => "local",
             Source::Other(_) | Source::Unsupported => "other",
@@ -85,7 +86,8 @@ impl Metrics {
         }
     }
 
-    pub(super) fn hold(
+    /// Counts slots that an allowed request takes by the quotas of a rule, until they are free.
+    pub(crate) fn hold(
         &self,
         decision: &mut Decision,
         rule: RuleName,
@@ -100,7 +102,8 @@ impl Metrics {
         decision.hold(Hold::on_free(|| drop(active)).until_head(quota.sheds()));
     }
 
-    pub(super) fn queue(&self, decision: &Decision) -> Option<Active> {
+    /// Counts a request that waits by this decision, until the returned value is dropped.
+    pub(crate) fn queue(&self, decision: &Decision) -> Option<Active> {
         let name = decision.binding()?.rule();
         let rule = self.rules.iter().find(|it| it.rule == name)?;
         let make = || rule.active("ratelimit.queued_requests", "ratelimit.time_in_queue");

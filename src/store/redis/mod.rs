@@ -27,7 +27,7 @@ use self::{
 };
 pub use self::{
     cluster::ClusterLink,
-    connection::{Link, open::Probe},
+    connection::Link,
     error::{RedisError, RedisErrorKind},
 };
 use super::{
@@ -266,6 +266,14 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         // The scripts have another clock, too.
         self.shared = Arc::default();
         self.with_slot_ttl(SLOT_TTL)
+    }
+
+    /// Sets the clock that replaces the server's, if any.
+    #[cfg(feature = "testing")]
+    pub(crate) fn set_test_clock(&self, now: u64) {
+        if let Some(clock) = &self.settings.test_clock {
+            clock.store(now, Relaxed);
+        }
     }
 
     /// Returns `true` while a call undoes charges.

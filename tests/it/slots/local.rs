@@ -12,7 +12,7 @@ use std::{
 
 use proptest::prelude::*;
 use tower_sluice::{
-    Decision, Key, Limiter, LocalStore, Quota, Store, StoreExt,
+    Algorithm, Decision, Key, Limiter, LocalStore, Quota, Store, StoreExt,
     decision::{Outcome, Source},
     rule::RuleName,
     store::{Charge, Op},
@@ -100,7 +100,8 @@ fn play(steps: &[Step], limits: &[(u32, u32)], rate: Option<u32>) {
     let mut taken: HashMap<usize, (usize, u32, Decision)> = HashMap::new();
     for (at, step) in steps.iter().enumerate() {
         let of = |quota: &Quota| Slots { limit: quota.burst().into(), soft: quota.soft().into() };
-        let all: Vec<_> = quotas.iter().filter(|it| it.is_concurrent()).map(of).collect();
+        let all: Vec<_> =
+            quotas.iter().filter(|it| it.algorithm() == Algorithm::Concurrent).map(of).collect();
         let key = match *step {
             Step::Take { key, units, headroom } => {
                 let charge = charge(&keys[key], &quotas).with_cost(units).with_headroom(headroom);

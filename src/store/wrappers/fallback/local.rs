@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use super::{Fallback, Policy};
 use crate::{
-    decision::{Decision, Hold, Source},
+    decision::{Decision, Hold, Outcome, Source},
     quota::Quota,
     store::{BoxFuture, Charge, Health, Never, Op, Store, Unsupported},
 };
@@ -175,10 +175,7 @@ where
             self.with_shares(&[charge.with_cost(0).with_turn(None)], |shares| {
                 let read = self.store.call(Op::Take(shares)).now();
                 for (local, shared) in read.outcomes().iter().zip(&mut outcomes) {
-                    let is_full = shared.left() >= shared.limit().into();
-                    let share = shared.left().div_euclid(instances.cast_signed());
-                    let left = if is_full { local.limit().into() } else { share };
-                    let late = (local.left() - left).max(-most);
+                    let late = (local.left() - self.share_of(local, shared)).max(-most);
                     if shared.is_known() && shared.held().is_none() && late != 0 {
                         let one = shares[0].with_quota_index(local.quota_index());
                         let _ = self.store.call(Op::Adjust(&one, late)).now();
@@ -186,6 +183,13 @@ where
                 }
             });
         }
+    }
+
+    /// Returns this process's share of the units left in the inner store.
+    fn share_of(&self, local: &Outcome, shared: &Outcome) -> i64 {
+        let is_full = shared.left() >= shared.limit().into();
+        let share = shared.left().div_euclid(i64::from(self.instances.get()));
+        if is_full { local.limit().into() } else { share }
     }
 
     /// Holds the slots of an allowed decision in the local store as well, beyond any limit.
