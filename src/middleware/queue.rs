@@ -179,6 +179,8 @@ impl Waiter {
 
 impl Drop for Waiter {
     fn drop(&mut self) {
+        // The charges of a request that runs may share the turn.
+        self.turn.iter().for_each(|turn| turn.leave_unless(|_| false));
         let mut counts = self.waiters.lock();
         for key in &self.keys {
             if let Entry::Occupied(mut count) = counts.entry(*key) {
