@@ -86,7 +86,7 @@ async fn main() -> Result<(), BoxError> {
     // A server that is down at the start is no reason to be down as well.
     let redis = RedisStore::connect_lazy(&config.redis)?;
     match redis.probe().await {
-        Ok(probe) => probe.warnings.iter().for_each(|warning| warn!("redis: {warning}")),
+        Ok(warnings) => warnings.iter().for_each(|warning| warn!("redis: {warning}")),
         Err(error) => warn!("starting without Redis: {error}"),
     }
     let local = LocalStore::with_capacity(200_000);
@@ -101,7 +101,7 @@ async fn main() -> Result<(), BoxError> {
     let client = ClientIp::behind(config.proxies.split(','))?;
     let rules = (
         Rule::new("client", client.clone(), Quota::per_second(10).with_burst(20)),
-        Rule::new("site", client.clone().v6_site(), Quota::per_second(100)),
+        Rule::new("site", client.clone().ipv6_prefix(48), Quota::per_second(100)),
     );
     let mut admin = Admin::new();
     let limit = RateLimitLayer::try_rules(rules, store)?

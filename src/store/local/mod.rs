@@ -5,6 +5,7 @@ mod changes;
 mod held;
 mod ledger;
 mod slots;
+mod sync;
 mod table;
 mod warnings;
 
@@ -16,6 +17,8 @@ use std::{
 };
 
 pub(crate) use self::held::Turn;
+#[cfg(feature = "redis")]
+pub(crate) use self::held::{Call, LeaveQueue, Order, SlotQueue};
 use self::ledger::Ledger;
 use super::{
     Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, can_queue_under, queueing,
@@ -279,19 +282,4 @@ impl Clock {
     pub(crate) fn now(&self) -> u64 {
         self.epoch + self.ticks.delta_as_nanos(0, self.ticks.raw())
     }
-}
-
-/// The locks and atomics of the account table.
-///
-/// `tests/interleavings` replaces this module to test all orders of events.
-mod sync {
-    pub(super) use std::sync::{
-        OnceLock,
-        atomic::{AtomicU64, Ordering},
-    };
-
-    pub(super) use parking_lot::{Mutex, MutexGuard};
-
-    /// The number of slots in a set.
-    pub(super) const WAYS: usize = 16;
 }
