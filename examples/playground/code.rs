@@ -8,7 +8,7 @@ impl Limit {
     /// Returns a layer with this limit, by the address of the client.
     pub(crate) fn rust(&self) -> String {
         let quota = match self.quota.algorithm() {
-            Algorithm::Gcra => String::new(),
+            Algorithm::Gcra | Algorithm::Concurrent => String::new(),
             Algorithm::FixedWindow { paced: false, .. } => {
                 ".with_algorithm(Algorithm::fixed_window())".into()
             }

@@ -4,7 +4,7 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
 };
 
@@ -16,7 +16,7 @@ use super::{
     rules::{Selected, sealed::Sealed},
 };
 use crate::{
-    advice::Sample,
+    advice::{SAMPLE, is_early, is_last},
     key::{Everyone, KeyExtractor, METHODS, RequestHead},
     log::warn,
     store::literal,
@@ -128,13 +128,13 @@ pub fn try_by_route<P: AsRef<str>, Q: Into<Plan>>(
 pub struct ByRoute<K> {
     routes: Vec<(Route, Rule<K>)>,
     other: Rule<K>,
-    sample: Arc<Sample>,
+    requests: Arc<AtomicU32>,
 }
 
 impl ByRoute<Everyone> {
     pub(super) fn of(default: Plan) -> Self {
         let other = Rule::new("other", Everyone, default);
-        Self { routes: Vec::new(), other, sample: Arc::default() }
+        Self { routes: Vec::new(), other, requests: Arc::default() }
     }
 }
 
@@ -183,7 +183,7 @@ impl<K> ByRoute<K> {
         ByRoute {
             routes: self.routes.into_iter().map(|(route, rule)| (route, named(rule))).collect(),
             other: named(self.other),
-            sample: self.sample,
+            requests: self.requests,
         }
     }
 
@@ -192,11 +192,11 @@ impl<K> ByRoute<K> {
         let matched = head.extensions.get::<MatchedPath>().map(MatchedPath::as_str);
         let ranked = self.routes.iter().filter_map(|it| Some((it.0.rank(head, matched)?, it)));
         let best = ranked.min_by_key(|(rank, _)| *rank).map(|(_, it)| it);
-        if self.sample.is_open() {
+        if is_early(&self.requests) {
             if let Some((route, _)) = best {
                 route.met.store(true, Relaxed);
             }
-            if self.sample.ends() {
+            if is_last(&self.requests) {
                 self.warn_unmet();
             }
         }
@@ -212,11 +212,10 @@ impl<K> ByRoute<K> {
             warn!(
                 target: "tower_sluice::lint",
                 lint = "route_never_met",
-                "none of the first {} requests met {}: write each path exactly as in the router, \
+                "none of the first {SAMPLE} requests met {}: write each path exactly as in the router, \
                  with the path it is nested under and the names of its parameters, and add the \
                  layer to the Router that has the route, not around it; ignore this warning if the \
                  routes are rarely used",
-                Sample::REQUESTS,
                 unmet.join(", ")
             );
         }

@@ -43,6 +43,7 @@ pub(super) struct Ledger {
     pub(super) table: Table,
     pub(super) held: HeldSlots,
     warning: OverflowWarning,
+    almost_full: OverflowWarning,
     /// The blocked keys, and the instant at which the last block ends. The first block allocates the
     /// table.
     blocks: OnceLock<Table>,
@@ -62,6 +63,7 @@ impl Ledger {
             table: Table::new(keys.saturating_mul(SLOTS_PER_KEY)),
             held: HeldSlots::new(keys),
             warning: OverflowWarning::default(),
+            almost_full: OverflowWarning::default(),
             blocks: OnceLock::new(),
             blocked_until: AtomicU64::new(0),
             block_warning: OverflowWarning::default(),
@@ -72,9 +74,11 @@ impl Ledger {
     pub(super) fn stats(&self) -> Stats {
         let now = self.clock.now();
         let (holding, held) = self.held.counts();
+        let (slots, active) = (self.table.slots(), self.table.active(now));
+        self.almost_full.record_use(now, active, slots);
         Stats {
-            slots: self.table.slots(),
-            active: self.table.active(now),
+            slots,
+            active,
             overflowed: self.warning.count(),
             blocked: self.blocks.get().map_or(0, |blocks| blocks.active(now)),
             holding,

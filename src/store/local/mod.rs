@@ -179,8 +179,8 @@ impl LocalStore {
 
     /// Returns statistics, and sets the gauges `ratelimit.keys` and `ratelimit.capacity`.
     ///
-    /// The gauges need feature `metrics`. Each call reads every slot, so call this method at
-    /// intervals, not per request.
+    /// The gauges need feature `metrics`. A warning is logged if at least 80 % of the capacity is
+    /// used. Each call reads every slot, so call this method at intervals, not per request.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let stats = self.ledger.stats();
