@@ -52,6 +52,7 @@ pub(crate) fn faults() -> Vec<Fault> {
             let first = address(0);
             keep(row, stores, async || {
                 cluster.kill_master_of(&first).await;
+                cluster.master_of(&first).await;
             })
             .await
         }),
