@@ -43,7 +43,7 @@ algorithms.c = {
 
   plan = function(plan, at)
     local charges, possible, cost, need, limit, key, mark, waits, ttl, store, first, freed, after =
-      struct.unpack('<BBHI5I5BBHI7c8I8Hc0', plan, at)
+      struct.unpack('<BBHI5I5HHHI7c8I8Hc0', plan, at)
     local place = {
       algorithm = algorithms.c, charges = charges, possible = possible, cost = cost, need = need,
       limit = limit, set = KEYS[key], mark = KEYS[mark], waits = waits, ttl = ttl, store = store,
@@ -60,6 +60,11 @@ algorithms.c = {
   charge = function(place, times)
     local taken = {}
     append(taken, place.store, place.first, times * place.cost)
+    if #taken >= 16 then
+      -- A member this long ends the compact form of the set, in which each new member is compared with
+      -- all others. It does not count, and is removed with those that have ended.
+      redis.call('ZADD', place.set, now, string.rep('-', 65))
+    end
     redis.call('ZADD', place.set, until_end(taken, now + place.ttl))
     redis.call('PEXPIRE', place.set, math.ceil(place.ttl / 1000) + extra_ttl)
     place.held = place.held + #taken

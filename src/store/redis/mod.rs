@@ -328,10 +328,14 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         }
         let slots = self.settings.slots.clone();
         let turns = charges.iter().any(|it| it.turn().is_some());
-        let charges = OwnedCharges::from(if turns { charges } else { &[] });
+        // Boxed, because few requests have them, and the future is moved.
+        let charges = turns.then(|| Box::new(OwnedCharges::from(charges)));
         Answer::Later(Box::pin(async move {
             let mut decision = decision.await?;
-            charges.with(|charges| slots.decided(&request, charges, &mut decision));
+            match charges {
+                Some(it) => it.with(|charges| slots.decided(&request, charges, &mut decision)),
+                None => slots.decided(&request, &[], &mut decision),
+            }
             Ok(decision)
         }))
     }

@@ -135,7 +135,7 @@ impl Reply {
     }
 }
 
-/// The end of a block, the states of the quotas, and `true` if other processes wait for slots.
+/// The end of a block, the state under each quota, and `true` if requests of other processes wait.
 type Entries = (Option<u64>, SmallVec<[Option<AccountState>; 1]>, bool);
 
 impl AccountReply {
