@@ -141,7 +141,7 @@ impl Proof {
             i64::from(quota.soft()) > debt || self.starts.iter().any(|it| it.at > self.now);
         let later = quota.algorithm().is_paced()
             || matches!(quota.algorithm(), Algorithm::SlidingWindow { .. })
-            || quota.is_blocked();
+            || quota.burst() == 0;
         prop_assert!(after(debt + 1) > 0 || further || later, "{:?}", self);
         Ok(())
     }
@@ -288,9 +288,9 @@ fn algorithms() -> [Algorithm; 9] {
         Algorithm::Gcra,
         Algorithm::TokenBucket,
         Algorithm::fixed_window(),
-        Algorithm::fixed_window().carry_over(1),
-        Algorithm::fixed_window().paced(),
-        Algorithm::fixed_window().carry_over(2).paced(),
+        Algorithm::FixedWindow { carry_over: 1, paced: false },
+        Algorithm::FixedWindow { carry_over: 0, paced: true },
+        Algorithm::FixedWindow { carry_over: 2, paced: true },
         Algorithm::AnchoredWindow,
         Algorithm::SlidingWindow { buckets: 2 },
         Algorithm::SlidingLog,
