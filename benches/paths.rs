@@ -29,10 +29,11 @@ use tower_sluice::{
 };
 
 /// The paths, each with the path whose instructions are subtracted.
-const PATHS: [(&str, Option<&str>); 14] = [
+const PATHS: [(&str, Option<&str>); 15] = [
     ("bare service", None),
     ("store, admitted", None),
     ("store, denied", None),
+    ("store, new key", None),
     ("store, two accounts, admitted", None),
     ("store, two accounts, denied", None),
     ("store, three accounts, admitted", None),
@@ -135,6 +136,7 @@ fn run(path: &str, calls: u64) {
         "bare service" => serve(Hello, calls),
         "store, admitted" => decide(&[AMPLE], calls),
         "store, denied" => decide(&[ONE], calls),
+        "store, new key" => decide_new(calls),
         "store, two accounts, admitted" => decide_all([AMPLE; 2], calls),
         "store, two accounts, denied" => decide_all([AMPLE, ONE], calls),
         "store, three accounts, admitted" => decide_all([AMPLE; 3], calls),
@@ -155,6 +157,16 @@ fn decide(quotas: &[Quota], calls: u64) {
     for _ in 0..calls {
         let key = Key::from(black_box(Ipv4Addr::LOCALHOST));
         let decision = store.take(&[Charge::new(rule, &key, quotas)]).now();
+        black_box(decision.is_allowed());
+    }
+}
+
+/// Decides about keys that no call had before.
+fn decide_new(calls: u64) {
+    let (store, rule) = (LocalStore::new(), RuleName::default());
+    for number in 0..calls {
+        let key = Key::from(black_box(number));
+        let decision = store.take(&[Charge::new(rule, &key, &[AMPLE])]).now();
         black_box(decision.is_allowed());
     }
 }

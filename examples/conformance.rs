@@ -57,7 +57,7 @@ async fn main() -> ExitCode {
     let played = match store.as_str() {
         "local" => all(&mut FakeClock::new(), &tables).await,
         #[cfg(feature = "redis")]
-        url if url.contains("://") => match tower_sluice::testing::Redis::connect(url).await {
+        url if url.contains("://") => match tower_sluice::RedisStore::connect(url).await {
             Ok(mut redis) => all(&mut redis, &tables).await,
             Err(error) => Err(error.to_string()),
         },

@@ -14,7 +14,7 @@ use std::{
 use axum::{Router, body::Body, http::Request, routing::get};
 use tower::ServiceExt;
 use tower_sluice::{
-    Decision, Key, PeerIp, Quota, RateLimitLayer, Store,
+    Algorithm, Decision, Key, PeerIp, Quota, RateLimitLayer, Store,
     decision::{Outcome, Source},
     rule::RuleName,
     store::{Answer, Charge, Never, Op, Unsupported},
@@ -148,7 +148,7 @@ impl Store for Punchcards {
                 state.blocked_until.remove(&blocked(charge));
                 state.take(&[charge.with_cost(0)], now, false)
             }
-            _ => Decision::unsupported(),
+            _ => Decision::deny().with_source(Source::Unsupported),
         };
         Answer::Now(Ok(decision.with_source(Source::Other("punchcards"))))
     }
@@ -166,7 +166,8 @@ impl Store for Punchcards {
         if charges.iter().any(|charge| !charge.max_wait().is_zero()) {
             return Err(Unsupported::new("max_wait, because cards have no refill; remove it"));
         }
-        if charges.iter().flat_map(Charge::quotas).any(Quota::is_concurrent) {
+        if charges.iter().flat_map(Charge::quotas).any(|it| it.algorithm() == Algorithm::Concurrent)
+        {
             return Err(Unsupported::new("slots, because cards are not returned; use LocalStore"));
         }
         if charges.iter().any(Charge::is_report_only) {

@@ -35,6 +35,8 @@ type BoxError = Box<dyn Error + Send + Sync>;
 /// The upper bounds of the histogram, in seconds. The timeout of the store, 100 ms, is one of them.
 const BUCKETS: [f64; 11] =
     [0.000_01, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.1, 0.25];
+/// The upper bounds of the used share of a quota.
+const SHARES: [f64; 6] = [0.1, 0.25, 0.5, 0.8, 0.9, 1.0];
 
 struct Config {
     /// `ADDR`: the address for clients.
@@ -74,15 +76,17 @@ async fn main() -> Result<(), BoxError> {
     // One line per request, with the fields of its span.
     tracing_subscriber::fmt().with_span_events(FmtSpan::CLOSE).init();
     // Install the recorder before the first request: counters register on first use.
-    let duration = Matcher::Full("ratelimit.decision.duration".to_owned());
-    let recorder =
-        PrometheusBuilder::new().set_buckets_for_metric(duration, &BUCKETS)?.install_recorder()?;
+    let of = |name: &str| Matcher::Full(name.to_owned());
+    let recorder = PrometheusBuilder::new()
+        .set_buckets_for_metric(of("ratelimit.decision.duration"), &BUCKETS)?
+        .set_buckets_for_metric(of("ratelimit.utilization"), &SHARES)?
+        .install_recorder()?;
     let config = Config::read()?;
 
     // A server that is down at the start is no reason to be down as well.
     let redis = RedisStore::connect_lazy(&config.redis)?;
     match redis.probe().await {
-        Ok(probe) => probe.warnings.iter().for_each(|warning| warn!("redis: {warning}")),
+        Ok(warnings) => warnings.iter().for_each(|warning| warn!("redis: {warning}")),
         Err(error) => warn!("starting without Redis: {error}"),
     }
     let local = LocalStore::with_capacity(200_000);
@@ -97,7 +101,7 @@ async fn main() -> Result<(), BoxError> {
     let client = ClientIp::behind(config.proxies.split(','))?;
     let rules = (
         Rule::new("client", client.clone(), Quota::per_second(10).with_burst(20)),
-        Rule::new("site", client.clone().v6_site(), Quota::per_second(100)),
+        Rule::new("site", client.clone().ipv6_prefix(48), Quota::per_second(100)),
     );
     let mut admin = Admin::new();
     let limit = RateLimitLayer::try_rules(rules, store)?

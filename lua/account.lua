@@ -204,7 +204,8 @@ local function encode(account, how)
     local place = places[i]
     local state, algorithm = place.state, place.algorithm
     if place.held and how == 'show' then
-      value = value .. struct.pack('<c1HI4', 'c', 4, place.held)
+      local contended = place.contended and '\1' or ''
+      value = value .. struct.pack('<c1HI4', 'c', 4 + #contended, place.held) .. contended
       filled = value
     elseif state then
       value = value .. (algorithm[how] or algorithm.write)(place)

@@ -1,4 +1,5 @@
--- Slots: their number is bounded. The account itself has no state.
+-- Slots: their number is bounded. The account itself has no state. The mark of a set is a key with the
+-- last store that was denied a slot and waits for it.
 
 -- Removes freed slots and at most 256 ended ones. Returns the number of held slots, and true if the
 -- key held an invalid value.
@@ -33,14 +34,20 @@ end
 
 algorithms.c = {
   letter = 'c',
-  open = function() end,
+  -- Marks the set for a request that waits. A denial needs no memory, so a failure is ignored.
+  open = function(place)
+    if place.mark and place.held + place.need > place.limit then
+      redis.pcall('PSETEX', place.mark, place.waits, place.store)
+    end
+  end,
 
   plan = function(plan, at)
-    local charges, possible, cost, need, limit, key, ttl, store, first, freed, after =
-      struct.unpack('<BBHI5I5BI7c8I8Hc0', plan, at)
+    local charges, possible, cost, need, limit, key, mark, waits, ttl, store, first, freed, after =
+      struct.unpack('<BBHI5I5HHHI7c8I8Hc0', plan, at)
     local place = {
       algorithm = algorithms.c, charges = charges, possible = possible, cost = cost, need = need,
-      limit = limit, set = KEYS[key], ttl = ttl, store = store, first = first,
+      limit = limit, set = KEYS[key], mark = KEYS[mark], waits = waits, ttl = ttl, store = store,
+      first = first,
     }
     place.held, place.healed = count(place, freed)
     return place, after
@@ -53,8 +60,15 @@ algorithms.c = {
   charge = function(place, times)
     local taken = {}
     append(taken, place.store, place.first, times * place.cost)
+    if #taken >= 16 then
+      -- A member this long ends the compact form of the set, in which each new member is compared with
+      -- all others. It does not count, and is removed with those that have ended.
+      redis.call('ZADD', place.set, now, string.rep('-', 65))
+    end
     redis.call('ZADD', place.set, until_end(taken, now + place.ttl))
     redis.call('PEXPIRE', place.set, math.ceil(place.ttl / 1000) + extra_ttl)
     place.held = place.held + #taken
+    local other = place.mark and redis.call('GET', place.mark)
+    place.contended = other and other ~= place.store
   end,
 }

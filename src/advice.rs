@@ -12,29 +12,18 @@ use http::HeaderMap;
 
 use crate::log::warn;
 
-/// The first requests of an extractor or of a rule.
-#[derive(Debug, Default)]
-pub(crate) struct Sample(AtomicU32);
+/// The number of first requests of an extractor or of a rule that are checked.
+pub(crate) const SAMPLE: u32 = 1_000;
 
-impl Sample {
-    /// The number of requests in a sample.
-    pub(crate) const REQUESTS: u32 = 1_000;
+/// Returns `true` for the first requests. Without log lines, there is nothing to check.
+#[inline]
+pub(crate) fn is_early(requests: &AtomicU32) -> bool {
+    cfg!(feature = "tracing") && requests.load(Relaxed) < SAMPLE
+}
 
-    /// Returns `true` until the sample ends. Without log lines, there is no sample.
-    #[inline]
-    pub(crate) fn is_open(&self) -> bool {
-        cfg!(feature = "tracing") && self.0.load(Relaxed) < Self::REQUESTS
-    }
-
-    /// Counts a request. Returns `true` for the last request.
-    pub(crate) fn ends(&self) -> bool {
-        self.0.fetch_add(1, Relaxed) == Self::REQUESTS - 1
-    }
-
-    /// Ends the sample. Returns `false` if it had already ended.
-    fn end(&self) -> bool {
-        self.0.swap(Self::REQUESTS, Relaxed) < Self::REQUESTS
-    }
+/// Counts one of the first requests. Returns `true` for the last of them.
+pub(crate) fn is_last(requests: &AtomicU32) -> bool {
+    requests.fetch_add(1, Relaxed) == SAMPLE - 1
 }
 
 /// Headers in which proxies send the address of the client.
@@ -47,7 +36,7 @@ const FORWARDING: [&str; 5] =
 /// requests come from one private address.
 #[derive(Debug, Default)]
 pub(crate) struct PeerCheck {
-    sample: Sample,
+    requests: AtomicU32,
     first: OnceLock<IpAddr>,
     /// `true` once requests came from two addresses or from a public address.
     is_mixed: AtomicBool,
@@ -56,7 +45,7 @@ pub(crate) struct PeerCheck {
 impl PeerCheck {
     #[inline]
     pub(crate) fn record(&self, address: IpAddr, headers: &HeaderMap) {
-        if self.sample.is_open() {
+        if is_early(&self.requests) {
             self.check(address.to_canonical(), headers);
         }
     }
@@ -66,15 +55,8 @@ impl PeerCheck {
         let private = is_private(address);
         let header = FORWARDING.into_iter().find(|name| private && headers.contains_key(*name));
         if let Some(name) = header {
-            if self.sample.end() {
-                warn!(
-                    target: "tower_sluice::lint",
-                    lint = "forwarding_header_ignored",
-                    "a request from {address}, a private address, has the header {name}, which \
-                     PeerIp does not read: behind a proxy all clients share the account of the \
-                     proxy; trust the proxy with ClientIp::behind([\"{address}\"]) or by its \
-                     network, see tower_sluice::guide::proxies"
-                );
+            if self.requests.swap(SAMPLE, Relaxed) < SAMPLE {
+                warn_of_header(address, name);
             }
             return;
         }
@@ -83,17 +65,31 @@ impl PeerCheck {
         }
         // Logged once per process, because an application may have many extractors.
         static IS_LOGGED: AtomicBool = AtomicBool::new(false);
-        if self.sample.ends() && !self.is_mixed.load(Relaxed) && !IS_LOGGED.swap(true, Relaxed) {
-            warn!(
-                target: "tower_sluice::lint",
-                lint = "one_private_peer",
-                "the first {} requests all came from {address}, a private address, so they share \
-                 one account: if it is a proxy or a sidecar, trust it with \
-                 ClientIp::behind([\"{address}\"]); ignore this warning in a load test",
-                Sample::REQUESTS
-            );
+        if is_last(&self.requests) && !self.is_mixed.load(Relaxed) && !IS_LOGGED.swap(true, Relaxed)
+        {
+            warn_of_one_peer(address);
         }
     }
+}
+
+fn warn_of_header(address: IpAddr, name: &str) {
+    warn!(
+        target: "tower_sluice::lint",
+        lint = "forwarding_header_ignored",
+        "a request from {address}, a private address, has the header {name}, which PeerIp does not \
+         read: behind a proxy all clients share the account of the proxy; trust the proxy with \
+         ClientIp::behind([\"{address}\"]) or by its network, see tower_sluice::guide::proxies"
+    );
+}
+
+fn warn_of_one_peer(address: IpAddr) {
+    warn!(
+        target: "tower_sluice::lint",
+        lint = "one_private_peer",
+        "the first {SAMPLE} requests all came from {address}, a private address, so they share one \
+         account: if it is a proxy or a sidecar, trust it with ClientIp::behind([\"{address}\"]); \
+         ignore this warning in a load test"
+    );
 }
 
 /// Returns `true` for an address that is not reachable from the internet.

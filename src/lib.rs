@@ -131,12 +131,23 @@
 //! | `ratelimit.overflows` | counter: decisions on shared accounts, because the store is full | |
 //! | `ratelimit.blocks.denied` | counter: keys not blocked because the block table was full | |
 //! | `ratelimit.keys`, `ratelimit.capacity` | gauges, as of the last [`LocalStore::stats`] | |
-//! | `ratelimit.active_slots` | gauge: held slots, as of the last [`LocalStore::stats`] | |
+//! | `ratelimit.limit` | gauge: units that a key can use at once, or slots that it can hold | `policy`, `quota` |
+//! | `ratelimit.utilization` | histogram: share of its quota that the key has used | `policy` |
+//! | `ratelimit.active_slots` | gauge: slots that requests of this process hold | `policy` |
+//! | `ratelimit.slot.duration` | histogram: seconds for which a request held its slots | `policy` |
+//! | `ratelimit.queued_requests` | gauge: requests that wait for a rate or a slot | `policy` |
+//! | `ratelimit.time_in_queue` | histogram: seconds until a wait ended, with or without success | `policy` |
 //!
 //! - `result` is one of `allowed`, `limited`, `shadow_limited`, `failed_open`, `failed_closed`,
 //!   `fallback_allowed` and `fallback_limited`.
 //! - `store` is the [`Source`](decision::Source) of the decision, such as `redis` or `deny_cache`.
 //! - `kind` is `timeout`, or for Redis a [`RedisErrorKind`].
+//! - `quota` is the name of the quota in header fields. The limit is that of the latest decision, so
+//!   it follows a [`LivePlan`] and an [adaptive](rule::Adaptive) limit. A plan that is chosen for each
+//!   request has none, and a quota that was removed has 0. Rules of several layers need different names.
+//! - `ratelimit.utilization` has one sample per rule and decision: the part of the limit that the
+//!   request's key has used afterwards, from 0 to 1, under the rule's fullest quota. For slots, it is
+//!   held / limit. It describes the keys of the requests, not all keys of the store.
 //! - `server` is the address of a cluster server. A server appears after its first failure.
 //!
 //! `ratelimit.decisions` counts an allowed request under each rule that charged it, and a denied

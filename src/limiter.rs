@@ -1,6 +1,6 @@
 //! Rate limits outside HTTP.
 
-use std::{error::Error, fmt, future::poll_fn, sync::Arc, time::Duration};
+use std::{error::Error, fmt, future::poll_fn, time::Duration};
 
 use crate::{
     decision::{Decision, NEVER},
@@ -8,7 +8,7 @@ use crate::{
     key::Key,
     quota::Quota,
     rule::RuleName,
-    store::{self, Answer, BlockFuture, BoxFuture, Charge, LocalStore, Store, StoreExt, Turn},
+    store::{self, Answer, BlockFuture, Charge, LocalStore, Store, StoreExt, Turn},
 };
 
 /// Limiter for anything that is not an HTTP request, such as jobs, sockets and logins.
@@ -296,10 +296,7 @@ impl<S: Store> Limiter<S> {
                 poll_fn(|cx| turn.poll_called(cx)).await;
                 continue;
             }
-            let Some(wait) = decision.retry_after() else {
-                let unknown = decision.binding().is_some_and(|it| it.retry_ns() != NEVER);
-                return Err(if unknown { NotReady::UnknownWait } else { NotReady::Never });
-            };
+            let wait = decision.retry_after().ok_or_else(|| NotReady::without_wait(&decision))?;
             tokio::time::sleep(wait).await;
         }
     }
@@ -320,42 +317,6 @@ impl<S: Store> Limiter<S> {
         Ok(work.await)
     }
 
-    /// Returns a function that [waits](Limiter::until_ready) for one unit per item, and returns the
-    /// item: the argument of `then` of a stream.
-    ///
-    /// ```
-    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-    /// use tower_sluice::{Limiter, Quota};
-    ///
-    /// let limiter = Limiter::local();
-    /// let ready = limiter.throttle_each("alice", Quota::per_second(100).with_burst(1));
-    /// for number in 0..3 {
-    ///     assert_eq!(ready(number).await, Ok(number)); // 10 ms apart
-    /// }
-    /// # });
-    /// ```
-    ///
-    /// With `StreamExt` of the crate `futures`: `stream.then(limiter.throttle_each(key, quota))`.
-    ///
-    /// # Errors
-    ///
-    /// The function fails as [`until_ready`](Limiter::until_ready) does. The item is then dropped.
-    pub fn throttle_each<T: Send + 'static>(
-        &self,
-        key: impl Into<Key>,
-        quotas: impl AsRef<[Quota]>,
-    ) -> Box<dyn Fn(T) -> BoxFuture<Result<T, NotReady<S::Error>>> + Send + Sync>
-    where
-        S: Store<Error: Send> + Clone + Send + Sync + 'static,
-    {
-        let (limiter, key) = (self.clone(), key.into());
-        let quotas: Arc<[Quota]> = quotas.as_ref().into();
-        Box::new(move |item| {
-            let (limiter, key, quotas) = (limiter.clone(), key.clone(), quotas.clone());
-            Box::pin(async move { limiter.until_ready(key, &quotas, 1).await.map(|_| item) })
-        })
-    }
-
     fn charge<T>(&self, key: &Key, quotas: &[Quota], then: impl FnOnce(Charge<'_>) -> T) -> T {
         then(Charge::new(self.name, key, quotas))
     }
@@ -373,6 +334,13 @@ pub enum NotReady<E> {
     UnknownWait,
     /// The store cannot decide.
     Store(E),
+}
+
+impl<E> NotReady<E> {
+    fn without_wait(denial: &Decision) -> Self {
+        let is_unknown = denial.binding().is_some_and(|it| it.retry_ns() != NEVER);
+        if is_unknown { Self::UnknownWait } else { Self::Never }
+    }
 }
 
 impl<E: fmt::Display> fmt::Display for NotReady<E> {

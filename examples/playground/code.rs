@@ -8,12 +8,13 @@ impl Limit {
     /// Returns a layer with this limit, by the address of the client.
     pub(crate) fn rust(&self) -> String {
         let quota = match self.quota.algorithm() {
-            Algorithm::Gcra => String::new(),
+            Algorithm::Gcra | Algorithm::Concurrent => String::new(),
             Algorithm::FixedWindow { paced: false, .. } => {
                 ".with_algorithm(Algorithm::fixed_window())".into()
             }
             Algorithm::FixedWindow { paced: true, .. } => {
-                "\n    .with_algorithm(Algorithm::fixed_window().paced())".into()
+                "\n    .with_algorithm(Algorithm::FixedWindow { carry_over: 0, paced: true })"
+                    .into()
             }
             other => format!("\n    .with_algorithm(Algorithm::{other:?})"),
         };

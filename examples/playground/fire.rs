@@ -96,6 +96,9 @@ async fn fire(
         (Some(n @ 1..=MOST), None, None) => stream::iter(0..n).boxed(),
         (None, Some(each_side @ 1..=100), None) => {
             let period = lanes[0].period();
+            if period.is_zero() {
+                return Err(wrong("slots have no window; choose another first algorithm"));
+            }
             if period > LONGEST {
                 return Err(wrong("the period is longer than 60 s; shorten it for two bursts"));
             }

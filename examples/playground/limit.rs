@@ -4,6 +4,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::{Extension, Router, http::HeaderValue, response::IntoResponse, routing::get};
 use serde::{Deserialize, Serialize};
+use tokio::time::sleep;
 use tower_sluice::{
     Decision, Limiter, LivePlan, LocalStore, Quota, RateLimitLayer, Rule, decision::Outcome,
     key::Everyone, key_fn, store::DynStore,
@@ -14,7 +15,7 @@ use crate::algorithm::counted_by;
 pub(crate) const NAME: &str = "playground";
 
 /// A limit as `{"algorithm": "gcra", "units": 5, "period_ms": 1000, "burst": 10, "cost": 1,
-/// "max_wait_ms": 0}`.
+/// "max_wait_ms": 0, "hold_ms": 0}`. With the algorithm `concurrent`, the units are slots.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LimitForm {
@@ -27,6 +28,9 @@ pub(crate) struct LimitForm {
     cost: u32,
     #[serde(default)]
     max_wait_ms: u64,
+    /// The time for which a request runs.
+    #[serde(default)]
+    hold_ms: u64,
 }
 
 fn one() -> u32 {
@@ -39,11 +43,24 @@ pub(crate) struct Limit {
     pub(crate) quota: Quota,
     pub(crate) cost: u32,
     pub(crate) max_wait: Duration,
+    hold: Duration,
 }
+
+/// The longest time for which a request runs.
+const MAX_HOLD: Duration = Duration::from_secs(10);
 
 impl LimitForm {
     /// Returns the limit. An error names the field, the value and the fix.
     pub(crate) fn limit(&self) -> Result<Limit, String> {
+        let hold = Duration::from_millis(self.hold_ms);
+        if hold > MAX_HOLD {
+            return Err(format!("hold_ms is {}; give at most 10000", self.hold_ms));
+        }
+        if self.algorithm == "concurrent" {
+            let slots = format!("{} concurrent", self.units).parse::<Quota>();
+            let quota = slots.map_err(|error| error.to_string())?;
+            return Limit { quota, cost: self.cost, max_wait: Duration::ZERO, hold }.checked();
+        }
         let quota = Quota::new(self.units, Duration::from_millis(self.period_ms));
         let quota = quota.and_then(|quota| match self.burst {
             Some(burst) => quota.try_with_burst(burst),
@@ -53,16 +70,19 @@ impl LimitForm {
         let quota = quota.and_then(|quota| quota.try_with_algorithm(algorithm));
         let quota = quota.map_err(|error| error.to_string())?;
         let max_wait = Duration::from_millis(self.max_wait_ms);
-        let limit = Limit { quota, cost: self.cost, max_wait };
-        // A layer with fixed quotas is validated: an algorithm without a queue must not get a
-        // `max_wait`.
-        let trial = limit.rule(Everyone, quota);
-        let checked = RateLimitLayer::try_rules(trial, LocalStore::with_capacity(16));
-        checked.map(|_| limit).map_err(|error| error.to_string())
+        Limit { quota, cost: self.cost, max_wait, hold }.checked()
     }
 }
 
 impl Limit {
+    /// Returns the limit if a layer with it is valid: an algorithm without a queue must not get a
+    /// `max_wait`.
+    fn checked(self) -> Result<Self, String> {
+        let trial = self.rule(Everyone, self.quota);
+        let checked = RateLimitLayer::try_rules(trial, LocalStore::with_capacity(16));
+        checked.map(|_| self).map_err(|error| error.to_string())
+    }
+
     fn rule<K>(&self, key: K, plan: impl Into<tower_sluice::Plan>) -> Rule<K> {
         Rule::new(NAME, key, plan).cost(self.cost).max_wait(self.max_wait)
     }
@@ -78,11 +98,17 @@ impl Limit {
         // Both lanes use one store, so their quotas must not be fixed.
         let rule = self.rule(key, &LivePlan::new(self.quota));
         let layer = RateLimitLayer::try_rules(rule, store).map_err(|error| error.to_string())?;
-        Ok(Router::new().route("/try/{lane}", get(answer)).layer(layer.expose_decision()))
+        let hold = self.hold;
+        let answer = get(move |decision| answer(decision, hold));
+        Ok(Router::new().route("/try/{lane}", answer).layer(layer.expose_decision()))
     }
 }
 
-async fn answer(Extension(decision): Extension<Decision>) -> impl IntoResponse {
+async fn answer(
+    Extension(decision): Extension<Decision>,
+    hold: Duration,
+) -> impl IntoResponse + use<> {
+    sleep(hold).await;
     let waited = HeaderValue::from(millis(decision.wait()));
     ([("x-waited-ms", waited)], "allowed\n")
 }

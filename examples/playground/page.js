@@ -88,7 +88,7 @@ function restore(given) {
 
 function showFields() {
   const used = new Set([form.algorithm.value, form.other.value].flatMap(usedBy));
-  for (const name of ["burst", "max_wait", "buckets"]) {
+  for (const name of ["burst", "max_wait", "buckets", "hold"]) {
     form[name].closest("label").hidden = !used.has(name);
   }
   write($("#preset"), PRESETS[form.preset.value].about);
@@ -108,7 +108,12 @@ function limitOf(algorithm) {
 function wanted() {
   const algorithms = [form.algorithm.value, form.other.value];
   const labels = algorithms.map((algorithm) => ALGORITHMS[algorithm].label);
-  return { labels, lanes: algorithms.map(limitOf) };
+  const limits = algorithms.map(limitOf);
+  // The requests of both lanes run for this time if one of them has slots.
+  if (algorithms.some((algorithm) => usedBy(algorithm).includes("hold"))) {
+    for (const limit of limits) limit.hold_ms = Math.round(1000 * Number(form.hold.value));
+  }
+  return { labels, lanes: limits };
 }
 
 // The link has the settings of the form, so that a reload restores them.
@@ -151,6 +156,7 @@ async function post(asked) {
   lanes.forEach((lane, at) => {
     lane.allowed = lane.denied = 0;
     lane.line.clear();
+    lane.line.runs = asked.lanes[at].hold_ms > 0;
     lane.name = asked.labels[at];
     lane.text = shown[at].text;
     count(lane);

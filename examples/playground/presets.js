@@ -9,6 +9,7 @@ export const ALGORITHMS = {
   anchored_window: { label: "Window from the first request", uses: [] },
   sliding_window: { label: "Sliding window", uses: ["buckets"] },
   sliding_log: { label: "Sliding log", uses: [] },
+  concurrent: { label: "Slots: requests at a time", uses: ["hold"] },
 };
 
 // Every setting that a link restores. `play` is the traffic that starts with the page.
@@ -22,6 +23,7 @@ export const DEFAULTS = {
   cost: "1",
   max_wait: "0",
   buckets: "10",
+  hold: "2",
   many: "10",
   rate: "8",
   play: "boundary",
@@ -56,6 +58,11 @@ export const PRESETS = {
     label: "Cron job",
     about: "Several servers start the same job; one run in ten seconds passes.",
     algorithm: "anchored_window", units: "1", period: "10", burst: "1", many: "5", rate: "2", play: "steady",
+  },
+  slots: {
+    label: "Long requests",
+    about: "Three run at a time. A rate of three per second lets six run, because each takes two seconds.",
+    algorithm: "concurrent", units: "3", period: "1", burst: "3", hold: "2", many: "8", rate: "5", play: "steady",
   },
   own: { label: "Your own settings", about: "Change any setting; the link below restores it." },
 };

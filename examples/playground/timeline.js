@@ -10,6 +10,7 @@ const NOW = 0.88;
 export class Lane {
   constructor(canvas) {
     this.canvas = canvas;
+    this.runs = false;
     this.clear();
   }
 
@@ -26,11 +27,23 @@ export class Lane {
   // Adds a request. The caller sets its fate later. A dot that would hide another is put below it,
   // and after a full column beside it.
   sent(at) {
+    if (this.runs) return this.started(at);
     const last = this.dots.at(-1);
     const column = (STEP * this.span()) / (this.canvas.clientWidth * NOW);
     const beside = last !== undefined && at < last.first + column * (Math.floor(last.place / ROWS) + 1);
     const first = beside ? last.first : at;
     const dot = { at, first, place: beside ? last.place + 1 : 0, fate: "pending", until: null };
+    this.dots.push(dot);
+    return dot;
+  }
+
+  // Requests that take time are bars: each has the first row that is free.
+  started(at) {
+    const busy = this.dots.filter(({ until }) => until === null || until + 100 > at);
+    const rows = new Set(busy.map(({ place }) => place));
+    let place = 0;
+    while (rows.has(place) && place < ROWS - 1) place += 1;
+    const dot = { at, first: at, place, fate: "pending", until: null };
     this.dots.push(dot);
     return dot;
   }
@@ -133,6 +146,8 @@ export class Lane {
       pen.stroke();
       if (dot.fate === "waited") fill(pen, colour("--ok"), right, y);
     } else if (dot.fate === "allowed") {
+      pen.lineWidth = 4;
+      if (this.runs) line(pen, colour("--ok"), left, y, x(dot.until), y);
       fill(pen, colour("--ok"), left, y);
     } else if (dot.fate === "denied") {
       pen.lineWidth = 2;

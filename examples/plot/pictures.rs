@@ -73,7 +73,7 @@ pub(crate) const PICTURES: [Picture; 9] = [
             "Unused units of a used window carry over.",
             "For clients that use less now and more later.",
         ],
-        FOUR.with_algorithm(Algorithm::fixed_window().carry_over(3)),
+        FOUR.with_algorithm(Algorithm::FixedWindow { carry_over: 3, paced: false }),
     ),
     picture(
         "paced_window",
@@ -82,7 +82,7 @@ pub(crate) const PICTURES: [Picture; 9] = [
             "A window's units come one by one; none outlives it.",
             "For clock quotas, without a rush at the boundary.",
         ],
-        FOUR.with_algorithm(Algorithm::fixed_window().paced()),
+        FOUR.with_algorithm(Algorithm::FixedWindow { carry_over: 0, paced: true }),
     ),
     picture(
         "anchored_window",

@@ -115,7 +115,7 @@ fn is_countable(quota: &Quota) -> bool {
         Algorithm::FixedWindow { carry_over, .. } => carry_over > 0,
         _ => false,
     };
-    !lends && !quota.is_concurrent() && !quota.is_blocked()
+    !lends && quota.algorithm() != Algorithm::Concurrent && quota.burst() > 0
 }
 
 /// Returns this quota with the highest possible limit, but no soft units or pacing.

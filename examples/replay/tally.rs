@@ -108,7 +108,7 @@ impl ByRule {
 
     /// Returns the key of the request, or `None` for a request without a key of its own.
     fn key(&self, call: &Call) -> Option<Key> {
-        self.extractor.extract(&call.head()).ok().flatten().filter(|key| !key.is_blank())
+        self.extractor.extract(&call.head()).ok().flatten()
     }
 }
 

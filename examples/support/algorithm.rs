@@ -9,7 +9,7 @@ pub(crate) const PLAIN: [(&str, Algorithm); 6] = [
     ("gcra", Algorithm::Gcra),
     ("token_bucket", Algorithm::TokenBucket),
     ("fixed_window", Algorithm::fixed_window()),
-    ("paced_window", Algorithm::fixed_window().paced()),
+    ("paced_window", Algorithm::FixedWindow { carry_over: 0, paced: true }),
     ("anchored_window", Algorithm::AnchoredWindow),
     ("sliding_log", Algorithm::SlidingLog),
 ];

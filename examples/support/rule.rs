@@ -48,7 +48,7 @@ pub(crate) enum KeyFlag {
 impl RuleFlag {
     /// Builds the rule. `client` finds the client behind the trusted proxies, if there are any.
     pub(crate) fn rule(self, client: Option<&ClientIp>) -> Result<Rule<AnyKey>, String> {
-        let rule = Rule::named(self.name, self.key.extractor(client)?, self.quotas)
+        let rule = Rule::new(self.name.as_str(), self.key.extractor(client)?, self.quotas)
             .cost(self.cost)
             .headroom(self.headroom)
             .max_wait(self.max_wait)

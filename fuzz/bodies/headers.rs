@@ -37,7 +37,7 @@ pub(crate) fn check(bytes: &[u8]) {
         let owed = i64::try_from(input.number()).unwrap_or(i64::MAX);
         Limiter::named(name, store.clone()).adjust(Key::everyone(), &quotas, owed).now();
         let cost = u32::try_from(input.number()).unwrap_or(1);
-        rules.push(Rule::named(name, Everyone, quotas).cost(Cost::from_fn(move |_| cost)));
+        rules.push(Rule::new(name.as_str(), Everyone, quotas).cost(Cost::from_fn(move |_| cost)));
     }
     let Ok(layer) = RateLimitLayer::try_rules(rules, store) else { return };
     let layer = layer.headers(family).expose_decision();

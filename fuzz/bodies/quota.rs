@@ -69,7 +69,7 @@ fn same_as_its_text(input: &mut Input<'_>) {
 }
 
 fn is_sound(quota: &Quota) {
-    if quota.is_blocked() {
+    if quota.burst() == 0 {
         return;
     }
     let (interval, burst) = (quota.interval().as_nanos(), u128::from(quota.burst()));

@@ -22,10 +22,8 @@ pub fn quota(random: &mut Random, micros: u64) -> Quota {
         3 => {
             base.try_with_burst(burst).and_then(|it| it.try_with_algorithm(Algorithm::TokenBucket))
         }
-        4 => {
-            let window = Algorithm::fixed_window().carry_over(more);
-            base.try_with_algorithm(if more % 2 == 0 { window.paced() } else { window })
-        }
+        4 => base
+            .try_with_algorithm(Algorithm::FixedWindow { carry_over: more, paced: more % 2 == 0 }),
         5 => base.try_with_algorithm(Algorithm::AnchoredWindow),
         6 => {
             let buckets = *random.pick(&[1, 2, 3, 4, 5, 6, 10]);
@@ -71,7 +69,7 @@ pub fn queueing(random: &mut Random) -> [Quota; 2] {
     let of = |units| Quota::new(units, Duration::from_secs(2)).expect("a quota");
     let (few, many) = (of(units), of(units * 2));
     if random.percent(40) {
-        let paced = Algorithm::fixed_window().paced();
+        let paced = Algorithm::FixedWindow { carry_over: 0, paced: true };
         return [few, many].map(|it| it.with_algorithm(paced));
     }
     [few.with_burst(2), many.with_burst(4)]

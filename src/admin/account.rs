@@ -11,7 +11,7 @@ use super::{
     managed::{self, ManagedLayer, millis, unix_millis},
 };
 use crate::{
-    decision::{Decision, Source},
+    decision::{Decision, Outcome, Source},
     explain::Explanation,
     key::Key,
     quota::{Quota, read_time},
@@ -82,19 +82,9 @@ impl<'a> ManagedAccount<'a> {
             (None, Some(given)) => layer.listed_key(name, given)?,
             _ => Err("give either a key, as \"key\": \"alice\", or a fingerprint".to_owned())?,
         };
-        let is_some = |quotas: &Quotas| !quotas.charged().is_empty();
-        let own = managed::own_quotas(&rule).filter(is_some);
-        let needs = own.is_none() && matches!(operation, "peek" | "reset");
-        let given = body.quotas.filter(is_some);
-        if needs != given.is_some() {
-            let why = match needs {
-                true => "add the quotas of the key, as \"quotas\": [\"5/s burst 20\"]",
-                false => "remove the quotas",
-            };
-            let has = if own.is_some() { "quotas" } else { "no quotas" };
-            return Err(format!("rule {name:?} has {has} of its own; {why}").into());
-        }
-        Ok(Self { layer, rule, key, quotas: own.or(given).unwrap_or_else(|| [].into()) })
+        let needs_quotas = matches!(operation, "peek" | "reset");
+        let quotas = quotas_of(&rule, body.quotas, needs_quotas)?;
+        Ok(Self { layer, rule, key, quotas })
     }
 
     /// Returns the units left, the remaining time of a block, and an explanation of the next
@@ -109,18 +99,8 @@ impl<'a> ManagedAccount<'a> {
         let next = next.with_headroom(headroom.unwrap_or(0));
         let Ok(would) = Explanation::look(store, &[next]).await;
         let blocked = would.decision.as_ref().ok().filter(|decision| decision.is_blocked());
-        let quotas = current.outcomes().iter().map(|outcome| {
-            json!({
-                "text": self.quotas.charged().get(outcome.quota_index()).map(Quota::to_string),
-                "limit": outcome.limit(),
-                "remaining": outcome.remaining(),
-                "held": outcome.held(),
-                "reset_after_ms": millis(outcome.reset_after()),
-                "next_after_ms": millis(outcome.next_after()),
-            })
-        });
         let mut response = self.response(&current);
-        response["quotas"] = quotas.collect();
+        response["quotas"] = current.outcomes().iter().map(|it| self.quota(it)).collect();
         response["blocked_ms"] = json!(blocked.and_then(Decision::retry_after).map(millis));
         response["would"] = would.fingerprint(self.layer.secret).to_string().into();
         Ok(response)
@@ -136,16 +116,33 @@ impl<'a> ManagedAccount<'a> {
         };
         let Ok(decision) = self.layer.store.call(op).await;
         check(operation, &decision)?;
-        if let Some(record) = self.layer.denial_log.find(self.rule.name)
-            && operation != "reset"
-            && let Some(listed) = record.listed.lock().find(&self.key)
-        {
-            let until = time.and_then(|time| SystemTime::now().checked_add(time));
-            listed.blocked_until_ms = until.map(unix_millis);
+        if operation != "reset" {
+            self.list_block(time);
         }
         let mut response = self.response(&decision);
         response["done"] = operation.into();
         Ok(response)
+    }
+
+    /// Notes the end of a block, or its removal, in the list of denied keys.
+    fn list_block(&self, time: Option<Duration>) {
+        let Some(record) = self.layer.denial_log.find(self.rule.name) else { return };
+        if let Some(listed) = record.listed.lock().find(&self.key) {
+            let until = time.and_then(|time| SystemTime::now().checked_add(time));
+            listed.blocked_until_ms = until.map(unix_millis);
+        }
+    }
+
+    /// Returns the units left under one quota.
+    fn quota(&self, outcome: &Outcome) -> Value {
+        json!({
+            "text": self.quotas.charged().get(outcome.quota_index()).map(Quota::to_string),
+            "limit": outcome.limit(),
+            "remaining": outcome.remaining(),
+            "held": outcome.held(),
+            "reset_after_ms": millis(outcome.reset_after()),
+            "next_after_ms": millis(outcome.next_after()),
+        })
     }
 
     fn charge(&self) -> Charge<'_> {
@@ -161,6 +158,26 @@ impl<'a> ManagedAccount<'a> {
             "by": decision.source().as_str(),
         })
     }
+}
+
+/// Returns the quotas of the rule or, if it has none of its own, the given ones.
+fn quotas_of(
+    rule: &RuleInfo<'_>,
+    given: Option<Quotas>,
+    needs_quotas: bool,
+) -> Result<Quotas, Problem> {
+    let is_some = |quotas: &Quotas| !quotas.charged().is_empty();
+    let (own, given) = (managed::own_quotas(rule).filter(is_some), given.filter(is_some));
+    let lacks = own.is_none() && needs_quotas;
+    if lacks != given.is_some() {
+        let why = match lacks {
+            true => "add the quotas of the key, as \"quotas\": [\"5/s burst 20\"]",
+            false => "remove the quotas",
+        };
+        let has = if own.is_some() { "quotas" } else { "no quotas" };
+        return Err(format!("rule {:?} has {has} of its own; {why}", rule.name).into());
+    }
+    Ok(own.or(given).unwrap_or_else(|| [].into()))
 }
 
 /// Returns an error if the store did not do the operation.

@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use parking_lot::Mutex;
@@ -105,18 +105,9 @@ impl RuleRecord {
     ///
     /// Under contention, a denial is counted but not listed.
     fn record(&self, verdict: Verdict, decision: &Decision, event: &DecisionEvent<'_>) {
-        let count = match verdict {
-            Verdict::Allowed | Verdict::FailedOpen | Verdict::FallbackAllowed => return,
-            Verdict::ShadowLimited => &self.reported,
-            Verdict::Limited | Verdict::FailedClosed | Verdict::FallbackLimited => &self.denied,
-        };
+        let Some(count) = self.counter(verdict) else { return };
         count.fetch_add(1, Relaxed);
         let Some(mut listed) = self.listed.try_lock() else { return };
-        // The wait for this rule, or `None` if waiting does not help.
-        let outcomes = decision.outcomes().iter();
-        let denied = outcomes.filter(|it| it.rule() == self.name && it.is_denied());
-        let waits = denied.map(Outcome::expected_wait);
-        let retry_after = waits.reduce(|a, b| Some(a?.max(b?))).flatten();
         let key = decision.outcomes().first().and_then(|_| event.key(self.name));
         let at_ms = unix_millis(SystemTime::now());
         if let Some((key, fingerprint)) = key {
@@ -127,8 +118,25 @@ impl RuleRecord {
             at_ms,
             key: key.map(|(_, fingerprint)| fingerprint),
             result: verdict.as_str(),
-            retry_after_ms: retry_after.map(millis),
+            retry_after_ms: self.wait(decision).map(millis),
         });
+    }
+
+    fn counter(&self, verdict: Verdict) -> Option<&AtomicU64> {
+        match verdict {
+            Verdict::Allowed | Verdict::FailedOpen | Verdict::FallbackAllowed => None,
+            Verdict::ShadowLimited => Some(&self.reported),
+            Verdict::Limited | Verdict::FailedClosed | Verdict::FallbackLimited => {
+                Some(&self.denied)
+            }
+        }
+    }
+
+    /// Returns the wait for this rule, or `None` if waiting does not help.
+    fn wait(&self, decision: &Decision) -> Option<Duration> {
+        let outcomes = decision.outcomes().iter();
+        let denied = outcomes.filter(|it| it.rule() == self.name && it.is_denied());
+        denied.map(Outcome::expected_wait).reduce(|a, b| Some(a?.max(b?))).flatten()
     }
 }
 
@@ -139,15 +147,7 @@ impl Listed {
             known.denied = known.denied.saturating_add(1);
             return;
         }
-        let key = key.clone();
-        let new = DeniedKey {
-            fingerprint,
-            key,
-            clear: None,
-            denied: 1,
-            replaced: 0,
-            blocked_until_ms: None,
-        };
+        let new = DeniedKey::new(key.clone(), fingerprint);
         if self.top.len() < MOST {
             return self.top.push(new);
         }
@@ -163,6 +163,10 @@ impl Listed {
 }
 
 impl DeniedKey {
+    fn new(key: Key, fingerprint: Fingerprint) -> Self {
+        Self { fingerprint, key, clear: None, denied: 1, replaced: 0, blocked_until_ms: None }
+    }
+
     /// Returns the upper bound of the denials of this key.
     fn count(&self) -> u64 {
         self.denied.saturating_add(self.replaced)

@@ -320,7 +320,7 @@ impl Admin {
         let rules: Arc<dyn Rules + Send + Sync> = layer.rules.clone();
         let denial_log = DenialLog::new(&infos(&*rules));
         let settings = &mut layer.settings;
-        settings.observers.hooks.push(Arc::new(denial_log.clone()));
+        settings.hooks.push(Arc::new(denial_log.clone()));
         self.layers.push(ManagedLayer {
             name,
             rules,

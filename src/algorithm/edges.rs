@@ -14,7 +14,7 @@ fn kinds() -> [Quota; 8] {
         ten,
         ten.with_algorithm(Algorithm::TokenBucket),
         ten.with_algorithm(Algorithm::fixed_window()),
-        ten.with_algorithm(Algorithm::fixed_window().carry_over(5)),
+        ten.with_algorithm(Algorithm::FixedWindow { carry_over: 5, paced: false }),
         ten.with_algorithm(Algorithm::AnchoredWindow),
         ten.with_algorithm(Algorithm::SlidingWindow { buckets: 1 }),
         ten.with_algorithm(Algorithm::SlidingWindow { buckets: 10 }),
@@ -24,7 +24,8 @@ fn kinds() -> [Quota; 8] {
 
 #[test]
 fn a_blocked_quota_denies_permanently_with_every_algorithm() {
-    let paced = Quota::per_second(1).with_algorithm(Algorithm::fixed_window().paced());
+    let paced =
+        Quota::per_second(1).with_algorithm(Algorithm::FixedWindow { carry_over: 0, paced: true });
     for kind in kinds().into_iter().chain([paced]) {
         let quota = Quota::blocked().with_algorithm(kind.algorithm());
         let mut account = Account::new();

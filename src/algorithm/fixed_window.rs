@@ -184,7 +184,7 @@ mod tests {
     };
 
     const SECOND: u64 = 1_000_000_000;
-    const PACED: Algorithm = Algorithm::fixed_window().carry_over(9).paced();
+    const PACED: Algorithm = Algorithm::FixedWindow { carry_over: 9, paced: true };
 
     fn queueing(cost: u32, max_wait: u64) -> Demand {
         Demand { max_wait, ..Demand::units(cost) }
@@ -254,7 +254,8 @@ mod tests {
 
     #[test]
     fn a_refund_to_zero_keeps_the_bonus_and_carries_nothing_over() {
-        let quota = Quota::per_second(10).with_algorithm(Algorithm::fixed_window().carry_over(4));
+        let quota = Quota::per_second(10)
+            .with_algorithm(Algorithm::FixedWindow { carry_over: 4, paced: false });
         let mut account = Account::new();
         account.take(&quota, 0, Demand::units(7));
         account.take(&quota, SECOND, Demand::units(2));
@@ -265,7 +266,8 @@ mod tests {
 
     #[test]
     fn a_later_refund_does_not_change_the_bonus() {
-        let quota = Quota::per_second(10).with_algorithm(Algorithm::fixed_window().carry_over(4));
+        let quota = Quota::per_second(10)
+            .with_algorithm(Algorithm::FixedWindow { carry_over: 4, paced: false });
         let mut account = Account::new();
         let (_, mine) = account.take(&quota, 0, Demand::units(8));
         account.adjust(&quota, SECOND, -8);

@@ -67,10 +67,8 @@ impl Decision {
     }
 
     /// Creates a denial by a store that does not support an [operation](crate::store::Op).
-    ///
-    /// The source of the decision is [`Source::Unsupported`].
-    #[must_use]
-    pub fn unsupported() -> Self {
+    #[cfg(feature = "governor")]
+    pub(crate) fn unsupported() -> Self {
         Self::deny().with_source(Source::Unsupported)
     }
 
@@ -281,7 +279,7 @@ impl Decision {
     /// # Limitations
     ///
     /// With several quotas, this is the longest of their waits. A fixed window that is
-    /// [paced](crate::Algorithm::paced) or has a [`carry_over`](crate::Algorithm::carry_over) may
+    /// [paced or carries over](crate::Algorithm::FixedWindow) may
     /// have fewer units again by then. The request is then denied with another wait.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
@@ -388,7 +386,8 @@ pub enum Source {
     /// The local store of a [`Fallback`](crate::store::Fallback), which decides if the other store
     /// fails.
     Fallback,
-    /// A [`DenyCache`](crate::store::DenyCache) that repeated an earlier denial.
+    /// A [`DenyCache`](crate::store::DenyCache) that repeated an earlier denial, or a `RedisStore`
+    /// that denied a request without a call, because others of this process wait for its slots.
     DenyCache,
     /// A [`Leased`](crate::store::Leased) store, which used units that were charged in advance.
     Leased,
@@ -399,7 +398,7 @@ pub enum Source {
     Overflow,
     /// An [adaptive](crate::rule::Adaptive) limit, which denied the request.
     Overload,
-    /// A store that does not support the operation. See [`Decision::unsupported`].
+    /// A store that does not support the [operation](crate::store::Op), which it denies.
     Unsupported,
     /// A store of another crate, with its name.
     Other(&'static str),

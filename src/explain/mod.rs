@@ -14,7 +14,7 @@
 //! assert!(text.contains("\n  rule \"default\": 0 of 2 left, next in "), "{text}");
 //! ```
 //!
-//! Given the rules, an explanation also shows quotas, keys and costs. The layer and the limiter can
+//! With the charges, an explanation also shows quotas, keys and costs. The layer and the limiter can
 //! also explain the decision that a request *would* get, without a charge:
 //!
 //! ```
@@ -65,7 +65,7 @@ use crate::{
 pub struct Explanation {
     /// The decision, or the reason why no store was called.
     ///
-    /// The decision of a store that cannot peek is [unsupported](Decision::unsupported).
+    /// The decision of a store that cannot peek has the source [`Source::Unsupported`].
     pub decision: Result<Decision, Bypass>,
     /// One report per quota, in the order of the outcomes.
     pub quota_reports: Vec<QuotaReport>,
@@ -97,8 +97,8 @@ pub struct QuotaReport {
 impl Decision {
     /// Explains the decision, without quotas, keys and costs.
     ///
-    /// To add them, call [`charges`](Explanation::charges) or [`rules`](Explanation::rules) on the
-    /// explanation.
+    /// To add them, call [`charges`](Explanation::charges), or explain the decision by
+    /// [`RateLimitLayer::explain_decision`](crate::RateLimitLayer::explain_decision).
     pub fn explain(&self) -> Explanation {
         Explanation::new(Ok(self.clone()), false)
     }
@@ -160,7 +160,7 @@ impl Explanation {
     ///
     /// The rules are evaluated now. If a plan was replaced after the decision, the explanation
     /// shows the new quotas.
-    pub fn rules<'a>(
+    pub(crate) fn rules<'a>(
         mut self,
         rules: &(impl Rules + ?Sized),
         head: impl Into<RequestHead<'a>>,
@@ -231,7 +231,6 @@ impl fmt::Display for Explanation {
 
 /// Writes whether the request was allowed, and why.
 fn summarize(f: &mut fmt::Formatter<'_>, decision: &Decision) -> fmt::Result {
-    let denies = |outcome: &Outcome| outcome.is_denied() && !outcome.is_report_only();
     f.write_str(if decision.is_allowed() { "allowed" } else { "denied" })?;
     match decision.source() {
         Source::FailedOpen => return f.write_str(", uncharged: the store failed open"),
@@ -240,18 +239,28 @@ fn summarize(f: &mut fmt::Formatter<'_>, decision: &Decision) -> fmt::Result {
         source @ (Source::Fallback | Source::Governor) => write!(f, " by the {source}")?,
         _ => {}
     }
-    if !decision.is_allowed() {
-        if let Some(outcome) = decision.binding()
-            && decision.source() != Source::FailedClosed
-        {
-            write!(f, " by rule {:?}", outcome.rule())?;
-        }
-        if decision.is_blocked() {
-            f.write_str(", whose key is blocked")?;
-        }
-        let wait = decision.retry_after();
-        return wait.map_or(Ok(()), |wait| write!(f, " → retry after {wait:?}"));
+    if decision.is_allowed() {
+        summarize_allowed(f, decision)
+    } else {
+        summarize_denial(f, decision)
     }
+}
+
+fn summarize_denial(f: &mut fmt::Formatter<'_>, decision: &Decision) -> fmt::Result {
+    if let Some(outcome) = decision.binding()
+        && decision.source() != Source::FailedClosed
+    {
+        write!(f, " by rule {:?}", outcome.rule())?;
+    }
+    if decision.is_blocked() {
+        f.write_str(", whose key is blocked")?;
+    }
+    let wait = decision.retry_after();
+    wait.map_or(Ok(()), |wait| write!(f, " → retry after {wait:?}"))
+}
+
+fn summarize_allowed(f: &mut fmt::Formatter<'_>, decision: &Decision) -> fmt::Result {
+    let denies = |outcome: &Outcome| outcome.is_denied() && !outcome.is_report_only();
     if decision.outcomes().is_empty() {
         f.write_str(": no quota applies")
     } else if !decision.wait().is_zero() {
@@ -272,6 +281,14 @@ impl Explanation {
         decision: &Decision,
         report: &QuotaReport,
     ) -> fmt::Result {
+        self.write_charge(f, report)?;
+        write_state(f, &report.outcome)?;
+        write_denial(f, &report.outcome, decision.is_allowed())?;
+        writeln!(f)
+    }
+
+    /// Writes the rule, the quota, the key and the cost.
+    fn write_charge(&self, f: &mut fmt::Formatter<'_>, report: &QuotaReport) -> fmt::Result {
         let QuotaReport { outcome, quota, key, cost, headroom } = report;
         write!(f, "  rule {:?}", outcome.rule())?;
         if outcome.quota_index() > 0 {
@@ -288,26 +305,30 @@ impl Explanation {
         }
         cost.map_or(Ok(()), |cost| write!(f, ", cost {cost}"))?;
         let headroom = headroom.filter(|units| *units > 0);
-        headroom.map_or(Ok(()), |units| write!(f, " and headroom {units}"))?;
-        if outcome.is_known() {
-            write!(f, ": {} of {} left", outcome.remaining(), outcome.limit())?;
-        } else {
-            f.write_str(": the units left are unknown")?;
-        }
-        outcome.held().map_or(Ok(()), |held| write!(f, ", {held} held"))?;
-        for (what, time) in [("next", outcome.next_after()), ("full", outcome.reset_after())] {
-            if !time.is_zero() {
-                write!(f, ", {what} in {time:?}")?;
-            }
-        }
-        if outcome.is_denied() {
-            f.write_str(if decision.is_allowed() { "; would be denied" } else { "; denied" })?;
-            match outcome.retry_after() {
-                Some(wait) => write!(f, " for {wait:?}")?,
-                None if outcome.is_wait_unknown() => f.write_str(" until another request ends")?,
-                None => f.write_str(": waiting does not help")?,
-            }
-        }
-        writeln!(f)
+        headroom.map_or(Ok(()), |units| write!(f, " and headroom {units}"))
+    }
+}
+
+fn write_state(f: &mut fmt::Formatter<'_>, outcome: &Outcome) -> fmt::Result {
+    if outcome.is_known() {
+        write!(f, ": {} of {} left", outcome.remaining(), outcome.limit())?;
+    } else {
+        f.write_str(": the units left are unknown")?;
+    }
+    outcome.held().map_or(Ok(()), |held| write!(f, ", {held} held"))?;
+    let times = [("next", outcome.next_after()), ("full", outcome.reset_after())];
+    let mut times = times.iter().filter(|(_, time)| !time.is_zero());
+    times.try_for_each(|(what, time)| write!(f, ", {what} in {time:?}"))
+}
+
+fn write_denial(f: &mut fmt::Formatter<'_>, outcome: &Outcome, is_allowed: bool) -> fmt::Result {
+    if !outcome.is_denied() {
+        return Ok(());
+    }
+    f.write_str(if is_allowed { "; would be denied" } else { "; denied" })?;
+    match outcome.retry_after() {
+        Some(wait) => write!(f, " for {wait:?}"),
+        None if outcome.is_wait_unknown() => f.write_str(" until another request ends"),
+        None => f.write_str(": waiting does not help"),
     }
 }

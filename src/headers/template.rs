@@ -535,6 +535,15 @@ struct Item {
     values: ValueCache,
 }
 
+/// Returns the policy of a quota. A policy of a list has the quoted name and the unit.
+fn policy_text(quota: &Quota, name: Option<&String>) -> String {
+    let (limit, window) = (quota.burst(), window(quota));
+    let w = if window == 0 { String::new() } else { format!(";w={window}") };
+    let Some(name) = name else { return format!("{limit}{w}") };
+    let unit = quota.unit().map(|unit| format!(";qu=\"{unit}\"")).unwrap_or_default();
+    format!("{name};q={limit}{unit}{w}")
+}
+
 impl Item {
     /// Returns the quotas of these rules, for the fields of `family`.
     fn named<'a>(rules: impl Iterator<Item = RuleQuotas<'a>>, family: Headers) -> Vec<Self> {
@@ -551,23 +560,13 @@ impl Item {
         quota: &Quota,
         family: Headers,
     ) -> Self {
-        let name: Cow<'static, str> = match quota.name() {
-            Some(name) => name.into(),
-            None if quotas.len() == 1 => rule.as_str().into(),
-            None => format!("{rule}-{}", quota.period_text()).into(),
-        };
+        let name = quota.name_in(rule, quotas);
         let is_list = family == Headers::RateLimit;
         let (limit, window, unit) = (quota.burst(), window(quota), quota.unit());
         let quoted = format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\""));
         let unregistered_unit = unit.filter(|unit| !is_registered_unit(unit));
         let is_listed = unit.is_none() || is_list && unregistered_unit.is_none();
-        let w = if window == 0 { String::new() } else { format!(";w={window}") };
-        let policy = if is_list {
-            let unit = unit.map(|unit| format!(";qu=\"{unit}\"")).unwrap_or_default();
-            format!("{quoted};q={limit}{unit}{w}")
-        } else {
-            format!("{limit}{w}")
-        };
+        let policy = policy_text(quota, is_list.then_some(&quoted));
         let is_policy = is_listed && !quota.sheds();
         Self {
             rule,

@@ -10,7 +10,7 @@
 //! use tower_sluice::key::{ClientIp, HeaderKey, KeyExtractor, MethodKey, PeerIp};
 //!
 //! PeerIp::new();                                  // the address of the peer, IPv6 by /64
-//! PeerIp::v6_site();                              // IPv6 by /48, for a second rule
+//! PeerIp::new().ipv6_prefix(48);                  // IPv6 by /48, for a second rule
 //! ClientIp::behind(["10.0.0.0/8"])?;              // the address of the client, behind proxies
 //! HeaderKey::new("x-api-key");                       // the value of one header
 //! (MethodKey, HeaderKey::new("x-api-key"));             // a composite key of both
@@ -229,8 +229,7 @@ impl KeyError {
     /// Creates an error for a server that does not provide the address of the peer.
     ///
     /// The request is rejected with 500, and a log line describes the fix.
-    #[must_use]
-    pub fn no_peer() -> Self {
+    pub(crate) fn no_peer() -> Self {
         Self {
             kind: KeyErrorKind::NoPeer,
             status: StatusCode::INTERNAL_SERVER_ERROR,

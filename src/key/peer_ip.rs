@@ -27,7 +27,7 @@ use crate::advice::PeerCheck;
 /// use tower_sluice::key::PeerIp;
 ///
 /// PeerIp::new();                    // IPv6 by /64
-/// PeerIp::v6_site();                // IPv6 by /48
+/// PeerIp::new().ipv6_prefix(48);    // IPv6 by /48
 /// ```
 #[derive(Clone, Debug)]
 pub struct PeerIp {
@@ -42,32 +42,6 @@ impl PeerIp {
         Self { prefix: Prefix::DEFAULT, check: Arc::default() }
     }
 
-    /// Creates an extractor for whole IPv4 addresses and the first 48 bits of IPv6 addresses.
-    ///
-    /// A business or a hosting customer often has a /48 (RFC 6177, RIPE-690), which contains 65 536
-    /// networks of /64. Use this extractor in a second rule with a higher quota. A request is
-    /// charged to both rules or to none.
-    ///
-    /// ```
-    /// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, Rule};
-    ///
-    /// let client = Rule::new("client", PeerIp::new(), Quota::per_second(10));
-    /// let site = Rule::new("site", PeerIp::v6_site(), Quota::per_second(100));
-    /// let layer = RateLimitLayer::rules((client, site), LocalStore::new());
-    /// # drop(layer);
-    /// ```
-    ///
-    /// The rule `site` also works without the rule `client`.
-    ///
-    /// # Limitations
-    ///
-    /// A client with more than a /48 has more than one account. Bound the sum with a rule over
-    /// [`Everyone`](super::Everyone).
-    #[must_use]
-    pub fn v6_site() -> Self {
-        Self::new().ipv6_prefix(48)
-    }
-
     /// Sets the number of leading bits of an IPv4 address in the key. Defaults to 32.
     ///
     /// # Panics
@@ -80,6 +54,24 @@ impl PeerIp {
     }
 
     /// Sets the number of leading bits of an IPv6 address in the key. Defaults to 64.
+    ///
+    /// A business or a hosting customer often has a /48 (RFC 6177, RIPE-690), which contains 65 536
+    /// networks of /64. Limit it by a second rule with a higher quota. A request is charged to both
+    /// rules or to none.
+    ///
+    /// ```
+    /// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, Rule};
+    ///
+    /// let client = Rule::new("client", PeerIp::new(), Quota::per_second(10));
+    /// let site = Rule::new("site", PeerIp::new().ipv6_prefix(48), Quota::per_second(100));
+    /// let layer = RateLimitLayer::rules((client, site), LocalStore::new());
+    /// # drop(layer);
+    /// ```
+    ///
+    /// # Limitations
+    ///
+    /// A client with more than a /48 has more than one account. Bound the sum with a rule over
+    /// [`Everyone`](super::Everyone).
     ///
     /// # Panics
     ///

@@ -37,18 +37,15 @@ const INLINE: usize = WORDS * 8;
 pub struct Key {
     /// The length, shifted left by eight bits, plus the kind.
     head: u64,
-    body: KeyBytes,
+    /// The bytes in little-endian words, padded with zeros. All zero for a longer key.
+    words: [u64; WORDS],
+    /// The bytes of a key that is longer than the words.
+    long: Option<Arc<[u8]>>,
 }
 
-#[derive(Clone, PartialEq, Eq)]
-enum KeyBytes {
-    /// The bytes of the key in little-endian words, padded with zeros.
-    Inline([u64; WORDS]),
-    Shared(Arc<[u8]>),
-}
-
+/// The kind of a key.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Tag {
+enum Kind {
     Everyone,
     Unidentified,
     Text,
@@ -62,12 +59,12 @@ impl Key {
     /// Returns the key that all requests share.
     #[must_use]
     pub fn everyone() -> Self {
-        Self::words(Tag::Everyone, 0, [0; WORDS])
+        Self::words(Kind::Everyone, 0, [0; WORDS])
     }
 
     /// Returns the key of requests without an identity.
     pub(crate) fn unidentified() -> Self {
-        Self::words(Tag::Unidentified, 0, [0; WORDS])
+        Self::words(Kind::Unidentified, 0, [0; WORDS])
     }
 
     /// Joins several keys into one.
@@ -87,7 +84,7 @@ impl Key {
             bytes.extend_from_slice(&part.head.to_le_bytes());
             part.with_bytes(|content| bytes.extend_from_slice(content));
         }
-        Self::bytes(Tag::Parts, &bytes)
+        Self::bytes(Kind::Parts, &bytes)
     }
 
     /// Returns the length of the content in bytes.
@@ -98,20 +95,15 @@ impl Key {
 
     /// Returns `true` for a text key that is empty or only white space.
     ///
-    /// Extractors treat a blank key as a missing identity.
-    #[must_use]
+    /// A blank key is a missing identity.
     #[inline]
-    pub fn is_blank(&self) -> bool {
-        match &self.body {
-            _ if self.head & 0xff != Tag::Text as u64 => false,
-            // The first byte decides for almost every key.
-            KeyBytes::Inline([first, ..])
-                if self.len() > 0 && !first.to_le_bytes()[0].is_ascii_whitespace() =>
-            {
-                false
-            }
-            _ => self.with_bytes(super::is_blank),
-        }
+    pub(crate) fn is_blank(&self) -> bool {
+        // The first byte decides for almost every key.
+        self.head & 0xff == Kind::Text as u64
+            && (self.head >> 8 == 0
+                || self.words[0].to_le_bytes()[0].is_ascii_whitespace()
+                || self.long.is_some())
+            && self.with_bytes(super::is_blank)
     }
 
     /// Returns the key as bytes, for stores outside the process.
@@ -154,10 +146,10 @@ impl Key {
         self.with_bytes(|content| secret.fingerprint(&[&kind, content]))
     }
 
-    fn bytes(kind: Tag, content: &[u8]) -> Self {
+    fn bytes(kind: Kind, content: &[u8]) -> Self {
         if content.len() > INLINE {
-            let body = KeyBytes::Shared(content.into());
-            return Self { head: kind as u64 | (content.len() as u64) << 8, body };
+            let key = Self::words(kind, content.len(), [0; WORDS]);
+            return Self { long: Some(content.into()), ..key };
         }
         let mut words = [0; WORDS];
         for (word, chunk) in words.iter_mut().zip(content.chunks(8)) {
@@ -168,21 +160,19 @@ impl Key {
         Self::words(kind, content.len(), words)
     }
 
-    fn words(kind: Tag, len: usize, words: [u64; WORDS]) -> Self {
-        Self { head: kind as u64 | (len as u64) << 8, body: KeyBytes::Inline(words) }
+    fn words(kind: Kind, len: usize, words: [u64; WORDS]) -> Self {
+        Self { head: kind as u64 | (len as u64) << 8, words, long: None }
     }
 
     fn with_bytes<T>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
-        match &self.body {
-            KeyBytes::Shared(bytes) => read(bytes),
-            KeyBytes::Inline(words) => {
-                let mut bytes = [0; INLINE];
-                for (chunk, word) in bytes.chunks_mut(8).zip(words) {
-                    chunk.copy_from_slice(&word.to_le_bytes());
-                }
-                read(&bytes[..self.len().min(INLINE)])
-            }
+        if let Some(bytes) = &self.long {
+            return read(bytes);
         }
+        let mut bytes = [0; INLINE];
+        for (chunk, word) in bytes.chunks_mut(8).zip(self.words) {
+            chunk.copy_from_slice(&word.to_le_bytes());
+        }
+        read(&bytes[..self.len().min(INLINE)])
     }
 }
 
@@ -199,12 +189,14 @@ impl Key {
 #[cfg(feature = "admin")]
 fn clear_text(kind: u64, bytes: &[u8]) -> Option<String> {
     Some(match kind {
-        _ if kind == Tag::Everyone as u64 => "everyone".into(),
-        _ if kind == Tag::Unidentified as u64 => "unidentified".into(),
-        _ if kind == Tag::Text as u64 => String::from_utf8_lossy(bytes).into(),
-        _ if kind == Tag::Number as u64 => u128::from_le_bytes(bytes.try_into().ok()?).to_string(),
-        _ if kind == Tag::V4 as u64 => Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?).to_string(),
-        _ if kind == Tag::V6 as u64 => {
+        _ if kind == Kind::Everyone as u64 => "everyone".into(),
+        _ if kind == Kind::Unidentified as u64 => "unidentified".into(),
+        _ if kind == Kind::Text as u64 => String::from_utf8_lossy(bytes).into(),
+        _ if kind == Kind::Number as u64 => u128::from_le_bytes(bytes.try_into().ok()?).to_string(),
+        _ if kind == Kind::V4 as u64 => {
+            Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?).to_string()
+        }
+        _ if kind == Kind::V6 as u64 => {
             Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).to_string()
         }
         _ => {
@@ -226,17 +218,14 @@ impl Key {
     pub(crate) fn hash_with<H: Hasher>(&self, salt: u64, state: &mut H) {
         // The odd constant (from the golden ratio) spreads the few significant bits of `head`.
         state.write_u64(salt ^ self.head.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        match &self.body {
-            KeyBytes::Inline([first, second, rest @ ..]) => {
-                state.write_u64(*first);
-                if self.head >= 9 << 8 {
-                    state.write_u64(*second);
-                }
-                if self.head >= 17 << 8 {
-                    rest.iter().for_each(|word| state.write_u64(*word));
-                }
-            }
-            KeyBytes::Shared(bytes) => state.write(bytes),
+        let [first, second, rest @ ..] = &self.words;
+        state.write_u64(*first);
+        if self.head >= 9 << 8 {
+            state.write_u64(*second);
+        }
+        if self.head >= 17 << 8 {
+            rest.iter().for_each(|word| state.write_u64(*word));
+            self.long.iter().for_each(|bytes| state.write(bytes));
         }
     }
 }
@@ -267,13 +256,13 @@ impl From<Ipv4Addr> for Key {
     fn from(address: Ipv4Addr) -> Self {
         let mut words = [0; WORDS];
         words[0] = u32::from_le_bytes(address.octets()).into();
-        Self::words(Tag::V4, 4, words)
+        Self::words(Kind::V4, 4, words)
     }
 }
 
 impl From<Ipv6Addr> for Key {
     fn from(address: Ipv6Addr) -> Self {
-        Self::bytes(Tag::V6, &address.octets())
+        Self::bytes(Kind::V6, &address.octets())
     }
 }
 
@@ -290,7 +279,7 @@ impl From<IpAddr> for Key {
 
 impl From<&[u8]> for Key {
     fn from(text: &[u8]) -> Self {
-        Self::bytes(Tag::Text, text)
+        Self::bytes(Kind::Text, text)
     }
 }
 
@@ -338,7 +327,7 @@ impl From<u32> for Key {
 /// keys.
 impl From<u128> for Key {
     fn from(number: u128) -> Self {
-        Self::bytes(Tag::Number, &number.to_le_bytes())
+        Self::bytes(Kind::Number, &number.to_le_bytes())
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::{
     convert::Infallible,
-    error::Error,
     fmt,
     sync::{
         Arc,
@@ -19,7 +18,7 @@ use smallvec::SmallVec;
 use crate::{
     decision::Decision,
     head::ResponseHead,
-    rule::RuleName,
+    rule::{RuleError, RuleName},
     store::{self, Answer, BlockError, Charge, DynStore, OwnedCharges, Store, StoreExt},
 };
 
@@ -63,11 +62,11 @@ pub enum Adjustment {
 /// A handler may move the handle into a streamed body, and adjust the charge when the body ends.
 ///
 /// ```
-/// use tower_sluice::middleware::{ChargeHandle, UnknownRule};
+/// use tower_sluice::{middleware::ChargeHandle, rule::RuleError};
 ///
 /// async fn complete(charge: ChargeHandle) -> Result<String, String> {
 ///     let (text, tokens) = (String::from("…"), 42);
-///     let adjusted: Result<(), UnknownRule> = charge.adjust_rule_to("tokens", tokens);
+///     let adjusted: Result<(), RuleError> = charge.adjust_rule_to("tokens", tokens);
 ///     adjusted.map_err(|wrong| wrong.to_string())?;
 ///     Ok(text)
 /// }
@@ -130,10 +129,10 @@ impl ChargeHandle {
     /// # Errors
     ///
     /// Fails if the layer has no rule of this name. The error lists the rules of the layer.
-    pub fn adjust_rule_to(&self, name: &str, units: u32) -> Result<(), UnknownRule> {
+    pub fn adjust_rule_to(&self, name: &str, units: u32) -> Result<(), RuleError> {
         let rules = &self.0.config.rules;
         if !rules.iter().any(|rule| rule.as_str() == name) {
-            return Err(UnknownRule { name: name.into(), known: rules.clone() });
+            return Err(RuleError::Unknown { name: name.into(), known: rules.clone() });
         }
         self.0.adjust(Some(name), |_| units);
         Ok(())
@@ -225,27 +224,6 @@ impl fmt::Debug for ChargeHandle {
         f.debug_struct("ChargeHandle").finish_non_exhaustive()
     }
 }
-
-/// Error of [`ChargeHandle::adjust_rule_to`] for an unknown rule.
-///
-/// See [troubleshooting](crate::guide::troubleshooting#errors).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnknownRule {
-    name: Box<str>,
-    known: Arc<[RuleName]>,
-}
-
-impl fmt::Display for UnknownRule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "unknown rule `{}`, expected one of ", self.name)?;
-        for (at, rule) in self.known.iter().enumerate() {
-            write!(f, "{}`{rule}`", if at == 0 { "" } else { ", " })?;
-        }
-        Ok(())
-    }
-}
-
-impl Error for UnknownRule {}
 
 /// Fails with 500 and a text that names the fix, if the request has no handle.
 #[cfg(feature = "axum")]

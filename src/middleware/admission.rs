@@ -4,10 +4,9 @@
 use std::any::TypeId;
 use std::{
     any::type_name,
-    marker::PhantomData,
     mem,
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::Mutex,
     task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
@@ -18,14 +17,14 @@ use smallvec::SmallVec;
 
 use super::{
     RateLimitLayer,
-    config::{LayerConfig, Override, ResponseContext},
+    config::{Override, ResponseContext},
     overcommit::InFlight,
     queue::{QueuedCharge, Waiter},
 };
 use crate::{
     decision::{Decision, Source},
     head::RequestHead,
-    headers::Template,
+    headers::{Lines, Template},
     key::KeyError,
     log::error,
     observe::DecisionEvent,
@@ -34,18 +33,14 @@ use crate::{
     store::{Answer, CannotFail, Charge, OwnedCharges, Store, StoreExt},
 };
 
-/// The state that all services of a layer share.
-pub(super) struct Shared<K, S, R> {
-    pub(super) layer: RateLimitLayer<K, S, R>,
-    pub(super) template: Arc<Template>,
-}
-
 /// The next step of a request. `P` is the type of responses.
 ///
 /// No variant holds a [`Decision`] or a [`Waiter`], because moving them is slow.
 pub(super) enum Admission<P, S: Store> {
-    /// The request runs. The context, if any, is applied to the response.
-    Admitted(Option<ResponseContext>),
+    /// The request runs. The response gets these header fields, if any.
+    Admitted(Option<Lines>),
+    /// The request runs. The handler and the response get more than header fields.
+    Extended(Box<ResponseContext>),
     /// The request runs after a wait in the queue.
     Queued(QueuedCharge<S>),
     /// The request waits for a slot, and then asks again.
@@ -74,86 +69,86 @@ pin_project! {
     }
 }
 
-/// Calls `then` with the charges of a request. If no store call is needed, calls `bypassed`.
-#[inline]
-pub(super) fn charges<K: Rules, T>(
-    rules: &K,
-    settings: &LayerConfig,
-    head: &RequestHead<'_>,
-    then: impl FnOnce(&[Charge<'_>]) -> T,
-    bypassed: impl FnOnce(Bypass) -> T,
-) -> T {
-    match settings.check_bypass(head) {
-        Ok(()) => rules.charges(head, then, bypassed),
-        Err(bypass) => bypassed(bypass),
-    }
-}
-
-/// Decides about one request. `B` is the type of response bodies.
-pub(super) struct Decider<'a, K, S, R, B> {
-    layer: &'a RateLimitLayer<K, S, R>,
-    template: &'a Arc<Template>,
-    head: &'a RequestHead<'a>,
-    body: PhantomData<fn() -> B>,
-}
-
-impl<K, S, R> Shared<K, S, R> {
-    #[inline]
-    pub(super) fn decider<'a, B>(&'a self, head: &'a RequestHead<'_>) -> Decider<'a, K, S, R, B> {
-        Decider { layer: &self.layer, template: &self.template, head, body: PhantomData }
-    }
-}
-
-impl<K, S, R, B> Decider<'_, K, S, R, B>
+/// Decisions. `B` is the type of response bodies.
+impl<K, S, R> RateLimitLayer<K, S, R>
 where
     K: Rules,
     S: Store<Error: CannotFail>,
-    R: Reject<B>,
-    B: 'static,
 {
     /// Decides on a request, or starts a store call that completes later.
-    #[inline]
-    pub(super) fn admit(&self) -> Next<B, S> {
-        self.charges(|charges| {
-            if !charges.iter().any(Charge::queues) {
-                return self.decide(charges, None);
-            }
-            // The request holds a place in the queue from here on, because a charge that finds the
-            // queue full afterwards could not always be undone.
-            let waiter = self.layer.settings.enter_queue(charges);
-            let waited = waiter.is_some().then_some(Duration::ZERO);
-            self.decide_queueing(charges, waiter, waited)
-        })
-    }
-
-    #[inline]
-    fn charges(&self, decide: impl FnOnce(&[Charge<'_>]) -> Next<B, S>) -> Next<B, S> {
-        let RateLimitLayer { rules, settings, .. } = self.layer;
-        charges(&**rules, settings, self.head, decide, |bypass| self.bypass(bypass))
-    }
-
-    /// Decides on a request that may queue, and has waited for `waited`. Without this time, the
-    /// request does not queue.
-    #[inline(never)]
-    fn decide_queueing(
+    ///
+    /// A request that has waited for a slot asks again with its `waiter`. The quotas may have
+    /// changed.
+    #[inline(always)]
+    pub(super) fn admit<B: 'static>(
         &self,
+        head: &RequestHead<'_>,
+        waiter: Option<Box<Waiter>>,
+    ) -> Next<B, S>
+    where
+        R: Reject<B>,
+    {
+        let decide = |charges: &[Charge<'_>]| {
+            if waiter.is_some() || self.settings.may_queue && charges.iter().any(Charge::queues) {
+                return self.decide_queueing(head, charges, waiter);
+            }
+            self.decide(head, charges, None)
+        };
+        self.charges(head, decide, |bypass| self.bypass(head, bypass))
+    }
+
+    /// Calls `then` with the charges of a request. If no store call is needed, calls `bypassed`.
+    #[inline(always)]
+    pub(super) fn charges<T>(
+        &self,
+        head: &RequestHead<'_>,
+        then: impl FnOnce(&[Charge<'_>]) -> T,
+        bypassed: impl FnOnce(Bypass) -> T,
+    ) -> T {
+        match self.settings.check_bypass(head) {
+            Ok(()) => self.rules.charges(head, then, bypassed),
+            Err(bypass) => bypassed(bypass),
+        }
+    }
+
+    /// Decides on a request that may queue.
+    #[inline(never)]
+    fn decide_queueing<B: 'static>(
+        &self,
+        head: &RequestHead<'_>,
         charges: &[Charge<'_>],
         waiter: Option<Box<Waiter>>,
-        waited: Option<Duration>,
-    ) -> Next<B, S> {
+    ) -> Next<B, S>
+    where
+        R: Reject<B>,
+    {
+        // The request holds a place in the queue from here on, because a charge that finds the
+        // queue full afterwards could not always be undone.
+        let waiter = waiter.or_else(|| self.settings.enter_queue(charges));
         let turn = waiter.as_ref().and_then(|it| it.turn.clone());
-        let waited = waited.unwrap_or(Duration::MAX);
+        // Without a place in the queue, the request does not wait.
+        let waited = waiter.as_ref().map_or(Duration::MAX, |it| it.waited());
         let left = |it: &Charge<'_>| it.max_wait().saturating_sub(waited);
         let charges = charges.iter().map(|it| it.with_max_wait(left(it)).with_turn(turn.as_ref()));
-        self.decide(&charges.collect::<SmallVec<[_; 4]>>(), waiter)
+        self.decide(head, &charges.collect::<SmallVec<[_; 4]>>(), waiter)
     }
 
     #[inline(always)]
-    fn decide(&self, charges: &[Charge<'_>], waiter: Option<Box<Waiter>>) -> Next<B, S> {
+    fn decide<B: 'static>(
+        &self,
+        head: &RequestHead<'_>,
+        charges: &[Charge<'_>],
+        waiter: Option<Box<Waiter>>,
+    ) -> Next<B, S>
+    where
+        R: Reject<B>,
+    {
         let started = cfg!(feature = "metrics").then(Instant::now);
-        let store: &S = &self.layer.store;
+        let store: &S = &self.store;
         match store.take(charges) {
-            Answer::Now(ref mut decision) => self.conclude(decision, charges, started, waiter),
+            Answer::Now(ref mut decision) => {
+                self.conclude(head, decision, charges, started, waiter)
+            }
             Answer::Later(decision) => {
                 let charges = charges.into();
                 Admission::Deciding(Box::pin(PendingCharge { decision, charges, started, waiter }))
@@ -162,143 +157,180 @@ where
     }
 
     /// Continues a request after a store call.
-    pub(super) fn resume(
+    pub(super) fn resume<B: 'static>(
         &self,
+        head: &RequestHead<'_>,
         pending: Pin<&mut PendingCharge<S>>,
         cx: &mut Context<'_>,
-    ) -> Poll<Next<B, S>> {
+    ) -> Poll<Next<B, S>>
+    where
+        R: Reject<B>,
+    {
         let PendingChargeProj { decision, charges, started, waiter } = pending.project();
         let mut decision = ready!(decision.poll(cx));
         Poll::Ready(
-            charges.with(|charges| self.conclude(&mut decision, charges, *started, waiter.take())),
+            charges.with(|charges| {
+                self.conclude(head, &mut decision, charges, *started, waiter.take())
+            }),
         )
     }
 
-    /// Asks again for a request that has waited for a slot. The quotas may have changed.
-    pub(super) fn ask_again(&self, waiter: Box<Waiter>) -> Next<B, S> {
-        let waited = waiter.turn.is_some().then(|| waiter.entered.elapsed());
-        self.charges(|charges| self.decide_queueing(charges, Some(waiter), waited))
-    }
-
     /// Continues a request after its wait in the queue.
-    pub(super) fn dequeue(&self, mut queued: QueuedCharge<S>) -> Option<ResponseContext> {
-        let (mut decision, charges) = *queued.charged.take()?;
-        charges.with(|charges| self.respond(&mut decision, charges, None, true))
+    pub(super) fn dequeue<P>(
+        &self,
+        head: &RequestHead<'_>,
+        mut queued: QueuedCharge<S>,
+    ) -> Admission<P, S> {
+        let Some(charged) = queued.charged.take() else { return Admission::Admitted(None) };
+        let (mut decision, charges) = *charged;
+        charges.with(|charges| self.respond(head, &mut decision, charges, None, true))
     }
 
     #[inline(always)]
-    fn conclude(
+    fn conclude<B: 'static>(
         &self,
+        head: &RequestHead<'_>,
         decision: &mut Result<Decision, S::Error>,
         charges: &[Charge<'_>],
         started: Option<Instant>,
         waiter: Option<Box<Waiter>>,
-    ) -> Next<B, S> {
+    ) -> Next<B, S>
+    where
+        R: Reject<B>,
+    {
         let decision = decision.as_mut().unwrap_or_else(|error| error.never());
-        self.layer.settings.observers.answered(decision, started);
+        if let Some(started) = started {
+            self.settings.metrics.answered(decision, started);
+        }
         if !decision.is_allowed() {
-            self.layer.settings.mark_overload(decision, charges);
+            self.settings.mark_overload(decision, charges);
             match waiter.and_then(Waiter::start) {
-                Some(waiter) => Admission::Waiting(waiter),
-                None => self.deny(decision, charges),
+                Some(mut waiter) => {
+                    waiter.observe(&self.settings.metrics, decision, charges);
+                    Admission::Waiting(waiter)
+                }
+                None => self.deny_request(head, decision, charges),
             }
-        } else if decision.slot.is_some() && !self.layer.settings.hold.can_hold::<B>() {
+        } else if decision.slot.is_some() && !self.settings.hold.can_hold::<B>() {
             // The slots would be free before the body ends.
-            self.layer.store.undo(charges, decision, None);
+            self.store.undo(charges, decision, None);
             *decision = Decision::deny().with_source(Source::FailedClosed);
-            self.deny(decision, charges)
+            self.deny_request(head, decision, charges)
         } else if decision.wait > 0 {
-            self.queue(decision, charges, waiter)
+            self.queue(head, decision, charges, waiter)
         } else {
-            let waited = waiter.is_some_and(|it| it.waited);
-            // `None` apart, because moving an `Option` of this size is slow even if it is `None`.
-            match self.respond(decision, charges, None, waited) {
-                None => Admission::Admitted(None),
-                Some(context) => Admission::Admitted(Some(context)),
-            }
+            let has_waited = waiter.is_some_and(|it| it.has_waited);
+            self.respond(head, decision, charges, None, has_waited)
         }
     }
 
     /// Admits or rejects a request without a store call.
     #[cold]
     #[inline(never)]
-    fn bypass(&self, bypass: Bypass) -> Next<B, S> {
-        let settings = &self.layer.settings;
+    fn bypass<B: 'static>(&self, head: &RequestHead<'_>, bypass: Bypass) -> Next<B, S>
+    where
+        R: Reject<B>,
+    {
+        let settings = &self.settings;
         if let Bypass::Rejected(error) = bypass {
             let is_admitted = settings.report_only.is_on();
-            self.notify(Err(&error), is_admitted, false, &[]);
+            self.notify(head, Err(&error), is_admitted, false, &[]);
             if !is_admitted {
                 if error.is_no_peer() {
                     log_no_peer::<B>(&error);
                 }
-                let why = self.rejection(Err(&error), None, self.template);
-                return Admission::Rejected(why.response(&*self.layer.reject, self.head, &[]));
+                let why = self.rejection(Err(&error), None, &settings.template);
+                return Admission::Rejected(why.response(&*self.reject, head, &[]));
             }
         }
-        Admission::Admitted(ResponseContext::uncharged(settings))
+        match ResponseContext::uncharged(settings) {
+            Some(context) => Admission::Extended(context),
+            None => Admission::Admitted(None),
+        }
     }
 
     #[cold]
-    fn queue(
+    fn queue<B: 'static>(
         &self,
+        head: &RequestHead<'_>,
         decision: &mut Decision,
         charges: &[Charge<'_>],
         waiter: Option<Box<Waiter>>,
-    ) -> Next<B, S> {
+    ) -> Next<B, S>
+    where
+        R: Reject<B>,
+    {
         let in_time = |it: &Waiter| {
-            it.entered.elapsed().saturating_add(decision.wait())
-                <= deadline(self.head, Duration::MAX)
+            it.entered.elapsed().saturating_add(decision.wait()) <= deadline(head, Duration::MAX)
         };
         // A store may queue a charge that does not ask for it.
-        let waiter = waiter.or_else(|| self.layer.settings.enter_queue(charges));
+        let waiter = waiter.or_else(|| self.settings.enter_queue(charges));
         let waiter = waiter.filter(|it| in_time(it));
         let queued = mem::replace(decision, Decision::deny());
-        let Some(waiter) = waiter else {
+        let Some(mut waiter) = waiter else {
             // The queue is full, or the store call took part of the deadline.
-            self.layer.store.undo(charges, &queued, None);
-            return self.deny(&mut queued.into_denied(), charges);
+            self.store.undo(charges, &queued, None);
+            return self.deny_request(head, &mut queued.into_denied(), charges);
         };
-        Admission::Queued(QueuedCharge::new(self.layer.store.clone(), queued, charges, waiter))
+        waiter.observe(&self.settings.metrics, &queued, charges);
+        Admission::Queued(QueuedCharge::new(self.store.clone(), queued, charges, waiter))
     }
 
-    fn deny(&self, decision: &mut Decision, charges: &[Charge<'_>]) -> Next<B, S> {
-        let settings = &self.layer.settings;
+    fn deny_request<B: 'static>(
+        &self,
+        head: &RequestHead<'_>,
+        decision: &mut Decision,
+        charges: &[Charge<'_>],
+    ) -> Next<B, S>
+    where
+        R: Reject<B>,
+    {
+        let settings = &self.settings;
         if let Some(reason) = settings.override_denial(Some(decision)) {
             let mut in_flight = None;
             if let Override::Overcommit(counted) = reason {
                 (decision.allowed, decision.overage) = (true, true);
                 in_flight = Some(counted);
             }
-            return Admission::Admitted(self.respond(decision, charges, in_flight, false));
+            return self.respond(head, decision, charges, in_flight, false);
         }
-        if settings.observers.are_active() {
-            self.notify(Ok(decision), false, false, charges);
+        if settings.is_observed() {
+            self.notify(head, Ok(decision), false, false, charges);
         }
         let retry_after = settings.retry_after.wait(&settings.promises, decision, charges);
-        let template = self.template.fit(charges);
+        let template = settings.template.fit(charges);
         let why = self.rejection(Ok(decision), retry_after, &template);
-        let mut response = why.response(&*self.layer.reject, self.head, charges);
+        let mut response = why.response(&*self.reject, head, charges);
         if settings.expose {
             response.extensions_mut().insert(decision.clone());
         }
         Admission::Rejected(response)
     }
 
-    /// Returns the context for the response, or `None` if the response stays unchanged.
+    /// Admits a request.
     #[inline(always)]
-    fn respond(
+    fn respond<P>(
         &self,
+        head: &RequestHead<'_>,
         decision: &mut Decision,
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
-        waited: bool,
-    ) -> Option<ResponseContext> {
-        let settings = &self.layer.settings;
-        if settings.observers.are_active() {
-            self.notify(Ok(decision), true, waited, charges);
+        has_waited: bool,
+    ) -> Admission<P, S> {
+        let settings = &self.settings;
+        if settings.is_observed() {
+            self.notify(head, Ok(decision), true, has_waited, charges);
         }
-        let lines = self.template.lines(charges, decision);
-        ResponseContext::new(lines, settings, decision, charges, in_flight)
+        let lines = settings.template.lines(charges, decision);
+        if settings.has_context() || decision.slot.is_some() {
+            let context = ResponseContext::new(lines, settings, decision, charges, in_flight);
+            return Admission::Extended(context);
+        }
+        // `None` apart, because moving an `Option` of this size is slow even if it is `None`.
+        match lines {
+            None => Admission::Admitted(None),
+            lines => Admission::Admitted(lines),
+        }
     }
 
     fn rejection<'a>(
@@ -307,23 +339,25 @@ where
         retry_after: Option<Duration>,
         template: &'a Template,
     ) -> Rejection<'a> {
-        let secret = self.layer.settings.secret.as_ref();
-        Rejection::new(cause, retry_after, template, Some(&*self.layer.rules), secret)
+        let secret = self.settings.secret.as_ref();
+        Rejection::new(cause, retry_after, template, Some(&*self.rules), secret)
     }
 
     /// Calls the hooks.
     #[inline(never)]
     fn notify(
         &self,
+        head: &RequestHead<'_>,
         decision: Result<&Decision, &KeyError>,
         is_admitted: bool,
         is_delayed: bool,
         charges: &[Charge<'_>],
     ) {
-        let keys = &|rule| charges.iter().find(|it| it.rule() == rule).map(Charge::key);
-        let (head, secret) = (self.head, self.layer.settings.secret.as_ref());
-        let event = DecisionEvent { head, decision, is_admitted, is_delayed, keys, secret };
-        self.layer.settings.observers.notify(&event);
+        let charge_of = |rule| charges.iter().find(|it| it.rule() == rule);
+        let charged = &|rule| charge_of(rule).map(|it| (it.key(), it.quotas()));
+        let secret = self.settings.secret.as_ref();
+        let event = DecisionEvent { head, decision, is_admitted, is_delayed, charged, secret };
+        self.settings.notify(&event);
     }
 }
 

@@ -1,13 +1,9 @@
 //! Settings of a layer, and their effects on the handler and the response.
 
-use std::{
-    pin::Pin,
-    sync::{Arc, atomic::AtomicBool},
-    task::{Context, Poll},
-};
+use std::sync::{Arc, atomic::AtomicBool};
 
 use http::{
-    Extensions, Method, Request, Response,
+    Extensions, Method, Response,
     header::{
         ACCESS_CONTROL_REQUEST_METHOD, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN, TRANSFER_ENCODING,
     },
@@ -27,8 +23,8 @@ use crate::{
     decision::{Decision, Outcome, Slot, Source, UNKNOWN_WAIT},
     fingerprint::FingerprintKey,
     head::RequestHead,
-    headers::{HeaderPolicy, Lines},
-    observe::Observers,
+    headers::{HeaderPolicy, Lines, Template},
+    observe::{self, DecisionEvent, Metrics, OnDecision},
     rule::{Bypass, Controller, Measurement, RuleInfo, RuleName},
     store::Charge,
     toggle::Toggle,
@@ -37,10 +33,12 @@ use crate::{
 /// The default number of requests that may queue at once.
 pub(crate) const MAX_WAITERS: usize = 1_024;
 
-/// Settings of a layer.
+/// Settings of a layer, and the state that its services share.
 #[derive(Clone)]
 pub(crate) struct LayerConfig {
     pub(crate) headers: HeaderPolicy,
+    /// The header fields for the quotas and `headers`, prepared for each service.
+    pub(crate) template: Arc<Template>,
     pub(crate) expose: bool,
     pub(crate) exempt_preflights: bool,
     /// While on, no request is denied.
@@ -48,6 +46,8 @@ pub(crate) struct LayerConfig {
     pub(crate) retry_after: RetryAfter,
     /// For [`RetryAfter::Queue`].
     pub(crate) promises: Arc<Promises>,
+    /// `true` if a rule lets requests wait.
+    pub(crate) may_queue: bool,
     pub(crate) queue: Bounds,
     pub(crate) waiters: Arc<Waiters>,
     /// While off, all requests pass without a charge.
@@ -59,7 +59,8 @@ pub(crate) struct LayerConfig {
     pub(crate) hold: Arc<HoldConfig>,
     /// The controllers of rules with adaptive limits.
     pub(crate) adaptive: Vec<(RuleName, Arc<Controller>)>,
-    pub(crate) observers: Observers,
+    pub(crate) metrics: Metrics,
+    pub(crate) hooks: Vec<Arc<dyn OnDecision>>,
     /// The secret for fingerprints of keys in logs, spans and explanations.
     pub(crate) secret: Option<FingerprintKey>,
     /// `true` once the log has the mistakes of the layer.
@@ -78,11 +79,13 @@ impl LayerConfig {
         let controller = |it: &RuleInfo<'_>| Some((it.name, it.live?.controller()?.clone()));
         Self {
             headers: HeaderPolicy::default(),
+            template: Arc::new(Template::new(HeaderPolicy::default(), infos)),
             expose: false,
             exempt_preflights: false,
             report_only: Toggle::off(),
             retry_after: RetryAfter::Earliest,
             promises: Arc::default(),
+            may_queue: infos.iter().any(|info| info.queues),
             queue: Bounds { all: MAX_WAITERS, per_key: None },
             waiters: Arc::default(),
             enabled: Toggle::on(),
@@ -92,7 +95,8 @@ impl LayerConfig {
             after: None,
             hold: Arc::default(),
             adaptive: infos.iter().filter_map(controller).collect(),
-            observers: Observers::new(infos.iter().map(|info| info.name)),
+            metrics: Metrics::new(infos.iter().map(|it| (it.name, it.is_chosen()))),
+            hooks: Vec::new(),
             secret: None,
             advised: Arc::default(),
         }
@@ -161,6 +165,25 @@ impl LayerConfig {
         }
     }
 
+    /// Returns `true` if anything reads the decisions.
+    #[inline]
+    pub(crate) fn is_observed(&self) -> bool {
+        cfg!(feature = "metrics") || !self.hooks.is_empty() || observe::has_subscriber()
+    }
+
+    /// Calls the hooks, and records metrics and log lines.
+    pub(crate) fn notify(&self, event: &DecisionEvent<'_>) {
+        observe::record(event);
+        self.metrics.on_decision(event);
+        self.hooks.iter().for_each(|hook| hook.on_decision(event));
+    }
+
+    /// Returns `true` if every request has a [`ResponseContext`].
+    #[inline]
+    pub(crate) fn has_context(&self) -> bool {
+        self.expose || self.after.is_some() || self.overcommit.is_some()
+    }
+
     /// Adds a request to the queue. Returns `None` if the queue is full or the layer is report-only.
     pub(crate) fn enter_queue(&self, charges: &[Charge<'_>]) -> Option<Box<Waiter>> {
         let may_queue = !self.report_only.is_on();
@@ -181,15 +204,11 @@ fn is_preflight(head: &RequestHead<'_>) -> bool {
         && headers.get_all(CONTENT_LENGTH).iter().all(|length| length == "0")
 }
 
-/// The header fields and extensions that a decision adds.
+/// Everything that a decision adds to the handler and to the response, for layers and rules that
+/// need more than header fields.
+#[derive(Default)]
 pub(crate) struct ResponseContext {
     lines: Option<Lines>,
-    extras: Option<Box<Extras>>,
-}
-
-/// Data that only some layers need.
-#[derive(Default)]
-struct Extras {
     decision: Option<Decision>,
     charge: Option<ChargeHandle>,
     slot: Option<(Slot, Arc<HoldConfig>)>,
@@ -198,84 +217,35 @@ struct Extras {
 }
 
 impl ResponseContext {
-    /// Creates the context, or returns `None` if the response stays unchanged.
-    #[inline(always)]
-    pub(super) fn new(
-        lines: Option<Lines>,
-        settings: &LayerConfig,
-        decision: &mut Decision,
-        charges: &[Charge<'_>],
-        in_flight: Option<InFlight>,
-    ) -> Option<Self> {
-        let LayerConfig { expose, after, overcommit, .. } = settings;
-        if !expose && after.is_none() && overcommit.is_none() && decision.slot.is_none() {
-            return Some(Self { lines: Some(lines?), extras: None });
-        }
-        Some(Self { lines, extras: Some(Extras::new(settings, decision, charges, in_flight)) })
-    }
-
     /// Returns the context of a request that bypassed the store.
-    pub(super) fn uncharged(settings: &LayerConfig) -> Option<Self> {
+    pub(super) fn uncharged(settings: &LayerConfig) -> Option<Box<Self>> {
         let charge = ChargeHandle::new(settings.after.as_ref()?, &[], Decision::allow(), false);
-        let extras = Box::new(Extras { charge: Some(charge), ..Extras::default() });
-        Some(Self { lines: None, extras: Some(extras) })
+        Some(Box::new(Self { charge: Some(charge), ..Self::default() }))
     }
 
-    /// Inserts the extensions for the handler.
-    #[inline]
-    pub(super) fn attach<B>(&self, request: &mut Request<B>) {
-        if let Some(extras) = &self.extras {
-            extras.attach(request.extensions_mut());
+    /// Writes header fields and extensions to a response, adjusts the charge, and makes the body
+    /// hold the slots.
+    pub(super) fn apply<B: 'static>(self: Box<Self>, mut response: Response<B>) -> Response<B> {
+        if let Some(lines) = &self.lines {
+            lines.write(response.headers_mut());
         }
-    }
-
-    /// Polls the service. Writes header fields and extensions to its response, adjusts the charge,
-    /// and makes the body hold the slots.
-    #[inline]
-    pub(super) fn poll<F, B, E>(
-        &mut self,
-        service: Pin<&mut F>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<Response<B>, E>>
-    where
-        F: Future<Output = Result<Response<B>, E>>,
-        B: 'static,
-    {
-        let mut polled = service.poll(cx);
-        if let Poll::Ready(Ok(response)) = &mut polled {
-            if let Some(lines) = &self.lines {
-                lines.write(response.headers_mut());
-            }
-            if let Some((slot, config)) = self.extras.take().and_then(|it| it.apply(response)) {
-                polled = polled.map_ok(|response| config.hold(slot, response));
-            }
-        }
-        polled
-    }
-}
-
-impl Extras {
-    fn apply<B>(
-        mut self: Box<Self>,
-        response: &mut Response<B>,
-    ) -> Option<(Slot, Arc<HoldConfig>)> {
-        if let Some(decision) = self.decision.take() {
+        if let Some(decision) = self.decision {
             response.extensions_mut().insert(decision);
         }
         if let Some(charge) = &self.charge {
-            charge.classify(response);
+            charge.classify(&response);
         }
-        let (slot, config) = self.slot.take()?;
+        let Some((slot, config)) = self.slot else { return response };
         if !self.measured.is_empty() {
-            let overloaded = config.is_overloaded(response);
-            self.measured.drain(..).for_each(|it| it.complete(overloaded));
+            let overloaded = config.is_overloaded(&response);
+            self.measured.into_iter().for_each(|it| it.complete(overloaded));
         }
         slot.end_head();
-        Some((slot, config))
+        config.hold(slot, response)
     }
 
-    #[inline(never)]
-    fn attach(&self, extensions: &mut Extensions) {
+    /// Inserts the extensions for the handler.
+    pub(super) fn attach(&self, extensions: &mut Extensions) {
         if let Some(decision) = &self.decision {
             extensions.insert(decision.clone());
         }
@@ -288,12 +258,18 @@ impl Extras {
     }
 
     #[inline(never)]
-    fn new(
+    pub(super) fn new(
+        lines: Option<Lines>,
         settings: &LayerConfig,
         decision: &mut Decision,
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
     ) -> Box<Self> {
+        if decision.slot.is_some() {
+            for it in charges {
+                settings.metrics.hold(decision, it.rule(), it.quotas(), it.cost());
+            }
+        }
         // Clones of the decision hold no slots.
         let slot = decision.take_slot().map(|slot| (slot, settings.hold.clone()));
         let measure = |(rule, controller): &(RuleName, Arc<Controller>)| {
@@ -309,6 +285,7 @@ impl Extras {
             ChargeHandle::new(after, charges, decision.clone(), charged)
         };
         Box::new(Self {
+            lines,
             decision: settings.expose.then(|| decision.clone()),
             charge: settings.after.as_ref().map(charge),
             slot,

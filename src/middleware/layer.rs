@@ -11,7 +11,6 @@ use tower::Layer;
 use super::{
     access::AccessList,
     adjust::{AdjustConfig, Adjustment},
-    admission::{self, Shared},
     config::{LayerConfig, Override},
     hold::HoldUntil,
     overcommit::Overcommit,
@@ -361,7 +360,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// [`Counters`](crate::middleware::Counters) are a hook, and so is a closure. See [`OnDecision`]
     /// for an example.
     pub fn on_decision(mut self, hook: impl OnDecision) -> Self {
-        self.settings.observers.hooks.push(Arc::new(hook));
+        self.settings.hooks.push(Arc::new(hook));
         self
     }
 
@@ -506,8 +505,7 @@ where
             let now = settings.must_not_queue(charges).then(|| without_queueing(charges));
             Ok(OwnedCharges::from(now.as_deref().unwrap_or(charges)))
         };
-        let charged = admission::charges(&*self.rules, settings, &head.into(), owned, Err);
-        let mut explanation = match charged {
+        let mut explanation = match self.charges(&head.into(), owned, Err) {
             Ok(charges) => Explanation::look_at(&*self.store, &charges)
                 .await
                 .unwrap_or_else(|error| error.never()),
@@ -615,9 +613,10 @@ impl<I, K: Rules, S, R> Layer<I> for RateLimitLayer<K, S, R> {
 
     fn layer(&self, inner: I) -> Self::Service {
         self.advise();
+        let mut layer = self.clone();
         let template = Template::new(self.settings.headers, &rule::infos(&*self.rules));
-        let template = Arc::new(template);
-        RateLimit { inner, shared: Arc::new(Shared { layer: self.clone(), template }) }
+        layer.settings.template = Arc::new(template);
+        RateLimit { inner, layer: Arc::new(layer) }
     }
 }
 

@@ -16,7 +16,7 @@ mod service;
 
 pub use self::{
     access::AccessList,
-    adjust::{Adjustment, ChargeHandle, UnknownRule},
+    adjust::{Adjustment, ChargeHandle},
     hold::{HoldUntil, SlotBody},
     layer::RateLimitLayer,
     overcommit::Overcommit,

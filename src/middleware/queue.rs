@@ -14,6 +14,7 @@ use std::{
         },
     },
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use smallvec::SmallVec;
@@ -22,6 +23,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use crate::{
     decision::Decision,
     key::Key,
+    observe::{Active, Metrics},
     quota::Quota,
     store::{Charge, OwnedCharges, Store, Turn},
 };
@@ -52,11 +54,13 @@ pub(crate) struct Waiter {
     keys: Keys,
     pub(super) entered: Instant,
     /// `true` once the request has waited for a slot.
-    pub(super) waited: bool,
+    pub(super) has_waited: bool,
     /// The turn in the store's queues for slots, if a rule has such quotas.
     pub(super) turn: Option<Arc<Turn>>,
     /// The end of the wait for a slot.
     end: Option<Pin<Box<Sleep>>>,
+    /// Set once the request waits.
+    observed: Option<Active>,
 }
 
 type Keys = SmallVec<[u64; 2]>;
@@ -102,8 +106,9 @@ impl Waiters {
         drop(counts);
         let waits = |it: &Charge<'_>| it.queues() && it.quotas().iter().any(Quota::is_concurrent);
         let turn = charges.iter().any(waits).then(Turn::new);
-        let (waiters, entered, waited) = (self.clone(), Instant::now(), false);
-        Some(Box::new(Waiter { waiters, keys, entered, waited, turn, end: None }))
+        let (waiters, entered, has_waited) = (self.clone(), Instant::now(), false);
+        let (end, observed) = (None, None);
+        Some(Box::new(Waiter { waiters, keys, entered, has_waited, turn, end, observed }))
     }
 
     fn is_full(
@@ -139,10 +144,29 @@ impl Waiter {
         Some(self)
     }
 
+    /// Returns the part of `max_wait` that has passed: all of it for a request that lost its turn.
+    pub(super) fn waited(&self) -> Duration {
+        match self.has_waited {
+            false => Duration::ZERO,
+            true if self.turn.is_none() => Duration::MAX,
+            true => self.entered.elapsed(),
+        }
+    }
+
+    /// Reports that the request waits by this decision.
+    pub(super) fn observe(
+        &mut self,
+        metrics: &Metrics,
+        decision: &Decision,
+        charges: &[Charge<'_>],
+    ) {
+        self.observed = self.observed.take().or_else(|| metrics.queue(decision, charges));
+    }
+
     /// Completes once the request may ask for its slots again. At the end of its `max_wait`, the
     /// request loses its turn.
     pub(super) fn poll_called(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        self.waited = true;
+        self.has_waited = true;
         if let (Some(turn), Some(end)) = (&self.turn, &mut self.end)
             && turn.poll_called(cx).is_pending()
         {
@@ -155,6 +179,8 @@ impl Waiter {
 
 impl Drop for Waiter {
     fn drop(&mut self) {
+        // The charges of a request that runs may share the turn.
+        self.turn.iter().for_each(|turn| turn.leave_unless(|_| false));
         let mut counts = self.waiters.lock();
         for key in &self.keys {
             if let Entry::Occupied(mut count) = counts.entry(*key) {
@@ -172,9 +198,8 @@ impl Drop for Waiter {
 pub(crate) struct QueuedCharge<S: Store> {
     store: Arc<S>,
     pub(super) charged: Option<Box<(Decision, OwnedCharges)>>,
-    /// Completes at the turn of the request.
-    pub(super) turn: Pin<Box<Sleep>>,
-    _waiter: Box<Waiter>,
+    turn: Pin<Box<Sleep>>,
+    waiter: Box<Waiter>,
 }
 
 impl<S: Store> QueuedCharge<S> {
@@ -185,7 +210,15 @@ impl<S: Store> QueuedCharge<S> {
         waiter: Box<Waiter>,
     ) -> Self {
         let turn = Box::pin(sleep(decision.wait()));
-        Self { store, charged: Some(Box::new((decision, charges.into()))), turn, _waiter: waiter }
+        Self { store, charged: Some(Box::new((decision, charges.into()))), turn, waiter }
+    }
+
+    /// Completes at the turn of the request.
+    pub(super) fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        ready!(self.turn.as_mut().poll(cx));
+        // The request may still wait for the inner service, which is no wait in the queue.
+        self.waiter.observed = None;
+        Poll::Ready(())
     }
 }
 
@@ -199,8 +232,6 @@ impl<S: Store> Drop for QueuedCharge<S> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::name::RuleName;
 

@@ -11,12 +11,10 @@ use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower::Service;
 
-use super::{
-    admission::{Admission, Shared},
-    config::ResponseContext,
-};
+use super::{RateLimitLayer, admission::Admission, config::ResponseContext};
 use crate::{
     head::RequestHead,
+    headers::Lines,
     reject::{Reject, TooManyRequests},
     rule::Rules,
     store::{CannotFail, Store},
@@ -30,7 +28,7 @@ use crate::{
 /// that waits keeps a service of its own.
 pub struct RateLimit<I, K, S, R = TooManyRequests> {
     pub(super) inner: I,
-    pub(super) shared: Arc<Shared<K, S, R>>,
+    pub(super) layer: Arc<RateLimitLayer<K, S, R>>,
 }
 
 impl<I, K, S, R> RateLimit<I, K, S, R> {
@@ -73,17 +71,20 @@ where
     #[inline]
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let readiness = Readiness(&mut self.inner);
-        let admission = self.shared.decider(&RequestHead::from(&request)).admit();
+        let admission = self.layer.admit(&RequestHead::from(&request), None);
         mem::forget(readiness);
         match admission {
-            // Apart from `Some`, because moving an `Option` of this size is slow even if it is `None`.
+            // `None` apart, because moving an `Option` of this size is slow even if it is `None`.
             Admission::Admitted(None) => ResponseFuture {
-                state: State::Running { future: self.inner.call(request), context: None },
+                state: State::Running { future: self.inner.call(request), lines: None },
             },
-            Admission::Admitted(Some(context)) => {
-                context.attach(&mut request);
+            Admission::Admitted(lines) => {
+                ResponseFuture { state: State::Running { future: self.inner.call(request), lines } }
+            }
+            Admission::Extended(context) => {
+                context.attach(request.extensions_mut());
                 let (future, context) = (self.inner.call(request), Some(context));
-                ResponseFuture { state: State::Running { future, context } }
+                ResponseFuture { state: State::Extended { future, context } }
             }
             Admission::Rejected(response) => {
                 // `poll_ready` may have reserved a permit, which an idle connection must not hold.
@@ -93,8 +94,8 @@ where
             step @ (Admission::Queued(_) | Admission::Waiting(_) | Admission::Deciding(_)) => {
                 let clone = self.inner.clone();
                 let inner = mem::replace(&mut self.inner, clone);
-                let shared = self.shared.clone();
-                let parked = Box::new(Parked { inner, is_ready: true, shared, request, step });
+                let layer = self.layer.clone();
+                let parked = Box::new(Parked { inner, is_ready: true, layer, request, step });
                 ResponseFuture { state: parked.into_state() }
             }
         }
@@ -115,7 +116,7 @@ impl<I: Clone> Drop for Readiness<'_, I> {
 
 impl<I: Clone, K, S, R> Clone for RateLimit<I, K, S, R> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), shared: self.shared.clone() }
+        Self { inner: self.inner.clone(), layer: self.layer.clone() }
     }
 }
 
@@ -123,7 +124,7 @@ impl<I: fmt::Debug, K, S: fmt::Debug, R> fmt::Debug for RateLimit<I, K, S, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimit")
             .field("inner", &self.inner)
-            .field("store", &self.shared.layer.store)
+            .field("store", &self.layer.store)
             .finish_non_exhaustive()
     }
 }
@@ -150,7 +151,8 @@ pin_project! {
         I: Service<Request<B>>,
         S: Store,
     {
-        Running { #[pin] future: I::Future, context: Option<ResponseContext> },
+        Running { #[pin] future: I::Future, lines: Option<Lines> },
+        Extended { #[pin] future: I::Future, context: Option<Box<ResponseContext>> },
         Rejected { response: Option<I::Response> },
         Parked { parked: Option<Box<Parked<I, K, S, R, B>>> },
     }
@@ -165,7 +167,7 @@ where
     inner: I,
     /// `true` if the service is ready.
     is_ready: bool,
-    shared: Arc<Shared<K, S, R>>,
+    layer: Arc<RateLimitLayer<K, S, R>>,
     request: Request<B>,
     /// The event that the request waits for. An admitted request waits for the service.
     step: Admission<I::Response, S>,
@@ -186,9 +188,15 @@ where
         let mut state = self.project().state;
         loop {
             match state.as_mut().project() {
-                StateProj::Running { future, context: None } => return future.poll(cx),
-                StateProj::Running { future, context: Some(context) } => {
-                    return context.poll(future, cx);
+                StateProj::Running { future, lines: None } => return future.poll(cx),
+                StateProj::Running { future, lines: Some(lines) } => {
+                    let mut response = ready!(future.poll(cx))?;
+                    lines.write(response.headers_mut());
+                    return Poll::Ready(Ok(response));
+                }
+                StateProj::Extended { future, context } => {
+                    let response = ready!(future.poll(cx))?;
+                    return Poll::Ready(Ok(take(context).apply(response)));
                 }
                 StateProj::Rejected { response } => return Poll::Ready(Ok(take(response))),
                 StateProj::Parked { parked: place } => {
@@ -221,19 +229,20 @@ where
     fn into_state(mut self: Box<Self>) -> State<I, K, S, R, B> {
         match self.step {
             Admission::Rejected(response) => return State::Rejected { response: Some(response) },
-            Admission::Admitted(context) if self.is_ready => {
-                let Self { mut inner, mut request, .. } = *self;
-                if let Some(context) = &context {
-                    context.attach(&mut request);
-                }
-                return State::Running { future: inner.call(request), context };
+            Admission::Admitted(lines) if self.is_ready => {
+                return State::Running { future: self.inner.call(self.request), lines };
+            }
+            Admission::Extended(context) if self.is_ready => {
+                context.attach(self.request.extensions_mut());
+                let (future, context) = (self.inner.call(self.request), Some(context));
+                return State::Extended { future, context };
             }
             Admission::Queued(_) | Admission::Waiting(_) => {
                 // A waiting request must not hold a permit of a limit.
                 self.inner = self.inner.clone();
                 self.is_ready = false;
             }
-            Admission::Admitted(_) | Admission::Deciding(_) => {}
+            Admission::Admitted(_) | Admission::Extended(_) | Admission::Deciding(_) => {}
         }
         State::Parked { parked: Some(self) }
     }
@@ -252,25 +261,24 @@ where
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Admission<Response<C>, S>, I::Error>> {
-        let Self { inner, is_ready, shared, request, step } = self;
+        let Self { inner, is_ready, layer, request, step } = self;
         let head = RequestHead::from(&*request);
-        let decider = shared.decider(&head);
         match step {
             Admission::Deciding(pending) => {
-                return decider.resume(pending.as_mut(), cx).map(Ok);
+                return layer.resume(&head, pending.as_mut(), cx).map(Ok);
             }
             Admission::Waiting(waiter) => ready!(waiter.poll_called(cx)),
             _ => {
                 if let Admission::Queued(queued) = step {
-                    ready!(queued.turn.as_mut().poll(cx));
+                    ready!(queued.poll_turn(cx));
                 }
                 ready!(inner.poll_ready(cx))?;
                 *is_ready = true;
             }
         }
         Poll::Ready(Ok(match mem::replace(step, Admission::Admitted(None)) {
-            Admission::Waiting(waiter) => decider.ask_again(waiter),
-            Admission::Queued(queued) => Admission::Admitted(decider.dequeue(queued)),
+            Admission::Waiting(waiter) => layer.admit(&head, Some(waiter)),
+            Admission::Queued(queued) => layer.dequeue(&head, queued),
             step => step,
         }))
     }

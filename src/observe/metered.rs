@@ -2,61 +2,83 @@
 
 use std::{
     array::from_fn,
-    sync::{Arc, OnceLock},
+    borrow::Cow,
+    mem,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Instant,
 };
 
 use metrics::{
-    Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,
-    histogram,
+    Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
+    gauge, histogram,
 };
+use parking_lot::Mutex;
 
 use super::{DecisionEvent, OnDecision, Verdict};
 use crate::{
-    decision::{Decision, Outcome, Source},
+    decision::{Decision, Hold, Outcome, Source},
     name::RuleName,
+    quota::Quota,
+    store::Charge,
 };
 
 /// The metrics of a layer. Each metric is registered on first use.
 #[derive(Clone)]
-pub(super) struct Metrics {
-    rules: Arc<[RuleCounters]>,
+pub(crate) struct Metrics {
+    rules: Arc<[RuleMetrics]>,
     /// The label `store` of each histogram, and the histogram.
     durations: Arc<[OnceLock<(&'static str, Histogram)>; STORES]>,
 }
 
-struct RuleCounters {
+struct RuleMetrics {
     rule: RuleName,
+    /// `true` if the quotas are chosen for each request, so that the rule has no single limit.
+    is_chosen: bool,
+    /// A hash of the quotas whose limits the gauges have, or 0.
+    quotas: AtomicU64,
+    /// The gauges of the limits, by the name of the quota.
+    limits: Mutex<Limits>,
     verdicts: [OnceLock<Counter>; VERDICTS],
     near: OnceLock<Counter>,
+    utilization: OnceLock<Histogram>,
+    slots: OnceLock<(Gauge, Histogram)>,
+    queue: OnceLock<(Gauge, Histogram)>,
 }
+
+/// Held slots or a request that waits. They count in a gauge until this value is dropped, which
+/// records their time.
+#[derive(Debug)]
+pub(crate) struct Active {
+    gauge: Gauge,
+    duration: Histogram,
+    units: f64,
+    since: tokio::time::Instant,
+}
+
+type Limits = Vec<(Cow<'static, str>, Gauge)>;
 
 const VERDICTS: usize = Verdict::FallbackLimited as usize + 1;
 /// The number of labels `store`.
 const STORES: usize = 9;
 
 impl Metrics {
-    pub(super) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
-        let counters = |rule| RuleCounters {
-            rule,
-            verdicts: from_fn(|_| OnceLock::new()),
-            near: OnceLock::new(),
-        };
+    /// Creates the metrics of a layer with these rules, each with `true` if its quotas are chosen
+    /// for each request.
+    pub(crate) fn new(rules: impl Iterator<Item = (RuleName, bool)>) -> Self {
         describe();
+        let mut rules: Vec<_> = rules.map(RuleMetrics::new).collect();
         // Rules without quotas may have equal names.
-        let mut names: Vec<RuleName> = rules.into_iter().collect();
-        names.sort_unstable_by_key(|name| name.as_str());
-        names.dedup();
-        Self {
-            rules: names.into_iter().map(counters).collect(),
-            durations: Arc::new(from_fn(|_| OnceLock::new())),
-        }
+        rules.sort_by_key(|it| it.rule.as_str());
+        rules.dedup_by_key(|it| it.rule);
+        Self { rules: rules.into(), durations: Arc::new(from_fn(|_| OnceLock::new())) }
     }
 
     /// Records the time until the store answered.
     #[inline]
-    pub(super) fn answered(&self, decision: &Decision, started: Option<Instant>) {
-        let Some(started) = started else { return };
+    pub(crate) fn answered(&self, decision: &Decision, started: Instant) {
         let store = match decision.source() {
             Source::Overflow | Source::Overload => "local",
             Source::Other(_) | Source::Unsupported => "other",
@@ -71,6 +93,115 @@ impl Metrics {
             duration.record(started.elapsed());
         }
     }
+
+    /// Counts slots that an allowed request takes by the quotas of a rule, until they are free.
+    pub(crate) fn hold(
+        &self,
+        decision: &mut Decision,
+        rule: RuleName,
+        quotas: &[Quota],
+        cost: u32,
+    ) {
+        let quota = quotas.iter().find(|quota| quota.is_concurrent() && cost > 0);
+        let Some(quota) = quota.filter(|_| decision.charged(rule)) else { return };
+        let Some(it) = self.rules.iter().find(|it| it.rule == rule) else { return };
+        let make = || it.active("ratelimit.active_slots", "ratelimit.slot.duration");
+        let active = Active::new(it.slots.get_or_init(make), cost);
+        decision.hold(Hold::on_free(|| drop(active)).until_head(quota.sheds()));
+    }
+
+    /// Counts a request that waits by this decision, until the returned value is dropped.
+    pub(crate) fn queue(&self, decision: &Decision, charges: &[Charge<'_>]) -> Option<Active> {
+        let queues = |it: &Outcome| charges.iter().any(|c| c.rule() == it.rule() && c.queues());
+        let name = decision.binding_among(queues).or_else(|| decision.binding())?.rule();
+        let rule = self.rules.iter().find(|it| it.rule == name)?;
+        let make = || rule.active("ratelimit.queued_requests", "ratelimit.time_in_queue");
+        Some(Active::new(rule.queue.get_or_init(make), 1))
+    }
+}
+
+impl RuleMetrics {
+    fn new((rule, is_chosen): (RuleName, bool)) -> Self {
+        Self {
+            rule,
+            is_chosen,
+            quotas: AtomicU64::new(0),
+            limits: Mutex::default(),
+            verdicts: from_fn(|_| OnceLock::new()),
+            near: OnceLock::new(),
+            utilization: OnceLock::new(),
+            slots: OnceLock::new(),
+            queue: OnceLock::new(),
+        }
+    }
+
+    /// Sets the gauges of the limits, if these are new quotas. The gauge of a quota that the plan no
+    /// longer has becomes 0.
+    fn set_limits(&self, quotas: &[Quota]) {
+        if self.is_chosen {
+            return;
+        }
+        let mix = |hash: u64, part: u64| (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let of = |hash, it: &Quota| mix(mix(hash, it.period_nanos()), it.burst().into());
+        let (known, hash) = (self.quotas.load(Relaxed), quotas.iter().fold(1, of));
+        if known == hash {
+            return;
+        }
+        let gauge_of = |quota: &Quota| {
+            let (name, policy) = (quota.name_in(self.rule, quotas), self.rule.as_str());
+            let gauge = gauge!("ratelimit.limit", "policy" => policy, "quota" => name.clone());
+            gauge.set(quota.burst());
+            (name, gauge)
+        };
+        let limits: Limits = quotas.iter().map(gauge_of).collect();
+        let gone = mem::replace(&mut *self.limits.lock(), limits.clone());
+        for (_, gauge) in gone.iter().filter(|(name, _)| limits.iter().all(|it| it.0 != *name)) {
+            gauge.set(0);
+        }
+        // Another thread has set the gauges meanwhile, maybe from an older plan.
+        if self.quotas.compare_exchange(known, hash, Relaxed, Relaxed).is_err() {
+            self.quotas.store(0, Relaxed);
+        }
+    }
+
+    /// Records the largest share that the key of a decision has used of a quota of the rule, and
+    /// counts an allowed request that is close to the limit.
+    fn record_utilization(&self, decision: &Decision) {
+        let used = |it: &Outcome| {
+            let (limit, left) = (it.limit(), it.remaining());
+            let is_known = it.rule() == self.rule && limit > 0;
+            is_known.then(|| f64::from(limit.saturating_sub(left)) / f64::from(limit))
+        };
+        let most = decision.outcomes().iter().filter_map(used).reduce(f64::max);
+        let Some(most) = most.filter(|_| !decision.is_blocked()) else { return };
+        let policy = self.rule.as_str();
+        let made = || histogram!("ratelimit.utilization", "policy" => policy);
+        self.utilization.get_or_init(made).record(most);
+        if decision.is_allowed() && most >= 0.8 {
+            let made = || counter!("ratelimit.near_limit", "policy" => policy);
+            self.near.get_or_init(made).increment(1);
+        }
+    }
+
+    fn active(&self, gauge: &'static str, duration: &'static str) -> (Gauge, Histogram) {
+        let policy = self.rule.as_str();
+        (gauge!(gauge, "policy" => policy), histogram!(duration, "policy" => policy))
+    }
+}
+
+impl Active {
+    fn new((gauge, duration): &(Gauge, Histogram), units: u32) -> Self {
+        let (units, since) = (units.into(), tokio::time::Instant::now());
+        gauge.increment(units);
+        Self { gauge: gauge.clone(), duration: duration.clone(), units, since }
+    }
+}
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        self.gauge.decrement(self.units);
+        self.duration.record(self.since.elapsed());
+    }
 }
 
 impl OnDecision for Metrics {
@@ -81,18 +212,15 @@ impl OnDecision for Metrics {
             }
             return;
         };
-        for RuleCounters { rule, verdicts, near } in &*self.rules {
-            let Some(verdict) = event.verdict(*rule) else { continue };
-            let (policy, result) = (rule.as_str(), verdict.as_str());
-            let made = || counter!("ratelimit.decisions", "policy" => policy, "result" => result);
-            verdicts[verdict as usize].get_or_init(made).increment(1);
-            let is_near = |it: &Outcome| {
-                it.rule() == *rule && u64::from(it.remaining()) * 5 <= u64::from(it.limit())
-            };
-            if decision.is_allowed() && decision.outcomes().iter().any(is_near) {
-                let made = || counter!("ratelimit.near_limit", "policy" => policy);
-                near.get_or_init(made).increment(1);
+        for it in &*self.rules {
+            if let Some((_, quotas)) = (event.charged)(it.rule) {
+                it.set_limits(quotas);
+                it.record_utilization(decision);
             }
+            let Some(verdict) = event.verdict(it.rule) else { continue };
+            let (policy, result) = (it.rule.as_str(), verdict.as_str());
+            let made = || counter!("ratelimit.decisions", "policy" => policy, "result" => result);
+            it.verdicts[verdict as usize].get_or_init(made).increment(1);
         }
     }
 }
@@ -115,14 +243,23 @@ fn describe() {
     for name in ["ratelimit.unidentified", "ratelimit.overflows", "ratelimit.blocks.denied"] {
         counter!(name).increment(0);
     }
-    let waited = "Time until the store answers.";
-    describe_histogram!("ratelimit.decision.duration", Unit::Seconds, waited);
+    for (name, text) in [
+        ("ratelimit.decision.duration", "Time until the store answers."),
+        ("ratelimit.slot.duration", "Time for which a request holds its slots."),
+        ("ratelimit.time_in_queue", "Time for which a request waits before it runs or is denied."),
+    ] {
+        describe_histogram!(name, Unit::Seconds, text);
+    }
+    let share = "Share of its quota that the key of a request has used, after the decision.";
+    describe_histogram!("ratelimit.utilization", Unit::Count, share);
     let breaker = "The breaker of the store: 0 closed, 1 probing, 2 open.";
     describe_gauge!("ratelimit.store.circuit", breaker);
     for (name, text) in [
         ("ratelimit.keys", "Accounts in debt in the embedded store."),
         ("ratelimit.capacity", "Accounts that the embedded store can hold."),
-        ("ratelimit.active_slots", "Slots of concurrent requests in the embedded store."),
+        ("ratelimit.limit", "Units that a key can use at once, or slots that it can hold."),
+        ("ratelimit.active_slots", "Slots that the requests of this process hold."),
+        ("ratelimit.queued_requests", "Requests that wait for a rate or a slot."),
     ] {
         describe_gauge!(name, Unit::Count, text);
     }
@@ -151,9 +288,8 @@ pub(crate) fn block_denied() {
     counter!("ratelimit.blocks.denied").increment(1);
 }
 
-/// Sets the gauges of an embedded store. `held` is the number of held slots of concurrent requests.
-pub(crate) fn set_keys(active: usize, capacity: usize, held: u64) {
+/// Sets the gauges of an embedded store.
+pub(crate) fn set_keys(active: usize, capacity: usize) {
     gauge!("ratelimit.keys").set(active as f64);
     gauge!("ratelimit.capacity").set(capacity as f64);
-    gauge!("ratelimit.active_slots").set(held as f64);
 }

@@ -11,18 +11,17 @@ mod traced;
 
 use std::{
     fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::Instant,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
 #[cfg(feature = "tracing")]
 use tracing::level_filters::LevelFilter;
 
 pub use self::counters::{Counters, Counts};
-pub(crate) use self::metered::{block_denied, circuit, overflowed, set_keys, store_failed};
+pub(crate) use self::metered::{
+    Active, Metrics, block_denied, circuit, overflowed, set_keys, store_failed,
+};
+pub(crate) use self::traced::record;
 use crate::{
     decision::{Decision, Outcome, Source},
     fingerprint::{Fingerprint, FingerprintKey},
@@ -36,11 +35,39 @@ use crate::{
 /// No-op metrics, used without the `metrics` feature.
 #[cfg(not(feature = "metrics"))]
 mod metered {
+    pub(crate) use std::convert::Infallible as Active;
+    use std::time::Instant;
+
+    use super::{Decision, DecisionEvent, Quota, RuleName};
+    use crate::store::Charge;
+
+    #[derive(Clone)]
+    pub(crate) struct Metrics;
+
+    #[expect(clippy::unused_self)]
+    impl Metrics {
+        pub(crate) fn new(_: impl Iterator<Item = (RuleName, bool)>) -> Self {
+            Self
+        }
+        pub(crate) fn answered(&self, _: &Decision, _: Instant) {}
+        pub(crate) fn hold(&self, _: &mut Decision, _: RuleName, _: &[Quota], _: u32) {}
+        pub(crate) fn queue(&self, _: &Decision, _: &[Charge<'_>]) -> Option<Active> {
+            None
+        }
+        pub(crate) fn on_decision(&self, _: &DecisionEvent<'_>) {}
+    }
+
     pub(crate) fn store_failed(_: &'static str) {}
     pub(crate) fn circuit(_: Option<&str>, _: u8) {}
     pub(crate) fn overflowed() {}
     pub(crate) fn block_denied() {}
-    pub(crate) fn set_keys(_: usize, _: usize, _: u64) {}
+    pub(crate) fn set_keys(_: usize, _: usize) {}
+}
+
+/// No-op log lines, used without the `tracing` feature.
+#[cfg(not(feature = "tracing"))]
+mod traced {
+    pub(crate) fn record(_: &super::DecisionEvent<'_>) {}
 }
 
 /// Hook that a layer calls with each decision.
@@ -95,8 +122,8 @@ pub struct DecisionEvent<'a> {
     pub is_admitted: bool,
     /// `true` if the request runs after a wait in the [queue](crate::Rule::max_wait).
     pub is_delayed: bool,
-    /// Returns the key that a rule charges.
-    pub(crate) keys: &'a dyn Fn(RuleName) -> Option<&'a Key>,
+    /// Returns the key that a rule charges, and the quotas.
+    pub(crate) charged: &'a dyn Fn(RuleName) -> Option<(&'a Key, &'a [Quota])>,
     pub(crate) secret: Option<&'a FingerprintKey>,
 }
 
@@ -116,7 +143,7 @@ impl<'a> DecisionEvent<'a> {
 
     /// Returns the key that a rule charges, and its fingerprint.
     pub(crate) fn key(&self, rule: RuleName) -> Option<(&'a Key, Fingerprint)> {
-        let key = (self.keys)(rule)?;
+        let (key, _) = (self.charged)(rule)?;
         Some((key, key.fingerprint(self.secret?)))
     }
 
@@ -199,53 +226,13 @@ impl Verdict {
     }
 }
 
-/// The hooks of a layer.
-#[derive(Clone)]
-pub(crate) struct Observers {
-    #[cfg(feature = "metrics")]
-    metrics: metered::Metrics,
-    pub(crate) hooks: Vec<Arc<dyn OnDecision>>,
-}
-
-impl Observers {
-    /// Creates the hooks of a layer with these rules.
-    pub(crate) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
-        #[cfg(not(feature = "metrics"))]
-        drop(rules);
-        Self {
-            #[cfg(feature = "metrics")]
-            metrics: metered::Metrics::new(rules),
-            hooks: Vec::new(),
-        }
-    }
-
-    /// Records the time until the store answered.
-    #[inline]
-    #[cfg_attr(not(feature = "metrics"), expect(unused_variables, clippy::unused_self))]
-    pub(crate) fn answered(&self, decision: &Decision, started: Option<Instant>) {
-        #[cfg(feature = "metrics")]
-        self.metrics.answered(decision, started);
-    }
-
-    /// Returns `true` if a hook reads the decisions.
-    #[inline]
-    pub(crate) fn are_active(&self) -> bool {
-        #[cfg(feature = "tracing")]
-        if LevelFilter::current() != LevelFilter::OFF {
-            return true;
-        }
-        cfg!(feature = "metrics") || !self.hooks.is_empty()
-    }
-
-    pub(crate) fn notify(&self, event: &DecisionEvent<'_>) {
-        #[cfg(feature = "tracing")]
-        event.decision.into_iter().for_each(|decision| traced::record(event, decision));
-        #[cfg(feature = "metrics")]
-        self.metrics.on_decision(event);
-        for hook in &self.hooks {
-            hook.on_decision(event);
-        }
-    }
+/// Returns `true` if a subscriber receives spans or log lines.
+#[inline]
+pub(crate) fn has_subscriber() -> bool {
+    #[cfg(feature = "tracing")]
+    return LevelFilter::current() != LevelFilter::OFF;
+    #[cfg(not(feature = "tracing"))]
+    false
 }
 
 /// Logs the first charge that was cut at `max_debt`.

@@ -3,12 +3,12 @@
 use tracing::{Level, Span, field::display};
 
 use super::DecisionEvent;
-use crate::decision::Decision;
 
 /// Fills the `ratelimit.*` fields of the current span, and logs denials.
 ///
 /// Denials are logged at level debug, because there may be many.
-pub(super) fn record(event: &DecisionEvent<'_>, decision: &Decision) {
+pub(crate) fn record(event: &DecisionEvent<'_>) {
+    let Ok(decision) = event.decision else { return };
     let span = Span::current();
     let field = span.field("ratelimit.result");
     let is_logged = !decision.is_allowed() && tracing::enabled!(Level::DEBUG);

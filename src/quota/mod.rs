@@ -463,7 +463,8 @@ impl Quota {
         self.units
     }
 
-    /// Returns the burst: the maximum number of units or slots that are available at once.
+    /// Returns the burst: the maximum number of units or slots that are available at once, and 0 for a
+    /// [blocked](Quota::blocked) quota.
     #[must_use]
     pub const fn burst(&self) -> u32 {
         self.burst
@@ -485,14 +486,12 @@ impl Quota {
     }
 
     /// Returns `true` for a [blocked](Quota::blocked) quota.
-    #[must_use]
-    pub const fn is_blocked(&self) -> bool {
+    pub(crate) const fn is_blocked(&self) -> bool {
         self.burst == 0
     }
 
     /// Returns `true` for a number of [slots](Quota::concurrent), and `false` for a rate.
-    #[must_use]
-    pub const fn is_concurrent(&self) -> bool {
+    pub(crate) const fn is_concurrent(&self) -> bool {
         matches!(self.algorithm, Algorithm::Concurrent)
     }
 
@@ -520,7 +519,7 @@ impl Quota {
         if self.is_concurrent() { Some("concurrent-requests") } else { self.unit }
     }
 
-    /// Returns the algorithm.
+    /// Returns the algorithm, [`Algorithm::Concurrent`] for a number of slots.
     #[must_use]
     pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
@@ -773,12 +772,17 @@ pub enum Algorithm {
     TokenBucket,
     /// Windows of one period, aligned to the Unix epoch.
     ///
-    /// Created with [`Algorithm::fixed_window`].
+    /// Without these settings, use [`Algorithm::fixed_window`].
     FixedWindow {
-        /// The maximum number of unused units of a window that are added to the next window.
+        /// The maximum number of unused units of a window that are added to the next window. A window
+        /// without any charge adds nothing.
         #[cfg_attr(feature = "serde", serde(default))]
         carry_over: u32,
         /// Releases the units of a window at even intervals.
+        ///
+        /// A cost of several units fits only late in each window, after that many units were
+        /// released. A retry that comes after the end of the window is denied again. `Retry-After` is
+        /// in whole seconds, so under a window of a second a client that obeys it may never be served.
         #[cfg_attr(feature = "serde", serde(default))]
         paced: bool,
     },
@@ -810,48 +814,12 @@ impl Algorithm {
     /// ```
     /// use tower_sluice::{Algorithm, Quota};
     ///
-    /// const DAILY: Quota =
-    ///     Quota::per_day(100).with_algorithm(Algorithm::fixed_window().carry_over(30));
+    /// const DAILY: Quota = Quota::per_day(100).with_algorithm(Algorithm::fixed_window());
+    /// let lending = Algorithm::FixedWindow { carry_over: 30, paced: false };
     /// ```
     #[must_use]
     pub const fn fixed_window() -> Self {
         Self::FixedWindow { carry_over: 0, paced: false }
-    }
-
-    /// Adds up to `max` unused units of a window to the next window.
-    ///
-    /// A window without any charge adds nothing.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the algorithm is not a [fixed window](Algorithm::fixed_window).
-    #[track_caller]
-    #[must_use]
-    pub const fn carry_over(self, max: u32) -> Self {
-        match self {
-            Self::FixedWindow { paced, .. } => Self::FixedWindow { carry_over: max, paced },
-            _ => panic!("algorithm: carry_over is for fixed_window() only"),
-        }
-    }
-
-    /// Releases the units of a window at even intervals.
-    ///
-    /// # Limitations
-    ///
-    /// A cost of several units fits only late in each window, after that many units were released. A
-    /// retry that comes after the end of the window is denied again. `Retry-After` is in whole
-    /// seconds, so under a window of a second a client that obeys it may never be served.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the algorithm is not a [fixed window](Algorithm::fixed_window).
-    #[track_caller]
-    #[must_use]
-    pub const fn paced(self) -> Self {
-        match self {
-            Self::FixedWindow { carry_over, .. } => Self::FixedWindow { carry_over, paced: true },
-            _ => panic!("algorithm: paced is for fixed_window() only"),
-        }
     }
 
     /// Returns `true` for windows and logs, whose burst equals their units.
@@ -1115,10 +1083,10 @@ mod tests {
         assert_eq!((late.max_debt, share(late).max_debt), (Some(2), Some(0)));
         let bucket = Quota::per_minute(10).with_burst(9);
         assert_eq!(share(bucket.with_algorithm(Algorithm::TokenBucket)), share(bucket));
-        let lending = Algorithm::fixed_window().carry_over(6);
+        let lending = Algorithm::FixedWindow { carry_over: 6, paced: false };
         let window = share(Quota::per_day(100).with_algorithm(lending));
         assert_eq!((window.units, window.burst, window.period), (25, 25, 86_400_000_000_000));
-        assert_eq!(window.algorithm, Algorithm::fixed_window().carry_over(1));
+        assert_eq!(window.algorithm, Algorithm::FixedWindow { carry_over: 1, paced: false });
         let few = share(Quota::per_hour(3).with_algorithm(Algorithm::SlidingLog));
         assert_eq!((few.units, few.burst), (1, 1));
         assert_eq!(share(Quota::blocked()), Quota::blocked());
@@ -1164,8 +1132,8 @@ mod tests {
             (Algorithm::Gcra, "GCRA\n"),
             (Algorithm::TokenBucket, "Token bucket"),
             (Algorithm::fixed_window(), "Fixed window\n"),
-            (Algorithm::fixed_window().carry_over(3), "Fixed window, carry-over"),
-            (Algorithm::fixed_window().paced(), "Fixed window, paced"),
+            (Algorithm::FixedWindow { carry_over: 3, paced: false }, "Fixed window, carry-over"),
+            (Algorithm::FixedWindow { carry_over: 0, paced: true }, "Fixed window, paced"),
             (Algorithm::AnchoredWindow, "Anchored window"),
             (Algorithm::SlidingWindow { buckets: 4 }, "Sliding window"),
             (Algorithm::SlidingLog, "Sliding log"),

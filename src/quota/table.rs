@@ -72,30 +72,34 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 impl QuotaTable {
     /// Builds the quota from its text form, and then sets the other fields.
     fn quota(self) -> Result<Quota, Box<dyn Error>> {
-        let Self { units, period, initial, soft, max_debt, .. } = self;
-        let mut text = match (self.blocked, self.concurrent, units, period) {
-            (false, None, Some(units), Some(period)) => format!("{units}/{period}"),
-            (false, None, None, _) => return Err("units is missing; add it, as units = 100".into()),
-            (false, None, _, None) => {
-                return Err("period is missing; add it, as period = \"1min\"".into());
-            }
-            (true, None, None, None) => "blocked".to_owned(),
-            (false, Some(limit), None, None) => format!("{limit} concurrent"),
-            _ => {
-                let why = "units and period, concurrent and blocked exclude each other; give one \
-                           of them";
-                return Err(why.into());
-            }
-        };
-        if let Some(burst) = self.burst {
-            text += &format!(" burst {burst}");
-        }
-        let quota: Quota = text.parse()?;
+        let quota: Quota = self.text()?.parse()?;
+        let Self { initial, soft, max_debt, .. } = self;
         let algorithm = self.algorithm.unwrap_or(quota.algorithm);
         let name = self.name.map(|name| name.as_str());
         let quota = Quota { algorithm, initial, soft, max_debt, name, ..quota };
         let quota = self.unit.map_or(quota, |unit| quota.having_unit(unit.as_str()));
         Ok(quota.checked().map_err(QuotaError::from)?)
+    }
+
+    /// Returns the text form, without the fields that it lacks.
+    fn text(&self) -> Result<String, &'static str> {
+        let text = match (self.blocked, self.concurrent, self.units, &self.period) {
+            (false, None, Some(units), Some(period)) => format!("{units}/{period}"),
+            (false, None, None, _) => return Err("units is missing; add it, as units = 100"),
+            (false, None, _, None) => {
+                return Err("period is missing; add it, as period = \"1min\"");
+            }
+            (true, None, None, None) => "blocked".to_owned(),
+            (false, Some(limit), None, None) => format!("{limit} concurrent"),
+            _ => {
+                return Err("units and period, concurrent and blocked exclude each other; give \
+                            one of them");
+            }
+        };
+        Ok(match self.burst {
+            Some(burst) => format!("{text} burst {burst}"),
+            None => text,
+        })
     }
 }
 

@@ -1,8 +1,9 @@
 //! The text form of a quota, and its errors.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
 use super::{Algorithm, Invalid, Quota, UNITS};
+use crate::name::RuleName;
 
 /// Writes `units "/" [n] (ns|us|ms|s|min|h|day) [" burst " n]`, `limit " concurrent"`,
 /// or `blocked`.
@@ -25,6 +26,17 @@ impl fmt::Display for Quota {
     }
 }
 
+impl Quota {
+    /// Returns the name in header fields and metrics, as one of the quotas of a rule.
+    pub(crate) fn name_in(&self, rule: RuleName, quotas: &[Self]) -> Cow<'static, str> {
+        match self.name() {
+            Some(name) => name.into(),
+            None if quotas.len() == 1 => rule.as_str().into(),
+            None => format!("{rule}-{}", self.period_text()).into(),
+        }
+    }
+}
+
 /// Reads `"5/s"`, `"200/10s"`, `"100/min burst 20"`, `"5 concurrent"`,
 /// or `"blocked"`.
 ///
@@ -34,37 +46,48 @@ impl FromStr for Quota {
     type Err = QuotaError;
 
     fn from_str(text: &str) -> Result<Self, QuotaError> {
-        let error = |field, value: &str, fix| {
-            let (text, value) = (excerpt(text), excerpt(value));
-            QuotaError(format!("quota {text}: {field} is {value}; {fix}"))
-        };
+        let form = TextForm(text);
         let whole = text.trim();
         if whole == "blocked" {
             return Ok(Self::blocked());
         }
-        let count = |field, text: &str| match whole_number(text.trim()) {
-            Some(0) => {
-                Err(error(field, "0", "give at least 1, or \"blocked\" to deny all requests"))
-            }
-            Some(n) => Ok(n),
-            None => Err(error(field, text.trim(), "give a whole number from 1 to 4294967295")),
-        };
         if let Some(limit) = whole.strip_suffix(" concurrent") {
-            return Self::try_concurrent(count("concurrent", limit)?);
+            return Self::try_concurrent(form.count("concurrent", limit)?);
         }
         const FORM: &str = "write units/period, as 5/s, 200/10s or 100/min burst 20";
-        let (units, rest) = whole.split_once('/').ok_or_else(|| error("quota", whole, FORM))?;
+        let rate = whole.split_once('/').ok_or_else(|| form.error("quota", whole, FORM))?;
+        form.rate(rate)
+    }
+}
+
+/// The text of a quota, for its errors.
+struct TextForm<'a>(&'a str);
+
+impl TextForm<'_> {
+    /// Reads the units, and the period with an optional burst.
+    fn rate(&self, (units, rest): (&str, &str)) -> Result<Quota, QuotaError> {
         let (period, burst) = match rest.split_once(" burst ") {
             Some((period, burst)) => (period.trim(), Some(burst)),
             None => (rest.trim(), None),
         };
-        let units = count("units", units)?;
-        let period = parse_time(period).map_err(|fix| error("period", period, fix))?;
-        let quota = Self::new(units, period)?;
-        match burst {
-            None => Ok(quota),
-            Some(n) => quota.try_with_burst(count("burst", n)?),
+        let units = self.count("units", units)?;
+        let period = parse_time(period).map_err(|fix| self.error("period", period, fix))?;
+        let quota = Quota::new(units, period)?;
+        burst.map_or(Ok(quota), |n| quota.try_with_burst(self.count("burst", n)?))
+    }
+
+    fn count(&self, field: &str, text: &str) -> Result<u32, QuotaError> {
+        const ZERO: &str = "give at least 1, or \"blocked\" to deny all requests";
+        match whole_number(text.trim()) {
+            Some(0) => Err(self.error(field, "0", ZERO)),
+            Some(n) => Ok(n),
+            None => Err(self.error(field, text.trim(), "give a whole number from 1 to 4294967295")),
         }
+    }
+
+    fn error(&self, field: &str, value: &str, fix: &str) -> QuotaError {
+        let (text, value) = (excerpt(self.0), excerpt(value));
+        QuotaError(format!("quota {text}: {field} is {value}; {fix}"))
     }
 }
 

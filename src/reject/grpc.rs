@@ -51,15 +51,20 @@ pub(super) fn response<B: Default>(why: &Rejection<'_>, status: StatusCode) -> R
     if let Ok(value) = HeaderValue::try_from(details) {
         headers.insert(HeaderName::from_static("grpc-status-details-bin"), value);
     }
-    // A negative pushback forbids a retry (gRFC A6).
-    let pushback = match (why.reason(), why.retry_after()) {
-        // The client decides when to retry.
-        (Reason::Unkeyed, _) | (Reason::Limited, None) => return response,
-        (_, Some(wait)) => i64::try_from(millis(wait)).unwrap_or(i64::MAX),
-        (_, None) => -1,
-    };
-    headers.insert(HeaderName::from_static("grpc-retry-pushback-ms"), pushback.into());
+    if let Some(pushback) = pushback(why) {
+        headers.insert(HeaderName::from_static("grpc-retry-pushback-ms"), pushback.into());
+    }
     response
+}
+
+/// Returns the wait in milliseconds, or a negative number to forbid a retry (gRFC A6). With `None`,
+/// the client decides when to retry.
+fn pushback(why: &Rejection<'_>) -> Option<i64> {
+    match (why.reason(), why.retry_after()) {
+        (Reason::Unkeyed, _) | (Reason::Limited, None) => None,
+        (_, Some(wait)) => Some(i64::try_from(millis(wait)).unwrap_or(i64::MAX)),
+        (_, None) => Some(-1),
+    }
 }
 
 /// Returns the gRPC status code.
@@ -98,12 +103,26 @@ fn status_message(code: u16, message: &str, why: &Rejection<'_>) -> Vec<u8> {
     number(&mut out, 1, code.into());
     bytes(&mut out, 2, message.as_bytes());
     if let Some(wait) = why.retry_after().map(millis) {
-        let (mut delay, mut info) = (Vec::new(), Vec::new());
-        number(&mut delay, 1, wait / 1_000);
-        number(&mut delay, 2, wait % 1_000 * 1_000_000);
-        bytes(&mut info, 1, &delay);
-        any(&mut out, "google.rpc.RetryInfo", &info);
+        any(&mut out, "google.rpc.RetryInfo", &retry_info(wait));
     }
+    let failure = quota_failure(why);
+    if !failure.is_empty() {
+        any(&mut out, "google.rpc.QuotaFailure", &failure);
+    }
+    out
+}
+
+/// Encodes `google.rpc.RetryInfo { retry_delay }`, for a wait in milliseconds.
+fn retry_info(wait: u64) -> Vec<u8> {
+    let (mut delay, mut info) = (Vec::new(), Vec::new());
+    number(&mut delay, 1, wait / 1_000);
+    number(&mut delay, 2, wait % 1_000 * 1_000_000);
+    bytes(&mut info, 1, &delay);
+    info
+}
+
+/// Encodes `google.rpc.QuotaFailure { violations }`.
+fn quota_failure(why: &Rejection<'_>) -> Vec<u8> {
     let mut failure = Vec::new();
     for name in why.violated() {
         let mut violation = Vec::new();
@@ -111,10 +130,7 @@ fn status_message(code: u16, message: &str, why: &Rejection<'_>) -> Vec<u8> {
         bytes(&mut violation, 2, b"quota exhausted");
         bytes(&mut failure, 1, &violation);
     }
-    if !failure.is_empty() {
-        any(&mut out, "google.rpc.QuotaFailure", &failure);
-    }
-    out
+    failure
 }
 
 /// Appends field 3 of `Status`: `google.protobuf.Any { type_url, value }`.

@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header::ACCEPT};
 use http_body_util::Full;
 
 use super::{Reason, Rejection};
-use crate::log;
+use crate::{key::KeyError, log};
 
 /// Plain texts are cached for waits below this number of seconds.
 const COMMON_WAITS: usize = 4_096;
@@ -73,14 +73,7 @@ pub(super) fn plain(why: &Rejection<'_>) -> Bytes {
 ///
 /// The member `violated-policies` is spelled as in the IETF draft of the `RateLimit` fields.
 pub(super) fn problem(why: &Rejection<'_>, status: StatusCode) -> String {
-    let (kind, title) = match why.reason() {
-        Reason::Limited | Reason::TooCostly | Reason::Blocked => (QUOTA_EXCEEDED, "Quota Exceeded"),
-        Reason::KeyBlocked => (ABNORMAL_USAGE, "Abnormal Usage Detected"),
-        Reason::Unavailable | Reason::Overloaded => {
-            (REDUCED_CAPACITY, "Temporary Reduced Capacity")
-        }
-        Reason::Unkeyed => ("about:blank", status.canonical_reason().unwrap_or("Rejected")),
-    };
+    let (kind, title) = kind_and_title(why.reason(), status);
     let mut json = String::with_capacity(256);
     let _ = write!(json, "{{\"type\":\"{kind}\",\"title\":");
     push_json_string(&mut json, title);
@@ -92,6 +85,17 @@ pub(super) fn problem(why: &Rejection<'_>, status: StatusCode) -> String {
     }
     json.push_str(if why.violated().next().is_some() { "]}" } else { "}" });
     json
+}
+
+fn kind_and_title(reason: Reason, status: StatusCode) -> (&'static str, &'static str) {
+    match reason {
+        Reason::Limited | Reason::TooCostly | Reason::Blocked => (QUOTA_EXCEEDED, "Quota Exceeded"),
+        Reason::KeyBlocked => (ABNORMAL_USAGE, "Abnormal Usage Detected"),
+        Reason::Unavailable | Reason::Overloaded => {
+            (REDUCED_CAPACITY, "Temporary Reduced Capacity")
+        }
+        Reason::Unkeyed => ("about:blank", status.canonical_reason().unwrap_or("Rejected")),
+    }
 }
 
 pub(super) fn detail(why: &Rejection<'_>) -> String {
@@ -109,14 +113,18 @@ pub(super) fn detail(why: &Rejection<'_>) -> String {
         (Reason::Unavailable, None) => "Requests cannot be admitted right now.".into(),
         (Reason::Overloaded, Some(n)) => format!("The service is overloaded; retry in {n} s."),
         (Reason::Overloaded, None) => "The service is overloaded.".into(),
-        (Reason::Unkeyed, _) => match why.key_error() {
-            Some(error) if !error.is_no_peer() => format!("Request rejected: {error}."),
-            // The fix is for the operator, not for the client.
-            Some(error) if is_first_without_log() => {
-                format!("The rate limiter found {error}. This text is sent once, in debug builds.")
-            }
-            _ => "The rate limiter found no peer address; the server log shows the fix.".into(),
-        },
+        (Reason::Unkeyed, _) => unkeyed(why.key_error()),
+    }
+}
+
+fn unkeyed(error: Option<&KeyError>) -> String {
+    match error {
+        Some(error) if !error.is_no_peer() => format!("Request rejected: {error}."),
+        // The fix is for the operator, not for the client.
+        Some(error) if is_first_without_log() => {
+            format!("The rate limiter found {error}. This text is sent once, in debug builds.")
+        }
+        _ => "The rate limiter found no peer address; the server log shows the fix.".into(),
     }
 }
 

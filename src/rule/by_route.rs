@@ -4,7 +4,7 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
 };
 
@@ -12,11 +12,11 @@ use axum::extract::MatchedPath;
 use http::Method;
 
 use super::{
-    Plan, Rule, RuleInfo, RuleName, Rules,
+    Plan, Rule, RuleError, RuleInfo, RuleName, Rules,
     rules::{Selected, sealed::Sealed},
 };
 use crate::{
-    advice::Sample,
+    advice::{SAMPLE, is_early, is_last},
     key::{Everyone, KeyExtractor, METHODS, RequestHead},
     log::warn,
     store::literal,
@@ -114,7 +114,7 @@ pub fn by_route<P: AsRef<str>, Q: Into<Plan>>(
 pub fn try_by_route<P: AsRef<str>, Q: Into<Plan>>(
     routes: impl IntoIterator<Item = (Method, P, Q)>,
     default: impl Into<Plan>,
-) -> Result<ByRoute<Everyone>, RouteError> {
+) -> Result<ByRoute<Everyone>, RuleError> {
     let mut rules = ByRoute::of(default.into());
     for (method, template, plan) in routes {
         rules.add(Some(method.as_str()), template.as_ref(), plan.into())?;
@@ -128,13 +128,13 @@ pub fn try_by_route<P: AsRef<str>, Q: Into<Plan>>(
 pub struct ByRoute<K> {
     routes: Vec<(Route, Rule<K>)>,
     other: Rule<K>,
-    sample: Arc<Sample>,
+    requests: Arc<AtomicU32>,
 }
 
 impl ByRoute<Everyone> {
     pub(super) fn of(default: Plan) -> Self {
         let other = Rule::new("other", Everyone, default);
-        Self { routes: Vec::new(), other, sample: Arc::default() }
+        Self { routes: Vec::new(), other, requests: Arc::default() }
     }
 }
 
@@ -163,12 +163,12 @@ impl<K: Clone> ByRoute<K> {
         method: Option<&str>,
         path: &str,
         plan: Plan,
-    ) -> Result<(), RouteError> {
+    ) -> Result<(), RuleError> {
         let route = Route::new(method, path)?;
         let same =
             |(one, _): &(Route, Rule<K>)| one.method == route.method && one.path == route.path;
         if self.routes.iter().any(same) {
-            return Err(RouteError(format!("route \"{route}\" is given twice; drop one")));
+            return Err(RuleError::Route(format!("route \"{route}\" is given twice; drop one")));
         }
         let name = RuleName::derived(&route.to_string());
         self.routes.push((route, Rule::named(name, self.other.extractor.clone(), plan)));
@@ -183,7 +183,7 @@ impl<K> ByRoute<K> {
         ByRoute {
             routes: self.routes.into_iter().map(|(route, rule)| (route, named(rule))).collect(),
             other: named(self.other),
-            sample: self.sample,
+            requests: self.requests,
         }
     }
 
@@ -192,11 +192,11 @@ impl<K> ByRoute<K> {
         let matched = head.extensions.get::<MatchedPath>().map(MatchedPath::as_str);
         let ranked = self.routes.iter().filter_map(|it| Some((it.0.rank(head, matched)?, it)));
         let best = ranked.min_by_key(|(rank, _)| *rank).map(|(_, it)| it);
-        if self.sample.is_open() {
+        if is_early(&self.requests) {
             if let Some((route, _)) = best {
                 route.met.store(true, Relaxed);
             }
-            if self.sample.ends() {
+            if is_last(&self.requests) {
                 self.warn_unmet();
             }
         }
@@ -212,11 +212,10 @@ impl<K> ByRoute<K> {
             warn!(
                 target: "tower_sluice::lint",
                 lint = "route_never_met",
-                "none of the first {} requests met {}: write each path exactly as in the router, \
+                "none of the first {SAMPLE} requests met {}: write each path exactly as in the router, \
                  with the path it is nested under and the names of its parameters, and add the \
                  layer to the Router that has the route, not around it; ignore this warning if the \
                  routes are rarely used",
-                Sample::REQUESTS,
                 unmet.join(", ")
             );
         }
@@ -253,11 +252,11 @@ struct Route {
 }
 
 impl Route {
-    fn new(method: Option<&str>, path: &str) -> Result<Self, RouteError> {
+    fn new(method: Option<&str>, path: &str) -> Result<Self, RuleError> {
         let find = |name| METHODS.into_iter().find(|known| known == name).ok_or(name);
         let method = method.map(find).transpose().map_err(|name| {
             let known = METHODS.each_ref().map(Method::as_str).join(", ");
-            RouteError(format!(
+            RuleError::Route(format!(
                 "route \"{name} {path}\": method {name:?} is unknown; give one of {known}, or only \
                  the path, for every method (any_method)"
             ))
@@ -273,7 +272,7 @@ impl Route {
         } else {
             return Ok(route);
         };
-        Err(RouteError(format!("route \"{route}\": path {path:?} {fault}")))
+        Err(RuleError::Route(format!("route \"{route}\": path {path:?} {fault}")))
     }
 
     /// Returns the rank of the match, from 0 for the best, or `None` without a match.
@@ -313,22 +312,6 @@ fn is_grpc(path: &str) -> bool {
     let is_method = is_name(method) || method.starts_with('{');
     service.contains('.') && service.split('.').all(is_name) && is_method && !method.contains('/')
 }
-
-/// Error for a route of [`by_route`].
-///
-/// No request can match the route, or another route has the same method and path.
-///
-/// See [troubleshooting](crate::guide::troubleshooting#errors).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RouteError(pub(super) String);
-
-impl fmt::Display for RouteError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for RouteError {}
 
 #[cfg(test)]
 mod tests {

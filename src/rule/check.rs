@@ -1,6 +1,6 @@
 //! Checks of rules, made when a layer is built.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
     RuleInfo, RuleName,
@@ -11,7 +11,7 @@ use crate::{
     store::{Charge, Store, Unsupported},
 };
 
-/// Error in the rules of a layer, found when the layer is built.
+/// Error in the rules of a layer, found when the rules or the layer are built, or for an unknown rule.
 ///
 /// See [troubleshooting](crate::guide::troubleshooting#errors).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +34,16 @@ pub enum RuleError {
         headroom: u32,
         /// The limit of the quota.
         limit: u32,
+    },
+    /// No request can match a route of `by_route`, or two routes have the same method and path.
+    Route(String),
+    /// The layer has no rule of the name that a
+    /// [`ChargeHandle`](crate::middleware::ChargeHandle::adjust_rule_to) was given.
+    Unknown {
+        /// The name.
+        name: Box<str>,
+        /// The rules of the layer.
+        known: Arc<[RuleName]>,
     },
     /// The store does not support the rules.
     Unsupported(Unsupported),
@@ -63,6 +73,14 @@ impl fmt::Display for RuleError {
                     " is above the quota's limit {limit}, so every request would be denied; lower \
                      the cost or raise the burst"
                 )
+            }
+            Self::Route(fault) => f.write_str(fault),
+            Self::Unknown { name, known } => {
+                write!(f, "unknown rule `{name}`, expected one of ")?;
+                for (at, rule) in known.iter().enumerate() {
+                    write!(f, "{}`{rule}`", if at == 0 { "" } else { ", " })?;
+                }
+                Ok(())
             }
             Self::Unsupported(what) => write!(f, "the store cannot do this: {what}"),
         }

@@ -19,7 +19,7 @@ use http::StatusCode;
 use smallvec::SmallVec;
 
 #[cfg(feature = "axum")]
-pub use self::by_route::{ByRoute, RouteError, by_route, try_by_route};
+pub use self::by_route::{ByRoute, by_route, try_by_route};
 #[cfg(all(feature = "axum", feature = "serde"))]
 pub use self::routes::RouteSettings;
 use self::rules::{Selected, Then, sealed::Sealed};
@@ -79,15 +79,15 @@ impl<K> Rule<K> {
     ///
     /// # Panics
     ///
-    /// Panics if `name` is not a valid [`RuleName`]. For a name known only at run time, use
-    /// [`Rule::named`].
+    /// Panics if `name` is not a valid [`RuleName`]. For a name known only at run time, create the
+    /// [`RuleName`] first, and pass its text.
     #[track_caller]
     pub fn new(name: &str, extractor: K, plan: impl Into<Plan>) -> Self {
         Self::named(literal(RuleName::new(name)), extractor, plan)
     }
 
-    /// Creates a rule with a name that is already validated. See [`Rule::new`].
-    pub fn named(name: RuleName, extractor: K, plan: impl Into<Plan>) -> Self {
+    /// Creates a rule with a name that is already validated.
+    pub(crate) fn named(name: RuleName, extractor: K, plan: impl Into<Plan>) -> Self {
         Self {
             name,
             extractor,
@@ -148,7 +148,8 @@ impl<K> Rule<K> {
     /// may return its units nevertheless: two requests then have one turn.
     ///
     /// Supported for GCRA and paced fixed windows, unless the quota has
-    /// [soft units](crate::Quota::with_soft), and for slots of a [`LocalStore`](crate::LocalStore).
+    /// [soft units](crate::Quota::with_soft), and for slots of a [`LocalStore`](crate::LocalStore) or a
+    /// `RedisStore`.
     pub fn max_wait(self, time: Duration) -> Self {
         Self { max_wait: time, ..self }
     }
@@ -239,48 +240,48 @@ impl<K> Rule<K> {
     }
 }
 
-/// The reason why a rule charges nothing.
-enum Uncharged {
-    /// The rule does not apply, or limits nothing.
-    Skipped,
-    /// The request has no key.
-    NoKey,
-    Rejected(KeyError),
-}
-
 impl<K: KeyExtractor> Rule<K> {
-    /// Calls `then` with the charge of the request, or `otherwise` if the rule charges nothing.
+    /// Returns how the rule treats a request. A rule that limits nothing skips it.
     #[inline]
+    fn applies_to(&self, head: &RequestHead<'_>) -> Applies {
+        match &self.applies {
+            _ if self.plan.is_unlimited() && self.if_no_key.is_none() => Applies::Skip,
+            Some(applies) => applies(head),
+            None => Applies::Charge,
+        }
+    }
+
+    /// Returns the key to charge, or `None` if the request has no key.
+    ///
+    /// Borrows the key, because moving it costs as much as hashing it. Stores the key in `made` if
+    /// it is not the one that was `found`.
+    #[inline(always)]
+    fn key<'k>(
+        &self,
+        found: &'k Result<Option<Key>, KeyError>,
+        made: &'k mut Option<Result<Option<Key>, KeyError>>,
+        applies: Applies,
+    ) -> Result<Option<&'k Key>, &'k KeyError> {
+        match found {
+            Ok(Some(key)) if key.len() <= self.max_key_len && !key.is_blank() => Ok(Some(key)),
+            found => {
+                let required = applies == Applies::Require;
+                match made.insert(self.resolve_missing(found, required)) {
+                    Err(_) if self.report_only.is_on() => Ok(None),
+                    made => made.as_ref().map(Option::as_ref),
+                }
+            }
+        }
+    }
+
+    /// Calls `then` with the charge of a request that has this key.
+    #[inline(always)]
     fn with_charge<T>(
         &self,
         head: &RequestHead<'_>,
+        key: &Key,
         then: impl FnOnce(&Charge<'_>) -> T,
-        otherwise: impl FnOnce(Uncharged) -> T,
     ) -> T {
-        let applies = self.applies.as_ref().map_or(Applies::Charge, |applies| applies(head));
-        let unlimited = self.plan.is_unlimited();
-        if applies == Applies::Skip || (unlimited && self.if_no_key.is_none()) {
-            return otherwise(Uncharged::Skipped);
-        }
-        // Borrows the key, because moving it costs as much as hashing it.
-        let found = self.extractor.extract(head);
-        let resolved;
-        let key = match &found {
-            Ok(Some(key)) if key.len() <= self.max_key_len && !key.is_blank() => key,
-            _ => {
-                resolved = self.resolve_missing(&found, applies == Applies::Require);
-                match &resolved {
-                    Ok(Some(key)) => key,
-                    Err(error) if !self.report_only.is_on() => {
-                        return otherwise(Uncharged::Rejected(error.clone()));
-                    }
-                    Ok(None) | Err(_) => return otherwise(Uncharged::NoKey),
-                }
-            }
-        };
-        if unlimited {
-            return otherwise(Uncharged::Skipped);
-        }
         let mut made = None;
         let quotas = self.plan.quotas(head, key, &mut made);
         let mut charge = Charge::new(self.name, key, quotas)
@@ -338,28 +339,31 @@ impl<K: KeyExtractor> Sealed for Rule<K> {
         before: &[Charge<'_>],
         then: &mut Then<'_>,
     ) -> Result<(), Bypass> {
-        let mut uncharged = None;
-        let charge = |charge: &Charge<'_>| match before {
-            [] => then(slice::from_ref(charge)),
-            before => {
-                let mut charges: SmallVec<[Charge<'_>; 4]> = before.into();
-                charges.push(*charge);
-                then(&charges);
-            }
-        };
-        self.with_charge(head, charge, |why| uncharged = Some(why));
-        match (uncharged, &self.if_no_key) {
-            (None, _) => Ok(()),
-            (Some(Uncharged::Rejected(error)), _) => Err(error.into()),
-            (Some(Uncharged::NoKey), Some(rules)) => rules.charge(head, before, then),
-            (Some(_), _) => {
-                then(before);
-                Ok(())
+        let applies = self.applies_to(head);
+        if applies != Applies::Skip {
+            let (found, mut made) = (self.extractor.extract(head), None);
+            match (self.key(&found, &mut made, applies), &self.if_no_key) {
+                (Err(error), _) => return Err(error.clone().into()),
+                (Ok(None), Some(rules)) => return rules.charge(head, before, then),
+                (Ok(Some(key)), _) if !self.plan.is_unlimited() => {
+                    self.with_charge(head, key, |charge| {
+                        if before.is_empty() {
+                            return then(slice::from_ref(charge));
+                        }
+                        let mut charges: SmallVec<[Charge<'_>; 4]> = before.into();
+                        charges.push(*charge);
+                        then(&charges);
+                    });
+                    return Ok(());
+                }
+                (Ok(_), _) => {}
             }
         }
+        then(before);
+        Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn charges<T>(
         &self,
         head: &RequestHead<'_>,
@@ -369,11 +373,16 @@ impl<K: KeyExtractor> Sealed for Rule<K> {
         if self.if_no_key.is_some() {
             return rules::charges(self, head, then, bypassed);
         }
-        let then = |charge: &Charge<'_>| then(slice::from_ref(charge));
-        self.with_charge(head, then, |why| match why {
-            Uncharged::Rejected(error) => bypassed(error.into()),
-            Uncharged::Skipped | Uncharged::NoKey => bypassed(Bypass::NO_RULE),
-        })
+        let applies = self.applies_to(head);
+        if applies == Applies::Skip {
+            return bypassed(Bypass::NO_RULE);
+        }
+        let (found, mut made) = (self.extractor.extract(head), None);
+        match self.key(&found, &mut made, applies) {
+            Ok(Some(key)) => self.with_charge(head, key, |it| then(slice::from_ref(it))),
+            Ok(None) => bypassed(Bypass::NO_RULE),
+            Err(error) => bypassed(error.clone().into()),
+        }
     }
 }
 

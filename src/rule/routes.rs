@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ByRoute, Quotas, RouteError};
+use super::{ByRoute, Quotas, RuleError};
 use crate::{key::Everyone, store::literal};
 
 /// The quotas by their names in the file.
@@ -55,10 +55,10 @@ impl RouteSettings {
         literal(self.try_rules())
     }
 
-    fn try_rules(&self) -> Result<ByRoute<Everyone>, RouteError> {
+    fn try_rules(&self) -> Result<ByRoute<Everyone>, RuleError> {
         let missing = "other is missing, the quotas of all other requests; add it, as other = \
                        \"100/s\", or other = [] to limit nothing";
-        let other = self.0.get("other").ok_or_else(|| RouteError(missing.to_owned()))?;
+        let other = self.0.get("other").ok_or_else(|| RuleError::Route(missing.to_owned()))?;
         let mut rules = ByRoute::of(other.clone().into());
         for (name, quotas) in self.0.iter().filter(|(name, _)| *name != "other") {
             let (method, path) = match name.split_once(' ') {
@@ -78,9 +78,9 @@ impl From<RouteSettings> for RouteTable {
 }
 
 impl TryFrom<RouteTable> for RouteSettings {
-    type Error = RouteError;
+    type Error = RuleError;
 
-    fn try_from(routes: RouteTable) -> Result<Self, RouteError> {
+    fn try_from(routes: RouteTable) -> Result<Self, RuleError> {
         let settings = Self(routes);
         settings.try_rules().map(|_| settings)
     }

@@ -115,6 +115,11 @@ pub struct RuleInfo<'a> {
 }
 
 impl RuleInfo<'_> {
+    /// Returns `true` if the quotas are chosen for each request.
+    pub(crate) fn is_chosen(&self) -> bool {
+        self.quotas.is_none() && self.live.is_none()
+    }
+
     /// Returns the cost plus the headroom of a request, or 0 for a cost of 0.
     ///
     /// A cost that is read from the request counts as 1, and such a headroom counts as 0.

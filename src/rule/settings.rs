@@ -80,7 +80,7 @@ use crate::{
 #[serde(deny_unknown_fields, expecting = "a table, as { name = \"ip\", quotas = \"20/s\" }")]
 #[non_exhaustive]
 pub struct RuleSettings {
-    /// Name of the rule, see [`Rule::named`]. Defaults to `default`.
+    /// Name of the rule. Defaults to `default`.
     #[serde(default)]
     pub name: RuleName,
     /// Quotas, see [`Rule::new`]. An empty list limits nothing.

@@ -40,8 +40,8 @@ pub trait StoreExt: Store + Sized {
     /// decision are those after the charge. With a cost of 0, they are the units left.
     ///
     /// [`Leased`] and [`DenyCache`] pass the call to their inner store, which counts borrowed units
-    /// as charged. [`GovernorStore`](super::GovernorStore) cannot peek, and answers
-    /// [`Decision::unsupported`].
+    /// as charged. [`GovernorStore`](super::GovernorStore) cannot peek: the source of
+    /// its answer is [`Source::Unsupported`](crate::decision::Source::Unsupported).
     ///
     /// ```
     /// use tower_sluice::{Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge};

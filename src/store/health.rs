@@ -58,8 +58,7 @@ impl Health {
     }
 
     /// Adds the health of a store that this store wraps.
-    #[must_use]
-    pub fn around(mut self, inner: Self) -> Self {
+    pub(super) fn around(mut self, inner: Self) -> Self {
         self.inner.push(inner);
         self
     }
@@ -70,7 +69,8 @@ impl Health {
     /// use tower_sluice::store::Health;
     ///
     /// let local = Health::healthy("local", "12 of 262144 accounts in use");
-    /// let condition = Health::failing("fallback", "decides locally").around(local);
+    /// let mut condition = Health::failing("fallback", "decides locally");
+    /// condition.inner.push(local);
     /// assert!(!condition.is_healthy());
     /// ```
     #[must_use]

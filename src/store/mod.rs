@@ -71,9 +71,11 @@ use tower::BoxError;
 pub(crate) use self::block::block;
 #[cfg(feature = "governor")]
 pub use self::governor::GovernorStore;
+#[cfg(feature = "redis")]
+pub(crate) use self::local::{Call, LeaveQueue, Order, SlotQueue};
 pub(crate) use self::local::{Clock, Turn};
 #[cfg(feature = "redis")]
-pub use self::redis::{ClusterLink, Link, Probe, RedisError, RedisErrorKind, RedisStore};
+pub use self::redis::{ClusterLink, Link, RedisError, RedisErrorKind, RedisStore};
 pub use self::{
     answer::{Answer, BoxFuture, Never, Resolve},
     block::{BlockError, BlockFuture},
@@ -191,10 +193,8 @@ impl<'a> Charge<'a> {
         self.quotas
     }
 
-    /// Returns the index of the quota to which the charge is
-    /// [restricted](Charge::with_quota_index), if any.
-    #[must_use]
-    pub fn quota_index(&self) -> Option<usize> {
+    /// Returns the index of the quota to which the charge is restricted, if any.
+    pub(crate) fn quota_index(&self) -> Option<usize> {
         self.only.map(usize::from)
     }
 
@@ -277,9 +277,7 @@ impl<'a> Charge<'a> {
     }
 
     /// Returns `true` if a layer is being built that gives the rule these quotas for its whole life.
-    /// See [`Store::supports`].
-    #[must_use]
-    pub fn is_fixed(&self) -> bool {
+    pub(crate) fn is_fixed(&self) -> bool {
         self.is_fixed
     }
 }
@@ -379,7 +377,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 /// - **A store that calls a server** returns [`Answer::Later`]. The future cannot borrow the
 ///   charges, so copy the needed values, or copy all into an [`OwnedOp`].
 /// - **Unsupported operations** fail with an error such as [`Unsupported`]. A store that cannot
-///   fail answers [`Decision::unsupported`].
+///   fail denies with the source [`Source::Unsupported`](crate::decision::Source::Unsupported).
 /// - **Unsupported charges** are also errors of [`supports`](Store::supports), so that the layer is
 ///   not built. For example, a store that cannot queue does not support a
 ///   [`max_wait`](Charge::max_wait).
@@ -464,8 +462,8 @@ pub trait Store {
     /// overrides this method without holding slots returns an error for them, too.
     ///
     /// Layers that share a store must give a rule the same quotas, because they charge the same
-    /// accounts. A store therefore remembers the quotas of [fixed](Charge::is_fixed) charges, and
-    /// returns an error if another layer gave the rule other quotas.
+    /// accounts. [`LocalStore`] and
+    /// `RedisStore` return an error if another layer gave the rule other quotas.
     ///
     /// # Errors
     ///
@@ -527,8 +525,8 @@ fn queueing<'a>(charges: &'a [Charge<'a>]) -> impl Iterator<Item = &'a Quota> {
 
 fn can_queue_under(quota: &Quota) -> Result<(), Unsupported> {
     Err(Unsupported::new(if quota.is_concurrent() {
-        "max_wait with a concurrent quota, on a store without a queue for slots; use LocalStore, or \
-         remove one of them"
+        "max_wait with a concurrent quota, on a store without a queue for slots; use LocalStore or \
+         RedisStore, or remove one of them"
     } else if quota.soft() > 0 {
         "max_wait with a soft quota; choose one of them"
     } else if quota.algorithm().can_queue() {

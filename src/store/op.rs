@@ -10,7 +10,8 @@ use super::{Charge, OwnedCharges};
 /// change. A block is denied if the store has no room for it.
 ///
 /// Later versions may add operations. A store answers an unknown operation with
-/// [`Decision::unsupported`](crate::Decision::unsupported), or with an error such as
+/// a denial whose source is
+/// [`Source::Unsupported`](crate::decision::Source::Unsupported), or with an error such as
 /// [`Unsupported`](super::Unsupported).
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]

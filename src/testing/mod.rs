@@ -27,8 +27,6 @@ mod scenario;
 
 use std::{future::ready, sync::Arc, time::Duration};
 
-#[cfg(feature = "redis")]
-pub use self::redis::Redis;
 pub use self::scenario::{Case, TABLES, play};
 use crate::{
     rule::Adaptive,

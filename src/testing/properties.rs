@@ -238,7 +238,7 @@ pub async fn overage<S: Subject>(subject: &mut S) -> Result<(), String> {
 ///
 /// The denial must be [blocked](Decision::is_blocked) and contain the remaining time. A charge of
 /// cost 0 must be allowed. The block must end on time or by [`StoreExt::unblock`], and must charge
-/// no units. A store without blocks must answer [`Decision::unsupported`].
+/// no units. A store without blocks must answer with the source [`Source::Unsupported`].
 ///
 /// # Errors
 ///

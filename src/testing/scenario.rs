@@ -161,6 +161,38 @@ impl Case {
         serde_json::from_str(text).map_err(|error| format!("not a list of cases: {error}").into())
     }
 
+    /// Opens the stores of all processes. Returns `false` if the subject has no store for another
+    /// process.
+    fn join_all<'a, S: Subject>(
+        &'a self,
+        subject: &mut S,
+        processes: &mut BTreeMap<&'a str, S::Store>,
+    ) -> bool {
+        let Some(lease) = self.lease else { return true };
+        for step in &self.steps {
+            if !processes.contains_key(&*step.process) {
+                let Some(store) = subject.join(Duration::from_nanos(lease)) else { return false };
+                processes.insert(&step.process, store);
+            }
+        }
+        true
+    }
+
+    /// Peeks, and then takes. Fails if the peek differs from the expected result.
+    async fn take<S: Store>(
+        &self,
+        at: usize,
+        step: &Step,
+        store: &S,
+        charge: Charge<'_>,
+    ) -> Result<Result<Decision, S::Error>, BoxError> {
+        let peeked = store.peek(&[charge]).await.map_err(Into::into)?;
+        if peeked.source() != Source::Unsupported {
+            self.check(at, step, &peeked)?;
+        }
+        Ok(store.take(&[charge]).await)
+    }
+
     /// Compares a decision with the expected result of a step.
     fn check(&self, at: usize, step: &Step, decision: &Decision) -> Result<(), BoxError> {
         let got = step.with(decision);
@@ -220,14 +252,8 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxE
     {
         return Ok(false);
     }
-    if let Some(lease) = case.lease {
-        for step in &case.steps {
-            if !processes.contains_key(&*step.process) {
-                let joined = subject.join(Duration::from_nanos(lease));
-                let Some(store) = joined else { return Ok(false) };
-                processes.insert(&step.process, store);
-            }
-        }
+    if !case.join_all(subject, &mut processes) {
+        return Ok(false);
     }
     // A look of another process changes nothing.
     let observer = &processes[""];
@@ -243,14 +269,7 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxE
         let charge = of(step);
         let store = processes.get(&*step.process).unwrap_or(observer);
         let answer = match step.op {
-            StepOp::Take => {
-                let charge = [charge.with_cost(step.cost()?)];
-                let peeked = store.peek(&charge).await.map_err(Into::into)?;
-                if peeked.source() != Source::Unsupported {
-                    case.check(at, step, &peeked)?;
-                }
-                store.take(&charge).await
-            }
+            StepOp::Take => case.take(at, step, store, charge.with_cost(step.cost()?)).await?,
             StepOp::Settle => store.adjust(&charge, step.units.unwrap_or(0).saturating_neg()).await,
             StepOp::Reset => store.reset(&charge).await,
             StepOp::Undo => {

@@ -73,7 +73,10 @@ pub(crate) async fn start() -> SocketAddr {
     let cost =
         || Cost::from_fn(|head| if head.headers.contains_key(COSTLY) { BURST + 1 } else { 1 });
     let [http, rpc] = quotas().map(|(name, quota)| {
-        RateLimitLayer::rules(Rule::named(name, Client, quota).cost(cost()), server.store.clone())
+        RateLimitLayer::rules(
+            Rule::new(name.as_str(), Client, quota).cost(cost()),
+            server.store.clone(),
+        )
     });
     let echo = Echo.map_request(|request: Request| request.map(tonic::body::Body::new));
     let (_reporter, health) = tonic_health::server::health_reporter();

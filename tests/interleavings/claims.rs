@@ -12,26 +12,32 @@ use super::{
 
 #[test]
 fn two_first_charges_open_one_account() {
-    every_order(|| {
-        let take = |table: &Ledger| table.take(ALICE, 20);
-        let (table, one, other) = Ledger::new(2, &[]).both(take, take);
-        let first = (Some(Own(20 + T)), Some(Own(20 + 2 * T)));
-        assert!((one, other) == first || (other, one) == first, "{one:?}, {other:?}");
-        assert_eq!((table.look(ALICE), table.active(20)), (Some(20 + 2 * T), 1));
-    });
+    for beside in [true, false] {
+        every_order(move || {
+            let take = |table: &Ledger| table.take(ALICE, 20);
+            let (table, one, other) =
+                Ledger::new(2, &[]).with_accounts_beside(beside).both(take, take);
+            let first = (Some(Own(20 + T)), Some(Own(20 + 2 * T)));
+            assert!((one, other) == first || (other, one) == first, "{one:?}, {other:?}");
+            assert_eq!((table.look(ALICE), table.active(20)), (Some(20 + 2 * T), 1));
+        });
+    }
 }
 
 #[test]
 fn first_charges_by_clocks_apart_open_one_account() {
-    every_order(|| {
-        let (table, one, other) =
-            Ledger::new(1, &[]).both(|table| table.take(ALICE, 20), |table| table.take(ALICE, 21));
-        let said = (one, other, table.look(ALICE));
-        let (early, late) = (20 + T, 21 + T);
-        let first = (Some(Own(early)), None, Some(early));
-        assert!(said == first || said == (None, Some(Own(late)), Some(late)), "{said:?}");
-        assert_eq!(table.active(21), 1);
-    });
+    for beside in [true, false] {
+        every_order(move || {
+            let (table, one, other) = Ledger::new(1, &[])
+                .with_accounts_beside(beside)
+                .both(|table| table.take(ALICE, 20), |table| table.take(ALICE, 21));
+            let said = (one, other, table.look(ALICE));
+            let (early, late) = (20 + T, 21 + T);
+            let first = (Some(Own(early)), None, Some(early));
+            assert!(said == first || said == (None, Some(Own(late)), Some(late)), "{said:?}");
+            assert_eq!(table.active(21), 1);
+        });
+    }
 }
 
 #[test]
@@ -65,14 +71,17 @@ fn a_charge_that_races_a_claim_counts_for_its_own_account() {
 /// By Alice's clock her account is in debt. By Bob's clock it may be reclaimed.
 #[test]
 fn an_account_in_debt_is_never_reclaimed() {
-    every_order(|| {
-        let (_, bob, alice) = Ledger::new(1, &[(ALICE, 25)])
-            .both(|table| table.take(BOB, 30), |table| table.take(ALICE, 22));
-        assert_eq!(bob, Some(Own(30 + T)));
-        // If her account was reclaimed, it reopens no earlier than the instant at which that was
-        // permitted.
-        assert!(alice.is_none() || alice == Some(Own(30 + T)), "{alice:?}");
-    });
+    for beside in [true, false] {
+        every_order(move || {
+            let (_, bob, alice) = Ledger::new(1, &[(ALICE, 25)])
+                .with_accounts_beside(beside)
+                .both(|table| table.take(BOB, 30), |table| table.take(ALICE, 22));
+            assert_eq!(bob, Some(Own(30 + T)));
+            // If her account was reclaimed, it reopens no earlier than the instant at which that was
+            // permitted.
+            assert!(alice.is_none() || alice == Some(Own(30 + T)), "{alice:?}");
+        });
+    }
 }
 
 #[test]

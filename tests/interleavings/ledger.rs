@@ -76,6 +76,11 @@ impl Ledger {
         ledger
     }
 
+    /// Keeps new accounts beside their slots, if `beside` is `true`.
+    pub(crate) fn with_accounts_beside(self, beside: bool) -> Self {
+        Self { beside, ..self }
+    }
+
     /// Creates two sets whose accounts are kept beside their slots, or in them.
     pub(crate) fn wide(limit: u64, beside: bool) -> Self {
         Self { table: Table::new(3), limit, beside }
@@ -95,12 +100,12 @@ impl Ledger {
 
     /// Charges a unit, if it fits.
     pub(crate) fn take(&self, id: u64, now: Instant) -> Option<Charged> {
-        let step = |[tat]: [_; 1]| {
-            let new = self.step(tat, now);
-            (new.map(|new| [new]), new)
-        };
-        if let Some(new) = self.table.update_instants([id], step) {
-            return new.map(Charged::Own);
+        if !self.beside
+            && let Some(([tat], store)) = self.table.lock_instants([id], now)
+        {
+            let new = self.step(tat, now)?;
+            store([new]);
+            return Some(Charged::Own(new));
         }
         let mut account = account(id);
         let mut locked = self.table.lock(slice::from_mut(&mut account), now);
@@ -111,12 +116,13 @@ impl Ledger {
 
     /// Charges a unit of each account, if both fit.
     pub(crate) fn take_both(&self, ids: [u64; 2], now: Instant) -> bool {
-        let step = |tats: [_; 2]| match tats.map(|tat| self.step(tat, now)) {
-            [Some(one), Some(other)] => (Some([one, other]), true),
-            _ => (None, false),
-        };
-        if let Some(fits) = self.table.update_instants(ids, step) {
-            return fits;
+        if !self.beside
+            && let Some((tats, store)) = self.table.lock_instants(ids, now)
+        {
+            let new = tats.map(|tat| self.step(tat, now));
+            let [Some(one), Some(other)] = new else { return false };
+            store([one, other]);
+            return true;
         }
         let mut both = ids.map(account);
         let mut locked = self.table.lock(&mut both, now);

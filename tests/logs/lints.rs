@@ -117,7 +117,7 @@ fn one_private_peer(log: &Log) {
     ask(&late, &["127.0.0.2"], 1);
     ask(&late, &["127.0.0.1"], 3_000);
     assert_eq!(log.read(), NOTHING, "there was another peer");
-    for peer in [PeerIp::new(), PeerIp::v6_site(), PeerIp::new()] {
+    for peer in [PeerIp::new(), PeerIp::new().ipv6_prefix(48), PeerIp::new()] {
         ask(&peer, &["fd00::1"], 1_000);
         assert_eq!(log.read(), NOTHING, "once per process");
     }
@@ -152,7 +152,7 @@ fn forwarding_header_ignored(log: &Log) {
         forward(&PeerIp::new(), "127.0.0.1", name);
         assert!(warning(log).contains(&format!("has the header {name}, which")));
     }
-    forward(&PeerIp::v6_site(), "::1", "x-forwarded-for");
+    forward(&PeerIp::new().ipv6_prefix(48), "::1", "x-forwarded-for");
     assert!(warning(log).contains("ClientIp::behind([\"::1\"])"));
     let late = PeerIp::new();
     ask(&late, &["203.0.113.9"], 1_000);

@@ -88,6 +88,9 @@ pub(crate) async fn play(page: &Page<'_>) -> Outcome {
     looks::right(page, "playground").await?;
     calm(page).await?;
     algorithms(page).await?;
+    slots(page).await?;
+    open(page, &server, SLOW).await?;
+    sum(page, "first", 20).await?;
     wrong(page).await?;
     keyboard(page).await?;
     link(page, &server).await?;
@@ -167,7 +170,7 @@ impl Drop for Load {
 
 /// Each preset sets valid limits, has a sentence, and starts its traffic.
 async fn presets(page: &Page<'_>) -> Outcome {
-    for preset in ["login", "api", "llm", "webhook", "cron"] {
+    for preset in ["login", "api", "llm", "webhook", "cron", "slots"] {
         page.choose("[name=preset]", preset).await?;
         let sent =
             format!("{} + {} >= 2", counted("second", "allowed"), counted("second", "denied"));
@@ -250,6 +253,21 @@ async fn algorithms(page: &Page<'_>) -> Outcome {
         holds(algorithm, seen.as_u64() >= Some(allowed) && seen.as_u64() <= Some(10), &seen)?;
     }
     Ok(())
+}
+
+/// Requests that run under slots are bars, and the gauge is full again when they end.
+async fn slots(page: &Page<'_>) -> Outcome {
+    const FREE: &str = "document.querySelectorAll('#first .gauge .full').length";
+    page.choose("[name=algorithm]", "concurrent").await?;
+    set(page, "units", "3", "3 concurrent").await?;
+    page.write("[name=many]", "5").await?;
+    page.click("#burst").await?;
+    page.until("three run", &format!("{FREE} === 0")).await?;
+    page.keep("playground-slots-running").await?;
+    sum(page, "first", 5).await?;
+    let allowed = page.run(format!("return {}", counted("first", "allowed"))).await?;
+    holds("three of five run", allowed == 3, &allowed)?;
+    page.until("the slots are free", &format!("{FREE} === 3")).await.map(drop)
 }
 
 /// An invalid limit is reported in the crate's own words, and the previous limit stays.

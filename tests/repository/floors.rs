@@ -29,6 +29,8 @@ const FLOORS: &[(&str, u32)] = &[
     ("store/health", 2),
     ("store/op", 2),
     ("store/local/*", 5),
+    ("store/local/held", 3),
+    ("store/local/sync", 2),
     ("store/governor", 5),
     ("store/redis/*", 5),
     ("store/wrappers/breaker/*", 5),

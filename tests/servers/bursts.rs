@@ -34,7 +34,7 @@ fn quotas() -> [Quota; 8] {
         day.with_initial(LIMIT),
         day.with_algorithm(bucket),
         day.with_algorithm(fixed),
-        day.with_algorithm(fixed.carry_over(9)),
+        day.with_algorithm(Algorithm::FixedWindow { carry_over: 9, paced: false }),
         day.with_algorithm(Algorithm::AnchoredWindow),
         day.with_algorithm(sliding),
         day.with_algorithm(Algorithm::SlidingLog),

@@ -11,10 +11,8 @@ use futures::future::join_all;
 use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sluice::{
-    Algorithm, Key, Quota, RateLimitLayer, Rule, Store, StoreExt,
-    key::Everyone,
-    store::Charge,
-    testing::{Redis, Subject},
+    Algorithm, Key, Quota, RateLimitLayer, RedisStore, Rule, Store, StoreExt, key::Everyone,
+    store::Charge, testing::Subject,
 };
 
 use crate::{
@@ -89,9 +87,9 @@ async fn a_request_through_the_layer_is_one_call() {
     let server = Server::redis().await;
     let store = connect(&server.url()).await.fail_open();
     let rules = (
-        Rule::named(rule("first"), Everyone, FIRST),
-        Rule::named(rule("second"), Everyone, SECOND),
-        Rule::named(rule("third"), Everyone, THIRD),
+        Rule::new("first", Everyone, FIRST),
+        Rule::new("second", Everyone, SECOND),
+        Rule::new("third", Everyone, THIRD),
     );
     let echo = service_fn(|_| async { Ok::<_, Infallible>(Response::new(String::new())) });
     let service = RateLimitLayer::rules(rules, store).layer(echo);
@@ -171,7 +169,7 @@ async fn list_commands(server: &Server) -> u64 {
 #[tokio::test]
 async fn an_undo_of_an_old_charge_does_not_read_a_whole_log() {
     let server = Server::redis().await;
-    let mut subject = Redis::connect(&server.url()).await.expect("a store");
+    let mut subject = RedisStore::connect(&server.url()).await.expect("a store");
     let store = subject.open();
     let quota = Quota::per_day(2_000).with_algorithm(Algorithm::SlidingLog);
     let (account, day) = (Account::new("a", quota), Duration::from_secs(20_000 * 86_400));
@@ -211,7 +209,7 @@ const READ: u32 = 250;
 async fn a_denied_call_reads_a_bounded_part_of_a_long_log() {
     const UNITS: u32 = 10_000;
     let server = Server::redis().await;
-    let mut subject = Redis::connect(&server.url()).await.expect("a store");
+    let mut subject = RedisStore::connect(&server.url()).await.expect("a store");
     let store = subject.open();
     let quota = Quota::per_day(UNITS).with_algorithm(Algorithm::SlidingLog);
     let (account, day) = (Account::new("a", quota), Duration::from_secs(20_000 * 86_400));

@@ -12,10 +12,8 @@ use proptest::{
 };
 use tokio::runtime::Builder;
 use tower_sluice::{
-    Algorithm, Decision, Key, Quota, Store, StoreExt,
-    rule::RuleName,
-    store::Charge,
-    testing::{Redis, Subject},
+    Algorithm, Decision, Key, Quota, RedisStore, Store, StoreExt, rule::RuleName, store::Charge,
+    testing::Subject,
 };
 
 use crate::servers::Server;
@@ -40,7 +38,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 /// Returns the instants at which the remaining callers run, with their costs.
-async fn queued(subject: &mut Redis, quota: Quota, steps: &[Step]) -> Vec<(Duration, u32)> {
+async fn queued(subject: &mut RedisStore, quota: Quota, steps: &[Step]) -> Vec<(Duration, u32)> {
     let (store, key, quotas) = (subject.open(), Key::from("me"), [quota]);
     let charge = Charge::new(RuleName::default(), &key, &quotas).with_max_wait(30 * SECOND);
     let (mut now, mut ran) = (1_000 * SECOND, Vec::new());
@@ -97,13 +95,13 @@ fn are_apart(
 fn remaining_callers_stay_apart_when_others_leave() {
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let server = runtime.block_on(Server::redis());
-    let subject = runtime.block_on(Redis::connect(&server.url())).expect("a store");
+    let subject = runtime.block_on(RedisStore::connect(&server.url())).expect("a store");
     let config = Config { cases: 200, ..crate::support::regressions::keeping(file!()) };
     proptest!(config, |(paced: bool, steps in steps())| {
         let mut subject = subject.clone();
         let quota = Quota::new(8, 4 * SECOND).expect("a quota");
         let (quota, window) = match paced {
-            true => (quota.with_algorithm(Algorithm::fixed_window().paced()), Some(4 * SECOND)),
+            true => (quota.with_algorithm(Algorithm::FixedWindow { carry_over: 0, paced: true }), Some(4 * SECOND)),
             false => (quota.with_burst(if steps.len() % 2 == 0 { 1 } else { 3 }), None),
         };
         let ran = runtime.block_on(queued(&mut subject, quota, &steps));

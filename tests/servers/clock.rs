@@ -4,11 +4,7 @@
 
 use std::time::Duration;
 
-use tower_sluice::{
-    Key, Quota, RedisStore, StoreExt,
-    store::Charge,
-    testing::{Redis, Subject},
-};
+use tower_sluice::{Key, Quota, RedisStore, StoreExt, store::Charge, testing::Subject};
 
 use crate::{
     accounts::{Account, Dice, address, connect, quotas, raw, rule},
@@ -19,8 +15,8 @@ const LIMIT: u32 = 5;
 const DAY: Duration = Duration::from_secs(86_400);
 const NOW: Duration = Duration::from_secs(20_000 * 86_400 + 31_000);
 
-async fn open(server: &Server) -> (Redis, RedisStore) {
-    let mut subject = Redis::new(connect(&server.url()).await);
+async fn open(server: &Server) -> (RedisStore, RedisStore) {
+    let mut subject = connect(&server.url()).await;
     let store = subject.open();
     (subject, store)
 }

@@ -9,7 +9,7 @@ use tower_sluice::{
     Decision, Key, LocalStore, Quota, RedisStore, Store, StoreExt,
     rule::RuleName,
     store::{Answer, Charge},
-    testing::{FakeClock, Redis, Subject},
+    testing::{FakeClock, Subject},
 };
 
 use crate::{
@@ -199,7 +199,7 @@ impl Both<'_> {
 fn decide_as_one_by_one(flavour: Flavour, cases: u32) {
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let server = runtime.block_on(Server::start(flavour, &[]));
-    let subject = runtime.block_on(Redis::connect(&server.url())).expect("a store");
+    let subject = runtime.block_on(RedisStore::connect(&server.url())).expect("a store");
     let names = ["a", "b", "c"].map(rule);
     let keys = [0, 1, 2, 3].map(|n: u32| Key::from(n));
     let rules = || vec(vec(quota(), 1..4), 3);
@@ -256,7 +256,7 @@ fn random_batches_decide_as_one_by_one_on_valkey() {
 #[tokio::test]
 async fn odd_accounts_are_decided_as_one_by_one() {
     let server = Server::redis().await;
-    let mut subject = Redis::connect(&server.url()).await.expect("a store");
+    let mut subject = RedisStore::connect(&server.url()).await.expect("a store");
     let batched = subject.open();
     let alone = batched.clone().prefix("alone").coalesce(false);
     let quota = |units: u32, period| Quota::new(units, period).expect("a quota");

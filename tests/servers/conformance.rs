@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tower_sluice::{
     RedisStore, Store,
-    testing::{Redis, Subject, properties},
+    testing::{Subject, properties},
 };
 
 use crate::{
@@ -50,20 +50,20 @@ where
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_conforms() {
     let server = Server::redis().await;
-    conforms(Redis::connect(&server.url()).await.expect("a store")).await;
+    conforms(RedisStore::connect(&server.url()).await.expect("a store")).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_conforms_over_resp3() {
     let server = Server::redis().await;
     let url = format!("{}?protocol=resp3", server.url());
-    conforms(Redis::connect(&url).await.expect("a store")).await;
+    conforms(RedisStore::connect(&url).await.expect("a store")).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn valkey_conforms() {
     let server = Server::start(Flavour::Valkey, &[]).await;
-    conforms(Redis::connect(&server.url()).await.expect("a store")).await;
+    conforms(RedisStore::connect(&server.url()).await.expect("a store")).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -71,7 +71,7 @@ async fn a_cluster_conforms() {
     let cluster = Cluster::start(Flavour::Redis).await;
     let urls = cluster.urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let mut subject = Redis::new(RedisStore::cluster(&urls).await.expect("a store"));
+    let mut subject = RedisStore::cluster(&urls).await.expect("a store");
     // A denial returns before its charges are undone. The undo is certain to be under way before
     // the next call only once the servers know the script.
     let _ = properties::all_or_nothing(&mut subject).await;
@@ -81,27 +81,27 @@ async fn a_cluster_conforms() {
 #[tokio::test]
 async fn a_replaced_quota_refills_no_account_and_locks_none_out() {
     let server = Server::redis().await;
-    let mut redis = Redis::connect(&server.url()).await.expect("a store");
+    let mut redis = RedisStore::connect(&server.url()).await.expect("a store");
     live::replaced_quotas(&mut redis).await;
 }
 
 #[tokio::test]
 async fn a_quota_that_keeps_accounts_longer_drops_no_account() {
     let server = Server::redis().await;
-    let mut redis = Redis::connect(&server.url()).await.expect("a store");
+    let mut redis = RedisStore::connect(&server.url()).await.expect("a store");
     live::a_quota_that_keeps_accounts_longer(&mut redis).await;
 }
 
 #[tokio::test]
 async fn a_receipt_of_an_older_quota_drops_no_account() {
     let server = Server::redis().await;
-    let mut redis = Redis::connect(&server.url()).await.expect("a store");
+    let mut redis = RedisStore::connect(&server.url()).await.expect("a store");
     live::a_receipt_of_an_older_quota(&mut redis).await;
 }
 
 #[tokio::test]
 async fn a_look_under_another_quota_changes_no_account() {
     let server = Server::redis().await;
-    let mut redis = Redis::connect(&server.url()).await.expect("a store");
+    let mut redis = RedisStore::connect(&server.url()).await.expect("a store");
     live::a_look_under_another_quota(&mut redis).await;
 }

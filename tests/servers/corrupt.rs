@@ -7,7 +7,7 @@ use futures::stream::{self, StreamExt};
 use redis::{aio::MultiplexedConnection, cmd, pipe};
 use tower_sluice::{
     Quota, RedisStore, StoreExt,
-    testing::{FakeClock, Redis, Subject},
+    testing::{FakeClock, Subject},
 };
 
 use crate::{
@@ -37,14 +37,14 @@ struct Found {
 struct Bench {
     _server: Server,
     connection: MultiplexedConnection,
-    subject: Redis,
+    subject: RedisStore,
     store: RedisStore,
 }
 
 impl Bench {
     async fn open() -> Self {
         let server = Server::redis().await;
-        let mut subject = Redis::new(connect(&server.url()).await);
+        let mut subject = connect(&server.url()).await;
         let store = subject.open().prefix("sluice").readable_keys();
         let connection = raw(&server.url()).await;
         Self { _server: server, connection, subject, store }

@@ -13,7 +13,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Account, connect, rule},
+    accounts::{Account, connect},
     servers::{Server, eventually},
 };
 
@@ -23,11 +23,11 @@ async fn repeated_requests_of_a_denied_key_cost_the_server_nothing() {
     let store = connect(&server.url()).await.timeout(Timeout::DEFAULT).breaker();
     let cache = store.deny_cache().max_age(Duration::from_secs(60));
     let rules = (
-        Rule::named(rule("site"), Everyone, Quota::per_day(100)),
-        Rule::named(rule("user"), Everyone, [Quota::per_day(3), Quota::per_hour(50)]),
+        Rule::new("site", Everyone, Quota::per_day(100)),
+        Rule::new("user", Everyone, [Quota::per_day(3), Quota::per_hour(50)]),
     );
     let echo = service_fn(|_| async { Ok::<_, Infallible>(Response::new(String::new())) });
-    let layer = RateLimitLayer::rules(rules, cache.clone().fail_closed());
+    let layer = RateLimitLayer::rules(rules, cache.fail_closed());
     let service = layer.layer(echo);
     let ask = async || {
         let request = Request::new(());
@@ -52,7 +52,7 @@ async fn repeated_requests_of_a_denied_key_cost_the_server_nothing() {
         assert!(status == 429 && later <= wait && later + took >= wait, "{status}, {later} s");
         assert!(fields.starts_with("\"user-1day\";r=0;t="), "{fields}");
     }
-    assert_eq!((server.script_calls().await - before, cache.denials()), (0, 500));
+    assert_eq!(server.script_calls().await - before, 0);
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use tower_sluice::{
     explain::Explanation,
     rule::RuleName,
     store::Charge,
-    testing::{FakeClock, Redis, Subject},
+    testing::{FakeClock, Subject},
 };
 
 use crate::servers::{Cluster, Flavour, Server};
@@ -21,7 +21,7 @@ async fn said<S: Subject>(mut subject: S) -> Vec<String> {
     let quotas = [
         Quota::per_second(5).with_burst(20).with_initial(10),
         by(Algorithm::TokenBucket).with_soft(1),
-        by(Algorithm::fixed_window().carry_over(2).paced()),
+        by(Algorithm::FixedWindow { carry_over: 2, paced: true }),
         by(Algorithm::SlidingWindow { buckets: 6 }),
         by(Algorithm::SlidingLog),
     ];
@@ -60,11 +60,11 @@ async fn redis_and_a_cluster_explain_like_the_embedded_store() {
     let expected = said(FakeClock::new()).await;
     assert!(expected.windows(3).any(|same| same[0] == same[1] && same[1] == same[2]));
     let server = Server::redis().await;
-    same(&said(Redis::connect(&server.url()).await.expect("a store")).await, &expected);
+    same(&said(RedisStore::connect(&server.url()).await.expect("a store")).await, &expected);
 
     let cluster = Cluster::start(Flavour::Redis).await;
     let urls = cluster.urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let sharded = Redis::new(RedisStore::cluster(&urls).await.expect("a store"));
+    let sharded = RedisStore::cluster(&urls).await.expect("a store");
     same(&said(sharded).await, &expected);
 }

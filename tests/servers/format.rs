@@ -5,10 +5,7 @@
 use std::{fmt::Write, time::Duration};
 
 use redis::{FromRedisValue, aio::MultiplexedConnection};
-use tower_sluice::{
-    Algorithm, Decision, Quota, RedisStore, StoreExt,
-    testing::{Redis, Subject},
-};
+use tower_sluice::{Algorithm, Decision, Quota, RedisStore, StoreExt, testing::Subject};
 
 use crate::{
     accounts::{Account, connect, keys, raw},
@@ -42,6 +39,7 @@ fn cases() -> Vec<(&'static str, Vec<Quota>, Vec<Step>)> {
     let of = |algorithm| vec![five.with_algorithm(algorithm)];
     let tokens = five.with_algorithm(Algorithm::TokenBucket);
     let (window, log) = (Algorithm::fixed_window(), Algorithm::SlidingLog);
+    let lending = |carry_over, paced| of(Algorithm::FixedWindow { carry_over, paced });
     let three = || vec![Take(2), SECOND, Take(1)];
     vec![
         ("gcra", vec![five], three()),
@@ -55,13 +53,9 @@ fn cases() -> Vec<(&'static str, Vec<Quota>, Vec<Step>)> {
         ("token bucket, initial", vec![tokens.with_initial(4)], three()),
         ("token bucket, late charge", vec![tokens.with_max_debt(5)], vec![Take(2), Adjust(8)]),
         ("fixed window", of(window), three()),
-        ("fixed window, carry-over", of(window.carry_over(3)), vec![Take(3), MINUTE, Take(6)]),
-        ("fixed window, paced", of(window.paced()), vec![Take(1), SECOND, Take(1)]),
-        (
-            "fixed window, paced, carry-over",
-            of(window.paced().carry_over(3)),
-            vec![Take(1), MINUTE, Take(1)],
-        ),
+        ("fixed window, carry-over", lending(3, false), vec![Take(3), MINUTE, Take(6)]),
+        ("fixed window, paced", lending(0, true), vec![Take(1), SECOND, Take(1)]),
+        ("fixed window, paced, carry-over", lending(3, true), vec![Take(1), MINUTE, Take(1)]),
         ("anchored window", of(Algorithm::AnchoredWindow), three()),
         (
             "sliding window",
@@ -90,7 +84,7 @@ fn cases() -> Vec<(&'static str, Vec<Quota>, Vec<Step>)> {
 struct Bench {
     _server: Server,
     connection: MultiplexedConnection,
-    subject: Redis,
+    subject: RedisStore,
     store: RedisStore,
     now: Duration,
     /// The decisions that hold slots.
@@ -100,7 +94,7 @@ struct Bench {
 impl Bench {
     async fn open(flavour: Flavour) -> Self {
         let server = Server::start(flavour, &[]).await;
-        let mut subject = Redis::new(connect(&server.url()).await);
+        let mut subject = connect(&server.url()).await;
         let store = subject.open().prefix("golden");
         let connection = raw(&server.url()).await;
         let taken = Vec::new();

@@ -213,8 +213,9 @@ async fn an_account_whose_quota_became_slower_is_kept() {
     let bench = Bench::open().await;
     let bucket =
         |units| Quota::per_hour(units).with_burst(8).with_algorithm(Algorithm::TokenBucket);
-    let window =
-        |more| Quota::per_hour(8).with_algorithm(Algorithm::fixed_window().carry_over(more));
+    let window = |more| {
+        Quota::per_hour(8).with_algorithm(Algorithm::FixedWindow { carry_over: more, paced: false })
+    };
     let sliding = |buckets| Quota::per_hour(8).with_algorithm(Algorithm::SlidingWindow { buckets });
     let changes = [[bucket(8), bucket(1)], [window(0), window(8)], [sliding(10), sliding(1)]];
     for (at, [before, after]) in changes.into_iter().enumerate() {

@@ -11,9 +11,7 @@ use std::{
 use futures::future::join_all;
 use tokio::time::sleep;
 use tower_sluice::{
-    Algorithm, Decision, Key, Quota, RedisStore, Store, StoreExt,
-    store::Charge,
-    testing::{Redis, Subject},
+    Algorithm, Decision, Key, Quota, RedisStore, Store, StoreExt, store::Charge, testing::Subject,
 };
 
 use crate::{
@@ -52,8 +50,8 @@ fn kinds() -> Vec<Quota> {
     let period = Duration::from_millis(600);
     let plain = quotas(6, period).map(|(_, quota)| quota);
     let windows = [
-        Algorithm::fixed_window().carry_over(3),
-        Algorithm::fixed_window().paced(),
+        Algorithm::FixedWindow { carry_over: 3, paced: false },
+        Algorithm::FixedWindow { carry_over: 0, paced: true },
         Algorithm::SlidingWindow { buckets: 1 },
     ];
     let [gcra, tokens, ..] = plain;
@@ -98,7 +96,7 @@ async fn all_keys_have_one_form_and_an_expiry() {
     let server = Server::redis().await;
     let (mut connection, mut dice) = (raw(&server.url()).await, Dice(1));
     let real = connect(&server.url()).await;
-    let mut subject = Redis::new(real.clone());
+    let mut subject = real.clone();
     let driven = subject.open();
     let hostile = hostile();
     let (mut taken, mut most) = (Vec::new(), 0);
@@ -151,7 +149,10 @@ async fn a_key_expires_when_its_account_is_no_longer_needed() {
     let mut cases = quotas(6, period).map(|(_, quota)| (quota, Duration::ZERO)).to_vec();
     // These accounts are kept for one refill or window longer.
     cases.extend([(gcra.with_initial(4), period), (tokens.with_initial(4), period)]);
-    cases.push((gcra.with_algorithm(Algorithm::fixed_window().carry_over(2)), period));
+    cases.push((
+        gcra.with_algorithm(Algorithm::FixedWindow { carry_over: 2, paced: false }),
+        period,
+    ));
     let cases = cases.into_iter().map(async |(quota, longer)| {
         let server = Server::redis().await;
         let lists = usize::from(quota.algorithm() == Algorithm::SlidingLog);

@@ -15,7 +15,7 @@ use tower_sluice::{
     Algorithm, Decision, Key, LocalStore, Quota, RedisStore, Store, StoreExt,
     rule::RuleName,
     store::Charge,
-    testing::{FakeClock, Redis, Subject},
+    testing::{FakeClock, Subject},
 };
 
 use crate::{
@@ -71,8 +71,8 @@ fn quota() -> impl Strategy<Value = Quota> {
                     .try_with_algorithm(Algorithm::TokenBucket)
                     .ok()?,
                 2 => {
-                    let window = Algorithm::fixed_window().carry_over(more);
-                    let window = if start % 2 == 0 { window.paced() } else { window };
+                    let paced = start % 2 == 0;
+                    let window = Algorithm::FixedWindow { carry_over: more, paced };
                     quota.try_with_algorithm(window).ok()?
                 }
                 3 => quota.try_with_algorithm(Algorithm::AnchoredWindow).ok()?,
@@ -200,7 +200,7 @@ fn parts(decision: &Decision) -> impl PartialEq + std::fmt::Debug {
 fn random_sequences_give_equal_decisions() {
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let server = runtime.block_on(Server::redis());
-    let subject = runtime.block_on(Redis::connect(&server.url())).expect("a store");
+    let subject = runtime.block_on(RedisStore::connect(&server.url())).expect("a store");
     let names = ["a", "b", "c"].map(|name| RuleName::new(name).expect("a name"));
     let keys = [Key::from("one"), Key::from("two")];
     let (shared, shared_key) = ([shared_quota()], Key::everyone());

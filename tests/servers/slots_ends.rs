@@ -12,9 +12,7 @@ use futures::{StreamExt, future::join_all, poll, stream};
 use redis::{Cmd, Pipeline, RedisFuture, Value, aio::ConnectionLike};
 use tokio::time::{sleep, sleep_until, timeout};
 use tower_sluice::{
-    Decision, LocalStore, Quota, RedisStore, Store, StoreExt,
-    decision::Source,
-    testing::{Redis, Subject},
+    Decision, LocalStore, Quota, RedisStore, Store, StoreExt, decision::Source, testing::Subject,
 };
 
 use crate::{
@@ -33,7 +31,7 @@ async fn take(store: &RedisStore, account: &Account) -> bool {
 #[tokio::test]
 async fn a_take_without_an_answer_counts_when_an_unused_account_ends() {
     let server = Server::redis().await;
-    let mut subject = Redis::new(connect(&server.url()).await);
+    let mut subject = connect(&server.url()).await;
     let store = subject.open().slot_ttl(TTL);
     let quotas = Arc::new([Quota::concurrent(1), Quota::per_day(1_000)]);
     let account = Account { quotas, ..Account::new("a", Quota::concurrent(1)) };
@@ -176,7 +174,7 @@ async fn a_server_without_memory_keeps_the_slots_that_are_held() {
 #[tokio::test]
 async fn a_step_of_the_clock_keeps_a_slot_for_at_most_one_time_to_live() {
     let server = Server::redis().await;
-    let mut subject = Redis::new(connect(&server.url()).await);
+    let mut subject = connect(&server.url()).await;
     let store = subject.open().slot_ttl(TEN);
     let seconds = Duration::from_secs;
     subject.set(seconds(1_000));
@@ -201,7 +199,7 @@ async fn a_step_of_the_clock_keeps_a_slot_for_at_most_one_time_to_live() {
 #[tokio::test]
 async fn a_request_that_lost_one_slot_loses_all() {
     let server = Server::redis().await;
-    let mut subject = Redis::new(connect(&server.url()).await);
+    let mut subject = connect(&server.url()).await;
     let store = subject.open().prefix("sluice").readable_keys().slot_ttl(TEN);
     subject.set(TEN);
     let account = Account::new("a", Quota::concurrent(5));

@@ -62,7 +62,7 @@ pub(crate) fn cases() -> Vec<(&'static str, Vec<Quota>)> {
         ("gcra", Algorithm::Gcra),
         ("token bucket", Algorithm::TokenBucket),
         ("fixed window", Algorithm::fixed_window()),
-        ("fixed window that carries over", Algorithm::fixed_window().carry_over(2)),
+        ("fixed window that carries over", Algorithm::FixedWindow { carry_over: 2, paced: false }),
         ("anchored window", Algorithm::AnchoredWindow),
         ("sliding window", Algorithm::SlidingWindow { buckets: 4 }),
         ("sliding log", Algorithm::SlidingLog),
@@ -168,7 +168,7 @@ impl Bursts {
         let warm = join_all((0..40).map(|_| apps[0].take("warm".into(), quotas))).await;
         drop(warm);
         // Time for the server to learn of freed slots.
-        let slots = u32::from(quotas[0].is_concurrent());
+        let slots = u32::from(quotas[0].algorithm() == Algorithm::Concurrent);
         let freeing = slots * self.hold / 3;
         sleep(freeing).await;
 
@@ -218,7 +218,7 @@ impl Bursts {
         let callers = apps.iter().cycle().take(self.callers as usize).map(async |app| {
             let (decision, took) = app.take(key.to_owned(), quotas).await;
             let allowed = decision.is_allowed();
-            if allowed && quotas[0].is_concurrent() {
+            if allowed && (quotas[0].algorithm() == Algorithm::Concurrent) {
                 running.set(running.get() + 1);
                 together.set(together.get().max(running.get()));
                 sleep(self.hold).await;
@@ -234,7 +234,8 @@ impl Bursts {
             figures.opened |= open;
         }
         figures.allowed += passed;
-        let most = if quotas[0].is_concurrent() { together.get() } else { passed };
+        let most =
+            if quotas[0].algorithm() == Algorithm::Concurrent { together.get() } else { passed };
         figures.most = figures.most.max(most);
     }
 }

@@ -142,7 +142,10 @@ pub(crate) async fn a_quota_that_keeps_accounts_longer<S: Subject>(subject: &mut
     let bucket = |quota: Quota| quota.with_algorithm(Algorithm::TokenBucket);
     let window = Algorithm::fixed_window();
     let pairs = [
-        [hour.with_algorithm(window), hour.with_algorithm(window.carry_over(50))],
+        [
+            hour.with_algorithm(window),
+            hour.with_algorithm(Algorithm::FixedWindow { carry_over: 50, paced: false }),
+        ],
         [bucket(Quota::per_hour(1_000)), bucket(Quota::per_hour(10).with_burst(1_000))],
         [bucket(hour.with_max_debt(500)), bucket(Quota::per_hour(5))],
         both(Algorithm::AnchoredWindow),

@@ -49,7 +49,7 @@ pub(crate) const ALGORITHMS: [Algorithm; 7] = [
     Algorithm::Gcra,
     Algorithm::TokenBucket,
     Algorithm::fixed_window(),
-    Algorithm::fixed_window().carry_over(2),
+    Algorithm::FixedWindow { carry_over: 2, paced: false },
     Algorithm::AnchoredWindow,
     Algorithm::SlidingWindow { buckets: 4 },
     Algorithm::SlidingLog,
@@ -57,7 +57,7 @@ pub(crate) const ALGORITHMS: [Algorithm; 7] = [
 
 /// Returns an instance of each algorithm.
 pub(crate) fn all_algorithms() -> impl Iterator<Item = Algorithm> {
-    ALGORITHMS.into_iter().chain([Algorithm::fixed_window().paced()])
+    ALGORITHMS.into_iter().chain([Algorithm::FixedWindow { carry_over: 0, paced: true }])
 }
 
 /// Creates a GET without a body.
@@ -146,7 +146,7 @@ pub(crate) fn owing(quotas: &[Quota], owed: i64) -> Owing {
     let store = FakeClock::new().store(64);
     let name = RuleName::new("api").expect("a name");
     Limiter::named(name, store.clone()).adjust(Key::everyone(), quotas, owed).now();
-    RateLimitLayer::rules(Rule::named(name, Everyone, quotas), store)
+    RateLimitLayer::rules(Rule::new(name.as_str(), Everyone, quotas), store)
 }
 
 /// A service that answers 200 and counts its calls. As Tower's contract permits, it panics if it is

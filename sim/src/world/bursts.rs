@@ -169,11 +169,11 @@ async fn burst(world: &World, mut random: Random, when: &str) {
     if failed + of_others > 0 {
         wrong(&format!("{failed} not decided by a server, and {of_others} of another key"));
     }
-    let has_slots = quotas[0].is_concurrent();
+    let has_slots = quotas[0].algorithm() == Algorithm::Concurrent;
     if has_slots && held > quotas[0].burst() {
         wrong(&format!("{held} held"));
     }
-    let rate = quotas.iter().find(|quota| !quota.is_concurrent());
+    let rate = quotas.iter().find(|quota| quota.algorithm() != Algorithm::Concurrent);
     if rate.is_some_and(|rate| allowed as u64 > limit(rate, time)) {
         wrong(&format!("{allowed} allowed"));
     }

@@ -59,7 +59,7 @@ proptest! {
             Algorithm::Gcra,
             Algorithm::TokenBucket,
             Algorithm::fixed_window(),
-            Algorithm::fixed_window().carry_over(5).paced(),
+            Algorithm::FixedWindow { carry_over: 5, paced: true },
             Algorithm::AnchoredWindow,
             Algorithm::SlidingWindow { buckets: 4 },
             Algorithm::SlidingLog,

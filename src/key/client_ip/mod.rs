@@ -50,7 +50,7 @@ const MAX_HOPS: u8 = 32;
 /// use tower_sluice::{ClientIp, LocalStore, Quota, RateLimitLayer, Rule};
 ///
 /// let client = ClientIp::behind(["10.0.0.0/8"])?;
-/// let site = Rule::new("site", client.clone().v6_site(), Quota::per_second(100));
+/// let site = Rule::new("site", client.clone().ipv6_prefix(48), Quota::per_second(100));
 /// let client = Rule::new("client", client, Quota::per_second(10));
 /// let layer = RateLimitLayer::rules((client, site), LocalStore::new());
 /// # drop(layer);
@@ -241,15 +241,6 @@ impl ClientIp {
     #[must_use]
     pub fn unreadable(self, unreadable: Unreadable) -> Self {
         Self { unreadable, ..self }
-    }
-
-    /// Cuts IPv6 addresses to 48 bits instead of 64.
-    ///
-    /// Use this in a second rule with a higher quota. See
-    /// [`PeerIp::v6_site`](super::PeerIp::v6_site).
-    #[must_use]
-    pub fn v6_site(self) -> Self {
-        self.ipv6_prefix(48)
     }
 
     /// Rejects a request that a trusted proxy sends without the header, with this status.

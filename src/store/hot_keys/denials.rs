@@ -71,7 +71,6 @@ const SLOTS_MAX_AGE: u64 = 10_000_000;
 /// assert_eq!(limiter.take("alice", &quota, 1).await?.source(), Source::Local);
 /// let again = limiter.take("alice", &quota, 1).await?;
 /// assert_eq!((again.is_allowed(), again.source()), (false, Source::DenyCache));
-/// assert_eq!(store.denials(), 1);
 ///
 /// limiter.reset("alice", &quota).await?;
 /// assert!(limiter.take("alice", &quota, 1).await?.is_allowed());
@@ -143,15 +142,6 @@ impl<S> DenyCache<S> {
     pub fn capacity(self, denials: usize) -> Self {
         let max_age = Duration::from_nanos(self.table.max_age);
         Self { table: Arc::new(HotKeys::new(denials, max_age)), ..self }
-    }
-
-    /// Returns the number of denials that the cache has repeated so far.
-    ///
-    /// With the feature `metrics`, the histogram `ratelimit.decision.duration` counts these denials
-    /// with the label `store` = `deny_cache`.
-    #[must_use]
-    pub fn denials(&self) -> u64 {
-        self.table.decided()
     }
 }
 
@@ -243,25 +233,11 @@ impl DenyCacheCall {
             let priority = denial.priority();
             if known.as_ref().is_none_or(|(_, other, _)| *other < priority) {
                 let outcomes = denial.outcomes_for(charge, self.at).collect();
-                entries.decided += u64::from(known.is_none());
                 known = Some((index, priority, outcomes));
             }
         }
-        let (known_index, (blocked, _), outcomes) = known?;
-        let mut decision = Decision::new(false, 0).with_source(Source::DenyCache);
-        for (index, charge) in charges.iter().enumerate() {
-            if index == known_index {
-                decision.outcomes.extend_from_slice(&outcomes);
-            } else if !blocked {
-                let unknown = |index| Outcome::unknown(charge.rule(), index, Some(Duration::ZERO));
-                for (quota_index, _) in charge.charged_quotas() {
-                    decision
-                        .outcomes
-                        .push(unknown(quota_index).with_report_only(charge.is_report_only()));
-                }
-            }
-        }
-        Some(if blocked { decision.with_blocked() } else { decision })
+        let (index, (blocked, _), outcomes) = known?;
+        Some(repeated(charges, index, &outcomes, blocked))
     }
 
     fn finish<E>(mut self, answer: Result<Decision, E>) -> Result<Decision, E> {
@@ -297,6 +273,28 @@ impl DenyCacheCall {
             }
         }
     }
+}
+
+/// Returns a denial with the known outcomes of one charge. Those of the other charges are unknown.
+fn repeated(
+    charges: &[Charge<'_>],
+    known_index: usize,
+    outcomes: &[Outcome],
+    blocked: bool,
+) -> Decision {
+    let mut decision = Decision::new(false, 0).with_source(Source::DenyCache);
+    for (index, charge) in charges.iter().enumerate() {
+        if index == known_index {
+            decision.outcomes.extend_from_slice(outcomes);
+        } else if !blocked {
+            let unknown = |index| Outcome::unknown(charge.rule(), index, Some(Duration::ZERO));
+            let unknown = charge.charged_quotas().map(|(index, _)| unknown(index));
+            decision
+                .outcomes
+                .extend(unknown.map(|it| it.with_report_only(charge.is_report_only())));
+        }
+    }
+    if blocked { decision.with_blocked() } else { decision }
 }
 
 impl Drop for DenyCacheCall {

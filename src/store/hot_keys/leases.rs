@@ -145,7 +145,6 @@ type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 ///     assert!(limiter.take("hot", &quota, 1).await?.is_allowed());
 /// }
 /// assert_eq!(limiter.take("hot", &quota, 1).await?.source(), Source::Leased);
-/// assert!(store.admitted() > 980);
 /// # Ok::<(), std::convert::Infallible>(())
 /// # }).unwrap();
 /// ```
@@ -251,15 +250,6 @@ impl<S: Store> Leased<S> {
         Self::with(self.0.inner.clone(), self.0.shares.percent, table)
     }
 
-    /// Returns the number of calls that were admitted without calling the store.
-    ///
-    /// With the feature `metrics`, the histogram `ratelimit.decision.duration` counts these calls
-    /// with the label `store` = `leased`.
-    #[must_use]
-    pub fn admitted(&self) -> u64 {
-        self.0.table.decided()
-    }
-
     fn with(inner: Arc<S>, percent: u32, table: HotKeys<HotCall>) -> Self {
         let shares = Arc::new(Shares { percent, reserved: Mutex::default() });
         Self(Arc::new(Leases { inner, table, shares }))
@@ -293,7 +283,6 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
         };
         let lease = call.lease.as_mut().filter(|lease| lease.age(now) < self.table.max_age);
         if let Some(decision) = lease.and_then(|lease| lease.admit(charges, now)) {
-            entries.decided += 1;
             return Answer::Now(Ok(decision));
         }
         if let Some(lease) = call.end_lease(now) {

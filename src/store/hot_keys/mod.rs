@@ -57,8 +57,6 @@ struct HotSet<T> {
 
 #[derive(Debug)]
 struct HotEntries<T> {
-    /// The number of calls that the entries have decided.
-    decided: u64,
     /// At most `WAYS` entries.
     list: Vec<(HotKey, T)>,
 }
@@ -84,7 +82,7 @@ impl<T> HotKeys<T> {
             "max_age is {max_age:?}; give a time such as 1s, at most {LONGEST_AGE:?}: until then, \
              a reset by another process has no effect here"
         );
-        let empty = || HotEntries { decided: 0, list: Vec::new() };
+        let empty = || HotEntries { list: Vec::new() };
         let set = |_| HotSet { changes: AtomicU64::new(0), entries: Mutex::new(empty()) };
         Self {
             seed: random_state(),
@@ -140,11 +138,6 @@ impl<T> HotKeys<T> {
     /// Locks one set after another.
     fn lock_each(&self) -> impl Iterator<Item = MutexGuard<'_, HotEntries<T>>> {
         self.sets.iter().map(|set| set.entries.lock())
-    }
-
-    /// Returns the number of calls that were decided without calling the store.
-    fn decided(&self) -> u64 {
-        self.lock_each().map(|entries| entries.decided).sum()
     }
 
     /// Returns the number of changes of some accounts, and of others.

@@ -9,6 +9,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    fmt,
     hash::{BuildHasherDefault, Hasher},
     pin::Pin,
     sync::{Arc, atomic::AtomicU64},
@@ -29,13 +30,19 @@ const KEPT_ENTRIES: usize = 64;
 const MAX_GUESS: u64 = 60_000_000_000;
 
 /// Calls a request that waits, when it is dropped.
-type Call = oneshot::Sender<()>;
+pub(crate) type Call = oneshot::Sender<()>;
 
 /// A part of the table with one lock.
 pub(super) type Shard = Mutex<HeldKeys>;
 
 /// The headroom and the number of a request. Requests get slots in ascending order.
-type Order = (u32, u64);
+pub(crate) type Order = (u32, u64);
+
+/// The queues of a store, by account.
+pub(crate) trait LeaveQueue: Send + Sync {
+    /// Removes a request from its queue. The next request may then be called.
+    fn leave(&self, id: u64, order: Order);
+}
 
 /// The held slots of all keys.
 #[derive(Debug)]
@@ -135,7 +142,7 @@ impl<'a> LockedSlots<'a> {
     /// Returns the order of the request among those with this headroom.
     #[inline]
     pub(super) fn order(&self, headroom: u32) -> Order {
-        (headroom, self.turn.map_or(u64::MAX, |turn| turn.number))
+        Turn::order(self.turn, headroom)
     }
 
     /// Adds the request to the queue of an account. It must have a turn.
@@ -145,9 +152,7 @@ impl<'a> LockedSlots<'a> {
         let Some(entry) = self.get(id).and_then(|keys| keys.entries.get_mut(&id)) else { return };
         let queue = entry.queue.get_or_insert_default();
         queue.limit = limit.into();
-        let (call, called) = oneshot::channel();
-        let _ = queue.waiting.insert(order, Waiting { need, call: Some(call) });
-        *turn.place.lock() = Some(QueuePlace { shard, id, order, max_wait, called });
+        queue.join(turn, shard, id, order, need, max_wait);
     }
 
     /// Calls the next request that waits for slots of an account, if it fits under `limit`.
@@ -162,16 +167,14 @@ impl<'a> LockedSlots<'a> {
 }
 
 /// A request that may wait for slots. Dropping it leaves the queue.
-#[derive(Debug)]
 pub(crate) struct Turn {
     number: u64,
     place: Mutex<Option<QueuePlace>>,
 }
 
 /// The place of a request in the queue of an account.
-#[derive(Debug)]
 struct QueuePlace {
-    shard: Arc<Shard>,
+    queues: Arc<dyn LeaveQueue>,
     id: u64,
     order: Order,
     /// The longest wait in nanoseconds.
@@ -186,6 +189,18 @@ impl Turn {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         Arc::new(Self { number, place: Mutex::new(None) })
+    }
+
+    /// Returns the order of a request with this turn and headroom. Without a turn, it is the last.
+    pub(crate) fn order(turn: Option<&Arc<Self>>, headroom: u32) -> Order {
+        (headroom, turn.map_or(u64::MAX, |turn| turn.number))
+    }
+
+    /// Returns `true` if the request was called in the queue of this account, and asks again.
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "for a remote store"))]
+    pub(crate) fn is_called(&self, id: u64) -> bool {
+        let place = self.place.lock();
+        place.as_ref().is_some_and(|place| place.id == id && place.called.is_terminated())
     }
 
     /// Returns the longest time that the request waits, or `None` if it does not wait.
@@ -203,15 +218,27 @@ impl Turn {
     }
 
     /// Leaves the queue of an account for which `stays` returns `false`.
-    pub(super) fn leave_unless(&self, stays: impl Fn(u64) -> bool) {
+    pub(crate) fn leave_unless(&self, stays: impl Fn(u64) -> bool) {
         let left = self.place.lock().take_if(|place| !stays(place.id));
-        if let Some(QueuePlace { shard, id, order, .. }) = left {
-            let mut keys = shard.lock();
-            let left = keys.leave(id, order);
-            let called = keys.entries.get_mut(&id).and_then(HeldEntry::call_next);
-            drop(keys);
-            drop((left, called));
+        if let Some(QueuePlace { queues, id, order, .. }) = left {
+            queues.leave(id, order);
         }
+    }
+}
+
+impl fmt::Debug for Turn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Turn").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+impl LeaveQueue for Shard {
+    fn leave(&self, id: u64, order: Order) {
+        let mut keys = self.lock();
+        let left = keys.leave(id, order);
+        let called = keys.entries.get_mut(&id).and_then(HeldEntry::call_next);
+        drop(keys);
+        drop((left, called));
     }
 }
 
@@ -257,18 +284,49 @@ struct Exhaustion {
 
 /// The requests that wait for slots of one account.
 #[derive(Debug, Default)]
-struct SlotQueue {
+pub(crate) struct SlotQueue {
     /// The limit of the latest request.
-    limit: u64,
-    waiting: BTreeMap<Order, Waiting>,
+    pub(crate) limit: u64,
+    pub(crate) waiting: BTreeMap<Order, Waiting>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+pub(crate) struct Waiting {
     /// The slots that must be free.
-    need: u64,
+    pub(crate) need: u64,
     /// `None` once the request is called.
-    call: Option<Call>,
+    pub(crate) call: Option<Call>,
+}
+
+impl SlotQueue {
+    /// Adds a request, or moves it to the state before its call.
+    pub(crate) fn join(
+        &mut self,
+        turn: &Turn,
+        queues: Arc<dyn LeaveQueue>,
+        id: u64,
+        order: Order,
+        need: u64,
+        max_wait: u64,
+    ) {
+        self.leave(turn, id);
+        let (call, called) = oneshot::channel();
+        let _ = self.waiting.insert(order, Waiting { need, call: Some(call) });
+        *turn.place.lock() = Some(QueuePlace { queues, id, order, max_wait, called });
+    }
+
+    /// Removes a request. Its headroom may have changed since it joined.
+    pub(crate) fn leave(&mut self, turn: &Turn, id: u64) {
+        if let Some(place) = turn.place.lock().take_if(|place| place.id == id) {
+            let _ = self.waiting.remove(&place.order);
+        }
+    }
+
+    /// Returns `true` if another request waits before a request of this order.
+    #[inline]
+    pub(crate) fn is_before(&self, order: Order) -> bool {
+        self.waiting.first_key_value().is_some_and(|(first, _)| *first < order)
+    }
 }
 
 impl HeldEntry {
@@ -302,8 +360,7 @@ impl HeldKeys {
         let Some(HeldEntry { held, queue, .. }) = self.entries.get(&id) else {
             return (self.entries.len() < self.capacity).then_some((0, true));
         };
-        let first = queue.as_ref().and_then(|queue| queue.waiting.first_key_value());
-        Some((*held, first.is_none_or(|(first, _)| *first >= order)))
+        Some((*held, !queue.as_ref().is_some_and(|queue| queue.is_before(order))))
     }
 
     pub(super) fn held(&self, id: u64) -> u64 {

@@ -43,6 +43,7 @@ pub(super) struct Ledger {
     pub(super) table: Table,
     pub(super) held: HeldSlots,
     warning: OverflowWarning,
+    almost_full: OverflowWarning,
     /// The blocked keys, and the instant at which the last block ends. The first block allocates the
     /// table.
     blocks: OnceLock<Table>,
@@ -62,6 +63,7 @@ impl Ledger {
             table: Table::new(keys.saturating_mul(SLOTS_PER_KEY)),
             held: HeldSlots::new(keys),
             warning: OverflowWarning::default(),
+            almost_full: OverflowWarning::default(),
             blocks: OnceLock::new(),
             blocked_until: AtomicU64::new(0),
             block_warning: OverflowWarning::default(),
@@ -72,9 +74,11 @@ impl Ledger {
     pub(super) fn stats(&self) -> Stats {
         let now = self.clock.now();
         let (holding, held) = self.held.counts();
+        let (slots, active) = (self.table.slots(), self.table.active(now));
+        self.almost_full.record_use(now, active, slots);
         Stats {
-            slots: self.table.slots(),
-            active: self.table.active(now),
+            slots,
+            active,
             overflowed: self.warning.count(),
             blocked: self.blocks.get().map_or(0, |blocks| blocks.active(now)),
             holding,
@@ -127,21 +131,20 @@ impl Ledger {
             ids[at] = self.id(&all[at]);
         }
         let quota = |at: usize| &all[at].quotas()[0];
-        let (mut evaluations, mut retry_ns) = ([Evaluation::at_once(false); N], 0);
-        let old = self.table.update_instants(ids, |old| {
-            let mut new = old;
-            for at in 0..N {
-                let (tat, by) = gcra::take(old[at], quota(at), now, all[at].demand());
-                if !by.allowed && !all[at].is_report_only() {
-                    retry_ns = by.snapshot.retry_ns().max(retry_ns);
-                }
-                (new[at], evaluations[at]) = (tat.unwrap_or(old[at]), by);
+        let (old, store) = self.table.lock_instants(ids, now)?;
+        let (mut new, mut evaluations, mut retry_ns) = (old, [Evaluation::at_once(false); N], 0);
+        for at in 0..N {
+            let (tat, by) = gcra::take(old[at], quota(at), now, all[at].demand());
+            if !by.allowed && !all[at].is_report_only() {
+                retry_ns = by.snapshot.retry_ns().max(retry_ns);
             }
-            ((retry_ns == 0).then_some(new), old)
-        })?;
+            (new[at], evaluations[at]) = (tat.unwrap_or(old[at]), by);
+        }
         if retry_ns == 0 {
+            store(new);
             return Some((all, evaluations));
         }
+        drop(store);
         for at in 0..N {
             if evaluations[at].allowed {
                 // The waits of a denial are those of callers that do not queue.

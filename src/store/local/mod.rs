@@ -5,6 +5,7 @@ mod changes;
 mod held;
 mod ledger;
 mod slots;
+mod sync;
 mod table;
 mod warnings;
 
@@ -16,6 +17,8 @@ use std::{
 };
 
 pub(crate) use self::held::Turn;
+#[cfg(feature = "redis")]
+pub(crate) use self::held::{Call, LeaveQueue, Order, SlotQueue};
 use self::ledger::Ledger;
 use super::{
     Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, can_queue_under, queueing,
@@ -174,15 +177,14 @@ impl LocalStore {
         Self { ledger: Arc::new(Ledger::new(clock, keys)) }
     }
 
-    /// Returns statistics, and sets the gauges `ratelimit.keys`, `ratelimit.capacity` and
-    /// `ratelimit.active_slots`.
+    /// Returns statistics, and sets the gauges `ratelimit.keys` and `ratelimit.capacity`.
     ///
-    /// The gauges need feature `metrics`. Each call reads every slot, so call this method at
-    /// intervals, not per request.
+    /// The gauges need feature `metrics`. A warning is logged if at least 80 % of the capacity is
+    /// used. Each call reads every slot, so call this method at intervals, not per request.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let stats = self.ledger.stats();
-        set_keys(stats.active, stats.slots, stats.held);
+        set_keys(stats.active, stats.slots);
         stats
     }
 }
@@ -280,19 +282,4 @@ impl Clock {
     pub(crate) fn now(&self) -> u64 {
         self.epoch + self.ticks.delta_as_nanos(0, self.ticks.raw())
     }
-}
-
-/// The locks and atomics of the account table.
-///
-/// `tests/interleavings` replaces this module to test all orders of events.
-mod sync {
-    pub(super) use std::sync::{
-        OnceLock,
-        atomic::{AtomicU64, Ordering},
-    };
-
-    pub(super) use parking_lot::{Mutex, MutexGuard};
-
-    /// The number of slots in a set.
-    pub(super) const WAYS: usize = 16;
 }

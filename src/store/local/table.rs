@@ -126,14 +126,17 @@ impl Table {
         self.sets[self.index(id)].lock()
     }
 
-    /// Locks accounts with different ids, and replaces their states by those that `change` returns,
-    /// if any. Returns `None`, without a call, unless the state of each account is one instant.
+    /// Locks accounts with different ids. Returns their states, and a function that replaces these and
+    /// unlocks the accounts. The state of a new account is 0.
+    ///
+    /// Returns `None` if a state is more than one instant, or if a new account has no free slot or
+    /// may start with debt.
     #[inline(always)]
-    pub(super) fn update_instants<const N: usize, T>(
+    pub(super) fn lock_instants<const N: usize>(
         &self,
         ids: [u64; N],
-        change: impl FnOnce([u64; N]) -> (Option<[u64; N]>, T),
-    ) -> Option<T> {
+        now: u64,
+    ) -> Option<([u64; N], impl FnOnce([u64; N]))> {
         let (mut sets, mut order) = ([0; N], [0; N]);
         for at in 0..N {
             (sets[at], order[at]) = (self.index(ids[at]), at);
@@ -148,18 +151,31 @@ impl Table {
                 locks[at] = Some(self.sets[sets[at]].lock());
             }
         }
-        let (mut slots, mut old) = ([0; N], [0; N]);
+        let (mut slots, mut old, mut is_new) = ([None; N], [0; N], [false; N]);
         for at in 0..N {
             let set: &mut MutexGuard<'_, Set> = locks[lock[at]].as_mut()?;
-            slots[at] = set.find(ids[at])?;
-            old[at] = *set.instant(slots[at])?;
+            slots[at] = set.find(ids[at]);
+            is_new[at] = slots[at].is_none();
+            if let Some(slot) = slots[at] {
+                old[at] = *set.instant(slot)?;
+            }
         }
-        let (new, result) = change(old);
-        for (at, instant) in new.into_iter().flatten().enumerate() {
-            let set = locks[lock[at]].as_mut()?;
-            set.expires_at[slots[at] % WAYS] = instant;
+        for at in (0..N).filter(|at| is_new[*at]) {
+            let is_used = |slot| (0..N).any(|n| lock[n] == lock[at] && slots[n] == Some(slot));
+            slots[at] = Some(locks[lock[at]].as_ref()?.room_without_debt(ids[at], now, is_used)?);
         }
-        Some(result)
+        let store = move |new: [u64; N]| {
+            for at in 0..N {
+                // A state of 0 is still no account.
+                if let (Some(set), Some(slot), 1..) = (&mut locks[lock[at]], slots[at], new[at]) {
+                    if is_new[at] {
+                        set.claim(slot, ids[at], now);
+                    }
+                    set.expires_at[slot % WAYS] = new[at];
+                }
+            }
+        };
+        Some((old, store))
     }
 
     /// Keeps an account until `until`. Returns `false` if there is no room.
@@ -433,15 +449,32 @@ impl Set {
     /// Returns a free slot for `id` for which `except` returns `false`: the one that expired first. A
     /// slot that expired later may belong to a key that comes back soon.
     pub(super) fn room(&self, id: u64, now: u64, except: impl Fn(usize) -> bool) -> Option<usize> {
-        let is_free = |at: &usize| self.expires_at[*at] <= now && !except(*at);
-        probe(id).filter(is_free).min_by_key(|at| self.expires_at[*at])
+        let (mut room, mut least) = (None, now.saturating_add(1));
+        for at in probe(id) {
+            if self.expires_at[at] < least && !except(at) {
+                (room, least) = (Some(at), self.expires_at[at]);
+            }
+        }
+        room
+    }
+
+    /// Returns a free slot for a new account, if it starts at `now` and without debt.
+    #[inline(never)]
+    fn room_without_debt(
+        &self,
+        id: u64,
+        now: u64,
+        except: impl Fn(usize) -> bool,
+    ) -> Option<usize> {
+        let has_debt = self.dropped_at > now || u64::from(self.in_debt_until) > now / SECOND;
+        if has_debt { None } else { self.room(id, now, except) }
     }
 
     /// Assigns the free slot `at` to `id`.
-    pub(super) fn claim(&mut self, at: usize, id: u64, now: u64) {
-        self.ids[at] = low(id);
+    fn claim(&mut self, at: usize, id: u64, now: u64) {
+        self.ids[at % WAYS] = low(id);
         if let Some(states) = &mut self.states {
-            states[at] = None;
+            states[at % WAYS] = None;
         }
         self.dropped_at = self.dropped_at.max(now);
     }
@@ -521,7 +554,7 @@ fn first(id: u64) -> usize {
 
 /// Returns all slots in the search order of `id`.
 fn probe(id: u64) -> impl Iterator<Item = usize> {
-    (first(id)..WAYS).chain(0..first(id))
+    (0..WAYS).map(move |n| (first(id) + n) % WAYS)
 }
 
 /// The address of a shared account.

@@ -53,6 +53,17 @@ impl OverflowWarning {
         }
     }
 
+    /// Logs that the store is almost full, once until it was not for a minute.
+    pub(super) fn record_use(&self, now: u64, active: usize, slots: usize) {
+        let keys = slots / SLOTS_PER_KEY;
+        if active * 5 >= keys * 4 && self.is_first(now) {
+            warn!(
+                "the local store is almost full: {active} keys are in debt, and its capacity is \
+                 {keys}; raise LocalStore::with_capacity before new keys share accounts"
+            );
+        }
+    }
+
     /// Records a block that could not be stored. The caller must hold no lock.
     pub(super) fn record_block(&self, now: u64, slots: usize) {
         block_denied();

@@ -30,7 +30,10 @@ use crate::{
         RedisStore,
         connection::{TIMEOUT, runtime},
         error::{RedisError, RedisErrorKind},
-        protocol::{Change, QuotaRequests, Request, ScriptOp, reply::Reply, script::ScriptKind},
+        protocol::{
+            AccountRequest, Change, QuotaRequests, Request, ScriptOp, reply::Reply,
+            script::ScriptKind,
+        },
         slots::{SlotCall, Slots},
     },
 };
@@ -473,17 +476,19 @@ impl Batch {
         self.size += self.size_of(&first.request);
         let mut plans = SmallVec::new();
         if self.is_plain {
-            for account in &first.request.accounts {
-                let known = self.plans.iter().position(|(quotas, _)| *quotas == account.quotas);
-                if known.is_none() {
-                    let plan = account.plan(|_, _| Some(Change::Charge), |_| None, |_| 0);
-                    self.plans.push((account.quotas.clone(), plan));
-                }
-                // Lua counts from 1.
-                plans.push(known.map_or(self.plans.len(), |at| at + 1));
-            }
+            plans.extend(first.request.accounts.iter().map(|account| self.plan_of(account)));
         }
         self.groups.push(Group { callers, plans });
+    }
+
+    /// Returns the index of an account's plan, counted from 1 as in Lua.
+    fn plan_of(&mut self, account: &AccountRequest) -> usize {
+        let known = self.plans.iter().position(|(quotas, _)| *quotas == account.quotas);
+        if known.is_none() {
+            let plan = account.plan(|_, _| Some(Change::Charge), |_| None, |_| 0);
+            self.plans.push((account.quotas.clone(), plan));
+        }
+        known.map_or(self.plans.len(), |at| at + 1)
     }
 
     /// Returns the request of each group, with the number of callers.
@@ -498,33 +503,50 @@ impl Batch {
         slots: &[SlotCall],
         has_msetex: bool,
     ) -> (Vec<Cow<'_, str>>, Vec<Vec<u8>>) {
-        let (mut keys, mut args, mut layout) = (KeyList::default(), Vec::new(), Vec::new());
-        if self.is_plain {
-            args.extend(self.plans.iter().map(|(_, plan)| plan.clone()));
-            layout.push(usize::from(has_msetex));
-            for equal_groups in self.groups.chunk_by(Group::is_alike) {
-                let group = &equal_groups[0];
-                layout.extend([equal_groups.len(), group.callers.len(), group.plans.len()]);
-                layout.extend(&group.plans);
-                for account in equal_groups.iter().flat_map(|group| &group.request().accounts) {
-                    layout.push(keys.index(Cow::Borrowed(&account.address)));
-                }
-            }
+        let mut keys = KeyList::default();
+        let (layout, mut args) = if self.is_plain {
+            let plans = self.plans.iter().map(|(_, plan)| plan.clone()).collect();
+            (self.plain_layout(&mut keys, has_msetex), plans)
         } else {
-            for ((request, callers), slots) in self.groups().zip(slots) {
-                layout.extend([callers, request.accounts.len()]);
-                for (at, account) in request.accounts.iter().enumerate() {
-                    layout.push(keys.index(Cow::Borrowed(&account.address)));
-                    let slots = |quota_index| slots.of(at, quota_index);
-                    let index = |key| keys.index(Cow::Owned(key));
-                    args.push(account.plan(|_, _| Some(Change::Charge), slots, index));
-                }
-            }
-        }
+            self.layout(&mut keys, slots)
+        };
         // A batch is small enough that all numbers fit.
         let layout = layout.into_iter().map(|number| u16::try_from(number).unwrap_or(u16::MAX));
         args.push(layout.flat_map(u16::to_le_bytes).collect());
         (keys.keys, args)
+    }
+
+    /// Returns the layout of a batch of plain requests, whose plans are shared.
+    fn plain_layout<'a>(&'a self, keys: &mut KeyList<'a>, has_msetex: bool) -> Vec<usize> {
+        let mut layout = vec![usize::from(has_msetex)];
+        for equal_groups in self.groups.chunk_by(Group::is_alike) {
+            let group = &equal_groups[0];
+            layout.extend([equal_groups.len(), group.callers.len(), group.plans.len()]);
+            layout.extend(&group.plans);
+            for account in equal_groups.iter().flat_map(|group| &group.request().accounts) {
+                layout.push(keys.index(Cow::Borrowed(&account.address)));
+            }
+        }
+        layout
+    }
+
+    /// Returns the layout of a batch, and the plan of each account.
+    fn layout<'a>(
+        &'a self,
+        keys: &mut KeyList<'a>,
+        slots: &[SlotCall],
+    ) -> (Vec<usize>, Vec<Vec<u8>>) {
+        let (mut layout, mut plans) = (Vec::new(), Vec::new());
+        for ((request, callers), slots) in self.groups().zip(slots) {
+            layout.extend([callers, request.accounts.len()]);
+            for (at, account) in request.accounts.iter().enumerate() {
+                layout.push(keys.index(Cow::Borrowed(&account.address)));
+                let slots = |quota_index| slots.of(at, quota_index);
+                let index = |key| keys.index(Cow::Owned(key));
+                plans.push(account.plan(|_, _| Some(Change::Charge), slots, index));
+            }
+        }
+        (layout, plans)
     }
 
     /// Sends each caller its reply. The slots of a caller that has left are freed.
@@ -714,7 +736,8 @@ mod tests {
     /// Creates a batch of three equal requests with a quota of each algorithm, and its answer.
     fn general() -> (Batch, Vec<u8>) {
         let (one, window) = (Key::from("one"), Algorithm::SlidingWindow { buckets: 5 });
-        let fixed = [Algorithm::fixed_window(), Algorithm::fixed_window().paced()];
+        let fixed =
+            [Algorithm::fixed_window(), Algorithm::FixedWindow { carry_over: 0, paced: true }];
         let [bucket, log] = [Algorithm::TokenBucket, Algorithm::SlidingLog];
         let [fixed, paced] = fixed.map(|it| quota(10).with_algorithm(it));
         let [bucket, window, log] = [bucket, window, log].map(|it| quota(10).with_algorithm(it));

@@ -6,6 +6,7 @@ mod connection;
 mod error;
 mod protocol;
 mod slots;
+mod waiting;
 
 use std::{
     fmt,
@@ -26,12 +27,12 @@ use self::{
 };
 pub use self::{
     cluster::ClusterLink,
-    connection::{Link, open::Probe},
+    connection::Link,
     error::{RedisError, RedisErrorKind},
 };
 use super::{
-    Answer, BoxFuture, Charge, FailureDomain, Health, KnownRules, Op, Store, Unsupported,
-    can_queue_under, nanos, queueing,
+    Answer, BoxFuture, Charge, FailureDomain, Health, KnownRules, Op, OwnedCharges, Store,
+    Unsupported, can_queue_under, nanos, queueing,
 };
 use crate::{
     decision::{Decision, Source},
@@ -267,6 +268,14 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         self.with_slot_ttl(SLOT_TTL)
     }
 
+    /// Sets the clock that replaces the server's, if any.
+    #[cfg(feature = "testing")]
+    pub(crate) fn set_test_clock(&self, now: u64) {
+        if let Some(clock) = &self.settings.test_clock {
+            clock.store(now, Relaxed);
+        }
+    }
+
     /// Returns `true` while a call undoes charges.
     #[cfg(feature = "testing")]
     pub(crate) fn is_undoing(&self) -> bool {
@@ -304,12 +313,31 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         if peeks {
             return Answer::Later(Box::pin(store.peek_parts(request)));
         }
+        let has_slots = request.quotas().any(Quota::is_concurrent);
+        if has_slots && let Some(denial) = self.settings.slots.queue(&request, charges) {
+            return Answer::Now(Ok(denial));
+        }
         let split = self.settings.sharded && request.accounts.len() > 1;
         let parts = if split { request.split(true) } else { Vec::new() };
-        Answer::Later(match parts.len() {
-            0 | 1 => Box::pin(store.decide(request)),
-            _ => Box::pin(store.take_parts(request, parts)),
-        })
+        let decision: <Self as Store>::Future = match parts.len() {
+            0 | 1 => Box::pin(store.decide(request.clone())),
+            _ => Box::pin(store.take_parts(request.clone(), parts)),
+        };
+        if !has_slots {
+            return Answer::Later(decision);
+        }
+        let slots = self.settings.slots.clone();
+        let turns = charges.iter().any(|it| it.turn().is_some());
+        // Boxed, because few requests have them, and the future is moved.
+        let charges = turns.then(|| Box::new(OwnedCharges::from(charges)));
+        Answer::Later(Box::pin(async move {
+            let mut decision = decision.await?;
+            match charges {
+                Some(it) => it.with(|charges| slots.decided(&request, charges, &mut decision)),
+                None => slots.decided(&request, &[], &mut decision),
+            }
+            Ok(decision)
+        }))
     }
 }
 
@@ -354,7 +382,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         charges.iter().flat_map(Charge::quotas).try_for_each(protocol::check)?;
-        queueing(charges).try_for_each(can_queue_under)?;
+        let mut rates = queueing(charges).filter(|quota| !quota.is_concurrent());
+        rates.try_for_each(can_queue_under)?;
         const TOO_MANY: &str = "a request that takes more than 256 slots; lower its cost";
         let takes_slots = |it: &Charge<'_>| it.charged_quotas().any(|(_, it)| it.is_concurrent());
         if charges.iter().any(|it| it.is_fixed() && it.cost() > MAX_COST && takes_slots(it)) {

@@ -29,9 +29,11 @@ use tokio::{
     time::{Instant, interval, sleep},
 };
 
+use super::waiting::WaitingRequests;
 use crate::{
     decision::{FreeSlots, Hold},
     log::warn,
+    name::RuleName,
     observe::store_failed,
     quota::Quota,
     store::{
@@ -41,7 +43,9 @@ use crate::{
             cluster::slot,
             connection::runtime,
             error::RedisError,
-            protocol::{AccountRequest, EncodedPlan, Request, script::ScriptKind},
+            protocol::{
+                AccountRequest, EncodedPlan, Request, reply::AccountReply, script::ScriptKind,
+            },
         },
     },
 };
@@ -70,18 +74,25 @@ pub(crate) struct Slots {
     created: Instant,
     test_clock: Option<Arc<AtomicU64>>,
     state: Mutex<SlotsState>,
+    seed: RandomState,
     /// Wakes the task, to free slots.
     wake: Notify,
+    /// Wakes the task, to call requests that wait.
+    pub(super) waits: Notify,
 }
 
 /// The slots of each request have consecutive numbers. The first number stands for the request.
 #[derive(Default)]
-struct SlotsState {
+pub(super) struct SlotsState {
     /// The number of the next slot.
     next: u64,
     held: HashMap<u64, RunningSlots>,
     /// Slots that the server may still count, by the key of their sorted set.
     freed: BTreeMap<(Arc<str>, u64), FreedSlots>,
+    /// The requests that wait, by the [id](Slots::id) of the account.
+    pub(super) waiting: HashMap<u64, WaitingRequests>,
+    /// The mean time in nanoseconds for which this process held slots of a rule.
+    pub(super) hold_times: HashMap<RuleName, u64>,
     /// The number of takes without an answer.
     taking: usize,
     /// The task that renews and frees slots, while it is needed.
@@ -92,6 +103,8 @@ struct RunningSlots {
     /// The key of the sorted set.
     set: Arc<str>,
     units: u32,
+    rule: RuleName,
+    taken_at: u64,
     renewed_at: u64,
     /// Closed when the slots are lost.
     lost: Arc<Semaphore>,
@@ -112,7 +125,9 @@ impl Slots {
             created: Instant::now(),
             test_clock,
             state: Mutex::default(),
+            seed: RandomState::new(),
             wake: Notify::new(),
+            waits: Notify::new(),
         }
     }
 
@@ -122,8 +137,20 @@ impl Slots {
         self.test_clock.as_ref().map_or_else(real, |clock| clock.load(Relaxed))
     }
 
-    fn state(&self) -> MutexGuard<'_, SlotsState> {
+    pub(super) fn state(&self) -> MutexGuard<'_, SlotsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a hash of the key of a sorted set.
+    pub(super) fn id(&self, set: &str) -> u64 {
+        self.seed.hash_one(set)
+    }
+
+    /// Lets the task end if it is not needed.
+    pub(super) fn end_if_idle(&self, state: &SlotsState) {
+        if state.is_idle() {
+            self.wake.notify_one();
+        }
     }
 
     /// Returns the end of an entry that the server makes now.
@@ -137,20 +164,32 @@ impl Slots {
 }
 
 impl SlotsState {
-    /// Returns `true` if this process neither holds, takes nor frees slots.
+    /// Returns `true` if this process neither holds, takes nor frees slots, and no request waits.
     fn is_idle(&self) -> bool {
-        self.held.is_empty() && self.freed.is_empty() && self.taking == 0
+        let is_used = self.taking > 0 || !self.held.is_empty() || !self.freed.is_empty();
+        !is_used && self.waiting.is_empty()
+    }
+
+    /// Returns the number of freed slots in a set that the server may still count.
+    pub(super) fn to_free(&self, set: &Arc<str>) -> u64 {
+        let all = self.freed.range((set.clone(), 0)..=(set.clone(), u64::MAX));
+        all.map(|(_, freed)| u64::from(freed.units)).sum()
     }
 }
 
 impl FreeSlots for Slots {
     /// Frees the slots from the number `first` on, unless they were lost.
     fn free(&self, first: u64, _: u64, _: u64) {
-        let ends_at = self.end();
+        let (now, ends_at) = (self.now(), self.end());
         let mut state = self.state();
-        let Some(RunningSlots { set, units, .. }) = state.held.remove(&first) else { return };
-        state.freed.insert((set, first), FreedSlots { units, ends_at });
+        let Some(held) = state.held.remove(&first) else { return };
+        let RunningSlots { set, units, rule, taken_at, .. } = held;
+        state.freed.insert((set.clone(), first), FreedSlots { units, ends_at });
+        let time = now.saturating_sub(taken_at);
+        let calls = state.freed_after(time, rule, &set, self.id(&set), units);
         drop(state);
+        // A waker may run any code, so the lock is released first.
+        drop(calls);
         self.wake.notify_one();
     }
 }
@@ -161,12 +200,15 @@ pub(crate) struct SlotTake {
     at: (usize, usize),
     /// The key of the sorted set.
     pub(crate) set: Arc<str>,
+    rule: RuleName,
     /// The number of the first slot of the first caller.
     pub(crate) first: u64,
     /// The slots that each caller takes.
     pub(crate) cost: u32,
     /// `true` if the slots are free at the head of the response.
     until_head: bool,
+    /// The milliseconds for which the mark of a denied request counts, or 0 if it does not wait.
+    pub(crate) waits: u64,
     /// The number of callers that take slots.
     callers: u32,
     pub(crate) freed: Vec<(u64, u32)>,
@@ -205,23 +247,39 @@ impl Slots {
                 // No more callers than fit.
                 let most = raised(quota).checked_div(cost).unwrap_or(0);
                 let callers = u32::try_from(callers).map_or(most, |callers| callers.min(most));
-                // The set is in the cluster slot of its account.
-                let set: Arc<str> = format!("{}:s{quota_index}", account.address).into();
+                let (set, rule) = (set(account, quota_index), account.rule);
                 let mut state = self.state();
                 state.taking += 1;
                 let (first, freed) = (state.next, state.freed(&set));
+                // A mark counts until the next call.
+                let waits = ask.max_wait * 2 * nanos(state.interval(rule)) / 1_000_000;
                 state.next += u64::from(cost) * u64::from(callers);
                 drop(state);
                 let (at, until_head) = ((account_index, quota_index), quota.sheds());
-                call.takes.push(SlotTake { at, set, first, cost, until_head, callers, freed });
+                call.takes.push(SlotTake {
+                    at,
+                    set,
+                    rule,
+                    first,
+                    cost,
+                    until_head,
+                    waits,
+                    callers,
+                    freed,
+                });
             }
         }
         call
     }
 }
 
+/// Returns the key of the sorted set of a quota, which is in the cluster slot of its account.
+pub(super) fn set(account: &AccountRequest, quota_index: usize) -> Arc<str> {
+    format!("{}:s{quota_index}", account.address).into()
+}
+
 /// Returns the most slots that a quota allows.
-fn raised(quota: &Quota) -> u32 {
+pub(super) fn raised(quota: &Quota) -> u32 {
     quota.burst().saturating_add(quota.soft())
 }
 
@@ -245,28 +303,31 @@ impl SlotCall {
         Some((&*self.slots, take))
     }
 
-    /// Records the answer, by which the first `charged` callers took the slots of an account. Returns
+    /// Records the answer, with the number of callers that took the slots of each account. Returns
     /// the slots of each of them.
-    pub(crate) fn answered(mut self, charged: impl Fn(usize) -> usize) -> Vec<Vec<Hold>> {
-        let (mut holds, renewed_at) = (Vec::new(), self.slots.now());
+    pub(crate) fn answered(mut self, accounts: &[AccountReply]) -> Vec<Vec<Hold>> {
+        let (mut holds, now) = (Vec::new(), self.slots.now());
         for take in mem::take(&mut self.takes) {
             let mut state = self.slots.state();
             state.taking -= 1;
             for (first, _) in &take.freed {
                 state.freed.remove(&(take.set.clone(), *first));
             }
-            for (caller, first) in take.firsts().take(charged(take.at.0)).enumerate() {
+            let AccountReply { charges, contended, .. } = accounts[take.at.0];
+            if let Some(queue) = state.waiting.get_mut(&self.slots.id(&take.set)) {
+                queue.contended = contended || charges == 0 && queue.contended;
+            }
+            for (caller, first) in take.firsts().take(charges).enumerate() {
                 let (set, units, lost) = (take.set.clone(), take.cost, Arc::new(Semaphore::new(0)));
-                let held = RunningSlots { set, units, renewed_at, lost: lost.clone() };
+                let (rule, loss) = (take.rule, lost.clone());
+                let (taken_at, renewed_at) = (now, now);
+                let held = RunningSlots { set, units, rule, taken_at, renewed_at, lost: loss };
                 state.held.insert(first, held);
                 let hold = Hold::new(self.slots.clone(), first, 0, units.into());
                 holds.resize_with(holds.len().max(caller + 1), Vec::new);
                 holds[caller].push(hold.until_head(take.until_head).with_loss(lost));
             }
-            if state.is_idle() {
-                // Ends the task.
-                self.slots.wake.notify_one();
-            }
+            self.slots.end_if_idle(&state);
         }
         holds
     }
@@ -349,7 +410,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         if !runs && !state.is_idle() && slots.test_clock.is_none() {
             let store = self.clone();
             state.task = Some(runtime()?.spawn(async move {
-                select(pin!(store.keep_freeing()), pin!(store.keep_renewing())).await;
+                let (freeing, renewing) = (pin!(store.keep_freeing()), pin!(store.keep_renewing()));
+                let calling = pin!(store.keep_calling());
+                select(select(freeing, renewing), calling).await;
             }));
         }
         Ok(())

@@ -31,14 +31,14 @@ async fn a_48_has_65_536_accounts_by_64_and_one_by_48() {
     assert_eq!(statuses(&alone, [from(address(65_536), &[])]).await, [(200, 1)], "the next site");
 
     let client = Rule::new("client", PeerIp::new(), THREE);
-    let site = Rule::new("site", PeerIp::v6_site(), Quota::per_day(100));
+    let site = Rule::new("site", PeerIp::new().ipv6_prefix(48), Quota::per_day(100));
     let both = RateLimitLayer::rules((client, site), LocalStore::new());
     assert_eq!(statuses(&both, requests()).await, [(200, 100), (429, 65_436)]);
     let next = (0..4).map(|_| from(address(65_536), &[]));
     assert_eq!(statuses(&both, next).await, [(200, 3), (429, 1)], "the next site");
     let v4 = (0..1_000).map(|n| from(v4(n), &[]));
     assert_eq!(statuses(&both, v4).await, [(200, 1_000)], "IPv4 addresses share nothing");
-    let alone = three(PeerIp::v6_site());
+    let alone = three(PeerIp::new().ipv6_prefix(48));
     let same = (0..4).map(|_| from(ip("203.0.113.9"), &[]));
     assert_eq!(statuses(&alone, same).await, [(200, 3), (429, 1)], "and are limited by it alone");
 }

@@ -11,7 +11,7 @@ use tokio_test::{assert_pending, task};
 use tower::{Layer as _, Service as _, ServiceExt as _, service_fn};
 use tower_sluice::{
     Decision, Limiter, LocalStore, Quota, RateLimitLayer, Rule, Store,
-    decision::Outcome,
+    decision::{Outcome, Source},
     key::Everyone,
     middleware::Overcommit,
     rule::RuleName,
@@ -63,7 +63,7 @@ async fn send(layer: &RateLimitLayer<Rule<Everyone>, Fixed>, requests: usize) ->
 
 #[tokio::test]
 async fn a_store_that_does_not_know_how_to_decide_denies() {
-    let unsupported = || layer(Decision::unsupported());
+    let unsupported = || layer(Decision::deny().with_source(Source::Unsupported));
     assert_eq!(send(&unsupported(), 2).await, (vec![429; 2], 0));
     let overcommitted = unsupported().overcommit(Overcommit::when(|| true));
     assert_eq!(send(&overcommitted, 2).await, (vec![429; 2], 0));

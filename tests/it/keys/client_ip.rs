@@ -251,7 +251,7 @@ fn keys_have_the_same_form_as_those_of_peers() {
     }
     assert_eq!(key(&of, &["2001:db8::1"]), key(&of, &["2001:db8:0:0:ffff::1"]));
     assert_ne!(key(&of, &["2001:db8::1"]), key(&of, &["2001:db8:0:1::1"]));
-    let site = of.v6_site().ipv4_prefix(24);
+    let site = of.ipv6_prefix(48).ipv4_prefix(24);
     assert_eq!(key(&site, &["2001:db8::1"]), key(&site, &["2001:db8:0:1::1"]));
     assert_eq!(key(&site, &["203.0.113.9"]), key(&site, &["203.0.113.200"]));
 }

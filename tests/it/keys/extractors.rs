@@ -60,7 +60,7 @@ fn a_site_is_the_first_48_bits_of_an_ipv6_address() {
         let address: IpAddr = address.parse().expect("an address");
         let mut request = get("/");
         request.extensions_mut().insert(SocketAddr::from((address, 4711)));
-        key(PeerIp::v6_site(), request)
+        key(PeerIp::new().ipv6_prefix(48), request)
     };
     assert!(matches!(site("2001:db8:1::1"), Ok(Some(_))));
     assert_eq!(site("2001:db8:1::1"), site("2001:db8:1:ffff::2"));

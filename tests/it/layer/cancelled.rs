@@ -188,7 +188,7 @@ proptest! {
         full_store: bool, steps in steps(),
     ) {
         const EACH: Duration = millis(500);
-        let paced = Algorithm::fixed_window().paced();
+        let paced = Algorithm::FixedWindow { carry_over: 0, paced: true };
         let quota = Quota::new(8, secs(4)).expect("a quota").with_algorithm(paced);
         let clock = FakeClock::new();
         let store = match full_store {

@@ -442,7 +442,7 @@ fn respond(name: &str, quota: Quota, owed: i64, cost: u32) -> Response<String> {
     let (store, key) = (FakeClock::new().store(64), Key::everyone());
     let name = RuleName::new(name).expect("a name");
     Limiter::named(name, store.clone()).adjust(key, &quota, owed).now();
-    let rule = Rule::named(name, Everyone, quota).cost(Cost::from_fn(move |_| cost));
+    let rule = Rule::new(name.as_str(), Everyone, quota).cost(Cost::from_fn(move |_| cost));
     let layer = RateLimitLayer::rules(rule, store).expose_decision();
     futures::executor::block_on(ask(&mut layer.layer(Strict::default()), get("/")))
 }
@@ -499,7 +499,8 @@ proptest! {
 /// The units left may exceed the limit. A rendered value is cached for the life of the service.
 #[tokio::test]
 async fn carried_over_units_are_reported_exactly() {
-    let quota = Quota::per_second(200).with_algorithm(Algorithm::fixed_window().carry_over(200));
+    let quota = Quota::per_second(200)
+        .with_algorithm(Algorithm::FixedWindow { carry_over: 200, paced: false });
     for (family, of) in [
         (Headers::RateLimit, (|r| format!(r#""api";r={r};t=2"#)) as fn(u32) -> String),
         (Headers::Draft07, |r| format!("limit=200, remaining={r}, reset=2")),

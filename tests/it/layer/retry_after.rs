@@ -152,7 +152,7 @@ mod herd {
         for key in ["a", "b"] {
             limiter.adjust(key, &minute, 6).now();
         }
-        let rule = Rule::named(name, HeaderKey::new("key"), minute)
+        let rule = Rule::new(name.as_str(), HeaderKey::new("key"), minute)
             .cost(Cost::from_fn(|head| if head.uri.path() == "/big" { 3 } else { 1 }));
         let layer = RateLimitLayer::rules(rule, store).retry_after(RetryAfter::Queue);
         let mut waits = Vec::new();

@@ -57,7 +57,7 @@ async fn requests_that_leave_the_queue_are_undone() {
     for round in 0..ROUNDS {
         let store = FakeClock::new().store(64);
         let layer = RateLimitLayer::rules(
-            Rule::named(Default::default(), Everyone, QUOTA).max_wait(secs(60)),
+            Rule::new("default", Everyone, QUOTA).max_wait(secs(60)),
             store.clone(),
         );
         let service = layer.layer(Strict::default());
@@ -79,7 +79,7 @@ async fn a_full_queue_denies_and_leaks_no_position() {
     const MOST: usize = 16;
     for round in 0..ROUNDS {
         let store = FakeClock::new().store(64);
-        let rule = Rule::named(Default::default(), Everyone, QUOTA).max_wait(secs(3_600));
+        let rule = Rule::new("default", Everyone, QUOTA).max_wait(secs(3_600));
         let layer = RateLimitLayer::rules(rule, store.clone()).max_waiters(MOST);
         let service = layer.layer(Strict::default());
         let request = |_| {

@@ -22,8 +22,12 @@ fn quota() -> impl Strategy<Value = Quota> {
             2 => {
                 quota.try_with_burst(burst).ok()?.try_with_algorithm(Algorithm::TokenBucket).ok()?
             }
-            3 => quota.try_with_algorithm(Algorithm::fixed_window().carry_over(more)).ok()?,
-            4 => quota.try_with_algorithm(Algorithm::fixed_window().paced()).ok()?,
+            3 => quota
+                .try_with_algorithm(Algorithm::FixedWindow { carry_over: more, paced: false })
+                .ok()?,
+            4 => quota
+                .try_with_algorithm(Algorithm::FixedWindow { carry_over: 0, paced: true })
+                .ok()?,
             5 => quota.try_with_algorithm(Algorithm::AnchoredWindow).ok()?,
             6 => quota.try_with_algorithm(Algorithm::SlidingWindow { buckets: 1 + more }).ok()?,
             7 => quota.try_with_algorithm(Algorithm::SlidingLog).ok()?,
@@ -82,7 +86,7 @@ proptest! {
         let store = clock.store(capacity);
         let names = ["a", "b", "c"].map(|name| RuleName::new(name).expect("a name"));
         let keys = [0_u32, 1, 2].map(Key::from);
-        let slots = |quotas: &[Quota]| quotas.iter().any(Quota::is_concurrent);
+        let slots = |quotas: &[Quota]| quotas.iter().any(|it| it.algorithm() == Algorithm::Concurrent);
         let mut running = Vec::new();
         for (pause, wishes, more) in calls {
             clock.advance(Duration::from_nanos(pause));

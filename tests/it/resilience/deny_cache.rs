@@ -61,7 +61,7 @@ async fn a_denied_key_calls_the_store_once_per_lifetime() {
         let source = if n % 1_000 == 0 { Source::Local } else { Source::DenyCache };
         assert_eq!((denial.source(), denial.retry_after()), (source, wait), "after {n} ms");
     }
-    assert_eq!((inner.takes(), store.denials()), (5, 4_995));
+    assert_eq!(inner.takes(), 5);
 }
 
 #[tokio::test(start_paused = true)]
@@ -489,12 +489,14 @@ async fn a_flood_of_denials_denies_no_other_key_and_stays_within_the_capacity() 
     let store = Time::default().store().deny_cache().capacity(1_000);
     let limiter = Limiter::new(store.clone());
     let nobody = Quota::blocked();
-    let deny = |key: u64| assert!(!limiter.take(key, &nobody, 1).now().is_allowed());
-    (0..KEYS).for_each(deny);
-    assert_eq!(store.denials(), 0, "no key is denied for another");
+    let is_known = |key: &u64| {
+        let decision = limiter.take(*key, &nobody, 1).now();
+        assert!(!decision.is_allowed());
+        decision.source() == Source::DenyCache
+    };
+    assert_eq!((0..KEYS).filter(is_known).count(), 0, "no key is denied for another");
     // the oldest and the newest: of denials that end at the same time, either may be kept
-    (0..20_000).chain(KEYS - 20_000..KEYS).for_each(deny);
-    let known = store.denials();
+    let known = (0..20_000).chain(KEYS - 20_000..KEYS).filter(is_known).count();
     assert!((500..=1_000).contains(&known), "{known} were known");
 }
 
@@ -550,7 +552,7 @@ async fn a_cached_denial_gives_the_same_response_as_the_first() {
     );
     let decision = known.extensions().get::<Decision>().expect("exposed");
     assert_eq!(decision.source(), Source::DenyCache);
-    assert_eq!((inner.takes(), store.denials()), (3, 1));
+    assert_eq!(inner.takes(), 3);
     time.pass(millis(600)).await;
     let again = answer(&layer, get("/")).await;
     assert_eq!(header(again.headers(), "retry-after"), "29");

@@ -41,9 +41,9 @@ fn plans(units: u32) -> Vec<Vec<Quota>> {
         by(Algorithm::TokenBucket),
         vec![base.with_algorithm(Algorithm::TokenBucket).with_initial(2)],
         by(Algorithm::fixed_window()),
-        by(Algorithm::fixed_window().carry_over(4)),
-        by(Algorithm::fixed_window().carry_over(4).paced()),
-        by(Algorithm::fixed_window().paced()),
+        by(Algorithm::FixedWindow { carry_over: 4, paced: false }),
+        by(Algorithm::FixedWindow { carry_over: 4, paced: true }),
+        by(Algorithm::FixedWindow { carry_over: 0, paced: true }),
         by(Algorithm::AnchoredWindow),
         by(Algorithm::SlidingWindow { buckets: 3 }),
         by(Algorithm::SlidingLog),
@@ -154,9 +154,7 @@ impl Pair<'_> {
     fn take(&mut self, asked: &[ChargeSpec]) -> Result<bool, TestCaseError> {
         let before = self.counted.takes();
         let (plain, reported, gcra, places) = self.charges(asked, |charges| {
-            let places =
-                |charge: &Charge<'_>| charge.quota_index().map_or(charge.quotas().len(), |_| 1);
-            let places: usize = charges.iter().map(places).sum();
+            let places = charges.iter().map(|it| it.charged_quotas().count()).sum::<usize>();
             let mut quotas = charges.iter().flat_map(Charge::quotas);
             let gcra = quotas.all(|quota| quota.algorithm() == Algorithm::Gcra);
             (self.plain.take(charges).now(), self.cached.take(charges).now(), gcra, places)

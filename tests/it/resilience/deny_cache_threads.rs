@@ -87,6 +87,6 @@ fn a_cached_denial_does_not_outlive_a_change() {
         }
     });
     assert!(wrong.is_empty(), "{} rounds: {:?}", wrong.len(), wrong[0]);
-    let (denied, known) = (denied.into_inner(), store.denials());
-    assert!(denied > ROUNDS / 10, "{denied} denied, {known} of them by the cache");
+    let denied = denied.into_inner();
+    assert!(denied > ROUNDS / 10, "{denied} denied");
 }

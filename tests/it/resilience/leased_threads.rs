@@ -21,10 +21,10 @@ fn threads_take_exactly_the_available_units() {
         let holders = [(); 2].map(|()| inner.clone().leases(5));
         let (key, quotas) = (Key::from(round), [QUOTA]);
         let charge = Charge::new(RuleName::default(), &key, &quotas);
-        let passed = AtomicU32::new(0);
+        let (passed, here) = (AtomicU32::new(0), AtomicU32::new(0));
         thread::scope(|scope| {
             for n in 0..THREADS {
-                let (holder, passed) = (&holders[n % 2], &passed);
+                let (holder, passed, here) = (&holders[n % 2], &passed, &here);
                 scope.spawn(move || {
                     let mut denied = 0;
                     while denied < 50 {
@@ -32,6 +32,7 @@ fn threads_take_exactly_the_available_units() {
                         let decision = decision.expect("infallible");
                         denied += u32::from(!decision.is_allowed());
                         passed.fetch_add(u32::from(decision.is_allowed()), Relaxed);
+                        here.fetch_add(u32::from(decision.source() == Source::Leased), Relaxed);
                         if n == 0 && round % 2 == 1 && passed.load(Relaxed) % 500 == 3 {
                             // other threads borrow at the same time
                             holder.block(&charge, std::time::Duration::ZERO).now();
@@ -40,7 +41,7 @@ fn threads_take_exactly_the_available_units() {
                 });
             }
         });
-        let here: u64 = holders.iter().map(tower_sluice::store::Leased::admitted).sum();
+        let here = here.into_inner();
         drop(holders);
         let look = inner.take(&[charge.with_cost(0)]).now();
         let (passed, left) = (passed.into_inner(), look.outcomes()[0].remaining());

@@ -55,7 +55,7 @@ fn error<T: Debug + DeserializeOwned>(it: &str) -> String {
 #[test]
 fn fields_of_quotas_have_the_names_of_the_setters() {
     let minute = Quota::per_minute(100);
-    let lending = Algorithm::fixed_window().carry_over(30).paced();
+    let lending = Algorithm::FixedWindow { carry_over: 30, paced: true };
     for (quota, spelled) in [
         (minute, json!("100/min")),
         (minute.with_burst(20), json!("100/min burst 20")),
@@ -102,7 +102,10 @@ fn fields_of_quotas_have_the_names_of_the_setters() {
     let paced: File<Quota> =
         toml::from_str("it = { units = 5, period = \"s\", algorithm.fixed_window.paced = true }")
             .expect("dotted keys");
-    assert_eq!(paced.it, Quota::per_second(5).with_algorithm(Algorithm::fixed_window().paced()));
+    assert_eq!(
+        paced.it,
+        Quota::per_second(5).with_algorithm(Algorithm::FixedWindow { carry_over: 0, paced: true })
+    );
 }
 
 #[test]

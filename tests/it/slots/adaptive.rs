@@ -160,8 +160,14 @@ fn play(limit: Limit, work: Work, phases: &[Phase], from: f64) -> Figures {
     }
 }
 
+/// A load in parts of the capacity of some servers, after one of 0.7.
+fn steady_on(servers: usize, load: f64, end: f64) -> Vec<Phase> {
+    let part = servers as f64 / SERVERS as f64;
+    vec![Phase { end: 10.0, load: 0.7 * part, servers }, Phase { end, load: load * part, servers }]
+}
+
 fn steady(load: f64, end: f64) -> Vec<Phase> {
-    vec![Phase { end: 10.0, load: 0.7, servers: SERVERS }, Phase { end, load, servers: SERVERS }]
+    steady_on(SERVERS, load, end)
 }
 
 /// The p99 of a service with one request in five of its capacity.
@@ -196,6 +202,81 @@ fn an_overload_keeps_the_goodput_and_the_latency() {
                 assert!(goodput >= 0.95, "{work:?} {name} {load}: {goodput}");
                 assert!(load < 2.0 || p99 <= 3.0, "{work:?} {name} {load}: {p99}");
             }
+        }
+    }
+}
+
+/// The limit has room for about four more requests than it needs, which a single server feels most.
+#[test]
+fn an_overload_of_few_and_of_many_servers_keeps_the_goodput() {
+    for (servers, most) in [(1, 8.0), (2, 3.5), (4, 3.5), (64, 2.5)] {
+        let (mut worst, mut least) = (0.0_f64, f64::MAX);
+        for work in ALL {
+            let idle = steady_on(servers, 0.2, 60.0);
+            let unloaded = play(Limit::Fixed(1_000), work, &idle, 10.0).p99;
+            for load in [2.0, 5.0] {
+                let phases = steady_on(servers, load, 40.0);
+                let fixed = [1, 2, 3].map(|times| Limit::Fixed(times * servers as u32));
+                let best = fixed.map(|limit| play(limit, work, &phases, 15.0).goodput);
+                let best = best.into_iter().fold(0.0, f64::max);
+                let found = play(Limit::Gradient, work, &phases, 15.0);
+                worst = worst.max(found.p99 / unloaded);
+                least = least.min(found.goodput / best);
+            }
+        }
+        println!(
+            "{servers} servers: goodput at least {:.1} %, p99 at most {worst:.2}",
+            least * 100.0
+        );
+        assert!(least >= 0.9, "{servers} servers: {least}");
+        assert!(worst <= most, "{servers} servers: {worst}");
+    }
+}
+
+/// Windows of ten requests that run at the same time: those of them that show an overload, and their
+/// milliseconds. Afterwards, the limit is the last number.
+type Windows = &'static [(usize, u64, u32)];
+
+const FOUR_TIMES: [(usize, u64, u32); 12] = [
+    (0, 200, 10),
+    (0, 200, 11),
+    (0, 200, 12),
+    (0, 200, 13),
+    (0, 200, 14),
+    (0, 200, 14),
+    (0, 200, 15),
+    (0, 200, 16),
+    (0, 200, 17),
+    (0, 800, 16),
+    (0, 800, 15),
+    (0, 200, 16),
+];
+
+#[test]
+fn the_limit_after_each_window_is_that_of_the_table() {
+    let aimd = || Adaptive::aimd(secs(1));
+    let usual = || Adaptive::gradient().initial(10);
+    let cases: [(&str, Adaptive, Windows); 9] = [
+        ("grows by 0.8", usual(), &[(0, 200, 10), (0, 200, 11), (0, 200, 12), (0, 200, 13)]),
+        ("a latency of 1.5 times is usual", usual(), &[(0, 200, 10), (0, 300, 11), (0, 290, 12)]),
+        ("the first windows define what is usual", usual(), &[(0, 200, 10), (0, 12_000, 11)]),
+        // The gradient is 0.5, its minimum: 17.2, 16.28, 15.45, and then 16.25.
+        ("four times the latency", usual(), &FOUR_TIMES),
+        ("half of the slots are needed", Adaptive::gradient().initial(40), &[(0, 200, 40)]),
+        ("a tenth of the responses", usual().initial(20), &[(1, 200, 18), (0, 200, 18)]),
+        ("aimd grows by one", aimd().initial(18), &[(0, 200, 19), (0, 900, 20), (0, 900, 21)]),
+        ("aimd falls by a tenth", aimd().initial(20), &[(0, 1_100, 18), (1, 200, 16), (10, 9, 16)]),
+        ("within its maximum", aimd().max(20).initial(20), &[(0, 200, 20), (0, 200, 20)]),
+    ];
+    for (name, limit, windows) in cases {
+        let requests = Requests::new(limit);
+        for (at, (dropped, millis, limit)) in windows.iter().enumerate() {
+            let all: Vec<_> = (0..10).map(|_| requests.begin().expect("a slot")).collect();
+            requests.clock.advance(Duration::from_millis(*millis));
+            for (place, (_slot, measurement)) in all.into_iter().enumerate() {
+                measurement.complete(place < *dropped);
+            }
+            assert_eq!(requests.limit.limit(), *limit, "{name}: window {}", at + 1);
         }
     }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use proptest::prelude::*;
 use tower_sluice::{
-    Decision, Key, Limiter, LocalStore, Quota, Store, StoreExt,
+    Algorithm, Decision, Key, Limiter, LocalStore, Quota, Store, StoreExt,
     decision::{Outcome, Source},
     rule::RuleName,
     store::{Charge, Op},
@@ -58,10 +58,10 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// Pseudo-random numbers, equal in each run (splitmix64).
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn below(&mut self, end: usize) -> usize {
+    pub(super) fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let n = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -100,7 +100,8 @@ fn play(steps: &[Step], limits: &[(u32, u32)], rate: Option<u32>) {
     let mut taken: HashMap<usize, (usize, u32, Decision)> = HashMap::new();
     for (at, step) in steps.iter().enumerate() {
         let of = |quota: &Quota| Slots { limit: quota.burst().into(), soft: quota.soft().into() };
-        let all: Vec<_> = quotas.iter().filter(|it| it.is_concurrent()).map(of).collect();
+        let all: Vec<_> =
+            quotas.iter().filter(|it| it.algorithm() == Algorithm::Concurrent).map(of).collect();
         let key = match *step {
             Step::Take { key, units, headroom } => {
                 let charge = charge(&keys[key], &quotas).with_cost(units).with_headroom(headroom);

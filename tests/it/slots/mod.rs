@@ -6,6 +6,8 @@ mod adaptive;
 mod layer;
 #[cfg(feature = "testing")]
 mod local;
+#[cfg(all(feature = "axum", feature = "metrics", feature = "testing"))]
+mod metrics;
 mod model;
 #[cfg(feature = "axum")]
 mod responses;

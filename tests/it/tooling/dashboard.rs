@@ -101,7 +101,8 @@ fn metrics_of(query: &str, exported: &BTreeSet<String>) -> Vec<String> {
 
 /// Checks the labels in braces, the values of `result` and `store`, and the labels after `by`.
 fn check_labels(query: &str) {
-    const LABELS: [&str; 7] = ["policy", "result", "kind", "store", "server", "le", "instance"];
+    const LABELS: [&str; 8] =
+        ["policy", "quota", "result", "kind", "store", "server", "le", "instance"];
     let results = read("src/observe/mod.rs");
     let stores = read("src/decision/mod.rs");
     for matchers in query.split('{').skip(1).filter_map(|rest| rest.split_once('}')) {

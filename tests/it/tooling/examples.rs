@@ -595,3 +595,22 @@ fn exports_of_one_customer_run_two_at_a_time() {
     };
     assert!((0..3_000).find(ends).is_some(), "clients that leave free their slots");
 }
+
+/// Its assertions compare the charged tokens.
+#[test]
+fn llm_gateway_charges_used_tokens_and_frees_the_slots_of_clients_that_leave() {
+    let mut command = example("llm_gateway");
+    command.arg("check");
+    let output = end(command);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let said = text(&output.stdout);
+    for (after, line) in [
+        ("two streams run:", "  running: 2"),
+        ("one client leaves:", "  running: 1"),
+        ("the other one reads its whole answer:", "  running: 0"),
+        ("the second of two long prompts: 429 Too Many Requests", "  running: 1"),
+    ] {
+        assert!(said.contains(&format!("{after}\n{line}\n")), "{after}: {said}");
+    }
+    assert!(said.contains("a third one is denied: 429"), "{said}");
+}

@@ -42,8 +42,8 @@ fn algorithms() -> impl Strategy<Value = Quota> {
                     .try_with_algorithm(Algorithm::TokenBucket)
                     .ok();
             }
-            3 => Algorithm::fixed_window().carry_over(more),
-            4 => Algorithm::fixed_window().carry_over(more).paced(),
+            3 => Algorithm::FixedWindow { carry_over: more, paced: false },
+            4 => Algorithm::FixedWindow { carry_over: more, paced: true },
             5 => Algorithm::AnchoredWindow,
             6 => Algorithm::SlidingWindow { buckets: 1 + more },
             _ => Algorithm::SlidingLog,
@@ -261,7 +261,8 @@ async fn every_kind_of_quota_is_explained() {
 
 #[tokio::test(start_paused = true)]
 async fn a_wait_in_the_queue_is_predicted() {
-    let paced = Quota::per_second(5).with_algorithm(Algorithm::fixed_window().paced());
+    let paced =
+        Quota::per_second(5).with_algorithm(Algorithm::FixedWindow { carry_over: 0, paced: true });
     for (quota, wait) in [(quota("5/s burst 1"), "200ms"), (paced, "200ms")] {
         let rule = |max| user(quota).max_wait(max);
         let store = FakeClock::new().store(64);
@@ -288,7 +289,8 @@ async fn a_wait_in_the_queue_is_predicted() {
 /// It gets its position in a window without charges.
 #[tokio::test]
 async fn a_first_charge_can_queue_in_a_paced_window() {
-    let paced = Quota::per_second(5).with_algorithm(Algorithm::fixed_window().paced());
+    let paced =
+        Quota::per_second(5).with_algorithm(Algorithm::FixedWindow { carry_over: 0, paced: true });
     let (clock, key, quotas) = (FakeClock::new(), Key::from("alice"), [paced]);
     clock.advance(millis(10_050));
     let charge =

@@ -1,12 +1,14 @@
 //! Metrics: one count per rule and request, with closed sets of labels.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, convert::Infallible};
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tokio::runtime::Builder;
 use tower_sluice::{
-    Limiter, LocalStore, Quota, RateLimitLayer, Rule, StoreExt,
+    Algorithm, Key, Limiter, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule, Store,
+    StoreExt,
     key::{Everyone, HeaderKey},
+    middleware::HoldUntil,
 };
 
 use crate::support::{
@@ -186,6 +188,128 @@ fn an_outage_shows_in_results_errors_and_the_circuit_state() {
     assert_eq!(under(&recorded, "ratelimit.store.errors"), pairs([("kind=timeout", 5)]));
     assert_eq!(recorded["ratelimit.store.circuit"], 2);
     assert_eq!(recorded["ratelimit.decision.duration store=fallback"], 7);
+}
+
+/// Returns the samples of a histogram.
+fn samples(snapshotter: &Snapshotter, name: &str) -> Vec<f64> {
+    let entries = snapshotter.snapshot().into_vec().into_iter();
+    let of = entries.filter(|(key, ..)| key.key().name() == name);
+    let samples = of.flat_map(|(.., value)| match value {
+        DebugValue::Histogram(samples) => samples,
+        other => panic!("{name}: {other:?}"),
+    });
+    samples.map(f64::from).collect()
+}
+
+/// Returns the utilization after each of five requests that one quota of four limits.
+fn utilization(layer: &RateLimitLayer<Rule<Everyone>, impl Store<Error = Infallible>>) -> Vec<f64> {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, || {
+        let mut service = tower::Layer::layer(layer, crate::support::Strict::default());
+        for _ in 0..5 {
+            drop(futures::executor::block_on(ask(&mut service, get("/"))));
+        }
+    });
+    samples(&snapshotter, "ratelimit.utilization")
+}
+
+#[test]
+fn utilization_is_the_used_share_of_the_key_under_each_algorithm() {
+    let hour = Quota::per_hour(4);
+    for algorithm in [
+        Algorithm::Gcra,
+        Algorithm::TokenBucket,
+        Algorithm::fixed_window(),
+        Algorithm::AnchoredWindow,
+        Algorithm::SlidingWindow { buckets: 10 },
+        Algorithm::SlidingLog,
+    ] {
+        let layer = |quota| RateLimitLayer::new(Everyone, quota, Time::default().store());
+        let quota = hour.with_algorithm(algorithm);
+        assert_eq!(utilization(&layer(quota)), [0.25, 0.5, 0.75, 1.0, 1.0], "{algorithm:?}");
+        let soft = quota.with_soft(4);
+        assert_eq!(utilization(&layer(soft)).last(), Some(&1.0), "{algorithm:?}, one soft unit");
+    }
+}
+
+#[test]
+fn utilization_is_of_the_fullest_quota_of_a_rule_under_each_wrapper() {
+    let quotas = [Quota::per_day(1_000), Quota::per_hour(4)];
+    let shares = [0.25, 0.5, 0.75, 1.0, 1.0];
+    let store = || Time::default().store();
+    let down = || {
+        let shaky = Shaky::new(store());
+        shaky.is(Mood::Failing);
+        shaky
+    };
+    macro_rules! of {
+        ($store:expr) => {
+            utilization(&RateLimitLayer::new(Everyone, quotas, $store))
+        };
+    }
+    assert_eq!(of!(store().deny_cache()), shares, "a cached denial has the same outcomes");
+    assert_eq!(of!(store().timeout(millis(100)).breaker().fail_closed()), shares);
+    assert_eq!(of!(store().leases(10)), shares);
+    assert_eq!(of!(store().boxed()), shares);
+    assert_eq!(of!(down().fallback(store()).instances(2)), [0.5, 1.0, 1.0, 1.0, 1.0], "its share");
+    assert!(of!(down().fail_open()).is_empty(), "no quota is known");
+}
+
+#[test]
+fn a_blocked_key_has_no_utilization() {
+    let store = Time::default().store();
+    let layer = RateLimitLayer::new(Everyone, Quota::per_hour(4), store.clone());
+    Limiter::new(store).block(Key::everyone(), millis(9)).now().expect("room");
+    assert!(utilization(&layer).is_empty());
+}
+
+#[test]
+fn limits_follow_live_plans_and_have_the_names_of_header_fields() {
+    let live = LivePlan::new([Quota::per_second(5), Quota::per_hour(100)]);
+    let chosen = Plan::from_fn(|_, _| Quota::per_hour(7).into());
+    let rules = (
+        Rule::new("fixed", Everyone, Quota::per_hour(9).with_burst(3)),
+        Rule::new("live", Everyone, &live),
+        Rule::new("chosen", Everyone, chosen),
+        Rule::new("slots", Everyone, [Quota::concurrent(2), Quota::per_day(8).with_name("day")]),
+    );
+    let layer = RateLimitLayer::rules(rules, LocalStore::new()).hold_until(HoldUntil::Head);
+    let at_first = [
+        ("policy=fixed quota=fixed", 3),
+        ("policy=live quota=live-1h", 100),
+        ("policy=live quota=live-1s", 5),
+        ("policy=slots quota=day", 8),
+        ("policy=slots quota=slots-concurrent", 2),
+    ];
+    // The recorder may be installed after the layer is built.
+    let recorded = recorded(async || drop(answer(&layer, get("/")).await));
+    assert_eq!(under(&recorded, "ratelimit.limit"), pairs(at_first));
+    let recorder = DebuggingRecorder::new();
+    metrics::with_local_recorder(&recorder, || {
+        live.replace([Quota::per_second(6), Quota::per_hour(100)]);
+        drop(futures::executor::block_on(answer(&layer, get("/"))));
+        drop(futures::executor::block_on(answer(&layer, get("/"))));
+    });
+    let changed = pairs([("policy=live quota=live-1h", 100), ("policy=live quota=live-1s", 6)]);
+    assert_eq!(under(&read(&recorder.snapshotter()), "ratelimit.limit"), changed);
+}
+
+#[test]
+fn the_limit_of_a_removed_quota_is_0() {
+    let live = LivePlan::new([Quota::per_second(5), Quota::per_hour(100)]);
+    let layer = RateLimitLayer::rules(Rule::new("live", Everyone, &live), LocalStore::new());
+    let recorded = recorded(async || {
+        drop(answer(&layer, get("/")).await);
+        live.replace(Quota::per_second(6));
+        drop(answer(&layer, get("/")).await);
+    });
+    let limits = [
+        ("policy=live quota=live", 6),
+        ("policy=live quota=live-1h", 0),
+        ("policy=live quota=live-1s", 0),
+    ];
+    assert_eq!(under(&recorded, "ratelimit.limit"), pairs(limits));
 }
 
 #[test]

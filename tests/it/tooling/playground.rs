@@ -154,11 +154,12 @@ fn the_code_to_copy_compiles_and_has_the_limit() {
         shown!({ "algorithm": "fixed_window", "units": 1, "period_ms": 86_400_000 },
             "1/day", [.with_algorithm(Algorithm::fixed_window())], []),
         shown!({ "algorithm": "paced_window", "units": 10, "period_ms": 4_000 },
-            "10/4s", [.with_algorithm(Algorithm::fixed_window().paced())], []),
+            "10/4s", [.with_algorithm(Algorithm::FixedWindow { carry_over: 0, paced: true })], []),
         shown!({ "algorithm": "anchored_window", "units": 10, "period_ms": 4_000 },
             "10/4s", [.with_algorithm(Algorithm::AnchoredWindow)], []),
         shown!({ "algorithm": "sliding_window:10", "units": 10, "period_ms": 4_000 },
             "10/4s", [.with_algorithm(Algorithm::SlidingWindow { buckets: 10 })], []),
+        shown!({ "algorithm": "concurrent", "units": 3, "period_ms": 1 }, "3 concurrent", [], []),
         shown!({ "algorithm": "sliding_log", "units": 10, "period_ms": 4_500 },
             "10/4500ms", [.with_algorithm(Algorithm::SlidingLog)], []),
     ];
@@ -253,12 +254,33 @@ fn an_invalid_limit_is_rejected_with_a_message_and_the_previous_one_stays() {
         (queueing, "an algorithm that cannot queue; use Gcra"),
         (bursting, "burst"),
         (with("cost", json!(4)), "cost"),
+        (with("hold_ms", json!(10_001)), "hold_ms is 10001; give at most 10000"),
+        (json!({ "algorithm": "concurrent", "units": 0, "period_ms": 1 }), "concurrent is \"0\""),
     ] {
         let answer = set_both(&server, "alice", [&long("gcra"), &limit]);
         assert_eq!(answer.status, 422, "{limit}: {answer:?}");
         assert!(answer.body.contains(said), "{said:?} is not in {}", answer.body);
     }
     assert_eq!(passed(&server, "alice", 0, 5), 3);
+}
+
+#[test]
+fn slots_are_held_while_requests_run() {
+    let server = serve();
+    let slots = json!({ "algorithm": "concurrent", "units": 3, "period_ms": 1, "hold_ms": 3_000 });
+    let rate = json!({ "algorithm": "gcra", "units": 4, "period_ms": PERIOD, "hold_ms": 3_000 });
+    let shown = set_both(&server, "alice", [&slots, &rate]).json();
+    assert_eq!(shown["lanes"][0]["text"], "3 concurrent");
+    let lines: Vec<_> = fire(&server, "alice", "n=5").collect();
+    let allowed =
+        |lane: u8| lines.iter().filter(|it| it["allowed"] == true && it["lane"] == lane).count();
+    assert_eq!((allowed(0), allowed(1)), (3, 4), "{lines:?}");
+    let left = |lane: usize| {
+        get(&server, "alice", "/state").json()["lanes"][lane]["account"]["remaining"].clone()
+    };
+    assert_eq!((left(0), left(1)), (json!(3), json!(0)), "only slots are free when requests end");
+    let boundary = get(&server, "alice", "/fire?each_side=2");
+    assert_eq!((boundary.status, boundary.body.contains("slots have no window")), (422, true));
 }
 
 #[test]

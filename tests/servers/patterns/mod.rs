@@ -19,10 +19,7 @@ use std::{pin::pin, time::Duration};
 use futures::future::join_all;
 use redis::{Cmd, FromRedisValue, aio::MultiplexedConnection, pipe};
 use tokio::{task::yield_now, time::timeout};
-use tower_sluice::{
-    Algorithm, Quota, RedisStore,
-    testing::{Redis, Subject},
-};
+use tower_sluice::{Algorithm, Quota, RedisStore, testing::Subject};
 
 use crate::{
     accounts::{Account, LONG, connect, keys, raw},
@@ -107,8 +104,8 @@ async fn rush_ours(server: &Server, algorithm: Algorithm) -> u32 {
 }
 
 /// Opens a store with a driven clock, at [`START`].
-async fn driven(server: &Server) -> (Redis, RedisStore) {
-    let mut subject = Redis::new(connect(&server.url()).await);
+async fn driven(server: &Server) -> (RedisStore, RedisStore) {
+    let mut subject = connect(&server.url()).await;
     let store = subject.open();
     subject.set(START);
     (subject, store)

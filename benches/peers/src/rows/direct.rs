@@ -113,7 +113,7 @@ async fn networks(mut app: App) -> Cell {
 /// Limits by /64 and by /48.
 fn our_site() -> App {
     let client = Rule::new("client", PeerIp::new(), apps::quota(THREE));
-    let site = Rule::new("site", PeerIp::v6_site(), apps::quota(THREE));
+    let site = Rule::new("site", PeerIp::new().ipv6_prefix(48), apps::quota(THREE));
     apps::around(&RateLimitLayer::rules((client, site), LocalStore::new()))
 }
 

@@ -3,10 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use tower_sluice::{
-    Decision, Key, Quota, RedisStore, Store, StoreExt,
-    rule::RuleName,
-    store::Charge,
-    testing::{Redis, Subject},
+    Decision, Key, Quota, RedisStore, Store, StoreExt, rule::RuleName, store::Charge,
+    testing::Subject,
 };
 
 use super::{snippets, tee::Tee};
@@ -18,7 +16,7 @@ const NAMES: [&str; 3] = ["a", "b", "c"];
 pub struct Sequence {
     random: Random,
     tee: Tee,
-    subject: Redis<Tee>,
+    subject: RedisStore<Tee>,
     store: RedisStore<Tee>,
     /// `true` if the scripts use a clock that this sequence drives.
     driven: bool,
@@ -44,7 +42,7 @@ impl Sequence {
         tee.begin();
         let driven = random.percent(70);
         let plain = RedisStore::new(tee.clone()).readable_keys();
-        let mut subject = Redis::new(plain.clone());
+        let mut subject = plain.clone();
         let store = if driven { subject.open() } else { plain };
         let rules = NAMES.iter().map(|name| {
             let quotas = (0..random.within(1..4)).map(|_| quota(&mut random, 100)).collect();

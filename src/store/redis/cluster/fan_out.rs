@@ -15,7 +15,7 @@ use crate::{
         RedisStore,
         connection::runtime,
         error::{RedisError, RedisErrorKind},
-        protocol::{Request, ScriptOp, reply::Reply},
+        protocol::{AccountRequest, Request, ScriptOp, reply::Reply},
     },
 };
 
@@ -35,12 +35,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             let mut replies = join_all(parts.iter().map(|part| self.take_queued(part))).await;
             let decision = combine(&request, &parts, &mut replies);
             let allowed = decision.as_ref().is_ok_and(Decision::is_allowed);
-            let undos = parts.iter().zip(&replies).filter_map(|(part, reply)| {
-                let reply = reply.as_ref().ok().filter(|_| !allowed)?;
-                let charged =
-                    part.part(|at| reply.accounts[at].charges > 0 && part.accounts[at].has_rates());
-                let any = !charged.accounts.is_empty();
-                any.then(|| self.undo_part(charged, reply.decision(part), None))
+            let answered = parts.iter().zip(replies.iter().map(|reply| reply.as_ref().ok()));
+            let undos = answered.filter_map(|(part, reply)| {
+                let (charged, taken) = charged_part(part, reply.filter(|_| !allowed)?)?;
+                Some(self.undo_part(charged, taken, None))
             });
             let mut undos = pin!(join_all(undos));
             // Sends the undo calls before the caller can retry, but does not wait for them.
@@ -83,6 +81,13 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     }
 }
 
+/// Returns the accounts that a call has charged, and its decision, or `None` without a charge.
+fn charged_part(part: &Request, reply: &Reply) -> Option<(Request, Decision)> {
+    let is_charged = |at: usize| reply.accounts[at].charges > 0 && part.accounts[at].has_rates();
+    let charged = part.part(is_charged);
+    (!charged.accounts.is_empty()).then(|| (charged, reply.decision(part)))
+}
+
 fn combine(
     request: &Request,
     parts: &[Arc<Request>],
@@ -93,14 +98,14 @@ fn combine(
     let replies: Result<Vec<_>, _> = replies.iter().map(Result::as_ref).collect();
     let replies = replies.map_err(RedisError::clone)?;
     let allowed = replies.iter().all(|reply| reply.allowed > 0);
-    let accounts = request.accounts.iter().filter_map(|account| {
-        parts.iter().zip(&replies).find_map(|(part, reply)| {
+    let of = |account: &AccountRequest| {
+        let own = parts.iter().zip(&replies).find_map(|(part, reply)| {
             let at = part.accounts.iter().position(|it| it.address == account.address)?;
-            let own = &reply.accounts[at];
-            Some(if allowed { own.clone() } else { own.undone(account) })
-        })
-    });
-    let accounts = accounts.collect();
+            Some(&reply.accounts[at])
+        })?;
+        Some(if allowed { own.clone() } else { own.undone(account) })
+    };
+    let accounts = request.accounts.iter().filter_map(of).collect();
     if !allowed {
         holds.clear();
     }

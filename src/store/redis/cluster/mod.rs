@@ -335,6 +335,20 @@ impl Routes {
         known.cloned().unwrap_or_else(|| Node::new(&self.connect, host, port))
     }
 
+    /// Returns the owners of reported ranges. Known nodes keep their connections.
+    fn owners_of(&self, ranges: &[SlotRange], known: &HashMap<String, Arc<Node>>) -> SlotOwners {
+        let (mut nodes, mut masters) = (HashMap::new(), vec![None; SLOTS.into()]);
+        for range in ranges {
+            let servers = range.servers.iter().map(|(host, port)| {
+                let node = self.node(known, host, *port);
+                nodes.entry(node.address.clone()).or_insert(node).clone()
+            });
+            let servers: Vec<_> = servers.collect();
+            masters[range.first.into()..=range.last.into()].fill(servers.first().cloned());
+        }
+        SlotOwners { masters, nodes, failed: None }
+    }
+
     fn update(&self, ranges: RedisResult<Vec<SlotRange>>) {
         let before = self.masters();
         self.owners.send_modify(|owners| {
@@ -347,16 +361,7 @@ impl Routes {
                     return owners.failed = Some(error);
                 }
             };
-            let (mut nodes, mut masters) = (HashMap::new(), vec![None; SLOTS.into()]);
-            for range in &ranges {
-                let servers = range.servers.iter().map(|(host, port)| {
-                    let node = self.node(&owners.nodes, host, *port);
-                    nodes.entry(node.address.clone()).or_insert(node).clone()
-                });
-                let servers: Vec<_> = servers.collect();
-                masters[range.first.into()..=range.last.into()].fill(servers.first().cloned());
-            }
-            *owners = SlotOwners { masters, nodes, failed: None };
+            *owners = self.owners_of(&ranges, &owners.nodes);
         });
         let after = self.masters();
         let is_gone = |node: &&Arc<Node>| !after.iter().any(|other| Arc::ptr_eq(node, other));
@@ -381,6 +386,12 @@ async fn refresh(weak: Weak<Routes>, _permit: OwnedSemaphorePermit) {
             _ => return,
         }
     }
+}
+
+/// Returns `true` for an error that a working server may return.
+fn is_answer(error: &RedisError) -> bool {
+    use Server::{Ask, Moved, NoScript, TryAgain};
+    matches!(error.kind(), Raw::Server(Ask | Moved | NoScript | TryAgain))
 }
 
 /// Asks the servers for the slots, at most [`STAGGER`] apart, and returns the first valid reply.
@@ -439,11 +450,6 @@ impl Node {
             let text = format!("{} did not reply in time", self.address);
             Err(Error::new(ErrorKind::TimedOut, text).into())
         });
-        // A working server may return these errors, too.
-        let is_answer = |error: &RedisError| {
-            use Server::{Ask, Moved, NoScript, TryAgain};
-            matches!(error.kind(), Raw::Server(Ask | Moved | NoScript | TryAgain))
-        };
         if reply.as_ref().err().is_none_or(is_answer) {
             self.domain.answered(start.into_std());
         }

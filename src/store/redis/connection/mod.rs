@@ -165,10 +165,9 @@ impl Link {
 async fn reconnect(link: Weak<LinkInner>, mut last: OwnedMutexGuard<Instant>) {
     loop {
         let Some(inner) = link.upgrade() else { return };
-        let attempt = inner.attempts.fetch_add(1, Relaxed);
+        let (attempt, wanted) = (inner.attempts.fetch_add(1, Relaxed), inner.wanted.clone());
+        drop(inner);
         if attempt > 0 {
-            let wanted = inner.wanted.clone();
-            drop(inner);
             let pause = backoff(attempt);
             sleep_until(*last + pause.min(MAX_BACKOFF_WHEN_WANTED)).await;
             let _ = timeout_at(*last + pause, wanted.notified()).await;
@@ -179,16 +178,27 @@ async fn reconnect(link: Weak<LinkInner>, mut last: OwnedMutexGuard<Instant>) {
             return;
         }
         *last = Instant::now();
-        inner.state.send_replace(LinkState::Down(None));
-        let dialed = timeout(TIMEOUT, (inner.dial)()).await;
-        match dialed.unwrap_or_else(|_| Err(not_connected("no connection in time"))) {
-            Ok(connection) => {
-                inner.watchdog.reply_received();
-                inner.state.send_replace(LinkState::Up { connection, since: Instant::now() });
-                return;
-            }
-            Err(error) => drop(inner.state.send_replace(LinkState::Down(Some(error)))),
+        if inner.dial().await {
+            return;
         }
+    }
+}
+
+impl LinkInner {
+    /// Attempts to connect. Returns `true` if the link is up.
+    async fn dial(&self) -> bool {
+        self.state.send_replace(LinkState::Down(None));
+        let dialed = timeout(TIMEOUT, (self.dial)()).await;
+        let dialed = dialed.unwrap_or_else(|_| Err(not_connected("no connection in time")));
+        let is_up = dialed.is_ok();
+        self.state.send_replace(match dialed {
+            Ok(connection) => {
+                self.watchdog.reply_received();
+                LinkState::Up { connection, since: Instant::now() }
+            }
+            Err(error) => LinkState::Down(Some(error)),
+        });
+        is_up
     }
 }
 

@@ -222,11 +222,11 @@ impl RedisStore<ClusterLink> {
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Probes the servers and logs warnings. `fix` is for servers that cannot be reached.
     async fn connected(self, fix: &str) -> Result<Self, RedisError> {
-        let probe = self.probe().await.map_err(|error| match error.kind() {
+        let warnings = self.probe().await.map_err(|error| match error.kind() {
             RedisErrorKind::Disconnected => error.with_fix(fix),
             _ => error,
         })?;
-        probe.warnings.iter().for_each(|warning| warn!("redis: {warning}"));
+        warnings.iter().for_each(|warning| warn!("redis: {warning}"));
         Ok(self)
     }
 }
@@ -279,19 +279,10 @@ const PERMISSIONS: &str = "+eval +evalsha +time +get +mget +exists +psetex +del 
 const CLUSTER_PERMISSIONS: &str = " +cluster|slots +asking";
 const MIN_VERSION: [u32; 2] = [6, 2];
 
-/// The result of a [probe](RedisStore::probe).
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Probe {
-    /// The version of the server, if it reports one. Valkey reports the Redis version that it is
-    /// compatible with.
-    pub version: Option<String>,
-    /// Settings that may cause wrong decisions, and masters that cannot be reached, as text.
-    pub warnings: Vec<String>,
-}
-
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Reads the settings of the server, and runs the commands of the scripts on a separate key.
+    ///
+    /// Returns warnings: settings that may cause wrong decisions, and masters that cannot be reached.
     ///
     /// On a cluster, reads the settings of each master. A master that cannot be reached is a warning.
     /// The probe fails if no master can be reached.
@@ -300,7 +291,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     ///
     /// Returns an error if the server cannot be reached, is a replica, is older than Redis 6.2, or
     /// does not permit the commands of the scripts. The text lists the commands to permit.
-    pub async fn probe(&self) -> Result<Probe, RedisError> {
+    pub async fn probe(&self) -> Result<Vec<String>, RedisError> {
         // The first batch finds out.
         self.shared.lacks_msetex.store(false, Relaxed);
         let info = cmd("INFO");
@@ -308,13 +299,13 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let script = self.run(self.script(ScriptKind::Probe, []), &key, Vec::new());
         // A server that does not reply costs one timeout in all.
         let (infos, ran, ()) = join3(self.on_all(&info), script, self.load_scripts()).await;
-        let (mut probe, servers, mut missing) = (Probe::default(), infos.len(), 0);
+        let (mut warnings, servers, mut missing) = (Vec::new(), infos.len(), 0);
         for (server, info) in infos {
             match info.and_then(|info| Ok(from_redis_value(info)?)).map_err(RedisError::from) {
-                Ok(info) => probe.add(&info)?,
+                Ok(info) => add_warnings(&mut warnings, &info)?,
                 Err(error) if error.kind().is_absence() => {
                     let warning = format!("{server}: {error}; the requests for its keys fail");
-                    probe.warnings.push(warning);
+                    warnings.push(warning);
                     missing += 1;
                 }
                 // The store also works if the user has no permission for INFO.
@@ -326,7 +317,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             Err(error) if !(error.kind().is_absence() && (1..servers).contains(&missing)) => {
                 Err(self.with_fix(error))
             }
-            _ => Ok(probe),
+            _ => Ok(warnings),
         }
     }
 
@@ -393,32 +384,32 @@ fn rule() -> RuleName {
     RuleName::new("sluice probe").unwrap_or_default()
 }
 
-impl Probe {
-    /// Adds the settings of a server.
-    fn add(&mut self, info: &InfoDict) -> Result<(), RedisError> {
-        if let Some(version) = info.get::<String>("redis_version") {
-            let numbers = version.split('.').map_while(|part| part.parse().ok());
-            let numbers: Vec<u32> = numbers.collect();
-            if numbers.len() > 1 && *numbers < MIN_VERSION[..] {
-                let [major, minor] = MIN_VERSION;
-                let text =
-                    format!("the server is Redis {version}; {major}.{minor} or later is needed");
-                return Err(RedisError::new(RedisErrorKind::Config, text));
-            }
-            self.version.get_or_insert(version);
+/// Adds warnings on the settings of a server. Fails if its version is too old.
+fn add_warnings(warnings: &mut Vec<String>, info: &InfoDict) -> Result<(), RedisError> {
+    check_version(info)?;
+    let policy = info.get::<String>("maxmemory_policy");
+    if let Some(policy) = policy.filter(|policy| policy.starts_with("allkeys")) {
+        let warning = format!(
+            "maxmemory-policy is {policy}: a server out of memory evicts accounts, and their keys \
+             get a fresh quota; set noeviction or volatile-ttl"
+        );
+        if !warnings.contains(&warning) {
+            warnings.push(warning);
         }
-        let policy = info.get::<String>("maxmemory_policy");
-        if let Some(policy) = policy.filter(|policy| policy.starts_with("allkeys")) {
-            let warning = format!(
-                "maxmemory-policy is {policy}: a server out of memory evicts accounts, and their \
-                 keys get a fresh quota; set noeviction or volatile-ttl"
-            );
-            if !self.warnings.contains(&warning) {
-                self.warnings.push(warning);
-            }
-        }
-        Ok(())
     }
+    Ok(())
+}
+
+fn check_version(info: &InfoDict) -> Result<(), RedisError> {
+    if let Some(version) = info.get::<String>("redis_version") {
+        let numbers: Vec<u32> = version.split('.').map_while(|part| part.parse().ok()).collect();
+        if numbers.len() > 1 && *numbers < MIN_VERSION[..] {
+            let [major, minor] = MIN_VERSION;
+            let text = format!("the server is Redis {version}; {major}.{minor} or later is needed");
+            return Err(RedisError::new(RedisErrorKind::Config, text));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -455,18 +446,18 @@ mod tests {
     #[test]
     fn old_servers_are_errors_and_eviction_is_a_warning() {
         let report = |text| {
-            let mut probe = Probe::default();
-            probe.add(&InfoDict::new(text)).map(|()| probe)
+            let mut warnings = Vec::new();
+            add_warnings(&mut warnings, &InfoDict::new(text)).map(|()| warnings)
         };
         let old = report("redis_version:5.0.7\r\n").unwrap_err().to_string();
         assert!(old.contains("Redis 5.0.7") && old.contains("6.2 or later"), "{old}");
         assert!(report("redis_version:6.0.16\r\n").is_err());
         let report = |text| report(text).expect("a good server");
         let evicting = report("redis_version:7.0.15\r\nmaxmemory_policy:allkeys-lru\r\n");
-        assert!(evicting.warnings[0].contains("allkeys-lru"), "{evicting:?}");
-        assert_eq!(report("redis_version:6.2.0").warnings, [""; 0]);
-        assert_eq!(report("redis_version:7.2.4\r\nmaxmemory_policy:noeviction").warnings, [""; 0]);
-        assert_eq!(report("gibberish"), Probe::default());
+        assert!(evicting[0].contains("allkeys-lru"), "{evicting:?}");
+        assert_eq!(report("redis_version:6.2.0"), [""; 0]);
+        assert_eq!(report("redis_version:7.2.4\r\nmaxmemory_policy:noeviction"), [""; 0]);
+        assert_eq!(report("gibberish"), [""; 0]);
     }
 
     #[test]

@@ -94,22 +94,32 @@ impl Request {
     pub(crate) fn new(charges: &[Charge<'_>], addresses: &Addresses) -> Self {
         let mut request = Self::default();
         for charge in charges {
-            let address = addresses.account(charge.rule(), charge.key());
-            let known = request.accounts.iter().position(|known| known.address == address);
-            let at = known.unwrap_or(request.accounts.len());
-            if known.is_none() {
-                let (rule, report_only, quotas) = (charge.rule(), true, SmallVec::new());
-                request.accounts.push(AccountRequest { rule, address, report_only, quotas });
-            }
+            let at = request.account(charge.rule(), addresses.account(charge.rule(), charge.key()));
             let account = &mut request.accounts[at];
             account.report_only &= charge.is_report_only();
+            let waits = u64::from(charge.queues() && charge.turn().is_some());
             for (quota_index, quota) in charge.charged_quotas() {
-                account.add(quota_index, quota, charge.demand());
+                let mut ask = charge.demand();
+                if quota.is_concurrent() {
+                    // Requests that wait for slots for different times share a call.
+                    ask.max_wait = waits;
+                }
+                account.add(quota_index, quota, ask);
                 let outcome = request.named.len();
                 request.named.push(NamedQuota { account: at, quota_index, outcome });
             }
         }
         request
+    }
+
+    /// Returns the index of an account. Adds the account if it is new.
+    fn account(&mut self, rule: RuleName, address: String) -> usize {
+        let known = self.accounts.iter().position(|known| known.address == address);
+        known.unwrap_or_else(|| {
+            let (report_only, quotas) = (true, SmallVec::new());
+            self.accounts.push(AccountRequest { rule, address, report_only, quotas });
+            self.accounts.len() - 1
+        })
     }
 
     /// Returns a request for the accounts at the indices for which `keep` returns `true`.
@@ -163,30 +173,11 @@ impl Request {
     pub(crate) fn encode(&self, op: ScriptOp<'_>, slots: &SlotCall) -> (Vec<String>, Vec<Vec<u8>>) {
         let mut keys: Vec<_> = self.accounts.iter().map(|a| a.address.clone()).collect();
         let mut args = Vec::with_capacity(self.accounts.len() + 2);
-        // The name of the operation in `lua/settle.lua`, a time, and units.
-        let (name, nanos, units) = match op {
-            ScriptOp::Take | ScriptOp::Peek => ("", 0, 0),
-            ScriptOp::Adjust(units @ 1..) => ("late", 0, units.unsigned_abs()),
-            ScriptOp::Adjust(units) => ("refund", 0, units.unsigned_abs()),
-            ScriptOp::Undo(taken, _) => ("undo", self.charged_at(taken), 0),
-            ScriptOp::Reset => ("reset", 0, 0),
-            ScriptOp::Block(time) => ("block", time.min(LONGEST), 0),
-            ScriptOp::Unblock => ("unblock", 0, 0),
-        };
-        if !name.is_empty() {
+        if let Some((name, nanos)) = self.named_operation(op) {
             args.extend([name.into(), EncodedPlan::default().nanos(nanos).0]);
         }
         for (at, account) in self.accounts.iter().enumerate() {
-            let change = |quota_index, ask| match op {
-                ScriptOp::Take | ScriptOp::Peek => Some(Change::Charge),
-                ScriptOp::Undo(taken, units) => {
-                    let named =
-                        |it: &&NamedQuota| (it.account, it.quota_index) == (at, quota_index);
-                    let outcome = taken.outcomes().get(self.named.iter().find(named)?.outcome)?;
-                    Receipt::new(taken, outcome, ask, units).map(Change::Undo)
-                }
-                _ => Some(Change::Units(units)),
-            };
+            let change = |quota_index, ask| self.change(op, (at, quota_index), ask);
             let index = |key| {
                 keys.push(key);
                 keys.len()
@@ -194,6 +185,33 @@ impl Request {
             args.push(account.plan(change, |quota_index| slots.of(at, quota_index), index));
         }
         (keys, args)
+    }
+
+    /// Returns the name of the operation in `lua/settle.lua`, and its time in nanoseconds.
+    fn named_operation(&self, op: ScriptOp<'_>) -> Option<(&'static str, u64)> {
+        Some(match op {
+            ScriptOp::Take | ScriptOp::Peek => return None,
+            ScriptOp::Adjust(1..) => ("late", 0),
+            ScriptOp::Adjust(_) => ("refund", 0),
+            ScriptOp::Undo(taken, _) => ("undo", self.charged_at(taken)),
+            ScriptOp::Reset => ("reset", 0),
+            ScriptOp::Block(time) => ("block", time.min(LONGEST)),
+            ScriptOp::Unblock => ("unblock", 0),
+        })
+    }
+
+    /// Returns the change of one quota, by the indices of its account and of itself.
+    fn change(&self, op: ScriptOp<'_>, at: (usize, usize), ask: Demand) -> Option<Change> {
+        match op {
+            ScriptOp::Take | ScriptOp::Peek => Some(Change::Charge),
+            ScriptOp::Undo(taken, units) => {
+                let named = self.named.iter().find(|it| (it.account, it.quota_index) == at)?;
+                let outcome = taken.outcomes().get(named.outcome)?;
+                Receipt::new(taken, outcome, ask, units).map(Change::Undo)
+            }
+            ScriptOp::Adjust(units) => Some(Change::Units(units.unsigned_abs())),
+            ScriptOp::Reset | ScriptOp::Block(_) | ScriptOp::Unblock => Some(Change::Units(0)),
+        }
     }
 
     /// Returns the instant of the charges of `taken`, by the clock of the server that made them.
@@ -230,7 +248,9 @@ impl AccountRequest {
                     plan.quota(quota, *ask, change, key)
                 }
                 (Some((quota, ask)), None, Some((slots, take))) => {
-                    plan.slots(quota, *ask, slots, take, key(take.set.to_string()))
+                    let set = key(take.set.to_string());
+                    let mark = if take.waits > 0 { key(format!("{}w", take.set)) } else { 0 };
+                    plan.slots(quota, *ask, slots, take, [set, mark])
                 }
                 _ => plan.int::<1>(b'.'.into()),
             };
@@ -334,38 +354,38 @@ impl EncodedPlan {
             Change::Undo(Receipt { cost, units, end, .. }) => (units.into(), cost.into(), end),
         };
         let plan = plan.int::<5>(cost.min(MOST_UNITS)).int::<5>(need);
-        let plan = plan.int::<5>(quota.late_limit());
-        let soft = u64::from(quota.soft());
+        plan.int::<5>(quota.late_limit()).counted(quota, end, key)
+    }
+
+    /// Appends the settings of a quota that is not counted by GCRA.
+    fn counted(self, quota: &Quota, end: u64, key: usize) -> Self {
         let (units, period) = (u64::from(quota.units()), quota.period_nanos() / 1_000);
+        if quota.algorithm() == Algorithm::TokenBucket {
+            return self.token_bucket(quota, units, period);
+        }
+        let plan = self.int::<5>(units).int::<5>(quota.soft().into());
         match quota.algorithm() {
-            Algorithm::TokenBucket => {
-                let (burst, refill) = (u64::from(quota.burst()), units.max(1));
-                let initial = quota.initial().map(u64::from);
-                let kept = initial.map_or(0, |_| burst.div_ceil(refill) * period);
-                let plan = plan.int::<5>(burst).int::<5>(soft).int::<5>(refill);
-                plan.int::<5>(initial.unwrap_or(burst)).int::<7>(period).int::<7>(kept)
-            }
             Algorithm::SlidingWindow { buckets } => {
                 let buckets = u64::from(buckets.max(1));
-                let plan = plan.int::<5>(units).int::<5>(soft);
                 plan.int::<7>(period / buckets).int::<4>(buckets)
             }
-            Algorithm::SlidingLog => {
-                plan.int::<5>(units).int::<5>(soft).int::<7>(period).int::<1>(key as u64)
+            Algorithm::SlidingLog => plan.int::<7>(period).int::<2>(key as u64),
+            Algorithm::FixedWindow { carry_over, paced } => {
+                let plan = plan.int::<7>(period).int::<5>(carry_over.into());
+                plan.int::<1>(u64::from(paced) * 2).nanos(end)
             }
-            windows @ (Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow) => {
-                let (carry_over, kind) = match windows {
-                    Algorithm::FixedWindow { carry_over, paced } => {
-                        (carry_over, u64::from(paced) * 2)
-                    }
-                    _ => (0, 1),
-                };
-                let plan = plan.int::<5>(units).int::<5>(soft).int::<7>(period);
-                plan.int::<5>(carry_over.into()).int::<1>(kind).nanos(end)
-            }
-            // GCRA has returned, and slots have a plan of their own.
-            Algorithm::Gcra | Algorithm::Concurrent => plan,
+            Algorithm::AnchoredWindow => plan.int::<7>(period).int::<5>(0).int::<1>(1).nanos(end),
+            // Their plans are others.
+            Algorithm::Gcra | Algorithm::TokenBucket | Algorithm::Concurrent => plan,
         }
+    }
+
+    fn token_bucket(self, quota: &Quota, units: u64, period: u64) -> Self {
+        let (burst, refill) = (u64::from(quota.burst()), units.max(1));
+        let initial = quota.initial().map(u64::from);
+        let kept = initial.map_or(0, |_| burst.div_ceil(refill) * period);
+        let plan = self.int::<5>(burst).int::<5>(quota.soft().into()).int::<5>(refill);
+        plan.int::<5>(initial.unwrap_or(burst)).int::<7>(period).int::<7>(kept)
     }
 
     /// Appends a quota of slots with its demand. `key` is the index of the sorted set in the keys of
@@ -376,7 +396,7 @@ impl EncodedPlan {
         ask: Demand,
         slots: &Slots,
         take: &SlotTake,
-        key: usize,
+        keys: [usize; 2],
     ) -> Self {
         let limit = u64::from(quota.burst()) + u64::from(quota.soft());
         let possible = ask.need() <= limit && ask.cost <= MAX_COST;
@@ -384,7 +404,9 @@ impl EncodedPlan {
         self.0.push(letter(quota));
         let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(possible));
         let plan = plan.int::<2>(take.cost.into()).int::<5>(need).int::<5>(limit);
-        let plan = plan.int::<1>(key as u64).int::<7>(slots.ttl_micros()).int::<8>(slots.store);
+        let plan = keys.into_iter().fold(plan, |plan, key| plan.int::<2>(key as u64));
+        let plan = plan.int::<2>(take.waits);
+        let plan = plan.int::<7>(slots.ttl_micros()).int::<8>(slots.store);
         let plan = plan.int::<8>(take.first).int::<2>(take.freed.len() as u64 * 10);
         plan.slot_list(take.freed.iter().copied())
     }

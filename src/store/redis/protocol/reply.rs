@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::{AccountRequest, NamedQuota, Request, script};
 use crate::{
-    algorithm::{self, AccountState, Demand, FixedWindow, TokenBucket},
+    algorithm::{self, AccountState, Demand, Evaluation, FixedWindow, TokenBucket},
     decision::{Decision, Hold, Outcome, Source},
     quota::{Algorithm, Quota},
     store::redis::{error::RedisError, slots::MAX_COST},
@@ -35,6 +35,8 @@ pub(crate) struct AccountReply {
     pub(crate) charges: usize,
     /// `true` if the key held an invalid value, which was discarded.
     pub(crate) healed: bool,
+    /// `true` if the call took slots that another process waits for.
+    pub(crate) contended: bool,
     /// The instant at which the block ends.
     block: Option<u64>,
     /// The state under each quota, if any.
@@ -53,21 +55,30 @@ impl Reply {
         };
         let mut bytes = Reader(bytes);
         let now = bytes.instant()?;
-        let replies = groups.map(|(request, count)| {
-            let allowed = bytes.count()?;
-            if allowed > count {
-                return Err(RedisError::invalid_reply("more allowed than requests"));
-            }
-            let accounts = request.accounts.iter();
-            let accounts = accounts.map(|it| AccountReply::read(&mut bytes, it, now, allowed));
-            Ok(Self { allowed, accounts: accounts.collect::<Result<_, _>>()?, holds: Vec::new() })
-        });
+        let replies =
+            groups.map(|(request, count)| Self::read_one(&mut bytes, request, count, now));
         let replies = replies.collect::<Result<_, _>>()?;
         match bytes.0 {
             [] => Ok((replies, false)),
             [1] => Ok((replies, true)),
             _ => Err(RedisError::invalid_reply("too long")),
         }
+    }
+
+    /// Parses the reply to `count` equal requests.
+    fn read_one(
+        bytes: &mut Reader<'_>,
+        request: &Request,
+        count: usize,
+        now: u64,
+    ) -> Result<Self, RedisError> {
+        let allowed = bytes.count()?;
+        if allowed > count {
+            return Err(RedisError::invalid_reply("more allowed than requests"));
+        }
+        let accounts = request.accounts.iter();
+        let accounts = accounts.map(|it| AccountReply::read(bytes, it, now, allowed));
+        Ok(Self { allowed, accounts: accounts.collect::<Result<_, _>>()?, holds: Vec::new() })
     }
 
     /// Returns the reply to one of the requests, as if each had been sent on its own. Takes its slots.
@@ -96,15 +107,7 @@ impl Reply {
         for &NamedQuota { account: index, quota_index, .. } in &request.named {
             let (account, reply) = (&request.accounts[index], &self.accounts[index]);
             let Some(Some((quota, ask))) = account.quotas.get(quota_index) else { continue };
-            let charged = reply.charges > 0 && ask.cost > 0;
-            // A denial reports waits without queueing.
-            let max_wait = if allowed { ask.max_wait } else { 0 };
-            // A request of too many slots never fits.
-            let never = quota.is_concurrent() && ask.cost > MAX_COST;
-            let headroom = if never { u32::MAX } else { ask.headroom };
-            let demand = Demand { max_wait, headroom, ..*ask };
-            let state = reply.quotas[quota_index].as_ref();
-            let step = algorithm::reconstruct(state, quota, reply.now, demand, charged);
+            let step = reply.evaluate(quota_index, quota, *ask, allowed);
             if allowed && !account.report_only {
                 (overage, wait) = (overage | step.overage, wait.max(step.wait));
             }
@@ -132,6 +135,9 @@ impl Reply {
     }
 }
 
+/// The end of a block, the state under each quota, and `true` if requests of other processes wait.
+type Entries = (Option<u64>, SmallVec<[Option<AccountState>; 1]>, bool);
+
 impl AccountReply {
     /// Parses the next account, as `lua/account.lua` writes it.
     fn read(
@@ -147,35 +153,26 @@ impl AccountReply {
             return Err(RedisError::invalid_reply("inconsistent charges"));
         }
         let length = usize::try_from(bytes.int::<4>()?).unwrap_or(usize::MAX);
-        let mut bytes = Reader(bytes.take(length)?);
-        let (mut block, mut quotas) = (None, SmallVec::new());
-        if !bytes.0.is_empty() {
-            // The instant of the last change.
-            bytes.int::<7>()?;
-        }
-        while !bytes.0.is_empty() {
-            let letter = bytes.take(1)?[0];
-            let length = bytes.count()?;
-            let mut content = Reader(bytes.take(length)?);
-            match (letter, account.quotas.get(quotas.len())) {
-                (b'b', _) => block = Some(content.instant()?),
-                // The entry of a reset, which only the scripts use.
-                (b'r', _) => {}
-                (_, Some(Some((quota, _)))) => {
-                    quotas.push(parse_quota(letter, &mut content, quota)?);
-                }
-                (_, Some(None)) => quotas.push(None),
-                (_, None) => break,
-            }
-        }
-        quotas.resize(account.quotas.len(), None);
+        let (block, quotas, contended) = read_entries(Reader(bytes.take(length)?), account)?;
         let lacks = |(state, quota): (&Option<AccountState>, &Option<(Quota, Demand)>)| {
             state.is_none() && quota.is_some_and(|(_, ask)| ask.cost > 0)
         };
         if charges > 0 && quotas.iter().zip(&account.quotas).any(lacks) {
             return Err(RedisError::invalid_reply("charged without a state"));
         }
-        Ok(Self { now, charges, healed: healed == 1, block, quotas })
+        Ok(Self { now, charges, healed: healed == 1, contended, block, quotas })
+    }
+
+    /// Evaluates the demand on one quota again, which the script has allowed or denied.
+    fn evaluate(&self, index: usize, quota: &Quota, ask: Demand, allowed: bool) -> Evaluation {
+        let charged = self.charges > 0 && ask.cost > 0;
+        // A denial reports waits without queueing.
+        let max_wait = if allowed { ask.max_wait } else { 0 };
+        // A request of too many slots never fits.
+        let never = quota.is_concurrent() && ask.cost > MAX_COST;
+        let headroom = if never { u32::MAX } else { ask.headroom };
+        let demand = Demand { max_wait, headroom, ..ask };
+        algorithm::reconstruct(self.quotas[index].as_ref(), quota, self.now, demand, charged)
     }
 
     /// Returns the account as it was after the request at `position` of equal ones.
@@ -202,6 +199,33 @@ impl AccountReply {
         }
         before
     }
+}
+
+/// Parses the end of a block, if any, and the state under each quota.
+fn read_entries(mut bytes: Reader<'_>, account: &AccountRequest) -> Result<Entries, RedisError> {
+    let (mut block, mut quotas, mut contended) = (None, SmallVec::new(), false);
+    if !bytes.0.is_empty() {
+        // The instant of the last change.
+        bytes.int::<7>()?;
+    }
+    while !bytes.0.is_empty() {
+        let letter = bytes.take(1)?[0];
+        let length = bytes.count()?;
+        let mut content = Reader(bytes.take(length)?);
+        match (letter, account.quotas.get(quotas.len())) {
+            (b'b', _) => block = Some(content.instant()?),
+            // The entry of a reset, which only the scripts use.
+            (b'r', _) => {}
+            (_, Some(Some((quota, _)))) => {
+                contended |= letter == b'c' && length == 5;
+                quotas.push(parse_quota(letter, &mut content, quota)?);
+            }
+            (_, Some(None)) => quotas.push(None),
+            (_, None) => break,
+        }
+    }
+    quotas.resize(account.quotas.len(), None);
+    Ok((block, quotas, contended))
 }
 
 fn parse_quota(

@@ -194,7 +194,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let value = self.run(script, keys, args).await?;
         let (mut replies, lacks_msetex) = self.checked(Reply::read(&value, groups))?;
         for (reply, call) in replies.iter_mut().zip(slots) {
-            reply.holds = call.answered(|account| reply.accounts[account].charges);
+            reply.holds = call.answered(&reply.accounts);
         }
         if lacks_msetex {
             self.shared.lacks_msetex.store(true, Relaxed);

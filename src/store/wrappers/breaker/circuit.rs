@@ -170,6 +170,15 @@ impl Circuit {
         self.epoch += 1;
     }
 
+    /// Opens the circuit, for longer each time. Returns the time.
+    fn open(&mut self, config: &BreakerConfig, now: Instant) -> Duration {
+        let doubled = self.open_for.saturating_mul(2);
+        self.open_for = doubled.clamp(config.min_open, config.max_open);
+        let time = jitter(self.open_for);
+        self.set(CircuitState::Open { until: now + time });
+        time
+    }
+
     /// Counts an answer. Returns `true` if the circuit must open.
     fn count(&mut self, config: &BreakerConfig, now: Instant, ok: bool) -> bool {
         if self.second.is_none_or(|start| now - start >= SECOND) {
@@ -211,10 +220,7 @@ impl Permit {
         if probe && ok {
             domain.close(circuit, "recovered");
         } else if probe || circuit.count(config, now, ok) {
-            let doubled = circuit.open_for.saturating_mul(2);
-            circuit.open_for = doubled.clamp(config.min_open, config.max_open);
-            let time = jitter(circuit.open_for);
-            circuit.set(CircuitState::Open { until: now + time });
+            let time = circuit.open(config, now);
             let (name, should_log) = (domain.name(), circuit.log.should_log_failure());
             drop(circuit);
             domain.report(2);

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use super::{Fallback, Policy};
 use crate::{
-    decision::{Decision, Hold, Source},
+    decision::{Decision, Hold, Outcome, Source},
     quota::Quota,
     store::{BoxFuture, Charge, Health, Never, Op, Store, Unsupported},
 };
@@ -172,13 +172,10 @@ where
             // Two threads could otherwise read the same account and both charge it.
             #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash are random")]
             let _guard = self.locks[self.seed.hash_one(charge.key()) as usize % LOCKS].lock();
-            self.with_shares(&[charge.with_cost(0)], |shares| {
+            self.with_shares(&[charge.with_cost(0).with_turn(None)], |shares| {
                 let read = self.store.call(Op::Take(shares)).now();
                 for (local, shared) in read.outcomes().iter().zip(&mut outcomes) {
-                    let is_full = shared.left() >= shared.limit().into();
-                    let share = shared.left().div_euclid(instances.cast_signed());
-                    let left = if is_full { local.limit().into() } else { share };
-                    let late = (local.left() - left).max(-most);
+                    let late = (local.left() - self.share_of(local, shared)).max(-most);
                     if shared.is_known() && shared.held().is_none() && late != 0 {
                         let one = shares[0].with_quota_index(local.quota_index());
                         let _ = self.store.call(Op::Adjust(&one, late)).now();
@@ -186,6 +183,13 @@ where
                 }
             });
         }
+    }
+
+    /// Returns this process's share of the units left in the inner store.
+    fn share_of(&self, local: &Outcome, shared: &Outcome) -> i64 {
+        let is_full = shared.left() >= shared.limit().into();
+        let share = shared.left().div_euclid(i64::from(self.instances.get()));
+        if is_full { local.limit().into() } else { share }
     }
 
     /// Holds the slots of an allowed decision in the local store as well, beyond any limit.
@@ -199,7 +203,7 @@ where
                 continue;
             }
             let quotas: SmallVec<[_; 4]> = charge.quotas().iter().map(|_| UNLIMITED).collect();
-            let unlimited = charge.with_quotas(&quotas).with_headroom(0);
+            let unlimited = charge.with_quotas(&quotas).with_headroom(0).with_turn(None);
             for (index, quota) in charge.charged_quotas().filter(|(_, it)| it.is_concurrent()) {
                 let one = unlimited.with_quota_index(index);
                 if let Some(slot) = self.store.call(Op::Take(&[one])).now().take_slot() {

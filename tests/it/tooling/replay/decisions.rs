@@ -224,7 +224,8 @@ fn measuring_needs_more_capacity_and_reports_it() {
 /// Only rules whose own quotas cause the wait are reported.
 #[test]
 fn a_wait_is_reported_for_the_rule_that_causes_it() {
-    let (one, paced) = (Quota::per_second(1), Algorithm::fixed_window().paced());
+    let (one, paced) =
+        (Quota::per_second(1), Algorithm::FixedWindow { carry_over: 0, paced: true });
     let name = |name: &str| RuleName::new(name).expect("a name");
     let of = |rule: &str, quota| Rule::new(rule, Everyone, quota).max_wait(secs(60));
     let waiting = |rules: Vec<Rule<Everyone>>| {

@@ -24,7 +24,7 @@ const ALGORITHMS: [Algorithm; 8] = [
     Algorithm::Gcra,
     Algorithm::TokenBucket,
     Algorithm::fixed_window(),
-    Algorithm::fixed_window().paced(),
+    Algorithm::FixedWindow { carry_over: 0, paced: true },
     Algorithm::AnchoredWindow,
     Algorithm::SlidingWindow { buckets: 1 },
     Algorithm::SlidingWindow { buckets: 5 },
@@ -110,7 +110,7 @@ proptest! {
         prop_assert_eq!(found.len(), 1);
         let Some(enough) = found[0].quota() else {
             // only pacing makes a burst impossible: its first instant has one unit
-            prop_assert_eq!(given.algorithm(), Algorithm::fixed_window().paced());
+            prop_assert_eq!(given.algorithm(), Algorithm::FixedWindow { carry_over: 0, paced: true });
             let most = Quota::per_second(1_000_000).with_algorithm(given.algorithm());
             prop_assert!(limits(&[most], &trace));
             return Ok(());
@@ -168,7 +168,11 @@ fn the_smallest_limit_equals_a_count_by_hand() {
     assert_eq!(of(Algorithm::TokenBucket).as_deref(), Some("5/s"));
     assert_eq!(of(Algorithm::fixed_window()).as_deref(), Some("5/s"));
     assert_eq!(of(Algorithm::SlidingLog).as_deref(), Some("5/s"));
-    assert_eq!(of(Algorithm::fixed_window().paced()), None, "three in the first instant");
+    assert_eq!(
+        of(Algorithm::FixedWindow { carry_over: 0, paced: true }),
+        None,
+        "three in the first instant"
+    );
     assert_eq!(smallest(site(counted(5, ALGORITHMS[3])), &[0, 400, 500]).as_deref(), Some("4/s"));
 }
 
@@ -190,7 +194,7 @@ fn queueing_rules_soft_quotas_and_report_only_rules_are_measured_too() {
 
 #[test]
 fn a_smallest_limit_that_cannot_be_computed_is_missing() {
-    let lends = Algorithm::fixed_window().carry_over(2);
+    let lends = Algorithm::FixedWindow { carry_over: 2, paced: false };
     for quota in [Quota::concurrent(5), counted(5, lends), Quota::blocked()] {
         assert_eq!(smallest(site(quota), &[0]), None, "{quota}");
     }

@@ -1,0 +1,13 @@
+//! The locks and atomics of the account table.
+//!
+//! `tests/interleavings` replaces this module to test all orders of events.
+
+pub(super) use std::sync::{
+    OnceLock,
+    atomic::{AtomicU64, Ordering},
+};
+
+pub(super) use parking_lot::{Mutex, MutexGuard};
+
+/// The number of slots in a set.
+pub(super) const WAYS: usize = 16;
