@@ -160,7 +160,8 @@ impl Waiter {
         decision: &Decision,
         charges: &[Charge<'_>],
     ) {
-        self.observed = self.observed.take().or_else(|| metrics.queue(decision, charges));
+        let queues = |rule| charges.iter().any(|it| it.rule() == rule && it.queues());
+        self.observed = self.observed.take().or_else(|| metrics.queue(decision, queues));
     }
 
     /// Completes once the request may ask for its slots again. At the end of its `max_wait`, the

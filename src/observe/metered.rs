@@ -22,7 +22,6 @@ use crate::{
     decision::{Decision, Hold, Outcome, Source},
     name::RuleName,
     quota::Quota,
-    store::Charge,
 };
 
 /// The metrics of a layer. Each metric is registered on first use.
@@ -110,10 +109,15 @@ impl Metrics {
         decision.hold(Hold::on_free(|| drop(active)).until_head(quota.sheds()));
     }
 
-    /// Counts a request that waits by this decision, until the returned value is dropped.
-    pub(crate) fn queue(&self, decision: &Decision, charges: &[Charge<'_>]) -> Option<Active> {
-        let queues = |it: &Outcome| charges.iter().any(|c| c.rule() == it.rule() && c.queues());
-        let name = decision.binding_among(queues).or_else(|| decision.binding())?.rule();
+    /// Counts a request that waits by this decision, until the returned value is dropped. `queues`
+    /// returns `true` for a rule whose requests may wait.
+    pub(crate) fn queue(
+        &self,
+        decision: &Decision,
+        queues: impl Fn(RuleName) -> bool,
+    ) -> Option<Active> {
+        let name =
+            decision.binding_among(|it| queues(it.rule())).or_else(|| decision.binding())?.rule();
         let rule = self.rules.iter().find(|it| it.rule == name)?;
         let make = || rule.active("ratelimit.queued_requests", "ratelimit.time_in_queue");
         Some(Active::new(rule.queue.get_or_init(make), 1))
