@@ -43,7 +43,7 @@ algorithms.c = {
 
   plan = function(plan, at)
     local charges, possible, cost, need, limit, key, mark, waits, ttl, store, first, freed, after =
-      struct.unpack('<BBHI5I5BBHI7c8I8Hc0', plan, at)
+      struct.unpack('<BBHI5I5HHHI7c8I8Hc0', plan, at)
     local place = {
       algorithm = algorithms.c, charges = charges, possible = possible, cost = cost, need = need,
       limit = limit, set = KEYS[key], mark = KEYS[mark], waits = waits, ttl = ttl, store = store,

@@ -113,7 +113,7 @@ algorithms.l = {
 
   plan = function(plan, from)
     local charges, possible, cost, need, most, units, soft, period, key, after =
-      struct.unpack('<BBI5I5I5I5I5I7B', plan, from)
+      struct.unpack('<BBI5I5I5I5I5I7H', plan, from)
     return {
       algorithm = algorithms.l, charges = charges, possible = possible, cost = cost, need = need,
       most = most, units = units, soft = soft, period = period, list = KEYS[key],

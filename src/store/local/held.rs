@@ -309,9 +309,17 @@ impl SlotQueue {
         need: u64,
         max_wait: u64,
     ) {
+        self.leave(turn, id);
         let (call, called) = oneshot::channel();
         let _ = self.waiting.insert(order, Waiting { need, call: Some(call) });
         *turn.place.lock() = Some(QueuePlace { queues, id, order, max_wait, called });
+    }
+
+    /// Removes a request. Its headroom may have changed since it joined.
+    pub(crate) fn leave(&mut self, turn: &Turn, id: u64) {
+        if let Some(place) = turn.place.lock().take_if(|place| place.id == id) {
+            let _ = self.waiting.remove(&place.order);
+        }
     }
 
     /// Returns `true` if another request waits before a request of this order.

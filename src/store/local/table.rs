@@ -449,8 +449,13 @@ impl Set {
     /// Returns a free slot for `id` for which `except` returns `false`: the one that expired first. A
     /// slot that expired later may belong to a key that comes back soon.
     pub(super) fn room(&self, id: u64, now: u64, except: impl Fn(usize) -> bool) -> Option<usize> {
-        let is_free = |at: &usize| self.expires_at[*at] <= now && !except(*at);
-        probe(id).filter(is_free).min_by_key(|at| self.expires_at[*at])
+        let (mut room, mut least) = (None, now.saturating_add(1));
+        for at in probe(id) {
+            if self.expires_at[at] < least && !except(at) {
+                (room, least) = (Some(at), self.expires_at[at]);
+            }
+        }
+        room
     }
 
     /// Returns a free slot for a new account, if it starts at `now` and without debt.
@@ -549,7 +554,7 @@ fn first(id: u64) -> usize {
 
 /// Returns all slots in the search order of `id`.
 fn probe(id: u64) -> impl Iterator<Item = usize> {
-    (first(id)..WAYS).chain(0..first(id))
+    (0..WAYS).map(move |n| (first(id) + n) % WAYS)
 }
 
 /// The address of a shared account.

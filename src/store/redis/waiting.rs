@@ -174,8 +174,8 @@ impl Slots {
             let now = Instant::now();
             queue.left = if now < queue.due { queue.left } else { 0 };
             queue.due = if queue.left > 0 { queue.due } else { now + interval };
-            if allowed {
-                queue.queue.waiting.remove(&Turn::order(turn, ask.headroom));
+            if let Some(turn) = turn.filter(|_| allowed) {
+                queue.queue.leave(turn, id);
             }
             queue.call(room.saturating_sub(held), 0, &mut calls);
             if queue.queue.waiting.is_empty() {

@@ -369,7 +369,7 @@ impl EncodedPlan {
                 let buckets = u64::from(buckets.max(1));
                 plan.int::<7>(period / buckets).int::<4>(buckets)
             }
-            Algorithm::SlidingLog => plan.int::<7>(period).int::<1>(key as u64),
+            Algorithm::SlidingLog => plan.int::<7>(period).int::<2>(key as u64),
             Algorithm::FixedWindow { carry_over, paced } => {
                 let plan = plan.int::<7>(period).int::<5>(carry_over.into());
                 plan.int::<1>(u64::from(paced) * 2).nanos(end)
@@ -404,7 +404,7 @@ impl EncodedPlan {
         self.0.push(letter(quota));
         let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(possible));
         let plan = plan.int::<2>(take.cost.into()).int::<5>(need).int::<5>(limit);
-        let plan = keys.into_iter().fold(plan, |plan, key| plan.int::<1>(key as u64));
+        let plan = keys.into_iter().fold(plan, |plan, key| plan.int::<2>(key as u64));
         let plan = plan.int::<2>(take.waits);
         let plan = plan.int::<7>(slots.ttl_micros()).int::<8>(slots.store);
         let plan = plan.int::<8>(take.first).int::<2>(take.freed.len() as u64 * 10);

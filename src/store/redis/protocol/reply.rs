@@ -135,8 +135,8 @@ impl Reply {
     }
 }
 
-/// The end of a block, the states of the quotas, and `true` if other processes wait for slots.
-type Entries = (Option<u64>, SmallVec<[Option<AccountState>; 1]>, bool);
+/// The end of a block, the state under each quota, and `true` if requests of other processes wait.
+type AccountParts = (Option<u64>, SmallVec<[Option<AccountState>; 1]>, bool);
 
 impl AccountReply {
     /// Parses the next account, as `lua/account.lua` writes it.
@@ -202,7 +202,10 @@ impl AccountReply {
 }
 
 /// Parses the end of a block, if any, and the state under each quota.
-fn read_entries(mut bytes: Reader<'_>, account: &AccountRequest) -> Result<Entries, RedisError> {
+fn read_entries(
+    mut bytes: Reader<'_>,
+    account: &AccountRequest,
+) -> Result<AccountParts, RedisError> {
     let (mut block, mut quotas, mut contended) = (None, SmallVec::new(), false);
     if !bytes.0.is_empty() {
         // The instant of the last change.
