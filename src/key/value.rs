@@ -45,7 +45,7 @@ pub struct Key {
 
 /// The kind of a key.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum Tag {
     Everyone,
     Unidentified,
     Text,
@@ -59,12 +59,12 @@ impl Key {
     /// Returns the key that all requests share.
     #[must_use]
     pub fn everyone() -> Self {
-        Self::words(Kind::Everyone, 0, [0; WORDS])
+        Self::words(Tag::Everyone, 0, [0; WORDS])
     }
 
     /// Returns the key of requests without an identity.
     pub(crate) fn unidentified() -> Self {
-        Self::words(Kind::Unidentified, 0, [0; WORDS])
+        Self::words(Tag::Unidentified, 0, [0; WORDS])
     }
 
     /// Joins several keys into one.
@@ -84,7 +84,7 @@ impl Key {
             bytes.extend_from_slice(&part.head.to_le_bytes());
             part.with_bytes(|content| bytes.extend_from_slice(content));
         }
-        Self::bytes(Kind::Parts, &bytes)
+        Self::bytes(Tag::Parts, &bytes)
     }
 
     /// Returns the length of the content in bytes.
@@ -99,7 +99,7 @@ impl Key {
     #[inline]
     pub(crate) fn is_blank(&self) -> bool {
         // The first byte decides for almost every key.
-        self.head & 0xff == Kind::Text as u64
+        self.head & 0xff == Tag::Text as u64
             && (self.head >> 8 == 0
                 || self.words[0].to_le_bytes()[0].is_ascii_whitespace()
                 || self.long.is_some())
@@ -146,7 +146,7 @@ impl Key {
         self.with_bytes(|content| secret.fingerprint(&[&kind, content]))
     }
 
-    fn bytes(kind: Kind, content: &[u8]) -> Self {
+    fn bytes(kind: Tag, content: &[u8]) -> Self {
         if content.len() > INLINE {
             let key = Self::words(kind, content.len(), [0; WORDS]);
             return Self { long: Some(content.into()), ..key };
@@ -160,7 +160,7 @@ impl Key {
         Self::words(kind, content.len(), words)
     }
 
-    fn words(kind: Kind, len: usize, words: [u64; WORDS]) -> Self {
+    fn words(kind: Tag, len: usize, words: [u64; WORDS]) -> Self {
         Self { head: kind as u64 | (len as u64) << 8, words, long: None }
     }
 
@@ -189,14 +189,12 @@ impl Key {
 #[cfg(feature = "admin")]
 fn clear_text(kind: u64, bytes: &[u8]) -> Option<String> {
     Some(match kind {
-        _ if kind == Kind::Everyone as u64 => "everyone".into(),
-        _ if kind == Kind::Unidentified as u64 => "unidentified".into(),
-        _ if kind == Kind::Text as u64 => String::from_utf8_lossy(bytes).into(),
-        _ if kind == Kind::Number as u64 => u128::from_le_bytes(bytes.try_into().ok()?).to_string(),
-        _ if kind == Kind::V4 as u64 => {
-            Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?).to_string()
-        }
-        _ if kind == Kind::V6 as u64 => {
+        _ if kind == Tag::Everyone as u64 => "everyone".into(),
+        _ if kind == Tag::Unidentified as u64 => "unidentified".into(),
+        _ if kind == Tag::Text as u64 => String::from_utf8_lossy(bytes).into(),
+        _ if kind == Tag::Number as u64 => u128::from_le_bytes(bytes.try_into().ok()?).to_string(),
+        _ if kind == Tag::V4 as u64 => Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?).to_string(),
+        _ if kind == Tag::V6 as u64 => {
             Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).to_string()
         }
         _ => {
@@ -256,13 +254,13 @@ impl From<Ipv4Addr> for Key {
     fn from(address: Ipv4Addr) -> Self {
         let mut words = [0; WORDS];
         words[0] = u32::from_le_bytes(address.octets()).into();
-        Self::words(Kind::V4, 4, words)
+        Self::words(Tag::V4, 4, words)
     }
 }
 
 impl From<Ipv6Addr> for Key {
     fn from(address: Ipv6Addr) -> Self {
-        Self::bytes(Kind::V6, &address.octets())
+        Self::bytes(Tag::V6, &address.octets())
     }
 }
 
@@ -279,7 +277,7 @@ impl From<IpAddr> for Key {
 
 impl From<&[u8]> for Key {
     fn from(text: &[u8]) -> Self {
-        Self::bytes(Kind::Text, text)
+        Self::bytes(Tag::Text, text)
     }
 }
 
@@ -327,7 +325,7 @@ impl From<u32> for Key {
 /// keys.
 impl From<u128> for Key {
     fn from(number: u128) -> Self {
-        Self::bytes(Kind::Number, &number.to_le_bytes())
+        Self::bytes(Tag::Number, &number.to_le_bytes())
     }
 }
 
