@@ -24,12 +24,12 @@ use hello::{Body, Hello};
 use http::{Request, Response};
 use tower::{Layer, Service};
 use tower_sluice::{
-    Headers, Key, LocalStore, PeerIp, Quota, RateLimitLayer, StoreExt, rule::RuleName,
+    Headers, Key, LivePlan, LocalStore, PeerIp, Quota, RateLimitLayer, StoreExt, rule::RuleName,
     store::Charge,
 };
 
 /// The paths, each with the path whose instructions are subtracted.
-const PATHS: [(&str, Option<&str>); 15] = [
+const PATHS: [(&str, Option<&str>); 18] = [
     ("bare service", None),
     ("store, admitted", None),
     ("store, denied", None),
@@ -43,6 +43,9 @@ const PATHS: [(&str, Option<&str>); 15] = [
     ("layer, admitted, no fields", Some("bare service")),
     ("layer, admitted, two fields", Some("bare service")),
     ("layer, denied", Some("bare service")),
+    ("layer, live plan, no fields", Some("bare service")),
+    ("layer, live plan, two fields", Some("bare service")),
+    ("layer, live plan, denied", Some("bare service")),
     ("layer, slot and rate, no fields", Some("bare service")),
     ("layer, slot and rate, two fields", Some("bare service")),
 ];
@@ -121,6 +124,10 @@ fn counted(path: &str, calls: u64) -> u64 {
 /// Runs the child process.
 fn run(path: &str, calls: u64) {
     let layer = |quota, headers| RateLimitLayer::per_ip(quota).headers(headers).layer(Hello);
+    let live = |quota, headers| {
+        let plan = LivePlan::new(quota);
+        RateLimitLayer::new(PeerIp::new(), &plan, LocalStore::new()).headers(headers).layer(Hello)
+    };
     // The body of this service cannot contain another one, so the function holds the slot until
     // the head.
     let held = |headers| {
@@ -146,6 +153,9 @@ fn run(path: &str, calls: u64) {
         "layer, admitted, no fields" => serve(layer(AMPLE, Headers::None), calls),
         "layer, admitted, two fields" => serve(layer(AMPLE, Headers::RateLimit), calls),
         "layer, denied" => serve(layer(ONE, Headers::RateLimit), calls),
+        "layer, live plan, no fields" => serve(live(AMPLE, Headers::None), calls),
+        "layer, live plan, two fields" => serve(live(AMPLE, Headers::RateLimit), calls),
+        "layer, live plan, denied" => serve(live(ONE, Headers::RateLimit), calls),
         "layer, slot and rate, no fields" => serve(held(Headers::None), calls),
         "layer, slot and rate, two fields" => serve(held(Headers::RateLimit), calls),
         _ => panic!("no such path: {path}"),

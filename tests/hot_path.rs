@@ -17,8 +17,8 @@ use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use tower::{Layer, Service};
 use tower_sluice::{
-    Headers, Key, LocalStore, PeerIp, Quota, RateLimit, RateLimitLayer, Rule, StoreExt,
-    TooManyRequests,
+    Headers, Key, LivePlan, LocalStore, PeerIp, Plan, Quota, RateLimit, RateLimitLayer, Rule,
+    StoreExt, TooManyRequests,
     decision::Source,
     rule::RuleName,
     store::{Answer, Charge},
@@ -75,11 +75,11 @@ where
 }
 
 /// Permits `most` allocations for the fields, and `body` for the body of a rejection.
-fn layer_adds_only_header_fields<B>(quota: Quota, most: u64, body: u64)
+fn layer_adds_only_header_fields<B>(plan: impl Into<Plan>, most: u64, body: u64)
 where
     B: Default + From<&'static str> + 'static,
 {
-    let layer = RateLimitLayer::new(PeerIp::new(), quota, LocalStore::new());
+    let layer = RateLimitLayer::new(PeerIp::new(), plan, LocalStore::new());
     let mut quiet = layer.clone().headers(Headers::None).layer(Hello);
     let mut served = layer.layer(Hello);
     // Warms up values that are created once, such as the text of a short rejection.
@@ -105,6 +105,14 @@ where
 fn layer_adds_only_header_fields_to_a_plain_body() {
     layer_adds_only_header_fields::<Full<Bytes>>(Quota::per_minute(3), 2, 0);
     layer_adds_only_header_fields::<Full<Bytes>>(Quota::per_hour(3), 2, 0);
+}
+
+/// The fields of a live plan are prepared again when the plan is replaced.
+#[test]
+fn a_live_plan_allocates_no_more_than_a_fixed_one() {
+    let live = LivePlan::new(Quota::per_minute(60));
+    live.replace(Quota::per_minute(3));
+    layer_adds_only_header_fields::<Full<Bytes>>(&live, 2, 0);
 }
 
 #[cfg(feature = "axum")]

@@ -3,7 +3,7 @@
 use std::{
     borrow::Cow,
     io::{self, Write},
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, PoisonError, RwLock},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -20,7 +20,7 @@ use crate::{
     fingerprint::FingerprintKey,
     key::Key,
     quota::{Quota, is_registered_unit},
-    rule::{RuleError, RuleInfo, RuleName},
+    rule::{Quotas, RuleError, RuleInfo, RuleName},
     store::Charge,
 };
 
@@ -38,13 +38,17 @@ pub(crate) struct Template {
     policy: Option<HeaderValue>,
     /// The number of quotas that the fields report if all rules charge a request.
     shown: usize,
-    /// `true` if each request needs a template of its own, because a rule chooses its quotas per
-    /// request or because of partition keys.
+    /// `true` if each request needs a template of its own, because a rule chooses its quotas for each
+    /// request, or because of partition keys.
     is_per_request: bool,
     /// The secret of partition keys, if they are enabled.
     secret: Option<FingerprintKey>,
     /// Set if many requests share the template.
     prepared: Option<Prepared>,
+    /// The rules of a layer with a live plan, to make the template again when the plan is replaced.
+    rules: Vec<(RuleName, Quotas, bool)>,
+    /// The template of the current quotas, if the layer has a live plan.
+    latest: Option<RwLock<Arc<Self>>>,
 }
 
 /// Fields with placeholder values. A copy costs less than a new map, which hashes each name.
@@ -109,8 +113,18 @@ impl Template {
         let shown = || items.iter().filter(|item| !item.is_reporting && item.is_listed());
         let (policy, shown) = (policy(shown()), shown().count());
         let (reports_allowed, is_per_request) = (family != Headers::None, false);
-        let (secret, prepared) = (None, None);
-        Self { family, reports_allowed, items, policy, shown, is_per_request, secret, prepared }
+        Self {
+            family,
+            reports_allowed,
+            items,
+            policy,
+            shown,
+            is_per_request,
+            secret: None,
+            prepared: None,
+            rules: Vec::new(),
+            latest: None,
+        }
     }
 
     /// Creates the template of a layer with these rules.
@@ -118,8 +132,28 @@ impl Template {
         HeaderPolicy { family, only_denied, secret }: HeaderPolicy,
         infos: &[RuleInfo<'_>],
     ) -> Self {
-        let template = Self::of(family, Item::named(infos.iter().map(fixed), family));
         let secret = secret.filter(|_| family == Headers::RateLimit);
+        let quotas = |it: &RuleInfo<'_>| match it.live {
+            Some(live) => live.quotas(),
+            None => it.quotas.unwrap_or_default().into(),
+        };
+        let rules: Vec<_> = infos.iter().map(|it| (it.name, quotas(it), it.report_only)).collect();
+        let is_live = infos.iter().any(|it| it.live.is_some());
+        let mut template = Self::prepared(family, rules.iter().map(borrowed));
+        template.reports_allowed &= !only_denied;
+        template.is_per_request = secret.is_some() || infos.iter().any(RuleInfo::is_chosen);
+        template.secret = secret;
+        if is_live && !template.is_per_request {
+            let mut latest = Self::prepared(family, rules.iter().map(borrowed));
+            latest.rules = rules;
+            template.latest = Some(RwLock::new(Arc::new(latest)));
+        }
+        template
+    }
+
+    /// Creates a template with prepared fields, which many requests share.
+    fn prepared<'a>(family: Headers, rules: impl Iterator<Item = RuleQuotas<'a>>) -> Self {
+        let template = Self::of(family, Item::named(rules, family));
         let fields = || {
             let (names, ruled) = names(family);
             let policy = template.policy.clone().filter(|_| ruled).map(|policy| (POLICY, policy));
@@ -128,9 +162,26 @@ impl Template {
         let denial = [(RETRY_AFTER, TO_FILL_IN)].into_iter().chain(fields());
         let denial = denial.chain([(CONTENT_TYPE, TEXT), (CACHE_CONTROL, NO_STORE)]);
         let prepared = Some(Prepared { fields: fields().collect(), denial: denial.collect() });
-        let is_per_request = secret.is_some() || infos.iter().any(|info| info.quotas.is_none());
-        let reports_allowed = template.reports_allowed && !only_denied;
-        Self { reports_allowed, is_per_request, secret, prepared, ..template }
+        Self { prepared, ..template }
+    }
+
+    /// Creates this template with the quotas of these charges.
+    #[cold]
+    fn renewed(&self, charges: &[Charge<'_>]) -> Self {
+        let mut rules = self.rules.clone();
+        for (rule, quotas, _) in &mut rules {
+            if let Some(charge) = charges.iter().find(|it| it.rule() == *rule) {
+                *quotas = charge.quotas().into();
+            }
+        }
+        let template = Self::prepared(self.family, rules.iter().map(borrowed));
+        Self { rules, ..template }
+    }
+
+    /// Returns `true` if the template has the quotas of this charge.
+    fn has(&self, charge: &Charge<'_>) -> bool {
+        let mut rules = self.rules.iter();
+        rules.any(|(rule, quotas, _)| *rule == charge.rule() && quotas.as_ref() == charge.quotas())
     }
 
     /// Creates the template of one request. With a secret, each quota has a partition key.
@@ -160,7 +211,14 @@ impl Template {
         if self.is_per_request {
             return Self::of_charges(self.family, charges, self.secret.as_ref());
         }
-        self.clone()
+        let Some(latest) = &self.latest else { return self.clone() };
+        let template = latest.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if charges.iter().all(|charge| template.has(charge)) {
+            return template;
+        }
+        let template = Arc::new(template.renewed(charges));
+        *latest.write().unwrap_or_else(PoisonError::into_inner) = template.clone();
+        template
     }
 
     /// Returns the quota fields of the response to an allowed request, if it has any.
@@ -503,6 +561,10 @@ pub(crate) fn check_names(infos: &[RuleInfo<'_>]) -> Result<(), RuleError> {
 
 /// The name and the quotas of a rule, and `true` if the rule is report-only.
 type RuleQuotas<'a> = (RuleName, &'a [Quota], bool);
+
+fn borrowed((rule, quotas, is_report_only): &(RuleName, Quotas, bool)) -> RuleQuotas<'_> {
+    (*rule, quotas.as_ref(), *is_report_only)
+}
 
 /// Returns the fixed quotas of a rule.
 fn fixed<'a>(info: &RuleInfo<'a>) -> RuleQuotas<'a> {

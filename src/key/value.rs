@@ -193,9 +193,7 @@ fn clear_text(kind: u64, bytes: &[u8]) -> Option<String> {
         _ if kind == Tag::Unidentified as u64 => "unidentified".into(),
         _ if kind == Tag::Text as u64 => String::from_utf8_lossy(bytes).into(),
         _ if kind == Tag::Number as u64 => u128::from_le_bytes(bytes.try_into().ok()?).to_string(),
-        _ if kind == Tag::V4 as u64 => {
-            Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?).to_string()
-        }
+        _ if kind == Tag::V4 as u64 => Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?).to_string(),
         _ if kind == Tag::V6 as u64 => {
             Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).to_string()
         }

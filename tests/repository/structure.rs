@@ -16,8 +16,8 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/decision", 595),
     ("src/explain", 212),
     ("src/guide", 99),
-    ("src/headers", 624),
-    ("src/key", 1104),
+    ("src/headers", 677),
+    ("src/key", 1102),
     ("src/middleware", 1779),
     ("src/observe", 497),
     ("src/quota", 715),
@@ -135,7 +135,10 @@ fn the_root_of_the_crate_has_few_names() {
 }
 
 /// Names that are defined twice, each with its reason.
-const DEFINED_TWICE: [(&str, &str); 1] = [("Sealed", "each module seals its own trait")];
+const DEFINED_TWICE: [(&str, &str); 2] = [
+    ("Metrics", "without the feature, a layer has no-op metrics"),
+    ("Sealed", "each module seals its own trait"),
+];
 
 /// The names of the types and traits that the code defines, without associated types.
 fn definitions(text: &str) -> impl Iterator<Item = &str> {

@@ -7,7 +7,7 @@ use tower_sluice::{
     Algorithm, Decision, Headers, Key, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule,
     Store,
     key::{Everyone, HeaderKey},
-    rule::{Quotas, RuleError, Rules},
+    rule::{Applies, Quotas, RuleError, Rules},
     store::CannotFail,
     testing::FakeClock,
 };
@@ -189,6 +189,33 @@ async fn headers_report_the_plan_of_the_request() {
     assert_eq!(denied.status(), 429);
     assert_eq!(rate_limit_fields(&denied)[0], r#""user";q=2;w=60, "all";q=100;w=3600"#);
     assert_eq!(header(denied.headers(), "retry-after"), "30");
+}
+
+#[tokio::test]
+async fn headers_report_a_replaced_plan_beside_fixed_quotas() {
+    let live = LivePlan::new(Quota::per_minute(10));
+    let user = Rule::new("user", Everyone, &live).applies(|head| match head.uri.path() {
+        "/" => Applies::Charge,
+        _ => Applies::Skip,
+    });
+    let site = Rule::new("site", Everyone, Quota::per_hour(100));
+    let layer = RateLimitLayer::rules((user, site), FakeClock::new().store(64));
+    let policy =
+        async |path: &str| rate_limit_fields(&answer(&layer, get(path)).await)[0].to_owned();
+    let both = |units| format!(r#""user";q={units};w=60, "site";q=100;w=3600"#);
+    assert_eq!(policy("/").await, both(10));
+    assert_eq!(policy("/skipped").await, r#""site";q=100;w=3600"#);
+    for units in [20, 10, 30] {
+        live.replace(Quota::per_minute(units));
+        assert_eq!(policy("/skipped").await, r#""site";q=100;w=3600"#);
+        assert_eq!(policy("/").await, both(units));
+        assert_eq!(policy("/").await, both(units));
+    }
+    live.replace(Quota::per_minute(1));
+    let denied = answer(&layer, get("/")).await;
+    assert_eq!(denied.status(), 429);
+    assert_eq!(rate_limit_fields(&denied)[0], both(1));
+    assert!(rate_limit_fields(&denied)[1].starts_with(r#""user";r=0;t="#));
 }
 
 #[tokio::test]
