@@ -315,6 +315,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         }
         let has_slots = request.quotas().any(Quota::is_concurrent);
         if has_slots && let Some(denial) = self.settings.slots.queue(&request, charges) {
+            drop(self.start_renewing());
             return Answer::Now(Ok(denial));
         }
         let split = self.settings.sharded && request.accounts.len() > 1;
@@ -329,9 +330,14 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let slots = self.settings.slots.clone();
         let turns = charges.iter().any(|it| it.turn().is_some());
         let charges = OwnedCharges::from(if turns { charges } else { &[] });
+        let mut asking = turns.then(|| slots.ask(&request));
+        let store = turns.then(|| self.clone());
         Answer::Later(Box::pin(async move {
             let mut decision = decision.await?;
-            charges.with(|charges| slots.decided(&request, charges, &mut decision));
+            let asking = asking.as_mut();
+            charges.with(|charges| slots.decided(&request, charges, asking, &mut decision));
+            // The task may have ended since the call.
+            store.map(|store| store.start_renewing()).transpose()?;
             Ok(decision)
         }))
     }

@@ -186,7 +186,7 @@ impl FreeSlots for Slots {
         let RunningSlots { set, units, rule, taken_at, .. } = held;
         state.freed.insert((set.clone(), first), FreedSlots { units, ends_at });
         let time = now.saturating_sub(taken_at);
-        let calls = state.freed_after(time, rule, &set, self.id(&set), units);
+        let calls = state.freed_after(time, rule, &set, self.id(&set));
         drop(state);
         // A waker may run any code, so the lock is released first.
         drop(calls);
@@ -251,8 +251,8 @@ impl Slots {
                 let mut state = self.state();
                 state.taking += 1;
                 let (first, freed) = (state.next, state.freed(&set));
-                // A mark counts until the next call.
-                let waits = ask.max_wait * 2 * nanos(state.interval(rule)) / 1_000_000;
+                let waits = if account.report_only || callers == 0 { 0 } else { ask.max_wait };
+                let waits = waits * state.mark_millis(rule);
                 state.next += u64::from(cost) * u64::from(callers);
                 drop(state);
                 let (at, until_head) = ((account_index, quota_index), quota.sheds());
@@ -313,10 +313,7 @@ impl SlotCall {
             for (first, _) in &take.freed {
                 state.freed.remove(&(take.set.clone(), *first));
             }
-            let AccountReply { charges, contended, .. } = accounts[take.at.0];
-            if let Some(queue) = state.waiting.get_mut(&self.slots.id(&take.set)) {
-                queue.contended = contended || charges == 0 && queue.contended;
-            }
+            let charges = accounts[take.at.0].charges;
             for (caller, first) in take.firsts().take(charges).enumerate() {
                 let (set, units, lost) = (take.set.clone(), take.cost, Arc::new(Semaphore::new(0)));
                 let (rule, loss) = (take.rule, lost.clone());
@@ -410,9 +407,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         if !runs && !state.is_idle() && slots.test_clock.is_none() {
             let store = self.clone();
             state.task = Some(runtime()?.spawn(async move {
+                let mut end = TaskEnd { slots: store.settings.slots.clone(), is_idle: false };
                 let (freeing, renewing) = (pin!(store.keep_freeing()), pin!(store.keep_renewing()));
                 let calling = pin!(store.keep_calling());
                 select(select(freeing, renewing), calling).await;
+                end.is_idle = true;
             }));
         }
         Ok(())
@@ -503,6 +502,21 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let counted = counted.inspect_err(|error| store_failed(error.kind().as_str()))?;
         slots.changed(change, requests, &counted);
         Ok(())
+    }
+}
+
+/// The end of the task. If its runtime shuts down, requests that wait on another one start it again.
+struct TaskEnd {
+    slots: Arc<Slots>,
+    is_idle: bool,
+}
+
+impl Drop for TaskEnd {
+    fn drop(&mut self) {
+        if !self.is_idle {
+            self.slots.state().task = None;
+            self.slots.call_all();
+        }
     }
 }
 
