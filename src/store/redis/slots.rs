@@ -104,7 +104,8 @@ struct RunningSlots {
     set: Arc<str>,
     units: u32,
     rule: RuleName,
-    taken_at: u64,
+    /// The instant from which a request holds them. It may still be denied by other servers.
+    started_at: Option<u64>,
     renewed_at: u64,
     /// Closed when the slots are lost.
     lost: Arc<Semaphore>,
@@ -183,14 +184,19 @@ impl FreeSlots for Slots {
         let (now, ends_at) = (self.now(), self.end());
         let mut state = self.state();
         let Some(held) = state.held.remove(&first) else { return };
-        let RunningSlots { set, units, rule, taken_at, .. } = held;
+        let RunningSlots { set, units, rule, started_at, .. } = held;
         state.freed.insert((set.clone(), first), FreedSlots { units, ends_at });
-        let time = now.saturating_sub(taken_at);
+        let time = started_at.map(|start| now.saturating_sub(start));
         let calls = state.freed_after(time, rule, &set, self.id(&set));
         drop(state);
         // A waker may run any code, so the lock is released first.
         drop(calls);
         self.wake.notify_one();
+    }
+
+    fn start(&self, first: u64) {
+        let now = self.now();
+        self.state().held.get_mut(&first).into_iter().for_each(|held| held.started_at = Some(now));
     }
 }
 
@@ -317,8 +323,8 @@ impl SlotCall {
             for (caller, first) in take.firsts().take(charges).enumerate() {
                 let (set, units, lost) = (take.set.clone(), take.cost, Arc::new(Semaphore::new(0)));
                 let (rule, loss) = (take.rule, lost.clone());
-                let (taken_at, renewed_at) = (now, now);
-                let held = RunningSlots { set, units, rule, taken_at, renewed_at, lost: loss };
+                let (started_at, renewed_at) = (None, now);
+                let held = RunningSlots { set, units, rule, started_at, renewed_at, lost: loss };
                 state.held.insert(first, held);
                 let hold = Hold::new(self.slots.clone(), first, 0, units.into());
                 holds.resize_with(holds.len().max(caller + 1), Vec::new);

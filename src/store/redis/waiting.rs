@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     algorithm::{Demand, concurrent::missing},
-    decision::{Decision, Outcome, Source},
+    decision::{Decision, Outcome, Slot, Source},
     name::RuleName,
     quota::Quota,
     store::{Call, Charge, LeaveQueue, Order, SlotQueue, Turn, nanos},
@@ -185,6 +185,7 @@ impl Slots {
         decision: &mut Decision,
     ) {
         let (allowed, turn) = (decision.is_allowed(), charges.iter().find_map(Charge::turn));
+        decision.slot.iter().for_each(Slot::start);
         let waits = |it: &Outcome| it.is_wait_unknown() && waiting(charges, it.rule()).is_some();
         let denying = |it: &&Outcome| it.is_denied() && !it.is_report_only();
         let mut denying = decision.outcomes.iter().filter(denying);
@@ -303,17 +304,21 @@ impl LeaveQueue for Slots {
 }
 
 impl SlotsState {
-    /// Records that slots of a set, whose hash is `id`, were freed after a `time` in nanoseconds.
+    /// Records that slots of a set, whose hash is `id`, were freed after a `time` in nanoseconds,
+    /// if a request held them.
     /// Returns the calls of the requests that may take them.
     pub(super) fn freed_after(
         &mut self,
-        time: u64,
+        time: Option<u64>,
         rule: RuleName,
         set: &Arc<str>,
         id: u64,
     ) -> Vec<Call> {
-        let (mean, mut calls) = (self.hold_times.entry(rule).or_insert(time), Vec::new());
-        *mean = *mean - *mean / WEIGHT + time / WEIGHT;
+        let mut calls = Vec::new();
+        if let Some(time) = time {
+            let mean = self.hold_times.entry(rule).or_insert(time);
+            *mean = *mean - *mean / WEIGHT + time / WEIGHT;
+        }
         if !self.waiting.is_empty() {
             let room = self.to_free(set);
             if let Some(waiting) = self.waiting.get_mut(&id) {
