@@ -82,6 +82,11 @@ algorithms.c = {
   charge = function(place, times)
     local taken = {}
     append(taken, place.store, place.first, times * place.cost)
+    if #taken >= 16 then
+      -- A member this long ends the compact form of the set, in which each new member is compared with
+      -- all others. It does not count, and is removed with those that have ended.
+      redis.call('ZADD', place.set, now, string.rep('-', 65))
+    end
     redis.call('ZADD', place.set, until_end(taken, now + place.ttl))
     redis.call('PEXPIRE', place.set, math.ceil(place.ttl / 1000) + extra_ttl)
     place.held = place.held + #taken

@@ -2,6 +2,7 @@
 //! fuzzer.
 #![allow(dead_code, reason = "a target checks one of them")]
 
+pub(crate) mod admin;
 pub(crate) mod entries;
 pub(crate) mod forwarded;
 pub(crate) mod headers;

@@ -73,6 +73,11 @@ impl ConnectionLike for Says {
 /// Reads the algorithm, the cost, the number of accounts, and the kind of the rest: an answer in
 /// wire format, or the bytes of a string.
 pub(crate) fn check(bytes: &[u8]) {
+    decides(bytes);
+}
+
+/// Returns `true` if the answer is a decision.
+pub(crate) fn decides(bytes: &[u8]) -> bool {
     let mut input = Input::new(bytes);
     let algorithm = input.one_of(&ALGORITHMS);
     let (cost, accounts) = (input.byte() % 3, 1 + usize::from(input.byte() % 2));
@@ -80,7 +85,7 @@ pub(crate) fn check(bytes: &[u8]) {
         0 => Value::BulkString(input.rest().to_vec()),
         _ => match parse_redis_value(input.rest()) {
             Ok(value) => value,
-            Err(_) => return,
+            Err(_) => return false,
         },
     };
     let quota = Quota::new(10, Duration::from_secs(10)).expect("a quota").with_algorithm(algorithm);
@@ -91,8 +96,9 @@ pub(crate) fn check(bytes: &[u8]) {
     let Stage { runtime, says, store, sharded } = &*STAGE;
     says.0.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&value);
     runtime.block_on(async {
-        if let Ok(decision) = store.take(&charges).await {
-            is_sound(&decision, accounts);
+        let taken = store.take(&charges).await;
+        if let Ok(decision) = &taken {
+            is_sound(decision, accounts);
             assert_eq!(verdict(&value, accounts, cost), Some(decision.is_allowed()));
         }
         for units in [-1, 1] {
@@ -103,7 +109,8 @@ pub(crate) fn check(bytes: &[u8]) {
             is_sound(&decision, accounts);
             assert_eq!(verdict(&value, 1, cost), Some(decision.is_allowed()));
         }
-    });
+        taken.is_ok()
+    })
 }
 
 fn is_sound(decision: &Decision, accounts: usize) {
@@ -119,19 +126,25 @@ fn is_sound(decision: &Decision, accounts: usize) {
 /// answer does not have the right form for every account.
 fn verdict(value: &Value, accounts: usize, cost: u8) -> Option<bool> {
     let Value::BulkString(bytes) = value else { return None };
-    let (head, mut rest) = bytes.split_at_checked(10)?;
-    let allowed = match head[0] {
-        0 => false,
-        1 => true,
-        _ => return None,
-    };
+    // The time, then the number of allowed requests.
+    let (_, rest) = bytes.split_at_checked(9)?;
+    let (allowed, mut rest) = number::<2>(rest)?;
     for _ in 0..accounts {
-        let (flags, length) = rest.split_at_checked(5)?.0.split_first()?;
-        let length = usize::try_from(u32::from_le_bytes(length.try_into().ok()?)).ok()?;
-        rest = rest[5..].get(length..)?;
-        if (flags & 1 == 1) != (allowed && cost > 0) {
+        let (charges, more) = number::<2>(rest)?;
+        let (healed, more) = number::<1>(more)?;
+        let (length, more) = number::<4>(more)?;
+        rest = more.get(usize::try_from(length).ok()?..)?;
+        if healed > 1 || charges != if cost > 0 { allowed } else { 0 } {
             return None;
         }
     }
-    rest.is_empty().then_some(allowed)
+    (allowed < 2 && matches!(rest, [] | [1])).then_some(allowed == 1)
+}
+
+/// Reads a little-endian number.
+fn number<const N: usize>(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let (number, rest) = bytes.split_at_checked(N)?;
+    let mut all = [0; 8];
+    all[..N].copy_from_slice(number);
+    Some((u64::from_le_bytes(all), rest))
 }

@@ -206,7 +206,7 @@ where
             self.settings.mark_overload(decision, charges);
             match waiter.and_then(Waiter::start) {
                 Some(mut waiter) => {
-                    waiter.observe(&self.settings.metrics, decision);
+                    waiter.observe(&self.settings.metrics, decision, charges);
                     Admission::Waiting(waiter)
                 }
                 None => self.deny_request(head, decision, charges),
@@ -272,7 +272,7 @@ where
             self.store.undo(charges, &queued, None);
             return self.deny_request(head, &mut queued.into_denied(), charges);
         };
-        waiter.observe(&self.settings.metrics, &queued);
+        waiter.observe(&self.settings.metrics, &queued, charges);
         Admission::Queued(QueuedCharge::new(self.store.clone(), queued, charges, waiter))
     }
 

@@ -154,8 +154,13 @@ impl Waiter {
     }
 
     /// Reports that the request waits by this decision.
-    pub(super) fn observe(&mut self, metrics: &Metrics, decision: &Decision) {
-        self.observed = self.observed.take().or_else(|| metrics.queue(decision));
+    pub(super) fn observe(
+        &mut self,
+        metrics: &Metrics,
+        decision: &Decision,
+        charges: &[Charge<'_>],
+    ) {
+        self.observed = self.observed.take().or_else(|| metrics.queue(decision, charges));
     }
 
     /// Completes once the request may ask for its slots again. At the end of its `max_wait`, the
@@ -193,9 +198,8 @@ impl Drop for Waiter {
 pub(crate) struct QueuedCharge<S: Store> {
     store: Arc<S>,
     pub(super) charged: Option<Box<(Decision, OwnedCharges)>>,
-    /// Completes at the turn of the request.
-    pub(super) turn: Pin<Box<Sleep>>,
-    _waiter: Box<Waiter>,
+    turn: Pin<Box<Sleep>>,
+    waiter: Box<Waiter>,
 }
 
 impl<S: Store> QueuedCharge<S> {
@@ -206,7 +210,15 @@ impl<S: Store> QueuedCharge<S> {
         waiter: Box<Waiter>,
     ) -> Self {
         let turn = Box::pin(sleep(decision.wait()));
-        Self { store, charged: Some(Box::new((decision, charges.into()))), turn, _waiter: waiter }
+        Self { store, charged: Some(Box::new((decision, charges.into()))), turn, waiter }
+    }
+
+    /// Completes at the turn of the request.
+    pub(super) fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        ready!(self.turn.as_mut().poll(cx));
+        // The request may still wait for the inner service, which is no wait in the queue.
+        self.waiter.observed = None;
+        Poll::Ready(())
     }
 }
 

@@ -270,7 +270,7 @@ where
             Admission::Waiting(waiter) => ready!(waiter.poll_called(cx)),
             _ => {
                 if let Admission::Queued(queued) = step {
-                    ready!(queued.turn.as_mut().poll(cx));
+                    ready!(queued.poll_turn(cx));
                 }
                 ready!(inner.poll_ready(cx))?;
                 *is_ready = true;

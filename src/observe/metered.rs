@@ -2,6 +2,8 @@
 
 use std::{
     array::from_fn,
+    borrow::Cow,
+    mem,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -13,12 +15,14 @@ use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
     gauge, histogram,
 };
+use parking_lot::Mutex;
 
 use super::{DecisionEvent, OnDecision, Verdict};
 use crate::{
     decision::{Decision, Hold, Outcome, Source},
     name::RuleName,
     quota::Quota,
+    store::Charge,
 };
 
 /// The metrics of a layer. Each metric is registered on first use.
@@ -33,8 +37,10 @@ struct RuleMetrics {
     rule: RuleName,
     /// `true` if the quotas are chosen for each request, so that the rule has no single limit.
     is_chosen: bool,
-    /// A hash of the quotas whose limits the gauges have.
+    /// A hash of the quotas whose limits the gauges have, or 0.
     quotas: AtomicU64,
+    /// The gauges of the limits, by the name of the quota.
+    limits: Mutex<Limits>,
     verdicts: [OnceLock<Counter>; VERDICTS],
     near: OnceLock<Counter>,
     utilization: OnceLock<Histogram>,
@@ -51,6 +57,8 @@ pub(crate) struct Active {
     units: f64,
     since: tokio::time::Instant,
 }
+
+type Limits = Vec<(Cow<'static, str>, Gauge)>;
 
 const VERDICTS: usize = Verdict::FallbackLimited as usize + 1;
 /// The number of labels `store`.
@@ -103,8 +111,9 @@ impl Metrics {
     }
 
     /// Counts a request that waits by this decision, until the returned value is dropped.
-    pub(crate) fn queue(&self, decision: &Decision) -> Option<Active> {
-        let name = decision.binding()?.rule();
+    pub(crate) fn queue(&self, decision: &Decision, charges: &[Charge<'_>]) -> Option<Active> {
+        let queues = |it: &Outcome| charges.iter().any(|c| c.rule() == it.rule() && c.queues());
+        let name = decision.binding_among(queues).or_else(|| decision.binding())?.rule();
         let rule = self.rules.iter().find(|it| it.rule == name)?;
         let make = || rule.active("ratelimit.queued_requests", "ratelimit.time_in_queue");
         Some(Active::new(rule.queue.get_or_init(make), 1))
@@ -117,6 +126,7 @@ impl RuleMetrics {
             rule,
             is_chosen,
             quotas: AtomicU64::new(0),
+            limits: Mutex::default(),
             verdicts: from_fn(|_| OnceLock::new()),
             near: OnceLock::new(),
             utilization: OnceLock::new(),
@@ -125,20 +135,32 @@ impl RuleMetrics {
         }
     }
 
-    /// Sets the gauges of the limits, if these are new quotas.
+    /// Sets the gauges of the limits, if these are new quotas. The gauge of a quota that the plan no
+    /// longer has becomes 0.
     fn set_limits(&self, quotas: &[Quota]) {
-        let mix = |hash: u64, it: &Quota| {
-            (hash ^ it.period_nanos() ^ u64::from(it.burst())).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        };
-        let hash = quotas.iter().fold(1, mix);
-        if self.is_chosen || self.quotas.load(Relaxed) == hash {
+        if self.is_chosen {
             return;
         }
-        self.quotas.store(hash, Relaxed);
-        for quota in quotas {
-            let name = quota.name_in(self.rule, quotas);
-            let policy = self.rule.as_str();
-            gauge!("ratelimit.limit", "policy" => policy, "quota" => name).set(quota.burst());
+        let mix = |hash: u64, part: u64| (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let of = |hash, it: &Quota| mix(mix(hash, it.period_nanos()), it.burst().into());
+        let (known, hash) = (self.quotas.load(Relaxed), quotas.iter().fold(1, of));
+        if known == hash {
+            return;
+        }
+        let gauge_of = |quota: &Quota| {
+            let (name, policy) = (quota.name_in(self.rule, quotas), self.rule.as_str());
+            let gauge = gauge!("ratelimit.limit", "policy" => policy, "quota" => name.clone());
+            gauge.set(quota.burst());
+            (name, gauge)
+        };
+        let limits: Limits = quotas.iter().map(gauge_of).collect();
+        let gone = mem::replace(&mut *self.limits.lock(), limits.clone());
+        for (_, gauge) in gone.iter().filter(|(name, _)| limits.iter().all(|it| it.0 != *name)) {
+            gauge.set(0);
+        }
+        // Another thread has set the gauges meanwhile, maybe from an older plan.
+        if self.quotas.compare_exchange(known, hash, Relaxed, Relaxed).is_err() {
+            self.quotas.store(0, Relaxed);
         }
     }
 
@@ -193,8 +215,8 @@ impl OnDecision for Metrics {
         for it in &*self.rules {
             if let Some((_, quotas)) = (event.charged)(it.rule) {
                 it.set_limits(quotas);
+                it.record_utilization(decision);
             }
-            it.record_utilization(decision);
             let Some(verdict) = event.verdict(it.rule) else { continue };
             let (policy, result) = (it.rule.as_str(), verdict.as_str());
             let made = || counter!("ratelimit.decisions", "policy" => policy, "result" => result);

@@ -39,6 +39,7 @@ mod metered {
     use std::time::Instant;
 
     use super::{Decision, DecisionEvent, Quota, RuleName};
+    use crate::store::Charge;
 
     #[derive(Clone)]
     pub(crate) struct Metrics;
@@ -50,7 +51,7 @@ mod metered {
         }
         pub(crate) fn answered(&self, _: &Decision, _: Instant) {}
         pub(crate) fn hold(&self, _: &mut Decision, _: RuleName, _: &[Quota], _: u32) {}
-        pub(crate) fn queue(&self, _: &Decision) -> Option<Active> {
+        pub(crate) fn queue(&self, _: &Decision, _: &[Charge<'_>]) -> Option<Active> {
             None
         }
         pub(crate) fn on_decision(&self, _: &DecisionEvent<'_>) {}

@@ -148,7 +148,8 @@ impl<K> Rule<K> {
     /// may return its units nevertheless: two requests then have one turn.
     ///
     /// Supported for GCRA and paced fixed windows, unless the quota has
-    /// [soft units](crate::Quota::with_soft), and for slots of a [`LocalStore`](crate::LocalStore).
+    /// [soft units](crate::Quota::with_soft), and for slots of a [`LocalStore`](crate::LocalStore) or a
+    /// `RedisStore`.
     pub fn max_wait(self, time: Duration) -> Self {
         Self { max_wait: time, ..self }
     }

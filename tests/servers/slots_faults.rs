@@ -8,8 +8,11 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use tokio::{runtime::Builder, time::sleep};
-use tower_sluice::Quota;
+use tokio::{
+    runtime::Builder,
+    time::{sleep, timeout},
+};
+use tower_sluice::{Limiter, Quota};
 
 use crate::{
     accounts::{Account, Dice, connect},
@@ -96,13 +99,21 @@ fn contender() {
     runtime.block_on(async {
         let store = connect(&url).await.slot_ttl(TTL);
         say("ready");
-        let tasks = (0..6_u64).map(|task| {
+        let tasks = (0..8_u64).map(|task| {
             let store = store.clone();
             async move {
                 let (account, mut random) = (account(), Dice(task + u64::from(std::process::id())));
+                let limiter = Limiter::new(store.clone());
                 for turn in 0.. {
                     let pause = Duration::from_millis((5 + random.below(40)).into());
-                    let Ok(mut decision) = account.take(&store, 1).await else {
+                    let decision = if task % 2 == 0 {
+                        account.take(&store, 1).await.ok()
+                    } else {
+                        // It may leave while it waits, or while its call is in flight.
+                        let waits = limiter.until_ready(account.key.clone(), &account.quotas, 1);
+                        timeout(pause * 2, waits).await.ok().and_then(Result::ok)
+                    };
+                    let Some(mut decision) = decision else {
                         sleep(pause).await;
                         continue;
                     };
@@ -111,7 +122,7 @@ fn contender() {
                         continue;
                     };
                     say(&format!("hold {task}-{turn} {}", now()));
-                    let _ = tokio::time::timeout(pause, slot.lost()).await;
+                    let _ = timeout(pause, slot.lost()).await;
                     say(&format!("free {task}-{turn} {}", now()));
                     drop(slot);
                 }

@@ -12,10 +12,15 @@ use std::{
 use futures::future::join_all;
 use http::{Request, Response, StatusCode};
 use redis::cmd;
-use tokio::{runtime::Builder, task::JoinHandle, time::sleep};
+use tokio::{
+    runtime::Builder,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sluice::{
-    Cost, Decision, Key, LocalStore, Quota, RateLimitLayer, RedisStore, Rule, Store, StoreExt,
+    Cost, Decision, Key, Limiter, LocalStore, Quota, RateLimitLayer, RedisStore, Rule, Store,
+    StoreExt,
     decision::Source,
     key::Everyone,
     middleware::{Adjustment, HoldUntil},
@@ -24,7 +29,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Account, address, connect, raw, rule},
+    accounts::{Account, Dice, address, connect, raw, rule},
     servers::{Cluster, Flavour, Server, eventually},
     slots::{held, until_held},
 };
@@ -601,7 +606,7 @@ async fn processes_get_similar_numbers_of_slots() {
         let key = Account::new(what.clone(), quota);
         for ((store, count), time) in stores.iter().zip(&counts).zip(times) {
             for _ in 0..clients {
-                let limiter = tower_sluice::Limiter::new(store.clone());
+                let limiter = Limiter::new(store.clone());
                 let (count, key) = (count.clone(), key.clone());
                 tasks.push(tokio::spawn(async move {
                     loop {
@@ -639,4 +644,42 @@ async fn processes_get_similar_numbers_of_slots() {
         until_held(&stores[0], &key, 0).await;
         assert_eq!(held(&stores[1], &key).await, 0);
     }
+}
+
+/// Requests of two processes wait, leave at any instant, and run.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn random_waits_never_exceed_the_limit_and_leave_nothing() {
+    const LIMIT: u32 = 5;
+    let server = Server::redis().await;
+    let stores = [connect(&server.url()).await, connect(&server.url()).await];
+    let key = Account::new("random", Quota::concurrent(LIMIT));
+    let (running, ran) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let tasks = (0..64_u64).map(|n| {
+        let limiter = Limiter::new(stores[usize::from(n % 2 == 0)].clone());
+        let (key, mut random) = (key.clone(), Dice(n));
+        let (running, ran) = (running.clone(), ran.clone());
+        tokio::spawn(async move {
+            for _ in 0..100 {
+                let cost = 1 + random.below(2);
+                let waits = limiter.until_ready(key.key.clone(), &key.quotas, cost);
+                let left = millis((1 + random.below(60)).into());
+                let Ok(Ok(decision)) = timeout(left, waits).await else { continue };
+                let now = running.fetch_add(cost, SeqCst) + cost;
+                assert!(now <= LIMIT, "{now} slots held");
+                ran.fetch_add(1, SeqCst);
+                sleep(millis(random.below(4).into())).await;
+                running.fetch_sub(cost, SeqCst);
+                drop(decision);
+            }
+        })
+    });
+    for task in join_all(tasks).await {
+        task.expect("no panic");
+    }
+    assert!(ran.load(SeqCst) > 50, "{ran:?} ran");
+    until_held(&stores[0], &key, 0).await;
+    sleep(millis(100)).await;
+    let before = server.script_calls().await;
+    sleep(millis(1_500)).await;
+    assert_eq!(server.script_calls().await - before, 0, "nobody waits, and nothing is held");
 }

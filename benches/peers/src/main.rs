@@ -28,7 +28,10 @@ async fn main() -> ExitCode {
     rows::methods::fill(&mut table).await;
     rows::memory::fill(&mut table);
     rows::answers::fill(&mut table).await;
-    println!("{}\n\n{table}", versions::line());
+    println!(
+        "{}\n\n{table}",
+        versions::line(&["tower-sluice", "tower_governor", "axum-governor", "governor"])
+    );
     match table.broken() {
         0 => ExitCode::SUCCESS,
         broken => {

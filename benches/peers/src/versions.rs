@@ -2,10 +2,10 @@
 
 const LOCK: &str = include_str!("../Cargo.lock");
 
-/// Returns the subjects with their versions in the lock file.
-pub fn line() -> String {
-    let names = ["tower-sluice", "tower_governor", "axum-governor", "governor"];
-    names.map(|name| format!("{name} {}", version(name))).join(", ")
+/// Returns the names with their versions in the lock file.
+pub fn line(names: &[&str]) -> String {
+    let line: Vec<_> = names.iter().map(|name| format!("{name} {}", version(name))).collect();
+    line.join(", ")
 }
 
 fn version(name: &str) -> &'static str {

@@ -15,7 +15,10 @@ use super::{
     lock,
     oracle::{Cause, Entry, Loss, excess},
 };
-use crate::{quotas::DEBT, random::Random};
+use crate::{
+    quotas::{self, DEBT},
+    random::Random,
+};
 
 const KEYS: u64 = 2;
 /// A key that only the comparisons use.
@@ -175,14 +178,23 @@ impl Capability for Adjustments {
             if !world.is_exact() {
                 return;
             }
-            let (clock, quota) = (FakeClock::new(), world.rules.adjusted);
-            let (model, own, quotas) = (clock.store(64), Key::from(OWN.to_string()), [quota]);
+            let (clock, quota) = (FakeClock::new(), quotas::quota(&mut random, 500));
+            let (model, own, quotas) =
+                (clock.store(64), Key::from(format!("{OWN} {when}")), [quota]);
+            world.story.record("world", || format!("key a{OWN}: {quota:?}"));
             let mut taken: Vec<(u32, Duration, Decision, Decision)> = Vec::new();
             for _ in 0..random.within(4..16) {
                 let gap = u64::try_from(2 * quota.interval().as_nanos()).unwrap_or(0);
                 sleep(Duration::from_nanos(random.within(0..gap))).await;
                 let place = random.pick(&world.places);
-                let (process, change) = (place.process(), Change::random(&mut random));
+                let most = u64::from(quota.burst()) * 3 + 2;
+                let change = match Change::random(&mut random) {
+                    Change::Take(_) if random.percent(15) => {
+                        Change::Take(u32::try_from(random.within(1..most)).expect("few"))
+                    }
+                    other => other,
+                };
+                let process = place.process();
                 let (store, charge) = (&process.store, Charge::new(name(), &own, &quotas));
                 let waits = charge.with_max_wait(Duration::from_millis(random.within(0..400)));
                 let waits = if store.supports(&[waits]).is_ok() { waits } else { charge };
@@ -216,6 +228,16 @@ impl Capability for Adjustments {
                 world.story.record(&place.name, || {
                     format!("key a{OWN}: {change:?}: {}", numbers(&decision))
                 });
+                if decision.source() == Source::DenyCache {
+                    // It ends by the start of the call that it repeats, so never too late.
+                    clock.advance(world.nodes.clock().saturating_sub(clock.now()));
+                    let look = model.peek(&[charge]).now();
+                    if look.is_allowed() {
+                        let text = format!("{when}: key a{OWN}: {change:?} denied with {look:?}");
+                        world.story.violate("exact", text);
+                        return;
+                    }
+                }
                 if decision.source() != Source::Redis {
                     continue;
                 }
@@ -237,7 +259,6 @@ impl Capability for Adjustments {
                     taken.push((cost, world.story.now(), decision, expected));
                 }
             }
-            sleep(self.refill(world)).await;
         })
     }
 

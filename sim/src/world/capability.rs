@@ -4,8 +4,8 @@
 use std::{future::Future, pin::Pin, time::Duration};
 
 use super::{
-    World, adjustments::Adjustments, blocks::Blocks, bursts::Bursts, concurrency::Concurrency,
-    holds::Holds, queues::Queues, rates::Rates,
+    World, adjustments::Adjustments, batches::Batches, blocks::Blocks, bursts::Bursts,
+    concurrency::Concurrency, holds::Holds, outages::Outages, queues::Queues, rates::Rates,
 };
 use crate::random::Random;
 
@@ -43,5 +43,7 @@ pub fn all() -> Vec<Box<dyn Capability>> {
         Box::new(Concurrency),
         Box::new(Holds::default()),
         Box::new(Bursts),
+        Box::new(Batches),
+        Box::new(Outages),
     ]
 }

@@ -44,6 +44,7 @@ impl Client {
 
     /// Returns the store of the process with its wrappers.
     pub fn store(self, wrappers: &Wrappers, processes: u32) -> Wrapped {
+        let wire = self.wire.clone();
         if self.nodes.kind == Kind::Cluster {
             let connect = move |_, port: u16| {
                 let client = self.clone();
@@ -53,7 +54,7 @@ impl Client {
             let seeds = [("node0", 0), ("node3", 3)];
             let store = RedisStore::cluster_from_connector(&seeds, connect).expect("seeds");
             let store = if wrappers.hash_tag { store.hash_tag_by_key() } else { store };
-            return wrap(store.coalesce(wrappers.coalesce), wrappers, processes);
+            return wrap(store.coalesce(wrappers.coalesce), wrappers, processes, &wire);
         }
         // A sentinel reports the primary when a connection is opened. As the library does by `ROLE`,
         // the client rejects a server that knows of another primary.
@@ -66,6 +67,6 @@ impl Client {
                 if is_replica { Err(io::Error::other("a replica").into()) } else { Ok(opened) }
             }
         });
-        wrap(store.coalesce(wrappers.coalesce), wrappers, processes)
+        wrap(store.coalesce(wrappers.coalesce), wrappers, processes, &wire)
     }
 }

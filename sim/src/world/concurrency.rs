@@ -110,7 +110,11 @@ impl Drop for Running {
 impl Model {
     fn new(quotas: &Quotas) -> Arc<Self> {
         let counts = Mutex::new(Counts { limit: quotas.limits[0], ..Counts::default() });
-        Arc::new(Self { quotas: quotas.clone(), rate: VirtualLocal::new(), counts })
+        Arc::new(Self {
+            quotas: quotas.clone(),
+            rate: VirtualLocal::new(tokio::time::Instant::now()),
+            counts,
+        })
     }
 
     /// Compares a decision that was made at this instant, and counts the request if it runs.
@@ -146,7 +150,8 @@ impl Model {
 
 impl Service {
     pub fn new(quotas: &Quotas) -> Self {
-        let (store, model) = (Arc::new(VirtualLocal::new()), Model::new(quotas));
+        let (store, model) =
+            (Arc::new(VirtualLocal::new(tokio::time::Instant::now())), Model::new(quotas));
         let plan = LivePlan::new(Quota::concurrent(quotas.limits[0]));
         let cost = || Cost::from_fn(|head| head.extensions.get::<Call>().map_or(1, |it| it.cost));
         let max_wait = if quotas.queues { MAX_WAIT } else { Duration::ZERO };

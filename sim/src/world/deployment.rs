@@ -119,6 +119,14 @@ impl Deployment {
         self.servers.iter().map(|server| server.scripts()).sum()
     }
 
+    /// Returns the servers' clocks at all scripts since the last call, in order.
+    pub fn take_clocks(&self) -> Vec<Duration> {
+        let clocks = self.servers.iter().flat_map(|server| server.take_clocks());
+        let mut clocks: Vec<_> = clocks.collect();
+        clocks.sort_unstable();
+        clocks
+    }
+
     /// Begins a failover of a shard, unless one is under way. Returns its primary, which dies or only
     /// loses its replica and the view of the others.
     pub fn begin_failover(&self, shard: usize, dies: bool) -> Option<&Arc<Server>> {

@@ -1,6 +1,7 @@
 //! One run: processes, network and servers, with faults, from one seed.
 
 mod adjustments;
+mod batches;
 mod blocks;
 mod bursts;
 mod capability;
@@ -13,6 +14,7 @@ mod faults;
 mod holds;
 mod network;
 mod oracle;
+mod outages;
 mod phases;
 mod process;
 mod queues;

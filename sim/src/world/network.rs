@@ -17,7 +17,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{lock, server::Server, story::Story};
+use super::{lock, server::Server, slots, story::Story};
 use crate::{
     node::{Reply, Request, Session, parse},
     random::Random,
@@ -59,6 +59,11 @@ impl Wire {
         });
         let (connections, random) = (Mutex::default(), Mutex::new(random));
         Arc::new(Self { path, connections, random, story, name })
+    }
+
+    /// Returns the story, and the name of the process in it.
+    pub fn story(&self) -> (Arc<Story>, String) {
+        (self.story.clone(), self.name.clone())
     }
 
     /// Changes the path.
@@ -156,6 +161,14 @@ async fn run(
             server.run(&mut session, &request).await;
         }
         let reply = server.run(&mut session, &request).await;
+        if request[0].starts_with(b"EVAL") {
+            wire.story.record(&wire.name, || {
+                let (keys, all) = (slots::keys(&request).len(), request.len().saturating_sub(3));
+                let (at, values) = (server.clock(), all - keys.min(all));
+                let index = server.index;
+                format!("server {index} ran a script at {at:?}: {keys} keys, {values} values")
+            });
+        }
         if let Reply::Error(text) = &reply {
             wire.story.record(&wire.name, || format!("server {} replies {text}", server.index));
         }

@@ -88,6 +88,8 @@ pub struct Log {
     /// The processes and the starts of all operations, one of which probes a breaker.
     pub operations: Vec<(usize, Duration)>,
     pub losses: Vec<Loss>,
+    /// Requests without an answer, which may be charged until the end.
+    pub unanswered: Vec<Entry>,
     /// The processes that started again, without the accounts of their fallback.
     pub restarts: Vec<(usize, Loss)>,
     /// The end of the last fault.
@@ -205,25 +207,122 @@ fn local(
     }
 }
 
-/// Returns one process's share: a part of the burst, but at least a unit, at a part of the rate.
-fn share(quota: &Quota, processes: u32) -> Quota {
+/// Returns one process's share: a part of the burst, but at least a unit, at a part of the rate. A
+/// run has at least two processes.
+pub fn share(quota: &Quota, processes: u32) -> Quota {
     let burst = (quota.burst() / processes).max(1);
-    match quota.algorithm() {
-        Algorithm::TokenBucket if processes == 1 => quota.with_burst(burst),
+    let built = match quota.algorithm() {
         Algorithm::Gcra | Algorithm::TokenBucket => {
             let period = quota.interval() * processes;
-            Quota::new(1, period).expect("a quota").with_burst(burst)
+            Quota::new(1, period).and_then(|it| it.try_with_burst(burst))
         }
-        other => {
-            let base = Quota::new(burst, quota.period()).expect("a quota");
-            base.try_with_algorithm(other).unwrap_or(base)
+        Algorithm::FixedWindow { carry_over, paced } => {
+            let carry_over = carry_over / processes;
+            let algorithm = Algorithm::FixedWindow { carry_over, paced };
+            Quota::new(burst, quota.period()).and_then(|it| it.try_with_algorithm(algorithm))
+        }
+        other => Quota::new(burst, quota.period()).and_then(|it| it.try_with_algorithm(other)),
+    };
+    let built = built.and_then(|it| it.try_with_soft(quota.soft() / processes));
+    let built = built.and_then(|it| match quota.initial() {
+        Some(initial) => it.try_with_initial(initial / processes),
+        None => Ok(it),
+    });
+    let built = built.and_then(|it| match quota.max_debt() {
+        Some(debt) => it.try_with_max_debt(debt / processes),
+        None => Ok(it),
+    });
+    built.expect("a quota")
+}
+
+/// The longest time from the start of a request to its end, if no fault stops its process.
+const LONGEST_CALL: Duration = Duration::from_millis(300);
+
+/// Checks that each denial by a server or by a deny cache has a reason: charges that some account has
+/// not refilled yet. A request without an answer counts as charged.
+pub fn check_denials(story: &Story, log: &Log, rules: &Rules) {
+    // Another clock, or another server, may deny for longer.
+    let odd = |loss: &Loss| matches!(loss.cause, Cause::Forward | Cause::Back | Cause::Split);
+    if rules.live || log.losses.iter().any(odd) {
+        return;
+    }
+    let charges = log.entries.iter().filter(|it| it.allowed || by_policy(it.source));
+    let mut charges: Vec<_> = charges.chain(&log.unanswered).copied().collect();
+    for charge in &mut charges {
+        let known =
+            matches!(charge.source, Source::Redis) && charge.end - charge.start < LONGEST_CALL;
+        charge.end = if known { charge.end } else { Duration::MAX };
+        charge.cost *= if log.repeats { 2 } else { 1 };
+    }
+    charges.sort_by_key(|charge| charge.start);
+    let denied =
+        |it: &&Entry| !it.allowed && matches!(it.source, Source::Redis | Source::DenyCache);
+    for denial in log.entries.iter().filter(denied) {
+        let has_reason = |rule: usize| {
+            let same = |it: &&Entry| it.keys[rule] == denial.keys[rule] && it.start <= denial.end;
+            let charges: Vec<_> = charges.iter().filter(same).copied().collect();
+            rules.base[rule].iter().any(|quota| denies(quota, &charges, denial))
+        };
+        if !(0..rules.count()).any(has_reason) {
+            let Entry { process, keys, cost, start, source, .. } = denial;
+            let text = format!("p{process} denied cost {cost} of keys {keys:?} by {source}");
+            story.violate("denial", format!("{text}, sent at {start:?}, with units left"));
+            return;
         }
     }
+}
+
+fn by_policy(source: Source) -> bool {
+    matches!(source, Source::Fallback | Source::FailedOpen | Source::FailedClosed)
+}
+
+/// Returns `true` if a quota may deny after these charges, which are sorted by their starts.
+fn denies(quota: &Quota, charges: &[Entry], denial: &Entry) -> bool {
+    let (burst, cost) = (u64::from(quota.burst()), u64::from(denial.cost));
+    if cost > burst {
+        return true;
+    }
+    let unknown = charges.iter().filter(|it| it.end == Duration::MAX);
+    let mut units: u64 = unknown.map(|it| u64::from(it.cost)).sum();
+    let mut rest = charges.iter().rev().filter(|it| it.end < Duration::MAX).peekable();
+    // The account was full before one of these charges, and has refilled since then.
+    charges.iter().rev().any(|first| {
+        while let Some(it) = rest.next_if(|it| it.start + LONGEST_CALL >= first.start) {
+            units += u64::from(it.cost);
+        }
+        let since = denial.start.saturating_sub(first.end);
+        let window = |more: Duration| if since > quota.period() + more { u64::MAX } else { 0 };
+        let refilled = match quota.algorithm() {
+            Algorithm::Gcra => fits(since, quota.interval()),
+            Algorithm::TokenBucket => fits(since, quota.period()) * u64::from(quota.units()),
+            Algorithm::SlidingWindow { buckets } => window(quota.period() / buckets),
+            _ => window(Duration::ZERO),
+        };
+        units + cost > burst.saturating_add(refilled)
+    })
+}
+
+fn fits(time: Duration, unit: Duration) -> u64 {
+    u64::try_from(time.as_nanos() / unit.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_denial_needs_charges_that_are_not_refilled() {
+        let quota = Quota::per_second(10).with_burst(2);
+        let ms = Duration::from_millis;
+        let charge = |at| Entry::allowed(0, 1, ms(at), ms(at + 1));
+        let denied = |at, charges: &[Entry]| denies(&quota, charges, &charge(at));
+        assert!(denied(2, &[charge(0), charge(1)]));
+        assert!(denied(99, &[charge(0), charge(1)]));
+        assert!(!denied(2, &[charge(0)]));
+        assert!(!denied(500, &[charge(0), charge(1)]));
+        let lost = Entry { end: Duration::MAX, ..charge(0) };
+        assert!(denied(900, &[lost, charge(850)]));
+    }
 
     fn at(millis: u64) -> Entry {
         let at = Duration::from_millis(millis);

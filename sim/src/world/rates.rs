@@ -3,11 +3,15 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
-use tower_sluice::decision::{Outcome, Source};
+use tower_sluice::{
+    Quota,
+    decision::{Outcome, Source},
+};
 
 use super::{
     MARGIN, World,
     capability::{BoxFuture, Capability},
+    deployment::Kind,
     exact, lock,
     oracle::{self, Entry},
     process::Call,
@@ -24,7 +28,7 @@ impl Capability for Rates {
 
     fn operate<'a>(&'a self, world: &'a World, place: usize, mut random: Random) -> BoxFuture<'a> {
         let keys = [random.below(world.keys), random.below(world.keys)];
-        let cost = *random.pick(&[1, 1, 1, 2]);
+        let cost = cost(world, &mut random);
         let patience = random.percent(5).then(|| random.within(0..30_000));
         let panics = random.percent(2);
         if random.percent(4) {
@@ -51,8 +55,23 @@ impl Capability for Rates {
 
     fn check(&self, world: &World) {
         let processes = u32::try_from(world.places.len()).expect("few");
-        oracle::check(&world.story, &lock(&world.log), &world.rules, world.keys, processes);
+        let log = lock(&world.log);
+        oracle::check(&world.story, &log, &world.rules, world.keys, processes);
+        // Leases set units aside, and two accounts on two servers are charged one after the other.
+        let leases = world.places.iter().any(|place| place.wrappers.leases.is_some());
+        if !leases && (world.rules.count() == 1 || world.nodes.kind != Kind::Cluster) {
+            oracle::check_denials(&world.story, &log, &world.rules);
+        }
     }
+}
+
+/// Returns a cost from one unit to several times the limit.
+pub fn cost(world: &World, random: &mut Random) -> u32 {
+    let most = world.rules.base[0].first().map_or(1, Quota::burst);
+    if random.percent(10) {
+        return u32::try_from(random.within(1..u64::from(most) * 3 + 2)).expect("few");
+    }
+    *random.pick(&[1, 1, 1, 2])
 }
 
 /// Gives a rule of a process its own quotas, or fewer units.
@@ -78,6 +97,8 @@ async fn request(world: &World, place: usize, request: Call, patience: Option<u6
         None => call.await,
     };
     let Some(decision) = answer else {
+        let unanswered = Entry::allowed(place, cost, start, Duration::MAX);
+        lock(&world.log).unanswered.push(Entry { keys, ..unanswered });
         world.story.record(&at.name, || format!("keys {keys:?} cost {cost}: no answer"));
         return;
     };

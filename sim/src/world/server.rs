@@ -43,6 +43,8 @@ struct State {
     last_script: (Instant, Duration),
     commands: u64,
     scripts: u64,
+    /// The server's clock at each script that ran to its end.
+    clocks: Vec<Duration>,
     /// The server that follows this one, and the time by which it is behind.
     replica: Option<(Arc<Server>, Duration)>,
     /// Changes that the replica does not have yet.
@@ -66,6 +68,7 @@ impl Server {
             last_script: (Instant::now(), Duration::ZERO),
             commands: 0,
             scripts: 0,
+            clocks: Vec::new(),
             replica: None,
             backlog: VecDeque::new(),
         };
@@ -113,6 +116,11 @@ impl Server {
         lock(&self.state).scripts
     }
 
+    /// Returns the clock at each script since the last call.
+    pub fn take_clocks(&self) -> Vec<Duration> {
+        std::mem::take(&mut lock(&self.state).clocks)
+    }
+
     /// Runs one command, after those before it.
     pub async fn run(&self, session: &mut Session, request: &Request) -> Reply {
         let _turn = self.turn.lock().await;
@@ -136,7 +144,10 @@ impl Server {
         if request[0].starts_with(b"EVAL") {
             state.last_script = (Instant::now(), clock);
             // The client repeats a script that the server does not have, or not any more.
-            state.scripts += u64::from(!matches!(reply, Reply::Error(_)));
+            if !matches!(reply, Reply::Error(_)) {
+                state.scripts += 1;
+                state.clocks.push(clock);
+            }
         }
         state.send(changes);
         reply

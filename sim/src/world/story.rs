@@ -23,6 +23,10 @@ impl Story {
         Self { start: Instant::now(), recorded, events, violations }
     }
 
+    pub fn start(&self) -> Instant {
+        self.start
+    }
+
     /// Returns the virtual time since the start.
     pub fn now(&self) -> Duration {
         self.start.elapsed()

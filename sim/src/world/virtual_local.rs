@@ -16,10 +16,11 @@ pub struct VirtualLocal {
 }
 
 impl VirtualLocal {
-    pub fn new() -> Self {
+    /// Creates a store whose clock is zero at `start`.
+    pub fn new(start: tokio::time::Instant) -> Self {
         let clock = FakeClock::new();
         // Enough room that no key shares an account.
-        Self { store: clock.store(4_096), clock, start: tokio::time::Instant::now() }
+        Self { store: clock.store(4_096), clock, start }
     }
 
     pub fn stats(&self) -> Stats {

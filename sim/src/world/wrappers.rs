@@ -1,12 +1,15 @@
 //! The wrappers around the store of a process, in a random composition.
 
-use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
+use std::{convert::Infallible, fmt, pin::Pin, sync::Arc, time::Duration};
 
 use redis::aio::ConnectionLike;
 use tower::BoxError;
-use tower_sluice::{RedisStore, Store, StoreExt, store::DynStore};
+use tower_sluice::{
+    Decision, RedisStore, Store, StoreExt,
+    store::{Answer, Charge, DynStore, FailureDomain, Op, Unsupported},
+};
 
-use super::virtual_local::VirtualLocal;
+use super::{network::Wire, story::Story, virtual_local::VirtualLocal};
 use crate::random::Random;
 
 /// The policy of a process for failures of the node.
@@ -75,46 +78,96 @@ impl fmt::Display for Wrappers {
 pub type Wrapped = Arc<DynStore<Infallible>>;
 
 /// Applies the wrappers in the documented order.
-pub fn wrap<C>(store: RedisStore<C>, wrappers: &Wrappers, processes: u32) -> Wrapped
+pub fn wrap<C>(store: RedisStore<C>, wrappers: &Wrappers, processes: u32, wire: &Wire) -> Wrapped
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     let store = store.timeout(wrappers.budget).boxed();
     if wrappers.breaker {
-        cache(store.breaker(), wrappers, processes)
+        cache(store.breaker(), wrappers, processes, wire)
     } else {
-        cache(store, wrappers, processes)
+        cache(store, wrappers, processes, wire)
     }
 }
 
-fn cache<S>(store: S, wrappers: &Wrappers, processes: u32) -> Wrapped
+fn cache<S>(store: S, wrappers: &Wrappers, processes: u32, wire: &Wire) -> Wrapped
 where
     S: Store<Error: Into<BoxError>, Future: Send> + Send + Sync + 'static,
 {
     if wrappers.deny_cache {
-        lease(store.deny_cache(), wrappers, processes)
+        lease(store.deny_cache(), wrappers, processes, wire)
     } else {
-        lease(store, wrappers, processes)
+        lease(store, wrappers, processes, wire)
     }
 }
 
-fn lease<S>(store: S, wrappers: &Wrappers, processes: u32) -> Wrapped
+fn lease<S>(store: S, wrappers: &Wrappers, processes: u32, wire: &Wire) -> Wrapped
 where
     S: Store<Error: Into<BoxError>, Future: Send> + Send + Sync + 'static,
 {
     match wrappers.leases {
-        Some(percent) => policy(store.leases(percent), wrappers, processes),
-        None => policy(store, wrappers, processes),
+        Some(percent) => policy(store.leases(percent), wrappers, processes, wire),
+        None => policy(store, wrappers, processes, wire),
     }
 }
 
-fn policy<S>(store: S, wrappers: &Wrappers, processes: u32) -> Wrapped
+/// A store whose errors are in the story, because the policy for failures shows none.
+struct Noted<S> {
+    store: S,
+    story: Arc<Story>,
+    name: String,
+}
+
+fn note(
+    story: &Story,
+    name: &str,
+    answer: Result<Decision, BoxError>,
+) -> Result<Decision, BoxError> {
+    answer.inspect_err(|error| story.record(name, || format!("the store failed: {error}")))
+}
+
+impl<S> Store for Noted<S>
+where
+    S: Store<Error: Into<BoxError>, Future: Send + 'static>,
+{
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Decision, BoxError>> + Send>>;
+
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        let (story, name) = (self.story.clone(), self.name.clone());
+        match self.store.call(op) {
+            Answer::Now(answer) => Answer::Now(note(&story, &name, answer.map_err(Into::into))),
+            Answer::Later(later) => Answer::Later(Box::pin(async move {
+                note(&story, &name, later.await.map_err(Into::into))
+            })),
+        }
+    }
+
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
+        self.store.undo(charges, taken, units);
+    }
+
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.store.supports(charges)
+    }
+
+    fn failure_domains(&self, op: Op<'_>) -> Vec<FailureDomain> {
+        self.store.failure_domains(op)
+    }
+}
+
+fn policy<S>(store: S, wrappers: &Wrappers, processes: u32, wire: &Wire) -> Wrapped
 where
     S: Store<Error: Into<BoxError>, Future: Send> + Send + Sync + 'static,
 {
+    let (story, name) = wire.story();
+    let noted = Noted { store, story, name };
     match wrappers.on_failure {
-        OnFailure::Open => store.fail_open().boxed(),
-        OnFailure::Closed => store.fail_closed().boxed(),
-        OnFailure::Fallback => store.fallback(VirtualLocal::new()).instances(processes).boxed(),
+        OnFailure::Open => noted.fail_open().boxed(),
+        OnFailure::Closed => noted.fail_closed().boxed(),
+        OnFailure::Fallback => {
+            let local = VirtualLocal::new(noted.story.start());
+            noted.fallback(local).instances(processes).boxed()
+        }
     }
 }

@@ -141,7 +141,7 @@ impl Proof {
             i64::from(quota.soft()) > debt || self.starts.iter().any(|it| it.at > self.now);
         let later = quota.algorithm().is_paced()
             || matches!(quota.algorithm(), Algorithm::SlidingWindow { .. })
-            || quota.is_blocked();
+            || quota.burst() == 0;
         prop_assert!(after(debt + 1) > 0 || further || later, "{:?}", self);
         Ok(())
     }

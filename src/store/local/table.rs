@@ -151,27 +151,27 @@ impl Table {
                 locks[at] = Some(self.sets[sets[at]].lock());
             }
         }
-        let (mut slots, mut old, mut is_new) = ([None; N], [0; N], [false; N]);
+        let (mut slots, mut old, mut are_known) = ([WAYS; N], [0; N], true);
         for at in 0..N {
             let set: &mut MutexGuard<'_, Set> = locks[lock[at]].as_mut()?;
-            slots[at] = set.find(ids[at]);
-            is_new[at] = slots[at].is_none();
-            if let Some(slot) = slots[at] {
-                old[at] = *set.instant(slot)?;
+            match set.find(ids[at]) {
+                Some(slot) => (slots[at], old[at]) = (slot, *set.instant(slot)?),
+                None => are_known = false,
             }
         }
-        for at in (0..N).filter(|at| is_new[*at]) {
-            let is_used = |slot| (0..N).any(|n| lock[n] == lock[at] && slots[n] == Some(slot));
-            slots[at] = Some(locks[lock[at]].as_ref()?.room_without_debt(ids[at], now, is_used)?);
+        if !are_known {
+            for at in 0..N {
+                let is_used = |slot| (0..N).any(|n| lock[n] == lock[at] && slots[n] == slot);
+                let set = locks[lock[at]].as_mut()?;
+                if slots[at] == WAYS {
+                    slots[at] = set.claim_without_debt(ids[at], now, is_used)?;
+                }
+            }
         }
         let store = move |new: [u64; N]| {
             for at in 0..N {
-                // A state of 0 is still no account.
-                if let (Some(set), Some(slot), 1..) = (&mut locks[lock[at]], slots[at], new[at]) {
-                    if is_new[at] {
-                        set.claim(slot, ids[at], now);
-                    }
-                    set.expires_at[slot % WAYS] = new[at];
+                if let Some(set) = &mut locks[lock[at]] {
+                    set.expires_at[slots[at] % WAYS] = new[at];
                 }
             }
         };
@@ -449,20 +449,27 @@ impl Set {
     /// Returns a free slot for `id` for which `except` returns `false`: the one that expired first. A
     /// slot that expired later may belong to a key that comes back soon.
     pub(super) fn room(&self, id: u64, now: u64, except: impl Fn(usize) -> bool) -> Option<usize> {
-        let is_free = |at: &usize| self.expires_at[*at] <= now && !except(*at);
-        probe(id).filter(is_free).min_by_key(|at| self.expires_at[*at])
+        let (mut room, mut least) = (None, now.saturating_add(1));
+        for at in probe(id) {
+            if self.expires_at[at] < least && !except(at) {
+                (room, least) = (Some(at), self.expires_at[at]);
+            }
+        }
+        room
     }
 
-    /// Returns a free slot for a new account, if it starts at `now` and without debt.
+    /// Assigns a free slot to a new account, if it starts at `now` and without debt.
     #[inline(never)]
-    fn room_without_debt(
-        &self,
+    fn claim_without_debt(
+        &mut self,
         id: u64,
         now: u64,
         except: impl Fn(usize) -> bool,
     ) -> Option<usize> {
         let has_debt = self.dropped_at > now || u64::from(self.in_debt_until) > now / SECOND;
-        if has_debt { None } else { self.room(id, now, except) }
+        let at = self.room(id, now, except).filter(|_| !has_debt)?;
+        self.claim(at, id, now);
+        Some(at)
     }
 
     /// Assigns the free slot `at` to `id`.
@@ -549,7 +556,7 @@ fn first(id: u64) -> usize {
 
 /// Returns all slots in the search order of `id`.
 fn probe(id: u64) -> impl Iterator<Item = usize> {
-    (first(id)..WAYS).chain(0..first(id))
+    (0..WAYS).map(move |n| (first(id) + n) % WAYS)
 }
 
 /// The address of a shared account.

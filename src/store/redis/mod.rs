@@ -329,15 +329,19 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         }
         let slots = self.settings.slots.clone();
         let turns = charges.iter().any(|it| it.turn().is_some());
-        let charges = OwnedCharges::from(if turns { charges } else { &[] });
-        let mut asking = turns.then(|| slots.ask(&request));
-        let store = turns.then(|| self.clone());
+        // Boxed, because few requests have them, and the future is moved.
+        let waits = turns
+            .then(|| Box::new((slots.ask(&request), OwnedCharges::from(charges), self.clone())));
         Answer::Later(Box::pin(async move {
             let mut decision = decision.await?;
-            let asking = asking.as_mut();
-            charges.with(|charges| slots.decided(&request, charges, asking, &mut decision));
+            let Some(mut waits) = waits else {
+                slots.decided(&request, &[], None, &mut decision);
+                return Ok(decision);
+            };
+            let (asking, charges, store) = &mut *waits;
+            charges.with(|it| slots.decided(&request, it, Some(asking), &mut decision));
             // The task may have ended since the call.
-            store.map(|store| store.start_renewing()).transpose()?;
+            store.start_renewing()?;
             Ok(decision)
         }))
     }

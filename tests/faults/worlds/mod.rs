@@ -13,6 +13,7 @@ mod replica;
 mod replication;
 mod sentinel;
 mod server;
+mod slots;
 mod slow;
 mod split_brain;
 mod storm;
@@ -40,6 +41,7 @@ pub(crate) fn all() -> Vec<Fault> {
         split_brain::faults(),
         storm::faults().into_iter().map(Fault::alone).collect(),
         bursts::faults().into_iter().map(Fault::alone).collect(),
+        slots::faults().into_iter().map(Fault::alone).collect(),
         cancel::faults().into_iter().map(Fault::alone).collect(),
         process::faults(),
         switch::faults(),

@@ -58,10 +58,10 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// Pseudo-random numbers, equal in each run (splitmix64).
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn below(&mut self, end: usize) -> usize {
+    pub(super) fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let n = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

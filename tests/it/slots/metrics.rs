@@ -10,7 +10,7 @@ use tokio_test::{assert_pending, task};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sluice::{
     LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
-    key::Everyone,
+    key::{Everyone, HeaderKey},
     middleware::{HoldUntil, Slot},
     rule::Adaptive,
     store::CannotFail,
@@ -21,6 +21,7 @@ use crate::support::{
     driven::{Time, millis, secs},
     get,
     shaky::{Mood, Shaky},
+    with,
 };
 
 /// The value of each gauge, and the samples of each histogram, by name and rule.
@@ -207,6 +208,32 @@ fn requests_that_wait_for_a_slot_or_a_rate_are_a_gauge_and_their_time_a_histogra
         waiting.await.expect("infallible");
         let queued = metrics.values()["api time_in_queue"][0];
         assert!((1.0..1.01).contains(&queued), "{queued}");
+    });
+}
+
+/// Another rule has fewer units left, but it does not make the request wait. The inner service may
+/// not be ready at the request's turn, which is no wait in the queue either.
+#[test]
+fn a_wait_counts_under_the_rule_whose_turn_the_request_waits_for() {
+    observe(async |metrics| {
+        let time = Time::default();
+        let user = Rule::new("user", HeaderKey::new("x-user"), Quota::per_hour(1));
+        let site = Rule::new("site", Everyone, Quota::per_second(1)).max_wait(secs(2));
+        let layer = RateLimitLayer::rules((user, site), time.store());
+        let inner = service_fn(async |_| Ok::<_, Infallible>(Response::new(String::new())));
+        let inner = tower::limit::ConcurrencyLimit::new(inner, 1);
+        let service = layer.layer(inner.clone());
+        service.clone().oneshot(with(&[("x-user", "alice")])).await.expect("infallible");
+        let mut waiting = task::spawn(service.clone().oneshot(with(&[("x-user", "bob")])));
+        assert_pending!(waiting.poll());
+        assert_eq!(metrics.values(), expected([("site queued_requests", 1.0)]));
+        let mut busy = inner.clone();
+        busy.ready().await.expect("infallible");
+        time.pass(Duration::from_secs(1)).await;
+        assert_pending!(waiting.poll());
+        assert_eq!(metrics.values()["site queued_requests"], [0.0]);
+        drop(busy);
+        waiting.await.expect("infallible");
     });
 }
 

@@ -2,15 +2,18 @@
 
 use std::{
     convert::Infallible,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
+    task::Poll,
     time::Duration,
 };
 
+use futures::{future::join_all, poll};
 use http::{Request, Response, StatusCode};
-use tokio::{sync::Semaphore, time::timeout};
+use tokio::{sync::Semaphore, task::yield_now, time::timeout};
 use tokio_test::{assert_pending, assert_ready_ok, task, task::Spawn};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sluice::{
@@ -21,6 +24,7 @@ use tower_sluice::{
     store::CannotFail,
 };
 
+use super::local::Random;
 use crate::support::{
     Gated, Strict, ask,
     driven::{Time, begin, limiter, millis, secs},
@@ -346,6 +350,45 @@ async fn a_store_that_answers_later_keeps_the_order() {
     assert!(!run(&store, &[ONE], 1).is_allowed(), "the call of the first is pending");
     gated.admit(1);
     assert_eq!(status(&mut first), OK);
+}
+
+/// Requests wait, leave at any instant, and run.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_million_acquisitions_that_may_wait_leave_every_count_at_zero() {
+    const TASKS: u64 = 40;
+    const LIMIT: u32 = 3;
+    let (store, running) = (LocalStore::new(), Arc::new([const { AtomicUsize::new(0) }; 4]));
+    let tasks = (0..TASKS).map(|seed| {
+        let (limiter, running) = (Limiter::new(store.clone()), running.clone());
+        tokio::spawn(async move {
+            let mut random = Random(seed);
+            let quotas = [Quota::concurrent(LIMIT), Quota::per_second(1_000_000_000)];
+            for _ in 0..1_000_000 / TASKS {
+                let (key, cost) = (random.below(4), 1 + random.below(2));
+                let units = u32::try_from(cost).expect("small");
+                let quotas = &quotas[..1 + random.below(2)];
+                let mut waits = pin!(limiter.until_ready(key as u64, quotas, units));
+                for _ in 0..random.below(5) {
+                    let Poll::Ready(decision) = poll!(waits.as_mut()) else {
+                        yield_now().await;
+                        continue;
+                    };
+                    let now = running[key].fetch_add(cost, SeqCst) + cost;
+                    assert!(now <= 3, "{now} slots held");
+                    if random.below(2) == 0 {
+                        yield_now().await;
+                    }
+                    running[key].fetch_sub(cost, SeqCst);
+                    drop(decision);
+                    break;
+                }
+            }
+        })
+    });
+    for task in join_all(tasks).await {
+        task.expect("no panic");
+    }
+    assert_eq!((store.stats().holding, store.stats().held), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]

@@ -66,6 +66,12 @@ fn any_forwarded_header_gives_the_client_of_the_definition() {
     holds("forwarded", 10_000, crate::bodies::forwarded::check);
 }
 
+#[cfg(feature = "admin")]
+#[test]
+fn any_body_of_the_admin_router_has_an_answer() {
+    holds("admin", 2_000, crate::bodies::admin::check);
+}
+
 #[test]
 fn any_text_that_parses_as_a_quota_reads_back() {
     holds("quota", 10_000, crate::bodies::quota::check);
@@ -79,6 +85,14 @@ fn any_decision_reads_back_from_the_header_fields() {
 #[test]
 fn no_reply_of_a_server_is_mistaken_for_an_allowed_decision() {
     holds("replies", 10_000, crate::bodies::replies::check);
+}
+
+/// Seeds of an older format would all be errors.
+#[test]
+fn the_seeds_of_replies_are_decisions() {
+    let decisions =
+        seeds("replies").iter().filter(|seed| crate::bodies::replies::decides(seed)).count();
+    assert!(decisions >= 14, "{decisions}");
 }
 
 #[test]

@@ -285,7 +285,6 @@ fn limits_follow_live_plans_and_have_the_names_of_header_fields() {
     // The recorder may be installed after the layer is built.
     let recorded = recorded(async || drop(answer(&layer, get("/")).await));
     assert_eq!(under(&recorded, "ratelimit.limit"), pairs(at_first));
-    // A recorder of another layer, because handles are kept.
     let recorder = DebuggingRecorder::new();
     metrics::with_local_recorder(&recorder, || {
         live.replace([Quota::per_second(6), Quota::per_hour(100)]);
@@ -294,6 +293,23 @@ fn limits_follow_live_plans_and_have_the_names_of_header_fields() {
     });
     let changed = pairs([("policy=live quota=live-1h", 100), ("policy=live quota=live-1s", 6)]);
     assert_eq!(under(&read(&recorder.snapshotter()), "ratelimit.limit"), changed);
+}
+
+#[test]
+fn the_limit_of_a_removed_quota_is_0() {
+    let live = LivePlan::new([Quota::per_second(5), Quota::per_hour(100)]);
+    let layer = RateLimitLayer::rules(Rule::new("live", Everyone, &live), LocalStore::new());
+    let recorded = recorded(async || {
+        drop(answer(&layer, get("/")).await);
+        live.replace(Quota::per_second(6));
+        drop(answer(&layer, get("/")).await);
+    });
+    let limits = [
+        ("policy=live quota=live", 6),
+        ("policy=live quota=live-1h", 0),
+        ("policy=live quota=live-1s", 0),
+    ];
+    assert_eq!(under(&recorded, "ratelimit.limit"), pairs(limits));
 }
 
 #[test]

@@ -45,6 +45,17 @@ async fn look<S: Store<Error = Infallible>>(limiter: &Limiter<S>, key: &str) -> 
     format!("{} {:?} {:?}", outcome.remaining(), outcome.reset_after(), outcome.next_after())
 }
 
+#[test]
+fn a_short_block_of_one_key_does_not_end_a_long_block_of_another() {
+    let clock = FakeClock::new();
+    let limiter = Limiter::new(clock.store(64));
+    limiter.block("alice", secs(60)).now().expect("room");
+    limiter.block("bob", secs(5)).now().expect("room");
+    clock.advance(secs(6));
+    assert!(!limiter.take("alice", &FIVE, 1).now().is_allowed());
+    assert!(limiter.take("bob", &FIVE, 1).now().is_allowed());
+}
+
 async fn blocks_exactly<S: Store<Error = Infallible>>(clock: &FakeClock, store: S) {
     let limiter = Limiter::new(store);
     take(&limiter, "alice").await;

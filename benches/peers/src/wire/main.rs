@@ -35,7 +35,10 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let places = Places::find();
-    println!("{}\n\n{rounds} rounds of {seconds} s each; {places}", versions::line());
+    println!(
+        "{}\n\n{rounds} rounds of {seconds} s each; {places}",
+        versions::line(&["tower-sluice", "tower_governor", "governor"])
+    );
     for limit in Limit::ALL {
         table(limit, &places, seconds, rounds);
     }

@@ -1,0 +1,192 @@
+//! An outage of one process: each decision of its fallback equals an embedded store with the share of
+//! the process, which knows the units that the server had left.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+use tower_sluice::{
+    Decision, Key, LocalStore, Quota, Store, StoreExt, decision::Source, store::Charge,
+    testing::FakeClock,
+};
+
+use super::{
+    Place, World,
+    batches::{Ask, queues},
+    capability::{BoxFuture, Capability},
+    exact::numbers,
+    oracle::share,
+    wrappers::OnFailure,
+};
+use crate::{quotas::quota, random::Random};
+
+/// Outages of processes with a fallback.
+pub struct Outages;
+
+/// The process, its server's quota, and the model of its fallback.
+struct Outage<'a> {
+    world: &'a World,
+    place: &'a Place,
+    quota: Quota,
+    share: Quota,
+    key: Key,
+    clock: FakeClock,
+    model: LocalStore,
+}
+
+/// A charge of the fallback, with the decision of the model.
+type Taken = (Ask, Decision, Decision);
+
+impl Outage<'_> {
+    fn charge<'a>(&'a self, ask: Ask, quotas: &'a [Quota]) -> Charge<'a> {
+        ask.charge(&self.key, quotas)
+    }
+
+    /// Returns the request as the fallback sees it.
+    fn shared(&self, ask: Ask) -> Ask {
+        Ask { headroom: ask.headroom / self.world.count(), ..ask }
+    }
+
+    fn set_clock(&self) {
+        self.clock.advance(self.world.story.now().saturating_sub(self.clock.now()));
+    }
+
+    /// Takes from the server, which lowers the units left of the fallback to its share.
+    async fn mirror(&self, ask: Ask) {
+        let (quotas, shares, process) = ([self.quota], [self.share], self.place.process());
+        let answer = process.store.take(&[self.charge(ask, &quotas)]);
+        let Some(Ok(decision)) = process.run(async { answer.await }).await else { return };
+        self.set_clock();
+        self.tell(&format!("{ask:?}"), &decision);
+        let outcome = match (decision.source(), decision.outcomes()) {
+            (Source::Redis, [outcome]) => outcome,
+            _ => return,
+        };
+        let charge = self.charge(Ask { cost: 0, ..ask }, &shares);
+        let local = self.model.take(&[charge]).now().remaining().unwrap_or(0);
+        let left = match outcome.remaining() {
+            full if full >= self.quota.burst() => self.share.burst(),
+            left => left / self.world.count(),
+        };
+        if local > left {
+            drop(self.model.adjust(&charge, i64::from(local - left)).now());
+        }
+    }
+
+    fn tell(&self, what: &str, decision: &Decision) {
+        self.world.story.record(&self.place.name, || {
+            let source = decision.source();
+            format!("key {:?}: {what} by {source}: {}", self.key, numbers(decision))
+        });
+    }
+
+    /// Runs one operation without a server. Returns `false` if a number is wrong.
+    async fn operate(&self, random: &mut Random, waits: bool, taken: &mut Vec<Taken>) -> bool {
+        let (quotas, shares, process) = ([self.quota], [self.share], self.place.process());
+        let (ask, store) = (Ask::random(random, &self.quota, waits), &process.store);
+        let one = Ask { cost: 1, headroom: 0, max_wait: Duration::ZERO };
+        let (real, local) = (self.charge(one, &quotas), self.charge(one, &shares));
+        let units = i64::try_from(random.within(1..9)).expect("few");
+        let chosen = random.within(0..10);
+        let back = units / i64::from(self.world.count());
+        let (what, answer) = match chosen {
+            0..5 => (format!("{ask:?}"), store.take(&[self.charge(ask, &quotas)])),
+            5 => (format!("charges {units} late"), store.adjust(&real, units)),
+            6 | 7 => (format!("refunds {units}"), store.adjust(&real, -units)),
+            _ => {
+                let Some((ask, decision, modelled)) = taken.pop() else { return true };
+                let most = random.percent(50).then_some(1);
+                self.set_clock();
+                store.undo(&[self.charge(ask, &quotas)], &decision, most);
+                let shared = self.shared(ask);
+                self.model.undo(&[self.charge(shared, &shares)], &modelled, most);
+                self.tell(&format!("undoes {most:?} of"), &decision);
+                return true;
+            }
+        };
+        let Some(Ok(decision)) = process.run(async { answer.await }).await else { return true };
+        self.set_clock();
+        self.tell(&what, &decision);
+        if decision.source() != Source::Fallback {
+            return true;
+        }
+        let expected = match chosen {
+            0..5 => self.model.take(&[self.charge(self.shared(ask), &shares)]),
+            5 => self.model.adjust(&local, units),
+            _ => self.model.adjust(&local, -back),
+        };
+        let expected = expected.now();
+        if numbers(&expected) != numbers(&decision) {
+            let (is, want) = (numbers(&decision), numbers(&expected));
+            let text = format!(
+                "{}: {what} under {:?}: {is} instead of {want}",
+                self.place.name, self.quota
+            );
+            self.world.story.violate("outage", text);
+            return false;
+        }
+        if chosen < 5 && decision.is_allowed() {
+            taken.push((ask, decision, expected));
+        }
+        true
+    }
+
+    async fn check(&self, mut random: Random) {
+        let gap = u64::try_from(self.share.interval().as_micros() * 2).unwrap_or(0);
+        let waits = queues(&self.place.process().store, self.quota);
+        for _ in 0..random.within(0..5) {
+            // A queue and soft units lead beyond the limit, which no number tells.
+            let ask =
+                Ask { max_wait: Duration::ZERO, ..Ask::random(&mut random, &self.quota, false) };
+            if self.quota.soft() == 0 {
+                self.mirror(ask).await;
+            }
+        }
+        self.world.story.record("fault", || format!("begins: {} is alone", self.place.name));
+        let wire = &self.place.client.wire;
+        wire.change(|path| (path.up, path.down) = (false, false));
+        let mut taken = Vec::new();
+        for _ in 0..random.within(4..14) {
+            sleep(Duration::from_micros(random.within(0..gap + 1))).await;
+            if !self.operate(&mut random, waits, &mut taken).await {
+                break;
+            }
+        }
+        wire.change(|path| (path.up, path.down) = (true, true));
+        self.world.story.record("fault", || format!("ends: {} is alone", self.place.name));
+    }
+}
+
+impl Capability for Outages {
+    /// In other faults, the fallback knows the units that other processes took.
+    fn share(&self) -> u64 {
+        0
+    }
+
+    fn operate<'a>(&'a self, _: &'a World, _: usize, _: Random) -> BoxFuture<'a> {
+        Box::pin(async {})
+    }
+
+    fn compare<'a>(
+        &'a self,
+        world: &'a World,
+        mut random: Random,
+        when: &'static str,
+    ) -> BoxFuture<'a> {
+        Box::pin(async move {
+            let falls_back = |place: &&Place| {
+                place.wrappers.on_failure == OnFailure::Fallback && place.wrappers.leases.is_none()
+            };
+            let places: Vec<_> = world.places.iter().filter(falls_back).collect();
+            if places.is_empty() {
+                return;
+            }
+            let (place, quota) = (*random.pick(&places), quota(&mut random, 500));
+            let (clock, key) = (FakeClock::new(), Key::from(format!("outage {when}")));
+            let (model, share) = (clock.store(64), share(&quota, world.count()));
+            let outage = Outage { world, place, quota, share, key, clock, model };
+            outage.check(random).await;
+        })
+    }
+
+    fn check(&self, _: &World) {}
+}
