@@ -204,8 +204,7 @@ local function encode(account, how)
     local place = places[i]
     local state, algorithm = place.state, place.algorithm
     if place.held and how == 'show' then
-      local contended = place.contended and '\1' or ''
-      value = value .. struct.pack('<c1HI4', 'c', 4 + #contended, place.held) .. contended
+      value = value .. struct.pack('<c1HI4', 'c', 4, place.held)
       filled = value
     elseif state then
       value = value .. (algorithm[how] or algorithm.write)(place)

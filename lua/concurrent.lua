@@ -1,5 +1,6 @@
--- Slots: their number is bounded. The account itself has no state. The mark of a set is a key with the
--- last store that was denied a slot and waits for it.
+-- Slots: their number is bounded. The account itself has no state. The mark of a set is a key with a
+-- store whose request waits for slots: the next ones that are free are left to it. Only requests that
+-- may wait read it.
 
 -- Removes freed slots and at most 256 ended ones. Returns the number of held slots, and true if the
 -- key held an invalid value.
@@ -32,12 +33,31 @@ local function count(place, freed)
   return redis.call('ZCOUNT', set, string.format('(%.0f', now), '+inf')
 end
 
+-- Counts the slots that are left to another store as held. A mark that cannot be read is ignored.
+local function leave(place, key)
+  local mark, headroom = redis.pcall('GET', key), place.need - place.cost
+  place.mark, place.marks = key, true
+  if type(mark) == 'string' and #mark == 15 then
+    local store, units, behind = struct.unpack('<c8HI5', mark)
+    place.marked = store == place.store
+    place.marks = place.marked or behind > headroom
+    place.held = place.held + (place.marks and 0 or units)
+  end
+end
+
 algorithms.c = {
   letter = 'c',
-  -- Marks the set for a request that waits. A denial needs no memory, so a failure is ignored.
-  open = function(place)
-    if place.mark and place.held + place.need > place.limit then
-      redis.pcall('PSETEX', place.mark, place.waits, place.store)
+  open = function() end,
+
+  -- Removes the mark of this store once it took slots, so that others have their turn. Otherwise sets
+  -- it for a request that waits. A denial needs no memory, so a failure is ignored.
+  mark = function(place, took, waits)
+    if took and place.marked then
+      redis.pcall('DEL', place.mark)
+    elseif waits and place.marks and place.held + place.need > place.limit then
+      local headroom = place.need - place.cost
+      local mark = struct.pack('<c8HI5', place.store, place.cost, headroom)
+      redis.pcall('PSETEX', place.mark, place.waits, mark)
     end
   end,
 
@@ -46,10 +66,12 @@ algorithms.c = {
       struct.unpack('<BBHI5I5HHHI7c8I8Hc0', plan, at)
     local place = {
       algorithm = algorithms.c, charges = charges, possible = possible, cost = cost, need = need,
-      limit = limit, set = KEYS[key], mark = KEYS[mark], waits = waits, ttl = ttl, store = store,
-      first = first,
+      limit = limit, set = KEYS[key], waits = waits, ttl = ttl, store = store, first = first,
     }
     place.held, place.healed = count(place, freed)
+    if mark > 0 then
+      leave(place, KEYS[mark])
+    end
     return place, after
   end,
 
@@ -68,7 +90,5 @@ algorithms.c = {
     redis.call('ZADD', place.set, until_end(taken, now + place.ttl))
     redis.call('PEXPIRE', place.set, math.ceil(place.ttl / 1000) + extra_ttl)
     place.held = place.held + #taken
-    local other = place.mark and redis.call('GET', place.mark)
-    place.contended = other and other ~= place.store
   end,
 }

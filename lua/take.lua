@@ -25,7 +25,7 @@ end
 -- Returns the number of allowed requests, which come first, and the accounts, each with the number
 -- of its charges.
 local function decide(keys, texts, size, count)
-  local accounts, passed, possible, blocked = {}, count, true, false
+  local accounts, passed, possible, blocked, rates = {}, count, true, false, count
 
   for i = 1, size do
     local account = read(keys[i], texts[i])
@@ -36,6 +36,9 @@ local function decide(keys, texts, size, count)
       if place.charges == 1 then
         local fit = fitting(place, count)
         account.charging, account.times = true, math.min(account.times, fit)
+        if account.binding and not place.set then
+          rates = math.min(rates, fit)
+        end
         if fit == 0 and account.binding then
           possible = possible and place.possible == 1
         end
@@ -60,6 +63,10 @@ local function decide(keys, texts, size, count)
           -- The first request opens an account that starts at `initial`.
           place.algorithm.open(place)
           account.changed = account.changed or place.state
+        end
+        if place.mark then
+          -- The requests up to `rates` are denied by slots alone.
+          place.algorithm.mark(place, account.times > 0, possible and not blocked and passed < rates)
         end
       end
       account.changed = account.changed or place.shrunk

@@ -17,6 +17,10 @@ use tokio::sync::Semaphore;
 pub(crate) trait FreeSlots: Send + Sync {
     /// Frees `units` slots of the account `id`, unless the account was reset since `epoch`.
     fn free(&self, id: u64, epoch: u64, units: u64);
+
+    /// Records that a request holds these slots from now on.
+    #[cfg(feature = "redis")]
+    fn start(&self, _: u64) {}
 }
 
 /// Held slots of one account. Dropping this value frees them.
@@ -159,6 +163,12 @@ impl Slot {
     pub(super) fn add(slot: &mut Option<Self>, mut hold: Hold) {
         hold.next = slot.take();
         *slot = Some(Self(Arc::new(hold)));
+    }
+
+    /// Records that the request holds the slots from now on.
+    #[cfg(feature = "redis")]
+    pub(crate) fn start(&self) {
+        self.holds().for_each(|hold| hold.counted_by.start(hold.id));
     }
 
     /// Frees the slots of [adaptive](crate::rule::Adaptive) limits, when the head of the response is

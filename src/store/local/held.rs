@@ -286,7 +286,7 @@ struct Exhaustion {
 #[derive(Debug, Default)]
 pub(crate) struct SlotQueue {
     /// The limit of the latest request.
-    pub(crate) limit: u64,
+    limit: u64,
     pub(crate) waiting: BTreeMap<Order, Waiting>,
 }
 

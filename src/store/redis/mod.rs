@@ -315,6 +315,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         }
         let has_slots = request.quotas().any(Quota::is_concurrent);
         if has_slots && let Some(denial) = self.settings.slots.queue(&request, charges) {
+            drop(self.start_renewing());
             return Answer::Now(Ok(denial));
         }
         let split = self.settings.sharded && request.accounts.len() > 1;
@@ -329,13 +330,18 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let slots = self.settings.slots.clone();
         let turns = charges.iter().any(|it| it.turn().is_some());
         // Boxed, because few requests have them, and the future is moved.
-        let charges = turns.then(|| Box::new(OwnedCharges::from(charges)));
+        let waits = turns
+            .then(|| Box::new((slots.ask(&request), OwnedCharges::from(charges), self.clone())));
         Answer::Later(Box::pin(async move {
             let mut decision = decision.await?;
-            match charges {
-                Some(it) => it.with(|charges| slots.decided(&request, charges, &mut decision)),
-                None => slots.decided(&request, &[], &mut decision),
-            }
+            let Some(mut waits) = waits else {
+                slots.decided(&request, &[], None, &mut decision);
+                return Ok(decision);
+            };
+            let (asking, charges, store) = &mut *waits;
+            charges.with(|it| slots.decided(&request, it, Some(asking), &mut decision));
+            // The task may have ended since the call.
+            store.start_renewing()?;
             Ok(decision)
         }))
     }

@@ -104,7 +104,8 @@ struct RunningSlots {
     set: Arc<str>,
     units: u32,
     rule: RuleName,
-    taken_at: u64,
+    /// The instant from which a request holds them. It may still be denied by other servers.
+    started_at: Option<u64>,
     renewed_at: u64,
     /// Closed when the slots are lost.
     lost: Arc<Semaphore>,
@@ -183,14 +184,19 @@ impl FreeSlots for Slots {
         let (now, ends_at) = (self.now(), self.end());
         let mut state = self.state();
         let Some(held) = state.held.remove(&first) else { return };
-        let RunningSlots { set, units, rule, taken_at, .. } = held;
+        let RunningSlots { set, units, rule, started_at, .. } = held;
         state.freed.insert((set.clone(), first), FreedSlots { units, ends_at });
-        let time = now.saturating_sub(taken_at);
-        let calls = state.freed_after(time, rule, &set, self.id(&set), units);
+        let time = started_at.map(|start| now.saturating_sub(start));
+        let calls = state.freed_after(time, rule, &set, self.id(&set));
         drop(state);
         // A waker may run any code, so the lock is released first.
         drop(calls);
         self.wake.notify_one();
+    }
+
+    fn start(&self, first: u64) {
+        let now = self.now();
+        self.state().held.get_mut(&first).into_iter().for_each(|held| held.started_at = Some(now));
     }
 }
 
@@ -251,8 +257,8 @@ impl Slots {
                 let mut state = self.state();
                 state.taking += 1;
                 let (first, freed) = (state.next, state.freed(&set));
-                // A mark counts until the next call.
-                let waits = ask.max_wait * 2 * nanos(state.interval(rule)) / 1_000_000;
+                let waits = if account.report_only || callers == 0 { 0 } else { ask.max_wait };
+                let waits = waits * state.mark_millis(rule);
                 state.next += u64::from(cost) * u64::from(callers);
                 drop(state);
                 let (at, until_head) = ((account_index, quota_index), quota.sheds());
@@ -313,15 +319,12 @@ impl SlotCall {
             for (first, _) in &take.freed {
                 state.freed.remove(&(take.set.clone(), *first));
             }
-            let AccountReply { charges, contended, .. } = accounts[take.at.0];
-            if let Some(queue) = state.waiting.get_mut(&self.slots.id(&take.set)) {
-                queue.contended = contended || charges == 0 && queue.contended;
-            }
+            let charges = accounts[take.at.0].charges;
             for (caller, first) in take.firsts().take(charges).enumerate() {
                 let (set, units, lost) = (take.set.clone(), take.cost, Arc::new(Semaphore::new(0)));
                 let (rule, loss) = (take.rule, lost.clone());
-                let (taken_at, renewed_at) = (now, now);
-                let held = RunningSlots { set, units, rule, taken_at, renewed_at, lost: loss };
+                let (started_at, renewed_at) = (None, now);
+                let held = RunningSlots { set, units, rule, started_at, renewed_at, lost: loss };
                 state.held.insert(first, held);
                 let hold = Hold::new(self.slots.clone(), first, 0, units.into());
                 holds.resize_with(holds.len().max(caller + 1), Vec::new);
@@ -410,9 +413,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         if !runs && !state.is_idle() && slots.test_clock.is_none() {
             let store = self.clone();
             state.task = Some(runtime()?.spawn(async move {
+                let mut end = TaskEnd { slots: store.settings.slots.clone(), is_idle: false };
                 let (freeing, renewing) = (pin!(store.keep_freeing()), pin!(store.keep_renewing()));
                 let calling = pin!(store.keep_calling());
                 select(select(freeing, renewing), calling).await;
+                end.is_idle = true;
             }));
         }
         Ok(())
@@ -503,6 +508,21 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let counted = counted.inspect_err(|error| store_failed(error.kind().as_str()))?;
         slots.changed(change, requests, &counted);
         Ok(())
+    }
+}
+
+/// The end of the task. If its runtime shuts down, requests that wait on another one start it again.
+struct TaskEnd {
+    slots: Arc<Slots>,
+    is_idle: bool,
+}
+
+impl Drop for TaskEnd {
+    fn drop(&mut self) {
+        if !self.is_idle {
+            self.slots.state().task = None;
+            self.slots.call_all();
+        }
     }
 }
 

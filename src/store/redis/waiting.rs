@@ -2,13 +2,14 @@
 //!
 //! A request asks the server again when this process frees a slot, with a call that frees it there.
 //! Other processes free slots as well, so the first request of a queue also asks once in the mean
-//! time for which a slot is held. A process that is denied slots marks them on the server. A process
-//! that then frees them leaves one to the others, after as many as the limit.
+//! time for which a slot is held. A request that is denied slots marks them on the server. The next
+//! slots that are free are then left to its process, until that asks again.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use futures_util::future::select;
 use redis::aio::ConnectionLike;
+use smallvec::SmallVec;
 use tokio::time::{Instant, sleep_until};
 
 use super::{
@@ -18,7 +19,7 @@ use super::{
 };
 use crate::{
     algorithm::{Demand, concurrent::missing},
-    decision::{Decision, Outcome, Source},
+    decision::{Decision, Outcome, Slot, Source},
     name::RuleName,
     quota::Quota,
     store::{Call, Charge, LeaveQueue, Order, SlotQueue, Turn, nanos},
@@ -34,25 +35,29 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// The weight of a new hold time in the mean is one divided by this number.
 const WEIGHT: u64 = 8;
 
-/// The requests that wait for slots of one account.
+/// The requests that wait for slots of one account, or ask for them and may then wait.
 pub(super) struct WaitingRequests {
     queue: SlotQueue,
+    /// The number of requests that ask.
+    asking: usize,
+    /// The number of times that this process freed slots.
+    frees: u64,
+    /// `true` if the last call had no answer. Each request then asks at once.
+    failing: bool,
     /// The mean hold time, bounded.
     interval: Duration,
     /// The instant at which the first request asks again.
     due: Instant,
-    /// `true` if another process waits as well.
-    pub(super) contended: bool,
-    /// The number of freed slots that were taken again since the last one was left.
-    kept: u64,
-    /// The slots that are left to other processes until the instant `due`.
-    left: u64,
 }
 
 impl WaitingRequests {
+    fn new(interval: Duration) -> Self {
+        let (queue, due) = (SlotQueue::default(), Instant::now() + interval);
+        Self { queue, asking: 0, frees: 0, failing: false, interval, due }
+    }
+
     /// Calls the requests that fit into `room` slots, and at least the first `least`.
-    fn call(&mut self, room: u64, least: usize, calls: &mut Vec<Call>) {
-        let mut room = room.saturating_sub(self.left);
+    fn call(&mut self, mut room: u64, least: usize, calls: &mut Vec<Call>) {
         for (position, waiting) in self.queue.waiting.values_mut().enumerate() {
             if position >= least && waiting.need > room {
                 break;
@@ -62,14 +67,8 @@ impl WaitingRequests {
         }
     }
 
-    /// Records that `units` slots were freed. The server still counts `room` slots that are free.
-    fn freed(&mut self, units: u64, room: u64, calls: &mut Vec<Call>) {
-        self.kept += 1;
-        if self.contended && self.left == 0 && self.kept > self.queue.limit {
-            (self.kept, self.left, self.due) = (0, units, Instant::now() + self.interval);
-        } else {
-            self.call(room, 1, calls);
-        }
+    fn is_unused(&self) -> bool {
+        self.asking == 0 && self.queue.waiting.is_empty()
     }
 }
 
@@ -92,6 +91,37 @@ fn waiting<'c>(charges: &[Charge<'c>], rule: RuleName) -> Option<(&'c Arc<Turn>,
     Some((charge.turn()?, charge.max_wait()))
 }
 
+/// A call for slots by a request that may wait. Without an answer, all that wait ask at once, because
+/// one after another they would wait for as many timeouts.
+pub(super) struct Asking {
+    slots: Arc<Slots>,
+    request: Arc<Request>,
+    /// For each needed quota, how often this process had freed slots.
+    frees: SmallVec<[u64; 1]>,
+    is_answered: bool,
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        let (mut calls, mut state) = (Vec::new(), self.slots.state());
+        for (account, quota_index, ..) in needed(&self.request) {
+            let id = self.slots.id(&set(account, quota_index));
+            let Some(waiting) = state.waiting.get_mut(&id) else { continue };
+            waiting.asking -= 1;
+            if !self.is_answered {
+                waiting.failing = true;
+                waiting.call(u64::MAX, 0, &mut calls);
+            }
+            if waiting.is_unused() {
+                state.waiting.remove(&id);
+            }
+        }
+        self.slots.end_if_idle(&state);
+        drop(state);
+        drop(calls);
+    }
+}
+
 impl Slots {
     /// Denies a request without a call, if other requests of this process wait for its slots. It then
     /// waits as well, if it may.
@@ -107,8 +137,9 @@ impl Slots {
         let is_behind = |(account, quota_index, _, ask): &Needed<'_>| {
             let (id, order) =
                 (self.id(&set(account, *quota_index)), Turn::order(turn, ask.headroom));
+            let queue = state.waiting.get(&id).filter(|it| !it.failing);
             let is_called = turn.is_some_and(|turn| turn.is_called(id));
-            !is_called && state.waiting.get(&id).is_some_and(|it| it.queue.is_before(order))
+            !is_called && queue.is_some_and(|it| it.queue.is_before(order))
         };
         let full = needed(request).find(is_behind)?;
         let (account, _, quota, _) = full;
@@ -126,8 +157,22 @@ impl Slots {
             };
             decision.outcomes.push(outcome.with_report_only(report_only));
         }
-        self.join(&full, charges, &mut Vec::new());
+        self.join(&full, charges, 1);
         Some(decision)
+    }
+
+    /// Starts the call of a request that may wait.
+    pub(super) fn ask(self: &Arc<Self>, request: &Arc<Request>) -> Asking {
+        let (mut state, mut frees) = (self.state(), SmallVec::new());
+        for (account, quota_index, ..) in needed(request) {
+            let interval = state.interval(account.rule);
+            let waiting = state.waiting.entry(self.id(&set(account, quota_index)));
+            let waiting = waiting.or_insert_with(|| WaitingRequests::new(interval));
+            waiting.asking += 1;
+            frees.push(waiting.frees);
+        }
+        drop(state);
+        Asking { slots: self.clone(), request: request.clone(), frees, is_answered: false }
     }
 
     /// Adds the expected waits to a denial, and lets the request wait if it may. Calls the requests
@@ -136,22 +181,29 @@ impl Slots {
         self: &Arc<Self>,
         request: &Request,
         charges: &[Charge<'_>],
+        asking: Option<&mut Asking>,
         decision: &mut Decision,
     ) {
         let (allowed, turn) = (decision.is_allowed(), charges.iter().find_map(Charge::turn));
+        decision.slot.iter().for_each(Slot::start);
         let waits = |it: &Outcome| it.is_wait_unknown() && waiting(charges, it.rule()).is_some();
         let denying = |it: &&Outcome| it.is_denied() && !it.is_report_only();
         let mut denying = decision.outcomes.iter().filter(denying);
         let first = denying.clone().next().filter(|_| denying.all(waits));
         let joined = needed(request).find(|it| first.is_some_and(|first| is_of(it, first)));
-        let mut calls = Vec::new();
         match (joined, turn) {
-            (Some(joined), _) => self.join(&joined, charges, &mut calls),
+            (Some(joined), _) => self.join(&joined, charges, 0),
             (None, Some(turn)) if !allowed => turn.leave_unless(|_| false),
             _ => {}
         }
-        let mut state = self.state();
+        let mut frees = asking.map_or_else(SmallVec::new, |asking| {
+            asking.is_answered = true;
+            asking.frees.clone()
+        });
+        frees.reverse();
+        let (mut calls, mut state) = (Vec::new(), self.state());
         for it in needed(request) {
+            let frees = frees.pop();
             let outcome = decision.outcomes.iter_mut().find(|outcome| is_of(&it, outcome));
             let (account, quota_index, quota, ask) = it;
             let Some((outcome, held)) = outcome.and_then(|it| it.held().map(|held| (it, held)))
@@ -163,72 +215,86 @@ impl Slots {
                 let wait = state.time_to_free(account.rule, quota).saturating_mul(missing);
                 *outcome = outcome.with_expected_wait(wait);
             }
-            if state.waiting.is_empty() || !allowed && !outcome.is_wait_unknown() {
+            if state.waiting.is_empty() {
                 continue;
             }
-            let (set, limit) = (set(account, quota_index), raised(quota).into());
+            let set = set(account, quota_index);
             let (id, interval) = (self.id(&set), state.interval(account.rule));
-            let room = if allowed { limit + state.to_free(&set) } else { 0 };
-            let Some(queue) = state.waiting.get_mut(&id) else { continue };
-            (queue.interval, queue.queue.limit) = (interval, limit);
-            let now = Instant::now();
-            queue.left = if now < queue.due { queue.left } else { 0 };
-            queue.due = if queue.left > 0 { queue.due } else { now + interval };
+            // These slots were freed after the call was sent.
+            let room = (u64::from(raised(quota)) + state.to_free(&set)).saturating_sub(held);
+            let Some(waiting) = state.waiting.get_mut(&id) else { continue };
             if let Some(turn) = turn.filter(|_| allowed) {
-                queue.queue.leave(turn, id);
+                waiting.queue.leave(turn, id);
             }
-            queue.call(room.saturating_sub(held), 0, &mut calls);
-            if queue.queue.waiting.is_empty() {
-                state.waiting.remove(&id);
+            let due = Instant::now() + interval;
+            if due < waiting.due {
+                self.waits.notify_one();
             }
+            (waiting.interval, waiting.due, waiting.failing) = (interval, due, false);
+            // The server may count slots no more that were freed after it decided.
+            let was_freed = !allowed && frees.is_some_and(|frees| frees != waiting.frees);
+            waiting.call(room, was_freed.into(), &mut calls);
         }
         drop(state);
         drop(calls);
     }
 
-    /// Adds a request to the queue of an account, if it may wait. It leaves any other queue.
-    fn join(self: &Arc<Self>, at: &Needed<'_>, charges: &[Charge<'_>], calls: &mut Vec<Call>) {
-        let (account, quota_index, quota, ask) = *at;
+    /// Adds a request to the queue of an account, if it may wait. It leaves any other queue. If fewer
+    /// than `least` requests wait before it, it is called.
+    fn join(self: &Arc<Self>, at: &Needed<'_>, charges: &[Charge<'_>], least: usize) {
+        let (account, quota_index, _, ask) = *at;
         let Some((turn, max_wait)) = waiting(charges, account.rule) else { return };
-        let (set, limit) = (set(account, quota_index), raised(quota).into());
-        let (id, order) = (self.id(&set), Turn::order(Some(turn), ask.headroom));
+        let id = self.id(&set(account, quota_index));
+        let order = Turn::order(Some(turn), ask.headroom);
         turn.leave_unless(|other| other == id);
-        let mut state = self.state();
-        let (interval, freed) = (state.interval(account.rule), state.to_free(&set));
-        let queue = state.waiting.entry(id).or_insert_with(|| {
+        let (mut calls, mut state) = (Vec::new(), self.state());
+        let interval = state.interval(account.rule);
+        let waiting = state.waiting.entry(id).or_insert_with(|| WaitingRequests::new(interval));
+        if waiting.queue.waiting.is_empty() {
+            waiting.due = Instant::now() + interval;
             self.waits.notify_one();
-            let queue = SlotQueue { limit, ..SlotQueue::default() };
-            let due = Instant::now() + interval;
-            WaitingRequests { queue, interval, due, contended: false, kept: 0, left: 0 }
-        });
-        queue.queue.join(turn, self.clone(), id, order, ask.need(), nanos(max_wait));
-        // These slots were freed after the call was sent.
-        queue.call(freed, 0, calls);
+        }
+        waiting.queue.join(turn, self.clone(), id, order, ask.need(), nanos(max_wait));
+        if !waiting.queue.is_before(order) {
+            waiting.call(0, least, &mut calls);
+        }
+        drop(state);
+        drop(calls);
     }
 
-    /// Calls the first request of each queue that is due. Returns the next instant at which one is.
-    fn call_due(&self) -> Option<Instant> {
-        let (now, mut calls, mut state) = (Instant::now(), Vec::new(), self.state());
-        for queue in state.waiting.values_mut().filter(|queue| queue.due <= now) {
-            (queue.left, queue.due) = (0, now + queue.interval);
-            queue.call(0, 1, &mut calls);
-        }
-        let next = state.waiting.values().map(|queue| queue.due.max(now + PAUSE)).min();
+    /// Calls the first request of each queue that is due at an instant. Returns the next instant at
+    /// which one is.
+    fn call_due(&self, now: Instant) -> Option<Instant> {
+        let (mut calls, mut state) = (Vec::new(), self.state());
+        let all = state.waiting.values_mut().filter(|it| !it.queue.waiting.is_empty());
+        let next = all.map(|waiting| {
+            if waiting.due <= now {
+                waiting.due = now + waiting.interval;
+                waiting.call(0, 1, &mut calls);
+            }
+            waiting.due.max(now + PAUSE)
+        });
+        let next = next.min();
         drop(state);
         drop(calls);
         next
+    }
+
+    /// Lets the first request of each queue ask, and thereby start the task again.
+    pub(super) fn call_all(&self) {
+        self.call_due(Instant::now() + MAX_INTERVAL);
     }
 }
 
 impl LeaveQueue for Slots {
     fn leave(&self, id: u64, order: Order) {
         let (mut calls, mut state) = (Vec::new(), self.state());
-        let Some(queue) = state.waiting.get_mut(&id) else { return };
-        let left = queue.queue.waiting.remove(&order);
+        let Some(waiting) = state.waiting.get_mut(&id) else { return };
+        let left = waiting.queue.waiting.remove(&order);
         if left.as_ref().is_some_and(|left| left.call.is_none()) {
-            queue.call(0, 1, &mut calls);
+            waiting.call(0, 1, &mut calls);
         }
-        if queue.queue.waiting.is_empty() {
+        if waiting.is_unused() {
             state.waiting.remove(&id);
         }
         self.end_if_idle(&state);
@@ -238,22 +304,27 @@ impl LeaveQueue for Slots {
 }
 
 impl SlotsState {
-    /// Records that slots of a set, whose hash is `id`, were freed after a `time` in nanoseconds.
+    /// Records that slots of a set, whose hash is `id`, were freed after a `time` in nanoseconds,
+    /// if a request held them.
     /// Returns the calls of the requests that may take them.
     pub(super) fn freed_after(
         &mut self,
-        time: u64,
+        time: Option<u64>,
         rule: RuleName,
         set: &Arc<str>,
         id: u64,
-        units: u32,
     ) -> Vec<Call> {
-        let (mean, mut calls) = (self.hold_times.entry(rule).or_insert(time), Vec::new());
-        *mean = *mean - *mean / WEIGHT + time / WEIGHT;
+        let mut calls = Vec::new();
+        if let Some(time) = time {
+            let mean = self.hold_times.entry(rule).or_insert(time);
+            *mean = *mean - *mean / WEIGHT + time / WEIGHT;
+        }
         if !self.waiting.is_empty() {
             let room = self.to_free(set);
-            let queue = self.waiting.get_mut(&id);
-            queue.into_iter().for_each(|queue| queue.freed(units.into(), room, &mut calls));
+            if let Some(waiting) = self.waiting.get_mut(&id) {
+                waiting.frees += 1;
+                waiting.call(room, 1, &mut calls);
+            }
         }
         calls
     }
@@ -264,7 +335,13 @@ impl SlotsState {
         Duration::from_nanos(mean) / quota.burst().max(1)
     }
 
-    pub(super) fn interval(&self, rule: RuleName) -> Duration {
+    /// Returns the milliseconds for which a mark counts, unless its store asks before. A slow call
+    /// may be late.
+    pub(super) fn mark_millis(&self, rule: RuleName) -> u64 {
+        nanos(self.interval(rule) + FIRST_INTERVAL) / 1_000_000
+    }
+
+    fn interval(&self, rule: RuleName) -> Duration {
         let mean = self.hold_times.get(&rule).copied().map(Duration::from_nanos);
         mean.unwrap_or(FIRST_INTERVAL).clamp(MIN_INTERVAL, MAX_INTERVAL)
     }
@@ -276,7 +353,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let slots = &self.settings.slots;
         loop {
             let changed = pin!(slots.waits.notified());
-            match slots.call_due() {
+            match slots.call_due(Instant::now()) {
                 Some(due) => _ = select(changed, pin!(sleep_until(due))).await,
                 None => changed.await,
             }

@@ -35,8 +35,6 @@ pub(crate) struct AccountReply {
     pub(crate) charges: usize,
     /// `true` if the key held an invalid value, which was discarded.
     pub(crate) healed: bool,
-    /// `true` if the call took slots that another process waits for.
-    pub(crate) contended: bool,
     /// The instant at which the block ends.
     block: Option<u64>,
     /// The state under each quota, if any.
@@ -135,8 +133,8 @@ impl Reply {
     }
 }
 
-/// The end of a block, the state under each quota, and `true` if requests of other processes wait.
-type AccountEntries = (Option<u64>, SmallVec<[Option<AccountState>; 1]>, bool);
+/// The end of a block, and the states of the quotas.
+type Entries = (Option<u64>, SmallVec<[Option<AccountState>; 1]>);
 
 impl AccountReply {
     /// Parses the next account, as `lua/account.lua` writes it.
@@ -153,14 +151,14 @@ impl AccountReply {
             return Err(RedisError::invalid_reply("inconsistent charges"));
         }
         let length = usize::try_from(bytes.int::<4>()?).unwrap_or(usize::MAX);
-        let (block, quotas, contended) = read_entries(Reader(bytes.take(length)?), account)?;
+        let (block, quotas) = read_entries(Reader(bytes.take(length)?), account)?;
         let lacks = |(state, quota): (&Option<AccountState>, &Option<(Quota, Demand)>)| {
             state.is_none() && quota.is_some_and(|(_, ask)| ask.cost > 0)
         };
         if charges > 0 && quotas.iter().zip(&account.quotas).any(lacks) {
             return Err(RedisError::invalid_reply("charged without a state"));
         }
-        Ok(Self { now, charges, healed: healed == 1, contended, block, quotas })
+        Ok(Self { now, charges, healed: healed == 1, block, quotas })
     }
 
     /// Evaluates the demand on one quota again, which the script has allowed or denied.
@@ -202,11 +200,8 @@ impl AccountReply {
 }
 
 /// Parses the end of a block, if any, and the state under each quota.
-fn read_entries(
-    mut bytes: Reader<'_>,
-    account: &AccountRequest,
-) -> Result<AccountEntries, RedisError> {
-    let (mut block, mut quotas, mut contended) = (None, SmallVec::new(), false);
+fn read_entries(mut bytes: Reader<'_>, account: &AccountRequest) -> Result<Entries, RedisError> {
+    let (mut block, mut quotas) = (None, SmallVec::new());
     if !bytes.0.is_empty() {
         // The instant of the last change.
         bytes.int::<7>()?;
@@ -220,7 +215,6 @@ fn read_entries(
             // The entry of a reset, which only the scripts use.
             (b'r', _) => {}
             (_, Some(Some((quota, _)))) => {
-                contended |= letter == b'c' && length == 5;
                 quotas.push(parse_quota(letter, &mut content, quota)?);
             }
             (_, Some(None)) => quotas.push(None),
@@ -228,7 +222,7 @@ fn read_entries(
         }
     }
     quotas.resize(account.quotas.len(), None);
-    Ok((block, quotas, contended))
+    Ok((block, quotas))
 }
 
 fn parse_quota(
