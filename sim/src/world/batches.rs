@@ -22,7 +22,7 @@ const MOST: usize = 60;
 /// Batches of equal and unequal requests.
 pub struct Batches;
 
-/// What a request asks for.
+/// The demand of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ask {
     pub cost: u32,

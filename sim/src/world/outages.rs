@@ -134,7 +134,7 @@ impl Outage<'_> {
         let gap = u64::try_from(self.share.interval().as_micros() * 2).unwrap_or(0);
         let waits = queues(&self.place.process().store, self.quota);
         for _ in 0..random.within(0..5) {
-            // A queue and soft units lead beyond the limit, which no number tells.
+            // A queue and soft units lead beyond the limit, which no number shows.
             let ask =
                 Ask { max_wait: Duration::ZERO, ..Ask::random(&mut random, &self.quota, false) };
             if self.quota.soft() == 0 {
