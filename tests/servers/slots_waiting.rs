@@ -1,4 +1,5 @@
 //! Requests that wait for a slot on Redis (`max_wait`).
+#![allow(clippy::print_stdout)]
 
 use std::{
     convert::Infallible,
@@ -334,8 +335,7 @@ where
     for response in sent.await.expect("no panic") {
         assert_eq!(response.expect("infallible").status(), OK, "{what}");
     }
-    let sources = sources.lock().expect("no panic");
-    assert_eq!(*sources, vec![Source::Redis; 20], "{what}");
+    assert_eq!(*sources.lock().expect("no panic"), vec![Source::Redis; 20], "{what}");
     until_held(other, &account, 0).await;
 }
 
@@ -368,9 +368,9 @@ where
         let running = hold(&other, ONE).await;
         let sent = app.send_all(40).await;
         if is_silent {
-            server.stop()
+            server.stop();
         } else {
-            server.kill()
+            server.kill();
         }
         let start = Instant::now();
         for (status, took) in all(sent).await {
