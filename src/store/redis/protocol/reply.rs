@@ -134,7 +134,7 @@ impl Reply {
 }
 
 /// The end of a block, and the states of the quotas.
-type Entries = (Option<u64>, SmallVec<[Option<AccountState>; 1]>);
+type AccountEntries = (Option<u64>, SmallVec<[Option<AccountState>; 1]>);
 
 impl AccountReply {
     /// Parses the next account, as `lua/account.lua` writes it.
@@ -200,7 +200,10 @@ impl AccountReply {
 }
 
 /// Parses the end of a block, if any, and the state under each quota.
-fn read_entries(mut bytes: Reader<'_>, account: &AccountRequest) -> Result<Entries, RedisError> {
+fn read_entries(
+    mut bytes: Reader<'_>,
+    account: &AccountRequest,
+) -> Result<AccountEntries, RedisError> {
     let (mut block, mut quotas) = (None, SmallVec::new());
     if !bytes.0.is_empty() {
         // The instant of the last change.
