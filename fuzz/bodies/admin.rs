@@ -5,9 +5,9 @@ use axum::{
     Router,
     body::{Body, to_bytes},
 };
-use futures::executor::block_on;
 use http::{Request, StatusCode, header::CONTENT_TYPE};
 use serde_json::Value;
+use tokio::runtime::Builder;
 use tower::{ServiceExt, layer::util::Identity};
 use tower_sluice::{
     Algorithm, Quota, RateLimitLayer, Rule, admin::Admin, key::HeaderKey, testing::FakeClock,
@@ -34,7 +34,9 @@ fn send(router: &Router, route: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
     let request = Request::builder().method(method).uri(format!("/api/{route}"));
     let request = request.header(CONTENT_TYPE, "application/json");
     let request = request.body(Body::from(body.to_vec())).expect("a request");
-    block_on(async {
+    // The health of a store is asked for in a task, with a timeout.
+    let runtime = Builder::new_current_thread().enable_time().build().expect("a runtime");
+    runtime.block_on(async {
         let Ok(response) = router.clone().oneshot(request).await;
         let (head, body) = response.into_parts();
         (head.status, to_bytes(body, usize::MAX).await.expect("a body").to_vec())
