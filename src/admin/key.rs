@@ -1,11 +1,11 @@
 //! Keys as JSON, in requests of operators.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv6Net};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::key::{Key, Prefix, parse_network};
+use crate::key::{Key, parse_network};
 
 /// A key with its type. Plain text and lists are written without a type.
 #[derive(Deserialize)]
@@ -63,16 +63,16 @@ fn parse_number(value: &Value) -> Option<u128> {
 /// the extractors.
 fn parse_address(text: &str) -> Option<Key> {
     let network = parse_network(text).filter(|network| network.prefix_len() > 0)?;
-    let bits = match network {
-        IpNet::V6(_) if !text.contains('/') => 64,
-        _ => network.prefix_len(),
+    let network = match network {
+        IpNet::V6(one) if !text.contains('/') => Ipv6Net::new(one.addr(), 64).ok()?.into(),
+        network => network,
     };
-    Some(Prefix::of(bits, bits).key(network.addr()))
+    Some(network.trunc().addr().into())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+    use std::net::Ipv4Addr;
 
     use serde_json::json;
 
@@ -83,7 +83,8 @@ mod tests {
     }
 
     fn v6(text: &str, bits: u8) -> Key {
-        Prefix::of(bits, bits).key(IpAddr::V6(text.parse::<Ipv6Addr>().expect("an address")))
+        let network = Ipv6Net::new(text.parse().expect("an address"), bits).expect("a length");
+        network.trunc().addr().into()
     }
 
     #[test]

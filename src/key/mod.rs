@@ -67,6 +67,8 @@ use http::StatusCode;
 pub(crate) use self::extractors::METHODS;
 #[cfg(feature = "axum")]
 pub use self::extractors::RouteKey;
+#[cfg(feature = "admin")]
+pub(crate) use self::network::parse_network;
 pub use self::{
     client_ip::{ClientIp, Unreadable},
     extractors::{Everyone, ExtensionKey, HeaderKey, MethodKey, Or},
@@ -75,8 +77,6 @@ pub use self::{
     value::Key,
 };
 pub(crate) use self::{network::Networks, peer_ip::peer_address, value::random_state};
-#[cfg(feature = "admin")]
-pub(crate) use self::{network::parse_network, peer_ip::Prefix};
 pub use crate::head::RequestHead;
 
 /// Extracts the key of a request, which selects the account to charge.

@@ -31,7 +31,8 @@ use crate::advice::PeerCheck;
 /// ```
 #[derive(Clone, Debug)]
 pub struct PeerIp {
-    prefix: Prefix,
+    ipv4_mask: Ipv4Addr,
+    ipv6_mask: Ipv6Addr,
     check: Arc<PeerCheck>,
 }
 
@@ -39,7 +40,7 @@ impl PeerIp {
     /// Creates an extractor for whole IPv4 addresses and the first 64 bits of IPv6 addresses.
     #[must_use]
     pub fn new() -> Self {
-        Self { prefix: Prefix::DEFAULT, check: Arc::default() }
+        Self { ipv4_mask: IPV4_MASK, ipv6_mask: IPV6_MASK, check: Arc::default() }
     }
 
     /// Sets the number of leading bits of an IPv4 address in the key. Defaults to 32.
@@ -50,7 +51,7 @@ impl PeerIp {
     #[track_caller]
     #[must_use]
     pub fn ipv4_prefix(self, bits: u8) -> Self {
-        Self { prefix: self.prefix.v4(bits), ..self }
+        Self { ipv4_mask: ipv4_mask(bits), ..self }
     }
 
     /// Sets the number of leading bits of an IPv6 address in the key. Defaults to 64.
@@ -79,7 +80,7 @@ impl PeerIp {
     #[track_caller]
     #[must_use]
     pub fn ipv6_prefix(self, bits: u8) -> Self {
-        Self { prefix: self.prefix.v6(bits), ..self }
+        Self { ipv6_mask: ipv6_mask(bits), ..self }
     }
 }
 
@@ -95,7 +96,7 @@ impl KeyExtractor for PeerIp {
         match peer(head) {
             Some(address) => {
                 self.check.record(address.ip(), head.headers);
-                Ok(Some(self.prefix.key(address.ip())))
+                Ok(Some(masked(address.ip(), self.ipv4_mask, self.ipv6_mask)))
             }
             None => Err(KeyError::no_peer()),
         }
@@ -122,44 +123,29 @@ fn peer(head: &RequestHead<'_>) -> Option<SocketAddr> {
     head.extensions.get::<SocketAddr>().copied()
 }
 
-/// Bit masks that cut an address to its leading bits.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Prefix {
-    v4: u32,
-    v6: u128,
+/// The default masks: a whole IPv4 address, and the first 64 bits of an IPv6 address.
+pub(super) const IPV4_MASK: Ipv4Addr = ipv4_mask(32);
+pub(super) const IPV6_MASK: Ipv6Addr = ipv6_mask(64);
+
+/// Returns the mask of the leading bits of an IPv4 address.
+#[track_caller]
+pub(super) const fn ipv4_mask(bits: u8) -> Ipv4Addr {
+    assert!(bits >= 1 && bits <= 32, "ipv4_prefix: give 1 to 32 bits");
+    Ipv4Addr::from_bits(u32::MAX << (32 - bits))
 }
 
-impl Prefix {
-    /// All bits of an IPv4 address, and the first 64 bits of an IPv6 address.
-    pub(crate) const DEFAULT: Self = Self { v4: u32::MAX, v6: u128::MAX << 64 };
+/// Returns the mask of the leading bits of an IPv6 address.
+#[track_caller]
+pub(super) const fn ipv6_mask(bits: u8) -> Ipv6Addr {
+    assert!(bits >= 1 && bits <= 128, "ipv6_prefix: give 1 to 128 bits");
+    Ipv6Addr::from_bits(u128::MAX << (128 - bits))
+}
 
-    /// Creates a prefix of `v4` and `v6` bits. Larger numbers mean all bits.
-    #[cfg(feature = "admin")]
-    pub(crate) fn of(v4: u8, v6: u8) -> Self {
-        Self {
-            v4: u32::MAX.checked_shl(32_u32.saturating_sub(v4.into())).unwrap_or(0),
-            v6: u128::MAX.checked_shl(128_u32.saturating_sub(v6.into())).unwrap_or(0),
-        }
-    }
-
-    #[track_caller]
-    pub(crate) const fn v4(self, bits: u8) -> Self {
-        assert!(bits >= 1 && bits <= 32, "ipv4_prefix: give 1 to 32 bits");
-        Self { v4: u32::MAX << (32 - bits), ..self }
-    }
-
-    #[track_caller]
-    pub(crate) const fn v6(self, bits: u8) -> Self {
-        assert!(bits >= 1 && bits <= 128, "ipv6_prefix: give 1 to 128 bits");
-        Self { v6: u128::MAX << (128 - bits), ..self }
-    }
-
-    /// Returns the key of an address. IPv4-mapped addresses are converted to IPv4.
-    #[inline]
-    pub(crate) fn key(self, address: IpAddr) -> Key {
-        match address.to_canonical() {
-            IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits() & self.v4).into(),
-            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & self.v6).into(),
-        }
+/// Returns the key of the masked address. IPv4-mapped addresses are converted to IPv4.
+#[inline]
+pub(super) fn masked(address: IpAddr, ipv4_mask: Ipv4Addr, ipv6_mask: Ipv6Addr) -> Key {
+    match address.to_canonical() {
+        IpAddr::V4(address) => (address & ipv4_mask).into(),
+        IpAddr::V6(address) => (address & ipv6_mask).into(),
     }
 }

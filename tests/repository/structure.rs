@@ -17,7 +17,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/explain", 212),
     ("src/guide", 99),
     ("src/headers", 677),
-    ("src/key", 1102),
+    ("src/key", 1092),
     ("src/middleware", 1779),
     ("src/observe", 497),
     ("src/quota", 715),

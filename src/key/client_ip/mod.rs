@@ -3,7 +3,7 @@
 mod entries;
 mod header;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use http::{HeaderName, StatusCode};
 
@@ -11,7 +11,7 @@ use self::header::{ClientHeader, HeaderFault};
 use super::{
     Key, KeyError, KeyExtractor, RequestHead,
     network::{NetworkError, Networks},
-    peer_ip::{Prefix, peer_address},
+    peer_ip::{IPV4_MASK, IPV6_MASK, ipv4_mask, ipv6_mask, masked, peer_address},
 };
 use crate::log::warn;
 
@@ -85,7 +85,8 @@ const MAX_HOPS: u8 = 32;
 pub struct ClientIp {
     trusted: Trusted,
     source: ClientHeader,
-    prefix: Prefix,
+    ipv4_mask: Ipv4Addr,
+    ipv6_mask: Ipv6Addr,
     unreadable: Unreadable,
     /// The status of a request that a trusted proxy sends without the header.
     without_header: Option<StatusCode>,
@@ -173,7 +174,8 @@ impl ClientIp {
         Self {
             trusted,
             source: ClientHeader::XForwardedFor,
-            prefix: Prefix::DEFAULT,
+            ipv4_mask: IPV4_MASK,
+            ipv6_mask: IPV6_MASK,
             unreadable: Unreadable::Reject(StatusCode::BAD_REQUEST),
             without_header: None,
         }
@@ -221,7 +223,7 @@ impl ClientIp {
     #[track_caller]
     #[must_use]
     pub fn ipv4_prefix(self, bits: u8) -> Self {
-        Self { prefix: self.prefix.v4(bits), ..self }
+        Self { ipv4_mask: ipv4_mask(bits), ..self }
     }
 
     /// Sets the number of leading bits of an IPv6 address in the key. Defaults to 64.
@@ -232,7 +234,7 @@ impl ClientIp {
     #[track_caller]
     #[must_use]
     pub fn ipv6_prefix(self, bits: u8) -> Self {
-        Self { prefix: self.prefix.v6(bits), ..self }
+        Self { ipv6_mask: ipv6_mask(bits), ..self }
     }
 
     /// Sets the policy for a request with an unreadable header.
@@ -373,7 +375,7 @@ impl ClientIp {
 impl KeyExtractor for ClientIp {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         match self.find(head) {
-            Ok(client) => Ok(Some(self.prefix.key(client.address))),
+            Ok(client) => Ok(Some(masked(client.address, self.ipv4_mask, self.ipv6_mask))),
             Err(UnknownClient::Unreadable(_)) if self.unreadable == Unreadable::Share => {
                 Ok(Some(Key::unidentified()))
             }
