@@ -243,7 +243,8 @@ const LONGEST_CALL: Duration = Duration::from_millis(300);
 pub fn check_denials(story: &Story, log: &Log, rules: &Rules) {
     // Another clock, or another server, may deny for longer.
     let odd = |loss: &Loss| matches!(loss.cause, Cause::Forward | Cause::Back | Cause::Split);
-    if rules.live || log.losses.iter().any(odd) {
+    // A request that ran twice may have been charged by the run whose reply nobody received.
+    if rules.live || log.repeats || log.losses.iter().any(odd) {
         return;
     }
     let charges = log.entries.iter().filter(|it| it.allowed || by_policy(it.source));
@@ -252,7 +253,6 @@ pub fn check_denials(story: &Story, log: &Log, rules: &Rules) {
         let known =
             matches!(charge.source, Source::Redis) && charge.end - charge.start < LONGEST_CALL;
         charge.end = if known { charge.end } else { Duration::MAX };
-        charge.cost *= if log.repeats { 2 } else { 1 };
     }
     charges.sort_by_key(|charge| charge.start);
     let denied =
