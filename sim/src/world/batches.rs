@@ -209,16 +209,8 @@ async fn check(world: &World, mut random: Random, when: &str) {
     }
 }
 
+// Not during faults, because the instants of the calls are unknown there.
 impl Capability for Batches {
-    /// In a fault, the instants of the calls are unknown.
-    fn share(&self) -> u64 {
-        0
-    }
-
-    fn operate<'a>(&'a self, _: &'a World, _: usize, _: Random) -> BoxFuture<'a> {
-        Box::pin(async {})
-    }
-
     fn compare<'a>(
         &'a self,
         world: &'a World,
@@ -231,6 +223,4 @@ impl Capability for Batches {
             }
         })
     }
-
-    fn check(&self, _: &World) {}
 }

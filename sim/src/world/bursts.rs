@@ -199,16 +199,8 @@ async fn burst(world: &World, mut random: Random, when: &str) {
     }
 }
 
+// Not during faults, because a fault may fail a request.
 impl Capability for Bursts {
-    /// Bursts are sent before and after the faults only, because a fault may fail a request.
-    fn share(&self) -> u64 {
-        0
-    }
-
-    fn operate<'a>(&'a self, _: &'a World, _: usize, _: Random) -> BoxFuture<'a> {
-        Box::pin(async {})
-    }
-
     fn compare<'a>(
         &'a self,
         world: &'a World,
@@ -217,6 +209,4 @@ impl Capability for Bursts {
     ) -> BoxFuture<'a> {
         Box::pin(burst(world, random, when))
     }
-
-    fn check(&self, _: &World) {}
 }

@@ -13,11 +13,15 @@ pub type BoxFuture<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
 /// A capability of the layer or of its stores: its operations, its model and its bound.
 pub trait Capability: Send + Sync {
-    /// Returns how often a client chooses this capability, in percent.
-    fn share(&self) -> u64;
+    /// Returns how often a client chooses this capability, in percent. At 0, it is only compared.
+    fn share(&self) -> u64 {
+        0
+    }
 
     /// Runs one operation in a process. Faults may be in flight.
-    fn operate<'a>(&'a self, world: &'a World, place: usize, random: Random) -> BoxFuture<'a>;
+    fn operate<'a>(&'a self, _world: &'a World, _place: usize, _random: Random) -> BoxFuture<'a> {
+        Box::pin(async {})
+    }
 
     /// Compares operations with the exact model, one at a time. No fault is in flight, and all
     /// accounts are full.
@@ -30,7 +34,7 @@ pub trait Capability: Send + Sync {
     }
 
     /// Checks the bounds of the whole run.
-    fn check(&self, world: &World);
+    fn check(&self, _world: &World) {}
 }
 
 /// Returns all capabilities. Their shares add up to 100.

@@ -156,16 +156,8 @@ impl Outage<'_> {
     }
 }
 
+// Not during other faults, because the fallback then knows the units that other processes took.
 impl Capability for Outages {
-    /// In other faults, the fallback knows the units that other processes took.
-    fn share(&self) -> u64 {
-        0
-    }
-
-    fn operate<'a>(&'a self, _: &'a World, _: usize, _: Random) -> BoxFuture<'a> {
-        Box::pin(async {})
-    }
-
     fn compare<'a>(
         &'a self,
         world: &'a World,
@@ -187,6 +179,4 @@ impl Capability for Outages {
             outage.check(random).await;
         })
     }
-
-    fn check(&self, _: &World) {}
 }
