@@ -46,6 +46,7 @@ mod servers;
 mod slots;
 mod slots_ends;
 mod slots_faults;
+mod slots_shares;
 mod slots_waiting;
 mod states;
 #[path = "../support/mod.rs"]
