@@ -28,6 +28,7 @@ mod explain;
 mod failover;
 mod format;
 mod found;
+mod instances;
 mod keys;
 mod kit;
 mod leased;
