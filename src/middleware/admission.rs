@@ -297,6 +297,7 @@ where
         if settings.is_observed() {
             self.notify(head, Ok(decision), false, false, charges);
         }
+        settings.penalties.iter().for_each(|it| it.deny(decision, charges));
         let retry_after = settings.retry_after.wait(&settings.promises, decision, charges);
         let template = settings.template.fit(charges);
         let why = self.rejection(Ok(decision), retry_after, &template);

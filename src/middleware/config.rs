@@ -16,6 +16,7 @@ use super::{
     adjust::{AdjustConfig, ChargeHandle},
     hold::HoldConfig,
     overcommit::{InFlight, Overcommit},
+    penalty::{RulePenalty, Watched},
     queue::{Bounds, Waiter, Waiters},
     retry_after::{Promises, RetryAfter},
 };
@@ -56,6 +57,7 @@ pub(crate) struct LayerConfig {
     pub(crate) deny: Vec<AccessList>,
     pub(crate) overcommit: Option<Overcommit>,
     pub(crate) after: Option<AdjustConfig>,
+    pub(crate) penalties: Vec<Arc<RulePenalty>>,
     pub(crate) hold: Arc<HoldConfig>,
     /// The controllers of rules with adaptive limits.
     pub(crate) adaptive: Vec<(RuleName, Arc<Controller>)>,
@@ -93,6 +95,7 @@ impl LayerConfig {
             deny: Vec::new(),
             overcommit: None,
             after: None,
+            penalties: Vec::new(),
             hold: Arc::default(),
             adaptive: infos.iter().filter_map(controller).collect(),
             metrics: Metrics::new(infos.iter().map(|it| (it.name, it.is_chosen()))),
@@ -181,7 +184,10 @@ impl LayerConfig {
     /// Returns `true` if every request has a [`ResponseContext`].
     #[inline]
     pub(crate) fn has_context(&self) -> bool {
-        self.expose || self.after.is_some() || self.overcommit.is_some()
+        self.expose
+            || self.after.is_some()
+            || self.overcommit.is_some()
+            || self.penalties.iter().any(|it| it.reads_responses())
     }
 
     /// Adds a request to the queue. Returns `None` if the queue is full or the layer is report-only.
@@ -211,6 +217,7 @@ pub(crate) struct ResponseContext {
     lines: Option<Lines>,
     decision: Option<Decision>,
     charge: Option<ChargeHandle>,
+    watched: SmallVec<[Watched; 1]>,
     slot: Option<(Slot, Arc<HoldConfig>)>,
     measured: SmallVec<[Measurement; 1]>,
     _in_flight: Option<InFlight>,
@@ -235,6 +242,7 @@ impl ResponseContext {
         if let Some(charge) = &self.charge {
             charge.classify(&response);
         }
+        self.watched.iter().for_each(|it| it.classify(&response));
         let Some((slot, config)) = self.slot else { return response };
         if !self.measured.is_empty() {
             let overloaded = config.is_overloaded(&response);
@@ -278,6 +286,8 @@ impl ResponseContext {
         };
         let adaptive = settings.adaptive.iter().filter(|_| slot.is_some());
         let measured = adaptive.filter_map(measure).collect();
+        let watched = settings.penalties.iter().filter_map(|it| Watched::new(it, charges));
+        let watched = watched.collect();
         let charge = |after: &AdjustConfig| {
             let charged = decision.is_allowed()
                 && in_flight.is_none()
@@ -288,6 +298,7 @@ impl ResponseContext {
             lines,
             decision: settings.expose.then(|| decision.clone()),
             charge: settings.after.as_ref().map(charge),
+            watched,
             slot,
             measured,
             _in_flight: in_flight.or_else(|| settings.overcommit.as_ref().map(Overcommit::enter)),

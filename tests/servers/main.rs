@@ -38,6 +38,7 @@ mod log;
 mod lost_shard;
 mod parity;
 mod patterns;
+mod penalty;
 mod probe;
 mod reconnect;
 mod replies;
