@@ -298,8 +298,9 @@ where
             self.notify(head, Ok(decision), false, false, charges);
         }
         let retry_after = settings.retry_after.wait(&settings.promises, decision, charges);
-        let template = settings.template.fit(charges);
-        let why = self.rejection(Ok(decision), retry_after, &template);
+        let fitting = settings.template.fit(charges);
+        let template = fitting.as_deref().unwrap_or(&settings.template);
+        let why = self.rejection(Ok(decision), retry_after, template);
         let mut response = why.response(&*self.reject, head, charges);
         if settings.expose {
             response.extensions_mut().insert(decision.clone());
@@ -322,15 +323,11 @@ where
             self.notify(head, Ok(decision), true, has_waited, charges);
         }
         let lines = settings.template.lines(charges, decision);
-        if settings.has_context() || decision.slot.is_some() {
+        if settings.has_context || decision.slot.is_some() {
             let context = ResponseContext::new(lines, settings, decision, charges, in_flight);
             return Admission::Extended(context);
         }
-        // `None` apart, because moving an `Option` of this size is slow even if it is `None`.
-        match lines {
-            None => Admission::Admitted(None),
-            lines => Admission::Admitted(lines),
-        }
+        Admission::Admitted(lines)
     }
 
     fn rejection<'a>(
