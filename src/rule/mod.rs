@@ -377,7 +377,9 @@ impl<K: KeyExtractor> Sealed for Rule<K> {
         if applies == Applies::Skip {
             return bypassed(Bypass::NO_RULE);
         }
-        let (found, mut made) = (self.extractor.extract(head), None);
+        // Not a tuple, which would copy the key.
+        let found = self.extractor.extract(head);
+        let mut made = None;
         match self.key(&found, &mut made, applies) {
             Ok(Some(key)) => self.with_charge(head, key, |it| then(slice::from_ref(it))),
             Ok(None) => bypassed(Bypass::NO_RULE),
