@@ -71,7 +71,7 @@ where
     #[inline]
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let readiness = Readiness(&mut self.inner);
-        let admission = self.layer.admit(&RequestHead::from(&request), None);
+        let admission = self.layer.admit(&RequestHead::from(&request));
         mem::forget(readiness);
         match admission {
             Admission::Admitted(lines) => {
@@ -275,7 +275,7 @@ where
             }
         }
         Poll::Ready(Ok(match mem::replace(step, Admission::Admitted(None)) {
-            Admission::Waiting(waiter) => layer.admit(&head, Some(waiter)),
+            Admission::Waiting(waiter) => layer.admit_again(&head, waiter),
             Admission::Queued(queued) => layer.dequeue(&head, queued),
             step => step,
         }))

@@ -137,7 +137,7 @@ impl Ledger {
         let (old, locked) = self.table.lock_instants(ids, now)?;
         let (mut new, mut evaluations, mut retry_ns) = (old, [Evaluation::at_once(false); N], 0);
         for at in 0..N {
-            let (tat, by) = gcra::take(old[at], quota(at), now, all[at].demand());
+            let (tat, by) = gcra::take_from(old[at].max(now), quota(at), now, all[at].demand());
             if !by.allowed && !all[at].is_report_only() {
                 retry_ns = by.snapshot.retry_ns().max(retry_ns);
             }
