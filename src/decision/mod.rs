@@ -241,10 +241,16 @@ impl Decision {
     /// Otherwise it has the fewest units
     /// left. Report-only quotas are never decisive.
     #[must_use]
+    #[inline]
     pub fn binding(&self) -> Option<&Outcome> {
-        if let [one] = self.outcomes.as_slice() {
-            return Some(one).filter(|one| !one.is_report_only());
+        match self.outcomes.as_slice() {
+            [one] => Some(one).filter(|one| !one.is_report_only()),
+            _ => self.binding_of_several(),
         }
+    }
+
+    #[inline(never)]
+    fn binding_of_several(&self) -> Option<&Outcome> {
         self.binding_among(|_| true)
     }
 
@@ -297,6 +303,7 @@ impl Decision {
     /// wait](Outcome::expected_wait) of the quotas that denied the request. Returns `None` if
     /// waiting does not help.
     #[must_use]
+    #[inline]
     pub fn expected_wait(&self) -> Option<Duration> {
         if self.allowed { Some(Duration::ZERO) } else { self.binding()?.expected_wait() }
     }
@@ -743,6 +750,7 @@ impl Outcome {
     /// store measures the time between two freed slots of an exhausted key. Returns `None` if waiting
     /// does not help.
     #[must_use]
+    #[inline]
     pub fn expected_wait(&self) -> Option<Duration> {
         match self.snapshot {
             Snapshot::Slots { retry_ns: UNKNOWN_WAIT, free_in_ns, .. } => {
