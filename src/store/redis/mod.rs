@@ -32,7 +32,7 @@ pub use self::{
 };
 use super::{
     Answer, BoxFuture, Charge, FailureDomain, Health, KnownRules, Op, OwnedCharges, Store,
-    Unsupported, can_queue_under, nanos, queueing,
+    Unsupported, can_queue, nanos, no_alternatives,
 };
 use crate::{
     decision::{Decision, Source},
@@ -388,8 +388,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         charges.iter().flat_map(Charge::quotas).try_for_each(protocol::check)?;
-        let mut rates = queueing(charges).filter(|quota| !quota.is_concurrent());
-        rates.try_for_each(can_queue_under)?;
+        can_queue(charges)?;
+        no_alternatives(charges)?;
         const TOO_MANY: &str = "a request that takes more than 256 slots; lower its cost";
         let takes_slots = |it: &Charge<'_>| it.charged_quotas().any(|(_, it)| it.is_concurrent());
         if charges.iter().any(|it| it.is_fixed() && it.cost() > MAX_COST && takes_slots(it)) {
