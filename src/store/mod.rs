@@ -160,8 +160,8 @@ impl<'a> Charge<'a> {
     /// Makes the charge an alternative to the other charges of a group: of their rules, only the
     /// first that fits is charged. Defaults to 0, for a charge that must fit.
     ///
-    /// Charges of one rule are one alternative. An account that is also charged outside of its group
-    /// must fit. See [`Rule::or`](crate::Rule::or).
+    /// Charges of one rule are one alternative. If the charges of a key under a rule have different
+    /// groups, they must fit. See [`Rule::or`](crate::Rule::or).
     ///
     /// # Panics
     ///
@@ -208,6 +208,14 @@ impl<'a> Charge<'a> {
     #[inline]
     pub fn group(&self) -> u8 {
         self.group
+    }
+
+    /// Returns the group, or 0 if another charge of the same account has another group.
+    #[inline]
+    pub(crate) fn group_among(&self, charges: &[Self]) -> u8 {
+        let differs =
+            |it: &Self| it.group != self.group && it.rule == self.rule && it.key == self.key;
+        if self.group > 0 && charges.iter().any(differs) { 0 } else { self.group }
     }
 
     /// Returns the key of the account.

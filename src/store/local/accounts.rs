@@ -49,9 +49,6 @@ impl<'a> Accounts<'a> {
         known.demand.headroom = known.demand.headroom.max(account.demand.headroom);
         known.demand.max_wait = known.demand.max_wait.min(account.demand.max_wait);
         known.report_only &= account.report_only;
-        if known.group != account.group {
-            known.group = 0;
-        }
     }
 
     /// Returns `true` if an allowed decision charges the account at `index`.
@@ -156,8 +153,8 @@ impl Ledger {
     pub(super) fn collect<'a>(&self, charges: &[Charge<'a>], accounts: &mut Accounts<'a>) {
         for charge in charges {
             let (first, rule, only) = (self.id(charge), charge.rule(), charge.quota_index());
-            let (demand, report_only, group) =
-                (charge.demand(), charge.is_report_only(), charge.group());
+            let (demand, report_only) = (charge.demand(), charge.is_report_only());
+            let group = charge.group_among(charges);
             for (quota_index, quota) in charge.quotas().iter().enumerate() {
                 if only.is_some_and(|only| only != quota_index) {
                     continue;

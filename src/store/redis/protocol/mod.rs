@@ -97,12 +97,10 @@ impl Request {
         let mut request = Self::default();
         let is_none = |it: &&Charge<'_>| it.group() > 0 && it.charged_quotas().next().is_none();
         for charge in charges.iter().filter(|charge| !is_none(charge)) {
-            let at = request.account(charge, addresses.account(charge.rule(), charge.key()));
+            let at = request.account(charge.rule(), addresses.account(charge.rule(), charge.key()));
             let account = &mut request.accounts[at];
             account.report_only &= charge.is_report_only();
-            if account.group != charge.group() {
-                account.group = 0;
-            }
+            account.group = charge.group_among(charges);
             let may_wait = charge.queues() && charge.group() == 0;
             let waits = u64::from(may_wait && charge.turn().is_some());
             for (quota_index, quota) in charge.charged_quotas() {
@@ -120,11 +118,10 @@ impl Request {
     }
 
     /// Returns the index of an account. Adds the account if it is new.
-    fn account(&mut self, charge: &Charge<'_>, address: String) -> usize {
+    fn account(&mut self, rule: RuleName, address: String) -> usize {
         let known = self.accounts.iter().position(|known| known.address == address);
         known.unwrap_or_else(|| {
-            let (rule, group) = (charge.rule(), charge.group());
-            let (report_only, quotas) = (true, SmallVec::new());
+            let (report_only, group, quotas) = (true, 0, SmallVec::new());
             self.accounts.push(AccountRequest { rule, address, report_only, group, quotas });
             self.accounts.len() - 1
         })
