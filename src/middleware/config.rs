@@ -163,7 +163,7 @@ impl LayerConfig {
             let controller = self.adaptive.iter().find(|(rule, _)| *rule == charge.rule())?;
             (outcome.held().is_some()).then(|| (charge.demand().need(), controller.1.max()))
         };
-        let denies = |it: &&mut Outcome| it.is_denied() && !it.is_report_only();
+        let denies = |it: &&mut Outcome| it.is_denied() && it.is_deciding();
         let mut sheds = None;
         for outcome in decision.outcomes.iter_mut().filter(denies) {
             let found = limit(outcome);

@@ -31,6 +31,7 @@ where
         ("max_debt.json", 13),
         ("refunds.json", 157),
         ("combined.json", 6),
+        ("alternatives.json", 40),
         ("slots.json", 66),
     ] {
         assert_eq!(all_pass(&mut subject, file).await, (cases, 0), "{file}");

@@ -5,6 +5,7 @@
 mod accounts;
 #[cfg(feature = "admin")]
 mod admin;
+mod alternatives;
 mod burst_policies;
 mod bursts;
 #[path = "../support/busy_key.rs"]

@@ -20,9 +20,7 @@ pub(crate) use self::held::Turn;
 #[cfg(feature = "redis")]
 pub(crate) use self::held::{Call, LeaveQueue, Order, SlotQueue};
 use self::ledger::Ledger;
-use super::{
-    Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, can_queue_under, queueing,
-};
+use super::{Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, can_queue};
 use crate::{decision::Decision, observe::set_keys};
 
 /// Embedded store that keeps accounts in the memory of the process.
@@ -212,8 +210,7 @@ impl Store for LocalStore {
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        let mut rates = queueing(charges).filter(|quota| !quota.is_concurrent());
-        rates.try_for_each(can_queue_under)?;
+        can_queue(charges)?;
         if charges.iter().any(Charge::is_fixed) {
             self.ledger.rules.register(charges)?;
             self.ledger.rebuilds.layer_built();

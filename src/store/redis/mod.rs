@@ -33,7 +33,7 @@ pub use self::{
 };
 use super::{
     Answer, BoxFuture, Charge, FailureDomain, Health, KnownRules, Op, OwnedCharges, Store,
-    Unsupported, can_queue_under, nanos, queueing,
+    Unsupported, can_queue, nanos,
 };
 use crate::{
     decision::{Decision, Source},
@@ -348,6 +348,20 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     }
 }
 
+/// Returns an error if a rule of alternatives has several keys, which would be alternatives as well.
+fn one_key_each(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+    let alternatives = charges.iter().filter(|charge| charge.group() > 0);
+    for (at, charge) in alternatives.clone().enumerate() {
+        let is_other = |it: &Charge<'_>| it.rule() == charge.rule() && it.key() != charge.key();
+        if alternatives.clone().take(at).any(is_other) {
+            return Err(Unsupported::new(
+                "an alternative with several keys of one rule; give each key a rule of its own",
+            ));
+        }
+    }
+    Ok(())
+}
+
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> {
     type Error = RedisError;
     type Future = BoxFuture<Result<Decision, RedisError>>;
@@ -389,8 +403,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         charges.iter().flat_map(Charge::quotas).try_for_each(protocol::check)?;
-        let mut rates = queueing(charges).filter(|quota| !quota.is_concurrent());
-        rates.try_for_each(can_queue_under)?;
+        can_queue(charges)?;
+        one_key_each(charges)?;
         const TOO_MANY: &str = "a request that takes more than 256 slots; lower its cost";
         let takes_slots = |it: &Charge<'_>| it.charged_quotas().any(|(_, it)| it.is_concurrent());
         if charges.iter().any(|it| it.is_fixed() && it.cost() > MAX_COST && takes_slots(it)) {

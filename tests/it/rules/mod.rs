@@ -2,6 +2,8 @@
 
 #[cfg(feature = "testing")]
 mod all_or_nothing;
+#[cfg(feature = "testing")]
+mod alternatives;
 #[cfg(all(feature = "axum", feature = "testing"))]
 mod bad_input;
 #[cfg(feature = "axum")]

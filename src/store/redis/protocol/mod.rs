@@ -68,6 +68,8 @@ pub(crate) struct AccountRequest {
     pub(crate) rule: RuleName,
     pub(crate) address: String,
     pub(crate) report_only: bool,
+    /// The group of alternatives, or 0.
+    pub(crate) group: u8,
     pub(crate) quotas: QuotaRequests,
 }
 
@@ -93,11 +95,14 @@ impl Request {
     /// Creates a request. The costs of charges to one account are added.
     pub(crate) fn new(charges: &[Charge<'_>], addresses: &Addresses) -> Self {
         let mut request = Self::default();
-        for charge in charges {
+        let is_none = |it: &&Charge<'_>| it.group() > 0 && it.charged_quotas().next().is_none();
+        for charge in charges.iter().filter(|charge| !is_none(charge)) {
             let at = request.account(charge.rule(), addresses.account(charge.rule(), charge.key()));
             let account = &mut request.accounts[at];
             account.report_only &= charge.is_report_only();
-            let waits = u64::from(charge.queues() && charge.turn().is_some());
+            account.group = charge.group_among(charges);
+            let may_wait = charge.queues() && charge.group() == 0;
+            let waits = u64::from(may_wait && charge.turn().is_some());
             for (quota_index, quota) in charge.charged_quotas() {
                 let mut ask = charge.demand();
                 if quota.is_concurrent() {
@@ -116,8 +121,8 @@ impl Request {
     fn account(&mut self, rule: RuleName, address: String) -> usize {
         let known = self.accounts.iter().position(|known| known.address == address);
         known.unwrap_or_else(|| {
-            let (report_only, quotas) = (true, SmallVec::new());
-            self.accounts.push(AccountRequest { rule, address, report_only, quotas });
+            let (report_only, group, quotas) = (true, 0, SmallVec::new());
+            self.accounts.push(AccountRequest { rule, address, report_only, group, quotas });
             self.accounts.len() - 1
         })
     }
@@ -135,8 +140,15 @@ impl Request {
     }
 
     /// Splits the request into one request per slot, because slots may be on different servers.
+    ///
+    /// Alternatives in different slots are requests of their own, because one of them is enough.
     pub(crate) fn split(&self, sharded: bool) -> Vec<Self> {
-        let slots: SmallVec<[_; 4]> = self.accounts.iter().map(|it| it.slot(sharded)).collect();
+        let slot = |(at, account): (usize, &AccountRequest)| {
+            let (slot, mut group) = (account.slot(sharded), self.group(account.group));
+            let is_alone = group.any(|other| other.slot(sharded) != slot);
+            (slot, if is_alone { at + 1 } else { 0 })
+        };
+        let slots: SmallVec<[_; 4]> = self.accounts.iter().enumerate().map(slot).collect();
         let mut distinct = slots.clone();
         distinct.sort_unstable();
         distinct.dedup();
@@ -157,6 +169,16 @@ impl Request {
     /// Returns a request for the accounts whose rates `taken` charged.
     pub(crate) fn charged(&self, taken: &Decision) -> Self {
         self.part(|at| self.accounts[at].has_rates() && taken.charged(self.accounts[at].rule))
+    }
+
+    /// Returns the accounts of a group of alternatives. None are in group 0.
+    pub(crate) fn group(&self, group: u8) -> impl Iterator<Item = &AccountRequest> {
+        self.accounts.iter().filter(move |it| it.group == group && group > 0)
+    }
+
+    /// Returns `true` if some accounts are alternatives.
+    pub(crate) fn has_groups(&self) -> bool {
+        self.accounts.iter().any(|account| account.group > 0)
     }
 
     /// Returns `true` if the request charges only GCRA quotas that start full.
@@ -235,8 +257,8 @@ impl AccountRequest {
         slots: impl Fn(usize) -> Option<(&'s Slots, &'s SlotTake)>,
         mut key: impl FnMut(String) -> usize,
     ) -> Vec<u8> {
-        let plan = EncodedPlan::default().int::<1>(u64::from(!self.report_only));
-        let mut plan = plan.int::<1>(self.quotas.len() as u64);
+        let kind = u64::from(!self.report_only) + 2 * u64::from(self.group);
+        let mut plan = EncodedPlan::default().int::<1>(kind).int::<1>(self.quotas.len() as u64);
         for (index, demand) in self.quotas.iter().enumerate() {
             let rate = demand.as_ref().filter(|(quota, _)| !quota.is_concurrent());
             let change = rate.and_then(|(_, ask)| change(index, *ask));
@@ -256,6 +278,11 @@ impl AccountRequest {
             };
         }
         plan.0
+    }
+
+    /// Returns `true` if an allowed request charges the account.
+    pub(crate) fn is_certain(&self) -> bool {
+        !self.report_only && self.group == 0
     }
 
     /// Returns `true` if all quotas are charged, use GCRA and start full. A report-only account is
