@@ -25,6 +25,9 @@ use crate::{
 /// charge. The outcomes of `undo`, `settle` and `reset` show the accounts directly after the
 /// operation.
 ///
+/// A quota with a `period` counts in calendar periods, and a step with a `period` changes that of
+/// the first quota before the step.
+///
 /// A `take` holds the slots of concurrent quotas under the name `hold`, and a `release` frees them. A
 /// `limit` step changes the limit of the first quota. A case with a `lease` has several processes: it
 /// is for stores that several processes share. Each hold counts for that time after its `take` or the
@@ -51,6 +54,8 @@ pub const TABLES: &[(&str, &str)] = &[
     ("max_debt.json", include_str!("../../tests/scenarios/max_debt.json")),
     ("refunds.json", include_str!("../../tests/scenarios/refunds.json")),
     ("slots.json", include_str!("../../tests/scenarios/slots.json")),
+    #[cfg(feature = "calendar")]
+    ("periods.json", include_str!("../../tests/scenarios/periods.json")),
     ("combined.json", include_str!("../../tests/scenarios/combined.json")),
 ];
 
@@ -78,6 +83,8 @@ struct QuotaRow {
     algorithm: String,
     units: u32,
     per: u64,
+    /// A calendar period in the text form, as `month from 2024-01-31[UTC]`.
+    period: String,
     /// The number of slots of a concurrent quota.
     limit: u32,
     burst: Option<u32>,
@@ -106,6 +113,8 @@ struct Step {
     hold: Option<String>,
     /// The new limit of the first quota.
     limit: Option<u32>,
+    /// The new calendar period of the first quota.
+    period: Option<String>,
     #[serde(default)]
     process: String,
     #[serde(default)]
@@ -220,7 +229,10 @@ impl QuotaRow {
             }
             (other, _) => return Err(format!("unknown algorithm {other:?}").into()),
         };
-        let quota = Quota::new(self.units, Duration::from_nanos(self.per))?;
+        let quota = match &*self.period {
+            "" => Quota::new(self.units, Duration::from_nanos(self.per))?,
+            period => format!("{}/{period}", self.units).parse()?,
+        };
         let quota = quota.try_with_burst(self.burst.unwrap_or(self.units))?;
         let quota = quota.try_with_algorithm(algorithm)?.try_with_soft(self.soft)?;
         let quota = self.max_debt.map_or(Ok(quota), |units| quota.try_with_max_debt(units))?;
@@ -262,6 +274,9 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxE
         subject.set(Duration::from_nanos(step.at));
         if let (Some(limit), Some(first)) = (step.limit, quotas.first_mut()) {
             *first = Quota::try_concurrent(limit)?.try_with_soft(first.soft())?;
+        }
+        if let (Some(period), Some(row)) = (&step.period, case.quotas.first()) {
+            quotas[0] = QuotaRow { period: period.clone(), ..row.clone() }.quota()?;
         }
         let of = |step: &Step| {
             Charge::new(rule, &key, &quotas).with_headroom(step.headroom).with_max_wait(wait)

@@ -12,7 +12,7 @@ use std::{
 const BUDGET: [(&str, usize); 19] = [
     ("src/", 739),
     ("src/admin", 676),
-    ("src/algorithm", 862),
+    ("src/algorithm", 874),
     ("src/decision", 601),
     ("src/explain", 212),
     ("src/guide", 99),
@@ -20,15 +20,15 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/key", 1092),
     ("src/middleware", 1779),
     ("src/observe", 497),
-    ("src/quota", 715),
+    ("src/quota", 924),
     ("src/reject", 515),
     ("src/rule", 1326),
-    ("src/store", 792),
+    ("src/store", 796),
     ("src/store/hot_keys", 950),
     ("src/store/local", 1717),
-    ("src/store/redis", 3415),
+    ("src/store/redis", 3418),
     ("src/store/wrappers", 874),
-    ("src/testing", 583),
+    ("src/testing", 593),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.
 const SLACK: usize = 40;

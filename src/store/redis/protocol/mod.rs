@@ -444,6 +444,9 @@ impl EncodedPlan {
 
 /// Returns an error if the scripts cannot count the quota exactly.
 pub(crate) fn check(quota: &Quota) -> Result<(), Unsupported> {
+    if quota.is_calendar() {
+        return Err(Unsupported::new("calendar periods; use LocalStore"));
+    }
     let (width, product) = match quota.algorithm() {
         Algorithm::Gcra | Algorithm::Concurrent => return Ok(()),
         Algorithm::SlidingWindow { buckets } => (quota.period_nanos() / u64::from(buckets), true),
