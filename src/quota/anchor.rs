@@ -6,10 +6,7 @@ use jiff::{Error, Span, Timestamp, Unit, ZonedDateTime, tz::TimeZone};
 use parking_lot::RwLock;
 
 use super::{
-    Algorithm, Invalid, Quota, QuotaError, SECOND,
-    calendar::{Calendar, Edges},
-    text::TextForm,
-    unwrap,
+    Algorithm, Invalid, Quota, QuotaError, SECOND, calendar::Edges, text::TextForm, unwrap,
 };
 
 const DAY: u64 = 86_400 * SECOND;
@@ -27,7 +24,7 @@ static ZONES: LazyLock<RwLock<Vec<TimeZone>>> = LazyLock::new(|| RwLock::new(vec
 
 /// The start of a period, and the unit of all periods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Anchor {
+pub(super) struct Anchor {
     /// Seconds of Unix time.
     start: i64,
     /// An index into [`ZONES`].
@@ -153,9 +150,9 @@ impl Quota {
     }
 
     const fn in_utc(units: u32, unit: Unit, longest: u64) -> Result<Self, Invalid> {
-        let calendar = Calendar::Anchored(Anchor::in_utc(unit));
+        let anchor = Some(Anchor::in_utc(unit));
         match Self::rate(units, longest) {
-            Ok(rate) => Ok(Self { calendar, algorithm: Algorithm::fixed_window(), ..rate }),
+            Ok(rate) => Ok(Self { anchor, algorithm: Algorithm::fixed_window(), ..rate }),
             invalid => invalid,
         }
     }
@@ -203,9 +200,9 @@ impl Quota {
     /// - The time zone has neither an IANA name nor a fixed offset, or the process has used more
     ///   than 2 048 zones.
     pub fn try_anchored_at(self, start: &ZonedDateTime) -> Result<Self, QuotaError> {
-        let unit = match self.calendar {
-            Calendar::Anchored(anchor) => Some(anchor.unit),
-            _ => UNITS[..2].iter().find(|it| it.2 == self.period).map(|it| it.1),
+        let unit = match self.anchor {
+            Some(anchor) => Some(anchor.unit),
+            None => UNITS[..2].iter().find(|it| it.2 == self.period).map(|it| it.1),
         };
         let unit = unit.ok_or(Invalid(
             "quota: only days, weeks, months and years have an anchor; use Quota::per_day, \
@@ -217,9 +214,9 @@ impl Quota {
              than 2048; use a zone with a name",
             self,
         ))?;
-        let anchor = Anchor { unit, start: start.timestamp().as_second(), zone };
+        let anchor = Some(Anchor { unit, start: start.timestamp().as_second(), zone });
         let algorithm = if self.is_gcra() { Algorithm::fixed_window() } else { self.algorithm };
-        Ok(Self { calendar: Calendar::Anchored(anchor), algorithm, ..self }.checked()?)
+        Ok(Self { anchor, algorithm, ..self }.checked()?)
     }
 
     /// Returns the start and the end of the calendar period that contains `now`.
@@ -227,7 +224,7 @@ impl Quota {
     /// Returns `None` if the quota does not count in [calendar periods](Quota::anchored_at).
     #[must_use]
     pub fn calendar_period(&self, now: Timestamp) -> Option<Range<Timestamp>> {
-        let Calendar::Anchored(anchor) = self.calendar else { return None };
+        let anchor = self.anchor?;
         let now = u64::try_from(now.as_nanosecond()).unwrap_or(0);
         let edge = |nanos: u64| Timestamp::from_nanosecond(nanos.into()).unwrap_or(Timestamp::MAX);
         let [_, start, end, _] = anchor.edges_around(now).map(edge);

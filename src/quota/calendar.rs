@@ -4,46 +4,54 @@
 
 use super::Quota;
 #[cfg(feature = "calendar")]
-use super::anchor::Anchor;
+pub(super) use super::anchor::Anchor;
 
-/// The edges of three consecutive periods: the one of a decision, and its neighbours. In
-/// nanoseconds of Unix time.
+/// The edges of three consecutive periods: one period, and its two neighbours. In nanoseconds of
+/// Unix time.
 pub(crate) type Edges = [u64; 4];
-
-/// The periods of a quota, if they follow a calendar.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Calendar {
-    None,
-    #[cfg(feature = "calendar")]
-    Anchored(Anchor),
-}
 
 impl Quota {
     /// Returns `true` if the windows of the quota are calendar periods.
     pub(crate) const fn is_calendar(&self) -> bool {
-        !matches!(self.calendar, Calendar::None)
+        self.anchor.is_some()
     }
 
     /// Returns the end of the calendar period that contains `instant`, or `None` without a calendar.
     #[inline]
     pub(crate) fn calendar_end(&self, instant: u64) -> Option<u64> {
-        let edges = match self.calendar {
-            Calendar::None => None,
-            #[cfg(feature = "calendar")]
-            Calendar::Anchored(anchor) => Some(anchor.edges(instant)),
-        };
-        let end = |edges: Edges| edges.into_iter().find(|edge| *edge > instant);
-        edges.map(|edges| end(edges).unwrap_or(u64::MAX))
+        let edges = self.anchor.map(|anchor| anchor.edges(instant))?;
+        Some(edges.into_iter().find(|edge| *edge > instant).unwrap_or(u64::MAX))
+    }
+
+    /// Returns the edges of the calendar period that contains `now`, and of its two neighbours.
+    #[cfg(feature = "redis")]
+    pub(crate) fn calendar_edges(&self, now: u64) -> Option<Edges> {
+        self.anchor.map(|anchor| anchor.edges_around(now))
+    }
+
+    /// Returns the unit of the calendar periods, and their anchor in the text form.
+    pub(crate) fn calendar_text(&self) -> Option<(&'static str, String)> {
+        self.anchor.map(Anchor::text)
     }
 }
 
-impl Quota {
-    /// Returns the unit of the calendar periods, and their anchor in the text form.
-    pub(crate) fn calendar_text(&self) -> Option<(&'static str, String)> {
-        match self.calendar {
-            #[cfg(feature = "calendar")]
-            Calendar::Anchored(anchor) => Some(anchor.text()),
-            _ => None,
-        }
+/// An anchor without the feature `calendar`, which no quota has.
+#[cfg(not(feature = "calendar"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Anchor {}
+
+#[cfg(not(feature = "calendar"))]
+impl Anchor {
+    fn edges(self, _: u64) -> Edges {
+        match self {}
+    }
+
+    #[cfg(feature = "redis")]
+    fn edges_around(self, _: u64) -> Edges {
+        match self {}
+    }
+
+    fn text(self) -> (&'static str, String) {
+        match self {}
     }
 }

@@ -9,7 +9,7 @@ mod text;
 
 use std::{fmt, num::NonZeroU32, time::Duration};
 
-use self::calendar::Calendar;
+use self::calendar::Anchor;
 #[cfg(feature = "serde")]
 pub(crate) use self::table::max_wait;
 #[cfg(feature = "admin")]
@@ -109,7 +109,8 @@ pub struct Quota {
     unit: Option<&'static str>,
     /// `true` for an [adaptive](crate::rule::Adaptive) limit.
     sheds: bool,
-    calendar: Calendar,
+    /// The anchor of calendar periods, if the quota counts in them.
+    anchor: Option<Anchor>,
 }
 
 impl Quota {
@@ -204,7 +205,7 @@ impl Quota {
             name: None,
             unit: None,
             sheds: false,
-            calendar: Calendar::None,
+            anchor: None,
         }
     }
 

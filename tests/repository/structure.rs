@@ -26,7 +26,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/store", 796),
     ("src/store/hot_keys", 950),
     ("src/store/local", 1717),
-    ("src/store/redis", 3418),
+    ("src/store/redis", 3441),
     ("src/store/wrappers", 874),
     ("src/testing", 593),
 ];
@@ -135,7 +135,8 @@ fn the_root_of_the_crate_has_few_names() {
 }
 
 /// Names that are defined twice, each with its reason.
-const DEFINED_TWICE: [(&str, &str); 2] = [
+const DEFINED_TWICE: [(&str, &str); 3] = [
+    ("Anchor", "without the feature, no quota has one"),
     ("Metrics", "without the feature, a layer has no-op metrics"),
     ("Sealed", "each module seals its own trait"),
 ];

@@ -32,6 +32,8 @@ where
         ("refunds.json", 157),
         ("combined.json", 6),
         ("slots.json", 66),
+        #[cfg(feature = "calendar")]
+        ("periods.json", 50),
     ] {
         assert_eq!(all_pass(&mut subject, file).await, (cases, 0), "{file}");
     }

@@ -37,6 +37,8 @@ mod log;
 mod lost_shard;
 mod parity;
 mod patterns;
+#[cfg(feature = "calendar")]
+mod periods;
 mod probe;
 mod reconnect;
 mod replies;

@@ -109,5 +109,5 @@ fn combine(
     if !allowed {
         holds.clear();
     }
-    Ok(Reply { allowed: allowed.into(), accounts, holds }.into_decision(request))
+    Reply { allowed: allowed.into(), accounts, holds }.into_decision(request)
 }
