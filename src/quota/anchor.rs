@@ -2,7 +2,10 @@
 
 use std::{cell::Cell, ops::Range, sync::LazyLock};
 
-use jiff::{Error, Span, Timestamp, Unit, ZonedDateTime, tz::TimeZone};
+use jiff::{
+    Error, Span, Timestamp, Unit, ZonedDateTime,
+    tz::{Offset, TimeZone},
+};
 use parking_lot::RwLock;
 
 use super::{
@@ -34,7 +37,8 @@ pub(super) struct Anchor {
 
 /// Returns the index of a time zone, or `None` for a zone that has no text form.
 fn index(zone: &TimeZone) -> Option<u16> {
-    let has_text = zone.iana_name().is_some() || zone.to_fixed_offset().is_ok();
+    let is_whole = |offset: Offset| offset.seconds() % 60 == 0;
+    let has_text = zone.iana_name().is_some() || zone.to_fixed_offset().is_ok_and(is_whole);
     let find = |zones: &[TimeZone]| zones.iter().position(|known| known == zone);
     let known = find(&ZONES.read());
     let at = known.or_else(|| {
@@ -197,8 +201,8 @@ impl Quota {
     ///
     /// - The period is not a day, seven days, a calendar month or a calendar year.
     /// - The quota has a burst, an algorithm or [`initial`](Quota::with_initial) units.
-    /// - The time zone has neither an IANA name nor a fixed offset, or the process has used more
-    ///   than 2 048 zones.
+    /// - The time zone has neither an IANA name nor a fixed offset of whole minutes, or the process
+    ///   has used 2 048 other zones.
     pub fn try_anchored_at(self, start: &ZonedDateTime) -> Result<Self, QuotaError> {
         let unit = match self.anchor {
             Some(anchor) => Some(anchor.unit),
@@ -210,8 +214,8 @@ impl Quota {
             self,
         ))?;
         let zone = index(start.time_zone()).ok_or(Invalid(
-            "quota: the time zone of the anchor has no name and no fixed offset, or is one of more \
-             than 2048; use a zone with a name",
+            "quota: the time zone of the anchor has no name and no offset of whole minutes, or is one \
+             of more than 2048; use a zone with a name",
             self,
         ))?;
         let anchor = Some(Anchor { unit, start: start.timestamp().as_second(), zone });

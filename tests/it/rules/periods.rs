@@ -4,7 +4,11 @@
 
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
-use jiff::{Timestamp, ZonedDateTime, tz::TimeZone};
+use jiff::{
+    Timestamp, ZonedDateTime,
+    tz::{Offset, TimeZone},
+};
+use proptest::prelude::*;
 use tower_sluice::{
     Algorithm, Headers, Key, Limiter, LocalStore, Plan, Quota, RateLimitLayer, Rule, Store,
     StoreExt,
@@ -16,6 +20,7 @@ use tower_sluice::{
 
 use crate::support::{
     answer, header,
+    regressions::keeping,
     shaky::{Mood, Shaky},
     with,
 };
@@ -86,12 +91,15 @@ fn a_wrong_setting_is_an_error_with_the_fix() {
     let posix = TimeZone::posix("EST5EDT,M3.2.0,M11.1.0").expect("a zone");
     let posix = start.timestamp().to_zoned_datetime(posix);
     let unknown = start.timestamp().to_zoned_datetime(TimeZone::unknown());
+    let odd = TimeZone::fixed(Offset::from_seconds(3_601).expect("an offset"));
+    let odd = start.timestamp().to_zoned_datetime(odd);
     let errors = [
         Quota::per_hour(5).try_anchored_at(&start),
         Quota::concurrent(5).try_anchored_at(&start),
         Quota::blocked().try_anchored_at(&start),
         MONTHLY.try_anchored_at(&posix),
         MONTHLY.try_anchored_at(&unknown),
+        MONTHLY.try_anchored_at(&odd),
         Quota::per_day(5).with_burst(9).try_anchored_at(&start),
         Quota::per_day(5).with_initial(2).try_anchored_at(&start),
         Quota::per_day(5).with_algorithm(Algorithm::SlidingLog).try_anchored_at(&start),
@@ -104,6 +112,7 @@ fn a_wrong_setting_is_an_error_with_the_fix() {
         "use Quota::per_day, Quota::per_month or Quota::per_year",
         "use Quota::per_day",
         "use Quota::per_day",
+        "use a zone with a name",
         "use a zone with a name",
         "use a zone with a name",
         "burst is set on a window",
@@ -227,4 +236,24 @@ async fn a_fallback_counts_by_the_same_periods() {
         take(true).await;
     }
     take(false).await;
+}
+
+proptest! {
+    #![proptest_config(keeping(file!()))]
+
+    #[test]
+    fn every_anchor_reads_back(
+        nanosecond in -3_000_000_000_000_000_000_i128..20_000_000_000_000_000_000,
+        zone in prop::sample::select(&["UTC", "Etc/GMT+5", "Europe/Amsterdam", "Africa/Monrovia"]),
+        offset in prop::option::of(-1_559_i32..1_560),
+        unit in prop::sample::select(vec![Quota::per_day(5), MONTHLY, Quota::per_year(5)]),
+    ) {
+        let zone = match offset {
+            Some(minutes) => TimeZone::fixed(Offset::from_seconds(60 * minutes).expect("an offset")),
+            None => TimeZone::get(zone).expect("a zone"),
+        };
+        let start = Timestamp::from_nanosecond(nanosecond).expect("an instant");
+        let quota = unit.anchored_at(&start.to_zoned_datetime(zone));
+        prop_assert_eq!(quota.to_string().parse(), Ok(quota), "{}", quota);
+    }
 }
