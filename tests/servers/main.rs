@@ -40,6 +40,8 @@ mod lost_shard;
 mod parity;
 mod patterns;
 mod penalty;
+#[cfg(feature = "calendar")]
+mod periods;
 mod probe;
 mod reconnect;
 mod replies;
