@@ -11,6 +11,7 @@ pub(crate) use self::table::max_wait;
 #[cfg(feature = "admin")]
 pub(crate) use self::table::read_time;
 pub use self::text::QuotaError;
+use crate::store::instances::Part;
 
 const SECOND: u64 = 1_000_000_000;
 /// The longest time in which an account may refill: ten years.
@@ -581,18 +582,22 @@ impl Quota {
 
     /// Returns the part of the quota for one of `n` processes, which is the same for every charge.
     ///
-    /// All parts together allow no more than the quota, except that each part allows at least one
-    /// unit. The part of a token bucket refills continuously.
-    pub(crate) fn share(&self, n: NonZeroU32) -> Self {
+    /// All parts together allow no more than the quota, except that each part of unranked processes
+    /// allows at least one unit. The part of a token bucket refills continuously.
+    pub(crate) fn share(&self, of: Part) -> Self {
+        let n = of.instances;
         if self.is_blocked() || n == NonZeroU32::MIN {
             return *self;
         }
-        let part = |units: u32| units / n;
-        let (burst, soft) = (part(self.burst).max(1), part(self.soft));
+        let part = |units: u32| of.of(units);
+        let (burst, soft) = (of.of_burst(self.burst), part(self.soft));
+        if burst == 0 {
+            return Self { name: self.name, unit: self.unit, ..Self::blocked() };
+        }
         if self.is_concurrent() {
             return Self { units: burst, burst, soft, ..*self };
         }
-        let algorithm = self.algorithm.share(n);
+        let algorithm = self.algorithm.share(of);
         let (units, interval) = if algorithm.is_window() {
             (burst, self.period.div_ceil(burst.into()))
         } else {
@@ -859,12 +864,12 @@ impl Algorithm {
         }
     }
 
-    /// Returns the algorithm for one of `n` processes that share a quota.
-    fn share(self, n: NonZeroU32) -> Self {
+    /// Returns the algorithm for one of the processes that share a quota.
+    fn share(self, of: Part) -> Self {
         match self {
             Self::TokenBucket => Self::Gcra,
             Self::FixedWindow { carry_over, paced } => {
-                Self::FixedWindow { carry_over: carry_over / n, paced }
+                Self::FixedWindow { carry_over: of.of(carry_over), paced }
             }
             other => other,
         }
@@ -1030,8 +1035,8 @@ mod tests {
         Algorithm::SlidingLog,
     ];
 
-    fn n(processes: u32) -> NonZeroU32 {
-        NonZeroU32::new(processes).expect("above 0")
+    fn n(processes: u32) -> Part {
+        Part::equal(NonZeroU32::new(processes).expect("above 0"))
     }
 
     /// Generates valid quotas of every algorithm.

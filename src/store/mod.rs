@@ -47,6 +47,7 @@ mod ext;
 mod governor;
 mod health;
 mod hot_keys;
+pub(crate) mod instances;
 mod local;
 mod op;
 #[cfg(feature = "redis")]
@@ -71,6 +72,7 @@ use tower::BoxError;
 pub(crate) use self::block::block;
 #[cfg(feature = "governor")]
 pub use self::governor::GovernorStore;
+pub use self::instances::Instances;
 #[cfg(feature = "redis")]
 pub(crate) use self::local::{Call, LeaveQueue, Order, SlotQueue};
 pub(crate) use self::local::{Clock, Turn};

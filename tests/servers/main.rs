@@ -28,6 +28,7 @@ mod explain;
 mod failover;
 mod format;
 mod found;
+mod instances;
 mod keys;
 mod kit;
 mod leased;
@@ -46,6 +47,7 @@ mod servers;
 mod slots;
 mod slots_ends;
 mod slots_faults;
+mod slots_shares;
 mod slots_waiting;
 mod states;
 #[path = "../support/mod.rs"]

@@ -4,6 +4,7 @@ mod batch;
 mod cluster;
 mod connection;
 mod error;
+mod instances;
 mod protocol;
 mod slots;
 mod waiting;

@@ -405,7 +405,7 @@ impl EncodedPlan {
         let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(possible));
         let plan = plan.int::<2>(take.cost.into()).int::<5>(need).int::<5>(limit);
         let plan = keys.into_iter().fold(plan, |plan, key| plan.int::<2>(key as u64));
-        let plan = plan.int::<2>(take.waits);
+        let plan = plan.int::<2>(take.waits).int::<5>(take.own.min(MOST_UNITS));
         let plan = plan.int::<7>(slots.ttl_micros()).int::<8>(slots.store);
         let plan = plan.int::<8>(take.first).int::<2>(take.freed.len() as u64 * 10);
         plan.slot_list(take.freed.iter().copied())
