@@ -1,11 +1,15 @@
 //! Quotas: units per period with a burst, or slots for requests that run at the same time.
 
+#[cfg(feature = "calendar")]
+mod anchor;
+mod calendar;
 #[cfg(feature = "serde")]
 mod table;
 mod text;
 
 use std::{fmt, num::NonZeroU32, time::Duration};
 
+use self::calendar::Anchor;
 #[cfg(feature = "serde")]
 pub(crate) use self::table::max_wait;
 #[cfg(feature = "admin")]
@@ -106,6 +110,8 @@ pub struct Quota {
     unit: Option<&'static str>,
     /// `true` for an [adaptive](crate::rule::Adaptive) limit.
     sheds: bool,
+    /// The anchor of calendar periods, if the quota counts in them.
+    anchor: Option<Anchor>,
 }
 
 impl Quota {
@@ -200,6 +206,7 @@ impl Quota {
             name: None,
             unit: None,
             sheds: false,
+            anchor: None,
         }
     }
 
@@ -473,6 +480,8 @@ impl Quota {
 
     /// Returns the period in which [`units`](Quota::units) are refilled, or zero for a
     /// [concurrent](Quota::concurrent) quota.
+    ///
+    /// A calendar month counts as 31 days, and a year as 366 days.
     #[must_use]
     pub const fn period(&self) -> Duration {
         Duration::from_nanos(self.period)
@@ -562,6 +571,9 @@ impl Quota {
     pub(crate) fn period_text(&self) -> String {
         if self.is_concurrent() {
             return "concurrent".to_owned();
+        }
+        if let Some((unit, _)) = self.calendar_text() {
+            return unit.to_owned();
         }
         let (n, unit) = text::in_largest_unit(self.period);
         format!("{n}{unit}")
@@ -679,6 +691,10 @@ impl Quota {
             "quota: initial is set on a window; it is for Gcra and TokenBucket only"
         } else if burst != units && window {
             "quota: burst is set on a window, where it equals units; drop it"
+        } else if self.is_calendar()
+            && !matches!(self.algorithm, Algorithm::FixedWindow { carry_over: 0, paced: false })
+        {
+            "quota: algorithm is set on calendar periods, which are fixed windows; drop it"
         } else if soft > 0 && self.algorithm.is_paced() {
             "quota: soft is set on a paced window; choose one of them"
         } else if !self.period.is_multiple_of(buckets as u64) {

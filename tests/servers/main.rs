@@ -5,6 +5,7 @@
 mod accounts;
 #[cfg(feature = "admin")]
 mod admin;
+mod alternatives;
 mod burst_policies;
 mod bursts;
 #[path = "../support/busy_key.rs"]
@@ -38,6 +39,9 @@ mod log;
 mod lost_shard;
 mod parity;
 mod patterns;
+mod penalty;
+#[cfg(feature = "calendar")]
+mod periods;
 mod probe;
 mod reconnect;
 mod replies;
