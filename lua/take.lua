@@ -93,7 +93,8 @@ local function decide(keys, texts, size, count)
         end
         if place.mark then
           -- The requests up to `rates` are denied by slots alone.
-          place.algorithm.mark(place, account.times > 0, possible and not blocked and passed < rates)
+          local taken = account.times * place.cost
+          place.algorithm.mark(place, taken, possible and not blocked and passed < rates)
         end
       end
       account.changed = account.changed or place.shrunk

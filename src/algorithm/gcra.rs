@@ -27,14 +27,24 @@ pub(crate) fn take(
     now: u64,
     demand: Demand,
 ) -> (Option<u64>, Evaluation) {
-    let before = tat(stored, quota, now) - now;
-    let fit = fit(before, quota, demand);
-    let (new, reset_ns) = if fit.allowed {
-        let reset_ns = before + span(quota, demand.cost.into());
-        ((demand.cost > 0).then_some(now + reset_ns), reset_ns)
-    } else {
-        (open(stored, quota, now, demand), before)
-    };
+    let (new, evaluation) = take_from(tat(stored, quota, now), quota, now, demand);
+    let new = if evaluation.allowed { new } else { open(stored, quota, now, demand) };
+    (new, evaluation)
+}
+
+/// Charges an account, whose TAT is not before `now`.
+///
+/// Returns the new TAT, or `None` if it does not change.
+#[inline(always)]
+pub(crate) fn take_from(
+    tat: u64,
+    quota: &Quota,
+    now: u64,
+    demand: Demand,
+) -> (Option<u64>, Evaluation) {
+    let fit = fit(tat - now, quota, demand);
+    let reset_ns = tat - now + if fit.allowed { span(quota, demand.cost.into()) } else { 0 };
+    let new = (fit.allowed && demand.cost > 0).then_some(now + reset_ns);
     (new, fit.with(|retry_ns| snapshot(reset_ns, quota, retry_ns)))
 }
 

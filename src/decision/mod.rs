@@ -243,10 +243,16 @@ impl Decision {
     /// left. Report-only quotas and [alternatives that were passed over](Outcome::is_passed_over) are
     /// never decisive.
     #[must_use]
+    #[inline]
     pub fn binding(&self) -> Option<&Outcome> {
-        if let [one] = self.outcomes.as_slice() {
-            return Some(one).filter(|one| one.is_deciding());
+        match self.outcomes.as_slice() {
+            [one] => Some(one).filter(|one| one.is_deciding()),
+            _ => self.binding_of_several(),
         }
+    }
+
+    #[inline(never)]
+    fn binding_of_several(&self) -> Option<&Outcome> {
         self.binding_among(|_| true)
     }
 
@@ -300,6 +306,7 @@ impl Decision {
     /// wait](Outcome::expected_wait) of the quotas that denied the request. Returns `None` if
     /// waiting does not help.
     #[must_use]
+    #[inline]
     pub fn expected_wait(&self) -> Option<Duration> {
         if self.allowed { Some(Duration::ZERO) } else { self.binding()?.expected_wait() }
     }
@@ -794,6 +801,7 @@ impl Outcome {
     /// store measures the time between two freed slots of an exhausted key. Returns `None` if waiting
     /// does not help.
     #[must_use]
+    #[inline]
     pub fn expected_wait(&self) -> Option<Duration> {
         match self.snapshot {
             Snapshot::Slots { retry_ns: UNKNOWN_WAIT, free_in_ns, .. } => {

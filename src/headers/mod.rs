@@ -20,7 +20,6 @@ mod template;
 
 use http::{HeaderMap, HeaderName, header::RETRY_AFTER};
 
-use self::template::Readings;
 pub(crate) use self::template::{Lines, Template, check_names, retry_seconds};
 use crate::{decision::Decision, fingerprint::FingerprintKey, quota::Quota};
 
@@ -168,9 +167,7 @@ impl Headers {
     ) {
         let wait = if decision.is_allowed() { None } else { decision.expected_wait() };
         let template = Template::of_call(self, decision, quotas.as_ref());
-        let mut readings = Readings::new();
-        template.read(decision, &mut readings);
-        template.add_to(headers, &readings, &[], wait);
+        template.add_to(headers, Some(decision), &[], wait);
     }
 }
 

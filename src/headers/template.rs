@@ -2,8 +2,13 @@
 
 use std::{
     borrow::Cow,
+    cell::RefCell,
     io::{self, Write},
-    sync::{Arc, OnceLock, PoisonError, RwLock},
+    mem,
+    sync::{
+        Arc, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -23,9 +28,6 @@ use crate::{
     rule::{Quotas, RuleError, RuleInfo, RuleName},
     store::Charge,
 };
-
-/// The most quotas of a layer whose rendered values are cached, at 12 KiB for each used quota.
-const MAX_CACHED: usize = 16;
 
 /// The quotas of a layer, or of one request, and their header fields.
 #[derive(Debug)]
@@ -54,28 +56,35 @@ pub(crate) struct Template {
 /// Fields with placeholder values. A copy costs less than a new map, which hashes each name.
 #[derive(Debug)]
 struct Prepared {
+    /// The identity of the template in the cache.
+    id: u64,
     /// The quota fields.
     fields: HeaderMap,
     /// The fields of a plain-text rejection: `Retry-After`, the quota fields, and others.
     denial: HeaderMap,
 }
 
-/// The header values of one decision.
-#[derive(Debug)]
-pub(crate) struct Lines {
-    template: Arc<Template>,
-    readings: Readings,
+/// The rendered header fields of one decision.
+#[derive(Clone, Debug)]
+pub(crate) struct Lines(Arc<Fields>);
+
+#[derive(Clone, Debug)]
+struct Fields {
+    family: Headers,
+    /// The units left under the first quota.
+    remaining: u32,
+    /// `true` if the request was allowed beyond the quota.
+    overage: bool,
+    map: HeaderMap,
 }
 
-pub(super) type Readings = SmallVec<[Reading; 2]>;
+type Readings = SmallVec<[Reading; 2]>;
 
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Reading {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Reading {
     item: u16,
     /// `true` if the request was allowed beyond the quota.
     overage: bool,
-    /// `true` if the time depends only on the units left.
-    is_usual: bool,
     remaining: u32,
     /// The seconds of the effective window, or 0 without one.
     time: u32,
@@ -153,16 +162,23 @@ impl Template {
 
     /// Creates a template with prepared fields, which many requests share.
     fn prepared<'a>(family: Headers, rules: impl Iterator<Item = RuleQuotas<'a>>) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
         let template = Self::of(family, Item::named(rules, family));
-        let fields = || {
-            let (names, ruled) = names(family);
-            let policy = template.policy.clone().filter(|_| ruled).map(|policy| (POLICY, policy));
-            names.iter().map(|name| (name.clone(), TO_FILL_IN)).chain(policy)
-        };
-        let denial = [(RETRY_AFTER, TO_FILL_IN)].into_iter().chain(fields());
-        let denial = denial.chain([(CONTENT_TYPE, TEXT), (CACHE_CONTROL, NO_STORE)]);
-        let prepared = Some(Prepared { fields: fields().collect(), denial: denial.collect() });
-        Self { prepared, ..template }
+        let (id, fields, denial) =
+            (NEXT.fetch_add(1, Relaxed), template.blank(false), template.blank(true));
+        Self { prepared: Some(Prepared { id, fields, denial }), ..template }
+    }
+
+    /// Returns the quota fields or, for a denial, those of a plain-text rejection, with placeholders.
+    fn blank(&self, is_denial: bool) -> HeaderMap {
+        let (names, ruled) = names(self.family);
+        let policy = self.policy.clone().filter(|_| ruled).map(|policy| (POLICY, policy));
+        let fields = names.iter().map(|name| (name.clone(), TO_FILL_IN)).chain(policy);
+        if !is_denial {
+            return fields.collect();
+        }
+        let denial = [(RETRY_AFTER, TO_FILL_IN)].into_iter().chain(fields);
+        denial.chain([(CONTENT_TYPE, TEXT), (CACHE_CONTROL, NO_STORE)]).collect()
     }
 
     /// Creates this template with the quotas of these charges.
@@ -205,35 +221,38 @@ impl Template {
         Self::of_charges(family, &[Charge::new(rule, &key, quotas)], None)
     }
 
-    /// Returns the template for the charges of a request to a layer with this template.
+    /// Returns the template for the charges of a request, unless it is this one.
     #[inline]
-    pub(crate) fn fit(self: &Arc<Self>, charges: &[Charge<'_>]) -> Arc<Self> {
+    pub(crate) fn fit(&self, charges: &[Charge<'_>]) -> Option<Arc<Self>> {
+        let is_fixed = !self.is_per_request && self.latest.is_none();
+        if is_fixed { None } else { self.find_fitting(charges) }
+    }
+
+    #[inline(never)]
+    fn find_fitting(&self, charges: &[Charge<'_>]) -> Option<Arc<Self>> {
         if self.is_per_request {
-            return Self::of_charges(self.family, charges, self.secret.as_ref());
+            return Some(Self::of_charges(self.family, charges, self.secret.as_ref()));
         }
-        let Some(latest) = &self.latest else { return self.clone() };
+        let latest = self.latest.as_ref()?;
         let template = latest.read().unwrap_or_else(PoisonError::into_inner).clone();
         if charges.iter().all(|charge| template.has(charge)) {
-            return template;
+            return Some(template);
         }
         let template = Arc::new(template.renewed(charges));
         *latest.write().unwrap_or_else(PoisonError::into_inner) = template.clone();
-        template
+        Some(template)
     }
 
     /// Returns the quota fields of the response to an allowed request, if it has any.
     #[inline(always)]
-    pub(crate) fn lines(
-        self: &Arc<Self>,
-        charges: &[Charge<'_>],
-        decision: &Decision,
-    ) -> Option<Lines> {
+    pub(crate) fn lines(&self, charges: &[Charge<'_>], decision: &Decision) -> Option<Lines> {
         if !self.reports_allowed || !decision.is_allowed() {
             return None;
         }
-        let mut lines = Lines { template: self.fit(charges), readings: Readings::new() };
-        lines.template.read(decision, &mut lines.readings);
-        if lines.readings.is_empty() { None } else { Some(lines) }
+        match self.fit(charges) {
+            Some(template) => template.fields(decision, &[], 0),
+            None => self.fields(decision, &[], 0),
+        }
     }
 
     /// Adds the fields of a rejection. Existing fields are kept, except for the quota fields.
@@ -244,17 +263,13 @@ impl Template {
         charges: &[Charge<'_>],
         retry_after: Option<Duration>,
     ) {
-        let mut readings = Readings::new();
-        decision.into_iter().for_each(|decision| self.read(decision, &mut readings));
-        if let (Some(prepared), Some(wait)) = (&self.prepared, retry_after)
+        if let (Some(decision), Some(wait)) = (decision, retry_after)
             && headers.is_empty()
-            && !readings.is_empty()
+            && let Some(fields) = self.fields(decision, charges, retry_seconds(wait))
         {
-            *headers = prepared.denial.clone();
-            headers.values_mut().take(1).for_each(|field| *field = number(retry_seconds(wait)));
-            return self.fill_in(&readings, charges, headers, 1);
+            return fields.write(headers);
         }
-        self.add_to(headers, &readings, charges, retry_after);
+        self.add_to(headers, decision, charges, retry_after);
         headers.entry(CONTENT_TYPE).or_insert(TEXT);
         headers.entry(CACHE_CONTROL).or_insert(NO_STORE);
     }
@@ -263,11 +278,13 @@ impl Template {
     pub(super) fn add_to(
         &self,
         headers: &mut HeaderMap,
-        readings: &[Reading],
+        decision: Option<&Decision>,
         charges: &[Charge<'_>],
         retry_after: Option<Duration>,
     ) {
-        self.write(readings, charges, headers);
+        if let Some(fields) = decision.and_then(|decision| self.fields(decision, charges, 0)) {
+            fields.write(headers);
+        }
         if let Some(wait) = retry_after {
             headers.entry(RETRY_AFTER).or_insert_with(|| number(retry_seconds(wait)));
         }
@@ -277,7 +294,7 @@ impl Template {
     ///
     /// A family that reports one quota reports the first. It is the decisive one.
     #[inline(always)]
-    pub(super) fn read(&self, decision: &Decision, readings: &mut Readings) {
+    fn read(&self, decision: &Decision, readings: &mut Readings) {
         for outcome in decision.outcomes() {
             if let Some(reading) = self.reading(decision, outcome) {
                 readings.push(reading);
@@ -307,15 +324,14 @@ impl Template {
         let item = Some(&self.items[at]).filter(|item| item.is_listed())?;
         let (left, next) = outcome.remaining_and_next();
         let next = whole_seconds(next);
-        let needed = item.time_for(left);
         let (remaining, time) = match decision.is_allowed() {
-            true => (left, next.max(needed)),
+            true => (left, next.max(item.time_for(left))),
             false if outcome.is_denied() => (0, next),
             // A window could end after `Retry-After`.
             false => (left, 0),
         };
         let (item, overage) = (u16::try_from(at).ok()?, decision.is_overage());
-        Some(Reading { item, overage, is_usual: time == needed, remaining, time })
+        Some(Reading { item, overage, remaining, time })
     }
 
     /// Returns the name of a quota as clients see it.
@@ -336,47 +352,149 @@ impl Template {
 }
 
 impl Lines {
-    /// Adds the fields to a response, which may already have fields of an inner limiter.
+    /// Adds the fields to a response, which may already have fields of an inner limiter. The
+    /// [module](super) documents existing fields.
     #[inline]
-    pub(crate) fn write(&self, headers: &mut HeaderMap) {
-        self.template.write(&self.readings, &[], headers);
+    pub(crate) fn write(self, headers: &mut HeaderMap) {
+        let Fields { family, overage, .. } = *self.0;
+        if headers.capacity() == 0 {
+            let map = match Arc::strong_count(&self.0) {
+                1 => Arc::unwrap_or_clone(self.0).map,
+                _ => self.0.map.clone(),
+            };
+            // The old map has no memory, and dropping it would check that again.
+            mem::forget(mem::replace(headers, map));
+        } else {
+            self.0.add_to(headers);
+        }
+        if overage && family != Headers::None {
+            headers.insert(OVERAGE, HeaderValue::from_static("1"));
+        }
+    }
+}
+
+impl Fields {
+    #[inline(never)]
+    fn add_to(&self, headers: &mut HeaderMap) {
+        let is_list = self.family == Headers::RateLimit;
+        let left = if is_list { None } else { left_inside(self.family, headers) };
+        if left.is_some_and(|left| left <= self.remaining.into()) {
+            return;
+        }
+        for (name, value) in &self.map {
+            if is_list {
+                headers.append(name, value.clone());
+            } else {
+                headers.insert(name, value.clone());
+            }
+        }
+    }
+}
+
+/// Returns the units left that an inner limiter reports in fields of one quota.
+fn left_inside(family: Headers, headers: &HeaderMap) -> Option<u64> {
+    let field = |name| headers.get(name)?.to_str().ok();
+    match names(family).0 {
+        [_, remaining, _] => field(remaining)?.parse().ok(),
+        [dictionary] => {
+            let mut members = field(dictionary)?.split(',');
+            members.find_map(|member| member.trim().strip_prefix("remaining=")?.parse().ok())
+        }
+        _ => None,
+    }
+}
+
+/// Recently rendered fields.
+///
+/// Most responses of a service have the fields of a few: most accounts are almost full, and the
+/// waits of denials are whole seconds. Each thread has a cache, which needs no lock.
+#[derive(Default)]
+struct Recent {
+    template: u64,
+    /// The seconds of `Retry-After`, or 0 for the quota fields alone.
+    retry: u64,
+    readings: Readings,
+    /// Set if the readings occurred twice in succession, because keeping fields has a cost.
+    lines: Option<Lines>,
+}
+
+/// The number of cached responses of a thread, at about 0.7 KiB each.
+const RECENT: usize = 128;
+
+thread_local! {
+    static CACHE: RefCell<Vec<Recent>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Recent {
+    /// Returns the slot in the cache for these readings.
+    #[inline]
+    fn slot(template: u64, retry: u64, readings: &[Reading]) -> usize {
+        let mix = |hash: u64, part: u64| (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let part = |it: &Reading| u64::from(it.remaining) | u64::from(it.time) << 32;
+        let hash = readings.iter().map(part).fold(mix(template, retry), mix);
+        usize::try_from(hash >> 32).unwrap_or(0) % RECENT
     }
 }
 
 /// Rendering.
 impl Template {
-    /// Adds the fields to a response. The [module](super) documents existing fields.
-    fn write(&self, readings: &[Reading], charges: &[Charge<'_>], headers: &mut HeaderMap) {
-        let Some(first) = readings.first() else { return };
-        match &self.prepared {
-            Some(prepared) if headers.is_empty() => {
-                *headers = prepared.fields.clone();
-                self.fill_in(readings, charges, headers, 0);
+    /// Returns the quota fields or, with the seconds of `Retry-After`, those of a plain-text
+    /// rejection. Returns `None` if clients see no quota.
+    #[inline(never)]
+    fn fields(&self, decision: &Decision, charges: &[Charge<'_>], retry: u64) -> Option<Lines> {
+        let mut readings = Readings::new();
+        self.read(decision, &mut readings);
+        if readings.is_empty() {
+            return None;
+        }
+        let render = || self.render(&readings, charges, retry);
+        let is_cached = self.family != Headers::XRateLimit // has the time of the clock
+            && !readings.spilled()
+            && (charges.is_empty() || self.are_all(&readings));
+        let Some(Prepared { id, .. }) = self.prepared.as_ref().filter(|_| is_cached) else {
+            return Some(render());
+        };
+        let cached = CACHE.try_with(|cache| {
+            let mut cache = cache.borrow_mut();
+            if cache.is_empty() {
+                cache.resize_with(RECENT, Recent::default);
             }
-            _ => self.add(readings, first, charges, headers),
-        }
-        if first.overage && self.family != Headers::None {
-            headers.insert(OVERAGE, HeaderValue::from_static("1"));
-        }
+            let recent = &mut cache[Recent::slot(*id, retry, &readings)];
+            let is_same =
+                (recent.template, recent.retry) == (*id, retry) && recent.readings == readings;
+            if let (true, Some(lines)) = (is_same, &recent.lines) {
+                return lines.clone();
+            }
+            let lines = render();
+            let kept = is_same.then(|| lines.clone());
+            *recent = Recent { template: *id, retry, readings: readings.clone(), lines: kept };
+            lines
+        });
+        Some(cached.unwrap_or_else(|_| render()))
     }
 
-    /// Replaces the placeholders of prepared fields, after the first `skipped` ones.
-    #[inline(always)]
-    fn fill_in(
-        &self,
-        readings: &[Reading],
-        charges: &[Charge<'_>],
-        headers: &mut HeaderMap,
-        skipped: usize,
-    ) {
-        self.set(readings, headers.values_mut().skip(skipped));
+    #[inline(never)]
+    fn render(&self, readings: &[Reading], charges: &[Charge<'_>], retry: u64) -> Lines {
+        let mut map = match &self.prepared {
+            Some(prepared) if retry > 0 => prepared.denial.clone(),
+            Some(prepared) => prepared.fields.clone(),
+            None => self.blank(retry > 0),
+        };
+        let mut values = map.values_mut();
+        if retry > 0 {
+            values.by_ref().take(1).for_each(|field| *field = number(retry));
+        }
+        self.set(readings, values);
         if !self.are_all(readings) && names(self.family).1 {
-            match (self.policy_of(readings, charges), headers.get_mut(POLICY)) {
+            match (self.policy_of(readings, charges), map.get_mut(POLICY)) {
                 (Some(policy), Some(field)) => *field = policy,
-                (Some(policy), None) => drop(headers.insert(POLICY, policy)),
-                (None, _) => drop(headers.remove(POLICY)),
+                (Some(policy), None) => drop(map.insert(POLICY, policy)),
+                (None, _) => drop(map.remove(POLICY)),
             }
         }
+        let (remaining, overage) =
+            readings.first().map_or((0, false), |it| (it.remaining, it.overage));
+        Lines(Arc::new(Fields { family: self.family, remaining, overage, map }))
     }
 
     /// Returns `true` if the policy field of the layer fits: all rules charged the request, and no
@@ -401,7 +519,6 @@ impl Template {
     }
 
     /// Sets the values of the fields, except for the policy.
-    #[inline(always)]
     fn set<'a>(&self, readings: &[Reading], mut fields: impl Iterator<Item = &'a mut HeaderValue>) {
         let Some(first) = readings.first() else { return };
         let value = match self.family {
@@ -418,49 +535,6 @@ impl Template {
         }
     }
 
-    #[inline(never)]
-    fn add(
-        &self,
-        readings: &[Reading],
-        first: &Reading,
-        charges: &[Charge<'_>],
-        headers: &mut HeaderMap,
-    ) {
-        let (names, ruled) = names(self.family);
-        let is_list = self.family == Headers::RateLimit;
-        let left = if is_list { None } else { self.left_inside(headers) };
-        if left.is_some_and(|left| left <= first.remaining.into()) {
-            return;
-        }
-        let mut values = [TO_FILL_IN; 3];
-        self.set(readings, values.iter_mut());
-        let fields = names.iter().cloned().zip(values);
-        let all = self.are_all(readings);
-        let policy = if all { self.policy.clone() } else { self.policy_of(readings, charges) };
-        let policy = policy.filter(|_| ruled).map(|policy| (POLICY, policy));
-        for (name, value) in fields.chain(policy) {
-            if is_list {
-                headers.append(name, value);
-            } else {
-                headers.insert(name, value);
-            }
-        }
-    }
-
-    /// Returns the units left that an inner limiter reports in fields of one quota.
-    fn left_inside(&self, headers: &HeaderMap) -> Option<u64> {
-        let (names, _) = names(self.family);
-        let field = |name| headers.get(name)?.to_str().ok();
-        match names {
-            [_, remaining, _] => field(remaining)?.parse().ok(),
-            [dictionary] => {
-                let mut members = field(dictionary)?.split(',');
-                members.find_map(|member| member.trim().strip_prefix("remaining=")?.parse().ok())
-            }
-            _ => None,
-        }
-    }
-
     fn find(&self, outcome: &Outcome) -> Option<usize> {
         let (rule, index) = (outcome.rule(), outcome.quota_index());
         self.items.iter().position(|item| item.rule == rule && item.place == index)
@@ -470,28 +544,8 @@ impl Template {
         &self.items[usize::from(reading.item)]
     }
 
-    /// Returns the value of a field with one reading, from the cache if there is one.
-    #[inline(always)]
-    fn value(
-        &self,
-        reading: &Reading,
-        render: impl Fn() -> Option<HeaderValue>,
-    ) -> Option<HeaderValue> {
-        let is_cached = self.prepared.is_some() && self.items.len() <= MAX_CACHED;
-        if is_cached { self.item(reading).cached(reading, render) } else { render() }
-    }
-
     /// Renders a list of structured fields: `"burst";r=0;t=2, "hour";r=612;t=4`.
-    #[inline(always)]
     fn list(&self, readings: &[Reading]) -> Option<HeaderValue> {
-        match readings {
-            [one] => self.value(one, || self.make_list(readings)),
-            _ => self.make_list(readings),
-        }
-    }
-
-    #[inline(never)]
-    fn make_list(&self, readings: &[Reading]) -> Option<HeaderValue> {
         // A stack buffer, so that one allocation of the exact size is enough.
         let mut text = [0; 128];
         let mut rest = &mut text[..];
@@ -526,12 +580,8 @@ impl Template {
 
     /// Renders `limit=5, remaining=4, reset=1`.
     fn dictionary(&self, first: &Reading) -> Option<HeaderValue> {
-        self.value(first, || {
-            let Reading { remaining, time, .. } = first;
-            let limit = self.item(first).limit;
-            HeaderValue::try_from(format!("limit={limit}, remaining={remaining}, reset={time}"))
-                .ok()
-        })
+        let (Reading { remaining, time, .. }, limit) = (first, self.item(first).limit);
+        HeaderValue::try_from(format!("limit={limit}, remaining={remaining}, reset={time}")).ok()
     }
 
     /// Returns the values of the limit, remaining and reset fields.
@@ -589,13 +639,10 @@ struct Item {
     policy: Option<HeaderValue>,
     /// The seconds in which an empty account refills, or 0 for slots.
     window: u64,
-    /// The seconds in which one unit is refilled.
-    interval: u32,
     /// The unit, if no header field can express it.
     unregistered_unit: Option<&'static str>,
     /// The parameter `pk`, if partition keys are enabled.
     pk: Option<String>,
-    values: ValueCache,
 }
 
 /// Returns the policy of a quota. A policy of a list has the quoted name and the unit.
@@ -640,10 +687,8 @@ impl Item {
             prefix: if is_listed { format!("{quoted};r=") } else { String::new() },
             policy: HeaderValue::try_from(policy).ok().filter(|_| is_policy),
             window,
-            interval: whole_seconds(quota.interval_nanos()),
             unregistered_unit,
             pk: None,
-            values: ValueCache::default(),
         }
     }
 
@@ -669,54 +714,7 @@ impl Item {
         let seconds = u64::from(units).saturating_mul(self.window);
         u32::try_from(seconds.div_ceil(self.limit.max(1).into())).unwrap_or(u32::MAX)
     }
-
-    /// Returns the value of a field with this reading only. `render` creates the value, unless it is
-    /// cached.
-    #[inline]
-    fn cached(
-        &self,
-        reading: &Reading,
-        render: impl Fn() -> Option<HeaderValue>,
-    ) -> Option<HeaderValue> {
-        let Some(slot) = self.slot(reading) else { return render() };
-        let new = || (0..UNITS + SECONDS + USED).map(|_| OnceLock::new()).collect();
-        let slot = self.values.get_or_init(new).get(slot)?;
-        if slot.get().is_none() {
-            slot.set(render()?).ok();
-        }
-        slot.get().cloned()
-    }
-
-    /// Returns the slot of a reading in the cache, or `None` if it is not cached.
-    #[inline]
-    fn slot(&self, reading: &Reading) -> Option<usize> {
-        let Reading { is_usual, remaining, time, .. } = *reading;
-        let (units, seconds) = (remaining as usize, time as usize);
-        if units == 0 && seconds < SECONDS {
-            return Some(UNITS + seconds);
-        }
-        let is_usual = if units == 0 { time == self.interval } else { is_usual };
-        if !is_usual {
-            return None;
-        }
-        if units < UNITS {
-            return Some(units);
-        }
-        // Units that a window carried over may exceed the limit.
-        let used = self.limit.checked_sub(remaining)? as usize;
-        (used < USED).then_some(UNITS + SECONDS + used)
-    }
 }
-
-/// Rendered values, allocated on first use.
-type ValueCache = OnceLock<Box<[OnceLock<HeaderValue>]>>;
-
-/// The limit of units left. Values below the limit are cached.
-const UNITS: usize = 128;
-/// The limit of the wait in seconds. A value below the limit is cached if no units are left.
-const SECONDS: usize = 64;
-/// The limit of used units. Values below the limit are cached.
-const USED: usize = 64;
 
 /// Returns the seconds in which an empty account refills, or 0 for slots.
 ///

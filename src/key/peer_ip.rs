@@ -91,7 +91,7 @@ impl Default for PeerIp {
 }
 
 impl KeyExtractor for PeerIp {
-    #[inline]
+    #[inline(always)]
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         match peer(head) {
             Some(address) => {
@@ -108,7 +108,7 @@ pub(crate) fn peer_address(head: &RequestHead<'_>) -> Option<IpAddr> {
     peer(head).map(|peer| peer.ip().to_canonical())
 }
 
-#[inline]
+#[inline(always)]
 fn peer(head: &RequestHead<'_>) -> Option<SocketAddr> {
     #[cfg(feature = "axum")]
     if let Some(info) = head.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>() {
@@ -142,10 +142,13 @@ pub(super) const fn ipv6_mask(bits: u8) -> Ipv6Addr {
 }
 
 /// Returns the key of the masked address. IPv4-mapped addresses are converted to IPv4.
-#[inline]
+#[inline(always)]
 pub(super) fn masked(address: IpAddr, ipv4_mask: Ipv4Addr, ipv6_mask: Ipv6Addr) -> Key {
-    match address.to_canonical() {
+    match address {
         IpAddr::V4(address) => (address & ipv4_mask).into(),
-        IpAddr::V6(address) => (address & ipv6_mask).into(),
+        IpAddr::V6(address) => match address.to_ipv4_mapped() {
+            Some(address) => (address & ipv4_mask).into(),
+            None => (address & ipv6_mask).into(),
+        },
     }
 }

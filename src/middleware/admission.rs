@@ -6,6 +6,7 @@ use std::{
     any::type_name,
     mem,
     pin::Pin,
+    slice,
     sync::Mutex,
     task::{Context, Poll, ready},
     time::{Duration, Instant},
@@ -29,7 +30,7 @@ use crate::{
     log::error,
     observe::DecisionEvent,
     reject::{Reject, Rejection},
-    rule::{Bypass, Rules, deadline},
+    rule::{self, Bypass, Rules, deadline},
     store::{Answer, CannotFail, Charge, OwnedCharges, Store, StoreExt},
 };
 
@@ -76,29 +77,33 @@ where
     S: Store<Error: CannotFail>,
 {
     /// Decides on a request, or starts a store call that completes later.
-    ///
-    /// A request that has waited for a slot asks again with its `waiter`. The quotas may have
-    /// changed.
     #[inline(always)]
-    pub(super) fn admit<B: 'static>(
+    pub(super) fn admit<B: 'static>(&self, head: &RequestHead<'_>) -> Next<B, S>
+    where
+        R: Reject<B>,
+    {
+        if let Err(bypass) = self.settings.check_bypass(head) {
+            return self.bypass(head, bypass);
+        }
+        let one = |charge: &Charge<'_>| self.decide(head, slice::from_ref(charge));
+        let several = |charges: &[Charge<'_>]| self.decide_several(head, charges);
+        self.rules.charges(head, one, several, |bypass| self.bypass(head, bypass))
+    }
+
+    /// Decides on a request that has waited for a slot. The quotas may have changed.
+    pub(super) fn admit_again<B: 'static>(
         &self,
         head: &RequestHead<'_>,
-        waiter: Option<Box<Waiter>>,
+        waiter: Box<Waiter>,
     ) -> Next<B, S>
     where
         R: Reject<B>,
     {
-        let decide = |charges: &[Charge<'_>]| {
-            if waiter.is_some() || self.settings.may_queue && charges.iter().any(Charge::queues) {
-                return self.decide_queueing(head, charges, waiter);
-            }
-            self.decide(head, charges, None)
-        };
+        let decide = |charges: &[Charge<'_>]| self.decide_queueing(head, charges, Some(waiter));
         self.charges(head, decide, |bypass| self.bypass(head, bypass))
     }
 
     /// Calls `then` with the charges of a request. If no store call is needed, calls `bypassed`.
-    #[inline(always)]
     pub(super) fn charges<T>(
         &self,
         head: &RequestHead<'_>,
@@ -106,7 +111,7 @@ where
         bypassed: impl FnOnce(Bypass) -> T,
     ) -> T {
         match self.settings.check_bypass(head) {
-            Ok(()) => self.rules.charges(head, then, bypassed),
+            Ok(()) => rule::charges(&*self.rules, head, then, bypassed),
             Err(bypass) => bypassed(bypass),
         }
     }
@@ -130,11 +135,35 @@ where
         let waited = waiter.as_ref().map_or(Duration::MAX, |it| it.waited());
         let left = |it: &Charge<'_>| it.max_wait().saturating_sub(waited);
         let charges = charges.iter().map(|it| it.with_max_wait(left(it)).with_turn(turn.as_ref()));
-        self.decide(head, &charges.collect::<SmallVec<[_; 4]>>(), waiter)
+        self.ask(head, &charges.collect::<SmallVec<[_; 4]>>(), waiter)
+    }
+
+    #[inline(never)]
+    fn decide_several<B: 'static>(
+        &self,
+        head: &RequestHead<'_>,
+        charges: &[Charge<'_>],
+    ) -> Next<B, S>
+    where
+        R: Reject<B>,
+    {
+        self.decide(head, charges)
     }
 
     #[inline(always)]
-    fn decide<B: 'static>(
+    fn decide<B: 'static>(&self, head: &RequestHead<'_>, charges: &[Charge<'_>]) -> Next<B, S>
+    where
+        R: Reject<B>,
+    {
+        if self.settings.may_queue && charges.iter().any(Charge::queues) {
+            return self.decide_queueing(head, charges, None);
+        }
+        self.ask(head, charges, None)
+    }
+
+    /// Asks the store.
+    #[inline(always)]
+    fn ask<B: 'static>(
         &self,
         head: &RequestHead<'_>,
         charges: &[Charge<'_>],
@@ -297,9 +326,11 @@ where
         if settings.is_observed() {
             self.notify(head, Ok(decision), false, false, charges);
         }
+        settings.penalties.iter().for_each(|it| it.deny(decision, charges));
         let retry_after = settings.retry_after.wait(&settings.promises, decision, charges);
-        let template = settings.template.fit(charges);
-        let why = self.rejection(Ok(decision), retry_after, &template);
+        let fitting = settings.template.fit(charges);
+        let template = fitting.as_deref().unwrap_or(&settings.template);
+        let why = self.rejection(Ok(decision), retry_after, template);
         let mut response = why.response(&*self.reject, head, charges);
         if settings.expose {
             response.extensions_mut().insert(decision.clone());
@@ -322,15 +353,11 @@ where
             self.notify(head, Ok(decision), true, has_waited, charges);
         }
         let lines = settings.template.lines(charges, decision);
-        if settings.has_context() || decision.slot.is_some() {
+        if settings.has_context || decision.slot.is_some() {
             let context = ResponseContext::new(lines, settings, decision, charges, in_flight);
             return Admission::Extended(context);
         }
-        // `None` apart, because moving an `Option` of this size is slow even if it is `None`.
-        match lines {
-            None => Admission::Admitted(None),
-            lines => Admission::Admitted(lines),
-        }
+        Admission::Admitted(lines)
     }
 
     fn rejection<'a>(

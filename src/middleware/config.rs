@@ -16,6 +16,7 @@ use super::{
     adjust::{AdjustConfig, ChargeHandle},
     hold::HoldConfig,
     overcommit::{InFlight, Overcommit},
+    penalty::{RulePenalty, Watched},
     queue::{Bounds, Waiter, Waiters},
     retry_after::{Promises, RetryAfter},
 };
@@ -41,6 +42,8 @@ pub(crate) struct LayerConfig {
     pub(crate) template: Arc<Template>,
     pub(crate) expose: bool,
     pub(crate) exempt_preflights: bool,
+    /// `false` if neither a list nor an exemption is set.
+    pub(crate) has_exceptions: bool,
     /// While on, no request is denied.
     pub(crate) report_only: Toggle,
     pub(crate) retry_after: RetryAfter,
@@ -56,6 +59,7 @@ pub(crate) struct LayerConfig {
     pub(crate) deny: Vec<AccessList>,
     pub(crate) overcommit: Option<Overcommit>,
     pub(crate) after: Option<AdjustConfig>,
+    pub(crate) penalties: Vec<Arc<RulePenalty>>,
     pub(crate) hold: Arc<HoldConfig>,
     /// The controllers of rules with adaptive limits.
     pub(crate) adaptive: Vec<(RuleName, Arc<Controller>)>,
@@ -63,6 +67,8 @@ pub(crate) struct LayerConfig {
     pub(crate) hooks: Vec<Arc<dyn OnDecision>>,
     /// The secret for fingerprints of keys in logs, spans and explanations.
     pub(crate) secret: Option<FingerprintKey>,
+    /// `true` if every request has a [`ResponseContext`].
+    pub(crate) has_context: bool,
     /// `true` once the log has the mistakes of the layer.
     pub(crate) advised: Arc<AtomicBool>,
 }
@@ -82,6 +88,7 @@ impl LayerConfig {
             template: Arc::new(Template::new(HeaderPolicy::default(), infos)),
             expose: false,
             exempt_preflights: false,
+            has_exceptions: true,
             report_only: Toggle::off(),
             retry_after: RetryAfter::Earliest,
             promises: Arc::default(),
@@ -93,11 +100,13 @@ impl LayerConfig {
             deny: Vec::new(),
             overcommit: None,
             after: None,
+            penalties: Vec::new(),
             hold: Arc::default(),
             adaptive: infos.iter().filter_map(controller).collect(),
             metrics: Metrics::new(infos.iter().map(|it| (it.name, it.is_chosen()))),
             hooks: Vec::new(),
             secret: None,
+            has_context: true,
             advised: Arc::default(),
         }
     }
@@ -111,6 +120,9 @@ impl LayerConfig {
     pub(crate) fn check_bypass(&self, head: &RequestHead<'_>) -> Result<(), Bypass> {
         if !self.enabled.is_on() {
             return Err(Bypass::Exempt("the layer is switched off"));
+        }
+        if !self.has_exceptions {
+            return Ok(());
         }
         if self.allow.iter().any(|list| list.allows(head)) {
             return Err(Bypass::Exempt("it is on an allow list"));
@@ -178,10 +190,15 @@ impl LayerConfig {
         self.hooks.iter().for_each(|hook| hook.on_decision(event));
     }
 
-    /// Returns `true` if every request has a [`ResponseContext`].
-    #[inline]
-    pub(crate) fn has_context(&self) -> bool {
-        self.expose || self.after.is_some() || self.overcommit.is_some()
+    /// Prepares what a request needs of settings that no longer change.
+    pub(crate) fn prepare(&mut self, infos: &[RuleInfo<'_>]) {
+        self.template = Arc::new(Template::new(self.headers, infos));
+        let has_lists = !self.allow.is_empty() || !self.deny.is_empty();
+        self.has_exceptions = has_lists || self.exempt_preflights;
+        self.has_context = self.expose
+            || self.after.is_some()
+            || self.overcommit.is_some()
+            || self.penalties.iter().any(|it| it.reads_responses());
     }
 
     /// Adds a request to the queue. Returns `None` if the queue is full or the layer is report-only.
@@ -211,6 +228,7 @@ pub(crate) struct ResponseContext {
     lines: Option<Lines>,
     decision: Option<Decision>,
     charge: Option<ChargeHandle>,
+    watched: SmallVec<[Watched; 1]>,
     slot: Option<(Slot, Arc<HoldConfig>)>,
     measured: SmallVec<[Measurement; 1]>,
     _in_flight: Option<InFlight>,
@@ -226,7 +244,7 @@ impl ResponseContext {
     /// Writes header fields and extensions to a response, adjusts the charge, and makes the body
     /// hold the slots.
     pub(super) fn apply<B: 'static>(self: Box<Self>, mut response: Response<B>) -> Response<B> {
-        if let Some(lines) = &self.lines {
+        if let Some(lines) = self.lines {
             lines.write(response.headers_mut());
         }
         if let Some(decision) = self.decision {
@@ -235,6 +253,7 @@ impl ResponseContext {
         if let Some(charge) = &self.charge {
             charge.classify(&response);
         }
+        self.watched.iter().for_each(|it| it.classify(&response));
         let Some((slot, config)) = self.slot else { return response };
         if !self.measured.is_empty() {
             let overloaded = config.is_overloaded(&response);
@@ -278,6 +297,8 @@ impl ResponseContext {
         };
         let adaptive = settings.adaptive.iter().filter(|_| slot.is_some());
         let measured = adaptive.filter_map(measure).collect();
+        let watched = settings.penalties.iter().filter_map(|it| Watched::new(it, charges));
+        let watched = watched.collect();
         let charge = |after: &AdjustConfig| {
             let charged = decision.is_allowed()
                 && in_flight.is_none()
@@ -288,6 +309,7 @@ impl ResponseContext {
             lines,
             decision: settings.expose.then(|| decision.clone()),
             charge: settings.after.as_ref().map(charge),
+            watched,
             slot,
             measured,
             _in_flight: in_flight.or_else(|| settings.overcommit.as_ref().map(Overcommit::enter)),

@@ -22,7 +22,7 @@ use crate::{
     explain::Explanation,
     fingerprint::FingerprintKey,
     head::{RequestHead, ResponseHead},
-    headers::{HeaderPolicy, Template, check_names},
+    headers::{HeaderPolicy, check_names},
     key::{KeyExtractor, PeerIp},
     log::warn,
     observe::OnDecision,
@@ -614,8 +614,7 @@ impl<I, K: Rules, S, R> Layer<I> for RateLimitLayer<K, S, R> {
     fn layer(&self, inner: I) -> Self::Service {
         self.advise();
         let mut layer = self.clone();
-        let template = Template::new(self.settings.headers, &rule::infos(&*self.rules));
-        layer.settings.template = Arc::new(template);
+        layer.settings.prepare(&rule::infos(&*self.rules));
         RateLimit { inner, layer: Arc::new(layer) }
     }
 }

@@ -66,6 +66,7 @@ pub enum RetryAfter {
 
 impl RetryAfter {
     /// Returns the wait to report, or `None` if waiting does not help.
+    #[inline]
     pub(super) fn wait(
         self,
         promises: &Promises,
@@ -75,13 +76,15 @@ impl RetryAfter {
         let earliest = denial.expected_wait()?;
         Some(match self {
             Self::Earliest => earliest,
-            Self::Jitter(percent) => {
-                let share = RandomState::new().hash_one(0) % (u64::from(percent) + 1);
-                earliest.saturating_add(earliest.mul_f64(share as f64 / 100.0))
-            }
+            Self::Jitter(percent) => with_jitter(earliest, percent),
             Self::Queue => promises.queue(earliest, denial, charges),
         })
     }
+}
+
+fn with_jitter(earliest: Duration, percent: u8) -> Duration {
+    let share = RandomState::new().hash_one(0) % (u64::from(percent) + 1);
+    earliest.saturating_add(earliest.mul_f64(share as f64 / 100.0))
 }
 
 /// The number of keys with a promise.

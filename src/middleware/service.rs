@@ -71,13 +71,9 @@ where
     #[inline]
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let readiness = Readiness(&mut self.inner);
-        let admission = self.layer.admit(&RequestHead::from(&request), None);
+        let admission = self.layer.admit(&RequestHead::from(&request));
         mem::forget(readiness);
         match admission {
-            // `None` apart, because moving an `Option` of this size is slow even if it is `None`.
-            Admission::Admitted(None) => ResponseFuture {
-                state: State::Running { future: self.inner.call(request), lines: None },
-            },
             Admission::Admitted(lines) => {
                 ResponseFuture { state: State::Running { future: self.inner.call(request), lines } }
             }
@@ -189,10 +185,12 @@ where
         loop {
             match state.as_mut().project() {
                 StateProj::Running { future, lines: None } => return future.poll(cx),
-                StateProj::Running { future, lines: Some(lines) } => {
-                    let mut response = ready!(future.poll(cx))?;
-                    lines.write(response.headers_mut());
-                    return Poll::Ready(Ok(response));
+                StateProj::Running { future, lines } => {
+                    let mut polled = future.poll(cx);
+                    if let Poll::Ready(Ok(response)) = &mut polled {
+                        take(lines).write(response.headers_mut());
+                    }
+                    return polled;
                 }
                 StateProj::Extended { future, context } => {
                     let response = ready!(future.poll(cx))?;
@@ -277,7 +275,7 @@ where
             }
         }
         Poll::Ready(Ok(match mem::replace(step, Admission::Admitted(None)) {
-            Admission::Waiting(waiter) => layer.admit(&head, Some(waiter)),
+            Admission::Waiting(waiter) => layer.admit_again(&head, waiter),
             Admission::Queued(queued) => layer.dequeue(&head, queued),
             step => step,
         }))

@@ -82,10 +82,7 @@ mod text;
 use std::{fmt, time::Duration};
 
 use bytes::Bytes;
-use http::{
-    HeaderValue, Method, Response, StatusCode,
-    header::{CONTENT_LENGTH, CONTENT_TYPE},
-};
+use http::{Response, StatusCode};
 
 use crate::{
     decision::{Decision, Source},
@@ -410,26 +407,10 @@ impl Default for TooManyRequests {
 impl<B: Default + 'static> Reject<B> for TooManyRequests {
     fn reject(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B> {
         let status = self.status(why);
-        if grpc::is_call(head) || self.grpc_web && grpc::is_translated(head) {
-            return grpc::response(why, status);
-        }
-        let is_json = text::accepts_json(head.headers);
-        let text = if is_json { text::problem(why, status).into() } else { text::plain(why) };
-        let (length, is_head) = (text.len(), head.method == Method::HEAD);
-        let mut response = Response::new(if is_head { B::default() } else { text::body(text) });
-        *response.status_mut() = status;
-        // The layer adds the fields of a plain text.
-        if is_json {
-            response.headers_mut().insert(CONTENT_TYPE, PROBLEM);
-        }
-        if is_head {
-            response.headers_mut().insert(CONTENT_LENGTH, length.into());
-        }
-        response
+        let is_grpc = grpc::is_call(head) || self.grpc_web && grpc::is_translated(head);
+        if is_grpc { grpc::response(why, status) } else { text::response(why, head, status) }
     }
 }
-
-const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 
 impl Decision {
     /// Creates the response to a denied request, or returns `None` if the request is allowed.

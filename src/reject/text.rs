@@ -10,11 +10,17 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, StatusCode, header::ACCEPT};
+use http::{
+    HeaderMap, HeaderValue, Method, Response, StatusCode,
+    header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE},
+};
 use http_body_util::Full;
 
 use super::{Reason, Rejection};
-use crate::{key::KeyError, log};
+use crate::{
+    key::{KeyError, RequestHead},
+    log,
+};
 
 /// Plain texts are cached for waits below this number of seconds.
 const COMMON_WAITS: usize = 4_096;
@@ -29,10 +35,38 @@ const ABNORMAL_USAGE: &str =
 const REDUCED_CAPACITY: &str =
     "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
 
+const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
+
+/// Returns the response with a text or problem+json, without the fields that the layer adds to both.
+#[inline]
+pub(super) fn response<B: Default + 'static>(
+    why: &Rejection<'_>,
+    head: &RequestHead<'_>,
+    status: StatusCode,
+) -> Response<B> {
+    let is_json = accepts_json(head.headers);
+    let text = if is_json { problem(why, status).into() } else { plain(why) };
+    let (length, is_head) = (text.len(), head.method == Method::HEAD);
+    let mut response = Response::new(if is_head { B::default() } else { body(text) });
+    *response.status_mut() = status;
+    // The layer adds the fields of a plain text.
+    if is_json {
+        response.headers_mut().insert(CONTENT_TYPE, PROBLEM);
+    }
+    if is_head {
+        response.headers_mut().insert(CONTENT_LENGTH, length.into());
+    }
+    response
+}
+
 /// Returns `true` if `Accept` contains JSON with a quality above 0.
 ///
 /// A client that sends only `*/*` gets text.
-pub(super) fn accepts_json(headers: &HeaderMap) -> bool {
+fn accepts_json(headers: &HeaderMap) -> bool {
+    headers.contains_key(ACCEPT) && has_json_range(headers)
+}
+
+fn has_json_range(headers: &HeaderMap) -> bool {
     media_ranges(headers).filter_map(|range| str::from_utf8(range).ok()).any(|range| {
         let mut parts = range.split(';').map(str::trim);
         let kind = parts.next().unwrap_or_default();
@@ -58,7 +92,7 @@ fn media_ranges(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
 }
 
 /// Returns the text of a plain-text rejection.
-pub(super) fn plain(why: &Rejection<'_>) -> Bytes {
+fn plain(why: &Rejection<'_>) -> Bytes {
     static COMMON: [OnceLock<Bytes>; COMMON_WAITS] = [const { OnceLock::new() }; COMMON_WAITS];
     let seconds = why.retry_after_seconds();
     if let (Reason::Limited, Some(n), None) = (why.reason(), seconds, unregistered_units(why))
@@ -72,7 +106,7 @@ pub(super) fn plain(why: &Rejection<'_>) -> Bytes {
 /// Returns the problem+json text.
 ///
 /// The member `violated-policies` is spelled as in the IETF draft of the `RateLimit` fields.
-pub(super) fn problem(why: &Rejection<'_>, status: StatusCode) -> String {
+fn problem(why: &Rejection<'_>, status: StatusCode) -> String {
     let (kind, title) = kind_and_title(why.reason(), status);
     let mut json = String::with_capacity(256);
     let _ = write!(json, "{{\"type\":\"{kind}\",\"title\":");
@@ -147,7 +181,7 @@ fn is_first_without_log() -> bool {
 /// Creates a response body from `text`. A body of an unknown type is empty.
 ///
 /// The type is tested at run time, because tonic's body has no `From<Bytes>`.
-pub(super) fn body<B: Default + 'static>(text: Bytes) -> B {
+fn body<B: Default + 'static>(text: Bytes) -> B {
     let mut made = B::default();
     let any: &mut dyn Any = &mut made;
     if let Some(body) = any.downcast_mut::<Bytes>() {

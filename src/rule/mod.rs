@@ -26,7 +26,12 @@ pub use self::routes::RouteSettings;
 use self::rules::{Selected, Then, sealed::Sealed};
 #[cfg(feature = "serde")]
 pub use self::settings::RuleSettings;
-pub(crate) use self::{adaptive::Controller, check::check, plan::deadline, rules::infos};
+pub(crate) use self::{
+    adaptive::Controller,
+    check::check,
+    plan::deadline,
+    rules::{charges, infos},
+};
 pub use self::{
     adaptive::{Adaptive, Measurement},
     alternatives::Alternatives,
@@ -369,19 +374,22 @@ impl<K: KeyExtractor> Sealed for Rule<K> {
     fn charges<T>(
         &self,
         head: &RequestHead<'_>,
-        then: impl FnOnce(&[Charge<'_>]) -> T,
+        one: impl FnOnce(&Charge<'_>) -> T,
+        several: impl FnOnce(&[Charge<'_>]) -> T,
         bypassed: impl FnOnce(Bypass) -> T,
     ) -> T {
         if self.if_no_key.is_some() {
-            return rules::charges(self, head, then, bypassed);
+            return rules::charges(self, head, several, bypassed);
         }
         let applies = self.applies_to(head);
         if applies == Applies::Skip {
             return bypassed(Bypass::NO_RULE);
         }
-        let (found, mut made) = (self.extractor.extract(head), None);
+        // Not a tuple, which would copy the key.
+        let found = self.extractor.extract(head);
+        let mut made = None;
         match self.key(&found, &mut made, applies) {
-            Ok(Some(key)) => self.with_charge(head, key, |it| then(slice::from_ref(it))),
+            Ok(Some(key)) => self.with_charge(head, key, one),
             Ok(None) => bypassed(Bypass::NO_RULE),
             Err(error) => bypassed(error.clone().into()),
         }

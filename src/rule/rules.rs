@@ -73,19 +73,22 @@ pub(crate) mod sealed {
             chain(&rules, head, before, then)
         }
 
-        /// Calls `then` with the charges of a request. Calls `bypassed` instead if there are no
-        /// charges.
+        /// Calls `one` with the charge of a request, or `several` with its charges. Calls `bypassed`
+        /// instead if there are no charges.
+        ///
+        /// The compiler inlines `one`, because it has no other caller.
         #[inline]
         fn charges<T>(
             &self,
             head: &RequestHead<'_>,
-            then: impl FnOnce(&[Charge<'_>]) -> T,
+            _: impl FnOnce(&Charge<'_>) -> T,
+            several: impl FnOnce(&[Charge<'_>]) -> T,
             bypassed: impl FnOnce(Bypass) -> T,
         ) -> T
         where
             Self: Sized,
         {
-            charges(self, head, then, bypassed)
+            charges(self, head, several, bypassed)
         }
     }
 }
@@ -157,7 +160,7 @@ impl From<KeyError> for Bypass {
 
 /// Calls `then` with the charges of a request, or `bypassed` if no rule charges it.
 #[inline]
-pub(super) fn charges<T>(
+pub(crate) fn charges<T>(
     rules: &impl sealed::Sealed,
     head: &RequestHead<'_>,
     then: impl FnOnce(&[Charge<'_>]) -> T,

@@ -47,6 +47,7 @@ mod ext;
 mod governor;
 mod health;
 mod hot_keys;
+pub(crate) mod instances;
 mod local;
 mod op;
 #[cfg(feature = "redis")]
@@ -71,6 +72,7 @@ use tower::BoxError;
 pub(crate) use self::block::block;
 #[cfg(feature = "governor")]
 pub use self::governor::GovernorStore;
+pub use self::instances::Instances;
 #[cfg(feature = "redis")]
 pub(crate) use self::local::{Call, LeaveQueue, Order, SlotQueue};
 pub(crate) use self::local::{Clock, Turn};
@@ -499,8 +501,8 @@ pub trait Store {
     /// The result must not depend on the state of accounts. A layer calls this method when the
     /// layer is built, to find an unsupported charge before the first request. By default, every
     /// charge is supported, except for [concurrent](crate::Quota::concurrent) quotas and
-    /// [alternatives](Charge::with_group). A store that overrides this method without holding slots, or
-    /// without choosing alternatives, returns an error for them, too.
+    /// [alternatives](Charge::with_group), and for calendar periods (`Quota::per_month`). A store that
+    /// overrides this method and has none of them returns an error for them, too.
     ///
     /// Layers that share a store must give a rule the same quotas, because they charge the same
     /// accounts. [`LocalStore`] and
@@ -510,7 +512,7 @@ pub trait Store {
     ///
     /// Fails if a charge is not supported. The error contains the limitation.
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        no_slots(charges)?;
+        plain_quotas(charges)?;
         no_alternatives(charges)
     }
 
@@ -550,14 +552,16 @@ pub(crate) fn without_queueing<'a>(charges: &[Charge<'a>]) -> SmallVec<[Charge<'
     charges.iter().map(|charge| charge.with_max_wait(Duration::ZERO)).collect()
 }
 
-/// Returns an error if a charge needs slots, for a store that cannot hold them.
-fn no_slots(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-    if charges.iter().flat_map(Charge::quotas).any(Quota::is_concurrent) {
-        return Err(Unsupported::new(
-            "this store cannot hold slots of a concurrent quota; use LocalStore or RedisStore",
-        ));
-    }
-    Ok(())
+/// Returns an error if a charge needs slots or a calendar, for a store that has neither.
+fn plain_quotas(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+    let has = |is: fn(&Quota) -> bool| charges.iter().flat_map(Charge::quotas).any(is);
+    Err(Unsupported::new(if has(Quota::is_concurrent) {
+        "this store cannot hold slots of a concurrent quota; use LocalStore or RedisStore"
+    } else if has(Quota::is_calendar) {
+        "this store cannot count calendar periods; use LocalStore or RedisStore"
+    } else {
+        return Ok(());
+    }))
 }
 
 /// Returns an error if there are alternatives, for a store that charges every rule.

@@ -25,6 +25,9 @@ use crate::{
 /// charge. The outcomes of `undo`, `settle` and `reset` show the accounts directly after the
 /// operation.
 ///
+/// A quota with a `period` counts in calendar periods, and a step with a `period` changes that of
+/// the first quota before the step.
+///
 /// A `take` holds the slots of concurrent quotas under the name `hold`, and a `release` frees them. A
 /// `limit` step changes the limit of the first quota. A case with a `lease` has several processes: it
 /// is for stores that several processes share. Each hold counts for that time after its `take` or the
@@ -55,6 +58,8 @@ pub const TABLES: &[(&str, &str)] = &[
     ("refunds.json", include_str!("../../tests/scenarios/refunds.json")),
     ("slots.json", include_str!("../../tests/scenarios/slots.json")),
     ("alternatives.json", include_str!("../../tests/scenarios/alternatives.json")),
+    #[cfg(feature = "calendar")]
+    ("periods.json", include_str!("../../tests/scenarios/periods.json")),
     ("combined.json", include_str!("../../tests/scenarios/combined.json")),
 ];
 
@@ -85,6 +90,8 @@ struct QuotaRow {
     algorithm: String,
     units: u32,
     per: u64,
+    /// A calendar period in the text form, as `month from 2024-01-31[UTC]`.
+    period: String,
     /// The number of slots of a concurrent quota.
     limit: u32,
     burst: Option<u32>,
@@ -113,6 +120,8 @@ struct Step {
     hold: Option<String>,
     /// The new limit of the first quota.
     limit: Option<u32>,
+    /// The new calendar period of the first quota.
+    period: Option<String>,
     #[serde(default)]
     process: String,
     #[serde(default)]
@@ -289,7 +298,10 @@ impl QuotaRow {
             }
             (other, _) => return Err(format!("unknown algorithm {other:?}").into()),
         };
-        let quota = Quota::new(self.units, Duration::from_nanos(self.per))?;
+        let quota = match &*self.period {
+            "" => Quota::new(self.units, Duration::from_nanos(self.per))?,
+            period => format!("{}/{period}", self.units).parse()?,
+        };
         let quota = quota.try_with_burst(self.burst.unwrap_or(self.units))?;
         let quota = quota.try_with_algorithm(algorithm)?.try_with_soft(self.soft)?;
         let quota = self.max_debt.map_or(Ok(quota), |units| quota.try_with_max_debt(units))?;
@@ -328,6 +340,9 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxE
         subject.set(Duration::from_nanos(step.at));
         if let (Some(limit), Some(first)) = (step.limit, rules[0].2.first_mut()) {
             *first = Quota::try_concurrent(limit)?.try_with_soft(first.soft())?;
+        }
+        if let (Some(period), Some(row)) = (&step.period, case.quotas.first()) {
+            rules[0].2[0] = QuotaRow { period: period.clone(), ..row.clone() }.quota()?;
         }
         let of = |step: &Step, cost| case.charges(&rules, &key, step.headroom, cost);
         let read = of(step, 0);

@@ -101,10 +101,10 @@ impl Ledger {
     /// Charges a unit, if it fits.
     pub(crate) fn take(&self, id: u64, now: Instant) -> Option<Charged> {
         if !self.beside
-            && let Some(([tat], store)) = self.table.lock_instants([id], now)
+            && let Some(([tat], locked)) = self.table.lock_instants([id], now)
         {
             let new = self.step(tat, now)?;
-            store([new]);
+            Table::store_instants(locked, [new]);
             return Some(Charged::Own(new));
         }
         let mut account = account(id);
@@ -117,11 +117,11 @@ impl Ledger {
     /// Charges a unit of each account, if both fit.
     pub(crate) fn take_both(&self, ids: [u64; 2], now: Instant) -> bool {
         if !self.beside
-            && let Some((tats, store)) = self.table.lock_instants(ids, now)
+            && let Some((tats, locked)) = self.table.lock_instants(ids, now)
         {
             let new = tats.map(|tat| self.step(tat, now));
             let [Some(one), Some(other)] = new else { return false };
-            store([one, other]);
+            Table::store_instants(locked, [one, other]);
             return true;
         }
         let mut both = ids.map(account);

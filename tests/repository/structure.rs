@@ -12,23 +12,23 @@ use std::{
 const BUDGET: [(&str, usize); 19] = [
     ("src/", 739),
     ("src/admin", 676),
-    ("src/algorithm", 862),
-    ("src/decision", 633),
+    ("src/algorithm", 880),
+    ("src/decision", 640),
     ("src/explain", 213),
     ("src/guide", 99),
-    ("src/headers", 678),
-    ("src/key", 1092),
-    ("src/middleware", 1779),
+    ("src/headers", 671),
+    ("src/key", 1101),
+    ("src/middleware", 2054),
     ("src/observe", 498),
-    ("src/quota", 715),
-    ("src/reject", 515),
-    ("src/rule", 1415),
-    ("src/store", 825),
-    ("src/store/hot_keys", 951),
-    ("src/store/local", 1757),
-    ("src/store/redis", 3563),
-    ("src/store/wrappers", 874),
-    ("src/testing", 650),
+    ("src/quota", 933),
+    ("src/reject", 527),
+    ("src/rule", 1423),
+    ("src/store", 894),
+    ("src/store/hot_keys", 970),
+    ("src/store/local", 1782),
+    ("src/store/redis", 3687),
+    ("src/store/wrappers", 886),
+    ("src/testing", 660),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.
 const SLACK: usize = 40;
@@ -135,7 +135,8 @@ fn the_root_of_the_crate_has_few_names() {
 }
 
 /// Names that are defined twice, each with its reason.
-const DEFINED_TWICE: [(&str, &str); 2] = [
+const DEFINED_TWICE: [(&str, &str); 3] = [
+    ("Anchor", "without the feature, no quota has one"),
     ("Metrics", "without the feature, a layer has no-op metrics"),
     ("Sealed", "each module seals its own trait"),
 ];

@@ -78,6 +78,14 @@ fn quota() -> impl Strategy<Value = Quota> {
                     let window = Algorithm::FixedWindow { carry_over: more, paced };
                     quota.try_with_algorithm(window).ok()?
                 }
+                #[cfg(feature = "calendar")]
+                3 if start % 6 == 0 => {
+                    let start = ["1970-01-01T02:30[Europe/Berlin]", "1970-01-31[UTC]"];
+                    let start = start[usize::from(soft % 2)].parse().expect("an anchor");
+                    let quota =
+                        if more > 2 { Quota::per_month(units) } else { Quota::per_day(units) };
+                    quota.anchored_at(&start)
+                }
                 3 => quota.try_with_algorithm(Algorithm::AnchoredWindow).ok()?,
                 4 => {
                     let buckets = [1, 2, 3, 4, 5, 6, 10][buckets as usize];

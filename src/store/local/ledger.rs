@@ -91,40 +91,41 @@ impl Ledger {
     /// Always inlined, because a call would move the decision, which is large.
     #[inline(always)]
     pub(super) fn take<T>(&self, charges: &[Charge<'_>], then: impl FnOnce(Decision) -> T) -> T {
-        let is_slots = |it: &Charge<'_>| matches!(it.quotas(), [it] if it.is_concurrent());
-        let now = if matches!(charges, [it] if is_slots(it)) { 0 } else { self.clock.now() };
-        self.take_at(charges, now, then)
+        self.take_at(charges, || self.clock.now(), then)
     }
 
-    /// Decides at the clock reading `now`. For slots alone, no reading is needed.
+    /// Decides at a reading of the clock. For slots alone, no reading is needed.
     #[inline(always)]
-    fn take_at<T>(&self, charges: &[Charge<'_>], now: u64, then: impl FnOnce(Decision) -> T) -> T {
-        match self.take_plain::<1>(charges, now) {
-            Some((one, by)) => then(plain_decision(one, by, now)),
-            None => then(self.take_several(charges, now)),
+    fn take_at<T>(
+        &self,
+        charges: &[Charge<'_>],
+        clock: impl Fn() -> u64,
+        then: impl FnOnce(Decision) -> T,
+    ) -> T {
+        let mut now = None;
+        if let Some(one) = plain_charges::<1>(charges) {
+            let at = clock();
+            if let Some(by) = self.take_plain(one, at) {
+                return then(plain_decision(one, by, at));
+            }
+            now = Some(at);
         }
+        let is_slots = |it: &Charge<'_>| matches!(it.quotas(), [it] if it.is_concurrent());
+        let is_timed = !matches!(charges, [it] if is_slots(it));
+        let now = now.unwrap_or_else(|| if is_timed { clock() } else { 0 });
+        then(self.take_several(charges, now))
     }
 
-    /// Charges `N` rules with one plain GCRA quota each, whose accounts have slots in the table.
+    /// Charges `N` plain charges, whose accounts have slots in the table.
     ///
-    /// Returns `None` for other charges, and for a denial that a later reading of the clock may
+    /// Returns `None` for other accounts, and for a denial that a later reading of the clock may
     /// change.
     #[inline(always)]
-    fn take_plain<'c, 'a, const N: usize>(
+    fn take_plain<const N: usize>(
         &self,
-        charges: &'c [Charge<'a>],
+        all: &[Charge<'_>; N],
         now: u64,
-    ) -> Option<(&'c [Charge<'a>; N], [Evaluation; N])> {
-        let all: &[Charge<'_>; N] = charges.try_into().ok()?;
-        for (at, charge) in all.iter().enumerate() {
-            let [quota] = charge.quotas() else { return None };
-            let again = all[..at].iter().any(|other| other.rule() == charge.rule());
-            // A group of one is no alternative.
-            let is_alternative = N > 1 && charge.group() > 0;
-            if !is_plain(quota) || charge.quota_index().is_some() || again || is_alternative {
-                return None;
-            }
-        }
+    ) -> Option<[Evaluation; N]> {
         if self.may_be_blocked(now) {
             return None;
         }
@@ -133,20 +134,20 @@ impl Ledger {
             ids[at] = self.id(&all[at]);
         }
         let quota = |at: usize| &all[at].quotas()[0];
-        let (old, store) = self.table.lock_instants(ids, now)?;
+        let (old, locked) = self.table.lock_instants(ids, now)?;
         let (mut new, mut evaluations, mut retry_ns) = (old, [Evaluation::at_once(false); N], 0);
         for at in 0..N {
-            let (tat, by) = gcra::take(old[at], quota(at), now, all[at].demand());
+            let (tat, by) = gcra::take_from(old[at].max(now), quota(at), now, all[at].demand());
             if !by.allowed && !all[at].is_report_only() {
                 retry_ns = by.snapshot.retry_ns().max(retry_ns);
             }
             (new[at], evaluations[at]) = (tat.unwrap_or(old[at]), by);
         }
         if retry_ns == 0 {
-            store(new);
-            return Some((all, evaluations));
+            Table::store_instants(locked, new);
+            return Some(evaluations);
         }
-        drop(store);
+        drop(locked);
         for at in 0..N {
             if evaluations[at].allowed {
                 // The waits of a denial are those of callers that do not queue.
@@ -154,7 +155,7 @@ impl Ledger {
                 evaluations[at] = gcra::look(old[at], quota(at), now, demand);
             }
         }
-        self.later(charges, now, retry_ns).is_none().then_some((all, evaluations))
+        self.later(all, now, retry_ns).is_none().then_some(evaluations)
     }
 
     /// Takes the slots of one rule with one concurrent quota, if they are free. Returns `None` for
@@ -179,10 +180,14 @@ impl Ledger {
 
     #[inline(never)]
     fn take_several(&self, charges: &[Charge<'_>], now: u64) -> Decision {
-        if let Some((two, by)) = self.take_plain::<2>(charges, now) {
+        if let Some(two) = plain_charges::<2>(charges)
+            && let Some(by) = self.take_plain(two, now)
+        {
             return plain_decision(two, by, now);
         }
-        if let Some((three, by)) = self.take_plain::<3>(charges, now) {
+        if let Some(three) = plain_charges::<3>(charges)
+            && let Some(by) = self.take_plain(three, now)
+        {
             return plain_decision(three, by, now);
         }
         if let Some((charge, evaluation, hold)) = self.take_slots(charges) {
@@ -306,6 +311,22 @@ impl Ledger {
         *decision = Decision::new(false, now).with_blocked().with_outcome(outcome);
         true
     }
+}
+
+/// Returns the charges if they are `N` rules with one plain GCRA quota each.
+#[inline(always)]
+fn plain_charges<'c, 'a, const N: usize>(charges: &'c [Charge<'a>]) -> Option<&'c [Charge<'a>; N]> {
+    let all: &[Charge<'_>; N] = charges.try_into().ok()?;
+    for (at, charge) in all.iter().enumerate() {
+        let [quota] = charge.quotas() else { return None };
+        let again = all[..at].iter().any(|other| other.rule() == charge.rule());
+        // A group of one is no alternative.
+        let is_alternative = N > 1 && charge.group() > 0;
+        if !is_plain(quota) || charge.quota_index().is_some() || again || is_alternative {
+            return None;
+        }
+    }
+    Some(all)
 }
 
 /// Returns `true` if one instant is the whole state of an account.
@@ -550,10 +571,10 @@ mod tests {
             for charges in of {
                 let ledger = ledger();
                 for behind in [0, 3, 7] {
-                    let decision = ledger.take_at(&charges, 10 * SECOND - behind, |it| it);
+                    let decision = ledger.take_at(&charges, || 10 * SECOND - behind, |it| it);
                     assert!(decision.is_allowed(), "{algorithm:?}, {behind}: {decision:?}");
                 }
-                let denied = ledger.take_at(&charges, 10 * SECOND - 9, |it| it);
+                let denied = ledger.take_at(&charges, || 10 * SECOND - 9, |it| it);
                 assert!(!denied.is_allowed(), "{algorithm:?} has three units");
             }
         }
@@ -567,11 +588,11 @@ mod tests {
         let ledger = ledger();
         for behind in [0, 1, 5] {
             assert!(
-                ledger.take_at(&[charge], 10 * SECOND - behind, |it| it).is_allowed(),
+                ledger.take_at(&[charge], || 10 * SECOND - behind, |it| it).is_allowed(),
                 "{behind}"
             );
         }
-        assert!(!ledger.take_at(&[charge], 10 * SECOND - 5, |it| it).is_allowed());
+        assert!(!ledger.take_at(&[charge], || 10 * SECOND - 5, |it| it).is_allowed());
     }
 
     #[test]
@@ -581,8 +602,8 @@ mod tests {
         let (quotas, (clock, mock)) = ([quota], Clock::driven());
         let charge = [Charge::new(RuleName::default(), &key, &quotas)];
         let ledger = Ledger::new(clock, 64);
-        assert!(ledger.take_at(&charge, 0, |it| it).is_allowed());
+        assert!(ledger.take_at(&charge, || 0, |it| it).is_allowed());
         mock.increment(SECOND);
-        assert!(ledger.take_at(&charge, SECOND - 1, |it| it).is_allowed());
+        assert!(ledger.take_at(&charge, || SECOND - 1, |it| it).is_allowed());
     }
 }

@@ -46,6 +46,7 @@ use crate::{decision::Decision, observe::set_keys};
 /// | GCRA | *n · period / units* |
 /// | token bucket | *period* for each refill that *n* units need |
 /// | fixed window | *period* at most; twice that with `carry_over` |
+/// | calendar period | *period* + 1 day, because its anchor may change |
 /// | anchored window, sliding log | *period* |
 /// | sliding window | *period + period / buckets* at most |
 ///

@@ -3,7 +3,7 @@
 //! A decision locks the sets of its accounts in ascending order, and the shared accounts last. No
 //! line is logged and no user code runs under these locks.
 
-use std::collections::HashMap;
+use std::{array, collections::HashMap};
 
 use smallvec::SmallVec;
 
@@ -126,8 +126,7 @@ impl Table {
         self.sets[self.index(id)].lock()
     }
 
-    /// Locks accounts with different ids. Returns their states, and a function that replaces these and
-    /// unlocks the accounts. The state of a new account is 0.
+    /// Locks accounts with different ids, and returns their states. The state of a new account is 0.
     ///
     /// Returns `None` if a state is more than one instant, or if a new account has no free slot or
     /// may start with debt.
@@ -136,7 +135,7 @@ impl Table {
         &self,
         ids: [u64; N],
         now: u64,
-    ) -> Option<([u64; N], impl FnOnce([u64; N]))> {
+    ) -> Option<([u64; N], LockedInstants<'_, N>)> {
         let (mut sets, mut order) = ([0; N], [0; N]);
         for at in 0..N {
             (sets[at], order[at]) = (self.index(ids[at]), at);
@@ -168,14 +167,20 @@ impl Table {
                 }
             }
         }
-        let store = move |new: [u64; N]| {
-            for at in 0..N {
-                if let Some(set) = &mut locks[lock[at]] {
-                    set.expires_at[slots[at] % WAYS] = new[at];
-                }
+        Some((old, (locks, array::from_fn(|at| (lock[at], slots[at])))))
+    }
+
+    /// Replaces the states of locked accounts, and unlocks the accounts.
+    #[inline(always)]
+    pub(super) fn store_instants<const N: usize>(
+        (mut locks, places): LockedInstants<'_, N>,
+        new: [u64; N],
+    ) {
+        for ((lock, slot), new) in places.into_iter().zip(new) {
+            if let Some(set) = &mut locks[lock] {
+                set.expires_at[slot % WAYS] = new;
             }
-        };
-        Some((old, store))
+        }
     }
 
     /// Keeps an account until `until`. Returns `false` if there is no room.
@@ -236,6 +241,10 @@ impl Table {
         locked
     }
 }
+
+/// Locks of sets, and the lock and the slot of each account.
+pub(super) type LockedInstants<'a, const N: usize> =
+    ([Option<MutexGuard<'a, Set>>; N], [(usize, usize); N]);
 
 /// The locks of the accounts of one decision.
 pub(super) struct LockedAccounts<'a> {

@@ -486,7 +486,7 @@ impl Batch {
     fn plan_of(&mut self, account: &AccountRequest) -> usize {
         let known = self.plans.iter().position(|(quotas, _)| *quotas == account.quotas);
         if known.is_none() {
-            let plan = account.plan(|_, _| Some(Change::Charge), |_| None, |_| 0);
+            let plan = account.plan(0, |_, _| Some(Change::Charge), |_| None, |_| 0);
             self.plans.push((account.quotas.clone(), plan));
         }
         known.map_or(self.plans.len(), |at| at + 1)
@@ -544,7 +544,7 @@ impl Batch {
                 layout.push(keys.index(Cow::Borrowed(&account.address)));
                 let slots = |quota_index| slots.of(at, quota_index);
                 let index = |key| keys.index(Cow::Owned(key));
-                plans.push(account.plan(|_, _| Some(Change::Charge), slots, index));
+                plans.push(account.plan(request.now, |_, _| Some(Change::Charge), slots, index));
             }
         }
         (layout, plans)

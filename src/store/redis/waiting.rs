@@ -3,7 +3,8 @@
 //! A request asks the server again when this process frees a slot, with a call that frees it there.
 //! Other processes free slots as well, so the first request of a queue also asks once in the mean
 //! time for which a slot is held. A request that is denied slots marks them on the server. The next
-//! slots that are free are then left to its process, until that asks again.
+//! slots that are free are then left to its process, until that asks again. Processes with fewer slots
+//! still take them.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -232,7 +233,10 @@ impl Slots {
             if due < waiting.due {
                 self.waits.notify_one();
             }
-            (waiting.interval, waiting.due, waiting.failing) = (interval, due, false);
+            // Slots that this process takes again do not replace the question for more of them, or
+            // its share would never grow.
+            waiting.due = if allowed { due.min(waiting.due) } else { due };
+            (waiting.interval, waiting.failing) = (interval, false);
             // The server may count slots no more that were freed after it decided.
             let was_freed = !allowed && frees.is_some_and(|frees| frees != waiting.frees);
             waiting.call(room, was_freed.into(), &mut calls);

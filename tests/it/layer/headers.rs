@@ -10,7 +10,7 @@ use proptest::{prelude::*, string::string_regex};
 use tower::{Layer, service_fn};
 use tower_sluice::{
     Algorithm, Cost, Decision, Headers, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule,
-    key::Everyone,
+    key::{Everyone, HeaderKey},
     rule::{RuleName, Rules},
     testing::FakeClock,
 };
@@ -514,6 +514,42 @@ async fn carried_over_units_are_reported_exactly() {
         for remaining in [398, 397, 396] {
             let response = ask(&mut service, get("/")).await;
             assert_eq!(header(response.headers(), "ratelimit"), of(remaining));
+        }
+    }
+}
+
+/// Each thread keeps fields that were sent twice. The quotas of two layers have the same numbers.
+#[tokio::test]
+async fn fields_that_are_kept_equal_those_of_the_first_response() {
+    let families =
+        [Headers::RateLimit, Headers::Draft07, Headers::Draft06, Headers::XRateLimitDelta];
+    let inner = [&[][..], &[("x-app", "1")], &[("ratelimit-remaining", "0"), ("x-app", "1")]];
+    for (family, inner) in families.into_iter().flat_map(|it| inner.map(|inner| (it, inner))) {
+        let clock = FakeClock::new();
+        let mut services = ["api", "web"].map(|name| {
+            let rule = Rule::new(name, HeaderKey::new("x-key"), quota("2/h"));
+            let respond = move |_: Request<()>| {
+                let mut response = Response::new(String::new());
+                for (name, value) in inner {
+                    response.headers_mut().append(*name, value.parse().expect("a value"));
+                }
+                async { Ok::<_, Infallible>(response) }
+            };
+            let layer = RateLimitLayer::rules(rule, clock.store(64)).headers(family);
+            layer.layer(service_fn(respond))
+        });
+        let mut first = None;
+        for key in ["alice", "bob", "carol", "dave"] {
+            let mut sent = [Vec::new(), Vec::new()];
+            for at in [0, 1, 0, 1, 0, 1] {
+                let (service, sent) = (&mut services[at], &mut sent[at]);
+                let response = ask(service, with(&[("x-key", key)])).await;
+                let others = ["retry-after", "content-type", "cache-control", "x-app"];
+                sent.extend(others.map(|name| format!("{:?}", response.headers().get(name))));
+                sent.extend(limits(response.headers()));
+            }
+            assert_eq!(sent[0] != sent[1], family == Headers::RateLimit, "{family:?}: {sent:?}");
+            assert_eq!(&sent, first.get_or_insert(sent.clone()), "{family:?}");
         }
     }
 }

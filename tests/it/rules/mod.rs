@@ -19,6 +19,8 @@ mod impossible;
 #[cfg(feature = "testing")]
 mod only;
 mod own_decisions;
+#[cfg(all(feature = "calendar", feature = "serde", feature = "testing"))]
+mod periods;
 #[cfg(feature = "testing")]
 mod plans;
 #[cfg(feature = "testing")]

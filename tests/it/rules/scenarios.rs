@@ -76,6 +76,12 @@ async fn late_charges_stop_where_their_table_says() {
     assert_eq!(all_pass(&mut FakeClock::new(), "max_debt.json").await, (13, 0));
 }
 
+#[cfg(feature = "calendar")]
+#[tokio::test]
+async fn calendar_periods_equal_their_table() {
+    assert_eq!(all_pass(&mut FakeClock::new(), "periods.json").await, (48, 2));
+}
+
 #[tokio::test]
 async fn slots_equal_their_table() {
     // 34 cases have several processes.

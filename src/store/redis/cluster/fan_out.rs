@@ -185,6 +185,6 @@ impl<'r> Parts<'r> {
         };
         let accounts = self.request.accounts.iter().filter_map(of).collect();
         let allowed = keeps.contains(&true).into();
-        Ok(Reply { allowed, accounts, holds }.into_decision(self.request))
+        Reply { allowed, accounts, holds }.into_decision(self.request)
     }
 }

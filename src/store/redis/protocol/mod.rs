@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use self::{addresses::Addresses, script::letter};
 use crate::{
-    algorithm::{Demand, Receipt, gcra},
+    algorithm::{Demand, Receipt, fixed_window::retention, gcra},
     decision::{Decision, Outcome},
     name::RuleName,
     quota::{Algorithm, Quota},
@@ -30,6 +30,8 @@ use crate::{
 /// The accounts of a call. `named` are the charged quotas, in the order of the charges.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Request {
+    /// The time of this process, only if a quota has calendar periods.
+    pub(crate) now: u64,
     pub(crate) accounts: SmallVec<[AccountRequest; 1]>,
     pub(crate) named: SmallVec<[NamedQuota; 3]>,
 }
@@ -129,7 +131,7 @@ impl Request {
 
     /// Returns a request for the accounts at the indices for which `keep` returns `true`.
     pub(crate) fn part(&self, keep: impl Fn(usize) -> bool) -> Self {
-        let mut part = Self::default();
+        let mut part = Self { now: self.now, ..Self::default() };
         for (at, account) in self.accounts.iter().enumerate().filter(|(at, _)| keep(*at)) {
             let named = self.named.iter().filter(|named| named.account == at);
             let account_index = part.accounts.len();
@@ -211,7 +213,8 @@ impl Request {
                 keys.push(key);
                 keys.len()
             };
-            args.push(account.plan(change, |quota_index| slots.of(at, quota_index), index));
+            let slots = |quota_index| slots.of(at, quota_index);
+            args.push(account.plan(self.now, change, slots, index));
         }
         (keys, args)
     }
@@ -257,9 +260,11 @@ impl AccountRequest {
     }
 
     /// Returns the plan of the account, with a change and slots for each quota. A quota without them is
-    /// not part of the call. `key` returns the index of a key in the keys of the script.
+    /// not part of the call. `key` returns the index of a key in the keys of the script. Calendar
+    /// periods are those around `now`.
     pub(crate) fn plan<'s>(
         &self,
+        now: u64,
         change: impl Fn(usize, Demand) -> Option<Change>,
         slots: impl Fn(usize) -> Option<(&'s Slots, &'s SlotTake)>,
         mut key: impl FnMut(String) -> usize,
@@ -274,7 +279,9 @@ impl AccountRequest {
                     let log = letter(quota) == b'l';
                     // The list of a sliding log is in the cluster slot of its account.
                     let key = if log { key(format!("{}:{index}", self.address)) } else { 0 };
-                    plan.quota(quota, *ask, change, key)
+                    let plan = plan.quota(quota, *ask, change, key);
+                    let edges = quota.calendar_edges(now).into_iter().flatten();
+                    edges.fold(plan, |plan, edge| plan.int::<7>(edge / 1_000))
                 }
                 (Some((quota, ask)), None, Some((slots, take))) => {
                     let set = key(take.set.to_string());
@@ -405,8 +412,9 @@ impl EncodedPlan {
             }
             Algorithm::SlidingLog => plan.int::<7>(period).int::<2>(key as u64),
             Algorithm::FixedWindow { carry_over, paced } => {
-                let plan = plan.int::<7>(period).int::<5>(carry_over.into());
-                plan.int::<1>(u64::from(paced) * 2).nanos(end)
+                let plan = plan.int::<7>(retention(quota) / 1_000).int::<5>(carry_over.into());
+                let kind = if quota.is_calendar() { 3 } else { u64::from(paced) * 2 };
+                plan.int::<1>(kind).nanos(end)
             }
             Algorithm::AnchoredWindow => plan.int::<7>(period).int::<5>(0).int::<1>(1).nanos(end),
             // Their plans are others.
@@ -439,7 +447,7 @@ impl EncodedPlan {
         let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(possible));
         let plan = plan.int::<2>(take.cost.into()).int::<5>(need).int::<5>(limit);
         let plan = keys.into_iter().fold(plan, |plan, key| plan.int::<2>(key as u64));
-        let plan = plan.int::<2>(take.waits);
+        let plan = plan.int::<2>(take.waits).int::<5>(take.own.min(MOST_UNITS));
         let plan = plan.int::<7>(slots.ttl_micros()).int::<8>(slots.store);
         let plan = plan.int::<8>(take.first).int::<2>(take.freed.len() as u64 * 10);
         plan.slot_list(take.freed.iter().copied())

@@ -11,7 +11,10 @@ use crate::{
     decision::{Alternative, Decision, Hold, Outcome, Source, chosen},
     name::RuleName,
     quota::{Algorithm, Quota},
-    store::redis::{error::RedisError, slots::MAX_COST},
+    store::redis::{
+        error::{RedisError, RedisErrorKind},
+        slots::MAX_COST,
+    },
 };
 
 /// The latest valid instant in microseconds. The sum of two instants fits into 64 bits.
@@ -144,10 +147,22 @@ impl Reply {
     }
 
     /// Returns the decision, which owns the slots of the reply.
-    pub(crate) fn into_decision(self, request: &Request) -> Decision {
+    ///
+    /// Fails if the server's clock is outside the periods of a request. Nothing was then charged.
+    pub(crate) fn into_decision(self, request: &Request) -> Result<Decision, RedisError> {
+        let mut accounts = request.accounts.iter().zip(&self.accounts);
+        let is_outside = |quota: &Quota, now: u64| {
+            let edges = quota.calendar_edges(request.now);
+            edges.is_some_and(|edges| !(edges[0]..edges[3]).contains(&now))
+        };
+        if accounts.any(|(it, by)| it.quotas.iter().flatten().any(|it| is_outside(&it.0, by.now))) {
+            const CLOCKS: &str = "the clocks of the server and of this process differ by more than \
+                                  a calendar period; set them";
+            return Err(RedisError::new(RedisErrorKind::Config, CLOCKS));
+        }
         let mut decision = self.decision(request);
         self.holds.into_iter().flatten().for_each(|hold| decision.hold(hold));
-        decision
+        Ok(decision)
     }
 
     /// Computes the decision. The accounts may be on several servers, each with its own clock.
