@@ -20,7 +20,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/key", 1101),
     ("src/middleware", 2115),
     ("src/observe", 498),
-    ("src/quota", 933),
+    ("src/quota", 934),
     ("src/reject", 527),
     ("src/rule", 1423),
     ("src/store", 905),
