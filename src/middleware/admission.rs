@@ -269,7 +269,9 @@ where
                     log_no_peer::<B>(&error);
                 }
                 let why = self.rejection(Err(&error), None, &settings.template);
-                return Admission::Rejected(why.response(&*self.reject, head, &[]));
+                let mut response = self.reject.reject(&why, head);
+                why.complete(&mut response, &[]);
+                return Admission::Rejected(response);
             }
         }
         match ResponseContext::uncharged(settings) {
@@ -330,7 +332,8 @@ where
         let fitting = settings.template.fit(charges);
         let template = fitting.as_deref().unwrap_or(&settings.template);
         let why = self.rejection(Ok(decision), retry_after, template);
-        let mut response = why.response(&*self.reject, head, charges);
+        let mut response = self.reject.reject(&why, head);
+        why.complete(&mut response, charges);
         if settings.expose {
             response.extensions_mut().insert(decision.clone());
         }
