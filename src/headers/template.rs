@@ -256,7 +256,7 @@ impl Template {
     }
 
     /// Adds the fields of a rejection. Existing fields are kept, except for the quota fields.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn complete(
         &self,
         headers: &mut HeaderMap,
@@ -265,10 +265,10 @@ impl Template {
         retry_after: Option<Duration>,
     ) {
         if let (Some(decision), Some(wait)) = (decision, retry_after)
-            && headers.is_empty()
+            && headers.capacity() == 0
             && let Some(fields) = self.fields(decision, charges, retry_seconds(wait))
         {
-            return fields.write(headers);
+            return fields.replace(headers);
         }
         self.complete_custom(headers, decision, charges, retry_after);
     }
@@ -377,18 +377,24 @@ impl Lines {
     pub(crate) fn write(self, headers: &mut HeaderMap) {
         let Fields { family, overage, .. } = *self.0;
         if headers.capacity() == 0 {
-            let map = match Arc::strong_count(&self.0) {
-                1 => Arc::unwrap_or_clone(self.0).map,
-                _ => self.0.map.clone(),
-            };
-            // The old map has no memory, and dropping it would check that again.
-            mem::forget(mem::replace(headers, map));
+            self.replace(headers);
         } else {
             self.0.add_to(headers);
         }
         if overage && family != Headers::None {
             headers.insert(OVERAGE, HeaderValue::from_static("1"));
         }
+    }
+
+    /// Replaces a map without memory.
+    #[inline(always)]
+    fn replace(self, headers: &mut HeaderMap) {
+        let map = match Arc::strong_count(&self.0) {
+            1 => Arc::unwrap_or_clone(self.0).map,
+            _ => self.0.map.clone(),
+        };
+        // Dropping the old map would check again that it has no memory.
+        mem::forget(mem::replace(headers, map));
     }
 }
 

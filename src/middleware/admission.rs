@@ -86,7 +86,7 @@ where
             return self.bypass(head, bypass);
         }
         let one = |charge: &Charge<'_>| self.decide(head, slice::from_ref(charge));
-        let several = |charges: &[Charge<'_>]| self.decide_several(head, charges);
+        let several = |charges: &[Charge<'_>]| self.decide(head, charges);
         self.rules.charges(head, one, several, |bypass| self.bypass(head, bypass))
     }
 
@@ -136,18 +136,6 @@ where
         let left = |it: &Charge<'_>| it.max_wait().saturating_sub(waited);
         let charges = charges.iter().map(|it| it.with_max_wait(left(it)).with_turn(turn.as_ref()));
         self.ask(head, &charges.collect::<SmallVec<[_; 4]>>(), waiter)
-    }
-
-    #[inline(never)]
-    fn decide_several<B: 'static>(
-        &self,
-        head: &RequestHead<'_>,
-        charges: &[Charge<'_>],
-    ) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        self.decide(head, charges)
     }
 
     #[inline(always)]

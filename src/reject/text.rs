@@ -38,7 +38,7 @@ const REDUCED_CAPACITY: &str =
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 
 /// Returns the response with a text or problem+json, without the fields that the layer adds to both.
-#[inline]
+#[inline(always)]
 pub(super) fn response<B: Default + 'static>(
     why: &Rejection<'_>,
     head: &RequestHead<'_>,
