@@ -149,15 +149,15 @@ local function is_valid(account, unbounded)
   return true
 end
 
--- Reads an account by its plan. A plan states whether the account is binding, and has a letter and
--- parameters for each quota. The letter of a quota that is not part of the call is `.`. The plan of an
+-- Reads an account by its plan. A plan has 1 if the account is binding, plus twice the number of its
+-- group of alternatives, and a letter and parameters for each quota. The letter of a quota that is not part of the call is `.`. The plan of an
 -- `unbounded` call does not have all bounds of a state.
 local function read(key, plan, unbounded)
-  local binding, count, at = struct.unpack('<BB', plan)
-  local places = {}
+  local kind, count, at = struct.unpack('<BB', plan)
+  local places, binding = {}, math.fmod(kind, 2)
   local account = {
-    key = key, binding = binding == 1, places = places, value = false, last = 0, changed = false,
-    charging = false, times = 0, lists = false,
+    key = key, binding = binding == 1, group = (kind - binding) / 2, places = places, value = false,
+    last = 0, changed = false, charging = false, times = 0, lists = false,
   }
   for i = 1, count do
     local algorithm = algorithms[string.sub(plan, at, at)]

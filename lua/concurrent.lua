@@ -33,15 +33,27 @@ local function count(place, freed)
   return redis.call('ZCOUNT', set, string.format('(%.0f', now), '+inf')
 end
 
--- Counts the slots that are left to another store as held. A mark that cannot be read is ignored.
+-- Reads the mark of another store, to which `left` slots are left. Requests of a lower headroom do not
+-- leave them. Others do once this store has as many slots as the other one had, with `lead` more. A mark
+-- that cannot be read is ignored.
 local function leave(place, key)
   local mark, headroom = redis.pcall('GET', key), place.need - place.cost
   place.mark, place.marks = key, true
-  if type(mark) == 'string' and #mark == 15 then
-    local store, units, behind = struct.unpack('<c8HI5', mark)
-    place.marked = store == place.store
-    place.marks = place.marked or behind > headroom
-    place.held = place.held + (place.marks and 0 or units)
+  if type(mark) == 'string' and #mark == 20 then
+    local store, units, behind, own = struct.unpack('<c8HI5I5', mark)
+    if store == place.store then
+      place.marked = own
+    elseif behind <= headroom then
+      local lead = behind == headroom and own - place.own or 0
+      place.marks, place.left, place.lead = lead > 0, units, lead
+    end
+  end
+end
+
+-- Counts the slots that are left to another store as held, once this store took its lead.
+local function count_left(place, taken)
+  if place.left and taken >= place.lead then
+    place.held, place.left = place.held + place.left, nil
   end
 end
 
@@ -49,34 +61,37 @@ algorithms.c = {
   letter = 'c',
   open = function() end,
 
-  -- Removes the mark of this store once it took slots, so that others have their turn. Otherwise sets
-  -- it for a request that waits. A denial needs no memory, so a failure is ignored.
-  mark = function(place, took, waits)
-    if took and place.marked then
+  -- Removes the mark of this store once it has more slots, so that others have their turn. Otherwise
+  -- sets it for a request that waits. A denial needs no memory, so a failure is ignored.
+  mark = function(place, taken, waits)
+    if place.marked and place.own + taken > place.marked then
       redis.pcall('DEL', place.mark)
     elseif waits and place.marks and place.held + place.need > place.limit then
-      local headroom = place.need - place.cost
-      local mark = struct.pack('<c8HI5', place.store, place.cost, headroom)
+      local headroom, own = place.need - place.cost, place.own + taken
+      local mark = struct.pack('<c8HI5I5', place.store, place.cost, headroom, own)
       redis.pcall('PSETEX', place.mark, place.waits, mark)
     end
   end,
 
   plan = function(plan, at)
-    local charges, possible, cost, need, limit, key, mark, waits, ttl, store, first, freed, after =
-      struct.unpack('<BBHI5I5HHHI7c8I8Hc0', plan, at)
+    local charges, possible, cost, need, limit, key, mark, waits, own, ttl, store, first, freed, after =
+      struct.unpack('<BBHI5I5HHHI5I7c8I8Hc0', plan, at)
     local place = {
       algorithm = algorithms.c, charges = charges, possible = possible, cost = cost, need = need,
-      limit = limit, set = KEYS[key], waits = waits, ttl = ttl, store = store, first = first,
+      limit = limit, set = KEYS[key], waits = waits, own = own, ttl = ttl, store = store, first = first,
     }
     place.held, place.healed = count(place, freed)
     if mark > 0 then
       leave(place, KEYS[mark])
+      count_left(place, 0)
     end
     return place, after
   end,
 
   fits = function(place, ahead)
-    return place.held + ahead * place.cost + place.need <= place.limit
+    local taken = ahead * place.cost
+    local left = place.left and taken >= place.lead and place.left or 0
+    return place.held + left + taken + place.need <= place.limit
   end,
 
   charge = function(place, times)
@@ -90,5 +105,6 @@ algorithms.c = {
     redis.call('ZADD', place.set, until_end(taken, now + place.ttl))
     redis.call('PEXPIRE', place.set, math.ceil(place.ttl / 1000) + extra_ttl)
     place.held = place.held + #taken
+    count_left(place, #taken)
   end,
 }

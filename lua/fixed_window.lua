@@ -1,11 +1,28 @@
 -- Fixed window. The state is the start, the units charged, and the bonus carried over from the
 -- window before. A window is one period: aligned to the epoch (`kind` 0), anchored at its first
 -- charge (1), or aligned and paced (2).
+--
+-- A period of a calendar (3) has its edges in the plan. Its state is the last charge instead of the
+-- start, because the edges may move. `period` is the time for which the state is kept.
 local function begin(place, us, ns)
-  if place.kind == 1 then
+  if place.kind == 1 or place.edges then
     return us, ns
   end
   return us - math.fmod(us, place.period), 0
+end
+
+-- Returns the end of the window that starts at an instant, or of the calendar period around it.
+local function finish(place, us, ns)
+  local edges = place.edges
+  if not edges then
+    return us + place.period, ns
+  end
+  for i = 1, 4 do
+    if us < edges[i] then
+      return edges[i], 0
+    end
+  end
+  return 9007199254740992, 0
 end
 
 -- Returns the current window.
@@ -14,8 +31,9 @@ local function window(place)
   if state then
     -- The period of the quota may have changed.
     local us, ns = begin(place, state.us, state.ns)
-    local ends, carry = us + place.period, place.carry
-    if before(now, nano, ends, ns) then
+    local ends, ends_nano = finish(place, us, ns)
+    local carry = place.carry
+    if before(now, nano, ends, ends_nano) then
       return { us = us, ns = ns, count = state.count, bonus = math.min(state.bonus, carry) }
     elseif carry > 0 and state.count > 0 and before(now, nano, ends + place.period, ns) then
       local left = math.max(0, place.units - state.count)
@@ -62,6 +80,9 @@ end
 local function count(place, units)
   local state = window(place)
   state.count = math.max(0, state.count + units)
+  if place.edges and units > 0 then
+    state.us, state.ns = now, nano
+  end
   place.state = state
 end
 
@@ -71,10 +92,15 @@ algorithms.f = {
   plan = function(plan, at)
     local charges, possible, cost, need, most, units, soft, period, carry, kind, wait, wait_nano, after =
       struct.unpack('<BBI5I5I5I5I5I7I5BI7H', plan, at)
+    local edges
+    if kind == 3 then
+      edges = { struct.unpack('<I7I7I7I7', plan, after) }
+      after = edges[5]
+    end
     return {
       algorithm = algorithms.f, charges = charges, possible = possible, cost = cost, need = need,
       most = most, units = units, soft = soft, period = period, carry = carry, kind = kind, wait = wait,
-      wait_nano = wait_nano,
+      wait_nano = wait_nano, edges = edges,
     }, after
   end,
 
@@ -97,7 +123,7 @@ algorithms.f = {
 
   -- An aligned window moves to the window of the current time.
   follow = function(place, back, last)
-    if place.kind ~= 1 then
+    if place.kind ~= 1 and not place.edges then
       back = (whole(last, place.period) - whole(now, place.period)) * place.period
     end
     place.state.us = math.max(0, place.state.us - back)
@@ -117,6 +143,11 @@ algorithms.f = {
   end,
 
   fits = function(place, ahead)
+    local edges = place.edges
+    if edges and (now < edges[1] or now >= edges[4]) then
+      -- The clock of the store is far away. The reply is an error.
+      return false
+    end
     local state = window(place)
     local last = state.count + ahead * place.cost + place.need
     if last <= come(place, state) + place.soft then
@@ -153,7 +184,11 @@ algorithms.f = {
   -- it.
   undo = function(place, charged, charged_nano)
     local state = window(place)
-    if before(charged, charged_nano, state.us, state.ns) then
+    if place.edges then
+      if not before(now, nano, finish(place, charged, charged_nano)) then
+        return
+      end
+    elseif before(charged, charged_nano, state.us, state.ns) then
       return
     elseif place.possible == 0 and place.kind == 2 then
       local us, ns = offset(place, state, state.count + 1)

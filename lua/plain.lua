@@ -39,21 +39,33 @@ local function look(key, plan)
   return value or '', charged, ends
 end
 
-local accounts, allowed = {}, true
+local accounts, allowed, paid = {}, true, {}
 for i = 1, plans do
   local value, charged, ends = look(KEYS[i], ARGV[i])
   if not value then
     accounts = nil
     break
   end
-  accounts[i], allowed = { value, charged, ends }, allowed and charged
+  local group = string.byte(ARGV[i])
+  if group == 1 then
+    allowed = allowed and charged
+  elseif paid[group] then
+    -- An earlier alternative fits.
+    charged = false
+  else
+    paid[group] = charged
+  end
+  accounts[i] = { value, charged, ends }
 end
 if accounts then
-  local charges = allowed and 1 or 0
-  local answer = struct.pack('<I7HH', now, nano, charges)
+  for _, charged in pairs(paid) do
+    allowed = allowed and charged
+  end
+  local answer = struct.pack('<I7HH', now, nano, allowed and 1 or 0)
   for i = 1, plans do
     local value, charged, ends = unpack(accounts[i])
-    if allowed then
+    local charges = allowed and charged and 1 or 0
+    if charges == 1 then
       local ms = math.ceil((ends - now) / 1000)
       redis.call('PSETEX', KEYS[i], math.min(ms, 315360000000) + extra_ttl, charged)
       value = charged

@@ -21,31 +21,52 @@ local function fitting(place, most)
   return low
 end
 
+-- Adds an account to its group of alternatives, of which the first that fits pays. One that is not
+-- binding fits.
+local function join(groups, account)
+  local group = groups[account.group] or { times = 0, possible = false }
+  local times = account.binding and account.times or 1
+  if group.times == 0 then
+    group.paying, group.times = account, times
+  end
+  group.possible = group.possible or times > 0 or account.possible
+  groups[account.group] = group
+end
+
 -- Charges all accounts or none for each of `count` requests: reads all of the `size` accounts first.
--- Returns the number of allowed requests, which come first, and the accounts, each with the number
+-- Of each group of alternatives, it charges one. A request with groups is decided alone. Returns the number of allowed requests, which come first, and the accounts, each with the number
 -- of its charges.
 local function decide(keys, texts, size, count)
   local accounts, passed, possible, blocked, rates = {}, count, true, false, count
+  local groups = {}
 
   for i = 1, size do
     local account = read(keys[i], texts[i])
     local places = account.places
-    accounts[i], account.times = account, count
+    accounts[i], account.times, account.possible = account, count, true
     for at = 1, #places do
       local place = places[at]
       if place.charges == 1 then
         local fit = fitting(place, count)
         account.charging, account.times = true, math.min(account.times, fit)
-        if account.binding and not place.set then
+        if account.binding and account.group == 0 and not place.set then
           rates = math.min(rates, fit)
         end
-        if fit == 0 and account.binding then
-          possible = possible and place.possible == 1
+        if fit == 0 then
+          account.possible = account.possible and place.possible == 1
         end
       end
     end
     blocked = blocked or account.block and account.binding and account.charging
-    passed = account.binding and math.min(passed, account.times) or passed
+    if account.group > 0 then
+      join(groups, account)
+    elseif account.binding then
+      passed, possible = math.min(passed, account.times), possible and account.possible
+    end
+  end
+  for _, group in pairs(groups) do
+    passed, rates = math.min(passed, group.times), math.min(rates, group.times)
+    possible = possible and group.possible
   end
   passed = blocked and 0 or passed
 
@@ -53,20 +74,27 @@ local function decide(keys, texts, size, count)
     local account = accounts[i]
     local places = account.places
     account.times = account.charging and math.min(passed, account.times) or 0
+    local group = groups[account.group]
+    local is_passed_over = passed > 0 and group and group.paying ~= account
+    if is_passed_over then
+      account.times = 0
+    end
     for at = 1, #places do
       local place = places[at]
       if place.charges == 1 then
         if account.times > 0 then
           place.algorithm.charge(place, account.times)
           account.changed = account.changed or not place.set
-        elseif possible and not blocked and not place.state and place.possible == 1 then
+        elseif possible and not blocked and not place.state and place.possible == 1
+          and not is_passed_over then
           -- The first request opens an account that starts at `initial`.
           place.algorithm.open(place)
           account.changed = account.changed or place.state
         end
         if place.mark then
           -- The requests up to `rates` are denied by slots alone.
-          place.algorithm.mark(place, account.times > 0, possible and not blocked and passed < rates)
+          local taken = account.times * place.cost
+          place.algorithm.mark(place, taken, possible and not blocked and passed < rates)
         end
       end
       account.changed = account.changed or place.shrunk

@@ -204,6 +204,25 @@ fn a_store_decides_without_allocating() {
     }
 }
 
+/// The first charge allocates the states of its set, as for any window.
+#[cfg(feature = "calendar")]
+#[test]
+fn a_calendar_period_is_found_without_allocating() {
+    let (store, alice) = (LocalStore::new(), Key::from("alice"));
+    let start = "2023-01-31T09:00[Europe/Berlin]".parse().expect("an anchor");
+    let anchored = [Quota::per_month(3).anchored_at(&start)];
+    let quotas = [Quota::per_year(9), anchored[0], Quota::per_day(5).anchored_at(&start)];
+    for quotas in [&anchored[..], &quotas] {
+        let charge =
+            [Charge::new(name(if quotas.len() > 1 { "all" } else { "one" }), &alice, quotas)];
+        assert!(store.take(&charge).now().is_allowed());
+        for allowed in [true, true, false] {
+            let (count, decision) = allocated(|| store.take(&charge).now());
+            assert_eq!((count, decision.is_allowed()), (0, allowed));
+        }
+    }
+}
+
 #[test]
 fn a_held_slot_is_one_allocation() {
     let (store, alice) = (LocalStore::new(), Key::from("alice"));

@@ -5,6 +5,9 @@
 //!
 //! A client can use all units at the end of a window, and all units again at the start of the next.
 //!
+//! A calendar window is a period of a calendar. Its start is not stored, because the anchor of a
+//! quota may change: the units count until the end of the period that contains the last charge.
+//!
 //! Aligned windows have two options:
 //!
 //! - `carry_over` adds unused units of a window to the next one.
@@ -13,8 +16,11 @@
 use super::{Counter, NEVER, Receipt};
 use crate::quota::{Algorithm, Quota};
 
+const DAY: u64 = 86_400_000_000_000;
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FixedWindow {
+    /// The start of the window. For a calendar window, the instant of the last charge.
     pub(crate) start: u64,
     pub(crate) count: u64,
     /// Units carried over from the previous window.
@@ -31,7 +37,7 @@ impl FixedWindow {
         let carry_over = u64::from(quota.algorithm().max_carry_over());
         // The period may have changed since the last charge.
         let start = start(quota, self.start);
-        let end = start + quota.period_nanos();
+        let end = Self { start, ..self }.end(quota);
         if now < end {
             Self { start, bonus: self.bonus.min(carry_over), ..self }
         } else if carry_over > 0 && self.count > 0 && now < end + quota.period_nanos() {
@@ -43,7 +49,7 @@ impl FixedWindow {
     }
 
     fn end(self, quota: &Quota) -> u64 {
-        self.start + quota.period_nanos()
+        quota.calendar_end(self.start).unwrap_or_else(|| self.start + quota.period_nanos())
     }
 
     fn allowance(self, quota: &Quota) -> u64 {
@@ -137,6 +143,9 @@ impl Counter for FixedWindow {
     fn charge(&mut self, quota: &Quota, now: u64, units: u64) {
         *self = self.at(quota, now);
         self.count += units;
+        if quota.is_calendar() {
+            self.start = self.start.max(now);
+        }
     }
 
     fn refund(&mut self, quota: &Quota, now: u64, units: u64) {
@@ -149,14 +158,18 @@ impl Counter for FixedWindow {
         let newest = !receipt.queued
             || !quota.algorithm().is_paced()
             || window.next_at(quota) == receipt.end;
-        if newest && receipt.charged >= window.start {
+        let counts = match quota.calendar_end(receipt.charged) {
+            Some(end) => now < end,
+            None => receipt.charged >= window.start,
+        };
+        if newest && counts {
             self.refund(quota, now, receipt.units.into());
         }
     }
 
     fn expires_at(&self, quota: &Quota) -> u64 {
         let carry_over = u64::from(quota.algorithm().max_carry_over());
-        let end = start(quota, self.start) + quota.period_nanos();
+        let end = start(quota, self.start) + retention(quota);
         match (self.count, self.bonus.min(carry_over)) {
             (0, 0) => 0,
             // An unused window carries nothing over.
@@ -167,11 +180,21 @@ impl Counter for FixedWindow {
     }
 }
 
+/// Returns the time for which a window is kept after its start.
+///
+/// A calendar window is kept for the longest period after its last charge. A new anchor may let the
+/// charge count for that long. A change of the offset of a time zone makes a period longer by less
+/// than a day.
+pub(crate) fn retention(quota: &Quota) -> u64 {
+    quota.period_nanos() + if quota.is_calendar() { DAY } else { 0 }
+}
+
 /// Returns the start of the aligned window that contains `instant`, or `instant` for an anchored
-/// window.
+/// or calendar window.
 fn start(quota: &Quota, instant: u64) -> u64 {
     match quota.algorithm() {
         Algorithm::AnchoredWindow => instant,
+        _ if quota.is_calendar() => instant,
         _ => instant - instant % quota.period_nanos(),
     }
 }

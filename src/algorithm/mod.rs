@@ -4,7 +4,7 @@
 //! Unix epoch.
 
 pub(crate) mod concurrent;
-mod fixed_window;
+pub(crate) mod fixed_window;
 pub(crate) mod gcra;
 mod sliding;
 mod token_bucket;

@@ -17,7 +17,7 @@ pub(crate) const UNKNOWN_WAIT: u64 = NEVER - 1;
 
 /// Decision of a store on a request.
 ///
-/// Either every quota was charged, or none. The getters return the state at the time of the
+/// Either every quota was charged, or none; of [alternatives](crate::Rule::or), one. The getters return the state at the time of the
 /// decision.
 ///
 /// Under a [concurrent](crate::Quota::concurrent) quota, the decision holds the request's slots, and
@@ -214,7 +214,8 @@ impl Decision {
     /// Returns `true` if a report-only rule would have denied the request.
     #[must_use]
     pub fn would_deny(&self) -> bool {
-        self.outcomes.iter().any(|outcome| outcome.is_report_only() && outcome.is_denied())
+        let would = |it: &Outcome| it.is_report_only() && it.is_denied() && !it.is_passed_over();
+        self.outcomes.iter().any(would)
     }
 
     /// Returns the time that an allowed request must wait, or zero.
@@ -239,12 +240,13 @@ impl Decision {
     ///
     /// In a denial, the decisive quota has the longest [expected wait](Outcome::expected_wait).
     /// Otherwise it has the fewest units
-    /// left. Report-only quotas are never decisive.
+    /// left. Report-only quotas and [alternatives that were passed over](Outcome::is_passed_over) are
+    /// never decisive.
     #[must_use]
     #[inline]
     pub fn binding(&self) -> Option<&Outcome> {
         match self.outcomes.as_slice() {
-            [one] => Some(one).filter(|one| !one.is_report_only()),
+            [one] => Some(one).filter(|one| one.is_deciding()),
             _ => self.binding_of_several(),
         }
     }
@@ -256,7 +258,7 @@ impl Decision {
 
     /// Returns the outcome of the decisive quota among some quotas.
     pub(crate) fn binding_among(&self, some: impl Fn(&Outcome) -> bool) -> Option<&Outcome> {
-        let deciding = self.outcomes.iter().filter(|it| !it.is_report_only() && some(it));
+        let deciding = self.outcomes.iter().filter(|it| it.is_deciding() && some(it));
         if self.allowed {
             deciding.min_by_key(|outcome| outcome.remaining())
         } else {
@@ -284,7 +286,8 @@ impl Decision {
     ///
     /// # Limitations
     ///
-    /// With several quotas, this is the longest of their waits. A fixed window that is
+    /// With several quotas, this is the longest of their waits, and of
+    /// [alternatives](crate::Rule::or) the shortest. A fixed window that is
     /// [paced or carries over](crate::Algorithm::FixedWindow) may
     /// have fewer units again by then. The request is then denied with another wait.
     #[must_use]
@@ -292,7 +295,7 @@ impl Decision {
         if self.allowed {
             return Some(Duration::ZERO);
         }
-        let unknown = |it: &Outcome| it.is_wait_unknown() && !it.is_report_only();
+        let unknown = |it: &Outcome| it.is_wait_unknown() && it.is_deciding();
         if self.outcomes.iter().any(unknown) { None } else { self.binding()?.retry_after() }
     }
 
@@ -310,10 +313,11 @@ impl Decision {
 
     /// Returns `true` if an allowed request was charged under `rule`.
     ///
-    /// A report-only rule charges nothing when it would deny.
+    /// A report-only rule charges nothing when it would deny, and neither does an alternative that
+    /// was passed over.
     pub(crate) fn charged(&self, rule: RuleName) -> bool {
-        let unpaid = |o: &Outcome| o.rule() == rule && o.is_report_only() && o.is_denied();
-        !self.outcomes.iter().any(unpaid)
+        let unpaid = |o: &Outcome| o.is_passed_over() || o.is_report_only() && o.is_denied();
+        !self.outcomes.iter().any(|outcome| outcome.rule() == rule && unpaid(outcome))
     }
 
     /// Creates a decision without outcomes.
@@ -350,7 +354,7 @@ impl Decision {
         let wait = std::mem::take(&mut self.wait);
         self.allowed = false;
         self.slot = None;
-        let deciding = self.outcomes.iter_mut().filter(|outcome| !outcome.is_report_only());
+        let deciding = self.outcomes.iter_mut().filter(|outcome| outcome.is_deciding());
         if let Some(outcome) = deciding.min_by_key(|outcome| outcome.remaining()) {
             outcome.set_retry_ns(wait);
         }
@@ -372,6 +376,21 @@ impl Decision {
         });
         Self { outcomes: outcomes.collect(), slot: None, ..*self }
     }
+}
+
+/// The group, the rule, the report-only flag and the state of a quota.
+pub(crate) type Alternative = (u8, RuleName, bool, Snapshot);
+
+/// Returns the alternative of a group that decides: the first that fits, or else the one with the
+/// shortest wait. A report-only alternative fits.
+pub(crate) fn chosen<'a>(
+    group: u8,
+    all: impl Iterator<Item = &'a Alternative> + Clone,
+) -> Option<RuleName> {
+    let own = all.filter(move |it| it.0 == group);
+    let wait = |it: &Alternative| if it.2 { 0 } else { it.3.retry_ns() };
+    let longest = |rule| own.clone().filter(|it| it.1 == rule).map(wait).max();
+    own.clone().map(|it| it.1).min_by_key(|rule| longest(*rule))
 }
 
 /// Component that made a [`Decision`].
@@ -456,6 +475,7 @@ pub struct Outcome {
     rule: RuleName,
     quota_index: u8,
     report_only: bool,
+    passed_over: bool,
     /// The time by which the account's clock is ahead of the decision's clock, in microseconds.
     ///
     /// The clocks differ if several Redis nodes take part in the decision.
@@ -630,6 +650,7 @@ impl Outcome {
             rule,
             quota_index: quota_index as u8,
             report_only: false,
+            passed_over: false,
             #[cfg(feature = "redis")]
             skew: 0,
             snapshot,
@@ -659,6 +680,36 @@ impl Outcome {
     #[must_use]
     pub fn is_report_only(&self) -> bool {
         self.report_only
+    }
+
+    /// Sets whether the decision passed over the rule of this outcome.
+    #[must_use]
+    pub fn with_passed_over(mut self, passed_over: bool) -> Self {
+        self.passed_over = passed_over;
+        self
+    }
+
+    /// Returns `true` if the rule is an [alternative](crate::Rule::or) that did not decide.
+    ///
+    /// In an allowed decision, another alternative was charged. In a denial, another one would be
+    /// charged first.
+    #[must_use]
+    pub fn is_passed_over(&self) -> bool {
+        self.passed_over
+    }
+
+    /// Passes over the outcome of an alternative. In an allowed decision, it has not denied.
+    pub(crate) fn pass_over(&mut self, allowed: bool) {
+        self.passed_over = true;
+        if allowed {
+            self.set_retry_ns(0);
+        }
+    }
+
+    /// Returns `true` if the outcome takes part in the decision.
+    #[inline]
+    pub(crate) fn is_deciding(&self) -> bool {
+        !(self.report_only | self.passed_over)
     }
 
     /// Returns `true` if the quota denied the request, or would have denied it if it were not

@@ -260,7 +260,7 @@ fn summarize_denial(f: &mut fmt::Formatter<'_>, decision: &Decision) -> fmt::Res
 }
 
 fn summarize_allowed(f: &mut fmt::Formatter<'_>, decision: &Decision) -> fmt::Result {
-    let denies = |outcome: &Outcome| outcome.is_denied() && !outcome.is_report_only();
+    let denies = |outcome: &Outcome| outcome.is_denied() && outcome.is_deciding();
     if decision.outcomes().is_empty() {
         f.write_str(": no quota applies")
     } else if !decision.wait().is_zero() {
@@ -298,6 +298,7 @@ impl Explanation {
             write!(f, " ({quota}, {})", quota.algorithm())?;
         }
         f.write_str(if outcome.is_report_only() { ", report-only" } else { "" })?;
+        f.write_str(if outcome.is_passed_over() { ", passed over" } else { "" })?;
         match (key, &self.secret) {
             (Some(key), Some(secret)) => write!(f, ", key {}", key.fingerprint(secret))?,
             (Some(key), None) => write!(f, ", {key:?}")?,

@@ -330,7 +330,7 @@ impl Template {
     /// Returns the numbers of a quota, or `None` if the fields leave it out.
     #[inline(always)]
     fn reading(&self, decision: &Decision, outcome: &Outcome) -> Option<Reading> {
-        if !outcome.is_known() || outcome.is_report_only() {
+        if !outcome.is_known() || !outcome.is_deciding() {
             return None;
         }
         let at = self.find(outcome)?;
@@ -534,9 +534,10 @@ impl Template {
     /// A denial may have no outcome of a rule that did not deny.
     #[inline(never)]
     fn policy_of(&self, readings: &[Reading], charges: &[Charge<'_>]) -> Option<HeaderValue> {
+        let must_fit = |it: &Charge<'_>| !it.is_report_only() && it.group() == 0;
         let charged = |item: &&Item| {
             readings.iter().any(|it| self.item(it).rule == item.rule)
-                || charges.iter().any(|it| it.rule() == item.rule && !it.is_report_only())
+                || charges.iter().any(|it| it.rule() == item.rule && must_fit(it))
         };
         policy(self.items.iter().filter(charged))
     }

@@ -62,6 +62,16 @@ impl Key {
         Self::words(Tag::Everyone, 0, [0; WORDS])
     }
 
+    /// Returns `true` for a key that requests of different clients share.
+    pub(crate) fn is_shared(&self) -> bool {
+        [Tag::Everyone, Tag::Unidentified].iter().any(|tag| self.head & 0xff == *tag as u64)
+    }
+
+    /// Returns `true` for an address or a network.
+    pub(crate) fn is_address(&self) -> bool {
+        [Tag::V4, Tag::V6].iter().any(|tag| self.head & 0xff == *tag as u64)
+    }
+
     /// Returns the key of requests without an identity.
     pub(crate) fn unidentified() -> Self {
         Self::words(Tag::Unidentified, 0, [0; WORDS])

@@ -316,6 +316,7 @@ where
         if settings.is_observed() {
             self.notify(head, Ok(decision), false, false, charges);
         }
+        settings.penalties.iter().for_each(|it| it.deny(decision, charges));
         let retry_after = settings.retry_after.wait(&settings.promises, decision, charges);
         let fitting = settings.template.fit(charges);
         let template = fitting.as_deref().unwrap_or(&settings.template);

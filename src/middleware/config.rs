@@ -16,6 +16,7 @@ use super::{
     adjust::{AdjustConfig, ChargeHandle},
     hold::HoldConfig,
     overcommit::{InFlight, Overcommit},
+    penalty::{RulePenalty, Watched},
     queue::{Bounds, Waiter, Waiters},
     retry_after::{Promises, RetryAfter},
 };
@@ -58,6 +59,7 @@ pub(crate) struct LayerConfig {
     pub(crate) deny: Vec<AccessList>,
     pub(crate) overcommit: Option<Overcommit>,
     pub(crate) after: Option<AdjustConfig>,
+    pub(crate) penalties: Vec<Arc<RulePenalty>>,
     pub(crate) hold: Arc<HoldConfig>,
     /// The controllers of rules with adaptive limits.
     pub(crate) adaptive: Vec<(RuleName, Arc<Controller>)>,
@@ -98,6 +100,7 @@ impl LayerConfig {
             deny: Vec::new(),
             overcommit: None,
             after: None,
+            penalties: Vec::new(),
             hold: Arc::default(),
             adaptive: infos.iter().filter_map(controller).collect(),
             metrics: Metrics::new(infos.iter().map(|it| (it.name, it.is_chosen()))),
@@ -160,7 +163,7 @@ impl LayerConfig {
             let controller = self.adaptive.iter().find(|(rule, _)| *rule == charge.rule())?;
             (outcome.held().is_some()).then(|| (charge.demand().need(), controller.1.max()))
         };
-        let denies = |it: &&mut Outcome| it.is_denied() && !it.is_report_only();
+        let denies = |it: &&mut Outcome| it.is_denied() && it.is_deciding();
         let mut sheds = None;
         for outcome in decision.outcomes.iter_mut().filter(denies) {
             let found = limit(outcome);
@@ -192,7 +195,10 @@ impl LayerConfig {
         self.template = Arc::new(Template::new(self.headers, infos));
         let has_lists = !self.allow.is_empty() || !self.deny.is_empty();
         self.has_exceptions = has_lists || self.exempt_preflights;
-        self.has_context = self.expose || self.after.is_some() || self.overcommit.is_some();
+        self.has_context = self.expose
+            || self.after.is_some()
+            || self.overcommit.is_some()
+            || self.penalties.iter().any(|it| it.reads_responses());
     }
 
     /// Adds a request to the queue. Returns `None` if the queue is full or the layer is report-only.
@@ -222,6 +228,7 @@ pub(crate) struct ResponseContext {
     lines: Option<Lines>,
     decision: Option<Decision>,
     charge: Option<ChargeHandle>,
+    watched: SmallVec<[Watched; 1]>,
     slot: Option<(Slot, Arc<HoldConfig>)>,
     measured: SmallVec<[Measurement; 1]>,
     _in_flight: Option<InFlight>,
@@ -246,6 +253,7 @@ impl ResponseContext {
         if let Some(charge) = &self.charge {
             charge.classify(&response);
         }
+        self.watched.iter().for_each(|it| it.classify(&response));
         let Some((slot, config)) = self.slot else { return response };
         if !self.measured.is_empty() {
             let overloaded = config.is_overloaded(&response);
@@ -289,6 +297,8 @@ impl ResponseContext {
         };
         let adaptive = settings.adaptive.iter().filter(|_| slot.is_some());
         let measured = adaptive.filter_map(measure).collect();
+        let watched = settings.penalties.iter().filter_map(|it| Watched::new(it, charges));
+        let watched = watched.collect();
         let charge = |after: &AdjustConfig| {
             let charged = decision.is_allowed()
                 && in_flight.is_none()
@@ -299,6 +309,7 @@ impl ResponseContext {
             lines,
             decision: settings.expose.then(|| decision.clone()),
             charge: settings.after.as_ref().map(charge),
+            watched,
             slot,
             measured,
             _in_flight: in_flight.or_else(|| settings.overcommit.as_ref().map(Overcommit::enter)),

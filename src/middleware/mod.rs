@@ -10,6 +10,7 @@ pub(crate) mod config;
 pub(crate) mod hold;
 mod layer;
 pub(crate) mod overcommit;
+pub(crate) mod penalty;
 pub(crate) mod queue;
 mod retry_after;
 mod service;
@@ -20,6 +21,7 @@ pub use self::{
     hold::{HoldUntil, SlotBody},
     layer::RateLimitLayer,
     overcommit::Overcommit,
+    penalty::Penalty,
     retry_after::RetryAfter,
     service::{RateLimit, ResponseFuture},
 };

@@ -168,7 +168,8 @@ impl<'a> DecisionEvent<'a> {
         if decision.outcomes().is_empty() {
             return Some(verdict);
         }
-        let mut its = decision.outcomes().iter().filter(|it| it.rule() == rule);
+        let is_its = |it: &&Outcome| it.rule() == rule && !it.is_passed_over();
+        let mut its = decision.outcomes().iter().filter(is_its);
         let is_report_only = its.clone().next()?.is_report_only();
         match its.any(Outcome::is_denied) {
             true if self.is_admitted || is_report_only => Some(Verdict::ShadowLimited),

@@ -1,16 +1,21 @@
 //! Quotas: units per period with a burst, or slots for requests that run at the same time.
 
+#[cfg(feature = "calendar")]
+mod anchor;
+mod calendar;
 #[cfg(feature = "serde")]
 mod table;
 mod text;
 
 use std::{fmt, num::NonZeroU32, time::Duration};
 
+use self::calendar::Anchor;
 #[cfg(feature = "serde")]
 pub(crate) use self::table::max_wait;
 #[cfg(feature = "admin")]
 pub(crate) use self::table::read_time;
 pub use self::text::QuotaError;
+use crate::store::instances::Part;
 
 const SECOND: u64 = 1_000_000_000;
 /// The longest time in which an account may refill: ten years.
@@ -105,6 +110,8 @@ pub struct Quota {
     unit: Option<&'static str>,
     /// `true` for an [adaptive](crate::rule::Adaptive) limit.
     sheds: bool,
+    /// The anchor of calendar periods, if the quota counts in them.
+    anchor: Option<Anchor>,
 }
 
 impl Quota {
@@ -199,6 +206,7 @@ impl Quota {
             name: None,
             unit: None,
             sheds: false,
+            anchor: None,
         }
     }
 
@@ -472,6 +480,8 @@ impl Quota {
 
     /// Returns the period in which [`units`](Quota::units) are refilled, or zero for a
     /// [concurrent](Quota::concurrent) quota.
+    ///
+    /// A calendar month counts as 31 days, and a year as 366 days.
     #[must_use]
     pub const fn period(&self) -> Duration {
         Duration::from_nanos(self.period)
@@ -562,6 +572,9 @@ impl Quota {
         if self.is_concurrent() {
             return "concurrent".to_owned();
         }
+        if let Some((unit, _)) = self.calendar_text() {
+            return unit.to_owned();
+        }
         let (n, unit) = text::in_largest_unit(self.period);
         format!("{n}{unit}")
     }
@@ -581,18 +594,22 @@ impl Quota {
 
     /// Returns the part of the quota for one of `n` processes, which is the same for every charge.
     ///
-    /// All parts together allow no more than the quota, except that each part allows at least one
-    /// unit. The part of a token bucket refills continuously.
-    pub(crate) fn share(&self, n: NonZeroU32) -> Self {
+    /// All parts together allow no more than the quota, except that each part of unranked processes
+    /// allows at least one unit. The part of a token bucket refills continuously.
+    pub(crate) fn share(&self, of: Part) -> Self {
+        let n = of.instances;
         if self.is_blocked() || n == NonZeroU32::MIN {
             return *self;
         }
-        let part = |units: u32| units / n;
-        let (burst, soft) = (part(self.burst).max(1), part(self.soft));
+        let part = |units: u32| of.of(units);
+        let (burst, soft) = (of.of_burst(self.burst), part(self.soft));
+        if burst == 0 {
+            return Self { name: self.name, unit: self.unit, ..Self::blocked() };
+        }
         if self.is_concurrent() {
             return Self { units: burst, burst, soft, ..*self };
         }
-        let algorithm = self.algorithm.share(n);
+        let algorithm = self.algorithm.share(of);
         let (units, interval) = if algorithm.is_window() {
             (burst, self.period.div_ceil(burst.into()))
         } else {
@@ -674,6 +691,10 @@ impl Quota {
             "quota: initial is set on a window; it is for Gcra and TokenBucket only"
         } else if burst != units && window {
             "quota: burst is set on a window, where it equals units; drop it"
+        } else if self.is_calendar()
+            && !matches!(self.algorithm, Algorithm::FixedWindow { carry_over: 0, paced: false })
+        {
+            "quota: algorithm is set on calendar periods, which are fixed windows; drop it"
         } else if soft > 0 && self.algorithm.is_paced() {
             "quota: soft is set on a paced window; choose one of them"
         } else if !self.period.is_multiple_of(buckets as u64) {
@@ -859,12 +880,12 @@ impl Algorithm {
         }
     }
 
-    /// Returns the algorithm for one of `n` processes that share a quota.
-    fn share(self, n: NonZeroU32) -> Self {
+    /// Returns the algorithm for one of the processes that share a quota.
+    fn share(self, of: Part) -> Self {
         match self {
             Self::TokenBucket => Self::Gcra,
             Self::FixedWindow { carry_over, paced } => {
-                Self::FixedWindow { carry_over: carry_over / n, paced }
+                Self::FixedWindow { carry_over: of.of(carry_over), paced }
             }
             other => other,
         }
@@ -1030,8 +1051,8 @@ mod tests {
         Algorithm::SlidingLog,
     ];
 
-    fn n(processes: u32) -> NonZeroU32 {
-        NonZeroU32::new(processes).expect("above 0")
+    fn n(processes: u32) -> Part {
+        Part::equal(NonZeroU32::new(processes).expect("above 0"))
     }
 
     /// Generates valid quotas of every algorithm.

@@ -114,7 +114,8 @@ impl Serialize for Quota {
                        quota";
             return Err(S::Error::custom(why));
         }
-        let is_default_algorithm = slots || self.algorithm == Algorithm::default();
+        let is_default_algorithm =
+            slots || self.is_calendar() || self.algorithm == Algorithm::default();
         let algorithm = (!is_default_algorithm).then_some(self.algorithm);
         let name = |name: Option<&str>| name.and_then(|name| RuleName::new(name).ok());
         let (name, unit) = (name(self.name), name(self.unit));
@@ -126,7 +127,8 @@ impl Serialize for Quota {
         table.blocked = self.is_blocked();
         table.concurrent = slots.then_some(burst);
         table.units = is_rate.then_some(units);
-        table.period = is_rate.then(|| self.period_text());
+        let anchor = self.calendar_text().map(|(_, anchor)| anchor).unwrap_or_default();
+        table.period = is_rate.then(|| self.period_text() + &anchor);
         table.burst = (burst != units).then_some(burst);
         table.serialize(serializer)
     }

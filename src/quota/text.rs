@@ -6,7 +6,8 @@ use super::{Algorithm, Invalid, Quota, UNITS};
 use crate::name::RuleName;
 
 /// Writes `units "/" [n] (ns|us|ms|s|min|h|day) [" burst " n]`, `limit " concurrent"`,
-/// or `blocked`.
+/// or `blocked`. A calendar period is a unit with an anchor, as
+/// `month from 2024-01-31T09:00:00+01:00[Europe/Berlin]`.
 impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_blocked() {
@@ -14,6 +15,9 @@ impl fmt::Display for Quota {
         }
         if self.is_concurrent() {
             return write!(f, "{} concurrent", self.burst);
+        }
+        if let Some((unit, anchor)) = self.calendar_text() {
+            return write!(f, "{}/{unit}{anchor}", self.units);
         }
         match in_largest_unit(self.period) {
             (1, unit) => write!(f, "{}/{unit}", self.units)?,
@@ -40,6 +44,9 @@ impl Quota {
 /// Reads `"5/s"`, `"200/10s"`, `"100/min burst 20"`, `"5 concurrent"`,
 /// or `"blocked"`.
 ///
+/// With the feature `calendar`, also `"5000/month"`, `"5000/year"`, and a `day`, `week`, `month` or
+/// `year` with an anchor: `"5000/month from 2024-01-31T09:00[Europe/Berlin]"`.
+///
 /// Other spellings of time units are `sec`, `second`, `m`, `minute`, `hr`, `hour`, `d`, and their
 /// plurals.
 impl FromStr for Quota {
@@ -61,7 +68,7 @@ impl FromStr for Quota {
 }
 
 /// The text of a quota, for its errors.
-struct TextForm<'a>(&'a str);
+pub(super) struct TextForm<'a>(&'a str);
 
 impl TextForm<'_> {
     /// Reads the units, and the period with an optional burst.
@@ -71,8 +78,12 @@ impl TextForm<'_> {
             None => (rest.trim(), None),
         };
         let units = self.count("units", units)?;
-        let period = parse_time(period).map_err(|fix| self.error("period", period, fix))?;
-        let quota = Quota::new(units, period)?;
+        #[cfg(feature = "calendar")]
+        let calendar = self.calendar(units, period)?;
+        #[cfg(not(feature = "calendar"))]
+        let calendar: Option<Quota> = None;
+        let time = || parse_time(period).map_err(|fix| self.error("period", period, fix));
+        let quota = calendar.map_or_else(|| Quota::new(units, time()?), Ok)?;
         burst.map_or(Ok(quota), |n| quota.try_with_burst(self.count("burst", n)?))
     }
 
@@ -85,7 +96,7 @@ impl TextForm<'_> {
         }
     }
 
-    fn error(&self, field: &str, value: &str, fix: &str) -> QuotaError {
+    pub(super) fn error(&self, field: &str, value: &str, fix: &str) -> QuotaError {
         let (text, value) = (excerpt(self.0), excerpt(value));
         QuotaError(format!("quota {text}: {field} is {value}; {fix}"))
     }

@@ -277,7 +277,7 @@ impl<'a> Rejection<'a> {
     pub fn violated(&self) -> impl Iterator<Item = &'a str> {
         let template = self.template;
         let outcomes = self.decision().map_or(&[][..], Decision::outcomes);
-        let denying = outcomes.iter().filter(|it| it.is_denied() && !it.is_report_only());
+        let denying = outcomes.iter().filter(|it| it.is_denied() && it.is_deciding());
         denying.map(|outcome| template.name(outcome))
     }
 }

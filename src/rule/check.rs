@@ -125,6 +125,7 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
             let charge = if info.quotas.is_some() { charge.with_fixed_quotas() } else { charge };
             // A headroom from the request may be above 0.
             let charge = charge.with_headroom(info.headroom.unwrap_or(1));
+            let charge = charge.with_group(info.first_alternative.is_some().into());
             charges.push(
                 if info.report_only || info.report_only_toggle.is_some_and(|it| !it.is_fixed()) {
                     charge.with_report_only()

@@ -3,6 +3,7 @@
 //! A rule has the quotas, the key and the cost of a request.
 
 mod adaptive;
+mod alternatives;
 #[cfg(feature = "axum")]
 mod by_route;
 mod check;
@@ -33,6 +34,7 @@ pub(crate) use self::{
 };
 pub use self::{
     adaptive::{Adaptive, Measurement},
+    alternatives::Alternatives,
     check::RuleError,
     plan::{Cost, LivePlan, Plan, Quotas, RequestDeadline},
     rules::{Bypass, RuleInfo, Rules},
@@ -406,6 +408,7 @@ impl<K: KeyExtractor> Rules for Rule<K> {
             report_only: self.report_only.is_on(),
             report_only_toggle: Some(&self.report_only),
             instead_of: None,
+            first_alternative: None,
         });
         if let Some(rules) = &self.if_no_key {
             let start = infos.len();

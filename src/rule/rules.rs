@@ -10,7 +10,8 @@ use crate::{
     toggle::Toggle,
 };
 
-/// Rules of a layer: a [`Rule`](crate::Rule), a tuple of up to four rules, or a `Vec` of rules.
+/// Rules of a layer: a [`Rule`](crate::Rule), [alternatives](crate::Rule::or), a tuple of up to four
+/// rules, or a `Vec` of rules.
 ///
 /// A request is charged to the accounts of all rules or to none. Tuples can be nested.
 ///
@@ -115,6 +116,9 @@ pub struct RuleInfo<'a> {
     /// The name of the rule that this rule replaces, if any: the default rule of a `by_route`, or
     /// the rule with [`if_no_key`](crate::Rule::if_no_key).
     pub instead_of: Option<RuleName>,
+    /// The name of the first rule of the [alternatives](crate::Rule::or) that this rule is one of, if
+    /// any.
+    pub first_alternative: Option<RuleName>,
 }
 
 impl RuleInfo<'_> {
@@ -176,7 +180,7 @@ pub(crate) fn charges<T>(
 /// Calls `then` once, with the charges in `before`, followed by the charges of `rules`.
 ///
 /// Each charge borrows its key from the call before.
-fn chain(
+pub(super) fn chain(
     rules: &[&dyn sealed::Sealed],
     head: &RequestHead<'_>,
     before: &[Charge<'_>],

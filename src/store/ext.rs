@@ -1,10 +1,10 @@
 //! The methods of every store, stores behind pointers, and stores whose type is chosen at run time.
 
-use std::{convert::Infallible, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use super::{
-    Answer, BoxFuture, Breaker, Charge, DenyCache, FailClosed, FailOpen, Fallback, Leased,
-    LocalShare, Never, Op, Store, Timeout, wrappers::forward,
+    Answer, BoxFuture, Breaker, Charge, DenyCache, FailClosed, FailOpen, Fallback, Instances,
+    Leased, LocalShare, Never, Op, Store, Timeout, wrappers::forward,
 };
 use crate::decision::Decision;
 
@@ -148,7 +148,7 @@ pub trait StoreExt: Store + Sized {
     where
         L: Store<Error = Infallible, Future = Never<Result<Decision, Infallible>>>,
     {
-        Fallback::new(self, LocalShare::new(Arc::new(local), NonZeroU32::MIN))
+        Fallback::new(self, LocalShare::new(Arc::new(local), Instances::from(1)))
     }
 
     /// Erases the type of this store, so that it can be chosen at run time.

@@ -9,7 +9,9 @@ use governor::{
     state::keyed::KeyedStateStore,
 };
 
-use super::{Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, nanos, no_slots};
+use super::{
+    Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, nanos, plain_quotas,
+};
 use crate::{
     decision::{Decision, NEVER, Outcome, Snapshot, Source},
     key::Key,
@@ -125,7 +127,7 @@ fn refilling(limit: u32, interval: Duration, reset: Duration, retry_ns: u64) -> 
 
 /// Returns the charge and its cost if governor can decide it.
 fn single<'a>(charges: &'a [Charge<'_>]) -> Result<(&'a Charge<'a>, NonZeroU32), Unsupported> {
-    no_slots(charges)?;
+    plain_quotas(charges)?;
     Err(unsupported(match charges {
         [it] if it.quotas().len() == 1 => match NonZeroU32::new(it.cost()) {
             _ if it.quotas()[0].is_blocked() => {

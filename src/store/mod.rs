@@ -47,6 +47,7 @@ mod ext;
 mod governor;
 mod health;
 mod hot_keys;
+pub(crate) mod instances;
 mod local;
 mod op;
 #[cfg(feature = "redis")]
@@ -71,6 +72,7 @@ use tower::BoxError;
 pub(crate) use self::block::block;
 #[cfg(feature = "governor")]
 pub use self::governor::GovernorStore;
+pub use self::instances::Instances;
 #[cfg(feature = "redis")]
 pub(crate) use self::local::{Call, LeaveQueue, Order, SlotQueue};
 pub(crate) use self::local::{Clock, Turn};
@@ -92,6 +94,9 @@ pub use self::{
 };
 use crate::{algorithm::Demand, decision::Decision, key::Key, name::RuleName, quota::Quota};
 
+/// The largest number of a group of alternatives.
+pub(crate) const MAX_GROUP: u8 = 127;
+
 /// Charge of one rule to one key: `cost` units under each of `quotas`.
 ///
 /// The rule's name, the key and the index of the quota identify an account. A changed quota keeps
@@ -104,6 +109,7 @@ pub struct Charge<'a> {
     demand: Demand,
     report_only: bool,
     only: Option<u8>,
+    group: u8,
     /// The turn of a request that may wait for slots.
     turn: Option<&'a Arc<Turn>>,
     /// The start of the request, if it makes several calls.
@@ -116,8 +122,8 @@ impl<'a> Charge<'a> {
     #[must_use]
     pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
         let (demand, only, start) = (Demand::units(1), None, None);
-        let (report_only, turn, is_fixed) = (false, None, false);
-        Self { rule, key, quotas, demand, report_only, only, turn, start, is_fixed }
+        let (report_only, group, turn, is_fixed) = (false, 0, None, false);
+        Self { rule, key, quotas, demand, report_only, only, group, turn, start, is_fixed }
     }
 
     /// Sets the units to charge. Defaults to 1.
@@ -153,6 +159,23 @@ impl<'a> Charge<'a> {
         self
     }
 
+    /// Makes the charge an alternative to the other charges of a group: of their rules, only the
+    /// first that fits is charged. Defaults to 0, for a charge that must fit.
+    ///
+    /// Charges of one rule are one alternative. If the charges of a key under a rule have different
+    /// groups, they must fit. See [`Rule::or`](crate::Rule::or).
+    ///
+    /// # Panics
+    ///
+    /// Panics if the number is above 127.
+    #[must_use]
+    #[track_caller]
+    pub fn with_group(mut self, group: u8) -> Self {
+        assert!(group <= MAX_GROUP, "the group of a charge is {group}; give at most {MAX_GROUP}");
+        self.group = group;
+        self
+    }
+
     /// Restricts the charge to the quota at this index, from 0.
     ///
     /// Use several such charges to charge different units to the quotas of one rule. No quota has
@@ -180,6 +203,21 @@ impl<'a> Charge<'a> {
     #[must_use]
     pub fn rule(&self) -> RuleName {
         self.rule
+    }
+
+    /// Returns the number of the group of alternatives, or 0 for a charge that must fit.
+    #[must_use]
+    #[inline]
+    pub fn group(&self) -> u8 {
+        self.group
+    }
+
+    /// Returns the group, or 0 if another charge of the same account has another group.
+    #[inline]
+    pub(crate) fn group_among(&self, charges: &[Self]) -> u8 {
+        let differs =
+            |it: &Self| it.group != self.group && it.rule == self.rule && it.key == self.key;
+        if self.group > 0 && charges.iter().any(differs) { 0 } else { self.group }
     }
 
     /// Returns the key of the account.
@@ -294,15 +332,16 @@ struct OwnedCharge {
     demand: Demand,
     report_only: bool,
     only: Option<u8>,
+    group: u8,
     turn: Option<Arc<Turn>>,
 }
 
 impl OwnedCharge {
     fn as_charge(&self) -> Charge<'_> {
-        let Self { rule, key, quotas, demand, report_only, only, turn } = self;
+        let Self { rule, key, quotas, demand, report_only, only, group, turn } = self;
         let (rule, demand, turn) = (*rule, *demand, turn.as_ref());
         let charge = Charge::new(rule, key, quotas);
-        Charge { demand, report_only: *report_only, only: *only, turn, ..charge }
+        Charge { demand, report_only: *report_only, only: *only, group: *group, turn, ..charge }
     }
 }
 
@@ -323,6 +362,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
             demand: charge.demand,
             report_only: charge.report_only,
             only: charge.only,
+            group: charge.group,
             turn: charge.turn.cloned(),
         };
         Self(charges.iter().map(own).collect())
@@ -340,6 +380,8 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 ///
 /// - **All or nothing.** Either every quota of every charge is charged, or none. If a call names an
 ///   account twice, the costs are added.
+/// - **One alternative.** Of the charges of a [group](Charge::with_group), only the first rule that
+///   fits is charged. The outcomes of the others [say so](crate::decision::Outcome::is_passed_over).
 /// - **A denial charges nothing.** A cost that can never fit is denied without a `retry_after`.
 /// - **A cost of 0 is a read.** It charges nothing and is allowed.
 /// - **A full account equals no account.** Only a full account may be dropped.
@@ -458,8 +500,9 @@ pub trait Store {
     ///
     /// The result must not depend on the state of accounts. A layer calls this method when the
     /// layer is built, to find an unsupported charge before the first request. By default, every
-    /// charge is supported, except for [concurrent](crate::Quota::concurrent) quotas. A store that
-    /// overrides this method without holding slots returns an error for them, too.
+    /// charge is supported, except for [concurrent](crate::Quota::concurrent) quotas and
+    /// [alternatives](Charge::with_group), and for calendar periods (`Quota::per_month`). A store that
+    /// overrides this method and has none of them returns an error for them, too.
     ///
     /// Layers that share a store must give a rule the same quotas, because they charge the same
     /// accounts. [`LocalStore`] and
@@ -469,7 +512,8 @@ pub trait Store {
     ///
     /// Fails if a charge is not supported. The error contains the limitation.
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        no_slots(charges)
+        plain_quotas(charges)?;
+        no_alternatives(charges)
     }
 
     /// Returns the servers that an operation needs, if the store has several.
@@ -508,32 +552,45 @@ pub(crate) fn without_queueing<'a>(charges: &[Charge<'a>]) -> SmallVec<[Charge<'
     charges.iter().map(|charge| charge.with_max_wait(Duration::ZERO)).collect()
 }
 
-/// Returns an error if a charge needs slots, for a store that cannot hold them.
-fn no_slots(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-    if charges.iter().flat_map(Charge::quotas).any(Quota::is_concurrent) {
+/// Returns an error if a charge needs slots or a calendar, for a store that has neither.
+fn plain_quotas(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+    let has = |is: fn(&Quota) -> bool| charges.iter().flat_map(Charge::quotas).any(is);
+    Err(Unsupported::new(if has(Quota::is_concurrent) {
+        "this store cannot hold slots of a concurrent quota; use LocalStore or RedisStore"
+    } else if has(Quota::is_calendar) {
+        "this store cannot count calendar periods; use LocalStore or RedisStore"
+    } else {
+        return Ok(());
+    }))
+}
+
+/// Returns an error if there are alternatives, for a store that charges every rule.
+fn no_alternatives(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+    if charges.iter().any(|charge| charge.group > 0) {
         return Err(Unsupported::new(
-            "this store cannot hold slots of a concurrent quota; use LocalStore or RedisStore",
+            "this store cannot decide between alternatives; use LocalStore or RedisStore",
         ));
     }
     Ok(())
 }
 
-/// Returns the quotas of the charges with a `max_wait`.
-fn queueing<'a>(charges: &'a [Charge<'a>]) -> impl Iterator<Item = &'a Quota> {
-    charges.iter().filter(|charge| charge.queues()).flat_map(Charge::quotas)
-}
-
-fn can_queue_under(quota: &Quota) -> Result<(), Unsupported> {
-    Err(Unsupported::new(if quota.is_concurrent() {
-        "max_wait with a concurrent quota, on a store without a queue for slots; use LocalStore or \
-         RedisStore, or remove one of them"
-    } else if quota.soft() > 0 {
-        "max_wait with a soft quota; choose one of them"
-    } else if quota.algorithm().can_queue() {
-        return Ok(());
-    } else {
-        "max_wait with an algorithm that cannot queue; use Gcra"
-    }))
+/// Checks the charges with a `max_wait`, for a store that has queues for slots.
+fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+    for charge in charges.iter().filter(|charge| charge.queues()) {
+        for quota in charge.quotas {
+            let is_slots = quota.is_concurrent();
+            return Err(Unsupported::new(if is_slots && charge.group > 0 {
+                "max_wait of an alternative with a concurrent quota; remove the max_wait"
+            } else if !is_slots && quota.soft() > 0 {
+                "max_wait with a soft quota; choose one of them"
+            } else if is_slots || quota.algorithm().can_queue() {
+                continue;
+            } else {
+                "max_wait with an algorithm that cannot queue; use Gcra"
+            }));
+        }
+    }
+    Ok(())
 }
 
 /// Marks an error that never occurs. A layer requires a store with such an error.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use tower::BoxError;
@@ -25,10 +25,16 @@ use crate::{
 /// charge. The outcomes of `undo`, `settle` and `reset` show the accounts directly after the
 /// operation.
 ///
+/// A quota with a `period` counts in calendar periods, and a step with a `period` changes that of
+/// the first quota before the step.
+///
 /// A `take` holds the slots of concurrent quotas under the name `hold`, and a `release` frees them. A
 /// `limit` step changes the limit of the first quota. A case with a `lease` has several processes: it
 /// is for stores that several processes share. Each hold counts for that time after its `take` or the
 /// last `renew` of its process.
+///
+/// A case with `groups` instead of `quotas` has groups of alternatives, each with quotas. `paid` has
+/// the index of the charged alternative of each group, and `retry` the wait of the decision.
 ///
 /// ```
 /// use tower_sluice::testing::{Case, FakeClock, TABLES, play};
@@ -51,6 +57,9 @@ pub const TABLES: &[(&str, &str)] = &[
     ("max_debt.json", include_str!("../../tests/scenarios/max_debt.json")),
     ("refunds.json", include_str!("../../tests/scenarios/refunds.json")),
     ("slots.json", include_str!("../../tests/scenarios/slots.json")),
+    ("alternatives.json", include_str!("../../tests/scenarios/alternatives.json")),
+    #[cfg(feature = "calendar")]
+    ("periods.json", include_str!("../../tests/scenarios/periods.json")),
     ("combined.json", include_str!("../../tests/scenarios/combined.json")),
 ];
 
@@ -62,7 +71,10 @@ pub struct Case {
     pub name: String,
     #[serde(default)]
     why: String,
+    #[serde(default)]
     quotas: Vec<QuotaRow>,
+    #[serde(default)]
+    groups: Vec<Vec<Vec<QuotaRow>>>,
     #[serde(default)]
     max_wait: u64,
     #[serde(default)]
@@ -78,6 +90,8 @@ struct QuotaRow {
     algorithm: String,
     units: u32,
     per: u64,
+    /// A calendar period in the text form, as `month from 2024-01-31[UTC]`.
+    period: String,
     /// The number of slots of a concurrent quota.
     limit: u32,
     burst: Option<u32>,
@@ -106,6 +120,8 @@ struct Step {
     hold: Option<String>,
     /// The new limit of the first quota.
     limit: Option<u32>,
+    /// The new calendar period of the first quota.
+    period: Option<String>,
     #[serde(default)]
     process: String,
     #[serde(default)]
@@ -116,7 +132,29 @@ struct Step {
     wait: u64,
     #[serde(default)]
     overage: bool,
+    paid: Option<Vec<usize>>,
+    retry: Option<Value>,
+    #[serde(deserialize_with = "flat")]
     outcomes: Vec<Row>,
+}
+
+/// Reads a list of rows, or a list for each quota of each alternative of each group.
+fn flat<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<Row>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Rows {
+        Row(Row),
+        Several(Vec<Rows>),
+    }
+    fn add(rows: Rows, all: &mut Vec<Row>) {
+        match rows {
+            Rows::Row(row) => all.push(row),
+            Rows::Several(rows) => rows.into_iter().for_each(|rows| add(rows, all)),
+        }
+    }
+    let mut all = Vec::new();
+    add(Rows::deserialize(value)?, &mut all);
+    Ok(all)
 }
 
 /// The default of `allowed`, for operations that are never denied.
@@ -151,6 +189,9 @@ struct Row {
     retry: Option<Value>,
 }
 
+/// A rule, the number of its group or 0, and its quotas.
+type CaseRule = (RuleName, u8, Vec<Quota>);
+
 impl Case {
     /// Reads the cases of a table.
     ///
@@ -184,18 +225,55 @@ impl Case {
         at: usize,
         step: &Step,
         store: &S,
-        charge: Charge<'_>,
+        charges: &[Charge<'_>],
+        rules: &[CaseRule],
     ) -> Result<Result<Decision, S::Error>, BoxError> {
-        let peeked = store.peek(&[charge]).await.map_err(Into::into)?;
+        let peeked = store.peek(charges).await.map_err(Into::into)?;
         if peeked.source() != Source::Unsupported {
-            self.check(at, step, &peeked)?;
+            self.check(at, step, &peeked, rules)?;
         }
-        Ok(store.take(&[charge]).await)
+        Ok(store.take(charges).await)
+    }
+
+    /// Returns the quotas of each rule, with the number of its group.
+    fn rules(&self) -> Result<Vec<CaseRule>, BoxError> {
+        let quotas =
+            |rows: &[QuotaRow]| rows.iter().map(QuotaRow::quota).collect::<Result<Vec<_>, _>>();
+        let mut rules = vec![(RuleName::default(), 0, quotas(&self.quotas)?)];
+        for (group, alternatives) in (1..).zip(&self.groups) {
+            for (at, rows) in alternatives.iter().enumerate() {
+                rules.push((RuleName::new(&format!("{group}.{at}"))?, group, quotas(rows)?));
+            }
+        }
+        rules.retain(|(_, group, _)| *group > 0 || self.groups.is_empty());
+        Ok(rules)
+    }
+
+    /// Returns a charge of each rule.
+    fn charges<'a>(
+        &self,
+        rules: &'a [CaseRule],
+        key: &'a Key,
+        headroom: u32,
+        cost: u32,
+    ) -> Vec<Charge<'a>> {
+        let wait = Duration::from_nanos(self.max_wait);
+        let charge = |(rule, group, quotas): &'a CaseRule| {
+            let charge = Charge::new(*rule, key, quotas).with_group(*group).with_cost(cost);
+            charge.with_headroom(headroom).with_max_wait(wait)
+        };
+        rules.iter().map(charge).collect()
     }
 
     /// Compares a decision with the expected result of a step.
-    fn check(&self, at: usize, step: &Step, decision: &Decision) -> Result<(), BoxError> {
-        let got = step.with(decision);
+    fn check(
+        &self,
+        at: usize,
+        step: &Step,
+        decision: &Decision,
+        rules: &[CaseRule],
+    ) -> Result<(), BoxError> {
+        let got = step.with(decision, rules);
         if *step == got {
             return Ok(());
         }
@@ -220,7 +298,10 @@ impl QuotaRow {
             }
             (other, _) => return Err(format!("unknown algorithm {other:?}").into()),
         };
-        let quota = Quota::new(self.units, Duration::from_nanos(self.per))?;
+        let quota = match &*self.period {
+            "" => Quota::new(self.units, Duration::from_nanos(self.per))?,
+            period => format!("{}/{period}", self.units).parse()?,
+        };
         let quota = quota.try_with_burst(self.burst.unwrap_or(self.units))?;
         let quota = quota.try_with_algorithm(algorithm)?.try_with_soft(self.soft)?;
         let quota = self.max_debt.map_or(Ok(quota), |units| quota.try_with_max_debt(units))?;
@@ -240,15 +321,12 @@ impl QuotaRow {
 /// Fails if the store fails, if the case is invalid, or with the first decision that differs from
 /// the expected result. The text has the step and both results.
 pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxError> {
-    let mut quotas = case.quotas.iter().map(QuotaRow::quota).collect::<Result<Vec<_>, _>>()?;
-    let (rule, key) = (RuleName::default(), Key::from("somebody"));
-    let wait = Duration::from_nanos(case.max_wait);
+    let (mut rules, key) = (case.rules()?, Key::from("somebody"));
     let mut processes = BTreeMap::from([("", subject.open())]);
     let undoes = case.steps.iter().any(|step| step.op == StepOp::Undo);
-    let charge = Charge::new(rule, &key, &quotas).with_max_wait(wait);
     if case.wall_clock && !subject.steps_back()
         || undoes && !subject.undoes()
-        || processes[""].supports(&[charge]).is_err()
+        || processes[""].supports(&case.charges(&rules, &key, 0, 1)).is_err()
     {
         return Ok(false);
     }
@@ -260,42 +338,46 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxE
     let mut taken: Vec<Option<Decision>> = Vec::new();
     for (at, step) in case.steps.iter().enumerate() {
         subject.set(Duration::from_nanos(step.at));
-        if let (Some(limit), Some(first)) = (step.limit, quotas.first_mut()) {
+        if let (Some(limit), Some(first)) = (step.limit, rules[0].2.first_mut()) {
             *first = Quota::try_concurrent(limit)?.try_with_soft(first.soft())?;
         }
-        let of = |step: &Step| {
-            Charge::new(rule, &key, &quotas).with_headroom(step.headroom).with_max_wait(wait)
-        };
-        let charge = of(step);
+        if let (Some(period), Some(row)) = (&step.period, case.quotas.first()) {
+            rules[0].2[0] = QuotaRow { period: period.clone(), ..row.clone() }.quota()?;
+        }
+        let of = |step: &Step, cost| case.charges(&rules, &key, step.headroom, cost);
+        let read = of(step, 0);
         let store = processes.get(&*step.process).unwrap_or(observer);
         let answer = match step.op {
-            StepOp::Take => case.take(at, step, store, charge.with_cost(step.cost()?)).await?,
-            StepOp::Settle => store.adjust(&charge, step.units.unwrap_or(0).saturating_neg()).await,
-            StepOp::Reset => store.reset(&charge).await,
+            StepOp::Take => case.take(at, step, store, &of(step, step.cost()?), &rules).await?,
+            StepOp::Settle => {
+                let units = step.units.unwrap_or(0).saturating_neg();
+                store.adjust(&of(step, 1)[0], units).await
+            }
+            StepOp::Reset => store.reset(&read[0]).await,
             StepOp::Undo => {
                 let units = step.units.map(|_| step.cost()).transpose()?;
                 let undone = step.step.and_then(|it| Some((it, taken.get_mut(it)?.take()?)));
                 let (undone, receipt) =
                     undone.ok_or_else(|| format!("step {at} undoes no charge"))?;
                 let undone = &case.steps[undone];
-                store.undo(&[of(undone).with_cost(undone.cost()?)], &receipt, units);
+                store.undo(&of(undone, undone.cost()?), &receipt, units);
                 subject.finish(store).await;
-                store.take(&[charge.with_cost(0)]).await
+                store.take(&read).await
             }
             StepOp::Release => {
                 let mut held = case.steps.iter().zip(&mut taken).filter(|(it, _)| it.holds(step));
                 drop(held.find_map(|(_, decision)| decision.take()));
                 subject.finish(store).await;
-                observer.take(&[charge.with_cost(0)]).await
+                observer.take(&read).await
             }
             StepOp::Renew => {
                 subject.renew(store).await;
-                observer.take(&[charge.with_cost(0)]).await
+                observer.take(&read).await
             }
-            StepOp::Limit => observer.take(&[charge.with_cost(0)]).await,
+            StepOp::Limit => observer.take(&read).await,
         };
         let decision = answer.map_err(Into::into)?;
-        case.check(at, step, &decision)?;
+        case.check(at, step, &decision, &rules)?;
         let charged = step.op == StepOp::Take && decision.is_allowed();
         taken.push(charged.then_some(decision));
     }
@@ -313,26 +395,39 @@ impl Step {
         units.ok_or_else(|| format!("invalid units: {:?}", self.units).into())
     }
 
-    /// Returns the step with `decision` as its result.
-    fn with(&self, decision: &Decision) -> Self {
+    /// Returns the step with `decision` as its result, under these rules.
+    fn with(&self, decision: &Decision, rules: &[CaseRule]) -> Self {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let retry = |wait: Option<Duration>, is_unknown| match wait {
+            Some(wait) => Value::from(nanos(wait)),
+            None => if is_unknown { "unknown" } else { "never" }.into(),
+        };
         let row = |outcome: &Outcome| Row {
             held: outcome.held(),
             remaining: outcome.remaining(),
             full: nanos(outcome.reset_after()),
             next: nanos(outcome.next_after()),
-            retry: (self.op == StepOp::Take).then(|| match outcome.retry_after() {
-                Some(wait) => nanos(wait).into(),
-                None if outcome.is_wait_unknown() => "unknown".into(),
-                None => "never".into(),
-            }),
+            retry: (self.op == StepOp::Take)
+                .then(|| retry(outcome.retry_after(), outcome.is_wait_unknown())),
         };
+        let waits = decision.outcomes().iter().any(Outcome::is_wait_unknown);
         Self {
             allowed: decision.is_allowed(),
             wait: nanos(decision.wait()),
             overage: decision.is_overage(),
+            paid: self.paid.as_ref().map(|_| paid(decision, rules)),
+            retry: self.retry.as_ref().map(|_| retry(decision.retry_after(), waits)),
             outcomes: decision.outcomes().iter().map(row).collect(),
             ..self.clone()
         }
     }
+}
+
+/// Returns the index of the alternative of each group that a decision charged.
+fn paid(decision: &Decision, rules: &[CaseRule]) -> Vec<usize> {
+    let unpaid =
+        |rule| decision.outcomes().iter().any(|it| it.rule() == rule && it.is_passed_over());
+    let group = |of: u8| rules.iter().filter(move |(_, group, _)| *group == of);
+    let groups = rules.last().map_or(0, |(_, group, _)| *group);
+    (1..=groups).filter_map(|of| group(of).position(|(rule, ..)| !unpaid(*rule))).collect()
 }

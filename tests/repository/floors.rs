@@ -23,6 +23,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("observe/*", 3),
     ("store", 4),
     ("store/answer", 1),
+    ("store/instances", 0),
     ("store/wrappers", 4),
     ("store/block", 5),
     ("store/ext", 6),

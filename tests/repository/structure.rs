@@ -12,23 +12,23 @@ use std::{
 const BUDGET: [(&str, usize); 19] = [
     ("src/", 739),
     ("src/admin", 676),
-    ("src/algorithm", 868),
-    ("src/decision", 608),
-    ("src/explain", 212),
+    ("src/algorithm", 880),
+    ("src/decision", 640),
+    ("src/explain", 213),
     ("src/guide", 99),
-    ("src/headers", 688),
-    ("src/key", 1095),
-    ("src/middleware", 1805),
-    ("src/observe", 497),
-    ("src/quota", 715),
+    ("src/headers", 689),
+    ("src/key", 1101),
+    ("src/middleware", 2046),
+    ("src/observe", 498),
+    ("src/quota", 933),
     ("src/reject", 541),
-    ("src/rule", 1339),
-    ("src/store", 792),
-    ("src/store/hot_keys", 950),
-    ("src/store/local", 1742),
-    ("src/store/redis", 3415),
-    ("src/store/wrappers", 874),
-    ("src/testing", 583),
+    ("src/rule", 1428),
+    ("src/store", 894),
+    ("src/store/hot_keys", 970),
+    ("src/store/local", 1782),
+    ("src/store/redis", 3678),
+    ("src/store/wrappers", 884),
+    ("src/testing", 660),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.
 const SLACK: usize = 40;
@@ -135,7 +135,8 @@ fn the_root_of_the_crate_has_few_names() {
 }
 
 /// Names that are defined twice, each with its reason.
-const DEFINED_TWICE: [(&str, &str); 2] = [
+const DEFINED_TWICE: [(&str, &str); 3] = [
+    ("Anchor", "without the feature, no quota has one"),
     ("Metrics", "without the feature, a layer has no-op metrics"),
     ("Sealed", "each module seals its own trait"),
 ];

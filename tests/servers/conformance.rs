@@ -31,7 +31,10 @@ where
         ("max_debt.json", 13),
         ("refunds.json", 157),
         ("combined.json", 6),
+        ("alternatives.json", 40),
         ("slots.json", 66),
+        #[cfg(feature = "calendar")]
+        ("periods.json", 50),
     ] {
         assert_eq!(all_pass(&mut subject, file).await, (cases, 0), "{file}");
     }

@@ -57,6 +57,8 @@ fn cases() -> Vec<(&'static str, Vec<Quota>, Vec<Step>)> {
         ("fixed window, paced", lending(0, true), vec![Take(1), SECOND, Take(1)]),
         ("fixed window, paced, carry-over", lending(3, true), vec![Take(1), MINUTE, Take(1)]),
         ("anchored window", of(Algorithm::AnchoredWindow), three()),
+        #[cfg(feature = "calendar")]
+        ("calendar month", vec![Quota::per_month(5)], three()),
         (
             "sliding window",
             of(Algorithm::SlidingWindow { buckets: 1 }),

@@ -5,6 +5,7 @@
 mod accounts;
 #[cfg(feature = "admin")]
 mod admin;
+mod alternatives;
 mod burst_policies;
 mod bursts;
 #[path = "../support/busy_key.rs"]
@@ -28,6 +29,7 @@ mod explain;
 mod failover;
 mod format;
 mod found;
+mod instances;
 mod keys;
 mod kit;
 mod leased;
@@ -37,6 +39,9 @@ mod log;
 mod lost_shard;
 mod parity;
 mod patterns;
+mod penalty;
+#[cfg(feature = "calendar")]
+mod periods;
 mod probe;
 mod reconnect;
 mod replies;
@@ -46,6 +51,7 @@ mod servers;
 mod slots;
 mod slots_ends;
 mod slots_faults;
+mod slots_shares;
 mod slots_waiting;
 mod states;
 #[path = "../support/mod.rs"]

@@ -13,6 +13,7 @@ use tokio::{
 };
 use tower_sluice::{
     Algorithm, Decision, Key, LocalStore, Quota, RedisStore, Store, StoreExt,
+    decision::Outcome,
     rule::RuleName,
     store::Charge,
     testing::{FakeClock, Subject},
@@ -48,6 +49,8 @@ struct Demand {
     max_wait: u64,
     report_only: bool,
     only: Option<usize>,
+    /// The group of alternatives, or 0.
+    group: u8,
 }
 
 fn quota() -> impl Strategy<Value = Quota> {
@@ -74,6 +77,14 @@ fn quota() -> impl Strategy<Value = Quota> {
                     let paced = start % 2 == 0;
                     let window = Algorithm::FixedWindow { carry_over: more, paced };
                     quota.try_with_algorithm(window).ok()?
+                }
+                #[cfg(feature = "calendar")]
+                3 if start % 6 == 0 => {
+                    let start = ["1970-01-01T02:30[Europe/Berlin]", "1970-01-31[UTC]"];
+                    let start = start[usize::from(soft % 2)].parse().expect("an anchor");
+                    let quota =
+                        if more > 2 { Quota::per_month(units) } else { Quota::per_day(units) };
+                    quota.anchored_at(&start)
                 }
                 3 => quota.try_with_algorithm(Algorithm::AnchoredWindow).ok()?,
                 4 => {
@@ -103,19 +114,22 @@ fn asked() -> impl Strategy<Value = Demand> {
     let max_wait = prop_oneof![2 => Just(0), 1 => 1..3_000_000_u64];
     let whose = (0..3_usize, 0..2_u32, prop::bool::weighted(0.1));
     let only = prop::option::weighted(0.1, 0..3_usize);
-    (whose, cost, headroom, max_wait, only).prop_map(|(whose, cost, headroom, max_wait, only)| {
-        let (rule, key, report_only) = whose;
-        Demand { rule, key, cost, headroom, max_wait, report_only, only }
+    let group = prop_oneof![4 => Just(0), 4 => Just(1), 1 => Just(2)];
+    (whose, cost, headroom, max_wait, only, group).prop_map(|asked| {
+        let ((rule, key, report_only), cost, headroom, max_wait, only, group) = asked;
+        Demand { rule, key, cost, headroom, max_wait, report_only, only, group }
     })
 }
 
 /// The charges of a request.
 fn request() -> impl Strategy<Value = Vec<Demand>> {
-    vec(asked(), 1..3).prop_map(|mut all| {
+    vec(asked(), 1..5).prop_map(|mut all| {
         // A rule has one key and one mode in a request.
-        let Demand { rule, key, report_only, .. } = all[0];
-        for asked in all.iter_mut().filter(|asked| asked.rule == rule) {
-            (asked.key, asked.report_only) = (key, report_only);
+        for at in 0..all.len() {
+            let Demand { rule, key, report_only, .. } = all[at];
+            for asked in all.iter_mut().filter(|asked| asked.rule == rule) {
+                (asked.key, asked.report_only) = (key, report_only);
+            }
         }
         all
     })
@@ -128,7 +142,12 @@ fn step() -> impl Strategy<Value = Step> {
         8 => request().prop_map(Step::Take),
         2 => (vec(request(), 1..4), vec(0..12_usize, 2..16)).prop_map(|(requests, order)| {
             let order = order.iter().map(|at| at % requests.len()).collect();
-            Step::Burst(requests, order)
+            // Requests with alternatives are not sent in batches.
+            let plain = |mut all: Vec<Demand>| {
+                all.iter_mut().for_each(|asked| asked.group = 0);
+                all
+            };
+            Step::Burst(requests.into_iter().map(plain).collect(), order)
         }),
         2 => (asked(), -12..12_i64).prop_map(|(asked, units)| Step::Adjustment(asked, units)),
         1 => (0..20_usize, prop::option::of(0..4_u32)).prop_map(|(at, units)| Step::Undo(at, units)),
@@ -193,7 +212,8 @@ fn shared_quota() -> Quota {
 fn parts(decision: &Decision) -> impl PartialEq + std::fmt::Debug {
     let passed = decision.is_allowed();
     let (overage, wait) = (passed && decision.is_overage(), decision.wait());
-    (passed, overage, wait, decision.retry_after(), rows(decision))
+    let passed_over: Vec<_> = decision.outcomes().iter().map(Outcome::is_passed_over).collect();
+    (passed, overage, wait, decision.retry_after(), rows(decision), passed_over)
 }
 
 #[test]
@@ -214,8 +234,9 @@ fn random_sequences_give_equal_decisions() {
         let both = Both { runtime: &runtime, redis: subject.open(), local: clock.store(1_024) };
         let longest = rules.iter().flatten().map(Quota::period).max().expect("a quota");
         let charge = |asked: &Demand| {
-            let Demand { rule, key, cost, headroom, max_wait, report_only, only } = *asked;
+            let Demand { rule, key, cost, headroom, max_wait, report_only, only, group } = *asked;
             let charge = Charge::new(names[rule], &keys[key as usize], &rules[rule]);
+            let charge = charge.with_group(group);
             let charge = only.map_or(charge, |place| charge.with_quota_index(place % rules[rule].len()));
             let charge = charge.with_cost(cost).with_headroom(headroom);
             let patient = charge.with_max_wait(Duration::from_nanos(max_wait));

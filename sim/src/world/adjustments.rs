@@ -194,6 +194,12 @@ impl Capability for Adjustments {
                     Change::Take(_) if random.percent(15) => {
                         Change::Take(u32::try_from(random.within(1..most)).expect("few"))
                     }
+                    // Beyond the debt that late charges may lead to.
+                    Change::Late(_) if random.percent(40) => {
+                        let debt = u64::from(quota.max_debt().unwrap_or(0));
+                        let units = random.within(1..most + 2 * debt);
+                        Change::Late(u32::try_from(units).expect("few"))
+                    }
                     other => other,
                 };
                 let process = place.process();

@@ -5,7 +5,8 @@ use std::{future::Future, pin::Pin, time::Duration};
 
 use super::{
     World, adjustments::Adjustments, batches::Batches, blocks::Blocks, bursts::Bursts,
-    concurrency::Concurrency, holds::Holds, outages::Outages, queues::Queues, rates::Rates,
+    concurrency::Concurrency, holds::Holds, losses::Losses, outages::Outages, queues::Queues,
+    rates::Rates, retries::Retries, waits::Waits,
 };
 use crate::random::Random;
 
@@ -48,6 +49,10 @@ pub fn all() -> Vec<Box<dyn Capability>> {
         Box::new(Holds::default()),
         Box::new(Bursts),
         Box::new(Batches),
+        Box::new(Retries),
+        Box::new(Waits),
+        Box::new(Losses),
+        // Breakers may be open afterwards.
         Box::new(Outages),
     ]
 }

@@ -18,7 +18,7 @@ use tower_sluice::{
 };
 
 use super::{
-    World,
+    MARGIN, World,
     capability::{BoxFuture, Capability},
     lock,
     oracle::{Cause, Log, Loss},
@@ -29,10 +29,14 @@ use crate::random::Random;
 
 const KEYS: usize = 2;
 /// The time to live of a slot without a renewal, which is the default.
-const LIFE: Duration = Duration::from_secs(10);
+pub const LIFE: Duration = Duration::from_secs(10);
 /// The time for which a slot is held even if no renewal arrives: renewals are sent each third of
 /// the time to live.
 const SURE: Duration = Duration::from_secs(6);
+/// The longest time for which some requests wait for a slot.
+const MAX_WAIT: Duration = Duration::from_secs(2);
+/// The time in which a freed slot is taken by a request that waits.
+const TAKEN: Duration = Duration::from_millis(200);
 
 /// A request that runs, or has run, on a slot of a server.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +56,8 @@ struct Call {
     key: usize,
     works: Duration,
     panics: bool,
+    /// `true` if the request waits for a slot.
+    waits: bool,
     all: All,
 }
 
@@ -64,12 +70,19 @@ impl Drop for Running {
     }
 }
 
-/// The layer of a process whose requests hold slots of the servers.
-pub struct Service(BoxCloneSyncService<Request<()>, Response<()>, Infallible>);
+/// The layers of a process whose requests hold slots of the servers: one that denies at once, and one
+/// whose requests wait.
+pub struct Service([BoxCloneSyncService<Request<()>, Response<()>, Infallible>; 2]);
 
 impl Service {
     pub fn new(limit: u32, store: Wrapped) -> Self {
-        let rule = Rule::new("held", HeaderKey::new("x-key"), Quota::concurrent(limit));
+        let layer = |rule| {
+            RateLimitLayer::rules(rule, store.clone())
+                .expose_decision()
+                .hold_until(HoldUntil::Head)
+                .max_waiters_per_key(1_000)
+        };
+        let rule = || Rule::new("held", HeaderKey::new("x-key"), Quota::concurrent(limit));
         let inner = service_fn(async |request: Request<()>| {
             let extensions = request.extensions();
             let call = extensions.get::<Call>().expect("a call").clone();
@@ -86,14 +99,17 @@ impl Service {
             }
             Ok::<_, Infallible>(Response::new(()))
         });
-        let layer = RateLimitLayer::rules(rule, store).expose_decision();
-        Self(BoxCloneSyncService::new(layer.hold_until(HoldUntil::Head).layer(inner)))
+        Self([
+            BoxCloneSyncService::new(layer(rule()).layer(inner)),
+            BoxCloneSyncService::new(layer(rule().max_wait(MAX_WAIT)).layer(inner)),
+        ])
     }
 
     async fn call(&self, call: Call) -> Decision {
+        let waits = usize::from(call.waits);
         let request = Request::builder().uri("/").header("x-key", call.key.to_string());
         let request = request.extension(call).body(()).expect("a request");
-        let Ok(response) = self.0.clone().oneshot(request).await;
+        let Ok(response) = self.0[waits].clone().oneshot(request).await;
         response.extensions().get::<Decision>().expect("an exposed decision").clone()
     }
 }
@@ -104,22 +120,32 @@ pub struct Holds(All);
 
 impl Holds {
     fn call(&self, process: usize, key: usize, works: Duration, panics: bool) -> Call {
-        Call { process, key, works, panics, all: self.0.clone() }
+        Call { process, key, works, panics, waits: false, all: self.0.clone() }
     }
 }
 
 /// Sends a request, whose client leaves after `patience`.
 async fn send(world: &World, call: Call, patience: Duration) {
     let (at, begin) = (&world.places[call.process], world.story.now());
-    let (process, key) = (at.process(), call.key);
+    let (process, key, waits) = (at.process(), call.key, call.waits);
     let sent = process.run(timeout(patience, process.holds.call(call))).await;
     let decision = sent.and_then(Result::ok);
     world.story.record(&at.name, || {
         let end = decision.as_ref().map_or("ends without an answer".into(), |decision| {
             format!("allowed {} by {}", decision.is_allowed(), decision.source())
         });
-        format!("slots h{key}, sent at {begin:?}: {end}")
+        format!("slots h{key}, sent at {begin:?}, waits {waits}: {end}")
     });
+    let least = if waits { MAX_WAIT } else { Duration::ZERO };
+    // The first call is before the wait, and the last one may begin at its end.
+    let (most, took) = (least + 2 * at.wrappers.budget + MARGIN, world.story.now() - begin);
+    let Some(denial) = decision.filter(|it| !it.is_allowed()) else { return };
+    // A process without servers that fails closed has nothing to wait for.
+    let early = took < least && denial.source() != Source::FailedClosed;
+    if early || took > most && *lock(&at.disturbed) < begin {
+        let text = format!("{} denied by {} after {took:?}", at.name, denial.source());
+        world.story.violate("holds", format!("{text} instead of {least:?} to {most:?}"));
+    }
 }
 
 impl Capability for Holds {
@@ -133,10 +159,12 @@ impl Capability for Holds {
         let works = if random.percent(10) { long } else { short };
         let patience = if random.percent(30) { leaves } else { 2 * LIFE };
         let call = self.call(place, random.below(KEYS), works, random.percent(10));
+        let call = Call { waits: random.percent(40), ..call };
         Box::pin(send(world, call, patience))
     }
 
-    /// All slots are free. The limit is admitted, and one request more is not.
+    /// All slots are free. The limit is admitted, and one request more is not. A request that waits
+    /// runs as soon as the first slot is freed.
     fn compare<'a>(
         &'a self,
         world: &'a World,
@@ -146,13 +174,20 @@ impl Capability for Holds {
         let place = random.below(world.places.len());
         let works = Duration::from_secs(1);
         Box::pin(async move {
-            let most = world.rules.held;
+            let (most, begin) = (world.rules.held, Instant::now());
             let mut requests = JoinSet::new();
             for at in 0..=most {
                 let process = world.places[place].process();
                 let call = self.call(place, 0, works, false);
                 requests.spawn(async move { (at, process.holds.call(call).await) });
                 sleep(Duration::from_millis(20)).await;
+            }
+            let waiting = Call { waits: true, ..self.call(place, 0, Duration::ZERO, false) };
+            let decision = world.places[place].process().holds.call(waiting).await;
+            let took = begin.elapsed();
+            if !decision.is_allowed() || took < works || took > works + TAKEN {
+                let text = format!("{when}: a request waits for {took:?}: {decision:?}");
+                world.story.violate("holds", text);
             }
             while let Some(Ok((at, decision))) = requests.join_next().await {
                 if decision.is_allowed() != (at < most) {

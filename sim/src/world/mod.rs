@@ -12,6 +12,7 @@ mod effects;
 mod exact;
 mod faults;
 mod holds;
+mod losses;
 mod network;
 mod oracle;
 mod outages;
@@ -19,11 +20,13 @@ mod phases;
 mod process;
 mod queues;
 mod rates;
+mod retries;
 mod rules;
 mod server;
 mod slots;
 mod story;
 mod virtual_local;
+mod waits;
 mod wrappers;
 
 use std::{

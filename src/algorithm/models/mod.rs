@@ -4,6 +4,8 @@
 //! the units are available.
 
 mod bounds;
+#[cfg(feature = "calendar")]
+mod calendar;
 mod hostile;
 mod proofs;
 mod properties;

@@ -47,7 +47,7 @@ use crate::{
     decision::{Decision, Outcome, Snapshot, Source},
     quota::{Algorithm, Quota},
     store::{
-        Answer, BoxFuture, Charge, Health, Op, OwnedCharges, Store,
+        Answer, BoxFuture, Charge, Health, Instances, Op, OwnedCharges, Store,
         wrappers::{forward, request_start, take_since},
     },
 };
@@ -79,7 +79,8 @@ type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 ///
 /// The argument of [`leases`](crate::StoreExt::leases) is the maximum share of each limit that one
 /// process may hold, in percent. With 5 %, one process holds at most 50 of 1000 units. All
-/// processes together should hold at most a quarter, for example five processes with 5 % each.
+/// processes together should hold at most a quarter, for example five processes with 5 % each. With
+/// [`instances`](Leased::instances), the percentage is that of all processes.
 ///
 /// - **Hot keys only.** A lease has units for the calls of the last 200 ms, up to the share of this
 ///   process. Requests call the inner store if their key had fewer than four calls in that time, or
@@ -122,6 +123,7 @@ type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 /// - a charge with [`headroom`](Charge::headroom) or [`max_wait`](Charge::max_wait);
 /// - a charge of [one quota](Charge::with_quota_index) only;
 /// - a [report-only](Charge::with_report_only) charge;
+/// - an [alternative](crate::Rule::or), with all charges of its call;
 /// - a call with two charges of one rule.
 ///
 /// Apply the leases **outside** a [deny cache](crate::StoreExt::deny_cache), and inside the wrapper
@@ -214,7 +216,26 @@ impl<S: Store> Leased<S> {
             (1..=25).contains(&percent),
             "percent is {percent}; give 1 to 25, the share of a limit that one process may hold"
         );
-        Self::with(Arc::new(inner), percent, HotKeys::new(CAPACITY, super::MAX_AGE))
+        let share = Percent { percent, instances: Instances::from(1) };
+        Self::with(Arc::new(inner), share, HotKeys::new(CAPACITY, super::MAX_AGE))
+    }
+
+    /// Sets the number of processes that share the percentage of [`leases`](crate::StoreExt::leases).
+    /// Defaults to 1.
+    ///
+    /// Give a number, or [`live_instances`](crate::RedisStore::live_instances). With `leases(25)` and
+    /// five processes, one process holds at most 50 of 1000 units.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `instances` is 0.
+    #[track_caller]
+    #[must_use]
+    pub fn instances(self, instances: impl Into<Instances>) -> Self {
+        let table =
+            HotKeys::new(self.0.table.capacity(), Duration::from_nanos(self.0.table.max_age));
+        let share = Percent { instances: instances.into(), ..self.0.shares.percent.clone() };
+        Self::with(self.0.inner.clone(), share, table)
     }
 
     /// Sets the longest time for which borrowed units are held. Defaults to 1 s.
@@ -228,7 +249,7 @@ impl<S: Store> Leased<S> {
     #[must_use]
     pub fn max_age(self, time: Duration) -> Self {
         let table = HotKeys::new(self.0.table.capacity(), time);
-        Self::with(self.0.inner.clone(), self.0.shares.percent, table)
+        Self::with(self.0.inner.clone(), self.0.shares.percent.clone(), table)
     }
 
     /// Sets the maximum number of tracked keys, rounded up to a multiple of eight. Defaults to
@@ -247,10 +268,10 @@ impl<S: Store> Leased<S> {
     #[must_use]
     pub fn capacity(self, keys: usize) -> Self {
         let table = HotKeys::new(keys, Duration::from_nanos(self.0.table.max_age));
-        Self::with(self.0.inner.clone(), self.0.shares.percent, table)
+        Self::with(self.0.inner.clone(), self.0.shares.percent.clone(), table)
     }
 
-    fn with(inner: Arc<S>, percent: u32, table: HotKeys<HotCall>) -> Self {
+    fn with(inner: Arc<S>, percent: Percent, table: HotKeys<HotCall>) -> Self {
         let shares = Arc::new(Shares { percent, reserved: Mutex::default() });
         Self(Arc::new(Leases { inner, table, shares }))
     }
@@ -269,7 +290,7 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
         let now = Instant::now();
         let start = start.unwrap_or(now);
         let bypass = || take_since(&*self.inner, start, charges).then(identity);
-        if !are_borrowable(charges, self.shares.percent) {
+        if !are_borrowable(charges, &self.shares.percent) {
             return bypass();
         }
         let (key, now) = (self.table.key(charges), self.table.nanos(now));
@@ -827,17 +848,17 @@ impl Balance {
     }
 }
 
-/// Returns `true` if units for at least two calls can be borrowed, with `percent` of each limit.
-fn are_borrowable(charges: &[Charge<'_>], percent: u32) -> bool {
+/// Returns `true` if units for at least two calls can be borrowed.
+fn are_borrowable(charges: &[Charge<'_>], percent: &Percent) -> bool {
     let is_borrowable = |(charge, quota): (&Charge<'_>, &Quota)| {
-        let (two_calls, limit) = (u64::from(charge.cost()) * 2, u64::from(quota.burst()));
+        let two_calls = u64::from(charge.cost()) * 2;
         let algorithm_fits = matches!(
             quota.algorithm(),
             Algorithm::Gcra
                 | Algorithm::AnchoredWindow
                 | Algorithm::FixedWindow { carry_over: 0, paced: false }
         );
-        two_calls * 100 <= limit * u64::from(percent)
+        two_calls <= percent.of(quota.burst())
             && algorithm_fits
             && quota.soft() == 0
             && quota.initial().is_none()
@@ -857,10 +878,24 @@ fn per_quota<'a, 'c>(
     charges.iter().flat_map(|charge| charge.quotas().iter().map(move |quota| (charge, quota)))
 }
 
+/// The share of each limit that one process may hold.
+#[derive(Clone, Debug)]
+struct Percent {
+    /// The percentage of all processes.
+    percent: u32,
+    instances: Instances,
+}
+
+impl Percent {
+    fn of(&self, limit: u32) -> u64 {
+        u64::from(limit) * u64::from(self.percent) / (100 * u64::from(self.instances.count()))
+    }
+}
+
 /// The units that all leases together may hold, by account.
 #[derive(Debug)]
 struct Shares {
-    percent: u32,
+    percent: Percent,
     reserved: Mutex<HashMap<u64, u64>>,
 }
 
@@ -883,7 +918,7 @@ impl Shares {
         let mut reserved = self.reserved.lock();
         let room = call.iter().map(|(charge, tag)| {
             let limit = charge.quotas().iter().map(Quota::burst).min().unwrap_or(0);
-            let share = u64::from(limit) * u64::from(self.percent) / 100;
+            let share = self.percent.of(limit);
             let free = share.saturating_sub(reserved.get(tag).copied().unwrap_or(0));
             u32::try_from(free / u64::from(charge.cost())).unwrap_or(u32::MAX)
         });
@@ -930,6 +965,13 @@ mod tests {
     fn a_lease_is_for_the_calls_of_the_last_200_ms() {
         assert_eq!([10, 5, 2, 1].map(|gap| after(2_000, gap)), [20, 40, 100, 200]);
         assert_eq!([2, 3, 19, 5_000].map(|calls| after(calls, 0)), [0, 4, 20, 5_001]);
+    }
+
+    #[test]
+    fn processes_share_the_percentage() {
+        let share = |instances| Percent { percent: 25, instances: Instances::from(instances) };
+        assert_eq!([1, 5, 8, 1_000].map(|n| share(n).of(1_000)), [250, 50, 31, 0]);
+        assert_eq!(share(1).of(u32::MAX), u64::from(u32::MAX / 4));
     }
 
     #[test]

@@ -181,9 +181,10 @@ fn for_cost_of(charge: &Charge<'_>, outcome: &Outcome) -> Outcome {
     if fits { outcome.with_retry_after(Some(Duration::ZERO)) } else { *outcome }
 }
 
-/// Returns `true` for a charge of units under all quotas of its rule.
+/// Returns `true` for a charge of units under all quotas of its rule, without alternatives.
 fn is_plain(charge: &Charge<'_>) -> bool {
-    charge.cost() > 0 && !charge.is_report_only() && charge.quota_index().is_none()
+    let is_whole = charge.quota_index().is_none() && charge.group() == 0;
+    charge.cost() > 0 && !charge.is_report_only() && is_whole
 }
 
 /// Returns `true` if no two charges have the same rule, so that outcomes identify their charge.

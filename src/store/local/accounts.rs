@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::{ledger::Ledger, table::Located};
 use crate::{
     algorithm::{Demand, Evaluation},
-    decision::{Decision, NEVER, Outcome},
+    decision::{Decision, NEVER, Outcome, chosen},
     name::RuleName,
     quota::Quota,
     store::Charge,
@@ -19,6 +19,10 @@ pub(super) struct Account<'a> {
     pub(super) quota: &'a Quota,
     pub(super) demand: Demand,
     pub(super) report_only: bool,
+    /// The group of alternatives, or 0.
+    pub(super) group: u8,
+    /// `true` if another alternative of the group is chosen.
+    pub(super) passed_over: bool,
     /// The result for `demand`.
     pub(super) evaluation: Evaluation,
 }
@@ -31,6 +35,7 @@ pub(super) struct Accounts<'a> {
     order: SmallVec<[u16; 8]>,
     /// `true` if some accounts count held slots.
     pub(super) has_slots: bool,
+    pub(super) has_groups: bool,
 }
 
 impl<'a> Accounts<'a> {
@@ -72,12 +77,30 @@ impl<'a> Accounts<'a> {
     /// Returns `true` if the evaluated demands are allowed.
     #[inline]
     pub(super) fn are_allowed(&self) -> bool {
-        self.distinct.iter().all(|it| it.evaluation.allowed || it.report_only)
+        self.distinct.iter().all(|it| it.evaluation.allowed || it.report_only || it.passed_over)
+    }
+
+    /// Chooses an alternative of each group by the evaluated demands.
+    #[inline]
+    pub(super) fn choose(&mut self) {
+        if self.has_groups {
+            self.choose_each();
+        }
+    }
+
+    #[cold]
+    fn choose_each(&mut self) {
+        let part =
+            |it: &Account<'_>| (it.group, it.at.rule, it.report_only, it.evaluation.snapshot);
+        let all: SmallVec<[_; 4]> = self.distinct.iter().map(part).collect();
+        for account in self.distinct.iter_mut().filter(|it| it.group > 0) {
+            account.passed_over = chosen(account.group, all.iter()) != Some(account.at.rule);
+        }
     }
 
     /// Returns the longest wait of the denied demands.
     pub(super) fn retry_ns(&self) -> u64 {
-        let deciding = self.distinct.iter().filter(|it| !it.report_only);
+        let deciding = self.distinct.iter().filter(|it| !it.report_only && !it.passed_over);
         deciding.map(|it| it.evaluation.snapshot.retry_ns()).max().unwrap_or(NEVER)
     }
 
@@ -85,29 +108,34 @@ impl<'a> Accounts<'a> {
     #[inline]
     pub(super) fn report(&self, now: u64, decision: &mut Decision) {
         let all = self.order.iter().map(|index| {
-            let Account { at, report_only, evaluation, .. } = &self.distinct[usize::from(*index)];
-            (at.rule, at.quota_index, *report_only, evaluation)
+            let it = &self.distinct[usize::from(*index)];
+            ((it.at.rule, it.at.quota_index), (it.report_only, it.passed_over), &it.evaluation)
         });
         report(all, now, decision);
     }
 }
 
-/// Makes a decision from the rule, the quota index, the report-only flag and the evaluation of each
-/// demand.
+/// Makes a decision from each demand: its rule and quota index, if its rule is report-only or was
+/// passed over, and its evaluation.
 #[inline(always)]
 pub(super) fn report<'a>(
-    all: impl Iterator<Item = (RuleName, usize, bool, &'a Evaluation)> + Clone,
+    all: impl Iterator<Item = ((RuleName, usize), (bool, bool), &'a Evaluation)> + Clone,
     now: u64,
     decision: &mut Decision,
 ) {
     let (mut allowed, mut overage, mut wait) = (true, false, 0);
-    for (.., by) in all.clone().filter(|(_, _, report_only, _)| !report_only) {
+    for (.., by) in
+        all.clone().filter(|(_, (report_only, passed_over), _)| !(report_only | passed_over))
+    {
         (allowed, overage, wait) = (allowed & by.allowed, overage | by.overage, wait.max(by.wait));
     }
     (decision.allowed, decision.at, decision.charged_at) = (allowed, now, now);
     (decision.overage, decision.wait) = (allowed && overage, if allowed { wait } else { 0 });
-    for (rule, quota_index, report_only, by) in all {
-        let outcome = Outcome::with(rule, quota_index, by.snapshot);
+    for ((rule, quota_index), (report_only, passed_over), by) in all {
+        let mut outcome = Outcome::with(rule, quota_index, by.snapshot);
+        if passed_over {
+            outcome.pass_over(allowed);
+        }
         decision.outcomes.push(outcome.with_report_only(report_only));
     }
 }
@@ -126,15 +154,25 @@ impl Ledger {
         for charge in charges {
             let (first, rule, only) = (self.id(charge), charge.rule(), charge.quota_index());
             let (demand, report_only) = (charge.demand(), charge.is_report_only());
+            let group = charge.group_among(charges);
             for (quota_index, quota) in charge.quotas().iter().enumerate() {
                 if only.is_some_and(|only| only != quota_index) {
                     continue;
                 }
                 let id = quota_id(first, quota_index);
                 accounts.has_slots |= quota.is_concurrent();
+                accounts.has_groups |= group > 0;
                 let at = Located::new(id, rule, quota_index, quota.is_concurrent());
                 let evaluation = Evaluation::at_once(false);
-                accounts.add(Account { at, quota, demand, report_only, evaluation });
+                accounts.add(Account {
+                    at,
+                    quota,
+                    demand,
+                    report_only,
+                    group,
+                    passed_over: false,
+                    evaluation,
+                });
             }
         }
     }

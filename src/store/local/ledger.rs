@@ -238,16 +238,18 @@ impl Ledger {
             locked.slots = Some(self.held.lock(&ids, turn));
         }
         look_at_all(&mut accounts.distinct, &mut locked);
+        accounts.choose();
         if !accounts.are_allowed()
             && let Some(later) = self.later(charges, locked.rates.now, accounts.retry_ns())
         {
             locked.rates.now = later;
             look_at_all(&mut accounts.distinct, &mut locked);
+            accounts.choose();
         }
         if accounts.are_allowed() {
             charge(&mut accounts, &mut locked, &mut decision);
         } else {
-            deny(&mut accounts.distinct, &mut locked, || self.clock.now());
+            deny(&mut accounts, &mut locked, || self.clock.now());
         }
         accounts.report(locked.rates.now, &mut decision);
         let slots_are_full = locked.slots.as_ref().is_some_and(|slots| slots.full);
@@ -318,7 +320,9 @@ fn plain_charges<'c, 'a, const N: usize>(charges: &'c [Charge<'a>]) -> Option<&'
     for (at, charge) in all.iter().enumerate() {
         let [quota] = charge.quotas() else { return None };
         let again = all[..at].iter().any(|other| other.rule() == charge.rule());
-        if !is_plain(quota) || charge.quota_index().is_some() || again {
+        // A group of one is no alternative.
+        let is_alternative = N > 1 && charge.group() > 0;
+        if !is_plain(quota) || charge.quota_index().is_some() || again || is_alternative {
             return None;
         }
     }
@@ -340,7 +344,8 @@ fn plain_decision<const N: usize>(
 ) -> Decision {
     let mut decision = Decision::new(true, now);
     let all = charges.iter().zip(&evaluations);
-    report(all.map(|(it, by)| (it.rule(), 0, it.is_report_only(), by)), now, &mut decision);
+    let all = all.map(|(it, by)| ((it.rule(), 0), (it.is_report_only(), false), by));
+    report(all, now, &mut decision);
     decision
 }
 
@@ -394,6 +399,9 @@ fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluatio
 fn charge(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, decision: &mut Decision) {
     let now = locked.rates.now;
     for index in 0..accounts.distinct.len() {
+        if accounts.distinct[index].passed_over {
+            continue;
+        }
         let charges = accounts.charges(index);
         if locked.peeks {
             if charges {
@@ -444,7 +452,8 @@ fn preview(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evalua
 
 /// Adds the waits of a denied decision, and creates accounts with `initial` units.
 #[inline(never)]
-fn deny(all: &mut [Account<'_>], locked: &mut Locked<'_>, clock: impl FnOnce() -> u64) {
+fn deny(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, clock: impl FnOnce() -> u64) {
+    let all = &mut *accounts.distinct;
     if let Some(slots) = &mut locked.slots {
         slots::deny(all, slots, clock(), locked.peeks);
     }
@@ -455,9 +464,9 @@ fn deny(all: &mut [Account<'_>], locked: &mut Locked<'_>, clock: impl FnOnce() -
             all[index].evaluation = look(all, index, locked);
         }
     }
-    let is_never = |it: &Account<'_>| !it.report_only && it.evaluation.snapshot.retry_ns() == NEVER;
-    if !locked.peeks && !all.iter().any(is_never) {
-        all.iter_mut().for_each(|account| open(account, &mut locked.rates));
+    accounts.choose();
+    if !locked.peeks && accounts.retry_ns() != NEVER {
+        accounts.distinct.iter_mut().for_each(|account| open(account, &mut locked.rates));
     }
 }
 

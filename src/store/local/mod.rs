@@ -20,9 +20,7 @@ pub(crate) use self::held::Turn;
 #[cfg(feature = "redis")]
 pub(crate) use self::held::{Call, LeaveQueue, Order, SlotQueue};
 use self::ledger::Ledger;
-use super::{
-    Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, can_queue_under, queueing,
-};
+use super::{Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, can_queue};
 use crate::{decision::Decision, observe::set_keys};
 
 /// Embedded store that keeps accounts in the memory of the process.
@@ -48,6 +46,7 @@ use crate::{decision::Decision, observe::set_keys};
 /// | GCRA | *n · period / units* |
 /// | token bucket | *period* for each refill that *n* units need |
 /// | fixed window | *period* at most; twice that with `carry_over` |
+/// | calendar period | *period* + 1 day, because its anchor may change |
 /// | anchored window, sliding log | *period* |
 /// | sliding window | *period + period / buckets* at most |
 ///
@@ -212,8 +211,7 @@ impl Store for LocalStore {
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        let mut rates = queueing(charges).filter(|quota| !quota.is_concurrent());
-        rates.try_for_each(can_queue_under)?;
+        can_queue(charges)?;
         if charges.iter().any(Charge::is_fixed) {
             self.ledger.rules.register(charges)?;
             self.ledger.rebuilds.layer_built();

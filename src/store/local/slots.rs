@@ -105,9 +105,11 @@ pub(super) fn deny(
     now: u64,
     peeks: bool,
 ) {
-    let mut denying = accounts.iter().filter(|it| !it.report_only && !it.evaluation.allowed);
+    let denies = |it: &&Account<'_>| !(it.report_only || it.passed_over || it.evaluation.allowed);
+    let mut denying = accounts.iter().filter(denies);
     let waits = |it: &Account<'_>| {
-        it.demand.max_wait > 0 && it.evaluation.snapshot.retry_ns() == UNKNOWN_WAIT
+        let is_unknown = it.evaluation.snapshot.retry_ns() == UNKNOWN_WAIT;
+        it.demand.max_wait > 0 && it.group == 0 && is_unknown
     };
     if let Some(first) = denying.clone().next()
         && !peeks

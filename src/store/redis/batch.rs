@@ -317,7 +317,8 @@ impl QueueState {
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Charges `request`, whose accounts are in one slot, in its own call or in a batch.
     pub(crate) async fn take_queued(&self, request: &Arc<Request>) -> Result<Reply, RedisError> {
-        if !self.settings.coalesces {
+        // Equal requests with alternatives are charged to different accounts.
+        if !self.settings.coalesces || request.has_groups() {
             return Box::pin(self.execute(request, ScriptOp::Take)).await;
         }
         let slot = request.accounts.first().map_or(0, |it| it.slot(self.settings.sharded));
@@ -485,7 +486,7 @@ impl Batch {
     fn plan_of(&mut self, account: &AccountRequest) -> usize {
         let known = self.plans.iter().position(|(quotas, _)| *quotas == account.quotas);
         if known.is_none() {
-            let plan = account.plan(|_, _| Some(Change::Charge), |_| None, |_| 0);
+            let plan = account.plan(0, |_, _| Some(Change::Charge), |_| None, |_| 0);
             self.plans.push((account.quotas.clone(), plan));
         }
         known.map_or(self.plans.len(), |at| at + 1)
@@ -543,7 +544,7 @@ impl Batch {
                 layout.push(keys.index(Cow::Borrowed(&account.address)));
                 let slots = |quota_index| slots.of(at, quota_index);
                 let index = |key| keys.index(Cow::Owned(key));
-                plans.push(account.plan(|_, _| Some(Change::Charge), slots, index));
+                plans.push(account.plan(request.now, |_, _| Some(Change::Charge), slots, index));
             }
         }
         (layout, plans)

@@ -4,6 +4,7 @@ mod batch;
 mod cluster;
 mod connection;
 mod error;
+mod instances;
 mod protocol;
 mod slots;
 mod waiting;
@@ -14,7 +15,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use redis::aio::ConnectionLike;
@@ -32,7 +33,7 @@ pub use self::{
 };
 use super::{
     Answer, BoxFuture, Charge, FailureDomain, Health, KnownRules, Op, OwnedCharges, Store,
-    Unsupported, can_queue_under, nanos, queueing,
+    Unsupported, can_queue, nanos,
 };
 use crate::{
     decision::{Decision, Source},
@@ -293,6 +294,16 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         settings
     }
 
+    fn request(&self, charges: &[Charge<'_>]) -> Request {
+        let mut request = Request::new(charges, &self.settings.addresses);
+        if request.quotas().any(Quota::is_calendar) {
+            let unix = || nanos(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
+            let test_clock = self.settings.test_clock.as_ref();
+            request.now = test_clock.map_or_else(unix, |clock| clock.load(Relaxed));
+        }
+        request
+    }
+
     async fn decide(self, request: Arc<Request>) -> Result<Decision, RedisError> {
         match self.take_queued(&request).await {
             // While a slot moves, its accounts may be on two servers.
@@ -300,13 +311,12 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
                 let parts = request.by_account();
                 Box::pin(self.take_parts(request, parts)).await
             }
-            reply => Ok(reply?.into_decision(&request)),
+            reply => reply?.into_decision(&request),
         }
     }
 
     fn take(&self, charges: &[Charge<'_>], peeks: bool) -> Answer<<Self as Store>::Future> {
-        let (store, request) =
-            (self.clone(), Arc::new(Request::new(charges, &self.settings.addresses)));
+        let (store, request) = (self.clone(), Arc::new(self.request(charges)));
         if request.accounts.is_empty() {
             return Answer::Now(Ok(Decision::allow().with_source(Source::Redis)));
         }
@@ -347,6 +357,20 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     }
 }
 
+/// Returns an error if a rule of alternatives has several keys, which would be alternatives as well.
+fn one_key_each(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+    let alternatives = charges.iter().filter(|charge| charge.group() > 0);
+    for (at, charge) in alternatives.clone().enumerate() {
+        let is_other = |it: &Charge<'_>| it.rule() == charge.rule() && it.key() != charge.key();
+        if alternatives.clone().take(at).any(is_other) {
+            return Err(Unsupported::new(
+                "an alternative with several keys of one rule; give each key a rule of its own",
+            ));
+        }
+    }
+    Ok(())
+}
+
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> {
     type Error = RedisError;
     type Future = BoxFuture<Result<Decision, RedisError>>;
@@ -371,25 +395,24 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
             Op::Block(charge, time) => (charge, ScriptOp::Block(nanos(time))),
             Op::Unblock(charge) => (charge, ScriptOp::Unblock),
         };
-        let (store, request) =
-            (self.clone(), Request::new(&[charge.with_cost(0)], &self.settings.addresses));
+        let (store, request) = (self.clone(), self.request(&[charge.with_cost(0)]));
         Answer::Later(Box::pin(async move {
-            Ok(store.execute(&request, script_op).await?.decision(&request))
+            store.execute(&request, script_op).await?.into_decision(&request)
         }))
     }
 
     /// Undoes the charges in the background. Without a tokio runtime, the charges remain.
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         if taken.is_allowed() {
-            let request = Request::new(charges, &self.settings.addresses);
+            let request = self.request(charges);
             self.undo_parts(&request, &taken.on(Charge::quota_ids(charges)), units);
         }
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         charges.iter().flat_map(Charge::quotas).try_for_each(protocol::check)?;
-        let mut rates = queueing(charges).filter(|quota| !quota.is_concurrent());
-        rates.try_for_each(can_queue_under)?;
+        can_queue(charges)?;
+        one_key_each(charges)?;
         const TOO_MANY: &str = "a request that takes more than 256 slots; lower its cost";
         let takes_slots = |it: &Charge<'_>| it.charged_quotas().any(|(_, it)| it.is_concurrent());
         if charges.iter().any(|it| it.is_fixed() && it.cost() > MAX_COST && takes_slots(it)) {

@@ -5,7 +5,7 @@
 //! account need no order.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, hash_map::Entry},
     hash::{BuildHasher, RandomState},
     mem,
     pin::pin,
@@ -87,6 +87,8 @@ pub(super) struct SlotsState {
     /// The number of the next slot.
     next: u64,
     held: HashMap<u64, RunningSlots>,
+    /// The number of slots that this process holds or takes, by the [id](Slots::id) of the account.
+    units: HashMap<u64, u64>,
     /// Slots that the server may still count, by the key of their sorted set.
     freed: BTreeMap<(Arc<str>, u64), FreedSlots>,
     /// The requests that wait, by the [id](Slots::id) of the account.
@@ -102,6 +104,8 @@ pub(super) struct SlotsState {
 struct RunningSlots {
     /// The key of the sorted set.
     set: Arc<str>,
+    /// The [id](Slots::id) of the account.
+    id: u64,
     units: u32,
     rule: RuleName,
     /// The instant from which a request holds them. It may still be denied by other servers.
@@ -165,6 +169,22 @@ impl Slots {
 }
 
 impl SlotsState {
+    /// Counts slots of an account as held or taken. Returns their number before.
+    fn add(&mut self, id: u64, units: u64) -> u64 {
+        let all = self.units.entry(id).or_default();
+        *all += units;
+        *all - units
+    }
+
+    /// Counts slots of an account no more.
+    fn remove(&mut self, id: u64, units: u64) {
+        let Entry::Occupied(mut all) = self.units.entry(id) else { return };
+        *all.get_mut() = all.get().saturating_sub(units);
+        if *all.get() == 0 {
+            all.remove();
+        }
+    }
+
     /// Returns `true` if this process neither holds, takes nor frees slots, and no request waits.
     fn is_idle(&self) -> bool {
         let is_used = self.taking > 0 || !self.held.is_empty() || !self.freed.is_empty();
@@ -184,10 +204,11 @@ impl FreeSlots for Slots {
         let (now, ends_at) = (self.now(), self.end());
         let mut state = self.state();
         let Some(held) = state.held.remove(&first) else { return };
-        let RunningSlots { set, units, rule, started_at, .. } = held;
+        let RunningSlots { set, id, units, rule, started_at, .. } = held;
+        state.remove(id, units.into());
         state.freed.insert((set.clone(), first), FreedSlots { units, ends_at });
         let time = started_at.map(|start| now.saturating_sub(start));
-        let calls = state.freed_after(time, rule, &set, self.id(&set));
+        let calls = state.freed_after(time, rule, &set, id);
         drop(state);
         // A waker may run any code, so the lock is released first.
         drop(calls);
@@ -206,7 +227,11 @@ pub(crate) struct SlotTake {
     at: (usize, usize),
     /// The key of the sorted set.
     pub(crate) set: Arc<str>,
+    /// The [id](Slots::id) of the account.
+    id: u64,
     rule: RuleName,
+    /// The slots of the account that this process holds or takes already.
+    pub(crate) own: u64,
     /// The number of the first slot of the first caller.
     pub(crate) first: u64,
     /// The slots that each caller takes.
@@ -221,6 +246,11 @@ pub(crate) struct SlotTake {
 }
 
 impl SlotTake {
+    /// Returns the slots of a number of callers.
+    fn units(&self, callers: u32) -> u64 {
+        u64::from(callers) * u64::from(self.cost)
+    }
+
     /// Returns the number of the first slot of each caller.
     fn firsts(&self) -> impl Iterator<Item = u64> {
         let (first, cost) = (self.first, u64::from(self.cost));
@@ -254,18 +284,22 @@ impl Slots {
                 let most = raised(quota).checked_div(cost).unwrap_or(0);
                 let callers = u32::try_from(callers).map_or(most, |callers| callers.min(most));
                 let (set, rule) = (set(account, quota_index), account.rule);
+                let (id, units) = (self.id(&set), u64::from(cost) * u64::from(callers));
                 let mut state = self.state();
+                let own = state.add(id, units);
                 state.taking += 1;
                 let (first, freed) = (state.next, state.freed(&set));
                 let waits = if account.report_only || callers == 0 { 0 } else { ask.max_wait };
                 let waits = waits * state.mark_millis(rule);
-                state.next += u64::from(cost) * u64::from(callers);
+                state.next += units;
                 drop(state);
                 let (at, until_head) = ((account_index, quota_index), quota.sheds());
                 call.takes.push(SlotTake {
                     at,
                     set,
+                    id,
                     rule,
+                    own,
                     first,
                     cost,
                     until_head,
@@ -320,11 +354,14 @@ impl SlotCall {
                 state.freed.remove(&(take.set.clone(), *first));
             }
             let charges = accounts[take.at.0].charges;
+            let denied = take.callers.saturating_sub(charges.try_into().unwrap_or(u32::MAX));
+            state.remove(take.id, take.units(denied));
             for (caller, first) in take.firsts().take(charges).enumerate() {
                 let (set, units, lost) = (take.set.clone(), take.cost, Arc::new(Semaphore::new(0)));
                 let (rule, loss) = (take.rule, lost.clone());
-                let (started_at, renewed_at) = (None, now);
-                let held = RunningSlots { set, units, rule, started_at, renewed_at, lost: loss };
+                let (id, started_at, renewed_at) = (take.id, None, now);
+                let held =
+                    RunningSlots { set, id, units, rule, started_at, renewed_at, lost: loss };
                 state.held.insert(first, held);
                 let hold = Hold::new(self.slots.clone(), first, 0, units.into());
                 holds.resize_with(holds.len().max(caller + 1), Vec::new);
@@ -342,6 +379,7 @@ impl Drop for SlotCall {
         for take in &self.takes {
             let mut state = self.slots.state();
             state.taking -= 1;
+            state.remove(take.id, take.units(take.callers));
             let freed = FreedSlots { units: take.cost, ends_at };
             state.freed.extend(take.firsts().map(|first| ((take.set.clone(), first), freed)));
             drop(state);
@@ -567,7 +605,11 @@ impl Slots {
             match (change, state.held.get_mut(&first)) {
                 (SlotChange::Free, _) => drop(state.freed.remove(&(set, first))),
                 (SlotChange::Renew, Some(held)) if *counts == b'1' => held.renewed_at = now,
-                (SlotChange::Renew, _) => lost.extend(state.held.remove(&first)),
+                (SlotChange::Renew, _) => {
+                    let held = state.held.remove(&first);
+                    held.iter().for_each(|held| state.remove(held.id, held.units.into()));
+                    lost.extend(held);
+                }
             }
         }
         drop(state);

@@ -3,7 +3,8 @@
 //! A request asks the server again when this process frees a slot, with a call that frees it there.
 //! Other processes free slots as well, so the first request of a queue also asks once in the mean
 //! time for which a slot is held. A request that is denied slots marks them on the server. The next
-//! slots that are free are then left to its process, until that asks again.
+//! slots that are free are then left to its process, until that asks again. Processes with fewer slots
+//! still take them.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -87,7 +88,8 @@ fn is_of((account, quota_index, ..): &Needed<'_>, outcome: &Outcome) -> bool {
 
 /// Returns the charge of a rule with its turn, if it may wait.
 fn waiting<'c>(charges: &[Charge<'c>], rule: RuleName) -> Option<(&'c Arc<Turn>, Duration)> {
-    let charge = charges.iter().find(|it| it.rule() == rule && it.queues())?;
+    let waits = |it: &&Charge<'_>| it.rule() == rule && it.queues() && it.group() == 0;
+    let charge = charges.iter().find(waits)?;
     Some((charge.turn()?, charge.max_wait()))
 }
 
@@ -139,7 +141,8 @@ impl Slots {
                 (self.id(&set(account, *quota_index)), Turn::order(turn, ask.headroom));
             let queue = state.waiting.get(&id).filter(|it| !it.failing);
             let is_called = turn.is_some_and(|turn| turn.is_called(id));
-            !is_called && queue.is_some_and(|it| it.queue.is_before(order))
+            let is_alone = account.group == 0 && !is_called;
+            is_alone && queue.is_some_and(|it| it.queue.is_before(order))
         };
         let full = needed(request).find(is_behind)?;
         let (account, _, quota, _) = full;
@@ -187,7 +190,7 @@ impl Slots {
         let (allowed, turn) = (decision.is_allowed(), charges.iter().find_map(Charge::turn));
         decision.slot.iter().for_each(Slot::start);
         let waits = |it: &Outcome| it.is_wait_unknown() && waiting(charges, it.rule()).is_some();
-        let denying = |it: &&Outcome| it.is_denied() && !it.is_report_only();
+        let denying = |it: &&Outcome| it.is_denied() && it.is_deciding();
         let mut denying = decision.outcomes.iter().filter(denying);
         let first = denying.clone().next().filter(|_| denying.all(waits));
         let joined = needed(request).find(|it| first.is_some_and(|first| is_of(it, first)));
@@ -230,7 +233,10 @@ impl Slots {
             if due < waiting.due {
                 self.waits.notify_one();
             }
-            (waiting.interval, waiting.due, waiting.failing) = (interval, due, false);
+            // Slots that this process takes again do not replace the question for more of them, or
+            // its share would never grow.
+            waiting.due = if allowed { due.min(waiting.due) } else { due };
+            (waiting.interval, waiting.failing) = (interval, false);
             // The server may count slots no more that were freed after it decided.
             let was_freed = !allowed && frees.is_some_and(|frees| frees != waiting.frees);
             waiting.call(room, was_freed.into(), &mut calls);

@@ -23,6 +23,8 @@ mod one_limit;
 #[cfg(feature = "testing")]
 mod overcommit;
 #[cfg(feature = "testing")]
+mod penalty;
+#[cfg(feature = "testing")]
 mod priorities;
 #[cfg(feature = "testing")]
 mod report_only;

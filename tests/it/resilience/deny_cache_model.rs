@@ -48,6 +48,8 @@ fn plans(units: u32) -> Vec<Vec<Quota>> {
         by(Algorithm::SlidingWindow { buckets: 3 }),
         by(Algorithm::SlidingLog),
         vec![Quota::blocked()],
+        #[cfg(feature = "calendar")]
+        vec![Quota::per_month(units)],
     ]
 }
 

@@ -292,7 +292,7 @@ async fn a_layer_keeps_limiting_and_does_not_respond_503() {
 }
 
 #[test]
-#[should_panic(expected = "fallback: instances is 0; give at least 1")]
+#[should_panic(expected = "instances is 0; give at least 1")]
 fn zero_instances_panic() {
     let _ = Process::one_of(0, &Time::default());
 }

@@ -42,6 +42,8 @@ fn plans() -> Vec<Vec<Quota>> {
         ],
         by(Algorithm::fixed_window()),
         by(Algorithm::AnchoredWindow),
+        #[cfg(feature = "calendar")]
+        vec![Quota::per_month(100)],
     ]
 }
 

@@ -2,6 +2,8 @@
 
 #[cfg(feature = "testing")]
 mod all_or_nothing;
+#[cfg(feature = "testing")]
+mod alternatives;
 #[cfg(all(feature = "axum", feature = "testing"))]
 mod bad_input;
 #[cfg(feature = "axum")]
@@ -17,6 +19,8 @@ mod impossible;
 #[cfg(feature = "testing")]
 mod only;
 mod own_decisions;
+#[cfg(all(feature = "calendar", feature = "serde", feature = "testing"))]
+mod periods;
 #[cfg(feature = "testing")]
 mod plans;
 #[cfg(feature = "testing")]

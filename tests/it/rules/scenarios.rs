@@ -62,6 +62,11 @@ async fn refunds_equal_their_table() {
 }
 
 #[tokio::test]
+async fn alternatives_equal_their_table() {
+    assert_eq!(all_pass(&mut FakeClock::new(), "alternatives.json").await, (40, 0));
+}
+
+#[tokio::test]
 async fn combinations_equal_their_table() {
     assert_eq!(all_pass(&mut FakeClock::new(), "combined.json").await, (6, 0));
 }
@@ -69,6 +74,12 @@ async fn combinations_equal_their_table() {
 #[tokio::test]
 async fn late_charges_stop_where_their_table_says() {
     assert_eq!(all_pass(&mut FakeClock::new(), "max_debt.json").await, (13, 0));
+}
+
+#[cfg(feature = "calendar")]
+#[tokio::test]
+async fn calendar_periods_equal_their_table() {
+    assert_eq!(all_pass(&mut FakeClock::new(), "periods.json").await, (48, 2));
 }
 
 #[tokio::test]
@@ -95,14 +106,24 @@ fn every_case_names_its_algorithms_and_has_a_unique_name() {
                 Value::Array(named) => named.iter().filter_map(Value::as_str).collect(),
                 named => named.as_str().into_iter().collect(),
             };
-            let quotas = case["quotas"].as_array().expect("quotas").iter();
-            let used = quotas.map(|row| match (row["algorithm"].as_str(), &row["aligned"]) {
+            let quotas = case.get("quotas").or(case.get("groups")).expect("quotas");
+            let mut rows = Vec::new();
+            add_rows(quotas, &mut rows);
+            let used = rows.iter().map(|row| match (row["algorithm"].as_str(), &row["aligned"]) {
                 (Some("fixed_window"), Value::Bool(false)) => "anchored_window",
                 (name, _) => name.expect("an algorithm"),
             });
             assert_eq!(named, used.collect(), "{file}: {name}");
             assert!(names.insert(name.clone()), "{file}: {name} twice");
         }
+    }
+}
+
+/// Adds the objects in nested lists to `rows`.
+fn add_rows<'a>(value: &'a Value, rows: &mut Vec<&'a Value>) {
+    match value {
+        Value::Array(list) => list.iter().for_each(|value| add_rows(value, rows)),
+        row => rows.push(row),
     }
 }
 
@@ -135,14 +156,16 @@ fn differing(ours: &str, theirs: &str) -> Option<String> {
 /// The tables were agreed on outside this repository, in a folder that a clone does not have.
 #[test]
 fn the_agreed_cases_are_present_with_the_same_steps() {
-    let agreed = root().join("../shared/scenarios");
-    if !agreed.exists() {
-        println!("not compared: {} does not exist", agreed.display());
-        return;
-    }
-    for file in files(&agreed) {
-        let theirs = fs::read_to_string(&file).expect("a table");
-        assert_eq!(differing(read(name(&file)), &theirs), None, "{}", file.display());
+    for folder in ["../shared/scenarios", "../shared/scenarios-or"] {
+        let agreed = root().join(folder);
+        if !agreed.exists() {
+            println!("not compared: {} does not exist", agreed.display());
+            continue;
+        }
+        for file in files(&agreed) {
+            let theirs = fs::read_to_string(&file).expect("a table");
+            assert_eq!(differing(read(name(&file)), &theirs), None, "{}", file.display());
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use std::{mem, pin::pin, sync::Arc};
 
 use futures_util::{future::join_all, poll};
 use redis::aio::ConnectionLike;
+use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use crate::{
@@ -31,13 +32,17 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     ) -> Result<Decision, RedisError> {
         let (tx, rx) = oneshot::channel();
         runtime()?.spawn(async move {
-            let parts: Vec<_> = parts.into_iter().map(|part| Arc::new(part.standalone())).collect();
-            let mut replies = join_all(parts.iter().map(|part| self.take_queued(part))).await;
-            let decision = combine(&request, &parts, &mut replies);
-            let allowed = decision.as_ref().is_ok_and(Decision::is_allowed);
-            let answered = parts.iter().zip(replies.iter().map(|reply| reply.as_ref().ok()));
-            let undos = answered.filter_map(|(part, reply)| {
-                let (charged, taken) = charged_part(part, reply.filter(|_| !allowed)?)?;
+            let mut parts = Parts::new(&request, parts);
+            let calls = (0..parts.parts.len()).map(|at| self.call_part(&parts, at));
+            parts.replies = join_all(calls).await;
+            while let Some(next) = parts.next() {
+                parts.taken[next] = true;
+                parts.replies[next] = self.call_part(&parts, next).await;
+            }
+            let keeps = parts.keeps();
+            let decision = parts.combine(&keeps);
+            let undos = parts.undone(&keeps).filter_map(|(part, reply)| {
+                let (charged, taken) = charged_part(part, reply)?;
                 Some(self.undo_part(charged, taken, None))
             });
             let mut undos = pin!(join_all(undos));
@@ -55,10 +60,19 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 
     /// Returns the decision that [`take_parts`](Self::take_parts) would make.
     pub(crate) async fn peek_parts(self, request: Arc<Request>) -> Result<Decision, RedisError> {
-        let parts = request.split(self.settings.sharded).into_iter();
-        let parts: Vec<_> = parts.map(|part| Arc::new(part.standalone())).collect();
-        let calls = parts.iter().map(|part| self.execute(part, ScriptOp::Peek));
-        combine(&request, &parts, &mut join_all(calls).await)
+        let mut parts = Parts::new(&request, request.split(self.settings.sharded));
+        let calls = parts.parts.iter().map(|part| self.execute(part, ScriptOp::Peek));
+        parts.replies = join_all(calls).await;
+        parts.taken.fill(true);
+        parts.combine(&parts.keeps())
+    }
+
+    /// Charges a part, or looks at a part that is not taken.
+    async fn call_part(&self, parts: &Parts<'_>, at: usize) -> Result<Reply, RedisError> {
+        match parts.taken[at] {
+            true => self.take_queued(&parts.parts[at]).await,
+            false => Box::pin(self.execute(&parts.parts[at], ScriptOp::Peek)).await,
+        }
     }
 
     /// Undoes the charges of `taken` in the background. Without a runtime, the charges remain.
@@ -88,26 +102,89 @@ fn charged_part(part: &Request, reply: &Reply) -> Option<(Request, Decision)> {
     (!charged.accounts.is_empty()).then(|| (charged, reply.decision(part)))
 }
 
-fn combine(
-    request: &Request,
-    parts: &[Arc<Request>],
-    replies: &mut [Result<Reply, RedisError>],
-) -> Result<Decision, RedisError> {
-    let holds = replies.iter_mut().flatten().flat_map(|reply| mem::take(&mut reply.holds));
-    let mut holds: Vec<_> = holds.collect();
-    let replies: Result<Vec<_>, _> = replies.iter().map(Result::as_ref).collect();
-    let replies = replies.map_err(RedisError::clone)?;
-    let allowed = replies.iter().all(|reply| reply.allowed > 0);
-    let of = |account: &AccountRequest| {
-        let own = parts.iter().zip(&replies).find_map(|(part, reply)| {
-            let at = part.accounts.iter().position(|it| it.address == account.address)?;
-            Some(&reply.accounts[at])
-        })?;
-        Some(if allowed { own.clone() } else { own.undone(account) })
-    };
-    let accounts = request.accounts.iter().filter_map(of).collect();
-    if !allowed {
-        holds.clear();
+/// The parts of a request, and their replies.
+///
+/// Alternatives in different slots are parts of their own. The first of them is taken. The others are
+/// only looked at, and taken one after another if those before them deny.
+struct Parts<'r> {
+    request: &'r Request,
+    parts: Vec<Arc<Request>>,
+    replies: Vec<Result<Reply, RedisError>>,
+    taken: SmallVec<[bool; 4]>,
+}
+
+impl<'r> Parts<'r> {
+    fn new(request: &'r Request, parts: Vec<Request>) -> Self {
+        let parts: Vec<_> = parts.into_iter().map(|part| Arc::new(part.standalone())).collect();
+        let (replies, taken) = (Vec::new(), SmallVec::new());
+        let mut all = Self { request, parts, replies, taken };
+        let firsts = (0..all.parts.len()).map(|at| all.alternatives(at).next() == Some(at));
+        all.taken = firsts.collect();
+        all
     }
-    Ok(Reply { allowed: allowed.into(), accounts, holds }.into_decision(request))
+
+    /// Returns the parts of which one must fit: a part itself, or the alternatives of its group.
+    fn alternatives(&self, at: usize) -> impl Iterator<Item = usize> {
+        let group = match *self.parts[at].accounts {
+            [AccountRequest { group, .. }] => group,
+            _ => 0,
+        };
+        let position = |account: &AccountRequest| {
+            let is_its = |part: &Arc<Request>| part.accounts[0].address == account.address;
+            self.parts.iter().position(is_its)
+        };
+        let own = Some(at).filter(|_| group == 0);
+        own.into_iter().chain(self.request.group(group).filter_map(position))
+    }
+
+    /// Returns the first alternative to a part that fits.
+    fn chosen(&self, at: usize) -> Option<usize> {
+        let fits = |at: &usize| self.replies[*at].as_ref().is_ok_and(|reply| reply.allowed > 0);
+        self.alternatives(at).find(fits)
+    }
+
+    /// Returns the chosen alternative to each part, or `None` if a call failed or the request does not
+    /// fit.
+    fn all_chosen(&self) -> Option<SmallVec<[usize; 4]>> {
+        let is_answered = self.replies.iter().all(Result::is_ok);
+        let all = (0..self.parts.len()).map(|at| self.chosen(at));
+        if is_answered { all.collect() } else { None }
+    }
+
+    /// Returns the next part to take.
+    fn next(&self) -> Option<usize> {
+        self.all_chosen()?.into_iter().find(|at| !self.taken[*at])
+    }
+
+    /// Returns `true` for each part that keeps its charges.
+    fn keeps(&self) -> SmallVec<[bool; 4]> {
+        let chosen = self.all_chosen().unwrap_or_default();
+        (0..self.parts.len()).map(|at| chosen.contains(&at)).collect()
+    }
+
+    /// Returns the parts whose charges are undone.
+    fn undone(&self, keeps: &[bool]) -> impl Iterator<Item = (&Request, &Reply)> {
+        let all = self.parts.iter().zip(&self.replies).zip(self.taken.iter().zip(keeps));
+        let undone = all.filter(|(_, (taken, keeps))| **taken && !**keeps);
+        undone.filter_map(|((part, reply), _)| Some((&**part, reply.as_ref().ok()?)))
+    }
+
+    fn combine(&mut self, keeps: &[bool]) -> Result<Decision, RedisError> {
+        let kept = self.replies.iter_mut().zip(keeps).filter(|(_, keeps)| **keeps);
+        let holds = kept.filter_map(|(reply, _)| reply.as_mut().ok());
+        let holds = holds.flat_map(|reply| mem::take(&mut reply.holds)).collect();
+        let replies: Result<Vec<_>, _> = self.replies.iter().map(Result::as_ref).collect();
+        let replies = replies.map_err(RedisError::clone)?;
+        let of = |account: &AccountRequest| {
+            let mut all = self.parts.iter().zip(&replies).zip(keeps);
+            all.find_map(|((part, reply), keeps)| {
+                let at = part.accounts.iter().position(|it| it.address == account.address)?;
+                let own = &reply.accounts[at];
+                Some(if *keeps { own.clone() } else { own.undone(account) })
+            })
+        };
+        let accounts = self.request.accounts.iter().filter_map(of).collect();
+        let allowed = keeps.contains(&true).into();
+        Reply { allowed, accounts, holds }.into_decision(self.request)
+    }
 }

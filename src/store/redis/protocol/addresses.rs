@@ -31,6 +31,11 @@ impl Addresses {
         Self { prefix: "sluice".into(), secret, readable: false, tagged: false }
     }
 
+    /// Returns the key of the set of processes that run.
+    pub(crate) fn instances(&self) -> String {
+        format!("{}:{VERSION}:instances", self.prefix)
+    }
+
     pub(crate) fn account(&self, rule: RuleName, key: &Key) -> String {
         // The capacity is reserved in one allocation, because this code runs for every decision.
         let mut address = String::with_capacity(self.prefix.len() + 2 * HASH + 8);

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use self::{addresses::Addresses, script::letter};
 use crate::{
-    algorithm::{Demand, Receipt, gcra},
+    algorithm::{Demand, Receipt, fixed_window::retention, gcra},
     decision::{Decision, Outcome},
     name::RuleName,
     quota::{Algorithm, Quota},
@@ -30,6 +30,8 @@ use crate::{
 /// The accounts of a call. `named` are the charged quotas, in the order of the charges.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Request {
+    /// The time of this process, only if a quota has calendar periods.
+    pub(crate) now: u64,
     pub(crate) accounts: SmallVec<[AccountRequest; 1]>,
     pub(crate) named: SmallVec<[NamedQuota; 3]>,
 }
@@ -68,6 +70,8 @@ pub(crate) struct AccountRequest {
     pub(crate) rule: RuleName,
     pub(crate) address: String,
     pub(crate) report_only: bool,
+    /// The group of alternatives, or 0.
+    pub(crate) group: u8,
     pub(crate) quotas: QuotaRequests,
 }
 
@@ -93,11 +97,14 @@ impl Request {
     /// Creates a request. The costs of charges to one account are added.
     pub(crate) fn new(charges: &[Charge<'_>], addresses: &Addresses) -> Self {
         let mut request = Self::default();
-        for charge in charges {
+        let is_none = |it: &&Charge<'_>| it.group() > 0 && it.charged_quotas().next().is_none();
+        for charge in charges.iter().filter(|charge| !is_none(charge)) {
             let at = request.account(charge.rule(), addresses.account(charge.rule(), charge.key()));
             let account = &mut request.accounts[at];
             account.report_only &= charge.is_report_only();
-            let waits = u64::from(charge.queues() && charge.turn().is_some());
+            account.group = charge.group_among(charges);
+            let may_wait = charge.queues() && charge.group() == 0;
+            let waits = u64::from(may_wait && charge.turn().is_some());
             for (quota_index, quota) in charge.charged_quotas() {
                 let mut ask = charge.demand();
                 if quota.is_concurrent() {
@@ -116,15 +123,15 @@ impl Request {
     fn account(&mut self, rule: RuleName, address: String) -> usize {
         let known = self.accounts.iter().position(|known| known.address == address);
         known.unwrap_or_else(|| {
-            let (report_only, quotas) = (true, SmallVec::new());
-            self.accounts.push(AccountRequest { rule, address, report_only, quotas });
+            let (report_only, group, quotas) = (true, 0, SmallVec::new());
+            self.accounts.push(AccountRequest { rule, address, report_only, group, quotas });
             self.accounts.len() - 1
         })
     }
 
     /// Returns a request for the accounts at the indices for which `keep` returns `true`.
     pub(crate) fn part(&self, keep: impl Fn(usize) -> bool) -> Self {
-        let mut part = Self::default();
+        let mut part = Self { now: self.now, ..Self::default() };
         for (at, account) in self.accounts.iter().enumerate().filter(|(at, _)| keep(*at)) {
             let named = self.named.iter().filter(|named| named.account == at);
             let account_index = part.accounts.len();
@@ -135,8 +142,15 @@ impl Request {
     }
 
     /// Splits the request into one request per slot, because slots may be on different servers.
+    ///
+    /// Alternatives in different slots are requests of their own, because one of them is enough.
     pub(crate) fn split(&self, sharded: bool) -> Vec<Self> {
-        let slots: SmallVec<[_; 4]> = self.accounts.iter().map(|it| it.slot(sharded)).collect();
+        let slot = |(at, account): (usize, &AccountRequest)| {
+            let (slot, mut group) = (account.slot(sharded), self.group(account.group));
+            let is_alone = group.any(|other| other.slot(sharded) != slot);
+            (slot, if is_alone { at + 1 } else { 0 })
+        };
+        let slots: SmallVec<[_; 4]> = self.accounts.iter().enumerate().map(slot).collect();
         let mut distinct = slots.clone();
         distinct.sort_unstable();
         distinct.dedup();
@@ -157,6 +171,16 @@ impl Request {
     /// Returns a request for the accounts whose rates `taken` charged.
     pub(crate) fn charged(&self, taken: &Decision) -> Self {
         self.part(|at| self.accounts[at].has_rates() && taken.charged(self.accounts[at].rule))
+    }
+
+    /// Returns the accounts of a group of alternatives. None are in group 0.
+    pub(crate) fn group(&self, group: u8) -> impl Iterator<Item = &AccountRequest> {
+        self.accounts.iter().filter(move |it| it.group == group && group > 0)
+    }
+
+    /// Returns `true` if some accounts are alternatives.
+    pub(crate) fn has_groups(&self) -> bool {
+        self.accounts.iter().any(|account| account.group > 0)
     }
 
     /// Returns `true` if the request charges only GCRA quotas that start full.
@@ -182,7 +206,8 @@ impl Request {
                 keys.push(key);
                 keys.len()
             };
-            args.push(account.plan(change, |quota_index| slots.of(at, quota_index), index));
+            let slots = |quota_index| slots.of(at, quota_index);
+            args.push(account.plan(self.now, change, slots, index));
         }
         (keys, args)
     }
@@ -228,15 +253,17 @@ impl AccountRequest {
     }
 
     /// Returns the plan of the account, with a change and slots for each quota. A quota without them is
-    /// not part of the call. `key` returns the index of a key in the keys of the script.
+    /// not part of the call. `key` returns the index of a key in the keys of the script. Calendar
+    /// periods are those around `now`.
     pub(crate) fn plan<'s>(
         &self,
+        now: u64,
         change: impl Fn(usize, Demand) -> Option<Change>,
         slots: impl Fn(usize) -> Option<(&'s Slots, &'s SlotTake)>,
         mut key: impl FnMut(String) -> usize,
     ) -> Vec<u8> {
-        let plan = EncodedPlan::default().int::<1>(u64::from(!self.report_only));
-        let mut plan = plan.int::<1>(self.quotas.len() as u64);
+        let kind = u64::from(!self.report_only) + 2 * u64::from(self.group);
+        let mut plan = EncodedPlan::default().int::<1>(kind).int::<1>(self.quotas.len() as u64);
         for (index, demand) in self.quotas.iter().enumerate() {
             let rate = demand.as_ref().filter(|(quota, _)| !quota.is_concurrent());
             let change = rate.and_then(|(_, ask)| change(index, *ask));
@@ -245,7 +272,9 @@ impl AccountRequest {
                     let log = letter(quota) == b'l';
                     // The list of a sliding log is in the cluster slot of its account.
                     let key = if log { key(format!("{}:{index}", self.address)) } else { 0 };
-                    plan.quota(quota, *ask, change, key)
+                    let plan = plan.quota(quota, *ask, change, key);
+                    let edges = quota.calendar_edges(now).into_iter().flatten();
+                    edges.fold(plan, |plan, edge| plan.int::<7>(edge / 1_000))
                 }
                 (Some((quota, ask)), None, Some((slots, take))) => {
                     let set = key(take.set.to_string());
@@ -256,6 +285,11 @@ impl AccountRequest {
             };
         }
         plan.0
+    }
+
+    /// Returns `true` if an allowed request charges the account.
+    pub(crate) fn is_certain(&self) -> bool {
+        !self.report_only && self.group == 0
     }
 
     /// Returns `true` if all quotas are charged, use GCRA and start full. A report-only account is
@@ -371,8 +405,9 @@ impl EncodedPlan {
             }
             Algorithm::SlidingLog => plan.int::<7>(period).int::<2>(key as u64),
             Algorithm::FixedWindow { carry_over, paced } => {
-                let plan = plan.int::<7>(period).int::<5>(carry_over.into());
-                plan.int::<1>(u64::from(paced) * 2).nanos(end)
+                let plan = plan.int::<7>(retention(quota) / 1_000).int::<5>(carry_over.into());
+                let kind = if quota.is_calendar() { 3 } else { u64::from(paced) * 2 };
+                plan.int::<1>(kind).nanos(end)
             }
             Algorithm::AnchoredWindow => plan.int::<7>(period).int::<5>(0).int::<1>(1).nanos(end),
             // Their plans are others.
@@ -405,7 +440,7 @@ impl EncodedPlan {
         let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(possible));
         let plan = plan.int::<2>(take.cost.into()).int::<5>(need).int::<5>(limit);
         let plan = keys.into_iter().fold(plan, |plan, key| plan.int::<2>(key as u64));
-        let plan = plan.int::<2>(take.waits);
+        let plan = plan.int::<2>(take.waits).int::<5>(take.own.min(MOST_UNITS));
         let plan = plan.int::<7>(slots.ttl_micros()).int::<8>(slots.store);
         let plan = plan.int::<8>(take.first).int::<2>(take.freed.len() as u64 * 10);
         plan.slot_list(take.freed.iter().copied())

@@ -8,9 +8,13 @@ use smallvec::SmallVec;
 use super::{AccountRequest, NamedQuota, Request, script};
 use crate::{
     algorithm::{self, AccountState, Demand, Evaluation, FixedWindow, TokenBucket},
-    decision::{Decision, Hold, Outcome, Source},
+    decision::{Alternative, Decision, Hold, Outcome, Source, chosen},
+    name::RuleName,
     quota::{Algorithm, Quota},
-    store::redis::{error::RedisError, slots::MAX_COST},
+    store::redis::{
+        error::{RedisError, RedisErrorKind},
+        slots::MAX_COST,
+    },
 };
 
 /// The latest valid instant in microseconds. The sum of two instants fits into 64 bits.
@@ -76,7 +80,62 @@ impl Reply {
         }
         let accounts = request.accounts.iter();
         let accounts = accounts.map(|it| AccountReply::read(bytes, it, now, allowed));
-        Ok(Self { allowed, accounts: accounts.collect::<Result<_, _>>()?, holds: Vec::new() })
+        let accounts = accounts.collect::<Result<_, _>>()?;
+        let reply = Self { allowed, accounts, holds: Vec::new() };
+        if request.accounts.iter().any(|it| it.group > 0 && !reply.is_consistent(request, it.group))
+        {
+            return Err(RedisError::invalid_reply("inconsistent alternatives"));
+        }
+        Ok(reply)
+    }
+
+    /// Returns `true` if one account of a group was charged. Without a charge, one that fits has no
+    /// cost or is not binding.
+    fn is_consistent(&self, request: &Request, group: u8) -> bool {
+        let charges = request.accounts.iter().zip(&self.accounts);
+        let charges = charges.filter(|(it, _)| it.group == group).map(|(_, reply)| reply.charges);
+        let charges: usize = charges.sum();
+        let must_charge = request.group(group).all(|it| it.charges() && !it.report_only);
+        charges <= self.allowed && (charges == self.allowed || !must_charge)
+    }
+
+    /// Returns the evaluation of each named quota, or `None` for a quota that is not part of the
+    /// request.
+    fn evaluations(&self, request: &Request) -> SmallVec<[Option<Evaluation>; 3]> {
+        let evaluate = |named: &NamedQuota| {
+            let quotas = &request.accounts[named.account].quotas;
+            let (quota, ask) = quotas.get(named.quota_index)?.as_ref()?;
+            let reply = &self.accounts[named.account];
+            Some(reply.evaluate(named.quota_index, quota, *ask, self.allowed > 0))
+        };
+        request.named.iter().map(evaluate).collect()
+    }
+
+    /// Returns the rules that the decision passes over: all alternatives of a group except the one that
+    /// was charged. Without a charge, one is chosen by the evaluations.
+    fn passed_over(
+        &self,
+        request: &Request,
+        evaluations: &[Option<Evaluation>],
+    ) -> SmallVec<[RuleName; 2]> {
+        if !request.has_groups() {
+            return SmallVec::new();
+        }
+        let known = request.named.iter().zip(evaluations);
+        let known =
+            known.filter_map(|(named, it)| Some((&request.accounts[named.account], it.as_ref()?)));
+        let part = |(it, by): (&AccountRequest, &Evaluation)| {
+            (it.group, it.rule, it.report_only, by.snapshot)
+        };
+        let all: SmallVec<[Alternative; 4]> = known.map(part).collect();
+        let accounts = || request.accounts.iter().zip(&self.accounts);
+        let pays = |group| {
+            let mut charged =
+                accounts().filter(|(it, reply)| it.group == group && reply.charges > 0);
+            charged.next().map(|(it, _)| it.rule).or_else(|| chosen(group, all.iter()))
+        };
+        let alternatives = request.accounts.iter().filter(|it| it.group > 0);
+        alternatives.filter(|it| pays(it.group) != Some(it.rule)).map(|it| it.rule).collect()
     }
 
     /// Returns the reply to one of the requests, as if each had been sent on its own. Takes its slots.
@@ -88,10 +147,22 @@ impl Reply {
     }
 
     /// Returns the decision, which owns the slots of the reply.
-    pub(crate) fn into_decision(self, request: &Request) -> Decision {
+    ///
+    /// Fails if the server's clock is outside the periods of a request. Nothing was then charged.
+    pub(crate) fn into_decision(self, request: &Request) -> Result<Decision, RedisError> {
+        let mut accounts = request.accounts.iter().zip(&self.accounts);
+        let is_outside = |quota: &Quota, now: u64| {
+            let edges = quota.calendar_edges(request.now);
+            edges.is_some_and(|edges| !(edges[0]..edges[3]).contains(&now))
+        };
+        if accounts.any(|(it, by)| it.quotas.iter().flatten().any(|it| is_outside(&it.0, by.now))) {
+            const CLOCKS: &str = "the clocks of the server and of this process differ by more than \
+                                  a calendar period; set them";
+            return Err(RedisError::new(RedisErrorKind::Config, CLOCKS));
+        }
         let mut decision = self.decision(request);
         self.holds.into_iter().flatten().for_each(|hold| decision.hold(hold));
-        decision
+        Ok(decision)
     }
 
     /// Computes the decision. The accounts may be on several servers, each with its own clock.
@@ -102,14 +173,18 @@ impl Reply {
         }
         let mut decision = Decision::new(allowed, clock).with_source(Source::Redis);
         let (mut overage, mut wait) = (false, 0);
-        for &NamedQuota { account: index, quota_index, .. } in &request.named {
-            let (account, reply) = (&request.accounts[index], &self.accounts[index]);
-            let Some(Some((quota, ask))) = account.quotas.get(quota_index) else { continue };
-            let step = reply.evaluate(quota_index, quota, *ask, allowed);
-            if allowed && !account.report_only {
+        let evaluations = self.evaluations(request);
+        let passed_over = self.passed_over(request, &evaluations);
+        for (named, step) in request.named.iter().zip(evaluations) {
+            let (account, reply) =
+                (&request.accounts[named.account], &self.accounts[named.account]);
+            let Some(step) = step else { continue };
+            let mut outcome = Outcome::with(account.rule, named.quota_index, step.snapshot);
+            if account.group > 0 && passed_over.contains(&account.rule) {
+                outcome.pass_over(allowed);
+            } else if allowed && !account.report_only {
                 (overage, wait) = (overage | step.overage, wait.max(step.wait));
             }
-            let outcome = Outcome::with(account.rule, quota_index, step.snapshot);
             let skew = reply.now.cast_signed().saturating_sub(clock.cast_signed());
             decision.outcomes.push(outcome.with_report_only(account.report_only).by_clock(skew));
         }
@@ -146,8 +221,8 @@ impl AccountReply {
     ) -> Result<Self, RedisError> {
         let (charges, healed) = (bytes.count()?, bytes.int::<1>()?);
         let expected = if account.charges() { allowed } else { 0 };
-        // An account that does not bind may have fewer charges.
-        if healed > 1 || charges > expected || charges < expected && !account.report_only {
+        // An account that does not bind, and an alternative, may have fewer charges.
+        if healed > 1 || charges > expected || charges < expected && account.is_certain() {
             return Err(RedisError::invalid_reply("inconsistent charges"));
         }
         let length = usize::try_from(bytes.int::<4>()?).unwrap_or(usize::MAX);

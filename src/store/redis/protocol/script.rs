@@ -27,6 +27,7 @@ const CLOCK: &str = include_str!("../../../../lua/clock.lua");
 const TEST_CLOCK: &str = include_str!("../../../../lua/clock_driven.lua");
 const ONE: &str = include_str!("../../../../lua/one.lua");
 const RENEW: &str = include_str!("../../../../lua/renew.lua");
+const INSTANCES: &str = include_str!("../../../../lua/instances.lua");
 const SLOTS: &str = include_str!("../../../../lua/slots.lua");
 const PROBE: &str = include_str!("../../../../lua/probe.lua");
 const PLAIN: &str = include_str!("../../../../lua/plain.lua");
@@ -90,6 +91,8 @@ pub(crate) enum ScriptKind {
     Renew,
     /// Runs many requests in one call.
     Groups,
+    /// Counts the processes that run.
+    Instances,
     /// Runs each command that another script runs.
     Probe,
 }
@@ -115,6 +118,7 @@ impl Script {
             ScriptKind::Groups => (&[TIME][..], &[TAKE, GROUPS][..]),
             ScriptKind::Adjust => (&[TIME][..], &[SETTLE][..]),
             ScriptKind::Renew => return Self::new(&[clock, SLOTS, RENEW]),
+            ScriptKind::Instances => return Self::new(&[clock, SLOTS, INSTANCES]),
             ScriptKind::Probe => return Self::new(&[PROBE]),
             ScriptKind::Batch => (&[TIME, GENERAL[0]][..], &[GENERAL[1], BATCH][..]),
         };

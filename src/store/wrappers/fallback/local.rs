@@ -3,7 +3,6 @@
 use std::{
     convert::Infallible,
     hash::{BuildHasher, RandomState},
-    num::NonZeroU32,
     sync::Arc,
     time::Duration,
 };
@@ -15,7 +14,7 @@ use super::{Fallback, Policy};
 use crate::{
     decision::{Decision, Hold, Outcome, Source},
     quota::Quota,
-    store::{BoxFuture, Charge, Health, Never, Op, Store, Unsupported},
+    store::{BoxFuture, Charge, Health, Instances, Never, Op, Store, Unsupported},
 };
 
 /// Policy that decides with a local store.
@@ -27,9 +26,10 @@ use crate::{
 ///   each quota. A quota with a burst of `B` units and one unit per time `T` becomes a burst of
 ///   `B/n` units and one unit per time `n·T`. So does a
 ///   [token bucket](crate::Algorithm::TokenBucket), which refills continuously if `n` is above 1. In
-///   an outage of length `Δ`, all processes together allow at most `B + Δ/T` units. A share is
-///   at least one unit: rounding may add `n` units, or `n` units per period under algorithms that
-///   count by periods. A share is the same for every cost, so a request whose cost is above the share
+///   an outage of length `Δ`, all processes together allow at most `B + Δ/T` units. With a fixed
+///   number of processes, a share is at least one unit: rounding may add `n` units, or `n` units per
+///   period under algorithms that count by periods. The shares of [counted](Instances) processes add
+///   up to the limit, so some have no unit of a limit below `n`. A share is the same for every cost, so a request whose cost is above the share
 ///   is denied. [Headroom](Charge::headroom) is divided too, and rounded down.
 /// - **Mirrored decisions.** Every decision of the inner store is applied to the local account.
 ///   Keys therefore do not get a fresh quota in an outage, and blocked keys stay blocked.
@@ -60,16 +60,18 @@ use crate::{
 #[derive(Debug)]
 pub struct LocalShare<L> {
     store: Arc<L>,
-    instances: NonZeroU32,
+    instances: Instances,
     /// Locks for the accounts of many keys, with the seed that divides the keys.
     locks: [Mutex<()>; LOCKS],
     seed: RandomState,
 }
 
 const LOCKS: usize = 32;
+/// The `Retry-After` of a process that has no unit of a limit.
+const NO_SHARE: Duration = Duration::from_secs(1);
 
 impl<L> LocalShare<L> {
-    pub(crate) fn new(store: Arc<L>, instances: NonZeroU32) -> Self {
+    pub(crate) fn new(store: Arc<L>, instances: Instances) -> Self {
         Self { store, instances, locks: Default::default(), seed: RandomState::new() }
     }
 }
@@ -77,18 +79,16 @@ impl<L> LocalShare<L> {
 impl<S, L> Fallback<S, LocalShare<L>> {
     /// Sets the number of processes that share the inner store. Defaults to 1.
     ///
-    /// While the inner store fails, each process allows its part of every quota.
+    /// While the inner store fails, each process allows its part of every quota. Give a number, or
+    /// [`live_instances`](crate::RedisStore::live_instances).
     ///
     /// # Panics
     ///
     /// Panics if `instances` is 0.
     #[track_caller]
     #[must_use]
-    pub fn instances(self, instances: u32) -> Self {
-        const ZERO: &str =
-            "fallback: instances is 0; give at least 1, because this process counts too";
-        let instances = NonZeroU32::new(instances).expect(ZERO);
-        let policy = LocalShare::new(self.policy.store.clone(), instances);
+    pub fn instances(self, instances: impl Into<Instances>) -> Self {
+        let policy = LocalShare::new(self.policy.store.clone(), instances.into());
         Self { policy: Arc::new(policy), ..self }
     }
 }
@@ -149,11 +149,25 @@ where
             Op::Take([]) | Op::Peek([]) => return Decision::allow(),
             // The local store mirrored only a share of the charge.
             Op::Adjust(charge, units) if units < 0 => {
-                Op::Adjust(charge, units / i64::from(self.instances.get()))
+                Op::Adjust(charge, units / i64::from(self.instances.count()))
             }
             op => op,
         };
-        self.with_shares(op.charges(), |shares| self.store.call(op.on(shares)).now())
+        let mut decision =
+            self.with_shares(op.charges(), |shares| self.store.call(op.on(shares)).now());
+        // Of a small limit, a process may have no unit. That is no permanent denial.
+        let is_limit = |it: &Outcome| {
+            let charge = op.charges().iter().find(|charge| charge.rule() == it.rule());
+            let quota = charge.and_then(|charge| charge.quotas().get(it.quota_index()));
+            quota.is_some_and(|quota| quota.burst() > 0)
+        };
+        let none = decision.outcomes.iter_mut().filter(|it| it.is_denied() && it.limit() == 0);
+        for outcome in none.filter(|it| is_limit(it)) {
+            let (rule, index, report_only) =
+                (outcome.rule(), outcome.quota_index(), outcome.is_report_only());
+            *outcome = Outcome::unknown(rule, index, Some(NO_SHARE)).with_report_only(report_only);
+        }
+        decision
     }
 
     /// Lowers the units left of each local account to this process's share of the units left in the
@@ -164,7 +178,7 @@ where
         if decision.is_blocked() {
             return self.mirror_block(charges, decision);
         }
-        let instances = u64::from(self.instances.get());
+        let instances = u64::from(self.instances.count());
         let most = i64::try_from(refunded.div_ceil(instances)).unwrap_or(i64::MAX);
         let decided = decision.on(Charge::quota_ids(charges));
         let mut outcomes = decided.outcomes().iter();
@@ -188,7 +202,7 @@ where
     /// Returns this process's share of the units left in the inner store.
     fn share_of(&self, local: &Outcome, shared: &Outcome) -> i64 {
         let is_full = shared.left() >= shared.limit().into();
-        let share = shared.left().div_euclid(i64::from(self.instances.get()));
+        let share = shared.left().div_euclid(i64::from(self.instances.count()));
         if is_full { local.limit().into() } else { share }
     }
 
@@ -226,14 +240,14 @@ where
 
     /// Replaces each quota by the share of this process, and calls `read`.
     fn with_shares<T>(&self, charges: &[Charge<'_>], read: impl FnOnce(&[Charge<'_>]) -> T) -> T {
-        let mut quotas = SmallVec::<[Quota; 8]>::new();
+        let (mut quotas, part) = (SmallVec::<[Quota; 8]>::new(), self.instances.part());
         let all = charges.iter().flat_map(|charge| charge.quotas());
-        quotas.extend(all.map(|quota| quota.share(self.instances)));
+        quotas.extend(all.map(|quota| quota.share(part)));
         let mut rest = quotas.as_slice();
         let shares = charges.iter().map(|charge| {
             let (quotas, others) = rest.split_at(charge.quotas().len());
             rest = others;
-            charge.with_quotas(quotas).with_headroom(charge.headroom() / self.instances)
+            charge.with_quotas(quotas).with_headroom(charge.headroom() / part.instances)
         });
         read(&shares.collect::<SmallVec<[Charge<'_>; 4]>>())
     }

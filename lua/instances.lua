@@ -1,0 +1,19 @@
+-- Registers a process in a sorted set for a time, and forgets those whose time has ended.
+--
+-- KEYS: the set. ARGV: the time in microseconds (7 bytes) and the process (8). Returns the rank of the
+-- process among all, and their number.
+local ttl, process = struct.unpack('<I7c8', ARGV[1])
+local set, rank = KEYS[1], 0
+if last_end(set) then
+  local ended = redis.call('ZRANGE', set, '-inf', string.format('%.0f', now), 'BYSCORE', 'LIMIT', 0, 256)
+  if #ended > 0 then
+    redis.call('ZREM', set, unpack(ended))
+  end
+end
+redis.call('ZADD', set, until_end({ process }, now + ttl))
+redis.call('PEXPIRE', set, math.ceil(ttl / 1000) + extra_ttl)
+local all = redis.call('ZRANGE', set, 0, -1)
+for i = 1, #all do
+  rank = rank + (all[i] < process and 1 or 0)
+end
+return { rank, #all }

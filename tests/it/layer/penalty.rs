@@ -1,0 +1,196 @@
+//! Blocks of keys with too many strikes.
+
+use std::{panic::catch_unwind, time::Duration};
+
+use http::StatusCode;
+use tower::{Layer, service_fn};
+use tower_sluice::{
+    AccessList, Key, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, StoreExt,
+    key::{Everyone, HeaderKey},
+    middleware::Penalty,
+    rule::RuleName,
+    store::Charge,
+    testing::FakeClock,
+};
+
+use crate::support::{answer, ask, get, with};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3_600);
+const DAY: Duration = Duration::from_secs(86_400);
+/// One request per hour: all others are denials.
+const ONE: Quota = Quota::per_hour(1);
+
+/// A penalty after three denials per minute.
+fn penalty(clock: &FakeClock) -> Penalty {
+    Penalty::after(Quota::per_minute(3))
+        .block([MINUTE, 10 * MINUTE, HOUR])
+        .forgive(DAY)
+        .counts(clock.store(64))
+}
+
+type Limited = RateLimitLayer<Rule<HeaderKey>, LocalStore>;
+
+fn layer(store: LocalStore, penalty: Penalty) -> Limited {
+    let rule = Rule::new("api", HeaderKey::new("x-api-key"), ONE);
+    RateLimitLayer::rules(rule, store).expose_decision().penalty("api", penalty)
+}
+
+/// Sends a request of a client. Returns the time for which its key is blocked, if it is.
+async fn send(layer: &Limited, client: &'static str) -> Option<Duration> {
+    let response = answer(layer, with(&[("x-api-key", client)])).await;
+    let decision = response.extensions().get::<tower_sluice::Decision>().expect("exposed");
+    decision.is_blocked().then(|| decision.retry_after().expect("it ends"))
+}
+
+/// Sends requests until the key is blocked. Returns their number and the time of the block.
+async fn until_blocked(layer: &Limited, client: &'static str) -> (u32, Duration) {
+    for requests in 0..20 {
+        if let Some(time) = send(layer, client).await {
+            return (requests, time);
+        }
+    }
+    panic!("the key is not blocked");
+}
+
+#[tokio::test]
+async fn each_block_of_a_key_is_longer_until_one_is_forgiven() {
+    let clock = FakeClock::new();
+    let layer = layer(clock.store(64), penalty(&clock));
+    // One request is admitted, and the fourth denial is one too many.
+    let mut requests = 5;
+    for expected in [MINUTE, 10 * MINUTE, HOUR, HOUR] {
+        let (sent, time) = until_blocked(&layer, "mallory").await;
+        assert_eq!(sent, requests, "{expected:?}");
+        assert!((expected..=expected + expected / 10).contains(&time), "{expected:?}: {time:?}");
+        // Requests of a blocked key are no strikes.
+        for _ in 0..10 {
+            assert!(send(&layer, "mallory").await.is_some());
+        }
+        assert_eq!(send(&layer, "bob").await, None);
+        clock.advance(time);
+        requests = if time >= HOUR { 5 } else { 4 };
+    }
+    // A block is forgiven each day.
+    clock.advance(DAY);
+    let (_, time) = until_blocked(&layer, "mallory").await;
+    assert!((HOUR..2 * HOUR).contains(&time), "{time:?}");
+    clock.advance(2 * DAY);
+    let (_, time) = until_blocked(&layer, "mallory").await;
+    assert!((10 * MINUTE..11 * MINUTE + MINUTE).contains(&time), "{time:?}");
+    clock.advance(3 * DAY);
+    let (_, time) = until_blocked(&layer, "mallory").await;
+    assert!((MINUTE..2 * MINUTE).contains(&time), "{time:?}");
+}
+
+#[tokio::test]
+async fn slow_strikes_block_nobody_and_a_block_can_be_ended() {
+    let clock = FakeClock::new();
+    let store = clock.store(64);
+    let layer = layer(store.clone(), penalty(&clock));
+    for _ in 0..100 {
+        assert_eq!(send(&layer, "alice").await, None);
+        clock.advance(MINUTE / 3);
+    }
+    until_blocked(&layer, "alice").await;
+    let (key, rule) = (Key::from("alice"), RuleName::new("api").expect("a name"));
+    assert!(store.unblock(&Charge::new(rule, &key, &[])).now().is_allowed());
+    assert_eq!(send(&layer, "alice").await, None, "at once");
+}
+
+#[tokio::test]
+async fn responses_can_be_strikes_instead_of_denials() {
+    let clock = FakeClock::new();
+    let penalty = penalty(&clock).by_response(|it| it.status == StatusCode::NOT_FOUND);
+    let rule = Rule::new("api", HeaderKey::new("x-api-key"), Quota::per_hour(100));
+    let layer = RateLimitLayer::rules(rule, clock.store(64)).penalty("api", penalty);
+    let status = |request: &http::Request<()>| match request.uri().path() {
+        "/" => 200,
+        _ => 404,
+    };
+    let mut service = layer.layer(service_fn(move |request: http::Request<()>| {
+        let response = http::Response::builder().status(status(&request)).body(String::new());
+        std::future::ready(Ok::<_, std::convert::Infallible>(response.expect("a response")))
+    }));
+    let to = |path: &'static str| {
+        let mut request = with(&[("x-api-key", "mallory")]);
+        *request.uri_mut() = path.parse().expect("a path");
+        request
+    };
+    for _ in 0..20 {
+        assert_eq!(ask(&mut service, to("/")).await.status(), 200);
+    }
+    for _ in 0..4 {
+        assert_eq!(ask(&mut service, to("/scan")).await.status(), 404);
+    }
+    let blocked = ask(&mut service, to("/")).await;
+    assert_eq!(blocked.status(), 429);
+    // Denials are no strikes then.
+    let one = Rule::new("api", HeaderKey::new("x-api-key"), ONE);
+    let never = self::penalty(&clock).by_response(|_| false);
+    let layer = RateLimitLayer::rules(one, clock.store(64)).expose_decision().penalty("api", never);
+    for _ in 0..20 {
+        assert_eq!(send(&layer, "bob").await, None);
+    }
+}
+
+#[tokio::test]
+async fn requests_that_run_and_keys_that_clients_share_have_no_strikes() {
+    let clock = FakeClock::new();
+    let reported = layer(clock.store(64), penalty(&clock)).report_only(true);
+    let allowed = layer(clock.store(64), penalty(&clock)).allow(AccessList::from_fn(|_| true));
+    for _ in 0..20 {
+        assert_eq!(send(&reported, "alice").await, None);
+        assert_eq!(answer(&allowed, with(&[("x-api-key", "alice")])).await.status(), 200);
+    }
+    let shared = RateLimitLayer::rules(Rule::new("all", Everyone, ONE), clock.store(64));
+    let shared = shared.expose_decision().penalty("all", penalty(&clock));
+    for _ in 0..20 {
+        let response = answer(&shared, get("/")).await;
+        let decision = response.extensions().get::<tower_sluice::Decision>().expect("exposed");
+        assert!(!decision.is_blocked());
+    }
+}
+
+/// The tables are full of clients that come once, so nobody new is blocked, and memory does not grow.
+#[tokio::test]
+async fn a_flood_of_keys_neither_grows_the_table_nor_blocks_new_keys() {
+    let clock = FakeClock::new();
+    let counts = clock.store(64);
+    let none = Rule::new("api", HeaderKey::new("x-api-key"), Quota::blocked());
+    let layer = RateLimitLayer::rules(none, clock.store(64)).expose_decision();
+    let layer = layer.penalty("api", penalty(&clock).counts(counts.clone()));
+    let slots = counts.stats().slots;
+    for n in 0..20_000 {
+        let request = http::Request::get("/").header("x-api-key", format!("key {n}")).body(());
+        let response = answer(&layer, request.expect("a request")).await;
+        let decision = response.extensions().get::<tower_sluice::Decision>().expect("exposed");
+        assert!(!decision.is_blocked());
+    }
+    assert_eq!(counts.stats().slots, slots);
+    assert!(counts.stats().overflowed > 0, "{:?}", counts.stats());
+}
+
+#[test]
+fn invalid_values_are_errors() {
+    let text = |of: fn()| {
+        let panic = catch_unwind(of).expect_err("a panic");
+        panic.downcast::<String>().map_or_else(|_| "no text".to_owned(), |text| *text)
+    };
+    assert_eq!(
+        text(|| drop(Penalty::after(Quota::concurrent(2)))),
+        "penalty: the quota of strikes is 2 concurrent; give a rate, such as Quota::per_minute(20)"
+    );
+    let strikes = || Penalty::after(Quota::per_minute(3));
+    assert!(catch_unwind(|| strikes().block([])).is_err());
+    assert!(catch_unwind(|| strikes().block([Duration::from_millis(999)])).is_err());
+    assert!(catch_unwind(|| strikes().forgive(366 * DAY)).is_err());
+    assert_eq!(
+        text(|| {
+            let rule = Rule::new("ip", PeerIp::new(), ONE);
+            let layer = RateLimitLayer::rules(rule, LocalStore::with_capacity(8));
+            drop(layer.penalty("id", Penalty::after(ONE)));
+        }),
+        "penalty: unknown rule `id`, expected one of `ip`"
+    );
+}

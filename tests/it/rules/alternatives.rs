@@ -1,0 +1,451 @@
+//! Alternatives against a model that knows only rules which must all fit: it looks at each alternative
+//! on its own, and charges those that the specification names.
+
+use std::{sync::Barrier, thread, time::Duration};
+
+use http::Request;
+use proptest::{collection::vec, prelude::*};
+use tower_sluice::{
+    Algorithm, Decision, Key, LivePlan, LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
+    decision::{Outcome, Source},
+    key::{Everyone, HeaderKey, KeyExtractor},
+    middleware::{Adjustment, ChargeHandle, DecisionEvent},
+    rule::{Alternatives, OnMissingKey, RuleName},
+    store::Charge,
+    testing::FakeClock,
+};
+
+use crate::support::{
+    ALGORITHMS, all_algorithms, answer, ask, driven::handler, get, header, random::rows,
+    regressions::keeping, with,
+};
+
+fn rule(name: &str) -> RuleName {
+    RuleName::new(name).expect("a name")
+}
+
+const UNKNOWN: u128 = u128::MAX - 1;
+const NEVER: u128 = u128::MAX;
+
+/// Returns the longest wait of some quotas.
+fn longest(outcomes: &[Outcome]) -> u128 {
+    let wait = |it: &Outcome| match it.retry_after() {
+        Some(wait) => wait.as_nanos(),
+        None if it.is_wait_unknown() => UNKNOWN,
+        None => NEVER,
+    };
+    outcomes.iter().map(wait).max().unwrap_or(0)
+}
+
+/// Remaining, full, next, retry, and `true` if the rule was passed over.
+type Row = (u32, Duration, Duration, Option<Duration>, bool);
+
+#[derive(Debug, PartialEq)]
+struct Decided {
+    allowed: bool,
+    overage: bool,
+    wait: Duration,
+    retry: Option<Duration>,
+    rows: Vec<Row>,
+}
+
+impl Decided {
+    fn of(decision: &Decision) -> Self {
+        let passed_over = decision.outcomes().iter().map(Outcome::is_passed_over);
+        let all = rows(decision).into_iter().zip(passed_over);
+        Self {
+            allowed: decision.is_allowed(),
+            overage: decision.is_overage(),
+            wait: decision.wait(),
+            retry: decision.retry_after(),
+            rows: all
+                .map(|((left, full, next, retry), over)| (left, full, next, retry, over))
+                .collect(),
+        }
+    }
+}
+
+/// Charges plain rules as the specification says. Returns the charges that were made, and the decision
+/// on them.
+fn model<'a>(
+    store: &LocalStore,
+    all: &[Charge<'a>],
+) -> (Decided, Option<(Vec<Charge<'a>>, Decision)>) {
+    let plain: Vec<_> = all.iter().map(|charge| charge.with_group(0)).collect();
+    // A report-only rule fits.
+    let fits = |at: usize| store.peek(&[plain[at]]).now().is_allowed();
+    let first = |group: u8| (0..all.len()).find(|at| all[*at].group() == group && fits(*at));
+    let charged = |at: usize| match all[at].group() {
+        0 => fits(at).then_some(true),
+        group => first(group).map(|first| first == at),
+    };
+    let made: Option<Vec<bool>> = (0..all.len()).map(charged).collect();
+    let left = |charge: &Charge<'_>| store.peek(&[charge.with_cost(0)]).now();
+    if let Some(made) = made {
+        let looks: Vec<_> = plain.iter().map(|charge| rows(&left(charge))).collect();
+        let chosen: Vec<_> = plain.iter().zip(&made).filter(|it| *it.1).map(|it| *it.0).collect();
+        let decision = store.take(&chosen).now();
+        let rows_of = |charge: &Charge<'_>| {
+            let its = decision.outcomes().iter().zip(rows(&decision));
+            its.filter(|(it, _)| it.rule() == charge.rule()).map(|it| it.1).collect::<Vec<_>>()
+        };
+        let all = plain.iter().zip(&made).zip(looks).flat_map(|((charge, made), looks)| {
+            let rows = if *made { rows_of(charge) } else { looks };
+            rows.into_iter().map(|(left, full, next, retry)| (left, full, next, retry, !*made))
+        });
+        let result = Decided {
+            allowed: true,
+            overage: decision.is_overage(),
+            wait: decision.wait(),
+            retry: Some(Duration::ZERO),
+            rows: all.collect(),
+        };
+        return (result, Some((chosen, decision)));
+    }
+    // The waits of a denial are those of callers that do not queue.
+    let denials = plain.iter().map(|charge| {
+        let binding = Charge::new(charge.rule(), charge.key(), charge.quotas());
+        let binding = binding.with_cost(charge.cost()).with_headroom(charge.headroom());
+        let peek = store.peek(&[binding]).now();
+        if peek.is_allowed() { left(charge) } else { peek }
+    });
+    let denials: Vec<_> = denials.collect();
+    let wait = |at: usize| match all[at].is_report_only() {
+        true => 0,
+        false => longest(denials[at].outcomes()),
+    };
+    let soonest = |group: u8| {
+        (0..all.len()).filter(|at| all[*at].group() == group).min_by_key(|at| wait(*at))
+    };
+    let decides = |at: &usize| all[*at].group() == 0 || soonest(all[*at].group()) == Some(*at);
+    let longest = (0..all.len()).filter(decides).map(wait).max().expect("a rule");
+    let rows = (0..all.len()).flat_map(|at| {
+        let over = !decides(&at);
+        rows(&denials[at])
+            .into_iter()
+            .map(move |(left, full, next, retry)| (left, full, next, retry, over))
+    });
+    let retry = u64::try_from(longest).ok().map(Duration::from_nanos);
+    let (overage, wait) = (false, Duration::ZERO);
+    (Decided { allowed: false, overage, wait, retry, rows: rows.collect() }, None)
+}
+
+fn quota() -> impl Strategy<Value = Quota> {
+    let algorithms: Vec<_> = all_algorithms().collect();
+    let kind = 0..=algorithms.len();
+    (kind, 1..5_u32, 1..5_u64, 1..6_u32, 0..3_u32).prop_map(
+        move |(kind, units, secs, burst, soft)| {
+            let Some(algorithm) = algorithms.get(kind) else { return Quota::concurrent(units) };
+            let quota = Quota::new(units, Duration::from_secs(secs)).expect("a quota");
+            let quota = match algorithm {
+                Algorithm::Gcra | Algorithm::TokenBucket => quota.with_burst(burst),
+                _ => quota,
+            };
+            let quota = quota.with_algorithm(*algorithm);
+            if soft == 1 { quota.try_with_soft(soft).unwrap_or(quota) } else { quota }
+        },
+    )
+}
+
+#[derive(Clone, Debug)]
+struct AskedRule {
+    group: u8,
+    quotas: Vec<Quota>,
+    report_only: bool,
+    max_wait: u64,
+}
+
+fn asked_rule() -> impl Strategy<Value = AskedRule> {
+    let max_wait = prop_oneof![2 => Just(0), 1 => 1..3_000_u64];
+    let group = prop_oneof![1 => Just(0), 3 => Just(1), 1 => Just(2)];
+    (group, vec(quota(), 1..3), prop::bool::weighted(0.1), max_wait).prop_map(
+        |(group, quotas, report_only, max_wait)| AskedRule { group, quotas, report_only, max_wait },
+    )
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Pass(u64),
+    Take(Vec<u32>, u32),
+    Undo(usize, Option<u32>),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let cost = prop_oneof![1 => Just(0), 6 => 1..3_u32, 1 => 3..8_u32];
+    let headroom = prop_oneof![4 => Just(0), 1 => 1..3_u32];
+    prop_oneof![
+        3 => (0..2_500_u64).prop_map(Step::Pass),
+        8 => (vec(cost, 5), headroom).prop_map(|(costs, headroom)| Step::Take(costs, headroom)),
+        2 => (0..20_usize, prop::option::of(0..4_u32)).prop_map(|(at, units)| Step::Undo(at, units)),
+    ]
+}
+
+#[test]
+fn every_decision_equals_the_model() {
+    let (key, names) = (Key::from("me"), ["a", "b", "c", "d", "e"].map(rule));
+    let cases = if cfg!(debug_assertions) { 2_000 } else { 100_000 };
+    let config = proptest::test_runner::Config { cases, ..keeping(file!()) };
+    proptest!(config, |(rules in vec(asked_rule(), 1..6), steps in vec(step(), 1..40))| {
+        let clock = FakeClock::new();
+        let (store, reference) = (clock.store(1_024), clock.store(1_024));
+        let mut taken = Vec::new();
+        for step in steps {
+            match step {
+                Step::Pass(millis) => clock.advance(Duration::from_millis(millis)),
+                Step::Take(costs, headroom) => {
+                    let charge = |(at, asked): (usize, &'_ AskedRule)| {
+                        let charge = Charge::new(names[at], &key, &rules[at].quotas);
+                        let charge = charge.with_cost(costs[at]).with_headroom(headroom);
+                        let charge = charge.with_group(asked.group);
+                        let patient = charge.with_max_wait(Duration::from_millis(asked.max_wait));
+                        let charge = if store.supports(&[patient]).is_ok() { patient } else { charge };
+                        if asked.report_only { charge.with_report_only() } else { charge }
+                    };
+                    let charges: Vec<_> = rules.iter().enumerate().map(charge).collect();
+                    let peeked = Decided::of(&store.peek(&charges).now());
+                    let decision = store.take(&charges).now();
+                    let (expected, made) = model(&reference, &charges);
+                    prop_assert_eq!(&Decided::of(&decision), &expected, "{:?}", charges);
+                    prop_assert_eq!(&peeked, &expected, "a peek at {:?}", charges);
+                    taken.extend(made.map(|made| (charges, decision, made)));
+                }
+                Step::Undo(at, units) if at < taken.len() => {
+                    let (charges, decision, (made, its)) = taken.remove(at);
+                    store.undo(&charges, &decision, units);
+                    reference.undo(&made, &its, units);
+                }
+                Step::Undo(..) => {}
+            }
+        }
+    });
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Threads with two plans and shared credits: every charge is in exactly one account, and the sum of
+/// both limits is never exceeded.
+#[test]
+fn threads_never_get_more_than_the_sum_of_the_alternatives() {
+    const THREADS: u32 = 4;
+    for algorithm in ALGORITHMS {
+        let (plan, credits) =
+            (Quota::per_day(500).with_algorithm(algorithm), Quota::concurrent(300));
+        let (store, start) = (FakeClock::new().store(64), Barrier::new(THREADS as usize));
+        let run = || {
+            let (key, quotas) = (Key::from("me"), [[plan], [credits]]);
+            let charge = |name, at: usize| Charge::new(rule(name), &key, &quotas[at]).with_group(1);
+            let charges = [charge("plan", 0), charge("credits", 1)];
+            start.wait();
+            let takes = (0..400).map(|_| store.take(&charges).now());
+            takes.filter(Decision::is_allowed).collect::<Vec<_>>()
+        };
+        let allowed: Vec<_> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(run)).collect();
+            threads.into_iter().flat_map(|it| it.join().expect("no panic")).collect()
+        });
+        assert_eq!(allowed.len(), 800, "{algorithm:?}");
+        let by_plan = allowed.iter().filter(|it| it.outcomes()[1].is_passed_over()).count();
+        assert_eq!((by_plan, store.stats().held), (500, 300), "{algorithm:?}");
+    }
+}
+
+#[test]
+fn an_account_in_two_groups_must_fit_with_the_sum_of_its_costs() {
+    let (store, key) = (FakeClock::new().store(64), Key::from("me"));
+    let (two, five) = ([Quota::per_hour(2)], [Quota::per_hour(5)]);
+    let charge = |name, quotas, group| Charge::new(rule(name), &key, quotas).with_group(group);
+    let all = [charge("a", &two, 1), charge("b", &five, 1), charge("a", &two, 2)];
+    assert!(store.take(&all).now().is_allowed());
+    let denied = store.take(&all).now();
+    assert!(!denied.is_allowed(), "the account has two units: {denied:?}");
+}
+
+#[test]
+fn a_block_of_any_alternative_denies() {
+    let (store, key) = (FakeClock::new().store(64), Key::from("me"));
+    let quotas = [Quota::per_hour(2)];
+    let all = ["a", "b"].map(|name| Charge::new(rule(name), &key, &quotas).with_group(1));
+    store.block(&all[1], MINUTE).now();
+    let denied = store.take(&all).now();
+    assert!(denied.is_blocked() && denied.retry_after() == Some(MINUTE), "{denied:?}");
+}
+
+/// Three units per minute from the plan, and two per hour from the credits.
+fn plan_or_credits() -> Alternatives {
+    let plan = Rule::new("plan", Everyone, Quota::per_minute(3));
+    plan.or(Rule::new("credits", Everyone, Quota::per_hour(2)))
+}
+
+async fn status<L>(layer: &L, request: Request<()>) -> u16
+where
+    L: tower::Layer<crate::support::Strict>,
+    L::Service:
+        tower::Service<Request<()>, Response = http::Response<String>, Error: std::fmt::Debug>,
+{
+    answer(layer, request).await.status().as_u16()
+}
+
+#[tokio::test]
+async fn the_fields_describe_the_alternative_that_was_charged_or_is_available_first() {
+    let clock = FakeClock::new();
+    let layer = RateLimitLayer::rules(plan_or_credits(), clock.store(64));
+    let mut seen = Vec::new();
+    for _ in 0..6 {
+        let answer = answer(&layer, get("/")).await;
+        let text = |name| header(answer.headers(), name).to_owned();
+        seen.push((answer.status().as_u16(), text("ratelimit"), text("ratelimit-policy")));
+        if answer.status() == 429 {
+            assert_eq!(text("retry-after"), "20");
+        }
+    }
+    let plan = |left, time| format!("\"plan\";r={left};t={time}");
+    let (three, two) = ("\"plan\";q=3;w=60".to_owned(), "\"credits\";q=2;w=3600".to_owned());
+    assert_eq!(seen[0], (200, plan(2, 40), three.clone()));
+    assert_eq!(seen[3], (200, "\"credits\";r=1;t=1800".to_owned(), two));
+    assert_eq!(seen[5], (429, plan(0, 20), three));
+}
+
+#[tokio::test]
+async fn hooks_and_explanations_name_the_alternative_that_was_charged() {
+    let (clock, (tx, rx)) = (FakeClock::new(), std::sync::mpsc::channel());
+    let layer = RateLimitLayer::rules(plan_or_credits(), clock.store(64))
+        .expose_decision()
+        .on_decision(move |event: &DecisionEvent<'_>| {
+            tx.send(event.rule().expect("a rule").to_string()).expect("a receiver");
+        });
+    let mut explained = Vec::new();
+    for _ in 0..6 {
+        let answer = answer(&layer, get("/")).await;
+        let decision: &Decision = answer.extensions().get().expect("a decision");
+        explained.push(layer.explain_decision(decision, &get("/")).to_string());
+    }
+    let rules: Vec<_> = rx.try_iter().collect();
+    assert_eq!(rules, ["plan", "plan", "plan", "credits", "credits", "plan"]);
+    assert!(explained[0].contains("\"credits\" (2/h, gcra), passed over"), "{}", explained[0]);
+    assert!(explained[3].contains("\"plan\" (3/min, gcra), passed over"), "{}", explained[3]);
+    assert!(
+        explained[5].starts_with("denied by rule \"plan\" → retry after 20s"),
+        "{}",
+        explained[5]
+    );
+}
+
+#[tokio::test]
+async fn a_refund_goes_to_the_alternative_that_was_charged_also_after_the_plan_changed() {
+    let (store, live) = (FakeClock::new().store(64), LivePlan::new(Quota::per_minute(1)));
+    let credits = Quota::per_hour(9);
+    let rules = Rule::new("plan", Everyone, &live).or(Rule::new("credits", Everyone, credits));
+    let layer = RateLimitLayer::rules(rules, store.clone()).expose_charge(Adjustment::Keep);
+    let used = |name, quota: Quota| {
+        let key = Everyone.extract(&(&get("/")).into()).expect("a key").expect("a key");
+        let quotas = [quota];
+        let look = store.take(&[Charge::new(rule(name), &key, &quotas).with_cost(0)]).now();
+        quota.burst() - look.remaining().expect("a quota")
+    };
+    let handle = |change: fn(&ChargeHandle)| {
+        let (layer, live) = (layer.clone(), live.clone());
+        async move {
+            let handle = handler(move |request| {
+                live.replace(Quota::per_minute(4));
+                change(request.extensions().get().expect("a handle"));
+                200
+            });
+            ask(&mut tower::Layer::layer(&layer, handle), get("/")).await;
+            (used("plan", Quota::per_minute(4)), used("credits", credits))
+        }
+    };
+    assert_eq!(answer(&layer, get("/")).await.status(), 200);
+    // The plan is exhausted, so that the credits are charged, until the handler replaces the plan. One
+    // unit of the old plan then counts as four.
+    assert_eq!(handle(|charge| charge.adjust_to(4)).await, (4, 4));
+    live.replace(Quota::per_minute(1));
+    assert_eq!(handle(|charge| charge.adjust_to(0)).await, (4, 4));
+    live.replace(Quota::per_minute(1));
+    let rule = |charge: &ChargeHandle| charge.adjust_rule_to("plan", 3).expect("a rule");
+    assert_eq!(handle(rule).await, (4, 5), "the plan was not charged");
+}
+
+#[tokio::test]
+async fn an_alternative_without_a_key_or_quotas_is_as_documented() {
+    let key = || HeaderKey::new("x-api-key");
+    let one = Quota::per_hour(1);
+    let layer = |policy| {
+        let plan = Rule::new("plan", key(), one).on_missing_key(policy);
+        let rules = plan.or(Rule::new("site", Everyone, one));
+        RateLimitLayer::rules(rules, FakeClock::new().store(64))
+    };
+    let rejecting = layer(OnMissingKey::default());
+    assert_eq!(status(&rejecting, get("/")).await, 400);
+    let skipping = layer(OnMissingKey::Skip);
+    let all = [get("/"), get("/"), with(&[("x-api-key", "a")]), with(&[("x-api-key", "a")])];
+    let mut seen = Vec::new();
+    for request in all {
+        seen.push(status(&skipping, request).await);
+    }
+    assert_eq!(seen, [200, 429, 200, 429]);
+
+    let live = LivePlan::new(one);
+    let rules = Rule::new("plan", Everyone, &live).or(Rule::new("site", Everyone, one));
+    let (store, free) = (FakeClock::new().store(64), [(); 5]);
+    let layer = RateLimitLayer::rules(rules, store.clone());
+    live.replace(Vec::new());
+    for () in free {
+        assert_eq!(status(&layer, get("/")).await, 200);
+    }
+    assert_eq!(store.stats().active, 0, "nothing is charged");
+}
+
+/// A report-only rule never denies, so the rules after it are not needed.
+#[tokio::test]
+async fn a_report_only_alternative_fits() {
+    let one = Quota::per_hour(1);
+    let plan = Rule::new("plan", Everyone, one).report_only(true);
+    let store = FakeClock::new().store(64);
+    let layer = RateLimitLayer::rules(plan.or(Rule::new("credits", Everyone, one)), store.clone());
+    for _ in 0..3 {
+        assert_eq!(status(&layer, get("/")).await, 200);
+    }
+    assert_eq!(store.stats().active, 1);
+}
+
+#[test]
+#[should_panic(expected = "rule plan: if_no_key in an alternative; use on_missing_key")]
+fn an_alternative_has_no_rules_without_a_key() {
+    let one = Quota::per_hour(1);
+    let plan = Rule::new("plan", Everyone, one).if_no_key(Rule::new("anonymous", Everyone, one));
+    let _ = plan.or(Rule::new("credits", Everyone, one));
+}
+
+#[test]
+#[should_panic(expected = "rule free: an alternative without quotas is always available")]
+fn an_alternative_has_quotas() {
+    let none: [Quota; 0] = [];
+    let _ = Rule::new("plan", Everyone, Quota::per_hour(1)).or(Rule::new("free", Everyone, none));
+}
+
+#[test]
+fn an_alternative_does_not_wait_for_slots() {
+    let slots = Rule::new("slots", Everyone, Quota::concurrent(1)).max_wait(MINUTE);
+    let rules = slots.or(Rule::new("credits", Everyone, Quota::per_hour(1)));
+    let error = RateLimitLayer::try_rules(rules, LocalStore::new()).expect_err("unsupported");
+    let text = "max_wait of an alternative with a concurrent quota; remove the max_wait";
+    assert!(error.to_string().ends_with(text), "{error}");
+}
+
+#[tokio::test]
+async fn wrappers_pass_alternatives_to_their_store() {
+    let (clock, key) = (FakeClock::new(), Key::from("me"));
+    let quotas = [[Quota::per_hour(1)], [Quota::per_day(1)]];
+    let charge = |at: usize| Charge::new(rule(["plan", "credits"][at]), &key, &quotas[at]);
+    let all = [charge(0).with_group(1), charge(1).with_group(1)];
+    let store = clock.store(64).deny_cache().leases(25).fallback(clock.store(64));
+    let mut seen = Vec::new();
+    for _ in 0..4 {
+        let decision = store.take(&all).await.expect("infallible");
+        let passed_over: Vec<_> = decision.outcomes().iter().map(Outcome::is_passed_over).collect();
+        seen.push((decision.is_allowed(), passed_over, decision.source()));
+    }
+    let denied = (false, vec![false, true], Source::Local);
+    let local = |passed_over| (true, passed_over, Source::Local);
+    assert_eq!(seen, [local(vec![false, true]), local(vec![true, false]), denied.clone(), denied]);
+}

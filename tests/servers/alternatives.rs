@@ -1,0 +1,147 @@
+//! Alternatives on Redis, Valkey and a cluster: with slots, and with many callers at once.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::SeqCst},
+};
+
+use futures::future::join_all;
+use tower_sluice::{
+    Decision, Key, Quota, RedisStore, Store, StoreExt,
+    decision::Outcome,
+    rule::RuleName,
+    store::{Charge, RedisError},
+    testing::FakeClock,
+};
+
+use crate::{
+    accounts::{Dice, LONG, connect, quotas, rule},
+    servers::{Cluster, Flavour, Server, eventually},
+};
+
+/// Returns the rules of three alternatives and of a site.
+fn rules() -> [RuleName; 4] {
+    ["slots", "plan", "credits", "site"].map(rule)
+}
+
+fn charges<'a>(key: &'a Key, quotas: &'a [[Quota; 1]; 4], cost: u32) -> [Charge<'a>; 4] {
+    [0, 1, 2, 3].map(|at| {
+        let charge = Charge::new(rules()[at], key, &quotas[at]).with_cost(cost);
+        charge.with_group(u8::from(at < 3))
+    })
+}
+
+/// Returns the parts of a decision that two stores have in common.
+fn parts(decision: &Decision) -> impl PartialEq + std::fmt::Debug + use<> {
+    let row = |it: &Outcome| (it.remaining(), it.held(), it.is_denied(), it.is_passed_over());
+    (decision.is_allowed(), decision.outcomes().iter().map(row).collect::<Vec<_>>())
+}
+
+/// Random requests that hold slots or not, on a server and in the embedded store.
+#[tokio::test]
+async fn random_requests_for_slots_or_rates_equal_the_embedded_store() {
+    for flavour in [Flavour::Redis, Flavour::Valkey] {
+        let server = Server::start(flavour, &[]).await;
+        let redis = connect(&server.url()).await;
+        for (name, plan) in quotas(3, LONG) {
+            let (local, key, mut dice) = (FakeClock::new().store(64), Key::from(name), Dice(7));
+            let quotas =
+                [[Quota::concurrent(2)], [plan], [Quota::per_day(9)], [Quota::per_day(40)]];
+            let mut held = Vec::new();
+            for _ in 0..60 {
+                if dice.below(4) == 0 && !held.is_empty() {
+                    let held_count = u32::try_from(held.len()).expect("small");
+                    drop(held.swap_remove(dice.below(held_count) as usize));
+                }
+                let cost = dice.below(4);
+                let charges = charges(&key, &quotas, cost);
+                let own = local.take(&charges).now();
+                let decision = redis.take(&charges).await.expect("a decision");
+                assert_eq!(parts(&own), parts(&decision), "{flavour:?}, {name}, cost {cost}");
+                held.push((own, decision));
+            }
+        }
+    }
+}
+
+/// Charges one unit from many tasks. Returns how many times each rule was charged.
+async fn charged<S>(store: &S, key: &Key, quotas: &[[Quota; 1]; 4], tasks: u32) -> [u64; 4]
+where
+    S: Store<Error = RedisError>,
+{
+    let counts = Arc::new([(); 4].map(|()| AtomicU64::new(0)));
+    let takes = (0..tasks).map(|_| async {
+        let decision = store.take(&charges(key, quotas, 1)).await.unwrap_or_else(|e| panic!("{e}"));
+        let outcomes =
+            decision.outcomes().iter().filter(|it| decision.is_allowed() && !it.is_passed_over());
+        for outcome in outcomes {
+            let at = rules().iter().position(|rule| *rule == outcome.rule()).expect("a rule");
+            counts[at].fetch_add(1, SeqCst);
+        }
+        decision
+    });
+    let _held = join_all(takes).await;
+    counts.each_ref().map(|count| count.load(SeqCst))
+}
+
+/// Returns the used units of each account.
+async fn used<S>(store: &S, key: &Key, quotas: &[[Quota; 1]; 4]) -> [u64; 4]
+where
+    S: Store<Error = RedisError>,
+{
+    let look = store.take(&charges(key, quotas, 0)).await.unwrap_or_else(|e| panic!("{e}"));
+    [0, 1, 2, 3].map(|at| u64::from(quotas[at][0].burst() - look.outcomes()[at].remaining()))
+}
+
+async fn are_exact<S>(store: &S)
+where
+    S: Store<Error = RedisError>,
+{
+    for (name, plan) in quotas(30, LONG) {
+        let key = Key::from(name);
+        let [slots, credits, site] = [Quota::concurrent(5), Quota::per_day(20), Quota::per_day(50)];
+        let quotas = [[slots], [plan], [credits], [site]];
+        let counts = charged(store, &key, &quotas, 200).await;
+        assert_eq!(counts[0] + counts[1] + counts[2], counts[3], "{name}: one alternative pays");
+        assert!(counts[3] <= 50 && counts[1] <= 30 && counts[2] <= 20, "{name}: {counts:?}");
+        // On a cluster, charges that were undone may have denied others for one round trip.
+        let mut all = counts;
+        while all[3] < 50 {
+            let more = charged(store, &key, &quotas, 1).await;
+            assert!(more[3] == 1, "{name}: units leaked, {all:?}");
+            (0..4).for_each(|at| all[at] += more[at]);
+        }
+        let rates = [0, all[1], all[2], 50];
+        let is_exact = async || (used(store, &key, &quotas).await == rates).then_some(());
+        eventually(&format!("{name}: {rates:?} are used"), is_exact).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_callers_charge_one_alternative_each_and_no_limit_is_exceeded() {
+    for flavour in [Flavour::Redis, Flavour::Valkey] {
+        let server = Server::start(flavour, &[]).await;
+        are_exact(&connect(&server.url()).await).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn alternatives_in_several_slots_of_a_cluster_are_exact() {
+    let cluster = Cluster::start(Flavour::Redis).await;
+    let urls = cluster.urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let store = RedisStore::cluster(&urls).await.expect("a store");
+    are_exact(&store).await;
+    // With a hash tag, one call decides.
+    are_exact(&store.prefix("tagged").hash_tag_by_key()).await;
+}
+
+#[tokio::test]
+async fn several_keys_of_one_alternative_are_unsupported() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let (keys, quotas) = (["a", "b"].map(Key::from), [Quota::per_day(1)]);
+    let all = keys.each_ref().map(|key| Charge::new(rule("plan"), key, &quotas).with_group(1));
+    let error = store.take(&all).await.expect_err("unsupported").to_string();
+    assert!(error.contains("an alternative with several keys of one rule"), "{error}");
+}

@@ -1,0 +1,186 @@
+//! Calendar periods while the clocks of the server and of a process differ.
+//!
+//! The server's clock decides. No period admits more than its units, and the clocks deny nothing.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use redis::aio::MultiplexedConnection;
+use tower_sluice::{
+    Decision, Quota, RedisStore, Store, StoreExt,
+    store::{RedisError, RedisErrorKind},
+    testing::Subject,
+};
+
+use crate::{
+    accounts::{Account, connect, raw},
+    servers::{Flavour, Server},
+};
+
+const LIMIT: u32 = 5;
+/// 2024-02-17T00:00:00Z, the end of a period of [`monthly`].
+const EDGE: Duration = Duration::from_secs(1_708_128_000);
+const SECOND: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(86_400);
+
+fn monthly() -> Quota {
+    Quota::per_month(LIMIT).anchored_at(&"2023-07-17[UTC]".parse().expect("an anchor"))
+}
+
+/// A store whose process and server have clocks of their own.
+struct Clocks {
+    server: Server,
+    subject: RedisStore,
+    store: RedisStore,
+}
+
+impl Clocks {
+    async fn start(flavour: Flavour) -> Self {
+        let server = Server::start(flavour, &[]).await;
+        let mut subject = connect(&server.url()).await;
+        let store = subject.open();
+        Self { server, subject, store }
+    }
+
+    /// Takes units at a time of this process, and at another time of the server.
+    async fn take(
+        &mut self,
+        account: &Account,
+        cost: u32,
+        [process, server]: [Duration; 2],
+    ) -> Result<Decision, RedisError> {
+        self.subject.set(process);
+        let answer = self.store.take(&[account.charge(cost)]);
+        self.subject.set(server);
+        answer.await
+    }
+
+    /// Returns the number of calls of scripts so far.
+    async fn calls(&self) -> u64 {
+        let mut connection: MultiplexedConnection = raw(&self.server.url()).await;
+        let info: String = redis::cmd("INFO")
+            .arg("commandstats")
+            .query_async(&mut connection)
+            .await
+            .expect("statistics");
+        let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+        let calls = line.and_then(|line| line.split(',').next());
+        calls.map_or(0, |calls| calls.parse().expect("a number"))
+    }
+}
+
+#[tokio::test]
+async fn the_clock_of_the_server_chooses_the_period() {
+    for flavour in [Flavour::Redis, Flavour::Valkey] {
+        let mut clocks = Clocks::start(flavour).await;
+        let skews = [1, 5, 3_600].map(Duration::from_secs);
+        for (at, skew) in skews.into_iter().chain([13 * DAY]).enumerate() {
+            for behind in [true, false] {
+                let account = Account::new(format!("{at}{behind}"), monthly());
+                let process = |server| if behind { server - skew } else { server + skew };
+                let mut passed = [0, 0];
+                for (period, server) in [
+                    (0, EDGE - 2 * SECOND),
+                    (0, EDGE - Duration::from_micros(1)),
+                    (1, EDGE),
+                    (1, EDGE + 2 * SECOND),
+                ] {
+                    for _ in 0..LIMIT {
+                        let times = [process(server), server];
+                        let decision = clocks.take(&account, 1, times).await.expect("a decision");
+                        passed[period] += u32::from(decision.is_allowed());
+                        let end = EDGE + DAY * if period == 0 { 0 } else { 29 };
+                        assert_eq!(decision.outcomes()[0].reset_after(), end - server);
+                        if !decision.is_allowed() {
+                            assert_eq!(decision.retry_after(), Some(end - server));
+                        }
+                    }
+                }
+                assert_eq!(passed, [LIMIT, LIMIT], "{skew:?}, behind: {behind}");
+            }
+        }
+        let calls = clocks.calls().await;
+        let account = Account::new("one call", monthly());
+        let times = [EDGE - SECOND, EDGE + SECOND];
+        assert!(clocks.take(&account, 1, times).await.expect("a decision").is_allowed());
+        assert_eq!(clocks.calls().await, calls + 1, "{flavour:?}");
+    }
+}
+
+/// A process with a wrong clock fails, and changes nothing.
+#[tokio::test]
+async fn clocks_that_differ_by_more_than_a_period_are_an_error() {
+    let mut clocks = Clocks::start(Flavour::Redis).await;
+    let account = Account::new("a", monthly());
+    let far = 62 * DAY;
+    for wrong in [EDGE + far, EDGE - far] {
+        for cost in [1, LIMIT] {
+            let error = clocks.take(&account, cost, [wrong, EDGE]).await.expect_err("far away");
+            assert_eq!(error.kind(), RedisErrorKind::Config);
+            assert!(error.to_string().contains("set them"), "{error}");
+        }
+    }
+    let right = [EDGE, EDGE];
+    assert!(clocks.take(&account, LIMIT, right).await.expect("a decision").is_allowed());
+    for wrong in [EDGE + far, EDGE - far] {
+        let charge = account.charge(1);
+        for units in [3, -3] {
+            clocks.subject.set(wrong);
+            let answer = clocks.store.adjust(&charge, units);
+            clocks.subject.set(EDGE);
+            assert!(answer.await.is_err());
+        }
+    }
+    // The late charge may have counted, and the units of the period are still used.
+    assert!(!clocks.take(&account, 1, right).await.expect("a decision").is_allowed());
+    // The plain quota of another key shares the call.
+    let plain = Account::new("b", Quota::per_hour(5));
+    clocks.subject.set(EDGE + far);
+    let wrong = (0..40).map(|_| clocks.store.take(&[account.charge(1)]).into_future());
+    let wrong: Vec<_> = wrong.collect();
+    let fine: Vec<_> =
+        (0..5).map(|_| clocks.store.take(&[plain.charge(1)]).into_future()).collect();
+    clocks.subject.set(EDGE);
+    let (wrong, fine) = tokio::join!(join_all(wrong), join_all(fine));
+    assert!(wrong.iter().all(Result::is_err));
+    assert!(fine.iter().all(|it| it.as_ref().is_ok_and(Decision::is_allowed)));
+}
+
+/// Processes with different clocks and anchors charge one account.
+#[tokio::test]
+async fn processes_with_different_clocks_share_the_units_of_a_period() {
+    let mut clocks = Clocks::start(Flavour::Redis).await;
+    let account = Account::new("a", monthly());
+    let mut passed = [0, 0];
+    for step in 0..40_u32 {
+        let server = EDGE - 20 * SECOND + step * SECOND;
+        let ahead = Duration::from_secs([0, 7, 30, 3][step as usize % 4]);
+        let process = if step % 3 == 0 { server - ahead } else { server + ahead };
+        let decision = clocks.take(&account, 1, [process, server]).await.expect("a decision");
+        passed[usize::from(server >= EDGE)] += u32::from(decision.is_allowed());
+    }
+    assert_eq!(passed, [LIMIT, LIMIT]);
+}
+
+/// A refund finds the period of its charge by the server's clock.
+#[tokio::test]
+async fn a_refund_stays_in_its_period() {
+    let mut clocks = Clocks::start(Flavour::Redis).await;
+    for (name, process) in [("behind", EDGE - 9 * SECOND), ("ahead", EDGE + 9 * SECOND)] {
+        let account = Account::new(name, monthly());
+        let old = [process, EDGE - 2 * SECOND];
+        let new = [process, EDGE + SECOND];
+        let first = clocks.take(&account, 4, old).await.expect("a decision");
+        let second = clocks.take(&account, 4, new).await.expect("a decision");
+        assert!(first.is_allowed() && second.is_allowed());
+        for (taken, left) in [(first, 1), (second, 5)] {
+            clocks.subject.set(process);
+            clocks.store.undo(&[account.charge(4)], &taken, None);
+            clocks.subject.set(EDGE + SECOND);
+            let store = clocks.store.clone();
+            clocks.subject.finish(&store).await;
+            let look = clocks.take(&account, 0, new).await.expect("a decision");
+            assert_eq!(look.remaining(), Some(left), "{name}");
+        }
+    }
+}
