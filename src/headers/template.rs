@@ -256,6 +256,7 @@ impl Template {
     }
 
     /// Adds the fields of a rejection. Existing fields are kept, except for the quota fields.
+    #[inline(always)]
     pub(crate) fn complete(
         &self,
         headers: &mut HeaderMap,
@@ -264,11 +265,23 @@ impl Template {
         retry_after: Option<Duration>,
     ) {
         if let (Some(decision), Some(wait)) = (decision, retry_after)
-            && headers.is_empty()
+            && headers.capacity() == 0
             && let Some(fields) = self.fields(decision, charges, retry_seconds(wait))
         {
-            return fields.write(headers);
+            return fields.replace(headers);
         }
+        self.complete_custom(headers, decision, charges, retry_after);
+    }
+
+    /// Completes a rejection that has fields, or whose wait is not known.
+    #[inline(never)]
+    fn complete_custom(
+        &self,
+        headers: &mut HeaderMap,
+        decision: Option<&Decision>,
+        charges: &[Charge<'_>],
+        retry_after: Option<Duration>,
+    ) {
         self.add_to(headers, decision, charges, retry_after);
         headers.entry(CONTENT_TYPE).or_insert(TEXT);
         headers.entry(CACHE_CONTROL).or_insert(NO_STORE);
@@ -340,6 +353,12 @@ impl Template {
         found.map_or(outcome.rule().as_str(), |at| &self.items[at].name)
     }
 
+    /// Returns `true` if no header field can express the unit of a quota.
+    #[inline]
+    pub(crate) fn has_unregistered_unit(&self) -> bool {
+        self.items.iter().any(|item| item.unregistered_unit.is_some())
+    }
+
     /// Returns the decisive quota and its unit, if no header field can express the unit.
     pub(crate) fn unregistered_unit<'d>(
         &self,
@@ -354,22 +373,28 @@ impl Template {
 impl Lines {
     /// Adds the fields to a response, which may already have fields of an inner limiter. The
     /// [module](super) documents existing fields.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn write(self, headers: &mut HeaderMap) {
         let Fields { family, overage, .. } = *self.0;
         if headers.capacity() == 0 {
-            let map = match Arc::strong_count(&self.0) {
-                1 => Arc::unwrap_or_clone(self.0).map,
-                _ => self.0.map.clone(),
-            };
-            // The old map has no memory, and dropping it would check that again.
-            mem::forget(mem::replace(headers, map));
+            self.replace(headers);
         } else {
             self.0.add_to(headers);
         }
         if overage && family != Headers::None {
             headers.insert(OVERAGE, HeaderValue::from_static("1"));
         }
+    }
+
+    /// Replaces a map without memory.
+    #[inline(always)]
+    fn replace(self, headers: &mut HeaderMap) {
+        let map = match Arc::strong_count(&self.0) {
+            1 => Arc::unwrap_or_clone(self.0).map,
+            _ => self.0.map.clone(),
+        };
+        // Dropping the old map would check again that it has no memory.
+        mem::forget(mem::replace(headers, map));
     }
 }
 
@@ -410,10 +435,8 @@ fn left_inside(family: Headers, headers: &HeaderMap) -> Option<u64> {
 /// waits of denials are whole seconds. Each thread has a cache, which needs no lock.
 #[derive(Default)]
 struct Recent {
-    template: u64,
-    /// The seconds of `Retry-After`, or 0 for the quota fields alone.
-    retry: u64,
-    readings: Readings,
+    /// The template, the seconds of `Retry-After`, and at most two readings.
+    key: (u64, u64, [Option<Reading>; 2]),
     /// Set if the readings occurred twice in succession, because keeping fields has a cost.
     lines: Option<Lines>,
 }
@@ -426,12 +449,12 @@ thread_local! {
 }
 
 impl Recent {
-    /// Returns the slot in the cache for these readings.
+    /// Returns the slot in the cache for a key.
     #[inline]
-    fn slot(template: u64, retry: u64, readings: &[Reading]) -> usize {
+    fn slot((template, retry, readings): (u64, u64, [Option<Reading>; 2])) -> usize {
         let mix = |hash: u64, part: u64| (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let part = |it: &Reading| u64::from(it.remaining) | u64::from(it.time) << 32;
-        let hash = readings.iter().map(part).fold(mix(template, retry), mix);
+        let part = |it: Reading| u64::from(it.remaining) | u64::from(it.time) << 32;
+        let hash = readings.into_iter().flatten().map(part).fold(mix(template, retry), mix);
         usize::try_from(hash >> 32).unwrap_or(0) % RECENT
     }
 }
@@ -459,16 +482,17 @@ impl Template {
             if cache.is_empty() {
                 cache.resize_with(RECENT, Recent::default);
             }
-            let recent = &mut cache[Recent::slot(*id, retry, &readings)];
-            let is_same =
-                (recent.template, recent.retry) == (*id, retry) && recent.readings == readings;
-            if let (true, Some(lines)) = (is_same, &recent.lines) {
-                return lines.clone();
+            let key = (*id, retry, [readings.first().copied(), readings.get(1).copied()]);
+            let recent = &mut cache[Recent::slot(key)];
+            match &recent.lines {
+                Some(lines) if recent.key == key => lines.clone(),
+                _ => {
+                    let lines = render();
+                    let kept = (recent.key == key).then(|| lines.clone());
+                    *recent = Recent { key, lines: kept };
+                    lines
+                }
             }
-            let lines = render();
-            let kept = is_same.then(|| lines.clone());
-            *recent = Recent { template: *id, retry, readings: readings.clone(), lines: kept };
-            lines
         });
         Some(cached.unwrap_or_else(|_| render()))
     }

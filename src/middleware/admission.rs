@@ -86,7 +86,7 @@ where
             return self.bypass(head, bypass);
         }
         let one = |charge: &Charge<'_>| self.decide(head, slice::from_ref(charge));
-        let several = |charges: &[Charge<'_>]| self.decide_several(head, charges);
+        let several = |charges: &[Charge<'_>]| self.decide(head, charges);
         self.rules.charges(head, one, several, |bypass| self.bypass(head, bypass))
     }
 
@@ -136,18 +136,6 @@ where
         let left = |it: &Charge<'_>| it.max_wait().saturating_sub(waited);
         let charges = charges.iter().map(|it| it.with_max_wait(left(it)).with_turn(turn.as_ref()));
         self.ask(head, &charges.collect::<SmallVec<[_; 4]>>(), waiter)
-    }
-
-    #[inline(never)]
-    fn decide_several<B: 'static>(
-        &self,
-        head: &RequestHead<'_>,
-        charges: &[Charge<'_>],
-    ) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        self.decide(head, charges)
     }
 
     #[inline(always)]
@@ -275,7 +263,9 @@ where
                     log_no_peer::<B>(&error);
                 }
                 let why = self.rejection(Err(&error), None, &settings.template);
-                return Admission::Rejected(why.response(&*self.reject, head, &[]));
+                let mut response = self.reject.reject(&why, head);
+                why.complete(&mut response, &[]);
+                return Admission::Rejected(response);
             }
         }
         match ResponseContext::uncharged(settings) {
@@ -336,7 +326,8 @@ where
         let fitting = settings.template.fit(charges);
         let template = fitting.as_deref().unwrap_or(&settings.template);
         let why = self.rejection(Ok(decision), retry_after, template);
-        let mut response = why.response(&*self.reject, head, charges);
+        let mut response = self.reject.reject(&why, head);
+        why.complete(&mut response, charges);
         if settings.expose {
             response.extensions_mut().insert(decision.clone());
         }

@@ -85,7 +85,7 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 
 use crate::{
-    decision::{Decision, Source},
+    decision::{Decision, NEVER, Source},
     explain::Explanation,
     fingerprint::FingerprintKey,
     headers::{Headers, Template, retry_seconds},
@@ -179,8 +179,7 @@ impl Reason {
             _ if decision.source() == Source::Overload => Self::Overloaded,
             _ if decision.is_blocked() => Self::KeyBlocked,
             Some(outcome) if outcome.is_known() && outcome.limit() == 0 => Self::Blocked,
-            Some(outcome) if outcome.is_wait_unknown() => Self::Limited,
-            Some(outcome) if outcome.retry_after().is_none() => Self::TooCostly,
+            Some(outcome) if outcome.retry_ns() == NEVER => Self::TooCostly,
             _ => Self::Limited,
         }
     }
@@ -197,17 +196,11 @@ impl<'a> Rejection<'a> {
         Self { cause, reason: Reason::of(cause), retry_after, template, rules, secret }
     }
 
-    /// Returns the response to this rejection, with the header fields of the layer.
-    pub(crate) fn response<B>(
-        &self,
-        reject: &impl Reject<B>,
-        head: &RequestHead<'_>,
-        charges: &[Charge<'_>],
-    ) -> Response<B> {
-        let mut response = reject.reject(self, head);
+    /// Adds the header fields of the layer to the response of a [`Reject`].
+    #[inline]
+    pub(crate) fn complete<B>(&self, response: &mut Response<B>, charges: &[Charge<'_>]) {
         let headers = response.headers_mut();
         self.template.complete(headers, self.decision(), charges, self.retry_after);
-        response
     }
 
     /// Explains the rejection, for logs and operators.
@@ -405,6 +398,7 @@ impl Default for TooManyRequests {
 
 #[diagnostic::do_not_recommend] // or errors would name `Default` instead of the fix
 impl<B: Default + 'static> Reject<B> for TooManyRequests {
+    #[inline(always)]
     fn reject(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B> {
         let status = self.status(why);
         let is_grpc = grpc::is_call(head) || self.grpc_web && grpc::is_translated(head);
@@ -458,6 +452,8 @@ impl Decision {
         }
         let template = Template::of_call(Headers::RateLimit, self, quotas.as_ref());
         let why = Rejection::new(Ok(self), self.expected_wait(), &template, None, None);
-        Some(why.response(&TooManyRequests::new(), &head.into(), &[]))
+        let mut response = TooManyRequests::new().reject(&why, &head.into());
+        why.complete(&mut response, &[]);
+        Some(response)
     }
 }

@@ -38,15 +38,31 @@ const REDUCED_CAPACITY: &str =
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 
 /// Returns the response with a text or problem+json, without the fields that the layer adds to both.
-#[inline]
+#[inline(always)]
 pub(super) fn response<B: Default + 'static>(
     why: &Rejection<'_>,
     head: &RequestHead<'_>,
     status: StatusCode,
 ) -> Response<B> {
-    let is_json = accepts_json(head.headers);
+    let (is_json, is_head) = (accepts_json(head.headers), head.method == Method::HEAD);
+    if is_json || is_head {
+        return special_response(why, status, is_json, is_head);
+    }
+    let mut response = Response::new(body(plain(why)));
+    *response.status_mut() = status;
+    response
+}
+
+/// Returns a response with problem+json, or without a body.
+#[inline(never)]
+fn special_response<B: Default + 'static>(
+    why: &Rejection<'_>,
+    status: StatusCode,
+    is_json: bool,
+    is_head: bool,
+) -> Response<B> {
     let text = if is_json { problem(why, status).into() } else { plain(why) };
-    let (length, is_head) = (text.len(), head.method == Method::HEAD);
+    let length = text.len();
     let mut response = Response::new(if is_head { B::default() } else { body(text) });
     *response.status_mut() = status;
     // The layer adds the fields of a plain text.
@@ -62,10 +78,12 @@ pub(super) fn response<B: Default + 'static>(
 /// Returns `true` if `Accept` contains JSON with a quality above 0.
 ///
 /// A client that sends only `*/*` gets text.
+#[inline]
 fn accepts_json(headers: &HeaderMap) -> bool {
     headers.contains_key(ACCEPT) && has_json_range(headers)
 }
 
+#[inline(never)]
 fn has_json_range(headers: &HeaderMap) -> bool {
     media_ranges(headers).filter_map(|range| str::from_utf8(range).ok()).any(|range| {
         let mut parts = range.split(';').map(str::trim);
@@ -92,10 +110,12 @@ fn media_ranges(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
 }
 
 /// Returns the text of a plain-text rejection.
+#[inline]
 fn plain(why: &Rejection<'_>) -> Bytes {
     static COMMON: [OnceLock<Bytes>; COMMON_WAITS] = [const { OnceLock::new() }; COMMON_WAITS];
     let seconds = why.retry_after_seconds();
-    if let (Reason::Limited, Some(n), None) = (why.reason(), seconds, unregistered_units(why))
+    if let (Reason::Limited, Some(n)) = (why.reason(), seconds)
+        && !why.template.has_unregistered_unit()
         && let Some(text) = usize::try_from(n).ok().and_then(|n| COMMON.get(n))
     {
         return text.get_or_init(|| limited("", n).into()).clone();

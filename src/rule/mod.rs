@@ -70,7 +70,7 @@ pub struct Rule<K> {
     plan: Plan,
     cost: Cost,
     headroom: Cost,
-    max_wait: Duration,
+    max_wait: Option<Duration>,
     applies: Option<Arc<dyn Fn(&RequestHead<'_>) -> Applies + Send + Sync>>,
     on_missing_key: OnMissingKey,
     /// The rules of requests without a key, instead of `on_missing_key`.
@@ -101,7 +101,7 @@ impl<K> Rule<K> {
             plan: plan.into(),
             cost: Cost::from(1),
             headroom: Cost::from(0),
-            max_wait: Duration::ZERO,
+            max_wait: None,
             applies: None,
             on_missing_key: OnMissingKey::default(),
             if_no_key: None,
@@ -158,7 +158,7 @@ impl<K> Rule<K> {
     /// [soft units](crate::Quota::with_soft), and for slots of a [`LocalStore`](crate::LocalStore) or a
     /// `RedisStore`.
     pub fn max_wait(self, time: Duration) -> Self {
-        Self { max_wait: time, ..self }
+        Self { max_wait: Some(time).filter(|time| !time.is_zero()), ..self }
     }
 
     /// Sets a function that decides if the rule applies to a request. Defaults to
@@ -294,8 +294,8 @@ impl<K: KeyExtractor> Rule<K> {
         let mut charge = Charge::new(self.name, key, quotas)
             .with_cost(self.cost.of(head))
             .with_headroom(self.headroom.of(head));
-        if !self.max_wait.is_zero() {
-            charge = charge.with_max_wait(deadline(head, self.max_wait));
+        if let Some(max_wait) = self.max_wait {
+            charge = charge.with_max_wait(deadline(head, max_wait));
         }
         if self.report_only.is_on() {
             charge = charge.with_report_only();
@@ -404,7 +404,7 @@ impl<K: KeyExtractor> Rules for Rule<K> {
             live: self.plan.live(),
             cost: self.cost.fixed(),
             headroom: self.headroom.fixed(),
-            queues: !self.max_wait.is_zero(),
+            queues: self.max_wait.is_some(),
             report_only: self.report_only.is_on(),
             report_only_toggle: Some(&self.report_only),
             instead_of: None,

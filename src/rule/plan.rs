@@ -114,20 +114,21 @@ impl Plan {
         Self(PlanKind::Chosen(Arc::new(choose)))
     }
 
-    /// Returns the quotas of a request. Stores the quotas in `made` if they are not fixed.
-    #[inline]
+    /// Returns the quotas of a request. Stores the quotas in `made` if they are not fixed: `Ok` if
+    /// they were chosen, and `Err` if others share them.
+    #[inline(always)]
     pub(super) fn quotas<'a>(
         &'a self,
         head: &RequestHead<'_>,
         key: &Key,
-        made: &'a mut Option<Quotas>,
+        made: &'a mut Option<Result<Quotas, Arc<Quotas>>>,
     ) -> &'a [Quota] {
-        match &self.0 {
-            PlanKind::Fixed(quotas) => quotas,
-            PlanKind::Chosen(choose) => made.insert(choose(head, key)),
-            PlanKind::Live(live) => made.insert(live.quotas()),
-        }
-        .charged()
+        let made = match &self.0 {
+            PlanKind::Fixed(quotas) => return quotas.charged(),
+            PlanKind::Chosen(choose) => made.insert(Ok(choose(head, key))),
+            PlanKind::Live(live) => made.insert(Err(live.current())),
+        };
+        made.as_ref().unwrap_or_else(|shared| shared).charged()
     }
 
     /// Returns `true` if the plan never charges a request.
@@ -195,7 +196,7 @@ impl fmt::Debug for Plan {
 /// ```
 #[derive(Clone, Debug)]
 pub struct LivePlan {
-    quotas: Arc<RwLock<Quotas>>,
+    quotas: Arc<RwLock<Arc<Quotas>>>,
     controller: Option<Arc<Controller>>,
 }
 
@@ -207,7 +208,8 @@ impl LivePlan {
     /// Panics if there are more than 255 quotas.
     #[track_caller]
     pub fn new(quotas: impl Into<Quotas>) -> Self {
-        Self { quotas: Arc::new(RwLock::new(quotas.into().checked())), controller: None }
+        let quotas = Arc::new(quotas.into().checked());
+        Self { quotas: Arc::new(RwLock::new(quotas)), controller: None }
     }
 
     /// Replaces the quotas in all rules that use them.
@@ -217,13 +219,18 @@ impl LivePlan {
     /// Panics if there are more than 255 quotas.
     #[track_caller]
     pub fn replace(&self, quotas: impl Into<Quotas>) {
-        let quotas = quotas.into().checked();
+        let quotas = Arc::new(quotas.into().checked());
         *self.quotas.write().unwrap_or_else(PoisonError::into_inner) = quotas;
     }
 
     /// Returns the current quotas.
     #[must_use]
     pub fn quotas(&self) -> Quotas {
+        self.current().as_ref().clone()
+    }
+
+    #[inline]
+    fn current(&self) -> Arc<Quotas> {
         self.quotas.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

@@ -202,7 +202,7 @@ impl Ledger {
     ///
     /// Another thread may have charged the account at a later reading than `now`. A reading under
     /// the lock of the account is later than those of all charges.
-    #[inline]
+    #[inline(always)]
     fn later(&self, charges: &[Charge<'_>], now: u64, retry_ns: u64) -> Option<u64> {
         if retry_ns >= UNKNOWN_WAIT {
             return None;
