@@ -193,7 +193,7 @@ impl Reply {
     }
 
     /// Returns the denial for a blocked key.
-    fn blocked(&self, request: &Request, clock: u64) -> Option<Decision> {
+    pub(crate) fn blocked(&self, request: &Request, clock: u64) -> Option<Decision> {
         let all = request.accounts.iter().zip(&self.accounts);
         let denying = all.filter(|(account, _)| !account.report_only && account.charges());
         let left = denying.filter_map(|(account, reply)| {
