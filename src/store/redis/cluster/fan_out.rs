@@ -148,7 +148,8 @@ impl<'r> Parts<'r> {
     fn all_chosen(&self) -> Option<SmallVec<[usize; 4]>> {
         let mut calls = self.parts.iter().zip(&self.replies);
         let permits = calls.all(|(part, reply)| {
-            reply.as_ref().is_ok_and(|reply| reply.blocked(part, 0).is_none())
+            let permits = |it: &Reply| it.blocked(part, 0).is_none() && !it.is_outside(part);
+            reply.as_ref().is_ok_and(permits)
         });
         let all = (0..self.parts.len()).map(|at| self.chosen(at));
         if permits { all.collect() } else { None }
