@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     key::{KeyExtractor, RequestHead},
-    store::{Charge, MAX_GROUP},
+    store::Charge,
 };
 
 /// Rules of which a request is charged to the first that fits, created by
@@ -106,8 +106,7 @@ impl Sealed for Alternatives {
             if own.iter().any(|charge| charge.quotas().is_empty()) {
                 return then(before);
             }
-            // Beyond the last group, every alternative must fit.
-            if own.len() < 2 || group > MAX_GROUP {
+            if own.len() < 2 {
                 return then(all);
             }
             let mut all: SmallVec<[Charge<'_>; 4]> = all.into();
