@@ -15,7 +15,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Dice, LONG, connect, quotas, rule},
+    accounts::{Dice, LONG, address, connect, quotas, rule},
     servers::{Cluster, Flavour, Server, eventually},
 };
 
@@ -188,6 +188,40 @@ async fn a_block_of_any_alternative_denies_while_its_slot_moves() {
     assert!(store.take(&all).await.expect("a decision").is_blocked());
     let credits = store.take(&[charge(1).with_cost(0)]).await.expect("a look");
     assert_eq!(credits.remaining(), Some(9));
+}
+
+/// The account that does not answer may be blocked, so its failure is not a permission.
+#[tokio::test]
+async fn the_failure_of_an_alternative_that_is_not_needed_permits_no_blocked_key() {
+    let mut cluster = Cluster::start(Flavour::Redis).await;
+    let urls = cluster.urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let store = RedisStore::cluster(&urls).await.expect("a store").readable_keys();
+    let names = rules();
+    let quotas = [[Quota::per_day(9)], [Quota::per_day(9)]];
+    let mut keys = (0..60).map(|number| format!("key{number}"));
+    let name = loop {
+        let name = keys.next().expect("a key with accounts on two servers");
+        let of = async |rule: usize| cluster.master_of(&address(names[rule].as_str(), &name)).await;
+        if of(1).await != of(2).await {
+            break name;
+        }
+    };
+    let key = Key::from(name.as_str());
+    let charge = |at: usize| Charge::new(names[at + 1], &key, &quotas[at]);
+    let all = [charge(0).with_group(1), charge(1).with_group(1)];
+    assert!(store.take(&all).await.expect("a decision").is_allowed());
+    store.block(&all[1], LONG).await.expect("a block");
+    cluster.kill_master_of(&address(names[2].as_str(), &name)).await;
+    store.take(&all).await.expect_err("a server is lost");
+    for _ in 0..10 {
+        assert!(!store.take(&all).await.is_ok_and(|answer| answer.is_allowed()));
+    }
+    let is_undone = async || {
+        let look = store.take(&[charge(0).with_cost(0)]).await.ok()?;
+        (look.remaining() == Some(8)).then_some(())
+    };
+    eventually("the charges are undone", is_undone).await;
 }
 
 #[tokio::test]
