@@ -9,6 +9,12 @@ if last_end(set) then
   if #ended > 0 then
     redis.call('ZREM', set, unpack(ended))
   end
+  -- The clock stepped back. Processes that run register again.
+  local ahead = string.format('(%.0f', now + ttl)
+  ahead = redis.call('ZRANGE', set, '+inf', ahead, 'BYSCORE', 'REV', 'LIMIT', 0, 256)
+  if #ahead > 0 then
+    redis.call('ZREM', set, unpack(ahead))
+  end
 end
 redis.call('ZADD', set, until_end({ process }, now + ttl))
 redis.call('PEXPIRE', set, math.ceil(ttl / 1000) + extra_ttl)

@@ -238,7 +238,13 @@ where
                     waiter.observe(&self.settings.metrics, decision, charges);
                     Admission::Waiting(waiter)
                 }
-                None => self.deny_request(head, decision, charges),
+                None => {
+                    let next = self.deny_request(head, decision, charges);
+                    if matches!(next, Admission::Rejected(_)) {
+                        self.settings.penalties.iter().for_each(|it| it.deny(decision, charges));
+                    }
+                    next
+                }
             }
         } else if decision.slot.is_some() && !self.settings.hold.can_hold::<B>() {
             // The slots would be free before the body ends.
@@ -326,7 +332,6 @@ where
         if settings.is_observed() {
             self.notify(head, Ok(decision), false, false, charges);
         }
-        settings.penalties.iter().for_each(|it| it.deny(decision, charges));
         let retry_after = settings.retry_after.wait(&settings.promises, decision, charges);
         let fitting = settings.template.fit(charges);
         let template = fitting.as_deref().unwrap_or(&settings.template);

@@ -297,7 +297,8 @@ impl ResponseContext {
         };
         let adaptive = settings.adaptive.iter().filter(|_| slot.is_some());
         let measured = adaptive.filter_map(measure).collect();
-        let watched = settings.penalties.iter().filter_map(|it| Watched::new(it, charges));
+        let penalties = settings.penalties.iter().filter(|_| !settings.report_only.is_on());
+        let watched = penalties.filter_map(|it| Watched::new(it, decision, charges));
         let watched = watched.collect();
         let charge = |after: &AdjustConfig| {
             let charged = decision.is_allowed()

@@ -1,6 +1,7 @@
 //! Blocks of clients that ignore denials, or that cause many errors.
 
 use std::{
+    collections::HashMap,
     convert::Infallible,
     fmt,
     hash::{BuildHasher, RandomState},
@@ -10,26 +11,36 @@ use std::{
 };
 
 use http::Response;
-use tokio::runtime::Handle;
+use parking_lot::Mutex;
+use tokio::{runtime::Handle, time::Instant};
 
 use super::RateLimitLayer;
 use crate::{
-    decision::{Decision, Source},
+    algorithm::{Demand, gcra},
+    decision::{Decision, Outcome, Source},
     head::ResponseHead,
     key::Key,
     log::{info, warn},
     quota::Quota,
     rule::{self, RuleError, RuleName, Rules},
-    store::{self, Answer, Charge, DynStore, LocalStore, OwnedCharges, Store, StoreExt},
+    store::{self, Answer, BlockError, Charge, DynStore, OwnedCharges, Store, StoreExt, nanos},
 };
 
 /// The default number of keys whose strikes are counted.
 const KEYS: usize = 16_384;
+/// The parts of the table of strikes, each with a lock.
+const SHARDS: usize = 16;
+/// The shortest time between two searches for entries that are no longer needed.
+const SWEEP: u64 = 100_000_000;
+/// The time in which the block of a key reaches the store, in nanoseconds. Later strikes are ignored.
+const CROSSING: u64 = 1_000_000_000;
 const DEFAULT_BLOCKS: [Duration; 3] =
     [Duration::from_secs(60), Duration::from_secs(5 * 60), Duration::from_secs(15 * 60)];
 const DEFAULT_FORGIVE: Duration = Duration::from_secs(86_400);
 /// The longest block and the longest time until one is forgiven.
 const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+/// The most lengths of blocks.
+const MAX_BLOCKS: usize = 32;
 /// A block is longer by up to its length divided by this number, at random.
 const JITTER: u32 = 10;
 
@@ -42,13 +53,12 @@ type IsStrike = Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>;
 /// requests are rejected by the problem type `abnormal-usage-detected`, also by other processes on the
 /// same store. Requests of a blocked key are no strikes.
 ///
-/// The strikes are counted in this process, in a table of bounded size. Only a block calls the store.
-/// The store also counts the recent blocks of a key, under the name of the rule and ` penalty`.
+/// Strikes and recent blocks are counted in this process, in a table of bounded size. Only a block
+/// calls the store, and never one of a key that is blocked already.
 ///
 /// Set by [`RateLimitLayer::penalty`].
 ///
 /// ```
-/// use http::StatusCode;
 /// use std::time::Duration;
 /// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, Rule, middleware::Penalty};
 ///
@@ -67,16 +77,19 @@ type IsStrike = Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>;
 /// - A client that may choose its key, such as a header that nobody verified, can have the keys of
 ///   others blocked. A log line warns once when a key that is no address is blocked.
 /// - Clients behind one address are blocked together.
-/// - Each process counts its own strikes, so `n` processes together allow `n` times as many.
-/// - While the table of strikes is full, new keys have no strikes.
+/// - Each process counts for itself: `n` processes together allow `n` times as many strikes, and the
+///   blocks of a key grow more slowly. A process that restarts has counted nothing.
+/// - While the table is full of keys with recent strikes, new keys have none.
+/// - Denials in an outage of the store, by a full queue or by adaptive limits are no strikes.
 /// - [`Key::everyone`] is never blocked, nor are requests without an identity.
+/// - The store must support blocks. A `GovernorStore` does not, which each block logs.
 #[derive(Clone)]
 pub struct Penalty {
     strikes: Quota,
     blocks: Arc<[Duration]>,
     forgive: Duration,
     is_strike: Option<IsStrike>,
-    counts: LocalStore,
+    capacity: usize,
 }
 
 impl Penalty {
@@ -87,17 +100,17 @@ impl Penalty {
     ///
     /// # Panics
     ///
-    /// Panics if the quota has no units, or is a number of slots.
+    /// Panics if the quota has no units, or an [algorithm](Quota::with_algorithm) other than GCRA.
     #[track_caller]
     #[must_use]
     pub fn after(quota: Quota) -> Self {
         assert!(
-            quota.burst() > 0 && !quota.is_concurrent(),
-            "penalty: the quota of strikes is {quota}; give a rate, such as Quota::per_minute(20)"
+            quota.burst() > 0 && quota.is_gcra(),
+            "penalty: the quota of strikes is {quota}; give a rate under GCRA, such as \
+             Quota::per_minute(20)"
         );
-        let counts = LocalStore::with_capacity(KEYS);
         let (blocks, forgive) = (DEFAULT_BLOCKS.into(), DEFAULT_FORGIVE);
-        Self { strikes: quota, blocks, forgive, is_strike: None, counts }
+        Self { strikes: quota, blocks, forgive, is_strike: None, capacity: KEYS }
     }
 
     /// Sets the times of the first block, the second, and so on. The last one applies to all further
@@ -105,15 +118,17 @@ impl Penalty {
     ///
     /// # Panics
     ///
-    /// Panics if there is no time, or one is less than a second or more than 365 days.
+    /// Panics if there is no time or more than 32, or one is less than a second or more than 365 days.
     #[track_caller]
     #[must_use]
     pub fn block(self, times: impl Into<Vec<Duration>>) -> Self {
         let times = times.into();
-        assert!(!times.is_empty(), "penalty: no time of a block; give one, such as 1 min");
-        for time in &times {
-            check("time of a block", *time);
-        }
+        assert!(
+            (1..=MAX_BLOCKS).contains(&times.len()),
+            "penalty: {} times of blocks; give 1 to {MAX_BLOCKS}",
+            times.len()
+        );
+        times.iter().for_each(|time| check("time of a block", *time));
         Self { blocks: times.into(), ..self }
     }
 
@@ -146,16 +161,16 @@ impl Penalty {
         Self { is_strike: Some(Arc::new(is_strike)), ..self }
     }
 
-    /// Sets the store that counts strikes. Defaults to one of 16,384 keys.
+    /// Sets the number of keys whose strikes are counted, each with some 50 bytes. Defaults to 16,384.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the number is 0.
+    #[track_caller]
     #[must_use]
-    pub fn counts(self, store: LocalStore) -> Self {
-        Self { counts: store, ..self }
-    }
-
-    /// Returns the quota whose used units are the recent blocks.
-    fn levels(&self) -> Quota {
-        let blocks = u32::try_from(self.blocks.len()).unwrap_or(u32::MAX);
-        Quota::per(1, self.forgive).with_burst(blocks)
+    pub fn capacity(self, keys: usize) -> Self {
+        assert!(keys > 0, "penalty: capacity is 0; give the number of keys, such as 16384");
+        Self { capacity: keys, ..self }
     }
 }
 
@@ -176,12 +191,82 @@ impl fmt::Debug for Penalty {
     }
 }
 
+/// The strikes and the recent blocks of a key, in nanoseconds of the table's clock.
+#[derive(Default)]
+struct KeyStrikes {
+    /// The instant at which the strikes are forgotten.
+    tat: u64,
+    /// The instant at which all blocks are forgiven.
+    forgiven_at: u64,
+    /// The instant until which strikes are ignored.
+    crossed_until: u64,
+}
+
+#[derive(Default)]
+struct StrikeShard {
+    entries: HashMap<u64, KeyStrikes>,
+    swept_at: u64,
+}
+
+/// The strikes of many keys.
+struct Strikes {
+    shards: [Mutex<StrikeShard>; SHARDS],
+    seed: RandomState,
+    created: Instant,
+}
+
+impl StrikeShard {
+    /// Returns the entry of a key, if there is one or room for one. Entries of recent blocks make room
+    /// for those of recent strikes.
+    fn entry(&mut self, id: u64, now: u64, capacity: usize) -> Option<&mut KeyStrikes> {
+        if self.entries.len() >= capacity && !self.entries.contains_key(&id) {
+            if now < self.swept_at.saturating_add(SWEEP) && self.swept_at > 0 {
+                return None;
+            }
+            self.swept_at = now.max(1);
+            self.entries.retain(|_, it| it.tat.max(it.forgiven_at) > now);
+            if self.entries.len() >= capacity {
+                self.entries.retain(|_, it| it.tat.max(it.crossed_until) > now);
+            }
+            if self.entries.len() >= capacity {
+                return None;
+            }
+        }
+        Some(self.entries.entry(id).or_default())
+    }
+}
+
+impl Strikes {
+    /// Counts a strike. Returns the time of a block if the key has too many.
+    fn count(&self, key: &Key, penalty: &Penalty) -> Option<Duration> {
+        let (now, id) = (nanos(self.created.elapsed()), self.seed.hash_one(key));
+        #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash are random")]
+        let mut shard = self.shards[id as usize % SHARDS].lock();
+        let entry = shard.entry(id, now, penalty.capacity.div_ceil(SHARDS))?;
+        if entry.crossed_until > now {
+            return None;
+        }
+        let (tat, counted) = gcra::take(entry.tat, &penalty.strikes, now, Demand::units(1));
+        if counted.allowed {
+            entry.tat = tat.unwrap_or(entry.tat);
+            return None;
+        }
+        let (last, forgive) = (penalty.blocks.len() - 1, nanos(penalty.forgive));
+        let recent = entry.forgiven_at.saturating_sub(now).div_ceil(forgive);
+        let level = usize::try_from(recent).unwrap_or(last).min(last);
+        entry.forgiven_at = now.saturating_add(forgive.saturating_mul(level as u64 + 1));
+        (entry.tat, entry.crossed_until) = (0, now.saturating_add(CROSSING));
+        let time = penalty.blocks[level];
+        let random = u32::try_from(self.seed.hash_one((id, now)) % 1_000).unwrap_or(0);
+        Some(time + time / JITTER * random / 1_000)
+    }
+}
+
 /// The penalty of a rule.
 pub(crate) struct RulePenalty {
     rule: RuleName,
-    /// The name of the accounts that count blocks.
-    levels: RuleName,
     penalty: Penalty,
+    strikes: Strikes,
     store: Arc<DynStore<Infallible>>,
 }
 
@@ -192,24 +277,18 @@ impl RulePenalty {
 
     /// Counts a strike if the rule denied this request.
     pub(crate) fn deny(&self, decision: &Decision, charges: &[Charge<'_>]) {
-        let denies = |charge: &&Charge<'_>| {
-            let mut outcomes = decision.outcomes().iter();
-            outcomes.any(|it| it.rule() == charge.rule() && it.is_denied() && !it.is_report_only())
-        };
         let is_limited = !decision.is_blocked()
-            && !matches!(
+            && matches!(
                 decision.source(),
-                Source::FailedOpen
-                    | Source::FailedClosed
-                    | Source::Unsupported
-                    | Source::Overflow
-                    | Source::Overload
+                Source::Local
+                    | Source::Governor
+                    | Source::Redis
+                    | Source::DenyCache
+                    | Source::Leased
             );
-        if is_limited
-            && !self.reads_responses()
-            && let Some(charge) = self.find(charges).filter(denies)
-        {
-            self.strike(charge);
+        let denies = |it: &Outcome| it.rule() == self.rule && it.is_denied() && it.is_deciding();
+        if is_limited && !self.reads_responses() && decision.outcomes().iter().any(denies) {
+            self.find(charges).into_iter().for_each(|charge| self.strike(charge));
         }
     }
 
@@ -218,50 +297,39 @@ impl RulePenalty {
         charges.iter().find(|charge| charge.rule() == self.rule)
     }
 
-    /// Counts a strike. Blocks the key if it has too many.
+    /// Counts a strike. Blocks the key if it has too many, unless it is blocked already.
     fn strike(&self, charge: &Charge<'_>) {
-        let Penalty { strikes, counts, .. } = &self.penalty;
         if charge.key().is_shared() {
             return;
         }
-        let account = Charge::new(self.rule, charge.key(), slice::from_ref(strikes));
-        let counted = counts.take(&[account]).now();
-        // A table without room for the key has not counted it.
-        if counted.is_allowed() || counted.source() != Source::Local {
-            return;
-        }
-        let _ = counts.reset(&account).now();
-        let levels = self.penalty.levels();
-        let level = Charge::new(self.levels, charge.key(), slice::from_ref(&levels));
-        let (blocks, store) = (self.penalty.blocks.clone(), self.store.clone());
-        let rule = self.rule;
-        match self.store.take(&[level]) {
-            Answer::Now(counted) => block(&store, charge, rule, time(&blocks, counted)),
+        let Some(time) = self.strikes.count(charge.key(), &self.penalty) else { return };
+        warn_of_chosen_key(charge.key(), self.rule);
+        let (rule, store) = (self.rule, self.store.clone());
+        match store.peek(slice::from_ref(charge)) {
+            Answer::Now(seen) => block(&store, charge, rule, &seen, time),
             Answer::Later(later) => {
                 let charges = OwnedCharges::from(slice::from_ref(charge));
                 spawn(async move {
-                    let counted = later.await;
-                    charges.with(|it| block(&store, &it[0], rule, time(&blocks, counted)));
+                    let seen = later.await;
+                    charges.with(|charges| block(&store, &charges[0], rule, &seen, time));
                 });
             }
         }
     }
 }
 
-/// Returns the time of a block, by the number of recent ones.
-fn time(blocks: &[Duration], counted: Result<Decision, Infallible>) -> Duration {
-    let Ok(counted) = counted;
-    let left = counted.outcomes().first().map_or(0, |it| it.remaining() as usize);
-    let last = blocks.len() - 1;
-    let level = if counted.is_allowed() { last.saturating_sub(left) } else { last };
-    let random = RandomState::new().hash_one(level) % 1_000;
-    blocks[level] + blocks[level] / JITTER * u32::try_from(random).unwrap_or(0) / 1_000
-}
-
-/// Blocks a key of a rule.
-fn block(store: &Arc<DynStore<Infallible>>, charge: &Charge<'_>, rule: RuleName, time: Duration) {
-    warn_of_chosen_key(charge.key(), rule);
-    let report = move |blocked: Result<Decision, store::BlockError<Infallible>>| match blocked {
+/// Blocks a key of a rule, unless it is blocked already, perhaps for longer.
+fn block(
+    store: &Arc<DynStore<Infallible>>,
+    charge: &Charge<'_>,
+    rule: RuleName,
+    seen: &Result<Decision, Infallible>,
+    time: Duration,
+) {
+    if seen.as_ref().is_ok_and(Decision::is_blocked) {
+        return;
+    }
+    let report = move |blocked: Result<Decision, BlockError<Infallible>>| match blocked {
         Ok(_) => info!("a key of rule {rule} is blocked for {time:?}: it had too many strikes"),
         Err(error) => warn!("a penalty of rule {rule} has no effect: {error}"),
     };
@@ -297,8 +365,15 @@ fn warn_of_chosen_key(key: &Key, rule: RuleName) {
 pub(crate) struct Watched(Arc<RulePenalty>, OwnedCharges);
 
 impl Watched {
-    pub(crate) fn new(penalty: &Arc<RulePenalty>, charges: &[Charge<'_>]) -> Option<Self> {
-        let charge = penalty.reads_responses().then(|| penalty.find(charges)).flatten()?;
+    /// Returns `None` for a request that a report-only rule or a denial does not stop.
+    pub(crate) fn new(
+        penalty: &Arc<RulePenalty>,
+        decision: &Decision,
+        charges: &[Charge<'_>],
+    ) -> Option<Self> {
+        let is_watched = penalty.reads_responses() && decision.is_allowed();
+        let charge = is_watched.then(|| penalty.find(charges)).flatten()?;
+        let charge = Some(charge).filter(|charge| !charge.is_report_only())?;
         Some(Self(penalty.clone(), slice::from_ref(charge).into()))
     }
 
@@ -326,19 +401,17 @@ where
     ///
     /// # Panics
     ///
-    /// Panics if the layer has no rule of this name, or the name is longer than 56 characters.
+    /// Panics if the layer has no rule of this name.
     #[track_caller]
     pub fn penalty(mut self, rule: &str, penalty: Penalty) -> Self {
         let names: Arc<[_]> = rule::infos(&*self.rules).iter().map(|info| info.name).collect();
         let Some(&name) = names.iter().find(|name| name.as_str() == rule) else {
             panic!("penalty: {}", RuleError::Unknown { name: rule.into(), known: names });
         };
-        let levels = match RuleName::new(&format!("{rule} penalty")) {
-            Ok(levels) => levels,
-            Err(error) => panic!("penalty: {error}"),
-        };
+        let (seed, created) = (RandomState::new(), Instant::now());
+        let strikes = Strikes { shards: Default::default(), seed, created };
         let store = self.store.clone().boxed();
-        self.settings.penalties.push(Arc::new(RulePenalty { rule: name, levels, penalty, store }));
+        self.settings.penalties.push(Arc::new(RulePenalty { rule: name, penalty, strikes, store }));
         self
     }
 }

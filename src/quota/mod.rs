@@ -613,10 +613,11 @@ impl Quota {
         let (units, interval) = if algorithm.is_window() {
             (burst, self.period.div_ceil(burst.into()))
         } else {
-            (self.units, self.interval.saturating_mul(n.get().into()))
+            // Without a unit of the burst, a process refills nothing either.
+            (self.units, self.interval.saturating_mul(n.get().min(of.most(self.burst)).into()))
         };
         let interval = interval.min(MAX_REFILL / (u64::from(burst) + u64::from(soft)));
-        let initial = self.initial.map(part);
+        let initial = self.initial.map(|units| part(units).min(burst));
         let share = Self { units, burst, interval, algorithm, initial, soft, ..*self };
         let longest = u32::try_from(share.longest_debt()).unwrap_or(u32::MAX);
         Self { max_debt: self.max_debt.map(|units| part(units).min(longest)), ..share }
@@ -914,6 +915,20 @@ mod tests {
 
     fn fault(text: &str) -> String {
         text.parse::<Quota>().unwrap_err().to_string()
+    }
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn the_parts_of_counted_processes_add_up_to_the_rate_and_the_burst() {
+        for (burst, instances) in [(1, 4), (2, 4), (5, 4), (200, 7)] {
+            let quota = Quota::per_second(100).with_burst(burst);
+            let parts = (0..instances).filter_map(|rank| Part::ranked(instances, rank));
+            let parts: Vec<_> = parts.map(|part| quota.share(part)).collect();
+            assert_eq!(parts.iter().map(Quota::burst).sum::<u32>(), burst);
+            let with_units = parts.iter().filter(|part| part.burst() > 0);
+            let rate: f64 = with_units.map(|part| 1.0 / part.interval().as_secs_f64()).sum();
+            assert!((rate - 100.0).abs() < 0.1, "{rate} of {quota}, {instances} processes");
+        }
     }
 
     #[test]

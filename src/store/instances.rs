@@ -68,7 +68,7 @@ impl Part {
     }
 
     #[cfg(feature = "redis")]
-    pub(super) fn ranked(instances: u32, rank: u32) -> Option<Self> {
+    pub(crate) fn ranked(instances: u32, rank: u32) -> Option<Self> {
         let instances = NonZeroU32::new(instances).filter(|all| rank < all.get())?;
         Some(Self { instances, rank })
     }
@@ -93,6 +93,22 @@ impl Part {
         } else {
             (up_to(rank + 1) - up_to(rank)) as u32
         }
+    }
+
+    /// Returns the number of processes that have a part of these units.
+    pub(crate) fn most(self, units: u32) -> u32 {
+        if self.rank == UNKNOWN { u32::MAX } else { units }
+    }
+
+    /// Returns the part for a key with this hash, which all processes share. Each key has another first
+    /// process, so that no process is without a part of every small limit.
+    pub(super) fn for_key(self, hash: impl Fn() -> u64) -> Self {
+        if self.rank == UNKNOWN {
+            return self;
+        }
+        let first = hash() % u64::from(self.instances.get());
+        let rank = (u64::from(self.rank) + first) % u64::from(self.instances.get());
+        Self { rank: rank.try_into().unwrap_or(0), ..self }
     }
 
     /// Returns this process's part of a burst. If no process knows its rank, each has one unit.

@@ -11,7 +11,10 @@
 use std::{
     convert::Infallible,
     process::ExitCode,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -59,6 +62,8 @@ struct Overload {
     /// The time of a request.
     work: Duration,
     workers: Semaphore,
+    /// `true` while every third response shows an overload.
+    fails: AtomicBool,
     seen: Mutex<Seen>,
 }
 
@@ -96,7 +101,11 @@ impl Overload {
                 let worker = running.0.workers.acquire().await;
                 sleep(running.0.work).await;
                 drop(worker);
-                Ok::<_, Infallible>(Response::new(()))
+                let mut response = Response::new(());
+                if running.0.fails.load(Relaxed) && lock(&running.0.seen).ended % 3 == 0 {
+                    *response.status_mut() = StatusCode::GATEWAY_TIMEOUT;
+                }
+                Ok::<_, Infallible>(response)
             }
         });
         BoxCloneSyncService::new(layer.layer(inner))
@@ -157,8 +166,8 @@ impl Overload {
                 if let Ok(Ok(response)) = answer {
                     let mut seen = lock(&overload.seen);
                     match response.status() {
-                        StatusCode::OK => seen.part.served += 1,
-                        _ => seen.part.shed += 1,
+                        StatusCode::SERVICE_UNAVAILABLE => seen.part.shed += 1,
+                        _ => seen.part.served += 1,
                     }
                 }
                 overload.look();
@@ -185,7 +194,8 @@ async fn run(seed: u64) -> (Vec<String>, Option<String>) {
     let (ended, running, part) = (0, 0, Part::default());
     let seen = Seen { limit: initial, changed, ended, running, part, wrong: None }.into();
     let permits = Semaphore::new(workers as usize);
-    let overload = Overload { limit, clock, start, max, work, workers: permits, seen };
+    let fails = AtomicBool::new(false);
+    let overload = Overload { limit, clock, start, max, work, workers: permits, fails, seen };
     let (overload, mut sent) = (Arc::new(overload), JoinSet::new());
     let service = overload.service();
     story.push(format!("{workers} workers of {work:?}, at most {max}, gradient {is_gradient}"));
@@ -196,9 +206,12 @@ async fn run(seed: u64) -> (Vec<String>, Option<String>) {
         ("overload", (workers, 400, 5), true),
         ("overload for longer", (workers, 400, 20), true),
         ("a hang", (workers, 50, 2), false),
+        ("failures", (workers, 50, 10), true),
         ("recovery", (workers, 50, 15), true),
         ("usual load again", (workers, 50, 5), true),
     ] {
+        let before = overload.limit.limit();
+        overload.fails.store(name == "failures", Relaxed);
         let hang = if permits { None } else { Some(overload.workers.acquire_many(workers).await) };
         let part = overload.load(&service, &mut sent, load, &mut random).await;
         drop(hang);
@@ -209,6 +222,7 @@ async fn run(seed: u64) -> (Vec<String>, Option<String>) {
             "overload for longer" => {
                 limit <= 4 * workers + 10 && u64::from(part.served) * 10 >= capacity * 7
             }
+            "failures" => limit < before || limit == 1,
             "usual load again" => part.shed * 20 <= part.served,
             _ => true,
         };

@@ -32,9 +32,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// [`Leased::instances`](crate::store::Leased::instances).
     ///
     /// A task registers this process on the server every three seconds, until the last clone of the
-    /// value is dropped. A process that does not register is counted for ten seconds more. A larger
-    /// number applies at once, and a smaller one when two registrations have returned it, because a
-    /// server that lost its data first counts too few. Until the first registration, the number is
+    /// value is dropped or the tokio runtime of this call ends. A process that does not register is counted for ten seconds more. A larger
+    /// number applies at once, and a smaller one when two registrations in a row have returned it,
+    /// because a server that lost its data first counts too few. Until the first registration, the number is
     /// `expected`. While the server fails, the last number applies.
     ///
     /// The parts of all processes add up to each limit while their number does not change. If it does
@@ -69,12 +69,15 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;
-                let part = store.register().await;
-                let Some(counted) = counted.upgrade() else { return };
-                match part {
-                    Ok(part) => adopt(&counted, part, last.replace(part)),
-                    Err(error) => store_failed(error.kind().as_str()),
+                if counted.strong_count() == 0 {
+                    return;
                 }
+                let part = store.register().await;
+                let part = part.inspect_err(|error| store_failed(error.kind().as_str())).ok();
+                if let (Some(counted), Some(part)) = (counted.upgrade(), part) {
+                    adopt(&counted, part, last);
+                }
+                last = part;
             }
         });
         instances
@@ -96,7 +99,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 fn adopt(counted: &AtomicU64, part: Part, last: Option<Part>) {
     let current = Part::unpack(counted.load(Relaxed)).instances;
     let falls = part.instances < current;
-    if !falls || last.is_some_and(|last| last.instances <= part.instances) {
+    if !falls || last.is_some_and(|last| last.instances == part.instances) {
         counted.store(part.pack(), Relaxed);
     }
 }

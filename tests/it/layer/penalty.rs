@@ -22,11 +22,14 @@ const DAY: Duration = Duration::from_secs(86_400);
 const ONE: Quota = Quota::per_hour(1);
 
 /// A penalty after three denials per minute.
-fn penalty(clock: &FakeClock) -> Penalty {
-    Penalty::after(Quota::per_minute(3))
-        .block([MINUTE, 10 * MINUTE, HOUR])
-        .forgive(DAY)
-        .counts(clock.store(64))
+fn penalty() -> Penalty {
+    Penalty::after(Quota::per_minute(3)).block([MINUTE, 10 * MINUTE, HOUR]).forgive(DAY)
+}
+
+/// Moves the clock of the store and that of the penalty.
+async fn pass(clock: &FakeClock, time: Duration) {
+    clock.advance(time);
+    tokio::time::advance(time).await;
 }
 
 type Limited = RateLimitLayer<Rule<HeaderKey>, LocalStore>;
@@ -53,10 +56,10 @@ async fn until_blocked(layer: &Limited, client: &'static str) -> (u32, Duration)
     panic!("the key is not blocked");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn each_block_of_a_key_is_longer_until_one_is_forgiven() {
     let clock = FakeClock::new();
-    let layer = layer(clock.store(64), penalty(&clock));
+    let layer = layer(clock.store(64), penalty());
     // One request is admitted, and the fourth denial is one too many.
     let mut requests = 5;
     for expected in [MINUTE, 10 * MINUTE, HOUR, HOUR] {
@@ -68,29 +71,29 @@ async fn each_block_of_a_key_is_longer_until_one_is_forgiven() {
             assert!(send(&layer, "mallory").await.is_some());
         }
         assert_eq!(send(&layer, "bob").await, None);
-        clock.advance(time);
+        pass(&clock, time).await;
         requests = if time >= HOUR { 5 } else { 4 };
     }
     // A block is forgiven each day.
-    clock.advance(DAY);
+    pass(&clock, DAY).await;
     let (_, time) = until_blocked(&layer, "mallory").await;
     assert!((HOUR..2 * HOUR).contains(&time), "{time:?}");
-    clock.advance(2 * DAY);
+    pass(&clock, 2 * DAY).await;
     let (_, time) = until_blocked(&layer, "mallory").await;
     assert!((10 * MINUTE..11 * MINUTE + MINUTE).contains(&time), "{time:?}");
-    clock.advance(3 * DAY);
+    pass(&clock, 3 * DAY).await;
     let (_, time) = until_blocked(&layer, "mallory").await;
     assert!((MINUTE..2 * MINUTE).contains(&time), "{time:?}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn slow_strikes_block_nobody_and_a_block_can_be_ended() {
     let clock = FakeClock::new();
     let store = clock.store(64);
-    let layer = layer(store.clone(), penalty(&clock));
+    let layer = layer(store.clone(), penalty());
     for _ in 0..100 {
         assert_eq!(send(&layer, "alice").await, None);
-        clock.advance(MINUTE / 3);
+        pass(&clock, MINUTE / 3).await;
     }
     until_blocked(&layer, "alice").await;
     let (key, rule) = (Key::from("alice"), RuleName::new("api").expect("a name"));
@@ -98,10 +101,10 @@ async fn slow_strikes_block_nobody_and_a_block_can_be_ended() {
     assert_eq!(send(&layer, "alice").await, None, "at once");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn responses_can_be_strikes_instead_of_denials() {
     let clock = FakeClock::new();
-    let penalty = penalty(&clock).by_response(|it| it.status == StatusCode::NOT_FOUND);
+    let penalty = penalty().by_response(|it| it.status == StatusCode::NOT_FOUND);
     let rule = Rule::new("api", HeaderKey::new("x-api-key"), Quota::per_hour(100));
     let layer = RateLimitLayer::rules(rule, clock.store(64)).penalty("api", penalty);
     let status = |request: &http::Request<()>| match request.uri().path() {
@@ -127,24 +130,33 @@ async fn responses_can_be_strikes_instead_of_denials() {
     assert_eq!(blocked.status(), 429);
     // Denials are no strikes then.
     let one = Rule::new("api", HeaderKey::new("x-api-key"), ONE);
-    let never = self::penalty(&clock).by_response(|_| false);
+    let never = self::penalty().by_response(|_| false);
     let layer = RateLimitLayer::rules(one, clock.store(64)).expose_decision().penalty("api", never);
     for _ in 0..20 {
         assert_eq!(send(&layer, "bob").await, None);
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn requests_that_run_and_keys_that_clients_share_have_no_strikes() {
     let clock = FakeClock::new();
-    let reported = layer(clock.store(64), penalty(&clock)).report_only(true);
-    let allowed = layer(clock.store(64), penalty(&clock)).allow(AccessList::from_fn(|_| true));
+    let reported = layer(clock.store(64), penalty()).report_only(true);
+    let allowed = layer(clock.store(64), penalty()).allow(AccessList::from_fn(|_| true));
     for _ in 0..20 {
         assert_eq!(send(&reported, "alice").await, None);
         assert_eq!(answer(&allowed, with(&[("x-api-key", "alice")])).await.status(), 200);
     }
+    let every = || penalty().by_response(|_| true);
+    let reported = layer(clock.store(64), every()).report_only(true);
+    let rule = Rule::new("api", HeaderKey::new("x-api-key"), ONE).report_only(true);
+    let trial =
+        RateLimitLayer::rules(rule, clock.store(64)).expose_decision().penalty("api", every());
+    for _ in 0..20 {
+        assert_eq!(send(&reported, "alice").await, None);
+        assert_eq!(send(&trial, "alice").await, None);
+    }
     let shared = RateLimitLayer::rules(Rule::new("all", Everyone, ONE), clock.store(64));
-    let shared = shared.expose_decision().penalty("all", penalty(&clock));
+    let shared = shared.expose_decision().penalty("all", penalty());
     for _ in 0..20 {
         let response = answer(&shared, get("/")).await;
         let decision = response.extensions().get::<tower_sluice::Decision>().expect("exposed");
@@ -152,23 +164,55 @@ async fn requests_that_run_and_keys_that_clients_share_have_no_strikes() {
     }
 }
 
-/// The tables are full of clients that come once, so nobody new is blocked, and memory does not grow.
-#[tokio::test]
+/// Keys that come while the table is full have no strikes, and those of a flood are forgotten in time.
+#[tokio::test(start_paused = true)]
 async fn a_flood_of_keys_neither_grows_the_table_nor_blocks_new_keys() {
     let clock = FakeClock::new();
-    let counts = clock.store(64);
     let none = Rule::new("api", HeaderKey::new("x-api-key"), Quota::blocked());
     let layer = RateLimitLayer::rules(none, clock.store(64)).expose_decision();
-    let layer = layer.penalty("api", penalty(&clock).counts(counts.clone()));
-    let slots = counts.stats().slots;
-    for n in 0..20_000 {
-        let request = http::Request::get("/").header("x-api-key", format!("key {n}")).body(());
-        let response = answer(&layer, request.expect("a request")).await;
-        let decision = response.extensions().get::<tower_sluice::Decision>().expect("exposed");
-        assert!(!decision.is_blocked());
+    let layer = layer.penalty("api", penalty().capacity(64));
+    for round in 0..3 {
+        for n in 0..5_000 {
+            let request = http::Request::get("/").header("x-api-key", format!("key {n}")).body(());
+            let response = answer(&layer, request.expect("a request")).await;
+            let decision = response.extensions().get::<tower_sluice::Decision>().expect("exposed");
+            assert!(!decision.is_blocked(), "key {n} in round {round}");
+        }
     }
-    assert_eq!(counts.stats().slots, slots);
-    assert!(counts.stats().overflowed > 0, "{:?}", counts.stats());
+    pass(&clock, 2 * MINUTE).await;
+    let (sent, _) = until_blocked(&layer, "mallory").await;
+    assert_eq!(sent, 4);
+}
+
+/// Strikes of several processes at once are one crossing, and a longer block stays.
+#[tokio::test(start_paused = true)]
+async fn a_block_is_not_repeated_and_never_shortens_another() {
+    let clock = FakeClock::new();
+    let store = clock.store(64);
+    let layers = [(); 3].map(|()| layer(store.clone(), penalty()));
+    for layer in &layers {
+        for _ in 0..3 {
+            assert_eq!(send(layer, "mallory").await, None);
+        }
+    }
+    let (_, time) = until_blocked(&layers[0], "mallory").await;
+    assert!(time <= MINUTE + MINUTE / 10, "{time:?}");
+    let (other, hundred) = (clock.store(64), Quota::per_hour(100));
+    let late = penalty().by_response(|_| true);
+    let rule = Rule::new("api", HeaderKey::new("x-api-key"), hundred);
+    let mut service = RateLimitLayer::rules(rule, other.clone()).penalty("api", late).layer(
+        service_fn(async |_: http::Request<()>| {
+            tokio::time::sleep(MINUTE).await;
+            Ok::<_, std::convert::Infallible>(http::Response::new(String::new()))
+        }),
+    );
+    let (key, name) = (Key::from("bob"), RuleName::new("api").expect("a name"));
+    let slow: Vec<_> =
+        (0..8).map(|_| tower::Service::call(&mut service, with(&[("x-api-key", "bob")]))).collect();
+    assert!(other.block(&Charge::new(name, &key, &[]), 30 * DAY).now().is_allowed());
+    futures::future::join_all(slow).await;
+    let left = other.take(&[Charge::new(name, &key, &[hundred])]).now().retry_after();
+    assert!(left.is_some_and(|left| left > 29 * DAY), "{left:?}");
 }
 
 #[test]
@@ -179,7 +223,8 @@ fn invalid_values_are_errors() {
     };
     assert_eq!(
         text(|| drop(Penalty::after(Quota::concurrent(2)))),
-        "penalty: the quota of strikes is 2 concurrent; give a rate, such as Quota::per_minute(20)"
+        "penalty: the quota of strikes is 2 concurrent; give a rate under GCRA, such as \
+         Quota::per_minute(20)"
     );
     let strikes = || Penalty::after(Quota::per_minute(3));
     assert!(catch_unwind(|| strikes().block([])).is_err());

@@ -2,7 +2,7 @@
 
 use std::{
     convert::Infallible,
-    hash::{BuildHasher, RandomState},
+    hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState},
     sync::Arc,
     time::Duration,
 };
@@ -161,11 +161,12 @@ where
             let quota = charge.and_then(|charge| charge.quotas().get(it.quota_index()));
             quota.is_some_and(|quota| quota.burst() > 0)
         };
+        let is_blocked = decision.is_blocked();
         let none = decision.outcomes.iter_mut().filter(|it| it.is_denied() && it.limit() == 0);
-        for outcome in none.filter(|it| is_limit(it)) {
-            let (rule, index, report_only) =
-                (outcome.rule(), outcome.quota_index(), outcome.is_report_only());
-            *outcome = Outcome::unknown(rule, index, Some(NO_SHARE)).with_report_only(report_only);
+        for outcome in none.filter(|it| !is_blocked && is_limit(it)) {
+            let unknown = Outcome::unknown(outcome.rule(), outcome.quota_index(), Some(NO_SHARE));
+            let unknown = unknown.with_report_only(outcome.is_report_only());
+            *outcome = unknown.with_passed_over(outcome.is_passed_over());
         }
         decision
     }
@@ -241,8 +242,14 @@ where
     /// Replaces each quota by the share of this process, and calls `read`.
     fn with_shares<T>(&self, charges: &[Charge<'_>], read: impl FnOnce(&[Charge<'_>]) -> T) -> T {
         let (mut quotas, part) = (SmallVec::<[Quota; 8]>::new(), self.instances.part());
-        let all = charges.iter().flat_map(|charge| charge.quotas());
-        quotas.extend(all.map(|quota| quota.share(part)));
+        for charge in charges {
+            let part = part.for_key(|| {
+                let mut hasher = DefaultHasher::new();
+                charge.key().hash(&mut hasher);
+                hasher.finish()
+            });
+            quotas.extend(charge.quotas().iter().map(|quota| quota.share(part)));
+        }
         let mut rest = quotas.as_slice();
         let shares = charges.iter().map(|charge| {
             let (quotas, others) = rest.split_at(charge.quotas().len());
