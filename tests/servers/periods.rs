@@ -147,7 +147,7 @@ async fn clocks_that_differ_by_more_than_a_period_are_an_error() {
     assert!(fine.iter().all(|it| it.as_ref().is_ok_and(Decision::is_allowed)));
 }
 
-/// No rule of a request is charged if the clock of one is wrong, whatever the request needs.
+/// No rule of a request is charged if the clock of one is wrong.
 async fn all_rules_fail<C>(mut subject: RedisStore<C>)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -228,7 +228,7 @@ async fn a_refund_stays_in_its_period() {
     }
 }
 
-/// The process cannot tell the period of the charge.
+/// The process does not know the period of the charge.
 #[tokio::test]
 async fn a_refund_by_a_wrong_clock_gives_back_no_units_of_others() {
     let mut clocks = Clocks::start(Flavour::Redis).await;
