@@ -27,6 +27,8 @@ pub(crate) struct Case {
     rules: Vec<(RuleName, Vec<Quota>)>,
     /// The rule with one account for all keys.
     shared: Option<usize>,
+    /// The group of the rules: 1 if they are alternatives.
+    group: u8,
 }
 
 impl Case {
@@ -35,7 +37,12 @@ impl Case {
         let rule = |(at, quotas): (usize, &&[Quota])| {
             (RuleName::new(&format!("{name} {at}")).expect("a name"), quotas.to_vec())
         };
-        Self { name, rules: rules.iter().enumerate().map(rule).collect(), shared: None }
+        Self { name, rules: rules.iter().enumerate().map(rule).collect(), shared: None, group: 0 }
+    }
+
+    /// Creates a case whose rules are alternatives.
+    pub(crate) fn alternatives(name: &'static str, rules: &[&[Quota]]) -> Self {
+        Self { group: 1, ..Self::new(name, rules) }
     }
 
     pub(crate) fn one(name: &'static str, quota: Quota) -> Self {
@@ -53,7 +60,7 @@ impl Case {
             [key, 0].map(|n| Key::from(IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 + n))));
         let charges = self.rules.iter().enumerate().map(|(at, (rule, quotas))| {
             let key = if self.shared == Some(at) { &shared } else { &key };
-            Charge::new(*rule, key, quotas)
+            Charge::new(*rule, key, quotas).with_group(self.group)
         });
         with(&charges.collect::<SmallVec<[_; 3]>>())
     }

@@ -25,6 +25,8 @@ pub(crate) const ALIKE: &str = "one quota, the way of several";
 pub(crate) const FRAMED: &str = "one quota, through the frame";
 pub(crate) const FRAMED_QUOTAS: &str = "three quotas, through the frame";
 pub(crate) const FRAMED_RULES: &str = "three rules, through the frame";
+pub(crate) const FIRST: &str = "two alternatives, the first is charged";
+pub(crate) const SECOND: &str = "two alternatives, the second is charged";
 pub(crate) const THREE_QUOTAS: &str = "three quotas of one key";
 pub(crate) const THREE_RULES: &str = "three rules (three keys)";
 
@@ -127,7 +129,10 @@ fn allowed(server: &mut Server) -> Vec<Form> {
     let sixty = Quota::per_hour(AMPLE);
     let sliding = |buckets| Algorithm::SlidingWindow { buckets };
     let mut forms: Vec<_> = whole().iter().map(|case| admitted(server, case)).collect();
+    let one = Quota::per_hour(1);
     forms.extend([
+        admitted(server, &Case::alternatives(FIRST, &[&[minute], &[hour]])),
+        admitted(server, &Case::alternatives(SECOND, &[&[one], &[hour]])),
         alike(server, minute),
         framed(server, FRAMED, &[&[minute]]),
         framed(server, FRAMED_QUOTAS, &[&quotas()]),

@@ -77,6 +77,7 @@ impl Anchor {
     /// Returns the edges of periods near `instant`, which is in one of them.
     ///
     /// Each thread keeps the last result, because a decision asks several times.
+    #[inline(never)]
     pub(super) fn edges(self, instant: u64) -> Edges {
         thread_local!(static LAST: Cell<Option<(Anchor, Edges)>> = const { Cell::new(None) });
         let known = LAST.get().filter(|(anchor, _)| *anchor == self).map(|(_, edges)| edges);

@@ -132,10 +132,11 @@ struct Step {
     wait: u64,
     #[serde(default)]
     overage: bool,
-    paid: Option<Vec<usize>>,
-    retry: Option<Value>,
     #[serde(deserialize_with = "flat")]
     outcomes: Vec<Row>,
+    paid: Option<Vec<usize>>,
+    /// The wait of the decision.
+    retry: Option<Value>,
 }
 
 /// Reads a list of rows, or a list for each quota of each alternative of each group.

@@ -15,7 +15,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Dice, LONG, address, connect, quotas, rule},
+    accounts::{Dice, LONG, address, connect, quotas, raw, rule},
     servers::{Cluster, Flavour, Server, eventually},
 };
 
@@ -232,4 +232,34 @@ async fn several_keys_of_one_alternative_are_unsupported() {
     let all = keys.each_ref().map(|key| Charge::new(rule("plan"), key, &quotas).with_group(1));
     let error = store.take(&all).await.expect_err("unsupported").to_string();
     assert!(error.contains("an alternative with several keys of one rule"), "{error}");
+}
+
+/// A foreign, broken or blocked value leads to the general path, whichever of the two has it.
+#[tokio::test]
+async fn a_value_that_is_no_account_of_either_alternative_is_replaced() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await.readable_keys();
+    let mut connection = raw(&server.url()).await;
+    let quotas = [[Quota::per_day(1)], [Quota::per_day(2)]];
+    for (at, name) in ["plan", "credits"].into_iter().enumerate() {
+        let key = Key::from(name);
+        let all = [0, 1]
+            .map(|at| Charge::new(rule(["plan", "credits"][at]), &key, &quotas[at]).with_group(1));
+        // An instant beyond all numbers, nanoseconds above 999, and a text of the length of an account.
+        let account = |us: &[u8; 7], ns: u8| [&[0; 7][..], b"g\x09\0", us, &[ns, 4]].concat();
+        for broken in [account(&[255; 7], 0), account(&[1; 7], 255), vec![b'x'; 19], b"x".to_vec()]
+        {
+            let put = redis::cmd("SET").arg(address(name, name)).arg(&broken).to_owned();
+            put.query_async::<()>(&mut connection).await.expect("it is set");
+            let healed = store.healed();
+            let decision = store.take(&all).await.expect("a decision");
+            assert!(decision.is_allowed() && !decision.outcomes()[0].is_passed_over(), "{at}");
+            assert_eq!(store.healed(), healed + 1, "{at}: {broken:?}");
+            for charge in &all {
+                store.reset(charge).await.expect("it is reset");
+            }
+        }
+        store.block(&all[at], LONG).await.expect("it is blocked");
+        assert!(store.take(&all).await.expect("a decision").is_blocked(), "{at}");
+    }
 }

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use futures::future::join_all;
+use jiff::{SignedDuration, Timestamp, tz::TimeZone};
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use tower_sluice::{
     Decision, Key, Quota, RedisStore, Store, StoreExt,
@@ -243,4 +244,21 @@ async fn a_refund_by_a_wrong_clock_gives_back_no_units_of_others() {
     clocks.subject.finish(&store).await;
     let look = clocks.take(&account, 0, [new; 2]).await.expect("a decision");
     assert_eq!(look.remaining(), Some(1));
+}
+
+/// Without a clock of tests, the process and the server each have their own.
+#[tokio::test]
+async fn the_current_year_has_its_units_once() {
+    let server = Server::redis().await;
+    let store = RedisStore::connect(&server.url()).await.expect("a store");
+    // Anchored half a year away, so that no period ends while the test runs.
+    let anchor = Timestamp::now() - SignedDuration::from_hours(180 * 24);
+    let quota = Quota::per_year(3).anchored_at(&anchor.to_zoned_datetime(TimeZone::UTC));
+    let end = quota.calendar_period(Timestamp::now()).expect("a period").end;
+    let account = Account::new("a", quota);
+    assert_eq!(account.passed(&store, 5).await, 3);
+    let denied = account.take(&store, 1).await.expect("a decision");
+    let left = Duration::try_from(end.duration_since(Timestamp::now())).expect("later");
+    let wait = denied.retry_after().expect("it will pass");
+    assert!(wait.abs_diff(left) < Duration::from_secs(60), "{wait:?}, {left:?}");
 }

@@ -53,8 +53,9 @@ const SLOT_TTL: Duration = Duration::from_secs(10);
 /// On a cluster, the accounts of a request may be on different servers. These servers are called
 /// concurrently. If one server denies, the charges on the other servers are undone. The limit is
 /// never exceeded. For one round trip, a charge that will be undone may cause the denial of another
-/// request. With [`hash_tag_by_key`](RedisStore::hash_tag_by_key), all accounts of a key are on one
-/// server, and are charged in one call.
+/// request. Alternatives on different servers are tried one after another. With
+/// [`hash_tag_by_key`](RedisStore::hash_tag_by_key), all accounts of a key are on one server, and are
+/// charged in one call.
 ///
 /// Under load, decisions that wait at the same time share one call, called a batch. A batch has up
 /// to 64 different quotas, or requests with only GCRA quotas that start full, and up to 4,096
@@ -62,7 +63,8 @@ const SLOT_TTL: Duration = Duration::from_secs(10);
 /// decision waits only while sixteen calls, an equal one or a batch are in flight. Of equal requests,
 /// at most two calls start within 5 ms, so that a burst of one key waits for two calls, and on a
 /// slow link no request waits for more than 5 ms before its own call. On a cluster, each slot has
-/// its own batches. See [`coalesce`](RedisStore::coalesce).
+/// its own batches. A request with [alternatives](crate::Rule::or) is always its own call. See
+/// [`coalesce`](RedisStore::coalesce).
 ///
 /// The store can fail. A layer accepts it only together with a policy for failures:
 ///

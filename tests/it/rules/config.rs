@@ -128,7 +128,7 @@ fn units_of_time_have_several_spellings_and_one_canonical_form() {
     }
     let rule: RuleSettings = toml::from_str("quotas = \"5/s\"\nmax_wait = \"1m\"").expect("a rule");
     assert_eq!((rule.max_wait, written(&rule)["max_wait"].clone()), (secs(60), json!("1min")));
-    for text in ["10/M", "10/Min", "10/mo", "10/month", "10/5", "10/ss"] {
+    for text in ["10/M", "10/Min", "10/mo", "10/months", "10/5", "10/ss"] {
         assert!(text.parse::<Quota>().is_err(), "{text}");
     }
 }

@@ -188,6 +188,13 @@ impl Request {
         self.accounts.iter().all(AccountRequest::is_plain)
     }
 
+    /// Returns `true` for a [plain](Self::is_plain) request with two alternatives of one quota.
+    pub(crate) fn is_either(&self) -> bool {
+        let [one, two] = &*self.accounts else { return false };
+        let are_single = one.quotas.len() == 1 && two.quotas.len() == 1;
+        one.group > 0 && one.group == two.group && are_single && self.is_plain()
+    }
+
     /// Returns the quotas of all accounts.
     pub(crate) fn quotas(&self) -> impl Iterator<Item = &Quota> {
         self.accounts.iter().flat_map(|it| it.quotas.iter().flatten()).map(|(quota, _)| quota)

@@ -26,6 +26,7 @@ const CLOCK: &str = include_str!("../../../../lua/clock.lua");
 /// Reads the time from the last two arguments.
 const TEST_CLOCK: &str = include_str!("../../../../lua/clock_driven.lua");
 const ONE: &str = include_str!("../../../../lua/one.lua");
+const EITHER: &str = include_str!("../../../../lua/either.lua");
 const RENEW: &str = include_str!("../../../../lua/renew.lua");
 const INSTANCES: &str = include_str!("../../../../lua/instances.lua");
 const SLOTS: &str = include_str!("../../../../lua/slots.lua");
@@ -81,6 +82,8 @@ pub(crate) struct Script {
 pub(crate) enum ScriptKind {
     /// Charges only GCRA quotas that start full. Most requests are of this kind.
     Plain,
+    /// Charges one of two such quotas.
+    Either,
     Take,
     /// Decides as `Take`, and changes nothing.
     Peek,
@@ -113,6 +116,7 @@ impl Script {
         let general = [ACCOUNT].into_iter().chain(algorithms);
         let (before, after) = match kind {
             ScriptKind::Plain => (&[ONE, TIME, PLAIN][..], &[TAKE, SINGLE][..]),
+            ScriptKind::Either => (&[EITHER, TIME, PLAIN][..], &[TAKE, SINGLE][..]),
             ScriptKind::Take => (&[TIME][..], &[TAKE, SINGLE][..]),
             ScriptKind::Peek => (&[PEEK, TIME][..], &[TAKE, SINGLE][..]),
             ScriptKind::Groups => (&[TIME][..], &[TAKE, GROUPS][..]),
@@ -165,6 +169,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         op: ScriptOp<'_>,
     ) -> Result<Reply, RedisError> {
         let kind = match op {
+            ScriptOp::Take if request.is_either() => ScriptKind::Either,
             ScriptOp::Take if request.is_plain() => ScriptKind::Plain,
             ScriptOp::Take => ScriptKind::Take,
             ScriptOp::Peek => ScriptKind::Peek,
