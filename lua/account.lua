@@ -165,6 +165,7 @@ local function read(key, plan, unbounded)
       places[i], at = algorithm.plan(plan, at + 1)
       account.lists = account.lists or places[i].list or places[i].set
       account.healed = account.healed or places[i].healed
+      account.outside = account.outside or places[i].outside
     else
       places[i], at = {}, at + 1
     end

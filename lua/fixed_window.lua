@@ -101,6 +101,8 @@ algorithms.f = {
       algorithm = algorithms.f, charges = charges, possible = possible, cost = cost, need = need,
       most = most, units = units, soft = soft, period = period, carry = carry, kind = kind, wait = wait,
       wait_nano = wait_nano, edges = edges,
+      -- The clock of the process is far away.
+      outside = edges and (now < edges[1] or now >= edges[4]),
     }, after
   end,
 
@@ -143,11 +145,6 @@ algorithms.f = {
   end,
 
   fits = function(place, ahead)
-    local edges = place.edges
-    if edges and (now < edges[1] or now >= edges[4]) then
-      -- The clock of the store is far away. The reply is an error.
-      return false
-    end
     local state = window(place)
     local last = state.count + ahead * place.cost + place.need
     if last <= come(place, state) + place.soft then

@@ -2,12 +2,15 @@
 --
 -- KEYS: the accounts, then the lists of their sliding logs. ARGV: the operation, an instant (of the
 -- charge to undo) or a duration (of a block), and a plan for each account.
-local what, accounts = ARGV[1], {}
+local what, accounts, outside = ARGV[1], {}, false
 local us, ns = struct.unpack('<I7H', ARGV[2])
 
 for i = 1, plans - 2 do
-  local account = read(KEYS[i], ARGV[i + 2], true)
-  accounts[i] = account
+  accounts[i] = read(KEYS[i], ARGV[i + 2], true)
+  outside = outside or accounts[i].outside
+end
+-- Outside of the periods of a plan, nothing changes, and the reply is an error.
+for _, account in ipairs(outside and {} or accounts) do
   -- A reset has removed earlier charges. Undoing one of them would release later charges of others.
   local void = what == 'undo' and account.reset
     and not before(account.reset, account.reset_nano, us, ns)

@@ -57,7 +57,8 @@ local function decide(keys, texts, size, count)
         end
       end
     end
-    blocked = blocked or account.block and account.binding and account.charging
+    -- If an account is outside of the periods of its plan, the reply is an error.
+    blocked = blocked or account.outside or account.block and account.binding and account.charging
     if account.group > 0 then
       join(groups, account)
     elseif account.binding then

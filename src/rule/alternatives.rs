@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     key::{KeyExtractor, RequestHead},
-    store::{Charge, MAX_GROUP},
+    store::Charge,
 };
 
 /// Rules of which a request is charged to the first that fits, created by
@@ -41,9 +41,14 @@ impl<K: KeyExtractor + Send + Sync + 'static> Rule<K> {
     /// | whose key is blocked | the request is denied |
     /// | without a key | as its [`on_missing_key`](Rule::on_missing_key) says; with `Skip`, the others decide |
     /// | that [skips](super::Applies::Skip) the request | the others decide |
-    /// | whose plan is empty for the request | the request passes, and none is charged |
+    /// | whose plan is empty for the request | none is charged; only the other rules of the layer decide |
     /// | that is [report-only](Rule::report_only) | the ones after it are never charged |
     /// | with a [`max_wait`](Rule::max_wait) | it fits if the request can wait for it; not for slots |
+    ///
+    /// On a cluster without `RedisStore::hash_tag_by_key`, a request needs the
+    /// servers of all alternatives, because a key may be blocked on each. For one round trip, a charge
+    /// that is undone may make another request pay from the next alternative. Denials are not cached,
+    /// batched or leased, so a flood of them reaches the store.
     ///
     /// See [plan and credits](crate::guide::plans#plan-then-credits).
     ///
@@ -106,8 +111,7 @@ impl Sealed for Alternatives {
             if own.iter().any(|charge| charge.quotas().is_empty()) {
                 return then(before);
             }
-            // Beyond the last group, every alternative must fit.
-            if own.len() < 2 || group > MAX_GROUP {
+            if own.len() < 2 {
                 return then(all);
             }
             let mut all: SmallVec<[Charge<'_>; 4]> = all.into();

@@ -8,7 +8,8 @@ use super::{
 };
 use crate::{
     key::Key,
-    store::{Charge, Store, Unsupported},
+    quota::Quota,
+    store::{Charge, MAX_GROUP, Store, Unsupported},
 };
 
 /// Error in the rules of a layer, found when the rules or the layer are built, or for an unknown rule.
@@ -23,8 +24,8 @@ pub enum RuleError {
     SameQuotaName(String),
     /// A rule has more than 255 quotas.
     TooManyQuotas(RuleName, usize),
-    /// The cost of a request, plus its headroom, is above the limit of a quota. Every request with a
-    /// cost above 0 would be denied.
+    /// The cost of a request, plus its headroom, is above the limit of a quota, also under every
+    /// [alternative](crate::Rule::or). Every request with a cost above 0 would be denied.
     CostAboveLimit {
         /// The rule.
         rule: RuleName,
@@ -35,6 +36,8 @@ pub enum RuleError {
         /// The limit of the quota.
         limit: u32,
     },
+    /// A layer has more than 127 sets of [alternatives](crate::Rule::or).
+    TooManyAlternatives(usize),
     /// No request can match a route of `by_route`, or two routes have the same method and path.
     Route(String),
     /// The layer has no rule of the name that a
@@ -74,6 +77,9 @@ impl fmt::Display for RuleError {
                      the cost or raise the burst"
                 )
             }
+            Self::TooManyAlternatives(n) => {
+                write!(f, "{n} sets of alternatives; give at most {MAX_GROUP}")
+            }
             Self::Route(fault) => f.write_str(fault),
             Self::Unknown { name, known } => {
                 write!(f, "unknown rule `{name}`, expected one of ")?;
@@ -89,6 +95,12 @@ impl fmt::Display for RuleError {
 
 impl std::error::Error for RuleError {}
 
+/// Returns the limit that every request exceeds, if any.
+fn exceeded(info: &RuleInfo<'_>) -> Option<u32> {
+    let quotas = info.quotas.unwrap_or_default().iter().filter(|quota| !quota.is_blocked());
+    quotas.map(Quota::raised_limit).find(|limit| info.min_need() > (*limit).into())
+}
+
 /// Checks the rules of a layer, and registers them with the store.
 pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), RuleError> {
     let limits = |info: &&RuleInfo<'_>| info.quotas.is_none_or(|quotas| !quotas.is_empty());
@@ -102,13 +114,19 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
         if quotas.len() > MAX_QUOTAS {
             return Err(RuleError::TooManyQuotas(rule, quotas.len()));
         }
-        for quota in quotas.iter().filter(|quota| !quota.is_blocked()) {
-            let limit = quota.raised_limit();
-            if info.min_need() > limit.into() {
-                let (cost, headroom) = (info.cost.unwrap_or(1), info.headroom.unwrap_or(0));
-                return Err(RuleError::CostAboveLimit { rule, cost, headroom, limit });
-            }
+        let first = info.first_alternative;
+        let mut others =
+            limiting.iter().filter(|it| first.is_some() && it.first_alternative == first);
+        if let Some(limit) = exceeded(info)
+            && others.all(|it| exceeded(it).is_some())
+        {
+            let (cost, headroom) = (info.cost.unwrap_or(1), info.headroom.unwrap_or(0));
+            return Err(RuleError::CostAboveLimit { rule, cost, headroom, limit });
         }
+    }
+    let groups = infos.iter().filter(|info| info.first_alternative == Some(info.name)).count();
+    if groups > MAX_GROUP.into() {
+        return Err(RuleError::TooManyAlternatives(groups));
     }
     if limiting.is_empty() {
         return Ok(());

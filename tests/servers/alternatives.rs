@@ -136,6 +136,94 @@ async fn alternatives_in_several_slots_of_a_cluster_are_exact() {
     are_exact(&store.prefix("tagged").hash_tag_by_key()).await;
 }
 
+/// A block of any alternative denies, wherever its account is, and nothing is charged.
+#[tokio::test]
+async fn a_block_of_any_alternative_denies_on_a_cluster() {
+    let cluster = Cluster::start(Flavour::Redis).await;
+    let urls = cluster.urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let store = RedisStore::cluster(&urls).await.expect("a store");
+    let quotas =
+        [[Quota::per_day(9)], [Quota::per_day(9)], [Quota::per_day(9)], [Quota::per_day(9)]];
+    for store in [store.clone().prefix("tagged").hash_tag_by_key(), store] {
+        for blocked in 0..4 {
+            let key = Key::from(rules()[blocked].as_str());
+            let all = charges(&key, &quotas, 1);
+            store.block(&all[blocked], LONG).await.expect("a block");
+            let answers = [store.peek(&all).await, store.take(&all).await, store.take(&all).await];
+            for answer in answers {
+                let denied = answer.expect("a decision");
+                assert!(denied.is_blocked() && !denied.is_allowed(), "{blocked}: {denied:?}");
+                assert_eq!(denied.outcomes()[0].rule(), rules()[blocked]);
+            }
+            let is_unused = async || (used(&store, &key, &quotas).await == [0; 4]).then_some(());
+            eventually("nothing is charged", is_unused).await;
+            store.unblock(&all[blocked]).await.expect("no block");
+            assert!(store.take(&all).await.expect("a decision").is_allowed());
+        }
+    }
+}
+
+/// A call that two servers must answer, because the slot of the accounts moves.
+#[tokio::test]
+async fn a_block_of_any_alternative_denies_while_its_slot_moves() {
+    let cluster = Cluster::start(Flavour::Redis).await;
+    let urls = cluster.urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let store = RedisStore::cluster(&urls).await.expect("a store");
+    let store = store.readable_keys().hash_tag_by_key();
+    let (key, place) = (Key::from("moving"), "sluice:3:{%02moving}:plan");
+    let quotas = [[Quota::per_day(9)], [Quota::per_day(9)]];
+    let charge = |at: usize| Charge::new(rule(["plan", "credits"][at]), &key, &quotas[at]);
+    let all = [charge(0).with_group(1), charge(1).with_group(1)];
+    let (from, slot) = (cluster.master_of(place).await, cluster.slot_of(place).await);
+    store.block(&all[0], LONG).await.expect("a block");
+    let migration = cluster.begin_migration(slot, (from + 1) % 3).await;
+    for _ in 0..3 {
+        let denied = store.take(&all).await.expect("a decision");
+        assert!(denied.is_blocked(), "{denied:?}");
+    }
+    assert!(migration.move_keys().await > 0);
+    migration.finish().await;
+    assert!(store.take(&all).await.expect("a decision").is_blocked());
+    let credits = store.take(&[charge(1).with_cost(0)]).await.expect("a look");
+    assert_eq!(credits.remaining(), Some(9));
+}
+
+/// The account that does not answer may be blocked, so its failure is not a permission.
+#[tokio::test]
+async fn the_failure_of_an_alternative_that_is_not_needed_permits_no_blocked_key() {
+    let mut cluster = Cluster::start(Flavour::Redis).await;
+    let urls = cluster.urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let store = RedisStore::cluster(&urls).await.expect("a store").readable_keys();
+    let names = rules();
+    let quotas = [[Quota::per_day(9)], [Quota::per_day(9)]];
+    let mut keys = (0..60).map(|number| format!("key{number}"));
+    let name = loop {
+        let name = keys.next().expect("a key with accounts on two servers");
+        let of = async |rule: usize| cluster.master_of(&address(names[rule].as_str(), &name)).await;
+        if of(1).await != of(2).await {
+            break name;
+        }
+    };
+    let key = Key::from(name.as_str());
+    let charge = |at: usize| Charge::new(names[at + 1], &key, &quotas[at]);
+    let all = [charge(0).with_group(1), charge(1).with_group(1)];
+    assert!(store.take(&all).await.expect("a decision").is_allowed());
+    store.block(&all[1], LONG).await.expect("a block");
+    cluster.kill_master_of(&address(names[2].as_str(), &name)).await;
+    store.take(&all).await.expect_err("a server is lost");
+    for _ in 0..10 {
+        assert!(!store.take(&all).await.is_ok_and(|answer| answer.is_allowed()));
+    }
+    let is_undone = async || {
+        let look = store.take(&[charge(0).with_cost(0)]).await.ok()?;
+        (look.remaining() == Some(8)).then_some(())
+    };
+    eventually("the charges are undone", is_undone).await;
+}
+
 #[tokio::test]
 async fn several_keys_of_one_alternative_are_unsupported() {
     let server = Server::redis().await;

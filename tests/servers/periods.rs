@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use jiff::{SignedDuration, Timestamp, tz::TimeZone};
-use redis::aio::MultiplexedConnection;
+use redis::aio::{ConnectionLike, MultiplexedConnection};
 use tower_sluice::{
-    Decision, Quota, RedisStore, Store, StoreExt,
-    store::{RedisError, RedisErrorKind},
+    Decision, Key, Quota, RedisStore, Store, StoreExt,
+    store::{Charge, RedisError, RedisErrorKind},
     testing::Subject,
 };
 
 use crate::{
-    accounts::{Account, connect, raw},
-    servers::{Flavour, Server},
+    accounts::{Account, connect, raw, rule},
+    servers::{Cluster, Flavour, Server, eventually},
 };
 
 const LIMIT: u32 = 5;
@@ -122,18 +122,19 @@ async fn clocks_that_differ_by_more_than_a_period_are_an_error() {
         }
     }
     let right = [EDGE, EDGE];
-    assert!(clocks.take(&account, LIMIT, right).await.expect("a decision").is_allowed());
-    for wrong in [EDGE + far, EDGE - far] {
-        let charge = account.charge(1);
-        for units in [3, -3] {
-            clocks.subject.set(wrong);
-            let answer = clocks.store.adjust(&charge, units);
-            clocks.subject.set(EDGE);
-            assert!(answer.await.is_err());
+    for left in [LIMIT, 0] {
+        for wrong in [EDGE + far, EDGE - far] {
+            for units in [3, -3] {
+                clocks.subject.set(wrong);
+                let answer = clocks.store.adjust(&account.charge(1), units);
+                clocks.subject.set(EDGE);
+                assert!(answer.await.is_err());
+            }
         }
+        let look = clocks.take(&account, 0, right).await.expect("a decision");
+        assert_eq!(look.remaining(), Some(left));
+        clocks.take(&account, left, right).await.expect("a decision");
     }
-    // The late charge may have counted, and the units of the period are still used.
-    assert!(!clocks.take(&account, 1, right).await.expect("a decision").is_allowed());
     // The plain quota of another key shares the call.
     let plain = Account::new("b", Quota::per_hour(5));
     clocks.subject.set(EDGE + far);
@@ -145,6 +146,48 @@ async fn clocks_that_differ_by_more_than_a_period_are_an_error() {
     let (wrong, fine) = tokio::join!(join_all(wrong), join_all(fine));
     assert!(wrong.iter().all(Result::is_err));
     assert!(fine.iter().all(|it| it.as_ref().is_ok_and(Decision::is_allowed)));
+}
+
+/// No rule of a request is charged if the clock of one is wrong.
+async fn all_rules_fail<C>(mut subject: RedisStore<C>)
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    let (store, key) = (subject.open(), Key::from("me"));
+    let (month, day) = ([monthly()], [Quota::per_day(LIMIT)]);
+    let month = Charge::new(rule("month"), &key, &month);
+    let day = Charge::new(rule("day"), &key, &day);
+    for (name, charges) in [
+        ("alternatives", [month.with_group(1), day.with_group(1)]),
+        ("alternatives", [day.with_group(1), month.with_group(1)]),
+        ("report-only", [day, month.with_report_only()]),
+        ("a look", [day, month.with_cost(0)]),
+        ("both", [day, month]),
+    ] {
+        subject.set(EDGE + 62 * DAY);
+        let answers = [(); 3].map(|()| store.take(&charges).into_future());
+        let peek = store.peek(&charges).into_future();
+        subject.set(EDGE);
+        for answer in join_all(answers).await.into_iter().chain([peek.await]) {
+            let error = answer.expect_err("far away");
+            assert_eq!(error.kind(), RedisErrorKind::Config, "{name}");
+        }
+        let is_unused = async || {
+            let look = store.take(&[day.with_cost(0)]).await.expect("a look");
+            (look.remaining() == Some(LIMIT)).then_some(())
+        };
+        eventually(&format!("{name}: nothing is charged"), is_unused).await;
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_clock_charges_no_rule_of_a_request() {
+    let server = Server::redis().await;
+    all_rules_fail(connect(&server.url()).await).await;
+    let cluster = Cluster::start(Flavour::Redis).await;
+    let urls = cluster.urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    all_rules_fail(RedisStore::cluster(&urls).await.expect("a store")).await;
 }
 
 /// Processes with different clocks and anchors charge one account.
@@ -184,6 +227,23 @@ async fn a_refund_stays_in_its_period() {
             assert_eq!(look.remaining(), Some(left), "{name}");
         }
     }
+}
+
+/// The process does not know the period of the charge.
+#[tokio::test]
+async fn a_refund_by_a_wrong_clock_gives_back_no_units_of_others() {
+    let mut clocks = Clocks::start(Flavour::Redis).await;
+    let account = Account::new("a", monthly());
+    let [old, new] = [EDGE - 2 * SECOND, EDGE + SECOND];
+    let first = clocks.take(&account, 4, [old; 2]).await.expect("a decision");
+    assert!(clocks.take(&account, 4, [new; 2]).await.expect("a decision").is_allowed());
+    clocks.subject.set(EDGE - 62 * DAY);
+    clocks.store.undo(&[account.charge(4)], &first, None);
+    clocks.subject.set(new);
+    let store = clocks.store.clone();
+    clocks.subject.finish(&store).await;
+    let look = clocks.take(&account, 0, [new; 2]).await.expect("a decision");
+    assert_eq!(look.remaining(), Some(1));
 }
 
 /// Without a clock of tests, the process and the server each have their own.

@@ -10,7 +10,7 @@ use tower_sluice::{
     decision::{Outcome, Source},
     key::{Everyone, HeaderKey, KeyExtractor},
     middleware::{Adjustment, ChargeHandle, DecisionEvent},
-    rule::{Alternatives, OnMissingKey, RuleName},
+    rule::{Alternatives, OnMissingKey, RuleError, RuleName},
     store::Charge,
     testing::FakeClock,
 };
@@ -430,6 +430,40 @@ fn an_alternative_does_not_wait_for_slots() {
     let error = RateLimitLayer::try_rules(rules, LocalStore::new()).expect_err("unsupported");
     let text = "max_wait of an alternative with a concurrent quota; remove the max_wait";
     assert!(error.to_string().ends_with(text), "{error}");
+}
+
+#[tokio::test]
+async fn an_alternative_of_which_no_request_fits_is_passed_over() {
+    let rule = |name, units| Rule::new(name, Everyone, Quota::per_day(units)).cost(5);
+    let layer = |units| {
+        let rules = rule("plan", 3).or(rule("credits", units));
+        RateLimitLayer::try_rules(rules, FakeClock::new().store(64))
+    };
+    let usable = layer(10).expect("requests fit the credits");
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        seen.push(status(&usable, get("/")).await);
+    }
+    assert_eq!(seen, [200, 200, 429]);
+    let error = layer(4).expect_err("no request fits");
+    assert!(matches!(error, RuleError::CostAboveLimit { cost: 5, limit: 3, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn each_of_many_sets_of_alternatives_charges_one() {
+    let layer = |sets: u32| {
+        let rule = |name: String| Rule::new(&name, Everyone, Quota::per_day(1));
+        let set = |at| rule(format!("plan{at}")).or(rule(format!("credits{at}")));
+        let store = FakeClock::new().store(1_024);
+        let layer =
+            RateLimitLayer::try_rules((0..sets).map(set).collect::<Vec<_>>(), store.clone());
+        layer.map(|layer| (layer, store))
+    };
+    let (most, store) = layer(127).expect("a layer");
+    assert_eq!(status(&most, get("/")).await, 200);
+    assert_eq!(store.stats().active, 127);
+    let error = layer(128).expect_err("too many");
+    assert_eq!(error.to_string(), "128 sets of alternatives; give at most 127");
 }
 
 #[tokio::test]

@@ -143,12 +143,16 @@ impl<'r> Parts<'r> {
         self.alternatives(at).find(fits)
     }
 
-    /// Returns the chosen alternative to each part, or `None` if a call failed or the request does not
-    /// fit.
+    /// Returns the chosen alternative to each part, or `None` if a call failed, a key is blocked or the
+    /// request does not fit. Alternatives that are not needed count too, because a block of any denies.
     fn all_chosen(&self) -> Option<SmallVec<[usize; 4]>> {
-        let is_answered = self.replies.iter().all(Result::is_ok);
+        let mut calls = self.parts.iter().zip(&self.replies);
+        let permits = calls.all(|(part, reply)| {
+            let permits = |it: &Reply| it.blocked(part, 0).is_none() && !it.is_outside(part);
+            reply.as_ref().is_ok_and(permits)
+        });
         let all = (0..self.parts.len()).map(|at| self.chosen(at));
-        if is_answered { all.collect() } else { None }
+        if permits { all.collect() } else { None }
     }
 
     /// Returns the next part to take.

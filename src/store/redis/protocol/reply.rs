@@ -148,14 +148,10 @@ impl Reply {
 
     /// Returns the decision, which owns the slots of the reply.
     ///
-    /// Fails if the server's clock is outside the periods of a request. Nothing was then charged.
+    /// Fails if the server's clock is outside the periods of a request. The call has then changed
+    /// nothing.
     pub(crate) fn into_decision(self, request: &Request) -> Result<Decision, RedisError> {
-        let mut accounts = request.accounts.iter().zip(&self.accounts);
-        let is_outside = |quota: &Quota, now: u64| {
-            let edges = quota.calendar_edges(request.now);
-            edges.is_some_and(|edges| !(edges[0]..edges[3]).contains(&now))
-        };
-        if accounts.any(|(it, by)| it.quotas.iter().flatten().any(|it| is_outside(&it.0, by.now))) {
+        if self.is_outside(request) {
             const CLOCKS: &str = "the clocks of the server and of this process differ by more than \
                                   a calendar period; set them";
             return Err(RedisError::new(RedisErrorKind::Config, CLOCKS));
@@ -163,6 +159,16 @@ impl Reply {
         let mut decision = self.decision(request);
         self.holds.into_iter().flatten().for_each(|hold| decision.hold(hold));
         Ok(decision)
+    }
+
+    /// Returns `true` if a quota has no known period at the time of the server.
+    pub(crate) fn is_outside(&self, request: &Request) -> bool {
+        let mut accounts = request.accounts.iter().zip(&self.accounts);
+        let is_outside = |quota: &Quota, now: u64| {
+            let edges = quota.calendar_edges(request.now);
+            edges.is_some_and(|edges| !(edges[0]..edges[3]).contains(&now))
+        };
+        accounts.any(|(it, by)| it.quotas.iter().flatten().any(|it| is_outside(&it.0, by.now)))
     }
 
     /// Computes the decision. The accounts may be on several servers, each with its own clock.
@@ -193,7 +199,7 @@ impl Reply {
     }
 
     /// Returns the denial for a blocked key.
-    fn blocked(&self, request: &Request, clock: u64) -> Option<Decision> {
+    pub(crate) fn blocked(&self, request: &Request, clock: u64) -> Option<Decision> {
         let all = request.accounts.iter().zip(&self.accounts);
         let denying = all.filter(|(account, _)| !account.report_only && account.charges());
         let left = denying.filter_map(|(account, reply)| {
