@@ -326,7 +326,7 @@ impl SlotCall {
                 let (started_at, renewed_at) = (None, now);
                 let held = RunningSlots { set, units, rule, started_at, renewed_at, lost: loss };
                 state.held.insert(first, held);
-                let hold = Hold::new(self.slots.clone(), first, 0, units.into());
+                let hold = Hold::new(self.slots.clone(), first, 0, units);
                 holds.resize_with(holds.len().max(caller + 1), Vec::new);
                 holds[caller].push(hold.until_head(take.until_head).with_loss(lost));
             }
