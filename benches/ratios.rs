@@ -136,6 +136,16 @@ fn layer(rounds: usize, title: &str, keys: u32) {
         let layer = RateLimitLayer::new(PeerIp::new(), quotas(units).0, LocalStore::new());
         served(keys, layer.headers(headers).layer(Hello))
     };
+    // The body of this service cannot contain another one.
+    let held = |headers| {
+        let both = [Quota::concurrent(100), quotas(AMPLE).0];
+        let layer = RateLimitLayer::new(PeerIp::new(), both, LocalStore::new());
+        let layer = layer.headers(headers).hold_with(|body: Body, slot| {
+            drop(slot);
+            body
+        });
+        served(keys, layer.layer(Hello))
+    };
     let (told, quiet) = (Headers::default(), Headers::None);
     compare(
         rounds,
@@ -143,6 +153,8 @@ fn layer(rounds: usize, title: &str, keys: u32) {
         vec![
             ("admitted, with headers", layer(AMPLE, told)),
             ("admitted, without", layer(AMPLE, quiet)),
+            ("slot and rate, with headers", held(told)),
+            ("slot and rate, without", held(quiet)),
             ("denied, with headers", layer(1, told)),
             ("denied, Retry-After only", layer(1, quiet)),
             ("bare service", served(keys, Hello)),

@@ -224,7 +224,7 @@ fn a_calendar_period_is_found_without_allocating() {
 }
 
 #[test]
-fn a_held_slot_is_one_allocation() {
+fn a_slot_is_held_without_allocating() {
     let (store, alice) = (LocalStore::new(), Key::from("alice"));
     let quotas = [Quota::concurrent(2), Quota::per_hour(100)];
     let site = [Quota::concurrent(50)];
@@ -240,11 +240,32 @@ fn a_held_slot_is_one_allocation() {
                 (held[0].is_allowed(), held[1].is_allowed(), denied.is_allowed())
             });
             let costly = charges[0].rule() == name("site");
-            assert_eq!((count, held), (2 + u64::from(costly), (true, true, costly)));
+            assert_eq!((count, held), (0, (true, true, costly)));
         }
     }
     let (count, held) = allocated(|| store.take(&both).now());
-    assert_eq!((count, held.is_allowed()), (2, true), "one for each of two quotas");
+    assert_eq!((count, held.is_allowed()), (1, true), "the second of two quotas");
+    drop(held);
+    let mut held = store.take(&both[..1]).now();
+    let (count, slot) = allocated(|| held.take_slot().expect("a slot"));
+    assert_eq!(count, 0);
+    let (count, _clones) = allocated(|| [slot.clone(), slot.clone()]);
+    assert_eq!(count, 1, "clones share the slot");
+}
+
+/// The context of the response and the body are one allocation each.
+#[cfg(feature = "axum")]
+#[test]
+fn a_layer_with_slots_allocates_a_context_and_the_body() {
+    let quotas = [Quota::concurrent(2), Quota::per_hour(100)];
+    let layer = RateLimitLayer::new(PeerIp::new(), quotas, LocalStore::new());
+    let mut service = layer.headers(Headers::None).layer(Hello);
+    let (bare, _) = serve::<_, axum::body::Body>(&mut Hello, 1);
+    // The first request allocates the table and, with the feature `metrics`, registers counters.
+    drop(serve::<_, axum::body::Body>(&mut service, 1));
+    let (count, response) = serve::<_, axum::body::Body>(&mut service, 1);
+    let metrics = if cfg!(feature = "metrics") { 2 } else { 0 };
+    assert_eq!((count, response.status()), (bare + 2 + metrics, StatusCode::OK));
 }
 
 #[test]

@@ -14,19 +14,27 @@ use crate::{
 /// The snapshot has the slots that are held afterwards, if every other quota allows the demand.
 #[inline]
 pub(crate) fn look(held: u64, quota: &Quota, demand: Demand) -> Evaluation {
-    let (limit, need) = (u64::from(quota.burst()), demand.need());
-    let raised = limit + u64::from(quota.soft());
+    let (limit, need, raised) = (u64::from(quota.burst()), demand.need(), raised(quota));
     let fit = if need == 0 || held.saturating_add(need) <= raised {
         Evaluation::at_once(need > 0 && held + need > limit)
     } else {
         Evaluation::denied(if need > raised { NEVER } else { UNKNOWN_WAIT })
     };
-    let limit = quota.burst();
-    fit.with(|retry_ns| Snapshot::Slots { limit, held, retry_ns, free_in_ns: 0 })
+    fit.with(|retry_ns| snapshot(held, quota, retry_ns))
+}
+
+#[inline(always)]
+pub(crate) fn snapshot(held: u64, quota: &Quota, retry_ns: u64) -> Snapshot {
+    Snapshot::Slots { limit: quota.burst(), held, retry_ns, free_in_ns: 0 }
+}
+
+/// Returns the most slots that may be held.
+#[inline]
+pub(crate) fn raised(quota: &Quota) -> u64 {
+    u64::from(quota.burst()) + u64::from(quota.soft())
 }
 
 /// Returns the slots that must be freed before the demand fits.
 pub(crate) fn missing(held: u64, quota: &Quota, demand: Demand) -> u64 {
-    let raised = u64::from(quota.burst()) + u64::from(quota.soft());
-    held.saturating_add(demand.need()).saturating_sub(raised)
+    held.saturating_add(demand.need()).saturating_sub(raised(quota))
 }

@@ -5,7 +5,7 @@ use std::{
     future::poll_fn,
     iter::successors,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     task::Poll,
@@ -28,23 +28,23 @@ pub(crate) struct Hold {
     counted_by: Arc<dyn FreeSlots>,
     id: u64,
     epoch: u64,
-    units: u64,
+    units: u32,
+    /// `true` for an adaptive limit, whose slots are free at the head of the response.
+    until_head: bool,
+    /// `true` once the slots are free, or have another owner.
+    freed: AtomicBool,
     /// The signal of a store that may lose the slots. It has no permits, and is closed when they are
     /// lost.
     loss: Option<Arc<Semaphore>>,
-    /// `true` for an adaptive limit, whose slots are free at the head of the response.
-    until_head: bool,
-    /// `true` once the slots are free.
-    freed: AtomicBool,
     /// The held slots of other accounts, which are freed first.
-    next: Option<Slot>,
+    next: Option<Arc<Hold>>,
 }
 
 impl Hold {
     #[inline]
-    pub(crate) fn new(counted_by: Arc<dyn FreeSlots>, id: u64, epoch: u64, units: u64) -> Self {
-        let (loss, until_head, freed, next) = (None, false, AtomicBool::new(false), None);
-        Self { counted_by, id, epoch, units, loss, until_head, freed, next }
+    pub(crate) fn new(counted_by: Arc<dyn FreeSlots>, id: u64, epoch: u64, units: u32) -> Self {
+        let (until_head, freed, loss, next) = (false, AtomicBool::new(false), None, None);
+        Self { counted_by, id, epoch, units, until_head, freed, loss, next }
     }
 
     /// Creates a hold that calls `free` once.
@@ -66,11 +66,19 @@ impl Hold {
         self
     }
 
+    /// Returns the slots with a new owner. This value then frees nothing.
+    fn hand_over(&self) -> Self {
+        let mut new = Self::new(self.counted_by.clone(), self.id, self.epoch, self.units);
+        new.freed = self.freed.swap(true, Relaxed).into();
+        (new.loss, new.next) = (self.loss.clone(), self.next.clone());
+        new.until_head(self.until_head)
+    }
+
     /// Frees the slots. Later calls have no effect.
     #[inline]
     fn free(&self) {
         if !self.freed.swap(true, Relaxed) {
-            self.counted_by.free(self.id, self.epoch, self.units);
+            self.counted_by.free(self.id, self.epoch, self.units.into());
         }
     }
 }
@@ -79,7 +87,9 @@ impl Drop for Hold {
     #[inline]
     fn drop(&mut self) {
         self.next = None;
-        self.free();
+        if !*self.freed.get_mut() {
+            self.counted_by.free(self.id, self.epoch, self.units.into());
+        }
     }
 }
 
@@ -126,9 +136,21 @@ impl<F: FnOnce() + Send> FreeSlots for Mutex<Option<F>> {
 /// drop(slot);
 /// assert!(limiter.take("alice", &EXPORTS, 1).now().is_allowed());
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 #[must_use = "the slots are free when the last clone is dropped"]
-pub struct Slot(Arc<Hold>);
+pub struct Slot {
+    /// The slots, until they are shared. A slot without clones needs no allocation.
+    own: Hold,
+    /// The slots of all clones.
+    shared: OnceLock<Arc<Hold>>,
+}
+
+impl Clone for Slot {
+    fn clone(&self) -> Self {
+        let shared = self.shared.get_or_init(|| Arc::new(self.own.hand_over()));
+        Self { own: self.own.hand_over(), shared: shared.clone().into() }
+    }
+}
 
 impl Slot {
     /// Waits until the slots no longer count, for work that should then end.
@@ -160,9 +182,9 @@ impl Slot {
 
     /// Adds a hold to those of other accounts.
     #[inline(always)]
-    pub(super) fn add(slot: &mut Option<Self>, mut hold: Hold) {
-        hold.next = slot.take();
-        *slot = Some(Self(Arc::new(hold)));
+    pub(super) fn add(slot: &mut Option<Self>, mut own: Hold) {
+        own.next = slot.take().map(|it| it.shared.into_inner().unwrap_or_else(|| it.own.into()));
+        *slot = Some(Self { own, shared: OnceLock::new() });
     }
 
     /// Records that the request holds the slots from now on.
@@ -173,11 +195,12 @@ impl Slot {
 
     /// Frees the slots of [adaptive](crate::rule::Adaptive) limits, when the head of the response is
     /// ready.
-    pub(crate) fn end_head(&self) {
+    pub(crate) fn end_head(&mut self) {
         self.holds().filter(|hold| hold.until_head).for_each(Hold::free);
     }
 
     fn holds(&self) -> impl Iterator<Item = &Hold> {
-        successors(Some(&*self.0), |hold| hold.next.as_ref().map(|slot| &*slot.0))
+        let first = self.shared.get().map_or(&self.own, |shared| shared);
+        successors(Some(first), |hold| hold.next.as_deref())
     }
 }

@@ -226,7 +226,8 @@ fn is_preflight(head: &RequestHead<'_>) -> bool {
 #[derive(Default)]
 pub(crate) struct ResponseContext {
     lines: Option<Lines>,
-    decision: Option<Decision>,
+    /// Boxed, because few layers expose it and moving it is slow.
+    decision: Option<Box<Decision>>,
     charge: Option<ChargeHandle>,
     watched: SmallVec<[Watched; 1]>,
     slot: Option<(Slot, Arc<HoldConfig>)>,
@@ -243,18 +244,19 @@ impl ResponseContext {
 
     /// Writes header fields and extensions to a response, adjusts the charge, and makes the body
     /// hold the slots.
+    #[expect(clippy::boxed_local, reason = "moving the value is slow")]
     pub(super) fn apply<B: 'static>(self: Box<Self>, mut response: Response<B>) -> Response<B> {
         if let Some(lines) = self.lines {
             lines.write(response.headers_mut());
         }
         if let Some(decision) = self.decision {
-            response.extensions_mut().insert(decision);
+            response.extensions_mut().insert(*decision);
         }
         if let Some(charge) = &self.charge {
             charge.classify(&response);
         }
         self.watched.iter().for_each(|it| it.classify(&response));
-        let Some((slot, config)) = self.slot else { return response };
+        let Some((mut slot, config)) = self.slot else { return response };
         if !self.measured.is_empty() {
             let overloaded = config.is_overloaded(&response);
             self.measured.into_iter().for_each(|it| it.complete(overloaded));
@@ -266,7 +268,7 @@ impl ResponseContext {
     /// Inserts the extensions for the handler.
     pub(super) fn attach(&self, extensions: &mut Extensions) {
         if let Some(decision) = &self.decision {
-            extensions.insert(decision.clone());
+            extensions.insert(Decision::clone(decision));
         }
         if let Some(charge) = &self.charge {
             extensions.insert(charge.clone());
@@ -291,15 +293,13 @@ impl ResponseContext {
         }
         // Clones of the decision hold no slots.
         let slot = decision.take_slot().map(|slot| (slot, settings.hold.clone()));
-        let measure = |(rule, controller): &(RuleName, Arc<Controller>)| {
-            let charge = charges.iter().find(|charge| charge.rule() == *rule)?;
-            decision.charged(*rule).then(|| controller.start(charge.cost()))
-        };
-        let adaptive = settings.adaptive.iter().filter(|_| slot.is_some());
-        let measured = adaptive.filter_map(measure).collect();
+        let mut measured = SmallVec::new();
+        for (rule, controller) in settings.adaptive.iter().filter(|_| slot.is_some()) {
+            let charge = charges.iter().find(|it| it.rule() == *rule && decision.charged(*rule));
+            measured.extend(charge.map(|it| controller.start(it.cost())));
+        }
         let penalties = settings.penalties.iter().filter(|_| !settings.report_only.is_on());
-        let watched = penalties.filter_map(|it| Watched::new(it, decision, charges));
-        let watched = watched.collect();
+        let watched = penalties.filter_map(|it| Watched::new(it, decision, charges)).collect();
         let charge = |after: &AdjustConfig| {
             let charged = decision.is_allowed()
                 && in_flight.is_none()
@@ -308,7 +308,7 @@ impl ResponseContext {
         };
         Box::new(Self {
             lines,
-            decision: settings.expose.then(|| decision.clone()),
+            decision: settings.expose.then(|| decision.clone().into()),
             charge: settings.after.as_ref().map(charge),
             watched,
             slot,

@@ -12,20 +12,20 @@ use std::{
 const BUDGET: [(&str, usize); 19] = [
     ("src/", 739),
     ("src/admin", 676),
-    ("src/algorithm", 880),
-    ("src/decision", 640),
+    ("src/algorithm", 885),
+    ("src/decision", 658),
     ("src/explain", 213),
     ("src/guide", 99),
     ("src/headers", 689),
     ("src/key", 1101),
-    ("src/middleware", 2107),
+    ("src/middleware", 2106),
     ("src/observe", 498),
     ("src/quota", 934),
     ("src/reject", 541),
     ("src/rule", 1443),
     ("src/store", 905),
     ("src/store/hot_keys", 970),
-    ("src/store/local", 1782),
+    ("src/store/local", 1815),
     ("src/store/redis", 3697),
     ("src/store/wrappers", 891),
     ("src/testing", 660),
@@ -135,8 +135,7 @@ fn the_root_of_the_crate_has_few_names() {
 }
 
 /// Names that are defined twice, each with its reason.
-const DEFINED_TWICE: [(&str, &str); 3] = [
-    ("Anchor", "without the feature, no quota has one"),
+const DEFINED_TWICE: [(&str, &str); 2] = [
     ("Metrics", "without the feature, a layer has no-op metrics"),
     ("Sealed", "each module seals its own trait"),
 ];

@@ -1,7 +1,7 @@
 //! Held slots, and the requests that wait for slots, in a table beside the accounts.
 //!
-//! A key without held slots has no entry, so the memory is bounded by the requests that run. No
-//! clock is read when slots are taken or freed.
+//! A key without held slots has no entry, except the last one of each shard, so the memory is bounded
+//! by the requests that run. No clock is read when slots are taken or freed.
 //!
 //! Each key has a queue. A request that waits is called when it is the first and its slots are
 //! probably free. It stays in the queue until it asks again, so that no later request gets its
@@ -11,6 +11,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     fmt,
     hash::{BuildHasherDefault, Hasher},
+    mem,
     pin::Pin,
     sync::{Arc, atomic::AtomicU64},
     task::{Context, Poll},
@@ -110,8 +111,9 @@ impl HeldSlots {
     pub(super) fn counts(&self) -> (usize, u64) {
         let shards = self.all.get().into_iter().flatten();
         shards.fold((0, 0), |(keys, slots), shard| {
-            let entries = &shard.lock().entries;
-            (keys + entries.len(), slots + entries.values().map(|entry| entry.held).sum::<u64>())
+            let shard = shard.lock();
+            let used = shard.entries.values().filter(|entry| !entry.is_unused());
+            used.fold((keys, slots), |(keys, slots), entry| (keys + 1, slots + entry.held))
         })
     }
 }
@@ -262,6 +264,9 @@ pub(super) struct HeldKeys {
     capacity: usize,
     /// The number of entries so far. It distinguishes an entry from an earlier one of its key.
     epoch: u64,
+    /// The key that was the last to become unused, or 0. Its entry stays, because the next request
+    /// is often one of the same key.
+    kept: u64,
     pub(super) entries: HashMap<u64, HeldEntry, BuildHasherDefault<IdHasher>>,
 }
 
@@ -350,14 +355,17 @@ impl HeldEntry {
 
 impl HeldKeys {
     pub(super) fn shard(capacity: usize) -> Arc<Shard> {
-        Arc::new(Mutex::new(Self { capacity, epoch: 0, entries: HashMap::default() }))
+        Arc::new(Mutex::new(Self { capacity, epoch: 0, kept: 0, entries: HashMap::default() }))
     }
 
     /// Returns the held slots of the account, and `true` if no other request waits before a request
     /// of this order. Returns `None` if there is no room for a new account.
     #[inline]
-    pub(super) fn room(&self, id: u64, order: Order) -> Option<(u64, bool)> {
+    pub(super) fn room(&mut self, id: u64, order: Order) -> Option<(u64, bool)> {
         let Some(HeldEntry { held, queue, .. }) = self.entries.get(&id) else {
+            if self.entries.len() >= self.capacity {
+                self.keep(0);
+            }
             return (self.entries.len() < self.capacity).then_some((0, true));
         };
         Some((*held, !queue.as_ref().is_some_and(|queue| queue.is_before(order))))
@@ -393,7 +401,8 @@ impl HeldKeys {
         }
         let called = entry.call_next();
         if entry.is_unused() {
-            self.remove(id);
+            entry.exhaustion = None;
+            self.keep(id);
         }
         called
     }
@@ -405,7 +414,7 @@ impl HeldKeys {
         (entry.held, entry.epoch, entry.exhaustion) = (0, self.epoch, None);
         let called = entry.call_next();
         if entry.is_unused() {
-            self.remove(id);
+            self.keep(id);
         }
         called
     }
@@ -416,15 +425,21 @@ impl HeldKeys {
         let left = entry.queue.as_mut()?.waiting.remove(&order);
         entry.queue.take_if(|queue| queue.waiting.is_empty());
         if entry.is_unused() {
-            self.remove(id);
+            entry.exhaustion = None;
+            self.keep(id);
         }
         left
     }
 
-    fn remove(&mut self, id: u64) {
-        self.entries.remove(&id);
-        if self.entries.is_empty() && self.entries.capacity() > KEPT_ENTRIES {
-            self.entries = HashMap::default();
+    /// Keeps the entry of an unused key instead of the one that was kept before.
+    #[inline]
+    fn keep(&mut self, id: u64) {
+        let last = mem::replace(&mut self.kept, id);
+        if last != id && self.entries.get(&last).is_some_and(HeldEntry::is_unused) {
+            self.entries.remove(&last);
+            if self.entries.len() <= 1 && self.entries.capacity() > KEPT_ENTRIES {
+                self.entries.shrink_to(KEPT_ENTRIES / 2);
+            }
         }
     }
 

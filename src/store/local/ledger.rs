@@ -15,16 +15,17 @@ use foldhash::quality::SeedableRandomState;
 
 use super::{
     Clock, Stats,
-    accounts::{Account, Accounts, report},
+    accounts::{Account, Accounts, quota_id, report},
     held::{HeldSlots, LockedSlots},
-    slots,
+    slots::{self, Taken},
     table::{LockedAccounts, Table},
     warnings::{OverflowWarning, RebuildDetector},
 };
 use crate::{
     algorithm::{self, Demand, Evaluation, gcra},
-    decision::{Decision, Hold, NEVER, Outcome, Source, UNKNOWN_WAIT},
+    decision::{Decision, NEVER, Outcome, Source, UNKNOWN_WAIT},
     key::random_state,
+    name::RuleName,
     quota::Quota,
     store::{Charge, KnownRules, nanos},
 };
@@ -113,6 +114,9 @@ impl Ledger {
         let is_slots = |it: &Charge<'_>| matches!(it.quotas(), [it] if it.is_concurrent());
         let is_timed = !matches!(charges, [it] if is_slots(it));
         let now = now.unwrap_or_else(|| if is_timed { clock() } else { 0 });
+        if let Some((rule, slots, rate)) = self.take_slots(charges, now) {
+            return then(slots_decision(rule, slots, rate, now));
+        }
         then(self.take_several(charges, now))
     }
 
@@ -158,24 +162,39 @@ impl Ledger {
         self.later(all, now, retry_ns).is_none().then_some(evaluations)
     }
 
-    /// Takes the slots of one rule with one concurrent quota, if they are free. Returns `None` for
-    /// other charges.
+    /// Takes the slots of one rule, which may also have a plain rate, if all are free. Returns `None`
+    /// for other charges.
     #[inline(always)]
-    fn take_slots<'c, 'a>(
+    fn take_slots(
         &self,
-        charges: &'c [Charge<'a>],
-    ) -> Option<(&'c [Charge<'a>; 1], Evaluation, Hold)> {
-        let all: &[_; 1] = charges.try_into().ok()?;
-        let [charge] = all;
-        let [quota] = charge.quotas() else { return None };
+        charges: &[Charge<'_>],
+        now: u64,
+    ) -> Option<(RuleName, Taken, Option<Evaluation>)> {
+        let [charge] = charges else { return None };
+        let (quota, rate) = match charge.quotas() {
+            [quota] => (quota, None),
+            [quota, rate] if is_plain(rate) => (quota, Some(rate)),
+            _ => return None,
+        };
+        let is_plain = quota.is_concurrent() && charge.quota_index().is_none();
         let demand = charge.demand();
-        let is_plain = quota.is_concurrent() && charge.quota_index().is_none() && demand.cost > 0;
-        if !is_plain || charge.turn().is_some() || self.may_be_blocked(0) {
+        let may_wait = charge.turn().is_some() || charge.is_report_only();
+        if !is_plain || may_wait || demand.cost == 0 || self.may_be_blocked(now) {
             return None;
         }
         let id = self.id(charge);
-        let (evaluation, hold) = slots::take(self.held.shard(id), id, quota, demand)?;
-        Some((all, evaluation, hold))
+        let Some(rate) = rate else {
+            let slots = slots::take(self.held.shard(id), id, quota, demand)?;
+            return Some((charge.rule(), slots, None));
+        };
+        let (old, locked) = self.table.lock_instants([quota_id(id, 1)], now)?;
+        let (tat, by) = gcra::take(old[0], rate, now, demand);
+        if !by.allowed {
+            return None;
+        }
+        let slots = slots::take(self.held.shard(id), id, quota, demand)?;
+        Table::store_instants(locked, [tat.unwrap_or(old[0])]);
+        Some((charge.rule(), slots, Some(by)))
     }
 
     #[inline(never)]
@@ -189,11 +208,6 @@ impl Ledger {
             && let Some(by) = self.take_plain(three, now)
         {
             return plain_decision(three, by, now);
-        }
-        if let Some((charge, evaluation, hold)) = self.take_slots(charges) {
-            let mut decision = plain_decision(charge, [evaluation], 0);
-            decision.hold(hold);
-            return decision;
         }
         self.decide(charges, now, false)
     }
@@ -346,6 +360,20 @@ fn plain_decision<const N: usize>(
     let all = charges.iter().zip(&evaluations);
     let all = all.map(|(it, by)| ((it.rule(), 0), (it.is_report_only(), false), by));
     report(all, now, &mut decision);
+    decision
+}
+
+/// Returns the decision on a rule with slots, and maybe a rate.
+#[inline(always)]
+fn slots_decision(rule: RuleName, slots: Taken, rate: Option<Evaluation>, now: u64) -> Decision {
+    let mut decision = Decision::new(true, now);
+    decision.hold(slots.hold);
+    decision.overage = slots.overage;
+    decision.outcomes.push(Outcome::with(rule, 0, slots.snapshot));
+    if let Some(by) = rate {
+        (decision.overage, decision.wait) = (slots.overage || by.overage, by.wait);
+        decision.outcomes.push(Outcome::with(rule, 1, by.snapshot));
+    }
     decision
 }
 

@@ -105,9 +105,9 @@ use crate::{decision::Decision, observe::set_keys};
 /// # Slots of concurrent requests
 ///
 /// The slots of [`Quota::concurrent`](crate::Quota::concurrent) are in a separate table, with about
-/// 100 bytes for each key whose requests run. A key without held slots has no entry. If requests of
-/// about as many keys as the capacity run at once, requests of further keys are denied, with
-/// [`Source::Overflow`](crate::decision::Source::Overflow). No request runs uncounted.
+/// 100 bytes for each key whose requests run. At most 64 keys without held slots have an entry. If
+/// requests of about as many keys as the capacity run at once, requests of further keys are denied,
+/// with [`Source::Overflow`](crate::decision::Source::Overflow). No request runs uncounted.
 ///
 /// [`reset`](crate::StoreExt::reset) sets the held slots of a key to 0, without an effect on the
 /// requests that hold them. Until they end, more requests run than the limit allows.

@@ -19,22 +19,26 @@ impl FreeSlots for Shard {
     }
 }
 
+/// Slots that a request has taken.
+pub(super) struct Taken {
+    pub(super) hold: Hold,
+    pub(super) snapshot: Snapshot,
+    pub(super) overage: bool,
+}
+
 /// Takes slots of an account, if they are free and no request waits for them.
 #[inline(always)]
-pub(super) fn take(
-    shard: &Arc<Shard>,
-    id: u64,
-    quota: &Quota,
-    demand: Demand,
-) -> Option<(Evaluation, Hold)> {
+pub(super) fn take(shard: &Arc<Shard>, id: u64, quota: &Quota, demand: Demand) -> Option<Taken> {
     let mut keys = shard.lock();
     let (held, true) = keys.room(id, (demand.headroom, u64::MAX))? else { return None };
-    let mut evaluation = concurrent::look(held, quota, demand);
-    if !evaluation.allowed {
+    let need = held.saturating_add(demand.need());
+    if need > concurrent::raised(quota) {
         return None;
     }
-    let hold = add(&mut evaluation, &mut keys, shard, id, quota, demand.cost);
-    Some((evaluation, hold))
+    let hold = add(&mut keys, shard, id, quota, demand.cost);
+    drop(keys);
+    let snapshot = concurrent::snapshot(held + u64::from(demand.cost), quota, 0);
+    Some(Taken { hold, snapshot, overage: need > quota.burst().into() })
 }
 
 /// Returns the result of an account's demand.
@@ -66,26 +70,19 @@ pub(super) fn hold(
     let Account { at, quota, demand, evaluation, .. } = account;
     let shard = slots.table.shard(at.id);
     let Some(keys) = slots.get(at.id) else { return };
-    decision.hold(add(evaluation, keys, shard, at.id, quota, demand.cost));
+    add_held(evaluation, demand.cost);
+    decision.hold(add(keys, shard, at.id, quota, demand.cost));
     if slots.turn.is_some() {
         // A raised limit may have room for the next request as well.
         slots.call_next(at.id, quota.raised_limit());
     }
 }
 
-/// Holds `cost` slots, and adds them to the reported ones.
+/// Holds `cost` slots.
 #[inline(always)]
-fn add(
-    evaluation: &mut Evaluation,
-    keys: &mut HeldKeys,
-    shard: &Arc<Shard>,
-    id: u64,
-    quota: &Quota,
-    cost: u32,
-) -> Hold {
-    add_held(evaluation, cost);
+fn add(keys: &mut HeldKeys, shard: &Arc<Shard>, id: u64, quota: &Quota, cost: u32) -> Hold {
     let (epoch, shard) = (keys.hold(id, cost.into()), Arc::clone(shard));
-    Hold::new(shard, id, epoch, cost.into()).until_head(quota.sheds())
+    Hold::new(shard, id, epoch, cost).until_head(quota.sheds())
 }
 
 /// Adds slots to the reported ones.
@@ -176,6 +173,6 @@ mod tests {
         assert!(shard.lock().room(10_000, order) == Some((1, true)), "it has an entry");
         all.into_iter().for_each(|(id, epoch)| shard.free(id, epoch, 1));
         let keys = shard.lock();
-        assert_eq!((keys.entries.len(), keys.entries.capacity()), (0, 0));
+        assert!(keys.entries.len() == 1 && keys.entries.capacity() <= 64, "the last key is kept");
     }
 }

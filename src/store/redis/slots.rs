@@ -363,7 +363,7 @@ impl SlotCall {
                 let held =
                     RunningSlots { set, id, units, rule, started_at, renewed_at, lost: loss };
                 state.held.insert(first, held);
-                let hold = Hold::new(self.slots.clone(), first, 0, units.into());
+                let hold = Hold::new(self.slots.clone(), first, 0, units);
                 holds.resize_with(holds.len().max(caller + 1), Vec::new);
                 holds[caller].push(hold.until_head(take.until_head).with_loss(lost));
             }

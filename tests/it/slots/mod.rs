@@ -13,5 +13,7 @@ mod model;
 mod responses;
 mod table;
 #[cfg(feature = "testing")]
+mod tables;
+#[cfg(feature = "testing")]
 mod waiting;
 mod wire;
