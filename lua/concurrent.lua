@@ -64,7 +64,7 @@ algorithms.c = {
   -- Removes the mark of this store once it has more slots, so that others have their turn. Otherwise
   -- sets it for a request that waits. A denial needs no memory, so a failure is ignored.
   mark = function(place, taken, waits)
-    if place.marked and place.own + taken > place.marked then
+    if place.marked and taken > 0 and place.own + taken > place.marked then
       redis.pcall('DEL', place.mark)
     elseif waits and place.marks and place.held + place.need > place.limit then
       local headroom, own = place.need - place.cost, place.own + taken

@@ -244,7 +244,6 @@ impl ResponseContext {
 
     /// Writes header fields and extensions to a response, adjusts the charge, and makes the body
     /// hold the slots.
-    #[expect(clippy::boxed_local, reason = "moving the value is slow")]
     pub(super) fn apply<B: 'static>(self: Box<Self>, mut response: Response<B>) -> Response<B> {
         if let Some(lines) = self.lines {
             lines.write(response.headers_mut());
