@@ -44,11 +44,12 @@ struct Stage {
     sharded: RedisStore<Says>,
 }
 
-static STAGE: LazyLock<Stage> = LazyLock::new(|| {
+/// Tests of other threads wait, because they would change the answer.
+static STAGE: LazyLock<Mutex<Stage>> = LazyLock::new(|| {
     let runtime = Builder::new_current_thread().build().expect("a runtime");
     let says = Says::default();
     let (store, sharded) = (RedisStore::new(says.clone()), RedisStore::sharded(says.clone()));
-    Stage { runtime, says, store, sharded }
+    Mutex::new(Stage { runtime, says, store, sharded })
 });
 
 impl ConnectionLike for Says {
@@ -93,7 +94,8 @@ pub(crate) fn decides(bytes: &[u8]) -> bool {
     let charge = |key| Charge::new(RuleName::default(), key, &quotas).with_cost(cost.into());
     let charges: Vec<_> = keys[..accounts].iter().map(charge).collect();
 
-    let Stage { runtime, says, store, sharded } = &*STAGE;
+    let stage = STAGE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Stage { runtime, says, store, sharded } = &*stage;
     says.0.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&value);
     runtime.block_on(async {
         let taken = store.take(&charges).await;

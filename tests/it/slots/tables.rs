@@ -127,7 +127,7 @@ async fn play_waiting(case: &WaitingCase) {
 
 #[tokio::test(start_paused = true)]
 async fn requests_wait_as_in_the_published_table() {
-    let text = include_str!("../../scenarios/waiting.json");
+    let text = include_str!("cases/waiting.json");
     let cases: Vec<WaitingCase> = serde_json::from_str(text).expect("a list of cases");
     assert_eq!(cases.len(), 19);
     for case in &cases {
@@ -162,7 +162,7 @@ struct Window {
 
 #[test]
 fn limits_adapt_as_in_the_published_table() {
-    let text = include_str!("../../scenarios/adaptive.json");
+    let text = include_str!("cases/adaptive.json");
     let cases: Vec<AdaptiveCase> = serde_json::from_str(text).expect("a list of cases");
     assert_eq!(cases.len(), 15);
     for case in &cases {
