@@ -37,7 +37,7 @@ fn sharer() {
         let (limiter, probe) = (Limiter::new(store.clone()), Quota::per_second(1_000));
         let (mut count, mut was_failing) = (0, false);
         say("ready");
-        for outage in 0.. {
+        loop {
             if count != instances.count() {
                 count = instances.count();
                 say(&format!("count {count}"));
@@ -46,7 +46,8 @@ fn sharer() {
             if store.is_failing() && !was_failing {
                 let mut took = String::new();
                 for limit in LIMITS {
-                    let (key, quota) = (format!("{limit} {outage}"), Quota::per_day(limit));
+                    // All processes take units of one key.
+                    let (key, quota) = (format!("{limit} {count}"), Quota::per_day(limit));
                     let mut units = 0;
                     loop {
                         let decision = limiter.take(key.clone(), &quota, 1).await;
