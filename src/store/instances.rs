@@ -13,7 +13,7 @@ const UNKNOWN: u32 = u32::MAX;
 
 /// The number of processes that share a store, each with its part of every limit.
 ///
-/// A number is fixed. [`RedisStore::live_instances`](crate::RedisStore::live_instances) counts the
+/// A number is fixed. `RedisStore::live_instances` counts the
 /// processes that run. Clones share the count.
 ///
 /// ```

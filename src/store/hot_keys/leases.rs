@@ -223,7 +223,7 @@ impl<S: Store> Leased<S> {
     /// Sets the number of processes that share the percentage of [`leases`](crate::StoreExt::leases).
     /// Defaults to 1.
     ///
-    /// Give a number, or [`live_instances`](crate::RedisStore::live_instances). With `leases(25)` and
+    /// Give a number, or `RedisStore::live_instances`. With `leases(25)` and
     /// five processes, one process holds at most 50 of 1000 units.
     ///
     /// # Panics

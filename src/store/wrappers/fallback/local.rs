@@ -80,7 +80,7 @@ impl<S, L> Fallback<S, LocalShare<L>> {
     /// Sets the number of processes that share the inner store. Defaults to 1.
     ///
     /// While the inner store fails, each process allows its part of every quota. Give a number, or
-    /// [`live_instances`](crate::RedisStore::live_instances).
+    /// `RedisStore::live_instances`.
     ///
     /// # Panics
     ///
