@@ -50,8 +50,8 @@ type IsStrike = Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>;
 ///
 /// A strike is a denied request or, with [`by_response`](Penalty::by_response), a response such as 401
 /// or 404. A key with more strikes than the quota allows is [blocked](crate::StoreExt::block): its
-/// requests are rejected by the problem type `abnormal-usage-detected`, also by other processes on the
-/// same store. Requests of a blocked key are no strikes.
+/// requests are rejected with the problem type `abnormal-usage-detected`, in all processes that share
+/// the store. Requests of a blocked key are no strikes.
 ///
 /// Strikes and recent blocks are counted in this process, in a table of bounded size. Only a block
 /// calls the store, and never one of a key that is blocked already.
@@ -82,7 +82,7 @@ type IsStrike = Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>;
 /// - While the table is full of keys with recent strikes, new keys have none.
 /// - Denials in an outage of the store, by a full queue or by adaptive limits are no strikes.
 /// - [`Key::everyone`] is never blocked, nor are requests without an identity.
-/// - The store must support blocks. A `GovernorStore` does not, which each block logs.
+/// - The store must support blocks. With a `GovernorStore`, nothing is blocked, and the log says so.
 #[derive(Clone)]
 pub struct Penalty {
     strikes: Quota,

@@ -31,11 +31,13 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// [`Fallback::instances`](crate::store::Fallback::instances) and
     /// [`Leased::instances`](crate::store::Leased::instances).
     ///
-    /// A task registers this process on the server every three seconds, until the last clone of the
-    /// value is dropped or the tokio runtime of this call ends. A process that does not register is counted for ten seconds more. A larger
-    /// number applies at once, and a smaller one when two registrations in a row have returned it,
-    /// because a server that lost its data first counts too few. Until the first registration, the number is
-    /// `expected`. While the server fails, the last number applies.
+    /// A task registers this process on the server every three seconds. It ends with the last clone of
+    /// the value, or with the tokio runtime of this call. A process that no longer registers is counted
+    /// for ten more seconds.
+    ///
+    /// A larger number applies at once. A smaller one applies when two registrations in a row have
+    /// returned it, because a server that lost its data first counts too few. Until the first
+    /// registration, the number is `expected`. While the server fails, the last number applies.
     ///
     /// The parts of all processes add up to each limit while their number does not change. If it does
     /// while the server fails, they do not. Create one value for each process, and clone it for several
