@@ -614,7 +614,7 @@ impl Quota {
             (burst, self.period.div_ceil(burst.into()))
         } else {
             // Without a unit of the burst, a process refills nothing either.
-            (self.units, self.interval.saturating_mul(n.get().min(of.most(self.burst)).into()))
+            (self.units, self.interval.saturating_mul(of.holders(self.burst).into()))
         };
         let interval = interval.min(MAX_REFILL / (u64::from(burst) + u64::from(soft)));
         let initial = self.initial.map(|units| part(units).min(burst));

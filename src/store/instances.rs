@@ -13,8 +13,8 @@ const UNKNOWN: u32 = u32::MAX;
 
 /// The number of processes that share a store, each with its part of every limit.
 ///
-/// A number is fixed. `RedisStore::live_instances` counts the
-/// processes that run. Clones share the count.
+/// A number is fixed. `RedisStore::live_instances` counts the processes that run. Clones share the
+/// count.
 ///
 /// ```
 /// use tower_sluice::{LocalStore, StoreExt, store::Instances};
@@ -96,8 +96,9 @@ impl Part {
     }
 
     /// Returns the number of processes that have a part of these units.
-    pub(crate) fn most(self, units: u32) -> u32 {
-        if self.rank == UNKNOWN { u32::MAX } else { units }
+    pub(crate) fn holders(self, units: u32) -> u32 {
+        let all = self.instances.get();
+        if self.rank == UNKNOWN { all } else { all.min(units) }
     }
 
     /// Returns the part for a key with this hash, which all processes share. Each key has another first

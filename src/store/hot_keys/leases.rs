@@ -223,8 +223,8 @@ impl<S: Store> Leased<S> {
     /// Sets the number of processes that share the percentage of [`leases`](crate::StoreExt::leases).
     /// Defaults to 1.
     ///
-    /// Give a number, or `RedisStore::live_instances`. With `leases(25)` and
-    /// five processes, one process holds at most 50 of 1000 units.
+    /// Give a number, or `RedisStore::live_instances`. With `leases(25)` and five processes, one process
+    /// holds at most 50 of 1000 units.
     ///
     /// # Panics
     ///
