@@ -7,7 +7,7 @@ use std::{
     mem,
     pin::Pin,
     slice,
-    sync::Mutex,
+    sync::{Arc, Mutex},
     task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
@@ -20,6 +20,7 @@ use super::{
     RateLimitLayer,
     config::{Override, ResponseContext},
     overcommit::InFlight,
+    penalty::RulePenalty,
     queue::{QueuedCharge, Waiter},
 };
 use crate::{
@@ -234,18 +235,15 @@ where
                     Admission::Waiting(waiter)
                 }
                 None => {
-                    let next = self.deny_request(head, decision, charges);
-                    if strikes && matches!(next, Admission::Rejected(_)) {
-                        self.settings.penalties.iter().for_each(|it| it.deny(decision, charges));
-                    }
-                    next
+                    let penalties = if strikes { &*self.settings.penalties } else { &[] };
+                    self.deny_request(head, decision, charges, penalties)
                 }
             }
         } else if decision.slot.is_some() && !self.settings.hold.can_hold::<B>() {
             // The slots would be free before the body ends.
             self.store.undo(charges, decision, None);
             *decision = Decision::deny().with_source(Source::FailedClosed);
-            self.deny_request(head, decision, charges)
+            self.deny_request(head, decision, charges, &[])
         } else if decision.wait > 0 {
             self.queue(head, decision, charges, waiter)
         } else {
@@ -270,9 +268,7 @@ where
                     log_no_peer::<B>(&error);
                 }
                 let why = self.rejection(Err(&error), None, &settings.template);
-                let mut response = self.reject.reject(&why, head);
-                why.complete(&mut response, &[]);
-                return Admission::Rejected(response);
+                return Admission::Rejected(why.response(&*self.reject, head, &[], false));
             }
         }
         match ResponseContext::uncharged(settings) {
@@ -302,17 +298,19 @@ where
         let Some(mut waiter) = waiter else {
             // The queue is full, or the store call took part of the deadline.
             self.store.undo(charges, &queued, None);
-            return self.deny_request(head, &mut queued.into_denied(), charges);
+            return self.deny_request(head, &mut queued.into_denied(), charges, &[]);
         };
         waiter.observe(&self.settings.metrics, &queued, charges);
         Admission::Queued(QueuedCharge::new(self.store.clone(), queued, charges, waiter))
     }
 
+    /// Rejects a request, which is a strike under `penalties`, unless it runs despite the denial.
     fn deny_request<B: 'static>(
         &self,
         head: &RequestHead<'_>,
         decision: &mut Decision,
         charges: &[Charge<'_>],
+        penalties: &[Arc<RulePenalty>],
     ) -> Next<B, S>
     where
         R: Reject<B>,
@@ -329,16 +327,12 @@ where
         if settings.is_observed() {
             self.notify(head, Ok(decision), false, false, charges);
         }
+        penalties.iter().for_each(|it| it.deny(decision, charges));
         let retry_after = settings.retry_after.wait(&settings.promises, decision, charges);
         let fitting = settings.template.fit(charges);
         let template = fitting.as_deref().unwrap_or(&settings.template);
         let why = self.rejection(Ok(decision), retry_after, template);
-        let mut response = self.reject.reject(&why, head);
-        why.complete(&mut response, charges);
-        if settings.expose {
-            response.extensions_mut().insert(decision.clone());
-        }
-        Admission::Rejected(response)
+        Admission::Rejected(why.response(&*self.reject, head, charges, settings.expose))
     }
 
     /// Admits a request.
