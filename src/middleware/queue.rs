@@ -160,7 +160,7 @@ impl Waiter {
     /// has ended.
     pub(super) fn start(mut self: Box<Self>) -> Option<Box<Self>> {
         let now = Instant::now();
-        self.ends_at = self.asked + self.turn.as_ref()?.max_wait()?;
+        self.ends_at = self.asked + self.turn.as_ref()?.take_max_wait()?;
         let last = self.ends_at.checked_sub(now - self.asked + LAST_CALL);
         let next = last.filter(|last| *last > now).unwrap_or(self.ends_at);
         self.next = Some(Box::pin(sleep_until(next)));

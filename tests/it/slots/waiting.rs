@@ -18,6 +18,7 @@ use tokio_test::{assert_pending, assert_ready_ok, task, task::Spawn};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sluice::{
     Cost, Decision, Key, Limiter, LocalStore, Quota, RateLimitLayer, RequestHead, Rule, Store,
+    StoreExt,
     key::{Everyone, HeaderKey},
     middleware::{Adjustment, Counters, HoldUntil, Toggle},
     rule::{LivePlan, RequestDeadline},
@@ -28,7 +29,9 @@ use super::local::Random;
 use crate::support::{
     Gated, Strict, ask,
     driven::{Counting, Time, begin, limiter, millis, secs},
-    get, header, with,
+    get, header,
+    shaky::{Mood, Shaky},
+    with,
 };
 
 const ONE: Quota = Quota::concurrent(1);
@@ -154,6 +157,28 @@ async fn a_slow_store_prolongs_no_wait_except_by_the_call_at_its_end() {
             }
             assert_eq!(counting.takes(), 1 + usize::from(begins > first), "{what}");
         }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_policy_for_outages_decides_if_the_last_call_fails() {
+    for (mood, end) in [(Mood::Failing, 1_996), (Mood::FailingLate(millis(150)), 2_147)] {
+        let time = Time::default();
+        let store = time.store();
+        let shaky = Shaky::new(store.clone());
+        let mut service = layer(&[ONE], shaky.clone().fail_closed()).layer(Strict::default());
+        let running = run(&store, &[ONE], 1);
+        let mut asking = begin(&mut service, get("/")).await;
+        assert_pending!(asking.poll());
+        shaky.is(mood);
+        time.pass(millis(1_996)).await;
+        if end > 1_996 {
+            assert_pending!(asking.poll());
+            time.pass(millis(end - 1_996)).await;
+        }
+        assert_eq!(status(&mut asking), StatusCode::SERVICE_UNAVAILABLE, "{mood:?}");
+        drop(running);
+        assert_eq!(store.stats().holding, 0, "nobody waits");
     }
 }
 
