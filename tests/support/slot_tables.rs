@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 use tokio_test::task::Spawn;
 use tower::{Layer, service_fn};
 use tower_sluice::{
-    Cost, Quota, RateLimitLayer, RequestHead, Rule,
+    Cost, LocalStore, Quota, RateLimitLayer, RequestHead, Rule, Store,
     key::Everyone,
     middleware::HoldUntil,
     rule::{Adaptive, RequestDeadline},
@@ -67,14 +67,43 @@ fn number(name: &'static str) -> Cost {
     })
 }
 
-pub(crate) async fn play_waiting(case: &WaitingCase) {
+/// A store under driven time.
+pub(crate) trait Driven {
+    type Store: Store<Error = Infallible, Future: Send> + Send + Sync + 'static;
+
+    fn store(&self) -> Self::Store;
+
+    async fn pass(&mut self, time: Duration);
+
+    /// Returns `true` if no call of the store is in flight.
+    fn is_settled(&self) -> bool;
+}
+
+impl Driven for Time {
+    type Store = LocalStore;
+
+    fn store(&self) -> LocalStore {
+        self.store()
+    }
+
+    async fn pass(&mut self, time: Duration) {
+        Self::pass(self, time).await;
+    }
+
+    fn is_settled(&self) -> bool {
+        true
+    }
+}
+
+/// Plays a case. Requests that run by one step may start in any order if the store is `shared`.
+pub(crate) async fn play_waiting(case: &WaitingCase, driven: &mut impl Driven, shared: bool) {
     type Asking = Spawn<BoxFuture<'static, Result<Response<String>, Infallible>>>;
-    let (time, started) = (Time::default(), Arc::new(Mutex::new(Vec::new())));
+    let started = Arc::new(Mutex::new(Vec::new()));
     let mut quotas = vec![Quota::concurrent(case.limit)];
     quotas.extend(case.rate.map(Quota::per_day));
     let rule = Rule::new("api", Everyone, quotas).cost(number("x-units"));
     let rule = rule.headroom(number("x-headroom")).max_wait(secs(case.max_wait));
-    let layer = RateLimitLayer::rules(rule, time.store()).hold_until(HoldUntil::Head);
+    let layer = RateLimitLayer::rules(rule, driven.store()).hold_until(HoldUntil::Head);
     let layer = layer.max_waiters(case.queue.unwrap_or(9));
     let (running, mut doors) = (started.clone(), HashMap::new());
     let inner = service_fn(move |request: Request<()>| {
@@ -105,12 +134,19 @@ pub(crate) async fn play_waiting(case: &WaitingCase) {
             "free" => doors[&step.name].add_permits(1),
             "leave" => asking.retain(|(name, _)| *name != step.name),
             // A timer ends up to a millisecond late.
-            "pass" => time.pass(secs(step.steps) + Duration::from_millis(1)).await,
+            "pass" => driven.pass(secs(step.steps) + Duration::from_millis(1)).await,
             op => panic!("{op} is not a step"),
         }
         let (mut denied, mut is_new) = (Vec::new(), step.op == "ask");
         // The order is that of the queue: the latest is polled first.
-        while let Some(index) = asking.iter().rposition(|(_, it)| it.is_woken() || is_new) {
+        loop {
+            let Some(index) = asking.iter().rposition(|(_, it)| it.is_woken() || is_new) else {
+                if driven.is_settled() {
+                    break;
+                }
+                tokio::task::yield_now().await;
+                continue;
+            };
             is_new = false;
             if let std::task::Poll::Ready(answer) = asking[index].1.poll() {
                 let (name, status) = (asking.remove(index).0, answer.expect("infallible").status());
@@ -119,7 +155,10 @@ pub(crate) async fn play_waiting(case: &WaitingCase) {
                 }
             }
         }
-        let runs = std::mem::take(&mut *started.lock().expect("no panic"));
+        let mut runs = std::mem::take(&mut *started.lock().expect("no panic"));
+        if shared {
+            runs.sort();
+        }
         let what = format!("{}, step {at}", case.name);
         assert_eq!((runs, denied), (step.runs.clone(), step.denied.clone()), "{what}");
     }
@@ -166,7 +205,9 @@ pub(crate) fn adaptive() -> Vec<AdaptiveCase> {
     cases
 }
 
-pub(crate) fn play_adaptive(case: &AdaptiveCase) {
+/// Plays a case. Calls `limited` with the quota of the limit and with the expected limit after each
+/// window.
+pub(crate) async fn play_adaptive(case: &AdaptiveCase, limited: impl AsyncFn(Quota, u32)) {
     let clock = FakeClock::new();
     let limit = match case.algorithm.as_str() {
         "aimd" => Adaptive::aimd(secs(1)),
@@ -182,5 +223,6 @@ pub(crate) fn play_adaptive(case: &AdaptiveCase) {
             }
         }
         assert_eq!(limit.limit(), window.limit, "{}, window {at}", case.name);
+        limited(limit.plan().quotas().as_ref()[0], window.limit).await;
     }
 }
