@@ -292,7 +292,7 @@ impl<S: Store> Limiter<S> {
                 }
                 return queued.taken.take().ok_or(NotReady::Never);
             }
-            if let Some(turn) = turn.as_ref().filter(|turn| turn.max_wait().is_some()) {
+            if let Some(turn) = turn.as_ref().filter(|turn| turn.take_max_wait().is_some()) {
                 poll_fn(|cx| turn.poll_called(cx)).await;
                 continue;
             }

@@ -118,6 +118,25 @@ where
         }
     }
 
+    /// Denies a request at the end of its wait for a slot, without a further call.
+    pub(super) fn end_wait<B: 'static>(
+        &self,
+        head: &RequestHead<'_>,
+        mut waiter: Box<Waiter>,
+    ) -> Next<B, S>
+    where
+        R: Reject<B>,
+    {
+        let Some(denied) = waiter.denied.take() else { return self.admit_again(head, waiter) };
+        let (mut decision, charges) = *denied;
+        match self.settings.check_bypass(head) {
+            Ok(()) => charges.with(|charges| {
+                self.deny_request(head, &mut decision, charges, &self.settings.penalties)
+            }),
+            Err(bypass) => self.bypass(head, bypass),
+        }
+    }
+
     /// Decides on a request that may queue.
     #[inline(never)]
     fn decide_queueing<B: 'static>(
@@ -131,10 +150,10 @@ where
     {
         // The request holds a place in the queue from here on, because a charge that finds the
         // queue full afterwards could not always be undone.
-        let waiter = waiter.or_else(|| self.settings.enter_queue(charges));
+        let mut waiter = waiter.or_else(|| self.settings.enter_queue(charges));
         let turn = waiter.as_ref().and_then(|it| it.turn.clone());
         // Without a place in the queue, the request does not wait.
-        let waited = waiter.as_ref().map_or(Duration::MAX, |it| it.waited());
+        let waited = waiter.as_mut().map_or(Duration::MAX, |it| it.ask());
         let left = |it: &Charge<'_>| it.max_wait().saturating_sub(waited);
         let charges = charges.iter().map(|it| it.with_max_wait(left(it)).with_turn(turn.as_ref()));
         let has_place = waiter.is_some();
@@ -232,6 +251,7 @@ where
             match waiter.and_then(Waiter::start) {
                 Some(mut waiter) => {
                     waiter.observe(&self.settings.metrics, decision, charges);
+                    waiter.denied = Some(Box::new((decision.clone(), charges.into())));
                     Admission::Waiting(waiter)
                 }
                 None => {

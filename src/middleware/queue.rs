@@ -18,7 +18,7 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use crate::{
     decision::Decision,
@@ -30,6 +30,9 @@ use crate::{
 
 /// The default maximum of one key is the total maximum divided by this number.
 const PLACES_PER_KEY_PLACE: usize = 64;
+
+/// The last call of a request that waits for a slot begins one call and this time before its end.
+const LAST_CALL: Duration = Duration::from_millis(5);
 
 /// The maximum number of queued requests, in total and per key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,12 +56,18 @@ pub(crate) struct Waiter {
     waiters: Arc<Waiters>,
     keys: Keys,
     pub(super) entered: Instant,
+    /// The start of its last call.
+    asked: Instant,
     /// `true` once the request has waited for a slot.
     pub(super) has_waited: bool,
     /// The turn in the store's queues for slots, if a rule has such quotas.
     pub(super) turn: Option<Arc<Turn>>,
+    /// The last denial by slots, which is the answer at the end of the wait.
+    pub(super) denied: Option<Box<(Decision, OwnedCharges)>>,
     /// The end of the wait for a slot.
-    end: Option<Pin<Box<Sleep>>>,
+    ends_at: Instant,
+    /// The next call, or the end of the wait.
+    next: Option<Pin<Box<Sleep>>>,
     /// Set once the request waits.
     observed: Option<Active>,
 }
@@ -106,9 +115,19 @@ impl Waiters {
         drop(counts);
         let waits = |it: &Charge<'_>| it.queues() && it.quotas().iter().any(Quota::is_concurrent);
         let turn = charges.iter().any(waits).then(Turn::new);
-        let (waiters, entered, has_waited) = (self.clone(), Instant::now(), false);
-        let (end, observed) = (None, None);
-        Some(Box::new(Waiter { waiters, keys, entered, has_waited, turn, end, observed }))
+        let now = Instant::now();
+        Some(Box::new(Waiter {
+            waiters: self.clone(),
+            keys,
+            entered: now,
+            asked: now,
+            has_waited: false,
+            turn,
+            denied: None,
+            ends_at: now,
+            next: None,
+            observed: None,
+        }))
     }
 
     fn is_full(
@@ -137,20 +156,24 @@ impl Waiters {
 }
 
 impl Waiter {
-    /// Starts to wait for a slot. Returns `None` if the request has no turn to wait for.
+    /// Starts to wait for a slot. Returns `None` if the request has no turn to wait for, or its wait
+    /// has ended.
     pub(super) fn start(mut self: Box<Self>) -> Option<Box<Self>> {
-        let max_wait = self.turn.as_ref()?.max_wait()?;
-        self.end = Some(Box::pin(sleep(max_wait)));
-        Some(self)
+        let now = Instant::now();
+        self.ends_at = self.asked + self.turn.as_ref()?.take_max_wait()?;
+        let last = self.ends_at.checked_sub(now - self.asked + LAST_CALL);
+        let next = last.filter(|last| *last > now).unwrap_or(self.ends_at);
+        self.next = Some(Box::pin(sleep_until(next)));
+        (now < self.ends_at).then_some(self)
     }
 
-    /// Returns the part of `max_wait` that has passed: all of it for a request that lost its turn.
-    pub(super) fn waited(&self) -> Duration {
-        match self.has_waited {
-            false => Duration::ZERO,
-            true if self.turn.is_none() => Duration::MAX,
-            true => self.entered.elapsed(),
+    /// Returns the part of `max_wait` that has passed at the start of a call.
+    pub(super) fn ask(&mut self) -> Duration {
+        if !self.has_waited {
+            return Duration::ZERO;
         }
+        self.asked = Instant::now();
+        self.asked - self.entered
     }
 
     /// Reports that the request waits by this decision.
@@ -164,17 +187,16 @@ impl Waiter {
         self.observed = self.observed.take().or_else(|| metrics.queue(decision, queues));
     }
 
-    /// Completes once the request may ask for its slots again. At the end of its `max_wait`, the
-    /// request loses its turn.
-    pub(super) fn poll_called(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Completes once the request may ask for its slots again, with `false` at the end of its wait.
+    pub(super) fn poll_called(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
         self.has_waited = true;
-        if let (Some(turn), Some(end)) = (&self.turn, &mut self.end)
+        if let (Some(turn), Some(next)) = (&self.turn, &mut self.next)
             && turn.poll_called(cx).is_pending()
         {
-            ready!(end.as_mut().poll(cx));
-            self.turn = None;
+            ready!(next.as_mut().poll(cx));
+            return Poll::Ready(Instant::now() < self.ends_at);
         }
-        Poll::Ready(())
+        Poll::Ready(true)
     }
 }
 

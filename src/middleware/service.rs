@@ -260,12 +260,12 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Result<Admission<Response<C>, S>, I::Error>> {
         let Self { inner, is_ready, layer, request, step } = self;
-        let head = RequestHead::from(&*request);
+        let (head, mut may_ask) = (RequestHead::from(&*request), true);
         match step {
             Admission::Deciding(pending) => {
                 return layer.resume(&head, pending.as_mut(), cx).map(Ok);
             }
-            Admission::Waiting(waiter) => ready!(waiter.poll_called(cx)),
+            Admission::Waiting(waiter) => may_ask = ready!(waiter.poll_called(cx)),
             _ => {
                 if let Admission::Queued(queued) = step {
                     ready!(queued.poll_turn(cx));
@@ -275,7 +275,8 @@ where
             }
         }
         Poll::Ready(Ok(match mem::replace(step, Admission::Admitted(None)) {
-            Admission::Waiting(waiter) => layer.admit_again(&head, waiter),
+            Admission::Waiting(waiter) if may_ask => layer.admit_again(&head, waiter),
+            Admission::Waiting(waiter) => layer.end_wait(&head, waiter),
             Admission::Queued(queued) => layer.dequeue(&head, queued),
             step => step,
         }))

@@ -52,6 +52,7 @@ mod slots;
 mod slots_ends;
 mod slots_faults;
 mod slots_shares;
+mod slots_tables;
 mod slots_waiting;
 mod states;
 #[path = "../support/mod.rs"]

@@ -31,7 +31,7 @@ use tower_sluice::{
 
 use crate::{
     accounts::{Account, Dice, connect, raw, rule},
-    servers::{Cluster, Flavour, Server, eventually},
+    servers::{Cluster, Flavour, Mode, Proxy, Server, eventually},
     slots::{held, until_held},
 };
 
@@ -242,6 +242,24 @@ async fn a_wait_ends_at_max_wait_or_at_the_deadline_of_the_request() {
     until_held(&store, &account, 0).await;
     let look = account.take(&store, 0).await.expect("a look");
     assert_eq!(look.outcomes()[1].remaining(), 9, "a wait charges no rate");
+}
+
+#[tokio::test]
+async fn a_distant_server_prolongs_no_wait() {
+    let server = Server::redis().await;
+    let mut proxy = Proxy::start(server.address()).await;
+    let (store, other) =
+        (connect(&server.url_at(proxy.addr())).await, connect(&server.url()).await);
+    let app = app(&[ONE], store.clone().fail_closed(), millis(1_000), Duration::ZERO);
+    let running = hold(&other, ONE).await;
+    // The script is loaded, and the store knows that nothing is free.
+    assert!(!account(ONE).take(&store, 1).await.expect("a decision").is_allowed());
+    proxy.set(Mode::Delay(millis(150))).await;
+    for (status, took) in all(vec![app.send(to("/"))]).await {
+        assert_eq!(status, DENIED);
+        assert!(took >= millis(1_000) && took < millis(1_100), "{took:?}");
+    }
+    drop(running);
 }
 
 #[tokio::test]

@@ -17,6 +17,8 @@ pub(crate) mod programs;
 pub(crate) mod random;
 pub(crate) mod regressions;
 pub(crate) mod shaky;
+#[cfg(feature = "testing")]
+pub(crate) mod slot_tables;
 pub(crate) mod slow;
 #[cfg(feature = "testing")]
 pub(crate) mod tables;

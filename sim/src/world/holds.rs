@@ -137,8 +137,8 @@ async fn send(world: &World, call: Call, patience: Duration) {
         format!("slots h{key}, sent at {begin:?}, waits {waits}: {end}")
     });
     let least = if waits { MAX_WAIT } else { Duration::ZERO };
-    // The first call is before the wait, and the last one may begin at its end.
-    let (most, took) = (least + 2 * at.wrappers.budget + MARGIN, world.story.now() - begin);
+    // A call may be in flight at the end of the wait.
+    let (most, took) = (least + at.wrappers.budget + MARGIN, world.story.now() - begin);
     let Some(denial) = decision.filter(|it| !it.is_allowed()) else { return };
     // A process without servers that fails closed has nothing to wait for.
     let early = took < least && denial.source() != Source::FailedClosed;

@@ -204,7 +204,7 @@ async fn freeze(world: &World, mut random: Random, when: &str) {
     story.record("fault", || "all servers go on");
     for visit in sent.join_all().await {
         let took = visit.ended - visit.sent;
-        let late = 2 * at.wrappers.budget + MARGIN;
+        let late = at.wrappers.budget + MARGIN;
         let well = match at.wrappers.on_failure {
             OnFailure::Fallback => !visit.denied || took >= MAX_WAIT && took <= MAX_WAIT + late,
             _ => visit.denied == (at.wrappers.on_failure == OnFailure::Closed),

@@ -205,11 +205,12 @@ impl Turn {
         place.as_ref().is_some_and(|place| place.id == id && place.called.is_terminated())
     }
 
-    /// Returns the longest time that the request waits, or `None` if it does not wait.
-    pub(crate) fn max_wait(&self) -> Option<Duration> {
-        let place = self.place.lock();
-        let waiting = place.as_ref().filter(|place| !place.called.is_terminated());
-        waiting.map(|place| Duration::from_nanos(place.max_wait))
+    /// Returns the longest time that the request waits, or `None` if it does not wait. The time is zero
+    /// when this is called again, unless the request has joined a queue in between.
+    pub(crate) fn take_max_wait(&self) -> Option<Duration> {
+        let mut place = self.place.lock();
+        let waiting = place.as_mut().filter(|place| !place.called.is_terminated());
+        waiting.map(|place| Duration::from_nanos(mem::take(&mut place.max_wait)))
     }
 
     /// Completes once the request may ask for its slots again.

@@ -93,15 +93,30 @@ pub(super) fn add_held(evaluation: &mut Evaluation, cost: u32) {
     }
 }
 
-/// Adds the request of a denied decision to the queue of the first account without enough free
-/// slots, unless another account denies it as well, and the expected wait to each denial. A peek only
-/// adds the expected waits.
+/// Adds the expected wait to each denial, and the request of a denied decision to the queue of the
+/// first account without enough free slots, unless another account denies it as well. A peek only adds
+/// the expected waits.
 pub(super) fn deny(
     accounts: &mut [Account<'_>],
     slots: &mut LockedSlots<'_>,
     now: u64,
     peeks: bool,
 ) {
+    for Account { at, quota, demand, evaluation, .. } in &mut *accounts {
+        if let Snapshot::Slots { held, retry_ns, free_in_ns, .. } = &mut evaluation.snapshot
+            && ![0, NEVER].contains(retry_ns)
+            && let Some(keys) = slots.get(at.id)
+        {
+            if !peeks {
+                keys.deny(at.id, now);
+            }
+            let missing = concurrent::missing(*held, quota, *demand);
+            *free_in_ns = keys.expected_wait(at.id, missing, now);
+        }
+    }
+    if peeks {
+        return;
+    }
     let denies = |it: &&Account<'_>| !(it.report_only || it.passed_over || it.evaluation.allowed);
     let mut denying = accounts.iter().filter(denies);
     let waits = |it: &Account<'_>| {
@@ -109,7 +124,6 @@ pub(super) fn deny(
         it.demand.max_wait > 0 && it.group == 0 && is_unknown
     };
     if let Some(first) = denying.clone().next()
-        && !peeks
         && !slots.full
         && denying.all(waits)
     {
@@ -117,21 +131,10 @@ pub(super) fn deny(
         let (need, limit) = (first.demand.need(), first.quota.raised_limit());
         slots.join(first.at.id, headroom, need, limit, max_wait);
     }
-    for Account { at, quota, demand, evaluation, .. } in accounts {
-        if let Snapshot::Slots { held, retry_ns, free_in_ns, .. } = &mut evaluation.snapshot {
-            if ![0, NEVER].contains(retry_ns)
-                && let Some(keys) = slots.get(at.id)
-            {
-                if !peeks {
-                    keys.deny(at.id, now);
-                }
-                let missing = concurrent::missing(*held, quota, *demand);
-                *free_in_ns = keys.expected_wait(at.id, missing, now);
-            }
-            if !peeks {
-                // A raised limit may have room for a request that waits.
-                slots.call_next(at.id, quota.raised_limit());
-            }
+    for Account { at, quota, evaluation, .. } in accounts {
+        if matches!(evaluation.snapshot, Snapshot::Slots { .. }) {
+            // A raised limit may have room for a request that waits.
+            slots.call_next(at.id, quota.raised_limit());
         }
     }
 }

@@ -297,7 +297,10 @@ impl LeaveQueue for Slots {
         let (mut calls, mut state) = (Vec::new(), self.state());
         let Some(waiting) = state.waiting.get_mut(&id) else { return };
         let left = waiting.queue.waiting.remove(&order);
-        if left.as_ref().is_some_and(|left| left.call.is_none()) {
+        // The first request may fit where a larger one before it did not.
+        let first = waiting.queue.waiting.first_key_value();
+        let need = first.filter(|(first, _)| **first > order).map_or(u64::MAX, |(_, it)| it.need);
+        if left.as_ref().is_some_and(|left| left.call.is_none() || need < left.need) {
             waiting.call(0, 1, &mut calls);
         }
         if waiting.is_unused() {

@@ -1,186 +1,27 @@
-//! The published tables of cases for waiting and for adaptive limits.
+//! The published tables of cases for waiting and for adaptive limits, on the embedded store.
 
-use std::{
-    collections::HashMap,
-    convert::Infallible,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
-
-use futures::future::BoxFuture;
-use http::{Request, Response, StatusCode};
-use serde::Deserialize;
-use tokio::sync::Semaphore;
-use tokio_test::task::Spawn;
-use tower::{Layer, service_fn};
-use tower_sluice::{
-    Cost, Quota, RateLimitLayer, RequestHead, Rule,
-    key::Everyone,
-    middleware::HoldUntil,
-    rule::{Adaptive, RequestDeadline},
-    testing::FakeClock,
-};
+use tower_sluice::{Limiter, LocalStore};
 
 use crate::support::{
-    driven::{Time, begin, secs},
-    with,
+    driven::Time,
+    slot_tables::{adaptive, play_adaptive, play_waiting, waiting},
 };
-
-#[derive(Deserialize)]
-struct WaitingCase {
-    name: String,
-    limit: u32,
-    /// In steps, as all times.
-    max_wait: u64,
-    /// The maximum number of requests that wait.
-    queue: Option<usize>,
-    /// The units of a quota per day.
-    rate: Option<u32>,
-    steps: Vec<WaitingStep>,
-}
-
-#[derive(Deserialize)]
-struct WaitingStep {
-    op: String,
-    #[serde(default)]
-    name: String,
-    #[serde(default)]
-    steps: u64,
-    #[serde(default = "one")]
-    units: u32,
-    #[serde(default)]
-    headroom: u32,
-    deadline: Option<u64>,
-    /// The requests that this step starts and denies, in their order.
-    runs: Vec<String>,
-    denied: Vec<String>,
-}
-
-fn one() -> u32 {
-    1
-}
-
-/// Returns the number in a header field of a request.
-fn number(name: &'static str) -> Cost {
-    Cost::from_fn(move |head: &RequestHead<'_>| {
-        head.headers[name].to_str().ok().and_then(|text| text.parse().ok()).expect("a number")
-    })
-}
-
-async fn play_waiting(case: &WaitingCase) {
-    type Asking = Spawn<BoxFuture<'static, Result<Response<String>, Infallible>>>;
-    let (time, started) = (Time::default(), Arc::new(Mutex::new(Vec::new())));
-    let mut quotas = vec![Quota::concurrent(case.limit)];
-    quotas.extend(case.rate.map(Quota::per_day));
-    let rule = Rule::new("api", Everyone, quotas).cost(number("x-units"));
-    let rule = rule.headroom(number("x-headroom")).max_wait(secs(case.max_wait));
-    let layer = RateLimitLayer::rules(rule, time.store()).hold_until(HoldUntil::Head);
-    let layer = layer.max_waiters(case.queue.unwrap_or(9));
-    let (running, mut doors) = (started.clone(), HashMap::new());
-    let inner = service_fn(move |request: Request<()>| {
-        let name = request.headers()["x-name"].to_str().expect("a name").to_owned();
-        running.lock().expect("no panic").push(name);
-        let door = request.extensions().get::<Arc<Semaphore>>().expect("a door").clone();
-        async move {
-            door.acquire().await.expect("never closed").forget();
-            Ok::<_, Infallible>(Response::new(String::new()))
-        }
-    });
-    let mut service = tower::util::BoxCloneService::new(layer.layer(inner));
-    let mut asking: Vec<(String, Asking)> = Vec::new();
-    for (at, step) in case.steps.iter().enumerate() {
-        match step.op.as_str() {
-            "ask" => {
-                let (units, headroom) = (step.units.to_string(), step.headroom.to_string());
-                let fields =
-                    [("x-name", &*step.name), ("x-units", &units), ("x-headroom", &headroom)];
-                let (mut request, door) = (with(&fields), Arc::new(Semaphore::new(0)));
-                request.extensions_mut().insert(door.clone());
-                if let Some(steps) = step.deadline {
-                    request.extensions_mut().insert(RequestDeadline(secs(steps)));
-                }
-                doors.insert(&step.name, door);
-                asking.push((step.name.clone(), begin(&mut service, request).await));
-            }
-            "free" => doors[&step.name].add_permits(1),
-            "leave" => asking.retain(|(name, _)| *name != step.name),
-            // A timer ends up to a millisecond late.
-            "pass" => time.pass(secs(step.steps) + Duration::from_millis(1)).await,
-            op => panic!("{op} is not a step"),
-        }
-        let (mut denied, mut is_new) = (Vec::new(), step.op == "ask");
-        // The order is that of the queue: the latest is polled first.
-        while let Some(index) = asking.iter().rposition(|(_, it)| it.is_woken() || is_new) {
-            is_new = false;
-            if let std::task::Poll::Ready(answer) = asking[index].1.poll() {
-                let (name, status) = (asking.remove(index).0, answer.expect("infallible").status());
-                if status == StatusCode::TOO_MANY_REQUESTS {
-                    denied.push(name);
-                }
-            }
-        }
-        let runs = std::mem::take(&mut *started.lock().expect("no panic"));
-        let what = format!("{}, step {at}", case.name);
-        assert_eq!((runs, denied), (step.runs.clone(), step.denied.clone()), "{what}");
-    }
-}
 
 #[tokio::test(start_paused = true)]
 async fn requests_wait_as_in_the_published_table() {
-    let text = include_str!("cases/waiting.json");
-    let cases: Vec<WaitingCase> = serde_json::from_str(text).expect("a list of cases");
-    assert_eq!(cases.len(), 19);
-    for case in &cases {
-        play_waiting(case).await;
+    for case in &waiting() {
+        play_waiting(case, &mut Time::default(), false).await;
     }
 }
 
-#[derive(Deserialize)]
-struct AdaptiveCase {
-    name: String,
-    algorithm: String,
-    initial: u32,
-    max: u32,
-    steps: Vec<Window>,
-}
-
-/// Ten requests that begin and end together.
-#[derive(Deserialize)]
-struct Window {
-    /// The slots of each request.
-    slots: u32,
-    millis: u64,
-    /// The responses that show an overload.
-    #[serde(default)]
-    overloaded: u32,
-    /// `true` if the clients cancel the requests.
-    #[serde(default)]
-    unanswered: bool,
-    /// The limit after the window.
-    limit: u32,
-}
-
-#[test]
-fn limits_adapt_as_in_the_published_table() {
-    let text = include_str!("cases/adaptive.json");
-    let cases: Vec<AdaptiveCase> = serde_json::from_str(text).expect("a list of cases");
-    assert_eq!(cases.len(), 15);
-    for case in &cases {
-        let clock = FakeClock::new();
-        let limit = match case.algorithm.as_str() {
-            "aimd" => Adaptive::aimd(secs(1)),
-            _ => Adaptive::gradient(),
+#[tokio::test]
+async fn limits_adapt_as_in_the_published_table() {
+    for case in &adaptive() {
+        let limiter = Limiter::new(LocalStore::new());
+        let limited = async |quota, limit| {
+            let all = limiter.take("all", &[quota], limit).now();
+            assert!(all.is_allowed() && !limiter.take("all", &[quota], 1).now().is_allowed());
         };
-        let limit = clock.adaptive(limit.max(case.max).initial(case.initial));
-        for (at, window) in case.steps.iter().enumerate() {
-            let running: Vec<_> = (0..10).map(|_| limit.start(window.slots)).collect();
-            clock.advance(Duration::from_millis(window.millis));
-            for (number, one) in (0..).zip(running) {
-                if !window.unanswered {
-                    one.complete(number < window.overloaded);
-                }
-            }
-            assert_eq!(limit.limit(), window.limit, "{}, window {at}", case.name);
-        }
+        play_adaptive(case, limited).await;
     }
 }

@@ -18,6 +18,7 @@ use tokio_test::{assert_pending, assert_ready_ok, task, task::Spawn};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sluice::{
     Cost, Decision, Key, Limiter, LocalStore, Quota, RateLimitLayer, RequestHead, Rule, Store,
+    StoreExt,
     key::{Everyone, HeaderKey},
     middleware::{Adjustment, Counters, HoldUntil, Toggle},
     rule::{LivePlan, RequestDeadline},
@@ -27,8 +28,10 @@ use tower_sluice::{
 use super::local::Random;
 use crate::support::{
     Gated, Strict, ask,
-    driven::{Time, begin, limiter, millis, secs},
-    get, header, with,
+    driven::{Counting, Time, begin, limiter, millis, secs},
+    get, header,
+    shaky::{Mood, Shaky},
+    with,
 };
 
 const ONE: Quota = Quota::concurrent(1);
@@ -97,15 +100,86 @@ async fn a_wait_ends_at_max_wait_or_at_the_deadline_of_the_request() {
     time.pass(millis(301)).await;
     assert_pending!(long.poll());
     assert_eq!(status(&mut short), DENIED);
-    time.pass(millis(1_700)).await;
+    // The last call finds the time for which no slot was freed.
+    time.pass(millis(1_695)).await;
+    assert_pending!(long.poll());
+    time.pass(millis(5)).await;
     let denied = assert_ready_ok!(long.poll());
-    assert_eq!((denied.status(), header(denied.headers(), "retry-after")), (DENIED, "3"));
+    assert_eq!((denied.status(), header(denied.headers(), "retry-after")), (DENIED, "2"));
     drop(running);
     assert_eq!(store.stats().holding, 0, "nobody waits");
     let left = run(&store, &[ONE, Quota::per_hour(10)], 0);
     assert_eq!(left.outcomes()[1].remaining(), 10, "a wait charges no rate");
     let counts = counters.snapshot();
     assert_eq!((counts.allowed, counts.delayed, counts.denied), (0, 0, 2));
+}
+
+/// The time of the calls is a part of the wait. A timer is up to a millisecond late.
+#[tokio::test(start_paused = true)]
+async fn a_slow_store_prolongs_no_wait_except_by_the_call_at_its_end() {
+    // The times of the first and of the last call, and the end of the wait.
+    for (first, last, end) in
+        [(200, 150, 2_001), (200, 203, 2_001), (0, 3, 2_001), (5, 300, 2_291), (2_500, 0, 2_500)]
+    {
+        for is_freed in [false, true] {
+            let what = format!("{first} ms, {last} ms, freed: {is_freed}");
+            let (time, at) = (Time::default(), std::cell::Cell::new(0));
+            let until = async |then: u64| time.pass(millis(then - at.replace(then))).await;
+            let store = time.store();
+            let gated = Gated::shut(store.clone());
+            let counting = Counting::new(gated.clone());
+            let mut service = layer(&[ONE], counting.clone()).layer(Strict::default());
+            let mut running = Some(run(&store, &[ONE], 1));
+            let mut asking = begin(&mut service, get("/")).await;
+            assert_pending!(asking.poll(), "{what}");
+            until(first).await;
+            gated.admit(1);
+            let begins = 1_996 - first.min(1_996);
+            if begins > first {
+                assert_pending!(asking.poll(), "{what}");
+                until(begins - 2).await;
+                assert!(!asking.is_woken(), "{what}");
+                until(begins).await;
+                assert!(asking.is_woken(), "{what}");
+                assert_pending!(asking.poll(), "{what}: the last call");
+                until(begins + last).await;
+                running.take_if(|_| is_freed);
+                gated.admit(1);
+            }
+            if is_freed && begins > first {
+                assert_eq!(status(&mut asking), OK, "{what}: the answer of the call is used");
+            } else {
+                if at.get() < end {
+                    assert_pending!(asking.poll(), "{what}");
+                    until(end).await;
+                }
+                assert_eq!((status(&mut asking), at.get()), (DENIED, end), "{what}");
+            }
+            assert_eq!(counting.takes(), 1 + usize::from(begins > first), "{what}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_policy_for_outages_decides_if_the_last_call_fails() {
+    for (mood, end) in [(Mood::Failing, 1_996), (Mood::FailingLate(millis(150)), 2_147)] {
+        let time = Time::default();
+        let store = time.store();
+        let shaky = Shaky::new(store.clone());
+        let mut service = layer(&[ONE], shaky.clone().fail_closed()).layer(Strict::default());
+        let running = run(&store, &[ONE], 1);
+        let mut asking = begin(&mut service, get("/")).await;
+        assert_pending!(asking.poll());
+        shaky.is(mood);
+        time.pass(millis(1_996)).await;
+        if end > 1_996 {
+            assert_pending!(asking.poll());
+            time.pass(millis(end - 1_996)).await;
+        }
+        assert_eq!(status(&mut asking), StatusCode::SERVICE_UNAVAILABLE, "{mood:?}");
+        drop(running);
+        assert_eq!(store.stats().holding, 0, "nobody waits");
+    }
 }
 
 #[tokio::test(start_paused = true)]
