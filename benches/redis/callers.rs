@@ -11,7 +11,10 @@ use redis::{
     aio::{ConnectionLike, MultiplexedConnection},
     io::tcp::TcpSettings,
 };
-use tokio::runtime::{Builder, Runtime};
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::sleep,
+};
 use tower_sluice::{Quota, RedisStore, StoreExt};
 
 use crate::{
@@ -25,13 +28,18 @@ const KEYS: u32 = 16_384;
 /// Numbers of concurrent callers, and of decisions of all callers in one turn.
 const CALLERS: [(u32, u32); 6] =
     [(1, 1_000), (16, 8_000), (32, 12_800), (64, 16_000), (256, 20_480), (1_024, 20_480)];
-const SUBJECTS: [&str; 5] =
-    ["PING", "redis-rs, same script", "each alone", "coalesced", "coalesced, no MSETEX"];
+const SLOT_CALLERS: [(u32, u32); 3] = [CALLERS[0], CALLERS[4], CALLERS[5]];
+const SUBJECTS: [&str; 6] =
+    ["PING", "redis-rs, same script", "each alone", "coalesced", "coalesced, no MSETEX", "a rate"];
 const PING: usize = 0;
 const PLAIN: usize = 1;
 const ALONE: usize = 2;
 const TOGETHER: usize = 3;
 const BY_PSETEX: usize = 4;
+/// Only beside slots.
+const RATE: usize = 5;
+/// The time in which the last slots of a turn are freed.
+const FREEING: Duration = Duration::from_millis(10);
 
 /// A call for the key with this number.
 type Subject = Arc<dyn Fn(u32) -> BoxFuture<'static, ()> + Send + Sync>;
@@ -41,21 +49,31 @@ struct Row {
     case: Arc<Case>,
     keys: u32,
     callers: &'static [(u32, u32)],
-    /// The maximum microseconds of server CPU per decision with 1 024 callers.
+    /// The maximum microseconds of server CPU per decision with 1 024 callers. For slots, the maximum
+    /// ratio to a rate.
     most: f64,
+    /// A rate on the same number of keys, beside slots.
+    rate: Option<Arc<Case>>,
 }
 
 impl Row {
     fn new(case: Case, keys: u32, callers: &'static [(u32, u32)], most: f64) -> Self {
-        Self { case: Arc::new(case), keys, callers, most }
+        Self { case: Arc::new(case), keys, callers, most, rate: None }
+    }
+
+    /// Takes slots, and frees each immediately.
+    fn slots(name: &'static str, quotas: &[Quota], keys: u32, most: f64) -> Self {
+        let [_, minute, _] = forms::quotas();
+        let rate = Some(Arc::new(Case::one("a rate", minute)));
+        Self { rate, ..Self::new(Case::new(name, &[quotas]), keys, &SLOT_CALLERS, most) }
     }
 }
 
-fn rows() -> [Row; 7] {
+fn rows() -> [Row; 9] {
     let [second, minute, hour] = forms::quotas();
     let three: [&[Quota]; 3] = [&[second], &[minute], &[hour]];
     let many = &CALLERS[4..];
-    let slots = Quota::concurrent(100);
+    let [few, slots] = [100, 2_000].map(Quota::concurrent);
     [
         Row::new(Case::one("a key each", minute), KEYS, &CALLERS, 4.0),
         Row::new(
@@ -66,19 +84,15 @@ fn rows() -> [Row; 7] {
         ),
         Row::new(Case::one("one key, all allowed", minute), 1, &CALLERS, f64::INFINITY),
         Row::new(Case::new("one key, three rules", &three), 1, many, 1.0),
-        // Each slot is freed immediately.
-        Row::new(Case::one("one key, slots", slots), 1, many, f64::INFINITY),
-        Row::new(
-            Case::new("one key, slots and a rate", &[&[slots, minute]]),
-            1,
-            many,
-            f64::INFINITY,
-        ),
+        Row::slots("one key, few slots", &[few], 1, 1.3),
+        Row::slots("one key, slots", &[slots], 1, 1.3),
+        Row::slots("one key, slots and a rate", &[slots, minute], 1, 1.3),
+        Row::slots("a key each, slots", &[few], KEYS, 2.0),
         Row::new(Case::new("user, site and address", &three).sharing(1), KEYS, many, 7.0),
     ]
 }
 
-pub(crate) fn names() -> [&'static str; 7] {
+pub(crate) fn names() -> [&'static str; 9] {
     rows().map(|row| row.case.name)
 }
 
@@ -90,19 +104,24 @@ pub(crate) fn decide(url: &str, name: &str, callers: u32, decisions: u32) {
     turn(&runtime, &takes(store, row.case, row.keys), callers, decisions);
 }
 
-pub(crate) fn run(server: &mut Server, rounds: usize) {
-    let rows = rows();
+/// Runs the rows with slots, or all.
+pub(crate) fn run(server: &mut Server, rounds: usize, only_slots: bool) {
+    let mut rows = Vec::from(rows());
+    rows.retain(|row| row.rate.is_some() || !only_slots);
     for (workers, runtime) in [("one thread", current()), ("two workers", threads())] {
         for row in &rows {
-            let subjects = runtime.block_on(subjects(server, &row.case, row.keys));
+            let subjects = runtime.block_on(subjects(server, row));
             for &(callers, decisions) in row.callers {
                 println!("{callers} callers, {}, {workers}", row.case.name);
-                let mut seen = [(); SUBJECTS.len()].map(|()| Seen::default());
+                let mut seen: Vec<_> = subjects.iter().map(|_| Seen::default()).collect();
                 for round in 0..rounds {
-                    for at in (0..SUBJECTS.len()).map(|at| (at + round) % SUBJECTS.len()) {
+                    for at in (0..subjects.len()).map(|at| (at + round) % subjects.len()) {
                         server.log_long_calls();
                         let before = Used::now(server);
                         let turn = turn(&runtime, &subjects[at], callers, decisions);
+                        if row.rate.is_some() {
+                            runtime.block_on(sleep(FREEING));
+                        }
                         seen[at].note(&turn, &before, &Used::now(server));
                         seen[at].longest.0.push(server.longest_call());
                     }
@@ -121,9 +140,12 @@ fn threads() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
-async fn subjects(server: &mut Server, case: &Arc<Case>, keys: u32) -> [Subject; SUBJECTS.len()] {
+async fn subjects(server: &mut Server, row: &Row) -> Vec<Subject> {
+    let (case, keys) = (&row.case, row.keys);
     let connection = connect(&server.url()).await;
-    let calls: Vec<_> = (0..keys).map(|key| case.call(key, take)).collect();
+    // A repeated call for slots would take the same slots again.
+    let repeated = row.rate.as_ref().unwrap_or(case);
+    let calls: Vec<_> = (0..keys).map(|key| repeated.call(key, take)).collect();
     let sha = server.load(&calls[0].script);
     let commands = calls.into_iter().map(|call| {
         let mut command = redis::cmd("EVALSHA");
@@ -132,13 +154,15 @@ async fn subjects(server: &mut Server, case: &Arc<Case>, keys: u32) -> [Subject;
     });
     let store = RedisStore::connect(&server.url()).await.expect("the server answers");
     let by_psetex = RedisStore::connect(&server.url_without_msetex()).await;
-    [
+    let mut subjects = vec![
         commands_of(connection.clone(), vec![redis::cmd("PING")]),
         commands_of(connection, commands.collect()),
         takes(store.clone().coalesce(false), case.clone(), keys),
-        takes(store, case.clone(), keys),
+        takes(store.clone(), case.clone(), keys),
         takes(by_psetex.expect("the server answers"), case.clone(), keys),
-    ]
+    ];
+    subjects.extend(row.rate.iter().map(|rate| takes(store.clone(), rate.clone(), keys)));
+    subjects
 }
 
 /// Connects with the settings of the store.
@@ -226,7 +250,7 @@ impl Seen {
     }
 }
 
-fn print(seen: &[Seen; SUBJECTS.len()], row: &Row, callers: u32) {
+fn print(seen: &[Seen], row: &Row, callers: u32) {
     let heads = [
         "p50 us",
         "a second",
@@ -248,6 +272,13 @@ fn print(seen: &[Seen; SUBJECTS.len()], row: &Row, callers: u32) {
     }
     let (together, over_plain) = (&seen[TOGETHER], seen[TOGETHER].rates.over(&plain.rates));
     let target = match (callers, row.keys > 1) {
+        _ if row.rate.is_some() => {
+            let ratio = together.used[0].over(&seen[RATE].used[0]);
+            let rate = AtLeast(50_000.0, together.rates.median());
+            let rate =
+                if callers > 1 { format!("; decisions a second: {rate}") } else { String::new() };
+            format!("server us over those of a rate: {}{rate}", AtMost(row.most, ratio))
+        }
         (1, _) => {
             let added = together.middles.beyond(&seen[PING].middles);
             format!("p50 added over PING: {}", AtMost(20.0, added))
@@ -267,9 +298,6 @@ fn print(seen: &[Seen; SUBJECTS.len()], row: &Row, callers: u32) {
             )
         }
         (256, true) => format!("coalesced / redis-rs: {}", AtLeast(1.4, over_plain)),
-        (256 | 1_024, false) if row.case.name.contains("slots") => {
-            format!("decisions a second: {}", AtLeast(50_000.0, together.rates.median()))
-        }
         (256 | 1_024, false) => format!("coalesced / redis-rs: {}", AtLeast(5.0, over_plain)),
         _ => String::new(),
     };

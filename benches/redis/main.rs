@@ -11,7 +11,7 @@
 //! - memory per account;
 //! - up to 1024 concurrent callers: coalesced decisions, beside `PING`, the script called by
 //!   redis-rs over one connection, and the store with a call per decision. The argument `callers`
-//!   runs this part alone.
+//!   runs this part alone, and `slots` only its slots, whose frees are included, beside a rate.
 //!
 //! The argument `instructions` prints only the client's instructions per decision of such callers.
 //! It requires valgrind.
@@ -52,11 +52,11 @@ fn main() {
         return instructions::run(&server);
     }
     println!("{}, {rounds} rounds\n", server.about());
-    if !has("callers") {
+    if !has("callers") && !has("slots") {
         throughput::run(&mut server, rounds);
         latency::run(&server, rounds);
         offline::run(&mut server, rounds);
         memory::run(&mut server);
     }
-    callers::run(&mut server, rounds);
+    callers::run(&mut server, rounds, has("slots"));
 }

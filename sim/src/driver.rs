@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use crate::world::{self, Report};
+use crate::world::{self, Report, Topic};
 
 /// The seeds that found a violation once, each with its cause.
 const FOUND: &str = include_str!("../seeds.txt");
@@ -29,8 +29,8 @@ pub fn range(text: &str) -> Option<Range<u64>> {
 
 /// Runs one seed. Prints its story if `recorded`. A process runs no other seed: a run depends on
 /// state of its process, such as a counter of tokio and the interned names of rules.
-pub fn one(seed: u64, recorded: bool) -> bool {
-    let report = world::run(seed, recorded);
+pub fn one(seed: u64, recorded: bool, topic: Topic) -> bool {
+    let report = world::run(seed, recorded, topic);
     report.events.iter().for_each(|event| println!("{event}"));
     for violation in &report.violations {
         println!("seed {seed}: {violation}");
@@ -116,17 +116,27 @@ impl<I> Drop for Runs<I> {
     }
 }
 
-fn found() -> impl Iterator<Item = u64> {
-    let seed = |line: &'static str| line.split_whitespace().next()?.parse().ok();
+fn found(topic: Topic) -> impl Iterator<Item = u64> {
+    let seed = move |line: &'static str| match (topic, line.strip_prefix("sharing ")) {
+        (Topic::Requests, None) => line.split_whitespace().next()?.parse().ok(),
+        (Topic::Sharing, Some(line)) => line.split_whitespace().next()?.parse().ok(),
+        _ => None,
+    };
     FOUND.lines().filter_map(seed)
 }
 
 /// Runs many seeds, for at most some minutes of CPU time, or until the `first` violation. `more` are
 /// further arguments of each run, such as `--trace`.
-pub fn many(range: Range<u64>, minutes: Option<u64>, first: bool, more: Vec<String>) -> bool {
+pub fn many(
+    range: Range<u64>,
+    minutes: Option<u64>,
+    first: bool,
+    topic: Topic,
+    more: Vec<String>,
+) -> bool {
     let (mut sum, mut ran, mut bad) = (Report::default(), 0_usize, 0_usize);
     let end = minutes.map(|minutes| Duration::from_secs(60 * minutes));
-    for (seed, report) in Runs::new(found().chain(range), more) {
+    for (seed, report) in Runs::new(found(topic).chain(range), more) {
         report.events.iter().for_each(|event| println!("{event}"));
         report.violations.iter().for_each(|violation| println!("seed {seed}: {violation}"));
         ran += 1;

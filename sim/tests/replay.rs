@@ -11,6 +11,10 @@ fn story(seed: &str) -> String {
     run(&["--seed", seed])
 }
 
+fn sharing(seed: &str) -> String {
+    run(&["--sharing", "--seed", seed])
+}
+
 #[test]
 fn one_seed_prints_one_story_in_two_processes() {
     for seed in ["1", "2", "3", "4", "5", "6", "7", "8"] {
@@ -19,6 +23,17 @@ fn one_seed_prints_one_story_in_two_processes() {
         assert!(one == two, "the stories of seed {seed} differ");
     }
     assert!(story("1") != story("2"));
+}
+
+#[test]
+fn a_seed_of_shared_limits_has_one_story_alone_and_after_others() {
+    let all = run(&["--sharing", "--seeds", "1..4"]);
+    for seed in ["1", "2", "3"] {
+        let (one, two) = (sharing(seed), sharing(seed));
+        assert!(one == two, "the stories of seed {seed} differ");
+        let (events, _) = one.trim_end().rsplit_once('\n').expect("many lines");
+        assert!(events.lines().count() > 50 && all.contains(events), "seed {seed} differs");
+    }
 }
 
 #[test]

@@ -371,6 +371,17 @@ impl Template {
 }
 
 impl Lines {
+    /// Returns a copy whose policy has no counter that other threads change, which is slow.
+    fn for_one_thread(&self) -> Self {
+        let mut fields = Fields::clone(&self.0);
+        if let Some(policy) = fields.map.get_mut(POLICY)
+            && let Ok(copy) = HeaderValue::from_bytes(policy.as_bytes())
+        {
+            *policy = copy;
+        }
+        Self(Arc::new(fields))
+    }
+
     /// Adds the fields to a response, which may already have fields of an inner limiter. The
     /// [module](super) documents existing fields.
     #[inline(always)]
@@ -488,7 +499,7 @@ impl Template {
                 Some(lines) if recent.key == key => lines.clone(),
                 _ => {
                     let lines = render();
-                    let kept = (recent.key == key).then(|| lines.clone());
+                    let kept = (recent.key == key).then(|| lines.for_one_thread());
                     *recent = Recent { key, lines: kept };
                     lines
                 }
@@ -759,11 +770,12 @@ pub(crate) fn retry_seconds(wait: Duration) -> u64 {
     seconds.max(1)
 }
 
-/// Returns a number as a header value. Small numbers are rendered once.
+/// Returns a number as a header value. Small numbers are rendered once, and have no counter that
+/// all threads change.
 fn number(n: u64) -> HeaderValue {
     static SMALL: [OnceLock<HeaderValue>; 4_096] = [const { OnceLock::new() }; 4_096];
     match usize::try_from(n).ok().and_then(|n| SMALL.get(n)) {
-        Some(value) => value.get_or_init(|| n.into()).clone(),
+        Some(value) => value.get_or_init(|| HeaderValue::from_static(n.to_string().leak())).clone(),
         None => n.into(),
     }
 }

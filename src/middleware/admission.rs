@@ -7,7 +7,7 @@ use std::{
     mem,
     pin::Pin,
     slice,
-    sync::Mutex,
+    sync::{Arc, Mutex},
     task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
@@ -20,6 +20,7 @@ use super::{
     RateLimitLayer,
     config::{Override, ResponseContext},
     overcommit::InFlight,
+    penalty::RulePenalty,
     queue::{QueuedCharge, Waiter},
 };
 use crate::{
@@ -65,7 +66,8 @@ pin_project! {
         #[pin]
         decision: S::Future,
         charges: OwnedCharges,
-        started: Option<Instant>,
+        // The instant of the call, and `true` if a denial may be a strike.
+        asked: (Option<Instant>, bool),
         waiter: Option<Box<Waiter>>,
     }
 }
@@ -128,7 +130,9 @@ where
         let Some(denied) = waiter.denied.take() else { return self.admit_again(head, waiter) };
         let (mut decision, charges) = *denied;
         match self.settings.check_bypass(head) {
-            Ok(()) => charges.with(|charges| self.deny_by_limits(head, &mut decision, charges)),
+            Ok(()) => charges.with(|charges| {
+                self.deny_request(head, &mut decision, charges, &self.settings.penalties)
+            }),
             Err(bypass) => self.bypass(head, bypass),
         }
     }
@@ -152,7 +156,8 @@ where
         let waited = waiter.as_mut().map_or(Duration::MAX, |it| it.ask());
         let left = |it: &Charge<'_>| it.max_wait().saturating_sub(waited);
         let charges = charges.iter().map(|it| it.with_max_wait(left(it)).with_turn(turn.as_ref()));
-        self.ask(head, &charges.collect::<SmallVec<[_; 4]>>(), waiter)
+        let has_place = waiter.is_some();
+        self.ask(head, &charges.collect::<SmallVec<[_; 4]>>(), waiter, has_place)
     }
 
     #[inline(always)]
@@ -163,16 +168,17 @@ where
         if self.settings.may_queue && charges.iter().any(Charge::queues) {
             return self.decide_queueing(head, charges, None);
         }
-        self.ask(head, charges, None)
+        self.ask(head, charges, None, true)
     }
 
-    /// Asks the store.
+    /// Asks the store. A denial may be a strike, unless the queue is full.
     #[inline(always)]
     fn ask<B: 'static>(
         &self,
         head: &RequestHead<'_>,
         charges: &[Charge<'_>],
         waiter: Option<Box<Waiter>>,
+        strikes: bool,
     ) -> Next<B, S>
     where
         R: Reject<B>,
@@ -181,11 +187,16 @@ where
         let store: &S = &self.store;
         match store.take(charges) {
             Answer::Now(ref mut decision) => {
-                self.conclude(head, decision, charges, started, waiter)
+                self.conclude(head, decision, charges, (started, strikes), waiter)
             }
             Answer::Later(decision) => {
                 let charges = charges.into();
-                Admission::Deciding(Box::pin(PendingCharge { decision, charges, started, waiter }))
+                Admission::Deciding(Box::pin(PendingCharge {
+                    decision,
+                    charges,
+                    asked: (started, strikes),
+                    waiter,
+                }))
             }
         }
     }
@@ -200,12 +211,11 @@ where
     where
         R: Reject<B>,
     {
-        let PendingChargeProj { decision, charges, started, waiter } = pending.project();
+        let PendingChargeProj { decision, charges, asked, waiter } = pending.project();
         let mut decision = ready!(decision.poll(cx));
         Poll::Ready(
-            charges.with(|charges| {
-                self.conclude(head, &mut decision, charges, *started, waiter.take())
-            }),
+            charges
+                .with(|charges| self.conclude(head, &mut decision, charges, *asked, waiter.take())),
         )
     }
 
@@ -226,7 +236,7 @@ where
         head: &RequestHead<'_>,
         decision: &mut Result<Decision, S::Error>,
         charges: &[Charge<'_>],
-        started: Option<Instant>,
+        (started, strikes): (Option<Instant>, bool),
         waiter: Option<Box<Waiter>>,
     ) -> Next<B, S>
     where
@@ -244,13 +254,16 @@ where
                     waiter.denied = Some(Box::new((decision.clone(), charges.into())));
                     Admission::Waiting(waiter)
                 }
-                None => self.deny_by_limits(head, decision, charges),
+                None => {
+                    let penalties = if strikes { &*self.settings.penalties } else { &[] };
+                    self.deny_request(head, decision, charges, penalties)
+                }
             }
         } else if decision.slot.is_some() && !self.settings.hold.can_hold::<B>() {
             // The slots would be free before the body ends.
             self.store.undo(charges, decision, None);
             *decision = Decision::deny().with_source(Source::FailedClosed);
-            self.deny_request(head, decision, charges)
+            self.deny_request(head, decision, charges, &[])
         } else if decision.wait > 0 {
             self.queue(head, decision, charges, waiter)
         } else {
@@ -275,9 +288,7 @@ where
                     log_no_peer::<B>(&error);
                 }
                 let why = self.rejection(Err(&error), None, &settings.template);
-                let mut response = self.reject.reject(&why, head);
-                why.complete(&mut response, &[]);
-                return Admission::Rejected(response);
+                return Admission::Rejected(why.response(&*self.reject, head, &[], false));
             }
         }
         match ResponseContext::uncharged(settings) {
@@ -307,34 +318,19 @@ where
         let Some(mut waiter) = waiter else {
             // The queue is full, or the store call took part of the deadline.
             self.store.undo(charges, &queued, None);
-            return self.deny_request(head, &mut queued.into_denied(), charges);
+            return self.deny_request(head, &mut queued.into_denied(), charges, &[]);
         };
         waiter.observe(&self.settings.metrics, &queued, charges);
         Admission::Queued(QueuedCharge::new(self.store.clone(), queued, charges, waiter))
     }
 
-    /// Denies a request, and counts the denial for penalties.
-    fn deny_by_limits<B: 'static>(
-        &self,
-        head: &RequestHead<'_>,
-        decision: &mut Decision,
-        charges: &[Charge<'_>],
-    ) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        let next = self.deny_request(head, decision, charges);
-        if matches!(next, Admission::Rejected(_)) {
-            self.settings.penalties.iter().for_each(|it| it.deny(decision, charges));
-        }
-        next
-    }
-
+    /// Rejects a request, which is a strike under `penalties`, unless it runs despite the denial.
     fn deny_request<B: 'static>(
         &self,
         head: &RequestHead<'_>,
         decision: &mut Decision,
         charges: &[Charge<'_>],
+        penalties: &[Arc<RulePenalty>],
     ) -> Next<B, S>
     where
         R: Reject<B>,
@@ -351,16 +347,12 @@ where
         if settings.is_observed() {
             self.notify(head, Ok(decision), false, false, charges);
         }
+        penalties.iter().for_each(|it| it.deny(decision, charges));
         let retry_after = settings.retry_after.wait(&settings.promises, decision, charges);
         let fitting = settings.template.fit(charges);
         let template = fitting.as_deref().unwrap_or(&settings.template);
         let why = self.rejection(Ok(decision), retry_after, template);
-        let mut response = self.reject.reject(&why, head);
-        why.complete(&mut response, charges);
-        if settings.expose {
-            response.extensions_mut().insert(decision.clone());
-        }
-        Admission::Rejected(response)
+        Admission::Rejected(why.response(&*self.reject, head, charges, settings.expose))
     }
 
     /// Admits a request.

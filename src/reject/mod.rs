@@ -196,11 +196,22 @@ impl<'a> Rejection<'a> {
         Self { cause, reason: Reason::of(cause), retry_after, template, rules, secret }
     }
 
-    /// Adds the header fields of the layer to the response of a [`Reject`].
-    #[inline]
-    pub(crate) fn complete<B>(&self, response: &mut Response<B>, charges: &[Charge<'_>]) {
-        let headers = response.headers_mut();
-        self.template.complete(headers, self.decision(), charges, self.retry_after);
+    /// Returns the response of a [`Reject`], with the header fields of the layer.
+    #[inline(always)]
+    pub(crate) fn response<B>(
+        &self,
+        reject: &impl Reject<B>,
+        head: &RequestHead<'_>,
+        charges: &[Charge<'_>],
+        expose: bool,
+    ) -> Response<B> {
+        let mut response = reject.reject(self, head);
+        let (headers, decision) = (response.headers_mut(), self.decision());
+        self.template.complete(headers, decision, charges, self.retry_after);
+        if let Some(decision) = decision.filter(|_| expose) {
+            response.extensions_mut().insert(decision.clone());
+        }
+        response
     }
 
     /// Explains the rejection, for logs and operators.
@@ -452,8 +463,6 @@ impl Decision {
         }
         let template = Template::of_call(Headers::RateLimit, self, quotas.as_ref());
         let why = Rejection::new(Ok(self), self.expected_wait(), &template, None, None);
-        let mut response = TooManyRequests::new().reject(&why, &head.into());
-        why.complete(&mut response, &[]);
-        Some(response)
+        Some(why.response(&TooManyRequests::new(), &head.into(), &[], false))
     }
 }

@@ -118,7 +118,8 @@ fn plain(why: &Rejection<'_>) -> Bytes {
         && !why.template.has_unregistered_unit()
         && let Some(text) = usize::try_from(n).ok().and_then(|n| COMMON.get(n))
     {
-        return text.get_or_init(|| limited("", n).into()).clone();
+        // A static text has no counter that all threads change.
+        return text.get_or_init(|| Bytes::from_static(limited("", n).leak().as_bytes())).clone();
     }
     Bytes::from(detail(why))
 }

@@ -42,7 +42,11 @@ impl Turnstile {
     }
 
     pub(crate) fn door(&self) -> Door {
-        Door::Server(format!("redis://{}", self.address))
+        Door::Server(self.url())
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://{}", self.address)
     }
 
     /// Ends the current connections. New ones lead to `target`.

@@ -4,9 +4,10 @@
 use std::{future::Future, pin::Pin, time::Duration};
 
 use super::{
-    World, adjustments::Adjustments, batches::Batches, blocks::Blocks, bursts::Bursts,
-    concurrency::Concurrency, holds::Holds, losses::Losses, outages::Outages, queues::Queues,
-    rates::Rates, retries::Retries, waits::Waits,
+    World, adjustments::Adjustments, alternatives::Alternatives, batches::Batches, blocks::Blocks,
+    bursts::Bursts, concurrency::Concurrency, holds::Holds, instances::Live, losses::Losses,
+    outages::Outages, penalties::Penalties, periods::Periods, queues::Queues, rates::Rates,
+    retries::Retries, waits::Waits,
 };
 use crate::random::Random;
 
@@ -38,7 +39,7 @@ pub trait Capability: Send + Sync {
     fn check(&self, _world: &World) {}
 }
 
-/// Returns all capabilities. Their shares add up to 100.
+/// Returns the capabilities of requests. Their shares add up to 100.
 pub fn all() -> Vec<Box<dyn Capability>> {
     vec![
         Box::new(Rates),
@@ -54,5 +55,16 @@ pub fn all() -> Vec<Box<dyn Capability>> {
         Box::new(Losses),
         // Breakers may be open afterwards.
         Box::new(Outages),
+    ]
+}
+
+/// Returns the capabilities that share a limit. Their shares add up to 100.
+pub fn sharing(random: &mut Random) -> Vec<Box<dyn Capability>> {
+    vec![
+        Box::new(Alternatives::new(random)),
+        Box::new(Penalties::new(random)),
+        Box::new(Live),
+        // Last, so that the end of a period is in the faults.
+        Box::new(Periods::new(random)),
     ]
 }

@@ -10,7 +10,7 @@ use super::{
     network::Wire,
     process::Life,
     server::Server,
-    wrappers::{Wrapped, Wrappers, wrap},
+    wrappers::{Shared, Wrappers, wrap},
 };
 
 /// The path of a process to all servers.
@@ -43,8 +43,8 @@ impl Client {
     }
 
     /// Returns the store of the process with its wrappers.
-    pub fn store(self, wrappers: &Wrappers, processes: u32) -> Wrapped {
-        let wire = self.wire.clone();
+    pub fn store(self, wrappers: &Wrappers, processes: u32) -> Shared {
+        let (wire, clock) = (self.wire.clone(), self.nodes.process_clock.clone());
         if self.nodes.kind == Kind::Cluster {
             let connect = move |_, port: u16| {
                 let client = self.clone();
@@ -54,6 +54,7 @@ impl Client {
             let seeds = [("node0", 0), ("node3", 3)];
             let store = RedisStore::cluster_from_connector(&seeds, connect).expect("seeds");
             let store = if wrappers.hash_tag { store.hash_tag_by_key() } else { store };
+            let store = store.with_process_clock(clock);
             return wrap(store.coalesce(wrappers.coalesce), wrappers, processes, &wire);
         }
         // A sentinel reports the primary when a connection is opened. As the library does by `ROLE`,
@@ -67,6 +68,7 @@ impl Client {
                 if is_replica { Err(io::Error::other("a replica").into()) } else { Ok(opened) }
             }
         });
-        wrap(store.coalesce(wrappers.coalesce), wrappers, processes, &wire)
+        let store = store.with_process_clock(clock).coalesce(wrappers.coalesce);
+        wrap(store, wrappers, processes, &wire)
     }
 }

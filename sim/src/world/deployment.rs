@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -42,6 +42,8 @@ pub struct Deployment {
     failing: Mutex<Vec<bool>>,
     /// The end of the last failover.
     failed_over: Mutex<Option<Instant>>,
+    /// The clock of the processes, in nanoseconds of Unix time.
+    pub process_clock: Arc<AtomicU64>,
 }
 
 /// The time for which a sentinel reports the old primary after a failover.
@@ -68,7 +70,8 @@ impl Deployment {
             pair[0].lead(&pair[1], lag);
         }
         let failing = Mutex::new(vec![false; shards]);
-        Arc::new(Self { kind, servers, slots, failing, failed_over: Mutex::default() })
+        let (failed_over, process_clock) = (Mutex::default(), Arc::default());
+        Arc::new(Self { kind, servers, slots, failing, failed_over, process_clock })
     }
 
     /// Returns a server by its index.

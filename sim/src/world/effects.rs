@@ -42,6 +42,19 @@ impl World {
         }
     }
 
+    pub(super) fn kill(&self, process: usize) {
+        self.places[process].process().kill();
+        self.places[process].client.wire.cut();
+    }
+
+    pub(super) fn restart(&self, process: usize) {
+        let place = &self.places[process];
+        // Another fault may have started the process before, or paused it.
+        place.process().kill();
+        let new = Process::new(&place.wrappers, self.count(), &self.rules, place.client.clone());
+        *lock(&place.process) = Arc::new(new);
+    }
+
     fn lose(&self, from: Duration, to: Duration, cause: Cause) {
         lock(&self.log).losses.push(Loss { from, to, cause });
     }
@@ -78,8 +91,7 @@ impl World {
             }
             Fault::Restart { process } => {
                 *lock(&self.places[process].disturbed) = LONGEST;
-                self.places[process].process().kill();
-                self.places[process].client.wire.cut();
+                self.kill(process);
             }
             Fault::Failover { .. } | Fault::Move => {}
         }
@@ -109,14 +121,9 @@ impl World {
                 }
             }
             Fault::Restart { process } => {
-                let place = &self.places[process];
-                // Another fault may have started the process before, or paused it.
-                place.process().kill();
-                let new =
-                    Process::new(&place.wrappers, self.count(), &self.rules, place.client.clone());
-                *lock(&place.process) = Arc::new(new);
+                self.restart(process);
                 let now = self.story.now();
-                *lock(&place.disturbed) = now;
+                *lock(&self.places[process].disturbed) = now;
                 let loss = Loss { from: now, to: now, cause: Cause::State };
                 lock(&self.log).restarts.push((process, loss));
             }
@@ -207,11 +214,12 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
+    use crate::world::Topic;
 
     #[tokio::test(start_paused = true)]
     async fn a_restart_ends_the_process_of_a_restart_that_overlaps() {
         let mut random = Random::new(0);
-        let world = World::new(&mut random, false);
+        let world = World::new(&mut random, false, Topic::Requests);
         let server = world.nodes.primary(0).clone();
         let (restart, pause) = (Fault::Restart { process: 0 }, Fault::Pause { process: 0 });
         world.begin(restart, &server, &mut random);

@@ -1,6 +1,7 @@
 //! One run: processes, network and servers, with faults, from one seed.
 
 mod adjustments;
+mod alternatives;
 mod batches;
 mod blocks;
 mod bursts;
@@ -12,10 +13,13 @@ mod effects;
 mod exact;
 mod faults;
 mod holds;
+mod instances;
 mod losses;
 mod network;
 mod oracle;
 mod outages;
+mod penalties;
+mod periods;
 mod phases;
 mod process;
 mod queues;
@@ -93,7 +97,7 @@ pub fn count_panics() {
 }
 
 /// Runs a seed in a thread of its own, which alone draws from the random source until it ends.
-pub fn run(seed: u64, recorded: bool) -> Report {
+pub fn run(seed: u64, recorded: bool, topic: Topic) -> Report {
     let run = move || {
         seed_process(seed);
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -101,7 +105,7 @@ pub fn run(seed: u64, recorded: bool) -> Report {
             .start_paused(true)
             .build()
             .expect("a runtime");
-        let mut report = runtime.block_on(World::run(seed, recorded));
+        let mut report = runtime.block_on(World::run(seed, recorded, topic));
         drop(runtime);
         if PANICS.get() > 0 {
             report.violations.push(format!("{} panics", PANICS.get()));
@@ -110,6 +114,14 @@ pub fn run(seed: u64, recorded: bool) -> Report {
     };
     let report = thread::spawn(run).join();
     report.unwrap_or_else(|_| Report { violations: vec!["a panic".into()], ..Report::default() })
+}
+
+/// The topic of a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Topic {
+    Requests,
+    /// The capabilities that share a limit, with seeds of their own.
+    Sharing,
 }
 
 /// A running system.
@@ -145,9 +157,9 @@ impl Place {
 }
 
 impl World {
-    async fn run(seed: u64, recorded: bool) -> Report {
+    async fn run(seed: u64, recorded: bool, topic: Topic) -> Report {
         let mut random = Random::new(seed);
-        let world = Arc::new(Self::new(&mut random, recorded));
+        let world = Arc::new(Self::new(&mut random, recorded, topic));
         world.introduce(seed);
         let faults = timeout(LONGEST, world.clone().play(&mut random)).await;
         if faults.is_err() {
@@ -164,7 +176,7 @@ impl World {
         }
     }
 
-    fn new(random: &mut Random, recorded: bool) -> Self {
+    fn new(random: &mut Random, recorded: bool, topic: Topic) -> Self {
         let story = Arc::new(Story::new(recorded));
         let kind = match random.within(0..100) {
             0..50 => Kind::Single,
@@ -177,8 +189,12 @@ impl World {
         let rules = Rules::random(random, one_account);
         let count = u32::try_from(random.within(2..7)).expect("few");
         let (leases, hash_tag) = (random.percent(30), random.percent(30));
+        // With counted processes, an outage needs the fallback of each.
+        let fall_back = topic == Topic::Sharing && random.percent(70);
         let places = (0..count).map(|index| {
             let wrappers = Wrappers::random(random, leases, hash_tag);
+            let wrappers =
+                if topic == Topic::Sharing { wrappers.counted(fall_back) } else { wrappers };
             let name = format!("p{index}");
             let wire = Wire::new(story.clone(), name.clone(), DELAY, random.fork());
             let life = Arc::default();
@@ -202,7 +218,10 @@ impl World {
             keys,
             log: Mutex::default(),
             decisions: AtomicU64::new(0),
-            capabilities: capability::all(),
+            capabilities: match topic {
+                Topic::Requests => capability::all(),
+                Topic::Sharing => capability::sharing(random),
+            },
         }
     }
 

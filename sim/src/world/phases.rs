@@ -111,10 +111,11 @@ impl World {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::world::Topic;
 
     #[tokio::test(start_paused = true)]
     async fn each_server_of_a_cluster_has_a_probe_and_one_only() {
-        let worlds = (0..).map(|seed| World::new(&mut Random::new(seed), false));
+        let worlds = (0..).map(|seed| World::new(&mut Random::new(seed), false, Topic::Requests));
         let world = worlds.into_iter().find(|it| it.nodes.kind == Kind::Cluster).expect("one");
         let answer = world.places[0].wrappers.budget + MARGIN;
         let due = RECOVERY + answer;

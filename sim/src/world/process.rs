@@ -6,7 +6,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind, panic_any},
     pin::pin,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     task::{Poll, Waker},
@@ -15,13 +15,14 @@ use std::{
 use http::{Request, Response, StatusCode};
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_sluice::{
-    Cost, Decision, LivePlan, Plan, Quota, RateLimitLayer, Rule, key::HeaderKey, rule::OnMissingKey,
+    Cost, Decision, LivePlan, Plan, Quota, RateLimitLayer, Rule, key::HeaderKey,
+    rule::OnMissingKey, store::Instances,
 };
 
 use super::{
-    Rules,
+    Rules, alternatives,
     client::Client,
-    concurrency, holds, lock, queues,
+    concurrency, holds, lock, penalties, queues,
     wrappers::{Wrapped, Wrappers},
 };
 
@@ -41,6 +42,11 @@ pub struct Process {
     pub queues: queues::Service,
     pub slots: concurrency::Service,
     pub holds: holds::Service,
+    /// The layers that share a limit.
+    pub alternatives: OnceLock<alternatives::Service>,
+    pub penalties: OnceLock<penalties::Service>,
+    /// The number of processes that this one knows.
+    pub instances: Instances,
     life: Arc<Life>,
 }
 
@@ -63,7 +69,7 @@ impl Process {
     pub fn new(wrappers: &Wrappers, processes: u32, rules: &Rules, mut client: Client) -> Self {
         let life = Arc::<Life>::default();
         client.life = life.clone();
-        let store = client.store(wrappers, processes);
+        let (store, instances) = client.store(wrappers, processes);
         let plans = [0, 1].map(|rule| LivePlan::new(rules.base[rule].clone()));
         let plan = |rule: usize| match rules.live {
             true => Plan::from(&plans[rule]),
@@ -94,7 +100,20 @@ impl Process {
         let queues = queues::Service::new(&rules.queued, store.clone());
         let slots = concurrency::Service::new(&rules.slots);
         let holds = holds::Service::new(rules.held, store.clone());
-        Self { service, store, plans, count: rules.count(), queues, slots, holds, life }
+        let (alternatives, penalties) = (OnceLock::new(), OnceLock::new());
+        Self {
+            service,
+            store,
+            plans,
+            count: rules.count(),
+            queues,
+            slots,
+            holds,
+            alternatives,
+            penalties,
+            instances,
+            life,
+        }
     }
 
     /// Sends a request. Returns its decision, or `None` if the handler panics or the process dies.

@@ -141,7 +141,9 @@ impl Server {
         let clock = self.clock();
         let mut state = lock(&self.state);
         state.commands += 1;
-        if request[0].starts_with(b"EVAL") {
+        // Processes that register do so in the background.
+        let registers = request.get(3).is_some_and(|key| key.ends_with(b":instances"));
+        if request[0].starts_with(b"EVAL") && !registers {
             state.last_script = (Instant::now(), clock);
             // The client repeats a script that the server does not have, or not any more.
             if !matches!(reply, Reply::Error(_)) {

@@ -6,7 +6,7 @@ use redis::aio::ConnectionLike;
 use tower::BoxError;
 use tower_sluice::{
     Decision, RedisStore, Store, StoreExt,
-    store::{Answer, Charge, DynStore, FailureDomain, Op, Unsupported},
+    store::{Answer, Charge, DynStore, FailureDomain, Instances, Op, Unsupported},
 };
 
 use super::{network::Wire, story::Story, virtual_local::VirtualLocal};
@@ -33,6 +33,8 @@ pub struct Wrappers {
     /// `true` if all accounts of a key are in one slot of a cluster.
     pub hash_tag: bool,
     pub on_failure: OnFailure,
+    /// `true` if the processes are counted.
+    pub counted: bool,
 }
 
 impl Wrappers {
@@ -51,7 +53,16 @@ impl Wrappers {
                 OnFailure::Open,
                 OnFailure::Closed,
             ]),
+            counted: false,
         }
+    }
+
+    /// Returns the wrappers of a process that is counted.
+    pub fn counted(self, falls_back: bool) -> Self {
+        let on_failure = if falls_back { OnFailure::Fallback } else { self.on_failure };
+        // A percentage of all processes, which they divide.
+        let leases = self.leases.map(|percent| percent.max(4) * 2);
+        Self { on_failure, leases, counted: true, ..self }
     }
 }
 
@@ -63,6 +74,7 @@ impl fmt::Display for Wrappers {
             (self.deny_cache, "deny cache"),
             (!self.coalesce, "no batches"),
             (self.resp3, "RESP3"),
+            (self.counted, "counted"),
         ] {
             if is_on {
                 write!(f, ", {name}")?;
@@ -76,9 +88,27 @@ impl fmt::Display for Wrappers {
 }
 
 pub type Wrapped = Arc<DynStore<Infallible>>;
+/// A store of a process, and the number of processes that share its servers.
+pub type Shared = (Wrapped, Instances);
 
 /// Applies the wrappers in the documented order.
-pub fn wrap<C>(store: RedisStore<C>, wrappers: &Wrappers, processes: u32, wire: &Wire) -> Wrapped
+///
+/// Returns the number of processes as well.
+pub fn wrap<C>(store: RedisStore<C>, wrappers: &Wrappers, processes: u32, wire: &Wire) -> Shared
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    let processes =
+        if wrappers.counted { store.live_instances(processes) } else { processes.into() };
+    (wrapped(store, wrappers, processes.clone(), wire), processes)
+}
+
+fn wrapped<C>(
+    store: RedisStore<C>,
+    wrappers: &Wrappers,
+    processes: Instances,
+    wire: &Wire,
+) -> Wrapped
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
@@ -90,7 +120,7 @@ where
     }
 }
 
-fn cache<S>(store: S, wrappers: &Wrappers, processes: u32, wire: &Wire) -> Wrapped
+fn cache<S>(store: S, wrappers: &Wrappers, processes: Instances, wire: &Wire) -> Wrapped
 where
     S: Store<Error: Into<BoxError>, Future: Send> + Send + Sync + 'static,
 {
@@ -101,11 +131,14 @@ where
     }
 }
 
-fn lease<S>(store: S, wrappers: &Wrappers, processes: u32, wire: &Wire) -> Wrapped
+fn lease<S>(store: S, wrappers: &Wrappers, processes: Instances, wire: &Wire) -> Wrapped
 where
     S: Store<Error: Into<BoxError>, Future: Send> + Send + Sync + 'static,
 {
     match wrappers.leases {
+        Some(percent) if wrappers.counted => {
+            policy(store.leases(percent).instances(processes.clone()), wrappers, processes, wire)
+        }
         Some(percent) => policy(store.leases(percent), wrappers, processes, wire),
         None => policy(store, wrappers, processes, wire),
     }
@@ -156,7 +189,7 @@ where
     }
 }
 
-fn policy<S>(store: S, wrappers: &Wrappers, processes: u32, wire: &Wire) -> Wrapped
+fn policy<S>(store: S, wrappers: &Wrappers, processes: Instances, wire: &Wire) -> Wrapped
 where
     S: Store<Error: Into<BoxError>, Future: Send> + Send + Sync + 'static,
 {

@@ -89,7 +89,7 @@ impl Located {
 /// therefore neither frees an exhausted key nor affects other rules.
 #[derive(Debug)]
 pub(super) struct Table {
-    sets: Box<[Mutex<Set>]>,
+    sets: Box<[Aligned]>,
     /// The shared accounts. The caller must not lock a set while it holds this lock.
     shared: Mutex<SharedAccounts>,
     /// The latest reset of each group of sets. Charges before that instant cannot be undone.
@@ -99,7 +99,7 @@ pub(super) struct Table {
 impl Table {
     /// Creates a table with at least `slots` slots.
     pub(super) fn new(slots: usize) -> Self {
-        let sets = (0..slots.div_ceil(WAYS).max(1)).map(|_| Mutex::default()).collect();
+        let sets = (0..slots.div_ceil(WAYS).max(1)).map(|_| Aligned::default()).collect();
         Self { sets, shared: Mutex::default(), void_before: OnceLock::new() }
     }
 
@@ -111,7 +111,7 @@ impl Table {
     /// Counts the accounts that have not expired. Reads every slot.
     pub(super) fn active(&self, now: u64) -> usize {
         let active = |set: &Set| set.expires_at.iter().filter(|instant| **instant > now).count();
-        self.sets.iter().map(|set| active(&set.lock())).sum()
+        self.sets.iter().map(|set| active(&set.0.lock())).sum()
     }
 
     /// Returns the index of the set for `id`.
@@ -123,7 +123,7 @@ impl Table {
 
     /// Locks the set for `id`.
     pub(super) fn set(&self, id: u64) -> MutexGuard<'_, Set> {
-        self.sets[self.index(id)].lock()
+        self.sets[self.index(id)].0.lock()
     }
 
     /// Locks accounts with different ids, and returns their states. The state of a new account is 0.
@@ -147,7 +147,7 @@ impl Table {
             let is_locked = n > 0 && sets[order[n - 1]] == sets[at];
             lock[at] = if is_locked { lock[order[n - 1]] } else { at };
             if !is_locked {
-                locks[at] = Some(self.sets[sets[at]].lock());
+                locks[at] = Some(self.sets[sets[at]].0.lock());
             }
         }
         let (mut slots, mut old, mut are_known) = ([WAYS; N], [0; N], true);
@@ -221,7 +221,7 @@ impl Table {
             }
         }
         while first < usize::MAX {
-            let (set, mut next) = (self.sets[first].lock(), usize::MAX);
+            let (set, mut next) = (self.sets[first].0.lock(), usize::MAX);
             for account in accounts.iter_mut().map(|account| &mut account.at) {
                 if account.set == first {
                     account.lock = locked.sets.len();
@@ -420,6 +420,11 @@ impl LockedAccounts<'_> {
     }
 }
 
+/// A set and its lock, in as few cache lines as possible. They are loaded in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Aligned(Mutex<Set>);
+
 /// A set of slots. A slot holds one account: a part of its id, and the instant at which it expires.
 /// For a plain GCRA quota, that instant is the whole state. Other states are kept beside the slots.
 ///
@@ -462,6 +467,9 @@ impl Set {
         for at in probe(id) {
             if self.expires_at[at] < least && !except(at) {
                 (room, least) = (Some(at), self.expires_at[at]);
+            }
+            if least == 0 {
+                break; // a slot that was never used
             }
         }
         room

@@ -132,6 +132,8 @@ struct RedisConfig {
     slots: Arc<Slots>,
     /// A clock that replaces the server's clock in tests, in nanoseconds of Unix time.
     test_clock: Option<Arc<AtomicU64>>,
+    /// A clock that replaces this process's clock in tests.
+    process_clock: Option<Arc<AtomicU64>>,
 }
 
 #[derive(Default)]
@@ -159,6 +161,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             queues: Arc::new(Queues::new(1)),
             slots: Arc::new(Slots::new(SLOT_TTL, None)),
             test_clock: None,
+            process_clock: None,
         };
         Self { settings: Arc::new(settings), shared: Arc::default(), connection }
     }
@@ -265,10 +268,22 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Replaces the server's clock by `test_clock`, in nanoseconds of Unix time.
     #[cfg(feature = "testing")]
     pub(crate) fn with_test_clock(mut self, test_clock: Arc<AtomicU64>) -> Self {
-        self.settings_mut().test_clock = Some(test_clock);
+        let settings = self.settings_mut();
+        (settings.test_clock, settings.process_clock) =
+            (Some(test_clock.clone()), Some(test_clock));
         // The scripts have another clock, too.
         self.shared = Arc::default();
         self.with_slot_ttl(SLOT_TTL)
+    }
+
+    /// Replaces this process's clock, which chooses the calendar periods of a request, in nanoseconds
+    /// of Unix time. For simulations.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_process_clock(mut self, process_clock: Arc<AtomicU64>) -> Self {
+        Arc::make_mut(&mut self.settings).process_clock = Some(process_clock);
+        self
     }
 
     /// Sets the clock that replaces the server's, if any.
@@ -300,8 +315,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let mut request = Request::new(charges, &self.settings.addresses);
         if request.quotas().any(Quota::is_calendar) {
             let unix = || nanos(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
-            let test_clock = self.settings.test_clock.as_ref();
-            request.now = test_clock.map_or_else(unix, |clock| clock.load(Relaxed));
+            let process_clock = self.settings.process_clock.as_ref();
+            request.now = process_clock.map_or_else(unix, |clock| clock.load(Relaxed));
         }
         request
     }

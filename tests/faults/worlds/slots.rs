@@ -21,11 +21,14 @@ use crate::{
     fault::Fault,
     options::Options,
     row::Row,
-    servers::{Cluster, Sentinels},
+    servers::{Cluster, Mode, Proxy, Sentinels},
     stack::BUDGET,
+    turnstile::Turnstile,
 };
 
 const TTL: Duration = Duration::from_secs(9);
+/// The time in which slots are taken again.
+const SOON: Duration = Duration::from_secs(2);
 const LIMIT: u32 = 8;
 /// The keys of which each holds one slot.
 const KEYS: u32 = 60;
@@ -33,6 +36,8 @@ const KEYS: u32 = 60;
 pub(crate) fn faults() -> Vec<Fault> {
     const LOST: &str = "at most one more limit runs at once, by lost takes; every slot is free one \
                         time to live after the last request; no wait is longer than the outage";
+    const BEHIND: &str = "at most one more limit runs at once, by lost takes; lost frees count for \
+                          one time to live; every slot is free one time to live after the last request";
     const KEPT: &str = "held slots are renewed on the new master; none is lost";
     vec![
         Fault::other("slots, sentinels: master killed", LOST, async |options: &Options, row| {
@@ -44,7 +49,31 @@ pub(crate) fn faults() -> Vec<Fault> {
                 sentinels.kill_master().await;
                 sentinels.master().await;
             };
-            contend(row, stores, strike).await
+            contend(row, stores, SOON, strike).await
+        }),
+        Fault::other("slots, replication lost", BEHIND, async |options: &Options, row| {
+            let (mut primary, replica) = (options.server().await, options.server().await);
+            let mut link = Proxy::start(primary.address()).await;
+            replica.replica_of(link.addr()).await;
+            let turnstile = Turnstile::to(primary.address()).await;
+            let stores = connected(&turnstile.url()).await;
+            let strike = async || {
+                link.set(Mode::BlackHole).await;
+                sleep(Duration::from_secs(1)).await;
+                primary.kill();
+                replica.promote().await;
+                turnstile.turn(replica.address());
+            };
+            contend(row, stores, TTL, strike).await
+        }),
+        Fault::other("slots, restart without persistence", LOST, async |options: &Options, row| {
+            let mut server = options.server().await;
+            let stores = connected(&server.url()).await;
+            let strike = async || {
+                server.kill();
+                server.restart().await;
+            };
+            contend(row, stores, SOON, strike).await
         }),
         Fault::other("slots, cluster: master killed", KEPT, async |options: &Options, row| {
             let mut cluster = Cluster::start(options.flavour()).await;
@@ -71,6 +100,11 @@ fn words(urls: &[String]) -> Vec<&str> {
     urls.iter().map(String::as_str).collect()
 }
 
+async fn connected(url: &str) -> [RedisStore; 2] {
+    let connect = async || RedisStore::connect(url).await.expect("a store");
+    [connect().await, connect().await]
+}
+
 async fn of(cluster: &Cluster) -> [RedisStore<tower_sluice::store::ClusterLink>; 2] {
     let connect = async || RedisStore::cluster(&words(&cluster.urls())).await.expect("a store");
     [connect().await.readable_keys(), connect().await.readable_keys()]
@@ -80,8 +114,14 @@ fn address(key: u32) -> String {
     format!("sluice:3:{{default:%02k{key}}}")
 }
 
-/// Requests of two processes take slots of one key, or wait for them, while the master is lost.
-async fn contend<C>(mut row: Row, stores: [RedisStore<C>; 2], strike: impl AsyncFnOnce()) -> Row
+/// Requests of two processes take slots of one key, or wait for them, while the master is lost. After
+/// that, they have slots again `within` this time.
+async fn contend<C>(
+    mut row: Row,
+    stores: [RedisStore<C>; 2],
+    within: Duration,
+    strike: impl AsyncFnOnce(),
+) -> Row
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
@@ -117,11 +157,11 @@ where
     strike().await;
     let promoted = struck.elapsed();
     let during = ran.load(SeqCst);
-    while ran.load(SeqCst) < during + 50 && struck.elapsed() < promoted + TTL {
+    while ran.load(SeqCst) < during + 50 && struck.elapsed() < promoted + TTL * 2 {
         sleep(Duration::from_millis(10)).await;
     }
     let back = struck.elapsed() - promoted;
-    row.demand(back < Duration::from_secs(2), || format!("slots only after {back:.1?}"));
+    row.demand(back < within, || format!("slots only after {back:.1?}"));
     sleep(Duration::from_secs(2)).await;
     over.store(true, SeqCst);
     drop(join_all(tasks).await);

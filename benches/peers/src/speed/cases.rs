@@ -2,8 +2,14 @@
 //! rounds. On a noisy machine, only numbers of one moment are comparable.
 
 use std::{
+    hint::spin_loop,
+    iter::repeat_with,
     net::{Ipv4Addr, SocketAddr},
-    sync::Barrier,
+    num::NonZero,
+    sync::atomic::{
+        AtomicUsize,
+        Ordering::{AcqRel, Acquire},
+    },
     thread,
 };
 
@@ -11,11 +17,15 @@ use axum::{body::Body, extract::ConnectInfo};
 use http::{HeaderValue, Request};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use rand_distr::{Distribution, Zipf};
+#[cfg(target_os = "linux")]
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::subject::{Limit, Runner, Served, Setup, Subject};
 
-/// Consecutive requests before the next subject's turn.
-const BATCH: usize = 1_000;
+/// Consecutive requests of a thread before the next subject's turn.
+const BATCH: usize = 5_000;
+/// Requests that are created, and then measured, together.
+const PART: usize = 100;
 const MANY: u32 = 100_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,9 +87,7 @@ pub fn measure(case: &Case, rounds: usize) -> Vec<(Subject, Vec<f64>)> {
             let mut runners = subject.runners(case.setup);
             // Creates every account, and exhausts it if required.
             let all = if case.keys == Keys::Uniform || case.keys == Keys::Zipf { MANY } else { 2 };
-            for batch in (0..all).collect::<Vec<_>>().chunks(BATCH) {
-                runners[0](batch.iter().map(|key| request(*key)).collect());
-            }
+            serve(&mut runners[0], &(0..all).collect::<Vec<_>>(), || ());
             (subject, runners, Vec::new())
         })
         .collect();
@@ -89,7 +97,7 @@ pub fn measure(case: &Case, rounds: usize) -> Vec<(Subject, Vec<f64>)> {
             let batches = (0..threads).map(|thread| batch(case, thread, round, &mut dice));
             let batches: Vec<_> = batches.collect();
             let all: usize = batches.iter().map(Vec::len).sum();
-            let Served { nanos: cost, admitted } = together(runners, batches);
+            let Served { nanos: cost, admitted } = together(runners, &batches);
             let due = if limit == Limit::Ample || *subject == Subject::Bare { all } else { 0 };
             assert_eq!(admitted, due, "{}: {}", case.title, subject.title());
             match subject {
@@ -101,31 +109,70 @@ pub fn measure(case: &Case, rounds: usize) -> Vec<(Subject, Vec<f64>)> {
     subjects.into_iter().skip(1).map(|(subject, _, costs)| (subject, costs)).collect()
 }
 
-/// Returns the mean over the threads, which start together.
-fn together(runners: &mut [Runner], mut batches: Vec<Vec<Request<Body>>>) -> Served {
-    if let [alone] = runners {
-        return alone(batches.remove(0));
-    }
-    let (count, gate) = (runners.len(), &Barrier::new(runners.len()));
-    let all: Vec<Served> = thread::scope(|scope| {
-        let mut threads = Vec::new();
-        for (runner, batch) in runners.iter_mut().zip(batches) {
-            threads.push(scope.spawn(move || {
-                gate.wait();
-                runner(batch)
-            }));
-        }
-        threads.into_iter().map(|thread| thread.join().expect("it ran")).collect()
-    });
-    let nanos: f64 = all.iter().map(|served| served.nanos).sum();
-    let admitted = all.iter().map(|served| served.admitted).sum();
-    Served { nanos: nanos / count as f64, admitted }
+/// Serves a batch on each thread. A part of one thread starts with those of the others.
+///
+/// Returns the median over the parts, which a pause of a thread does not affect. Threads that share
+/// a core are paused by each other, so the mean is the cost then.
+fn together(runners: &mut [Runner], batches: &[Vec<u32>]) -> Served {
+    let (count, started) = (runners.len(), &AtomicUsize::new(0));
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    let all: Vec<Served> = if let [alone] = runners {
+        serve(alone, &batches[0], || ())
+    } else {
+        thread::scope(|scope| {
+            let mut threads = Vec::new();
+            for (thread, (runner, batch)) in runners.iter_mut().zip(batches).enumerate() {
+                threads.push(scope.spawn(move || {
+                    pin_to(thread % cores);
+                    let mut due = 0;
+                    serve(runner, batch, || {
+                        due += count;
+                        started.fetch_add(1, AcqRel);
+                        while started.load(Acquire) < due {
+                            if count > cores { thread::yield_now() } else { spin_loop() }
+                        }
+                    })
+                }));
+            }
+            threads.into_iter().flat_map(|thread| thread.join().expect("it ran")).collect()
+        })
+    };
+    let admitted = all.iter().map(|part| part.admitted).sum();
+    let mut nanos: Vec<_> = all.iter().map(|part| part.nanos).collect();
+    nanos.sort_by(f64::total_cmp);
+    let (median, mean) = (nanos[nanos.len() / 2], nanos.iter().sum::<f64>() / nanos.len() as f64);
+    Served { nanos: if count > cores { mean } else { median }, admitted }
 }
 
-fn batch(case: &Case, thread: usize, round: usize, dice: &mut SmallRng) -> Vec<Request<Body>> {
+/// Keeps this thread on a core. Otherwise, short threads may take turns on one.
+#[cfg(target_os = "linux")]
+fn pin_to(core: usize) {
+    let mut cores = CpuSet::new();
+    cores.set(core);
+    sched_setaffinity(None, &cores).expect("a core");
+}
+
+#[cfg(not(target_os = "linux"))]
+fn pin_to(_: usize) {}
+
+/// Serves requests with these keys in parts. Calls `gate` before each part.
+///
+/// The thread that serves the requests creates them, because freeing memory of another thread has a
+/// cost of its own.
+fn serve(runner: &mut Runner, keys: &[u32], mut gate: impl FnMut()) -> Vec<Served> {
+    let mut part = |keys: &[u32]| {
+        let requests = keys.iter().map(|key| request(*key)).collect();
+        gate();
+        runner(requests)
+    };
+    keys.chunks(PART).map(|keys| part(keys)).collect()
+}
+
+/// Returns the keys of a batch.
+fn batch(case: &Case, thread: usize, round: usize, dice: &mut SmallRng) -> Vec<u32> {
     let zipf = Zipf::new(f64::from(MANY), 1.0).expect("a distribution");
     let mut new = MANY + u32::try_from(round * BATCH).expect("few rounds");
-    let mut key = || match case.keys {
+    let key = || match case.keys {
         Keys::One => 0,
         Keys::New => {
             new += 1;
@@ -136,9 +183,7 @@ fn batch(case: &Case, thread: usize, round: usize, dice: &mut SmallRng) -> Vec<R
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "1 to MANY")]
         Keys::Zipf => zipf.sample(dice) as u32 - 1,
     };
-    // Threads need time to overlap.
-    let length = if case.setup.threads == 1 { BATCH } else { 10 * BATCH };
-    (0..length).map(|_| request(key())).collect()
+    repeat_with(key).take(BATCH).collect()
 }
 
 /// Returns a request as axum passes it to a layer. The key is also a header field, for subjects

@@ -19,7 +19,7 @@ pub fn table() {
         (Some(own), Some(other)) => Some((f64::from(CAPACITY) * own / other) as u32),
         _ => None,
     };
-    println!("\n### A flood of keys that are each exhausted for a minute, {CAPACITY} accounts\n");
+    println!("\n### A flood of keys that are each exhausted for an hour, {CAPACITY} accounts\n");
     println!(
         "| keys before | | new keys denied, % | exhausted keys allowed, % |\n|---|---|---|---|"
     );

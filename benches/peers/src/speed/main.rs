@@ -1,8 +1,8 @@
 //! The cost of a limiter: this crate and its peers around one service, interleaved in one run.
 //!
 //! `cargo run --release --features speed --ignore-rust-version --manifest-path benches/peers/Cargo.toml
-//! --bin speed [ROUNDS]` prints tables; `counted` and `floods` print the last two alone. Allocations and
-//! instructions are counted if valgrind is installed.
+//! --bin speed [ROUNDS [TITLE]]` prints tables, or those with TITLE in their title; `counted` and `floods`
+//! print the last two alone. Allocations and instructions are counted if valgrind is installed.
 
 mod cases;
 mod counts;
@@ -27,14 +27,22 @@ async fn main() {
         ["keys", title, kind] => counts::keys(subject(title), kind),
         ["counted"] => counted(),
         ["floods"] => floods::table(),
-        [] => table(300),
-        [rounds] => table(rounds.parse().expect("a number of rounds")),
-        _ => panic!("give a number of rounds, or nothing"),
+        [] => all(60),
+        [rounds] => all(rounds.parse().expect("a number of rounds")),
+        [rounds, title] => table(rounds.parse().expect("a number of rounds"), title),
+        _ => panic!("give a number of rounds, and maybe a part of a title, or nothing"),
     }
 }
 
-fn table(rounds: usize) {
-    for case in &CASES {
+fn all(rounds: usize) {
+    table(rounds, "");
+    counted();
+    floods::table();
+}
+
+/// Prints the cases whose title contains `title`.
+fn table(rounds: usize, title: &str) {
+    for case in CASES.iter().filter(|case| case.title.contains(title)) {
         let costs = cases::measure(case, rounds);
         let of = |wanted| &costs.iter().find(|(subject, _)| *subject == wanted).expect("it ran").1;
         let (quiet, told) = (of(Subject::Governor), of(Subject::GovernorTold));
@@ -50,8 +58,6 @@ fn table(rounds: usize) {
             );
         }
     }
-    counted();
-    floods::table();
 }
 
 /// Prints the results that do not depend on the moment.

@@ -97,7 +97,7 @@ pub enum Limit {
     Ample,
     /// One request, and the next an hour later.
     One,
-    /// One request at once and one per minute: a million accounts are in debt while memory is read.
+    /// One request at once and one per hour, so that all accounts of a test are in debt at its end.
     Slow,
 }
 
@@ -240,7 +240,7 @@ impl Limit {
             // The largest numbers that all subjects can count.
             Self::Ample => (u32::MAX / 4, Duration::from_micros(1)),
             Self::One => (1, Duration::from_secs(3600)),
-            Self::Slow => (1, Duration::from_secs(60)),
+            Self::Slow => (1, Duration::from_secs(3600)),
         }
     }
 

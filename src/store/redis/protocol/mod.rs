@@ -97,11 +97,13 @@ impl Request {
     /// Creates a request. The costs of charges to one account are added.
     pub(crate) fn new(charges: &[Charge<'_>], addresses: &Addresses) -> Self {
         let mut request = Self::default();
-        let is_none = |it: &&Charge<'_>| it.group() > 0 && it.charged_quotas().next().is_none();
-        for charge in charges.iter().filter(|charge| !is_none(charge)) {
+        let is_none = |it: &Charge<'_>| it.charged_quotas().next().is_none();
+        for charge in charges.iter().filter(|it| it.group() == 0 || !is_none(it)) {
             let at = request.account(charge.rule(), addresses.account(charge.rule(), charge.key()));
             let account = &mut request.accounts[at];
-            account.report_only &= charge.is_report_only();
+            // Without quotas and cost, not even a block holds.
+            let reads = charge.cost() == 0 && is_none(charge);
+            account.report_only &= charge.is_report_only() || reads;
             account.group = charge.group_among(charges);
             let may_wait = charge.queues() && charge.group() == 0;
             let waits = u64::from(may_wait && charge.turn().is_some());
@@ -321,6 +323,11 @@ impl AccountRequest {
         self.quotas.iter().flatten().any(|(quota, _)| !quota.is_concurrent())
     }
 
+    /// Returns `true` if a block of the key denies the call.
+    pub(crate) fn may_be_blocked(&self) -> bool {
+        !self.report_only && (self.quotas.is_empty() || self.charges())
+    }
+
     /// Returns `true` if the call charges one of the quotas.
     pub(crate) fn charges(&self) -> bool {
         self.quotas.iter().flatten().any(|(_, ask)| ask.cost > 0)
@@ -449,13 +456,13 @@ impl EncodedPlan {
         let plan = keys.into_iter().fold(plan, |plan, key| plan.int::<2>(key as u64));
         let plan = plan.int::<2>(take.waits).int::<5>(take.own.min(MOST_UNITS));
         let plan = plan.int::<7>(slots.ttl_micros()).int::<8>(slots.store);
-        let plan = plan.int::<8>(take.first).int::<2>(take.freed.len() as u64 * 10);
+        let plan = plan.int::<8>(take.number).int::<2>(take.freed.len() as u64 * 12);
         plan.slot_list(take.freed.iter().copied())
     }
 
-    /// Appends the slots of requests: the first number and how many.
-    pub(crate) fn slot_list(self, requests: impl Iterator<Item = (u64, u32)>) -> Self {
-        requests.fold(self, |plan, (first, units)| plan.int::<8>(first).int::<2>(units.into()))
+    /// Appends the number of each call, and how many of its slots are left.
+    pub(crate) fn slot_list(self, calls: impl Iterator<Item = (u64, u32)>) -> Self {
+        calls.fold(self, |plan, (number, left)| plan.int::<8>(number).int::<4>(left.into()))
     }
 
     fn gcra(self, quota: &Quota, ask: Demand, change: Change, possible: bool) -> Self {

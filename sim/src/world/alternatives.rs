@@ -1,0 +1,456 @@
+//! Requests that are charged to the first of several alternatives: a plan, then credits, then a gift.
+
+use std::{convert::Infallible, sync::Mutex, time::Duration};
+
+use http::{Request, Response};
+use tokio::time::sleep;
+use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower_sluice::{
+    Cost, Decision, Key, Quota, RateLimitLayer, Rule, Store, StoreExt,
+    decision::{Outcome, Source},
+    key::HeaderKey,
+    middleware::{Adjustment, ChargeHandle},
+    rule::RuleName,
+    store::Charge,
+    testing::FakeClock,
+};
+
+use super::{
+    MARGIN, RECOVERY, World,
+    capability::{BoxFuture, Capability},
+    deployment::Kind,
+    exact, lock,
+    oracle::{Cause, Entry, Loss, excess},
+    wrappers::Wrapped,
+};
+use crate::{quotas::plain, random::Random};
+
+const NAMES: [&str; 3] = ["plan", "credits", "gift"];
+const KEYS: usize = 2;
+/// The time in which a refund reaches the servers, without a fault.
+const SETTLED: Duration = Duration::from_millis(50);
+
+/// A request: its key, its cost, and the units that its handler keeps.
+#[derive(Clone, Debug)]
+struct Ask {
+    key: String,
+    cost: u32,
+    keeps: u32,
+}
+
+/// The layer of a process.
+pub struct Service(BoxCloneSyncService<Request<()>, Response<()>, Infallible>);
+
+impl Service {
+    fn new(quotas: &[Quota], store: Wrapped) -> Self {
+        let cost = || {
+            Cost::from_fn(|head| {
+                let cost = head.headers.get("x-cost").and_then(|cost| cost.to_str().ok());
+                cost.and_then(|cost| cost.parse().ok()).unwrap_or(1)
+            })
+        };
+        let rule = |index: usize| {
+            Rule::new(NAMES[index], HeaderKey::new("x-key"), quotas[index]).cost(cost())
+        };
+        let all = rule(0).or(rule(1));
+        let all = if quotas.len() > 2 { all.or(rule(2)) } else { all };
+        let inner = service_fn(async |request: Request<()>| {
+            let (ask, extensions) = (request.extensions().get::<Ask>(), request.extensions());
+            let Ask { cost, keeps, .. } = ask.expect("a request");
+            if keeps < cost {
+                extensions.get::<ChargeHandle>().expect("an exposed charge").adjust_to(*keeps);
+            }
+            Ok::<_, Infallible>(Response::new(()))
+        });
+        let layer = RateLimitLayer::rules(all, store).expose_decision();
+        Self(BoxCloneSyncService::new(layer.expose_charge(Adjustment::Keep).layer(inner)))
+    }
+
+    async fn call(&self, ask: Ask) -> Decision {
+        let request = Request::builder().uri("/").header("x-key", ask.key.clone());
+        let request = request.header("x-cost", ask.cost).extension(ask).body(());
+        let Ok(response) = self.0.clone().oneshot(request.expect("a request")).await;
+        response.extensions().get::<Decision>().expect("an exposed decision").clone()
+    }
+}
+
+/// The end of a request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    /// The alternative that paid, on the servers.
+    Paid(usize),
+    /// No alternative fits.
+    Denied,
+    Blocked,
+    /// Nobody knows what the servers did.
+    Unknown,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Attempt {
+    entry: Entry,
+    key: usize,
+    end: End,
+    /// The units that the handler gave back.
+    back: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    key: usize,
+    start: Duration,
+    end: Duration,
+    time: Duration,
+    confirmed: bool,
+}
+
+/// Requests with two or three alternatives.
+pub struct Alternatives {
+    quotas: Vec<Quota>,
+    /// `true` if nothing is refilled in a run, so that all charges can be counted.
+    slow: bool,
+    attempts: Mutex<Vec<Attempt>>,
+    blocks: Mutex<Vec<Block>>,
+    /// The units left of each key and alternative, after the faults.
+    left: Mutex<Vec<(usize, usize, u32)>>,
+}
+
+fn name(index: usize) -> RuleName {
+    RuleName::new(NAMES[index]).expect("a name")
+}
+
+/// Returns the alternative of an outcome.
+fn index(outcome: &Outcome) -> usize {
+    NAMES.iter().position(|name| *name == outcome.rule().as_str()).unwrap_or(NAMES.len())
+}
+
+impl Alternatives {
+    pub fn new(random: &mut Random) -> Self {
+        let slow = random.percent(60);
+        let quota = |random: &mut Random| match slow {
+            true => {
+                let units = u32::try_from(random.within(10..150)).expect("few");
+                Quota::new(units, Duration::from_secs(1_000 * 86_400)).expect("a quota")
+            }
+            false => plain(random),
+        };
+        let quotas = (0..random.within(2..4)).map(|_| quota(random)).collect();
+        let (attempts, blocks, left) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { quotas, slow, attempts, blocks, left }
+    }
+
+    async fn call(&self, world: &World, place: usize, ask: Ask) -> Option<Decision> {
+        let process = world.places[place].process();
+        let store = process.store.clone();
+        let service = process.alternatives.get_or_init(|| Service::new(&self.quotas, store));
+        process.run(service.call(ask)).await
+    }
+
+    /// Checks that one alternative decides, and that all of them deny a denied request. Returns the
+    /// end of the request.
+    fn end(&self, world: &World, ask: &Ask, decision: &Decision) -> End {
+        let outcomes = decision.outcomes();
+        let by_server = decision.source() == Source::Redis;
+        if !by_server && decision.source() != Source::Fallback {
+            return End::Unknown;
+        }
+        if decision.is_blocked() {
+            return if by_server { End::Blocked } else { End::Unknown };
+        }
+        let deciding: Vec<_> = outcomes.iter().filter(|it| !it.is_passed_over()).collect();
+        let all = outcomes.len() == self.quotas.len();
+        let denied = outcomes.iter().filter(|it| it.is_denied()).count();
+        let expected = if decision.is_allowed() { 0 } else { outcomes.len() };
+        if deciding.len() != 1 || !all || denied != expected {
+            world.story.violate("alternatives", format!("{ask:?}: {decision:?}"));
+        }
+        match deciding.first() {
+            Some(paid) if by_server && decision.is_allowed() => End::Paid(index(paid)),
+            _ if by_server => End::Denied,
+            _ => End::Unknown,
+        }
+    }
+
+    async fn request(&self, world: &World, place: usize, key: usize, cost: u32, keeps: u32) {
+        let (at, start) = (&world.places[place], world.story.now());
+        let ask = Ask { key: key.to_string(), cost, keeps };
+        let answer = self.call(world, place, ask.clone()).await;
+        let end = answer.as_ref().map_or(End::Unknown, |it| self.end(world, &ask, it));
+        let now = world.story.now();
+        world.story.record(&at.name, || {
+            let by = answer.as_ref().map_or("nobody".into(), |it| it.source().to_string());
+            format!("alternatives of key {key}, cost {cost}, keeps {keeps}: {end:?} by {by}")
+        });
+        let back = cost - keeps.min(cost);
+        let entry = Entry { keys: [key, 2], ..Entry::allowed(place, cost, start, now) };
+        let Some(decision) = answer else {
+            let entry = Entry { end: Duration::MAX, ..entry };
+            lock(&self.attempts).push(Attempt { entry, key, end, back });
+            return;
+        };
+        world.count_decision();
+        let (source, allowed) = (decision.source(), decision.is_allowed());
+        let entry = Entry { source, allowed, ..entry };
+        lock(&self.attempts).push(Attempt { entry, key, end, back });
+        lock(&world.log).entries.push(entry);
+        let disturbed = *lock(&at.disturbed) >= start;
+        if now - start > at.wrappers.budget + MARGIN && !disturbed {
+            let text = format!("{} answered after {:?}", at.name, now - start);
+            world.story.violate("budget", text);
+        }
+    }
+
+    async fn block(&self, world: &World, place: usize, key: usize, index: usize, time: Duration) {
+        let (start, process) = (world.story.now(), world.places[place].process());
+        let own = Key::from(key.to_string());
+        let answer = process.store.block(&Charge::new(name(index), &own, &[]), time);
+        let block = Block { key, start, end: start, time, confirmed: false };
+        let at = {
+            let mut blocks = lock(&self.blocks);
+            blocks.push(block);
+            blocks.len() - 1
+        };
+        let Some(Ok(decision)) = process.run(async { answer.await }).await else { return };
+        let (end, source) = (world.story.now(), decision.source());
+        world.story.record(&world.places[place].name, || {
+            format!("key {key} of {} blocked for {time:?} by {source}", NAMES[index])
+        });
+        lock(&self.blocks)[at] = Block { end, confirmed: source == Source::Redis, ..block };
+    }
+
+    /// Compares requests with one embedded account for each alternative, of which the first that fits
+    /// is charged.
+    async fn exact(&self, world: &World, mut random: Random, when: &str) {
+        let (clock, text) = (FakeClock::new(), format!("alternatives {when}"));
+        let key = Key::from(text.as_str());
+        let model = clock.store(256);
+        // On several servers of a cluster, the accounts have several instants.
+        let one = world.nodes.kind != Kind::Cluster
+            || world.places.iter().all(|place| place.wrappers.hash_tag);
+        if !one && !self.slow {
+            return;
+        }
+        let own = |index: usize, cost: u32| {
+            Charge::new(name(index), &key, &self.quotas[index..=index]).with_cost(cost)
+        };
+        let gap = self.quotas.iter().map(Quota::interval).max().unwrap_or_default();
+        let gap = if self.slow { 5_000 } else { u64::try_from(gap.as_micros()).unwrap_or(0) };
+        for _ in 0..random.within(8..20) {
+            sleep(Duration::from_micros(random.within(0..gap + 1))).await;
+            let place = random.below(world.places.len());
+            let most = u64::from(self.quotas[random.below(self.quotas.len())].burst());
+            let large = random.percent(50);
+            let cost = if large { random.within(1..most + 2) } else { random.within(1..4) };
+            let cost = u32::try_from(cost).expect("few");
+            let keeps = if random.percent(30) { cost / 2 } else { cost };
+            let ask = Ask { key: text.clone(), cost, keeps };
+            let Some(decision) = self.call(world, place, ask.clone()).await else { return };
+            clock.advance(world.nodes.last_script().saturating_sub(clock.now()));
+            let looks: Vec<_> =
+                (0..self.quotas.len()).map(|index| model.peek(&[own(index, cost)]).now()).collect();
+            let paid = looks.iter().position(Decision::is_allowed);
+            let taken = paid.map(|index| model.take(&[own(index, cost)]).now());
+            let left = taken.as_ref().and_then(Decision::remaining);
+            let retry = looks.iter().map(|it| it.retry_after().unwrap_or(Duration::MAX)).min();
+            let expected = (paid, left, retry.filter(|_| one && paid.is_none()));
+            let deciding = decision.outcomes().iter().find(|it| !it.is_passed_over());
+            let charged = deciding.filter(|_| decision.is_allowed());
+            let retry = decision.retry_after().unwrap_or(Duration::MAX);
+            let found = (
+                charged.map(index),
+                charged.map(Outcome::remaining),
+                (one && charged.is_none()).then_some(retry),
+            );
+            self.end(world, &ask, &decision);
+            world.story.record(&world.places[place].name, || format!("{ask:?}: {found:?}"));
+            if found != expected || decision.source() != Source::Redis {
+                let text = format!("{when}: {ask:?} by {}: {found:?}", decision.source());
+                let text = format!("{text} instead of {expected:?}");
+                return world.story.violate("alternatives", text);
+            }
+            let (Some(index), Some(taken)) = (paid, taken) else { continue };
+            if keeps < cost {
+                sleep(SETTLED).await;
+                clock.advance(world.nodes.last_script().saturating_sub(clock.now()));
+                model.undo(&[own(index, cost)], &taken, Some(cost - keeps));
+            }
+        }
+    }
+
+    /// A block of any alternative denies the request until it ends.
+    async fn blocked(&self, world: &World, mut random: Random, when: &str) {
+        let (key, index) = (format!("blocked {when}"), random.below(self.quotas.len()));
+        let (own, time) =
+            (Key::from(key.as_str()), Duration::from_millis(random.within(500..3_000)));
+        let places = [(); 2].map(|()| random.below(world.places.len()));
+        let process = world.places[places[0]].process();
+        let answer = process.store.block(&Charge::new(name(index), &own, &[]), time);
+        drop(process.run(async { answer.await }).await);
+        let ask = || Ask { key: key.clone(), cost: 1, keeps: 1 };
+        let denied = self.call(world, places[1], ask()).await;
+        sleep(time).await;
+        let allowed = self.call(world, places[1], ask()).await;
+        let [denied, allowed] = [denied, allowed].map(|it| it.map(|it| it.is_allowed()));
+        if denied != Some(false) || allowed != Some(true) {
+            let text = format!("{when}: a block of {} for {time:?}", NAMES[index]);
+            let text = format!("{text}: allowed {denied:?} within, and {allowed:?} afterwards");
+            world.story.violate("alternatives", text);
+        }
+    }
+
+    /// Reads the units that are left of each account that the faults used.
+    async fn read(&self, world: &World) {
+        let process = world.places[0].process();
+        for (key, index) in
+            (0..KEYS).flat_map(|key| (0..self.quotas.len()).map(move |at| (key, at)))
+        {
+            let (own, quota) = (Key::from(key.to_string()), &self.quotas[index..=index]);
+            let answer = process.store.take(&[Charge::new(name(index), &own, quota).with_cost(0)]);
+            let Some(Ok(decision)) = process.run(async { answer.await }).await else { continue };
+            if decision.source() == Source::Redis {
+                lock(&self.left).push((key, index, decision.remaining().unwrap_or(0)));
+            }
+        }
+    }
+
+    /// Checks the sums of all charges: no request is charged to two alternatives, and a refund goes
+    /// to the one that paid.
+    fn check_sums(&self, world: &World, attempts: &[Attempt]) {
+        for key in 0..KEYS {
+            let of_key: Vec<_> = attempts.iter().filter(|it| it.key == key).collect();
+            let sum = |is: &dyn Fn(&Attempt) -> bool, units: &dyn Fn(&Attempt) -> u32| {
+                of_key.iter().filter(|it| is(it)).map(|it| u64::from(units(it))).sum::<u64>()
+            };
+            let cost = |it: &Attempt| it.entry.cost;
+            let unknown = sum(&|it| it.end == End::Unknown, &cost);
+            let mut all = (0, 0);
+            for (_, index, left) in lock(&self.left).iter().filter(|it| it.0 == key) {
+                let charged = u64::from(self.quotas[*index].burst() - left);
+                let paid = sum(&|it| it.end == End::Paid(*index), &cost);
+                let back = sum(&|it| it.end == End::Paid(*index), &|it| it.back);
+                all = (all.0 + charged, all.1 + paid);
+                if charged > paid + unknown || charged + back < paid {
+                    let text = format!("key {key}, {}: {charged} charged", NAMES[*index]);
+                    let text = format!("{text}, {paid} paid, {back} back, {unknown} unknown");
+                    world.story.violate("alternatives", text);
+                }
+            }
+            if all.0 > all.1 + unknown {
+                let text =
+                    format!("key {key}: {} charged, {} paid, {unknown} unknown", all.0, all.1);
+                world.story.violate("alternatives", text);
+            }
+            // Each alternative of a denial was spent before its end.
+            for denial in of_key.iter().filter(|it| it.end == End::Denied) {
+                let before = |it: &Attempt| it.entry.start <= denial.entry.end;
+                let may = |index: usize, it: &Attempt| {
+                    before(it)
+                        && matches!(it.end, End::Unknown | End::Paid(_))
+                        && (it.end == End::Unknown || it.end == End::Paid(index))
+                };
+                let fits = |index: usize| {
+                    let spent = sum(&|it| may(index, it), &cost);
+                    spent + u64::from(denial.entry.cost) <= u64::from(self.quotas[index].burst())
+                };
+                if let Some(index) = (0..self.quotas.len()).find(|index| fits(*index)) {
+                    let text = format!("{denial:?}, but {} has units", NAMES[index]);
+                    world.story.violate("alternatives", text);
+                    break;
+                }
+            }
+        }
+    }
+
+    fn check_limits(&self, world: &World, attempts: &[Attempt], losses: &[Loss], healed: Duration) {
+        for (key, index) in
+            (0..KEYS).flat_map(|key| (0..self.quotas.len()).map(move |at| (key, at)))
+        {
+            let paid = |it: &&Attempt| it.key == key && it.end == End::Paid(index);
+            let paid: Vec<_> = attempts.iter().filter(paid).collect();
+            let back = paid.iter().filter(|it| it.back > 0).map(|it| {
+                let (from, cause) = (it.entry.start, Cause::Returned(it.back.into()));
+                Loss { from, to: it.entry.end.max(healed) + RECOVERY, cause }
+            });
+            let losses: Vec<_> = losses.iter().copied().chain(back).collect();
+            let entries: Vec<_> = paid.iter().map(|it| it.entry).collect();
+            let found = excess(&entries, &self.quotas[index], &losses, Duration::ZERO);
+            if let Some((over, from, to)) = found {
+                let text = format!("key {key}, {}: {over} units too many", NAMES[index]);
+                world.story.violate("alternatives", format!("{text} from {from:?} to {to:?}"));
+            }
+        }
+    }
+
+    fn check_blocks(&self, world: &World, attempts: &[Attempt], losses: &[Loss]) {
+        let blocks = lock(&self.blocks);
+        for (at, block) in blocks.iter().enumerate().filter(|(_, it)| it.confirmed) {
+            let until = block.start + block.time;
+            let within = |it: &&Attempt| {
+                let (key, entry) = (it.key == block.key, it.entry);
+                key && entry.start >= block.end && entry.end < until
+            };
+            for attempt in attempts.iter().filter(within) {
+                let replaced = blocks.iter().enumerate().any(|(other, it)| {
+                    let later = !it.confirmed || it.end > block.start;
+                    other != at && it.key == block.key && later && it.start < attempt.entry.end
+                });
+                let lost = |loss: &Loss| {
+                    let counts = loss.cause != Cause::Back;
+                    counts && loss.from <= attempt.entry.end && loss.to >= block.start
+                };
+                let paid = matches!(attempt.end, End::Paid(_));
+                if paid && !replaced && !losses.iter().any(lost) {
+                    let text = format!("{attempt:?} during {block:?}");
+                    world.story.violate("alternatives", text);
+                }
+            }
+        }
+    }
+}
+
+impl Capability for Alternatives {
+    fn share(&self) -> u64 {
+        60
+    }
+
+    fn operate<'a>(&'a self, world: &'a World, place: usize, mut random: Random) -> BoxFuture<'a> {
+        let (key, index) = (random.below(KEYS), random.below(self.quotas.len()));
+        let (cost, time) = (*random.pick(&[1, 1, 1, 2, 3]), random.within(1..2_000));
+        let (keeps, blocks) = (if random.percent(15) { cost / 2 } else { cost }, random.percent(3));
+        Box::pin(async move {
+            match blocks {
+                true => self.block(world, place, key, index, Duration::from_millis(time)).await,
+                false => self.request(world, place, key, cost, keeps).await,
+            }
+        })
+    }
+
+    fn compare<'a>(
+        &'a self,
+        world: &'a World,
+        mut random: Random,
+        when: &'static str,
+    ) -> BoxFuture<'a> {
+        Box::pin(async move {
+            if when.starts_with("after") && self.slow {
+                self.read(world).await;
+            }
+            self.exact(world, random.fork(), when).await;
+            self.blocked(world, random, when).await;
+        })
+    }
+
+    fn refill(&self, world: &World) -> Duration {
+        exact::refill(world)
+    }
+
+    fn check(&self, world: &World) {
+        let (log, attempts) = (lock(&world.log), lock(&self.attempts));
+        let odd = |loss: &Loss| loss.cause != Cause::Back;
+        if self.slow && !log.repeats && !log.losses.iter().any(odd) {
+            self.check_sums(world, &attempts);
+        }
+        self.check_limits(world, &attempts, &log.losses, log.healed);
+        self.check_blocks(world, &attempts, &log.losses);
+    }
+}
