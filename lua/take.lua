@@ -57,8 +57,10 @@ local function decide(keys, texts, size, count)
         end
       end
     end
-    -- If an account is outside of the periods of its plan, the reply is an error.
-    blocked = blocked or account.outside or account.block and account.binding and account.charging
+    -- If an account is outside of the periods of its plan, the reply is an error. A block also holds
+    -- without quotas.
+    local stops = account.binding and (account.charging or #places == 0)
+    blocked = blocked or account.outside or account.block and stops
     if account.group > 0 then
       join(groups, account)
     elseif account.binding then

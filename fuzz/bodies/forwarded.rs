@@ -100,7 +100,7 @@ fn client(how: &str, networks: &[&str]) -> Option<(ClientIp, Trusted)> {
 
 /// Returns `true` for the address of a network, without its prefix length.
 fn is_bare(text: &str) -> bool {
-    match text.parse::<IpAddr>().map(|address| address.to_canonical()) {
+    match text.trim().parse::<IpAddr>().map(|address| address.to_canonical()) {
         Ok(IpAddr::V4(address)) => address.octets()[3] == 0,
         Ok(IpAddr::V6(address)) => address.segments()[4..] == [0; 4],
         Err(_) => false,

@@ -417,10 +417,10 @@ pub enum Source {
     DenyCache,
     /// A [`Leased`](crate::store::Leased) store, which used units that were charged in advance.
     Leased,
-    /// The embedded store, whose table of blocked keys or of held slots is full.
+    /// The embedded store, one of whose tables is full.
     ///
     /// It could not [block](crate::StoreExt::block) a key, or denied a request that needs
-    /// [slots](crate::Quota::concurrent).
+    /// [slots](crate::Quota::concurrent), or whose account other keys share.
     Overflow,
     /// An [adaptive](crate::rule::Adaptive) limit, which denied the request.
     Overload,

@@ -165,10 +165,13 @@ impl ChargeHandle {
         self.0.charges.with(|charges| charges.iter().for_each(|it| detach(store.unblock(it))));
     }
 
-    /// Resets the accounts of this request to those of new keys.
+    /// Resets the charged accounts of this request to those of new keys.
     pub fn reset(&self) {
         let store = &self.0.config.store;
-        self.0.charges.with(|charges| charges.iter().for_each(|it| detach(store.reset(it))));
+        let is_charged = |it: &&Charge<'_>| self.0.decision.charged(it.rule());
+        self.0.charges.with(|charges| {
+            charges.iter().filter(is_charged).for_each(|it| detach(store.reset(it)));
+        });
     }
 
     /// Makes the adjustment that the function of the layer returns for a charged request.

@@ -65,7 +65,8 @@ pin_project! {
         #[pin]
         decision: S::Future,
         charges: OwnedCharges,
-        started: Option<Instant>,
+        // The instant of the call, and `true` if a denial may be a strike.
+        asked: (Option<Instant>, bool),
         waiter: Option<Box<Waiter>>,
     }
 }
@@ -135,7 +136,8 @@ where
         let waited = waiter.as_ref().map_or(Duration::MAX, |it| it.waited());
         let left = |it: &Charge<'_>| it.max_wait().saturating_sub(waited);
         let charges = charges.iter().map(|it| it.with_max_wait(left(it)).with_turn(turn.as_ref()));
-        self.ask(head, &charges.collect::<SmallVec<[_; 4]>>(), waiter)
+        let has_place = waiter.is_some();
+        self.ask(head, &charges.collect::<SmallVec<[_; 4]>>(), waiter, has_place)
     }
 
     #[inline(always)]
@@ -146,16 +148,17 @@ where
         if self.settings.may_queue && charges.iter().any(Charge::queues) {
             return self.decide_queueing(head, charges, None);
         }
-        self.ask(head, charges, None)
+        self.ask(head, charges, None, true)
     }
 
-    /// Asks the store.
+    /// Asks the store. A denial may be a strike, unless the queue is full.
     #[inline(always)]
     fn ask<B: 'static>(
         &self,
         head: &RequestHead<'_>,
         charges: &[Charge<'_>],
         waiter: Option<Box<Waiter>>,
+        strikes: bool,
     ) -> Next<B, S>
     where
         R: Reject<B>,
@@ -164,11 +167,16 @@ where
         let store: &S = &self.store;
         match store.take(charges) {
             Answer::Now(ref mut decision) => {
-                self.conclude(head, decision, charges, started, waiter)
+                self.conclude(head, decision, charges, (started, strikes), waiter)
             }
             Answer::Later(decision) => {
                 let charges = charges.into();
-                Admission::Deciding(Box::pin(PendingCharge { decision, charges, started, waiter }))
+                Admission::Deciding(Box::pin(PendingCharge {
+                    decision,
+                    charges,
+                    asked: (started, strikes),
+                    waiter,
+                }))
             }
         }
     }
@@ -183,12 +191,11 @@ where
     where
         R: Reject<B>,
     {
-        let PendingChargeProj { decision, charges, started, waiter } = pending.project();
+        let PendingChargeProj { decision, charges, asked, waiter } = pending.project();
         let mut decision = ready!(decision.poll(cx));
         Poll::Ready(
-            charges.with(|charges| {
-                self.conclude(head, &mut decision, charges, *started, waiter.take())
-            }),
+            charges
+                .with(|charges| self.conclude(head, &mut decision, charges, *asked, waiter.take())),
         )
     }
 
@@ -209,7 +216,7 @@ where
         head: &RequestHead<'_>,
         decision: &mut Result<Decision, S::Error>,
         charges: &[Charge<'_>],
-        started: Option<Instant>,
+        (started, strikes): (Option<Instant>, bool),
         waiter: Option<Box<Waiter>>,
     ) -> Next<B, S>
     where
@@ -228,7 +235,7 @@ where
                 }
                 None => {
                     let next = self.deny_request(head, decision, charges);
-                    if matches!(next, Admission::Rejected(_)) {
+                    if strikes && matches!(next, Admission::Rejected(_)) {
                         self.settings.penalties.iter().for_each(|it| it.deny(decision, charges));
                     }
                     next

@@ -20,7 +20,7 @@ use crate::{
     decision::{Decision, Outcome, Source},
     head::ResponseHead,
     key::Key,
-    log::{info, warn},
+    log::{LogLimit, info, warn},
     quota::Quota,
     rule::{self, RuleError, RuleName, Rules},
     store::{self, Answer, BlockError, Charge, DynStore, OwnedCharges, Store, StoreExt, nanos},
@@ -80,7 +80,11 @@ type IsStrike = Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>;
 /// - Each process counts for itself: `n` processes together allow `n` times as many strikes, and the
 ///   blocks of a key grow more slowly. A process that restarts has counted nothing.
 /// - While the table is full of keys with recent strikes, new keys have none.
-/// - Denials in an outage of the store, by a full queue or by adaptive limits are no strikes.
+/// - Denials in an outage of the store, by a full queue, by a full `LocalStore` (an account that keys
+///   share) or by adaptive limits are no strikes.
+/// - A denial is a strike for the rule that denies longest, and, of [alternatives](Rule::or), for the one
+///   that fits first. A deny cache knows only that rule.
+/// - The denial that leads to a block names the wait for units, and the next one the block.
 /// - [`Key::everyone`] is never blocked, nor are requests without an identity.
 /// - The store must support blocks. With a `GovernorStore`, nothing is blocked, and the log says so.
 #[derive(Clone)]
@@ -268,6 +272,7 @@ pub(crate) struct RulePenalty {
     penalty: Penalty,
     strikes: Strikes,
     store: Arc<DynStore<Infallible>>,
+    log: Arc<Mutex<LogLimit>>,
 }
 
 impl RulePenalty {
@@ -285,6 +290,7 @@ impl RulePenalty {
                     | Source::Redis
                     | Source::DenyCache
                     | Source::Leased
+                    | Source::Other(_)
             );
         let denies = |it: &Outcome| it.rule() == self.rule && it.is_denied() && it.is_deciding();
         if is_limited && !self.reads_responses() && decision.outcomes().iter().any(denies) {
@@ -304,14 +310,16 @@ impl RulePenalty {
         }
         let Some(time) = self.strikes.count(charge.key(), &self.penalty) else { return };
         warn_of_chosen_key(charge.key(), self.rule);
-        let (rule, store) = (self.rule, self.store.clone());
+        let (rule, store, log) = (self.rule, self.store.clone(), self.log.clone());
+        // A block is not seen by a charge of nothing.
+        let charge = &charge.with_cost(charge.cost().max(1));
         match store.peek(slice::from_ref(charge)) {
-            Answer::Now(seen) => block(&store, charge, rule, &seen, time),
+            Answer::Now(seen) => block(&store, charge, (rule, log), &seen, time),
             Answer::Later(later) => {
                 let charges = OwnedCharges::from(slice::from_ref(charge));
                 spawn(async move {
                     let seen = later.await;
-                    charges.with(|charges| block(&store, &charges[0], rule, &seen, time));
+                    charges.with(|charges| block(&store, &charges[0], (rule, log), &seen, time));
                 });
             }
         }
@@ -322,7 +330,7 @@ impl RulePenalty {
 fn block(
     store: &Arc<DynStore<Infallible>>,
     charge: &Charge<'_>,
-    rule: RuleName,
+    (rule, log): (RuleName, Arc<Mutex<LogLimit>>),
     seen: &Result<Decision, Infallible>,
     time: Duration,
 ) {
@@ -330,8 +338,15 @@ fn block(
         return;
     }
     let report = move |blocked: Result<Decision, BlockError<Infallible>>| match blocked {
-        Ok(_) => info!("a key of rule {rule} is blocked for {time:?}: it had too many strikes"),
-        Err(error) => warn!("a penalty of rule {rule} has no effect: {error}"),
+        Ok(_) => {
+            log.lock().should_log_recovery();
+            info!("a key of rule {rule} is blocked for {time:?}: it had too many strikes");
+        }
+        Err(error) => {
+            if log.lock().should_log_failure() {
+                warn!("a penalty of rule {rule} has no effect: {error}");
+            }
+        }
     };
     match store::block(store, charge, time) {
         Answer::Now(blocked) => report(blocked),
@@ -365,7 +380,7 @@ fn warn_of_chosen_key(key: &Key, rule: RuleName) {
 pub(crate) struct Watched(Arc<RulePenalty>, OwnedCharges);
 
 impl Watched {
-    /// Returns `None` for a request that a report-only rule or a denial does not stop.
+    /// Returns `None` for a request that the rule did not charge, or does not stop.
     pub(crate) fn new(
         penalty: &Arc<RulePenalty>,
         decision: &Decision,
@@ -373,7 +388,8 @@ impl Watched {
     ) -> Option<Self> {
         let is_watched = penalty.reads_responses() && decision.is_allowed();
         let charge = is_watched.then(|| penalty.find(charges)).flatten()?;
-        let charge = Some(charge).filter(|charge| !charge.is_report_only())?;
+        let charge =
+            Some(charge).filter(|it| !it.is_report_only() && decision.charged(it.rule()))?;
         Some(Self(penalty.clone(), slice::from_ref(charge).into()))
     }
 
@@ -410,8 +426,14 @@ where
         };
         let (seed, created) = (RandomState::new(), Instant::now());
         let strikes = Strikes { shards: Default::default(), seed, created };
-        let store = self.store.clone().boxed();
-        self.settings.penalties.push(Arc::new(RulePenalty { rule: name, penalty, strikes, store }));
+        let (store, log) = (self.store.clone().boxed(), Arc::default());
+        self.settings.penalties.push(Arc::new(RulePenalty {
+            rule: name,
+            penalty,
+            strikes,
+            store,
+            log,
+        }));
         self
     }
 }

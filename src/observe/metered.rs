@@ -173,7 +173,7 @@ impl RuleMetrics {
     fn record_utilization(&self, decision: &Decision) {
         let used = |it: &Outcome| {
             let (limit, left) = (it.limit(), it.remaining());
-            let is_known = it.rule() == self.rule && limit > 0;
+            let is_known = it.rule() == self.rule && limit > 0 && !it.is_passed_over();
             is_known.then(|| f64::from(limit.saturating_sub(left)) / f64::from(limit))
         };
         let most = decision.outcomes().iter().filter_map(used).reduce(f64::max);

@@ -20,8 +20,9 @@ const UNITS: [(&str, Unit, u64); 4] = [
     ("month", Unit::Month, 31 * DAY),
     ("year", Unit::Year, 366 * DAY),
 ];
-/// The maximum number of time zones. The database of IANA has 600.
-const MAX_ZONES: usize = 2_048;
+/// The maximum number of time zones. The database of IANA has 600, and there are 3,119 fixed offsets of
+/// whole minutes, so that no client who chooses offsets fills the table.
+const MAX_ZONES: usize = 4_096;
 /// The time zones of all anchors, which stay in memory until the process ends. The first is UTC.
 static ZONES: LazyLock<RwLock<Vec<TimeZone>>> = LazyLock::new(|| RwLock::new(vec![TimeZone::UTC]));
 
@@ -203,7 +204,7 @@ impl Quota {
     /// - The period is not a day, seven days, a calendar month or a calendar year.
     /// - The quota has a burst, an algorithm or [`initial`](Quota::with_initial) units.
     /// - The time zone has neither an IANA name nor a fixed offset of whole minutes, or the process
-    ///   has used 2 048 other zones.
+    ///   has used 4 096 other zones.
     pub fn try_anchored_at(self, start: &ZonedDateTime) -> Result<Self, QuotaError> {
         let unit = match self.anchor {
             Some(anchor) => Some(anchor.unit),
@@ -216,7 +217,7 @@ impl Quota {
         ))?;
         let zone = index(start.time_zone()).ok_or(Invalid(
             "quota: the time zone of the anchor has no name and no offset of whole minutes, or is one \
-             of more than 2048; use a zone with a name",
+             of more than 4096; use a zone with a name",
             self,
         ))?;
         let anchor = Some(Anchor { unit, start: start.timestamp().as_second(), zone });

@@ -41,7 +41,8 @@ impl<K: KeyExtractor + Send + Sync + 'static> Rule<K> {
     /// | whose key is blocked | the request is denied |
     /// | without a key | as its [`on_missing_key`](Rule::on_missing_key) says; with `Skip`, the others decide |
     /// | that [skips](super::Applies::Skip) the request | the others decide |
-    /// | whose plan is empty for the request | none is charged; only the other rules of the layer decide |
+    /// | whose plan is empty for the request | none is charged; only its block and the other rules of the layer decide |
+    /// | whose quota is [`Quota::blocked`](crate::Quota::blocked), or whose account is shared in a flood of the store | the others decide; to ban a key, block it |
     /// | that is [report-only](Rule::report_only) | the ones after it are never charged |
     /// | with a [`max_wait`](Rule::max_wait) | it fits if the request can wait for it; not for slots |
     ///
@@ -109,7 +110,10 @@ impl Sealed for Alternatives {
         chain(&rules, head, before, &mut |all| {
             let own = &all[before.len()..];
             if own.iter().any(|charge| charge.quotas().is_empty()) {
-                return then(before);
+                // A block holds without quotas, too.
+                let unlimited = own.iter().filter(|charge| charge.quotas().is_empty());
+                let all: SmallVec<[_; 4]> = before.iter().chain(unlimited).copied().collect();
+                return then(&all);
             }
             if own.len() < 2 {
                 return then(all);

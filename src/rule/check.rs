@@ -136,7 +136,9 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
     let mut charges = Vec::new();
     for (info, live) in limiting.iter().zip(&live) {
         let current = live.as_ref().map(AsRef::as_ref).filter(|quotas| !quotas.is_empty());
-        if let Some(quotas) = info.quotas.or(current) {
+        // Alternatives whose quotas are not known yet must be supported as well.
+        let unknown = info.first_alternative.map(|_| [].as_slice());
+        if let Some(quotas) = info.quotas.or(current).or(unknown) {
             let wait = if info.queues { Duration::from_nanos(1) } else { Duration::ZERO };
             let charge = Charge::new(info.name, &key, quotas).with_cost(info.cost.unwrap_or(1));
             let charge = charge.with_max_wait(wait);

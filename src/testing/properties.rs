@@ -237,7 +237,7 @@ pub async fn overage<S: Subject>(subject: &mut S) -> Result<(), String> {
 /// Checks that a blocked key is denied until the block ends.
 ///
 /// The denial must be [blocked](Decision::is_blocked) and contain the remaining time. A charge of
-/// cost 0 must be allowed. The block must end on time or by [`StoreExt::unblock`], and must charge
+/// cost 0 must be allowed, and a charge without quotas denied. The block must end on time or by [`StoreExt::unblock`], and must charge
 /// no units. A store without blocks must answer with the source [`Source::Unsupported`].
 ///
 /// # Errors
@@ -255,6 +255,9 @@ pub async fn blocks<S: Subject>(subject: &mut S) -> Result<(), String> {
         return Err(format!("a key that is blocked for {MINUTE:?} has a wait of {wait:?}"));
     }
     take(&store, &[one.with_cost(0)], "allowed").await?;
+    let unlimited = Charge::new(one.rule(), one.key(), &[]);
+    take(&store, &[unlimited], "denied, blocked").await?;
+    take(&store, &[unlimited.with_cost(0)], "allowed").await?;
     take(&store, &[two], "allowed").await?;
     answer(store.unblock(&one).await)?;
     take(&store, &[one], "allowed, left [99]").await?;

@@ -18,17 +18,17 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/guide", 99),
     ("src/headers", 689),
     ("src/key", 1101),
-    ("src/middleware", 2105),
+    ("src/middleware", 2131),
     ("src/observe", 498),
     ("src/quota", 934),
     ("src/reject", 541),
-    ("src/rule", 1443),
+    ("src/rule", 1446),
     ("src/store", 906),
     ("src/store/hot_keys", 970),
-    ("src/store/local", 1815),
-    ("src/store/redis", 3708),
+    ("src/store/local", 1816),
+    ("src/store/redis", 3712),
     ("src/store/wrappers", 891),
-    ("src/testing", 660),
+    ("src/testing", 663),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.
 const SLACK: usize = 40;

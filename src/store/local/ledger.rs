@@ -267,10 +267,11 @@ impl Ledger {
         }
         accounts.report(locked.rates.now, &mut decision);
         let slots_are_full = locked.slots.as_ref().is_some_and(|slots| slots.full);
-        if slots_are_full && !decision.is_allowed() {
+        let is_full = locked.rates.overflowed || slots_are_full;
+        if is_full && !decision.is_allowed() {
             decision.source = Source::Overflow;
         }
-        if !peeks && (locked.rates.overflowed || slots_are_full) {
+        if !peeks && is_full {
             // A log subscriber may run any code, so the locks are released first.
             drop(locked);
             self.record_overflow(self.clock.now());

@@ -1,19 +1,20 @@
 //! Blocks of keys with too many strikes.
 
-use std::{panic::catch_unwind, time::Duration};
+use std::{convert::Infallible, panic::catch_unwind, time::Duration};
 
 use http::StatusCode;
-use tower::{Layer, service_fn};
+use tower::{Layer, Service, service_fn};
 use tower_sluice::{
-    AccessList, Key, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, StoreExt,
+    AccessList, Decision, Key, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, Store, StoreExt,
+    decision::Source,
     key::{Everyone, HeaderKey},
     middleware::Penalty,
     rule::RuleName,
-    store::Charge,
+    store::{Answer, Charge, Never, Op, Unsupported},
     testing::FakeClock,
 };
 
-use crate::support::{answer, ask, get, with};
+use crate::support::{answer, ask, driven::handler, get, with};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -42,7 +43,7 @@ fn layer(store: LocalStore, penalty: Penalty) -> Limited {
 /// Sends a request of a client. Returns the time for which its key is blocked, if it is.
 async fn send(layer: &Limited, client: &'static str) -> Option<Duration> {
     let response = answer(layer, with(&[("x-api-key", client)])).await;
-    let decision = response.extensions().get::<tower_sluice::Decision>().expect("exposed");
+    let decision = response.extensions().get::<Decision>().expect("exposed");
     decision.is_blocked().then(|| decision.retry_after().expect("it ends"))
 }
 
@@ -113,7 +114,7 @@ async fn responses_can_be_strikes_instead_of_denials() {
     };
     let mut service = layer.layer(service_fn(move |request: http::Request<()>| {
         let response = http::Response::builder().status(status(&request)).body(String::new());
-        std::future::ready(Ok::<_, std::convert::Infallible>(response.expect("a response")))
+        std::future::ready(Ok::<_, Infallible>(response.expect("a response")))
     }));
     let to = |path: &'static str| {
         let mut request = with(&[("x-api-key", "mallory")]);
@@ -159,7 +160,7 @@ async fn requests_that_run_and_keys_that_clients_share_have_no_strikes() {
     let shared = shared.expose_decision().penalty("all", penalty());
     for _ in 0..20 {
         let response = answer(&shared, get("/")).await;
-        let decision = response.extensions().get::<tower_sluice::Decision>().expect("exposed");
+        let decision = response.extensions().get::<Decision>().expect("exposed");
         assert!(!decision.is_blocked());
     }
 }
@@ -175,7 +176,7 @@ async fn a_flood_of_keys_neither_grows_the_table_nor_blocks_new_keys() {
         for n in 0..5_000 {
             let request = http::Request::get("/").header("x-api-key", format!("key {n}")).body(());
             let response = answer(&layer, request.expect("a request")).await;
-            let decision = response.extensions().get::<tower_sluice::Decision>().expect("exposed");
+            let decision = response.extensions().get::<Decision>().expect("exposed");
             assert!(!decision.is_blocked(), "key {n} in round {round}");
         }
     }
@@ -203,16 +204,117 @@ async fn a_block_is_not_repeated_and_never_shortens_another() {
     let mut service = RateLimitLayer::rules(rule, other.clone()).penalty("api", late).layer(
         service_fn(async |_: http::Request<()>| {
             tokio::time::sleep(MINUTE).await;
-            Ok::<_, std::convert::Infallible>(http::Response::new(String::new()))
+            Ok::<_, Infallible>(http::Response::new(String::new()))
         }),
     );
     let (key, name) = (Key::from("bob"), RuleName::new("api").expect("a name"));
     let slow: Vec<_> =
-        (0..8).map(|_| tower::Service::call(&mut service, with(&[("x-api-key", "bob")]))).collect();
+        (0..8).map(|_| Service::call(&mut service, with(&[("x-api-key", "bob")]))).collect();
     assert!(other.block(&Charge::new(name, &key, &[]), 30 * DAY).now().is_allowed());
     futures::future::join_all(slow).await;
     let left = other.take(&[Charge::new(name, &key, &[hundred])]).now().retry_after();
     assert!(left.is_some_and(|left| left > 29 * DAY), "{left:?}");
+}
+
+fn is_blocked<B>(response: &http::Response<B>) -> bool {
+    response.extensions().get::<Decision>().expect("exposed").is_blocked()
+}
+
+/// Others could otherwise have a client blocked, who fill the queue or the store.
+#[tokio::test(start_paused = true)]
+async fn a_full_queue_and_a_full_store_are_no_strikes() {
+    let clock = FakeClock::new();
+    let second = Quota::per_second(1);
+    let rule = Rule::new("api", HeaderKey::new("x-api-key"), second).max_wait(HOUR);
+    let layer = RateLimitLayer::rules(rule, clock.store(64)).max_waiters(2).expose_decision();
+    let layer = layer.penalty("api", penalty());
+    let mut service = layer.layer(handler(|_| 200));
+    // A key has half of the places.
+    let keys = ["mallory", "mallory", "mallet", "mallet"];
+    let waiting: Vec<_> = keys.map(|key| service.call(with(&[("x-api-key", key)]))).into();
+    let mut waiting: Vec<_> = waiting.into_iter().map(tokio_test::task::spawn).collect();
+    let ready = waiting.iter_mut().filter_map(|it| it.poll().is_ready().then_some(())).count();
+    assert_eq!(ready, 2, "two wait");
+    for sent in 0..20 {
+        let response = answer(&layer, with(&[("x-api-key", "alice")])).await;
+        assert_eq!((response.status().is_success(), is_blocked(&response)), (sent == 0, false));
+    }
+
+    let store = clock.store(8);
+    let full = self::layer(store.clone(), penalty());
+    for n in 0..200 {
+        let request = http::Request::get("/").header("x-api-key", format!("invented {n}")).body(());
+        answer(&full, request.expect("a request")).await;
+    }
+    assert!(store.stats().overflowed > 0);
+    for _ in 0..20 {
+        assert_eq!(send(&full, "alice").await, None);
+    }
+}
+
+/// A charge of nothing does not see the block of its key.
+#[tokio::test(start_paused = true)]
+async fn strikes_of_free_requests_do_not_shorten_a_block() {
+    let store = FakeClock::new().store(64);
+    let hundred = Quota::per_hour(100);
+    let rule = Rule::new("api", HeaderKey::new("x-api-key"), hundred).cost(0);
+    let layer = RateLimitLayer::rules(rule, store.clone());
+    let layer = layer.penalty("api", penalty().by_response(|_| true));
+    let (key, name) = (Key::from("mallory"), RuleName::new("api").expect("a name"));
+    assert!(store.block(&Charge::new(name, &key, &[]), 30 * DAY).now().is_allowed());
+    for _ in 0..20 {
+        answer(&layer, with(&[("x-api-key", "mallory")])).await;
+    }
+    let left = store.take(&[Charge::new(name, &key, &[hundred])]).now().retry_after();
+    assert_eq!(left, Some(30 * DAY));
+}
+
+/// A member who scans on the own plan must not have the whole organization blocked.
+#[tokio::test(start_paused = true)]
+async fn responses_are_strikes_of_the_alternative_that_paid() {
+    let plan = Rule::new("plan", HeaderKey::new("x-user"), Quota::per_day(10));
+    let org = Rule::new("org", HeaderKey::new("x-org"), Quota::per_day(100));
+    let layer = RateLimitLayer::rules(plan.or(org), FakeClock::new().store(64)).expose_decision();
+    let layer = layer.penalty("org", penalty().by_response(|_| true));
+    let mallory = || with(&[("x-user", "mallory"), ("x-org", "acme")]);
+    for _ in 0..10 {
+        assert!(answer(&layer, mallory()).await.status().is_success());
+    }
+    let alice = with(&[("x-user", "alice"), ("x-org", "acme")]);
+    assert!(answer(&layer, alice).await.status().is_success());
+    // The plan is empty, so the organization pays.
+    for _ in 0..4 {
+        assert!(answer(&layer, mallory()).await.status().is_success());
+    }
+    assert!(is_blocked(&answer(&layer, mallory()).await));
+}
+
+/// A store of another crate.
+#[derive(Clone)]
+struct Named(LocalStore);
+
+impl Store for Named {
+    type Error = Infallible;
+    type Future = Never<Result<Decision, Infallible>>;
+
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        Answer::Now(Ok(self.0.call(op).now().with_source(Source::Other("mine"))))
+    }
+
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.0.supports(charges)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn denials_of_a_store_of_another_crate_are_strikes() {
+    let rule = Rule::new("api", HeaderKey::new("x-api-key"), ONE);
+    let layer = RateLimitLayer::rules(rule, Named(FakeClock::new().store(64))).expose_decision();
+    let layer = layer.penalty("api", penalty());
+    for sent in 0..20 {
+        let response = answer(&layer, with(&[("x-api-key", "mallory")])).await;
+        assert_eq!(is_blocked(&response), sent > 4, "{sent}");
+    }
 }
 
 #[test]

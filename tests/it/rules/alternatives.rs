@@ -1,17 +1,18 @@
 //! Alternatives against a model that knows only rules which must all fit: it looks at each alternative
 //! on its own, and charges those that the specification names.
 
-use std::{sync::Barrier, thread, time::Duration};
+use std::{convert::Infallible, sync::Barrier, thread, time::Duration};
 
 use http::Request;
 use proptest::{collection::vec, prelude::*};
 use tower_sluice::{
-    Algorithm, Decision, Key, LivePlan, LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
+    Algorithm, Decision, Key, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule, Store,
+    StoreExt,
     decision::{Outcome, Source},
     key::{Everyone, HeaderKey, KeyExtractor},
     middleware::{Adjustment, ChargeHandle, DecisionEvent},
     rule::{Alternatives, OnMissingKey, RuleError, RuleName},
-    store::Charge,
+    store::{Answer, Charge, Never, Op, Unsupported},
     testing::FakeClock,
 };
 
@@ -393,6 +394,62 @@ async fn an_alternative_without_a_key_or_quotas_is_as_documented() {
         assert_eq!(status(&layer, get("/")).await, 200);
     }
     assert_eq!(store.stats().active, 0, "nothing is charged");
+    let key = Everyone.extract(&(&get("/")).into()).expect("a key").expect("a key");
+    assert!(
+        store
+            .block(&Charge::new(rule("plan"), &key, &[]), Duration::from_secs(60))
+            .now()
+            .is_allowed()
+    );
+    assert_eq!(status(&layer, get("/")).await, 429, "its block holds");
+}
+
+/// A store of another crate, without alternatives.
+#[derive(Clone)]
+struct Plain(LocalStore);
+
+impl Store for Plain {
+    type Error = Infallible;
+    type Future = Never<Result<Decision, Infallible>>;
+
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        self.0.call(op)
+    }
+
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        let has_groups = charges.iter().any(|it| it.group() > 0);
+        if has_groups { Err(Unsupported::new("alternatives")) } else { Ok(()) }
+    }
+}
+
+/// The store is asked about alternatives also if a plan chooses their quotas.
+#[test]
+fn a_store_without_alternatives_refuses_those_of_chosen_quotas() {
+    let chosen = || Plan::from_fn(|_, _| Quota::per_day(9).into());
+    let fixed = || Plan::from(Quota::per_day(9));
+    for plan in [chosen, fixed] as [fn() -> Plan; 2] {
+        let rules = Rule::new("plan", Everyone, plan()).or(Rule::new("credits", Everyone, plan()));
+        let layer = RateLimitLayer::try_rules(rules, Plain(FakeClock::new().store(8)));
+        assert!(matches!(layer, Err(RuleError::Unsupported(_))));
+    }
+}
+
+/// The accounts of passed-over alternatives stay as they are.
+#[tokio::test]
+async fn a_reset_resets_the_alternative_that_was_charged() {
+    let store = FakeClock::new().store(64);
+    let layer = RateLimitLayer::rules(plan_or_credits(), store.clone());
+    let layer = layer.expose_charge(Adjustment::Keep);
+    let key = Everyone.extract(&(&get("/")).into()).expect("a key").expect("a key");
+    let credits = [Quota::per_hour(2)];
+    let charge = Charge::new(rule("credits"), &key, &credits);
+    store.adjust(&charge, 2).now();
+    let handle = handler(|request| {
+        request.extensions().get::<ChargeHandle>().expect("a handle").reset();
+        200
+    });
+    ask(&mut tower::Layer::layer(&layer, handle), get("/")).await;
+    assert!(!store.take(&[charge]).now().is_allowed(), "no credits came back");
 }
 
 /// A report-only rule never denies, so the rules after it are not needed.

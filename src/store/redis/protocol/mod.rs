@@ -97,11 +97,13 @@ impl Request {
     /// Creates a request. The costs of charges to one account are added.
     pub(crate) fn new(charges: &[Charge<'_>], addresses: &Addresses) -> Self {
         let mut request = Self::default();
-        let is_none = |it: &&Charge<'_>| it.group() > 0 && it.charged_quotas().next().is_none();
-        for charge in charges.iter().filter(|charge| !is_none(charge)) {
+        let is_none = |it: &Charge<'_>| it.charged_quotas().next().is_none();
+        for charge in charges.iter().filter(|it| it.group() == 0 || !is_none(it)) {
             let at = request.account(charge.rule(), addresses.account(charge.rule(), charge.key()));
             let account = &mut request.accounts[at];
-            account.report_only &= charge.is_report_only();
+            // Without quotas and cost, not even a block holds.
+            let reads = charge.cost() == 0 && is_none(charge);
+            account.report_only &= charge.is_report_only() || reads;
             account.group = charge.group_among(charges);
             let may_wait = charge.queues() && charge.group() == 0;
             let waits = u64::from(may_wait && charge.turn().is_some());
@@ -319,6 +321,11 @@ impl AccountRequest {
     /// Returns `true` if one of the quotas is a rate.
     pub(crate) fn has_rates(&self) -> bool {
         self.quotas.iter().flatten().any(|(quota, _)| !quota.is_concurrent())
+    }
+
+    /// Returns `true` if a block of the key denies the call.
+    pub(crate) fn may_be_blocked(&self) -> bool {
+        !self.report_only && (self.quotas.is_empty() || self.charges())
     }
 
     /// Returns `true` if the call charges one of the quotas.

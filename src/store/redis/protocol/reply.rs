@@ -201,7 +201,7 @@ impl Reply {
     /// Returns the denial for a blocked key.
     pub(crate) fn blocked(&self, request: &Request, clock: u64) -> Option<Decision> {
         let all = request.accounts.iter().zip(&self.accounts);
-        let denying = all.filter(|(account, _)| !account.report_only && account.charges());
+        let denying = all.filter(|(account, _)| account.may_be_blocked());
         let left = denying.filter_map(|(account, reply)| {
             let left = reply.block?.saturating_sub(reply.now);
             (left > 0).then_some((account, left))

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
+use parking_lot::ReentrantMutex;
 use smallvec::SmallVec;
 
 use super::{Fallback, Policy};
@@ -62,7 +62,8 @@ pub struct LocalShare<L> {
     store: Arc<L>,
     instances: Instances,
     /// Locks for the accounts of many keys, with the seed that divides the keys.
-    locks: [Mutex<()>; LOCKS],
+    /// A log subscriber may call this store again.
+    locks: [ReentrantMutex<()>; LOCKS],
     seed: RandomState,
 }
 
@@ -107,7 +108,7 @@ where
     fn decide(&self, op: Op<'_>, _: bool) -> (&'static str, Decision) {
         let decision = self.call(op);
         // The local store had no room for a block.
-        let is_full = decision.source() == Source::Overflow;
+        let is_full = decision.source() == Source::Overflow && matches!(op, Op::Block(..));
         (Self::EFFECT, if is_full { decision } else { decision.with_source(Self::SOURCE) })
     }
 
