@@ -2,18 +2,35 @@
 -- store whose request waits for slots: the next ones that are free are left to it. Only requests that
 -- may wait read it.
 
--- Reads the slots of a place, without those that were freed or have ended.
+-- Removes freed slots and at most 256 ended ones. Returns the number of held slots, and true if the
+-- key held an invalid value.
 local function count(place, freed)
-  local value, healed = load_slots(place.set)
-  if healed then
-    redis.call('DEL', place.set)
+  local set, latest, last, healed = place.set, now + place.ttl, last_end(place.set)
+  if not last then
+    return 0, healed
   end
-  local before, after, first, last, held, changed = free_slots(value, now + place.ttl, freed)
-  if changed then
-    keep_slots(place.set, before, after, first, last, held)
+  if freed ~= '' then
+    local found = {}
+    for at = 1, #freed, 10 do
+      append(found, place.store, struct.unpack('<I8H', freed, at))
+    end
+    redis.call('ZREM', set, unpack(found))
   end
-  place.before, place.after, place.first = before, after, first
-  place.held, place.stored, place.healed = held, held, healed
+  -- No answer depends on these writes, so a server that rejects writes can still deny.
+  if last > latest then
+    -- The clock stepped back.
+    local ahead = string.format('(%.0f', latest)
+    ahead = redis.call('ZRANGE', set, '+inf', ahead, 'BYSCORE', 'REV', 'LIMIT', 0, 256)
+    if #ahead > 0 then
+      redis.pcall('ZADD', set, until_end(ahead, latest))
+    end
+  end
+  local ended = string.format('%.0f', now)
+  ended = redis.call('ZRANGE', set, '-inf', ended, 'BYSCORE', 'LIMIT', 0, 256)
+  if #ended > 0 then
+    redis.pcall('ZREM', set, unpack(ended))
+  end
+  return redis.call('ZCOUNT', set, string.format('(%.0f', now), '+inf')
 end
 
 -- Reads the mark of another store, to which `left` slots are left. Requests of a lower headroom do not
@@ -33,8 +50,7 @@ local function leave(place, key)
   end
 end
 
--- Counts the slots that are left to another store as held, once this store took its lead. They are not
--- stored.
+-- Counts the slots that are left to another store as held, once this store took its lead.
 local function count_left(place, taken)
   if place.left and taken >= place.lead then
     place.held, place.left = place.held + place.left, nil
@@ -58,13 +74,13 @@ algorithms.c = {
   end,
 
   plan = function(plan, at)
-    local charges, possible, cost, need, limit, key, mark, waits, own, ttl, store, number, freed, after =
-      struct.unpack('<BBHI5I5HHHI5I7c8c8Hc0', plan, at)
+    local charges, possible, cost, need, limit, key, mark, waits, own, ttl, store, first, freed, after =
+      struct.unpack('<BBHI5I5HHHI5I7c8I8Hc0', plan, at)
     local place = {
       algorithm = algorithms.c, charges = charges, possible = possible, cost = cost, need = need,
-      limit = limit, set = KEYS[key], waits = waits, own = own, ttl = ttl, store = store, number = number,
+      limit = limit, set = KEYS[key], waits = waits, own = own, ttl = ttl, store = store, first = first,
     }
-    count(place, freed)
+    place.held, place.healed = count(place, freed)
     if mark > 0 then
       leave(place, KEYS[mark])
       count_left(place, 0)
@@ -79,9 +95,16 @@ algorithms.c = {
   end,
 
   charge = function(place, times)
-    local taken = times * place.cost
-    add_slots(place.set, place.number, taken, now + place.ttl, place.before, place.after, place.first, place.stored)
-    place.held = place.held + taken
-    count_left(place, taken)
+    local taken = {}
+    append(taken, place.store, place.first, times * place.cost)
+    if #taken >= 16 then
+      -- A member this long ends the compact form of the set, in which each new member is compared with
+      -- all others. It does not count, and is removed with those that have ended.
+      redis.call('ZADD', place.set, now, string.rep('-', 65))
+    end
+    redis.call('ZADD', place.set, until_end(taken, now + place.ttl))
+    redis.call('PEXPIRE', place.set, math.ceil(place.ttl / 1000) + extra_ttl)
+    place.held = place.held + #taken
+    count_left(place, #taken)
   end,
 }

@@ -18,7 +18,6 @@ while at <= #layout do
     text = text + 1
     keys[i], texts[i] = KEYS[key], ARGV[text]
   end
-  local slots = size == 1 and hold_slots(keys[1], texts[1], count)
-  reply[#reply + 1] = slots or answer(decide(keys, texts, size, count))
+  reply[#reply + 1] = answer(decide(keys, texts, size, count))
 end
 return table.concat(reply)

@@ -4,10 +4,7 @@
 -- process among all, and their number.
 local ttl, process = struct.unpack('<I7c8', ARGV[1])
 local set, rank = KEYS[1], 0
-local last = redis.pcall('ZRANGE', set, -1, -1)
-if last.err then
-  redis.call('DEL', set)
-elseif #last > 0 then
+if last_end(set) then
   local ended = redis.call('ZRANGE', set, '-inf', string.format('%.0f', now), 'BYSCORE', 'LIMIT', 0, 256)
   if #ended > 0 then
     redis.call('ZREM', set, unpack(ended))
@@ -19,7 +16,7 @@ elseif #last > 0 then
     redis.call('ZREM', set, unpack(ahead))
   end
 end
-redis.call('ZADD', set, string.format('%.0f', now + ttl), process)
+redis.call('ZADD', set, until_end({ process }, now + ttl))
 redis.call('PEXPIRE', set, math.ceil(ttl / 1000) + extra_ttl)
 local all = redis.call('ZRANGE', set, 0, -1)
 for i = 1, #all do

@@ -19,7 +19,6 @@ call('LREM', key, 1, 'b')
 
 call('ZADD', key, 0, 'a')
 call('ZRANGE', key, 0, -1)
+call('ZCOUNT', key, 0, 0)
+call('ZMSCORE', key, 'a')
 call('ZREM', key, 'a')
-
-call('SET', key, '', 'PX', 1000)
-call('UNLINK', key)

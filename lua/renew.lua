@@ -1,22 +1,36 @@
--- Renews or frees held slots. Slots that have ended are never renewed.
+-- Renews or frees held slots. A slot that has ended is never renewed. If one slot of a request has
+-- ended, its others are freed.
 --
--- KEYS: those of the slots. ARGV: whether to renew (1 byte) and the time to live in microseconds (7),
--- then for each key the number of each call (8) and how many of its slots are left (4). Returns `1` for
--- each call whose slots were renewed, and `0` for the others.
-local renews, ttl = struct.unpack('<BI7', ARGV[1])
-local most, counted = now + ttl, ''
+-- KEYS: the sets. ARGV: whether to renew (1 byte), the time to live in microseconds (7) and the store
+-- (8), then for each set the slots of each request: the first number (8) and how many (2). Returns `1`
+-- for each request whose slots count, and `0` for the others.
+local renews, ttl, store = struct.unpack('<BI7c8', ARGV[1])
+local counted = ''
 
 for i = 1, plans - 1 do
-  local set, freed, renewed = KEYS[i], ARGV[i + 1], {}
-  local value = load_slots(set)
-  if value and renews == 1 then
-    local entries, first, last, held = sweep_slots(string.sub(value, 19), most, by_number(freed), renewed)
-    keep_slots(set, entries, '', first, last, held)
-  elseif value then
-    keep_slots(set, free_slots(value, most, freed))
+  local set, requests, kept, ended = KEYS[i], ARGV[i + 1], {}, {}
+  local exists = last_end(set)
+  for at = 1, #requests, 10 do
+    local slots = {}
+    append(slots, store, struct.unpack('<I8H', requests, at))
+    local scores = renews == 1 and exists and redis.call('ZMSCORE', set, unpack(slots))
+    local counts = scores
+    for j = 1, #slots do
+      counts = counts and scores[j] and tonumber(scores[j]) > now
+    end
+    local into = counts and kept or ended
+    for j = 1, #slots do
+      into[#into + 1] = slots[j]
+    end
+    counted = counted .. (counts and '1' or '0')
   end
-  for at = 1, #freed, 12 do
-    counted = counted .. (renewed[string.sub(freed, at, at + 7)] and '1' or '0')
+  if exists and #ended > 0 then
+    redis.call('ZREM', set, unpack(ended))
+  end
+  if #kept > 0 then
+    -- Also without memory, because the first write of a script decides, and this one needs none.
+    redis.call('PEXPIRE', set, math.ceil(ttl / 1000) + extra_ttl)
+    redis.call('ZADD', set, 'XX', until_end(kept, now + ttl))
   end
 end
 return counted

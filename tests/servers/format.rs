@@ -124,24 +124,25 @@ impl Bench {
         answer.await.expect("an answer");
     }
 
-    /// Returns a line for each key on the server: its name and its bytes. A list is `[entries]`. The
-    /// random numbers of calls that hold slots are 0.
+    /// Returns a line for each key on the server: its name and its bytes. A list is `[entries]`. A set
+    /// is `(ends)`, because its members are random.
     async fn stored(&mut self) -> Vec<String> {
         let mut lines = Vec::new();
         for (name, _) in keys(&mut self.connection).await {
             let kind: String = self.ask("TYPE", &name, &[]).await;
             let bytes = match kind.as_str() {
-                "string" => {
-                    let mut bytes = self.ask::<Vec<u8>>("GET", &name, &[]).await;
-                    if name.ends_with(b":s0") {
-                        bytes[18..].chunks_mut(19).for_each(|entry| entry[..8].fill(0));
-                    }
-                    hex(&bytes)
-                }
-                _ => {
+                "string" => hex(&self.ask::<Vec<u8>>("GET", &name, &[]).await),
+                "list" => {
                     let entries: Vec<Vec<u8>> = self.ask("LRANGE", &name, &["0", "-1"]).await;
                     let entries: Vec<_> = entries.iter().map(|entry| hex(entry)).collect();
                     format!("[{}]", entries.join(" "))
+                }
+                _ => {
+                    let range = ["0", "-1", "WITHSCORES"];
+                    let members: Vec<(Vec<u8>, f64)> = self.ask("ZRANGE", &name, &range).await;
+                    assert!(members.iter().all(|(member, _)| member.len() == 16));
+                    let ends: Vec<_> = members.iter().map(|(_, end)| end.to_string()).collect();
+                    format!("({})", ends.join(" "))
                 }
             };
             lines.push(format!("{} {bytes}", String::from_utf8(name).expect("text")));
@@ -160,9 +161,17 @@ impl Bench {
         for line in lines {
             let (name, bytes) = line.split_once(' ').expect("a name and bytes");
             let list = bytes.strip_prefix('[').and_then(|list| list.strip_suffix(']'));
-            let mut command = redis::cmd(if list.is_some() { "RPUSH" } else { "SET" });
+            let set = bytes.strip_prefix('(').and_then(|set| set.strip_suffix(')'));
+            let mut command = redis::cmd(match (list, set) {
+                (Some(_), _) => "RPUSH",
+                (_, Some(_)) => "ZADD",
+                _ => "SET",
+            });
             command.arg(name);
-            for bytes in list.unwrap_or(bytes).split(' ') {
+            for (at, text) in set.unwrap_or_default().split_whitespace().enumerate() {
+                command.arg(text).arg(format!("{at:016}"));
+            }
+            for bytes in list.unwrap_or(bytes).split(' ').filter(|_| set.is_none()) {
                 command.arg(unhex(bytes));
             }
             // A key without an expiry is not one of the store's.

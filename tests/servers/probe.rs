@@ -20,7 +20,7 @@ use crate::{
 /// The end of an error for missing rights, after the words of the server.
 const PERMIT: &str = "; permit it: ACL SETUSER <user> ~sluice:* +eval +evalsha +time +get +mget \
                       +exists +psetex +del +pttl +pexpire +lindex +lrange +lset +rpush +lpop \
-                      +lrem +zadd +zrem +zrange +set +unlink +info +select \
+                      +lrem +zadd +zrem +zrange +zcount +zmscore +info +select \
                       +script|load";
 
 /// Returns the URL of a server for a user.
@@ -75,10 +75,8 @@ async fn the_error_for_missing_rights_shows_the_command_that_grants_them() {
             "~sluice:* +@all -exists",
             "~sluice:* +@all -time",
             // Held slots need these.
-            "~sluice:* +@all -unlink",
-            "~sluice:* +@all -set",
-            // The number of processes needs these.
             "~sluice:* +@all -zadd",
+            "~sluice:* +@all -zmscore",
             "~sluice:* +@all -zrem",
             "~other:* +@all",
             "+@all",

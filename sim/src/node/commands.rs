@@ -16,7 +16,7 @@ pub type Answer = Result<Reply, String>;
 struct Command(&'static str, usize, usize, bool, bool, fn(&mut Data, Args) -> Answer);
 
 const ANY: usize = usize::MAX;
-const COMMANDS: [Command; 31] = [
+const COMMANDS: [Command; 30] = [
     Command("get", 1, 1, false, false, get),
     Command("set", 2, ANY, true, true, set),
     Command("psetex", 3, 3, true, true, psetex),
@@ -24,7 +24,6 @@ const COMMANDS: [Command; 31] = [
     Command("mget", 1, ANY, false, false, mget),
     Command("exists", 1, ANY, false, false, exists),
     Command("del", 1, ANY, false, true, del),
-    Command("unlink", 1, ANY, false, true, del),
     Command("pttl", 1, 1, false, false, pttl),
     Command("pexpire", 2, 2, false, true, pexpire),
     Command("time", 0, 0, false, false, time),

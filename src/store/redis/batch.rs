@@ -34,7 +34,7 @@ use crate::{
             AccountRequest, Change, QuotaRequests, Request, ScriptOp, reply::Reply,
             script::ScriptKind,
         },
-        slots::SlotCall,
+        slots::{SlotCall, Slots},
     },
 };
 
@@ -467,13 +467,13 @@ impl Batch {
     pub(crate) fn room(&self, request: &Request) -> usize {
         let size = self.size + self.size_of(request);
         let fits = size <= MAX_SIZE || self.groups.is_empty();
-        if fits { MAX_CALLERS.saturating_sub(self.callers) } else { 0 }
+        if fits { MAX_CALLERS.saturating_sub(self.callers) / Slots::weight(request) } else { 0 }
     }
 
     /// Adds callers with equal requests.
     pub(crate) fn add(&mut self, callers: SmallVec<[QueuedRequest; 1]>) {
         let Some(first) = callers.first() else { return };
-        self.callers += callers.len();
+        self.callers += callers.len() * Slots::weight(&first.request);
         self.size += self.size_of(&first.request);
         let mut plans = SmallVec::new();
         if self.is_plain {

@@ -1,8 +1,8 @@
 //! The slots that this process holds, and the task that frees and renews them.
 //!
-//! The slots that a call takes are one entry on the server, with a number that no other call has. A
-//! process sends how many slots of an entry are left, which never grows. Taking, freeing and renewing
-//! slots are therefore idempotent, and calls on one account need no order.
+//! Each slot is an entry of its own on the server, and has a number that no other slot of this
+//! process has. Taking, freeing and renewing a slot are therefore idempotent, and calls on one
+//! account need no order.
 
 use std::{
     collections::{BTreeMap, HashMap, hash_map::Entry},
@@ -52,10 +52,10 @@ use crate::{
 
 /// The maximum number of slots that one request takes.
 pub(crate) const MAX_COST: u32 = 256;
-/// The maximum number of entries that a call frees.
-const MAX_FREED: usize = 1_024;
-/// The maximum number of entries that a call renews.
-const MAX_RENEWED: usize = 256;
+/// The maximum number of slots that a call frees.
+const MAX_FREED: u32 = 1_024;
+/// The maximum number of slots that a call renews.
+const MAX_RENEWED: u32 = 256;
 /// The maximum number of calls that renew or free slots at the same time.
 const MAX_CALLS: usize = 16;
 /// The number of steps over which the renewals of a third of the time to live are spread.
@@ -67,7 +67,7 @@ const RETRY: Duration = Duration::from_millis(250);
 
 /// The slots that this process holds.
 pub(crate) struct Slots {
-    /// Stands for this process in marks, and is the first number.
+    /// The first half of the members of all slots.
     pub(crate) store: u64,
     /// The time for which a slot counts, unless it is renewed.
     ttl: Duration,
@@ -81,15 +81,15 @@ pub(crate) struct Slots {
     pub(super) waits: Notify,
 }
 
+/// The slots of each request have consecutive numbers. The first number stands for the request.
 #[derive(Default)]
 pub(super) struct SlotsState {
-    /// The number of calls that took slots.
-    calls: u64,
-    /// The held slots, by the number of their call.
+    /// The number of the next slot.
+    next: u64,
     held: HashMap<u64, RunningSlots>,
     /// The number of slots that this process holds or takes, by the [id](Slots::id) of the account.
     units: HashMap<u64, u64>,
-    /// Slots that the server may still count, by their key and the number of their call.
+    /// Slots that the server may still count, by the key of their sorted set.
     freed: BTreeMap<(Arc<str>, u64), FreedSlots>,
     /// The requests that wait, by the [id](Slots::id) of the account.
     pub(super) waiting: HashMap<u64, WaitingRequests>,
@@ -101,16 +101,14 @@ pub(super) struct SlotsState {
     task: Option<JoinHandle<()>>,
 }
 
-/// The slots of a call, which are one entry on the server.
 struct RunningSlots {
-    /// The key of the entry.
+    /// The key of the sorted set.
     set: Arc<str>,
     /// The [id](Slots::id) of the account.
     id: u64,
-    /// The number of slots that are not freed.
-    left: u32,
+    units: u32,
     rule: RuleName,
-    /// The instant from which requests hold them. They may still be denied by other servers.
+    /// The instant from which a request holds them. It may still be denied by other servers.
     started_at: Option<u64>,
     renewed_at: u64,
     /// Closed when the slots are lost.
@@ -119,9 +117,7 @@ struct RunningSlots {
 
 #[derive(Clone, Copy)]
 struct FreedSlots {
-    /// The number of slots that the entry may have on the server.
-    before: u32,
-    left: u32,
+    units: u32,
     /// The instant from which the server does not count them in any case.
     ends_at: u64,
 }
@@ -198,37 +194,20 @@ impl SlotsState {
     /// Returns the number of freed slots in a set that the server may still count.
     pub(super) fn to_free(&self, set: &Arc<str>) -> u64 {
         let all = self.freed.range((set.clone(), 0)..=(set.clone(), u64::MAX));
-        all.map(|(_, freed)| u64::from(freed.before - freed.left)).sum()
-    }
-
-    /// Records that the server knows how many slots of a call are left.
-    fn told(&mut self, set: &Arc<str>, number: u64, left: u32) {
-        let at = (set.clone(), number);
-        let Some(freed) = self.freed.get_mut(&at) else { return };
-        freed.before = freed.before.min(left);
-        if freed.before == freed.left {
-            self.freed.remove(&at);
-        }
+        all.map(|(_, freed)| u64::from(freed.units)).sum()
     }
 }
 
 impl FreeSlots for Slots {
-    /// Frees slots of a call, unless they were lost.
-    fn free(&self, number: u64, _: u64, units: u64) {
+    /// Frees the slots from the number `first` on, unless they were lost.
+    fn free(&self, first: u64, _: u64, _: u64) {
         let (now, ends_at) = (self.now(), self.end());
         let mut state = self.state();
-        let Some(held) = state.held.get_mut(&number) else { return };
-        let before = held.left;
-        held.left = held.left.saturating_sub(units.try_into().unwrap_or(u32::MAX));
-        let (set, id, rule, left) = (held.set.clone(), held.id, held.rule, held.left);
-        let time = held.started_at.map(|start| now.saturating_sub(start));
-        if left == 0 {
-            state.held.remove(&number);
-        }
-        state.remove(id, units);
-        let freed = FreedSlots { before, left, ends_at };
-        let known = state.freed.entry((set.clone(), number)).or_insert(freed);
-        (known.left, known.ends_at) = (left, ends_at);
+        let Some(held) = state.held.remove(&first) else { return };
+        let RunningSlots { set, id, units, rule, started_at, .. } = held;
+        state.remove(id, units.into());
+        state.freed.insert((set.clone(), first), FreedSlots { units, ends_at });
+        let time = started_at.map(|start| now.saturating_sub(start));
         let calls = state.freed_after(time, rule, &set, id);
         drop(state);
         // A waker may run any code, so the lock is released first.
@@ -236,27 +215,25 @@ impl FreeSlots for Slots {
         self.wake.notify_one();
     }
 
-    fn start(&self, number: u64) {
+    fn start(&self, first: u64) {
         let now = self.now();
-        let mut state = self.state();
-        if let Some(held) = state.held.get_mut(&number) {
-            held.started_at.get_or_insert(now);
-        }
+        self.state().held.get_mut(&first).into_iter().for_each(|held| held.started_at = Some(now));
     }
 }
 
-/// The slots of one quota in a call.
+/// The slots of one quota in a call. The callers of equal requests have consecutive slots.
 pub(crate) struct SlotTake {
     /// The index of the account in the request, and that of the quota.
     at: (usize, usize),
-    /// The key of the slots.
+    /// The key of the sorted set.
     pub(crate) set: Arc<str>,
     /// The [id](Slots::id) of the account.
     id: u64,
     rule: RuleName,
     /// The slots of the account that this process holds or takes already.
     pub(crate) own: u64,
-    pub(crate) number: u64,
+    /// The number of the first slot of the first caller.
+    pub(crate) first: u64,
     /// The slots that each caller takes.
     pub(crate) cost: u32,
     /// `true` if the slots are free at the head of the response.
@@ -273,6 +250,12 @@ impl SlotTake {
     fn units(&self, callers: u32) -> u64 {
         u64::from(callers) * u64::from(self.cost)
     }
+
+    /// Returns the number of the first slot of each caller.
+    fn firsts(&self) -> impl Iterator<Item = u64> {
+        let (first, cost) = (self.first, u64::from(self.cost));
+        (0..u64::from(self.callers)).map(move |caller| first + caller * cost)
+    }
 }
 
 /// The slots of a call. Without an answer, they are freed, because the server may count them.
@@ -282,7 +265,16 @@ pub(crate) struct SlotCall {
 }
 
 impl Slots {
-    /// Starts to take slots for equal requests of several callers.
+    /// Returns the share of a caller in the 4,096 callers of a call, so that the call takes at most
+    /// 1,024 slots.
+    pub(crate) fn weight(request: &Request) -> usize {
+        let slots = request.accounts.iter().flat_map(AccountRequest::slots);
+        let large = slots.filter(|(_, (quota, _))| raised(quota) > MAX_FREED);
+        let cost = large.map(|(_, (_, ask))| 4 * ask.cost.min(MAX_COST)).max().unwrap_or(1);
+        cost.max(1) as usize
+    }
+
+    /// Numbers the slots that equal requests of several callers take.
     pub(crate) fn begin(self: &Arc<Self>, request: &Request, callers: usize) -> SlotCall {
         let mut call = SlotCall { slots: self.clone(), takes: SmallVec::new() };
         for (account_index, account) in request.accounts.iter().enumerate() {
@@ -296,10 +288,10 @@ impl Slots {
                 let mut state = self.state();
                 let own = state.add(id, units);
                 state.taking += 1;
-                let (number, freed) = (self.store.wrapping_add(state.calls), state.freed(&set));
+                let (first, freed) = (state.next, state.freed(&set));
                 let waits = if account.report_only || callers == 0 { 0 } else { ask.max_wait };
                 let waits = waits * state.mark_millis(rule);
-                state.calls += 1;
+                state.next += units;
                 drop(state);
                 let (at, until_head) = ((account_index, quota_index), quota.sheds());
                 call.takes.push(SlotTake {
@@ -308,7 +300,7 @@ impl Slots {
                     id,
                     rule,
                     own,
-                    number,
+                    first,
                     cost,
                     until_head,
                     waits,
@@ -321,7 +313,7 @@ impl Slots {
     }
 }
 
-/// Returns the key of the slots of a quota, which is in the cluster slot of its account.
+/// Returns the key of the sorted set of a quota, which is in the cluster slot of its account.
 pub(super) fn set(account: &AccountRequest, quota_index: usize) -> Arc<str> {
     format!("{}:s{quota_index}", account.address).into()
 }
@@ -332,11 +324,15 @@ pub(super) fn raised(quota: &Quota) -> u32 {
 }
 
 impl SlotsState {
-    /// Returns the calls of a key with freed slots that the server may still count, and how many of
-    /// each are left.
+    /// Returns the freed slots in a set that the server may still count, oldest first.
     fn freed(&self, set: &Arc<str>) -> Vec<(u64, u32)> {
+        let mut room = MAX_FREED;
         let all = self.freed.range((set.clone(), 0)..=(set.clone(), u64::MAX));
-        all.take(MAX_FREED).map(|((_, number), freed)| (*number, freed.left)).collect()
+        all.map_while(|((_, first), FreedSlots { units, .. })| {
+            room = room.checked_sub(*units)?;
+            Some((*first, *units))
+        })
+        .collect()
     }
 }
 
@@ -354,22 +350,22 @@ impl SlotCall {
         for take in mem::take(&mut self.takes) {
             let mut state = self.slots.state();
             state.taking -= 1;
-            for (number, left) in &take.freed {
-                state.told(&take.set, *number, *left);
+            for (first, _) in &take.freed {
+                state.freed.remove(&(take.set.clone(), *first));
             }
-            let charges = accounts[take.at.0].charges.try_into().unwrap_or(u32::MAX);
-            let (charges, lost) = (take.callers.min(charges), Arc::new(Semaphore::new(0)));
-            state.remove(take.id, take.units(take.callers - charges));
-            for caller in 0..charges as usize {
-                let hold = Hold::new(self.slots.clone(), take.number, 0, take.cost);
+            let charges = accounts[take.at.0].charges;
+            let denied = take.callers.saturating_sub(charges.try_into().unwrap_or(u32::MAX));
+            state.remove(take.id, take.units(denied));
+            for (caller, first) in take.firsts().take(charges).enumerate() {
+                let (set, units, lost) = (take.set.clone(), take.cost, Arc::new(Semaphore::new(0)));
+                let (rule, loss) = (take.rule, lost.clone());
+                let (id, started_at, renewed_at) = (take.id, None, now);
+                let held =
+                    RunningSlots { set, id, units, rule, started_at, renewed_at, lost: loss };
+                state.held.insert(first, held);
+                let hold = Hold::new(self.slots.clone(), first, 0, units);
                 holds.resize_with(holds.len().max(caller + 1), Vec::new);
-                holds[caller].push(hold.until_head(take.until_head).with_loss(lost.clone()));
-            }
-            let (set, id, left, rule) = (take.set, take.id, charges * take.cost, take.rule);
-            let held =
-                RunningSlots { set, id, left, rule, started_at: None, renewed_at: now, lost };
-            if left > 0 {
-                state.held.insert(take.number, held);
+                holds[caller].push(hold.until_head(take.until_head).with_loss(lost));
             }
             self.slots.end_if_idle(&state);
         }
@@ -384,9 +380,8 @@ impl Drop for SlotCall {
             let mut state = self.slots.state();
             state.taking -= 1;
             state.remove(take.id, take.units(take.callers));
-            let before = take.callers * take.cost;
-            let freed = FreedSlots { before, left: 0, ends_at };
-            state.freed.insert((take.set.clone(), take.number), freed);
+            let freed = FreedSlots { units: take.cost, ends_at };
+            state.freed.extend(take.firsts().map(|first| ((take.set.clone(), first), freed)));
             drop(state);
             self.slots.wake.notify_one();
         }
@@ -406,8 +401,8 @@ fn too_many(cost: u32) -> u32 {
     0
 }
 
-/// The slots of a call: their key, its number, and how many are left.
-type CallSlots = (Arc<str>, u64, u32);
+/// The slots of one request: the key of their set, the first number, and how many.
+type RequestSlots = (Arc<str>, u64, u32);
 
 /// A change of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -510,14 +505,19 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     async fn change_all(
         &self,
         change: SlotChange,
-        mut found: Vec<CallSlots>,
+        mut found: Vec<RequestSlots>,
     ) -> Result<(), RedisError> {
         let max = if change == SlotChange::Renew { MAX_RENEWED } else { MAX_FREED };
         let sharded = self.settings.sharded;
-        let shard = |(set, ..): &CallSlots| if sharded { slot(set.as_bytes()) } else { 0 };
+        let shard = |(set, ..): &RequestSlots| if sharded { slot(set.as_bytes()) } else { 0 };
         found.sort_by_cached_key(|it| (shard(it), it.clone()));
-        let calls = found.chunk_by(|last, next| shard(last) == shard(next));
-        let calls = calls.flat_map(|calls| calls.chunks(max));
+        let mut units = 0;
+        let calls = found.chunk_by(|last, next| {
+            units += last.2;
+            let fits = units + next.2 <= max && shard(last) == shard(next);
+            units = if fits { units } else { 0 };
+            fits
+        });
         let calls: Vec<_> = calls.map(<[_]>::to_vec).collect();
         let calls = stream::iter(calls).map(|call| self.change_slots(change, call));
         let calls = calls.buffer_unordered(MAX_CALLS);
@@ -527,21 +527,21 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     async fn change_slots(
         &self,
         change: SlotChange,
-        requests: Vec<CallSlots>,
+        requests: Vec<RequestSlots>,
     ) -> Result<(), RedisError> {
         let slots = &self.settings.slots;
         let head = EncodedPlan::default().int::<1>(u64::from(change == SlotChange::Renew));
-        let head = head.int::<7>(slots.ttl_micros());
+        let head = head.int::<7>(slots.ttl_micros()).int::<8>(slots.store);
         let (mut keys, mut args) = (Vec::new(), vec![head.0]);
         for group in requests.chunk_by(|(one, ..), (other, ..)| one == other) {
-            let list = group.iter().map(|(_, number, left)| (*number, *left));
+            let list = group.iter().map(|(_, first, units)| (*first, *units));
             keys.push(&*group[0].0);
             args.push(EncodedPlan::default().slot_list(list).0);
         }
         let script = self.script(ScriptKind::Renew, []);
         let counted = self.run(script, &keys, args).await.and_then(|reply| match reply {
             Value::BulkString(counted) if counted.len() == requests.len() => Ok(counted),
-            _ => self.checked(Err(RedisError::invalid_reply("not one byte for each call"))),
+            _ => self.checked(Err(RedisError::invalid_reply("not one byte for each request"))),
         });
         let counted = counted.inspect_err(|error| store_failed(error.kind().as_str()))?;
         slots.changed(change, requests, &counted);
@@ -576,42 +576,41 @@ impl Slots {
     }
 
     /// Returns the freed slots that the server may still count.
-    fn to_free(&self) -> Vec<CallSlots> {
+    fn to_free(&self) -> Vec<RequestSlots> {
         let (now, mut state) = (self.now(), self.state());
         state.freed.retain(|_, freed| freed.ends_at > now);
         let all = state.freed.iter();
-        all.map(|((set, number), freed)| (set.clone(), *number, freed.left)).collect()
+        all.map(|((set, first), freed)| (set.clone(), *first, freed.units)).collect()
     }
 
     /// Returns the held slots to renew in a step, or all: those whose numbers have their turn and
     /// that were not taken in the last step, and those that have missed it. Slots with near numbers
     /// have their turn together.
-    fn to_renew(&self, step: Option<u32>) -> Vec<CallSlots> {
+    fn to_renew(&self, step: Option<u32>) -> Vec<RequestSlots> {
         let (now, period, state) = (self.now(), nanos(self.ttl) / 3, self.state());
-        let due = state.held.iter().filter(|(number, held)| {
-            let turn = number.wrapping_sub(self.store) / MAX_RENEWED as u64 % u64::from(STEPS);
+        let due = state.held.iter().filter(|(first, held)| {
+            let turn = **first / u64::from(MAX_RENEWED) % u64::from(STEPS);
             let age = now.saturating_sub(held.renewed_at);
             step.is_none_or(|step| {
                 age > period || turn == u64::from(step) && age > period / u64::from(STEPS)
             })
         });
-        due.map(|(number, held)| (held.set.clone(), *number, held.left)).collect()
+        due.map(|(first, held)| (held.set.clone(), *first, held.units)).collect()
     }
 
-    /// Records the answer of the server, with `1` for each call whose slots were renewed.
-    fn changed(&self, change: SlotChange, calls: Vec<CallSlots>, counted: &[u8]) {
+    /// Records the answer of the server, with `1` for each request whose slots count.
+    fn changed(&self, change: SlotChange, requests: Vec<RequestSlots>, counted: &[u8]) {
         let (now, mut state, mut lost) = (self.now(), self.state(), Vec::new());
-        for ((set, number, left), counts) in calls.into_iter().zip(counted) {
-            state.told(&set, number, left);
-            let held = state.held.get_mut(&number).filter(|_| change == SlotChange::Renew);
-            let Some(held) = held else { continue };
-            if *counts == b'1' {
-                held.renewed_at = now;
-                continue;
+        for ((set, first, _), counts) in requests.into_iter().zip(counted) {
+            match (change, state.held.get_mut(&first)) {
+                (SlotChange::Free, _) => drop(state.freed.remove(&(set, first))),
+                (SlotChange::Renew, Some(held)) if *counts == b'1' => held.renewed_at = now,
+                (SlotChange::Renew, _) => {
+                    let held = state.held.remove(&first);
+                    held.iter().for_each(|held| state.remove(held.id, held.units.into()));
+                    lost.extend(held);
+                }
             }
-            let held = state.held.remove(&number);
-            held.iter().for_each(|held| state.remove(held.id, held.left.into()));
-            lost.extend(held);
         }
         drop(state);
         lost.into_iter().for_each(|held| held.lost.close());

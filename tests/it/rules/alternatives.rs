@@ -424,7 +424,7 @@ impl Store for Plain {
 
 /// The store is asked about alternatives also if a plan chooses their quotas.
 #[test]
-fn a_store_without_alternatives_refuses_those_of_chosen_quotas() {
+fn a_store_without_alternatives_is_asked_about_those_of_chosen_quotas() {
     let chosen = || Plan::from_fn(|_, _| Quota::per_day(9).into());
     let fixed = || Plan::from(Quota::per_day(9));
     for plan in [chosen, fixed] as [fn() -> Plan; 2] {

@@ -456,13 +456,13 @@ impl EncodedPlan {
         let plan = keys.into_iter().fold(plan, |plan, key| plan.int::<2>(key as u64));
         let plan = plan.int::<2>(take.waits).int::<5>(take.own.min(MOST_UNITS));
         let plan = plan.int::<7>(slots.ttl_micros()).int::<8>(slots.store);
-        let plan = plan.int::<8>(take.number).int::<2>(take.freed.len() as u64 * 12);
+        let plan = plan.int::<8>(take.first).int::<2>(take.freed.len() as u64 * 10);
         plan.slot_list(take.freed.iter().copied())
     }
 
-    /// Appends the number of each call, and how many of its slots are left.
-    pub(crate) fn slot_list(self, calls: impl Iterator<Item = (u64, u32)>) -> Self {
-        calls.fold(self, |plan, (number, left)| plan.int::<8>(number).int::<4>(left.into()))
+    /// Appends the slots of requests: the first number and how many.
+    pub(crate) fn slot_list(self, requests: impl Iterator<Item = (u64, u32)>) -> Self {
+        requests.fold(self, |plan, (first, units)| plan.int::<8>(first).int::<2>(units.into()))
     }
 
     fn gcra(self, quota: &Quota, ask: Demand, change: Change, possible: bool) -> Self {

@@ -30,8 +30,6 @@ const EITHER: &str = include_str!("../../../../lua/either.lua");
 const RENEW: &str = include_str!("../../../../lua/renew.lua");
 const INSTANCES: &str = include_str!("../../../../lua/instances.lua");
 const SLOTS: &str = include_str!("../../../../lua/slots.lua");
-const ALONE: &str = include_str!("../../../../lua/alone.lua");
-const FIRST: &str = include_str!("../../../../lua/first.lua");
 const PROBE: &str = include_str!("../../../../lua/probe.lua");
 const PLAIN: &str = include_str!("../../../../lua/plain.lua");
 const PEEK: &str = include_str!("../../../../lua/peek.lua");
@@ -51,7 +49,13 @@ const ALGORITHMS: [(u8, &str); 6] = [
     (b'f', include_str!("../../../../lua/fixed_window.lua")),
     (b's', include_str!("../../../../lua/sliding_window.lua")),
     (b'l', include_str!("../../../../lua/sliding_log.lua")),
-    (b'c', include_str!("../../../../lua/concurrent.lua")),
+    (
+        b'c',
+        concat!(
+            include_str!("../../../../lua/slots.lua"),
+            include_str!("../../../../lua/concurrent.lua")
+        ),
+    ),
 ];
 const SETS: usize = 1 << ALGORITHMS.len();
 
@@ -106,9 +110,6 @@ impl Default for Scripts {
 }
 
 impl Script {
-    /// The bit of slots in a set of algorithms.
-    const SLOTS: usize = SETS >> 1;
-
     fn assemble(clock: &'static str, kind: ScriptKind, set: usize) -> Self {
         let algorithms = ALGORITHMS.iter().enumerate().filter(|(at, _)| set >> at & 1 == 1);
         let algorithms = algorithms.map(|(_, (_, text))| *text);
@@ -121,20 +122,12 @@ impl Script {
             ScriptKind::Groups => (&[TIME][..], &[TAKE, GROUPS][..]),
             ScriptKind::Adjust => (&[TIME][..], &[SETTLE][..]),
             ScriptKind::Renew => return Self::new(&[clock, SLOTS, RENEW]),
-            ScriptKind::Instances => return Self::new(&[clock, INSTANCES]),
+            ScriptKind::Instances => return Self::new(&[clock, SLOTS, INSTANCES]),
             ScriptKind::Probe => return Self::new(&[PROBE]),
             ScriptKind::Batch => (&[TIME, GENERAL[0]][..], &[GENERAL[1], BATCH][..]),
         };
-        let slots = match kind {
-            _ if set & Self::SLOTS == 0 => &[][..],
-            ScriptKind::Take => &[SLOTS, ALONE, FIRST],
-            ScriptKind::Groups => &[SLOTS, ALONE],
-            _ => &[SLOTS],
-        };
-        // `PEEK` replaces what all others use.
-        let (first, before) = before.split_at(usize::from(kind == ScriptKind::Peek));
-        let before = [&clock].into_iter().chain(first).chain(slots).chain(before);
-        let parts: Vec<_> = before.copied().chain(general).chain(after.iter().copied()).collect();
+        let before = [clock].into_iter().chain(before.iter().copied());
+        let parts: Vec<_> = before.chain(general).chain(after.iter().copied()).collect();
         Self::new(&parts)
     }
 
