@@ -36,7 +36,7 @@ pub enum RuleError {
         /// The limit of the quota.
         limit: u32,
     },
-    /// A layer has more than 127 sets of [alternatives](crate::Rule::or).
+    /// A layer has more than 126 sets of [alternatives](crate::Rule::or).
     TooManyAlternatives(usize),
     /// No request can match a route of `by_route`, or two routes have the same method and path.
     Route(String),

@@ -12,7 +12,7 @@ use std::{
 const BUDGET: [(&str, usize); 19] = [
     ("src/", 739),
     ("src/admin", 676),
-    ("src/algorithm", 885),
+    ("src/algorithm", 901),
     ("src/decision", 658),
     ("src/explain", 213),
     ("src/guide", 99),
@@ -23,10 +23,10 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/quota", 934),
     ("src/reject", 541),
     ("src/rule", 1443),
-    ("src/store", 906),
-    ("src/store/hot_keys", 970),
-    ("src/store/local", 1815),
-    ("src/store/redis", 3697),
+    ("src/store", 936),
+    ("src/store/hot_keys", 973),
+    ("src/store/local", 1864),
+    ("src/store/redis", 3701),
     ("src/store/wrappers", 891),
     ("src/testing", 660),
 ];

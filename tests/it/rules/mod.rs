@@ -26,4 +26,6 @@ mod plans;
 #[cfg(feature = "testing")]
 mod scenarios;
 #[cfg(feature = "testing")]
+mod shares;
+#[cfg(feature = "testing")]
 mod undo;

@@ -98,11 +98,12 @@ impl Request {
     pub(crate) fn new(charges: &[Charge<'_>], addresses: &Addresses) -> Self {
         let mut request = Self::default();
         let is_none = |it: &&Charge<'_>| it.group() > 0 && it.charged_quotas().next().is_none();
-        for charge in charges.iter().filter(|charge| !is_none(charge)) {
+        for (at, charge) in charges.iter().enumerate().filter(|(_, charge)| !is_none(charge)) {
+            let group = Charge::group_among(charges, at);
             let at = request.account(charge.rule(), addresses.account(charge.rule(), charge.key()));
             let account = &mut request.accounts[at];
             account.report_only &= charge.is_report_only();
-            account.group = charge.group_among(charges);
+            account.group = group;
             let may_wait = charge.queues() && charge.group() == 0;
             let waits = u64::from(may_wait && charge.turn().is_some());
             for (quota_index, quota) in charge.charged_quotas() {
