@@ -415,9 +415,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
         charges.iter().flat_map(Charge::quotas).try_for_each(protocol::check)?;
         can_queue(charges)?;
         one_key_each(charges)?;
-        if charges.iter().any(|charge| charge.group() == Charge::SHARE) {
-            return Err(Unsupported::new("a share of the next charge; use LocalStore"));
-        }
         const TOO_MANY: &str = "a request that takes more than 256 slots; lower its cost";
         let takes_slots = |it: &Charge<'_>| it.charged_quotas().any(|(_, it)| it.is_concurrent());
         if charges.iter().any(|it| it.is_fixed() && it.cost() > MAX_COST && takes_slots(it)) {
