@@ -118,7 +118,8 @@ pub struct Charge<'a> {
 }
 
 impl<'a> Charge<'a> {
-    /// The [group](Charge::with_group) of a share of the next charge, the pool.
+    /// The [group](Charge::with_group) of a share of the next charge, the pool. See
+    /// [`Rule::fair_by`](crate::Rule::fair_by).
     ///
     /// A share that fits is charged with its pool, and its [headroom](Charge::headroom) is ignored. A
     /// share that does not fit is passed over, and the pool must leave that headroom. If the pool does
@@ -616,7 +617,8 @@ fn plain_quotas(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
 fn no_alternatives(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     if charges.iter().any(|charge| charge.group > 0) {
         return Err(Unsupported::new(
-            "this store cannot decide between alternatives; use LocalStore or RedisStore",
+            "this store cannot decide between alternatives, or about shares; use LocalStore or \
+             RedisStore",
         ));
     }
     Ok(())

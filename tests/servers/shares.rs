@@ -1,15 +1,21 @@
 //! Shares of a pool on Redis, Valkey and a cluster.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
+    time::Duration,
+};
 
+use futures::future::join_all;
 use proptest::{collection::vec, prelude::*, test_runner::Config};
 use tokio::{
     runtime::{Builder, Runtime},
     task::yield_now,
+    time::{Instant, sleep},
 };
 use tower_sluice::{
-    Decision, Key, LocalStore, Quota, RedisStore, Store, StoreExt,
+    Decision, Key, LocalStore, Quota, RateLimitLayer, RedisStore, Rule, Store, StoreExt,
     decision::Outcome,
+    key::{Everyone, HeaderKey},
     store::{Charge, RedisError},
     testing::{FakeClock, Subject},
 };
@@ -17,7 +23,7 @@ use tower_sluice::{
 use crate::{
     accounts::{Dice, LONG, address, connect, raw, rule},
     servers::{Cluster, Flavour, Server, eventually},
-    support::{random::rows, regressions::keeping},
+    support::{answer, random::rows, regressions::keeping, with},
 };
 
 /// Returns the parts of a decision that two stores have in common.
@@ -280,4 +286,57 @@ async fn a_value_that_is_no_account_of_the_share_or_the_pool_is_replaced() {
             }
         }
     }
+}
+
+/// Three processes on one server: small clients get what they ask for, beside one that floods.
+#[tokio::test(flavor = "multi_thread")]
+async fn three_processes_share_a_pool_fairly_with_one_call_for_each_decision() {
+    const RATE: u32 = 200;
+    const BURST: u32 = 60;
+    const TIME: Duration = Duration::from_secs(4);
+    let (server, mut layers) = (Server::redis().await, Vec::new());
+    for _ in 0..3 {
+        let site = Rule::new("site", Everyone, Quota::per_second(RATE).with_burst(BURST));
+        let site = site.fair_by(HeaderKey::new("x-api-key"), 1);
+        layers.push(RateLimitLayer::rules(site, connect(&server.url()).await.fail_closed()));
+    }
+    let sent = AtomicU32::new(0);
+    let send = async |process: usize, client: &str| {
+        sent.fetch_add(1, Relaxed);
+        let answer = answer(&layers[process], with(&[("x-api-key", client)])).await;
+        match answer.status().as_u16() {
+            200 => 1,
+            429 => 0,
+            other => panic!("{other}"),
+        }
+    };
+    // The server knows the script from then on.
+    let mut admitted: u32 = send(0, "large").await;
+    let (before, start) = (server.script_calls().await, Instant::now());
+    sent.store(0, Relaxed);
+    let large = (0..3).map(async |process| {
+        let mut admitted = 0;
+        while start.elapsed() < TIME {
+            admitted += send(process, "large").await;
+            sleep(Duration::from_millis(2)).await;
+        }
+        admitted
+    });
+    let small = (0..10).map(async |at: usize| {
+        let (name, mut admitted) = (format!("small{at}"), 0);
+        for n in 0..19 {
+            sleep(Duration::from_millis(200)).await;
+            admitted += send((at + n) % 3, &name).await;
+        }
+        admitted
+    });
+    let (large, small) = tokio::join!(join_all(large), join_all(small));
+    let elapsed = start.elapsed().as_secs_f64();
+    let (large, small): (u32, u32) = (large.iter().sum(), small.iter().sum());
+    admitted += large + small;
+    assert!(small >= 181, "{small} of 190, which is less than 95 %");
+    assert!(large > small, "what they leave goes to the large client: {large}");
+    let bound = f64::from(BURST) + f64::from(RATE) * elapsed;
+    assert!(f64::from(admitted) <= bound, "{admitted} in {elapsed} s");
+    assert_eq!(server.script_calls().await - before, sent.into_inner(), "calls");
 }

@@ -14,6 +14,8 @@ mod config;
 mod conformance;
 #[cfg(feature = "testing")]
 mod definition;
+#[cfg(feature = "testing")]
+mod fair;
 #[cfg(feature = "governor")]
 mod impossible;
 #[cfg(feature = "testing")]
