@@ -29,7 +29,7 @@ use tower_sluice::{
 };
 
 /// The paths, each with the path whose instructions are subtracted.
-const PATHS: [(&str, Option<&str>); 18] = [
+const PATHS: [(&str, Option<&str>); 19] = [
     ("bare service", None),
     ("store, admitted", None),
     ("store, denied", None),
@@ -38,6 +38,7 @@ const PATHS: [(&str, Option<&str>); 18] = [
     ("store, two accounts, denied", None),
     ("store, three accounts, admitted", None),
     ("store, three accounts, denied", None),
+    ("store, share and pool, admitted", None),
     ("store, slot taken and freed", None),
     ("store, slot and rate, taken and freed", None),
     ("layer, admitted, no fields", Some("bare service")),
@@ -148,6 +149,7 @@ fn run(path: &str, calls: u64) {
         "store, two accounts, denied" => decide_all([AMPLE, ONE], calls),
         "store, three accounts, admitted" => decide_all([AMPLE; 3], calls),
         "store, three accounts, denied" => decide_all([AMPLE, AMPLE, ONE], calls),
+        "store, share and pool, admitted" => decide_share(calls),
         "store, slot taken and freed" => decide(&[SLOTS], calls),
         "store, slot and rate, taken and freed" => decide(&[SLOTS, AMPLE], calls),
         "layer, admitted, no fields" => serve(layer(AMPLE, Headers::None), calls),
@@ -189,6 +191,19 @@ fn decide_all<const N: usize>(quotas: [Quota; N], calls: u64) {
         let keys: [_; N] = array::from_fn(|_| Key::from(black_box(Ipv4Addr::LOCALHOST)));
         let charge = |at: usize| Charge::new(rules[at], &keys[at], quotas[at].as_ref());
         let decision = store.take(&array::from_fn::<_, N, _>(charge)).now();
+        black_box(decision.is_allowed());
+    }
+}
+
+/// Decides about a share of a pool.
+fn decide_share(calls: u64) {
+    let store = LocalStore::new();
+    let [share, pool] = ["site.share", "site"].map(|name| RuleName::new(name).expect("a name"));
+    for _ in 0..calls {
+        let (client, site) = (Key::from(black_box(Ipv4Addr::LOCALHOST)), Key::everyone());
+        let share = Charge::new(share, &client, AMPLE.as_ref()).with_group(Charge::SHARE);
+        let pool = Charge::new(pool, &site, AMPLE.as_ref());
+        let decision = store.take(&[share.with_headroom(300_000_000), pool]).now();
         black_box(decision.is_allowed());
     }
 }

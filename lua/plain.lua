@@ -3,14 +3,15 @@
 
 -- Returns the value of an account, its value after the charge (false if the charge does not fit),
 -- and the microsecond from which on that value may be dropped. Returns nothing for a value that
--- needs the general path.
-local function look(key, plan)
+-- needs the general path. With the plan of a share that does not fit, the account leaves its reserve.
+local function look(key, plan, share)
   local value = redis.pcall('GET', key)
   if value and (#value < 19 or struct.unpack('<I7', value) > now) then
     return
   end
   local charged, ends, from = struct.pack('<I7', now), 0, 8
-  for at = 6, #plan, 39 do
+  -- The plan of a share has nine more bytes.
+  for at = 6, #plan - 9, 39 do
     local cost, cost_nano, room, room_nano = struct.unpack('<I7Hi7H', plan, at)
     local tat, tat_nano = now, nano
     if value and from + 11 <= #value then
@@ -25,6 +26,9 @@ local function look(key, plan)
       end
     end
     local most, most_nano = plus(now, nano, room, room_nano)
+    if share then
+      most, most_nano = minus(most, most_nano, struct.unpack('<I7H', share, 42))
+    end
     if charged and not before(most, most_nano, tat, tat_nano) then
       tat, tat_nano = plus(tat, tat_nano, cost, cost_nano)
       charged = struct.pack('<c0c1HI7H', charged, 'g', 9, tat, tat_nano)
@@ -39,15 +43,18 @@ local function look(key, plan)
   return value or '', charged, ends
 end
 
-local accounts, allowed, paid = {}, true, {}
+local accounts, allowed, paid, share = {}, true, {}, nil
 for i = 1, plans do
-  local value, charged, ends = look(KEYS[i], ARGV[i])
+  local value, charged, ends = look(KEYS[i], ARGV[i], share)
   if not value then
     accounts = nil
     break
   end
   local group = string.byte(ARGV[i])
-  if group == 1 then
+  share = nil
+  if group == 255 then
+    share = not charged and ARGV[i] or nil
+  elseif group == 1 then
     allowed = allowed and charged
   elseif paid[group] then
     -- An earlier alternative fits.

@@ -34,16 +34,22 @@ local function join(groups, account)
 end
 
 -- Charges all accounts or none for each of `count` requests: reads all of the `size` accounts first.
--- Of each group of alternatives, it charges one. A request with groups is decided alone. Returns the number of allowed requests, which come first, and the accounts, each with the number
--- of its charges.
+-- Of each group of alternatives, it charges one. A share is charged if it and the next account fit, and
+-- otherwise the next account leaves its reserve. A request with groups is decided alone. Returns the
+-- number of allowed requests, which come first, and the accounts, each with the number of its charges.
 local function decide(keys, texts, size, count)
   local accounts, passed, possible, blocked, rates = {}, count, true, false, count
   local groups = {}
 
   for i = 1, size do
     local account = read(keys[i], texts[i])
-    local places = account.places
+    local places, share = account.places, accounts[i - 1]
     accounts[i], account.times, account.possible = account, count, true
+    if share and share.reserve and share.times == 0 then
+      local place = places[1]
+      place.room, place.room_nano =
+        minus(place.room, place.room_nano, share.reserve, share.reserve_nano)
+    end
     for at = 1, #places do
       local place = places[at]
       if place.charges == 1 then
@@ -61,7 +67,9 @@ local function decide(keys, texts, size, count)
     -- without quotas.
     local stops = account.binding and (account.charging or #places == 0)
     blocked = blocked or account.outside or account.block and stops
-    if account.group > 0 then
+    if account.reserve then
+      -- A share need not fit.
+    elseif account.group > 0 then
       join(groups, account)
     elseif account.binding then
       passed, possible = math.min(passed, account.times), possible and account.possible
@@ -75,7 +83,10 @@ local function decide(keys, texts, size, count)
 
   for i = 1, size do
     local account = accounts[i]
-    local places = account.places
+    local places, pool = account.places, account.reserve and accounts[i + 1]
+    if pool then
+      account.times = math.min(account.times, pool.times)
+    end
     account.times = account.charging and math.min(passed, account.times) or 0
     local group = groups[account.group]
     local is_passed_over = passed > 0 and group and group.paying ~= account

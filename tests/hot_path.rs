@@ -20,6 +20,7 @@ use tower_sluice::{
     Headers, Key, LivePlan, LocalStore, PeerIp, Plan, Quota, RateLimit, RateLimitLayer, Rule,
     StoreExt, TooManyRequests,
     decision::Source,
+    key::Everyone,
     rule::RuleName,
     store::{Answer, Charge},
 };
@@ -108,6 +109,20 @@ where
 fn layer_adds_only_header_fields_to_a_plain_body() {
     layer_adds_only_header_fields::<Full<Bytes>>(Quota::per_minute(3), 2, 0);
     layer_adds_only_header_fields::<Full<Bytes>>(Quota::per_hour(3), 2, 0);
+}
+
+#[test]
+fn a_fair_share_allocates_nothing() {
+    let rule = Rule::new("site", Everyone, Quota::per_minute(900)).fair_by(PeerIp::new(), 1);
+    let layer = RateLimitLayer::rules(rule, LocalStore::new());
+    let mut quiet = layer.headers(Headers::None).layer(Hello);
+    let (bare, _) = serve::<_, Full<Bytes>>(&mut Hello, 1);
+    // With the feature `metrics`, counters register on their first increment.
+    (0..20).for_each(|address| drop(serve::<_, Full<Bytes>>(&mut quiet, address)));
+    for address in 20..40 {
+        let (with_share, response) = serve::<_, Full<Bytes>>(&mut quiet, address);
+        assert_eq!((with_share, response.status()), (bare, StatusCode::OK));
+    }
 }
 
 /// The fields of a live plan are prepared again when the plan is replaced.

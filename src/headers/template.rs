@@ -142,6 +142,8 @@ impl Template {
         infos: &[RuleInfo<'_>],
     ) -> Self {
         let secret = secret.filter(|_| family == Headers::RateLimit);
+        // The fields describe the pool of a share.
+        let infos: Vec<_> = infos.iter().filter(|it| it.share_of.is_none()).collect();
         let quotas = |it: &RuleInfo<'_>| match it.live {
             Some(live) => live.quotas(),
             None => it.quotas.unwrap_or_default().into(),
@@ -150,7 +152,7 @@ impl Template {
         let is_live = infos.iter().any(|it| it.live.is_some());
         let mut template = Self::prepared(family, rules.iter().map(borrowed));
         template.reports_allowed &= !only_denied;
-        template.is_per_request = secret.is_some() || infos.iter().any(RuleInfo::is_chosen);
+        template.is_per_request = secret.is_some() || infos.iter().any(|it| it.is_chosen());
         template.secret = secret;
         if is_live && !template.is_per_request {
             let mut latest = Self::prepared(family, rules.iter().map(borrowed));
@@ -206,7 +208,8 @@ impl Template {
         charges: &[Charge<'_>],
         secret: Option<&FingerprintKey>,
     ) -> Arc<Self> {
-        let rules = charges.iter().map(|it| (it.rule(), it.quotas(), it.is_report_only()));
+        let shown = charges.iter().filter(is_shown);
+        let rules = shown.map(|it| (it.rule(), it.quotas(), it.is_report_only()));
         let mut items = Item::named(rules, family);
         if let Some(secret) = secret {
             items.iter_mut().for_each(|item| item.set_partition_key(charges, secret));
@@ -235,7 +238,7 @@ impl Template {
         }
         let latest = self.latest.as_ref()?;
         let template = latest.read().unwrap_or_else(PoisonError::into_inner).clone();
-        if charges.iter().all(|charge| template.has(charge)) {
+        if charges.iter().filter(is_shown).all(|charge| template.has(charge)) {
             return Some(template);
         }
         let template = Arc::new(template.renewed(charges));
@@ -468,6 +471,11 @@ impl Recent {
         let hash = readings.into_iter().flatten().map(part).fold(mix(template, retry), mix);
         usize::try_from(hash >> 32).unwrap_or(0) % RECENT
     }
+}
+
+/// Returns `false` for a share, because the fields describe its pool.
+fn is_shown(charge: &&Charge<'_>) -> bool {
+    charge.group() != Charge::SHARE
 }
 
 /// Rendering.

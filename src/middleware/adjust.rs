@@ -199,8 +199,11 @@ impl OpenCharges {
     fn adjust(&self, rule: Option<&str>, cost: impl Fn(u32) -> u32) {
         let store = &self.config.store;
         self.charges.with(|charges| {
-            for (charge, adjusted) in charges.iter().zip(&self.adjusted) {
-                let other = rule.is_some_and(|name| charge.rule().as_str() != name);
+            for (at, (charge, adjusted)) in charges.iter().zip(&self.adjusted).enumerate() {
+                let is_share = charge.group() == Charge::SHARE;
+                // A share is adjusted with its pool.
+                let owner = charges.get(at + 1).filter(|_| is_share).unwrap_or(charge);
+                let other = rule.is_some_and(|name| owner.rule().as_str() != name);
                 let other = other || !self.decision.charged(charge.rule());
                 if other || adjusted.swap(true, AcqRel) {
                     continue;

@@ -159,7 +159,7 @@ where
     ///
     /// - two rules have the same name, or two quotas would have the same name in header fields;
     /// - a fixed cost plus the fixed headroom exceeds a limit of a rule, or of each alternative;
-    /// - there are more than 127 sets of alternatives;
+    /// - there are more than 126 sets of alternatives;
     /// - the store does not support the rules;
     /// - another layer on the store has a rule with the same name and different quotas.
     pub fn try_rules(rules: K, store: S) -> Result<Self, RuleError> {

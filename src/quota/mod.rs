@@ -624,6 +624,16 @@ impl Quota {
     }
 
     /// Creates a quota with the default algorithm and burst.
+    /// Returns the share of a client with a weight, of all weights: its part of the rate, with a burst of
+    /// half a second that has at least `cost` units.
+    pub(crate) fn part(&self, weight: u32, of: u64, cost: u32) -> Self {
+        let longest = MAX_REFILL / u64::from(cost.max(1));
+        let interval = u128::from(self.interval) * u128::from(of) / u128::from(weight.max(1));
+        let interval = u64::try_from(interval).unwrap_or(longest).clamp(1, longest);
+        let burst = u32::try_from((SECOND / 2).div_ceil(interval)).unwrap_or(u32::MAX).max(cost);
+        Self { units: 1, burst, period: interval, interval, ..Self::blocked() }
+    }
+
     const fn rate(units: u32, period: u64) -> Result<Self, Invalid> {
         let quota = Self { units, burst: units, period, ..Self::blocked() };
         let fault = if units == 0 {

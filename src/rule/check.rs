@@ -36,7 +36,7 @@ pub enum RuleError {
         /// The limit of the quota.
         limit: u32,
     },
-    /// A layer has more than 127 sets of [alternatives](crate::Rule::or).
+    /// A layer has more than 126 sets of [alternatives](crate::Rule::or).
     TooManyAlternatives(usize),
     /// No request can match a route of `by_route`, or two routes have the same method and path.
     Route(String),
@@ -95,6 +95,9 @@ impl fmt::Display for RuleError {
 
 impl std::error::Error for RuleError {}
 
+/// A quota of a share, which depends on the clients.
+const SHARE: [Quota; 1] = [Quota::per_second(1)];
+
 /// Returns the limit that every request exceeds, if any.
 fn exceeded(info: &RuleInfo<'_>) -> Option<u32> {
     let quotas = info.quotas.unwrap_or_default().iter().filter(|quota| !quota.is_blocked());
@@ -135,6 +138,10 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
     let live: Vec<_> = limiting.iter().map(|info| info.live.map(LivePlan::quotas)).collect();
     let mut charges = Vec::new();
     for (info, live) in limiting.iter().zip(&live) {
+        if info.share_of.is_some() {
+            let share = Charge::new(info.name, &key, &SHARE).with_group(Charge::SHARE);
+            charges.push(share.with_cost(info.cost.unwrap_or(1)));
+        }
         let current = live.as_ref().map(AsRef::as_ref).filter(|quotas| !quotas.is_empty());
         // Alternatives whose quotas are not known yet must be supported as well.
         let unknown = info.first_alternative.map(|_| [].as_slice());

@@ -7,6 +7,7 @@ mod alternatives;
 #[cfg(feature = "axum")]
 mod by_route;
 mod check;
+mod fair;
 mod plan;
 #[cfg(all(feature = "axum", feature = "serde"))]
 mod routes;
@@ -36,6 +37,7 @@ pub use self::{
     adaptive::{Adaptive, Measurement},
     alternatives::Alternatives,
     check::RuleError,
+    fair::FairRule,
     plan::{Cost, LivePlan, Plan, Quotas, RequestDeadline},
     rules::{Bypass, RuleInfo, Rules},
 };
@@ -409,6 +411,7 @@ impl<K: KeyExtractor> Rules for Rule<K> {
             report_only_toggle: Some(&self.report_only),
             instead_of: None,
             first_alternative: None,
+            share_of: None,
         });
         if let Some(rules) = &self.if_no_key {
             let start = infos.len();

@@ -10,8 +10,8 @@ use crate::{
     toggle::Toggle,
 };
 
-/// Rules of a layer: a [`Rule`](crate::Rule), [alternatives](crate::Rule::or), a tuple of up to four
-/// rules, or a `Vec` of rules.
+/// Rules of a layer: a [`Rule`](crate::Rule), [alternatives](crate::Rule::or), a rule with [fair
+/// shares](crate::Rule::fair_by), a tuple of up to four rules, or a `Vec` of rules.
 ///
 /// A request is charged to the accounts of all rules or to none. Tuples can be nested.
 ///
@@ -119,6 +119,8 @@ pub struct RuleInfo<'a> {
     /// The name of the first rule of the [alternatives](crate::Rule::or) that this rule is one of, if
     /// any.
     pub first_alternative: Option<RuleName>,
+    /// The rule whose limit is shared, if this rule is that of its [shares](crate::Rule::fair_by).
+    pub share_of: Option<RuleName>,
 }
 
 impl RuleInfo<'_> {

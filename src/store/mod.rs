@@ -95,7 +95,7 @@ pub use self::{
 use crate::{algorithm::Demand, decision::Decision, key::Key, name::RuleName, quota::Quota};
 
 /// The largest number of a group of alternatives.
-pub(crate) const MAX_GROUP: u8 = 127;
+pub(crate) const MAX_GROUP: u8 = Charge::SHARE - 1;
 
 /// Charge of one rule to one key: `cost` units under each of `quotas`.
 ///
@@ -118,6 +118,17 @@ pub struct Charge<'a> {
 }
 
 impl<'a> Charge<'a> {
+    /// The [group](Charge::with_group) of a share of the next charge, the pool. See
+    /// [`Rule::fair_by`](crate::Rule::fair_by).
+    ///
+    /// A share that fits is charged with its pool, and its [headroom](Charge::headroom) is ignored. A
+    /// share that does not fit is passed over, and the pool must leave that headroom. If the pool does
+    /// not fit, the share is not charged.
+    ///
+    /// Both have one GCRA quota without `initial` units and without a `max_wait`, and rules of which the
+    /// call has no other charge. Otherwise the share is a charge that must fit.
+    pub const SHARE: u8 = 127;
+
     /// Creates a charge of one unit.
     #[must_use]
     pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
@@ -163,7 +174,7 @@ impl<'a> Charge<'a> {
     /// first that fits is charged. Defaults to 0, for a charge that must fit.
     ///
     /// Charges of one rule are one alternative. If the charges of a key under a rule have different
-    /// groups, they must fit. See [`Rule::or`](crate::Rule::or).
+    /// groups, they must fit. See [`Rule::or`](crate::Rule::or). Group 127 is [`Charge::SHARE`].
     ///
     /// # Panics
     ///
@@ -171,7 +182,10 @@ impl<'a> Charge<'a> {
     #[must_use]
     #[track_caller]
     pub fn with_group(mut self, group: u8) -> Self {
-        assert!(group <= MAX_GROUP, "the group of a charge is {group}; give at most {MAX_GROUP}");
+        assert!(
+            group <= Self::SHARE,
+            "the group of a charge is {group}; give at most {MAX_GROUP}, or Charge::SHARE"
+        );
         self.group = group;
         self
     }
@@ -212,12 +226,40 @@ impl<'a> Charge<'a> {
         self.group
     }
 
-    /// Returns the group, or 0 if another charge of the same account has another group.
+    /// Returns the group of the charge at an index. It is 0 if another charge of the same account has
+    /// another group, and for a share without a pool.
     #[inline]
-    pub(crate) fn group_among(&self, charges: &[Self]) -> u8 {
-        let differs =
-            |it: &Self| it.group != self.group && it.rule == self.rule && it.key == self.key;
-        if self.group > 0 && charges.iter().any(differs) { 0 } else { self.group }
+    pub(crate) fn group_among(charges: &[Self], at: usize) -> u8 {
+        let own = &charges[at];
+        let differs = |it: &Self| it.group != own.group && it.rule == own.rule && it.key == own.key;
+        let must_fit = match own.group {
+            0 => true,
+            Self::SHARE => !Self::is_share(charges, at),
+            _ => charges.iter().any(differs),
+        };
+        if must_fit { 0 } else { own.group }
+    }
+
+    /// Returns `true` if the charge after the one at an index can be its pool.
+    fn is_share(charges: &[Self], at: usize) -> bool {
+        let is_plain = |it: &Self| {
+            matches!(it.quotas, [quota] if quota.is_gcra() && quota.initial().is_none())
+                && it.only.is_none()
+                && !it.queues()
+                && charges.iter().filter(|other| other.rule == it.rule).count() == 1
+        };
+        let pool = charges.get(at + 1).filter(|pool| pool.group == 0);
+        is_plain(&charges[at]) && pool.is_some_and(is_plain)
+    }
+
+    /// Returns the demand on the account of a charge in this group and, for a share, the units that its
+    /// pool must leave if it does not fit.
+    #[inline]
+    pub(crate) fn demand_in(&self, group: u8) -> (Demand, u32) {
+        if group == Self::SHARE {
+            return (Demand { headroom: 0, ..self.demand }, self.demand.headroom);
+        }
+        (self.demand, 0)
     }
 
     /// Returns the key of the account.
@@ -282,6 +324,12 @@ impl<'a> Charge<'a> {
 
     pub(crate) fn demand(&self) -> Demand {
         self.demand
+    }
+
+    /// Returns `true` for the share of a pool, and for the charge after one.
+    pub(crate) fn has_share(charges: &[Self], at: usize) -> bool {
+        let is_share = |at: usize| charges[at].group == Self::SHARE;
+        is_share(at) || at > 0 && is_share(at - 1)
     }
 
     /// Replaces the quotas.
@@ -381,7 +429,8 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 /// - **All or nothing.** Either every quota of every charge is charged, or none. If a call names an
 ///   account twice, the costs are added.
 /// - **One alternative.** Of the charges of a [group](Charge::with_group), only the first rule that
-///   fits is charged. The outcomes of the others [say so](crate::decision::Outcome::is_passed_over).
+///   fits is charged. The outcomes of the others [say so](crate::decision::Outcome::is_passed_over),
+///   and so does that of a [share](Charge::SHARE) that was not charged.
 /// - **A denial charges nothing.** A cost that can never fit is denied without a `retry_after`.
 /// - **A cost of 0 is a read.** It charges nothing and is allowed.
 /// - **A full account equals no account.** Only a full account may be dropped.
@@ -568,7 +617,8 @@ fn plain_quotas(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
 fn no_alternatives(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     if charges.iter().any(|charge| charge.group > 0) {
         return Err(Unsupported::new(
-            "this store cannot decide between alternatives; use LocalStore or RedisStore",
+            "this store cannot decide between alternatives, or about shares; use LocalStore or \
+             RedisStore",
         ));
     }
     Ok(())

@@ -29,7 +29,7 @@ use std::{future::ready, sync::Arc, time::Duration};
 
 pub use self::scenario::{Case, TABLES, play};
 use crate::{
-    rule::Adaptive,
+    rule::{Adaptive, FairRule},
     store::{BoxFuture, Clock, LocalStore, Store},
 };
 
@@ -72,6 +72,11 @@ impl FakeClock {
     /// Creates a limit like `limit`, which measures with this clock.
     pub fn adaptive(&self, limit: Adaptive) -> Adaptive {
         limit.on(self.clock.clone())
+    }
+
+    /// Creates a rule like `rule`, which forgets clients by this clock.
+    pub fn fair<K>(&self, rule: FairRule<K>) -> FairRule<K> {
+        rule.on(self.clock.clone())
     }
 
     /// Advances the clock.

@@ -48,6 +48,7 @@ mod replies;
 mod sentinel;
 #[path = "../support/servers/mod.rs"]
 mod servers;
+mod shares;
 mod slots;
 mod slots_ends;
 mod slots_faults;

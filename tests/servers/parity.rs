@@ -114,7 +114,7 @@ fn asked() -> impl Strategy<Value = Demand> {
     let max_wait = prop_oneof![2 => Just(0), 1 => 1..3_000_000_u64];
     let whose = (0..3_usize, 0..2_u32, prop::bool::weighted(0.1));
     let only = prop::option::weighted(0.1, 0..3_usize);
-    let group = prop_oneof![4 => Just(0), 4 => Just(1), 1 => Just(2)];
+    let group = prop_oneof![4 => Just(0), 4 => Just(1), 1 => Just(2), 1 => Just(Charge::SHARE)];
     (whose, cost, headroom, max_wait, only, group).prop_map(|asked| {
         let ((rule, key, report_only), cost, headroom, max_wait, only, group) = asked;
         Demand { rule, key, cost, headroom, max_wait, report_only, only, group }

@@ -46,7 +46,7 @@ const SLOTS_MAX_AGE: u64 = 10_000_000;
 ///
 /// - a cost of 0;
 /// - a [report-only](Charge::with_report_only) charge;
-/// - an [alternative](crate::Rule::or);
+/// - an [alternative](crate::Rule::or) or a [fair share](crate::Rule::fair_by) and its pool;
 /// - a charge of [one quota](Charge::with_quota_index) only;
 /// - a call with two charges of one rule;
 /// - a fixed window that paces or carries over;
@@ -209,15 +209,19 @@ impl DenyCacheCall {
         // Units may expire, or the units left may exceed the limit.
         let may_lose_units =
             |quota: &Quota| quota.algorithm().max_carry_over() > 0 || quota.algorithm().is_paced();
-        let account = |charge: &Charge<'_>| CalledAccount {
+        let account = |(at, charge): (usize, &Charge<'_>)| CalledAccount {
             key: table.key(slice::from_ref(charge)),
             rule: charge.rule(),
             need: charge.demand().need(),
-            cacheable: cacheable && is_plain(charge) && !charge.quotas().iter().any(may_lose_units),
+            // The pool of a share denies some of its keys only.
+            cacheable: cacheable
+                && is_plain(charge)
+                && !Charge::has_share(charges, at)
+                && !charge.quotas().iter().any(may_lose_units),
             has_initial,
             changes: 0,
         };
-        let accounts = charges.iter().map(account).collect();
+        let accounts = charges.iter().enumerate().map(account).collect();
         Self { at: table.now(), table, is_change: false, accounts }
     }
 

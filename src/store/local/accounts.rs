@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{ledger::Ledger, table::Located};
 use crate::{
-    algorithm::{Demand, Evaluation},
+    algorithm::{Demand, Evaluation, gcra},
     decision::{Decision, NEVER, Outcome, chosen},
     name::RuleName,
     quota::Quota,
@@ -21,7 +21,9 @@ pub(super) struct Account<'a> {
     pub(super) report_only: bool,
     /// The group of alternatives, or 0.
     pub(super) group: u8,
-    /// `true` if another alternative of the group is chosen.
+    /// The units that the next account must leave if this share of it does not fit.
+    pub(super) reserve: u32,
+    /// `true` if another alternative of the group is chosen, or if a share is not charged.
     pub(super) passed_over: bool,
     /// The result for `demand`.
     pub(super) evaluation: Evaluation,
@@ -96,6 +98,17 @@ impl<'a> Accounts<'a> {
         for account in self.distinct.iter_mut().filter(|it| it.group > 0) {
             account.passed_over = chosen(account.group, all.iter()) != Some(account.at.rule);
         }
+        for at in 1..self.distinct.len() {
+            if let [share, pool] = &mut self.distinct[at - 1..=at]
+                && share.group == Charge::SHARE
+            {
+                share.passed_over = !(share.evaluation.allowed && pool.evaluation.allowed);
+                if !pool.evaluation.allowed {
+                    let by_share = &share.evaluation;
+                    gcra::wait_for_share(&mut pool.evaluation, by_share, pool.quota, pool.demand);
+                }
+            }
+        }
     }
 
     /// Returns the longest wait of the denied demands.
@@ -113,6 +126,14 @@ impl<'a> Accounts<'a> {
         });
         report(all, now, decision);
     }
+}
+
+/// Returns the demand on the account at an index. A pool leaves the reserve if its share does not fit.
+#[inline]
+pub(super) fn demand(all: &[Account<'_>], index: usize) -> Demand {
+    let before = index.checked_sub(1).map(|before| &all[before]);
+    let share = before.filter(|it| it.reserve > 0 && !it.evaluation.allowed);
+    all[index].demand.leaving(share.map_or(0, |share| share.reserve))
 }
 
 /// Makes a decision from each demand: its rule and quota index, if its rule is report-only or was
@@ -151,10 +172,10 @@ impl Ledger {
 
     /// Adds the accounts of these charges. Returning them would move them, which is slow.
     pub(super) fn collect<'a>(&self, charges: &[Charge<'a>], accounts: &mut Accounts<'a>) {
-        for charge in charges {
+        for (at, charge) in charges.iter().enumerate() {
             let (first, rule, only) = (self.id(charge), charge.rule(), charge.quota_index());
-            let (demand, report_only) = (charge.demand(), charge.is_report_only());
-            let group = charge.group_among(charges);
+            let (group, report_only) = (Charge::group_among(charges, at), charge.is_report_only());
+            let (demand, reserve) = charge.demand_in(group);
             for (quota_index, quota) in charge.quotas().iter().enumerate() {
                 if only.is_some_and(|only| only != quota_index) {
                     continue;
@@ -170,6 +191,7 @@ impl Ledger {
                     demand,
                     report_only,
                     group,
+                    reserve,
                     passed_over: false,
                     evaluation,
                 });

@@ -15,7 +15,7 @@ use foldhash::quality::SeedableRandomState;
 
 use super::{
     Clock, Stats,
-    accounts::{Account, Accounts, quota_id, report},
+    accounts::{Account, Accounts, demand, quota_id, report},
     held::{HeldSlots, LockedSlots},
     slots::{self, Taken},
     table::{LockedAccounts, Table},
@@ -197,8 +197,38 @@ impl Ledger {
         Some((charge.rule(), slots, Some(by)))
     }
 
+    /// Charges a pool, and its share if that fits. Returns `None` for other charges, and for a denial.
+    fn take_share(&self, charges: &[Charge<'_>], now: u64) -> Option<Decision> {
+        let [share, pool] = charges else { return None };
+        if Charge::group_among(charges, 0) != Charge::SHARE || self.may_be_blocked(now) {
+            return None;
+        }
+        let (ids, quotas) =
+            ([share, pool].map(|it| self.id(it)), [share, pool].map(Charge::quotas));
+        let (old, locked) = self.table.lock_instants(ids, now)?;
+        let take =
+            |at: usize, demand| gcra::take_from(old[at].max(now), &quotas[at][0], now, demand);
+        let (own, reserve) = share.demand_in(Charge::SHARE);
+        let (first, by_share) = take(0, own);
+        let reserve = if by_share.allowed { 0 } else { reserve };
+        let (second, by_pool) = take(1, pool.demand().leaving(reserve));
+        if !by_pool.allowed {
+            return None;
+        }
+        Table::store_instants(locked, [first.unwrap_or(old[0]), second.unwrap_or(old[1])]);
+        let mut decision = Decision::new(true, now);
+        let part = |it: &Charge<'_>, over| ((it.rule(), 0), (it.is_report_only(), over));
+        let (share, pool) = (part(share, !by_share.allowed), part(pool, false));
+        let all = [(share.0, share.1, &by_share), (pool.0, pool.1, &by_pool)];
+        report(all.into_iter(), now, &mut decision);
+        Some(decision)
+    }
+
     #[inline(never)]
     fn take_several(&self, charges: &[Charge<'_>], now: u64) -> Decision {
+        if let Some(decision) = self.take_share(charges, now) {
+            return decision;
+        }
         if let Some(two) = plain_charges::<2>(charges)
             && let Some(by) = self.take_plain(two, now)
         {
@@ -402,12 +432,12 @@ fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluatio
     {
         return slots::look(account, slots);
     }
-    let Account { at, quota, demand, .. } = account;
+    let (Account { at, quota, .. }, demand) = (account, demand(all, index));
     let (now, mut others) = (locked.rates.now, 0);
     if is_plain(quota)
         && let Some(instant) = locked.rates.instant(at)
     {
-        return gcra::look(*instant, quota, now, *demand);
+        return gcra::look(*instant, quota, now, demand);
     }
     if locked.rates.overflowed {
         let same = all.iter().enumerate().filter(|(i, other)| *i != index && other.at.shares(at));
@@ -415,11 +445,11 @@ fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluatio
     }
     locked.rates.look(at, |state| {
         if others == 0 {
-            return algorithm::look(state, quota, now, *demand);
+            return algorithm::look(state, quota, now, demand);
         }
         let mut after = state.cloned();
         algorithm::adjust(&mut after, quota, now, others);
-        algorithm::look(after.as_ref(), quota, now, *demand)
+        algorithm::look(after.as_ref(), quota, now, demand)
     })
 }
 
@@ -438,8 +468,9 @@ fn charge(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, decision: &mut D
             }
             continue;
         }
+        let demand = demand(&accounts.distinct, index);
         let account = &mut accounts.distinct[index];
-        let (quota, demand) = (account.quota, account.demand);
+        let quota = account.quota;
         if let (true, Some(slots)) = (quota.is_concurrent(), &mut locked.slots) {
             if charges {
                 slots::hold(account, slots, decision);
@@ -462,7 +493,8 @@ fn charge(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, decision: &mut D
 
 /// Returns the evaluation of an account after its charge, and changes nothing.
 fn preview(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluation {
-    let Account { at, quota, demand, mut evaluation, .. } = all[index];
+    let Account { at, quota, mut evaluation, .. } = all[index];
+    let demand = demand(all, index);
     if quota.is_concurrent() {
         slots::add_held(&mut evaluation, demand.cost);
         return evaluation;

@@ -14,6 +14,8 @@ mod config;
 mod conformance;
 #[cfg(feature = "testing")]
 mod definition;
+#[cfg(feature = "testing")]
+mod fair;
 #[cfg(feature = "governor")]
 mod impossible;
 #[cfg(feature = "testing")]
@@ -25,5 +27,7 @@ mod periods;
 mod plans;
 #[cfg(feature = "testing")]
 mod scenarios;
+#[cfg(feature = "testing")]
+mod shares;
 #[cfg(feature = "testing")]
 mod undo;

@@ -11,6 +11,7 @@ mod examples;
 mod explain;
 #[cfg(feature = "testing")]
 mod explain_tables;
+#[cfg(feature = "testing")]
 mod fair_shares;
 #[cfg(all(feature = "redis", feature = "serde", feature = "testing"))]
 mod fuzz_seeds;

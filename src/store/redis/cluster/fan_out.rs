@@ -37,6 +37,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             parts.replies = join_all(calls).await;
             while let Some(next) = parts.next() {
                 parts.taken[next] = true;
+                parts.reserve(next);
                 parts.replies[next] = self.call_part(&parts, next).await;
             }
             let keeps = parts.keeps();
@@ -63,6 +64,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let mut parts = Parts::new(&request, request.split(self.settings.sharded));
         let calls = parts.parts.iter().map(|part| self.execute(part, ScriptOp::Peek));
         parts.replies = join_all(calls).await;
+        for at in 0..parts.parts.len() {
+            if parts.reserve(at) {
+                parts.replies[at] = self.execute(&parts.parts[at], ScriptOp::Peek).await;
+            }
+        }
         parts.taken.fill(true);
         parts.combine(&parts.keeps())
     }
@@ -105,7 +111,8 @@ fn charged_part(part: &Request, reply: &Reply) -> Option<(Request, Decision)> {
 /// The parts of a request, and their replies.
 ///
 /// Alternatives in different slots are parts of their own. The first of them is taken. The others are
-/// only looked at, and taken one after another if those before them deny.
+/// only looked at, and taken one after another if those before them deny. A pool in another slot than
+/// its share is only looked at, too, until the share is known to fit or not.
 struct Parts<'r> {
     request: &'r Request,
     parts: Vec<Arc<Request>>,
@@ -118,23 +125,53 @@ impl<'r> Parts<'r> {
         let parts: Vec<_> = parts.into_iter().map(|part| Arc::new(part.standalone())).collect();
         let (replies, taken) = (Vec::new(), SmallVec::new());
         let mut all = Self { request, parts, replies, taken };
-        let firsts = (0..all.parts.len()).map(|at| all.alternatives(at).next() == Some(at));
-        all.taken = firsts.collect();
+        let is_first = |at| all.alternatives(at).next() == Some(at) && all.shares(at).is_empty();
+        all.taken = (0..all.parts.len()).map(is_first).collect();
         all
     }
 
     /// Returns the parts of which one must fit: a part itself, or the alternatives of its group.
     fn alternatives(&self, at: usize) -> impl Iterator<Item = usize> {
-        let group = match *self.parts[at].accounts {
-            [AccountRequest { group, .. }] => group,
+        let group = match &*self.parts[at].accounts {
+            [account] if account.is_alternative() => account.group,
             _ => 0,
         };
-        let position = |account: &AccountRequest| {
-            let is_its = |part: &Arc<Request>| part.accounts[0].address == account.address;
-            self.parts.iter().position(is_its)
-        };
         let own = Some(at).filter(|_| group == 0);
-        own.into_iter().chain(self.request.group(group).filter_map(position))
+        own.into_iter().chain(self.request.group(group).filter_map(|it| self.position(it)))
+    }
+
+    /// Returns the part of an account.
+    fn position(&self, account: &AccountRequest) -> Option<usize> {
+        let is_it = |it: &AccountRequest| it.address == account.address;
+        self.parts.iter().position(|part| part.accounts.iter().any(is_it))
+    }
+
+    /// Returns the part of each share whose pool is in this part, if that is another one, with its
+    /// reserve and the address of the pool.
+    fn shares(&self, at: usize) -> SmallVec<[(usize, u32, &'r str); 1]> {
+        let of = self.request.shares().filter_map(|(share, pool)| {
+            let (from, to) = (self.position(share)?, self.position(pool)?);
+            (to == at && from != at).then_some((from, share.reserve, &*pool.address))
+        });
+        of.collect()
+    }
+
+    /// Adds the reserve of each share that does not fit to its pool in this part. Returns `true` if
+    /// there is one.
+    fn reserve(&mut self, at: usize) -> bool {
+        let fits = |from: usize| {
+            self.replies[from].as_ref().is_ok_and(|reply| reply.accounts[0].charges > 0)
+        };
+        let (mut part, mut is_changed) = (self.parts[at].clone(), false);
+        for (_, reserve, pool) in self.shares(at).into_iter().filter(|(from, ..)| !fits(*from)) {
+            let mut accounts = Arc::make_mut(&mut part).accounts.iter_mut();
+            let quotas = accounts.find(|it| it.address == pool).map(|it| &mut it.quotas);
+            for (_, demand) in quotas.into_iter().flatten().flatten() {
+                (*demand, is_changed) = (demand.leaving(reserve), true);
+            }
+        }
+        self.parts[at] = part;
+        is_changed
     }
 
     /// Returns the first alternative to a part that fits.

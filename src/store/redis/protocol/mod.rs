@@ -72,6 +72,8 @@ pub(crate) struct AccountRequest {
     pub(crate) report_only: bool,
     /// The group of alternatives, or 0.
     pub(crate) group: u8,
+    /// The units that the next account must leave if this share of it does not fit.
+    pub(crate) reserve: u32,
     pub(crate) quotas: QuotaRequests,
 }
 
@@ -98,17 +100,20 @@ impl Request {
     pub(crate) fn new(charges: &[Charge<'_>], addresses: &Addresses) -> Self {
         let mut request = Self::default();
         let is_none = |it: &Charge<'_>| it.charged_quotas().next().is_none();
-        for charge in charges.iter().filter(|it| it.group() == 0 || !is_none(it)) {
+        let all = charges.iter().enumerate();
+        for (at, charge) in all.filter(|(_, it)| it.group() == 0 || !is_none(it)) {
+            let group = Charge::group_among(charges, at);
             let at = request.account(charge.rule(), addresses.account(charge.rule(), charge.key()));
             let account = &mut request.accounts[at];
             // Without quotas and cost, not even a block holds.
             let reads = charge.cost() == 0 && is_none(charge);
             account.report_only &= charge.is_report_only() || reads;
-            account.group = charge.group_among(charges);
+            let (demand, reserve) = charge.demand_in(group);
+            (account.group, account.reserve) = (group, reserve);
             let may_wait = charge.queues() && charge.group() == 0;
             let waits = u64::from(may_wait && charge.turn().is_some());
             for (quota_index, quota) in charge.charged_quotas() {
-                let mut ask = charge.demand();
+                let mut ask = demand;
                 if quota.is_concurrent() {
                     // Requests that wait for slots for different times share a call.
                     ask.max_wait = waits;
@@ -125,8 +130,9 @@ impl Request {
     fn account(&mut self, rule: RuleName, address: String) -> usize {
         let known = self.accounts.iter().position(|known| known.address == address);
         known.unwrap_or_else(|| {
-            let (report_only, group, quotas) = (true, 0, SmallVec::new());
-            self.accounts.push(AccountRequest { rule, address, report_only, group, quotas });
+            let (report_only, group, reserve, quotas) = (true, 0, 0, SmallVec::new());
+            let account = AccountRequest { rule, address, report_only, group, reserve, quotas };
+            self.accounts.push(account);
             self.accounts.len() - 1
         })
     }
@@ -145,11 +151,13 @@ impl Request {
 
     /// Splits the request into one request per slot, because slots may be on different servers.
     ///
-    /// Alternatives in different slots are requests of their own, because one of them is enough.
+    /// Alternatives in different slots are requests of their own, because one of them is enough, and so
+    /// is a share in another slot than its pool.
     pub(crate) fn split(&self, sharded: bool) -> Vec<Self> {
         let slot = |(at, account): (usize, &AccountRequest)| {
-            let (slot, mut group) = (account.slot(sharded), self.group(account.group));
-            let is_alone = group.any(|other| other.slot(sharded) != slot);
+            let pool = self.accounts.get(at + 1).filter(|_| account.is_share());
+            let (slot, group) = (account.slot(sharded), self.group(account.group));
+            let is_alone = group.chain(pool).any(|other| other.slot(sharded) != slot);
             (slot, if is_alone { at + 1 } else { 0 })
         };
         let slots: SmallVec<[_; 4]> = self.accounts.iter().enumerate().map(slot).collect();
@@ -175,12 +183,18 @@ impl Request {
         self.part(|at| self.accounts[at].has_rates() && taken.charged(self.accounts[at].rule))
     }
 
-    /// Returns the accounts of a group of alternatives. None are in group 0.
+    /// Returns the accounts of a group of alternatives. None are in group 0, and none are shares.
     pub(crate) fn group(&self, group: u8) -> impl Iterator<Item = &AccountRequest> {
-        self.accounts.iter().filter(move |it| it.group == group && group > 0)
+        self.accounts.iter().filter(move |it| it.group == group && it.is_alternative())
     }
 
-    /// Returns `true` if some accounts are alternatives.
+    /// Returns each share with its pool.
+    pub(crate) fn shares(&self) -> impl Iterator<Item = (&AccountRequest, &AccountRequest)> {
+        let pairs = self.accounts.iter().zip(self.accounts.iter().skip(1));
+        pairs.filter(|(share, _)| share.is_share())
+    }
+
+    /// Returns `true` if some accounts are alternatives or shares.
     pub(crate) fn has_groups(&self) -> bool {
         self.accounts.iter().any(|account| account.group > 0)
     }
@@ -216,7 +230,15 @@ impl Request {
                 keys.len()
             };
             let slots = |quota_index| slots.of(at, quota_index);
-            args.push(account.plan(self.now, change, slots, index));
+            let mut plan = account.plan(self.now, change, slots, index);
+            if account.is_share() {
+                let pool = self.accounts.get(at + 1).and_then(|pool| pool.quotas.first());
+                let interval =
+                    pool.and_then(Option::as_ref).map_or(0, |(it, _)| it.interval_nanos());
+                let reserve = interval.saturating_mul(account.reserve.into()).min(LONGEST);
+                plan = EncodedPlan(plan).nanos(reserve).0;
+            }
+            args.push(plan);
         }
         (keys, args)
     }
@@ -294,6 +316,15 @@ impl AccountRequest {
             };
         }
         plan.0
+    }
+
+    /// Returns `true` for a share of the next account.
+    pub(crate) fn is_share(&self) -> bool {
+        self.group == Charge::SHARE
+    }
+
+    pub(crate) fn is_alternative(&self) -> bool {
+        self.group > 0 && !self.is_share()
     }
 
     /// Returns `true` if an allowed request charges the account.

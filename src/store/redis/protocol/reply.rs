@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::{AccountRequest, NamedQuota, Request, script};
 use crate::{
-    algorithm::{self, AccountState, Demand, Evaluation, FixedWindow, TokenBucket},
+    algorithm::{self, AccountState, Demand, Evaluation, FixedWindow, TokenBucket, gcra},
     decision::{Alternative, Decision, Hold, Outcome, Source, chosen},
     name::RuleName,
     quota::{Algorithm, Quota},
@@ -82,8 +82,9 @@ impl Reply {
         let accounts = accounts.map(|it| AccountReply::read(bytes, it, now, allowed));
         let accounts = accounts.collect::<Result<_, _>>()?;
         let reply = Self { allowed, accounts, holds: Vec::new() };
-        if request.accounts.iter().any(|it| it.group > 0 && !reply.is_consistent(request, it.group))
-        {
+        let is_wrong =
+            |it: &AccountRequest| it.is_alternative() && !reply.is_consistent(request, it.group);
+        if request.accounts.iter().any(is_wrong) {
             return Err(RedisError::invalid_reply("inconsistent alternatives"));
         }
         Ok(reply)
@@ -105,14 +106,29 @@ impl Reply {
         let evaluate = |named: &NamedQuota| {
             let quotas = &request.accounts[named.account].quotas;
             let (quota, ask) = quotas.get(named.quota_index)?.as_ref()?;
-            let reply = &self.accounts[named.account];
-            Some(reply.evaluate(named.quota_index, quota, *ask, self.allowed > 0))
+            let (reply, share) =
+                (&self.accounts[named.account], self.share(request, named.account));
+            let reserve = share.filter(|(by, _)| !by.allowed).map_or(0, |(_, reserve)| reserve);
+            let (index, demand) = (named.quota_index, ask.leaving(reserve));
+            let mut by = reply.evaluate(index, quota, demand, self.allowed > 0);
+            if let Some((share, _)) = share.filter(|_| !by.allowed) {
+                gcra::wait_for_share(&mut by, &share, quota, *ask);
+            }
+            Some(by)
         };
         request.named.iter().map(evaluate).collect()
     }
 
+    /// Returns the evaluation of the share of the pool at an index, and the reserve.
+    fn share(&self, request: &Request, pool: usize) -> Option<(Evaluation, u32)> {
+        let at = pool.checked_sub(1)?;
+        let share = Some(&request.accounts[at]).filter(|it| it.is_share())?;
+        let (quota, ask) = share.quotas.first()?.as_ref()?;
+        Some((self.accounts[at].evaluate(0, quota, *ask, self.allowed > 0), share.reserve))
+    }
+
     /// Returns the rules that the decision passes over: all alternatives of a group except the one that
-    /// was charged. Without a charge, one is chosen by the evaluations.
+    /// was charged, and shares that do not fit. Without a charge, one is chosen by the evaluations.
     fn passed_over(
         &self,
         request: &Request,
@@ -134,8 +150,14 @@ impl Reply {
                 accounts().filter(|(it, reply)| it.group == group && reply.charges > 0);
             charged.next().map(|(it, _)| it.rule).or_else(|| chosen(group, all.iter()))
         };
-        let alternatives = request.accounts.iter().filter(|it| it.group > 0);
-        alternatives.filter(|it| pays(it.group) != Some(it.rule)).map(|it| it.rule).collect()
+        let alternatives = request.accounts.iter().filter(|it| it.is_alternative());
+        let unpaid = alternatives.filter(|it| pays(it.group) != Some(it.rule)).map(|it| it.rule);
+        // A share and its pool have one quota each.
+        let fits = |at: usize| evaluations[at].is_some_and(|by| by.allowed);
+        let share = |at: usize| &request.accounts[request.named[at].account];
+        let shares = (1..evaluations.len()).filter(|at| share(at - 1).is_share());
+        let shares = shares.filter(|at| !(fits(at - 1) && fits(*at))).map(|at| share(at - 1).rule);
+        unpaid.chain(shares).collect()
     }
 
     /// Returns the reply to one of the requests, as if each had been sent on its own. Takes its slots.

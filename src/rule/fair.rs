@@ -1,0 +1,353 @@
+//! Fair shares of the limit of one rule.
+
+use std::{
+    fmt,
+    hash::{BuildHasher, Hasher},
+    mem,
+    sync::Arc,
+};
+
+use foldhash::quality::SeedableRandomState;
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::{
+    Applies, Cost, Quotas, Rule, RuleInfo, RuleName, Rules,
+    rules::{Bypass, Selected, Then, sealed::Sealed},
+};
+use crate::{
+    key::{Everyone, Key, KeyExtractor, RequestHead, random_state},
+    log::warn,
+    quota::Quota,
+    store::{Charge, Clock, literal},
+};
+
+/// The default number of clients with a share of their own.
+const CLIENTS: usize = 1_024;
+const MAX_CLIENTS: usize = 1 << 20;
+/// The time of a generation. Clients of this one and of the last have weight.
+const GENERATION: u64 = 500_000_000;
+/// The number of generations for which a client without requests keeps its place.
+const KEPT: u64 = 20;
+/// The number of places in which a client is searched.
+const PROBES: usize = 32;
+/// The part of the burst that clients beyond their share leave for others, in percent.
+const RESERVE: u64 = 30;
+
+/// Rule whose limit is shared fairly by the clients that use it, created by
+/// [`Rule::fair_by`](crate::Rule::fair_by).
+#[derive(Clone)]
+#[must_use]
+pub struct FairRule<K> {
+    pool: Rule<Everyone>,
+    /// The key of a client. The other settings are those of the pool.
+    share: Rule<K>,
+    weight: Cost,
+    clients: Arc<Clients>,
+}
+
+impl Rule<Everyone> {
+    /// Shares the limit of the rule, the *pool*, among the clients of the last second.
+    ///
+    /// A client with the weight *w* has the share *w / W* of the rate, where *W* is the sum of the
+    /// weights of all clients. A request within the share of its client needs only a unit of the pool.
+    /// Other requests may use what is left, but leave 30 % of the burst for clients within their shares.
+    /// So no client can take the limit from the others, and other clients use an idle share.
+    ///
+    /// ```
+    /// use tower_sluice::{Cost, LocalStore, Quota, RateLimitLayer, Rule, key::{Everyone, HeaderKey}};
+    ///
+    /// #[derive(Clone)]
+    /// struct Paid;
+    ///
+    /// // 1,000 requests per second for all. Paying customers have four times the share of others.
+    /// let weight = Cost::from_fn(|head| if head.extensions.get::<Paid>().is_some() { 4 } else { 1 });
+    /// let site = Rule::new("site", Everyone, Quota::per_second(1_000).with_burst(200))
+    ///     .fair_by(HeaderKey::new("x-api-key"), weight);
+    /// let layer = RateLimitLayer::rules(site, LocalStore::new());
+    /// ```
+    ///
+    /// The share is an account of its own, under the name of the rule and `.share`, with the burst of
+    /// half a second. It is charged together with the pool, in the same decision, or passed over. The
+    /// pool never exceeds its own limit. A denied client returns when the pool has more than the
+    /// reserve or, if that is earlier, when both the share and the pool fit.
+    ///
+    /// | setting | meaning |
+    /// |---|---|
+    /// | [`cost`](Rule::cost), [`headroom`](Rule::headroom), [`report_only`](Rule::report_only) | as without shares; the cost is charged to both |
+    /// | [`on_missing_key`](Rule::on_missing_key) | for requests without a client: rejected by default; with `Share`, one share for all of them; with `Skip`, charged to the pool as a client beyond its share |
+    /// | weight 0 | charged to the pool as a client beyond its share |
+    /// | [`LivePlan`](super::LivePlan), [`Plan::from_fn`](super::Plan::from_fn) | shares follow the quota; while there is not exactly one GCRA quota without `initial`, there are no shares |
+    ///
+    /// Header fields describe the pool. Metrics, spans and explanations also have the rule of the
+    /// shares. Adjustments change the share with the pool, if it was charged.
+    ///
+    /// # Limitations
+    ///
+    /// - **A client that may choose its key can have many shares.** Use a key that was verified, or an
+    ///   address. See [`max_clients`](FairRule::max_clients).
+    /// - Each process knows only its own clients. If it knows half of them, shares are twice as large,
+    ///   and clients beyond their fair share compete with others for the pool.
+    /// - A client with a share waits for the pool like anyone else once the reserve is used.
+    /// - Requests are not served in any order, and nobody waits.
+    /// - A share that is much smaller than one request per second is paid back slowly, also after
+    ///   other clients have left. Until then, its client uses what others leave.
+    /// - Denials are not cached, batched or leased, so a flood of them reaches the store. On a cluster,
+    ///   a share is usually in another slot than the pool, so a decision takes two round trips.
+    /// - In an outage, a [`Fallback`](crate::store::Fallback) has its part of the pool, and shares of it.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the plan is fixed, and not one GCRA quota without `initial` units; or if the rule has
+    /// [`max_wait`](Rule::max_wait) or [`if_no_key`](Rule::if_no_key).
+    #[track_caller]
+    pub fn fair_by<K: KeyExtractor>(self, key: K, weight: impl Into<Cost>) -> FairRule<K> {
+        let name = self.name;
+        assert!(
+            self.plan.fixed().is_none_or(|quotas| pool(quotas).is_some()),
+            "rule {name}: fair_by with {} quotas; give the rule one quota with the algorithm Gcra and \
+             without initial, and the others to another rule",
+            self.plan.fixed().map_or(0, <[_]>::len)
+        );
+        assert!(self.max_wait.is_none(), "rule {name}: max_wait with fair_by; remove one of them");
+        assert!(
+            self.if_no_key.is_none(),
+            "rule {name}: if_no_key with fair_by; use on_missing_key, or another rule"
+        );
+        let share = literal(RuleName::new(&format!("{name}.share")));
+        let share = Rule::named(share, key, Quotas::from(&[][..]))
+            .on_missing_key(self.on_missing_key)
+            .max_key_len(self.max_key_len)
+            .report_only(self.report_only.clone());
+        let clients = Arc::new(Clients::new(Clock::shared(), CLIENTS));
+        FairRule { pool: self, share, weight: weight.into(), clients }
+    }
+}
+
+impl<K> FairRule<K> {
+    /// Sets the number of clients that have a share of their own, rounded up to a power of two. Defaults
+    /// to 1,024.
+    ///
+    /// All further clients have one share together, with the weight 1. The log warns once. Near the
+    /// limit, a few clients find no place and belong to them earlier. A client keeps its place for ten
+    /// seconds after a request, so invented keys can take at most the places that are free. A place
+    /// takes 24 bytes.
+    ///
+    /// Clones from before this call keep their clients.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the number is 0 or above 1,048,576.
+    #[track_caller]
+    pub fn max_clients(self, clients: usize) -> Self {
+        assert!(
+            (1..=MAX_CLIENTS).contains(&clients),
+            "rule {}: max_clients is {clients}; give 1 to {MAX_CLIENTS}",
+            self.pool.name
+        );
+        Self { clients: Arc::new(Clients::new(self.clients.clock.clone(), clients)), ..self }
+    }
+
+    /// Uses another clock.
+    #[cfg(feature = "testing")]
+    pub(crate) fn on(self, clock: Clock) -> Self {
+        let places = self.clients.seen.lock().places.len();
+        Self { clients: Arc::new(Clients::new(clock, places)), ..self }
+    }
+}
+
+/// Returns the quota of a pool that can have shares.
+fn pool(quotas: &[Quota]) -> Option<&Quota> {
+    match quotas {
+        [quota] if quota.is_gcra() && quota.initial().is_none() => Some(quota),
+        _ => None,
+    }
+}
+
+impl<K: KeyExtractor> FairRule<K> {
+    /// Calls `then` with the charges of a client, which is `None` if it has no share.
+    fn with_charges(
+        &self,
+        head: &RequestHead<'_>,
+        client: Option<&Key>,
+        before: &[Charge<'_>],
+        then: &mut Then<'_>,
+    ) {
+        let (everyone, others) = (Key::everyone(), Key::unidentified());
+        let mut then = |own: &[Charge<'_>]| {
+            let mut charges: SmallVec<[Charge<'_>; 4]> = before.into();
+            charges.extend(own.iter().copied());
+            then(&charges);
+        };
+        self.pool.with_charge(head, &everyone, |charge| {
+            let Some(quota) = pool(charge.quotas()) else { return then(&[*charge]) };
+            let reserve = u64::from(quota.burst()) * RESERVE / 100;
+            let reserve = u32::try_from(reserve).unwrap_or(u32::MAX);
+            let weight = self.weight.of(head);
+            let Some(client) = client.filter(|_| weight > 0) else {
+                return then(&[charge.with_headroom(charge.headroom().saturating_add(reserve))]);
+            };
+            let part = self.clients.record(client, weight);
+            if let Some(places) = part.full {
+                warn_of_full_table(self.pool.name, places);
+            }
+            let key = if part.is_known { client } else { &others };
+            let quotas = [quota.part(part.weight, part.sum, charge.cost())];
+            let share = Charge::new(self.share.name, key, &quotas).with_cost(charge.cost());
+            let share = share.with_group(Charge::SHARE).with_headroom(reserve);
+            let is_report_only = charge.is_report_only();
+            then(&[if is_report_only { share.with_report_only() } else { share }, *charge]);
+        });
+    }
+}
+
+impl<K: KeyExtractor> Sealed for FairRule<K> {
+    fn select<'a>(&'a self, _: &RequestHead<'_>, rules: &mut Selected<'a>) {
+        rules.push(self);
+    }
+
+    fn charge(
+        &self,
+        head: &RequestHead<'_>,
+        before: &[Charge<'_>],
+        then: &mut Then<'_>,
+    ) -> Result<(), Bypass> {
+        let applies = self.pool.applies_to(head);
+        if applies == Applies::Skip {
+            then(before);
+            return Ok(());
+        }
+        let (found, mut made) = (self.share.extractor.extract(head), None);
+        let client = self.share.key(&found, &mut made, applies).map_err(Clone::clone)?;
+        self.with_charges(head, client, before, then);
+        Ok(())
+    }
+}
+
+impl<K: KeyExtractor> Rules for FairRule<K> {
+    fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
+        self.share.info(infos);
+        let share = infos.len() - 1;
+        self.pool.info(infos);
+        let (cost, share) = (self.pool.cost.fixed(), &mut infos[share]);
+        (share.quotas, share.cost, share.share_of) = (None, cost, Some(self.pool.name));
+    }
+}
+
+impl<K: fmt::Debug> fmt::Debug for FairRule<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pool, share, weight, .. } = self;
+        let mut debug = f.debug_struct("FairRule");
+        debug.field("pool", pool).field("key", &share.extractor).field("weight", weight).finish()
+    }
+}
+
+/// The clients of about the last second.
+struct Clients {
+    clock: Clock,
+    /// Random, so that clients cannot choose keys that collide.
+    seed: SeedableRandomState,
+    seen: Mutex<Seen>,
+}
+
+/// The clients of this generation and of the one before, with the sums of their weights.
+struct Seen {
+    generation: u64,
+    weights: [u64; 2],
+    places: Box<[SeenClient]>,
+    others: SeenClient,
+    was_full: bool,
+}
+
+/// A client, and the generation of its last request.
+#[derive(Clone, Copy, Debug, Default)]
+struct SeenClient {
+    id: u64,
+    generation: u64,
+    weight: u32,
+}
+
+/// The part of a client: its weight, and that of all.
+struct ClientPart {
+    weight: u32,
+    sum: u64,
+    /// `true` if the client has a share of its own.
+    is_known: bool,
+    /// The number of places, when a client first has none.
+    full: Option<usize>,
+}
+
+impl Clients {
+    fn new(clock: Clock, most: usize) -> Self {
+        let (none, places) = (SeenClient::default(), most.next_power_of_two());
+        let (places, weights) = (vec![none; places].into(), [0; 2]);
+        let seen = Seen { generation: 0, weights, places, others: none, was_full: false };
+        Self { clock, seed: random_state(), seen: Mutex::new(seen) }
+    }
+
+    /// Records a request of a client, and returns the part of the client.
+    fn record(&self, key: &Key, weight: u32) -> ClientPart {
+        let mut hasher = self.seed.build_hasher();
+        key.hash_with(0, &mut hasher);
+        let (id, generation) = (hasher.finish().max(1), self.clock.now() / GENERATION + KEPT + 1);
+        let mut seen = self.seen.lock();
+        seen.advance(generation);
+        let place = if key.is_shared() { None } else { seen.find(id) };
+        let weight = if place.is_some() { weight } else { 1 };
+        let generation = seen.generation;
+        seen.put(place, SeenClient { id, generation, weight });
+        let (sum, is_known) = (seen.weights[0] + seen.weights[1], place.is_some());
+        let is_first = !is_known && !key.is_shared() && !mem::replace(&mut seen.was_full, true);
+        ClientPart { weight, sum, is_known, full: is_first.then_some(seen.places.len()) }
+    }
+}
+
+#[cold]
+fn warn_of_full_table(rule: RuleName, places: usize) {
+    warn!(
+        target: "tower_sluice::lint",
+        lint = "fair_shares_used_up",
+        "rule {rule} had more clients than its {places} places, so some have one share together: raise \
+         max_clients or, if clients may choose their key, use one that was verified, because each key \
+         has a share"
+    );
+}
+
+impl Seen {
+    /// Forgets the clients of old generations.
+    fn advance(&mut self, generation: u64) {
+        match generation.saturating_sub(self.generation) {
+            0 => return,
+            1 => self.weights = [0, self.weights[0]],
+            _ => self.weights = [0; 2],
+        }
+        self.generation = generation;
+    }
+
+    /// Returns the place of a client, or a free one.
+    fn find(&self, id: u64) -> Option<usize> {
+        let mask = self.places.len() - 1;
+        #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash are random")]
+        let places = (0..PROBES.min(self.places.len())).map(|at| (id as usize + at) & mask);
+        let mut free = None;
+        for place in places {
+            let is_free = self.generation - self.places[place].generation > KEPT;
+            match self.places[place].id == id {
+                true if !is_free => return Some(place),
+                _ => free = free.or(Some(place).filter(|_| is_free)),
+            }
+        }
+        free
+    }
+
+    /// Replaces a client, and moves its weight to this generation. Without a place, all other clients.
+    fn put(&mut self, place: Option<usize>, client: SeenClient) {
+        let old = place.map_or(&mut self.others, |place| &mut self.places[place]);
+        let before = mem::replace(old, client);
+        let age = self.generation - before.generation;
+        if age < 2 {
+            self.weights[usize::from(age == 1)] -= u64::from(before.weight);
+        }
+        self.weights[0] += u64::from(client.weight);
+    }
+}

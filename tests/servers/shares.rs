@@ -1,0 +1,342 @@
+//! Shares of a pool on Redis, Valkey and a cluster.
+
+use std::{
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
+    time::Duration,
+};
+
+use futures::future::join_all;
+use proptest::{collection::vec, prelude::*, test_runner::Config};
+use tokio::{
+    runtime::{Builder, Runtime},
+    task::yield_now,
+    time::{Instant, sleep},
+};
+use tower_sluice::{
+    Decision, Key, LocalStore, Quota, RateLimitLayer, RedisStore, Rule, Store, StoreExt,
+    decision::Outcome,
+    key::{Everyone, HeaderKey},
+    store::{Charge, RedisError},
+    testing::{FakeClock, Subject},
+};
+
+use crate::{
+    accounts::{Dice, LONG, address, connect, raw, rule},
+    servers::{Cluster, Flavour, Server, eventually},
+    support::{answer, random::rows, regressions::keeping, with},
+};
+
+/// Returns the parts of a decision that two stores have in common.
+fn parts(decision: &Decision) -> impl PartialEq + std::fmt::Debug + use<> {
+    let passed_over: Vec<_> = decision.outcomes().iter().map(Outcome::is_passed_over).collect();
+    (decision.is_allowed(), decision.retry_after(), rows(decision), passed_over)
+}
+
+/// A quota of a share, which changes with each request, or of a pool.
+fn rate() -> impl Strategy<Value = Quota> {
+    let nanos = prop_oneof![1_000_u64..9_000, 1_000_000_u64..9_000_000_000];
+    (1..6_u32, nanos, 1..9_u32, 0..6_u32).prop_map(|(units, nanos, burst, soft)| {
+        let quota = Quota::new(units, Duration::from_nanos(nanos)).expect("a quota");
+        let quota = quota.with_burst(burst);
+        if soft == 1 { quota.with_soft(soft) } else { quota }
+    })
+}
+
+#[derive(Clone, Debug)]
+struct Asked {
+    client: usize,
+    share: Quota,
+    cost: u32,
+    headroom: u32,
+    reserve: u32,
+    /// The other rules of the request: none, one before the share, one after the pool, or both.
+    others: u8,
+    report_only: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Pass(u64),
+    Take(Asked),
+    Undo(usize, Option<u32>),
+    Adjust(usize, i64),
+    Block(usize, u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let cost = prop_oneof![1 => Just(0), 8 => 1..3_u32, 1 => 3..9_u32];
+    let headroom = prop_oneof![4 => Just(0), 1 => 1..3_u32];
+    let asked = (0..3_usize, rate(), cost, headroom, 0..5_u32, 0..6_u8);
+    let pass = prop_oneof![0..9_000_u64, 0..3_000_000_000_u64];
+    prop_oneof![
+        4 => pass.prop_map(Step::Pass),
+        9 => (asked, prop::bool::weighted(0.1)).prop_map(|(asked, report_only)| {
+            let (client, share, cost, headroom, reserve, others) = asked;
+            Step::Take(Asked { client, share, cost, headroom, reserve, others, report_only })
+        }),
+        2 => (0..20_usize, prop::option::of(0..4_u32)).prop_map(|(at, units)| Step::Undo(at, units)),
+        1 => (0..4_usize, -4..5_i64).prop_map(|(at, units)| Step::Adjust(at, units)),
+        1 => (0..4_usize, 0..900_000_000_u64).prop_map(|(at, nanos)| Step::Block(at, nanos)),
+    ]
+}
+
+struct Both<'a> {
+    runtime: &'a Runtime,
+    redis: RedisStore,
+    local: LocalStore,
+}
+
+impl Both<'_> {
+    fn take(&self, charges: &[Charge<'_>]) -> (Decision, Decision) {
+        let (peeked, local) = (self.local.peek(charges).now(), self.local.take(charges).now());
+        let (peek, redis) = self
+            .runtime
+            .block_on(async { (self.redis.peek(charges).await, self.redis.take(charges).await) });
+        let (peek, redis) = (peek.expect("redis peeks"), redis.expect("redis decides"));
+        assert_eq!(parts(&peeked), parts(&local), "a peek at {charges:?}");
+        assert_eq!(parts(&peek), parts(&redis), "a peek by Redis at {charges:?}");
+        assert_eq!(parts(&local), parts(&redis), "{charges:?}");
+        (local, redis)
+    }
+
+    fn undo(&self, charges: &[Charge<'_>], taken: &(Decision, Decision), units: Option<u32>) {
+        self.local.undo(charges, &taken.0, units);
+        self.runtime.block_on(async {
+            let tasks = || self.runtime.metrics().num_alive_tasks();
+            let before = tasks();
+            self.redis.undo(charges, &taken.1, units);
+            while tasks() > before {
+                yield_now().await;
+            }
+        });
+    }
+}
+
+#[test]
+fn random_sequences_equal_those_of_the_embedded_store() {
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let server = runtime.block_on(Server::redis());
+    let subject = runtime.block_on(RedisStore::connect(&server.url())).expect("a store");
+    let names = ["before", "site.share", "site", "after"].map(rule);
+    let (everyone, clients) = (Key::everyone(), ["a", "b", "c"].map(Key::from));
+    let config = Config { cases: 2_000, ..keeping(file!()) };
+    let sequence = (rate(), vec(rate(), 2), vec(step(), 1..40));
+    proptest!(config, |((pool, others, steps) in sequence)| {
+        let (clock, mut subject) = (FakeClock::new(), subject.clone());
+        let both = Both { runtime: &runtime, redis: subject.open(), local: clock.store(1_024) };
+        let shares: Vec<_> = steps.iter().map(|step| match step {
+            Step::Take(asked) => [asked.share],
+            _ => [pool],
+        }).collect();
+        let (pools, others): (_, Vec<_>) = ([pool], others.into_iter().map(|it| [it]).collect());
+        let account = |at: usize| match clients.get(at) {
+            Some(client) => Charge::new(names[1], client, &shares[0]),
+            None => Charge::new(names[2], &everyone, &pools),
+        };
+        let mut taken = Vec::new();
+        for (at, step) in steps.iter().enumerate() {
+            match step {
+                Step::Pass(nanos) => {
+                    clock.advance(Duration::from_nanos(*nanos));
+                    subject.set(clock.now());
+                }
+                Step::Take(asked) => {
+                    let Asked { client, cost, headroom, reserve, others: which, .. } = *asked;
+                    let share = Charge::new(names[1], &clients[client], &shares[at]);
+                    let share = share.with_group(Charge::SHARE).with_headroom(reserve);
+                    let pool = Charge::new(names[2], &everyone, &pools).with_headroom(headroom);
+                    let mut charges = vec![share, pool];
+                    if asked.report_only {
+                        charges = charges.into_iter().map(Charge::with_report_only).collect();
+                    }
+                    if which & 1 > 0 {
+                        charges.insert(0, Charge::new(names[0], &clients[client], &others[0]));
+                    }
+                    if which & 2 > 0 {
+                        charges.push(Charge::new(names[3], &everyone, &others[1]));
+                    }
+                    let charges: Vec<_> = charges.into_iter().map(|it| it.with_cost(cost)).collect();
+                    let decided = both.take(&charges);
+                    if decided.0.is_allowed() {
+                        taken.push((charges, decided));
+                    }
+                }
+                Step::Undo(at, units) if *at < taken.len() => {
+                    let (charges, decided) = taken.remove(*at);
+                    both.undo(&charges, &decided, *units);
+                }
+                Step::Undo(..) => {}
+                Step::Adjust(at, units) => {
+                    let charge = account(*at);
+                    let local = both.local.adjust(&charge, *units).now();
+                    let redis = runtime.block_on(both.redis.adjust(&charge, *units).into_future());
+                    prop_assert_eq!(rows(&local), rows(&redis.expect("redis adjusts")));
+                }
+                Step::Block(at, nanos) => {
+                    let (charge, time) = (account(*at), Duration::from_nanos(*nanos));
+                    let _ = both.local.block(&charge, time).now();
+                    let blocked = both.redis.block(&charge, time).into_future();
+                    prop_assert!(runtime.block_on(blocked).is_ok());
+                }
+            }
+        }
+    });
+}
+
+/// Returns the charges of a client whose share has `units`, of a pool of 40, and of another rule.
+fn charges<'a>(
+    client: &'a Key,
+    site: &'a Key,
+    quotas: &'a [[Quota; 1]; 3],
+    (cost, reserve): (u32, u32),
+) -> [Charge<'a>; 3] {
+    let share = Charge::new(rule("site.share"), client, &quotas[0]);
+    let share = share.with_group(Charge::SHARE).with_headroom(reserve);
+    let pool = Charge::new(rule("site"), site, &quotas[1]);
+    [share, pool, Charge::new(rule("user"), client, &quotas[2])].map(|it| it.with_cost(cost))
+}
+
+/// Random requests in several slots of a cluster, or in one slot of a server.
+async fn equal_the_embedded_store<S>(redis: &S, name: &str)
+where
+    S: Store<Error = RedisError>,
+{
+    let (local, mut dice) = (FakeClock::new().store(64), Dice(7));
+    let (site, clients) = (Key::from(name), [0, 1, 2].map(|at| Key::from(format!("{name}{at}"))));
+    let share = |units| [Quota::new(units, LONG).expect("a quota")];
+    let mut taken = Vec::new();
+    for _ in 0..80 {
+        // Their intervals are whole nanoseconds.
+        let units = *dice.pick(&[4, 5, 6, 8, 9, 10, 12]);
+        let (client, quotas) = (dice.pick(&clients), [share(units), share(40), share(15)]);
+        let all = charges(client, &site, &quotas, (dice.below(4), dice.below(20)));
+        let row = |decision: &Decision| {
+            let row = |it: &Outcome| (it.remaining(), it.is_denied(), it.is_passed_over());
+            (decision.is_allowed(), decision.outcomes().iter().map(row).collect::<Vec<_>>())
+        };
+        let peek = redis.peek(&all).await.unwrap_or_else(|error| panic!("{error}"));
+        let decided = redis.take(&all).await.unwrap_or_else(|error| panic!("{error}"));
+        let own = local.take(&all).now();
+        assert_eq!(row(&own), row(&decided), "{name}: {all:?}");
+        assert_eq!(row(&own), row(&peek), "{name}: a peek at {all:?}");
+        if own.is_allowed() {
+            taken.push((client, quotas, all[0].cost(), all[0].headroom(), own, decided));
+        }
+        // A charge that is undone or not is read until both stores agree.
+        if dice.below(4) == 0 && !taken.is_empty() {
+            let at = dice.below(u32::try_from(taken.len()).expect("few")) as usize;
+            let (client, quotas, cost, reserve, own, decided) = taken.swap_remove(at);
+            let all = charges(client, &site, &quotas, (cost, reserve));
+            local.undo(&all, &own, None);
+            redis.undo(&all, &decided, None);
+        }
+        let reads: Vec<_> = clients.iter().map(|it| charges(it, &site, &quotas, (0, 0))).collect();
+        for read in &reads {
+            let is_equal = async || {
+                let seen = redis.peek(read).await.ok()?;
+                (row(&seen) == row(&local.peek(read).now())).then_some(())
+            };
+            eventually(&format!("{name}: the undo has arrived"), is_equal).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shares_in_other_slots_of_a_cluster_than_their_pool_equal_the_embedded_store() {
+    let cluster = Cluster::start(Flavour::Redis).await;
+    let urls = cluster.urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let store = RedisStore::cluster(&urls).await.expect("a store");
+    equal_the_embedded_store(&store, "apart").await;
+    equal_the_embedded_store(&store.prefix("tagged").hash_tag_by_key(), "tagged").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shares_on_a_server_equal_the_embedded_store() {
+    for flavour in [Flavour::Redis, Flavour::Valkey] {
+        let server = Server::start(flavour, &[]).await;
+        equal_the_embedded_store(&connect(&server.url()).await, "together").await;
+    }
+}
+
+/// A foreign, broken or blocked value of the share or of the pool leads to the general path.
+#[tokio::test]
+async fn a_value_that_is_no_account_of_the_share_or_the_pool_is_replaced() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await.readable_keys();
+    let mut connection = raw(&server.url()).await;
+    let key = Key::from("me");
+    let quotas = [Quota::per_day(1), Quota::per_day(3), Quota::per_day(9)].map(|it| [it]);
+    let all = charges(&key, &key, &quotas, (1, 2));
+    let all = &all[..2];
+    for name in ["site.share", "site"] {
+        let account = |us: &[u8; 7], ns: u8| [&[0; 7][..], b"g\x09\0", us, &[ns, 4]].concat();
+        for broken in [account(&[255; 7], 0), account(&[1; 7], 255), vec![b'x'; 19], b"x".to_vec()]
+        {
+            let put = redis::cmd("SET").arg(address(name, "me")).arg(&broken).to_owned();
+            put.query_async::<()>(&mut connection).await.expect("it is set");
+            let healed = store.healed();
+            let decision = store.take(all).await.expect("a decision");
+            assert!(decision.is_allowed() && !decision.outcomes()[0].is_passed_over(), "{name}");
+            assert_eq!(store.healed(), healed + 1, "{name}: {broken:?}");
+            let denied = store.take(all).await.expect("a decision");
+            assert!(!denied.is_allowed() && denied.outcomes()[0].is_passed_over(), "{denied:?}");
+            for charge in all {
+                store.reset(charge).await.expect("it is reset");
+            }
+        }
+    }
+}
+
+/// Three processes on one server: small clients get what they ask for, beside one that floods.
+#[tokio::test(flavor = "multi_thread")]
+async fn three_processes_share_a_pool_fairly_with_one_call_for_each_decision() {
+    const RATE: u32 = 200;
+    const BURST: u32 = 60;
+    const TIME: Duration = Duration::from_secs(4);
+    let (server, mut layers) = (Server::redis().await, Vec::new());
+    for _ in 0..3 {
+        let site = Rule::new("site", Everyone, Quota::per_second(RATE).with_burst(BURST));
+        let site = site.fair_by(HeaderKey::new("x-api-key"), 1);
+        layers.push(RateLimitLayer::rules(site, connect(&server.url()).await.fail_closed()));
+    }
+    let sent = AtomicU32::new(0);
+    let send = async |process: usize, client: &str| {
+        sent.fetch_add(1, Relaxed);
+        let answer = answer(&layers[process], with(&[("x-api-key", client)])).await;
+        match answer.status().as_u16() {
+            200 => 1,
+            429 => 0,
+            other => panic!("{other}"),
+        }
+    };
+    // The server knows the script from then on.
+    let mut admitted: u32 = send(0, "large").await;
+    let (before, start) = (server.script_calls().await, Instant::now());
+    sent.store(0, Relaxed);
+    let large = (0..3).map(async |process| {
+        let mut admitted = 0;
+        while start.elapsed() < TIME {
+            admitted += send(process, "large").await;
+            sleep(Duration::from_millis(2)).await;
+        }
+        admitted
+    });
+    let small = (0..10).map(async |at: usize| {
+        let (name, mut admitted) = (format!("small{at}"), 0);
+        for n in 0..19 {
+            sleep(Duration::from_millis(200)).await;
+            admitted += send((at + n) % 3, &name).await;
+        }
+        admitted
+    });
+    let (large, small) = tokio::join!(join_all(large), join_all(small));
+    let elapsed = start.elapsed().as_secs_f64();
+    let (large, small): (u32, u32) = (large.iter().sum(), small.iter().sum());
+    admitted += large + small;
+    assert!(small >= 181, "{small} of 190, which is less than 95 %");
+    assert!(large > small, "what they leave goes to the large client: {large}");
+    let bound = f64::from(BURST) + f64::from(RATE) * elapsed;
+    assert!(f64::from(admitted) <= bound, "{admitted} in {elapsed} s");
+    assert_eq!(server.script_calls().await - before, sent.into_inner(), "calls");
+}
