@@ -48,7 +48,8 @@ async fn a_flood_of_keys_does_not_grow_memory() {
         .bytes_current
     };
     assert!(kept(0..10_000) < 300_000, "the accounts that new keys share");
-    assert_eq!(kept(10_000..50_000), 0);
+    // A thread keeps the fields of at most 128 answers, which change each second.
+    assert!(kept(10_000..50_000) < 128 * 1_024, "less than 4 bytes a key");
     assert_eq!(store.stats().slots, slots);
     assert!(store.stats().overflowed > 0);
 }
