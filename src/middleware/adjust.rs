@@ -140,7 +140,8 @@ impl ChargeHandle {
 
     /// Blocks the keys of this request for `time`, under every rule that applied to the request.
     ///
-    /// Use a block to penalize a client. Denials alone charge nothing.
+    /// Use a block to penalize a client. Denials alone charge nothing. A pool that
+    /// clients [share fairly](crate::Rule::fair_by) is not blocked.
     ///
     /// The call does not wait for a remote store such as Redis. `Ok` then means that the block was
     /// sent.
@@ -156,21 +157,24 @@ impl ChargeHandle {
                 Ok(())
             }
         };
-        self.0.charges.with(|charges| charges.iter().map(block).fold(Ok(()), Result::and))
+        self.0.charges.with(|charges| of_client(charges).map(block).fold(Ok(()), Result::and))
     }
 
     /// Ends a [`block`](ChargeHandle::block) of the keys of this request.
     pub fn unblock(&self) {
         let store = &self.0.config.store;
-        self.0.charges.with(|charges| charges.iter().for_each(|it| detach(store.unblock(it))));
+        self.0.charges.with(|charges| {
+            of_client(charges).for_each(|it| detach(store.unblock(it)));
+        });
     }
 
-    /// Resets the charged accounts of this request to those of new keys.
+    /// Resets the charged accounts of this request to those of new keys, except a pool that clients
+    /// [share fairly](crate::Rule::fair_by).
     pub fn reset(&self) {
         let store = &self.0.config.store;
         let is_charged = |it: &&Charge<'_>| self.0.decision.charged(it.rule());
         self.0.charges.with(|charges| {
-            charges.iter().filter(is_charged).for_each(|it| detach(store.reset(it)));
+            of_client(charges).filter(is_charged).for_each(|it| detach(store.reset(it)));
         });
     }
 
@@ -181,6 +185,12 @@ impl ChargeHandle {
             self.0.make(classify(&ResponseHead::from(response)));
         }
     }
+}
+
+/// Returns the charges without the pools of shares, which belong to all clients.
+fn of_client<'c, 'a>(charges: &'c [Charge<'a>]) -> impl Iterator<Item = &'c Charge<'a>> {
+    let is_pool = |at: usize| at > 0 && charges[at - 1].group() == Charge::SHARE;
+    charges.iter().enumerate().filter(move |(at, _)| !is_pool(*at)).map(|(_, charge)| charge)
 }
 
 impl OpenCharges {

@@ -22,7 +22,7 @@ use crate::{
     key::Key,
     log::{LogLimit, info, warn},
     quota::Quota,
-    rule::{self, RuleError, RuleName, Rules},
+    rule::{self, RuleError, RuleInfo, RuleName, Rules},
     store::{self, Answer, BlockError, Charge, DynStore, OwnedCharges, Store, StoreExt, nanos},
 };
 
@@ -82,8 +82,8 @@ type IsStrike = Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>;
 /// - While the table is full of keys with recent strikes, new keys have none.
 /// - Denials in an outage of the store, by a full queue, by a full `LocalStore` (an account that keys
 ///   share) or by adaptive limits are no strikes.
-/// - A denial is a strike for the rule that denies longest, and, of [alternatives](Rule::or), for the one
-///   that fits first. A deny cache knows only that rule.
+/// - A denial is a strike for the rule that denies longest, and, of [alternatives](crate::Rule::or),
+///   for the one that fits first. A deny cache knows only that rule.
 /// - The denial that leads to a block names the wait for units, and the next one the block.
 /// - [`Key::everyone`] is never blocked, nor are requests without an identity.
 /// - The store must support blocks. With a `GovernorStore`, nothing is blocked, and the log says so.
@@ -417,13 +417,23 @@ where
     ///
     /// # Panics
     ///
-    /// Panics if the layer has no rule of this name.
+    /// Panics if the layer has no rule of this name, or if its clients [share](crate::Rule::fair_by) the
+    /// limit.
     #[track_caller]
     pub fn penalty(mut self, rule: &str, penalty: Penalty) -> Self {
-        let names: Arc<[_]> = rule::infos(&*self.rules).iter().map(|info| info.name).collect();
+        let infos = rule::infos(&*self.rules);
+        let names: Arc<[_]> = infos.iter().map(|info| info.name).collect();
         let Some(&name) = names.iter().find(|name| name.as_str() == rule) else {
             panic!("penalty: {}", RuleError::Unknown { name: rule.into(), known: names });
         };
+        let is_shared = |info: &RuleInfo<'_>| {
+            info.share_of.is_some_and(|pool| pool == name || info.name == name)
+        };
+        assert!(
+            !infos.iter().any(is_shared),
+            "penalty: clients share rule {name} (fair_by), so no denial is one client's alone; give the \
+             penalty to another rule"
+        );
         let (seed, created) = (RandomState::new(), Instant::now());
         let strikes = Strikes { shards: Default::default(), seed, created };
         let (store, log) = (self.store.clone().boxed(), Arc::default());

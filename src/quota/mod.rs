@@ -623,17 +623,28 @@ impl Quota {
         Self { max_debt: self.max_debt.map(|units| part(units).min(longest)), ..share }
     }
 
-    /// Creates a quota with the default algorithm and burst.
     /// Returns the share of a client with a weight, of all weights: its part of the rate, with a burst of
-    /// half a second that has at least `cost` units.
+    /// half a second that has at least `cost` units. Its late charges have the limit of the pool's.
     pub(crate) fn part(&self, weight: u32, of: u64, cost: u32) -> Self {
         let longest = MAX_REFILL / u64::from(cost.max(1));
         let interval = u128::from(self.interval) * u128::from(of) / u128::from(weight.max(1));
         let interval = u64::try_from(interval).unwrap_or(longest).clamp(1, longest);
         let burst = u32::try_from((SECOND / 2).div_ceil(interval)).unwrap_or(u32::MAX).max(cost);
-        Self { units: 1, burst, period: interval, interval, ..Self::blocked() }
+        let share = Self { units: 1, burst, period: interval, interval, ..Self::blocked() };
+        let debt = self.late_limit().saturating_sub(burst.into()).min(share.longest_debt());
+        Self { max_debt: Some(u32::try_from(debt).unwrap_or(u32::MAX)), ..share }
     }
 
+    /// Returns the share of a client in one of `n` processes, whose pool is smaller as well.
+    pub(crate) fn slower(&self, n: NonZeroU32) -> Self {
+        let interval = self.interval.saturating_mul(u64::from(n.get()));
+        let interval = interval.min(MAX_REFILL / u64::from(self.burst.max(1)));
+        let share = Self { period: interval, interval, ..*self };
+        let longest = u32::try_from(share.longest_debt()).unwrap_or(u32::MAX);
+        Self { max_debt: self.max_debt.map(|units| units.min(longest)), ..share }
+    }
+
+    /// Creates a quota with the default algorithm and burst.
     const fn rate(units: u32, period: u64) -> Result<Self, Invalid> {
         let quota = Self { units, burst: units, period, ..Self::blocked() };
         let fault = if units == 0 {

@@ -94,12 +94,15 @@ impl Rule<Everyone> {
     ///   other clients have left. Until then, its client uses what others leave.
     /// - Denials are not cached, batched or leased, so a flood of them reaches the store. On a cluster,
     ///   a share is usually in another slot than the pool, so a decision takes two round trips.
+    /// - It has no [penalty](crate::RateLimitLayer::penalty), and the queue of a
+    ///   [`RetryAfter`](crate::middleware::RetryAfter) is one for all clients.
     /// - In an outage, a [`Fallback`](crate::store::Fallback) has its part of the pool, and shares of it.
     ///
     /// # Panics
     ///
-    /// Panics if the plan is fixed, and not one GCRA quota without `initial` units; or if the rule has
-    /// [`max_wait`](Rule::max_wait) or [`if_no_key`](Rule::if_no_key).
+    /// Panics if the plan is fixed, and not one GCRA quota without `initial` units and with a burst of at
+    /// least 4; if the rule has [`max_wait`](Rule::max_wait) or [`if_no_key`](Rule::if_no_key); or if its
+    /// name is longer than 58 bytes.
     #[track_caller]
     pub fn fair_by<K: KeyExtractor>(self, key: K, weight: impl Into<Cost>) -> FairRule<K> {
         let name = self.name;
@@ -108,6 +111,12 @@ impl Rule<Everyone> {
             "rule {name}: fair_by with {} quotas; give the rule one quota with the algorithm Gcra and \
              without initial, and the others to another rule",
             self.plan.fixed().map_or(0, <[_]>::len)
+        );
+        let burst = self.plan.fixed().and_then(pool).map_or(u32::MAX, Quota::burst);
+        assert!(
+            u64::from(burst) * RESERVE >= 100,
+            "rule {name}: fair_by with a burst of {burst}, of which no unit can be left for others; \
+             give it at least 4"
         );
         assert!(self.max_wait.is_none(), "rule {name}: max_wait with fair_by; remove one of them");
         assert!(

@@ -256,10 +256,9 @@ impl<'a> Charge<'a> {
     /// pool must leave if it does not fit.
     #[inline]
     pub(crate) fn demand_in(&self, group: u8) -> (Demand, u32) {
-        if group == Self::SHARE {
-            return (Demand { headroom: 0, ..self.demand }, self.demand.headroom);
-        }
-        (self.demand, 0)
+        let headroom = if self.group == Self::SHARE { 0 } else { self.demand.headroom };
+        let reserve = if group == Self::SHARE { self.demand.headroom } else { 0 };
+        (Demand { headroom, ..self.demand }, reserve)
     }
 
     /// Returns the key of the account.

@@ -274,7 +274,7 @@ async fn a_wrong_password_is_denied_and_shown_nowhere() {
         format!("redis://{address}"),
     ] {
         let error = connect_error(&url).await;
-        assert_eq!(error.kind(), Kind::Denied, "{error}");
+        assert_eq!(error.kind(), Kind::Denied, "{url}: {error}");
         assert!(
             error.to_string().ends_with("; check the user and password in the address"),
             "{error}"

@@ -9,9 +9,9 @@ use tower_sluice::{
     StoreExt,
     decision::Outcome,
     key::{Everyone, HeaderKey, PeerIp},
-    middleware::{Adjustment, ChargeHandle},
+    middleware::{Adjustment, ChargeHandle, Penalty},
     rule::{Applies, FairRule, OnMissingKey, RuleError, RuleName, Rules},
-    store::Charge,
+    store::{Answer, Charge, Never, Op, Unsupported},
     testing::FakeClock,
 };
 
@@ -235,8 +235,71 @@ async fn other_rules_are_charged_all_or_nothing() {
     assert_eq!((left, share), (80, SECOND / 5), "a denied request charges nothing");
 }
 
+/// A client whose late costs are above its burst must not return before the pool does.
+#[tokio::test]
+async fn late_charges_of_a_share_have_the_limit_of_the_pool() {
+    let (clock, client) = (FakeClock::new(), Key::from("a"));
+    let store = clock.store(64);
+    let rule = clock.fair(site().fair_by(key(), 1));
+    let layer = RateLimitLayer::rules(rule, store.clone()).expose_charge(Adjustment::Charge(9_000));
+    assert_eq!(
+        ask(&mut layer.layer(handler(|_| 200)), with(&[("x-api-key", "a")])).await.status(),
+        200
+    );
+    assert_eq!(used(&store, &client, Quota::per_second(100)), (0, 2 * SECOND));
+}
+
+/// Other clients keep the pool when a handler resets and blocks its client.
+#[tokio::test]
+async fn a_block_and_a_reset_of_a_client_leave_the_pool_as_it_is() {
+    let clock = FakeClock::new();
+    let store = clock.store(64);
+    let rule = clock.fair(site().cost(20).fair_by(key(), 1));
+    let layer = RateLimitLayer::rules(rule, store.clone()).expose_charge(Adjustment::Keep);
+    let inner = handler(|request| {
+        let handle: &ChargeHandle = request.extensions().get().expect("a handle");
+        handle.reset();
+        handle.block(SECOND).expect("blocked");
+        200
+    });
+    let mut service = layer.layer(inner);
+    assert_eq!(ask(&mut service, with(&[("x-api-key", "a")])).await.status(), 200);
+    assert_eq!(used(&store, &Key::from("a"), Quota::per_second(100)), (80, Duration::ZERO));
+    assert_eq!(ask(&mut service, with(&[("x-api-key", "a")])).await.status(), 429);
+    assert_eq!(ask(&mut service, with(&[("x-api-key", "b")])).await.status(), 200);
+}
+
+/// A store that supports everything, and fails.
+struct Down;
+
+impl Store for Down {
+    type Error = Unsupported;
+    type Future = Never<Result<Decision, Unsupported>>;
+
+    fn call(&self, _: Op<'_>) -> Answer<Self::Future> {
+        Answer::Now(Err(Unsupported::new("anything")))
+    }
+
+    fn supports(&self, _: &[Charge<'_>]) -> Result<(), Unsupported> {
+        Ok(())
+    }
+}
+
+/// In an outage, a process has a part of the pool, and shares of that part with a burst that its
+/// requests fit.
+#[tokio::test]
+async fn a_fallback_divides_the_rate_of_shares_and_not_their_burst() {
+    let clock = FakeClock::new();
+    let rule = Rule::new("site", Everyone, Quota::per_second(100)).cost(20);
+    let store = Down.fallback(clock.store(64)).instances(4);
+    let layer = RateLimitLayer::rules(clock.fair(rule.fair_by(key(), 1)), store);
+    let mut service = layer.layer(handler(|_| 200));
+    assert_eq!(ask(&mut service, with(&[("x-api-key", "a")])).await.status(), 200);
+}
+
 #[test]
 fn settings_that_cannot_be_shared_are_errors() {
+    let small = || Rule::new("site", Everyone, Quota::per_second(9).with_burst(3));
     let error = |rule: fn() -> Rule<Everyone>| {
         let panic = catch_unwind(move || drop(rule().fair_by(key(), 1))).expect_err("a panic");
         panic.downcast_ref::<String>().cloned().expect("a text")
@@ -258,6 +321,15 @@ fn settings_that_cannot_be_shared_are_errors() {
         error(|| site().max_wait(SECOND)),
         "rule site: max_wait with fair_by; remove one of them"
     );
+    assert!(error(small).starts_with("rule site: fair_by with a burst of 3"));
+    for rule in ["site", "site.share"] {
+        let penalty = catch_unwind(|| {
+            let layer = RateLimitLayer::rules(site().fair_by(key(), 1), LocalStore::new());
+            drop(layer.penalty(rule, Penalty::after(Quota::per_minute(3))));
+        });
+        let panic = penalty.expect_err("no denial is of one client");
+        assert!(panic.downcast_ref::<String>().expect("a text").contains("clients share rule"));
+    }
     let anonymous = || site().if_no_key(Rule::new("ip", PeerIp::new(), Quota::per_second(1)));
     assert!(error(anonymous).starts_with("rule site: if_no_key with fair_by"));
     let clients = catch_unwind(|| drop(site().fair_by(key(), 1).max_clients(0))).expect_err("0");
@@ -273,7 +345,7 @@ impl Store for Plain {
     type Error = <LocalStore as Store>::Error;
     type Future = <LocalStore as Store>::Future;
 
-    fn call(&self, op: tower_sluice::store::Op<'_>) -> tower_sluice::store::Answer<Self::Future> {
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         self.0.call(op)
     }
 }

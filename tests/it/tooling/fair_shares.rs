@@ -57,6 +57,7 @@ fn by_the_layer(case: &Case, seconds: f64) -> Tally {
 }
 
 #[test]
+#[allow(clippy::print_stdout, reason = "the figures are published")]
 fn the_layer_keeps_the_promises_of_the_simulation() {
     for case in cases() {
         // A build without optimizations plays the cases that promise something, in part.

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::future::{join_all, join3};
+use futures_util::future::{join, join_all};
 use redis::{
     Client, Cmd,
     ConnectionAddr::{Tcp, TcpTls},
@@ -296,9 +296,16 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         self.shared.lacks_msetex.store(false, Relaxed);
         let info = cmd("INFO");
         let key = [self.settings.addresses.account(rule(), &Key::everyone())];
-        let script = self.run(self.script(ScriptKind::Probe, []), &key, Vec::new());
+        let script = async {
+            let ran = self.run(self.script(ScriptKind::Probe, []), &key, Vec::new()).await;
+            // Redis closes a connection without a login that sends 16 KiB or more.
+            if ran.is_ok() {
+                self.load_scripts().await;
+            }
+            ran
+        };
         // A server that does not reply costs one timeout in all.
-        let (infos, ran, ()) = join3(self.on_all(&info), script, self.load_scripts()).await;
+        let (infos, ran) = join(self.on_all(&info), script).await;
         let (mut warnings, servers, mut missing) = (Vec::new(), infos.len(), 0);
         for (server, info) in infos {
             match info.and_then(|info| Ok(from_redis_value(info)?)).map_err(RedisError::from) {

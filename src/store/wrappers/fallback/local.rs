@@ -249,7 +249,10 @@ where
                 charge.key().hash(&mut hasher);
                 hasher.finish()
             });
-            quotas.extend(charge.quotas().iter().map(|quota| quota.share(part)));
+            quotas.extend(charge.quotas().iter().map(|quota| match charge.group() {
+                Charge::SHARE => quota.slower(part.instances),
+                _ => quota.share(part),
+            }));
         }
         let mut rest = quotas.as_slice();
         let shares = charges.iter().map(|charge| {
