@@ -166,6 +166,10 @@ impl Proof {
             prop_assert!(back <= units, "{} of {} back in {:?}", back, units, self);
             if format!("{:?}", self.account) != state {
                 self.starts[start].units -= u64::from(units);
+                // A request that waits keeps its start, so that a later one may start with it.
+                if self.starts.iter().any(|it| it.at > self.now) {
+                    self.returned.push((self.now, units.into()));
+                }
             }
         }
         self.last = self.row();
