@@ -380,6 +380,8 @@ impl Lines {
         if let Some(policy) = fields.map.get_mut(POLICY)
             && let Ok(copy) = HeaderValue::from_bytes(policy.as_bytes())
         {
+            // The first clone of a value allocates its counter.
+            drop(copy.clone());
             *policy = copy;
         }
         Self(Arc::new(fields))
