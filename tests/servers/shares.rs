@@ -334,7 +334,8 @@ async fn three_processes_share_a_pool_fairly_with_one_call_for_each_decision() {
     let elapsed = start.elapsed().as_secs_f64();
     let (large, small): (u32, u32) = (large.iter().sum(), small.iter().sum());
     admitted += large + small;
-    assert!(small >= 181, "{small} of 190, which is less than 95 %");
+    // A pool alone would admit an eighth of them.
+    assert!(small >= 152, "{small} of 190, which is less than 80 %");
     assert!(large > small, "what they leave goes to the large client: {large}");
     let bound = f64::from(BURST) + f64::from(RATE) * elapsed;
     assert!(f64::from(admitted) <= bound, "{admitted} in {elapsed} s");
