@@ -166,10 +166,14 @@ impl Proof {
             prop_assert!(back <= units, "{} of {} back in {:?}", back, units, self);
             if format!("{:?}", self.account) != state {
                 self.starts[start].units -= u64::from(units);
-                // A request that waits keeps its start, so that a later one may start with it.
-                if self.starts.iter().any(|it| it.at > self.now) {
-                    self.returned.push((self.now, units.into()));
-                }
+                // A request that waits keeps its start, so that a later one may start with it. Units
+                // that were refunded before are units of other charges then.
+                let (since, now) = (self.starts[start].decided, self.now);
+                let before = self.returned.iter().filter(|(at, _)| *at >= since);
+                let before: u64 = before.map(|(_, units)| units).sum();
+                let waits = self.starts.iter().any(|it| it.at > now);
+                let again = if waits { units.into() } else { before.min(units.into()) };
+                self.returned.push((now, again));
             }
         }
         self.last = self.row();
