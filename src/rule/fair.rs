@@ -52,7 +52,7 @@ impl Rule<Everyone> {
     /// A client with the weight *w* has the share *w / W* of the rate, where *W* is the sum of the
     /// weights of all clients. A request within the share of its client needs only a unit of the pool.
     /// Other requests may use what is left, but leave 30 % of the burst for clients within their shares.
-    /// So no client can take the limit from the others, and other clients use an idle share.
+    /// No client can take the limit from the others, and an idle share is used by them.
     ///
     /// ```
     /// use tower_sluice::{Cost, LocalStore, Quota, RateLimitLayer, Rule, key::{Everyone, HeaderKey}};
@@ -90,8 +90,8 @@ impl Rule<Everyone> {
     ///   and clients beyond their fair share compete with others for the pool.
     /// - A client with a share waits for the pool like anyone else once the reserve is used.
     /// - Requests are not served in any order, and nobody waits.
-    /// - A share that is much smaller than one request per second is paid back slowly, also after
-    ///   other clients have left. Until then, its client uses what others leave.
+    /// - A share of much less than one request per second refills slowly, also after other clients have
+    ///   left. Until it has refilled, its client uses what others leave.
     /// - Denials are not cached, batched or leased, so a flood of them reaches the store. On a cluster,
     ///   a share is usually in another slot than the pool, so a decision takes two round trips.
     /// - It has no [penalty](crate::RateLimitLayer::penalty), and the queue of a
