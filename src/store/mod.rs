@@ -126,7 +126,7 @@ impl<'a> Charge<'a> {
     /// not fit, the share is not charged.
     ///
     /// Both have one GCRA quota without `initial` units and without a `max_wait`, and rules of which the
-    /// call has no other charge. Otherwise the share is a charge that must fit.
+    /// call has no other charge. Otherwise the share is a charge that must fit, with its headroom.
     pub const SHARE: u8 = 127;
 
     /// Creates a charge of one unit.
@@ -256,9 +256,9 @@ impl<'a> Charge<'a> {
     /// pool must leave if it does not fit.
     #[inline]
     pub(crate) fn demand_in(&self, group: u8) -> (Demand, u32) {
-        let headroom = if self.group == Self::SHARE { 0 } else { self.demand.headroom };
-        let reserve = if group == Self::SHARE { self.demand.headroom } else { 0 };
-        (Demand { headroom, ..self.demand }, reserve)
+        let headroom = self.demand.headroom;
+        let (own, reserve) = if group == Self::SHARE { (0, headroom) } else { (headroom, 0) };
+        (Demand { headroom: own, ..self.demand }, reserve)
     }
 
     /// Returns the key of the account.
