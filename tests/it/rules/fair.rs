@@ -269,7 +269,7 @@ async fn a_block_and_a_reset_of_a_client_leave_the_pool_as_it_is() {
     assert_eq!(ask(&mut service, with(&[("x-api-key", "b")])).await.status(), 200);
 }
 
-/// A client without a place shares with strangers, which its block must not deny.
+/// A client without a place shares with all others without one, whom its block must not deny.
 #[tokio::test]
 async fn a_block_of_a_client_without_a_place_leaves_the_others() {
     let clock = FakeClock::new();
