@@ -148,7 +148,8 @@ impl Template {
             Some(live) => live.quotas(),
             None => it.quotas.unwrap_or_default().into(),
         };
-        let rules: Vec<_> = infos.iter().map(|it| (it.name, quotas(it), it.report_only)).collect();
+        let rules: Vec<_> =
+            infos.iter().map(|it| (it.name, quotas(it), it.report_only.is_on())).collect();
         let is_live = infos.iter().any(|it| it.live.is_some());
         let mut template = Self::prepared(family, rules.iter().map(borrowed));
         template.reports_allowed &= !only_denied;
@@ -664,7 +665,7 @@ fn borrowed((rule, quotas, is_report_only): &(RuleName, Quotas, bool)) -> RuleQu
 
 /// Returns the fixed quotas of a rule.
 fn fixed<'a>(info: &RuleInfo<'a>) -> RuleQuotas<'a> {
-    (info.name, info.quotas.unwrap_or_default(), info.report_only)
+    (info.name, info.quotas.unwrap_or_default(), info.report_only.is_on())
 }
 
 /// A quota as clients see it.

@@ -205,8 +205,7 @@ impl<K: KeyExtractor> FairRule<K> {
             let quotas = [quota.part(part.weight, part.sum, charge.cost())];
             let share = Charge::new(self.share.name, key, &quotas).with_cost(charge.cost());
             let share = share.with_group(Charge::SHARE).with_headroom(reserve);
-            let is_report_only = charge.is_report_only();
-            then(&[if is_report_only { share.with_report_only() } else { share }, *charge]);
+            then(&[share.with_report_only(charge.is_report_only()), *charge]);
         });
     }
 }
