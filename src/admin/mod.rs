@@ -287,7 +287,7 @@ impl Admin {
     /// Adds a layer under a name, and returns a layer that records its denials.
     ///
     /// Build your services with the returned layer or its clones. Clones made before this call do
-    /// not record denials. The returned layer has a [secret](RateLimitLayer::fingerprint), so its
+    /// not record denials. Set `enabled`, `report_only` and `fingerprint` before. The returned layer has a [secret](RateLimitLayer::fingerprint), so its
     /// spans and debug lines contain fingerprints.
     ///
     /// A layer may be added under several names. Each entry shows the denials of the layer that was
@@ -321,6 +321,7 @@ impl Admin {
         let denial_log = DenialLog::new(&infos(&*rules));
         let settings = &mut layer.settings;
         settings.hooks.push(Arc::new(denial_log.clone()));
+        settings.is_watched = true;
         self.layers.push(ManagedLayer {
             name,
             rules,

@@ -187,10 +187,15 @@ impl ChargeHandle {
     }
 }
 
-/// Returns the charges without the pools of shares, which belong to all clients.
+/// Returns the charges without the pools of shares, which belong to all clients, and without the share
+/// of the clients that have none of their own.
 fn of_client<'c, 'a>(charges: &'c [Charge<'a>]) -> impl Iterator<Item = &'c Charge<'a>> {
-    let is_pool = |at: usize| at > 0 && charges[at - 1].group() == Charge::SHARE;
-    charges.iter().enumerate().filter(move |(at, _)| !is_pool(*at)).map(|(_, charge)| charge)
+    let is_share = |charge: &Charge<'_>| charge.group() == Charge::SHARE;
+    let is_pool = move |at: usize| at > 0 && is_share(&charges[at - 1]);
+    let belongs_to_others =
+        move |at: usize, it: &Charge<'_>| is_pool(at) || is_share(it) && it.key().is_shared();
+    let all = charges.iter().enumerate();
+    all.filter(move |(at, it)| !belongs_to_others(*at, it)).map(|(_, charge)| charge)
 }
 
 impl OpenCharges {

@@ -67,6 +67,8 @@ pub(crate) struct LayerConfig {
     pub(crate) hooks: Vec<Arc<dyn OnDecision>>,
     /// The secret for fingerprints of keys in logs, spans and explanations.
     pub(crate) secret: Option<FingerprintKey>,
+    /// `true` if an admin page has the toggles and the secret.
+    pub(crate) is_watched: bool,
     /// `true` if every request has a [`ResponseContext`].
     pub(crate) has_context: bool,
     /// `true` once the log has the mistakes of the layer.
@@ -106,6 +108,7 @@ impl LayerConfig {
             metrics: Metrics::new(infos.iter().map(|it| (it.name, it.is_chosen()))),
             hooks: Vec::new(),
             secret: None,
+            is_watched: false,
             has_context: true,
             advised: Arc::default(),
         }
@@ -181,6 +184,15 @@ impl LayerConfig {
     #[inline]
     pub(crate) fn is_observed(&self) -> bool {
         cfg!(feature = "metrics") || !self.hooks.is_empty() || observe::has_subscriber()
+    }
+
+    /// An admin page would change a toggle that the layer no longer has.
+    #[track_caller]
+    pub(crate) fn assert_unwatched(&self, setting: &str) {
+        assert!(
+            !self.is_watched,
+            "{setting} after Admin::watch: the admin page has the earlier value; set it before watch"
+        );
     }
 
     /// Calls the hooks, and records metrics and log lines.

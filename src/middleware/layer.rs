@@ -240,7 +240,13 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// let suspected = Key::from(std::net::Ipv4Addr::new(203, 0, 113, 9)).fingerprint(&secret);
     /// # Ok::<(), tower_sluice::fingerprint::FingerprintKeyError>(())
     /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if an admin page watches the layer (`Admin::watch`).
+    #[track_caller]
     pub fn fingerprint(mut self, secret: impl Into<FingerprintKey>) -> Self {
+        self.settings.assert_unwatched("fingerprint");
         self.settings.secret = Some(secret.into());
         self
     }
@@ -326,7 +332,13 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// Turns the layer on and off at run time.
     ///
     /// While the toggle is off, every request passes without a charge.
+    ///
+    /// # Panics
+    ///
+    /// Panics if an admin page watches the layer (`Admin::watch`).
+    #[track_caller]
     pub fn enabled(mut self, toggle: impl Into<Toggle>) -> Self {
+        self.settings.assert_unwatched("enabled");
         self.settings.enabled = toggle.into();
         self
     }
@@ -345,7 +357,13 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).report_only(&trial);
     /// trial.set(false); // the layer denies from the next request on
     /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if an admin page watches the layer (`Admin::watch`).
+    #[track_caller]
     pub fn report_only(mut self, toggle: impl Into<Toggle>) -> Self {
+        self.settings.assert_unwatched("report_only");
         self.settings.report_only = toggle.into();
         self
     }

@@ -106,7 +106,8 @@ impl Sealed for Alternatives {
     ) -> Result<(), Bypass> {
         let mut rules = Selected::new();
         self.0.iter().for_each(|rule| rule.select(head, &mut rules));
-        let group = before.iter().map(Charge::group).max().unwrap_or(0) + 1;
+        let groups = before.iter().map(Charge::group).filter(|group| *group != Charge::SHARE);
+        let group = groups.max().unwrap_or(0) + 1;
         chain(&rules, head, before, &mut |all| {
             let own = &all[before.len()..];
             if own.iter().any(|charge| charge.quotas().is_empty()) {

@@ -96,6 +96,7 @@ impl Rule<Everyone> {
     ///   a share is usually in another slot than the pool, so a decision takes two round trips.
     /// - It has no [penalty](crate::RateLimitLayer::penalty), and the queue of a
     ///   [`RetryAfter`](crate::middleware::RetryAfter) is one for all clients.
+    /// - [`explain`](crate::RateLimitLayer::explain) counts the client as one of the last second.
     /// - In an outage, a [`Fallback`](crate::store::Fallback) has its part of the pool, and shares of it.
     ///
     /// # Panics

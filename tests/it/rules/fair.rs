@@ -269,6 +269,38 @@ async fn a_block_and_a_reset_of_a_client_leave_the_pool_as_it_is() {
     assert_eq!(ask(&mut service, with(&[("x-api-key", "b")])).await.status(), 200);
 }
 
+/// A client without a place shares with all others without one, whom its block must not deny.
+#[tokio::test]
+async fn a_block_of_a_client_without_a_place_leaves_the_others() {
+    let clock = FakeClock::new();
+    let rule = clock.fair(site().fair_by(key(), 1).max_clients(1));
+    let layer = RateLimitLayer::rules(rule, clock.store(64)).expose_charge(Adjustment::Keep);
+    let mut service = layer.layer(handler(|request| {
+        let handle: &ChargeHandle = request.extensions().get().expect("a handle");
+        if request.headers()["x-api-key"] == "b" {
+            handle.block(SECOND).expect("blocked");
+        }
+        200
+    }));
+    for client in ["a", "b", "c"] {
+        let request = with(&[("x-api-key", client)]);
+        assert_eq!(ask(&mut service, request).await.status(), 200, "{client}");
+    }
+}
+
+#[tokio::test]
+async fn a_shared_limit_stands_beside_alternatives() {
+    let clock = FakeClock::new();
+    let fair = || clock.fair(site().fair_by(key(), 1));
+    let alternatives = || {
+        let credits = Rule::new("credits", key(), Quota::per_day(2));
+        Rule::new("plan", key(), Quota::per_day(1)).or(credits)
+    };
+    let first = RateLimitLayer::rules((fair(), alternatives()), clock.store(64));
+    let last = RateLimitLayer::rules((alternatives(), fair()), clock.store(64));
+    assert_eq!([send(&first, "a", 9).await, send(&last, "a", 9).await], [3, 3]);
+}
+
 /// A store that supports everything, and fails.
 struct Down;
 

@@ -1,6 +1,9 @@
 //! Toggles, and the reports on rules and denials.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use axum::{Router, body::Body, middleware::from_fn};
 use http::Request;
@@ -288,4 +291,19 @@ async fn unwatched_layers_are_neither_listed_nor_recorded() {
     assert_eq!(look(&app, "layers").await, json!({ "layers": [] }));
     let said = denied(&app, "switch", &on(), 404).await;
     assert_eq!(said, "layer is \"api\"; api/layers has the names of each layer");
+}
+
+/// The page would show and change a toggle that the layer does not have.
+#[test]
+fn a_watched_layer_keeps_its_toggles_and_its_secret() {
+    let watched = || Admin::new().watch("api", users());
+    let secret = || FingerprintKey::new("correct horse battery staple").expect("a key");
+    let setters: [&dyn Fn(); 3] = [
+        &|| drop(watched().enabled(Toggle::on())),
+        &|| drop(watched().report_only(Toggle::on())),
+        &|| drop(watched().fingerprint(secret())),
+    ];
+    for set in setters {
+        assert!(catch_unwind(AssertUnwindSafe(set)).is_err());
+    }
 }
