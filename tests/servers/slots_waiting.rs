@@ -579,6 +579,35 @@ async fn only_a_request_that_waits_for_slots_marks_them() {
     assert!(!is_marked(&server).await, "its store took the slot");
 }
 
+/// A mark ends once its store has more slots than before, so slots that are only asked for do not count.
+#[tokio::test]
+async fn a_mark_has_the_slots_that_its_store_holds() {
+    let server = Server::redis().await;
+    let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let (two, running) = (Quota::concurrent(2), hold(&other, ONE).await);
+    let own = account(two).take(&store, 1).await.expect("a decision");
+    assert!(running.is_allowed() && own.is_allowed());
+    let rule = Rule::new("api", Everyone, two).max_wait(millis(2_000));
+    let waits = app_of(rule, store.clone().fail_closed(), Duration::ZERO);
+    let asked = account(two);
+    let (denied, sent) = tokio::join!(biased; asked.take(&store, 2), async {
+        let sent = waits.send(to("/"));
+        tokio::task::yield_now().await;
+        sent
+    });
+    assert!(!denied.expect("a decision").is_allowed());
+    let marks = async || {
+        let mut connection = raw(&server.url()).await;
+        let names: Vec<String> = cmd("KEYS").arg("*w").query_async(&mut connection).await.ok()?;
+        let mark: Vec<u8> =
+            cmd("GET").arg(names.first()?).query_async(&mut connection).await.ok()?;
+        mark.last_chunk::<5>().copied()
+    };
+    assert_eq!(eventually("a mark", marks).await, [1, 0, 0, 0, 0]);
+    drop(running);
+    assert_eq!(all(vec![sent]).await[0].0, OK);
+}
+
 #[tokio::test]
 async fn a_mark_of_another_type_is_ignored() {
     let server = Server::redis().await;

@@ -87,7 +87,7 @@ pub(super) struct SlotsState {
     /// The number of the next slot.
     next: u64,
     held: HashMap<u64, RunningSlots>,
-    /// The number of slots that this process holds or takes, by the [id](Slots::id) of the account.
+    /// The number of slots that this process holds, by the [id](Slots::id) of the account.
     units: HashMap<u64, u64>,
     /// Slots that the server may still count, by the key of their sorted set.
     freed: BTreeMap<(Arc<str>, u64), FreedSlots>,
@@ -169,11 +169,11 @@ impl Slots {
 }
 
 impl SlotsState {
-    /// Counts slots of an account as held or taken. Returns their number before.
-    fn add(&mut self, id: u64, units: u64) -> u64 {
-        let all = self.units.entry(id).or_default();
-        *all += units;
-        *all - units
+    /// Counts slots of an account as held.
+    fn add(&mut self, id: u64, units: u64) {
+        if units > 0 {
+            *self.units.entry(id).or_default() += units;
+        }
     }
 
     /// Counts slots of an account no more.
@@ -230,7 +230,7 @@ pub(crate) struct SlotTake {
     /// The [id](Slots::id) of the account.
     id: u64,
     rule: RuleName,
-    /// The slots of the account that this process holds or takes already.
+    /// The slots of the account that this process holds.
     pub(crate) own: u64,
     /// The number of the first slot of the first caller.
     pub(crate) first: u64,
@@ -286,7 +286,7 @@ impl Slots {
                 let (set, rule) = (set(account, quota_index), account.rule);
                 let (id, units) = (self.id(&set), u64::from(cost) * u64::from(callers));
                 let mut state = self.state();
-                let own = state.add(id, units);
+                let own = state.units.get(&id).copied().unwrap_or(0);
                 state.taking += 1;
                 let (first, freed) = (state.next, state.freed(&set));
                 let waits = if account.report_only || callers == 0 { 0 } else { ask.max_wait };
@@ -354,8 +354,8 @@ impl SlotCall {
                 state.freed.remove(&(take.set.clone(), *first));
             }
             let charges = accounts[take.at.0].charges;
-            let denied = take.callers.saturating_sub(charges.try_into().unwrap_or(u32::MAX));
-            state.remove(take.id, take.units(denied));
+            let admitted = u32::try_from(charges).map_or(take.callers, |it| it.min(take.callers));
+            state.add(take.id, take.units(admitted));
             for (caller, first) in take.firsts().take(charges).enumerate() {
                 let (set, units, lost) = (take.set.clone(), take.cost, Arc::new(Semaphore::new(0)));
                 let (rule, loss) = (take.rule, lost.clone());
@@ -379,7 +379,6 @@ impl Drop for SlotCall {
         for take in &self.takes {
             let mut state = self.slots.state();
             state.taking -= 1;
-            state.remove(take.id, take.units(take.callers));
             let freed = FreedSlots { units: take.cost, ends_at };
             state.freed.extend(take.firsts().map(|first| ((take.set.clone(), first), freed)));
             drop(state);
