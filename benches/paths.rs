@@ -24,12 +24,12 @@ use hello::{Body, Hello};
 use http::{Request, Response};
 use tower::{Layer, Service};
 use tower_sluice::{
-    Headers, Key, LivePlan, LocalStore, PeerIp, Quota, RateLimitLayer, StoreExt, rule::RuleName,
-    store::Charge,
+    Headers, Key, LivePlan, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, StoreExt,
+    key::Everyone, rule::RuleName, store::Charge,
 };
 
 /// The paths, each with the path whose instructions are subtracted.
-const PATHS: [(&str, Option<&str>); 19] = [
+const PATHS: [(&str, Option<&str>); 21] = [
     ("bare service", None),
     ("store, admitted", None),
     ("store, denied", None),
@@ -49,6 +49,8 @@ const PATHS: [(&str, Option<&str>); 19] = [
     ("layer, live plan, denied", Some("bare service")),
     ("layer, slot and rate, no fields", Some("bare service")),
     ("layer, slot and rate, two fields", Some("bare service")),
+    ("layer, fair share, no fields", Some("bare service")),
+    ("layer, fair share, two fields", Some("bare service")),
 ];
 /// Calls of the shorter run. Startup costs, such as the clock's calibration, are part of both runs
 /// and cancel out.
@@ -140,6 +142,10 @@ fn run(path: &str, calls: u64) {
             })
             .layer(Hello)
     };
+    let fair = |headers| {
+        let rule = Rule::new("site", Everyone, AMPLE).fair_by(PeerIp::new(), 1);
+        RateLimitLayer::rules(rule, LocalStore::new()).headers(headers).layer(Hello)
+    };
     match path {
         "bare service" => serve(Hello, calls),
         "store, admitted" => decide(&[AMPLE], calls),
@@ -160,6 +166,8 @@ fn run(path: &str, calls: u64) {
         "layer, live plan, denied" => serve(live(ONE, Headers::RateLimit), calls),
         "layer, slot and rate, no fields" => serve(held(Headers::None), calls),
         "layer, slot and rate, two fields" => serve(held(Headers::RateLimit), calls),
+        "layer, fair share, no fields" => serve(fair(Headers::None), calls),
+        "layer, fair share, two fields" => serve(fair(Headers::RateLimit), calls),
         _ => panic!("no such path: {path}"),
     }
 }

@@ -297,34 +297,36 @@ impl ResponseContext {
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
     ) -> Box<Self> {
+        // Filled in place, because moving it is slow.
+        let mut context = Box::<Self>::default();
+        context.lines = lines;
         if decision.slot.is_some() {
             for it in charges {
                 settings.metrics.hold(decision, it.rule(), it.quotas(), it.cost());
             }
         }
         // Clones of the decision hold no slots.
-        let slot = decision.take_slot().map(|slot| (slot, settings.hold.clone()));
-        let mut measured = SmallVec::new();
-        for (rule, controller) in settings.adaptive.iter().filter(|_| slot.is_some()) {
-            let charge = charges.iter().find(|it| it.rule() == *rule && decision.charged(*rule));
-            measured.extend(charge.map(|it| controller.start(it.cost())));
+        if let Some(slot) = decision.take_slot() {
+            context.slot = Some((slot, settings.hold.clone()));
+            for (rule, controller) in &settings.adaptive {
+                let mut charges = charges.iter();
+                let charge = charges.find(|it| it.rule() == *rule && decision.charged(*rule));
+                context.measured.extend(charge.map(|it| controller.start(it.cost())));
+            }
         }
-        let penalties = settings.penalties.iter().filter(|_| !settings.report_only.is_on());
-        let watched = penalties.filter_map(|it| Watched::new(it, decision, charges)).collect();
+        for it in settings.penalties.iter().filter(|_| !settings.report_only.is_on()) {
+            context.watched.extend(Watched::new(it, decision, charges));
+        }
         let charge = |after: &AdjustConfig| {
             let charged = decision.is_allowed()
                 && in_flight.is_none()
                 && !matches!(decision.source(), Source::FailedOpen | Source::FailedClosed);
             ChargeHandle::new(after, charges, decision.clone(), charged)
         };
-        Box::new(Self {
-            lines,
-            decision: settings.expose.then(|| decision.clone().into()),
-            charge: settings.after.as_ref().map(charge),
-            watched,
-            slot,
-            measured,
-            _in_flight: in_flight.or_else(|| settings.overcommit.as_ref().map(Overcommit::enter)),
-        })
+        context.decision = settings.expose.then(|| decision.clone().into());
+        context.charge = settings.after.as_ref().map(charge);
+        context._in_flight =
+            in_flight.or_else(|| settings.overcommit.as_ref().map(Overcommit::enter));
+        context
     }
 }

@@ -185,6 +185,9 @@ impl<K: KeyExtractor> FairRule<K> {
     ) {
         let (everyone, others) = (Key::everyone(), Key::unidentified());
         let mut then = |own: &[Charge<'_>]| {
+            if before.is_empty() {
+                return then(own);
+            }
             let mut charges: SmallVec<[Charge<'_>; 4]> = before.into();
             charges.extend(own.iter().copied());
             then(&charges);

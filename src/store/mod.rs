@@ -61,6 +61,7 @@ use std::{
     error::Error,
     fmt,
     future::ready,
+    ptr,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -246,7 +247,7 @@ impl<'a> Charge<'a> {
             matches!(it.quotas, [quota] if quota.is_gcra() && quota.initial().is_none())
                 && it.only.is_none()
                 && !it.queues()
-                && charges.iter().filter(|other| other.rule == it.rule).count() == 1
+                && charges.iter().all(|other| other.rule != it.rule || ptr::eq(other, it))
         };
         let pool = charges.get(at + 1).filter(|pool| pool.group == 0);
         is_plain(&charges[at]) && pool.is_some_and(is_plain)

@@ -372,6 +372,29 @@ impl HeldKeys {
         Some((*held, !queue.as_ref().is_some_and(|queue| queue.is_before(order))))
     }
 
+    /// Adds held slots if at most `most` are held, and if no request waits that comes before one with
+    /// this headroom. Returns the slots that were held, and the epoch.
+    #[inline]
+    pub(super) fn hold_within(
+        &mut self,
+        most: u64,
+        id: u64,
+        headroom: u32,
+        units: u64,
+    ) -> Option<(u64, u64)> {
+        let order = Turn::order(None, headroom);
+        let Some(entry) = self.entries.get_mut(&id) else {
+            return self.room(id, order).map(|(held, _)| (held, self.hold(id, units)));
+        };
+        let (held, waits) =
+            (entry.held, entry.queue.as_ref().is_some_and(|it| it.is_before(order)));
+        if waits || held > most {
+            return None;
+        }
+        entry.held += units;
+        Some((held, entry.epoch))
+    }
+
     pub(super) fn held(&self, id: u64) -> u64 {
         self.entries.get(&id).map_or(0, |entry| entry.held)
     }

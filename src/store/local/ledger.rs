@@ -17,7 +17,7 @@ use super::{
     Clock, Stats,
     accounts::{Account, Accounts, demand, quota_id, report},
     held::{HeldSlots, LockedSlots},
-    slots::{self, Taken},
+    slots,
     table::{LockedAccounts, Table},
     warnings::{OverflowWarning, RebuildDetector},
 };
@@ -25,7 +25,6 @@ use crate::{
     algorithm::{self, Demand, Evaluation, gcra},
     decision::{Decision, NEVER, Outcome, Source, UNKNOWN_WAIT},
     key::random_state,
-    name::RuleName,
     quota::Quota,
     store::{Charge, KnownRules, nanos},
 };
@@ -111,11 +110,16 @@ impl Ledger {
             }
             now = Some(at);
         }
-        let is_slots = |it: &Charge<'_>| matches!(it.quotas(), [it] if it.is_concurrent());
-        let is_timed = !matches!(charges, [it] if is_slots(it));
+        let has_slots = |it: &&Charge<'_>| it.quotas().first().is_some_and(Quota::is_concurrent);
+        let slots = charges.first().filter(has_slots).filter(|_| charges.len() == 1);
+        let is_timed = slots.is_none_or(|it| it.quotas().len() > 1);
         let now = now.unwrap_or_else(|| if is_timed { clock() } else { 0 });
-        if let Some((rule, slots, rate)) = self.take_slots(charges, now) {
-            return then(slots_decision(rule, slots, rate, now));
+        if let Some(charge) = slots {
+            // Filled in place, because moving it is slow.
+            let mut decision = Decision::new(true, now);
+            if self.take_slots(charge, now, &mut decision).is_some() {
+                return then(decision);
+            }
         }
         then(self.take_several(charges, now))
     }
@@ -162,39 +166,38 @@ impl Ledger {
         self.later(all, now, retry_ns).is_none().then_some(evaluations)
     }
 
-    /// Takes the slots of one rule, which may also have a plain rate, if all are free. Returns `None`
-    /// for other charges.
+    /// Takes the slots of a rule, which may also have a plain rate, if all are free. Returns `None` for
+    /// other charges.
     #[inline(always)]
-    fn take_slots(
-        &self,
-        charges: &[Charge<'_>],
-        now: u64,
-    ) -> Option<(RuleName, Taken, Option<Evaluation>)> {
-        let [charge] = charges else { return None };
+    fn take_slots(&self, charge: &Charge<'_>, now: u64, decision: &mut Decision) -> Option<()> {
         let (quota, rate) = match charge.quotas() {
             [quota] => (quota, None),
             [quota, rate] if is_plain(rate) => (quota, Some(rate)),
             _ => return None,
         };
-        let is_plain = quota.is_concurrent() && charge.quota_index().is_none();
         let demand = charge.demand();
         let may_wait = charge.turn().is_some() || charge.is_report_only();
-        if !is_plain || may_wait || demand.cost == 0 || self.may_be_blocked(now) {
+        if charge.quota_index().is_some()
+            || may_wait
+            || demand.cost == 0
+            || self.may_be_blocked(now)
+        {
             return None;
         }
-        let id = self.id(charge);
+        let (id, rule) = (self.id(charge), charge.rule());
         let Some(rate) = rate else {
-            let slots = slots::take(self.held.shard(id), id, quota, demand)?;
-            return Some((charge.rule(), slots, None));
+            return slots::take(self.held.shard(id), id, (rule, quota), demand, decision);
         };
         let (old, locked) = self.table.lock_instants([quota_id(id, 1)], now)?;
         let (tat, by) = gcra::take(old[0], rate, now, demand);
         if !by.allowed {
             return None;
         }
-        let slots = slots::take(self.held.shard(id), id, quota, demand)?;
+        slots::take(self.held.shard(id), id, (rule, quota), demand, decision)?;
         Table::store_instants(locked, [tat.unwrap_or(old[0])]);
-        Some((charge.rule(), slots, Some(by)))
+        (decision.overage, decision.wait) = (decision.overage || by.overage, by.wait);
+        decision.outcomes.push(Outcome::with(rule, 1, by.snapshot));
+        Some(())
     }
 
     /// Charges a pool, and its share if that fits. Returns `None` for other charges, and for a denial.
@@ -391,20 +394,6 @@ fn plain_decision<const N: usize>(
     let all = charges.iter().zip(&evaluations);
     let all = all.map(|(it, by)| ((it.rule(), 0), (it.is_report_only(), false), by));
     report(all, now, &mut decision);
-    decision
-}
-
-/// Returns the decision on a rule with slots, and maybe a rate.
-#[inline(always)]
-fn slots_decision(rule: RuleName, slots: Taken, rate: Option<Evaluation>, now: u64) -> Decision {
-    let mut decision = Decision::new(true, now);
-    decision.hold(slots.hold);
-    decision.overage = slots.overage;
-    decision.outcomes.push(Outcome::with(rule, 0, slots.snapshot));
-    if let Some(by) = rate {
-        (decision.overage, decision.wait) = (slots.overage || by.overage, by.wait);
-        decision.outcomes.push(Outcome::with(rule, 1, by.snapshot));
-    }
     decision
 }
 

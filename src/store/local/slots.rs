@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use super::{
     accounts::Account,
-    held::{self, HeldKeys, LockedSlots, Shard},
+    held::{self, LockedSlots, Shard},
 };
 use crate::{
     algorithm::{Demand, Evaluation, concurrent},
-    decision::{Decision, FreeSlots, Hold, NEVER, Snapshot, UNKNOWN_WAIT},
+    decision::{Decision, FreeSlots, Hold, NEVER, Outcome, Snapshot, UNKNOWN_WAIT},
+    name::RuleName,
     quota::Quota,
 };
 
@@ -19,26 +20,24 @@ impl FreeSlots for Shard {
     }
 }
 
-/// Slots that a request has taken.
-pub(super) struct Taken {
-    pub(super) hold: Hold,
-    pub(super) snapshot: Snapshot,
-    pub(super) overage: bool,
-}
-
-/// Takes slots of an account, if they are free and no request waits for them.
+/// Takes slots of an account, if they are free and no request waits for them. Adds them to a new
+/// decision.
 #[inline(always)]
-pub(super) fn take(shard: &Arc<Shard>, id: u64, quota: &Quota, demand: Demand) -> Option<Taken> {
-    let mut keys = shard.lock();
-    let (held, true) = keys.room(id, (demand.headroom, u64::MAX))? else { return None };
-    let need = held.saturating_add(demand.need());
-    if need > concurrent::raised(quota) {
-        return None;
-    }
-    let hold = add(&mut keys, shard, id, quota, demand.cost);
-    drop(keys);
-    let snapshot = concurrent::snapshot(held + u64::from(demand.cost), quota, 0);
-    Some(Taken { hold, snapshot, overage: need > quota.burst().into() })
+pub(super) fn take(
+    shard: &Arc<Shard>,
+    id: u64,
+    (rule, quota): (RuleName, &Quota),
+    demand: Demand,
+    decision: &mut Decision,
+) -> Option<()> {
+    let (need, cost) = (demand.need(), demand.cost.into());
+    let most = concurrent::raised(quota).checked_sub(need)?;
+    let (held, epoch) = shard.lock().hold_within(most, id, demand.headroom, cost)?;
+    decision.hold(hold_of(shard, id, epoch, quota, demand.cost));
+    decision.overage = held + need > quota.burst().into();
+    let snapshot = concurrent::snapshot(held + cost, quota, 0);
+    decision.outcomes.push(Outcome::with(rule, 0, snapshot));
+    Some(())
 }
 
 /// Returns the result of an account's demand.
@@ -71,18 +70,18 @@ pub(super) fn hold(
     let shard = slots.table.shard(at.id);
     let Some(keys) = slots.get(at.id) else { return };
     add_held(evaluation, demand.cost);
-    decision.hold(add(keys, shard, at.id, quota, demand.cost));
+    let epoch = keys.hold(at.id, demand.cost.into());
+    decision.hold(hold_of(shard, at.id, epoch, quota, demand.cost));
     if slots.turn.is_some() {
         // A raised limit may have room for the next request as well.
         slots.call_next(at.id, quota.raised_limit());
     }
 }
 
-/// Holds `cost` slots.
+/// Returns the hold of `cost` slots.
 #[inline(always)]
-fn add(keys: &mut HeldKeys, shard: &Arc<Shard>, id: u64, quota: &Quota, cost: u32) -> Hold {
-    let (epoch, shard) = (keys.hold(id, cost.into()), Arc::clone(shard));
-    Hold::new(shard, id, epoch, cost).until_head(quota.sheds())
+fn hold_of(shard: &Arc<Shard>, id: u64, epoch: u64, quota: &Quota, cost: u32) -> Hold {
+    Hold::new(Arc::<Shard>::clone(shard), id, epoch, cost).until_head(quota.sheds())
 }
 
 /// Adds slots to the reported ones.
@@ -141,7 +140,7 @@ pub(super) fn deny(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::held::HeldKeys, *};
 
     const SECOND: u64 = 1_000_000_000;
 
