@@ -18,7 +18,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/guide", 99),
     ("src/headers", 704),
     ("src/key", 1101),
-    ("src/middleware", 2196),
+    ("src/middleware", 2204),
     ("src/observe", 498),
     ("src/quota", 950),
     ("src/reject", 550),
