@@ -132,7 +132,8 @@ where
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.with_shares(charges, |shares| self.store.supports(shares))
+        // The whole quotas, because the shares of a rule change with the number of processes.
+        self.store.supports(charges)
     }
 
     fn health(&self) -> Option<BoxFuture<Health>> {
