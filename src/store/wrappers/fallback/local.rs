@@ -181,18 +181,20 @@ where
         if decision.is_blocked() {
             return self.mirror_block(charges, decision);
         }
-        let instances = u64::from(self.instances.count());
-        let most = i64::try_from(refunded.div_ceil(instances)).unwrap_or(i64::MAX);
         let decided = decision.on(Charge::quota_ids(charges));
         let mut outcomes = decided.outcomes().iter();
         for charge in charges {
+            // The share of a client keeps its burst.
+            let is_share = charge.group() == Charge::SHARE;
+            let instances = if is_share { 1 } else { self.instances.count() };
+            let most = i64::try_from(refunded.div_ceil(instances.into())).unwrap_or(i64::MAX);
             // Two threads could otherwise read the same account and both charge it.
             #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash are random")]
             let _guard = self.locks[self.seed.hash_one(charge.key()) as usize % LOCKS].lock();
             self.with_shares(&[charge.with_cost(0).with_turn(None)], |shares| {
                 let read = self.store.call(Op::Take(shares)).now();
                 for (local, shared) in read.outcomes().iter().zip(&mut outcomes) {
-                    let late = (local.left() - self.share_of(local, shared)).max(-most);
+                    let late = (local.left() - share_of(local, shared, instances)).max(-most);
                     if shared.is_known() && shared.held().is_none() && late != 0 {
                         let one = shares[0].with_quota_index(local.quota_index());
                         let _ = self.store.call(Op::Adjust(&one, late)).now();
@@ -200,13 +202,6 @@ where
                 }
             });
         }
-    }
-
-    /// Returns this process's share of the units left in the inner store.
-    fn share_of(&self, local: &Outcome, shared: &Outcome) -> i64 {
-        let is_full = shared.left() >= shared.limit().into();
-        let share = shared.left().div_euclid(i64::from(self.instances.count()));
-        if is_full { local.limit().into() } else { share }
     }
 
     /// Holds the slots of an allowed decision in the local store as well, beyond any limit.
@@ -263,4 +258,11 @@ where
         });
         read(&shares.collect::<SmallVec<[Charge<'_>; 4]>>())
     }
+}
+
+/// Returns the share of one of `instances` processes of the units left in the inner store.
+fn share_of(local: &Outcome, shared: &Outcome, instances: u32) -> i64 {
+    let is_full = shared.left() >= shared.limit().into();
+    let share = shared.left().div_euclid(instances.into());
+    if is_full { local.limit().into() } else { share }
 }
