@@ -52,6 +52,9 @@ use crate::{
 ///   refilled. Keys with refunded requests have fewer units left at the start of an outage.
 /// - During an outage, a `reset`, a `block`, an `unblock` or a refund applies only to this process.
 ///   The source of such a decision is [`Source::Fallback`].
+/// - A mirrored charge ends with a period of the local account, which may start later than the shared
+///   one. A key that was exhausted may stay denied in an outage for the rest of that period, also
+///   after a reset by another process.
 /// - Slots that were taken in an outage are not counted by the inner store afterwards.
 /// - If another process unblocks a key, this process may still deny the key during an outage, until
 ///   the original end of the block.
