@@ -27,7 +27,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/store/hot_keys", 973),
     ("src/store/local", 1874),
     ("src/store/redis", 3791),
-    ("src/store/wrappers", 894),
+    ("src/store/wrappers", 892),
     ("src/testing", 666),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.

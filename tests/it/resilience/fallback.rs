@@ -289,6 +289,16 @@ async fn layers_with_one_rule_are_built_while_the_number_of_processes_changes() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_refund_in_an_outage_is_as_whole_as_its_charge() {
+    let process = Process::one_of(4, &Time::default());
+    process.shared.is(Mood::Failing);
+    for units in [8, 1] {
+        assert!(process.take("alice", HOURLY, units).await.is_allowed());
+        assert_eq!(left(&process.adjust("alice", HOURLY, -i64::from(units)).await), [25]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_layer_keeps_limiting_and_does_not_respond_503() {
     let process = Process::one_of(50, &Time::default());
     process.shared.is(Mood::Hanging);

@@ -51,7 +51,8 @@ use crate::{
 /// - If the inner store undoes a charge, the local account keeps the charge until its units are
 ///   refilled. Keys with refunded requests have fewer units left at the start of an outage.
 /// - During an outage, a `reset`, a `block`, an `unblock` or a refund applies only to this process.
-///   The source of such a decision is [`Source::Fallback`].
+///   The source of such a decision is [`Source::Fallback`]. The refund is whole, even if only a share
+///   of its charge was mirrored before the outage.
 /// - A mirrored charge ends with a period of the local account, which may start later than the shared
 ///   one. A key that was exhausted may stay denied in an outage for the rest of that period, also
 ///   after a reset by another process.
@@ -152,10 +153,6 @@ where
     fn call(&self, op: Op<'_>) -> Decision {
         let op = match op {
             Op::Take([]) | Op::Peek([]) => return Decision::allow(),
-            // The local store mirrored only a share of the charge.
-            Op::Adjust(charge, units) if units < 0 => {
-                Op::Adjust(charge, units / i64::from(self.instances.count()))
-            }
             op => op,
         };
         let mut decision =
