@@ -68,14 +68,14 @@ impl ManagedLayer {
         let info = self.rule(rule)?;
         if let Some(quotas) = own_quotas(&info).filter(|_| on) {
             let anyone = Key::everyone();
-            let charge = Charge::new(info.name, &anyone, quotas.charged()).with_report_only();
+            let charge = Charge::new(info.name, &anyone, quotas.charged()).with_report_only(true);
             self.store.supports(&[charge]).map_err(|why| {
                 let fix = "omit rule to switch the layer";
                 let why = format!("the store does not support rule {rule:?} as report-only: {why}");
                 Problem(StatusCode::CONFLICT, format!("{why}; {fix}"))
             })?;
         }
-        info.report_only_toggle.into_iter().for_each(|toggle| toggle.set(on));
+        info.report_only.set(on);
         Ok(())
     }
 
@@ -94,7 +94,7 @@ impl ManagedLayer {
             "cost": info.cost,
             "headroom": info.headroom,
             "queues": info.queues,
-            "report_only": info.report_only,
+            "report_only": info.report_only.is_on(),
             "denied": record.denied.load(Relaxed),
             "reported": record.reported.load(Relaxed),
             "recent": listed.recent,

@@ -6,12 +6,13 @@ use std::{
     io::{self, Write},
     mem,
     sync::{
-        Arc, OnceLock, PoisonError, RwLock,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use arc_swap::{ArcSwap, Guard};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{
     HeaderMap, HeaderName, HeaderValue,
@@ -50,7 +51,7 @@ pub(crate) struct Template {
     /// The rules of a layer with a live plan, to make the template again when the plan is replaced.
     rules: Vec<(RuleName, Quotas, bool)>,
     /// The template of the current quotas, if the layer has a live plan.
-    latest: Option<RwLock<Arc<Self>>>,
+    latest: Option<ArcSwap<Self>>,
 }
 
 /// Fields with placeholder values. A copy costs less than a new map, which hashes each name.
@@ -148,7 +149,8 @@ impl Template {
             Some(live) => live.quotas(),
             None => it.quotas.unwrap_or_default().into(),
         };
-        let rules: Vec<_> = infos.iter().map(|it| (it.name, quotas(it), it.report_only)).collect();
+        let rules: Vec<_> =
+            infos.iter().map(|it| (it.name, quotas(it), it.report_only.is_on())).collect();
         let is_live = infos.iter().any(|it| it.live.is_some());
         let mut template = Self::prepared(family, rules.iter().map(borrowed));
         template.reports_allowed &= !only_denied;
@@ -157,7 +159,7 @@ impl Template {
         if is_live && !template.is_per_request {
             let mut latest = Self::prepared(family, rules.iter().map(borrowed));
             latest.rules = rules;
-            template.latest = Some(RwLock::new(Arc::new(latest)));
+            template.latest = Some(ArcSwap::from_pointee(latest));
         }
         template
     }
@@ -226,24 +228,25 @@ impl Template {
 
     /// Returns the template for the charges of a request, unless it is this one.
     #[inline]
-    pub(crate) fn fit(&self, charges: &[Charge<'_>]) -> Option<Arc<Self>> {
+    pub(crate) fn fit(&self, charges: &[Charge<'_>]) -> Option<Guard<Arc<Self>>> {
         let is_fixed = !self.is_per_request && self.latest.is_none();
         if is_fixed { None } else { self.find_fitting(charges) }
     }
 
     #[inline(never)]
-    fn find_fitting(&self, charges: &[Charge<'_>]) -> Option<Arc<Self>> {
+    fn find_fitting(&self, charges: &[Charge<'_>]) -> Option<Guard<Arc<Self>>> {
         if self.is_per_request {
-            return Some(Self::of_charges(self.family, charges, self.secret.as_ref()));
+            let own = Self::of_charges(self.family, charges, self.secret.as_ref());
+            return Some(Guard::from_inner(own));
         }
         let latest = self.latest.as_ref()?;
-        let template = latest.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let template = latest.load();
         if charges.iter().filter(is_shown).all(|charge| template.has(charge)) {
             return Some(template);
         }
         let template = Arc::new(template.renewed(charges));
-        *latest.write().unwrap_or_else(PoisonError::into_inner) = template.clone();
-        Some(template)
+        latest.store(template.clone());
+        Some(Guard::from_inner(template))
     }
 
     /// Returns the quota fields of the response to an allowed request, if it has any.
@@ -664,7 +667,7 @@ fn borrowed((rule, quotas, is_report_only): &(RuleName, Quotas, bool)) -> RuleQu
 
 /// Returns the fixed quotas of a rule.
 fn fixed<'a>(info: &RuleInfo<'a>) -> RuleQuotas<'a> {
-    (info.name, info.quotas.unwrap_or_default(), info.report_only)
+    (info.name, info.quotas.unwrap_or_default(), info.report_only.is_on())
 }
 
 /// A quota as clients see it.

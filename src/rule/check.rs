@@ -153,13 +153,8 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
             // A headroom from the request may be above 0.
             let charge = charge.with_headroom(info.headroom.unwrap_or(1));
             let charge = charge.with_group(info.first_alternative.is_some().into());
-            charges.push(
-                if info.report_only || info.report_only_toggle.is_some_and(|it| !it.is_fixed()) {
-                    charge.with_report_only()
-                } else {
-                    charge
-                },
-            );
+            let may_report = info.report_only.is_on() || !info.report_only.is_fixed();
+            charges.push(charge.with_report_only(may_report));
         }
     }
     store.supports(&charges).map_err(RuleError::Unsupported)

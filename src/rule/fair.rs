@@ -4,7 +4,7 @@ use std::{
     fmt,
     hash::{BuildHasher, Hasher},
     mem,
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use foldhash::quality::SeedableRandomState;
@@ -129,7 +129,7 @@ impl Rule<Everyone> {
             .on_missing_key(self.on_missing_key)
             .max_key_len(self.max_key_len)
             .report_only(self.report_only.clone());
-        let clients = Arc::new(Clients::new(Clock::shared(), CLIENTS));
+        let clients = Arc::new(Clients::new(OnceLock::new(), CLIENTS));
         FairRule { pool: self, share, weight: weight.into(), clients }
     }
 }
@@ -162,7 +162,7 @@ impl<K> FairRule<K> {
     #[cfg(feature = "testing")]
     pub(crate) fn on(self, clock: Clock) -> Self {
         let places = self.clients.seen.lock().places.len();
-        Self { clients: Arc::new(Clients::new(clock, places)), ..self }
+        Self { clients: Arc::new(Clients::new(clock.into(), places)), ..self }
     }
 }
 
@@ -205,8 +205,7 @@ impl<K: KeyExtractor> FairRule<K> {
             let quotas = [quota.part(part.weight, part.sum, charge.cost())];
             let share = Charge::new(self.share.name, key, &quotas).with_cost(charge.cost());
             let share = share.with_group(Charge::SHARE).with_headroom(reserve);
-            let is_report_only = charge.is_report_only();
-            then(&[if is_report_only { share.with_report_only() } else { share }, *charge]);
+            then(&[share.with_report_only(charge.is_report_only()), *charge]);
         });
     }
 }
@@ -254,7 +253,8 @@ impl<K: fmt::Debug> fmt::Debug for FairRule<K> {
 
 /// The clients of about the last second.
 struct Clients {
-    clock: Clock,
+    /// The shared clock, from the first request on, unless another one is given.
+    clock: OnceLock<Clock>,
     /// Random, so that clients cannot choose keys that collide.
     seed: SeedableRandomState,
     seen: Mutex<Seen>,
@@ -288,7 +288,7 @@ struct ClientPart {
 }
 
 impl Clients {
-    fn new(clock: Clock, most: usize) -> Self {
+    fn new(clock: OnceLock<Clock>, most: usize) -> Self {
         let (none, places) = (SeenClient::default(), most.next_power_of_two());
         let (places, weights) = (vec![none; places].into(), [0; 2]);
         let seen = Seen { generation: 0, weights, places, others: none, was_full: false };
@@ -299,9 +299,9 @@ impl Clients {
     fn record(&self, key: &Key, weight: u32) -> ClientPart {
         let mut hasher = self.seed.build_hasher();
         key.hash_with(0, &mut hasher);
-        let (id, generation) = (hasher.finish().max(1), self.clock.now() / GENERATION + KEPT + 1);
+        let (id, now) = (hasher.finish().max(1), self.clock.get_or_init(Clock::shared).now());
         let mut seen = self.seen.lock();
-        seen.advance(generation);
+        seen.advance(now / GENERATION + KEPT + 1);
         let place = if key.is_shared() { None } else { seen.find(id) };
         let weight = if place.is_some() { weight } else { 1 };
         let generation = seen.generation;

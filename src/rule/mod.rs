@@ -295,12 +295,10 @@ impl<K: KeyExtractor> Rule<K> {
         let quotas = self.plan.quotas(head, key, &mut made);
         let mut charge = Charge::new(self.name, key, quotas)
             .with_cost(self.cost.of(head))
-            .with_headroom(self.headroom.of(head));
+            .with_headroom(self.headroom.of(head))
+            .with_report_only(self.report_only.is_on());
         if let Some(max_wait) = self.max_wait {
             charge = charge.with_max_wait(deadline(head, max_wait));
-        }
-        if self.report_only.is_on() {
-            charge = charge.with_report_only();
         }
         then(&charge)
     }
@@ -407,8 +405,7 @@ impl<K: KeyExtractor> Rules for Rule<K> {
             cost: self.cost.fixed(),
             headroom: self.headroom.fixed(),
             queues: self.max_wait.is_some(),
-            report_only: self.report_only.is_on(),
-            report_only_toggle: Some(&self.report_only),
+            report_only: &self.report_only,
             instead_of: None,
             first_alternative: None,
             share_of: None,

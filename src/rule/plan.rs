@@ -1,12 +1,9 @@
 //! Parts of a rule: plans, which are quotas that are fixed, chosen per request, or replaced at run time;
 //! costs; and deadlines.
 
-use std::{
-    fmt,
-    sync::{Arc, PoisonError, RwLock},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
+use arc_swap::{ArcSwap, Guard};
 use smallvec::SmallVec;
 
 use super::adaptive::Controller;
@@ -121,12 +118,12 @@ impl Plan {
         &'a self,
         head: &RequestHead<'_>,
         key: &Key,
-        made: &'a mut Option<Result<Quotas, Arc<Quotas>>>,
+        made: &'a mut Option<Result<Quotas, Guard<Arc<Quotas>>>>,
     ) -> &'a [Quota] {
         let made = match &self.0 {
             PlanKind::Fixed(quotas) => return quotas.charged(),
             PlanKind::Chosen(choose) => made.insert(Ok(choose(head, key))),
-            PlanKind::Live(live) => made.insert(Err(live.current())),
+            PlanKind::Live(live) => made.insert(Err(live.quotas.load())),
         };
         made.as_ref().unwrap_or_else(|shared| shared).charged()
     }
@@ -196,7 +193,8 @@ impl fmt::Debug for Plan {
 /// ```
 #[derive(Clone, Debug)]
 pub struct LivePlan {
-    quotas: Arc<RwLock<Arc<Quotas>>>,
+    /// A lock or a counter would slow down requests on several threads.
+    quotas: Arc<ArcSwap<Quotas>>,
     controller: Option<Arc<Controller>>,
 }
 
@@ -208,8 +206,8 @@ impl LivePlan {
     /// Panics if there are more than 255 quotas.
     #[track_caller]
     pub fn new(quotas: impl Into<Quotas>) -> Self {
-        let quotas = Arc::new(quotas.into().checked());
-        Self { quotas: Arc::new(RwLock::new(quotas)), controller: None }
+        let quotas = ArcSwap::from_pointee(quotas.into().checked());
+        Self { quotas: Arc::new(quotas), controller: None }
     }
 
     /// Replaces the quotas in all rules that use them.
@@ -219,19 +217,13 @@ impl LivePlan {
     /// Panics if there are more than 255 quotas.
     #[track_caller]
     pub fn replace(&self, quotas: impl Into<Quotas>) {
-        let quotas = Arc::new(quotas.into().checked());
-        *self.quotas.write().unwrap_or_else(PoisonError::into_inner) = quotas;
+        self.quotas.store(Arc::new(quotas.into().checked()));
     }
 
     /// Returns the current quotas.
     #[must_use]
     pub fn quotas(&self) -> Quotas {
-        self.current().as_ref().clone()
-    }
-
-    #[inline]
-    fn current(&self) -> Arc<Quotas> {
-        self.quotas.read().unwrap_or_else(PoisonError::into_inner).clone()
+        Quotas::clone(&self.quotas.load())
     }
 
     pub(super) fn controlled_by(self, controller: &Arc<Controller>) -> Self {

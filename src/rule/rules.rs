@@ -109,10 +109,8 @@ pub struct RuleInfo<'a> {
     pub headroom: Option<u32>,
     /// `true` if requests may wait instead of being denied.
     pub queues: bool,
-    /// `true` if the rule is currently report-only.
-    pub report_only: bool,
-    /// The toggle of `report_only`, if any.
-    pub report_only_toggle: Option<&'a Toggle>,
+    /// On while the rule is report-only.
+    pub report_only: &'a Toggle,
     /// The name of the rule that this rule replaces, if any: the default rule of a `by_route`, or
     /// the rule with [`if_no_key`](crate::Rule::if_no_key).
     pub instead_of: Option<RuleName>,

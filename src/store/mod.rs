@@ -162,11 +162,11 @@ impl<'a> Charge<'a> {
         self
     }
 
-    /// Marks the charge as report-only. A report-only charge is made if it fits, and never denies a
+    /// Sets if the charge is report-only. A report-only charge is made if it fits, and never denies a
     /// request.
     #[must_use]
-    pub fn with_report_only(mut self) -> Self {
-        self.report_only = true;
+    pub fn with_report_only(mut self, report_only: bool) -> Self {
+        self.report_only = report_only;
         self
     }
 

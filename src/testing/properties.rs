@@ -120,8 +120,8 @@ pub async fn report_only<S: Subject>(subject: &mut S) -> Result<(), String> {
     let (store, key) = (open(subject), Key::from("reported"));
     let (trial, real) = ([HUNDRED[0], Quota::per_hour(2)], [Quota::per_hour(4)]);
     let rules = ["one", "two", "three"].map(|name| RuleName::new(name).unwrap_or_default());
-    let one = Charge::new(rules[0], &key, &trial).with_report_only();
-    let two = Charge::new(rules[1], &key, &trial).with_report_only().with_cost(2);
+    let one = Charge::new(rules[0], &key, &trial).with_report_only(true);
+    let two = Charge::new(rules[1], &key, &trial).with_report_only(true).with_cost(2);
     let charges = [one, Charge::new(rules[2], &key, &real), two];
     if store.supports(&charges).is_err() {
         return Ok(());

@@ -55,7 +55,10 @@ async fn every_operation_is_one_call() {
     costs_one_call!(server, store.take(&[first, second, third.with_cost(11)]));
     costs_one_call!(server, store.take(&[first, first, second]));
     let wait = Duration::from_millis(1);
-    costs_one_call!(server, store.take(&[first.with_max_wait(wait), second.with_report_only()]));
+    costs_one_call!(
+        server,
+        store.take(&[first.with_max_wait(wait), second.with_report_only(true)])
+    );
     costs_one_call!(server, store.adjust(&second, 1));
     costs_one_call!(server, store.adjust(&second, -1));
     costs_one_call!(server, store.block(&second, Duration::from_secs(1)));

@@ -32,7 +32,7 @@ async fn said<S: Subject>(mut subject: S) -> Vec<String> {
         let charges = [
             Charge::new(name("user"), &alice, &quotas).with_cost(cost),
             Charge::new(name("other"), &bob, &quotas[..1]).with_cost(cost).with_headroom(2),
-            Charge::new(name("trial"), &bob, &quotas[1..2]).with_cost(cost).with_report_only(),
+            Charge::new(name("trial"), &bob, &quotas[1..2]).with_cost(cost).with_report_only(true),
         ];
         let mut allowed = false;
         for _ in 0..3 {

@@ -241,7 +241,7 @@ fn random_sequences_give_equal_decisions() {
             let charge = charge.with_cost(cost).with_headroom(headroom);
             let patient = charge.with_max_wait(Duration::from_nanos(max_wait));
             let charge = if both.local.supports(&[patient]).is_ok() { patient } else { charge };
-            if report_only { charge.with_report_only() } else { charge }
+            charge.with_report_only(report_only)
         };
         // Equal requests have equal demands on equal accounts.
         let question = |all: &[Demand]| {

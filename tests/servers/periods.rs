@@ -160,7 +160,7 @@ where
     for (name, charges) in [
         ("alternatives", [month.with_group(1), day.with_group(1)]),
         ("alternatives", [day.with_group(1), month.with_group(1)]),
-        ("report-only", [day, month.with_report_only()]),
+        ("report-only", [day, month.with_report_only(true)]),
         ("a look", [day, month.with_cost(0)]),
         ("both", [day, month]),
     ] {

@@ -147,7 +147,7 @@ fn random_sequences_equal_those_of_the_embedded_store() {
                     let pool = Charge::new(names[2], &everyone, &pools).with_headroom(headroom);
                     let mut charges = vec![share, pool];
                     if asked.report_only {
-                        charges = charges.into_iter().map(Charge::with_report_only).collect();
+                        charges.iter_mut().for_each(|it| *it = it.with_report_only(true));
                     }
                     if which & 1 > 0 {
                         charges.insert(0, Charge::new(names[0], &clients[client], &others[0]));

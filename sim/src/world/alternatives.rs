@@ -410,7 +410,7 @@ impl Alternatives {
 
 impl Capability for Alternatives {
     fn share(&self) -> u64 {
-        60
+        40
     }
 
     fn operate<'a>(&'a self, world: &'a World, place: usize, mut random: Random) -> BoxFuture<'a> {

@@ -7,7 +7,7 @@ use super::{
     World, adjustments::Adjustments, alternatives::Alternatives, batches::Batches, blocks::Blocks,
     bursts::Bursts, concurrency::Concurrency, holds::Holds, instances::Live, losses::Losses,
     outages::Outages, penalties::Penalties, periods::Periods, queues::Queues, rates::Rates,
-    retries::Retries, waits::Waits,
+    retries::Retries, shares::Shares, waits::Waits,
 };
 use crate::random::Random;
 
@@ -63,6 +63,7 @@ pub fn sharing(random: &mut Random) -> Vec<Box<dyn Capability>> {
     vec![
         Box::new(Alternatives::new(random)),
         Box::new(Penalties::new(random)),
+        Box::new(Shares::new(random)),
         Box::new(Live),
         // Last, so that the end of a period is in the faults.
         Box::new(Periods::new(random)),

@@ -27,6 +27,7 @@ mod rates;
 mod retries;
 mod rules;
 mod server;
+mod shares;
 mod slots;
 mod story;
 mod virtual_local;

@@ -22,7 +22,7 @@ use tower_sluice::{
 use super::{
     Rules, alternatives,
     client::Client,
-    concurrency, holds, lock, penalties, queues,
+    concurrency, holds, lock, penalties, queues, shares,
     wrappers::{Wrapped, Wrappers},
 };
 
@@ -45,6 +45,7 @@ pub struct Process {
     /// The layers that share a limit.
     pub alternatives: OnceLock<alternatives::Service>,
     pub penalties: OnceLock<penalties::Service>,
+    pub shares: OnceLock<shares::Service>,
     /// The number of processes that this one knows.
     pub instances: Instances,
     life: Arc<Life>,
@@ -100,7 +101,7 @@ impl Process {
         let queues = queues::Service::new(&rules.queued, store.clone());
         let slots = concurrency::Service::new(&rules.slots);
         let holds = holds::Service::new(rules.held, store.clone());
-        let (alternatives, penalties) = (OnceLock::new(), OnceLock::new());
+        let (alternatives, penalties, shares) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
         Self {
             service,
             store,
@@ -111,6 +112,7 @@ impl Process {
             holds,
             alternatives,
             penalties,
+            shares,
             instances,
             life,
         }

@@ -222,10 +222,12 @@ async fn a_toggle_turns_a_layer_off_and_on_without_store_calls_while_off() {
 fn an_account_that_is_also_charged_by_an_enforced_rule_denies() {
     let (key, name) = (Key::everyone(), RuleName::default());
     let charge = Charge::new(name, &key, TWO.as_ref()).with_cost(2);
-    for charges in [[charge, charge.with_report_only()], [charge.with_report_only(), charge]] {
+    for charges in
+        [[charge, charge.with_report_only(true)], [charge.with_report_only(true), charge]]
+    {
         assert!(!store().take(&charges).now().is_allowed());
     }
-    assert!(store().take(&[charge.with_report_only(); 2]).now().is_allowed());
+    assert!(store().take(&[charge.with_report_only(true); 2]).now().is_allowed());
 }
 
 #[tokio::test]

@@ -55,7 +55,7 @@ proptest! {
                         .with_cost(wish.cost)
                         .with_headroom(wish.headroom)
                         .with_max_wait(wish.max_wait);
-                    if wish.report_only { charge.with_report_only() } else { charge }
+                    charge.with_report_only(wish.report_only)
                 })
                 .collect();
             let decided = short.take(&charges).now();

@@ -98,7 +98,7 @@ proptest! {
                 // A take that joins the queue for a slot expects to wait for itself, too.
                 let queues = store.supports(&[patient]).is_ok() && !slots(&rules[at]);
                 let charge = if queues { patient } else { charge };
-                if wish.report_only { charge.with_report_only() } else { charge }
+                charge.with_report_only(wish.report_only)
             }).collect();
             let peeks = [(); 2].map(|()| store.peek(&charges).now());
             let taken = store.take(&charges).now();

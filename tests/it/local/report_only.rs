@@ -34,7 +34,7 @@ fn decide(store: &LocalStore, own_keys: bool, trials: usize, reals: usize, quota
         let charges = (0..trials + reals).map(|at| {
             let is_trial = at < trials;
             let charge = Charge::new(rules[at], &key, quotas[usize::from(!is_trial)]);
-            if is_trial { charge.with_report_only() } else { charge }
+            charge.with_report_only(is_trial)
         });
         let charges: Vec<_> = charges.collect();
         start.wait();

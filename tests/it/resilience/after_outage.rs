@@ -106,7 +106,7 @@ async fn report_only_charges_do_not_deny_in_an_outage() {
     let process = Process::one_of(1, &Time::default());
     let (key, quotas, few) = (Key::from("alice"), [HOURLY], [Quota::per_hour(5)]);
     let [limits, reports] = ["limits", "reports"].map(|name| RuleName::new(name).expect("a name"));
-    let reported = Charge::new(reports, &key, &few).with_report_only();
+    let reported = Charge::new(reports, &key, &few).with_report_only(true);
     decided(process.store.take(&[reported])).await;
     process.shared.is(Mood::Failing);
     let both =

@@ -120,14 +120,14 @@ async fn reads_and_report_only_charges_always_call_the_store() {
     exhaust(&store, HOURLY, 1);
     let quotas = [HOURLY];
     charged(&quotas, |charge| {
-        let asks = [charge.with_cost(0), charge.with_report_only(), charge.with_quota_index(0)];
+        let asks = [charge.with_cost(0), charge.with_report_only(true), charge.with_quota_index(0)];
         for (n, ask) in asks.into_iter().enumerate() {
             assert_eq!(store.take(&[ask]).now().source(), Source::Local, "{ask:?}");
             assert_eq!(inner.takes(), n + 2);
         }
         // these calls also cache nothing
         let fresh = inner.clone().deny_cache();
-        for ask in [charge.with_report_only(), charge.with_quota_index(0)] {
+        for ask in [charge.with_report_only(true), charge.with_quota_index(0)] {
             fresh.take(&[ask]).now();
         }
         assert_eq!(fresh.take(&[charge]).now().source(), Source::Local);
@@ -331,7 +331,7 @@ async fn several_charges_are_denied_by_the_cached_one() {
     let (alice, all) = (Key::from("alice"), Key::everyone());
     let (by_user, by_site) = ([HOURLY, Quota::per_day(50)], [Quota::per_hour(100)]);
     let charges = [
-        Charge::new(trial, &all, &by_site).with_report_only(),
+        Charge::new(trial, &all, &by_site).with_report_only(true),
         Charge::new(site, &all, &by_site),
         Charge::new(user, &alice, &by_user),
     ];
@@ -370,7 +370,7 @@ async fn a_report_only_rule_is_ignored_beside_a_cached_denial() {
         store.adjust(&charge, 10).now();
         assert!(!store.take(&[charge]).now().is_allowed());
     }
-    let decision = store.take(&[charges[0].with_report_only(), charges[1]]).now();
+    let decision = store.take(&[charges[0].with_report_only(true), charges[1]]).now();
     let flags = |outcome: &Outcome| (outcome.is_report_only(), outcome.is_denied());
     assert_eq!(decision.source(), Source::DenyCache);
     assert_eq!(

@@ -143,7 +143,7 @@ impl Pair<'_> {
             let charge = charge.with_cost(cost).with_headroom(headroom);
             let charge = match kind {
                 Kind::Whole => charge,
-                Kind::ReportOnly => charge.with_report_only(),
+                Kind::ReportOnly => charge.with_report_only(true),
                 Kind::Only => charge.with_quota_index(0),
             };
             let patient = charge.with_max_wait(Duration::from_nanos(patience));

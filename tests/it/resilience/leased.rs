@@ -185,7 +185,7 @@ async fn charges_that_cannot_be_leased_call_the_store() {
         |it| it.with_cost(26),
         |it| it.with_headroom(1),
         |it| it.with_max_wait(millis(1)),
-        |it| it.with_report_only(),
+        |it| it.with_report_only(true),
         |it| it.with_quota_index(0),
     ];
     for ask in plain {

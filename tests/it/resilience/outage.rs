@@ -81,7 +81,7 @@ fn a_request_that_passed_without_a_charge_is_not_undone() {
     let counting = Counting::new(Broken::Now);
     let store = counting.clone().fail_closed();
     let (key, quotas) = (Key::everyone(), [Quota::per_second(5)]);
-    let charges = [Charge::new(RuleName::default(), &key, &quotas).with_report_only()];
+    let charges = [Charge::new(RuleName::default(), &key, &quotas).with_report_only(true)];
     let taken = store.take(&charges).now();
     assert!(taken.is_allowed());
     store.undo(&charges, &taken, None);

@@ -200,7 +200,7 @@ fn every_decision_equals_the_model() {
                         let charge = charge.with_group(asked.group);
                         let patient = charge.with_max_wait(Duration::from_millis(asked.max_wait));
                         let charge = if store.supports(&[patient]).is_ok() { patient } else { charge };
-                        if asked.report_only { charge.with_report_only() } else { charge }
+                        charge.with_report_only(asked.report_only)
                     };
                     let charges: Vec<_> = rules.iter().enumerate().map(charge).collect();
                     let peeked = Decided::of(&store.peek(&charges).now());

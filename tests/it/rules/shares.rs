@@ -198,7 +198,7 @@ fn every_decision_equals_the_model() {
                     let after = Charge::new(names[3], &everyone, &others[1]);
                     let mut charges = vec![share, pool];
                     if report_only {
-                        charges = charges.into_iter().map(Charge::with_report_only).collect();
+                        charges.iter_mut().for_each(|it| *it = it.with_report_only(true));
                     }
                     if *which & 1 > 0 { charges.insert(0, before) }
                     if *which & 2 > 0 { charges.push(after) }

@@ -202,7 +202,7 @@ fn two_rules_hold_slots_in_one_decision_or_none() {
 #[test]
 fn a_report_only_rule_holds_slots_if_they_fit_and_denies_nothing() {
     let (store, alice, one) = (LocalStore::new(), Key::from("alice"), [Quota::concurrent(1)]);
-    let reported = charge(&alice, &one).with_report_only();
+    let reported = charge(&alice, &one).with_report_only(true);
     let first = store.take(&[reported]).now();
     let second = store.take(&[reported]).now();
     assert!(first.is_allowed() && !first.would_deny());

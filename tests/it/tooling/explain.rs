@@ -380,7 +380,7 @@ async fn an_explanation_opens_no_account() {
     let name = |name| RuleName::new(name).expect("a name");
     for report_only in [false, true] {
         let charge = Charge::new(name(if report_only { "trial" } else { "user" }), &alice, &quotas);
-        let charge = if report_only { charge.with_report_only() } else { charge };
+        let charge = charge.with_report_only(report_only);
         for _ in 0..3 {
             let would = Explanation::look(&store, &[charge]).await.expect("infallible");
             assert_eq!(would.quota_reports[1].outcome.retry_after(), Some(secs(1)));

@@ -1,0 +1,625 @@
+//! Fair shares of a pool: clients with weights, in several processes.
+
+use std::{
+    convert::Infallible,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use http::{Request, Response};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, sleep_until},
+};
+use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower_sluice::{
+    Cost, Decision, Key, LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
+    decision::{Outcome, Source},
+    key::{Everyone, HeaderKey, RequestHead},
+    middleware::{Adjustment, ChargeHandle},
+    rule::RuleName,
+    store::Charge,
+    testing::FakeClock,
+};
+
+use super::{
+    MARGIN, RECOVERY, World,
+    capability::{BoxFuture, Capability},
+    deployment::Kind,
+    lock,
+    oracle::{Cause, Entry, excess},
+    process::Process,
+    wrappers::{OnFailure, Wrapped},
+};
+use crate::{quotas::DEBT, random::Random};
+
+/// The weights of the clients in the faults.
+const WEIGHTS: [u32; 4] = [1, 2, 4, 0];
+/// The time in which an adjustment reaches the servers, without a fault.
+const SETTLED: Duration = Duration::from_millis(50);
+/// The time after an outage in which breakers close.
+const CLOSED: Duration = Duration::from_secs(3);
+/// The time of a generation of clients, and the number for which a client keeps its place.
+const GENERATION: Duration = Duration::from_millis(500);
+const KEPT: u128 = 20;
+
+/// A request: its client, the weight and the cost, and the units that its handler keeps.
+#[derive(Clone, Debug)]
+struct Ask {
+    client: String,
+    weight: u32,
+    cost: u32,
+    keeps: u32,
+}
+
+impl Ask {
+    fn plain(client: String, weight: u32) -> Self {
+        Self { client, weight, cost: 1, keeps: 1 }
+    }
+}
+
+/// The layer of a process, whose rule has the virtual clock.
+#[derive(Clone)]
+pub struct Service {
+    layer: BoxCloneSyncService<Request<()>, Response<()>, Infallible>,
+    clock: FakeClock,
+    start: Instant,
+}
+
+fn number(head: &RequestHead<'_>, name: &str) -> u32 {
+    let value = head.headers.get(name).and_then(|value| value.to_str().ok());
+    value.and_then(|value| value.parse().ok()).expect("a number")
+}
+
+impl Service {
+    fn new(world: &World, name: &str, quota: Quota, clients: usize, store: Wrapped) -> Self {
+        let site = Rule::new(name, Everyone, quota);
+        let site = site.cost(Cost::from_fn(|head| number(head, "x-cost")));
+        let weight = Cost::from_fn(|head| number(head, "x-weight"));
+        let site = site.fair_by(HeaderKey::new("x-client"), weight).max_clients(clients);
+        let clock = FakeClock::new();
+        let layer = RateLimitLayer::rules(clock.fair(site), store).expose_decision();
+        let inner = service_fn(async |request: Request<()>| {
+            let (ask, extensions) = (request.extensions().get::<Ask>(), request.extensions());
+            let Ask { cost, keeps, .. } = ask.expect("a request");
+            if keeps != cost {
+                extensions.get::<ChargeHandle>().expect("an exposed charge").adjust_to(*keeps);
+            }
+            Ok::<_, Infallible>(Response::new(()))
+        });
+        let layer = layer.expose_charge(Adjustment::Keep).layer(inner);
+        let (layer, start) = (BoxCloneSyncService::new(layer), world.story.start());
+        Self { layer, clock, start }
+    }
+
+    async fn call(&self, process: &Process, ask: Ask) -> Option<Decision> {
+        let request = Request::builder().uri("/").header("x-client", &ask.client);
+        let request = request.header("x-cost", ask.cost).header("x-weight", ask.weight);
+        let request = request.extension(ask).body(()).expect("a request");
+        self.clock.advance(self.start.elapsed().saturating_sub(self.clock.now()));
+        let Ok(response) = process.run(self.layer.clone().oneshot(request)).await?;
+        Some(response.extensions().get::<Decision>().expect("an exposed decision").clone())
+    }
+}
+
+/// The clients that a process knows: the generation of their last request, and their weight.
+struct Known {
+    places: Vec<Option<(String, u128, u32)>>,
+    /// Clients without a place have one share together.
+    others: (u128, u32),
+}
+
+impl Known {
+    /// Returns `true` if the client has a share of its own, its weight, and the sum of all.
+    fn record(&mut self, client: &str, weight: u32, now: Duration) -> (bool, u32, u64) {
+        let generation = now.as_nanos() / GENERATION.as_nanos();
+        let is_old = |place: &Option<(String, u128, u32)>| {
+            place.as_ref().is_none_or(|(_, last, _)| generation - last > KEPT)
+        };
+        self.places.iter_mut().filter(|place| is_old(place)).for_each(|place| *place = None);
+        let own = |it: &&mut Option<(String, u128, u32)>| {
+            it.as_ref().is_some_and(|(name, ..)| name == client)
+        };
+        let place = match self.places.iter_mut().find(own) {
+            None => self.places.iter_mut().find(|place| place.is_none()),
+            found => found,
+        };
+        let (is_known, weight) = (place.is_some(), if place.is_some() { weight } else { 1 });
+        match place {
+            Some(place) => *place = Some((client.into(), generation, weight)),
+            None => self.others = (generation, weight),
+        }
+        let all = self.places.iter().flatten().map(|(_, last, weight)| (*last, *weight));
+        let recent = all.chain([self.others]).filter(|(last, _)| generation - last < 2);
+        (is_known, weight, recent.map(|(_, weight)| u64::from(weight)).sum())
+    }
+}
+
+/// Returns the share of a client: its part of the rate, and the burst of half a second.
+fn share(pool: &Quota, weight: u32, of: u64, cost: u32) -> Quota {
+    let nanos = pool.interval().as_nanos() * u128::from(of) / u128::from(weight);
+    let burst = u32::try_from(500_000_000_u128.div_ceil(nanos)).expect("few").max(cost);
+    let interval = Duration::from_nanos(u64::try_from(nanos).expect("few"));
+    let quota = Quota::new(1, interval).and_then(|it| it.try_with_burst(burst));
+    quota.and_then(|it| it.try_with_max_debt(DEBT)).expect("a share")
+}
+
+/// The units that clients beyond their share leave.
+fn reserve(pool: &Quota) -> u32 {
+    pool.burst() * 30 / 100
+}
+
+/// Returns the wait of a decision.
+fn wait(decision: &Decision) -> Duration {
+    let denied = || decision.retry_after().unwrap_or(Duration::MAX);
+    if decision.is_allowed() { Duration::ZERO } else { denied() }
+}
+
+/// The numbers of a decision: the charged share's units left, those of the pool, or the wait.
+#[derive(Debug, PartialEq)]
+enum Numbers {
+    Allowed { share: Option<u32>, pool: u32 },
+    Denied { retry: Duration },
+}
+
+fn numbers(decision: &Decision) -> Numbers {
+    let (outcomes, left) = (decision.outcomes(), |it: &Outcome| it.remaining());
+    let share = outcomes.iter().rev().nth(1).filter(|it| !it.is_passed_over());
+    match decision.is_allowed() {
+        true => Numbers::Allowed { share: share.map(left), pool: outcomes.last().map_or(0, left) },
+        false => Numbers::Denied { retry: wait(decision) },
+    }
+}
+
+/// An embedded account for the pool and one for each client, charged by the rule of shares.
+struct Model<'a> {
+    clock: FakeClock,
+    store: LocalStore,
+    pool: &'a Quota,
+}
+
+fn name(name: &str) -> RuleName {
+    RuleName::new(name).expect("a name")
+}
+
+impl Model<'_> {
+    /// Decides a request whose client has a share, or none. The handler then adjusts its charges.
+    fn decide(&self, ask: &Ask, of: Option<(&str, Quota)>) -> Numbers {
+        let (everyone, client) = (Key::everyone(), of.map_or("", |(client, _)| client));
+        let (client, pool) = (Key::from(client), [*self.pool]);
+        let quotas: Vec<_> = of.iter().map(|(_, quota)| *quota).collect();
+        let pool = Charge::new(name("pool"), &everyone, &pool).with_cost(ask.cost);
+        let own = Charge::new(name("own"), &client, &quotas).with_cost(ask.cost);
+        let beyond = pool.with_headroom(reserve(self.pool));
+        let look = |charge: Charge<'_>| wait(&self.store.peek(&[charge]).now());
+        let within = of.map_or(Duration::MAX, |_| look(own).max(look(pool)));
+        let beyond = if within.is_zero() { Duration::ZERO } else { look(beyond) };
+        if !within.is_zero() && !beyond.is_zero() {
+            return Numbers::Denied { retry: within.min(beyond) };
+        }
+        let charges = if within.is_zero() { vec![own, pool] } else { vec![pool] };
+        let taken = self.store.take(&charges).now();
+        let left: Vec<_> = taken.outcomes().iter().map(Outcome::remaining).collect();
+        for charge in charges {
+            if ask.keeps < ask.cost {
+                self.store.undo(&[charge], &taken, Some(ask.cost - ask.keeps));
+            } else if ask.keeps > ask.cost {
+                drop(self.store.adjust(&charge, i64::from(ask.keeps - ask.cost)).now());
+            }
+        }
+        let share = if within.is_zero() { left.first().copied() } else { None };
+        Numbers::Allowed { share, pool: left.last().copied().unwrap_or(0) }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Attempt {
+    entry: Entry,
+    /// `true` if the servers decided.
+    is_known: bool,
+    keeps: u32,
+}
+
+/// A pool that clients share.
+pub struct Shares {
+    quota: Quota,
+    /// `true` if nothing is refilled in a run, so that all charges can be counted.
+    slow: bool,
+    attempts: Mutex<Vec<Attempt>>,
+    /// The units left of the pool, after the faults.
+    left: Mutex<Option<u32>>,
+}
+
+/// A request of a flood.
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    client: usize,
+    entry: Entry,
+}
+
+/// A client of a flood: its name and weight, and the time between two requests.
+struct Sender {
+    client: usize,
+    weight: u32,
+    gap: Duration,
+    /// Each request goes to the next of these processes.
+    processes: Vec<(Arc<Process>, Service)>,
+    sent: Arc<Mutex<Vec<Sent>>>,
+    story: Arc<super::Story>,
+}
+
+impl Sender {
+    async fn send(&self, at: usize) {
+        let (process, service) = self.processes[at % self.processes.len()].clone();
+        let ask = Ask::plain(format!("c{}", self.client), self.weight);
+        let start = self.story.now();
+        let Some(decision) = service.call(&process, ask).await else { return };
+        let (end, source, allowed) = (self.story.now(), decision.source(), decision.is_allowed());
+        let entry = Entry { source, allowed, ..Entry::allowed(0, 1, start, end) };
+        lock(&self.sent).push(Sent { client: self.client, entry });
+    }
+
+    /// Sends until an instant, without waiting for answers.
+    async fn run(self: Arc<Self>, until: Instant) {
+        let (mut tasks, mut next) = (JoinSet::new(), Instant::now());
+        for at in 0.. {
+            if next >= until {
+                break;
+            }
+            sleep_until(next).await;
+            let sender = self.clone();
+            tasks.spawn(async move { sender.send(at).await });
+            next += self.gap;
+        }
+        tasks.join_all().await;
+    }
+}
+
+impl Shares {
+    pub fn new(random: &mut Random) -> Self {
+        let slow = random.percent(50);
+        let units = u32::try_from(random.within(10..80)).expect("few");
+        let period = if slow { Duration::from_secs(10 * 86_400) } else { 2 * RECOVERY };
+        let quota = Quota::new(units, period).and_then(|it| it.try_with_max_debt(DEBT));
+        let quota = quota.expect("a quota");
+        Self { quota, slow, attempts: Mutex::default(), left: Mutex::default() }
+    }
+
+    async fn request(&self, world: &World, place: usize, ask: Ask) {
+        let (at, start) = (&world.places[place], world.story.now());
+        let process = at.process();
+        let service = process
+            .shares
+            .get_or_init(|| Service::new(world, "site", self.quota, 16, process.store.clone()));
+        let answer = service.call(&process, ask.clone()).await;
+        let end = world.story.now();
+        world.story.record(&at.name, || match &answer {
+            Some(decision) => format!("{ask:?}: {:?} by {}", numbers(decision), decision.source()),
+            None => format!("{ask:?}: no answer"),
+        });
+        let entry = Entry::allowed(place, ask.cost, start, end);
+        let attempt = Attempt { entry, is_known: false, keeps: ask.keeps };
+        let Some(decision) = answer else {
+            let entry = Entry { end: Duration::MAX, ..entry };
+            lock(&self.attempts).push(Attempt { entry, ..attempt });
+            return;
+        };
+        world.count_decision();
+        let (source, allowed) = (decision.source(), decision.is_allowed());
+        let (entry, is_known) = (Entry { source, allowed, ..entry }, source == Source::Redis);
+        lock(&self.attempts).push(Attempt { entry, is_known, ..attempt });
+        lock(&world.log).entries.push(Entry { keys: [0, 3], ..entry });
+        let outcomes = decision.outcomes();
+        let count = if ask.weight > 0 { 2 } else { 1 };
+        let is_paid = outcomes.last().is_some_and(|pool| !pool.is_denied());
+        if is_known && (outcomes.len() != count || allowed != is_paid) {
+            world.story.violate("shares", format!("{ask:?}: {decision:?}"));
+        }
+        let disturbed = *lock(&at.disturbed) >= start;
+        if end - start > at.wrappers.budget + MARGIN && !disturbed {
+            let text = format!("{} answered after {:?}", at.name, end - start);
+            world.story.violate("budget", text);
+        }
+    }
+
+    /// Compares requests with embedded accounts, to which the weights of each process apply.
+    async fn exact(&self, world: &World, mut random: Random, when: &str) {
+        // The share and the pool are on two servers of a cluster, with two clocks.
+        if world.nodes.kind == Kind::Cluster {
+            return;
+        }
+        let units = u32::try_from(random.within(2..60)).expect("few");
+        let burst = u32::try_from(random.within(4..40)).expect("few");
+        let pool = Quota::new(units, 2 * RECOVERY).and_then(|it| it.try_with_burst(burst));
+        let pool = pool.and_then(|it| it.try_with_max_debt(DEBT)).expect("a quota");
+        let (clock, rule) = (FakeClock::new(), format!("exact-{}", &when[..5].trim()));
+        let model = Model { store: clock.store(64), clock, pool: &pool };
+        let most = *random.pick(&[1_usize, 2, 16]);
+        let mut processes: Vec<_> = (0..world.places.len())
+            .map(|place| {
+                let process = world.places[place].process();
+                let store = process.store.clone();
+                let service = Service::new(world, &rule, pool, most, store);
+                (process, service, Known { places: vec![None; most], others: (0, 0) })
+            })
+            .collect();
+        world.story.record("world", || format!("{rule}: {pool:?}, {most} clients"));
+        let few = 1 + random.below(processes.len());
+        let gap = u64::try_from(pool.interval().as_micros()).expect("few");
+        for _ in 0..random.within(20..60) {
+            let pause = if random.percent(4) { 11_000_000 } else { 0 };
+            sleep(Duration::from_micros(random.within(0..2 * gap) + random.within(0..pause + 1)))
+                .await;
+            let (at, client) = (random.below(few), random.below(WEIGHTS.len()));
+            let large = u64::from(if random.percent(10) { burst + 2 } else { 4 });
+            let cost = u32::try_from(random.within(1..large)).expect("few");
+            let keeps = *random.pick(&[cost, cost, cost, cost / 2, cost + 2]);
+            let weight = WEIGHTS[client];
+            let ask = Ask { client: format!("c{client}"), weight, cost, keeps };
+            let (process, service, known) = &mut processes[at];
+            let part = (weight > 0).then(|| known.record(&ask.client, weight, world.story.now()));
+            let Some(decision) = service.call(process, ask.clone()).await else { return };
+            // Without a share, it is a request to the pool as any other.
+            if decision.source() == Source::DenyCache && weight == 0 {
+                continue;
+            }
+            model.clock.advance(world.nodes.last_script().saturating_sub(model.clock.now()));
+            let of = part.map(|(is_known, weight, sum)| {
+                let own = if is_known { ask.client.as_str() } else { "others" };
+                (own, share(&pool, weight, sum, cost))
+            });
+            let (found, expected) = (numbers(&decision), model.decide(&ask, of));
+            world.story.record(&world.places[at].name, || format!("{ask:?}: {found:?}"));
+            if found != expected || decision.source() != Source::Redis {
+                let text = format!("{when}: {ask:?} of {part:?} by {}", decision.source());
+                let text = format!("{text}: {found:?} instead of {expected:?}");
+                return world.story.violate("shares", text);
+            }
+            if keeps != cost && decision.is_allowed() {
+                sleep(SETTLED).await;
+            }
+        }
+    }
+
+    /// Some clients ask for less than their shares, beside others that ask for much more. The first
+    /// pause and come back.
+    async fn flood(&self, world: &World, mut random: Random, when: &str) {
+        let rate = u32::try_from(random.within(30..60)).expect("few");
+        // Less would not have room for all bursts of shares at once.
+        let burst = rate * u32::try_from(random.within(6..8)).expect("few");
+        let pool = Quota::per_second(rate).with_burst(burst);
+        let rule = format!("flood-{}", &when[..5].trim());
+        let (small, large) = (1 + random.below(3), 1 + random.below(2));
+        let weights: Vec<_> = (0..small + large).map(|_| *random.pick(&[1, 1, 2, 3])).collect();
+        let sum: u32 = weights.iter().sum();
+        let gap = |client: usize| {
+            let own = f64::from(rate * weights[client]) / f64::from(sum);
+            let others = f64::from(3 * rate) / f64::from(u32::try_from(large).expect("few"));
+            Duration::from_secs_f64(if client < small { 1.25 / own } else { 1.0 / others })
+        };
+        // Each process must know each client in each generation.
+        let slowest = (0..small).map(gap).max().unwrap_or_default();
+        let visits = usize::try_from(400 / slowest.as_millis()).expect("few");
+        let few = visits.clamp(1, world.places.len());
+        let processes: Vec<_> = world.places[..few]
+            .iter()
+            .map(|place| {
+                let process = place.process();
+                let service = Service::new(world, &rule, pool, 16, process.store.clone());
+                (process, service)
+            })
+            .collect();
+        let sent = Arc::<Mutex<Vec<Sent>>>::default();
+        let senders: Vec<_> = (0..weights.len())
+            .map(|client| {
+                let (story, sent) = (world.story.clone(), sent.clone());
+                let (gap, weight, processes) = (gap(client), weights[client], processes.clone());
+                Arc::new(Sender { client, weight, gap, processes, sent, story })
+            })
+            .collect();
+        world.story.record("world", || {
+            format!("{rule}: {pool:?}, weights {weights:?}, {small} are small, {few} processes")
+        });
+        let mut first = JoinSet::new();
+        for sender in &senders {
+            let sender = sender.clone();
+            first.spawn(async move {
+                for at in 0..sender.processes.len() {
+                    sender.send(at).await;
+                }
+            });
+        }
+        first.join_all().await;
+        let seconds = |seconds: f64| Duration::from_secs_f64(seconds);
+        let (start, now) = (world.story.now(), Instant::now());
+        let (pause, back, end) = (seconds(4.0), seconds(7.5), seconds(9.0));
+        let mut tasks = JoinSet::new();
+        for sender in senders {
+            let is_small = sender.client < small;
+            tasks.spawn(async move {
+                if is_small {
+                    sender.clone().run(now + pause).await;
+                    sleep_until(now + back).await;
+                }
+                sender.run(now + end).await;
+            });
+        }
+        tasks.join_all().await;
+        let sent = lock(&sent);
+        let violate = |text: String| world.story.violate("shares", format!("{when}: {text}"));
+        let denied = |it: &&Sent| {
+            let is_warm = it.entry.start >= start + seconds(2.5);
+            it.client < small && is_warm && !it.entry.allowed
+        };
+        if let Some(it) = sent.iter().find(denied) {
+            let after = it.entry.start.saturating_sub(start);
+            violate(format!("{it:?} within its share, after {after:?}: {pool:?}, {weights:?}"));
+        }
+        if let Some(it) = sent.iter().find(|it| it.entry.source != Source::Redis) {
+            violate(format!("{it:?} without a fault"));
+        }
+        let admitted: Vec<_> = sent.iter().map(|it| it.entry).filter(|it| it.allowed).collect();
+        if let Some((over, from, to)) = excess(&admitted, &pool, &[], Duration::ZERO) {
+            violate(format!("{over} units of {pool:?} too many from {from:?} to {to:?}"));
+        }
+        let (from, to) = (start + pause + seconds(1.5), start + back);
+        let used = admitted.iter().filter(|it| it.start >= from && it.end < to).count();
+        if used * 10 < rate as usize * 2 * 9 {
+            violate(format!("{used} of {pool:?} used in two seconds while others pause"));
+        }
+    }
+
+    /// A process without its server has a part of the pool, and uses all of it but the reserve.
+    async fn alone(&self, world: &World, mut random: Random, when: &str) {
+        let falls_back =
+            |place: &&usize| world.places[**place].wrappers.on_failure == OnFailure::Fallback;
+        let all: Vec<_> = (0..world.places.len()).collect();
+        let all: Vec<_> = all.iter().filter(falls_back).copied().collect();
+        if all.is_empty() {
+            return;
+        }
+        let place = &world.places[*random.pick(&all)];
+        let rate = u32::try_from(random.within(30..60)).expect("few");
+        let pool = Quota::per_second(rate).with_burst(2 * rate);
+        let rule = format!("alone-{}", &when[..5].trim());
+        let process = place.process();
+        let service = Service::new(world, &rule, pool, 16, process.store.clone());
+        let (count, sent) = (process.instances.count(), Arc::<Mutex<Vec<Sent>>>::default());
+        world.story.record("fault", || format!("begins: {} is alone, {pool:?}", place.name));
+        place.client.wire.change(|path| (path.up, path.down) = (false, false));
+        let until = Instant::now() + Duration::from_secs(3);
+        let mut tasks = JoinSet::new();
+        for client in 0..2 {
+            let (story, sent) = (world.story.clone(), sent.clone());
+            let (processes, gap) =
+                (vec![(process.clone(), service.clone())], RECOVERY / (2 * rate));
+            let sender = Sender { client, weight: 1, gap, processes, sent, story };
+            tasks.spawn(Arc::new(sender).run(until));
+        }
+        tasks.join_all().await;
+        let is_same = process.instances.count() == count;
+        place.client.wire.change(|path| (path.up, path.down) = (true, true));
+        world.story.record("fault", || format!("ends: {} is alone", place.name));
+        sleep(CLOSED).await;
+        let sent = lock(&sent);
+        let violate = |text: String| world.story.violate("shares", format!("{when}: {text}"));
+        if let Some(it) = sent.iter().find(|it| it.entry.source != Source::Fallback) {
+            return violate(format!("{it:?} without a server"));
+        }
+        let admitted: Vec<_> = sent.iter().map(|it| it.entry).filter(|it| it.allowed).collect();
+        let part = Quota::new(1, pool.interval() * count);
+        let part = part.and_then(|it| it.try_with_burst(pool.burst().div_ceil(count)));
+        let part = part.expect("a quota");
+        let over = excess(&admitted, &part, &[], Duration::ZERO);
+        if let Some((over, from, to)) = over.filter(|_| is_same) {
+            violate(format!("{over} units of {part:?} too many from {from:?} to {to:?}"));
+        }
+        let ends = || sent.iter().map(|it| it.entry.end);
+        let time = ends().max().unwrap_or_default() - ends().min().unwrap_or_default();
+        let burst = f64::from(pool.burst() / count) * 0.7;
+        let least = burst + f64::from(rate) / f64::from(count) * time.as_secs_f64() - 4.0;
+        if is_same && (admitted.len() as f64) < least {
+            let admitted = admitted.len();
+            violate(format!("{admitted} instead of {least:.0} units of {part:?} in {time:?}"));
+        }
+    }
+
+    /// Reads the units that are left of the pool that the faults used.
+    async fn read(&self, world: &World) {
+        let (process, everyone, quotas) =
+            (world.places[0].process(), Key::everyone(), [self.quota]);
+        let answer =
+            process.store.take(&[Charge::new(name("site"), &everyone, &quotas).with_cost(0)]);
+        let Some(Ok(decision)) = process.run(async { answer.await }).await else { return };
+        if decision.source() == Source::Redis {
+            *lock(&self.left) = decision.remaining();
+        }
+    }
+
+    /// Checks the sum of all charges of the pool, and that each denial has a reason.
+    fn check_sums(&self, world: &World, attempts: &[Attempt]) {
+        let sum = |is: &dyn Fn(&Attempt) -> bool, units: &dyn Fn(&Attempt) -> u32| {
+            attempts.iter().filter(|it| is(it)).map(|it| u64::from(units(it))).sum::<u64>()
+        };
+        let is_paid = |it: &Attempt| it.is_known && it.entry.allowed;
+        // A process that falls silent between the servers of two accounts leaves the first charged.
+        let perhaps = |it: &Attempt| !it.is_known;
+        let most = |it: &Attempt| it.entry.cost.max(it.keeps);
+        if let Some(left) = *lock(&self.left) {
+            let charged = u64::from(self.quota.burst() - left);
+            let least = sum(&is_paid, &|it| it.entry.cost.min(it.keeps));
+            let most = sum(&|it| is_paid(it) || perhaps(it), &most);
+            if charged > most || charged < least.min(self.quota.burst().into()) {
+                let text = format!("{charged} charged to the pool, {least} to {most} paid");
+                world.story.violate("shares", text);
+            }
+        }
+        for denial in attempts.iter().filter(|it| it.is_known && !it.entry.allowed) {
+            let before = |it: &Attempt| it.entry.start <= denial.entry.end;
+            let spent = sum(&|it| before(it) && (is_paid(it) || perhaps(it)), &most);
+            let wanted = spent + u64::from(denial.entry.cost + reserve(&self.quota));
+            if wanted <= u64::from(self.quota.burst()) {
+                let text = format!("{denial:?}, but {spent} of {:?} are charged", self.quota);
+                return world.story.violate("shares", text);
+            }
+        }
+    }
+}
+
+impl Capability for Shares {
+    fn share(&self) -> u64 {
+        20
+    }
+
+    fn operate<'a>(&'a self, world: &'a World, place: usize, mut random: Random) -> BoxFuture<'a> {
+        // Each client pauses in every other second, except the first.
+        let client = random.below(WEIGHTS.len());
+        let is_on = (world.story.now().as_secs() + client as u64).is_multiple_of(2);
+        let client = if is_on { client } else { 0 };
+        let cost = *random.pick(&[1, 1, 1, 2, 3]);
+        let more = if self.slow { 2 } else { 0 };
+        let keeps = *random.pick(&[cost, cost, cost, cost, cost / 2, cost + more]);
+        let ask = Ask { client: format!("c{client}"), weight: WEIGHTS[client], cost, keeps };
+        Box::pin(async move { self.request(world, place, ask).await })
+    }
+
+    fn compare<'a>(
+        &'a self,
+        world: &'a World,
+        mut random: Random,
+        when: &'static str,
+    ) -> BoxFuture<'a> {
+        Box::pin(async move {
+            if when.starts_with("after") && self.slow {
+                self.read(world).await;
+            }
+            self.exact(world, random.fork(), when).await;
+            if random.percent(50) {
+                self.flood(world, random.fork(), when).await;
+            }
+            if random.percent(50) {
+                self.alone(world, random, when).await;
+            }
+        })
+    }
+
+    fn check(&self, world: &World) {
+        let (log, attempts) = (lock(&world.log), lock(&self.attempts));
+        let odd = |it: &super::oracle::Loss| it.cause != Cause::Back;
+        if self.slow && !log.repeats && !log.losses.iter().any(odd) {
+            self.check_sums(world, &attempts);
+        }
+        let paid = attempts.iter().filter(|it| it.is_known && it.entry.allowed);
+        let back = paid.clone().filter(|it| it.keeps < it.entry.cost).map(|it| {
+            let cause = Cause::Returned(u64::from(it.entry.cost - it.keeps)).repeated(log.repeats);
+            let to = it.entry.end.max(log.healed) + RECOVERY;
+            super::oracle::Loss { from: it.entry.start, to, cause }
+        });
+        let losses: Vec<_> = log.losses.iter().copied().chain(back).collect();
+        let entries: Vec<_> = paid.map(|it| it.entry).collect();
+        if let Some((over, from, to)) = excess(&entries, &self.quota, &losses, Duration::ZERO) {
+            let text = format!("{over} units of the pool too many from {from:?} to {to:?}");
+            world.story.violate("shares", text);
+        }
+    }
+}
