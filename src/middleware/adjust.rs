@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use crate::{
     decision::Decision,
     head::ResponseHead,
-    rule::{RuleError, RuleName},
+    rule::{LivePlan, RuleError, RuleName},
     store::{self, Answer, BlockError, Charge, DynStore, OwnedCharges, Store, StoreExt},
 };
 
@@ -56,7 +56,8 @@ pub enum Adjustment {
 /// The charge of each rule can be adjusted once. Later adjustments are ignored.
 ///
 /// - A lower cost refunds the difference, but not units that were already refilled over time.
-/// - A higher cost charges the difference, even beyond the limit.
+/// - A higher cost charges the difference, even beyond the limit, under the current quotas of a
+///   [`LivePlan`].
 /// - Without an adjustment, the layer makes the [`Adjustment`] of `expose_charge`.
 ///
 /// A handler may move the handle into a streamed body, and adjust the charge when the body ends.
@@ -89,6 +90,8 @@ pub(crate) struct AdjustConfig {
     pub(crate) store: Arc<DynStore<Infallible>>,
     /// The names of all rules of the layer.
     pub(crate) rules: Arc<[RuleName]>,
+    /// The plans of the rules whose quotas can be replaced.
+    pub(crate) live: Arc<[(RuleName, LivePlan)]>,
     pub(crate) unadjusted: Adjustment,
     pub(crate) classify: Option<Classify>,
 }
@@ -227,7 +230,13 @@ impl OpenCharges {
                 if after < before {
                     store.undo(&[*charge], &self.decision, Some(before - after));
                 } else if after > before {
-                    detach(store.adjust(charge, i64::from(after - before)));
+                    // An older quota could end the account of the current one.
+                    let mut live = self.config.live.iter();
+                    let plan = live.find(|(name, _)| *name == charge.rule());
+                    let current = plan.map(|(_, plan)| plan.quotas());
+                    let quotas = current.as_ref().map_or(charge.quotas(), |it| it.charged());
+                    let late = i64::from(after - before);
+                    detach(store.adjust(&charge.with_quotas(quotas), late));
                 }
             }
         });

@@ -620,9 +620,11 @@ where
     fn adjust_config(&mut self) -> &mut AdjustConfig {
         let Self { rules, store, settings, .. } = self;
         settings.after.get_or_insert_with(|| {
-            let rules = rule::infos(&**rules).iter().map(|info| info.name).collect();
+            let infos = rule::infos(&**rules);
+            let rules = infos.iter().map(|info| info.name).collect();
+            let live = infos.iter().filter_map(|info| Some((info.name, info.live?.clone())));
             let (store, unadjusted) = (store.clone().boxed(), Adjustment::Keep);
-            AdjustConfig { store, rules, unadjusted, classify: None }
+            AdjustConfig { store, rules, live: live.collect(), unadjusted, classify: None }
         })
     }
 }

@@ -18,7 +18,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/guide", 99),
     ("src/headers", 707),
     ("src/key", 1101),
-    ("src/middleware", 2197),
+    ("src/middleware", 2205),
     ("src/observe", 498),
     ("src/quota", 950),
     ("src/reject", 550),
@@ -27,7 +27,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/store/hot_keys", 973),
     ("src/store/local", 1884),
     ("src/store/redis", 3790),
-    ("src/store/wrappers", 894),
+    ("src/store/wrappers", 892),
     ("src/testing", 666),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.

@@ -278,6 +278,27 @@ async fn quotas_that_either_store_does_not_support_fail_when_the_layer_is_built(
 }
 
 #[tokio::test(start_paused = true)]
+async fn layers_with_one_rule_are_built_while_the_number_of_processes_changes() {
+    let process = Process::one_of(1, &Time::default());
+    let rule = |quota| Rule::new("a", Everyone, quota);
+    for instances in [1, 4] {
+        let store = process.shared.clone().fallback(process.local.clone()).instances(instances);
+        assert!(RateLimitLayer::try_rules(rule(HOURLY), store.clone()).is_ok(), "{instances}");
+        assert!(RateLimitLayer::try_rules(rule(Quota::per_hour(9)), store).is_err());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refund_in_an_outage_is_as_whole_as_its_charge() {
+    let process = Process::one_of(4, &Time::default());
+    process.shared.is(Mood::Failing);
+    for units in [8, 1] {
+        assert!(process.take("alice", HOURLY, units).await.is_allowed());
+        assert_eq!(left(&process.adjust("alice", HOURLY, -i64::from(units)).await), [25]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_layer_keeps_limiting_and_does_not_respond_503() {
     let process = Process::one_of(50, &Time::default());
     process.shared.is(Mood::Hanging);

@@ -15,7 +15,14 @@ use tower_sluice::{
     testing::FakeClock,
 };
 
-use crate::support::{answer, ask, driven::handler, get, header, no_limit::NoLimit, with};
+use crate::support::{
+    answer, ask,
+    driven::handler,
+    get, header,
+    no_limit::NoLimit,
+    shaky::{Mood, Shaky},
+    with,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -69,6 +76,21 @@ async fn a_client_beyond_its_share_leaves_the_reserve() {
     assert_eq!(send(&layer, "small", 500).await, 25);
     assert_eq!(send(&layer, "third", 500).await, 5, "the pool is empty");
     assert_eq!(send(&layer, "fourth", 1).await, 0);
+}
+
+/// A process divides the pool, and a share only slows down. The pool has 20 units left, and leaves 7 for
+/// clients within their shares.
+#[tokio::test]
+async fn an_outage_starts_with_the_units_that_a_share_has_left() {
+    let clock = FakeClock::new();
+    let shared = Shaky::new(clock.store(64));
+    let store = shared.clone().fallback(clock.store(64)).instances(4);
+    let rule = site().cost(20).fair_by(key(), 1);
+    let layer = RateLimitLayer::rules(clock.fair(rule), store);
+    for mood in [Mood::Well, Mood::Failing] {
+        shared.is(mood);
+        assert_eq!(answer(&layer, with(&[("x-api-key", "a")])).await.status(), 200, "{mood:?}");
+    }
 }
 
 #[tokio::test]

@@ -2,19 +2,23 @@
 //!
 //! An account keeps its debt, so a change does not refill it.
 
+use std::sync::{Arc, Mutex};
+
 use http::{Request, Response};
+use tower::Layer;
 use tower_sluice::{
     Algorithm, Decision, Headers, Key, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule,
     Store,
     key::{Everyone, HeaderKey},
+    middleware::{Adjustment, ChargeHandle},
     rule::{Applies, Quotas, RuleError, Rules},
     store::CannotFail,
     testing::FakeClock,
 };
 
 use crate::support::{
-    answer,
-    driven::{left, secs},
+    all_algorithms, answer, ask,
+    driven::{handler, left, secs},
     get, header, with,
 };
 
@@ -153,6 +157,31 @@ async fn a_replaced_plan_refills_no_account_and_applies_to_the_next_request() {
     assert_eq!(burst(&clone, service).await, 1_000);
     live.replace(Quota::per_minute(4));
     assert_eq!(burst(&layer, service).await, 4, "unlimited requests are not charged");
+}
+
+#[tokio::test]
+async fn a_late_charge_of_a_request_under_the_old_plan_refills_no_account() {
+    for algorithm in all_algorithms() {
+        let [minute, day] = [Quota::per_minute(10), Quota::per_day(10)]
+            .map(|quota| quota.with_algorithm(algorithm));
+        let (clock, live) = (FakeClock::new(), LivePlan::new(minute));
+        clock.advance(secs(3_600));
+        let layer = RateLimitLayer::rules(Rule::new("api", Everyone, &live), clock.store(64));
+        let layer = layer.expose_charge(Adjustment::Keep);
+        let stream = Arc::new(Mutex::new(None::<ChargeHandle>));
+        let opened = stream.clone();
+        let mut service = layer.clone().layer(handler(move |request| {
+            *opened.lock().expect("no panic") = request.extensions().get().cloned();
+            200
+        }));
+        assert_eq!(ask(&mut service, get("/")).await.status(), 200);
+        live.replace(day);
+        clock.advance(secs(60));
+        burst(&layer, || get("/")).await;
+        clock.advance(secs(120));
+        stream.lock().expect("no panic").take().expect("a handle").adjust_to(2);
+        assert_eq!(burst(&layer, || get("/")).await, 0, "{algorithm:?}");
+    }
 }
 
 #[tokio::test]

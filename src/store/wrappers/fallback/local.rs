@@ -51,7 +51,11 @@ use crate::{
 /// - If the inner store undoes a charge, the local account keeps the charge until its units are
 ///   refilled. Keys with refunded requests have fewer units left at the start of an outage.
 /// - During an outage, a `reset`, a `block`, an `unblock` or a refund applies only to this process.
-///   The source of such a decision is [`Source::Fallback`].
+///   The source of such a decision is [`Source::Fallback`]. The refund is whole, even if only a share
+///   of its charge was mirrored before the outage.
+/// - A mirrored charge ends with a period of the local account, which may start later than the shared
+///   one. A key that was exhausted may stay denied in an outage for the rest of that period, also
+///   after a reset by another process.
 /// - Slots that were taken in an outage are not counted by the inner store afterwards.
 /// - If another process unblocks a key, this process may still deny the key during an outage, until
 ///   the original end of the block.
@@ -132,7 +136,8 @@ where
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.with_shares(charges, |shares| self.store.supports(shares))
+        // The whole quotas, because the shares of a rule change with the number of processes.
+        self.store.supports(charges)
     }
 
     fn health(&self) -> Option<BoxFuture<Health>> {
@@ -148,10 +153,6 @@ where
     fn call(&self, op: Op<'_>) -> Decision {
         let op = match op {
             Op::Take([]) | Op::Peek([]) => return Decision::allow(),
-            // The local store mirrored only a share of the charge.
-            Op::Adjust(charge, units) if units < 0 => {
-                Op::Adjust(charge, units / i64::from(self.instances.count()))
-            }
             op => op,
         };
         let mut decision =
@@ -180,18 +181,20 @@ where
         if decision.is_blocked() {
             return self.mirror_block(charges, decision);
         }
-        let instances = u64::from(self.instances.count());
-        let most = i64::try_from(refunded.div_ceil(instances)).unwrap_or(i64::MAX);
         let decided = decision.on(Charge::quota_ids(charges));
         let mut outcomes = decided.outcomes().iter();
         for charge in charges {
+            // The share of a client keeps its burst.
+            let is_share = charge.group() == Charge::SHARE;
+            let instances = if is_share { 1 } else { self.instances.count() };
+            let most = i64::try_from(refunded.div_ceil(instances.into())).unwrap_or(i64::MAX);
             // Two threads could otherwise read the same account and both charge it.
             #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash are random")]
             let _guard = self.locks[self.seed.hash_one(charge.key()) as usize % LOCKS].lock();
             self.with_shares(&[charge.with_cost(0).with_turn(None)], |shares| {
                 let read = self.store.call(Op::Take(shares)).now();
                 for (local, shared) in read.outcomes().iter().zip(&mut outcomes) {
-                    let late = (local.left() - self.share_of(local, shared)).max(-most);
+                    let late = (local.left() - share_of(local, shared, instances)).max(-most);
                     if shared.is_known() && shared.held().is_none() && late != 0 {
                         let one = shares[0].with_quota_index(local.quota_index());
                         let _ = self.store.call(Op::Adjust(&one, late)).now();
@@ -199,13 +202,6 @@ where
                 }
             });
         }
-    }
-
-    /// Returns this process's share of the units left in the inner store.
-    fn share_of(&self, local: &Outcome, shared: &Outcome) -> i64 {
-        let is_full = shared.left() >= shared.limit().into();
-        let share = shared.left().div_euclid(i64::from(self.instances.count()));
-        if is_full { local.limit().into() } else { share }
     }
 
     /// Holds the slots of an allowed decision in the local store as well, beyond any limit.
@@ -262,4 +258,11 @@ where
         });
         read(&shares.collect::<SmallVec<[Charge<'_>; 4]>>())
     }
+}
+
+/// Returns the share of one of `instances` processes of the units left in the inner store.
+fn share_of(local: &Outcome, shared: &Outcome, instances: u32) -> i64 {
+    let is_full = shared.left() >= shared.limit().into();
+    let share = shared.left().div_euclid(instances.into());
+    if is_full { local.limit().into() } else { share }
 }
