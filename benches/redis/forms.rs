@@ -27,6 +27,9 @@ pub(crate) const FRAMED_QUOTAS: &str = "three quotas, through the frame";
 pub(crate) const FRAMED_RULES: &str = "three rules, through the frame";
 pub(crate) const FIRST: &str = "two alternatives, the first is charged";
 pub(crate) const SECOND: &str = "two alternatives, the second is charged";
+pub(crate) const POOL: &str = "one quota of all keys";
+pub(crate) const SHARE: &str = "a fair share and its pool";
+pub(crate) const BEYOND: &str = "a pool beyond the fair share";
 pub(crate) const THREE_QUOTAS: &str = "three quotas of one key";
 pub(crate) const THREE_RULES: &str = "three rules (three keys)";
 
@@ -133,6 +136,9 @@ fn allowed(server: &mut Server) -> Vec<Form> {
     forms.extend([
         admitted(server, &Case::alternatives(FIRST, &[&[minute], &[hour]])),
         admitted(server, &Case::alternatives(SECOND, &[&[one], &[hour]])),
+        admitted(server, &Case::one(POOL, minute).sharing(0)),
+        admitted(server, &Case::share(SHARE, second, minute)),
+        admitted(server, &Case::share(BEYOND, one, minute)),
         alike(server, minute),
         framed(server, FRAMED, &[&[minute]]),
         framed(server, FRAMED_QUOTAS, &[&quotas()]),

@@ -27,6 +27,7 @@ mod exact;
 mod examples;
 mod explain;
 mod failover;
+mod fair_load;
 mod format;
 mod found;
 mod instances;
