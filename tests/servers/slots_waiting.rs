@@ -590,10 +590,10 @@ async fn a_mark_has_the_slots_that_its_store_holds() {
     let rule = Rule::new("api", Everyone, two).max_wait(millis(2_000));
     let waits = app_of(rule, store.clone().fail_closed(), Duration::ZERO);
     let asked = account(two);
-    let (denied, sent) = tokio::join!(biased; asked.take(&store, 2), async {
+    let (denied, (sent,)) = tokio::join!(biased; asked.take(&store, 2), async {
         let sent = waits.send(to("/"));
         tokio::task::yield_now().await;
-        sent
+        (sent,)
     });
     assert!(!denied.expect("a decision").is_allowed());
     let marks = async || {
