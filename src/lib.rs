@@ -181,7 +181,7 @@
 //! | `redis-tls` | no | `rediss://` addresses |
 //! | `tonic` | no | tonic's `TcpConnectInfo` as peer |
 //! | `metrics` | no | counters, histograms and gauges |
-//! | `serde` | no | quotas, plans, routes and [`RuleSettings`] from TOML, JSON and other formats |
+//! | `serde` | no | quotas, plans, routes, penalties and [`RuleSettings`] from TOML, JSON and other formats |
 //! | `calendar` | no | quotas per calendar month, from the day of a customer |
 //! | `admin` | no | [`admin`]: a router for operators, behind a guard of your own |
 //! | `testing` | no | a manual clock, a conformance kit for stores |

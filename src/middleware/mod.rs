@@ -11,6 +11,8 @@ pub(crate) mod hold;
 mod layer;
 pub(crate) mod overcommit;
 pub(crate) mod penalty;
+#[cfg(feature = "serde")]
+mod penalty_settings;
 pub(crate) mod queue;
 mod retry_after;
 mod service;

@@ -15,6 +15,8 @@ use parking_lot::Mutex;
 use tokio::{runtime::Handle, time::Instant};
 
 use super::RateLimitLayer;
+#[cfg(feature = "serde")]
+use super::penalty_settings::PenaltySettings;
 use crate::{
     algorithm::{Demand, gcra},
     decision::{Decision, Outcome, Source},
@@ -23,7 +25,9 @@ use crate::{
     log::{LogLimit, info, warn},
     quota::Quota,
     rule::{self, RuleError, RuleInfo, RuleName, Rules},
-    store::{self, Answer, BlockError, Charge, DynStore, OwnedCharges, Store, StoreExt, nanos},
+    store::{
+        self, Answer, BlockError, Charge, DynStore, OwnedCharges, Store, StoreExt, literal, nanos,
+    },
 };
 
 /// The default number of keys whose strikes are counted.
@@ -72,6 +76,35 @@ type IsStrike = Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>;
 /// let layer = RateLimitLayer::rules(rule, LocalStore::new()).penalty("ip", penalty);
 /// ```
 ///
+/// # Configuration files
+///
+/// With feature `serde`, a penalty is read from a table whose fields have the names of the methods. Only
+/// `after` is required. `block` is a time or a list of times. [`by_response`](Penalty::by_response) is
+/// set in code.
+///
+/// ```
+/// # #[cfg(feature = "serde")] {
+/// use tower_sluice::middleware::Penalty;
+///
+/// #[derive(serde::Deserialize)]
+/// struct Limits {
+///     scans: Penalty,
+/// }
+///
+/// let limits: Limits = toml::from_str(
+///     r#"
+///     [scans]
+///     after = "30/min"
+///     block = ["1min", "10min", "1h"]
+///     forgive = "1day"
+///     capacity = 50000
+///     "#,
+/// )?;
+/// let scans = limits.scans.by_response(|response| response.status == 404);
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Limitations
 ///
 /// - A client that may choose its key, such as a header that nobody verified, can have the keys of
@@ -88,12 +121,14 @@ type IsStrike = Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>;
 /// - [`Key::everyone`] is never blocked, nor are requests without an identity.
 /// - The store must support blocks. With a `GovernorStore`, nothing is blocked, and the log says so.
 #[derive(Clone)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(try_from = "PenaltySettings"))]
 pub struct Penalty {
     strikes: Quota,
-    blocks: Arc<[Duration]>,
-    forgive: Duration,
+    pub(super) blocks: Arc<[Duration]>,
+    pub(super) forgive: Duration,
     is_strike: Option<IsStrike>,
-    capacity: usize,
+    pub(super) capacity: usize,
 }
 
 impl Penalty {
@@ -108,13 +143,32 @@ impl Penalty {
     #[track_caller]
     #[must_use]
     pub fn after(quota: Quota) -> Self {
-        assert!(
-            quota.burst() > 0 && quota.is_gcra(),
-            "penalty: the quota of strikes is {quota}; give a rate under GCRA, such as \
-             Quota::per_minute(20)"
-        );
+        literal(Self::unchecked(quota).checked())
+    }
+
+    pub(super) fn unchecked(quota: Quota) -> Self {
         let (blocks, forgive) = (DEFAULT_BLOCKS.into(), DEFAULT_FORGIVE);
         Self { strikes: quota, blocks, forgive, is_strike: None, capacity: KEYS }
+    }
+
+    /// Returns the penalty if all settings are valid.
+    pub(super) fn checked(self) -> Result<Self, String> {
+        let Self { strikes, blocks, forgive, capacity, .. } = &self;
+        let times = blocks.iter().map(|time| ("block", time));
+        let valid = Duration::from_secs(1)..=LONGEST;
+        let invalid = times.chain([("forgive", forgive)]).find(|it| !valid.contains(it.1));
+        Err(if strikes.burst() == 0 || !strikes.is_gcra() {
+            let fix = "give a rate with the algorithm Gcra, such as 20/min";
+            format!("penalty: after is {strikes}; {fix}")
+        } else if !(1..=MAX_BLOCKS).contains(&blocks.len()) {
+            format!("penalty: block has {} times; give 1 to {MAX_BLOCKS}", blocks.len())
+        } else if let Some((field, time)) = invalid {
+            format!("penalty: {field} is {time:?}; give 1 s to 365 days")
+        } else if *capacity == 0 {
+            "penalty: capacity is 0; give the number of keys, such as 16384".to_owned()
+        } else {
+            return Ok(self);
+        })
     }
 
     /// Sets the times of the first block, the second, and so on. The last one applies to all further
@@ -126,14 +180,7 @@ impl Penalty {
     #[track_caller]
     #[must_use]
     pub fn block(self, times: impl Into<Vec<Duration>>) -> Self {
-        let times = times.into();
-        assert!(
-            (1..=MAX_BLOCKS).contains(&times.len()),
-            "penalty: {} times of blocks; give 1 to {MAX_BLOCKS}",
-            times.len()
-        );
-        times.iter().for_each(|time| check("time of a block", *time));
-        Self { blocks: times.into(), ..self }
+        literal(Self { blocks: times.into().into(), ..self }.checked())
     }
 
     /// Sets the time after which a block is forgiven, so that the next one is one step shorter.
@@ -144,8 +191,7 @@ impl Penalty {
     #[track_caller]
     #[must_use]
     pub fn forgive(self, time: Duration) -> Self {
-        check("time until a block is forgiven", time);
-        Self { forgive: time, ..self }
+        literal(Self { forgive: time, ..self }.checked())
     }
 
     /// Counts responses for which `is_strike` returns `true`, instead of denials.
@@ -173,25 +219,16 @@ impl Penalty {
     #[track_caller]
     #[must_use]
     pub fn capacity(self, keys: usize) -> Self {
-        assert!(keys > 0, "penalty: capacity is 0; give the number of keys, such as 16384");
-        Self { capacity: keys, ..self }
+        literal(Self { capacity: keys, ..self }.checked())
     }
-}
-
-#[track_caller]
-fn check(what: &str, time: Duration) {
-    assert!(
-        (Duration::from_secs(1)..=LONGEST).contains(&time),
-        "penalty: {what} is {time:?}; give 1 s to 365 days"
-    );
 }
 
 impl fmt::Debug for Penalty {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { strikes, blocks, forgive, .. } = self;
+        let Self { strikes, blocks, forgive, capacity, .. } = self;
         let mut penalty = f.debug_struct("Penalty");
         penalty.field("strikes", strikes).field("blocks", blocks).field("forgive", forgive);
-        penalty.finish_non_exhaustive()
+        penalty.field("capacity", capacity).finish_non_exhaustive()
     }
 }
 

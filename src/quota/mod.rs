@@ -11,9 +11,7 @@ use std::{fmt, num::NonZeroU32, time::Duration};
 
 use self::calendar::Anchor;
 #[cfg(feature = "serde")]
-pub(crate) use self::table::max_wait;
-#[cfg(feature = "admin")]
-pub(crate) use self::table::read_time;
+pub(crate) use self::table::{max_wait, read_time};
 pub use self::text::QuotaError;
 use crate::store::instances::Part;
 

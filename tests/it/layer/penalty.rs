@@ -325,13 +325,18 @@ fn invalid_values_are_errors() {
     };
     assert_eq!(
         text(|| drop(Penalty::after(Quota::concurrent(2)))),
-        "penalty: the quota of strikes is 2 concurrent; give a rate under GCRA, such as \
-         Quota::per_minute(20)"
+        "penalty: after is 2 concurrent; give a rate with the algorithm Gcra, such as 20/min"
     );
-    let strikes = || Penalty::after(Quota::per_minute(3));
-    assert!(catch_unwind(|| strikes().block([])).is_err());
-    assert!(catch_unwind(|| strikes().block([Duration::from_millis(999)])).is_err());
-    assert!(catch_unwind(|| strikes().forgive(366 * DAY)).is_err());
+    assert_eq!(text(|| drop(penalty().block([]))), "penalty: block has 0 times; give 1 to 32");
+    assert_eq!(
+        text(|| drop(penalty().block([MINUTE, Duration::from_millis(999)]))),
+        "penalty: block is 999ms; give 1 s to 365 days"
+    );
+    assert_eq!(
+        text(|| drop(penalty().forgive(366 * DAY))),
+        "penalty: forgive is 31622400s; give 1 s to 365 days"
+    );
+    assert!(catch_unwind(|| penalty().capacity(0)).is_err());
     assert_eq!(
         text(|| {
             let rule = Rule::new("ip", PeerIp::new(), ONE);

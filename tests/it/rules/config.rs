@@ -20,6 +20,7 @@ use tower_sluice::{
     Algorithm, Decision, Headers, Limiter, LivePlan, LocalStore, Quota, RateLimitLayer, Rule,
     Store, StoreExt,
     key::{Everyone, HeaderKey},
+    middleware::Penalty,
     rule::{OnMissingKey, Quotas, RuleName, RuleSettings, Rules as _},
     store::{Answer, Charge, Never, Op},
     testing::FakeClock,
@@ -634,6 +635,81 @@ fn a_new_file_reports_the_field_that_needs_a_restart() {
     ] {
         assert_eq!(field(line), line.split(' ').next(), "{line}");
     }
+}
+
+#[test]
+fn a_penalty_from_a_file_equals_the_same_penalty_in_code() {
+    let penalty = || Penalty::after(Quota::per_minute(20).with_burst(5));
+    let [minute, ten] = [60, 600].map(secs);
+    for (it, in_code) in [
+        ("{ after = '20/min burst 5' }", penalty()),
+        (
+            "{ after = { units = 20, period = 'min', burst = 5 }, block = '10min' }",
+            penalty().block([ten]),
+        ),
+        (
+            "{ after = '20/min burst 5', block = ['1min', '10min'], forgive = '1h', capacity = 9 }",
+            penalty().block([minute, ten]).forgive(secs(3_600)).capacity(9),
+        ),
+    ] {
+        let text = format!("it = {it}");
+        let read: File<Penalty> = toml::from_str(&text).expect(it);
+        let json: Value = toml::from_str(&text).expect(it);
+        let json: File<Penalty> = serde_json::from_value(json).expect("the same in JSON");
+        assert_eq!(format!("{:?}", read.it), format!("{in_code:?}"));
+        assert_eq!(format!("{:?}", json.it), format!("{in_code:?}"));
+    }
+}
+
+#[test]
+fn an_invalid_penalty_reports_the_field_the_value_and_the_fix() {
+    const UNIT: &str = "end it with one of ns, us, ms, s, min, h or day";
+    const RANGE: &str = "give 1 s to 365 days";
+    const RATE: &str = "give a rate with the algorithm Gcra, such as 20/min";
+    const BLOCK: &str = "expected a time, as \"15min\", or a list of them";
+    let many = format!("after = '20/min', block = [{}]", "'1min', ".repeat(33));
+    for (fields, said) in [
+        ("block = '1min'", "missing field `after`".to_owned()),
+        ("after = 'blocked'", format!("penalty: after is blocked; {RATE}")),
+        ("after = '2 concurrent'", format!("penalty: after is 2 concurrent; {RATE}")),
+        (
+            "after = { units = 20, period = 'min', algorithm = 'fixed_window' }",
+            format!("penalty: after is 20/min; {RATE}"),
+        ),
+        ("after = '20/week'", format!("quota \"20/week\": period is \"week\"; {UNIT}")),
+        ("after = '20/min', block = '1week'", format!("penalty: block is \"1week\"; {UNIT}")),
+        ("after = '20/min', block = ['1min', 'x']", format!("penalty: block is \"x\"; {UNIT}")),
+        ("after = '20/min', block = '999ms'", format!("penalty: block is 999ms; {RANGE}")),
+        ("after = '20/min', block = '366day'", format!("penalty: block is 31622400s; {RANGE}")),
+        (
+            "after = '20/min', block = '4000day'",
+            "penalty: block is \"4000day\"; give at most ten years".into(),
+        ),
+        ("after = '20/min', block = []", "penalty: block has 0 times; give 1 to 32".into()),
+        (&many, "penalty: block has 33 times; give 1 to 32".into()),
+        ("after = '20/min', block = 60", format!("invalid type: integer `60`, {BLOCK}")),
+        ("after = '20/min', block = { a = 1 }", format!("invalid type: map, {BLOCK}")),
+        ("after = '20/min', block = [60]", "invalid type: integer `60`, expected a string".into()),
+        ("after = '20/min', forgive = 'x'", format!("penalty: forgive is \"x\"; {UNIT}")),
+        ("after = '20/min', forgive = '0s'", format!("penalty: forgive is 0ns; {RANGE}")),
+        (
+            "after = '20/min', capacity = 0",
+            "penalty: capacity is 0; give the number of keys, such as 16384".into(),
+        ),
+        ("after = '20/min', capacity = -1", "invalid value: integer `-1`, expected usize".into()),
+        (
+            "after = '20/min', blocks = '1min'",
+            "unknown field `blocks`, expected one of `after`, `block`, `forgive`, `capacity`"
+                .into(),
+        ),
+    ] {
+        assert_eq!(error::<Penalty>(&format!("{{ {fields} }}")), said);
+    }
+    assert_eq!(
+        error::<Penalty>("'20/min'"),
+        "invalid type: string \"20/min\", expected a table, as { after = \"20/min\", block = \
+         \"15min\" }"
+    );
 }
 
 /// Records the quotas of the calls.

@@ -1,0 +1,66 @@
+//! The serde form of penalties.
+
+use std::time::Duration;
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, Unexpected},
+};
+
+use super::Penalty;
+use crate::{
+    config::{self, Setting},
+    quota::{Quota, read_time},
+};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a table, as { after = \"20/min\", block = \"15min\" }")]
+pub(super) struct PenaltySettings {
+    after: Quota,
+    block: Option<BlockTimes>,
+    forgive: Option<String>,
+    capacity: Option<usize>,
+}
+
+impl TryFrom<PenaltySettings> for Penalty {
+    type Error = String;
+
+    fn try_from(settings: PenaltySettings) -> Result<Self, String> {
+        let mut penalty = Self::unchecked(settings.after);
+        if let Some(BlockTimes(times)) = settings.block {
+            penalty.blocks = times.into();
+        }
+        if let Some(time) = settings.forgive {
+            penalty.forgive = read_time("penalty: forgive", &time)?;
+        }
+        penalty.capacity = settings.capacity.unwrap_or(penalty.capacity);
+        penalty.checked()
+    }
+}
+
+/// The times of the first block, the second, and so on.
+struct BlockTimes(Vec<Duration>);
+
+impl<'de> Deserialize<'de> for BlockTimes {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        config::read(value)
+    }
+}
+
+impl Setting for BlockTimes {
+    const FORM: &'static str = "a time, as \"15min\", or a list of them";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        read_time("penalty: block", text).map(|time| Self(vec![time]))
+    }
+
+    fn from_table<'de, D: Deserializer<'de>>(_table: D) -> Result<Self, D::Error> {
+        Err(D::Error::invalid_type(Unexpected::Map, &Self::FORM))
+    }
+
+    fn from_list<'de, D: Deserializer<'de>>(list: D) -> Result<Self, D::Error> {
+        let times = Vec::<String>::deserialize(list)?.into_iter();
+        let times = times.map(|time| read_time("penalty: block", &time)).collect::<Result<_, _>>();
+        times.map(Self).map_err(D::Error::custom)
+    }
+}
