@@ -53,6 +53,9 @@ pub enum RetryAfter {
     ///   delays the next time by its cost. The retries of a client that ignores `Retry-After` are
     ///   free, but the other clients of its key soon wait a minute longer than necessary. Use
     ///   `Jitter` there.
+    /// - **Each share of a [fair rule](crate::Rule::fair_by) has its own queue**, at the rate of the
+    ///   share. Clients without a share have one together. Different clients may receive the same
+    ///   time.
     /// - **Nothing is reserved.** A client that returns early, or for the first time, takes the
     ///   units that another client waits for.
     /// - Each process has its own queue. With several processes, clients of different processes
@@ -112,8 +115,11 @@ impl Promises {
     fn queue(&self, earliest: Duration, denial: &Decision, charges: &[Charge<'_>]) -> Duration {
         let has_queue = |outcome: &&Outcome| !denial.is_blocked() && !outcome.is_wait_unknown();
         let outcome = denial.binding().filter(has_queue);
-        let charge = outcome.and_then(|o| charges.iter().find(|charge| charge.rule() == o.rule()));
-        let (Some(outcome), Some(charge)) = (outcome, charge) else { return earliest };
+        let at = outcome.and_then(|o| charges.iter().position(|charge| charge.rule() == o.rule()));
+        let (Some(outcome), Some(at)) = (outcome, at) else { return earliest };
+        // The denials of a client do not lengthen the waits of others at the pool of its share.
+        let share = at.checked_sub(1).map(|at| &charges[at]);
+        let charge = share.filter(|it| it.group() == Charge::SHARE).unwrap_or(&charges[at]);
         let quota = charge.charged_quotas().find(|(place, _)| *place == outcome.quota_index());
         let Some((place, quota)) = quota else { return earliest };
         let key = self.seed.hash_one((charge.rule(), charge.key(), place));

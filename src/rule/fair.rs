@@ -94,8 +94,9 @@ impl Rule<Everyone> {
     ///   left. Until it has refilled, its client uses what others leave.
     /// - Denials are not cached, batched or leased, so a flood of them reaches the store. On a cluster,
     ///   a share is usually in another slot than the pool, so a decision takes two round trips.
-    /// - It has no [penalty](crate::RateLimitLayer::penalty), and the queue of a
-    ///   [`RetryAfter`](crate::middleware::RetryAfter) is one for all clients.
+    /// - It has no [penalty](crate::RateLimitLayer::penalty). The queue of a
+    ///   [`RetryAfter`](crate::middleware::RetryAfter) spreads the retries of each client, but not those
+    ///   of different clients.
     /// - [`explain`](crate::RateLimitLayer::explain) counts the client as one of the last second.
     /// - In an outage, a [`Fallback`](crate::store::Fallback) has its part of the pool, and shares of it.
     ///

@@ -18,7 +18,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/guide", 99),
     ("src/headers", 707),
     ("src/key", 1101),
-    ("src/middleware", 2265),
+    ("src/middleware", 2267),
     ("src/observe", 498),
     ("src/quota", 948),
     ("src/reject", 550),

@@ -164,4 +164,34 @@ mod herd {
         // `/big` waits for three units, until 30 s, and takes the next 30 s.
         assert_eq!(waits, ["10", "20", "10", "30", "60"]);
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn denials_of_a_client_do_not_lengthen_the_waits_of_others_at_a_fair_limit() {
+        use tower_sluice::key::HeaderKey;
+
+        let clock = FakeClock::new();
+        let site = Rule::new("site", Everyone, quota("6/min"));
+        let rule = clock.fair(site.fair_by(HeaderKey::new("key"), 1));
+        let layer = RateLimitLayer::rules(rule, clock.store(64)).retry_after(RetryAfter::Queue);
+        let wait = async |key| {
+            let request = http::Request::get("/").header("key", key).body(()).expect("a request");
+            let response = answer(&layer, request).await;
+            response.headers().get(RETRY_AFTER).map(|it| it.to_str().expect("text").to_owned())
+        };
+        for key in ["mallory", "mallory", "mallory", "mallory", "mallory", "alice"] {
+            assert_eq!(wait(key).await, None, "{key}");
+        }
+        // The share of one of two clients is a unit per 20 s.
+        for (key, seconds) in [
+            ("mallory", "10"),
+            ("mallory", "30"),
+            ("mallory", "50"),
+            ("alice", "20"),
+            ("alice", "40"),
+            ("mallory", "70"),
+            ("bob", "10"),
+        ] {
+            assert_eq!(wait(key).await.as_deref(), Some(seconds), "{key}");
+        }
+    }
 }
