@@ -2,12 +2,12 @@
 -- and are all charged.
 --
 -- KEYS: the distinct accounts. ARGV: each distinct plan, then the layout, in numbers of two bytes.
--- The layout starts with 1 if the server may have MSETEX. It has entries for consecutive groups of
--- equal requests: the number of groups, the number of requests in each group, the number of accounts,
--- the index of the plan of each account, and for each group the index of the key of each account.
+-- The layout has entries for consecutive groups of equal requests: the number of groups, the number of
+-- requests in each group, the number of accounts, the index of the plan of each account, and for each
+-- group the index of the key of each account.
 --
 -- The reply is the instant, then for each group the number of allowed requests (they come first) and
--- the accounts after the group, and at the end 1 if MSETEX failed.
+-- the accounts after the group.
 --
 -- One command reads all accounts. `values` holds each account as the groups so far left it, and
 -- `ttls` the time to live of each account to write. Each account is written once, at the end.
@@ -15,7 +15,7 @@ local call, pack, take = redis.call, struct.pack, struct.unpack
 local size = #ARGV[plans] / 2
 local layout = { take('<' .. string.rep('H', size), ARGV[plans]) }
 local values, ttls = call('MGET', unpack(KEYS)), {}
-local reply, n, joins, at = { pack('<I7H', now, nano) }, 1, layout[1] == 1, 2
+local reply, n, at = { pack('<I7H', now, nano) }, 1, 1
 -- Parts of the reply that occur often: the number of allowed requests, and with it or without it the
 -- number of charges and the length of a valid account of one quota.
 local number = { [0] = pack('<H', 0), pack('<H', 1) }
@@ -36,20 +36,13 @@ if #missing > 0 and call('EXISTS', unpack(missing)) > 0 then
 end
 
 -- Returns the milliseconds from now until an account of this TAT may be dropped, as text: Redis
--- takes longer to format a number. For MSETEX, they are up to a quarter more, so that many accounts
--- have one time to live.
+-- takes longer to format a number.
 local texts = {}
 local function ttl_of(tat)
   local ms = (tat + 1000 - now) / 1000
   ms = ms - ms % 1
   if not texts[ms] then
-    local kept = ms
-    if joins then
-      local _, bits = math.frexp(ms)
-      local step = math.ldexp(1, bits - 3)
-      kept = math.ceil(ms / step) * step
-    end
-    texts[ms] = string.format('%d', math.min(kept, 315360000000) + extra_ttl)
+    texts[ms] = string.format('%d', math.min(ms, 315360000000) + extra_ttl)
   end
   return texts[ms]
 end
@@ -222,33 +215,7 @@ while at <= size do
   end
 end
 
--- Writes the accounts of each time to live by one command. Returns false if the server does not have
--- it, or does not permit it.
-local function join()
-  local sets = {}
-  for key = 1, #KEYS do
-    local ms = ttls[key]
-    if ms then
-      local set = sets[ms] or { 0 }
-      local count = #set
-      sets[ms], set[count + 1], set[count + 2] = set, KEYS[key], values[key]
-    end
-  end
-  for ms, set in pairs(sets) do
-    local count = #set
-    set[1], set[count + 1], set[count + 2] = (count - 1) / 2, 'PX', ms
-    if redis.pcall('MSETEX', unpack(set)) ~= 1 then
-      return false
-    end
-  end
-  return true
+for key = 1, #KEYS do
+  flush(key)
 end
-
-local joined = joins and join()
-if not joined then
-  for key = 1, #KEYS do
-    flush(key)
-  end
-end
-reply[n + 1] = joins and not joined and '\1' or ''
 return table.concat(reply)

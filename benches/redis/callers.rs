@@ -29,15 +29,13 @@ const KEYS: u32 = 16_384;
 const CALLERS: [(u32, u32); 6] =
     [(1, 1_000), (16, 8_000), (32, 12_800), (64, 16_000), (256, 20_480), (1_024, 20_480)];
 const SLOT_CALLERS: [(u32, u32); 3] = [CALLERS[0], CALLERS[4], CALLERS[5]];
-const SUBJECTS: [&str; 6] =
-    ["PING", "redis-rs, same script", "each alone", "coalesced", "coalesced, no MSETEX", "a rate"];
+const SUBJECTS: [&str; 5] = ["PING", "redis-rs, same script", "each alone", "coalesced", "a rate"];
 const PING: usize = 0;
 const PLAIN: usize = 1;
 const ALONE: usize = 2;
 const TOGETHER: usize = 3;
-const BY_PSETEX: usize = 4;
 /// Only beside slots.
-const RATE: usize = 5;
+const RATE: usize = 4;
 /// The time in which the last slots of a turn are freed.
 const FREEING: Duration = Duration::from_millis(10);
 
@@ -153,13 +151,11 @@ async fn subjects(server: &mut Server, row: &Row) -> Vec<Subject> {
         command
     });
     let store = RedisStore::connect(&server.url()).await.expect("the server answers");
-    let by_psetex = RedisStore::connect(&server.url_without_msetex()).await;
     let mut subjects = vec![
         commands_of(connection.clone(), vec![redis::cmd("PING")]),
         commands_of(connection, commands.collect()),
         takes(store.clone().coalesce(false), case.clone(), keys),
         takes(store.clone(), case.clone(), keys),
-        takes(by_psetex.expect("the server answers"), case.clone(), keys),
     ];
     subjects.extend(row.rate.iter().map(|rate| takes(store.clone(), rate.clone(), keys)));
     subjects
@@ -291,11 +287,7 @@ fn print(seen: &[Seen], row: &Row, callers: u32) {
             let ratio = together.used[0].over(&plain.used[0]);
             let cpu = AtMost(row.most, together.used[0].median());
             let longest = AtMost(2_500.0, together.longest.median());
-            let msetex = together.used[0].over(&seen[BY_PSETEX].used[0]);
-            format!(
-                "server us: {cpu}; {ratio:.2} of those of redis-rs, {msetex:.2} of those without \
-                 MSETEX; longest call: {longest}"
-            )
+            format!("server us: {cpu}; {ratio:.2} of those of redis-rs; longest call: {longest}")
         }
         (256, true) => format!("coalesced / redis-rs: {}", AtLeast(1.4, over_plain)),
         (256 | 1_024, false) => format!("coalesced / redis-rs: {}", AtLeast(5.0, over_plain)),

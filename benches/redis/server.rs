@@ -48,17 +48,6 @@ impl Server {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Returns the URL for a user who must not run `MSETEX`, if the server has the command.
-    pub(crate) fn url_without_msetex(&mut self) -> String {
-        let info = self.call(&["COMMAND", "INFO", "MSETEX"]);
-        let has = |command: &Reply| matches!(command, Reply::List(fields) if !fields.is_empty());
-        if !matches!(info, Reply::List(commands) if commands.iter().all(has)) {
-            return self.url();
-        }
-        self.call(&["ACL", "SETUSER", "psetex", "on", "nopass", "~*", "+@all", "-msetex"]);
-        format!("redis://psetex:any@127.0.0.1:{}", self.port)
-    }
-
     pub(crate) fn call<A: AsRef<[u8]>>(&mut self, args: &[A]) -> Reply {
         self.control.call(args)
     }

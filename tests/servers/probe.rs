@@ -5,7 +5,6 @@
 
 use std::time::Duration;
 
-use futures::future::join_all;
 use redis::Cmd;
 use tower_sluice::{
     Quota, RedisStore, Store, StoreExt,
@@ -152,48 +151,6 @@ async fn a_right_revoked_later_is_an_error_of_its_kind() {
         }
         let () = server.command("ACL SETUSER app +@all").await;
         assert_eq!(account.left(&store).await, 9, "nothing was charged");
-    }
-}
-
-/// Returns how often the server ran these commands for 16 single calls and batches of 48 accounts.
-async fn writes(server: &Server, store: &RedisStore) -> [u32; 2] {
-    let counts = async || {
-        let stats: String = server.command("INFO commandstats").await;
-        ["psetex", "msetex"].map(|name| {
-            let head = format!("cmdstat_{name}:calls=");
-            let calls = stats.lines().find_map(|line| line.strip_prefix(&head)?.split(',').next());
-            calls.map_or(0, |calls| calls.parse::<u32>().expect("a number"))
-        })
-    };
-    let before = counts().await;
-    let accounts: Vec<_> = (0..64_u32).map(|n| Account::new(n, Quota::per_hour(9))).collect();
-    let passed = join_all(accounts.iter().map(|account| account.passes(store))).await;
-    assert!(passed.into_iter().all(|passed| passed));
-    let after = counts().await;
-    [0, 1].map(|at| after[at] - before[at])
-}
-
-#[tokio::test]
-async fn a_batch_writes_by_msetex_if_the_server_has_and_permits_it() {
-    for flavour in Flavour::ALL {
-        let server = Server::start(flavour, &[]).await;
-        let has = server.attempt::<u32>("MSETEX 1 a b PX 1000").await.is_ok();
-        println!("{flavour:?} has MSETEX: {has}");
-        if has {
-            let () = server.command("ACL SETUSER app on >hunter2 ~* +@all -msetex").await;
-        }
-        for (url, may) in [(server.url(), true), (url_of(&server, "app"), false)] {
-            if !may && !has {
-                continue;
-            }
-            // Without a probe, the first batch finds out.
-            for store in [connect(&url).await, lazy(&url)] {
-                let [psetex, msetex] = writes(&server, &store).await;
-                let expected = if has && may { (16, 1..=4) } else { (64, 0..=0) };
-                assert_eq!(psetex, expected.0, "{flavour:?}, {may}");
-                assert!(expected.1.contains(&msetex), "{flavour:?}, {may}: {msetex}");
-            }
-        }
     }
 }
 

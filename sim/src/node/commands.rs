@@ -16,11 +16,10 @@ pub type Answer = Result<Reply, String>;
 struct Command(&'static str, usize, usize, bool, bool, fn(&mut Data, Args) -> Answer);
 
 const ANY: usize = usize::MAX;
-const COMMANDS: [Command; 30] = [
+const COMMANDS: [Command; 29] = [
     Command("get", 1, 1, false, false, get),
     Command("set", 2, ANY, true, true, set),
     Command("psetex", 3, 3, true, true, psetex),
-    Command("msetex", 3, ANY, true, true, msetex),
     Command("mget", 1, ANY, false, false, mget),
     Command("exists", 1, ANY, false, false, exists),
     Command("del", 1, ANY, false, true, del),
@@ -122,22 +121,6 @@ fn psetex(data: &mut Data, args: Args) -> Answer {
     let expires = end_of(data, &args[1], "psetex")?;
     data.set(&args[0], Value::Text(args[2].clone()), Some(expires));
     Ok(Reply::ok())
-}
-
-/// Sets several keys with one time to live, in milliseconds.
-fn msetex(data: &mut Data, args: Args) -> Answer {
-    let pairs = usize::try_from(integer(&args[0])?).unwrap_or(0);
-    let (given, [unit, time]) = args[1..].split_at(args.len() - 3) else {
-        return Err("ERR syntax error".into());
-    };
-    if pairs == 0 || given.len() != 2 * pairs || !unit.eq_ignore_ascii_case(b"PX") {
-        return Err("ERR syntax error".into());
-    }
-    let expires = end_of(data, time, "msetex")?;
-    for pair in given.chunks_exact(2) {
-        data.set(&pair[0], Value::Text(pair[1].clone()), Some(expires));
-    }
-    Ok(Reply::Integer(1))
 }
 
 fn mget(data: &mut Data, args: Args) -> Answer {

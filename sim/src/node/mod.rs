@@ -50,11 +50,6 @@ impl Node {
         self.state().data.now = micros;
     }
 
-    /// Sets whether the server has `MSETEX`.
-    pub fn set_msetex(&mut self, has: bool) {
-        self.state().has_msetex = has;
-    }
-
     /// Sets whether commands that need memory fail.
     pub fn set_full(&mut self, full: bool) {
         self.state().full = full;

@@ -25,8 +25,6 @@ pub struct State {
     pub full: bool,
     /// `true` if commands that change keys fail, as on a replica.
     pub read_only: bool,
-    /// `true` if the server has `MSETEX`, as Redis 8.4 and Valkey 9.1.
-    pub has_msetex: bool,
     /// `true` if the script has written, after which it may need memory.
     written: bool,
     /// The error of the command that ended the script.
@@ -34,15 +32,10 @@ pub struct State {
 }
 
 impl State {
-    fn effect(&self, name: &[u8]) -> Option<commands::Effect> {
-        let has = self.has_msetex || !name.eq_ignore_ascii_case(b"msetex");
-        commands::effect(name).filter(|_| has)
-    }
-
     /// Runs a command on keys, outside or inside of a script.
     pub fn run(&mut self, request: &[Vec<u8>]) -> Reply {
         let (name, args) = (&request[0], &request[1..]);
-        let Some(effect) = self.effect(name) else { return commands::unknown(name, args) };
+        let Some(effect) = commands::effect(name) else { return commands::unknown(name, args) };
         if self.full && !self.written && effect.needs_memory {
             return Reply::error("OOM command not allowed when used memory > 'maxmemory'.");
         }
@@ -50,16 +43,14 @@ impl State {
             if self.read_only {
                 return Reply::error("READONLY You can't write against a read only replica.");
             }
-            let several = [b"del".as_slice(), b"msetex"];
-            let keys =
-                if several.iter().any(|it| name.eq_ignore_ascii_case(it)) { args.len() } else { 1 };
+            let keys = if name.eq_ignore_ascii_case(b"del") { args.len() } else { 1 };
             args.iter().take(keys).for_each(|key| self.data.touch(key));
         }
         commands::run(&mut self.data, name, args)
     }
 
     fn run_in_script(&mut self, request: &[Vec<u8>]) -> Reply {
-        match self.effect(&request[0]) {
+        match commands::effect(&request[0]) {
             None => Reply::error("ERR Unknown Redis command called from script"),
             Some(effect) => {
                 let reply = self.run(request);

@@ -61,8 +61,7 @@ impl Deployment {
             let odd = kind == Kind::Sentinel && index == 1 && random.percent(50);
             let apart = if odd { random.within(0..4_000_000).cast_signed() - 2_000_000 } else { 0 };
             let view = (kind == Kind::Cluster).then(|| slots.clone());
-            // Half of the worlds have servers with MSETEX.
-            Server::new(index, seconds * 1_000_000 + apart, view, seconds % 2 == 0)
+            Server::new(index, seconds * 1_000_000 + apart, view)
         });
         let servers: Vec<_> = servers.collect();
         for pair in servers.chunks_exact(2) {

@@ -206,7 +206,7 @@ mod tests {
     async fn a_server_that_dies_while_a_connection_opens_fails_it() {
         let story = Arc::new(Story::new(false));
         let wire = Wire::new(story, "p0".into(), (2_000, 2_000), Random::new(0));
-        let server = Server::new(0, 0, None, false);
+        let server = Server::new(0, 0, None);
         assert!(wire.connect(&server).await.is_ok());
         for dies_after in [1, 3] {
             let dies = async {

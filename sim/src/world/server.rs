@@ -52,14 +52,8 @@ struct State {
 }
 
 impl Server {
-    pub fn new(
-        index: usize,
-        epoch: i64,
-        view: Option<Arc<Mutex<Slots>>>,
-        has_msetex: bool,
-    ) -> Arc<Self> {
-        let mut node = Node::new();
-        node.set_msetex(has_msetex);
+    pub fn new(index: usize, epoch: i64, view: Option<Arc<Mutex<Slots>>>) -> Arc<Self> {
+        let node = Node::new();
         let state = State {
             deaths: 0,
             work: Duration::ZERO,

@@ -10,7 +10,7 @@ use std::{
     borrow::Cow,
     collections::{HashMap, VecDeque},
     mem,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, atomic::Ordering::Relaxed},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -387,7 +387,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let slots = batch.groups();
         let slots: SmallVec<_> =
             slots.map(|(request, callers)| self.settings.slots.begin(request, callers)).collect();
-        let (keys, args) = batch.encode(&slots, !self.shared.lacks_msetex.load(Relaxed));
+        let (keys, args) = batch.encode(&slots);
         let replies = self.call_script(script, &keys, args, batch.groups(), slots).await?;
         self.count_healed(&replies);
         Ok(replies)
@@ -497,17 +497,12 @@ impl Batch {
         self.groups.iter().map(|group| (group.request(), group.callers.len()))
     }
 
-    /// Returns the keys and the arguments of the script. `has_msetex` is `true` if the server may
-    /// have the command.
-    pub(crate) fn encode(
-        &self,
-        slots: &[SlotCall],
-        has_msetex: bool,
-    ) -> (Vec<Cow<'_, str>>, Vec<Vec<u8>>) {
+    /// Returns the keys and the arguments of the script.
+    pub(crate) fn encode(&self, slots: &[SlotCall]) -> (Vec<Cow<'_, str>>, Vec<Vec<u8>>) {
         let mut keys = KeyList::default();
         let (layout, mut args) = if self.is_plain {
             let plans = self.plans.iter().map(|(_, plan)| plan.clone()).collect();
-            (self.plain_layout(&mut keys, has_msetex), plans)
+            (self.plain_layout(&mut keys), plans)
         } else {
             self.layout(&mut keys, slots)
         };
@@ -518,8 +513,8 @@ impl Batch {
     }
 
     /// Returns the layout of a batch of plain requests, whose plans are shared.
-    fn plain_layout<'a>(&'a self, keys: &mut KeyList<'a>, has_msetex: bool) -> Vec<usize> {
-        let mut layout = vec![usize::from(has_msetex)];
+    fn plain_layout<'a>(&'a self, keys: &mut KeyList<'a>) -> Vec<usize> {
+        let mut layout = Vec::new();
         for equal_groups in self.groups.chunk_by(Group::is_alike) {
             let group = &equal_groups[0];
             layout.extend([equal_groups.len(), group.callers.len(), group.plans.len()]);
@@ -654,7 +649,7 @@ mod tests {
         Value::BulkString([instant(NOW), groups.concat()].concat())
     }
 
-    fn read(batch: &Batch, value: &Value) -> Option<(SmallVec<[Reply; 1]>, bool)> {
+    fn read(batch: &Batch, value: &Value) -> Option<SmallVec<[Reply; 1]>> {
         Reply::read(value, batch.groups()).ok()
     }
 
@@ -665,11 +660,10 @@ mod tests {
         let one = Charge::new(RuleName::default(), &keys[0], &few);
         let two = Charge::new(RuleName::default(), &keys[1], &more);
         let batch = batch_of(&[(2, &[one]), (1, &[two]), (2, &[two, one])]);
-        let (keys, args) = batch.encode(&[], false);
+        let (keys, args) = batch.encode(&[]);
         assert_eq!((keys.len(), args.len()), (2, 3));
-        // Whether the server has MSETEX. For each group: one of its kind, its callers, its accounts,
-        // their plans and their keys.
-        let first = [0, 1, 2, 1, 1, 1];
+        // For each group: one of its kind, its callers, its accounts, their plans and their keys.
+        let first = [1, 2, 1, 1, 1];
         let (second, third) = ([1, 1, 1, 2, 2], [1, 2, 2, 2, 1, 2, 1]);
         let numbers = [&first[..], &second, &third].concat();
         let bytes: Vec<u8> = numbers.into_iter().flat_map(u16::to_le_bytes).collect();
@@ -694,7 +688,7 @@ mod tests {
                 batch.add((0..joining).map(|_| caller(&charges)).collect());
                 added += u32::try_from(joining).expect("few");
             }
-            assert_eq!((added, batch.encode(&[], false).0.len()), (callers, accounts));
+            assert_eq!((added, batch.encode(&[]).0.len()), (callers, accounts));
         }
     }
 
@@ -725,12 +719,8 @@ mod tests {
         for cut in 0..bytes.len() {
             assert!(read(&Value::BulkString(bytes[..cut].to_vec())).is_none(), "{cut}");
         }
-        let rows: [(&[u8], _); 5] =
-            [(&[], Some(false)), (&[1], Some(true)), (&[0], None), (&[2], None), (&[1, 1], None)];
-        for (last, lacks_msetex) in rows {
-            let bytes = Value::BulkString([&bytes[..], last].concat());
-            assert_eq!(read(&bytes).map(|(_, lacks_msetex)| lacks_msetex), lacks_msetex);
-        }
+        let longer = Value::BulkString([&bytes[..], &[0]].concat());
+        assert!(read(&longer).is_none());
         assert!(read(&Value::Int(1)).is_none() && read(&Value::Nil).is_none());
     }
 
@@ -782,7 +772,7 @@ mod tests {
     #[tokio::test]
     async fn the_callers_of_a_group_are_answered_one_after_another() {
         let (batch, real) = general();
-        let (mut replies, _) = read(&batch, &Value::BulkString(real)).expect("a reply");
+        let mut replies = read(&batch, &Value::BulkString(real)).expect("a reply");
         let request = batch.groups[0].request();
         for (position, allowed, left) in [(0, true, 9), (1, true, 8), (2, false, 8)] {
             let decision = replies[0].of(position, request).decision(request);
@@ -812,7 +802,7 @@ mod tests {
                 }
             }
             // Every reply that parses yields decisions.
-            if let Some((mut replies, _)) = read(batch, &Value::BulkString(bytes)) {
+            if let Some(mut replies) = read(batch, &Value::BulkString(bytes)) {
                 parsed += 1;
                 for ((request, callers), reply) in batch.groups().zip(&mut replies) {
                     for position in 0..callers {

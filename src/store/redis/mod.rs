@@ -13,7 +13,7 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -140,8 +140,6 @@ struct RedisConfig {
 struct RedisShared {
     scripts: Scripts,
     healed: AtomicU64,
-    /// `true` once a server did not have or not permit `MSETEX`.
-    lacks_msetex: AtomicBool,
     /// One more reference for each call that undoes charges, for tests.
     undoing: Arc<()>,
 }

@@ -56,7 +56,7 @@ fn compare(program: &str, first: u64, sequences: u64) -> bool {
             let config = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
             let real = client.get_multiplexed_async_connection_with_config(&config).await;
             let real = real.expect("a connection");
-            let tee = Tee::new(real).await;
+            let tee = Tee::new(real);
             // The node is new, but the server still has the scripts of earlier sequences.
             tee.send(&[b"SCRIPT".to_vec(), b"FLUSH".to_vec()]).await;
             for _ in 0..ROUND.min(first + sequences - seed) {

@@ -43,10 +43,8 @@ struct Inner {
 }
 
 impl Tee {
-    pub async fn new(mut real: MultiplexedConnection) -> Self {
-        let (mut node, story) = (Node::new(), Vec::new());
-        let known: Vec<Value> = ask(&mut real, &[b"COMMAND", b"INFO", b"MSETEX"]).await;
-        node.set_msetex(known.iter().any(|it| *it != Value::Nil));
+    pub fn new(real: MultiplexedConnection) -> Self {
+        let (node, story) = (Node::new(), Vec::new());
         let inner = Inner { node, story, difference: None, unsure: false, late: 0 };
         Self { real, inner: Arc::new(Mutex::new(inner)), turn: Arc::default() }
     }

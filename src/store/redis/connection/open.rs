@@ -3,7 +3,7 @@
 //! request.
 
 use std::{
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -292,8 +292,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Returns an error if the server cannot be reached, is a replica, is older than Redis 6.2, or
     /// does not permit the commands of the scripts. The text lists the commands to permit.
     pub async fn probe(&self) -> Result<Vec<String>, RedisError> {
-        // The first batch finds out.
-        self.shared.lacks_msetex.store(false, Relaxed);
         let info = cmd("INFO");
         let key = [self.settings.addresses.account(rule(), &Key::everyone())];
         let script = async {

@@ -47,11 +47,10 @@ pub(crate) struct AccountReply {
 
 impl Reply {
     /// Parses the replies of a script to groups of equal requests, each with its number of requests.
-    /// Returns `true` with them if the server does not have or not permit `MSETEX`.
     pub(crate) fn read<'r>(
         value: &Value,
         groups: impl Iterator<Item = (&'r Request, usize)>,
-    ) -> Result<(SmallVec<[Self; 1]>, bool), RedisError> {
+    ) -> Result<SmallVec<[Self; 1]>, RedisError> {
         let Value::BulkString(bytes) = value else {
             return Err(RedisError::invalid_reply("not a bulk string"));
         };
@@ -60,11 +59,7 @@ impl Reply {
         let replies =
             groups.map(|(request, count)| Self::read_one(&mut bytes, request, count, now));
         let replies = replies.collect::<Result<_, _>>()?;
-        match bytes.0 {
-            [] => Ok((replies, false)),
-            [1] => Ok((replies, true)),
-            _ => Err(RedisError::invalid_reply("too long")),
-        }
+        if bytes.0.is_empty() { Ok(replies) } else { Err(RedisError::invalid_reply("too long")) }
     }
 
     /// Parses the reply to `count` equal requests.
@@ -488,7 +483,7 @@ mod tests {
     /// Returns `true` for an allowed charge, or `None` for an invalid reply.
     fn read_decision(bytes: &[u8], request: &Request) -> Option<bool> {
         let value = Value::BulkString(bytes.to_vec());
-        let (replies, _) = Reply::read(&value, iter::once((request, 1))).ok()?;
+        let replies = Reply::read(&value, iter::once((request, 1))).ok()?;
         let reply = &replies[0];
         let decision = reply.decision(request);
         for outcome in decision.outcomes() {

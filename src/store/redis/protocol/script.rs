@@ -201,12 +201,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             self.start_renewing()?;
         }
         let value = self.run(script, keys, args).await?;
-        let (mut replies, lacks_msetex) = self.checked(Reply::read(&value, groups))?;
+        let mut replies = self.checked(Reply::read(&value, groups))?;
         for (reply, call) in replies.iter_mut().zip(slots) {
             reply.holds = call.answered(&reply.accounts);
-        }
-        if lacks_msetex {
-            self.shared.lacks_msetex.store(true, Relaxed);
         }
         Ok(replies)
     }
