@@ -87,7 +87,6 @@ impl Outage<'_> {
         let (real, local) = (self.charge(one, &quotas), self.charge(one, &shares));
         let units = i64::try_from(random.within(1..9)).expect("few");
         let chosen = random.within(0..10);
-        let back = units / i64::from(self.world.count());
         let (what, answer) = match chosen {
             0..5 => (format!("{ask:?}"), store.take(&[self.charge(ask, &quotas)])),
             5 => (format!("charges {units} late"), store.adjust(&real, units)),
@@ -112,7 +111,7 @@ impl Outage<'_> {
         let expected = match chosen {
             0..5 => self.model.take(&[self.charge(self.shared(ask), &shares)]),
             5 => self.model.adjust(&local, units),
-            _ => self.model.adjust(&local, -back),
+            _ => self.model.adjust(&local, -units),
         };
         let expected = expected.now();
         if numbers(&expected) != numbers(&decision) {
