@@ -287,8 +287,9 @@ impl Admin {
     /// Adds a layer under a name, and returns a layer that records its denials.
     ///
     /// Build your services with the returned layer or its clones. Clones made before this call do
-    /// not record denials. Set `enabled`, `report_only` and `fingerprint` before. The returned layer has a [secret](RateLimitLayer::fingerprint), so its
-    /// spans and debug lines contain fingerprints.
+    /// not record denials. The returned layer has a [secret](RateLimitLayer::fingerprint), so its
+    /// spans and debug lines contain fingerprints. It keeps its secret and its toggles, because the page
+    /// shows them: call `fingerprint`, `enabled` and `report_only` before this method.
     ///
     /// A layer may be added under several names. Each entry shows the denials of the layer that was
     /// returned for it, and of its clones. Layers may share a store.

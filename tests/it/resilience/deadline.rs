@@ -1,6 +1,6 @@
 //! Timeouts of store calls.
 //!
-//! Time advances only by the tests.
+//! Time advances only by the tests, except in that of a blocked thread.
 
 use std::{task::Poll, time::Duration};
 
@@ -31,6 +31,22 @@ fn shaky(mood: Mood) -> Shaky {
 /// Passes a charge of one unit to the closure.
 fn charged<T>(read: impl FnOnce(Charge<'_>) -> T) -> T {
     read(Charge::new(RuleName::default(), &Key::from("alice"), HOURLY.as_ref()))
+}
+
+/// While the thread of a runtime is blocked, the answer that arrives cannot be read, so this time does not
+/// count. Real time passes, because a clock that a test moves makes no timer late.
+#[test]
+fn a_blocked_thread_prolongs_a_timeout() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let took = runtime.expect("a runtime").block_on(async {
+        let (start, limiter) = (Instant::now(), Limiter::new(shaky(Mood::Hanging).timeout(BUDGET)));
+        let asked = tokio::spawn(async move { limiter.take("alice", &HOURLY, 1).await.is_err() });
+        tokio::task::yield_now().await;
+        while start.elapsed() < 2 * BUDGET {}
+        assert!(asked.await.expect("no panic"));
+        start.elapsed()
+    });
+    assert!(took > 2 * BUDGET + BUDGET / 4, "{took:?}");
 }
 
 #[test]
