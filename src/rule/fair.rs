@@ -97,7 +97,8 @@ impl Rule<Everyone> {
     /// - It has no [penalty](crate::RateLimitLayer::penalty). The queue of a
     ///   [`RetryAfter`](crate::middleware::RetryAfter) spreads the retries of each client, but not those
     ///   of different clients.
-    /// - [`explain`](crate::RateLimitLayer::explain) counts the client as one of the last second.
+    /// - A call of [`explain`](crate::RateLimitLayer::explain) counts as a request of its client: for up to
+    ///   a second, it makes the shares of the others smaller.
     /// - In an outage, a [`Fallback`](crate::store::Fallback) has its part of the pool, and shares of it.
     ///
     /// # Panics
