@@ -308,7 +308,9 @@ impl Shares {
         let (source, allowed) = (decision.source(), decision.is_allowed());
         let (entry, is_known) = (Entry { source, allowed, ..entry }, source == Source::Redis);
         lock(&self.attempts).push(Attempt { entry, is_known, ..attempt });
-        lock(&world.log).entries.push(Entry { keys: [0, 3], ..entry });
+        // The account of a client may be on another server than those of others.
+        let client = ask.client[1..].parse().expect("a number");
+        lock(&world.log).entries.push(Entry { keys: [client, 3], ..entry });
         let outcomes = decision.outcomes();
         let count = if ask.weight > 0 { 2 } else { 1 };
         let is_paid = outcomes.last().is_some_and(|pool| !pool.is_denied());
