@@ -1,10 +1,10 @@
--- Renews or frees held slots. A slot that has ended is never renewed. If one slot of a request has
--- ended, its others are freed.
+-- Renews held slots. A slot that has ended is never renewed. If one slot of a request has ended, its
+-- others are freed.
 --
--- KEYS: the sets. ARGV: whether to renew (1 byte), the time to live in microseconds (7) and the store
--- (8), then for each set the slots of each request: the first number (8) and how many (2). Returns `1`
--- for each request whose slots count, and `0` for the others.
-local renews, ttl, store = struct.unpack('<BI7c8', ARGV[1])
+-- KEYS: the sets. ARGV: the time to live in microseconds (7) and the store (8), then for each set the
+-- slots of each request: the first number (8) and how many (2). Returns `1` for each request whose slots
+-- count, and `0` for the others.
+local ttl, store = struct.unpack('<I7c8', ARGV[1])
 local counted = ''
 
 for i = 1, plans - 1 do
@@ -13,7 +13,7 @@ for i = 1, plans - 1 do
   for at = 1, #requests, 10 do
     local slots = {}
     append(slots, store, struct.unpack('<I8H', requests, at))
-    local scores = renews == 1 and exists and redis.call('ZMSCORE', set, unpack(slots))
+    local scores = exists and redis.call('ZMSCORE', set, unpack(slots))
     local counts = scores
     for j = 1, #slots do
       counts = counts and scores[j] and tonumber(scores[j]) > now

@@ -18,7 +18,7 @@ use std::{
 
 use futures_util::{
     StreamExt,
-    future::{ready, select},
+    future::{ready, select, try_join_all},
     stream,
 };
 use redis::{Value, aio::ConnectionLike};
@@ -42,7 +42,7 @@ use crate::{
             RedisStore,
             cluster::slot,
             connection::runtime,
-            error::RedisError,
+            error::{RedisError, code},
             protocol::{
                 AccountRequest, EncodedPlan, Request, reply::AccountReply, script::ScriptKind,
             },
@@ -529,23 +529,56 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         requests: Vec<RequestSlots>,
     ) -> Result<(), RedisError> {
         let slots = &self.settings.slots;
-        let head = EncodedPlan::default().int::<1>(u64::from(change == SlotChange::Renew));
-        let head = head.int::<7>(slots.ttl_micros()).int::<8>(slots.store);
+        let changed = match change {
+            SlotChange::Free => self.remove(&requests).await.map(|()| slots.removed(requests)),
+            SlotChange::Renew => {
+                self.renew(&requests).await.map(|counted| slots.renewed(requests, &counted))
+            }
+        };
+        changed.inspect_err(|error| store_failed(error.kind().as_str()))
+    }
+
+    /// Removes slots. This needs no script, which takes the server several times as long.
+    async fn remove(&self, requests: &[RequestSlots]) -> Result<(), RedisError> {
+        let store = self.settings.slots.store;
+        let removals = by_set(requests).map(async |group| {
+            let mut command = redis::cmd("ZREM");
+            command.arg(&*group[0].0);
+            for (_, first, units) in group {
+                for number in *first..first + u64::from(*units) {
+                    command.arg(EncodedPlan::default().int::<8>(store).int::<8>(number).0);
+                }
+            }
+            match self.send(&command).await {
+                // A value of another type has no slots. The next take replaces it.
+                Err(error) if code(&error) == Some("WRONGTYPE") => Ok(()),
+                reply => reply.map(drop),
+            }
+        });
+        Ok(try_join_all(removals).await.map(drop)?)
+    }
+
+    /// Renews slots. Returns `1` for each request whose slots count.
+    async fn renew(&self, requests: &[RequestSlots]) -> Result<Vec<u8>, RedisError> {
+        let slots = &self.settings.slots;
+        let head = EncodedPlan::default().int::<7>(slots.ttl_micros()).int::<8>(slots.store);
         let (mut keys, mut args) = (Vec::new(), vec![head.0]);
-        for group in requests.chunk_by(|(one, ..), (other, ..)| one == other) {
+        for group in by_set(requests) {
             let list = group.iter().map(|(_, first, units)| (*first, *units));
             keys.push(&*group[0].0);
             args.push(EncodedPlan::default().slot_list(list).0);
         }
         let script = self.script(ScriptKind::Renew, []);
-        let counted = self.run(script, &keys, args).await.and_then(|reply| match reply {
+        match self.run(script, &keys, args).await? {
             Value::BulkString(counted) if counted.len() == requests.len() => Ok(counted),
             _ => self.checked(Err(RedisError::invalid_reply("not one byte for each request"))),
-        });
-        let counted = counted.inspect_err(|error| store_failed(error.kind().as_str()))?;
-        slots.changed(change, requests, &counted);
-        Ok(())
+        }
     }
+}
+
+/// Returns the requests of each set, which are neighbours.
+fn by_set(requests: &[RequestSlots]) -> impl Iterator<Item = &[RequestSlots]> {
+    requests.chunk_by(|(one, ..), (other, ..)| one == other)
 }
 
 /// The end of the task. If its runtime shuts down, requests that wait on another one start it again.
@@ -597,14 +630,21 @@ impl Slots {
         due.map(|(first, held)| (held.set.clone(), *first, held.units)).collect()
     }
 
-    /// Records the answer of the server, with `1` for each request whose slots count.
-    fn changed(&self, change: SlotChange, requests: Vec<RequestSlots>, counted: &[u8]) {
+    /// Records that the server no longer counts slots.
+    fn removed(&self, requests: Vec<RequestSlots>) {
+        let mut state = self.state();
+        for (set, first, _) in requests {
+            state.freed.remove(&(set, first));
+        }
+    }
+
+    /// Records a renewal, with `1` for each request whose slots count.
+    fn renewed(&self, requests: Vec<RequestSlots>, counted: &[u8]) {
         let (now, mut state, mut lost) = (self.now(), self.state(), Vec::new());
-        for ((set, first, _), counts) in requests.into_iter().zip(counted) {
-            match (change, state.held.get_mut(&first)) {
-                (SlotChange::Free, _) => drop(state.freed.remove(&(set, first))),
-                (SlotChange::Renew, Some(held)) if *counts == b'1' => held.renewed_at = now,
-                (SlotChange::Renew, _) => {
+        for ((_, first, _), counts) in requests.into_iter().zip(counted) {
+            match state.held.get_mut(&first) {
+                Some(held) if *counts == b'1' => held.renewed_at = now,
+                _ => {
                     let held = state.held.remove(&first);
                     held.iter().for_each(|held| state.remove(held.id, held.units.into()));
                     lost.extend(held);

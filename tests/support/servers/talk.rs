@@ -45,12 +45,14 @@ impl Server {
 
     /// Returns the script calls so far, including those that found no script.
     pub(crate) async fn script_calls(&self) -> u32 {
+        self.calls_of("eval").await + self.calls_of("evalsha").await
+    }
+
+    /// Returns the calls of a command so far, by clients and by scripts.
+    pub(crate) async fn calls_of(&self, command: &str) -> u32 {
         let text: String = self.command("INFO commandstats").await;
-        let count = |line: &str| {
-            let name = line.strip_prefix("cmdstat_eval")?;
-            let calls = name.trim_start_matches("sha").strip_prefix(":calls=")?;
-            calls.split(',').next()?.parse::<u32>().ok()
-        };
+        let prefix = format!("cmdstat_{command}:calls=");
+        let count = |line: &str| line.strip_prefix(&prefix)?.split(',').next()?.parse::<u32>().ok();
         text.lines().filter_map(count).sum()
     }
 

@@ -205,15 +205,18 @@ impl fmt::Debug for ClusterLink {
     }
 }
 
-/// Returns the first key of a script call, or `None` for another command.
+/// Returns the first key of a command that the store sends, or `None` for another command.
 fn key(command: &Cmd) -> Option<&[u8]> {
     let mut args = command.args_iter();
-    let (Some(Arg::Simple(b"EVALSHA" | b"EVAL")), Some(Arg::Simple(key))) =
-        (args.next(), args.nth(2))
-    else {
-        return None;
+    let before = match args.next() {
+        Some(Arg::Simple(b"EVALSHA" | b"EVAL")) => 2,
+        Some(Arg::Simple(b"ZREM")) => 0,
+        _ => return None,
     };
-    Some(key)
+    match args.nth(before) {
+        Some(Arg::Simple(key)) => Some(key),
+        _ => None,
+    }
 }
 
 /// The number of slots of a cluster.
@@ -575,9 +578,12 @@ mod tests {
     }
 
     #[test]
-    fn the_key_of_a_script_call_is_found() {
+    fn the_key_of_a_command_is_found() {
         let mut command = Cmd::new();
         command.arg("EVALSHA").arg("0123").arg(1).arg("{foo}").arg("plan");
+        assert_eq!(key(&command), Some(&b"{foo}"[..]));
+        command = redis::cmd("ZREM");
+        command.arg("{foo}").arg("member");
         assert_eq!(key(&command), Some(&b"{foo}"[..]));
         assert_eq!(key(&redis::cmd("INFO")), None);
     }
