@@ -166,7 +166,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 
     /// Creates a store on a cluster, from a connection of your own.
     ///
-    /// The connection must send each call to the node that stores its keys.
+    /// The connection must send each call to the node that stores its keys. The store does not know the
+    /// nodes, so one that does not reply delays the renewals and frees of slots on others, unlike with
+    /// [`cluster`](RedisStore::cluster).
     #[must_use]
     pub fn sharded(connection: C) -> Self {
         let mut store = Self::new(connection);
