@@ -1,14 +1,29 @@
 //! Slots on the servers of a cluster, of which one does not reply.
 
-use std::time::{Duration, Instant};
+use std::{
+    future::pending,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
 
 use futures::{future::join_all, poll};
-use tokio::time::sleep;
-use tower_sluice::{Quota, RedisStore, middleware::Slot, store::ClusterLink};
+use redis::{
+    Arg, Cmd, Pipeline, RedisFuture, Value,
+    aio::{ConnectionLike, MultiplexedConnection},
+};
+use tokio::time::{sleep, timeout};
+use tower_sluice::{
+    Key, Quota, RedisStore, StoreExt,
+    middleware::Slot,
+    store::{Charge, ClusterLink},
+};
 
 use crate::{
-    accounts::{Account, address},
-    servers::{Cluster, Flavour},
+    accounts::{Account, address, connect, raw, rule},
+    servers::{Cluster, Flavour, Server},
     slots::{held, until_held},
 };
 
@@ -82,4 +97,63 @@ async fn a_frozen_server_delays_no_frees_on_the_others() {
         until_held(&other, account, 0).await;
         assert!(start.elapsed() < Duration::from_millis(400), "{:?}", start.elapsed());
     }
+}
+
+/// A connection that answers a number of calls on the accounts of a rule, and no more.
+#[derive(Clone)]
+struct Partial {
+    inner: MultiplexedConnection,
+    rule: &'static str,
+    answers: Arc<AtomicU32>,
+}
+
+impl ConnectionLike for Partial {
+    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
+        let is_meant = |arg: Arg<&[u8]>| matches!(arg, Arg::Simple(text) if String::from_utf8_lossy(text).contains(self.rule));
+        let less = |left: u32| left.checked_sub(1);
+        if command.args_iter().any(is_meant)
+            && self.answers.fetch_update(SeqCst, SeqCst, less).is_err()
+        {
+            return Box::pin(pending());
+        }
+        self.inner.req_packed_command(command)
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        pipeline: &'a Pipeline,
+        offset: usize,
+        count: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        self.inner.req_packed_commands(pipeline, offset, count)
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
+/// A slot, and rates of which the second denies, have a call each. The undo call of the first rate
+/// is not answered.
+#[tokio::test]
+async fn a_denied_request_frees_its_slot_before_its_charges_are_undone() {
+    let server = Server::redis().await;
+    let (inner, answers) = (raw(&server.url()).await, Arc::new(AtomicU32::new(1_000)));
+    let store = RedisStore::sharded(Partial { inner, rule: "many", answers: answers.clone() });
+    let (store, other) = (store.readable_keys(), connect(&server.url()).await.readable_keys());
+    let (key, slots, many, few) =
+        (Key::from("a"), [Quota::concurrent(1)], [Quota::per_day(9)], [Quota::per_day(1)]);
+    let charges = [("slots", &slots), ("many", &many), ("few", &few)];
+    let charges = charges.map(|(name, quotas)| Charge::new(rule(name), &key, quotas));
+    let account = Account { rule: rule("slots"), ..Account::new("a", slots[0]) };
+    assert!(store.take(&charges).await.expect("a decision").is_allowed());
+    until_held(&other, &account, 0).await;
+    // The server then has the script that undoes charges.
+    assert!(!store.take(&charges).await.expect("a decision").is_allowed());
+    until_held(&other, &account, 0).await;
+    answers.store(1, SeqCst);
+    assert!(!store.take(&charges).await.expect("a decision").is_allowed());
+    assert_eq!(answers.load(SeqCst), 0, "the rate was charged");
+    let free = timeout(Duration::from_secs(2), until_held(&other, &account, 0));
+    free.await.expect("the slot is free at once");
 }
