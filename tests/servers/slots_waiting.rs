@@ -222,6 +222,33 @@ async fn requests_that_wait_for_other_processes_make_few_calls() {
     until_held(&store, &account(ONE), 0).await;
 }
 
+/// A request that leaves during its call is no failure, after which all would ask at once.
+#[tokio::test]
+async fn only_the_next_request_asks_when_one_leaves_during_its_call() {
+    let server = Server::redis().await;
+    let mut proxy = Proxy::start(server.address()).await;
+    let store = connect(&server.url_at(proxy.addr())).await.coalesce(false);
+    let other = connect(&server.url()).await;
+    let app = app(&[ONE], store.fail_closed(), millis(9_000), Duration::ZERO);
+    let running = hold(&other, ONE).await;
+    let mut sent = app.send_all(30).await;
+    proxy.set(Mode::Delay(millis(200))).await;
+    // The first one is answered late.
+    sleep(millis(700)).await;
+    let before = server.script_calls().await;
+    let asks = async || (server.script_calls().await > before).then_some(());
+    eventually("the first one asks", asks).await;
+    sent.remove(0).abort();
+    sleep(millis(100)).await;
+    let calls = server.script_calls().await - before;
+    // One is left for a renewal.
+    assert!((2..=3).contains(&calls), "{calls} calls of the first and the next request");
+    proxy.set(Mode::Pass).await;
+    drop(running);
+    assert!(all(sent).await.iter().all(|(status, _)| *status == OK));
+    assert_eq!(app.ran(), (1..30).map(|n| format!("/{n}")).collect::<Vec<_>>());
+}
+
 #[tokio::test]
 async fn the_first_request_asks_once_in_the_mean_hold_time_and_at_least_every_second() {
     for (hold_time, expected) in [(300, 6..=11), (2_600, 2..=4)] {

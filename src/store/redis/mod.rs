@@ -357,10 +357,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let slots = self.settings.slots.clone();
         let turns = charges.iter().any(|it| it.turn().is_some());
         // Boxed, because few requests have them, and the future is moved.
-        let waits = turns
+        let mut waits = turns
             .then(|| Box::new((slots.ask(&request), OwnedCharges::from(charges), self.clone())));
         Answer::Later(Box::pin(async move {
-            let mut decision = decision.await?;
+            let failed = |_: &RedisError| waits.iter_mut().for_each(|it| it.0.has_failed = true);
+            let mut decision = decision.await.inspect_err(failed)?;
             let Some(mut waits) = waits else {
                 slots.decided(&request, &[], None, &mut decision);
                 return Ok(decision);
