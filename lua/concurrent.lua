@@ -50,11 +50,9 @@ local function leave(place, key)
   end
 end
 
--- Counts the slots that are left to another store as held, once this store took its lead.
-local function count_left(place, taken)
-  if place.left and taken >= place.lead then
-    place.held, place.left = place.held + place.left, nil
-  end
+-- Returns the slots that are left to another store, once this store took its lead.
+local function left_after(place, taken)
+  return place.left and taken >= place.lead and place.left or 0
 end
 
 algorithms.c = {
@@ -62,8 +60,12 @@ algorithms.c = {
   open = function() end,
 
   -- Removes the mark of this store once it has more slots, so that others have their turn. Otherwise
-  -- sets it for a request that waits. A denial needs no memory, so a failure is ignored.
-  mark = function(place, taken, waits)
+  -- sets it for a request that waits. A denial needs no memory, so a failure is ignored. A denied request
+  -- sees the slots that are left to another store as held.
+  mark = function(place, taken, waits, is_denied)
+    if is_denied then
+      place.held = place.held + left_after(place, taken)
+    end
     if place.marked and taken > 0 and place.own + taken > place.marked then
       redis.pcall('DEL', place.mark)
     elseif waits and place.marks and place.held + place.need > place.limit then
@@ -83,15 +85,13 @@ algorithms.c = {
     place.held, place.healed = count(place, freed)
     if mark > 0 then
       leave(place, KEYS[mark])
-      count_left(place, 0)
     end
     return place, after
   end,
 
   fits = function(place, ahead)
     local taken = ahead * place.cost
-    local left = place.left and taken >= place.lead and place.left or 0
-    return place.held + left + taken + place.need <= place.limit
+    return place.held + left_after(place, taken) + taken + place.need <= place.limit
   end,
 
   charge = function(place, times)
@@ -105,6 +105,5 @@ algorithms.c = {
     redis.call('ZADD', place.set, until_end(taken, now + place.ttl))
     redis.call('PEXPIRE', place.set, math.ceil(place.ttl / 1000) + extra_ttl)
     place.held = place.held + #taken
-    count_left(place, #taken)
   end,
 }

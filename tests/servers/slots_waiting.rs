@@ -694,6 +694,32 @@ async fn a_mark_has_the_slots_that_its_store_holds() {
     assert_eq!(all(vec![sent]).await[0].0, OK);
 }
 
+/// A mark says what later requests leave to others, and not what an allowed one sees.
+#[tokio::test]
+async fn an_allowed_request_sees_the_held_slots_beside_a_mark() {
+    let server = Server::redis().await;
+    let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let (two, mut running) = (Quota::concurrent(2), Vec::new());
+    for process in [&store, &other] {
+        running.push(account(two).take(process, 1).await.expect("a decision"));
+    }
+    let rule = || Rule::new("api", Everyone, two).max_wait(millis(2_000));
+    let waiting = app_of(rule(), store.clone().fail_closed(), Duration::ZERO).send(to("/"));
+    eventually("a mark", async || is_marked(&server).await.then_some(())).await;
+    let layer = RateLimitLayer::rules(rule(), other.fail_closed()).expose_decision();
+    let layer = layer.hold_until(HoldUntil::Head);
+    let service =
+        layer.layer(service_fn(async |_| Ok::<_, Infallible>(Response::new(String::new()))));
+    drop(running.pop());
+    let response = service.oneshot(to("/")).await.expect("infallible");
+    let decision = response.extensions().get::<Decision>().expect("a decision");
+    assert!(decision.is_allowed() && is_marked(&server).await, "{decision:?}");
+    let [outcome] = decision.outcomes() else { panic!("one outcome") };
+    assert_eq!((outcome.is_denied(), outcome.held()), (false, Some(2)));
+    drop((response, running));
+    assert_eq!(all(vec![waiting]).await[0].0, OK);
+}
+
 #[tokio::test]
 async fn a_mark_of_another_type_is_ignored() {
     let server = Server::redis().await;
