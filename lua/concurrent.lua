@@ -10,11 +10,7 @@ local function count(place, freed)
     return 0, healed
   end
   if freed ~= '' then
-    local found = {}
-    for at = 1, #freed, 10 do
-      append(found, place.store, struct.unpack('<I8H', freed, at))
-    end
-    redis.call('ZREM', set, unpack(found))
+    remove(set, place.store, freed)
   end
   -- No answer depends on these writes, so a server that rejects writes can still deny.
   if last > latest then
@@ -95,15 +91,8 @@ algorithms.c = {
   end,
 
   charge = function(place, times)
-    local taken = {}
-    append(taken, place.store, place.first, times * place.cost)
-    if #taken >= 16 then
-      -- A member this long ends the compact form of the set, in which each new member is compared with
-      -- all others. It does not count, and is removed with those that have ended.
-      redis.call('ZADD', place.set, now, string.rep('-', 65))
-    end
-    redis.call('ZADD', place.set, until_end(taken, now + place.ttl))
-    redis.call('PEXPIRE', place.set, math.ceil(place.ttl / 1000) + extra_ttl)
-    place.held = place.held + #taken
+    local units = times * place.cost
+    take(place.set, place.store, place.first, units, place.ttl, string.format('%.0f', now + place.ttl))
+    place.held = place.held + units
   end,
 }
