@@ -10,7 +10,7 @@ use std::{
 /// The most lines of code of each folder, without comments, blank lines and unit tests. A number may
 /// only fall. To raise one for a new capability is a commit of its own, with the reason.
 const BUDGET: [(&str, usize); 19] = [
-    ("src/", 739),
+    ("src/", 740),
     ("src/admin", 677),
     ("src/algorithm", 901),
     ("src/decision", 658),
