@@ -297,6 +297,8 @@ impl<S: Store> Limiter<S> {
                 continue;
             }
             let wait = decision.retry_after().ok_or_else(|| NotReady::without_wait(&decision))?;
+            // A block or a rate denies this call, and others may take the slots while it sleeps.
+            turn.iter().for_each(|turn| turn.leave_unless(|_| false));
             tokio::time::sleep(wait).await;
         }
     }

@@ -276,16 +276,19 @@ impl ResponseContext {
         config.hold(slot, response)
     }
 
-    /// Inserts the extensions for the handler.
-    pub(super) fn attach(&self, extensions: &mut Extensions) {
+    /// Inserts the extensions for the handler, which is called next.
+    pub(super) fn attach(&mut self, extensions: &mut Extensions) {
         if let Some(decision) = &self.decision {
             extensions.insert(Decision::clone(decision));
         }
         if let Some(charge) = &self.charge {
             extensions.insert(charge.clone());
         }
-        if let Some((slot, _)) = self.slot.as_ref().filter(|(_, config)| config.exposed) {
-            extensions.insert(slot.clone());
+        if let Some((slot, config)) = &self.slot {
+            self.measured.iter_mut().for_each(Measurement::start);
+            if config.exposed {
+                extensions.insert(slot.clone());
+            }
         }
     }
 
@@ -311,7 +314,7 @@ impl ResponseContext {
             for (rule, controller) in &settings.adaptive {
                 let mut charges = charges.iter();
                 let charge = charges.find(|it| it.rule() == *rule && decision.charged(*rule));
-                context.measured.extend(charge.map(|it| controller.start(it.cost())));
+                context.measured.extend(charge.map(|it| controller.hold(it.cost())));
             }
         }
         for it in settings.penalties.iter().filter(|_| !settings.report_only.is_on()) {

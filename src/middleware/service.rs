@@ -77,7 +77,7 @@ where
             Admission::Admitted(lines) => {
                 ResponseFuture { state: State::Running { future: self.inner.call(request), lines } }
             }
-            Admission::Extended(context) => {
+            Admission::Extended(mut context) => {
                 context.attach(request.extensions_mut());
                 let (future, context) = (self.inner.call(request), Some(context));
                 ResponseFuture { state: State::Extended { future, context } }
@@ -230,7 +230,7 @@ where
             Admission::Admitted(lines) if self.is_ready => {
                 return State::Running { future: self.inner.call(self.request), lines };
             }
-            Admission::Extended(context) if self.is_ready => {
+            Admission::Extended(mut context) if self.is_ready => {
                 context.attach(self.request.extensions_mut());
                 let (future, context) = (self.inner.call(self.request), Some(context));
                 return State::Extended { future, context };

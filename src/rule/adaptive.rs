@@ -177,7 +177,9 @@ impl Adaptive {
     /// }
     /// ```
     pub fn start(&self, slots: u32) -> Measurement {
-        self.controller.start(slots)
+        let mut measurement = self.controller.hold(slots);
+        measurement.start();
+        measurement
     }
 }
 
@@ -189,12 +191,18 @@ impl Adaptive {
 #[must_use = "a measurement that is dropped has no response"]
 pub struct Measurement {
     controller: Arc<Controller>,
-    since: u64,
+    /// `None` until the work starts.
+    since: Option<u64>,
     slots: u32,
     overloaded: Option<bool>,
 }
 
 impl Measurement {
+    /// Starts the work.
+    pub(crate) fn start(&mut self) {
+        self.since = Some(self.controller.clock.now());
+    }
+
     /// Ends the measurement with a response, or with `true` if the work failed because of an
     /// overload.
     pub fn complete(mut self, overloaded: bool) {
@@ -205,16 +213,18 @@ impl Measurement {
 impl Drop for Measurement {
     fn drop(&mut self) {
         self.controller.in_flight.fetch_sub(self.slots, Relaxed);
-        self.controller.end(self.since, self.overloaded);
+        if let Some(since) = self.since {
+            self.controller.end(since, self.overloaded);
+        }
     }
 }
 
 impl Controller {
-    pub(crate) fn start(self: &Arc<Self>, slots: u32) -> Measurement {
+    /// Counts slots, whose work has not started yet.
+    pub(crate) fn hold(self: &Arc<Self>, slots: u32) -> Measurement {
         let in_flight = self.in_flight.fetch_add(slots, Relaxed).saturating_add(slots);
         self.peak.fetch_max(in_flight, Relaxed);
-        let (controller, since) = (Arc::clone(self), self.clock.now());
-        Measurement { controller, since, slots, overloaded: None }
+        Measurement { controller: self.clone(), since: None, slots, overloaded: None }
     }
 
     /// Returns the highest limit.

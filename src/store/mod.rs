@@ -116,6 +116,7 @@ pub struct Charge<'a> {
     /// The start of the request, if it makes several calls.
     start: Option<&'a Instant>,
     is_fixed: bool,
+    is_held: bool,
 }
 
 impl<'a> Charge<'a> {
@@ -135,7 +136,8 @@ impl<'a> Charge<'a> {
     pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
         let (demand, only, start) = (Demand::units(1), None, None);
         let (report_only, group, turn, is_fixed) = (false, 0, None, false);
-        Self { rule, key, quotas, demand, report_only, only, group, turn, start, is_fixed }
+        let is_held = false;
+        Self { rule, key, quotas, demand, report_only, only, group, turn, start, is_fixed, is_held }
     }
 
     /// Sets the units to charge. Defaults to 1.
@@ -365,6 +367,15 @@ impl<'a> Charge<'a> {
     /// Returns `true` if a layer is being built that gives the rule these quotas for its whole life.
     pub(crate) fn is_fixed(&self) -> bool {
         self.is_fixed
+    }
+
+    /// Marks the slots as those that a request holds in another store, so they need no decision.
+    pub(crate) fn with_held_slots(self) -> Self {
+        Self { is_held: true, ..self }
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.is_held
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 /// The most lines of code of each folder, without comments, blank lines and unit tests. A number may
 /// only fall. To raise one for a new capability is a commit of its own, with the reason.
 const BUDGET: [(&str, usize); 19] = [
-    ("src/", 739),
+    ("src/", 740),
     ("src/admin", 677),
     ("src/algorithm", 905),
     ("src/decision", 658),
@@ -18,14 +18,14 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/guide", 99),
     ("src/headers", 707),
     ("src/key", 1101),
-    ("src/middleware", 2267),
+    ("src/middleware", 2270),
     ("src/observe", 498),
     ("src/quota", 948),
     ("src/reject", 550),
-    ("src/rule", 1687),
-    ("src/store", 937),
+    ("src/rule", 1693),
+    ("src/store", 945),
     ("src/store/hot_keys", 973),
-    ("src/store/local", 1884),
+    ("src/store/local", 1899),
     ("src/store/redis", 3909),
     ("src/store/wrappers", 892),
     ("src/testing", 666),

@@ -494,6 +494,64 @@ async fn an_outage_ends_the_wait_by_the_policy_for_outages() {
     outage("fallback", |it| it.timeout(TIMEOUT).breaker().fallback(local()), OK).await;
 }
 
+/// The key is blocked while a call waits for its slot. In an outage, the mirrored block denies the call.
+#[tokio::test]
+async fn a_limiter_keeps_no_place_in_the_queue_while_it_sleeps() {
+    for is_down in [false, true] {
+        let server = Server::redis().await;
+        let store = connect(&server.url()).await.timeout(TIMEOUT).fallback(LocalStore::new());
+        let limiter = Limiter::new(store);
+        let take = async || limiter.take("alice", &ONE, 1).await.expect("infallible");
+        let running = take().await;
+        let waiting = limiter.clone();
+        let waits = tokio::spawn(async move { waiting.until_ready("alice", &ONE, 1).await });
+        sleep(millis(100)).await;
+        limiter.block("alice", Duration::from_secs(3_600)).await.expect("room");
+        if is_down {
+            server.stop();
+        }
+        drop(running);
+        sleep(millis(300)).await;
+        server.cont();
+        limiter.unblock("alice").await.expect("infallible");
+        let takes = async || Some(take().await).filter(|it| it.source() == Source::Redis);
+        let takes = async || takes().await.filter(Decision::is_allowed).map(drop);
+        // The first answer after an outage starts the queue again.
+        for round in 0..3 {
+            eventually(&format!("down: {is_down}, {round}"), takes).await;
+        }
+        assert!(!waits.is_finished());
+        waits.abort();
+    }
+}
+
+/// The request was in the queue of the local store when the server answered again.
+#[tokio::test]
+async fn a_slot_that_is_taken_after_an_outage_counts_in_the_next_one() {
+    let (server, local) = (Server::redis().await, LocalStore::new());
+    let store = connect(&server.url()).await.timeout(TIMEOUT).fallback(local.clone());
+    let app = app(&[ONE], store.clone(), millis(5_000), millis(3_000));
+    let api = account(ONE);
+    let running = store.take(&[api.charge(1)]).await.expect("infallible");
+    server.stop();
+    let sent = app.send_all(1).await;
+    sleep(millis(300)).await;
+    server.cont();
+    eventually("an answer", async || {
+        let look = store.take(&[api.charge(0)]).await.expect("infallible");
+        (look.source() == Source::Redis).then_some(())
+    })
+    .await;
+    drop(running);
+    eventually("it runs", async || (app.ran() == ["/0"]).then_some(())).await;
+    assert_eq!(local.stats().held, 1);
+    server.stop();
+    let denied = store.take(&[api.charge(1)]).await.expect("infallible");
+    assert_eq!((denied.is_allowed(), denied.source()), (false, Source::Fallback));
+    server.cont();
+    assert!(all(sent).await.iter().all(|(status, _)| *status == OK));
+}
+
 /// A request that ran in an outage, and still runs, is in no queue.
 #[tokio::test]
 async fn a_request_that_an_outage_admits_leaves_its_queue() {

@@ -229,6 +229,11 @@ impl Ledger {
 
     #[inline(never)]
     fn take_several(&self, charges: &[Charge<'_>], now: u64) -> Decision {
+        if let [charge] = charges
+            && charge.is_held()
+        {
+            return self.hold(charge);
+        }
         if let Some(decision) = self.take_share(charges, now) {
             return decision;
         }
@@ -243,6 +248,18 @@ impl Ledger {
             return plain_decision(three, by, now);
         }
         self.decide(charges, now, false)
+    }
+
+    /// Holds slots that a request holds in another store.
+    fn hold(&self, charge: &Charge<'_>) -> Decision {
+        let (mut decision, first) = (Decision::new(true, 0), self.id(charge));
+        for (index, quota) in charge.charged_quotas().filter(|(_, it)| it.is_concurrent()) {
+            let (id, cost) = (quota_id(first, index), charge.cost());
+            let shard = self.held.shard(id);
+            let epoch = shard.lock().hold(id, cost.into());
+            decision.hold(slots::hold_of(shard, id, epoch, quota, cost));
+        }
+        decision
     }
 
     /// Returns a later reading of the clock if it may change a denial for `retry_ns`.

@@ -80,7 +80,7 @@ pub(super) fn hold(
 
 /// Returns the hold of `cost` slots.
 #[inline(always)]
-fn hold_of(shard: &Arc<Shard>, id: u64, epoch: u64, quota: &Quota, cost: u32) -> Hold {
+pub(super) fn hold_of(shard: &Arc<Shard>, id: u64, epoch: u64, quota: &Quota, cost: u32) -> Hold {
     Hold::new(Arc::<Shard>::clone(shard), id, epoch, cost).until_head(quota.sheds())
 }
 

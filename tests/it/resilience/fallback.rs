@@ -5,9 +5,10 @@
 use std::{sync::Barrier, thread};
 
 use http::StatusCode;
+use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower_sluice::{
-    Algorithm, Decision, Key, Limiter, Quota, RateLimitLayer, Rule, StoreExt, decision::Source,
-    key::Everyone, rule::RuleName, store::Charge,
+    Algorithm, Decision, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule, StoreExt,
+    decision::Source, key::Everyone, rule::RuleName, store::Charge,
 };
 
 use crate::support::{
@@ -249,6 +250,48 @@ async fn blocked_keys_stay_blocked_in_an_outage() {
     assert!(!here.take("alice", HOURLY, 1).await.is_allowed(), "a new block applies too");
     decided(here.limiter().unblock("alice")).await;
     assert!(here.take("alice", HOURLY, 1).await.is_allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn slots_are_mirrored_despite_a_queue_a_block_and_a_full_store() {
+    let one = Quota::concurrent(1);
+    let time = Time::default();
+    let process = Process::one_of(1, &time);
+    let limiter = process.limiter();
+    let first = process.take("alice", one, 1).await;
+    process.shared.is(Mood::Failing);
+    let wait = || task::spawn(limiter.until_ready("alice", &one, 1));
+    let mut waits = [wait(), wait()];
+    waits.iter_mut().for_each(|it| assert_pending!(it.poll()));
+    process.shared.is(Mood::Well);
+    drop(first);
+    assert!(waits[0].is_woken());
+    let second = assert_ready_ok!(waits[0].poll());
+    assert_eq!((second.source(), process.local.stats().held), (Source::Local, 1));
+    process.shared.is(Mood::Failing);
+    assert!(!process.take("alice", one, 1).await.is_allowed(), "the second still runs");
+    drop((second, waits));
+    assert!(process.take("alice", one, 1).await.is_allowed());
+
+    process.shared.is(Mood::Well);
+    let there = Process::beside(&process.shared, 1, &time);
+    process.limiter().block("mallory", secs(60)).await.expect("room");
+    decided(there.limiter().unblock("mallory")).await;
+    let freed = process.take("mallory", [HOURLY, one], 1).await;
+    assert_eq!((freed.is_allowed(), process.local.stats().held), (true, 1));
+    drop(freed);
+
+    let local = LocalStore::with_capacity(8);
+    let limiter = Limiter::new(process.shared.clone().fallback(local.clone()));
+    let mut running = Vec::new();
+    for key in 0..9_u32 {
+        running.push(decided(limiter.take(key, &one, 1)).await);
+    }
+    assert_eq!(local.stats().held, 9);
+    process.shared.is(Mood::Failing);
+    assert!(!decided(limiter.take(8_u32, &one, 1)).await.is_allowed());
+    drop(running);
+    assert_eq!((local.stats().held, local.stats().holding), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]

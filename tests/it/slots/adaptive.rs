@@ -13,6 +13,7 @@ use std::{
 };
 
 use http::{Response, StatusCode};
+use tokio_test::{assert_pending, assert_ready_ok};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sluice::{
     Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule,
@@ -22,7 +23,11 @@ use tower_sluice::{
     testing::FakeClock,
 };
 
-use crate::support::{driven::secs, get, header, with};
+use crate::support::{
+    Strict,
+    driven::{begin, limiter, secs},
+    get, header, with,
+};
 
 /// The servers behind the limit, and their mean time for a request.
 const SERVERS: usize = 16;
@@ -440,6 +445,48 @@ async fn a_wait_for_a_rate_is_no_latency() {
         tokio::time::advance(Duration::from_millis(501)).await;
     }
     assert!(limit.limit() >= 30, "{}", limit.limit());
+}
+
+/// A request that waited for its slot then waits for a permit of the inner limit.
+#[tokio::test(start_paused = true)]
+async fn a_wait_for_the_inner_service_is_no_latency() {
+    for is_cancelled in [false, true] {
+        let clock = FakeClock::new();
+        let (store, limit) = (clock.store(64), clock.adaptive(Adaptive::aimd(secs(1)).initial(30)));
+        let layer = RateLimitLayer::rules(
+            Rule::new("api", Everyone, limit.plan()).max_wait(secs(60)),
+            store.clone(),
+        );
+        let inner = tower::limit::ConcurrencyLimit::new(Strict::default(), 1);
+        let mut service = layer.hold_until(HoldUntil::Head).layer(inner);
+        let answered = async || {
+            let response = service.clone().oneshot(get("/")).await.expect("infallible");
+            assert_eq!(response.status(), StatusCode::OK);
+        };
+        // The usual latency is known.
+        for _ in 0..20 {
+            answered().await;
+            clock.advance(Duration::from_millis(100));
+        }
+        let before = limit.limit();
+        for _ in 0..40 {
+            let limiter = limiter("api", store.clone());
+            let running = limiter.take(Key::everyone(), &limit.plan().quotas(), limit.limit());
+            let mut waiting = begin(&mut service, get("/")).await;
+            assert_pending!(waiting.poll());
+            let mut other = service.clone();
+            other.ready().await.expect("a permit");
+            drop(running);
+            assert_pending!(waiting.poll());
+            assert_eq!(store.stats().held, 1, "it has its slot");
+            clock.advance(secs(5));
+            if !is_cancelled {
+                drop(other);
+                assert_ready_ok!(waiting.poll());
+            }
+        }
+        assert!(limit.limit() >= before, "{before}, then {}", limit.limit());
+    }
 }
 
 #[tokio::test]

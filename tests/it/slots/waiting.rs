@@ -521,6 +521,44 @@ async fn a_limiter_waits_for_slots_in_order() {
     assert_eq!(assert_ready_ok!(second.poll()), 7);
 }
 
+/// A key is blocked while a call waits for its slot, and the block ends while the call sleeps.
+#[tokio::test(start_paused = true)]
+async fn a_limiter_keeps_no_place_in_the_queue_while_it_sleeps() {
+    for throttles in [false, true] {
+        for (what, mood) in
+            [("store", Mood::Well), ("cache", Mood::Well), ("outage", Mood::Failing)]
+        {
+            let time = Time::default();
+            let shared = Shaky::new(time.store());
+            let limiter = Limiter::new(match what {
+                "store" => shared.clone().fail_closed().boxed(),
+                "cache" => shared.clone().deny_cache().fail_closed().boxed(),
+                _ => shared.clone().fallback(time.store()).boxed(),
+            });
+            let take = async || limiter.take("alice", &ONE, 1).await.expect("infallible");
+            let running = take().await;
+            let mut waits = task::spawn(async {
+                match throttles {
+                    false => limiter.until_ready("alice", &ONE, 1).await.map(drop),
+                    true => limiter.throttle("alice", &ONE, async {}).await,
+                }
+            });
+            assert_pending!(waits.poll());
+            limiter.block("alice", secs(3_600)).await.expect("room");
+            shared.is(mood);
+            drop(running);
+            assert!(waits.is_woken() && !take().await.is_allowed(), "{what}");
+            assert_pending!(waits.poll(), "{what}");
+            time.pass(secs(60)).await;
+            shared.is(Mood::Well);
+            limiter.unblock("alice").await.expect("infallible");
+            assert!(take().await.is_allowed(), "{what}, throttles: {throttles}");
+            time.pass(secs(3_600)).await;
+            assert_ready_ok!(waits.poll());
+        }
+    }
+}
+
 /// Requests of two keys on four threads. Every third is cancelled at some moment.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_wakeup_is_lost_and_no_limit_is_exceeded() {

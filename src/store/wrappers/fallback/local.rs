@@ -204,20 +204,21 @@ where
         }
     }
 
-    /// Holds the slots of an allowed decision in the local store as well, beyond any limit.
+    /// Holds the slots of an allowed decision in the local store as well, beyond any limit, queue and
+    /// block.
     fn mirror_slots(&self, charges: &[Charge<'_>], mut decision: Decision) -> Decision {
         if !decision.is_allowed() || decision.slot.is_none() {
             return decision;
         }
         const UNLIMITED: Quota = Quota::concurrent(u32::MAX);
         for charge in charges {
-            if !decision.charged(charge.rule()) {
+            if charge.cost() == 0 || !decision.charged(charge.rule()) {
                 continue;
             }
             let quotas: SmallVec<[_; 4]> = charge.quotas().iter().map(|_| UNLIMITED).collect();
-            let unlimited = charge.with_quotas(&quotas).with_headroom(0).with_turn(None);
+            let held = charge.with_quotas(&quotas).with_headroom(0).with_turn(None);
             for (index, quota) in charge.charged_quotas().filter(|(_, it)| it.is_concurrent()) {
-                let one = unlimited.with_quota_index(index);
+                let one = held.with_held_slots().with_quota_index(index);
                 if let Some(slot) = self.store.call(Op::Take(&[one])).now().take_slot() {
                     let hold = Hold::on_free(move || drop(slot));
                     decision.hold(hold.until_head(quota.sheds()));
