@@ -559,7 +559,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         self.change_all(SlotChange::Renew, self.settings.slots.to_renew(step)).await
     }
 
-    /// Renews or frees slots, in calls of a bounded size. On a cluster, a call has one hash slot. An
+    /// Renews or frees slots, in calls of a bounded size. On a cluster, a script has one hash slot. An
     /// error of one call does not end the others.
     async fn change_all(
         &self,
@@ -567,8 +567,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         mut found: Vec<RequestSlots>,
     ) -> Result<(), RedisError> {
         let max = if change == SlotChange::Renew { MAX_RENEWED } else { MAX_FREED };
-        let sharded = self.settings.sharded;
-        let shard = |(set, ..): &RequestSlots| if sharded { slot(set.as_bytes()) } else { 0 };
+        let splits = self.settings.sharded && change == SlotChange::Renew;
+        let shard = |(set, ..): &RequestSlots| if splits { slot(set.as_bytes()) } else { 0 };
         found.sort_by_cached_key(|it| (shard(it), it.clone()));
         let mut units = 0;
         let calls = found.chunk_by(|last, next| {
