@@ -10,11 +10,7 @@ local function count(place, freed)
     return 0, healed
   end
   if freed ~= '' then
-    local found = {}
-    for at = 1, #freed, 10 do
-      append(found, place.store, struct.unpack('<I8H', freed, at))
-    end
-    redis.call('ZREM', set, unpack(found))
+    remove(set, place.store, freed)
   end
   -- No answer depends on these writes, so a server that rejects writes can still deny.
   if last > latest then
@@ -50,11 +46,9 @@ local function leave(place, key)
   end
 end
 
--- Counts the slots that are left to another store as held, once this store took its lead.
-local function count_left(place, taken)
-  if place.left and taken >= place.lead then
-    place.held, place.left = place.held + place.left, nil
-  end
+-- Returns the slots that are left to another store, once this store took its lead.
+local function left_after(place, taken)
+  return place.left and taken >= place.lead and place.left or 0
 end
 
 algorithms.c = {
@@ -62,8 +56,12 @@ algorithms.c = {
   open = function() end,
 
   -- Removes the mark of this store once it has more slots, so that others have their turn. Otherwise
-  -- sets it for a request that waits. A denial needs no memory, so a failure is ignored.
-  mark = function(place, taken, waits)
+  -- sets it for a request that waits. A denial needs no memory, so a failure is ignored. A denied request
+  -- sees the slots that are left to another store as held.
+  mark = function(place, taken, waits, is_denied)
+    if is_denied then
+      place.held = place.held + left_after(place, taken)
+    end
     if place.marked and taken > 0 and place.own + taken > place.marked then
       redis.pcall('DEL', place.mark)
     elseif waits and place.marks and place.held + place.need > place.limit then
@@ -83,28 +81,18 @@ algorithms.c = {
     place.held, place.healed = count(place, freed)
     if mark > 0 then
       leave(place, KEYS[mark])
-      count_left(place, 0)
     end
     return place, after
   end,
 
   fits = function(place, ahead)
     local taken = ahead * place.cost
-    local left = place.left and taken >= place.lead and place.left or 0
-    return place.held + left + taken + place.need <= place.limit
+    return place.held + left_after(place, taken) + taken + place.need <= place.limit
   end,
 
   charge = function(place, times)
-    local taken = {}
-    append(taken, place.store, place.first, times * place.cost)
-    if #taken >= 16 then
-      -- A member this long ends the compact form of the set, in which each new member is compared with
-      -- all others. It does not count, and is removed with those that have ended.
-      redis.call('ZADD', place.set, now, string.rep('-', 65))
-    end
-    redis.call('ZADD', place.set, until_end(taken, now + place.ttl))
-    redis.call('PEXPIRE', place.set, math.ceil(place.ttl / 1000) + extra_ttl)
-    place.held = place.held + #taken
-    count_left(place, #taken)
+    local units = times * place.cost
+    take(place.set, place.store, place.first, units, place.ttl, string.format('%.0f', now + place.ttl))
+    place.held = place.held + units
   end,
 }

@@ -19,6 +19,35 @@ local function until_end(found, ends)
   return unpack(entries)
 end
 
+-- Removes freed slots of a store: for each request the first number and how many. Returns the number of
+-- those that were there.
+local function remove(set, store, freed)
+  local found = {}
+  for at = 1, #freed, 10 do
+    append(found, store, struct.unpack('<I8H', freed, at))
+  end
+  return redis.call('ZREM', set, unpack(found))
+end
+
+-- Adds consecutive slots of a store, with their end as text.
+local function take(set, store, first, units, ttl, score)
+  local entries, size = { score, struct.pack('<c8I8', store, first) }, 2
+  if units >= 16 then
+    -- A member this long ends the compact form of the set, in which each new member is compared with
+    -- all others.
+    entries[3], entries[4], size = score, string.rep('-', 65), 4
+  end
+  for number = first + 1, first + units - 1 do
+    entries[size + 1], entries[size + 2] = score, struct.pack('<c8I8', store, number)
+    size = size + 2
+  end
+  redis.call('ZADD', set, unpack(entries))
+  if units >= 16 then
+    redis.call('ZREM', set, entries[4])
+  end
+  redis.call('PEXPIRE', set, math.ceil(ttl / 1000) + extra_ttl)
+end
+
 -- Returns the last end in a set, or nothing if the set is empty. Removes a value of another type.
 local function last_end(set)
   local last = redis.pcall('ZRANGE', set, -1, -1, 'WITHSCORES')

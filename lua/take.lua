@@ -108,7 +108,8 @@ local function decide(keys, texts, size, count)
         if place.mark then
           -- The requests up to `rates` are denied by slots alone.
           local taken = account.times * place.cost
-          place.algorithm.mark(place, taken, possible and not blocked and passed < rates)
+          local waits = possible and not blocked and passed < rates
+          place.algorithm.mark(place, taken, waits, passed < count)
         end
       end
       account.changed = account.changed or place.shrunk

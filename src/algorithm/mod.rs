@@ -367,8 +367,13 @@ pub(crate) fn reconstruct(
     }
     if quota.is_concurrent() {
         let after = if let Some(AccountState::Slots(held)) = account { *held } else { 0 };
-        let charge = if charged { demand.cost.into() } else { 0 };
-        let mut evaluation = concurrent::look(after.saturating_sub(charge), quota, demand);
+        let mut before = after;
+        if charged {
+            // The requests after it may have been denied because of slots that are left to others.
+            let fits = concurrent::raised(quota).saturating_sub(demand.need());
+            before = after.saturating_sub(demand.cost.into()).min(fits);
+        }
+        let mut evaluation = concurrent::look(before, quota, demand);
         if let Snapshot::Slots { held, .. } = &mut evaluation.snapshot {
             *held = after;
         }

@@ -65,9 +65,13 @@ fn main() -> ExitCode {
     let start = Instant::now();
     let rows = play(&faults, &options);
     println!("{}", row::table(&rows));
-    let broken = rows.iter().filter(|row| !row.broken.is_empty()).count();
-    println!("{} faults, {broken} with a broken bound, in {:.0?}", rows.len(), start.elapsed());
-    if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let broken: Vec<_> = rows.iter().filter(|row| !row.broken.is_empty()).collect();
+    let (count, time) = (broken.len(), start.elapsed());
+    let names: Vec<_> =
+        broken.iter().map(|row| format!("{} ({})", row.name, row.broken.join(", "))).collect();
+    let names = names.join("; ");
+    println!("{} faults, {count} with a broken bound, in {time:.0?}: {names}", rows.len());
+    if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Runs the faults, a few at a time where possible. Rows keep the order of the faults.

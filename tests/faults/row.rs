@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 /// The figures of one fault.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Row {
-    name: &'static str,
+    pub(crate) name: &'static str,
     holds: &'static str,
     /// Units above the limit: for the worst key, and for all keys.
     pub(crate) overshoot: Option<(u64, u64)>,

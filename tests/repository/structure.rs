@@ -12,7 +12,7 @@ use std::{
 const BUDGET: [(&str, usize); 19] = [
     ("src/", 740),
     ("src/admin", 677),
-    ("src/algorithm", 901),
+    ("src/algorithm", 905),
     ("src/decision", 658),
     ("src/explain", 213),
     ("src/guide", 99),
@@ -26,7 +26,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/store", 945),
     ("src/store/hot_keys", 973),
     ("src/store/local", 1899),
-    ("src/store/redis", 3811),
+    ("src/store/redis", 3909),
     ("src/store/wrappers", 892),
     ("src/testing", 666),
 ];

@@ -51,6 +51,7 @@ mod sentinel;
 mod servers;
 mod shares;
 mod slots;
+mod slots_cluster;
 mod slots_ends;
 mod slots_faults;
 mod slots_shares;

@@ -222,6 +222,92 @@ async fn requests_that_wait_for_other_processes_make_few_calls() {
     until_held(&store, &account(ONE), 0).await;
 }
 
+/// A request that leaves during its call is no failure, after which all would ask at once.
+#[tokio::test]
+async fn only_the_next_request_asks_when_one_leaves_during_its_call() {
+    let server = Server::redis().await;
+    let mut proxy = Proxy::start(server.address()).await;
+    let store = connect(&server.url_at(proxy.addr())).await.coalesce(false);
+    let other = connect(&server.url()).await;
+    let app = app(&[ONE], store.fail_closed(), millis(9_000), Duration::ZERO);
+    let running = hold(&other, ONE).await;
+    let mut sent = app.send_all(30).await;
+    proxy.set(Mode::Delay(millis(200))).await;
+    // The first one is answered late.
+    sleep(millis(700)).await;
+    let before = server.script_calls().await;
+    let asks = async || (server.script_calls().await > before).then_some(());
+    eventually("the first one asks", asks).await;
+    sent.remove(0).abort();
+    sleep(millis(100)).await;
+    let calls = server.script_calls().await - before;
+    // One is left for a renewal.
+    assert!((2..=3).contains(&calls), "{calls} calls of the first and the next request");
+    proxy.set(Mode::Pass).await;
+    drop(running);
+    assert!(all(sent).await.iter().all(|(status, _)| *status == OK));
+    assert_eq!(app.ran(), (1..30).map(|n| format!("/{n}")).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn the_first_request_asks_once_in_the_mean_hold_time_and_at_least_every_second() {
+    for (hold_time, expected) in [(300, 6..=11), (2_600, 2..=4)] {
+        let server = Server::redis().await;
+        let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
+        let before = hold(&store, ONE).await;
+        sleep(millis(hold_time)).await;
+        drop(before);
+        let app = app(&[ONE], store.fail_closed(), millis(9_000), Duration::ZERO);
+        let running = hold(&other, ONE).await;
+        let sent = app.send_all(10).await;
+        let before = server.script_calls().await;
+        sleep(millis(3_000)).await;
+        let calls = server.script_calls().await - before;
+        assert!(expected.contains(&calls), "{calls} calls in 3 s, held for {hold_time} ms");
+        drop(running);
+        assert!(all(sent).await.iter().all(|(status, _)| *status == OK));
+    }
+}
+
+/// `tests/it/slots/metrics.rs` checks the embedded store.
+#[cfg(feature = "metrics")]
+#[test]
+fn held_slots_and_waiting_requests_are_gauges() {
+    use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+
+    let (recorder, mut gauges) = (DebuggingRecorder::new(), [0.0; 2]);
+    let snapshotter = recorder.snapshotter();
+    // Returns the held slots and the waiting requests. A snapshot has the changes since the last.
+    let mut look = || {
+        let names = ["ratelimit.active_slots", "ratelimit.queued_requests"];
+        for (key, _, _, value) in snapshotter.snapshot().into_vec() {
+            let at = names.iter().position(|name| key.key().name() == *name);
+            if let (Some(at), DebugValue::Gauge(change)) = (at, value) {
+                let label = key.key().labels().next().expect("a label");
+                assert_eq!((label.key(), label.value()), ("policy", "api"));
+                gauges[at] += *change;
+            }
+        }
+        gauges
+    };
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let work = async {
+        let server = Server::redis().await;
+        let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
+        let app = app(&[ONE], store.fail_closed(), millis(9_000), millis(700));
+        let running = hold(&other, ONE).await;
+        let first = app.send(to("/first"));
+        eventually("one waits", async || (look() == [0.0, 1.0]).then_some(())).await;
+        drop(running);
+        eventually("it runs", async || (look() == [1.0, 0.0]).then_some(())).await;
+        let second = app.send(to("/second"));
+        eventually("another one waits", async || (look() == [1.0, 1.0]).then_some(())).await;
+        assert!(all(vec![first, second]).await.iter().all(|(status, _)| *status == OK));
+        assert_eq!(look(), [0.0, 0.0]);
+    };
+    metrics::with_local_recorder(&recorder, || runtime.block_on(work));
+}
+
 #[tokio::test]
 async fn a_wait_ends_at_max_wait_or_at_the_deadline_of_the_request() {
     let server = Server::redis().await;
@@ -664,6 +750,32 @@ async fn a_mark_has_the_slots_that_its_store_holds() {
     assert_eq!(eventually("a mark", marks).await, [1, 0, 0, 0, 0]);
     drop(running);
     assert_eq!(all(vec![sent]).await[0].0, OK);
+}
+
+/// A mark says what later requests leave to others, and not what an allowed one sees.
+#[tokio::test]
+async fn an_allowed_request_sees_the_held_slots_beside_a_mark() {
+    let server = Server::redis().await;
+    let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let (two, mut running) = (Quota::concurrent(2), Vec::new());
+    for process in [&store, &other] {
+        running.push(account(two).take(process, 1).await.expect("a decision"));
+    }
+    let rule = || Rule::new("api", Everyone, two).max_wait(millis(2_000));
+    let waiting = app_of(rule(), store.clone().fail_closed(), Duration::ZERO).send(to("/"));
+    eventually("a mark", async || is_marked(&server).await.then_some(())).await;
+    let layer = RateLimitLayer::rules(rule(), other.fail_closed()).expose_decision();
+    let layer = layer.hold_until(HoldUntil::Head);
+    let service =
+        layer.layer(service_fn(async |_| Ok::<_, Infallible>(Response::new(String::new()))));
+    drop(running.pop());
+    let response = service.oneshot(to("/")).await.expect("infallible");
+    let decision = response.extensions().get::<Decision>().expect("a decision");
+    assert!(decision.is_allowed() && is_marked(&server).await, "{decision:?}");
+    let [outcome] = decision.outcomes() else { panic!("one outcome") };
+    assert_eq!((outcome.is_denied(), outcome.held()), (false, Some(2)));
+    drop((response, running));
+    assert_eq!(all(vec![waiting]).await[0].0, OK);
 }
 
 #[tokio::test]

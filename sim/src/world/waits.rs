@@ -106,6 +106,12 @@ async fn send(
     Visit { process, waits, sent, started, ended: story.now(), denied }
 }
 
+/// Sends a first request. On a cluster, the breaker of the key's server may be open since the faults, and
+/// only one request probes it.
+async fn probe(service: &Service, process: usize, story: &Arc<Story>) {
+    send(service.clone(), (process, false), Duration::ZERO, MAX_WAIT, story.clone()).await;
+}
+
 /// Sends requests of one key from all processes for a while.
 async fn run(services: &[[Service; 2]], random: &mut Random, story: &Arc<Story>) -> Vec<Visit> {
     let mut clients = JoinSet::new();
@@ -190,6 +196,7 @@ async fn freeze(world: &World, mut random: Random, when: &str) {
     let name = format!("frozen_{}", &when[..when.find(' ').unwrap_or(0)]);
     let most = u32::try_from(limit).expect("few");
     let service = service(&name, &at.process().store, most, MAX_WAIT);
+    probe(&service, 0, story).await;
     let mut sent = JoinSet::new();
     for index in 0..limit + random.within(1..5) {
         let works = if index < limit { 3 * MAX_WAIT } else { Duration::ZERO };
@@ -232,8 +239,7 @@ async fn check(world: &World, mut random: Random, when: &str) {
     let services: Vec<_> =
         world.places.iter().map(|place| of_process(&place.process().store)).collect();
     for (process, [service, _]) in services.iter().enumerate() {
-        // The breaker of the key's server may be open since the faults, and only one request probes it.
-        send(service.clone(), (process, false), Duration::ZERO, MAX_WAIT, story.clone()).await;
+        probe(service, process, story).await;
     }
     let visits = run(&services, &mut random, story).await;
     world.story.record("world", || {

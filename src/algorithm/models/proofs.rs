@@ -1,5 +1,6 @@
 //! Four statements about each algorithm, checked without a model: for all short sequences under
-//! small quotas, and for random sequences over the whole range of the types.
+//! small quotas, and for random sequences over the whole range of the types. These stand in for a proof
+//! by Kani, whose compiler is not in a package registry.
 //!
 //! 1. A decision never admits more than the bound of its quota, in any time span.
 //! 2. A wait is exact: the demand is allowed after it, and not a nanosecond earlier. A demand that

@@ -31,7 +31,7 @@ use crate::{
         connection::{TIMEOUT, runtime},
         error::{RedisError, RedisErrorKind},
         protocol::{
-            AccountRequest, Change, QuotaRequests, Request, ScriptOp, reply::Reply,
+            AccountRequest, Change, QuotaRequests, Request, RequestKind, ScriptOp, reply::Reply,
             script::ScriptKind,
         },
         slots::{SlotCall, Slots},
@@ -53,11 +53,10 @@ const BATCH_INTERVAL: Duration = Duration::from_millis(5);
 /// blocked.
 const STALL_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The queues of a store: for each slot of a cluster, one for [plain](Request::is_plain) requests and
-/// one for others.
+/// The queues of a store: for each slot of a cluster, one for each [kind](RequestKind) of requests.
 ///
 /// A call cannot have accounts of different slots.
-pub(crate) struct Queues(Box<[OnceLock<[Arc<Queue>; 2]>]>);
+pub(crate) struct Queues(Box<[OnceLock<[Arc<Queue>; 3]>]>);
 
 impl Queues {
     pub(crate) fn new(count: u16) -> Self {
@@ -65,16 +64,16 @@ impl Queues {
     }
 
     /// Returns the queue of the slot.
-    pub(crate) fn get(&self, slot: u16, is_plain: bool) -> &Arc<Queue> {
-        let new = |is_plain| Arc::new(Queue { is_plain, state: Mutex::default() });
-        let queues = self.0[usize::from(slot)].get_or_init(|| [false, true].map(new));
-        &queues[usize::from(is_plain)]
+    pub(crate) fn get(&self, slot: u16, kind: RequestKind) -> &Arc<Queue> {
+        let new = |kind| Arc::new(Queue { kind, state: Mutex::default() });
+        let kinds = [RequestKind::Plain, RequestKind::Slots, RequestKind::Other];
+        &self.0[usize::from(slot)].get_or_init(|| kinds.map(new))[kind as usize]
     }
 }
 
 /// The queue of waiting requests, and the calls in flight.
 pub(crate) struct Queue {
-    is_plain: bool,
+    kind: RequestKind,
     state: Mutex<QueueState>,
 }
 
@@ -181,7 +180,7 @@ impl Queue {
 
     /// Fills a batch with `first` and the waiting callers.
     pub(crate) fn collect(&self, id: u64, first: QueuedRequest) -> Batch {
-        let mut batch = Batch { is_plain: self.is_plain, ..Batch::default() };
+        let mut batch = Batch { kind: self.kind, ..Batch::default() };
         let mut guard = self.state();
         let (state, mut joined) = (&mut *guard, Vec::new());
         let mut request = first.request.clone();
@@ -322,7 +321,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             return Box::pin(self.execute(request, ScriptOp::Take)).await;
         }
         let slot = request.accounts.first().map_or(0, |it| it.slot(self.settings.sharded));
-        let queue = self.settings.queues.get(slot, request.is_plain());
+        let queue = self.settings.queues.get(slot, request.kind());
         if let Some(id) = queue.start_direct(request) {
             let _call = QueuedCall { store: self.clone(), queue: queue.clone(), id };
             // Boxed, so that the futures of waiting callers stay small.
@@ -378,11 +377,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     }
 
     async fn call_batch(&self, batch: &Batch) -> Result<SmallVec<[Reply; 1]>, RedisError> {
-        let script = if batch.is_plain {
-            self.script(ScriptKind::Batch, *b"g")
-        } else {
+        let script = match batch.kind {
+            RequestKind::Plain => self.script(ScriptKind::Batch, *b"g"),
+            RequestKind::Slots => self.script(ScriptKind::Slots, *b"c"),
             // All algorithms, so that there is one such script.
-            self.script(ScriptKind::Groups, *b"gtfslc")
+            RequestKind::Other => self.script(ScriptKind::Groups, *b"gtfslc"),
         };
         let slots = batch.groups();
         let slots: SmallVec<_> =
@@ -436,8 +435,7 @@ const SMALL: usize = 4;
 /// The callers that share one call.
 #[derive(Default)]
 pub(crate) struct Batch {
-    /// `true` if all requests [are plain](Request::is_plain). They have their own script.
-    is_plain: bool,
+    kind: RequestKind,
     /// Groups of equal requests, in the order of their first requests.
     groups: Vec<Group>,
     /// The distinct plans of a batch with only plain quotas.
@@ -456,7 +454,7 @@ struct Group {
 impl Batch {
     /// Returns the share of a group of requests in the time of a batch.
     fn size_of(&self, request: &Request) -> usize {
-        if self.is_plain {
+        if self.kind == RequestKind::Plain {
             request.accounts.len().div_ceil(SMALL)
         } else {
             request.quotas().count().max(1)
@@ -476,7 +474,7 @@ impl Batch {
         self.callers += callers.len() * Slots::weight(&first.request);
         self.size += self.size_of(&first.request);
         let mut plans = SmallVec::new();
-        if self.is_plain {
+        if self.kind == RequestKind::Plain {
             plans.extend(first.request.accounts.iter().map(|account| self.plan_of(account)));
         }
         self.groups.push(Group { callers, plans });
@@ -500,7 +498,7 @@ impl Batch {
     /// Returns the keys and the arguments of the script.
     pub(crate) fn encode(&self, slots: &[SlotCall]) -> (Vec<Cow<'_, str>>, Vec<Vec<u8>>) {
         let mut keys = KeyList::default();
-        let (layout, mut args) = if self.is_plain {
+        let (layout, mut args) = if self.kind == RequestKind::Plain {
             let plans = self.plans.iter().map(|(_, plan)| plan.clone()).collect();
             (self.plain_layout(&mut keys), plans)
         } else {
@@ -611,7 +609,7 @@ mod tests {
 
     /// Creates a batch of requests, each with its number of callers.
     fn batch_of(requests: &[(usize, &[Charge<'_>])]) -> Batch {
-        let mut batch = Batch { is_plain: true, ..Batch::default() };
+        let mut batch = Batch { kind: RequestKind::Plain, ..Batch::default() };
         for (callers, charges) in requests {
             batch.add((0..*callers).map(|_| caller(charges)).collect());
         }
@@ -676,7 +674,8 @@ mod tests {
         let names = ["a", "b", "c", "d"].map(|name| RuleName::new(name).expect("a name"));
         // All callers have their own accounts, or all share theirs.
         for (distinct, callers, accounts) in [(true, 64, 256), (false, 4_096, 4)] {
-            let (mut batch, mut added) = (Batch { is_plain: true, ..Batch::default() }, 0_u32);
+            let (mut batch, mut added) =
+                (Batch { kind: RequestKind::Plain, ..Batch::default() }, 0_u32);
             loop {
                 let key = Key::from(if distinct { added } else { 0 });
                 let charges = names.map(|name| Charge::new(name, &key, &quotas));

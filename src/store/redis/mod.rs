@@ -166,7 +166,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 
     /// Creates a store on a cluster, from a connection of your own.
     ///
-    /// The connection must send each call to the node that stores its keys.
+    /// The connection must send each call to the node that stores its keys. The store does not know the
+    /// nodes, so one that does not reply delays the renewals and frees of slots on others, unlike with
+    /// [`cluster`](RedisStore::cluster).
     #[must_use]
     pub fn sharded(connection: C) -> Self {
         let mut store = Self::new(connection);
@@ -355,10 +357,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let slots = self.settings.slots.clone();
         let turns = charges.iter().any(|it| it.turn().is_some());
         // Boxed, because few requests have them, and the future is moved.
-        let waits = turns
+        let mut waits = turns
             .then(|| Box::new((slots.ask(&request), OwnedCharges::from(charges), self.clone())));
         Answer::Later(Box::pin(async move {
-            let mut decision = decision.await?;
+            let failed = |_: &RedisError| waits.iter_mut().for_each(|it| it.0.has_failed = true);
+            let mut decision = decision.await.inspect_err(failed)?;
             let Some(mut waits) = waits else {
                 slots.decided(&request, &[], None, &mut decision);
                 return Ok(decision);

@@ -5,7 +5,7 @@
 //! account need no order.
 
 use std::{
-    collections::{BTreeMap, HashMap, hash_map::Entry},
+    collections::{BTreeMap, HashMap, HashSet, hash_map::Entry},
     hash::{BuildHasher, RandomState},
     mem,
     pin::pin,
@@ -18,8 +18,8 @@ use std::{
 
 use futures_util::{
     StreamExt,
-    future::{ready, select, try_join_all},
-    stream,
+    future::{Either, ready, select, try_join_all},
+    stream::{self, FuturesUnordered},
 };
 use redis::{Value, aio::ConnectionLike};
 use smallvec::SmallVec;
@@ -37,7 +37,7 @@ use crate::{
     observe::store_failed,
     quota::Quota,
     store::{
-        nanos,
+        BoxFuture, nanos,
         redis::{
             RedisStore,
             cluster::slot,
@@ -56,7 +56,7 @@ pub(crate) const MAX_COST: u32 = 256;
 const MAX_FREED: u32 = 1_024;
 /// The maximum number of slots that a call renews.
 const MAX_RENEWED: u32 = 256;
-/// The maximum number of calls that renew or free slots at the same time.
+/// The maximum number of calls of a pass at the same time.
 const MAX_CALLS: usize = 16;
 /// The number of steps over which the renewals of a third of the time to live are spread.
 const STEPS: u32 = 16;
@@ -403,6 +403,32 @@ fn too_many(cost: u32) -> u32 {
 /// The slots of one request: the key of their set, the first number, and how many.
 type RequestSlots = (Arc<str>, u64, u32);
 
+/// The passes that renew slots, or those that free them: at most one on each server of a cluster, so that
+/// a server that does not reply delays no others.
+#[derive(Default)]
+struct Passes {
+    /// The address of each server on which a pass is running, or `None` outside of a cluster.
+    servers: HashSet<Option<String>>,
+    running: FuturesUnordered<BoxFuture<Option<String>>>,
+}
+
+impl Passes {
+    /// Runs the passes until an event.
+    async fn run_until(&mut self, event: impl Future) {
+        let mut event = pin!(event);
+        loop {
+            match select(event.as_mut(), self.running.next()).await {
+                Either::Left(_) => return,
+                Either::Right((Some(server), _)) => _ = self.servers.remove(&server),
+                Either::Right((None, event)) => {
+                    event.await;
+                    return;
+                }
+            }
+        }
+    }
+}
+
 /// A change of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SlotChange {
@@ -462,13 +488,12 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 
     /// Frees slots when they were freed, until this process holds none.
     async fn keep_freeing(&self) {
-        let slots = &self.settings.slots;
+        let (slots, mut passes, mut skipped) = (&self.settings.slots, Passes::default(), 0);
         loop {
-            slots.wake.notified().await;
-            sleep(COLLECT).await;
-            while self.free_slots().await.is_err() {
-                sleep(RETRY).await;
-            }
+            passes.run_until(slots.wake.notified()).await;
+            // A look takes a small part of this time, however many slots it skips.
+            passes.run_until(sleep(COLLECT * (1 + skipped / 256))).await;
+            skipped = self.start_passes(SlotChange::Free, slots.to_free(), &mut passes);
             if slots.ends() {
                 return;
             }
@@ -478,15 +503,50 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Renews all held slots in each third of their time to live, until this process holds none. What
     /// failed in one step is tried again in the next.
     async fn keep_renewing(&self) {
-        let slots = &self.settings.slots;
+        let (slots, mut passes) = (&self.settings.slots, Passes::default());
         let mut ticks = interval(slots.ttl / (3 * STEPS));
         for step in (0..STEPS).cycle() {
-            ticks.tick().await;
-            drop(self.renew_slots(Some(step)).await);
+            passes.run_until(ticks.tick()).await;
+            self.start_passes(SlotChange::Renew, slots.to_renew(Some(step)), &mut passes);
             if slots.ends() {
                 return;
             }
         }
+    }
+
+    /// Starts to renew or free slots on each server on which no such pass is running. Returns the
+    /// number of requests on the other servers.
+    fn start_passes(
+        &self,
+        change: SlotChange,
+        found: Vec<RequestSlots>,
+        passes: &mut Passes,
+    ) -> u32 {
+        let (mut servers, mut skipped) = (HashMap::<_, Vec<_>>::new(), 0);
+        for slots in found {
+            let server = self.cluster_link().and_then(|it| it.server(slot(slots.0.as_bytes())));
+            if passes.servers.contains(&server) {
+                skipped += 1;
+            } else {
+                servers.entry(server).or_default().push(slots);
+            }
+        }
+        for (server, found) in servers {
+            let store = self.clone();
+            passes.servers.insert(server.clone());
+            passes.running.push(Box::pin(async move {
+                let result = store.change_all(change, found).await;
+                if change == SlotChange::Free {
+                    if result.is_err() {
+                        sleep(RETRY).await;
+                    }
+                    // Others may have been freed on this server.
+                    store.settings.slots.wake.notify_one();
+                }
+                server
+            }));
+        }
+        skipped
     }
 
     /// Frees all freed slots that the server may still count.

@@ -6,7 +6,7 @@
 //! slots that are free are then left to its process, until that asks again. Processes with fewer slots
 //! still take them.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{mem, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::future::select;
 use redis::aio::ConnectionLike;
@@ -45,6 +45,8 @@ pub(super) struct WaitingRequests {
     frees: u64,
     /// `true` if the last call had no answer. Each request then asks at once.
     failing: bool,
+    /// The longest time after which a call was answered, since a request left during its call.
+    answered_in: Duration,
     /// The mean hold time, bounded.
     interval: Duration,
     /// The instant at which the first request asks again.
@@ -54,7 +56,8 @@ pub(super) struct WaitingRequests {
 impl WaitingRequests {
     fn new(interval: Duration) -> Self {
         let (queue, due) = (SlotQueue::default(), Instant::now() + interval);
-        Self { queue, asking: 0, frees: 0, failing: false, interval, due }
+        let answered_in = Duration::ZERO;
+        Self { queue, asking: 0, frees: 0, failing: false, answered_in, interval, due }
     }
 
     /// Calls the requests that fit into `room` slots, and at least the first `least`.
@@ -93,13 +96,16 @@ fn waiting<'c>(charges: &[Charge<'c>], rule: RuleName) -> Option<(&'c Arc<Turn>,
     Some((charge.turn()?, charge.max_wait()))
 }
 
-/// A call for slots by a request that may wait. Without an answer, all that wait ask at once, because
-/// one after another they would wait for as many timeouts.
+/// A call for slots by a request that may wait. If it fails or times out, all that wait ask at once,
+/// because one after another they would wait for as many timeouts. A request that leaves during its
+/// call is like a timeout, but usually earlier than answers come. Then only the next one asks.
 pub(super) struct Asking {
     slots: Arc<Slots>,
     request: Arc<Request>,
     /// For each needed quota, how often this process had freed slots.
     frees: SmallVec<[u64; 1]>,
+    started: Instant,
+    pub(super) has_failed: bool,
     is_answered: bool,
 }
 
@@ -111,8 +117,11 @@ impl Drop for Asking {
             let Some(waiting) = state.waiting.get_mut(&id) else { continue };
             waiting.asking -= 1;
             if !self.is_answered {
-                waiting.failing = true;
-                waiting.call(u64::MAX, 0, &mut calls);
+                // If the next call has no answer either, it counts as a failure.
+                let usual = mem::take(&mut waiting.answered_in);
+                waiting.failing |= self.has_failed || self.started.elapsed() >= usual;
+                let room = if waiting.failing { u64::MAX } else { 0 };
+                waiting.call(room, 1, &mut calls);
             }
             if waiting.is_unused() {
                 state.waiting.remove(&id);
@@ -175,7 +184,8 @@ impl Slots {
             frees.push(waiting.frees);
         }
         drop(state);
-        Asking { slots: self.clone(), request: request.clone(), frees, is_answered: false }
+        let (slots, request, started) = (self.clone(), request.clone(), Instant::now());
+        Asking { slots, request, frees, started, has_failed: false, is_answered: false }
     }
 
     /// Adds the expected waits to a denial, and lets the request wait if it may. Calls the requests
@@ -199,9 +209,9 @@ impl Slots {
             (None, Some(turn)) if !allowed => turn.leave_unless(|_| false),
             _ => {}
         }
-        let mut frees = asking.map_or_else(SmallVec::new, |asking| {
+        let (mut frees, time) = asking.map_or_else(Default::default, |asking| {
             asking.is_answered = true;
-            asking.frees.clone()
+            (asking.frees.clone(), asking.started.elapsed())
         });
         frees.reverse();
         let (mut calls, mut state) = (Vec::new(), self.state());
@@ -237,6 +247,7 @@ impl Slots {
             // its share would never grow.
             waiting.due = if allowed { due.min(waiting.due) } else { due };
             (waiting.interval, waiting.failing) = (interval, false);
+            waiting.answered_in = waiting.answered_in.max(time);
             // The server may count slots no more that were freed after it decided.
             let was_freed = !allowed && frees.is_some_and(|frees| frees != waiting.frees);
             waiting.call(room, was_freed.into(), &mut calls);

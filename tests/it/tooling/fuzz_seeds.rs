@@ -1,6 +1,6 @@
 //! Runs the fuzz targets on their seeds and on random changes of them.
 //!
-//! `scripts/release-check fuzz` runs the targets for minutes.
+//! `scripts/release-check fuzz` runs each target for an hour.
 
 use std::{
     fs,

@@ -211,9 +211,13 @@ impl<'r> Parts<'r> {
     }
 
     fn combine(&mut self, keeps: &[bool]) -> Result<Decision, RedisError> {
-        let kept = self.replies.iter_mut().zip(keeps).filter(|(_, keeps)| **keeps);
-        let holds = kept.filter_map(|(reply, _)| reply.as_mut().ok());
-        let holds = holds.flat_map(|reply| mem::take(&mut reply.holds)).collect();
+        let replies = self.replies.iter_mut().zip(keeps);
+        // The slots of the other parts are freed at once.
+        let holds = replies.filter_map(|(reply, keeps)| {
+            let holds = mem::take(&mut reply.as_mut().ok()?.holds);
+            keeps.then_some(holds)
+        });
+        let holds = holds.flatten().collect();
         let replies: Result<Vec<_>, _> = self.replies.iter().map(Result::as_ref).collect();
         let replies = replies.map_err(RedisError::clone)?;
         let of = |account: &AccountRequest| {

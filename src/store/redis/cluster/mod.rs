@@ -100,6 +100,11 @@ impl ClusterLink {
         servers
     }
 
+    /// Returns the address of the master of a slot.
+    pub(crate) fn server(&self, slot: u16) -> Option<String> {
+        Some(self.routes.master(slot).ok()?.address.clone())
+    }
+
     /// Returns the addresses of the masters whose circuit breaker is open.
     pub(crate) fn failing(&self) -> Vec<String> {
         let masters = self.routes.masters().into_iter();

@@ -36,6 +36,17 @@ pub(crate) struct Request {
     pub(crate) named: SmallVec<[NamedQuota; 3]>,
 }
 
+/// The kind of a request. Only requests of one kind share calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum RequestKind {
+    /// Charges only GCRA quotas that start full.
+    Plain,
+    /// Takes slots of one quota alone.
+    Slots,
+    #[default]
+    Other,
+}
+
 /// One quota of one charge.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NamedQuota {
@@ -199,16 +210,21 @@ impl Request {
         self.accounts.iter().any(|account| account.group > 0)
     }
 
-    /// Returns `true` if the request charges only GCRA quotas that start full.
-    pub(crate) fn is_plain(&self) -> bool {
-        self.accounts.iter().all(AccountRequest::is_plain)
+    pub(crate) fn kind(&self) -> RequestKind {
+        if self.accounts.iter().all(AccountRequest::is_plain) {
+            return RequestKind::Plain;
+        }
+        match &*self.accounts {
+            [account] if account.takes_slots_alone() => RequestKind::Slots,
+            _ => RequestKind::Other,
+        }
     }
 
-    /// Returns `true` for a [plain](Self::is_plain) request with two alternatives of one quota.
+    /// Returns `true` for a [plain](RequestKind::Plain) request with two alternatives of one quota.
     pub(crate) fn is_either(&self) -> bool {
         let [one, two] = &*self.accounts else { return false };
         let are_single = one.quotas.len() == 1 && two.quotas.len() == 1;
-        one.group > 0 && one.group == two.group && are_single && self.is_plain()
+        one.group > 0 && one.group == two.group && are_single && self.kind() == RequestKind::Plain
     }
 
     /// Returns the quotas of all accounts.
@@ -340,6 +356,12 @@ impl AccountRequest {
         };
         let all = self.quotas.iter().all(|demand| demand.as_ref().is_some_and(plain));
         all && !self.quotas.is_empty() && !self.report_only
+    }
+
+    /// Returns `true` if the account has one quota of slots, and nothing else is charged.
+    fn takes_slots_alone(&self) -> bool {
+        let takes = |(quota, ask): &(Quota, Demand)| quota.is_concurrent() && ask.cost > 0;
+        self.is_certain() && matches!(&*self.quotas, [Some(demand)] if takes(demand))
     }
 
     /// Returns the quotas of slots, with their indices.

@@ -10,7 +10,7 @@ use std::{
 use redis::{Cmd, ErrorKind as Raw, ServerErrorKind as Server, Value, aio::ConnectionLike};
 use smallvec::SmallVec;
 
-use super::{Request, ScriptOp, reply::Reply};
+use super::{Request, RequestKind, ScriptOp, reply::Reply};
 use crate::{
     observe::store_failed,
     quota::{Algorithm, Quota},
@@ -40,9 +40,15 @@ const SINGLE: &str = include_str!("../../../../lua/single.lua");
 const GROUPS: &str = include_str!("../../../../lua/groups.lua");
 const SETTLE: &str = include_str!("../../../../lua/settle.lua");
 const BATCH: &str = include_str!("../../../../lua/batch.lua");
+const CONCURRENT: &str = include_str!("../../../../lua/concurrent.lua");
+const SLOTS_BATCH: &str = include_str!("../../../../lua/slots_batch.lua");
 /// The Lua text before and after the general part of a batch script, which makes that part a
-/// function.
-const GENERAL: [&str; 2] = ["local function general()\n", "return read, write, tat\nend\n"];
+/// function. The last text is of a batch of slots.
+const GENERAL: [&str; 3] = [
+    "local function general()\n",
+    "return read, write, tat\nend\n",
+    "return decide, answer\nend\n",
+];
 const ALGORITHMS: [(u8, &str); 6] = [
     (b'g', include_str!("../../../../lua/gcra.lua")),
     (b't', include_str!("../../../../lua/token_bucket.lua")),
@@ -90,7 +96,9 @@ pub(crate) enum ScriptKind {
     Adjust,
     /// Runs many `Plain` requests in one call.
     Batch,
-    /// Renews and frees slots.
+    /// Runs many requests that take slots alone.
+    Slots,
+    /// Renews slots.
     Renew,
     /// Runs many requests in one call.
     Groups,
@@ -121,6 +129,10 @@ impl Script {
             ScriptKind::Peek => (&[PEEK, TIME][..], &[TAKE, SINGLE][..]),
             ScriptKind::Groups => (&[TIME][..], &[TAKE, GROUPS][..]),
             ScriptKind::Adjust => (&[TIME][..], &[SETTLE][..]),
+            ScriptKind::Slots => {
+                let general = [GENERAL[0], TIME, ACCOUNT, CONCURRENT, TAKE, GENERAL[2]];
+                return Self::new(&[&[clock, SLOTS][..], &general, &[SLOTS_BATCH]].concat());
+            }
             ScriptKind::Renew => return Self::new(&[clock, SLOTS, RENEW]),
             ScriptKind::Instances => return Self::new(&[clock, SLOTS, INSTANCES]),
             ScriptKind::Probe => return Self::new(&[PROBE]),
@@ -170,14 +182,21 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     ) -> Result<Reply, RedisError> {
         let kind = match op {
             ScriptOp::Take if request.is_either() => ScriptKind::Either,
-            ScriptOp::Take if request.is_plain() => ScriptKind::Plain,
-            ScriptOp::Take => ScriptKind::Take,
+            ScriptOp::Take => match request.kind() {
+                RequestKind::Plain => ScriptKind::Plain,
+                RequestKind::Slots => ScriptKind::Slots,
+                RequestKind::Other => ScriptKind::Take,
+            },
             ScriptOp::Peek => ScriptKind::Peek,
             _ => ScriptKind::Adjust,
         };
         let takers = usize::from(matches!(op, ScriptOp::Take));
         let call = self.settings.slots.begin(request, takers);
-        let (keys, args) = request.encode(op, &call);
+        let (keys, mut args) = request.encode(op, &call);
+        if kind == ScriptKind::Slots {
+            // The layout of one request with one account, whose key is the first.
+            args.push([1_u16; 3].map(u16::to_le_bytes).concat());
+        }
         let script = self.script(kind, request.quotas().map(letter));
         let groups = iter::once((request, 1));
         let replies = self.call_script(script, &keys, args, groups, [call].into()).await;

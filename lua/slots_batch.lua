@@ -1,0 +1,61 @@
+-- Main part for requests that take slots alone: each has one account of one quota. Equal ones are a
+-- group. Arguments and reply are those of `groups.lua`.
+--
+-- A group of the usual kind needs no general code. A block, a mark, an invalid value, a slot that has
+-- ended, and a clock that stepped back are left to it. Only freed slots have been removed until then.
+local layout, at, text = ARGV[plans], 1, 0
+local reply, after = { struct.pack('<I7H', now, nano) }, nil
+local score, scored, decide, answer
+
+-- Decides a group. Returns its part of the reply, or nothing if it is not of the usual kind.
+local function usual(key, plan, callers)
+  local _, possible, cost, need, limit, set, mark, waits, _, ttl, store, first, freed =
+    struct.unpack('<BBHI5I5HHHI5I7c8I8Hc0', plan, 4)
+  if redis.pcall('GET', key) or mark > 0 and redis.pcall('GET', KEYS[mark]) then
+    return
+  end
+  set = KEYS[set]
+  local held = redis.pcall('ZCARD', set)
+  if type(held) ~= 'number' then
+    return
+  end
+  if freed ~= '' and held > 0 then
+    held = held - remove(set, store, freed)
+  end
+  if ttl ~= scored then
+    -- Text, because Redis takes longer to format a number.
+    score, scored = string.format('%.0f', now + ttl), ttl
+  end
+  if held > 0 then
+    after = after or string.format('(%.0f', now)
+    if redis.call('ZCOUNT', set, after, score) ~= held then
+      return
+    end
+  end
+  local fit, room = 0, limit - held - need
+  if possible == 1 and room >= 0 then
+    fit = (room - room % cost) / cost + 1
+    fit = fit < callers and fit or callers
+  end
+  if fit < callers and waits > 0 then
+    return
+  elseif fit > 0 then
+    take(set, store, first, fit * cost, ttl, score)
+  end
+  return struct.pack('<HHBI4I7c1HI4', fit, fit, 0, 14, now, 'c', 4, held + fit * cost)
+end
+
+while at <= #layout do
+  local callers, _, key
+  callers, _, key, at = struct.unpack('<HHH', layout, at)
+  text = text + 1
+  local part = usual(KEYS[key], ARGV[text], callers)
+  if not part then
+    if not decide then
+      decide, answer = general()
+    end
+    part = answer(decide({ KEYS[key] }, { ARGV[text] }, 1, callers))
+  end
+  reply[#reply + 1] = part
+end
+return table.concat(reply)

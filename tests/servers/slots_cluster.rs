@@ -1,0 +1,159 @@
+//! Slots on the servers of a cluster, of which one does not reply.
+
+use std::{
+    future::pending,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+use futures::{future::join_all, poll};
+use redis::{
+    Arg, Cmd, Pipeline, RedisFuture, Value,
+    aio::{ConnectionLike, MultiplexedConnection},
+};
+use tokio::time::{sleep, timeout};
+use tower_sluice::{
+    Key, Quota, RedisStore, StoreExt,
+    middleware::Slot,
+    store::{Charge, ClusterLink},
+};
+
+use crate::{
+    accounts::{Account, address, connect, raw, rule},
+    servers::{Cluster, Flavour, Server},
+    slots::{held, until_held},
+};
+
+const TTL: Duration = Duration::from_secs(1);
+
+async fn store(cluster: &Cluster) -> RedisStore<ClusterLink> {
+    let urls = cluster.urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let store = RedisStore::cluster(&urls).await.unwrap_or_else(|error| panic!("{error}"));
+    store.readable_keys().slot_ttl(TTL)
+}
+
+/// Returns accounts of one slot: some on the first server, and some on the others.
+async fn accounts(cluster: &Cluster, first: usize, others: usize) -> [Vec<Account>; 2] {
+    let (mut all, mut names) = ([Vec::new(), Vec::new()], (0..).map(|n| format!("key{n}")));
+    while all[0].len() < first || all[1].len() < others {
+        let name = names.next().expect("a name");
+        let is_other = cluster.slot_of(&address("default", &name)).await >= 16_384 / 3;
+        all[usize::from(is_other)].push(Account::new(name, Quota::concurrent(1)));
+    }
+    all[0].truncate(first);
+    all[1].truncate(others);
+    all
+}
+
+async fn hold(store: &RedisStore<ClusterLink>, accounts: &[Account]) -> Vec<Slot> {
+    let taken = join_all(accounts.iter().map(|account| account.take(store, 1))).await;
+    let slots = taken.into_iter().map(|it| it.expect("a decision").take_slot().expect("a slot"));
+    slots.collect()
+}
+
+/// Freezes the first server, which has no replica any more.
+fn freeze_first(cluster: &mut Cluster) {
+    cluster.node_mut(3).kill();
+    cluster.nodes()[0].stop();
+}
+
+#[tokio::test]
+async fn a_frozen_server_ends_no_slots_on_the_others() {
+    for frozen in [1, 100] {
+        let mut cluster = Cluster::start(Flavour::Redis).await;
+        let (store, other) = (store(&cluster).await, store(&cluster).await);
+        let [first, others] = accounts(&cluster, frozen, 20).await;
+        let _frozen = hold(&store, &first).await;
+        let running = hold(&store, &others).await;
+        freeze_first(&mut cluster);
+        sleep(TTL * 5).await;
+        let mut lost = 0;
+        for slot in &running {
+            lost += u32::from(poll!(Box::pin(slot.lost())).is_ready());
+        }
+        assert_eq!(lost, 0, "of 20, beside {frozen} on the frozen server");
+        for account in &others {
+            assert_eq!(held(&other, account).await, 1, "beside {frozen}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_frozen_server_delays_no_frees_on_the_others() {
+    let mut cluster = Cluster::start(Flavour::Redis).await;
+    let (store, other) = (store(&cluster).await, store(&cluster).await);
+    let [first, others] = accounts(&cluster, 1, 5).await;
+    let (frozen, running) = (hold(&store, &first).await, hold(&store, &others).await);
+    freeze_first(&mut cluster);
+    drop(frozen);
+    for (slot, account) in running.into_iter().zip(&others) {
+        sleep(Duration::from_millis(50)).await;
+        let start = Instant::now();
+        drop(slot);
+        until_held(&other, account, 0).await;
+        assert!(start.elapsed() < Duration::from_millis(400), "{:?}", start.elapsed());
+    }
+}
+
+/// A connection that answers a number of calls on the accounts of a rule, and no more.
+#[derive(Clone)]
+struct Partial {
+    inner: MultiplexedConnection,
+    rule: &'static str,
+    answers: Arc<AtomicU32>,
+}
+
+impl ConnectionLike for Partial {
+    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
+        let is_meant = |arg: Arg<&[u8]>| matches!(arg, Arg::Simple(text) if String::from_utf8_lossy(text).contains(self.rule));
+        let less = |left: u32| left.checked_sub(1);
+        if command.args_iter().any(is_meant)
+            && self.answers.fetch_update(SeqCst, SeqCst, less).is_err()
+        {
+            return Box::pin(pending());
+        }
+        self.inner.req_packed_command(command)
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        pipeline: &'a Pipeline,
+        offset: usize,
+        count: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        self.inner.req_packed_commands(pipeline, offset, count)
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
+/// A slot, and rates of which the second denies, have a call each. The undo call of the first rate
+/// is not answered.
+#[tokio::test]
+async fn a_denied_request_frees_its_slot_before_its_charges_are_undone() {
+    let server = Server::redis().await;
+    let (inner, answers) = (raw(&server.url()).await, Arc::new(AtomicU32::new(1_000)));
+    let store = RedisStore::sharded(Partial { inner, rule: "many", answers: answers.clone() });
+    let (store, other) = (store.readable_keys(), connect(&server.url()).await.readable_keys());
+    let (key, slots, many, few) =
+        (Key::from("a"), [Quota::concurrent(1)], [Quota::per_day(9)], [Quota::per_day(1)]);
+    let charges = [("slots", &slots), ("many", &many), ("few", &few)];
+    let charges = charges.map(|(name, quotas)| Charge::new(rule(name), &key, quotas));
+    let account = Account { rule: rule("slots"), ..Account::new("a", slots[0]) };
+    assert!(store.take(&charges).await.expect("a decision").is_allowed());
+    until_held(&other, &account, 0).await;
+    // The server then has the script that undoes charges.
+    assert!(!store.take(&charges).await.expect("a decision").is_allowed());
+    until_held(&other, &account, 0).await;
+    answers.store(1, SeqCst);
+    assert!(!store.take(&charges).await.expect("a decision").is_allowed());
+    assert_eq!(answers.load(SeqCst), 0, "the rate was charged");
+    let free = timeout(Duration::from_secs(2), until_held(&other, &account, 0));
+    free.await.expect("the slot is free at once");
+}
