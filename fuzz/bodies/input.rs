@@ -25,6 +25,11 @@ impl<'a> Input<'a> {
         (0..bytes).fold(0, |number, _| number << 8 | u64::from(self.byte()))
     }
 
+    /// Reads at most three bytes. The first byte is their number.
+    pub(crate) fn bytes(&mut self) -> Vec<u8> {
+        (0..self.byte() % 4).map(|_| self.byte()).collect()
+    }
+
     /// Returns the bytes before the next line feed, or the last.
     pub(crate) fn line(&mut self) -> &'a [u8] {
         let end = self.0.iter().position(|byte| *byte == b'\n').unwrap_or(self.0.len());

@@ -7,15 +7,17 @@ use std::{
     time::Duration,
 };
 
+use futures::FutureExt;
 use redis::{Cmd, Pipeline, RedisFuture, Value, aio::ConnectionLike, parse_redis_value};
 use tokio::runtime::{Builder, Runtime};
 use tower_sluice::{
-    Algorithm, Decision, Key, Quota, RedisStore, StoreExt, rule::RuleName, store::Charge,
+    Algorithm, Decision, Key, Quota, RedisStore, StoreExt, middleware::Slot, rule::RuleName,
+    store::Charge, testing::Subject,
 };
 
 use super::input::Input;
 
-const ALGORITHMS: [Algorithm; 8] = [
+const ALGORITHMS: [Algorithm; 9] = [
     Algorithm::Gcra,
     Algorithm::TokenBucket,
     Algorithm::fixed_window(),
@@ -24,13 +26,31 @@ const ALGORITHMS: [Algorithm; 8] = [
     Algorithm::SlidingWindow { buckets: 5 },
     Algorithm::SlidingWindow { buckets: 1 },
     Algorithm::SlidingLog,
+    Algorithm::Concurrent,
 ];
+
+/// The charges of a call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Charges {
+    /// All of them must fit.
+    All,
+    /// One of them must fit.
+    Alternatives,
+    /// The first is a share of the second.
+    Share,
+}
+
+const CHARGES: [Charges; 3] = [Charges::All, Charges::Alternatives, Charges::Share];
 
 /// A connection that gives one answer to every command.
 #[derive(Clone, Default)]
 struct Says(Arc<Mutex<Value>>);
 
 impl Says {
+    fn say(&self, value: &Value) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone_from(value);
+    }
+
     fn value(&self) -> Value {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -48,7 +68,10 @@ struct Stage {
 static STAGE: LazyLock<Mutex<Stage>> = LazyLock::new(|| {
     let runtime = Builder::new_current_thread().build().expect("a runtime");
     let says = Says::default();
-    let (store, sharded) = (RedisStore::new(says.clone()), RedisStore::sharded(says.clone()));
+    let (mut store, mut sharded) =
+        (RedisStore::new(says.clone()), RedisStore::sharded(says.clone()));
+    // With a fake clock, no task renews slots.
+    (store, sharded) = (store.open(), sharded.open());
     Mutex::new(Stage { runtime, says, store, sharded })
 });
 
@@ -71,8 +94,8 @@ impl ConnectionLike for Says {
     }
 }
 
-/// Reads the algorithm, the cost, the number of accounts, and the kind of the rest: an answer in
-/// wire format, or the bytes of a string.
+/// Reads the algorithm, the cost, the number and the group of the accounts, for slots the answer to
+/// their renewal, and the kind of the rest: an answer in wire format, or the bytes of a string.
 pub(crate) fn check(bytes: &[u8]) {
     decides(bytes);
 }
@@ -81,7 +104,10 @@ pub(crate) fn check(bytes: &[u8]) {
 pub(crate) fn decides(bytes: &[u8]) -> bool {
     let mut input = Input::new(bytes);
     let algorithm = input.one_of(&ALGORITHMS);
-    let (cost, accounts) = (input.byte() % 3, 1 + usize::from(input.byte() % 2));
+    let (cost, kind) = (input.byte() % 3, input.byte());
+    let (accounts, of) = (1 + usize::from(kind % 2), CHARGES[usize::from(kind / 2) % 3]);
+    let has_slots = algorithm == Algorithm::Concurrent;
+    let renewed: Vec<_> = if has_slots { input.bytes() } else { Vec::new() };
     let value = match input.byte() % 2 {
         0 => Value::BulkString(input.rest().to_vec()),
         _ => match parse_redis_value(input.rest()) {
@@ -89,19 +115,46 @@ pub(crate) fn decides(bytes: &[u8]) -> bool {
             Err(_) => return false,
         },
     };
-    let quota = Quota::new(10, Duration::from_secs(10)).expect("a quota").with_algorithm(algorithm);
-    let (quotas, keys) = ([quota], ["one", "two"].map(Key::from));
-    let charge = |key| Charge::new(RuleName::default(), key, &quotas).with_cost(cost.into());
-    let charges: Vec<_> = keys[..accounts].iter().map(charge).collect();
+    let rate = Quota::new(10, Duration::from_secs(10)).expect("a quota");
+    let quotas = [if has_slots { Quota::concurrent(10) } else { rate.with_algorithm(algorithm) }];
+    let keys = ["one", "two"].map(Key::from);
+    let charge = |(at, key): (usize, _)| {
+        let rule = RuleName::new(["one", "two"][at]).expect("a name");
+        let group = match of {
+            Charges::Alternatives => 1,
+            Charges::Share if at == 0 => Charge::SHARE,
+            _ => 0,
+        };
+        Charge::new(rule, key, &quotas).with_cost(cost.into()).with_group(group)
+    };
+    let charges: Vec<_> = keys[..accounts].iter().enumerate().map(charge).collect();
+    // Only plain rates have shares.
+    let of = if algorithm != Algorithm::Gcra && of == Charges::Share { Charges::All } else { of };
 
     let stage = STAGE.lock().unwrap_or_else(PoisonError::into_inner);
     let Stage { runtime, says, store, sharded } = &*stage;
-    says.0.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&value);
+    says.say(&value);
+    // The slots of each check are those of another process.
+    let [mut one, mut several] = [store.clone(), sharded.clone()];
+    let join = |it: &mut RedisStore<_>| it.join(Duration::from_secs(10)).expect("a process");
+    let (store, sharded) = (join(&mut one), join(&mut several));
     runtime.block_on(async {
-        let taken = store.take(&charges).await;
-        if let Ok(decision) = &taken {
+        let mut taken = store.take(&charges).await;
+        if let Ok(decision) = &mut taken {
             is_sound(decision, accounts);
-            assert_eq!(verdict(&value, accounts, cost), Some(decision.is_allowed()));
+            assert_eq!(verdict(&value, of, accounts, cost), Some(decision.is_allowed()));
+            let passed_over = decision.outcomes().iter().filter(|it| it.is_passed_over()).count();
+            if decision.is_allowed() && of == Charges::Alternatives && cost > 0 {
+                assert_eq!(passed_over, accounts - 1, "{decision:?}");
+            }
+            let slot = decision.take_slot();
+            assert_eq!(slot.is_some(), has_slots && cost > 0 && decision.is_allowed());
+            if let Some(slot) = slot {
+                says.say(&Value::BulkString(renewed.clone()));
+                one.renew(&store).await;
+                is_lost_if_reported(&slot, &renewed, accounts - passed_over);
+                says.say(&value);
+            }
         }
         for units in [-1, 1] {
             store.adjust(&charges[0], units).await.iter().for_each(|now| is_sound(now, 1));
@@ -109,7 +162,9 @@ pub(crate) fn decides(bytes: &[u8]) -> bool {
         // Each account has its own call.
         if let Ok(decision) = sharded.take(&charges).await {
             is_sound(&decision, accounts);
-            assert_eq!(verdict(&value, 1, cost), Some(decision.is_allowed()));
+            let all = verdict(&value, of, 1, cost);
+            assert!(!decision.is_allowed() || all == Some(true), "{decision:?}");
+            assert!(of != Charges::All || all == Some(decision.is_allowed()), "{decision:?}");
         }
         taken.is_ok()
     })
@@ -124,21 +179,34 @@ fn is_sound(decision: &Decision, accounts: usize) {
     }
 }
 
+/// The slots of a request are lost if an answer with one byte for each of its `accounts` reports one
+/// that no longer counts.
+fn is_lost_if_reported(slot: &Slot, renewed: &[u8], accounts: usize) {
+    let reported = renewed.len() == accounts && renewed.iter().any(|counts| *counts != b'1');
+    assert_eq!(slot.lost().now_or_never().is_some(), reported, "{renewed:?}");
+}
+
 /// Returns `true` if the server allows the request, `false` if it denies it, and `None` if the
 /// answer does not have the right form for every account.
-fn verdict(value: &Value, accounts: usize, cost: u8) -> Option<bool> {
+fn verdict(value: &Value, of: Charges, accounts: usize, cost: u8) -> Option<bool> {
     let Value::BulkString(bytes) = value else { return None };
     // The time, then the number of allowed requests.
     let (_, rest) = bytes.split_at_checked(9)?;
     let (allowed, mut rest) = number::<2>(rest)?;
-    for _ in 0..accounts {
+    let (expected, mut sum) = (if cost > 0 { allowed } else { 0 }, 0);
+    for at in 0..accounts {
         let (charges, more) = number::<2>(rest)?;
         let (healed, more) = number::<1>(more)?;
         let (length, more) = number::<4>(more)?;
         rest = more.get(usize::try_from(length).ok()?..)?;
-        if healed > 1 || charges != if cost > 0 { allowed } else { 0 } {
+        sum += charges;
+        let may_be_less = of == Charges::Alternatives || of == Charges::Share && at == 0;
+        if healed > 1 || charges > expected || charges < expected && !may_be_less {
             return None;
         }
+    }
+    if of == Charges::Alternatives && sum != expected {
+        return None;
     }
     (allowed < 2 && matches!(rest, [] | [1])).then_some(allowed == 1)
 }
