@@ -48,7 +48,7 @@ where
 
     fn renew(&mut self, store: &Self) -> BoxFuture<()> {
         let store = store.clone();
-        Box::pin(async move { drop(store.renew_slots(None).await) })
+        Box::pin(async move { drop(store.renew_slots().await) })
     }
 
     fn finish(&mut self, store: &Self) -> BoxFuture<()> {

@@ -174,6 +174,10 @@ impl Capability for Holds {
         let place = random.below(world.places.len());
         let works = Duration::from_secs(1);
         Box::pin(async move {
+            // The first request connects and sends the text of the script, so a later one may overtake it.
+            let first = self.call(place, 0, Duration::ZERO, false);
+            world.places[place].process().holds.call(first).await;
+            sleep(works).await;
             let (most, begin) = (world.rules.held, Instant::now());
             let mut requests = JoinSet::new();
             for at in 0..=most {

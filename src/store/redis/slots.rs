@@ -550,13 +550,15 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     }
 
     /// Frees all freed slots that the server may still count.
+    #[cfg(feature = "testing")]
     pub(crate) async fn free_slots(&self) -> Result<(), RedisError> {
         self.change_all(SlotChange::Free, self.settings.slots.to_free()).await
     }
 
-    /// Renews the held slots that are due in a step, or all of them.
-    pub(crate) async fn renew_slots(&self, step: Option<u32>) -> Result<(), RedisError> {
-        self.change_all(SlotChange::Renew, self.settings.slots.to_renew(step)).await
+    /// Renews all held slots.
+    #[cfg(feature = "testing")]
+    pub(crate) async fn renew_slots(&self) -> Result<(), RedisError> {
+        self.change_all(SlotChange::Renew, self.settings.slots.to_renew(None)).await
     }
 
     /// Renews or frees slots, in calls of a bounded size. On a cluster, a script has one hash slot. An
