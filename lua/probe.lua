@@ -19,6 +19,7 @@ call('LREM', key, 1, 'b')
 
 call('ZADD', key, 0, 'a')
 call('ZRANGE', key, 0, -1)
+call('ZCARD', key)
 call('ZCOUNT', key, 0, 0)
 call('ZMSCORE', key, 'a')
 call('ZREM', key, 'a')

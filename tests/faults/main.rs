@@ -67,10 +67,9 @@ fn main() -> ExitCode {
     println!("{}", row::table(&rows));
     let broken: Vec<_> = rows.iter().filter(|row| !row.broken.is_empty()).collect();
     let (count, time) = (broken.len(), start.elapsed());
-    let names: Vec<_> =
-        broken.iter().map(|row| format!("{} ({})", row.name, row.broken.join(", "))).collect();
-    let names = names.join("; ");
-    println!("{} faults, {count} with a broken bound, in {time:.0?}: {names}", rows.len());
+    let name = |row: &&Row| format!("; {}: {}", row.name, row.broken.join(", "));
+    let names: String = broken.iter().map(name).collect();
+    println!("{} faults, {count} with a broken bound, in {time:.0?}{names}", rows.len());
     if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 

@@ -19,7 +19,7 @@ use crate::{
 /// The end of an error for missing rights, after the words of the server.
 const PERMIT: &str = "; permit it: ACL SETUSER <user> ~sluice:* +eval +evalsha +time +get +mget \
                       +exists +psetex +del +pttl +pexpire +lindex +lrange +lset +rpush +lpop \
-                      +lrem +zadd +zrem +zrange +zcount +zmscore +info +select \
+                      +lrem +zadd +zrem +zrange +zcard +zcount +zmscore +info +select \
                       +script|load";
 
 /// Returns the URL of a server for a user.

@@ -273,8 +273,8 @@ fn address(url: &str) -> Result<ConnectionInfo, RedisError> {
 
 /// The commands that a user of the store must be permitted to run.
 const PERMISSIONS: &str = "+eval +evalsha +time +get +mget +exists +psetex +del +pttl +pexpire \
-                           +lindex +lrange +lset +rpush +lpop +lrem +zadd +zrem +zrange +zcount \
-                           +zmscore +info +select +script|load";
+                           +lindex +lrange +lset +rpush +lpop +lrem +zadd +zrem +zrange +zcard \
+                           +zcount +zmscore +info +select +script|load";
 /// The additional commands for a cluster.
 const CLUSTER_PERMISSIONS: &str = " +cluster|slots +asking";
 const MIN_VERSION: [u32; 2] = [6, 2];
