@@ -115,8 +115,17 @@ pub struct Charge<'a> {
     turn: Option<&'a Arc<Turn>>,
     /// The start of the request, if it makes several calls.
     start: Option<&'a Instant>,
-    is_fixed: bool,
-    is_held: bool,
+    known: Known,
+}
+
+/// What is known about a charge before its decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    Nothing,
+    /// A layer is being built that gives the rule these quotas for its whole life.
+    Fixed,
+    /// A request holds the slots in another store, so they need no decision.
+    Held,
 }
 
 impl<'a> Charge<'a> {
@@ -135,9 +144,8 @@ impl<'a> Charge<'a> {
     #[must_use]
     pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
         let (demand, only, start) = (Demand::units(1), None, None);
-        let (report_only, group, turn, is_fixed) = (false, 0, None, false);
-        let is_held = false;
-        Self { rule, key, quotas, demand, report_only, only, group, turn, start, is_fixed, is_held }
+        let (report_only, group, turn, known) = (false, 0, None, Known::Nothing);
+        Self { rule, key, quotas, demand, report_only, only, group, turn, start, known }
     }
 
     /// Sets the units to charge. Defaults to 1.
@@ -361,21 +369,21 @@ impl<'a> Charge<'a> {
 
     /// Marks the quotas as those of a layer that is being built.
     pub(crate) fn with_fixed_quotas(self) -> Self {
-        Self { is_fixed: true, ..self }
+        Self { known: Known::Fixed, ..self }
     }
 
     /// Returns `true` if a layer is being built that gives the rule these quotas for its whole life.
     pub(crate) fn is_fixed(&self) -> bool {
-        self.is_fixed
+        self.known == Known::Fixed
     }
 
     /// Marks the slots as those that a request holds in another store, so they need no decision.
     pub(crate) fn with_held_slots(self) -> Self {
-        Self { is_held: true, ..self }
+        Self { known: Known::Held, ..self }
     }
 
     pub(crate) fn is_held(&self) -> bool {
-        self.is_held
+        self.known == Known::Held
     }
 }
 

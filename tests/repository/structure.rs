@@ -23,7 +23,7 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/quota", 948),
     ("src/reject", 550),
     ("src/rule", 1693),
-    ("src/store", 945),
+    ("src/store", 949),
     ("src/store/hot_keys", 973),
     ("src/store/local", 1899),
     ("src/store/redis", 3911),

@@ -66,7 +66,7 @@ const RECOVERY: Duration = Duration::from_secs(1);
 /// The time for which leased units may outlive a loss of state.
 const LEASE: Duration = Duration::from_millis(1_500);
 /// The most that a run may take, in virtual time.
-const LONGEST: Duration = Duration::from_secs(3_600);
+const LONGEST: Duration = Duration::from_secs(4 * 3_600);
 /// The delay of a healthy path, in microseconds.
 const DELAY: (u64, u64) = (100, 2_000);
 
