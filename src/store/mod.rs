@@ -118,7 +118,7 @@ pub struct Charge<'a> {
     known: Known,
 }
 
-/// What is known about a charge before its decision.
+/// Knowledge about a charge before its decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
     Nothing,
