@@ -251,6 +251,7 @@ impl Ledger {
     }
 
     /// Holds slots that a request holds in another store.
+    #[cold]
     fn hold(&self, charge: &Charge<'_>) -> Decision {
         let (mut decision, first) = (Decision::new(true, 0), self.id(charge));
         for (index, quota) in charge.charged_quotas().filter(|(_, it)| it.is_concurrent()) {

@@ -210,16 +210,13 @@ where
         if !decision.is_allowed() || decision.slot.is_none() {
             return decision;
         }
-        const UNLIMITED: Quota = Quota::concurrent(u32::MAX);
         for charge in charges {
             if charge.cost() == 0 || !decision.charged(charge.rule()) {
                 continue;
             }
-            let quotas: SmallVec<[_; 4]> = charge.quotas().iter().map(|_| UNLIMITED).collect();
-            let held = charge.with_quotas(&quotas).with_headroom(0).with_turn(None);
             for (index, quota) in charge.charged_quotas().filter(|(_, it)| it.is_concurrent()) {
-                let one = held.with_held_slots().with_quota_index(index);
-                if let Some(slot) = self.store.call(Op::Take(&[one])).now().take_slot() {
+                let held = charge.with_held_slots().with_quota_index(index);
+                if let Some(slot) = self.store.call(Op::Take(&[held])).now().take_slot() {
                     let hold = Hold::on_free(move || drop(slot));
                     decision.hold(hold.until_head(quota.sheds()));
                 }
