@@ -358,7 +358,8 @@ impl Quota {
     /// the difference (see [`ChargeHandle`](crate::middleware::ChargeHandle) and
     /// [`Limiter::adjust`](crate::Limiter::adjust)). Such a charge never fails, but stops when the
     /// debt reaches `max_debt`. **Further units are never charged.** With `max_debt(0)`, an account
-    /// can be emptied, but not put into debt.
+    /// can be emptied, but not put into debt. Units that a window
+    /// [carried over](Algorithm::FixedWindow) do not raise this bound, so they may be left.
     ///
     /// # Parallel requests
     ///

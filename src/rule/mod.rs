@@ -237,6 +237,13 @@ impl<K> Rule<K> {
     /// let rule = Rule::new("ip", PeerIp::new(), Quota::per_second(10)).report_only(&report_only);
     /// report_only.set(false); // the rule denies from the next request on
     /// ```
+    ///
+    /// # Limitations
+    ///
+    /// A decision fails if any server that it needs fails, in a Redis Cluster perhaps only that of a
+    /// report-only rule. The policy for outages then decides for the other rules, too:
+    /// [`fail_closed`](crate::StoreExt::fail_closed) denies, and
+    /// [`fail_open`](crate::StoreExt::fail_open) allows.
     pub fn report_only(self, toggle: impl Into<Toggle>) -> Self {
         Self { report_only: toggle.into(), ..self }
     }
