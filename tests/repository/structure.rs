@@ -25,9 +25,9 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/rule", 1693),
     ("src/store", 949),
     ("src/store/hot_keys", 973),
-    ("src/store/local", 1899),
+    ("src/store/local", 1900),
     ("src/store/redis", 3911),
-    ("src/store/wrappers", 892),
+    ("src/store/wrappers", 889),
     ("src/testing", 666),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.
