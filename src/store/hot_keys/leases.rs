@@ -17,14 +17,14 @@
 //!   most the burst.
 //! - The exact account therefore has room for every unused piece.
 //!
-//! A refund by another process moves later pieces to an earlier time. A balance therefore starts
+//! A refund moves later pieces to an earlier time. A balance therefore starts
 //! earlier, by a quarter of the time in which the full limit refills ([`SAFETY_MARGIN`]). The
 //! balance is correct if at most a quarter of the limit is refunded while a lease exists.
 //!
 //! **Fixed windows.** A balance belongs to one window, and ends with that window.
 
 use std::{
-    cell::Cell, collections::HashMap, convert::identity, pin::pin, sync::Arc, time::Duration,
+    cell::Cell, collections::HashMap, convert::identity, mem, pin::pin, sync::Arc, time::Duration,
 };
 
 use parking_lot::{Mutex, MutexGuard};
@@ -59,7 +59,7 @@ const HOT: u32 = 4;
 /// More units than any account has.
 const CLOSED: u64 = 1 << 40;
 
-/// Divisor of the limit: other processes may refund `limit / SAFETY_MARGIN` units during a lease.
+/// Divisor of the limit: all processes may refund `limit / SAFETY_MARGIN` units during a lease.
 const SAFETY_MARGIN: u64 = 4;
 
 type LockedSet<'a> = MutexGuard<'a, HotEntries<HotCall>>;
@@ -97,8 +97,9 @@ type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 ///   the inner store can do so without waiting. The units of a killed process are lost until they
 ///   refill with time.
 /// - **Changes by this process** take effect immediately. A [`reset`](crate::StoreExt::reset), a
-///   [`block`](crate::StoreExt::block) or new quotas end the leases of the key. Until a reset, a
-///   block or a refund is made, no units of the key are borrowed.
+///   [`block`](crate::StoreExt::block) or new quotas end the leases of the key. Units under the old
+///   quotas are not returned. Until a reset, a block or a refund is made, no units of the key are
+///   borrowed.
 /// - **Changes by other processes** take effect when the lease is used up, and after
 ///   [`max_age`](Leased::max_age) at the latest.
 /// - **Several charges** of one call are borrowed together, or not at all. A lease serves only
@@ -193,8 +194,8 @@ type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 ///   the store. A refund by `adjust` also ends the leases of the account.
 /// - Borrowed units that expire stay charged until time refills them. If the full limit is refilled
 ///   within seconds, about a quarter of one burst may be lost, or somewhat more.
-/// - While a process holds units of a limit, other processes may refund more than a quarter of that
-///   limit. The process may then admit up to the refunded number of units too early.
+/// - While a process holds units of a limit, any process may undo or refund more than a quarter of
+///   that limit. The process may then admit up to the refunded number of units too early.
 #[derive(Debug)]
 pub struct Leased<S: Store + 'static>(Arc<Leases<S>>);
 
@@ -576,11 +577,15 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
         };
         let decision = lease.admit_first(charges);
         lease.share = self.share.take();
+        let mut unused = Some(Box::new(lease));
         self.update(|call, _| {
             if self.leases.table.changes(&self.tags) == self.changes {
-                call.lease = Some(Box::new(lease));
+                mem::swap(&mut call.lease, &mut unused);
             }
         });
+        if let Some(lease) = unused {
+            lease.return_units(&*self.leases.inner, instants[1]);
+        }
         self.leases.return_unused(self.key, self.requested_at);
         decision
     }
@@ -652,7 +657,7 @@ struct Detached<T: 'static>(BoxFuture<T>, Cell<bool>);
 impl<T: 'static> Drop for Detached<T> {
     fn drop(&mut self) {
         if let (false, Ok(runtime)) = (self.1.get(), Handle::try_current()) {
-            let future = std::mem::replace(&mut self.0, Box::pin(std::future::pending()));
+            let future = mem::replace(&mut self.0, Box::pin(std::future::pending()));
             drop(runtime.spawn(async move { drop(future.await) }));
         }
     }

@@ -691,8 +691,29 @@ async fn a_reset_during_a_borrow_call_ends_the_lease() {
     charged(&[HOURLY], |charge| store.reset(&charge)).await.expect("a reset");
     inner.tell(1);
     assert!(assert_ready!(borrower.poll()).expect("a decision").is_allowed());
+    assert_eq!(remaining(&inner.store), 1_000, "and the reset has removed its charge");
     let mut next = ask();
     assert_pending!(next.poll(), "the lease has ended");
+}
+
+/// The account of bob is in the same set of the table.
+#[tokio::test(start_paused = true)]
+async fn a_change_of_another_key_during_a_borrow_call_loses_no_units() {
+    let (time, bob) = (Time::default(), Key::from("bob"));
+    let inner = Slow::new(time.store());
+    let store = inner.clone().leases(5).capacity(8);
+    inner.tell(3);
+    heat(&store, HOURLY).await;
+    let ask = || task::spawn(charged(&[HOURLY], |charge| store.take(&[charge])).into_future());
+    let mut borrower = ask();
+    assert_pending!(borrower.poll());
+    assert_eq!(remaining(&inner.store), 993);
+    inner.confirm(1);
+    let refund = Charge::new(RuleName::default(), &bob, HOURLY.as_ref());
+    store.adjust(&refund, -1).await.expect("a refund");
+    inner.tell(1);
+    assert!(assert_ready!(borrower.poll()).expect("a decision").is_allowed());
+    assert_eq!(remaining(&inner.store), 996);
 }
 
 /// The task of the call that borrows waits for another call, and does not poll the first.
