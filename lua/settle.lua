@@ -25,7 +25,9 @@ for _, account in ipairs(outside and {} or accounts) do
     elseif what == 'reset' then
       local ends = place.state and place.algorithm.ends(place) or now
       account.reset, account.reset_nano = now, nano
-      account.void = math.max(account.void or 0, ends, now + place.algorithm.longest(place))
+      ends = math.max(ends, now + place.algorithm.longest(place))
+      -- A key lives for ten years at most.
+      account.void = math.max(account.void or 0, math.min(ends, now + 315360000000000))
       place.state, place.raw = nil, nil
       if place.list then
         redis.call('DEL', place.list)

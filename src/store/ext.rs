@@ -10,7 +10,8 @@ use crate::decision::Decision;
 
 /// Operations and wrappers of every [`Store`].
 ///
-/// Every [`Store`] implements this trait.
+/// Every [`Store`] implements this trait. A store that does not support an operation answers with an
+/// error, as `GovernorStore` does for [`adjust`](StoreExt::adjust) and blocks.
 ///
 /// ```
 /// use tower_sluice::{Key, LocalStore, Quota, StoreExt, rule::RuleName, store::{Charge, Timeout}};
@@ -77,7 +78,8 @@ pub trait StoreExt: Store + Sized {
 
     /// Denies a key under a rule for `time`, regardless of the units left.
     ///
-    /// A new block replaces an earlier block of the key. A block charges no units.
+    /// A new block replaces an earlier block of the key. A block charges no units. In Redis, a
+    /// block ends after ten years at the latest.
     ///
     /// If the store has no room for the block, the key is not blocked. The decision is then a
     /// denial with the source [`Source::Overflow`](crate::decision::Source::Overflow).

@@ -190,13 +190,30 @@ async fn no_key_lasts_longer_than_ten_years() {
         store.adjust(&account.charge(0), 100).await.expect("a late charge");
         assert!(!account.passes(&store).await, "{name}");
     }
-    let blocked = Account::new("blocked", Quota::per_second(1));
-    store.block(&blocked.charge(0), Duration::MAX).await.expect("a block");
-    assert!(!blocked.passes(&store).await);
+    // Blocks of ten years, and a reset whose receipts may hold units for twelve.
+    let blocked = ["one", "two", "three"].map(|key| Account::new(key, Quota::per_second(1)));
+    for account in &blocked {
+        store.block(&account.charge(0), Duration::MAX).await.expect("a block");
+    }
+    let quota = Quota::new(6, TEN_YEARS * 6 / 10).expect("a quota").with_initial(1);
+    let reset = Account::new("reset", quota);
+    store.reset(&reset.charge(0)).await.expect("a reset");
+    assert!(reset.passes(&store).await);
+    // Their keys now expire in less than ten years.
+    sleep(Duration::from_millis(1_200)).await;
+    let looks = blocked.each_ref().map(|account| account.charge(1));
+    for (charge, account) in looks.iter().zip(&blocked) {
+        let look = store.peek(&[*charge]).await.expect("a decision");
+        assert!(look.is_blocked() && !look.is_allowed(), "{account:?}");
+    }
+    assert!(!blocked[0].passes(&store).await);
+    let both = join_all(blocked[1..].iter().map(|account| account.passes(&store))).await;
+    assert_eq!((both, reset.passes(&store).await), (vec![false; 2], false));
     let found = keys(&mut connection).await;
-    assert_eq!(found.len(), 8);
+    assert_eq!(found.len(), 11);
     assert!(found.iter().all(|(_, left)| (1..=longest).contains(left)), "{found:?}");
-    assert!(found.iter().filter(|(_, left)| *left > longest - 60_000).count() >= 4, "{found:?}");
+    assert!(found.iter().filter(|(_, left)| *left > longest - 60_000).count() >= 7, "{found:?}");
+    assert_eq!(store.healed(), 0);
 }
 
 #[tokio::test]

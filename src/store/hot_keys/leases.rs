@@ -17,19 +17,14 @@
 //!   most the burst.
 //! - The exact account therefore has room for every unused piece.
 //!
-//! A refund by another process moves later pieces to an earlier time. A balance therefore starts
+//! A refund moves later pieces to an earlier time. A balance therefore starts
 //! earlier, by a quarter of the time in which the full limit refills ([`SAFETY_MARGIN`]). The
 //! balance is correct if at most a quarter of the limit is refunded while a lease exists.
 //!
 //! **Fixed windows.** A balance belongs to one window, and ends with that window.
 
 use std::{
-    cell::Cell,
-    collections::HashMap,
-    convert::identity,
-    sync::Arc,
-    task::{Context, Poll, Waker},
-    time::Duration,
+    cell::Cell, collections::HashMap, convert::identity, mem, pin::pin, sync::Arc, time::Duration,
 };
 
 use parking_lot::{Mutex, MutexGuard};
@@ -37,7 +32,6 @@ use smallvec::{SmallVec, smallvec};
 use tokio::{
     runtime::Handle,
     sync::watch,
-    task::yield_now,
     time::{Instant, sleep},
 };
 
@@ -48,7 +42,7 @@ use crate::{
     quota::{Algorithm, Quota},
     store::{
         Answer, BoxFuture, Charge, Health, Instances, Op, OwnedCharges, Store,
-        wrappers::{forward, request_start, take_since},
+        wrappers::{forward, request_start, take_since, timeout::within},
     },
 };
 
@@ -58,12 +52,14 @@ const CAPACITY: usize = 4_096;
 const SPAN: u64 = 200_000_000;
 /// The maximum number of times that a call waits for another call's lease.
 const MAX_WAITS: u8 = 2;
+/// The age of a request from which on no call waits for its lease, because its runtime may be blocked.
+const MAX_WAIT: Duration = Duration::from_nanos(SPAN / 2);
 /// The minimum number of recent calls for a lease.
 const HOT: u32 = 4;
 /// More units than any account has.
 const CLOSED: u64 = 1 << 40;
 
-/// Divisor of the limit: other processes may refund `limit / SAFETY_MARGIN` units during a lease.
+/// Divisor of the limit: all processes may refund `limit / SAFETY_MARGIN` units during a lease.
 const SAFETY_MARGIN: u64 = 4;
 
 type LockedSet<'a> = MutexGuard<'a, HotEntries<HotCall>>;
@@ -85,7 +81,8 @@ type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 /// - **Hot keys only.** A lease has units for the calls of the last 200 ms, up to the share of this
 ///   process. Requests call the inner store if their key had fewer than four calls in that time, or
 ///   if the share is less than two calls. While one call borrows units, later calls with the same
-///   keys wait, for at most two round trips.
+///   keys wait, for at most two round trips. They do not wait for a request that started more than
+///   100 ms ago, because its runtime may be blocked.
 /// - **One budget.** If the inner store has a [`Timeout`](crate::store::Timeout), all waits and
 ///   calls of a request share its budget. Set the budget to at least three round trips. Without a
 ///   timeout, a request may wait for three calls.
@@ -100,8 +97,9 @@ type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 ///   the inner store can do so without waiting. The units of a killed process are lost until they
 ///   refill with time.
 /// - **Changes by this process** take effect immediately. A [`reset`](crate::StoreExt::reset), a
-///   [`block`](crate::StoreExt::block) or new quotas end the leases of the key. Until a reset, a
-///   block or a refund is made, no units of the key are borrowed.
+///   [`block`](crate::StoreExt::block) or new quotas end the leases of the key. Units under the old
+///   quotas are not returned. Until a reset, a block or a refund is made, no units of the key are
+///   borrowed.
 /// - **Changes by other processes** take effect when the lease is used up, and after
 ///   [`max_age`](Leased::max_age) at the latest.
 /// - **Several charges** of one call are borrowed together, or not at all. A lease serves only
@@ -196,8 +194,8 @@ type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 ///   the store. A refund by `adjust` also ends the leases of the account.
 /// - Borrowed units that expire stay charged until time refills them. If the full limit is refilled
 ///   within seconds, about a quarter of one burst may be lost, or somewhat more.
-/// - While a process holds units of a limit, other processes may refund more than a quarter of that
-///   limit. The process may then admit up to the refunded number of units too early.
+/// - While a process holds units of a limit, any process may undo or refund more than a quarter of
+///   that limit. The process may then admit up to the refunded number of units too early.
 #[derive(Debug)]
 pub struct Leased<S: Store + 'static>(Arc<Leases<S>>);
 
@@ -287,13 +285,13 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
         start: Option<Instant>,
         waits: u8,
     ) -> Answer<Later<S>> {
-        let now = Instant::now();
-        let start = start.unwrap_or(now);
+        let instant = Instant::now();
+        let start = start.unwrap_or(instant);
         let bypass = || take_since(&*self.inner, start, charges).then(identity);
         if !are_borrowable(charges, &self.shares.percent) {
             return bypass();
         }
-        let (key, now) = (self.table.key(charges), self.table.nanos(now));
+        let (key, now) = (self.table.key(charges), self.table.nanos(instant));
         let mut entries = self.table.lock(key);
         if entries.of(key).next().is_none() {
             entries.add(key, HotCall::default(), HotCall::rank);
@@ -320,14 +318,17 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
         if let Some(borrow) = borrow {
             return borrow.run(charges);
         }
-        // The wait for a later request could exceed the timeout of this one.
-        let other = other.filter(|(other_start, _)| *other_start <= start && waits < MAX_WAITS);
-        let Some((_, mut end)) = other else { return bypass() };
+        let wait = other.and_then(|(other_start, end)| {
+            let time = MAX_WAIT.checked_sub(instant.saturating_duration_since(other_start))?;
+            // The wait for a later request could exceed the timeout of this one.
+            (other_start <= start && waits < MAX_WAITS).then_some((time, end))
+        });
+        let Some((time, mut end)) = wait else { return bypass() };
         let (leases, charges) = (self.clone(), OwnedCharges::from(charges));
         Answer::Later(Box::pin(async move {
             // Only the end of the operation changes the channel.
-            let _ = end.changed().await;
-            charges.with(|charges| leases.take(charges, Some(start), waits + 1)).await
+            let (_, busy) = within(time, end.changed()).await;
+            charges.with(|charges| leases.take(charges, Some(start + busy), waits + 1)).await
         }))
     }
 
@@ -517,13 +518,25 @@ struct Borrow<S: Store + 'static> {
 
 impl<S: Store + Send + Sync + 'static> Borrow<S> {
     /// Borrows units. The operation continues if the caller is dropped.
-    fn run(self, charges: &[Charge<'_>]) -> Answer<Later<S>> {
-        let mut operation: Later<S> = Box::pin(self.decide(charges.into()));
-        // A store that answers immediately is done after one poll.
-        let mut context = Context::from_waker(Waker::noop());
-        if let Poll::Ready(decision) = operation.as_mut().poll(&mut context) {
-            return Answer::Now(decision);
-        }
+    fn run(mut self, charges: &[Charge<'_>]) -> Answer<Later<S>> {
+        self.requested_at = self.leases.table.now();
+        let take = |all: &[Charge<'_>]| take_since(&*self.leases.inner, self.start, all);
+        let later = match with_calls(charges, self.calls, take) {
+            Answer::Now(answer) => return self.decide(charges, answer),
+            Answer::Later(later) => later,
+        };
+        let charges = OwnedCharges::from(charges);
+        let operation: Later<S> = Box::pin(async move {
+            let mut later = pin!(later);
+            let answer = loop {
+                let (answer, busy) = within(MAX_WAIT, later.as_mut()).await;
+                self.start += busy;
+                if let Some(answer) = answer {
+                    break answer;
+                }
+            };
+            charges.with(|charges| self.decide(charges, answer)).await
+        });
         let mut operation = Detached(operation, Cell::new(false));
         Answer::Later(Box::pin(async move {
             let decision = operation.0.as_mut().await;
@@ -532,29 +545,22 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
         }))
     }
 
-    async fn decide(mut self, charges: OwnedCharges) -> Result<Decision, S::Error> {
-        loop {
-            self.requested_at = self.leases.table.now();
-            let answer = charges.with(|charges| {
-                with_calls(charges, self.calls, |all| {
-                    take_since(&*self.leases.inner, self.start, all)
-                })
-            });
-            let answer = match answer {
-                Answer::Now(answer) => answer,
-                Answer::Later(later) => {
-                    // Only the caller polls futures of other stores.
-                    yield_now().await;
-                    later.await
-                }
-            };
-            let decision = answer.inspect_err(|_| self.limit(0, SPAN))?;
-            if decision.is_allowed() {
-                return Ok(charges.with(|charges| self.keep_units(charges, decision)));
+    /// Decides after an answer, or borrows fewer units.
+    fn decide(
+        mut self,
+        charges: &[Charge<'_>],
+        answer: Result<Decision, S::Error>,
+    ) -> Answer<Later<S>> {
+        match answer {
+            Err(error) => {
+                self.limit(0, SPAN);
+                Answer::Now(Err(error))
             }
-            if let Some(denial) = charges.with(|charges| self.handle_denied(charges, decision)) {
-                return Ok(denial);
-            }
+            Ok(taken) if taken.is_allowed() => Answer::Now(Ok(self.keep_units(charges, taken))),
+            Ok(denial) => match self.handle_denied(charges, denial) {
+                Some(denial) => Answer::Now(Ok(denial)),
+                None => self.run(charges),
+            },
         }
     }
 
@@ -571,11 +577,15 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
         };
         let decision = lease.admit_first(charges);
         lease.share = self.share.take();
+        let mut unused = Some(Box::new(lease));
         self.update(|call, _| {
             if self.leases.table.changes(&self.tags) == self.changes {
-                call.lease = Some(Box::new(lease));
+                mem::swap(&mut call.lease, &mut unused);
             }
         });
+        if let Some(lease) = unused {
+            lease.return_units(&*self.leases.inner, instants[1]);
+        }
         self.leases.return_unused(self.key, self.requested_at);
         decision
     }
@@ -647,7 +657,7 @@ struct Detached<T: 'static>(BoxFuture<T>, Cell<bool>);
 impl<T: 'static> Drop for Detached<T> {
     fn drop(&mut self) {
         if let (false, Ok(runtime)) = (self.1.get(), Handle::try_current()) {
-            let future = std::mem::replace(&mut self.0, Box::pin(std::future::pending()));
+            let future = mem::replace(&mut self.0, Box::pin(std::future::pending()));
             drop(runtime.spawn(async move { drop(future.await) }));
         }
     }

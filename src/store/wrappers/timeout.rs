@@ -73,7 +73,7 @@ where
         match self.inner.call(op) {
             Answer::Now(decision) => Answer::Now(decision.map_err(TimeoutError::Store)),
             Answer::Later(later) => Answer::Later(Box::pin(async move {
-                match within(budget.saturating_sub(start.elapsed()), later).await {
+                match within(budget.saturating_sub(start.elapsed()), later).await.0 {
                     Some(decision) => decision.map_err(TimeoutError::Store),
                     None => Err(elapsed(budget)),
                 }
@@ -130,27 +130,6 @@ const STEPS: u32 = 4;
 /// A timer that is later than this, and than a quarter of its step, shows a busy runtime.
 const RESOLUTION: Duration = Duration::from_millis(2);
 
-/// Completes after `time`, in which the runtime was not busy with other work.
-///
-/// A timer is late while the runtime is busy. In this time, the request may not have been sent, or
-/// the answer may have arrived without being read, so this time does not count.
-async fn sleep_while_idle(time: Duration) {
-    let step = time / STEPS;
-    let (mut due, mut steps, mut is_extended) = (Instant::now() + step, STEPS - 1, false);
-    loop {
-        sleep_until(due).await;
-        let now = Instant::now();
-        let is_late = now > due + RESOLUTION.max(step / 4) && is_real(now);
-        match steps.checked_sub(1) {
-            Some(left) => steps = left,
-            // The runtime needs time to read the answer.
-            None if is_late && !is_extended => is_extended = true,
-            None => return,
-        }
-        due = if is_late { now } else { due } + step;
-    }
-}
-
 /// Returns `true` if `now` is the time of the system's clock. A clock that a test moves does not make a
 /// timer late.
 fn is_real(now: Instant) -> bool {
@@ -158,20 +137,46 @@ fn is_real(now: Instant) -> bool {
     real.saturating_duration_since(now).max(now.saturating_duration_since(real)) < RESOLUTION
 }
 
-/// Returns the output of `future`, or `None` if it takes longer than `time`.
+/// Returns the output of `future`, or `None` if it takes longer than `time`. Also returns the time for
+/// which the runtime was busy with other work, which does not count.
 ///
-/// The timer starts when the future is pending, because it needs a runtime.
-pub(in crate::store) async fn within<F: Future>(time: Duration, future: F) -> Option<F::Output> {
-    let (mut future, mut timer) = (pin!(future), pin!(sleep_while_idle(time)));
-    poll_fn(|cx| match future.as_mut().poll(cx) {
-        Poll::Ready(output) => Poll::Ready(Some(output)),
-        Poll::Pending => timer.as_mut().poll(cx).map(|()| None),
-    })
-    .await
+/// A timer is late while the runtime is busy. In this time, the request may not have been sent, or
+/// the answer may have arrived without being read.
+pub(in crate::store) async fn within<F: Future>(
+    time: Duration,
+    future: F,
+) -> (Option<F::Output>, Duration) {
+    let mut future = pin!(future);
+    let (step, mut busy) = (time / STEPS, Duration::ZERO);
+    let (mut due, mut steps, mut is_extended) = (Instant::now() + step, STEPS - 1, false);
+    loop {
+        // The timer starts when the future is pending, because it needs a runtime.
+        let mut timer = pin!(async move { sleep_until(due).await });
+        let output = poll_fn(|cx| match future.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending => timer.as_mut().poll(cx).map(|()| None),
+        });
+        let output = output.await;
+        let now = Instant::now();
+        let is_late = now > due + RESOLUTION.max(step / 4) && is_real(now);
+        if is_late {
+            busy += now - due;
+        }
+        match steps.checked_sub(1) {
+            _ if output.is_some() => return (output, busy),
+            Some(left) => steps = left,
+            // The runtime needs time to read the answer.
+            None if is_late && !is_extended => is_extended = true,
+            None => return (None, busy),
+        }
+        due = if is_late { now } else { due } + step;
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+
     use tokio::time::advance;
 
     use super::*;
@@ -182,7 +187,7 @@ mod tests {
     async fn the_time_is_exact_while_the_runtime_is_idle() {
         for micros in [50_000, 45_000, 100_000, 1_000_000] {
             let (time, start) = (Duration::from_micros(micros), Instant::now());
-            sleep_while_idle(time).await;
+            within(time, pending::<()>()).await;
             let took = start.elapsed();
             assert!(took >= time && took < time + RESOLUTION, "{time:?}: {took:?}");
         }
@@ -190,7 +195,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_clock_of_a_test_does_not_make_a_timer_late() {
-        let (start, timer) = (Instant::now(), tokio::spawn(sleep_while_idle(TIME)));
+        let (start, timer) = (Instant::now(), tokio::spawn(within(TIME, pending::<()>())));
         tokio::task::yield_now().await;
         advance(TIME).await;
         timer.await.expect("no panic");

@@ -2,8 +2,9 @@
 //!
 //! Time advances only by the tests, except in that of a blocked thread.
 
-use std::{task::Poll, time::Duration};
+use std::{sync::Arc, task::Poll, time::Duration};
 
+use futures::future::join_all;
 use tokio::time::{Instant, advance};
 use tokio_test::{assert_pending, task};
 use tower_sluice::{
@@ -47,6 +48,44 @@ fn a_blocked_thread_prolongs_a_timeout() {
         start.elapsed()
     });
     assert!(took > 2 * BUDGET + BUDGET / 4, "{took:?}");
+}
+
+/// Twenty requests wait for one of them, which borrows units, while their thread is blocked. All units are
+/// used, or half of those that it wants are left, so that it calls twice.
+#[test]
+fn a_blocked_thread_is_no_outage_of_a_hot_key() {
+    let quota = Quota::per_hour(100);
+    for left in [0, 2] {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let decisions = runtime.expect("a runtime").block_on(async {
+            let shaky = shaky(Mood::Well);
+            let store = shaky.clone().timeout(BUDGET).breaker().deny_cache().leases(25);
+            let limiter = Arc::new(Limiter::new(store.fail_open()));
+            for cost in [1, 1, 1, 0] {
+                assert!(
+                    limiter.take("alice", &quota, cost).await.expect("infallible").is_allowed()
+                );
+            }
+            let others = Limiter::new(shaky.store.clone());
+            assert!(others.take("alice", &quota, 97 - left).now().is_allowed());
+            shaky.is(Mood::Late(millis(5)));
+            let requests: Vec<_> = (0..20)
+                .map(|_| {
+                    let limiter = limiter.clone();
+                    tokio::spawn(async move { limiter.take("alice", &quota, 1).await })
+                })
+                .collect();
+            tokio::task::yield_now().await;
+            let start = Instant::now();
+            while start.elapsed() < millis(150) {}
+            join_all(requests).await
+        });
+        let decisions: Vec<_> =
+            decisions.into_iter().map(|it| it.expect("no panic").expect("infallible")).collect();
+        let open = decisions.iter().filter(|it| it.source() == Source::FailedOpen).count();
+        let allowed = decisions.iter().filter(|it| it.is_allowed()).count();
+        assert_eq!((open, allowed), (0, left as usize), "{left} left");
+    }
 }
 
 #[test]

@@ -15,6 +15,10 @@ use std::{
     time::Duration,
 };
 
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::{Instant, timeout},
+};
 use tokio_test::{assert_pending, assert_ready, task};
 use tower_sluice::{
     Algorithm, Decision, Key, Limiter, LocalStore, Quota, Store, StoreExt,
@@ -592,6 +596,11 @@ async fn a_waiting_call_is_woken_once_and_a_cancelled_one_never() {
     assert!(asks.iter().all(|(woken, _)| times(woken) == 1));
 }
 
+/// Returns a runtime with a timer, which a waiting call needs.
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_time().build().expect("a runtime")
+}
+
 /// Returns the time for which this thread has run.
 fn cpu_time() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux");
@@ -602,12 +611,13 @@ fn cpu_time() -> Duration {
 /// Returns the least CPU time in three runs, per call, for this number of calls that wait for one
 /// lease. A run has 40,000 calls, because the time is counted in steps of some milliseconds.
 fn waiting_cost(calls: u32) -> Duration {
-    let quota = Quota::per_hour(2_000_000);
+    let (runtime, quota) = (runtime(), Quota::per_hour(2_000_000));
     let one = || {
         let inner = Slow::new(LocalStore::with_capacity(1_000));
         let store = inner.clone().leases(5);
         inner.tell(3);
         tokio_test::block_on(heat(&store, quota));
+        let _inside = runtime.enter();
         let start = cpu_time();
         let ask = || task::spawn(charged(&[quota], |charge| store.take(&[charge])).into_future());
         let mut asks: Vec<_> = (0..calls).map(|_| ask()).collect();
@@ -656,8 +666,10 @@ fn outside_a_runtime_the_call_that_borrows_can_be_cancelled_too() {
     inner.tell(3);
     tokio_test::block_on(heat(&store, HOURLY));
     let ask = || task::spawn(charged(&[HOURLY], |charge| store.take(&[charge])).into_future());
-    let (borrower, mut other) = (ask(), ask());
+    let (runtime, borrower, mut other) = (runtime(), ask(), ask());
+    let inside = runtime.enter();
     assert_pending!(other.poll());
+    drop(inside);
     drop(borrower);
     assert!(other.is_woken());
     inner.tell(1);
@@ -679,8 +691,52 @@ async fn a_reset_during_a_borrow_call_ends_the_lease() {
     charged(&[HOURLY], |charge| store.reset(&charge)).await.expect("a reset");
     inner.tell(1);
     assert!(assert_ready!(borrower.poll()).expect("a decision").is_allowed());
+    assert_eq!(remaining(&inner.store), 1_000, "and the reset has removed its charge");
     let mut next = ask();
     assert_pending!(next.poll(), "the lease has ended");
+}
+
+/// The account of bob is in the same set of the table.
+#[tokio::test(start_paused = true)]
+async fn a_change_of_another_key_during_a_borrow_call_loses_no_units() {
+    let (time, bob) = (Time::default(), Key::from("bob"));
+    let inner = Slow::new(time.store());
+    let store = inner.clone().leases(5).capacity(8);
+    inner.tell(3);
+    heat(&store, HOURLY).await;
+    let ask = || task::spawn(charged(&[HOURLY], |charge| store.take(&[charge])).into_future());
+    let mut borrower = ask();
+    assert_pending!(borrower.poll());
+    assert_eq!(remaining(&inner.store), 993);
+    inner.confirm(1);
+    let refund = Charge::new(RuleName::default(), &bob, HOURLY.as_ref());
+    store.adjust(&refund, -1).await.expect("a refund");
+    inner.tell(1);
+    assert!(assert_ready!(borrower.poll()).expect("a decision").is_allowed());
+    assert_eq!(remaining(&inner.store), 996);
+}
+
+/// The task of the call that borrows waits for another call, and does not poll the first.
+#[tokio::test(start_paused = true)]
+async fn no_call_waits_long_for_a_borrow_call_that_is_not_polled() {
+    let time = Time::default();
+    let inner = Shaky::new(time.store());
+    let store = inner.clone().timeout(millis(250)).leases(5);
+    heat(&store, HOURLY).await;
+    inner.is(Mood::Late(millis(5)));
+    let mut borrower =
+        task::spawn(charged(&[HOURLY], |charge| store.take(&[charge])).into_future());
+    assert_pending!(borrower.poll());
+    for wait in [105, 5, 5] {
+        let start = Instant::now();
+        let answer = charged(&[HOURLY], |charge| store.take(&[charge]));
+        let decision = timeout(secs(1), answer).await.expect("in time").expect("a decision");
+        assert_eq!((decision.source(), start.elapsed()), (Source::Local, millis(wait)));
+    }
+    // The lease is of use as soon as its call is polled.
+    assert!(assert_ready!(borrower.poll()).expect("a decision").is_allowed());
+    let next = charged(&[HOURLY], |charge| store.take(&[charge])).await;
+    assert_eq!(next.expect("a decision").source(), Source::Leased);
 }
 
 #[tokio::test(start_paused = true)]

@@ -401,8 +401,8 @@ impl AccountRequest {
     }
 }
 
-/// The longest time for which accounts are kept, in nanoseconds: forty years.
-pub(crate) const LONGEST: u64 = 40 * 365 * 86_400 * 1_000_000_000;
+/// The longest time for which accounts are kept, in nanoseconds: ten years.
+pub(crate) const LONGEST: u64 = 10 * 365 * 86_400 * 1_000_000_000;
 /// The maximum units of an account.
 const MOST_UNITS: u64 = 1 << 39;
 /// The bound below which a double represents every integer.
