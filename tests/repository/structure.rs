@@ -24,10 +24,10 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/reject", 550),
     ("src/rule", 1693),
     ("src/store", 949),
-    ("src/store/hot_keys", 981),
+    ("src/store/hot_keys", 982),
     ("src/store/local", 1900),
-    ("src/store/redis", 3912),
-    ("src/store/wrappers", 894),
+    ("src/store/redis", 3911),
+    ("src/store/wrappers", 898),
     ("src/testing", 666),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.
