@@ -93,8 +93,8 @@ impl<S: Store> Limiter<S> {
         })
     }
 
-    /// Returns the units left, without taking any. The decision always allows the request. See
-    /// [`StoreExt::peek`].
+    /// Returns the units left, without taking any. If the store answers, the decision allows the
+    /// request. See [`StoreExt::peek`].
     pub fn peek(
         &self,
         key: impl Into<Key>,
@@ -182,8 +182,6 @@ impl<S: Store> Limiter<S> {
 
     /// Denies the key for `time`, even if units are left. See [`StoreExt::block`].
     ///
-    /// Returns a [`BlockError`](crate::store::BlockError) if the store failed or is full.
-    ///
     /// While a [`Fallback`](crate::store::Fallback) replaces a failed store, the block applies to
     /// this process only. The decision then has the source
     /// [`Source::Fallback`](crate::decision::Source::Fallback).
@@ -197,6 +195,11 @@ impl<S: Store> Limiter<S> {
     /// assert!(!limiter.take("mallory", &Quota::per_minute(5), 1).now().is_allowed());
     /// # Ok::<(), tower_sluice::store::BlockError>(())
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// Fails with a [`BlockError`](crate::store::BlockError) if the store failed, is full, or supports
+    /// no blocks.
     pub fn block(&self, key: impl Into<Key>, time: Duration) -> Answer<BlockFuture<S>> {
         self.charge(&key.into(), &[], |charge| store::block(&self.store, &charge, time))
     }
@@ -270,6 +273,10 @@ impl<S: Store> Limiter<S> {
     /// - The cost is above the limit of a quota, or a quota is blocked.
     /// - The wait is unknown.
     /// - The store cannot decide.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it has to wait outside of a tokio runtime with a timer.
     pub async fn until_ready(
         &self,
         key: impl Into<Key>,

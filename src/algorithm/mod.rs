@@ -69,7 +69,7 @@ impl Evaluation {
     }
 
     #[inline]
-    fn denied(retry_ns: u64) -> Self {
+    pub(crate) fn denied(retry_ns: u64) -> Self {
         Self { allowed: false, snapshot: Snapshot::Unknown { retry_ns }, ..Self::at_once(false) }
     }
 

@@ -289,7 +289,9 @@ impl Decision {
     /// With several quotas, this is the longest of their waits, and of
     /// [alternatives](crate::Rule::or) the shortest. A fixed window that is
     /// [paced or carries over](crate::Algorithm::FixedWindow) may
-    /// have fewer units again by then. The request is then denied with another wait.
+    /// have fewer units again by then. For a [blocked](Decision::is_blocked) key, this is the time that
+    /// is left of the block, which may end before enough units are available. In both cases, the
+    /// request is then denied with another wait.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         if self.allowed {

@@ -267,6 +267,13 @@ impl KeyError {
     }
 }
 
+/// Panics unless `status`, given to the setter `name`, is that of a rejection.
+#[track_caller]
+pub(crate) fn check_status(name: &str, status: StatusCode) {
+    let is_error = status.is_client_error() || status.is_server_error();
+    assert!(is_error, "{name} rejects with {status}; give a status from 400 to 599");
+}
+
 impl fmt::Display for KeyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {

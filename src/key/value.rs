@@ -4,6 +4,7 @@ use std::{
     borrow::Cow,
     fmt,
     hash::{BuildHasher, Hash, Hasher, RandomState},
+    iter,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::{Arc, LazyLock},
 };
@@ -62,9 +63,13 @@ impl Key {
         Self::words(Tag::Everyone, 0, [0; WORDS])
     }
 
-    /// Returns `true` for a key that requests of different clients share.
+    /// Returns `true` for a key that requests of different clients share, such as a joined key with a
+    /// part for requests without an identity.
     pub(crate) fn is_shared(&self) -> bool {
-        [Tag::Everyone, Tag::Unidentified].iter().any(|tag| self.head & 0xff == *tag as u64)
+        let is = |tag: Tag| self.head & 0xff == tag as u64;
+        is(Tag::Everyone)
+            || is(Tag::Unidentified)
+            || is(Tag::Parts) && self.with_bytes(has_unidentified)
     }
 
     /// Returns `true` for an address or a network.
@@ -186,6 +191,24 @@ impl Key {
     }
 }
 
+/// Returns the kind and the content of each part of a joined key.
+fn parts(mut bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
+    iter::from_fn(move || {
+        let (head, rest) = bytes.split_first_chunk()?;
+        let head = u64::from_le_bytes(*head);
+        let (content, rest) = rest.split_at_checked(usize::try_from(head >> 8).ok()?)?;
+        bytes = rest;
+        Some((head & 0xff, content))
+    })
+}
+
+/// Returns `true` if a part of a joined key belongs to requests without an identity.
+fn has_unidentified(bytes: &[u8]) -> bool {
+    parts(bytes).any(|(kind, content)| {
+        kind == Tag::Unidentified as u64 || kind == Tag::Parts as u64 && has_unidentified(content)
+    })
+}
+
 #[cfg(feature = "admin")]
 impl Key {
     /// Returns the key in clear text, for operators. Keys of different kinds may have the same text.
@@ -208,14 +231,8 @@ fn clear_text(kind: u64, bytes: &[u8]) -> Option<String> {
             Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).to_string()
         }
         _ => {
-            let (mut parts, mut rest) = (Vec::new(), bytes);
-            while let Some((head, content)) = rest.split_first_chunk() {
-                let head = u64::from_le_bytes(*head);
-                let part = content.split_at_checked(usize::try_from(head >> 8).ok()?)?;
-                parts.push(clear_text(head & 0xff, part.0)?);
-                rest = part.1;
-            }
-            parts.join(", ")
+            let texts = parts(bytes).map(|(kind, content)| clear_text(kind, content));
+            texts.collect::<Option<Vec<_>>>()?.join(", ")
         }
     })
 }
@@ -380,6 +397,22 @@ mod tests {
         assert!(!same(&pair, &Key::join(&[b.clone(), a.clone()])));
         assert!(!same(&pair, &Key::join(&[Key::from("ab")])));
         assert!(!same(&Key::join(&[pair, b.clone()]), &Key::join(&[a, b.clone(), b])));
+    }
+
+    #[test]
+    fn a_joined_key_without_an_identity_is_shared() {
+        let (route, nobody) = (Key::from("/login"), Key::unidentified());
+        let join = |part: &Key| Key::join(&[route.clone(), part.clone()]);
+        for key in [Key::everyone(), nobody.clone(), join(&nobody), join(&join(&nobody))] {
+            assert!(key.is_shared());
+        }
+        let everyone = join(&Key::everyone());
+        for key in [route.clone(), join(&route), join(&Ipv4Addr::LOCALHOST.into()), everyone] {
+            assert!(!key.is_shared());
+        }
+        let long = Key::from("long".repeat(100));
+        assert!(Key::join(&[long.clone(), nobody]).is_shared());
+        assert!(!Key::join(&[long]).is_shared());
     }
 
     #[cfg(feature = "admin")]

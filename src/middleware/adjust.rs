@@ -10,14 +10,16 @@ use std::{
     time::Duration,
 };
 
-use http::Response;
+use http::{Extensions, Response};
 #[cfg(feature = "axum")]
 use http::{StatusCode, request::Parts};
 use smallvec::SmallVec;
+use tokio::runtime;
 
 use crate::{
-    decision::Decision,
+    decision::{Decision, Source},
     head::ResponseHead,
+    observe,
     rule::{LivePlan, RuleError, RuleName},
     store::{self, Answer, BlockError, Charge, DynStore, OwnedCharges, Store, StoreExt},
 };
@@ -51,7 +53,8 @@ pub enum Adjustment {
 /// Handle by which a handler adjusts the charges of a request to the actual cost.
 ///
 /// [`expose_charge`](crate::RateLimitLayer::expose_charge) inserts the handle into the extensions
-/// of each request. With the feature `axum`, the handle is also an extractor.
+/// of each request. With the feature `axum`, the handle is also an extractor. If several layers around
+/// each other do so, the handler gets the handle of the innermost.
 ///
 /// The charge of each rule can be adjusted once. Later adjustments are ignored.
 ///
@@ -80,6 +83,8 @@ struct OpenCharges {
     config: AdjustConfig,
     charges: OwnedCharges,
     decision: Decision,
+    /// The runtime of the request. A handle may be used, or dropped, by a thread without one.
+    runtime: Option<runtime::Handle>,
     /// One flag per charge. `true` if the charge can no longer be adjusted.
     adjusted: SmallVec<[AtomicBool; 8]>,
 }
@@ -92,7 +97,8 @@ pub(crate) struct AdjustConfig {
     pub(crate) rules: Arc<[RuleName]>,
     /// The plans of the rules whose quotas can be replaced.
     pub(crate) live: Arc<[(RuleName, LivePlan)]>,
-    pub(crate) unadjusted: Adjustment,
+    /// The adjustment of a charge that nobody adjusts, if handlers get a handle.
+    pub(crate) exposed: Option<Adjustment>,
     pub(crate) classify: Option<Classify>,
 }
 
@@ -110,7 +116,15 @@ impl ChargeHandle {
     ) -> Self {
         let adjusted = charges.iter().map(|_| AtomicBool::new(!charged)).collect();
         let (config, charges) = (config.clone(), charges.into());
-        Self(Arc::new(OpenCharges { config, charges, decision, adjusted }))
+        let runtime = runtime::Handle::try_current().ok();
+        Self(Arc::new(OpenCharges { config, charges, decision, runtime, adjusted }))
+    }
+
+    /// Inserts a clone into the extensions of the request, if the layer exposes it.
+    pub(crate) fn expose(&self, extensions: &mut Extensions) {
+        if self.0.config.exposed.is_some() {
+            extensions.insert(self.clone());
+        }
     }
 
     /// Returns the decision about the request.
@@ -143,8 +157,9 @@ impl ChargeHandle {
 
     /// Blocks the keys of this request for `time`, under every rule that applied to the request.
     ///
-    /// Use a block to penalize a client. Denials alone charge nothing. A pool that
-    /// clients [share fairly](crate::Rule::fair_by) is not blocked.
+    /// Use a block to penalize a client. Denials alone charge nothing. What other clients use too is
+    /// not blocked: [`Key::everyone`](crate::Key::everyone), the account of requests without an
+    /// identity, and a pool that clients [share fairly](crate::Rule::fair_by).
     ///
     /// The call does not wait for a remote store such as Redis. `Ok` then means that the block was
     /// sent.
@@ -155,8 +170,8 @@ impl ChargeHandle {
     pub fn block(&self, time: Duration) -> Result<(), BlockError> {
         let block = |charge: &Charge<'_>| match store::block(&self.0.config.store, charge, time) {
             Answer::Now(blocked) => blocked.map(drop),
-            Answer::Later(later) => {
-                detach(Answer::Later(later));
+            later => {
+                self.0.detach(later);
                 Ok(())
             }
         };
@@ -167,17 +182,17 @@ impl ChargeHandle {
     pub fn unblock(&self) {
         let store = &self.0.config.store;
         self.0.charges.with(|charges| {
-            of_client(charges).for_each(|it| detach(store.unblock(it)));
+            of_client(charges).for_each(|it| self.0.detach(store.unblock(it)));
         });
     }
 
-    /// Resets the charged accounts of this request to those of new keys, except a pool that clients
-    /// [share fairly](crate::Rule::fair_by).
+    /// Resets the charged accounts of this request to those of new keys, except accounts that other
+    /// clients use too, as for a [`block`](ChargeHandle::block).
     pub fn reset(&self) {
         let store = &self.0.config.store;
         let is_charged = |it: &&Charge<'_>| self.0.decision.charged(it.rule());
         self.0.charges.with(|charges| {
-            of_client(charges).filter(is_charged).for_each(|it| detach(store.reset(it)));
+            of_client(charges).filter(is_charged).for_each(|it| self.0.detach(store.reset(it)));
         });
     }
 
@@ -190,15 +205,12 @@ impl ChargeHandle {
     }
 }
 
-/// Returns the charges without the pools of shares, which belong to all clients, and without the share
-/// of the clients that have none of their own.
+/// Returns the charges of accounts that only this client uses. A pool of shares belongs to all clients.
 fn of_client<'c, 'a>(charges: &'c [Charge<'a>]) -> impl Iterator<Item = &'c Charge<'a>> {
     let is_share = |charge: &Charge<'_>| charge.group() == Charge::SHARE;
     let is_pool = move |at: usize| at > 0 && is_share(&charges[at - 1]);
-    let belongs_to_others =
-        move |at: usize, it: &Charge<'_>| is_pool(at) || is_share(it) && it.key().is_shared();
     let all = charges.iter().enumerate();
-    all.filter(move |(at, it)| !belongs_to_others(*at, it)).map(|(_, charge)| charge)
+    all.filter(move |(at, it)| !is_pool(*at) && !it.key().is_shared()).map(|(_, charge)| charge)
 }
 
 impl OpenCharges {
@@ -236,16 +248,42 @@ impl OpenCharges {
                     let current = plan.map(|(_, plan)| plan.quotas());
                     let quotas = current.as_ref().map_or(charge.quotas(), |it| it.charged());
                     let late = i64::from(after - before);
-                    detach(store.adjust(&charge.with_quotas(quotas), late));
+                    let (rule, answer) =
+                        (charge.rule(), store.adjust(&charge.with_quotas(quotas), late));
+                    let report = move |Ok(made): Result<Decision, Infallible>| {
+                        if matches!(
+                            made.source(),
+                            Source::FailedOpen | Source::FailedClosed | Source::Unsupported
+                        ) {
+                            observe::late_charge_lost(rule);
+                        }
+                    };
+                    match answer {
+                        Answer::Now(made) => report(made),
+                        Answer::Later(made) => self.spawn(async move { report(made.await) }),
+                    }
                 }
             }
         });
+    }
+
+    /// Completes a store call in the background.
+    fn detach<F: Future + Send + 'static>(&self, answer: Answer<F>) {
+        if let Answer::Later(future) = answer {
+            self.spawn(async move { drop(future.await) });
+        }
+    }
+
+    fn spawn(&self, call: impl Future<Output = ()> + Send + 'static) {
+        if let Some(runtime) = &self.runtime {
+            drop(runtime.spawn(call));
+        }
     }
 }
 
 impl Drop for OpenCharges {
     fn drop(&mut self) {
-        self.make(self.config.unadjusted);
+        self.make(self.config.exposed.unwrap_or_default());
     }
 }
 
@@ -266,14 +304,5 @@ impl<S: Sync> axum::extract::FromRequestParts<S> for ChargeHandle {
             "the request has no `ChargeHandle`; call `expose_charge` on the RateLimitLayer around this \
              handler",
         ))
-    }
-}
-
-/// Completes a store call in the background, if a Tokio runtime is available.
-fn detach<F: Future + Send + 'static>(answer: Answer<F>) {
-    if let (Answer::Later(future), Ok(runtime)) = (answer, tokio::runtime::Handle::try_current()) {
-        drop(runtime.spawn(async move {
-            future.await;
-        }));
     }
 }

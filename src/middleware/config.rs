@@ -250,7 +250,8 @@ pub(crate) struct ResponseContext {
 impl ResponseContext {
     /// Returns the context of a request that bypassed the store.
     pub(super) fn uncharged(settings: &LayerConfig) -> Option<Box<Self>> {
-        let charge = ChargeHandle::new(settings.after.as_ref()?, &[], Decision::allow(), false);
+        let after = settings.after.as_ref().filter(|it| it.exposed.is_some())?;
+        let charge = ChargeHandle::new(after, &[], Decision::allow(), false);
         Some(Box::new(Self { charge: Some(charge), ..Self::default() }))
     }
 
@@ -282,7 +283,7 @@ impl ResponseContext {
             extensions.insert(Decision::clone(decision));
         }
         if let Some(charge) = &self.charge {
-            extensions.insert(charge.clone());
+            charge.expose(extensions);
         }
         if let Some((slot, config)) = &self.slot {
             self.measured.iter_mut().for_each(Measurement::start);

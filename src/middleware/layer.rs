@@ -444,6 +444,8 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     ///
     /// let layer = RateLimitLayer::per_ip(Quota::concurrent(2)).expose_slot();
     /// ```
+    ///
+    /// If several layers around each other expose a slot, the handler gets that of the innermost.
     pub fn expose_slot(mut self) -> Self {
         self.hold().exposed = true;
         self
@@ -613,7 +615,7 @@ where
     /// let app: Router = Router::new().route("/", post(complete)).layer(layer);
     /// ```
     pub fn expose_charge(mut self, unadjusted: Adjustment) -> Self {
-        self.adjust_config().unadjusted = unadjusted;
+        self.adjust_config().exposed = Some(unadjusted);
         self
     }
 
@@ -623,8 +625,8 @@ where
             let infos = rule::infos(&**rules);
             let rules = infos.iter().map(|info| info.name).collect();
             let live = infos.iter().filter_map(|info| Some((info.name, info.live?.clone())));
-            let (store, unadjusted) = (store.clone().boxed(), Adjustment::Keep);
-            AdjustConfig { store, rules, live: live.collect(), unadjusted, classify: None }
+            let (store, live) = (store.clone().boxed(), live.collect());
+            AdjustConfig { store, rules, live, exposed: None, classify: None }
         })
     }
 }

@@ -115,10 +115,11 @@ type IsStrike = Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>;
 /// - While the table is full of keys with recent strikes, new keys have none.
 /// - Denials in an outage of the store, by a full queue, by a full `LocalStore` (an account that keys
 ///   share) or by adaptive limits are no strikes.
-/// - A denial is a strike for the rule that denies longest, and, of [alternatives](crate::Rule::or),
-///   for the one that fits first. A deny cache knows only that rule.
-/// - The denial that leads to a block names the wait for units, and the next one the block.
-/// - [`Key::everyone`] is never blocked, nor are requests without an identity.
+/// - A denial is a strike for each rule that denies, and, of [alternatives](crate::Rule::or), for the
+///   one that fits first. A deny cache knows only the rule that denies longest.
+/// - The denial that leads to a block names the wait for units, and the next ones only the rest of the
+///   block, even if the units are not available by its end.
+/// - [`Key::everyone`] is never blocked, nor are requests without an identity, also as a part of a key.
 /// - The store must support blocks. With a `GovernorStore`, nothing is blocked, and the log says so.
 #[derive(Clone)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize))]

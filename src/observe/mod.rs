@@ -171,8 +171,10 @@ impl<'a> DecisionEvent<'a> {
         let is_its = |it: &&Outcome| it.rule() == rule && !it.is_passed_over();
         let mut its = decision.outcomes().iter().filter(is_its);
         let is_report_only = its.clone().next()?.is_report_only();
+        // A request beyond the limit that is admitted by `Overcommit` has an allowed decision.
+        let is_reported = is_report_only || self.is_admitted && !decision.is_allowed();
         match its.any(Outcome::is_denied) {
-            true if self.is_admitted || is_report_only => Some(Verdict::ShadowLimited),
+            true if is_reported => Some(Verdict::ShadowLimited),
             denied => (denied || self.is_admitted).then_some(verdict),
         }
     }
@@ -244,6 +246,17 @@ pub(crate) fn late_charge_cut(quota: &Quota) {
             "a late charge exceeds the max_debt of quota {quota}: {limit} units and a debt of {debt} are \
              charged already, and the excess is dropped; reserve more, or raise \
              Quota::with_max_debt (logged once)"
+        );
+    }
+}
+
+/// Logs the first late charge that the store did not make.
+pub(crate) fn late_charge_lost(rule: RuleName) {
+    static LOGGED: AtomicBool = AtomicBool::new(false);
+    if !LOGGED.swap(true, Relaxed) {
+        warn!(
+            "a late charge of rule {rule} has no effect: the store failed, or does not support late \
+             charges; reserve the highest cost instead (logged once)"
         );
     }
 }

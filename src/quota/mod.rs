@@ -59,7 +59,7 @@ const UNITS: [(&[&str], u64); 7] = [
 ///
 /// With feature `serde`, a quota is read from text or from a table, for example in TOML or JSON.
 ///
-/// Most fields of the table are named after the setters. `name` is [`named`](Quota::with_name),
+/// Most fields of the table are named after the setters. `name` is [`with_name`](Quota::with_name),
 /// `blocked = true` is a [blocked](Quota::blocked) quota, and `concurrent = 5` is a [number of
 /// slots](Quota::concurrent). Errors name the field, its value and the fix.
 ///
@@ -178,7 +178,7 @@ impl Quota {
     /// Fails in these cases:
     ///
     /// - `units` or `period` is zero.
-    /// - The period is longer than ten years.
+    /// - The period, or all units one after another, take longer than ten years.
     /// - More than one unit would be refilled per nanosecond.
     pub fn new(units: u32, period: Duration) -> Result<Self, QuotaError> {
         Ok(Self::rate(units, nanos(period))?)
@@ -262,8 +262,8 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// Panics if `units` is 0, or if the burst takes more than ten years to refill. In a constant,
-    /// this is a compile error. For a number known only at run time, use [`Quota::try_with_burst`].
+    /// Panics if [`try_with_burst`](Quota::try_with_burst) would fail. In a constant, this is a compile
+    /// error.
     #[track_caller]
     pub const fn with_burst(self, units: u32) -> Self {
         unwrap(Self { burst: units, ..self }.checked())
@@ -273,8 +273,11 @@ impl Quota {
     ///
     /// # Errors
     ///
-    /// Fails if `units` is 0, if the burst takes more than ten years to refill, or if the quota is
-    /// [blocked](Quota::blocked).
+    /// Fails in these cases:
+    ///
+    /// - `units` is 0, or takes more than ten years to refill.
+    /// - The quota counts windows or slots, or is [blocked](Quota::blocked).
+    /// - The burst is below the [`initial`](Quota::with_initial) units.
     pub fn try_with_burst(self, units: u32) -> Result<Self, QuotaError> {
         Ok(Self { burst: units, ..self }.checked()?)
     }
@@ -306,7 +309,7 @@ impl Quota {
     ///
     /// # Errors
     ///
-    /// Fails if [`algorithm`](Quota::with_algorithm) would panic.
+    /// Fails if [`with_algorithm`](Quota::with_algorithm) would panic.
     pub fn try_with_algorithm(self, algorithm: Algorithm) -> Result<Self, QuotaError> {
         Ok(Self { algorithm, ..self }.checked()?)
     }
@@ -315,7 +318,8 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// Panics if `units` is above the burst, or if the algorithm counts in windows.
+    /// Panics if `units` is above the burst, if the algorithm counts in windows, or if the quota counts
+    /// slots or is [blocked](Quota::blocked).
     #[track_caller]
     pub const fn with_initial(self, units: u32) -> Self {
         unwrap(Self { initial: Some(units), ..self }.checked())
@@ -325,7 +329,7 @@ impl Quota {
     ///
     /// # Errors
     ///
-    /// Fails if [`initial`](Quota::with_initial) would panic.
+    /// Fails if [`with_initial`](Quota::with_initial) would panic.
     pub fn try_with_initial(self, units: u32) -> Result<Self, QuotaError> {
         Ok(Self { initial: Some(units), ..self }.checked()?)
     }
@@ -336,8 +340,8 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// Panics if the limit plus `units` takes more than ten years to refill, or if the quota is a
-    /// paced window.
+    /// Panics if the limit plus `units` takes more than ten years to refill, or is more than 10 000 in a
+    /// sliding log, or if the quota is a paced window or [blocked](Quota::blocked).
     #[track_caller]
     pub const fn with_soft(self, units: u32) -> Self {
         unwrap(Self { soft: units, ..self }.checked())
@@ -357,8 +361,9 @@ impl Quota {
     /// An account gets into debt if a request costs more than was charged, and the handler charges
     /// the difference (see [`ChargeHandle`](crate::middleware::ChargeHandle) and
     /// [`Limiter::adjust`](crate::Limiter::adjust)). Such a charge never fails, but stops when the
-    /// debt reaches `max_debt`. **Further units are never charged.** With `max_debt(0)`, an account
-    /// can be emptied, but not put into debt.
+    /// debt reaches `max_debt`. **Further units are never charged.** With `with_max_debt(0)`, an account
+    /// can be emptied, but not put into debt. Units that a window
+    /// [carried over](Algorithm::FixedWindow) do not raise this bound, so they may be left.
     ///
     /// # Parallel requests
     ///
@@ -373,7 +378,7 @@ impl Quota {
     /// - By default, these requests use 10⁸ units but are charged only 2 000, so the next 1 000
     ///   requests start after two minutes. **The quota allows 61 000 units per hour, and clients
     ///   use 3·10⁹.**
-    /// - With `max_debt(99_999_000)`, the first 1 000 requests put the account into debt for 69
+    /// - With `with_max_debt(99_999_000)`, the first 1 000 requests put the account into debt for 69
     ///   days.
     ///
     /// A larger first charge is better than a large debt. Requests that are first charged their
@@ -398,7 +403,7 @@ impl Quota {
     /// - The account would need more than ten years to recover from the debt (GCRA and token
     ///   bucket).
     /// - The debt of a sliding log is above 10 000 units.
-    /// - The quota is [blocked](Quota::blocked).
+    /// - The quota is [blocked](Quota::blocked) or counts slots.
     ///
     /// For a number known only at run time, use [`Quota::try_with_max_debt`].
     ///
@@ -415,7 +420,7 @@ impl Quota {
     ///
     /// # Errors
     ///
-    /// Fails if [`max_debt`](Quota::with_max_debt) would panic.
+    /// Fails if [`with_max_debt`](Quota::with_max_debt) would panic.
     pub fn try_with_max_debt(self, units: u32) -> Result<Self, QuotaError> {
         Ok(Self { max_debt: Some(units), ..self }.checked()?)
     }
@@ -449,8 +454,8 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// Panics if `unit` is not 1 to 64 printable ASCII characters, or if the quota is
-    /// [concurrent](Quota::concurrent), whose unit is `concurrent-requests`.
+    /// Panics if `unit` is not 1 to 64 printable ASCII characters. The unit `concurrent-requests` is
+    /// that of [concurrent](Quota::concurrent) quotas, and of no other.
     #[track_caller]
     pub const fn with_unit(self, unit: &'static str) -> Self {
         assert!(crate::name::is_valid(unit), "quota: a unit is 1 to 64 printable ASCII characters");
@@ -513,7 +518,7 @@ impl Quota {
         self.sheds
     }
 
-    /// Returns the name set with [`named`](Quota::with_name).
+    /// Returns the name set with [`with_name`](Quota::with_name).
     #[must_use]
     pub const fn name(&self) -> Option<&'static str> {
         self.name

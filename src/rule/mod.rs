@@ -43,7 +43,7 @@ pub use self::{
 };
 pub use crate::name::{NameError, RuleName};
 use crate::{
-    key::{Key, KeyError, KeyExtractor, RequestHead},
+    key::{Key, KeyError, KeyExtractor, RequestHead, check_status},
     store::{Charge, literal},
     toggle::Toggle,
 };
@@ -84,7 +84,9 @@ pub struct Rule<K> {
 impl<K> Rule<K> {
     /// Creates a rule with one quota, with several quotas, or with a [`Plan`].
     ///
-    /// Several quotas are charged together.
+    /// Several quotas are charged together. A rule with an empty list, `[]`, ignores all requests: it
+    /// reads no key, and a [block](crate::Limiter::block) has no effect. A [`LivePlan`] without quotas
+    /// reads keys, and denies those that are blocked.
     ///
     /// # Panics
     ///
@@ -191,7 +193,15 @@ impl<K> Rule<K> {
     /// Sets the policy for a request without an identity. Defaults to a rejection with 400.
     ///
     /// To limit such a request by another key, use [`if_no_key`](Rule::if_no_key).
+    ///
+    /// # Panics
+    ///
+    /// Panics if the status of a rejection is outside 400 to 599.
+    #[track_caller]
     pub fn on_missing_key(self, policy: OnMissingKey) -> Self {
+        if let OnMissingKey::Reject(status) = policy {
+            check_status("on_missing_key", status);
+        }
         Self { on_missing_key: policy, ..self }
     }
 
@@ -237,6 +247,13 @@ impl<K> Rule<K> {
     /// let rule = Rule::new("ip", PeerIp::new(), Quota::per_second(10)).report_only(&report_only);
     /// report_only.set(false); // the rule denies from the next request on
     /// ```
+    ///
+    /// # Limitations
+    ///
+    /// A decision fails if any server that it needs fails, in a Redis Cluster perhaps only that of a
+    /// report-only rule. The policy for outages then decides for the other rules, too:
+    /// [`fail_closed`](crate::StoreExt::fail_closed) denies, and
+    /// [`fail_open`](crate::StoreExt::fail_open) allows.
     pub fn report_only(self, toggle: impl Into<Toggle>) -> Self {
         Self { report_only: toggle.into(), ..self }
     }
@@ -244,7 +261,13 @@ impl<K> Rule<K> {
     /// Sets the maximum length of a key in bytes. Defaults to 1 KiB.
     ///
     /// A request with a longer key is rejected with 400.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `bytes` is 0.
+    #[track_caller]
     pub fn max_key_len(self, bytes: usize) -> Self {
+        assert!(bytes > 0, "max_key_len is 0; give at least 1");
         Self { max_key_len: bytes, ..self }
     }
 }

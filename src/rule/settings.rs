@@ -13,7 +13,8 @@ use crate::{
 
 /// Settings of a rule, read from a file (feature `serde`).
 ///
-/// The fields are named after the setters of [`Rule`]. All fields except `quotas` are optional.
+/// The fields are named after the setters of [`Rule`]; `missing` is that of
+/// [`on_missing_key`](Rule::on_missing_key). All fields except `quotas` are optional.
 /// Times are text: `"500ms"`, `"2s"`. An error contains the field and the fix.
 ///
 /// The extractor is not a field. Set the extractor in code, because it decides which clients are

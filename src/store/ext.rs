@@ -10,7 +10,8 @@ use crate::decision::Decision;
 
 /// Operations and wrappers of every [`Store`].
 ///
-/// Every [`Store`] implements this trait.
+/// Every [`Store`] implements this trait. A store that does not support an operation answers with an
+/// error, as `GovernorStore` does for [`adjust`](StoreExt::adjust) and blocks.
 ///
 /// ```
 /// use tower_sluice::{Key, LocalStore, Quota, StoreExt, rule::RuleName, store::{Charge, Timeout}};

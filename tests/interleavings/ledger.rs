@@ -37,10 +37,17 @@ pub(crate) enum AccountState {
     Beside(Instant),
 }
 
-pub(crate) type Quota = ();
+#[derive(Hash)]
+pub(crate) struct Quota;
+
+impl Quota {
+    pub(crate) fn is_gcra(&self) -> bool {
+        true
+    }
+}
 
 impl AccountState {
-    pub(crate) fn expires_at(&self, (): &Quota) -> Instant {
+    pub(crate) fn expires_at(&self, _: &Quota) -> Instant {
         let (Self::Gcra(tat) | Self::Beside(tat)) = self;
         *tat
     }
@@ -58,7 +65,7 @@ impl AccountState {
 /// An account of a decision.
 pub(crate) struct Account<'a> {
     pub(crate) at: Located,
-    quota: &'a Quota,
+    pub(crate) quota: &'a Quota,
 }
 
 pub(crate) struct Ledger {
@@ -126,8 +133,8 @@ impl Ledger {
         }
         let mut both = ids.map(account);
         let mut locked = self.table.lock(&mut both, now);
-        let tats = both.each_ref().map(|it| locked.look(&it.at, tat));
-        let units = if both[0].at.shares(&both[1].at) { 2 } else { 1 };
+        let tats = both.each_ref().map(|it| locked.look(&it.at, &Quota, tat));
+        let units = if both[0].shares(&both[1]) { 2 } else { 1 };
         let fits = tats.iter().all(|tat| self.steps(*tat, locked.now, units).is_some());
         fits && both.iter_mut().all(|it| self.charge(&mut locked, &mut it.at, 1).is_some())
     }
@@ -138,9 +145,9 @@ impl Ledger {
         at: &mut Located,
         units: u64,
     ) -> Option<Instant> {
-        let (now, tat) = (locked.now, locked.look(at, tat));
+        let (now, tat) = (locked.now, locked.look(at, &Quota, tat));
         let new = self.steps(tat, now, units)?;
-        locked.update(at, &(), |account| *account = Some(self.state(new)));
+        locked.update(at, &Quota, |account| *account = Some(self.state(new)));
         Some(new)
     }
 
@@ -163,7 +170,7 @@ impl Ledger {
         let mut account = account(id);
         let mut locked = self.table.lock(slice::from_mut(&mut account), now);
         let to = to.max(locked.now);
-        let _ = locked.lower(&mut account.at, &(), |account| {
+        let _ = locked.lower(&mut account.at, &Quota, |account| {
             if let Some(tat) = account.as_mut().map(AccountState::tat) {
                 *tat = to.min(*tat);
             }
@@ -173,7 +180,7 @@ impl Ledger {
     /// Drops the account. The clock reads `now` once it is dropped.
     pub(crate) fn reset(&self, id: u64, now: Instant) {
         let mut account = account(id);
-        self.table.lock(slice::from_mut(&mut account), now).reset(&mut account.at, &(), || now);
+        self.table.lock(slice::from_mut(&mut account), now).reset(&mut account.at, &Quota, || now);
     }
 
     /// Undoes a unit that was charged at that instant.
@@ -181,7 +188,7 @@ impl Ledger {
         let mut account = account(id);
         let mut locked = self.table.lock(slice::from_mut(&mut account), now);
         let now = locked.now;
-        locked.undo(&account.at, &(), charged, |account| {
+        locked.undo(&account.at, &Quota, charged, |account| {
             *account.tat() = account.tat().saturating_sub(T).max(now);
         });
     }
@@ -193,7 +200,7 @@ impl Ledger {
         account
             .at
             .has_slot()
-            .then(|| locked.look(&account.at, |it| it.map(|it| tat(Some(it)))))
+            .then(|| locked.look(&account.at, &Quota, |it| it.map(|it| tat(Some(it)))))
             .flatten()
     }
 
@@ -202,7 +209,7 @@ impl Ledger {
         let mut account = account(CAROL + 2);
         let mut locked = self.table.lock(slice::from_mut(&mut account), now);
         assert!(locked.overflowed, "there is room");
-        locked.look(&account.at, tat)
+        locked.look(&account.at, &Quota, tat)
     }
 
     pub(crate) fn active(&self, now: Instant) -> usize {
@@ -240,9 +247,9 @@ impl Ledger {
 }
 
 fn account(id: u64) -> Account<'static> {
-    Account { at: Located::new(id, RuleName::default(), 0, false), quota: &() }
+    Account { at: Located::new(id, RuleName::default(), 0, false), quota: &Quota }
 }
 
 fn tat(account: Option<&AccountState>) -> Instant {
-    account.map_or(0, |account| account.expires_at(&()))
+    account.map_or(0, |account| account.expires_at(&Quota))
 }

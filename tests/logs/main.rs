@@ -4,6 +4,8 @@
 //! whether it is enabled.
 #![cfg(feature = "tracing")]
 
+#[cfg(feature = "redis")]
+mod cluster;
 mod denials;
 #[cfg(feature = "testing")]
 mod fingerprint;

@@ -1,8 +1,13 @@
-//! A late charge beyond `max_debt` is logged once.
+//! A late charge that is not made as a whole is logged once.
 
-use tower_sluice::{Algorithm, Limiter, Quota, testing::FakeClock};
+use http::{Request, Response};
+use tower::{Layer, service_fn};
+use tower_sluice::{
+    Algorithm, Key, Limiter, Quota, RateLimitLayer, StoreExt, key::Everyone,
+    middleware::Adjustment, store::GovernorStore, testing::FakeClock,
+};
 
-use crate::{alone, log::Log};
+use crate::{alone, log::Log, support::ask};
 
 #[test]
 fn a_late_charge_beyond_max_debt_is_logged_once() {
@@ -26,5 +31,28 @@ fn a_late_charge_beyond_max_debt_is_logged_once() {
     let said = "a late charge exceeds the max_debt of quota 5/min: 5 units and a debt of 2 are charged \
                 already, and the excess is dropped; reserve more, or raise Quota::with_max_debt \
                 (logged once)";
+    assert!(lines[0].ends_with(said), "{lines:?}");
+}
+
+/// As `GovernorStore` says: it charges nothing late.
+#[tokio::test]
+async fn a_late_charge_that_the_store_cannot_make_is_logged_once() {
+    let _turn = alone();
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+    let ten = governor::Quota::per_hour(std::num::NonZeroU32::MIN.saturating_add(9));
+    let limiter = std::sync::Arc::new(governor::RateLimiter::<Key, _, _>::keyed(ten));
+    let store = GovernorStore::new(limiter).fail_closed();
+    let layer =
+        RateLimitLayer::new(Everyone, Quota::per_hour(10), store).adjust(|_| Adjustment::Charge(4));
+    let inner =
+        service_fn(async |_: Request<()>| Ok::<_, std::convert::Infallible>(Response::new(())));
+    let mut service = layer.layer(inner);
+    for _ in 0..3 {
+        ask(&mut service, Request::new(())).await;
+    }
+    let lines = log.read();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    let said = "a late charge of rule default has no effect: the store failed, or does not support late \
+                charges; reserve the highest cost instead (logged once)";
     assert!(lines[0].ends_with(said), "{lines:?}");
 }

@@ -177,7 +177,7 @@ async fn a_server_that_evicts_causes_a_warning() {
         assert_eq!(found.len(), warnings, "{policy}: {found:?}");
         let said = format!(
             "maxmemory-policy is {policy}: a server out of memory evicts accounts, and their keys \
-             get a fresh quota; set noeviction or volatile-ttl"
+             get a fresh quota; set noeviction"
         );
         assert!(found.iter().all(|warning| *warning == said), "{found:?}");
         // The probe leaves no key behind.

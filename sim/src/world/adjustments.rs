@@ -135,6 +135,8 @@ impl Adjustments {
         random: &mut Random,
     ) {
         let (start, at) = (world.story.now(), &world.places[place]);
+        // An undo probes no breaker.
+        lock(&world.log).operations.pop();
         let chosen = {
             let mut taken = lock(&self.taken);
             let found = taken.iter().rposition(|(of, ..)| *of == key && random.percent(70));

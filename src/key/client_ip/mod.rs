@@ -9,7 +9,7 @@ use http::{HeaderName, StatusCode};
 
 use self::header::{ClientHeader, HeaderFault};
 use super::{
-    Key, KeyError, KeyExtractor, RequestHead,
+    Key, KeyError, KeyExtractor, RequestHead, check_status,
     network::{NetworkError, Networks},
     peer_ip::{IPV4_MASK, IPV6_MASK, ipv4_mask, ipv6_mask, masked, peer_address},
 };
@@ -240,8 +240,16 @@ impl ClientIp {
     /// Sets the policy for a request with an unreadable header.
     ///
     /// Defaults to a rejection with 400.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the status of a rejection is outside 400 to 599.
+    #[track_caller]
     #[must_use]
     pub fn unreadable(self, unreadable: Unreadable) -> Self {
+        if let Unreadable::Reject(status) = unreadable {
+            check_status("unreadable", status);
+        }
         Self { unreadable, ..self }
     }
 
@@ -263,8 +271,14 @@ impl ClientIp {
     /// # drop(layer);
     /// # Ok::<(), tower_sluice::key::NetworkError>(())
     /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if the status is outside 400 to 599.
+    #[track_caller]
     #[must_use]
     pub fn reject_without_header(self, status: StatusCode) -> Self {
+        check_status("reject_without_header", status);
         Self { without_header: Some(status), ..self }
     }
 

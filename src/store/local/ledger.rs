@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     algorithm::{self, Demand, Evaluation, gcra},
-    decision::{Decision, NEVER, Outcome, Source, UNKNOWN_WAIT},
+    decision::{Decision, NEVER, Outcome, Snapshot, Source, UNKNOWN_WAIT},
     key::random_state,
     quota::Quota,
     store::{Charge, KnownRules, nanos},
@@ -447,10 +447,15 @@ fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluatio
         return gcra::look(*instant, quota, now, demand);
     }
     if locked.rates.overflowed {
-        let same = all.iter().enumerate().filter(|(i, other)| *i != index && other.at.shares(at));
+        if demand.cost > 0
+            && let Some(retry_ns) = locked.rates.shared_wait(at, quota)
+        {
+            return Evaluation::denied(retry_ns);
+        }
+        let same = all.iter().enumerate().filter(|(i, other)| *i != index && other.shares(account));
         others = same.map(|(_, other)| i64::from(other.demand.cost)).sum();
     }
-    locked.rates.look(at, |state| {
+    locked.rates.look(at, quota, |state| {
         if others == 0 {
             return algorithm::look(state, quota, now, demand);
         }
@@ -507,9 +512,9 @@ fn preview(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evalua
         return evaluation;
     }
     let now = locked.rates.now;
-    let shared = all[..index].iter().filter(|other| other.at.shares(&at));
+    let shared = all[..index].iter().filter(|other| other.shares(&all[index]));
     let earlier = shared.map(|other| i64::from(other.demand.cost)).sum();
-    locked.rates.look(&at, |state| {
+    locked.rates.look(&at, quota, |state| {
         let mut after = state.cloned();
         if earlier > 0 {
             algorithm::adjust(&mut after, quota, now, earlier);
@@ -542,7 +547,9 @@ fn deny(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, clock: impl FnOnce
 #[inline]
 fn open(account: &mut Account<'_>, locked: &mut LockedAccounts<'_>) {
     let (quota, demand, now) = (account.quota, account.demand, locked.now);
-    if quota.initial().is_some() {
+    // A new key may have been denied because its quota cannot have a shared account.
+    let is_known = !matches!(account.evaluation.snapshot, Snapshot::Unknown { .. });
+    if quota.initial().is_some() && is_known {
         let open = |state: &mut _| algorithm::open(state, quota, now, demand);
         locked.update(&mut account.at, quota, open);
     }

@@ -3,7 +3,11 @@
 //! A decision locks the sets of its accounts in ascending order, and the shared accounts last. No
 //! line is logged and no user code runs under these locks.
 
-use std::{array, collections::HashMap};
+use std::{
+    array,
+    collections::HashMap,
+    hash::{DefaultHasher, Hash, Hasher},
+};
 
 use smallvec::SmallVec;
 
@@ -21,6 +25,9 @@ use crate::{algorithm::AccountState, name::RuleName, quota::Quota};
 const RESET_GROUPS: usize = 1_024;
 /// The maximum number of groups of sets with the same shared accounts.
 const SHARED_GROUPS: usize = 2_048;
+/// The number of quotas of a rule with shared accounts in a group. New keys under other quotas are
+/// denied.
+const SHARED_QUOTAS: usize = 32;
 const SECOND: u64 = 1_000_000_000;
 
 /// An account of a decision: its address, and its place in the table.
@@ -65,16 +72,20 @@ impl Located {
         matches!(self.place, Place::Slot(_))
     }
 
-    /// Returns `true` if both keys are new and share one account.
-    pub(super) fn shares(&self, other: &Self) -> bool {
-        let is_shared = self.place == Place::Shared && other.place == Place::Shared;
-        is_shared && self.shared_address() == other.shared_address()
-    }
-
     #[expect(clippy::cast_possible_truncation, reason = "a rule has at most 255 quotas")]
     fn shared_address(&self) -> SharedAddress {
         let (group, quota_index) = ((self.set % SHARED_GROUPS) as u16, self.quota_index as u8);
         SharedAddress { rule: self.rule, group, quota_index }
+    }
+}
+
+impl Account<'_> {
+    /// Returns `true` if both keys are new and share one account.
+    pub(super) fn shares(&self, other: &Self) -> bool {
+        let is_shared = self.at.place == Place::Shared && other.at.place == Place::Shared;
+        is_shared
+            && self.at.shared_address() == other.at.shared_address()
+            && shared_id(self.quota) == shared_id(other.quota)
     }
 }
 
@@ -85,8 +96,9 @@ impl Located {
 ///
 /// New keys share accounts if their set has no free slot. The sets are divided into groups. Each
 /// group has one shared account per rule and quota, which limits all new keys of the group together.
-/// A key that later gets a slot starts with the debt of the shared account. A flood of new keys
-/// therefore neither frees an exhausted key nor affects other rules.
+/// An account that counted under a shorter period as well would end too early. A key that later gets
+/// a slot starts with the debt of the shared account. A flood of new keys therefore neither frees an
+/// exhausted key nor affects other rules.
 #[derive(Debug)]
 pub(super) struct Table {
     sets: Box<[Aligned]>,
@@ -292,6 +304,7 @@ impl LockedAccounts<'_> {
     pub(super) fn look<T>(
         &mut self,
         account: &Located,
+        quota: &Quota,
         read: impl FnOnce(Option<&AccountState>) -> T,
     ) -> T {
         let now = self.now;
@@ -304,8 +317,8 @@ impl LockedAccounts<'_> {
                     (None, instant) => read(Some(&AccountState::Gcra(instant))),
                 }
             }
-            Place::Room(_) => read(self.inherited(account).as_ref()),
-            Place::Shared | Place::Elsewhere => read(self.shared(account)),
+            Place::Room(_) => read(self.inherited(account, quota).as_ref()),
+            Place::Shared | Place::Elsewhere => read(self.shared(account, quota)),
         }
     }
 
@@ -320,7 +333,7 @@ impl LockedAccounts<'_> {
         let now = self.now;
         let (at, mut stored) = match account.place {
             Place::Slot(at) => (at, self.sets[account.lock].take(at, now)),
-            Place::Room(at) => (at, self.inherited(account)),
+            Place::Room(at) => (at, self.inherited(account, quota)),
             Place::Shared | Place::Elsewhere => return self.update_shared(account, quota, change),
         };
         let result = change(&mut stored);
@@ -383,18 +396,32 @@ impl LockedAccounts<'_> {
 
     /// Returns the initial state of a new account: the debt of the shared account, if any.
     #[cold]
-    fn inherited(&mut self, account: &Located) -> Option<AccountState> {
+    fn inherited(&mut self, account: &Located, quota: &Quota) -> Option<AccountState> {
         let until = self.sets[account.lock].in_debt_until;
         let in_debt = u64::from(until) > self.now / SECOND;
-        in_debt.then(|| self.shared(account).map(AccountState::condensed)).flatten()
+        in_debt.then(|| self.shared(account, quota).map(AccountState::condensed)).flatten()
     }
 
     #[cold]
-    fn shared(&mut self, account: &Located) -> Option<&AccountState> {
-        let now = self.now;
+    fn shared(&mut self, account: &Located, quota: &Quota) -> Option<&AccountState> {
+        let (now, id) = (self.now, shared_id(quota));
         let accounts = self.shared.get_or_insert_with(|| self.table.shared.lock());
-        let (expires_at, account) = accounts.get(&account.shared_address())?;
-        (*expires_at > now).then_some(account)
+        let mut all = accounts.get(&account.shared_address())?.iter();
+        let found = all.find(|it| it.quota == id && it.expires_at > now)?;
+        Some(&found.state)
+    }
+
+    /// Returns the time until the quota of a new key can have a shared account, or `None` if it has
+    /// one, can have one, or needs none.
+    #[cold]
+    pub(super) fn shared_wait(&mut self, account: &Located, quota: &Quota) -> Option<u64> {
+        if account.place != Place::Shared || self.shared(account, quota).is_some() {
+            return None;
+        }
+        let accounts = self.shared.as_ref()?.get(&account.shared_address())?;
+        let left = accounts.iter().map(|it| it.expires_at.saturating_sub(self.now));
+        let left = left.filter(|left| *left > 0);
+        if left.clone().count() < SHARED_QUOTAS { None } else { left.min() }
     }
 
     #[cold]
@@ -404,17 +431,24 @@ impl LockedAccounts<'_> {
         quota: &Quota,
         change: impl FnOnce(&mut Option<AccountState>) -> T,
     ) -> T {
-        let (now, address) = (self.now, account.shared_address());
-        let accounts = self.shared.get_or_insert_with(|| self.table.shared.lock());
-        let stored = accounts.remove(&address).filter(|(expires_at, _)| *expires_at > now);
-        let mut stored = stored.map(|(_, account)| account);
+        let (now, id) = (self.now, shared_id(quota));
+        let all = self.shared.get_or_insert_with(|| self.table.shared.lock());
+        let accounts = all.entry(account.shared_address()).or_default();
+        if accounts.len() >= SHARED_QUOTAS {
+            accounts.retain(|it| it.expires_at > now || it.quota == id);
+        }
+        let at = accounts.iter().position(|it| it.quota == id);
+        let stored = at.map(|at| accounts.swap_remove(at)).filter(|it| it.expires_at > now);
+        let mut stored = stored.map(|it| it.state);
         let result = change(&mut stored);
-        if let Some(stored) = stored {
-            let expires_at = stored.expires_at(quota);
+        if let Some(state) = stored {
+            let expires_at = state.expires_at(quota);
             let second = u32::try_from(expires_at / SECOND + 1).unwrap_or(u32::MAX);
             let until = &mut self.sets[account.lock].in_debt_until;
             *until = second.max(*until);
-            accounts.insert(address, (expires_at, stored));
+            // Most rules have one quota.
+            accounts.reserve_exact(1);
+            accounts.push(Shared { quota: id, expires_at, state });
         }
         result
     }
@@ -584,5 +618,23 @@ struct SharedAddress {
     quota_index: u8,
 }
 
-/// Shared accounts, each with the instant at which it expires.
-type SharedAccounts = HashMap<SharedAddress, (u64, AccountState)>;
+/// The shared account of a quota.
+#[derive(Debug)]
+struct Shared {
+    quota: u64,
+    expires_at: u64,
+    state: AccountState,
+}
+
+type SharedAccounts = HashMap<SharedAddress, Vec<Shared>>;
+
+/// Returns an id of the quotas that can share an account. Those of GCRA can, because a theoretical
+/// arrival time means the same under each.
+fn shared_id(quota: &Quota) -> u64 {
+    if quota.is_gcra() {
+        return 0;
+    }
+    let mut hasher = DefaultHasher::new();
+    quota.hash(&mut hasher);
+    hasher.finish()
+}

@@ -111,3 +111,15 @@ async fn a_hook_gets_fingerprints_if_the_layer_has_them() {
     let alice = tower_sluice::Key::from("alice").fingerprint(&secret);
     assert_eq!(*found.lock().expect("no panic"), [None, Some(alice)]);
 }
+
+#[tokio::test]
+async fn a_request_beyond_the_limit_is_allowed_by_overcommit() {
+    let lines = Lines::default();
+    let layer = RateLimitLayer::new(Everyone, TWO, store()).on_decision(lines.hook());
+    let layer = layer.overcommit(Overcommit::when(|| true));
+    for _ in 0..3 {
+        answer(&layer, get("/")).await;
+    }
+    let allowed = ["/ runs allowed default 1", "/ runs allowed default 0"];
+    assert_eq!(lines.take(), [allowed[0], allowed[1], allowed[1]]);
+}

@@ -1,13 +1,14 @@
 //! Blocks of keys with too many strikes.
 
-use std::{convert::Infallible, panic::catch_unwind, time::Duration};
+use std::{convert::Infallible, net::SocketAddr, panic::catch_unwind, time::Duration};
 
 use http::StatusCode;
 use tower::{Layer, Service, service_fn};
 use tower_sluice::{
-    AccessList, Decision, Key, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, Store, StoreExt,
+    AccessList, ClientIp, Decision, Key, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, Store,
+    StoreExt,
     decision::Source,
-    key::{Everyone, HeaderKey},
+    key::{Everyone, HeaderKey, Unreadable},
     middleware::Penalty,
     rule::RuleName,
     store::{Answer, Charge, Never, Op, Unsupported},
@@ -162,6 +163,26 @@ async fn requests_that_run_and_keys_that_clients_share_have_no_strikes() {
         let response = answer(&shared, get("/")).await;
         let decision = response.extensions().get::<Decision>().expect("exposed");
         assert!(!decision.is_blocked());
+    }
+}
+
+/// Clients whose forwarding header is unreadable share one key per route.
+#[tokio::test(start_paused = true)]
+async fn clients_without_an_identity_are_not_blocked() {
+    let client = ClientIp::behind(["10.0.0.0/8"]).expect("networks").unreadable(Unreadable::Share);
+    let rule = Rule::new("ip", (HeaderKey::new("x-route"), client), ONE);
+    let layer = RateLimitLayer::rules(rule, FakeClock::new().store(64)).expose_decision();
+    let layer = layer.penalty("ip", penalty());
+    for (header, blocked) in [("garbage", false), ("203.0.113.9", true)] {
+        let mut seen = false;
+        for _ in 0..20 {
+            let mut request = with(&[("x-route", "/login"), ("x-forwarded-for", header)]);
+            request.extensions_mut().insert(SocketAddr::from(([10, 0, 0, 1], 80)));
+            let response = answer(&layer, request).await;
+            let decision = response.extensions().get::<Decision>().expect("exposed");
+            seen |= decision.is_blocked();
+        }
+        assert_eq!(seen, blocked, "{header}");
     }
 }
 

@@ -11,7 +11,7 @@ use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use tower::{Layer, ServiceExt};
 use tower_sluice::{
-    Key, LocalStore, Quota, RateLimitLayer, Rule, Store,
+    AccessList, Key, LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
     decision::Outcome,
     key::{Everyone, HeaderKey},
     middleware::{Adjustment, ChargeHandle},
@@ -21,8 +21,10 @@ use tower_sluice::{
 
 use crate::support::{
     ask,
-    driven::{Counting, handler, left, limiter, secs},
+    driven::{Counting, Time, handler, left, limiter, millis, secs},
     get, header,
+    shaky::{Mood, Shaky},
+    with,
 };
 
 const TEN: Quota = Quota::per_hour(10);
@@ -169,8 +171,9 @@ async fn one_of_several_concurrent_adjustments_counts() {
     }
 }
 
+/// Other clients use the account of the site as well, so it is neither blocked nor reset.
 #[tokio::test]
-async fn a_handler_blocks_and_resets_the_keys_of_its_request() {
+async fn a_handler_blocks_and_resets_only_the_keys_of_its_client() {
     let clock = FakeClock::new();
     let store = clock.store(64);
     let inner = handler(|request| {
@@ -181,14 +184,84 @@ async fn a_handler_blocks_and_resets_the_keys_of_its_request() {
         }
         200
     });
-    let mut service = layer(store.clone()).expose_charge(Adjustment::Keep).layer(inner);
-    ask(&mut service, get("/attack")).await;
-    let denied = ask(&mut service, get("/")).await;
+    let user = Rule::new("user", HeaderKey::new("x-user"), TEN).on_missing_key(OnMissingKey::Share);
+    let rules = (user, Rule::new("site", Everyone, TEN));
+    let layer = RateLimitLayer::rules(rules, store.clone()).expose_charge(Adjustment::Keep);
+    let mut service = layer.layer(inner);
+    let by = |path: &str, user: &str| {
+        let request = Request::get(path).header("x-user", user);
+        request.body(()).expect("a request")
+    };
+    ask(&mut service, by("/attack", "alice")).await;
+    let denied = ask(&mut service, by("/", "alice")).await;
     assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(header(denied.headers(), "retry-after"), "30");
+    assert_eq!(ask(&mut service, by("/", "bob")).await.status(), StatusCode::OK);
+    assert_eq!(ask(&mut service, get("/attack")).await.status(), StatusCode::OK);
+    assert_eq!(ask(&mut service, get("/forgive")).await.status(), StatusCode::OK, "it is shared");
     clock.advance(secs(30));
-    assert_eq!(ask(&mut service, get("/forgive")).await.status(), StatusCode::OK);
-    assert_eq!(has(&store), 10);
+    assert_eq!(ask(&mut service, by("/forgive", "alice")).await.status(), StatusCode::OK);
+    assert_eq!(left(&store, "user", "alice", &TEN), 10);
+    assert_eq!(left(&store, "site", Key::everyone(), &TEN), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thread_without_a_runtime_adjusts_and_blocks_as_well() {
+    let time = Time::default();
+    let shared = Shaky::new(time.store());
+    shared.is(Mood::Late(millis(5)));
+    let layer = RateLimitLayer::rules(
+        Rule::new("user", HeaderKey::new("x-user"), TEN),
+        shared.clone().fail_closed(),
+    );
+    let handler = handler(|request| {
+        let charge = reservation(&request);
+        let work = move || {
+            charge.adjust_to(4);
+            charge.block(secs(30)).expect("sent");
+        };
+        thread::spawn(work).join().expect("no panic");
+        200
+    });
+    let layer = layer.expose_charge(Adjustment::Keep);
+    let mut service = layer.layer(handler);
+    assert_eq!(ask(&mut service, with(&[("x-user", "alice")])).await.status(), StatusCode::OK);
+    tokio::time::sleep(millis(20)).await;
+    assert_eq!(left(&shared.store, "user", "alice", &TEN), 6);
+    let denied = ask(&mut service, with(&[("x-user", "alice")])).await;
+    assert_eq!(header(denied.headers(), "retry-after"), "30");
+}
+
+/// An inner layer that adjusts by the response has no handle for the handler.
+#[tokio::test]
+async fn a_handler_gets_the_handle_of_the_innermost_layer_that_exposes_one() {
+    let tokens = |store: &LocalStore| {
+        let layer = RateLimitLayer::rules(Rule::new("tokens", Everyone, TEN), store.clone());
+        layer.expose_charge(Adjustment::AtLeast(5))
+    };
+    let user = |store: &LocalStore| {
+        RateLimitLayer::rules(Rule::new("user", Everyone, TEN), store.clone())
+            .adjust(|_| Adjustment::Charge(3))
+    };
+    let handler = handler(|request| {
+        reservation(&request).adjust_to(2);
+        200
+    });
+    let left = |store: &LocalStore| {
+        ["tokens", "user"].map(|rule| left(store, rule, Key::everyone(), &TEN))
+    };
+    let first = store();
+    ask(&mut tokens(&first).layer(user(&first).layer(handler.clone())), get("/")).await;
+    assert_eq!(left(&first), [8, 7]);
+    let second = store();
+    let everyone = AccessList::from_fn(|_| true);
+    let allowed = user(&second).allow(everyone).layer(handler.clone());
+    ask(&mut tokens(&second).layer(allowed), get("/")).await;
+    assert_eq!(left(&second), [8, 10]);
+    let third = store();
+    let both = user(&third).expose_charge(Adjustment::Keep).layer(handler);
+    ask(&mut tokens(&third).layer(both), get("/")).await;
+    assert_eq!(left(&third), [5, 8]);
 }
 
 #[tokio::test]
@@ -281,13 +354,16 @@ async fn a_refund_after_a_reset_returns_nothing() {
         keep.lock().expect("no panic").push(reservation(&request));
         200
     });
-    let mut service = layer(store.clone()).expose_charge(Adjustment::Keep).layer(inner);
-    ask(&mut service, get("/")).await;
+    let rule = Rule::new("api", HeaderKey::new("x-user"), TEN).cost(4);
+    let layer = RateLimitLayer::rules(rule, store.clone()).expose_charge(Adjustment::Keep);
+    let (mut service, alice) = (layer.layer(inner), || with(&[("x-user", "alice")]));
+    let has = |store: &LocalStore| left(store, "api", "alice", &TEN);
+    ask(&mut service, alice()).await;
     let first = held.lock().expect("no panic").remove(0);
     clock.advance(secs(1));
     first.reset();
     clock.advance(secs(1));
-    ask(&mut service, get("/")).await;
+    ask(&mut service, alice()).await;
     assert_eq!(has(&store), 6);
     first.adjust_to(0);
     assert_eq!(has(&store), 6, "the charge belongs to another request");

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tower_sluice::{
-    Algorithm, Decision, Key, LocalStore, Quota, Store, StoreExt, rule::RuleName, store::Charge,
-    testing::FakeClock,
+    Algorithm, Decision, Key, LocalStore, Quota, Store, StoreExt, decision::Source, rule::RuleName,
+    store::Charge, testing::FakeClock,
 };
 
 use crate::support::{ALGORITHMS, live};
@@ -18,9 +18,13 @@ fn charged(store: &LocalStore, rule: &str, key: u32, quota: &Quota, units: u32) 
 
 /// Returns a store of one set in which every slot is in debt for a second.
 pub(super) fn full(clock: &FakeClock) -> LocalStore {
+    filled(clock, &Quota::per_second(1))
+}
+
+/// Returns a store of one set in which every slot is in debt for one unit of `quota`.
+fn filled(clock: &FakeClock, quota: &Quota) -> LocalStore {
     let store = clock.store(1);
-    let second = Quota::per_second(1);
-    assert!((0..WAYS).all(|key| charged(&store, "filler", key, &second, 1).is_allowed()));
+    assert!((0..WAYS).all(|key| charged(&store, "filler", key, quota, 1).is_allowed()));
     store
 }
 
@@ -63,6 +67,55 @@ fn a_key_that_gets_a_slot_starts_with_the_debt_of_the_shared_account() {
         let own = charged(&store, "late", 1, &quota, 2);
         assert_eq!((own.is_allowed(), own.remaining()), (true, Some(0)), "{algorithm:?}");
         assert_eq!(store.stats().active, 1, "{algorithm:?}");
+    }
+}
+
+/// Two plans of one rule in a full store. The windows of the second end every second, and its limit
+/// is below or above that of the first.
+#[test]
+fn a_plan_does_not_refill_the_shared_account_of_another() {
+    let all = || ALGORITHMS.iter().flat_map(|one| ALGORITHMS.map(|other| (*one, other)));
+    for ((one, other), units) in all().flat_map(|pair| [5, 50].map(|units| (pair, units))) {
+        let clock = FakeClock::new();
+        let store = filled(&clock, &Quota::per_day(1));
+        let daily = Quota::per_day(10).with_algorithm(one);
+        let fast = Quota::per_second(units).with_algorithm(other);
+        let mut taken = 0;
+        for round in 0..5 {
+            while charged(&store, "plans", 100 + round, &daily, 1).is_allowed() {
+                taken += 1;
+            }
+            assert_eq!(taken, 10, "{one:?} beside {other:?} with {units}/s, round {round}");
+            clock.advance(Duration::from_millis(1_001));
+            charged(&store, "plans", 200, &fast, 1);
+        }
+        assert!(store.stats().overflowed > 0);
+    }
+}
+
+/// The accounts that new keys share are bounded, so a key whose plan has none is denied.
+#[test]
+fn shared_accounts_of_many_plans_are_bounded() {
+    for algorithm in [Algorithm::AnchoredWindow, Algorithm::TokenBucket] {
+        let clock = FakeClock::new();
+        let store = filled(&clock, &Quota::per_day(1));
+        let initial = (algorithm == Algorithm::TokenBucket).then_some(10);
+        let plan = |n: u32| {
+            let quota = Quota::per(10 + n, Duration::from_secs(600)).with_algorithm(algorithm);
+            initial.map_or(quota, |units| quota.with_initial(units))
+        };
+        let take = |n, cost| charged(&store, "plans", 100 + n, &plan(n), cost);
+        let allowed = (0..1_000).filter(|n| take(*n, 1).is_allowed()).count();
+        assert_eq!(allowed, 32, "{algorithm:?}");
+        assert!((0..32).all(|n| take(n, 1).is_allowed()), "{algorithm:?}");
+        let denied = take(40, 1);
+        assert_eq!(denied.source(), Source::Overflow);
+        let wait = denied.retry_after().expect("a wait");
+        assert!(take(40, 0).is_allowed(), "a cost of 0");
+        clock.advance(wait - Duration::from_nanos(1));
+        assert!(!take(40, 1).is_allowed(), "{algorithm:?} before {wait:?}");
+        clock.advance(Duration::from_nanos(1));
+        assert!(take(40, 1).is_allowed(), "{algorithm:?} after {wait:?}");
     }
 }
 

@@ -37,9 +37,9 @@ use http::{HeaderMap, StatusCode};
 use tower_sluice::{
     AccessList, Algorithm, ClientIp, Cost, KeyExtractor, Limiter, LocalStore, PeerIp, Plan, Quota,
     RateLimitLayer, RequestHead, Rule, Store, StoreExt,
-    key::{Everyone, HeaderKey},
+    key::{Everyone, HeaderKey, Unreadable},
     middleware::{Counters, RetryAfter},
-    rule::RuleName,
+    rule::{OnMissingKey, RuleName},
 };
 
 use crate::support::{answer, get, with};
@@ -359,6 +359,23 @@ fn a_prefix_out_of_range_reports_the_range() {
         assert_eq!(panic(|| PeerIp::new().ipv4_prefix(bits)), said);
         assert_eq!(panic(|| client().ipv4_prefix(bits)), said);
     }
+}
+
+#[test]
+fn a_rejection_needs_a_status_of_an_error() {
+    const FIX: &str = "rejects with 200 OK; give a status from 400 to 599";
+    let rule = || Rule::new("user", HeaderKey::new("x-user"), TEN);
+    let client = || ClientIp::hops(1);
+    let text = panic(|| rule().on_missing_key(OnMissingKey::Reject(StatusCode::OK)));
+    assert_eq!(text, format!("on_missing_key {FIX}"));
+    let text = panic(|| client().unreadable(Unreadable::Reject(StatusCode::OK)));
+    assert_eq!(text, format!("unreadable {FIX}"));
+    let text = panic(|| client().reject_without_header(StatusCode::OK));
+    assert_eq!(text, format!("reject_without_header {FIX}"));
+    let text = panic(|| rule().max_key_len(0));
+    assert_eq!(text, "max_key_len is 0; give at least 1");
+    let text = panic(|| store().fail_closed().retry_after(Duration::ZERO));
+    assert_eq!(text, "retry_after of fail_closed is 0; give at least 1 ns");
 }
 
 #[test]

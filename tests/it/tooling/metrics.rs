@@ -8,7 +8,7 @@ use tower_sluice::{
     Algorithm, Key, Limiter, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule, Store,
     StoreExt,
     key::{Everyone, HeaderKey},
-    middleware::HoldUntil,
+    middleware::{HoldUntil, Overcommit},
 };
 
 use crate::support::{
@@ -95,6 +95,19 @@ fn each_rule_counts_its_result_of_a_request() {
     assert_eq!(recorded["ratelimit.unidentified"], 1);
     assert_eq!(recorded["ratelimit.decision.duration store=local"], 5);
     assert!(!recorded.keys().any(|name| name.contains("alice")), "no key is a label: {recorded:?}");
+}
+
+#[test]
+fn a_request_beyond_the_limit_is_not_counted_as_report_only() {
+    let recorded = recorded(async || {
+        let layer = RateLimitLayer::new(Everyone, Quota::per_hour(2), LocalStore::new());
+        let layer = layer.overcommit(Overcommit::when(|| true));
+        for _ in 0..5 {
+            answer(&layer, get("/")).await;
+        }
+    });
+    let decisions = pairs([("policy=default result=allowed", 5)]);
+    assert_eq!(under(&recorded, "ratelimit.decisions"), decisions);
 }
 
 /// The denying rules are counted as for a store call, and the duration is recorded under the deny

@@ -358,19 +358,18 @@ impl Routes {
     }
 
     fn update(&self, ranges: RedisResult<Vec<SlotRange>>) {
-        let before = self.masters();
-        self.owners.send_modify(|owners| {
-            let ranges = match ranges {
-                Ok(ranges) => ranges,
-                Err(error) => {
-                    if owners.failed.is_none() {
-                        warn!("redis: no server of the cluster reports its slots: {error}");
-                    }
-                    return owners.failed = Some(error);
-                }
-            };
-            *owners = self.owners_of(&ranges, &owners.nodes);
+        let (before, mut failed) = (self.masters(), None);
+        self.owners.send_modify(|owners| match ranges {
+            Ok(ranges) => *owners = self.owners_of(&ranges, &owners.nodes),
+            Err(error) => {
+                failed = owners.failed.is_none().then(|| error.clone());
+                owners.failed = Some(error);
+            }
         });
+        // A log subscriber may run any code, so the lock is released first.
+        if let Some(error) = failed {
+            warn!("redis: no server of the cluster reports its slots: {error}");
+        }
         let after = self.masters();
         let is_gone = |node: &&Arc<Node>| !after.iter().any(|other| Arc::ptr_eq(node, other));
         before.iter().filter(is_gone).for_each(|node| node.domain.retire());

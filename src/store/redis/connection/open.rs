@@ -147,9 +147,8 @@ impl RedisStore<ClusterLink> {
     /// To keep other shards available when one shard fails:
     ///
     /// - Set `cluster-require-full-coverage no` on the servers.
-    /// - Apply [`timeout`](crate::StoreExt::timeout) directly to this store. After several failures
-    ///   of a server, calls to that server then fail immediately, and a
-    ///   [`breaker`](crate::StoreExt::breaker) has no effect.
+    /// - Apply [`timeout`](crate::StoreExt::timeout) and then [`breaker`](crate::StoreExt::breaker)
+    ///   to this store. After several failures of a server, calls to that server fail immediately.
     ///
     /// The constructor [probes](RedisStore::probe) the cluster and logs warnings. A master that
     /// cannot be reached is a warning.
@@ -396,7 +395,7 @@ fn add_warnings(warnings: &mut Vec<String>, info: &InfoDict) -> Result<(), Redis
     if let Some(policy) = policy.filter(|policy| policy.starts_with("allkeys")) {
         let warning = format!(
             "maxmemory-policy is {policy}: a server out of memory evicts accounts, and their keys \
-             get a fresh quota; set noeviction or volatile-ttl"
+             get a fresh quota; set noeviction"
         );
         if !warnings.contains(&warning) {
             warnings.push(warning);

@@ -219,8 +219,14 @@ impl FailClosed {
 
 impl<S> Fallback<S, FailClosed> {
     /// Sets the `Retry-After` of rejections. Defaults to 1 s.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it is zero.
+    #[track_caller]
     #[must_use]
     pub fn retry_after(self, retry_after: Duration) -> Self {
+        assert!(!retry_after.is_zero(), "retry_after of fail_closed is 0; give at least 1 ns");
         Self { policy: Arc::new(FailClosed { retry_after }), ..self }
     }
 }

@@ -1,0 +1,41 @@
+//! Log lines about a cluster.
+
+use std::{sync::mpsc, thread, time::Duration};
+
+use tokio::runtime::Builder;
+use tower_sluice::{Limiter, Quota, RedisStore, StoreExt, store::Timeout};
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::{alone, log::Log};
+
+const HOURLY: Quota = Quota::per_hour(100);
+
+/// The log limits its own lines by the store that they are about, so no lock may be held meanwhile.
+#[test]
+fn a_log_may_use_the_cluster_whose_outage_it_writes() {
+    const SLOTS: &str = "no server of the cluster reports its slots";
+    let _turn = alone();
+    let (done, ended) = mpsc::channel();
+    thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let _entered = runtime.enter();
+        let cluster = RedisStore::cluster_lazy(&["redis://127.0.0.1:1"]).expect("a store");
+        let limiter = Limiter::new(cluster.timeout(Timeout::DEFAULT).breaker().fail_open());
+        let (log, own) = (Log::default(), limiter.clone());
+        let written = log.clone();
+        let writer = move || {
+            drop(own.take("log", &HOURLY, 1));
+            written.clone()
+        };
+        let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(writer).finish();
+        let _guard = lines.set_default();
+        runtime.block_on(async {
+            while !log.read().iter().any(|line| line.contains(SLOTS)) {
+                limiter.take("alice", &HOURLY, 1).await.expect("infallible");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        done.send(()).expect("the test waits");
+    });
+    ended.recv_timeout(Duration::from_secs(20)).expect("the log does not wait for itself");
+}
