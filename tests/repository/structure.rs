@@ -24,10 +24,10 @@ const BUDGET: [(&str, usize); 19] = [
     ("src/reject", 550),
     ("src/rule", 1699),
     ("src/store", 949),
-    ("src/store/hot_keys", 981),
+    ("src/store/hot_keys", 982),
     ("src/store/local", 1947),
-    ("src/store/redis", 3910),
-    ("src/store/wrappers", 896),
+    ("src/store/redis", 3909),
+    ("src/store/wrappers", 900),
     ("src/testing", 666),
 ];
 /// The lines by which a folder may be smaller before its budget has to fall.

@@ -42,7 +42,7 @@ use crate::{
     quota::{Algorithm, Quota},
     store::{
         Answer, BoxFuture, Charge, Health, Instances, Op, OwnedCharges, Store,
-        wrappers::{forward, request_start, take_since, timeout::within},
+        wrappers::{forward, request_start, take_since, timeout::while_idle},
     },
 };
 
@@ -54,6 +54,8 @@ const SPAN: u64 = 200_000_000;
 const MAX_WAITS: u8 = 2;
 /// The age of a request from which on no call waits for its lease, because its runtime may be blocked.
 const MAX_WAIT: Duration = Duration::from_nanos(SPAN / 2);
+/// The number of steps of a wait. After each, the wait notices whether the runtime is busy.
+const TICKS: u32 = 20;
 /// The minimum number of recent calls for a lease.
 const HOT: u32 = 4;
 /// More units than any account has.
@@ -327,7 +329,7 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
         let (leases, charges) = (self.clone(), OwnedCharges::from(charges));
         Answer::Later(Box::pin(async move {
             // Only the end of the operation changes the channel.
-            let (_, busy) = within(time, end.changed()).await;
+            let (_, busy) = while_idle(time / TICKS, TICKS, end.changed()).await;
             charges.with(|charges| leases.take(charges, Some(start + busy), waits + 1)).await
         }))
     }
@@ -529,7 +531,7 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
         let operation: Later<S> = Box::pin(async move {
             let mut later = pin!(later);
             let answer = loop {
-                let (answer, busy) = within(MAX_WAIT, later.as_mut()).await;
+                let (answer, busy) = while_idle(MAX_WAIT / TICKS, TICKS, later.as_mut()).await;
                 self.start += busy;
                 if let Some(answer) = answer {
                     break answer;

@@ -73,7 +73,7 @@ where
         match self.inner.call(op) {
             Answer::Now(decision) => Answer::Now(decision.map_err(TimeoutError::Store)),
             Answer::Later(later) => Answer::Later(Box::pin(async move {
-                match within(budget.saturating_sub(start.elapsed()), later).await.0 {
+                match within(budget.saturating_sub(start.elapsed()), later).await {
                     Some(decision) => decision.map_err(TimeoutError::Store),
                     None => Err(elapsed(budget)),
                 }
@@ -125,7 +125,7 @@ fn elapsed<E>(budget: Duration) -> TimeoutError<E> {
     TimeoutError::Elapsed(budget)
 }
 
-/// The number of steps in which the time passes.
+/// The number of steps in which the time of an answer passes.
 const STEPS: u32 = 4;
 /// A timer that is later than this, and than a quarter of its step, shows a busy runtime.
 const RESOLUTION: Duration = Duration::from_millis(2);
@@ -137,19 +137,25 @@ fn is_real(now: Instant) -> bool {
     real.saturating_duration_since(now).max(now.saturating_duration_since(real)) < RESOLUTION
 }
 
-/// Returns the output of `future`, or `None` if it takes longer than `time`. Also returns the time for
-/// which the runtime was busy with other work, which does not count.
+/// Returns the output of `future`, or `None` if it takes longer than `time`.
+pub(in crate::store) async fn within<F: Future>(time: Duration, future: F) -> Option<F::Output> {
+    while_idle(time / STEPS, STEPS, future).await.0
+}
+
+/// Returns the output of `future`, or `None` if it takes longer than `steps` of the time `step`. Also
+/// returns the time of the steps in which the runtime was busy with other work.
 ///
 /// A timer is late while the runtime is busy. In this time, the request may not have been sent, or
 /// the answer may have arrived without being read.
-pub(in crate::store) async fn within<F: Future>(
-    time: Duration,
+pub(in crate::store) async fn while_idle<F: Future>(
+    step: Duration,
+    mut steps: u32,
     future: F,
 ) -> (Option<F::Output>, Duration) {
-    let mut future = pin!(future);
-    let (step, mut busy) = (time / STEPS, Duration::ZERO);
-    let (mut due, mut steps, mut is_extended) = (Instant::now() + step, STEPS - 1, false);
+    let (mut future, mut busy) = (pin!(future), Duration::ZERO);
+    let (mut from, mut is_extended) = (Instant::now(), false);
     loop {
+        let due = from + step;
         // The timer starts when the future is pending, because it needs a runtime.
         let mut timer = pin!(async move { sleep_until(due).await });
         let output = poll_fn(|cx| match future.as_mut().poll(cx) {
@@ -160,16 +166,16 @@ pub(in crate::store) async fn within<F: Future>(
         let now = Instant::now();
         let is_late = now > due + RESOLUTION.max(step / 4) && is_real(now);
         if is_late {
-            busy += now - due;
+            busy += now - from;
         }
-        match steps.checked_sub(1) {
+        match steps.saturating_sub(1) {
             _ if output.is_some() => return (output, busy),
-            Some(left) => steps = left,
             // The runtime needs time to read the answer.
-            None if is_late && !is_extended => is_extended = true,
-            None => return (None, busy),
+            0 if is_late && !is_extended => is_extended = true,
+            0 => return (None, busy),
+            left => steps = left,
         }
-        due = if is_late { now } else { due } + step;
+        from = if is_late { now } else { due };
     }
 }
 

@@ -2,16 +2,16 @@
 //!
 //! Time advances only by the tests, except in that of a blocked thread.
 
-use std::{sync::Arc, task::Poll, time::Duration};
+use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
 use futures::future::join_all;
 use tokio::time::{Instant, advance};
 use tokio_test::{assert_pending, task};
 use tower_sluice::{
-    Key, Limiter, Quota, Store, StoreExt,
+    Decision, Key, Limiter, Quota, Store, StoreExt,
     decision::Source,
     rule::RuleName,
-    store::{Charge, Timeout, TimeoutError},
+    store::{BoxFuture, Charge, Timeout, TimeoutError},
     testing::FakeClock,
 };
 
@@ -50,41 +50,71 @@ fn a_blocked_thread_prolongs_a_timeout() {
     assert!(took > 2 * BUDGET + BUDGET / 4, "{took:?}");
 }
 
-/// Twenty requests wait for one of them, which borrows units, while their thread is blocked. All units are
-/// used, or half of those that it wants are left, so that it calls twice.
+fn busy(time: Duration) {
+    let start = std::time::Instant::now();
+    while start.elapsed() < time {}
+}
+
+/// Requests of a hot key with `left` units of 100, while its store needs 5 ms for an answer. Returns how
+/// many were allowed, and how many of them without the store.
+fn hot_key<F>(
+    left: u32,
+    requests: impl FnOnce(Box<dyn Fn() -> BoxFuture<Decision>>) -> F,
+) -> [usize; 2]
+where
+    F: Future<Output = Vec<Decision>>,
+{
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let decisions = runtime.expect("a runtime").block_on(async {
+        let (shaky, quota) = (shaky(Mood::Well), Quota::per_hour(100));
+        let store = shaky.clone().timeout(BUDGET).breaker().deny_cache().leases(25);
+        let limiter = Arc::new(Limiter::new(store.fail_open()));
+        let take = move || -> BoxFuture<Decision> {
+            let limiter = limiter.clone();
+            Box::pin(async move { limiter.take("alice", &quota, 1).await.expect("infallible") })
+        };
+        for _ in 0..3 {
+            assert!(take().await.is_allowed());
+        }
+        let others = Limiter::new(shaky.store.clone());
+        assert!(others.take("alice", &quota, 97 - left).now().is_allowed());
+        shaky.is(Mood::Late(millis(5)));
+        requests(Box::new(take)).await
+    });
+    let count = |which: fn(&Decision) -> bool| decisions.iter().filter(|it| which(it)).count();
+    [count(Decision::is_allowed), count(|it| it.source() == Source::FailedOpen)]
+}
+
+/// Twenty requests wait for one of them, which borrows units, while their thread is blocked. No unit is
+/// left, or fewer than it wants, so that it calls twice.
 #[test]
 fn a_blocked_thread_is_no_outage_of_a_hot_key() {
-    let quota = Quota::per_hour(100);
     for left in [0, 2] {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let decisions = runtime.expect("a runtime").block_on(async {
-            let shaky = shaky(Mood::Well);
-            let store = shaky.clone().timeout(BUDGET).breaker().deny_cache().leases(25);
-            let limiter = Arc::new(Limiter::new(store.fail_open()));
-            for cost in [1, 1, 1, 0] {
-                assert!(
-                    limiter.take("alice", &quota, cost).await.expect("infallible").is_allowed()
-                );
-            }
-            let others = Limiter::new(shaky.store.clone());
-            assert!(others.take("alice", &quota, 97 - left).now().is_allowed());
-            shaky.is(Mood::Late(millis(5)));
-            let requests: Vec<_> = (0..20)
-                .map(|_| {
-                    let limiter = limiter.clone();
-                    tokio::spawn(async move { limiter.take("alice", &quota, 1).await })
-                })
-                .collect();
+        let counts = hot_key(left, async |take| {
+            let requests: Vec<_> = (0..20).map(|_| tokio::spawn(take())).collect();
             tokio::task::yield_now().await;
-            let start = Instant::now();
-            while start.elapsed() < millis(150) {}
-            join_all(requests).await
+            busy(millis(150));
+            join_all(requests).await.into_iter().map(|it| it.expect("no panic")).collect()
         });
-        let decisions: Vec<_> =
-            decisions.into_iter().map(|it| it.expect("no panic").expect("infallible")).collect();
-        let open = decisions.iter().filter(|it| it.source() == Source::FailedOpen).count();
-        let allowed = decisions.iter().filter(|it| it.is_allowed()).count();
-        assert_eq!((open, allowed), (0, left as usize), "{left} left");
+        assert_eq!(counts, [left as usize, 0], "{left} left");
+    }
+}
+
+/// Each poll of a request takes 0.3 ms, and a turn of all requests longer than their timeout.
+#[test]
+fn a_busy_thread_is_no_outage_of_a_hot_key() {
+    for left in [0, 97] {
+        let counts = hot_key(left, async |take| {
+            let slowly = |mut request: BoxFuture<Decision>| {
+                poll_fn(move |cx| {
+                    busy(Duration::from_micros(300));
+                    request.as_mut().poll(cx)
+                })
+            };
+            join_all((0..500).map(|_| slowly(take()))).await
+        });
+        // Some leased units may be unused.
+        assert!(counts[0] <= left as usize && counts[1] == 0, "{counts:?}, {left} left");
     }
 }
 

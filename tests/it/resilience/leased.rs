@@ -679,21 +679,26 @@ fn outside_a_runtime_the_call_that_borrows_can_be_cancelled_too() {
 
 #[tokio::test(start_paused = true)]
 async fn a_reset_during_a_borrow_call_ends_the_lease() {
-    let time = Time::default();
-    let inner = Slow::new(time.store());
-    let store = inner.clone().leases(5);
-    inner.tell(3);
-    heat(&store, HOURLY).await;
-    let ask = || task::spawn(charged(&[HOURLY], |charge| store.take(&[charge])).into_future());
-    let mut borrower = ask();
-    assert_pending!(borrower.poll());
-    inner.confirm(1);
-    charged(&[HOURLY], |charge| store.reset(&charge)).await.expect("a reset");
-    inner.tell(1);
-    assert!(assert_ready!(borrower.poll()).expect("a decision").is_allowed());
-    assert_eq!(remaining(&inner.store), 1_000, "and the reset has removed its charge");
-    let mut next = ask();
-    assert_pending!(next.poll(), "the lease has ended");
+    for algorithm in [Algorithm::Gcra, Algorithm::fixed_window(), Algorithm::AnchoredWindow] {
+        let (time, quota) = (Time::default(), HOURLY.with_algorithm(algorithm));
+        let inner = Slow::new(time.store());
+        let store = inner.clone().leases(5);
+        inner.tell(3);
+        heat(&store, quota).await;
+        let ask = || task::spawn(charged(&[quota], |charge| store.take(&[charge])).into_future());
+        let mut borrower = ask();
+        assert_pending!(borrower.poll());
+        inner.confirm(1);
+        charged(&[quota], |charge| store.reset(&charge)).await.expect("a reset");
+        time.0.advance(Duration::from_nanos(1));
+        charged(&[quota], |charge| inner.store.take(&[charge.with_cost(10)]).now());
+        inner.tell(1);
+        assert!(assert_ready!(borrower.poll()).expect("a decision").is_allowed());
+        let look = charged(&[quota], |charge| inner.store.take(&[charge.with_cost(0)]).now());
+        assert_eq!(look.remaining(), Some(990), "returned units free no later charge");
+        let mut next = ask();
+        assert_pending!(next.poll(), "the lease has ended");
+    }
 }
 
 /// The account of bob is in the same set of the table.

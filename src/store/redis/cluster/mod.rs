@@ -453,8 +453,7 @@ impl Node {
     ) -> RedisResult<Value> {
         let start = Instant::now();
         let left = deadline.saturating_duration_since(start);
-        let (reply, _) = within(left, self.send(command, asking)).await;
-        let reply = reply.unwrap_or_else(|| {
+        let reply = within(left, self.send(command, asking)).await.unwrap_or_else(|| {
             let text = format!("{} did not reply in time", self.address);
             Err(Error::new(ErrorKind::TimedOut, text).into())
         });
