@@ -159,7 +159,8 @@ impl ChargeHandle {
     ///
     /// Use a block to penalize a client. Denials alone charge nothing. What other clients use too is
     /// not blocked: [`Key::everyone`](crate::Key::everyone), the account of requests without an
-    /// identity, and a pool that clients [share fairly](crate::Rule::fair_by).
+    /// identity, and a pool that clients [share fairly](crate::Rule::fair_by). **A key that identifies no
+    /// client, such as a route, is blocked for all clients.** Give such a rule a layer of its own.
     ///
     /// The call does not wait for a remote store such as Redis. `Ok` then means that the block was
     /// sent.
