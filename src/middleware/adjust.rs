@@ -228,6 +228,9 @@ impl OpenCharges {
     ///
     /// `cost` maps the charged units to the new units.
     fn adjust(&self, rule: Option<&str>, cost: impl Fn(u32) -> u32) {
+        // A remote store undoes a charge by a task of the runtime.
+        let is_outside = runtime::Handle::try_current().is_err_and(|it| it.is_missing_context());
+        let _inside = self.runtime.as_ref().filter(|_| is_outside).map(runtime::Handle::enter);
         let store = &self.config.store;
         self.charges.with(|charges| {
             for (at, (charge, adjusted)) in charges.iter().zip(&self.adjusted).enumerate() {

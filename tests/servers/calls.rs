@@ -4,6 +4,7 @@
 use std::{
     convert::Infallible,
     sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+    thread,
     time::Duration,
 };
 
@@ -11,8 +12,11 @@ use futures::future::join_all;
 use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sluice::{
-    Algorithm, Key, Quota, RateLimitLayer, RedisStore, Rule, Store, StoreExt, key::Everyone,
-    store::Charge, testing::Subject,
+    Algorithm, Key, Limiter, Quota, RateLimitLayer, RedisStore, Rule, Store, StoreExt,
+    key::Everyone,
+    middleware::{Adjustment, ChargeHandle},
+    store::Charge,
+    testing::Subject,
 };
 
 use crate::{
@@ -232,4 +236,26 @@ async fn a_denied_call_reads_a_bounded_part_of_a_long_log() {
         let wanted = if cost <= READ { exact } else { quota.period() };
         assert_eq!(wait, wanted, "cost {cost}");
     }
+}
+
+/// A task of the runtime undoes a charge, so the runtime is that of the request.
+#[tokio::test]
+async fn a_thread_without_a_runtime_refunds_a_charge() {
+    const TEN: Quota = Quota::per_hour(10);
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let limiter = Limiter::named(rule("api"), store.clone());
+    let api = Rule::new("api", Everyone, TEN).cost(4);
+    let layer = RateLimitLayer::rules(api, store.fail_closed()).expose_charge(Adjustment::Keep);
+    let handler = service_fn(|request: Request<()>| {
+        let charge: ChargeHandle = request.extensions().get().cloned().expect("a handle");
+        thread::spawn(move || charge.adjust_to(1)).join().expect("no panic");
+        async { Ok::<_, Infallible>(Response::new(String::new())) }
+    });
+    layer.layer(handler).oneshot(Request::new(())).await.expect("infallible");
+    let left = async || {
+        let look = limiter.peek(Key::everyone(), &TEN).await.expect("a decision");
+        (look.remaining() == Some(9)).then_some(())
+    };
+    eventually("three units are back", left).await;
 }
