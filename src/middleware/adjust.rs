@@ -172,19 +172,17 @@ impl ChargeHandle {
         let block = |charge: &Charge<'_>| match store::block(&self.0.config.store, charge, time) {
             Answer::Now(blocked) => blocked.map(drop),
             later => {
-                self.0.detach(later);
+                later.detach(drop);
                 Ok(())
             }
         };
-        self.0.charges.with(|charges| of_client(charges).map(block).fold(Ok(()), Result::and))
+        self.0.with(|charges| of_client(charges).map(block).fold(Ok(()), Result::and))
     }
 
     /// Ends a [`block`](ChargeHandle::block) of the keys of this request.
     pub fn unblock(&self) {
         let store = &self.0.config.store;
-        self.0.charges.with(|charges| {
-            of_client(charges).for_each(|it| self.0.detach(store.unblock(it)));
-        });
+        self.0.with(|charges| of_client(charges).for_each(|it| store.unblock(it).detach(drop)));
     }
 
     /// Resets the charged accounts of this request to those of new keys, except accounts that other
@@ -192,8 +190,8 @@ impl ChargeHandle {
     pub fn reset(&self) {
         let store = &self.0.config.store;
         let is_charged = |it: &&Charge<'_>| self.0.decision.charged(it.rule());
-        self.0.charges.with(|charges| {
-            of_client(charges).filter(is_charged).for_each(|it| self.0.detach(store.reset(it)));
+        self.0.with(|charges| {
+            of_client(charges).filter(is_charged).for_each(|it| store.reset(it).detach(drop));
         });
     }
 
@@ -215,6 +213,13 @@ fn of_client<'c, 'a>(charges: &'c [Charge<'a>]) -> impl Iterator<Item = &'c Char
 }
 
 impl OpenCharges {
+    /// Calls `call` with the charges, in the runtime of the request, because remote stores spawn tasks.
+    fn with<T>(&self, call: impl FnOnce(&[Charge<'_>]) -> T) -> T {
+        let ends = runtime::Handle::try_current().is_err_and(|it| it.is_thread_local_destroyed());
+        let _inside = self.runtime.as_ref().filter(|_| !ends).map(runtime::Handle::enter);
+        self.charges.with(call)
+    }
+
     fn make(&self, adjustment: Adjustment) {
         match adjustment {
             Adjustment::Keep => {}
@@ -228,11 +233,8 @@ impl OpenCharges {
     ///
     /// `cost` maps the charged units to the new units.
     fn adjust(&self, rule: Option<&str>, cost: impl Fn(u32) -> u32) {
-        // A remote store undoes a charge by a task of the runtime.
-        let is_outside = runtime::Handle::try_current().is_err_and(|it| it.is_missing_context());
-        let _inside = self.runtime.as_ref().filter(|_| is_outside).map(runtime::Handle::enter);
         let store = &self.config.store;
-        self.charges.with(|charges| {
+        self.with(|charges| {
             for (at, (charge, adjusted)) in charges.iter().zip(&self.adjusted).enumerate() {
                 let is_share = charge.group() == Charge::SHARE;
                 // A share is adjusted with its pool.
@@ -252,8 +254,7 @@ impl OpenCharges {
                     let current = plan.map(|(_, plan)| plan.quotas());
                     let quotas = current.as_ref().map_or(charge.quotas(), |it| it.charged());
                     let late = i64::from(after - before);
-                    let (rule, answer) =
-                        (charge.rule(), store.adjust(&charge.with_quotas(quotas), late));
+                    let rule = charge.rule();
                     let report = move |Ok(made): Result<Decision, Infallible>| {
                         if matches!(
                             made.source(),
@@ -262,26 +263,10 @@ impl OpenCharges {
                             observe::late_charge_lost(rule);
                         }
                     };
-                    match answer {
-                        Answer::Now(made) => report(made),
-                        Answer::Later(made) => self.spawn(async move { report(made.await) }),
-                    }
+                    store.adjust(&charge.with_quotas(quotas), late).detach(report);
                 }
             }
         });
-    }
-
-    /// Completes a store call in the background.
-    fn detach<F: Future + Send + 'static>(&self, answer: Answer<F>) {
-        if let Answer::Later(future) = answer {
-            self.spawn(async move { drop(future.await) });
-        }
-    }
-
-    fn spawn(&self, call: impl Future<Output = ()> + Send + 'static) {
-        if let Some(runtime) = &self.runtime {
-            drop(runtime.spawn(call));
-        }
     }
 }
 

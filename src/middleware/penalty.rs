@@ -12,7 +12,7 @@ use std::{
 
 use http::Response;
 use parking_lot::Mutex;
-use tokio::{runtime::Handle, time::Instant};
+use tokio::time::Instant;
 
 use super::RateLimitLayer;
 #[cfg(feature = "serde")]
@@ -25,9 +25,7 @@ use crate::{
     log::{LogLimit, info, warn},
     quota::Quota,
     rule::{self, RuleError, RuleInfo, RuleName, Rules},
-    store::{
-        self, Answer, BlockError, Charge, DynStore, OwnedCharges, Store, StoreExt, literal, nanos,
-    },
+    store::{self, BlockError, Charge, DynStore, OwnedCharges, Store, StoreExt, literal, nanos},
 };
 
 /// The default number of keys whose strikes are counted.
@@ -351,16 +349,10 @@ impl RulePenalty {
         let (rule, store, log) = (self.rule, self.store.clone(), self.log.clone());
         // A block is not seen by a charge of nothing.
         let charge = &charge.with_cost(charge.cost().max(1));
-        match store.peek(slice::from_ref(charge)) {
-            Answer::Now(seen) => block(&store, charge, (rule, log), &seen, time),
-            Answer::Later(later) => {
-                let charges = OwnedCharges::from(slice::from_ref(charge));
-                spawn(async move {
-                    let seen = later.await;
-                    charges.with(|charges| block(&store, &charges[0], (rule, log), &seen, time));
-                });
-            }
-        }
+        let charges = OwnedCharges::from(slice::from_ref(charge));
+        self.store.peek(slice::from_ref(charge)).detach(move |seen| {
+            charges.with(|charges| block(&store, &charges[0], (rule, log), &seen, time));
+        });
     }
 }
 
@@ -386,17 +378,7 @@ fn block(
             }
         }
     };
-    match store::block(store, charge, time) {
-        Answer::Now(blocked) => report(blocked),
-        Answer::Later(later) => spawn(async move { report(later.await) }),
-    }
-}
-
-/// Completes a store call in the background, if a Tokio runtime is available.
-fn spawn(call: impl Future<Output = ()> + Send + 'static) {
-    if let Ok(runtime) = Handle::try_current() {
-        drop(runtime.spawn(call));
-    }
+    store::block(store, charge, time).detach(report);
 }
 
 /// Warns once per process.

@@ -7,6 +7,8 @@ use std::{
     task::{Context, Poll},
 };
 
+use tokio::runtime::Handle;
+
 /// Boxed future that may move between threads.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -39,6 +41,17 @@ impl<F: Future + Send + 'static> Answer<F> {
         match self {
             Self::Now(value) => Answer::Now(finish(value)),
             Self::Later(future) => Answer::Later(Box::pin(async move { finish(future.await) })),
+        }
+    }
+
+    /// Passes the value to `finish`: now, or by a task, if a Tokio runtime is available.
+    pub(crate) fn detach(self, finish: impl FnOnce(F::Output) + Send + 'static) {
+        match (self, Handle::try_current()) {
+            (Self::Now(value), _) => finish(value),
+            (Self::Later(future), Ok(runtime)) => {
+                drop(runtime.spawn(async move { finish(future.await) }));
+            }
+            (Self::Later(_), Err(_)) => {}
         }
     }
 }

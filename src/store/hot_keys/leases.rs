@@ -658,9 +658,9 @@ struct Detached<T: 'static>(BoxFuture<T>, Cell<bool>);
 
 impl<T: 'static> Drop for Detached<T> {
     fn drop(&mut self) {
-        if let (false, Ok(runtime)) = (self.1.get(), Handle::try_current()) {
+        if !self.1.get() {
             let future = mem::replace(&mut self.0, Box::pin(std::future::pending()));
-            drop(runtime.spawn(async move { drop(future.await) }));
+            Answer::Later(future).detach(drop);
         }
     }
 }
