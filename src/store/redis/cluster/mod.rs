@@ -78,6 +78,7 @@ impl ClusterLink {
             seeds: seeds.iter().map(|(host, port)| Node::new(&connect, host, *port)).collect(),
             connect,
             owners: watch::Sender::default(),
+            missing: FailureDomain::new("a slot without a server"),
             refreshing: Arc::new(Semaphore::new(1)),
             is_wanted: AtomicBool::new(false),
             refreshes: AtomicUsize::new(0),
@@ -88,9 +89,12 @@ impl ClusterLink {
     /// Returns the servers of these accounts.
     pub(crate) fn servers(&self, accounts: impl Iterator<Item = String>) -> Vec<FailureDomain> {
         let mut servers = Vec::new();
-        for node in accounts.filter_map(|key| self.routes.master(slot(key.as_bytes())).ok()) {
-            if !servers.contains(&node.domain) {
-                servers.push(node.domain.clone());
+        for key in accounts {
+            let master = self.routes.master(slot(key.as_bytes()));
+            let server =
+                master.map_or_else(|_| self.routes.missing.clone(), |it| it.domain.clone());
+            if !servers.contains(&server) {
+                servers.push(server);
             }
         }
         if servers.iter().any(FailureDomain::is_open) {
@@ -238,6 +242,8 @@ pub(crate) struct Routes {
     seeds: Vec<Arc<Node>>,
     connect: Connect,
     owners: watch::Sender<SlotOwners>,
+    /// Stands for the server of a slot whose server is unknown.
+    missing: FailureDomain,
     /// The permit to refresh the slots. At most one task holds the permit.
     refreshing: Arc<Semaphore>,
     is_wanted: AtomicBool,
@@ -373,6 +379,10 @@ impl Routes {
         let after = self.masters();
         let is_gone = |node: &&Arc<Node>| !after.iter().any(|other| Arc::ptr_eq(node, other));
         before.iter().filter(is_gone).for_each(|node| node.domain.retire());
+        let is_missing = self.owners.borrow().masters.iter().any(Option::is_none);
+        if !after.is_empty() && !is_missing {
+            self.missing.retire();
+        }
     }
 }
 

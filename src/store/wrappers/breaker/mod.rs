@@ -170,7 +170,8 @@ where
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         let servers = self.inner.failure_domains(Op::Take(charges));
-        if !self.is_open() && !servers.iter().any(FailureDomain::is_open) {
+        let is_open = servers.is_empty() && self.is_open();
+        if !is_open && !servers.iter().any(FailureDomain::is_open) {
             self.inner.undo(charges, taken, units);
         }
     }
