@@ -292,7 +292,7 @@ struct Exhaustion {
 #[derive(Debug, Default)]
 pub(crate) struct SlotQueue {
     /// The limit of the latest request.
-    limit: u64,
+    pub(crate) limit: u64,
     pub(crate) waiting: BTreeMap<Order, Waiting>,
 }
 

@@ -61,6 +61,12 @@ impl WaitingRequests {
     }
 
     /// Calls the requests that fit into `room` slots, and at least the first `least`.
+    ///
+    /// There may seem to be more room than slots, because a call without an answer may have taken some.
+    fn call_for(&mut self, room: u64, least: usize, calls: &mut Vec<Call>) {
+        self.call(room.min(self.queue.limit), least, calls);
+    }
+
     fn call(&mut self, mut room: u64, least: usize, calls: &mut Vec<Call>) {
         for (position, waiting) in self.queue.waiting.values_mut().enumerate() {
             if position >= least && waiting.need > room {
@@ -250,7 +256,7 @@ impl Slots {
             waiting.answered_in = waiting.answered_in.max(time);
             // The server may count slots no more that were freed after it decided.
             let was_freed = !allowed && frees.is_some_and(|frees| frees != waiting.frees);
-            waiting.call(room, was_freed.into(), &mut calls);
+            waiting.call_for(room, was_freed.into(), &mut calls);
         }
         drop(state);
         drop(calls);
@@ -259,7 +265,7 @@ impl Slots {
     /// Adds a request to the queue of an account, if it may wait. It leaves any other queue. If fewer
     /// than `least` requests wait before it, it is called.
     fn join(self: &Arc<Self>, at: &Needed<'_>, charges: &[Charge<'_>], least: usize) {
-        let (account, quota_index, _, ask) = *at;
+        let (account, quota_index, quota, ask) = *at;
         let Some((turn, max_wait)) = waiting(charges, account.rule) else { return };
         let id = self.id(&set(account, quota_index));
         let order = Turn::order(Some(turn), ask.headroom);
@@ -271,6 +277,7 @@ impl Slots {
             waiting.due = Instant::now() + interval;
             self.waits.notify_one();
         }
+        waiting.queue.limit = raised(quota).into();
         waiting.queue.join(turn, self.clone(), id, order, ask.need(), nanos(max_wait));
         if !waiting.queue.is_before(order) {
             waiting.call(0, least, &mut calls);
@@ -343,7 +350,7 @@ impl SlotsState {
             let room = self.to_free(set);
             if let Some(waiting) = self.waiting.get_mut(&id) {
                 waiting.frees += 1;
-                waiting.call(room, 1, &mut calls);
+                waiting.call_for(room, 1, &mut calls);
             }
         }
         calls
