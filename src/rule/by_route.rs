@@ -307,7 +307,8 @@ impl fmt::Display for Route {
 ///
 /// A service without a package may also be a plain path.
 fn is_grpc(path: &str) -> bool {
-    let Some((service, method)) = path[1.min(path.len())..].split_once('/') else { return false };
+    let parts = path.strip_prefix('/').and_then(|path| path.split_once('/'));
+    let Some((service, method)) = parts else { return false };
     let is_name = |name: &str| name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
     let is_method = is_name(method) || method.starts_with('{');
     service.contains('.') && service.split('.').all(is_name) && is_method && !method.contains('/')

@@ -542,6 +542,7 @@ fn a_route_that_no_request_matches_reports_the_fix() {
     for (template, fix) in [
         ("", "does not start with a slash; add it"),
         ("url", "does not start with a slash; add it"),
+        ("über", "does not start with a slash; add it"),
         ("/url/:id", "has a parameter in the syntax of axum 0.7; write {name} or {*name}"),
         ("/*rest", "has a parameter in the syntax of axum 0.7; write {name} or {*name}"),
         ("/url?id=1", "contains a space, a query or a fragment; drop it"),
