@@ -158,7 +158,7 @@ pub(super) fn detail(why: &Rejection<'_>) -> String {
     let left = unregistered_units(why).unwrap_or_default();
     match (why.reason(), seconds) {
         (Reason::Limited, Some(n)) => limited(&left, n),
-        (Reason::Limited, None) => format!("Quota exhausted{left}; retrying does not help."),
+        (Reason::Limited, None) => format!("Quota exhausted{left}; retry later."),
         (Reason::TooCostly, _) => "This request costs more than its quota ever allows.".into(),
         (Reason::KeyBlocked, Some(n)) => format!("Access is blocked; retry in {n} s."),
         (Reason::KeyBlocked | Reason::Blocked, _) => "Access is blocked.".into(),

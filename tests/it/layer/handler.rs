@@ -74,7 +74,9 @@ fn a_denial_without_a_wait_has_no_retry_after() {
     assert_eq!(response.status(), StatusCode::FORBIDDEN);
     assert!(!response.headers().contains_key(header::RETRY_AFTER));
     let response = Decision::deny().rejection::<String>(&ONE, &Request::new(()));
-    assert_eq!(response.expect("a denial").status(), StatusCode::TOO_MANY_REQUESTS);
+    let response = response.expect("a denial");
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(response.body(), "Quota exhausted; retry later.");
 }
 
 /// A body without `Default`.
