@@ -174,7 +174,8 @@ impl<'a> Charge<'a> {
     }
 
     /// Sets if the charge is report-only. A report-only charge is made if it fits, and never denies a
-    /// request.
+    /// request. A [`RedisStore`](crate::RedisStore) does not support such a charge beside one of the
+    /// same rule and key that is not report-only.
     #[must_use]
     pub fn with_report_only(mut self, report_only: bool) -> Self {
         self.report_only = report_only;

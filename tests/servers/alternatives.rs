@@ -234,6 +234,22 @@ async fn several_keys_of_one_alternative_are_unsupported() {
     assert!(error.contains("an alternative with several keys of one rule"), "{error}");
 }
 
+#[tokio::test]
+async fn a_report_only_charge_beside_one_that_limits_the_same_account_is_unsupported() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let (keys, quotas) = (["a", "b"].map(Key::from), [Quota::per_day(1), Quota::per_day(2)]);
+    let charges = keys.each_ref().map(|key| Charge::new(rule("user"), key, &quotas));
+    let reported = charges[0].with_quota_index(1).with_report_only(true);
+    for other in [charges[0].with_quota_index(0), charges[0]] {
+        for all in [[other, reported], [reported, other]] {
+            let error = store.take(&all).await.expect_err("unsupported").to_string();
+            assert!(error.contains("a report-only charge beside another charge"), "{error}");
+        }
+    }
+    assert!(store.take(&[reported, charges[1]]).await.expect("a decision").is_allowed());
+}
+
 /// A foreign, broken or blocked value leads to the general path, whichever of the two has it.
 #[tokio::test]
 async fn a_value_that_is_no_account_of_either_alternative_is_replaced() {

@@ -375,15 +375,23 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     }
 }
 
-/// Returns an error if a rule of alternatives has several keys, which would be alternatives as well.
-fn one_key_each(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-    let alternatives = charges.iter().filter(|charge| charge.group() > 0);
-    for (at, charge) in alternatives.clone().enumerate() {
-        let is_other = |it: &Charge<'_>| it.rule() == charge.rule() && it.key() != charge.key();
-        if alternatives.clone().take(at).any(is_other) {
-            return Err(Unsupported::new(
-                "an alternative with several keys of one rule; give each key a rule of its own",
-            ));
+/// Returns an error for charges of one rule that the scripts cannot keep apart.
+fn are_apart(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+    for (at, charge) in charges.iter().enumerate() {
+        for other in charges[..at].iter().filter(|it| it.rule() == charge.rule()) {
+            let is_same = other.key() == charge.key();
+            if is_same && other.is_report_only() != charge.is_report_only() {
+                return Err(Unsupported::new(
+                    "a report-only charge beside another charge of its rule and key; give each a rule \
+                     of its own",
+                ));
+            }
+            // Several keys would be alternatives as well.
+            if !is_same && other.group() > 0 && charge.group() > 0 {
+                return Err(Unsupported::new(
+                    "an alternative with several keys of one rule; give each key a rule of its own",
+                ));
+            }
         }
     }
     Ok(())
@@ -430,7 +438,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         charges.iter().flat_map(Charge::quotas).try_for_each(protocol::check)?;
         can_queue(charges)?;
-        one_key_each(charges)?;
+        are_apart(charges)?;
         const TOO_MANY: &str = "a request that takes more than 256 slots; lower its cost";
         let takes_slots = |it: &Charge<'_>| it.charged_quotas().any(|(_, it)| it.is_concurrent());
         if charges.iter().any(|it| it.is_fixed() && it.cost() > MAX_COST && takes_slots(it)) {
