@@ -3,14 +3,18 @@
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
     time::{Duration, Instant},
 };
 
 use tokio::time::timeout;
 use tower_sluice::{
-    Quota, RedisStore,
-    store::{ClusterLink, RedisErrorKind as Kind},
+    Key, Quota, RedisStore, Store, StoreExt,
+    rule::RuleName,
+    store::{BreakerError, Charge, ClusterLink, RedisErrorKind as Kind},
 };
 
 use crate::{
@@ -28,7 +32,10 @@ fn all_slots(port: u16) -> String {
 
 /// Starts a server that gives these replies to `CLUSTER SLOTS` and to every other command. `PORT` is
 /// replaced by its port.
-async fn cluster(slots: fn(u16) -> String, reply: &'static str) -> FakeServer {
+async fn cluster(
+    slots: impl Fn(u16) -> String + Send + Sync + 'static,
+    reply: &'static str,
+) -> FakeServer {
     let address = Arc::new(OnceLock::<SocketAddr>::new());
     let known = address.clone();
     let server = FakeServer::start(move |words| {
@@ -100,4 +107,41 @@ async fn useless_slots_are_an_error_and_not_a_panic() {
         assert_eq!(commands(&server, "EVALSHA"), 0, "{:?}", slots(0));
         assert!(took < 4 * Duration::from_secs(1), "{took:?}");
     }
+}
+
+#[tokio::test]
+async fn a_slot_without_a_server_fails_alone_and_never_the_whole_cluster() {
+    let is_known = Arc::new(AtomicBool::new(false));
+    let known = is_known.clone();
+    let slots = move |port| match known.load(SeqCst) {
+        true => all_slots(port).replace("16383", "8191"),
+        false => "*0\r\n".into(),
+    };
+    // A useless reply is an answer of the server.
+    let server = cluster(slots, ":1\r\n").await;
+    let (early, quotas) = (lazy(&server).breaker(), [Quota::per_hour(5)]);
+    let charge = |key| Charge::new(RuleName::default(), key, &quotas);
+    for _ in 0..10 {
+        early.take(&[charge(&Key::from("a"))]).await.expect_err("no slots are known");
+    }
+    assert!(!early.is_open(), "no call would close it again");
+
+    is_known.store(true, SeqCst);
+    let (store, mut keys) = (lazy(&server), (0..).map(|at| Key::from(format!("key{at}"))));
+    let mut key = async |has_server: bool| loop {
+        let key = keys.next().expect("a key");
+        let error = store.take(&[charge(&key)]).await.expect_err("no decision");
+        if (error.kind() != Kind::Disconnected) == has_server {
+            return key;
+        }
+    };
+    let (here, gone) = (key(true).await, key(false).await);
+    let breaker = store.clone().breaker();
+    for _ in 0..10 {
+        breaker.take(&[charge(&here), charge(&gone)]).await.expect_err("no server of one slot");
+    }
+    let error = breaker.take(&[charge(&here)]).await.expect_err("a useless reply");
+    assert!(matches!(error, BreakerError::Store(_)), "{error}");
+    let error = breaker.take(&[charge(&gone)]).await.expect_err("no server");
+    assert!(matches!(error, BreakerError::Open { .. }), "{error}");
 }
