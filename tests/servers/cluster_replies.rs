@@ -12,7 +12,7 @@ use std::{
 
 use tokio::time::timeout;
 use tower_sluice::{
-    Key, Quota, RedisStore, Store, StoreExt,
+    Key, Quota, RedisStore, StoreExt,
     rule::RuleName,
     store::{BreakerError, Charge, ClusterLink, RedisErrorKind as Kind},
 };
@@ -109,6 +109,11 @@ async fn useless_slots_are_an_error_and_not_a_panic() {
     }
 }
 
+fn charge(key: &Key) -> Charge<'_> {
+    const QUOTAS: [Quota; 1] = [Quota::per_hour(5)];
+    Charge::new(RuleName::default(), key, &QUOTAS)
+}
+
 #[tokio::test]
 async fn a_slot_without_a_server_fails_alone_and_never_the_whole_cluster() {
     let is_known = Arc::new(AtomicBool::new(false));
@@ -119,8 +124,7 @@ async fn a_slot_without_a_server_fails_alone_and_never_the_whole_cluster() {
     };
     // A useless reply is an answer of the server.
     let server = cluster(slots, ":1\r\n").await;
-    let (early, quotas) = (lazy(&server).breaker(), [Quota::per_hour(5)]);
-    let charge = |key| Charge::new(RuleName::default(), key, &quotas);
+    let early = lazy(&server).breaker();
     for _ in 0..10 {
         early.take(&[charge(&Key::from("a"))]).await.expect_err("no slots are known");
     }

@@ -1,6 +1,6 @@
 //! Response bodies, whose type the layer does not change.
 //!
-//! A slot can still be held until a body ends. `CONTRIBUTING.md` has the reason.
+//! A slot can still be held until a body ends.
 
 use std::{
     convert::Infallible,
