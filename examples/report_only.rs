@@ -45,5 +45,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{:?}", counters.snapshot());
     switch.set(false); // and everything passes
     println!("switched off; the store is not asked any more");
+    bare(app).await?;
     Ok(())
 }

@@ -250,9 +250,11 @@ pub(crate) struct ResponseContext {
 impl ResponseContext {
     /// Returns the context of a request that bypassed the store.
     pub(super) fn uncharged(settings: &LayerConfig) -> Option<Box<Self>> {
-        let after = settings.after.as_ref().filter(|it| it.exposed.is_some())?;
-        let charge = ChargeHandle::new(after, &[], Decision::allow(), false);
-        Some(Box::new(Self { charge: Some(charge), ..Self::default() }))
+        let after = settings.after.as_ref().filter(|it| it.exposed.is_some());
+        let charge = after.map(|it| ChargeHandle::new(it, &[], Decision::allow(), false));
+        let decision = settings.expose.then(|| Box::new(Decision::allow()));
+        let is_used = charge.is_some() || decision.is_some();
+        is_used.then(|| Box::new(Self { charge, decision, ..Self::default() }))
     }
 
     /// Writes header fields and extensions to a response, adjusts the charge, and makes the body

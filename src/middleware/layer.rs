@@ -214,7 +214,8 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     }
 
     /// Inserts the [`Decision`](crate::Decision) into the extensions of the request and the
-    /// response.
+    /// response. A request that bypasses the store, such as one on an allow list, has a decision
+    /// without outcomes.
     pub fn expose_decision(mut self) -> Self {
         self.settings.expose = true;
         self
@@ -346,9 +347,9 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// Makes the layer report-only while the toggle is on, to try or suspend limits.
     ///
     /// Requests that would be denied then pass, even requests on a [deny
-    /// list](RateLimitLayer::deny). [Decisions](RateLimitLayer::expose_decision) and
-    /// [hooks](RateLimitLayer::on_decision) still show the denials. Responses to such requests have no
-    /// quota fields.
+    /// list](RateLimitLayer::deny). [Hooks](RateLimitLayer::on_decision) still show the denials, and
+    /// [decisions](RateLimitLayer::expose_decision) those by quotas. Responses to such requests have
+    /// no quota fields.
     ///
     /// ```
     /// use tower_sluice::{Quota, RateLimitLayer, middleware::Toggle};

@@ -1,13 +1,17 @@
 //! Access lists, which are checked before the store: allow, then deny, then limits.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    convert::Infallible,
+    net::{IpAddr, SocketAddr},
+};
 
-use http::{Request, StatusCode};
-use tower::Layer;
+use http::{Request, Response, StatusCode};
+use tower::{Layer, service_fn};
 use tower_sluice::{
-    AccessList, ClientIp, LocalStore, PeerIp, Quota, RateLimitLayer, Rule,
+    AccessList, ClientIp, Decision, LocalStore, PeerIp, Quota, RateLimitLayer, Rule,
     key::{Everyone, HeaderKey, Unreadable},
-    rule::Rules,
+    middleware::Toggle,
+    rule::{Applies, Rules},
     testing::FakeClock,
 };
 
@@ -69,6 +73,26 @@ async fn a_denied_request_reaches_no_service_and_its_response_has_no_limits() {
     assert_eq!((denied.status(), calls()), (StatusCode::FORBIDDEN, 0));
     for name in ["ratelimit", "ratelimit-policy", "retry-after"] {
         assert!(!denied.headers().contains_key(name), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_bypasses_the_store_has_a_decision_without_outcomes() {
+    let new = || layer(Rule::new("api", Everyone, ONE)).0.expose_decision();
+    let skipped = Rule::new("api", Everyone, ONE).applies(|_| Applies::Skip);
+    let denied = new().deny(AccessList::from_fn(|_| true)).report_only(true);
+    for layer in [new().allow(AccessList::from_fn(|_| true)), new().enabled(&Toggle::off()), denied]
+        .into_iter()
+        .chain([layer(skipped).0.expose_decision()])
+    {
+        let seen = |request: Request<()>| async move {
+            let decision = request.extensions().get::<Decision>().cloned();
+            Ok::<_, Infallible>(Response::new(format!("{:?}", decision.map(|it| it.is_allowed()))))
+        };
+        let response = ask(&mut layer.layer(service_fn(seen)), get("/")).await;
+        assert_eq!(response.body(), "Some(true)");
+        let decision = response.extensions().get::<Decision>().expect("a decision");
+        assert!(decision.is_allowed() && decision.outcomes().is_empty());
     }
 }
 
