@@ -1,6 +1,10 @@
 //! The conformance suite passes on the local store and detects faults of other stores.
 
-use std::{convert::Infallible, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::atomic::{AtomicUsize, Ordering::SeqCst},
+    time::Duration,
+};
 
 use futures::executor::block_on;
 use tower_sluice::{
@@ -136,6 +140,36 @@ async fn a_store_that_skips_an_account_fails() {
     }));
 }
 
+/// A store that returns a unit too many by its third undo of a whole charge.
+struct Generous(LocalStore, AtomicUsize);
+
+impl Store for Generous {
+    type Error = Infallible;
+    type Future = Never<Result<Decision, Infallible>>;
+
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        match op {
+            Op::Take([one]) if one.cost() > 1 && self.1.load(SeqCst) == 3 => {
+                self.0.take(&[one.with_cost(one.cost() - 1)])
+            }
+            _ => self.0.call(op),
+        }
+    }
+
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
+        self.1.fetch_add(units.is_none().into(), SeqCst);
+        self.0.undo(charges, taken, units);
+    }
+}
+
+#[tokio::test]
+async fn a_store_whose_late_undo_returns_too_much_fails() {
+    let generous = |store| Generous(store, AtomicUsize::new(0));
+    let broken = properties::undo(&mut Planted(FakeClock::new(), generous)).await;
+    let found = "after a late undo, costs of [100] are allowed, left [1], expected";
+    assert!(broken.as_ref().is_err_and(|text| text.starts_with(found)), "{broken:?}");
+}
+
 /// A store whose clock runs at another speed.
 struct Speed(FakeClock, u32);
 
@@ -171,6 +205,12 @@ impl Subject for Open {
     }
 
     fn set(&mut self, _: Duration) {}
+}
+
+#[tokio::test]
+async fn a_store_that_never_denies_has_no_patience() {
+    let broken = properties::patience(&mut Open, TICK).await;
+    assert_eq!(broken, Err("costs of [1] are allowed, left [], expected denied".into()));
 }
 
 #[test]
