@@ -60,7 +60,7 @@ impl Decision {
 
     /// Creates a decision that denies the request.
     ///
-    /// A denial without outcomes means that waiting does not help.
+    /// A denial without outcomes has an unknown wait: clients decide when to retry.
     #[must_use]
     pub fn deny() -> Self {
         Self { allowed: false, ..Self::allow() }

@@ -74,9 +74,11 @@ fn code(reason: Reason, status: StatusCode) -> u16 {
         (Reason::Limited | Reason::TooCostly, _) => 8,       // RESOURCE_EXHAUSTED
         (_, StatusCode::FORBIDDEN) => 7,                     // PERMISSION_DENIED
         (Reason::Blocked | Reason::KeyBlocked, _) => 8,      // RESOURCE_EXHAUSTED
-        (_, StatusCode::UNAUTHORIZED) => 16,                 // UNAUTHENTICATED
-        (_, status) if status.is_server_error() => 13,       // INTERNAL
-        _ => 3,                                              // INVALID_ARGUMENT
+        (_, StatusCode::TOO_MANY_REQUESTS) => 8,
+        (_, StatusCode::UNAUTHORIZED) => 16, // UNAUTHENTICATED
+        (_, StatusCode::SERVICE_UNAVAILABLE) => 14,
+        (_, status) if status.is_server_error() => 13, // INTERNAL
+        _ => 3,                                        // INVALID_ARGUMENT
     }
 }
 

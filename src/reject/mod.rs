@@ -36,7 +36,7 @@
 //! | field | |
 //! |---|---|
 //! | `content-type`, `cache-control` | always `application/grpc` and `no-store` |
-//! | `grpc-status` | 8 `RESOURCE_EXHAUSTED`; 14 `UNAVAILABLE` for a failed store or an overload; 7 for a blocked quota; 3, 13 or 16 for a request without a usable key |
+//! | `grpc-status` | 8 `RESOURCE_EXHAUSTED`; 14 `UNAVAILABLE` for a failed store or an overload; 7 for status 403; for a request without a usable key, 3, 7, 8, 13, 14 or 16 by its status |
 //! | `grpc-message` | the text of the plain response |
 //! | `grpc-status-details-bin` | `google.rpc.RetryInfo` with the wait in milliseconds, unless waiting does not help; `QuotaFailure` with `policy:<name>` for each quota that denied the request |
 //! | `grpc-retry-pushback-ms` | the wait in milliseconds; -1 forbids a retry ([gRFC A6]); absent if the wait is unknown, but for slots the expected wait |
@@ -82,7 +82,7 @@ mod text;
 use std::{fmt, time::Duration};
 
 use bytes::Bytes;
-use http::{Response, StatusCode};
+use http::{Response, StatusCode, header::CONTENT_LENGTH};
 
 use crate::{
     decision::{Decision, NEVER, Source},
@@ -386,7 +386,12 @@ impl TooManyRequests {
         self,
         body: impl Fn(Bytes) -> B,
     ) -> RejectFn<impl Fn(&Rejection<'_>, &RequestHead<'_>) -> Response<B>> {
-        reject_fn(move |why, head| Reject::<Bytes>::reject(&self, why, head).map(&body))
+        reject_fn(move |why, head| {
+            let mut response = Reject::<Bytes>::reject(&self, why, head).map(&body);
+            // The response to `HEAD` has the length of the text.
+            response.headers_mut().remove(CONTENT_LENGTH);
+            response
+        })
     }
 
     fn status(self, why: &Rejection<'_>) -> StatusCode {

@@ -48,7 +48,7 @@ pub(super) fn response<B: Default + 'static>(
     if is_json || is_head {
         return special_response(why, status, is_json, is_head);
     }
-    let mut response = Response::new(body(plain(why)));
+    let mut response = Response::new(body(plain(why)).unwrap_or_default());
     *response.status_mut() = status;
     response
 }
@@ -62,14 +62,15 @@ fn special_response<B: Default + 'static>(
     is_head: bool,
 ) -> Response<B> {
     let text = if is_json { problem(why, status).into() } else { plain(why) };
-    let length = text.len();
-    let mut response = Response::new(if is_head { B::default() } else { body(text) });
+    let (length, body) = (text.len(), body(text));
+    let is_filled = body.is_some();
+    let mut response = Response::new(body.filter(|_| !is_head).unwrap_or_default());
     *response.status_mut() = status;
     // The layer adds the fields of a plain text.
     if is_json {
         response.headers_mut().insert(CONTENT_TYPE, PROBLEM);
     }
-    if is_head {
+    if is_head && is_filled {
         response.headers_mut().insert(CONTENT_LENGTH, length.into());
     }
     response
@@ -199,10 +200,10 @@ fn is_first_without_log() -> bool {
     cfg!(debug_assertions) && !log::is_received() && !IS_SENT.swap(true, Relaxed)
 }
 
-/// Creates a response body from `text`. A body of an unknown type is empty.
+/// Creates a response body from `text`, or returns `None` for an unknown type.
 ///
 /// The type is tested at run time, because tonic's body has no `From<Bytes>`.
-fn body<B: Default + 'static>(text: Bytes) -> B {
+fn body<B: Default + 'static>(text: Bytes) -> Option<B> {
     let mut made = B::default();
     let any: &mut dyn Any = &mut made;
     if let Some(body) = any.downcast_mut::<Bytes>() {
@@ -218,14 +219,16 @@ fn body<B: Default + 'static>(text: Bytes) -> B {
         #[cfg(feature = "tonic")]
         if let Some(body) = any.downcast_mut::<tonic::body::Body>() {
             *body = tonic::body::Body::new(Full::new(text));
-            return made;
+            return Some(made);
         }
         #[cfg(feature = "axum")]
         if let Some(body) = any.downcast_mut::<axum::body::Body>() {
             *body = text.into();
+            return Some(made);
         }
+        return None;
     }
-    made
+    Some(made)
 }
 
 /// Appends `text` as a JSON string.

@@ -260,6 +260,12 @@ async fn every_rejection_has_its_code() {
     let rule = rule.on_missing_key(OnMissingKey::Reject(StatusCode::UNAUTHORIZED));
     let unknown = RateLimitLayer::rules(rule, store());
     assert_eq!(summary(answer(&unknown, "application/grpc").await), none(Code::Unauthenticated));
+    let down: fn() -> KeyError = || KeyError::unusable(StatusCode::SERVICE_UNAVAILABLE, "no users");
+    let busy = || KeyError::unusable(StatusCode::TOO_MANY_REQUESTS, "too many names");
+    for (error, code) in [(down, Code::Unavailable), (busy, Code::ResourceExhausted)] {
+        let unusable = RateLimitLayer::new(Failing(error), five, store());
+        assert_eq!(summary(answer(&unusable, "application/grpc").await), none(code));
+    }
     let lost = RateLimitLayer::new(PeerIp::new(), five, store());
     assert_eq!(summary(answer(&lost, "application/grpc").await), none(Code::Internal));
     let blocked = RateLimitLayer::new(Everyone, Quota::blocked(), store());

@@ -1,6 +1,6 @@
 //! Rejections as HTTP responses, and requests that pass without a charge.
 
-use std::time::Duration;
+use std::{convert::Infallible, time::Duration};
 
 use http::{
     Method, Request, Response, StatusCode,
@@ -127,6 +127,30 @@ async fn head_has_the_headers_of_get_and_no_body() {
         let length = head.headers_mut().remove(CONTENT_LENGTH).expect("content-length");
         assert_eq!(length.to_str().expect("text"), get.body().len().to_string());
         assert_eq!(lines(head.headers()), lines(get.headers()));
+    }
+}
+
+#[tokio::test]
+async fn head_has_no_length_if_the_body_is_not_the_text() {
+    /// A body that the crate does not know.
+    #[derive(Default)]
+    struct Unknown;
+
+    let layer = example();
+    let made = layer.clone().reject(TooManyRequests::new().with_body(|_| Unknown));
+    for accept in ["*/*", "application/json"] {
+        let request = || {
+            let mut request = with(&[("accept", accept)]);
+            *request.method_mut() = Method::HEAD;
+            request
+        };
+        let service = || service_fn(async |_| Ok::<_, Infallible>(Response::new(Unknown)));
+        let unknown = ask(&mut layer.layer(service()), request()).await;
+        let made = ask(&mut made.layer(service()), request()).await;
+        for response in [unknown, made] {
+            assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+            assert!(!response.headers().contains_key(CONTENT_LENGTH));
+        }
     }
 }
 
