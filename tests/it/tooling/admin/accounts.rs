@@ -269,6 +269,9 @@ async fn live_quotas_are_current_and_per_request_quotas_must_be_given() {
     done(&app, "reset", &asked).await;
     assert_eq!(visit(&app, "alice").await, 200);
 
+    let documented = json!([{ "units": 1000, "period": "day", "algorithm": "fixed_window" }]);
+    done(&app, "peek", &with(of("bob"), "quotas", documented)).await;
+
     let wrong = with(of("alice"), "quotas", json!(["5/s", "0/s"]));
     let said = denied(&app, "peek", &wrong, 400).await;
     assert!(said.contains("units is \"0\"; give at least 1"), "{said}");
