@@ -71,7 +71,9 @@ impl Live {
     {
         let live = self.clone();
         Plan::from_fn(move |head, _| {
+            // Trimmed, as the key of the account is.
             let key = head.headers.get("x-api-key").and_then(|key| key.to_str().ok());
+            let key = key.map(str::trim);
             choose(&live.now.read().unwrap_or_else(PoisonError::into_inner), key)
         })
     }
