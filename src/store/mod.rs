@@ -103,6 +103,7 @@ pub(crate) const MAX_GROUP: u8 = Charge::SHARE - 1;
 /// The rule's name, the key and the index of the quota identify an account. A changed quota keeps
 /// its account, so a change does not refill the account.
 #[derive(Clone, Copy, Debug)]
+#[must_use]
 pub struct Charge<'a> {
     rule: RuleName,
     key: &'a Key,
@@ -141,7 +142,6 @@ impl<'a> Charge<'a> {
     pub const SHARE: u8 = 127;
 
     /// Creates a charge of one unit.
-    #[must_use]
     pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
         let (demand, only, start) = (Demand::units(1), None, None);
         let (report_only, group, turn, known) = (false, 0, None, Known::Nothing);
@@ -151,14 +151,12 @@ impl<'a> Charge<'a> {
     /// Sets the units to charge. Defaults to 1.
     ///
     /// A cost of 0 reads the account.
-    #[must_use]
     pub fn with_cost(mut self, units: u32) -> Self {
         self.demand.cost = units;
         self
     }
 
     /// Sets the units that must remain after the charge. Defaults to 0.
-    #[must_use]
     pub fn with_headroom(mut self, units: u32) -> Self {
         self.demand.headroom = units;
         self
@@ -166,7 +164,6 @@ impl<'a> Charge<'a> {
 
     /// Sets the longest time that the caller will queue. Defaults to zero, and is limited to ten
     /// years.
-    #[must_use]
     pub fn with_max_wait(mut self, time: Duration) -> Self {
         const LONGEST: u64 = 10 * 365 * 86_400 * 1_000_000_000;
         self.demand.max_wait = u64::try_from(time.as_nanos()).map_or(LONGEST, |ns| ns.min(LONGEST));
@@ -175,7 +172,6 @@ impl<'a> Charge<'a> {
 
     /// Sets if the charge is report-only. A report-only charge is made if it fits, and never denies a
     /// request.
-    #[must_use]
     pub fn with_report_only(mut self, report_only: bool) -> Self {
         self.report_only = report_only;
         self
@@ -190,7 +186,6 @@ impl<'a> Charge<'a> {
     /// # Panics
     ///
     /// Panics if the number is above 127.
-    #[must_use]
     #[track_caller]
     pub fn with_group(mut self, group: u8) -> Self {
         assert!(
@@ -218,7 +213,6 @@ impl<'a> Charge<'a> {
     /// assert_eq!(left.outcomes()[0].remaining(), 5);
     /// assert_eq!(left.outcomes()[1].remaining(), 97);
     /// ```
-    #[must_use]
     pub fn with_quota_index(mut self, index: usize) -> Self {
         self.only = Some(u8::try_from(index).unwrap_or(u8::MAX));
         self

@@ -199,6 +199,7 @@ type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 /// - While a process holds units of a limit, any process may undo or refund more than a quarter of
 ///   that limit. The process may then admit up to the refunded number of units too early.
 #[derive(Debug)]
+#[must_use]
 pub struct Leased<S: Store + 'static>(Arc<Leases<S>>);
 
 /// The state that all clones share.
@@ -230,7 +231,6 @@ impl<S: Store> Leased<S> {
     ///
     /// Panics if `instances` is 0.
     #[track_caller]
-    #[must_use]
     pub fn instances(self, instances: impl Into<Instances>) -> Self {
         let table =
             HotKeys::new(self.0.table.capacity(), Duration::from_nanos(self.0.table.max_age));
@@ -246,7 +246,6 @@ impl<S: Store> Leased<S> {
     ///
     /// Panics if the time is zero or more than a minute.
     #[track_caller]
-    #[must_use]
     pub fn max_age(self, time: Duration) -> Self {
         let table = HotKeys::new(self.0.table.capacity(), time);
         Self::with(self.0.inner.clone(), self.0.shares.percent.clone(), table)
@@ -265,7 +264,6 @@ impl<S: Store> Leased<S> {
     ///
     /// Panics if the number is 0 or more than 16 777 216.
     #[track_caller]
-    #[must_use]
     pub fn capacity(self, keys: usize) -> Self {
         let table = HotKeys::new(keys, Duration::from_nanos(self.0.table.max_age));
         Self::with(self.0.inner.clone(), self.0.shares.percent.clone(), table)

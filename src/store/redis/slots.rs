@@ -450,7 +450,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     ///
     /// Panics if `time` is less than 1 s or more than one day.
     #[track_caller]
-    #[must_use]
     pub fn slot_ttl(self, time: Duration) -> Self {
         assert!(
             (Duration::from_secs(1)..=Duration::from_secs(86_400)).contains(&time),

@@ -86,7 +86,6 @@ impl RedisStore {
     ///     client.get_multiplexed_async_connection().await
     /// });
     /// ```
-    #[must_use]
     pub fn from_connector<F, Fut>(connect: F) -> Self
     where
         F: Fn() -> Fut + Send + Sync + 'static,
