@@ -114,19 +114,12 @@ pub struct Charge<'a> {
     group: u8,
     /// The turn of a request that may wait for slots.
     turn: Option<&'a Arc<Turn>>,
-    /// The start of the request, if it makes several calls.
+    /// The start of the request, if it makes several calls. The budget of a [`Timeout`] begins then.
     start: Option<&'a Instant>,
-    known: Known,
-}
-
-/// Knowledge about a charge before its decision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Known {
-    Nothing,
-    /// A layer is being built that gives the rule these quotas for its whole life.
-    Fixed,
-    /// A request holds the slots in another store, so they need no decision.
-    Held,
+    /// `true` if a layer is being built that gives the rule these quotas for its whole life.
+    fixed: bool,
+    /// `true` if a request holds the slots in another store, so they need no decision.
+    held: bool,
 }
 
 impl<'a> Charge<'a> {
@@ -143,9 +136,9 @@ impl<'a> Charge<'a> {
 
     /// Creates a charge of one unit.
     pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
-        let (demand, only, start) = (Demand::units(1), None, None);
-        let (report_only, group, turn, known) = (false, 0, None, Known::Nothing);
-        Self { rule, key, quotas, demand, report_only, only, group, turn, start, known }
+        let (demand, report_only, only, group) = (Demand::units(1), false, None, 0);
+        let (turn, start, fixed, held) = (None, None, false, false);
+        Self { rule, key, quotas, demand, report_only, only, group, turn, start, fixed, held }
     }
 
     /// Sets the units to charge. Defaults to 1.
@@ -337,11 +330,8 @@ impl<'a> Charge<'a> {
     }
 
     /// Replaces the quotas.
-    pub(crate) fn with_quotas<'b>(&self, quotas: &'b [Quota]) -> Charge<'b>
-    where
-        'a: 'b,
-    {
-        Charge { quotas, ..*self }
+    pub(crate) fn with_quotas(self, quotas: &'a [Quota]) -> Self {
+        Self { quotas, ..self }
     }
 
     /// Lets the request wait for slots. If the charge is denied, its turn may be in a queue.
@@ -349,35 +339,9 @@ impl<'a> Charge<'a> {
         Self { turn, ..self }
     }
 
-    pub(crate) fn turn(&self) -> Option<&'a Arc<Turn>> {
-        self.turn
-    }
-
-    /// Sets the start of the request. The budget of a [`Timeout`] begins then.
-    fn with_start<'b>(&self, start: &'b Instant) -> Charge<'b>
-    where
-        'a: 'b,
-    {
-        Charge { start: Some(start), ..*self }
-    }
-
     /// Marks the quotas as those of a layer that is being built.
     pub(crate) fn with_fixed_quotas(self) -> Self {
-        Self { known: Known::Fixed, ..self }
-    }
-
-    /// Returns `true` if a layer is being built that gives the rule these quotas for its whole life.
-    pub(crate) fn is_fixed(&self) -> bool {
-        self.known == Known::Fixed
-    }
-
-    /// Marks the slots as those that a request holds in another store, so they need no decision.
-    pub(crate) fn with_held_slots(self) -> Self {
-        Self { known: Known::Held, ..self }
-    }
-
-    pub(crate) fn is_held(&self) -> bool {
-        self.known == Known::Held
+        Self { fixed: true, ..self }
     }
 }
 
@@ -718,7 +682,7 @@ struct KnownRules(Mutex<HashMap<RuleName, Vec<Quota>>>);
 impl KnownRules {
     /// Registers the quotas of fixed charges. Fails if a rule is registered with other quotas.
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        let fixed = || charges.iter().filter(|charge| charge.is_fixed());
+        let fixed = || charges.iter().filter(|charge| charge.fixed);
         if fixed().next().is_none() {
             return Ok(());
         }

@@ -176,7 +176,7 @@ impl Ledger {
             _ => return None,
         };
         let demand = charge.demand();
-        let may_wait = charge.turn().is_some() || charge.is_report_only();
+        let may_wait = charge.turn.is_some() || charge.is_report_only();
         if charge.quota_index().is_some()
             || may_wait
             || demand.cost == 0
@@ -230,7 +230,7 @@ impl Ledger {
     #[inline(never)]
     fn take_several(&self, charges: &[Charge<'_>], now: u64) -> Decision {
         if let [charge] = charges
-            && charge.is_held()
+            && charge.held
         {
             return self.hold(charge);
         }
@@ -292,7 +292,7 @@ impl Ledger {
         }
         let mut accounts = Accounts::default();
         self.collect(charges, &mut accounts);
-        let turn = charges.iter().find_map(Charge::turn).filter(|_| !peeks);
+        let turn = charges.iter().find_map(|it| it.turn).filter(|_| !peeks);
         if let Some(turn) = turn {
             turn.leave_unless(|id| accounts.slots().any(|account| account.at.id == id));
         }

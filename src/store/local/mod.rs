@@ -212,7 +212,7 @@ impl Store for LocalStore {
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         can_queue(charges)?;
-        if charges.iter().any(Charge::is_fixed) {
+        if charges.iter().any(|it| it.fixed) {
             self.ledger.rules.register(charges)?;
             self.ledger.rebuilds.layer_built();
         }

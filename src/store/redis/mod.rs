@@ -348,7 +348,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             return Answer::Later(decision);
         }
         let slots = self.settings.slots.clone();
-        let turns = charges.iter().any(|it| it.turn().is_some());
+        let turns = charges.iter().any(|it| it.turn.is_some());
         // Boxed, because few requests have them, and the future is moved.
         let mut waits = turns
             .then(|| Box::new((slots.ask(&request), OwnedCharges::from(charges), self.clone())));
@@ -426,7 +426,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
         one_key_each(charges)?;
         const TOO_MANY: &str = "a request that takes more than 256 slots; lower its cost";
         let takes_slots = |it: &Charge<'_>| it.charged_quotas().any(|(_, it)| it.is_concurrent());
-        if charges.iter().any(|it| it.is_fixed() && it.cost() > MAX_COST && takes_slots(it)) {
+        if charges.iter().any(|it| it.fixed && it.cost() > MAX_COST && takes_slots(it)) {
             return Err(Unsupported::new(TOO_MANY));
         }
         self.settings.rules.register(charges)
