@@ -3,7 +3,7 @@
 //! A request that may queue counts from its store call on. The maximum per key keeps a few keys from filling the queue.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::HashMap,
     hash::{BuildHasher, RandomState},
     pin::Pin,
     sync::{
@@ -25,7 +25,7 @@ use crate::{
     key::Key,
     observe::{Active, Metrics},
     quota::Quota,
-    store::{Charge, OwnedCharges, Store, Turn},
+    store::{Charge, OwnedCharges, Store, Turn, subtract},
 };
 
 /// The default maximum of one key is the total maximum divided by this number.
@@ -46,7 +46,7 @@ pub(crate) struct Bounds {
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     all: AtomicUsize,
-    keys: Mutex<HashMap<u64, usize>>,
+    keys: Mutex<HashMap<u64, u64>>,
     seed: RandomState,
 }
 
@@ -130,14 +130,9 @@ impl Waiters {
         }))
     }
 
-    fn is_full(
-        &self,
-        charges: &[Charge<'_>],
-        bounds: Bounds,
-        counts: &HashMap<u64, usize>,
-    ) -> bool {
+    fn is_full(&self, charges: &[Charge<'_>], bounds: Bounds, counts: &HashMap<u64, u64>) -> bool {
         let queued = |key| counts.get(&key).copied().unwrap_or(0);
-        let is_full = |(key, charge)| queued(key) >= bounds.of(charge);
+        let is_full = |(key, charge)| queued(key) >= bounds.of(charge) as u64;
         self.all.load(Acquire) >= bounds.all || self.keys_of(charges).any(is_full)
     }
 
@@ -150,7 +145,7 @@ impl Waiters {
         queueing.map(|charge| (self.seed.hash_one((charge.rule(), charge.key())), charge))
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, usize>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, u64>> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -205,14 +200,7 @@ impl Drop for Waiter {
         // The charges of a request that runs may share the turn.
         self.turn.iter().for_each(|turn| turn.leave_unless(|_| false));
         let mut counts = self.waiters.lock();
-        for key in &self.keys {
-            if let Entry::Occupied(mut count) = counts.entry(*key) {
-                *count.get_mut() -= 1;
-                if *count.get() == 0 {
-                    count.remove();
-                }
-            }
-        }
+        self.keys.iter().for_each(|key| subtract(&mut counts, *key, 1));
         self.waiters.all.fetch_sub(1, AcqRel);
     }
 }

@@ -641,6 +641,15 @@ pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// Subtracts units from the count of a key. The key is removed at 0.
+pub(crate) fn subtract(counts: &mut HashMap<u64, u64>, key: u64, units: u64) {
+    let Some(count) = counts.get_mut(&key) else { return };
+    *count = count.saturating_sub(units);
+    if *count == 0 {
+        counts.remove(&key);
+    }
+}
+
 pub(crate) trait Sealed {}
 
 impl Sealed for Infallible {}

@@ -41,7 +41,7 @@ use crate::{
     decision::{Decision, Outcome, Snapshot, Source},
     quota::{Algorithm, Quota},
     store::{
-        Answer, BoxFuture, Charge, Health, Instances, Op, OwnedCharges, Store,
+        Answer, BoxFuture, Charge, Health, Instances, Op, OwnedCharges, Store, subtract,
         wrappers::{forward, request_start, take_since, timeout::while_idle},
     },
 };
@@ -948,12 +948,7 @@ impl Shares {
 impl Drop for Share {
     fn drop(&mut self) {
         let mut reserved = self.shares.reserved.lock();
-        for (tag, units) in &self.parts {
-            let left = reserved.remove(tag).map_or(0, |all| all - units);
-            if left > 0 {
-                reserved.insert(*tag, left);
-            }
-        }
+        self.parts.iter().for_each(|(tag, units)| subtract(&mut reserved, *tag, *units));
     }
 }
 

@@ -5,7 +5,7 @@
 //! account need no order.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet, hash_map::Entry},
+    collections::{BTreeMap, HashMap, HashSet},
     hash::{BuildHasher, RandomState},
     mem,
     pin::pin,
@@ -47,6 +47,7 @@ use crate::{
                 AccountRequest, EncodedPlan, Request, reply::AccountReply, script::ScriptKind,
             },
         },
+        subtract,
     },
 };
 
@@ -263,7 +264,7 @@ impl Slots {
                 Some(held) if *counts == b'1' => held.renewed_at = now,
                 _ => {
                     let held = state.held.remove(&first);
-                    held.iter().for_each(|held| state.remove(held.id, held.units.into()));
+                    held.iter().for_each(|it| subtract(&mut state.units, it.id, it.units.into()));
                     lost.extend(held);
                 }
             }
@@ -278,15 +279,6 @@ impl SlotsState {
     fn add(&mut self, id: u64, units: u64) {
         if units > 0 {
             *self.units.entry(id).or_default() += units;
-        }
-    }
-
-    /// Counts slots of an account no more.
-    fn remove(&mut self, id: u64, units: u64) {
-        let Entry::Occupied(mut all) = self.units.entry(id) else { return };
-        *all.get_mut() = all.get().saturating_sub(units);
-        if *all.get() == 0 {
-            all.remove();
         }
     }
 
@@ -321,7 +313,7 @@ impl FreeSlots for Slots {
         let mut state = self.state();
         let Some(held) = state.held.remove(&first) else { return };
         let RunningSlots { set, id, units, rule, started_at, .. } = held;
-        state.remove(id, units.into());
+        subtract(&mut state.units, id, units.into());
         state.freed.insert((set.clone(), first), FreedSlots { units, ends_at });
         let time = started_at.map(|start| now.saturating_sub(start));
         let calls = state.freed_after(time, rule, &set, id);
