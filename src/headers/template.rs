@@ -342,7 +342,8 @@ impl Template {
         let at = self.find(outcome)?;
         let item = Some(&self.items[at]).filter(|item| item.is_listed())?;
         let (left, next) = outcome.remaining_and_next();
-        let next = whole_seconds(next);
+        // Rounded up to seconds.
+        let next = u32::try_from(next.div_ceil(1_000_000_000)).unwrap_or(u32::MAX);
         let (remaining, time) = match decision.is_allowed() {
             true => (left, next.max(item.time_for(left))),
             false if outcome.is_denied() => (0, next),
@@ -740,7 +741,7 @@ impl Item {
     /// Adds the partition key of the charge.
     fn set_partition_key(&mut self, charges: &[Charge<'_>], secret: &FingerprintKey) {
         let Some(charge) = charges.iter().find(|charge| charge.rule() == self.rule) else { return };
-        let key = charge.key().fingerprint(secret).to_bytes();
+        let key = charge.key().fingerprint(secret).0.to_be_bytes();
         let pk = format!(";pk=:{}:", STANDARD.encode(key));
         let policy = self.policy.as_ref().map(|policy| [policy.as_bytes(), pk.as_bytes()].concat());
         self.policy = policy.and_then(|policy| HeaderValue::try_from(policy).ok());
@@ -788,10 +789,4 @@ fn number(n: u64) -> HeaderValue {
         Some(value) => value.get_or_init(|| HeaderValue::from_static(n.to_string().leak())).clone(),
         None => n.into(),
     }
-}
-
-/// Rounds nanoseconds up to seconds.
-#[inline]
-fn whole_seconds(nanos: u64) -> u32 {
-    u32::try_from(nanos.div_ceil(1_000_000_000)).unwrap_or(u32::MAX)
 }
