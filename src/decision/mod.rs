@@ -66,12 +66,6 @@ impl Decision {
         Self { allowed: false, ..Self::allow() }
     }
 
-    /// Creates a denial by a store that does not support an [operation](crate::store::Op).
-    #[cfg(feature = "governor")]
-    pub(crate) fn unsupported() -> Self {
-        Self::deny().with_source(Source::Unsupported)
-    }
-
     /// Adds the outcome of one quota.
     #[must_use]
     pub fn with_outcome(mut self, outcome: Outcome) -> Self {
