@@ -385,7 +385,7 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
 impl<S: Store + 'static> Leases<S> {
     fn end_all(&self, mut which: impl FnMut(&Lease) -> bool) {
         let now = self.table.now();
-        self.table.lock_each().for_each(|entries| self.end(entries, now, &mut which));
+        self.table.sets.iter().for_each(|set| self.end(set.entries.lock(), now, &mut which));
     }
 
     /// Ends some leases of a set, and returns their unused units to the store.
@@ -575,7 +575,8 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
             with_calls(charges, self.calls - 1, undo);
             return taken;
         };
-        let decision = lease.admit_first(charges);
+        lease.spend(charges, lease.requested_at.saturating_sub(1_000));
+        let decision = lease.decision(lease.received_at).with_source(lease.taken.source());
         lease.share = self.share.take();
         let mut unused = Some(Box::new(lease));
         self.update(|call, _| {
@@ -729,12 +730,6 @@ impl Lease {
             balances.map(|((charge, _), balance)| balance.units(at) / charge.cost()).min()
         });
         self.calls.saturating_sub(left.unwrap_or(0))
-    }
-
-    /// Admits the call that requested the lease.
-    fn admit_first(&mut self, charges: &[Charge<'_>]) -> Decision {
-        self.spend(charges, self.requested_at.saturating_sub(1_000));
-        self.decision(self.received_at).with_source(self.taken.source())
     }
 
     /// Admits a call if enough units are left.

@@ -279,13 +279,8 @@ impl Ledger {
         (elapsed > 0 && elapsed >= retry_ns.saturating_sub(max_wait)).then_some(later)
     }
 
-    /// Returns the decision that [`take`](Ledger::take) would make, and changes nothing.
-    pub(super) fn peek(&self, charges: &[Charge<'_>]) -> Decision {
-        self.decide(charges, self.clock.now(), true)
-    }
-
     /// Decides on the charges of all accounts. Changes nothing if `peeks` is `true`.
-    fn decide(&self, charges: &[Charge<'_>], now: u64, peeks: bool) -> Decision {
+    pub(super) fn decide(&self, charges: &[Charge<'_>], now: u64, peeks: bool) -> Decision {
         let mut decision = Decision::new(true, now);
         if self.may_be_blocked(now) && self.deny_blocked(charges, &mut decision) {
             return decision;

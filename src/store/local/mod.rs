@@ -196,7 +196,7 @@ impl Store for LocalStore {
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         Answer::Now(Ok(match op {
             Op::Take(charges) => return self.ledger.take(charges, |it| Answer::Now(Ok(it))),
-            Op::Peek(charges) => self.ledger.peek(charges),
+            Op::Peek(charges) => self.ledger.decide(charges, self.ledger.clock.now(), true),
             Op::Adjust(charge, units) => self.ledger.adjust(charge, units),
             Op::Reset(charge) => self.ledger.reset(charge),
             Op::Block(charge, time) => self.ledger.block(charge, time),
