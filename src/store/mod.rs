@@ -641,6 +641,11 @@ pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// Returns the milliseconds of a time, rounded up so that no client retries too early.
+pub(crate) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
 /// Subtracts units from the count of a key. The key is removed at 0.
 pub(crate) fn subtract(counts: &mut HashMap<u64, u64>, key: u64, units: u64) {
     let Some(count) = counts.get_mut(&key) else { return };
