@@ -476,7 +476,6 @@ pub struct Outcome {
     /// The time by which the account's clock is ahead of the decision's clock, in microseconds.
     ///
     /// The clocks differ if several Redis nodes take part in the decision.
-    #[cfg(feature = "redis")]
     skew: i32,
     snapshot: Snapshot,
 }
@@ -640,7 +639,6 @@ impl Outcome {
             quota_index: quota_index as u8,
             report_only: false,
             passed_over: false,
-            #[cfg(feature = "redis")]
             skew: 0,
             snapshot,
         }
@@ -830,10 +828,7 @@ impl Outcome {
     /// Returns the time by which the account's clock is ahead of the decision's clock, in
     /// nanoseconds.
     pub(crate) fn skew(&self) -> i64 {
-        #[cfg(feature = "redis")]
-        return i64::from(self.skew) * 1_000;
-        #[cfg(not(feature = "redis"))]
-        0
+        i64::from(self.skew) * 1_000
     }
 
     pub(crate) fn snapshot(&self) -> &Snapshot {
