@@ -453,13 +453,8 @@ where
         let (seed, created) = (RandomState::new(), Instant::now());
         let strikes = Strikes { shards: Default::default(), seed, created };
         let (store, log) = (self.store.clone().boxed(), Arc::default());
-        self.settings.penalties.push(Arc::new(RulePenalty {
-            rule: name,
-            penalty,
-            strikes,
-            store,
-            log,
-        }));
+        let penalty = RulePenalty { rule: name, penalty, strikes, store, log };
+        self.settings.penalties.push(Arc::new(penalty));
         self
     }
 }
