@@ -225,7 +225,6 @@ impl Decision {
     }
 
     /// Returns one outcome per quota, in the order of the charges.
-    #[must_use]
     pub fn outcomes(&self) -> &[Outcome] {
         &self.outcomes
     }
