@@ -16,7 +16,9 @@ pub(crate) trait Setting: Sized {
     fn from_text(text: &str) -> Result<Self, String>;
 
     /// Reads the fields of a table.
-    fn from_table<'de, D: Deserializer<'de>>(table: D) -> Result<Self, D::Error>;
+    fn from_table<'de, D: Deserializer<'de>>(_table: D) -> Result<Self, D::Error> {
+        Err(D::Error::invalid_type(Unexpected::Map, &Self::FORM))
+    }
 
     /// Reads a list.
     fn from_list<'de, D: Deserializer<'de>>(_list: D) -> Result<Self, D::Error> {

@@ -63,7 +63,7 @@ pub struct FingerprintKeyError(usize);
 ///
 /// Created by [`Key::fingerprint`](crate::Key::fingerprint). Feature `serde` writes the same text.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Fingerprint(u64);
+pub struct Fingerprint(pub(crate) u64);
 
 impl FingerprintKey {
     /// Creates a secret from at least sixteen bytes.
@@ -123,12 +123,6 @@ impl FingerprintKey {
         let mut hasher = SipHasher128::new_with_key(&self.0);
         parts.iter().for_each(|part| hasher.write(part));
         hasher.finish128().as_bytes()
-    }
-}
-
-impl Fingerprint {
-    pub(crate) fn to_bytes(self) -> [u8; 8] {
-        self.0.to_be_bytes()
     }
 }
 

@@ -303,7 +303,10 @@ impl<S: Store> Limiter<S> {
                 poll_fn(|cx| turn.poll_called(cx)).await;
                 continue;
             }
-            let wait = decision.retry_after().ok_or_else(|| NotReady::without_wait(&decision))?;
+            let Some(wait) = decision.retry_after() else {
+                let is_unknown = decision.binding().is_some_and(|it| it.retry_ns() != NEVER);
+                return Err(if is_unknown { NotReady::UnknownWait } else { NotReady::Never });
+            };
             // A block or a rate denies this call, and others may take the slots while it sleeps.
             turn.iter().for_each(|turn| turn.leave_unless(|_| false));
             tokio::time::sleep(wait).await;
@@ -343,13 +346,6 @@ pub enum NotReady<E> {
     UnknownWait,
     /// The store cannot decide.
     Store(E),
-}
-
-impl<E> NotReady<E> {
-    fn without_wait(denial: &Decision) -> Self {
-        let is_unknown = denial.binding().is_some_and(|it| it.retry_ns() != NEVER);
-        if is_unknown { Self::UnknownWait } else { Self::Never }
-    }
 }
 
 impl<E: fmt::Display> fmt::Display for NotReady<E> {

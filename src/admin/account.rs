@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{
     Problem, key,
-    managed::{self, ManagedLayer, millis, unix_millis},
+    managed::{self, ManagedLayer, unix_millis},
 };
 use crate::{
     decision::{Decision, Outcome, Source},
@@ -16,7 +16,7 @@ use crate::{
     key::Key,
     quota::{Quota, read_time},
     rule::{Quotas, RuleInfo},
-    store::{Charge, Op, Store, StoreExt},
+    store::{Charge, Op, Store, StoreExt, millis},
 };
 
 /// An account. Each route uses some of the optional fields.

@@ -12,7 +12,7 @@ use std::{
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use super::managed::{millis, unix_millis};
+use super::managed::unix_millis;
 use crate::{
     decision::{Decision, Outcome},
     fingerprint::Fingerprint,
@@ -20,6 +20,7 @@ use crate::{
     name::RuleName,
     observe::{DecisionEvent, OnDecision, Verdict},
     rule::RuleInfo,
+    store::millis,
 };
 
 /// The number of denials and of keys to keep per rule.

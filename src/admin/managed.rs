@@ -20,7 +20,7 @@ use crate::{
     key::Key,
     middleware::Toggle,
     rule::{LivePlan, Quotas, RuleInfo, RuleName, Rules, infos},
-    store::{Charge, DynStore, Health, Store},
+    store::{Charge, DynStore, Health, Store, millis},
 };
 
 /// The time in which a store reports its health.
@@ -149,11 +149,6 @@ pub(super) async fn health(layers: &[ManagedLayer]) -> Value {
         reports.push(json!({ "layer": layer.name, "health": health }));
     }
     json!({ "layers": reports })
-}
-
-/// Converts a time to milliseconds, rounded up so that no client retries too early.
-pub(super) fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 /// Returns the Unix time in milliseconds.

@@ -66,12 +66,6 @@ impl Decision {
         Self { allowed: false, ..Self::allow() }
     }
 
-    /// Creates a denial by a store that does not support an [operation](crate::store::Op).
-    #[cfg(feature = "governor")]
-    pub(crate) fn unsupported() -> Self {
-        Self::deny().with_source(Source::Unsupported)
-    }
-
     /// Adds the outcome of one quota.
     #[must_use]
     pub fn with_outcome(mut self, outcome: Outcome) -> Self {
@@ -231,7 +225,6 @@ impl Decision {
     }
 
     /// Returns one outcome per quota, in the order of the charges.
-    #[must_use]
     pub fn outcomes(&self) -> &[Outcome] {
         &self.outcomes
     }
@@ -473,6 +466,7 @@ impl fmt::Display for Source {
 
 /// Outcome of one quota in a [`Decision`].
 #[derive(Clone, Copy, Debug)]
+#[must_use]
 pub struct Outcome {
     rule: RuleName,
     quota_index: u8,
@@ -481,7 +475,6 @@ pub struct Outcome {
     /// The time by which the account's clock is ahead of the decision's clock, in microseconds.
     ///
     /// The clocks differ if several Redis nodes take part in the decision.
-    #[cfg(feature = "redis")]
     skew: i32,
     snapshot: Snapshot,
 }
@@ -553,7 +546,6 @@ impl Outcome {
     /// assert!(denied.is_denied());
     /// assert_eq!((denied.limit(), denied.remaining()), (6, 0));
     /// ```
-    #[must_use]
     pub fn full(rule: RuleName, quota_index: usize, limit: u32) -> Self {
         let snapshot =
             Snapshot::Known { limit, remaining: limit, reset_ns: 0, next_ns: 0, retry_ns: 0 };
@@ -572,13 +564,11 @@ impl Outcome {
     /// assert_eq!((denied.held(), denied.remaining()), (Some(5), 0));
     /// assert_eq!(denied.retry_after(), None);
     /// ```
-    #[must_use]
     pub fn slots(rule: RuleName, quota_index: usize, limit: u32, held: u64) -> Self {
         Self::with(rule, quota_index, Snapshot::Slots { limit, held, retry_ns: 0, free_in_ns: 0 })
     }
 
     /// Sets the number of whole units left, at most the limit.
-    #[must_use]
     pub fn with_remaining(mut self, units: u32) -> Self {
         if let Snapshot::Known { limit, remaining, .. } = &mut self.snapshot {
             *remaining = units.min(*limit);
@@ -587,7 +577,6 @@ impl Outcome {
     }
 
     /// Sets the time until the account is full.
-    #[must_use]
     pub fn with_reset_after(mut self, time: Duration) -> Self {
         if let Snapshot::Known { reset_ns, .. } = &mut self.snapshot {
             *reset_ns = nanos(time);
@@ -596,7 +585,6 @@ impl Outcome {
     }
 
     /// Sets the time until more units are available. Zero means that waiting adds no units.
-    #[must_use]
     pub fn with_next_after(mut self, time: Duration) -> Self {
         if let Snapshot::Known { next_ns, .. } = &mut self.snapshot {
             *next_ns = nanos(time);
@@ -608,7 +596,6 @@ impl Outcome {
     ///
     /// - Zero means that the quota allowed the cost.
     /// - `None` means that the quota denied the cost, and that waiting does not help.
-    #[must_use]
     pub fn with_retry_after(mut self, wait: Option<Duration>) -> Self {
         self.set_retry_ns(wait.map_or(NEVER, nanos));
         self
@@ -619,7 +606,6 @@ impl Outcome {
     ///
     /// The `Retry-After` of the response is the [expected wait](Outcome::expected_wait): `time`, at
     /// least 1 s, if the outcome is one of [`slots`](Outcome::slots).
-    #[must_use]
     pub fn with_expected_wait(mut self, time: Duration) -> Self {
         self.set_retry_ns(UNKNOWN_WAIT);
         if let Snapshot::Slots { free_in_ns, .. } = &mut self.snapshot {
@@ -631,7 +617,6 @@ impl Outcome {
     /// Creates an outcome without the number of units left, for a store that does not report it.
     ///
     /// The response has no header fields for this quota.
-    #[must_use]
     pub fn unknown(rule: RuleName, quota_index: usize, retry_after: Option<Duration>) -> Self {
         Self::with(
             rule,
@@ -653,7 +638,6 @@ impl Outcome {
             quota_index: quota_index as u8,
             report_only: false,
             passed_over: false,
-            #[cfg(feature = "redis")]
             skew: 0,
             snapshot,
         }
@@ -672,7 +656,6 @@ impl Outcome {
     }
 
     /// Sets whether the rule of this outcome is report-only.
-    #[must_use]
     pub fn with_report_only(mut self, report_only: bool) -> Self {
         self.report_only = report_only;
         self
@@ -685,7 +668,6 @@ impl Outcome {
     }
 
     /// Sets whether the decision passed over the rule of this outcome.
-    #[must_use]
     pub fn with_passed_over(mut self, passed_over: bool) -> Self {
         self.passed_over = passed_over;
         self
@@ -845,10 +827,7 @@ impl Outcome {
     /// Returns the time by which the account's clock is ahead of the decision's clock, in
     /// nanoseconds.
     pub(crate) fn skew(&self) -> i64 {
-        #[cfg(feature = "redis")]
-        return i64::from(self.skew) * 1_000;
-        #[cfg(not(feature = "redis"))]
-        0
+        i64::from(self.skew) * 1_000
     }
 
     pub(crate) fn snapshot(&self) -> &Snapshot {

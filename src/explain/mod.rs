@@ -188,6 +188,27 @@ impl Explanation {
                 Err(bypass) => matches!(bypass, Bypass::Exempt(_)),
             }
     }
+    /// Writes the rule, the quota, the key and the cost.
+    fn write_charge(&self, f: &mut fmt::Formatter<'_>, report: &QuotaReport) -> fmt::Result {
+        let QuotaReport { outcome, quota, key, cost, headroom } = report;
+        write!(f, "  rule {:?}", outcome.rule())?;
+        if outcome.quota_index() > 0 {
+            write!(f, ", quota {}", outcome.quota_index() + 1)?;
+        }
+        if let Some(quota) = quota {
+            write!(f, " ({quota}, {})", quota.algorithm())?;
+        }
+        f.write_str(if outcome.is_report_only() { ", report-only" } else { "" })?;
+        f.write_str(if outcome.is_passed_over() { ", passed over" } else { "" })?;
+        match (key, &self.secret) {
+            (Some(key), Some(secret)) => write!(f, ", key {}", key.fingerprint(secret))?,
+            (Some(key), None) => write!(f, ", {key:?}")?,
+            (None, _) => {}
+        }
+        cost.map_or(Ok(()), |cost| write!(f, ", cost {cost}"))?;
+        let headroom = headroom.filter(|units| *units > 0);
+        headroom.map_or(Ok(()), |units| write!(f, " and headroom {units}"))
+    }
 }
 
 /// Creates one report for each outcome of the decision.
@@ -225,7 +246,12 @@ impl fmt::Display for Explanation {
             None => writeln!(f)?,
         }
         let Ok(decision) = &self.decision else { return Ok(()) };
-        self.quota_reports.iter().try_for_each(|report| self.line(f, decision, report))
+        self.quota_reports.iter().try_for_each(|report| {
+            self.write_charge(f, report)?;
+            write_state(f, &report.outcome)?;
+            write_denial(f, &report.outcome, decision.is_allowed())?;
+            writeln!(f)
+        })
     }
 }
 
@@ -271,42 +297,6 @@ fn summarize_allowed(f: &mut fmt::Formatter<'_>, decision: &Decision) -> fmt::Re
         f.write_str(" as overage, beyond a soft quota")
     } else {
         Ok(())
-    }
-}
-
-impl Explanation {
-    fn line(
-        &self,
-        f: &mut fmt::Formatter<'_>,
-        decision: &Decision,
-        report: &QuotaReport,
-    ) -> fmt::Result {
-        self.write_charge(f, report)?;
-        write_state(f, &report.outcome)?;
-        write_denial(f, &report.outcome, decision.is_allowed())?;
-        writeln!(f)
-    }
-
-    /// Writes the rule, the quota, the key and the cost.
-    fn write_charge(&self, f: &mut fmt::Formatter<'_>, report: &QuotaReport) -> fmt::Result {
-        let QuotaReport { outcome, quota, key, cost, headroom } = report;
-        write!(f, "  rule {:?}", outcome.rule())?;
-        if outcome.quota_index() > 0 {
-            write!(f, ", quota {}", outcome.quota_index() + 1)?;
-        }
-        if let Some(quota) = quota {
-            write!(f, " ({quota}, {})", quota.algorithm())?;
-        }
-        f.write_str(if outcome.is_report_only() { ", report-only" } else { "" })?;
-        f.write_str(if outcome.is_passed_over() { ", passed over" } else { "" })?;
-        match (key, &self.secret) {
-            (Some(key), Some(secret)) => write!(f, ", key {}", key.fingerprint(secret))?,
-            (Some(key), None) => write!(f, ", {key:?}")?,
-            (None, _) => {}
-        }
-        cost.map_or(Ok(()), |cost| write!(f, ", cost {cost}"))?;
-        let headroom = headroom.filter(|units| *units > 0);
-        headroom.map_or(Ok(()), |units| write!(f, " and headroom {units}"))
     }
 }
 

@@ -117,7 +117,6 @@ impl Headers {
     /// let headers = Headers::RateLimit.only_when_denied();
     /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).headers(headers);
     /// ```
-    #[must_use]
     pub fn only_when_denied(self) -> HeaderPolicy {
         HeaderPolicy { only_denied: true, ..self.into() }
     }
@@ -137,7 +136,6 @@ impl Headers {
     /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).headers(headers);
     /// # Ok::<(), tower_sluice::fingerprint::FingerprintKeyError>(())
     /// ```
-    #[must_use]
     pub fn partition_key(self, secret: impl Into<FingerprintKey>) -> HeaderPolicy {
         HeaderPolicy::from(self).partition_key(secret)
     }
@@ -175,6 +173,7 @@ impl Headers {
 ///
 /// Created from [`Headers`], by [`Headers::only_when_denied`] or by [`Headers::partition_key`].
 #[derive(Clone, Copy, Debug, Default)]
+#[must_use]
 pub struct HeaderPolicy {
     family: Headers,
     only_denied: bool,
@@ -184,7 +183,6 @@ pub struct HeaderPolicy {
 
 impl HeaderPolicy {
     /// Adds the [partition key](Headers::partition_key) to the fields.
-    #[must_use]
     pub fn partition_key(self, secret: impl Into<FingerprintKey>) -> Self {
         Self { secret: Some(secret.into()), ..self }
     }

@@ -342,7 +342,8 @@ impl Template {
         let at = self.find(outcome)?;
         let item = Some(&self.items[at]).filter(|item| item.is_listed())?;
         let (left, next) = outcome.remaining_and_next();
-        let next = whole_seconds(next);
+        // Rounded up to seconds.
+        let next = u32::try_from(next.div_ceil(1_000_000_000)).unwrap_or(u32::MAX);
         let (remaining, time) = match decision.is_allowed() {
             true => (left, next.max(item.time_for(left))),
             false if outcome.is_denied() => (0, next),
@@ -374,117 +375,7 @@ impl Template {
         let item = &self.items[self.find(outcome)?];
         Some((outcome, item.unregistered_unit?))
     }
-}
 
-impl Lines {
-    /// Returns a copy whose policy has no counter that other threads change, which is slow.
-    fn for_one_thread(&self) -> Self {
-        let mut fields = Fields::clone(&self.0);
-        if let Some(policy) = fields.map.get_mut(POLICY)
-            && let Ok(copy) = HeaderValue::from_bytes(policy.as_bytes())
-        {
-            // The first clone of a value allocates its counter.
-            drop(copy.clone());
-            *policy = copy;
-        }
-        Self(Arc::new(fields))
-    }
-
-    /// Adds the fields to a response, which may already have fields of an inner limiter. The
-    /// [module](super) documents existing fields.
-    #[inline(always)]
-    pub(crate) fn write(self, headers: &mut HeaderMap) {
-        let Fields { family, overage, .. } = *self.0;
-        if headers.capacity() == 0 {
-            self.replace(headers);
-        } else {
-            self.0.add_to(headers);
-        }
-        if overage && family != Headers::None {
-            headers.insert(OVERAGE, HeaderValue::from_static("1"));
-        }
-    }
-
-    /// Replaces a map without memory.
-    #[inline(always)]
-    fn replace(self, headers: &mut HeaderMap) {
-        let map = match Arc::strong_count(&self.0) {
-            1 => Arc::unwrap_or_clone(self.0).map,
-            _ => self.0.map.clone(),
-        };
-        // Dropping the old map would check again that it has no memory.
-        mem::forget(mem::replace(headers, map));
-    }
-}
-
-impl Fields {
-    #[inline(never)]
-    fn add_to(&self, headers: &mut HeaderMap) {
-        let is_list = self.family == Headers::RateLimit;
-        let left = if is_list { None } else { left_inside(self.family, headers) };
-        if left.is_some_and(|left| left <= self.remaining.into()) {
-            return;
-        }
-        for (name, value) in &self.map {
-            if is_list {
-                headers.append(name, value.clone());
-            } else {
-                headers.insert(name, value.clone());
-            }
-        }
-    }
-}
-
-/// Returns the units left that an inner limiter reports in fields of one quota.
-fn left_inside(family: Headers, headers: &HeaderMap) -> Option<u64> {
-    let field = |name| headers.get(name)?.to_str().ok();
-    match names(family).0 {
-        [_, remaining, _] => field(remaining)?.parse().ok(),
-        [dictionary] => {
-            let mut members = field(dictionary)?.split(',');
-            members.find_map(|member| member.trim().strip_prefix("remaining=")?.parse().ok())
-        }
-        _ => None,
-    }
-}
-
-/// Recently rendered fields.
-///
-/// Most responses of a service have the fields of a few: most accounts are almost full, and the
-/// waits of denials are whole seconds. Each thread has a cache, which needs no lock.
-#[derive(Default)]
-struct Recent {
-    /// The template, the seconds of `Retry-After`, and at most two readings.
-    key: (u64, u64, [Option<Reading>; 2]),
-    /// Set if the readings occurred twice in succession, because keeping fields has a cost.
-    lines: Option<Lines>,
-}
-
-/// The number of cached responses of a thread, at about 0.7 KiB each.
-const RECENT: usize = 128;
-
-thread_local! {
-    static CACHE: RefCell<Vec<Recent>> = const { RefCell::new(Vec::new()) };
-}
-
-impl Recent {
-    /// Returns the slot in the cache for a key.
-    #[inline]
-    fn slot((template, retry, readings): (u64, u64, [Option<Reading>; 2])) -> usize {
-        let mix = |hash: u64, part: u64| (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let part = |it: Reading| u64::from(it.remaining) | u64::from(it.time) << 32;
-        let hash = readings.into_iter().flatten().map(part).fold(mix(template, retry), mix);
-        usize::try_from(hash >> 32).unwrap_or(0) % RECENT
-    }
-}
-
-/// Returns `false` for a share, because the fields describe its pool.
-fn is_shown(charge: &&Charge<'_>) -> bool {
-    charge.group() != Charge::SHARE
-}
-
-/// Rendering.
-impl Template {
     /// Returns the quota fields or, with the seconds of `Retry-After`, those of a plain-text
     /// rejection. Returns `None` if clients see no quota.
     #[inline(never)]
@@ -645,6 +536,113 @@ impl Template {
     }
 }
 
+impl Lines {
+    /// Returns a copy whose policy has no counter that other threads change, which is slow.
+    fn for_one_thread(&self) -> Self {
+        let mut fields = Fields::clone(&self.0);
+        if let Some(policy) = fields.map.get_mut(POLICY)
+            && let Ok(copy) = HeaderValue::from_bytes(policy.as_bytes())
+        {
+            // The first clone of a value allocates its counter.
+            drop(copy.clone());
+            *policy = copy;
+        }
+        Self(Arc::new(fields))
+    }
+
+    /// Adds the fields to a response, which may already have fields of an inner limiter. The
+    /// [module](super) documents existing fields.
+    #[inline(always)]
+    pub(crate) fn write(self, headers: &mut HeaderMap) {
+        let Fields { family, overage, .. } = *self.0;
+        if headers.capacity() == 0 {
+            self.replace(headers);
+        } else {
+            self.0.add_to(headers);
+        }
+        if overage && family != Headers::None {
+            headers.insert(OVERAGE, HeaderValue::from_static("1"));
+        }
+    }
+
+    /// Replaces a map without memory.
+    #[inline(always)]
+    fn replace(self, headers: &mut HeaderMap) {
+        let map = match Arc::strong_count(&self.0) {
+            1 => Arc::unwrap_or_clone(self.0).map,
+            _ => self.0.map.clone(),
+        };
+        // Dropping the old map would check again that it has no memory.
+        mem::forget(mem::replace(headers, map));
+    }
+}
+
+impl Fields {
+    #[inline(never)]
+    fn add_to(&self, headers: &mut HeaderMap) {
+        let is_list = self.family == Headers::RateLimit;
+        let left = if is_list { None } else { left_inside(self.family, headers) };
+        if left.is_some_and(|left| left <= self.remaining.into()) {
+            return;
+        }
+        for (name, value) in &self.map {
+            if is_list {
+                headers.append(name, value.clone());
+            } else {
+                headers.insert(name, value.clone());
+            }
+        }
+    }
+}
+
+/// Returns the units left that an inner limiter reports in fields of one quota.
+fn left_inside(family: Headers, headers: &HeaderMap) -> Option<u64> {
+    let field = |name| headers.get(name)?.to_str().ok();
+    match names(family).0 {
+        [_, remaining, _] => field(remaining)?.parse().ok(),
+        [dictionary] => {
+            let mut members = field(dictionary)?.split(',');
+            members.find_map(|member| member.trim().strip_prefix("remaining=")?.parse().ok())
+        }
+        _ => None,
+    }
+}
+
+/// Recently rendered fields.
+///
+/// Most responses of a service have the fields of a few: most accounts are almost full, and the
+/// waits of denials are whole seconds. Each thread has a cache, which needs no lock.
+#[derive(Default)]
+struct Recent {
+    /// The template, the seconds of `Retry-After`, and at most two readings.
+    key: (u64, u64, [Option<Reading>; 2]),
+    /// Set if the readings occurred twice in succession, because keeping fields has a cost.
+    lines: Option<Lines>,
+}
+
+/// The number of cached responses of a thread, at about 0.7 KiB each.
+const RECENT: usize = 128;
+
+thread_local! {
+    static CACHE: RefCell<Vec<Recent>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Recent {
+    /// Returns the slot in the cache for a key.
+    #[inline]
+    fn slot((template, retry, readings): (u64, u64, [Option<Reading>; 2])) -> usize {
+        let mix = |hash: u64, part: u64| (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let part = |it: Reading| u64::from(it.remaining) | u64::from(it.time) << 32;
+        let hash = readings.into_iter().flatten().map(part).fold(mix(template, retry), mix);
+        usize::try_from(hash >> 32).unwrap_or(0) % RECENT
+    }
+}
+
+/// Returns `false` for a share, because the fields describe its pool.
+fn is_shown(charge: &&Charge<'_>) -> bool {
+    charge.group() != Charge::SHARE
+}
+
 /// Checks that no two quotas of a layer have the same name in header fields.
 ///
 /// Report-only rules are included, because they can be enforced at run time.
@@ -743,7 +741,7 @@ impl Item {
     /// Adds the partition key of the charge.
     fn set_partition_key(&mut self, charges: &[Charge<'_>], secret: &FingerprintKey) {
         let Some(charge) = charges.iter().find(|charge| charge.rule() == self.rule) else { return };
-        let key = charge.key().fingerprint(secret).to_bytes();
+        let key = charge.key().fingerprint(secret).0.to_be_bytes();
         let pk = format!(";pk=:{}:", STANDARD.encode(key));
         let policy = self.policy.as_ref().map(|policy| [policy.as_bytes(), pk.as_bytes()].concat());
         self.policy = policy.and_then(|policy| HeaderValue::try_from(policy).ok());
@@ -791,10 +789,4 @@ fn number(n: u64) -> HeaderValue {
         Some(value) => value.get_or_init(|| HeaderValue::from_static(n.to_string().leak())).clone(),
         None => n.into(),
     }
-}
-
-/// Rounds nanoseconds up to seconds.
-#[inline]
-fn whole_seconds(nanos: u64) -> u32 {
-    u32::try_from(nanos.div_ceil(1_000_000_000)).unwrap_or(u32::MAX)
 }

@@ -30,6 +30,7 @@ use crate::advice::PeerCheck;
 /// PeerIp::new().ipv6_prefix(48);    // IPv6 by /48
 /// ```
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct PeerIp {
     ipv4_mask: Ipv4Addr,
     ipv6_mask: Ipv6Addr,
@@ -38,7 +39,6 @@ pub struct PeerIp {
 
 impl PeerIp {
     /// Creates an extractor for whole IPv4 addresses and the first 64 bits of IPv6 addresses.
-    #[must_use]
     pub fn new() -> Self {
         Self { ipv4_mask: IPV4_MASK, ipv6_mask: IPV6_MASK, check: Arc::default() }
     }
@@ -49,7 +49,6 @@ impl PeerIp {
     ///
     /// Panics if `bits` is outside 1 to 32.
     #[track_caller]
-    #[must_use]
     pub fn ipv4_prefix(self, bits: u8) -> Self {
         Self { ipv4_mask: ipv4_mask(bits), ..self }
     }
@@ -78,7 +77,6 @@ impl PeerIp {
     ///
     /// Panics if `bits` is outside 1 to 128.
     #[track_caller]
-    #[must_use]
     pub fn ipv6_prefix(self, bits: u8) -> Self {
         Self { ipv6_mask: ipv6_mask(bits), ..self }
     }

@@ -189,6 +189,29 @@ impl Key {
         }
         read(&bytes[..self.len().min(INLINE)])
     }
+
+    /// Returns the key in clear text, for operators. Keys of different kinds may have the same text.
+    #[cfg(feature = "admin")]
+    pub(crate) fn clear_text(&self) -> String {
+        let text = self.with_bytes(|bytes| clear_text(self.head & 0xff, bytes));
+        text.unwrap_or_default()
+    }
+
+    /// Hashes the key and `salt`.
+    #[inline(always)]
+    pub(crate) fn hash_with<H: Hasher>(&self, salt: u64, state: &mut H) {
+        // The odd constant (from the golden ratio) spreads the few significant bits of `head`.
+        state.write_u64(salt ^ self.head.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let [first, second, rest @ ..] = &self.words;
+        state.write_u64(*first);
+        if self.head >= 9 << 8 {
+            state.write_u64(*second);
+        }
+        if self.head >= 17 << 8 {
+            rest.iter().for_each(|word| state.write_u64(*word));
+            self.long.iter().for_each(|bytes| state.write(bytes));
+        }
+    }
 }
 
 /// Returns the kind and the content of each part of a joined key.
@@ -209,15 +232,6 @@ fn has_unidentified(bytes: &[u8]) -> bool {
     })
 }
 
-#[cfg(feature = "admin")]
-impl Key {
-    /// Returns the key in clear text, for operators. Keys of different kinds may have the same text.
-    pub(crate) fn clear_text(&self) -> String {
-        let text = self.with_bytes(|bytes| clear_text(self.head & 0xff, bytes));
-        text.unwrap_or_default()
-    }
-}
-
 /// Returns the text of a key, or `None` for bytes that no constructor creates.
 #[cfg(feature = "admin")]
 fn clear_text(kind: u64, bytes: &[u8]) -> Option<String> {
@@ -235,24 +249,6 @@ fn clear_text(kind: u64, bytes: &[u8]) -> Option<String> {
             texts.collect::<Option<Vec<_>>>()?.join(", ")
         }
     })
-}
-
-impl Key {
-    /// Hashes the key and `salt`.
-    #[inline(always)]
-    pub(crate) fn hash_with<H: Hasher>(&self, salt: u64, state: &mut H) {
-        // The odd constant (from the golden ratio) spreads the few significant bits of `head`.
-        state.write_u64(salt ^ self.head.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let [first, second, rest @ ..] = &self.words;
-        state.write_u64(*first);
-        if self.head >= 9 << 8 {
-            state.write_u64(*second);
-        }
-        if self.head >= 17 << 8 {
-            rest.iter().for_each(|word| state.write_u64(*word));
-            self.long.iter().for_each(|bytes| state.write(bytes));
-        }
-    }
 }
 
 /// Returns a hasher with random seeds of the operating system. Those of `foldhash` itself come from

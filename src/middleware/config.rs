@@ -84,7 +84,7 @@ pub(crate) enum Override {
 impl LayerConfig {
     /// Creates the default settings for these rules.
     pub(crate) fn new(infos: &[RuleInfo<'_>]) -> Self {
-        let controller = |it: &RuleInfo<'_>| Some((it.name, it.live?.controller()?.clone()));
+        let controller = |it: &RuleInfo<'_>| Some((it.name, it.live?.controller.clone()?));
         Self {
             headers: HeaderPolicy::default(),
             template: Arc::new(Template::new(HeaderPolicy::default(), infos)),
@@ -164,7 +164,7 @@ impl LayerConfig {
         let limit = |outcome: &Outcome| {
             let charge = charges.iter().find(|it| it.rule() == outcome.rule())?;
             let controller = self.adaptive.iter().find(|(rule, _)| *rule == charge.rule())?;
-            (outcome.held().is_some()).then(|| (charge.demand().need(), controller.1.max()))
+            (outcome.held().is_some()).then(|| (charge.demand().need(), controller.1.max))
         };
         let denies = |it: &&mut Outcome| it.is_denied() && it.is_deciding();
         let mut sheds = None;

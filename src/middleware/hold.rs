@@ -14,7 +14,6 @@ use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use super::RateLimitLayer;
 use crate::{decision::Slot, head::ResponseHead, log::error};
 
 /// End of the time for which a layer holds the [slots](crate::Quota::concurrent) of a request.
@@ -156,29 +155,5 @@ impl HoldConfig {
             Some(wrap) => response.map(|body| wrap(body, slot)),
             None => response,
         }
-    }
-}
-
-impl<K, S, R> RateLimitLayer<K, S, R> {
-    /// Sets the function that finds responses which show an overload, for
-    /// [adaptive](crate::rule::Adaptive) limits. Defaults to the status 503 and 504.
-    ///
-    /// ```
-    /// use tower_sluice::{LocalStore, RateLimitLayer, key::Everyone, rule::Adaptive};
-    ///
-    /// let limit = Adaptive::gradient();
-    /// let layer = RateLimitLayer::new(Everyone, limit.plan(), LocalStore::new())
-    ///     .overload_if(|response| response.headers.contains_key("x-overloaded"));
-    /// ```
-    pub fn overload_if(
-        mut self,
-        is_overloaded: impl Fn(&ResponseHead<'_>) -> bool + Send + Sync + 'static,
-    ) -> Self {
-        self.hold().overloaded = Some(Arc::new(is_overloaded));
-        self
-    }
-
-    pub(super) fn hold(&mut self) -> &mut HoldConfig {
-        Arc::make_mut(&mut self.settings.hold)
     }
 }

@@ -12,7 +12,7 @@ use super::{
     access::AccessList,
     adjust::{AdjustConfig, Adjustment},
     config::{LayerConfig, Override},
-    hold::HoldUntil,
+    hold::{HoldConfig, HoldUntil},
     overcommit::Overcommit,
     retry_after::RetryAfter,
     service::RateLimit,
@@ -452,6 +452,24 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
+    /// Sets the function that finds responses which show an overload, for
+    /// [adaptive](crate::rule::Adaptive) limits. Defaults to the status 503 and 504.
+    ///
+    /// ```
+    /// use tower_sluice::{LocalStore, RateLimitLayer, key::Everyone, rule::Adaptive};
+    ///
+    /// let limit = Adaptive::gradient();
+    /// let layer = RateLimitLayer::new(Everyone, limit.plan(), LocalStore::new())
+    ///     .overload_if(|response| response.headers.contains_key("x-overloaded"));
+    /// ```
+    pub fn overload_if(
+        mut self,
+        is_overloaded: impl Fn(&ResponseHead<'_>) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.hold().overloaded = Some(Arc::new(is_overloaded));
+        self
+    }
+
     /// Sets the maximum number of requests that [queue](Rule::max_wait) at once. Defaults to 1,024.
     ///
     /// Beyond the maximum, a request that would have to queue is denied without a charge. A request
@@ -494,6 +512,10 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     pub fn reject<R2>(self, reject: R2) -> RateLimitLayer<K, S, R2> {
         let Self { rules, store, settings, .. } = self;
         RateLimitLayer { rules, store, reject: Arc::new(reject), settings }
+    }
+
+    fn hold(&mut self) -> &mut HoldConfig {
+        Arc::make_mut(&mut self.settings.hold)
     }
 }
 

@@ -122,6 +122,7 @@ type IsStrike = Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>;
 #[derive(Clone)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(try_from = "PenaltySettings"))]
+#[must_use]
 pub struct Penalty {
     strikes: Quota,
     pub(super) blocks: Arc<[Duration]>,
@@ -140,7 +141,6 @@ impl Penalty {
     ///
     /// Panics if the quota has no units, or an [algorithm](Quota::with_algorithm) other than GCRA.
     #[track_caller]
-    #[must_use]
     pub fn after(quota: Quota) -> Self {
         literal(Self::unchecked(quota).checked())
     }
@@ -177,7 +177,6 @@ impl Penalty {
     ///
     /// Panics if there is no time or more than 32, or one is less than a second or more than 365 days.
     #[track_caller]
-    #[must_use]
     pub fn block(self, times: impl Into<Vec<Duration>>) -> Self {
         literal(Self { blocks: times.into().into(), ..self }.checked())
     }
@@ -188,7 +187,6 @@ impl Penalty {
     ///
     /// Panics if the time is less than a second or more than 365 days.
     #[track_caller]
-    #[must_use]
     pub fn forgive(self, time: Duration) -> Self {
         literal(Self { forgive: time, ..self }.checked())
     }
@@ -202,7 +200,6 @@ impl Penalty {
     /// let scans = Penalty::after(Quota::per_minute(30))
     ///     .by_response(|response| response.status == StatusCode::NOT_FOUND);
     /// ```
-    #[must_use]
     pub fn by_response(
         self,
         is_strike: impl Fn(&ResponseHead<'_>) -> bool + Send + Sync + 'static,
@@ -216,7 +213,6 @@ impl Penalty {
     ///
     /// Panics if the number is 0.
     #[track_caller]
-    #[must_use]
     pub fn capacity(self, keys: usize) -> Self {
         literal(Self { capacity: keys, ..self }.checked())
     }
@@ -457,13 +453,8 @@ where
         let (seed, created) = (RandomState::new(), Instant::now());
         let strikes = Strikes { shards: Default::default(), seed, created };
         let (store, log) = (self.store.clone().boxed(), Arc::default());
-        self.settings.penalties.push(Arc::new(RulePenalty {
-            rule: name,
-            penalty,
-            strikes,
-            store,
-            log,
-        }));
+        let penalty = RulePenalty { rule: name, penalty, strikes, store, log };
+        self.settings.penalties.push(Arc::new(penalty));
         self
     }
 }

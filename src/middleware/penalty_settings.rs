@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use serde::{
-    Deserialize, Deserializer,
-    de::{Error, Unexpected},
-};
+use serde::{Deserialize, Deserializer, de::Error};
 
 use super::Penalty;
 use crate::{
@@ -52,10 +49,6 @@ impl Setting for BlockTimes {
 
     fn from_text(text: &str) -> Result<Self, String> {
         read_time("penalty: block", text).map(|time| Self(vec![time]))
-    }
-
-    fn from_table<'de, D: Deserializer<'de>>(_table: D) -> Result<Self, D::Error> {
-        Err(D::Error::invalid_type(Unexpected::Map, &Self::FORM))
     }
 
     fn from_list<'de, D: Deserializer<'de>>(list: D) -> Result<Self, D::Error> {

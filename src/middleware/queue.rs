@@ -3,11 +3,11 @@
 //! A request that may queue counts from its store call on. The maximum per key keeps a few keys from filling the queue.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::HashMap,
     hash::{BuildHasher, RandomState},
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{
             AtomicUsize,
             Ordering::{AcqRel, Acquire},
@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
@@ -25,7 +26,7 @@ use crate::{
     key::Key,
     observe::{Active, Metrics},
     quota::Quota,
-    store::{Charge, OwnedCharges, Store, Turn},
+    store::{Charge, OwnedCharges, Store, Turn, subtract},
 };
 
 /// The default maximum of one key is the total maximum divided by this number.
@@ -46,7 +47,7 @@ pub(crate) struct Bounds {
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     all: AtomicUsize,
-    keys: Mutex<HashMap<u64, usize>>,
+    keys: Mutex<HashMap<u64, u64>>,
     seed: RandomState,
 }
 
@@ -94,7 +95,7 @@ impl Bounds {
 impl Waiters {
     /// Returns `true` if no further request with these charges can queue.
     pub(crate) fn are_full(&self, charges: &[Charge<'_>], bounds: Bounds) -> bool {
-        self.is_full(charges, bounds, &self.lock())
+        self.is_full(charges, bounds, &self.keys.lock())
     }
 
     /// Adds a request to the queue. Returns `None` if the queue is full.
@@ -103,7 +104,7 @@ impl Waiters {
         charges: &[Charge<'_>],
         bounds: Bounds,
     ) -> Option<Box<Waiter>> {
-        let mut counts = self.lock();
+        let mut counts = self.keys.lock();
         if self.is_full(charges, bounds, &counts) {
             return None;
         }
@@ -130,14 +131,9 @@ impl Waiters {
         }))
     }
 
-    fn is_full(
-        &self,
-        charges: &[Charge<'_>],
-        bounds: Bounds,
-        counts: &HashMap<u64, usize>,
-    ) -> bool {
+    fn is_full(&self, charges: &[Charge<'_>], bounds: Bounds, counts: &HashMap<u64, u64>) -> bool {
         let queued = |key| counts.get(&key).copied().unwrap_or(0);
-        let is_full = |(key, charge)| queued(key) >= bounds.of(charge);
+        let is_full = |(key, charge)| queued(key) >= bounds.of(charge) as u64;
         self.all.load(Acquire) >= bounds.all || self.keys_of(charges).any(is_full)
     }
 
@@ -148,10 +144,6 @@ impl Waiters {
     ) -> impl Iterator<Item = (u64, &'a Charge<'a>)> {
         let queueing = charges.iter().filter(|charge| charge.queues());
         queueing.map(|charge| (self.seed.hash_one((charge.rule(), charge.key())), charge))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, usize>> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -204,15 +196,8 @@ impl Drop for Waiter {
     fn drop(&mut self) {
         // The charges of a request that runs may share the turn.
         self.turn.iter().for_each(|turn| turn.leave_unless(|_| false));
-        let mut counts = self.waiters.lock();
-        for key in &self.keys {
-            if let Entry::Occupied(mut count) = counts.entry(*key) {
-                *count.get_mut() -= 1;
-                if *count.get() == 0 {
-                    count.remove();
-                }
-            }
-        }
+        let mut counts = self.waiters.keys.lock();
+        self.keys.iter().for_each(|key| subtract(&mut counts, *key, 1));
         self.waiters.all.fetch_sub(1, AcqRel);
     }
 }
@@ -270,7 +255,7 @@ mod tests {
         assert!(waiters.enter(&[charge], bounds).is_none());
         let max = queued.len();
         drop(queued);
-        assert!(waiters.lock().is_empty(), "an entry was left behind");
+        assert!(waiters.keys.lock().is_empty(), "an entry was left behind");
         assert_eq!(waiters.all.load(Acquire), 0);
         max
     }

@@ -3,8 +3,6 @@
 //! The headers must end the stream, because some clients lose the status if an empty frame follows.
 //! The body must therefore report its end immediately.
 
-use std::time::Duration;
-
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use http::{
     HeaderName, HeaderValue, Method, Response, StatusCode, Version,
@@ -12,7 +10,7 @@ use http::{
 };
 
 use super::{Reason, Rejection, text};
-use crate::key::RequestHead;
+use crate::{key::RequestHead, store::millis};
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
@@ -92,11 +90,6 @@ fn percent_encoded(message: &str) -> String {
         }
     }
     text
-}
-
-/// Converts a wait to milliseconds, rounded up.
-fn millis(wait: Duration) -> u64 {
-    u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 /// Encodes `google.rpc.Status { code, message, details }`.

@@ -50,7 +50,8 @@ pub struct Adaptive {
 pub(crate) struct Controller {
     clock: Clock,
     plan: LivePlan,
-    max: u32,
+    /// The highest limit.
+    pub(crate) max: u32,
     /// The slots of the requests that run.
     in_flight: AtomicU32,
     /// The largest number of these slots since the window began.
@@ -108,7 +109,9 @@ impl Adaptive {
         let plan = LivePlan::new(Quota::concurrent(initial).shedding());
         let (in_flight, peak, state) = (0.into(), 0.into(), state.into());
         let controller = Arc::new(Controller { clock, plan, max, in_flight, peak, state });
-        Self { plan: controller.plan.clone().controlled_by(&controller), controller }
+        let mut plan = controller.plan.clone();
+        plan.controller = Some(controller.clone());
+        Self { plan, controller }
     }
 
     /// Creates a limit like this one, with these settings.
@@ -225,11 +228,6 @@ impl Controller {
         let in_flight = self.in_flight.fetch_add(slots, Relaxed).saturating_add(slots);
         self.peak.fetch_max(in_flight, Relaxed);
         Measurement { controller: self.clone(), since: None, slots, overloaded: None }
-    }
-
-    /// Returns the highest limit.
-    pub(crate) fn max(&self) -> u32 {
-        self.max
     }
 
     fn state(&self) -> MutexGuard<'_, LimitState> {

@@ -195,7 +195,8 @@ impl fmt::Debug for Plan {
 pub struct LivePlan {
     /// A lock or a counter would slow down requests on several threads.
     quotas: Arc<ArcSwap<Quotas>>,
-    controller: Option<Arc<Controller>>,
+    /// The controller of an [`Adaptive`](super::Adaptive) limit.
+    pub(crate) controller: Option<Arc<Controller>>,
 }
 
 impl LivePlan {
@@ -224,15 +225,6 @@ impl LivePlan {
     #[must_use]
     pub fn quotas(&self) -> Quotas {
         Quotas::clone(&self.quotas.load())
-    }
-
-    pub(super) fn controlled_by(self, controller: &Arc<Controller>) -> Self {
-        Self { controller: Some(controller.clone()), ..self }
-    }
-
-    /// Returns the controller of an [`Adaptive`](super::Adaptive) limit.
-    pub(crate) fn controller(&self) -> Option<&Arc<Controller>> {
-        self.controller.as_ref()
     }
 }
 

@@ -79,7 +79,9 @@ where
                 Ok(single) => single,
                 Err(error) => return Answer::Now(Err(error)),
             },
-            Op::Peek(_) => return Answer::Now(Ok(Decision::unsupported())),
+            Op::Peek(_) => {
+                return Answer::Now(Ok(Decision::deny().with_source(Source::Unsupported)));
+            }
             _ => return Answer::Now(Err(unsupported(CHANGE))),
         };
         let (allowed, snapshot) = match self.0.check_key_n(charge.key(), cost) {

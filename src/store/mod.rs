@@ -103,6 +103,7 @@ pub(crate) const MAX_GROUP: u8 = Charge::SHARE - 1;
 /// The rule's name, the key and the index of the quota identify an account. A changed quota keeps
 /// its account, so a change does not refill the account.
 #[derive(Clone, Copy, Debug)]
+#[must_use]
 pub struct Charge<'a> {
     rule: RuleName,
     key: &'a Key,
@@ -113,19 +114,12 @@ pub struct Charge<'a> {
     group: u8,
     /// The turn of a request that may wait for slots.
     turn: Option<&'a Arc<Turn>>,
-    /// The start of the request, if it makes several calls.
+    /// The start of the request, if it makes several calls. The budget of a [`Timeout`] begins then.
     start: Option<&'a Instant>,
-    known: Known,
-}
-
-/// Knowledge about a charge before its decision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Known {
-    Nothing,
-    /// A layer is being built that gives the rule these quotas for its whole life.
-    Fixed,
-    /// A request holds the slots in another store, so they need no decision.
-    Held,
+    /// `true` if a layer is being built that gives the rule these quotas for its whole life.
+    fixed: bool,
+    /// `true` if a request holds the slots in another store, so they need no decision.
+    held: bool,
 }
 
 impl<'a> Charge<'a> {
@@ -141,24 +135,21 @@ impl<'a> Charge<'a> {
     pub const SHARE: u8 = 127;
 
     /// Creates a charge of one unit.
-    #[must_use]
     pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
-        let (demand, only, start) = (Demand::units(1), None, None);
-        let (report_only, group, turn, known) = (false, 0, None, Known::Nothing);
-        Self { rule, key, quotas, demand, report_only, only, group, turn, start, known }
+        let (demand, report_only, only, group) = (Demand::units(1), false, None, 0);
+        let (turn, start, fixed, held) = (None, None, false, false);
+        Self { rule, key, quotas, demand, report_only, only, group, turn, start, fixed, held }
     }
 
     /// Sets the units to charge. Defaults to 1.
     ///
     /// A cost of 0 reads the account.
-    #[must_use]
     pub fn with_cost(mut self, units: u32) -> Self {
         self.demand.cost = units;
         self
     }
 
     /// Sets the units that must remain after the charge. Defaults to 0.
-    #[must_use]
     pub fn with_headroom(mut self, units: u32) -> Self {
         self.demand.headroom = units;
         self
@@ -166,7 +157,6 @@ impl<'a> Charge<'a> {
 
     /// Sets the longest time that the caller will queue. Defaults to zero, and is limited to ten
     /// years.
-    #[must_use]
     pub fn with_max_wait(mut self, time: Duration) -> Self {
         const LONGEST: u64 = 10 * 365 * 86_400 * 1_000_000_000;
         self.demand.max_wait = u64::try_from(time.as_nanos()).map_or(LONGEST, |ns| ns.min(LONGEST));
@@ -176,7 +166,6 @@ impl<'a> Charge<'a> {
     /// Sets if the charge is report-only. A report-only charge is made if it fits, and never denies a
     /// request. A [`RedisStore`](crate::RedisStore) does not support such a charge beside one of the
     /// same rule and key that is not report-only.
-    #[must_use]
     pub fn with_report_only(mut self, report_only: bool) -> Self {
         self.report_only = report_only;
         self
@@ -191,7 +180,6 @@ impl<'a> Charge<'a> {
     /// # Panics
     ///
     /// Panics if the number is above 127.
-    #[must_use]
     #[track_caller]
     pub fn with_group(mut self, group: u8) -> Self {
         assert!(
@@ -219,7 +207,6 @@ impl<'a> Charge<'a> {
     /// assert_eq!(left.outcomes()[0].remaining(), 5);
     /// assert_eq!(left.outcomes()[1].remaining(), 97);
     /// ```
-    #[must_use]
     pub fn with_quota_index(mut self, index: usize) -> Self {
         self.only = Some(u8::try_from(index).unwrap_or(u8::MAX));
         self
@@ -344,11 +331,8 @@ impl<'a> Charge<'a> {
     }
 
     /// Replaces the quotas.
-    pub(crate) fn with_quotas<'b>(&self, quotas: &'b [Quota]) -> Charge<'b>
-    where
-        'a: 'b,
-    {
-        Charge { quotas, ..*self }
+    pub(crate) fn with_quotas(self, quotas: &'a [Quota]) -> Self {
+        Self { quotas, ..self }
     }
 
     /// Lets the request wait for slots. If the charge is denied, its turn may be in a queue.
@@ -356,35 +340,9 @@ impl<'a> Charge<'a> {
         Self { turn, ..self }
     }
 
-    pub(crate) fn turn(&self) -> Option<&'a Arc<Turn>> {
-        self.turn
-    }
-
-    /// Sets the start of the request. The budget of a [`Timeout`] begins then.
-    fn with_start<'b>(&self, start: &'b Instant) -> Charge<'b>
-    where
-        'a: 'b,
-    {
-        Charge { start: Some(start), ..*self }
-    }
-
     /// Marks the quotas as those of a layer that is being built.
     pub(crate) fn with_fixed_quotas(self) -> Self {
-        Self { known: Known::Fixed, ..self }
-    }
-
-    /// Returns `true` if a layer is being built that gives the rule these quotas for its whole life.
-    pub(crate) fn is_fixed(&self) -> bool {
-        self.known == Known::Fixed
-    }
-
-    /// Marks the slots as those that a request holds in another store, so they need no decision.
-    pub(crate) fn with_held_slots(self) -> Self {
-        Self { known: Known::Held, ..self }
-    }
-
-    pub(crate) fn is_held(&self) -> bool {
-        self.known == Known::Held
+        Self { fixed: true, ..self }
     }
 }
 
@@ -684,6 +642,20 @@ pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// Returns the milliseconds of a time, rounded up so that no client retries too early.
+pub(crate) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+/// Subtracts units from the count of a key. The key is removed at 0.
+pub(crate) fn subtract(counts: &mut HashMap<u64, u64>, key: u64, units: u64) {
+    let Some(count) = counts.get_mut(&key) else { return };
+    *count = count.saturating_sub(units);
+    if *count == 0 {
+        counts.remove(&key);
+    }
+}
+
 pub(crate) trait Sealed {}
 
 impl Sealed for Infallible {}
@@ -725,7 +697,7 @@ struct KnownRules(Mutex<HashMap<RuleName, Vec<Quota>>>);
 impl KnownRules {
     /// Registers the quotas of fixed charges. Fails if a rule is registered with other quotas.
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        let fixed = || charges.iter().filter(|charge| charge.is_fixed());
+        let fixed = || charges.iter().filter(|charge| charge.fixed);
         if fixed().next().is_none() {
             return Ok(());
         }

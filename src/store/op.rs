@@ -38,7 +38,6 @@ pub enum Op<'a> {
 impl<'a> Op<'a> {
     /// Returns the charges. Every operation except [`Take`](Op::Take) and [`Peek`](Op::Peek) has
     /// exactly one.
-    #[must_use]
     #[inline]
     pub fn charges(&self) -> &'a [Charge<'a>] {
         match *self {

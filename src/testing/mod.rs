@@ -63,7 +63,6 @@ impl FakeClock {
     }
 
     /// Creates an embedded store for `keys` keys with this clock.
-    #[must_use]
     #[track_caller]
     pub fn store(&self, keys: usize) -> LocalStore {
         LocalStore::on(self.clock.clone(), keys)

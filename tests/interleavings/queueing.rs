@@ -34,7 +34,7 @@ impl Slots {
     /// Takes the slot, or joins the queue. Returns the epoch of the slot.
     fn ask(&self, turn: &Arc<Turn>) -> Option<u64> {
         let mut locked = self.0.lock(&iter::once(ALICE), Some(turn));
-        let order = locked.order(0);
+        let order = Turn::order(locked.turn, 0);
         let keys = locked.get(ALICE).expect("it is locked");
         if keys.room(ALICE, order) == Some((0, true)) {
             return Some(keys.hold(ALICE, 1));

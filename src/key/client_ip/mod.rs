@@ -82,6 +82,7 @@ const MAX_HOPS: u8 = 32;
 /// Every trusted proxy must append to the header or replace it. Otherwise a client can choose its
 /// address. Do not trust a network that others share, such as the network of a cloud.
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct ClientIp {
     trusted: Trusted,
     source: ClientHeader,
@@ -146,7 +147,6 @@ impl ClientIp {
     /// Use this only if all requests come through a proxy that *replaces* the header with one
     /// address. A client that reaches the server directly can claim a new address with each
     /// request.
-    #[must_use]
     pub fn behind_any_peer_dangerous() -> Self {
         Self::trusting(Trusted::AnyPeer)
     }
@@ -164,7 +164,6 @@ impl ClientIp {
     ///
     /// Panics if `hops` is outside 1 to 32. Without a proxy, use [`PeerIp`](super::PeerIp).
     #[track_caller]
-    #[must_use]
     pub const fn hops(hops: u8) -> Self {
         assert!(hops >= 1 && hops <= MAX_HOPS, "hops: give 1 to 32; without a proxy, use PeerIp");
         Self::trusting(Trusted::Hops(hops))
@@ -191,7 +190,6 @@ impl ClientIp {
     /// # Limitations
     ///
     /// The proxy must escape quotes and backslashes in text from clients, such as the `Host`.
-    #[must_use]
     pub fn forwarded(self) -> Self {
         Self { source: ClientHeader::Forwarded, ..self }
     }
@@ -210,7 +208,6 @@ impl ClientIp {
     /// ClientIp::behind(["10.0.0.7"])?.header(HeaderName::from_static("x-real-ip"));
     /// # Ok::<(), tower_sluice::key::NetworkError>(())
     /// ```
-    #[must_use]
     pub fn header(self, name: HeaderName) -> Self {
         Self { source: ClientHeader::Single(name), ..self }
     }
@@ -221,7 +218,6 @@ impl ClientIp {
     ///
     /// Panics if `bits` is outside 1 to 32.
     #[track_caller]
-    #[must_use]
     pub fn ipv4_prefix(self, bits: u8) -> Self {
         Self { ipv4_mask: ipv4_mask(bits), ..self }
     }
@@ -232,7 +228,6 @@ impl ClientIp {
     ///
     /// Panics if `bits` is outside 1 to 128.
     #[track_caller]
-    #[must_use]
     pub fn ipv6_prefix(self, bits: u8) -> Self {
         Self { ipv6_mask: ipv6_mask(bits), ..self }
     }
@@ -245,7 +240,6 @@ impl ClientIp {
     ///
     /// Panics if the status of a rejection is outside 400 to 599.
     #[track_caller]
-    #[must_use]
     pub fn unreadable(self, unreadable: Unreadable) -> Self {
         if let Unreadable::Reject(status) = unreadable {
             check_status("unreadable", status);
@@ -276,7 +270,6 @@ impl ClientIp {
     ///
     /// Panics if the status is outside 400 to 599.
     #[track_caller]
-    #[must_use]
     pub fn reject_without_header(self, status: StatusCode) -> Self {
         check_status("reject_without_header", status);
         Self { without_header: Some(status), ..self }

@@ -106,6 +106,7 @@ const SLOTS_MAX_AGE: u64 = 10_000_000;
 ///   the undo may be denied, and that denial is cached: the returned units may be denied for up to
 ///   [`max_age`](DenyCache::max_age).
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct DenyCache<S> {
     inner: S,
     table: Arc<HotKeys<CachedDenial>>,
@@ -124,7 +125,6 @@ impl<S> DenyCache<S> {
     ///
     /// Panics if `time` is zero or more than one minute.
     #[track_caller]
-    #[must_use]
     pub fn max_age(self, time: Duration) -> Self {
         Self { table: Arc::new(HotKeys::new(self.table.capacity(), time)), ..self }
     }
@@ -139,7 +139,6 @@ impl<S> DenyCache<S> {
     ///
     /// Panics if `denials` is 0 or more than 16 777 216.
     #[track_caller]
-    #[must_use]
     pub fn capacity(self, denials: usize) -> Self {
         let max_age = Duration::from_nanos(self.table.max_age);
         Self { table: Arc::new(HotKeys::new(denials, max_age)), ..self }

@@ -41,7 +41,7 @@ use crate::{
     decision::{Decision, Outcome, Snapshot, Source},
     quota::{Algorithm, Quota},
     store::{
-        Answer, BoxFuture, Charge, Health, Instances, Op, OwnedCharges, Store,
+        Answer, BoxFuture, Charge, Health, Instances, Op, OwnedCharges, Store, subtract,
         wrappers::{forward, request_start, take_since, timeout::while_idle},
     },
 };
@@ -199,6 +199,7 @@ type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 /// - While a process holds units of a limit, any process may undo or refund more than a quarter of
 ///   that limit. The process may then admit up to the refunded number of units too early.
 #[derive(Debug)]
+#[must_use]
 pub struct Leased<S: Store + 'static>(Arc<Leases<S>>);
 
 /// The state that all clones share.
@@ -230,7 +231,6 @@ impl<S: Store> Leased<S> {
     ///
     /// Panics if `instances` is 0.
     #[track_caller]
-    #[must_use]
     pub fn instances(self, instances: impl Into<Instances>) -> Self {
         let table =
             HotKeys::new(self.0.table.capacity(), Duration::from_nanos(self.0.table.max_age));
@@ -246,7 +246,6 @@ impl<S: Store> Leased<S> {
     ///
     /// Panics if the time is zero or more than a minute.
     #[track_caller]
-    #[must_use]
     pub fn max_age(self, time: Duration) -> Self {
         let table = HotKeys::new(self.0.table.capacity(), time);
         Self::with(self.0.inner.clone(), self.0.shares.percent.clone(), table)
@@ -265,7 +264,6 @@ impl<S: Store> Leased<S> {
     ///
     /// Panics if the number is 0 or more than 16 777 216.
     #[track_caller]
-    #[must_use]
     pub fn capacity(self, keys: usize) -> Self {
         let table = HotKeys::new(keys, Duration::from_nanos(self.0.table.max_age));
         Self::with(self.0.inner.clone(), self.0.shares.percent.clone(), table)
@@ -387,7 +385,7 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
 impl<S: Store + 'static> Leases<S> {
     fn end_all(&self, mut which: impl FnMut(&Lease) -> bool) {
         let now = self.table.now();
-        self.table.lock_each().for_each(|entries| self.end(entries, now, &mut which));
+        self.table.sets.iter().for_each(|set| self.end(set.entries.lock(), now, &mut which));
     }
 
     /// Ends some leases of a set, and returns their unused units to the store.
@@ -577,7 +575,8 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
             with_calls(charges, self.calls - 1, undo);
             return taken;
         };
-        let decision = lease.admit_first(charges);
+        lease.spend(charges, lease.requested_at.saturating_sub(1_000));
+        let decision = lease.decision(lease.received_at).with_source(lease.taken.source());
         lease.share = self.share.take();
         let mut unused = Some(Box::new(lease));
         self.update(|call, _| {
@@ -731,12 +730,6 @@ impl Lease {
             balances.map(|((charge, _), balance)| balance.units(at) / charge.cost()).min()
         });
         self.calls.saturating_sub(left.unwrap_or(0))
-    }
-
-    /// Admits the call that requested the lease.
-    fn admit_first(&mut self, charges: &[Charge<'_>]) -> Decision {
-        self.spend(charges, self.requested_at.saturating_sub(1_000));
-        self.decision(self.received_at).with_source(self.taken.source())
     }
 
     /// Admits a call if enough units are left.
@@ -950,12 +943,7 @@ impl Shares {
 impl Drop for Share {
     fn drop(&mut self) {
         let mut reserved = self.shares.reserved.lock();
-        for (tag, units) in &self.parts {
-            let left = reserved.remove(tag).map_or(0, |all| all - units);
-            if left > 0 {
-                reserved.insert(*tag, left);
-            }
-        }
+        self.parts.iter().for_each(|(tag, units)| subtract(&mut reserved, *tag, *units));
     }
 }
 

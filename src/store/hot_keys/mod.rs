@@ -135,11 +135,6 @@ impl<T> HotKeys<T> {
         entries
     }
 
-    /// Locks one set after another.
-    fn lock_each(&self) -> impl Iterator<Item = MutexGuard<'_, HotEntries<T>>> {
-        self.sets.iter().map(|set| set.entries.lock())
-    }
-
     /// Returns the number of changes of some accounts, and of others.
     fn changes(&self, tags: &[u64]) -> u64 {
         tags.iter().map(|tag| self.set(*tag).changes.load(Acquire)).sum()

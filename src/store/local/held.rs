@@ -141,15 +141,9 @@ impl<'a> LockedSlots<'a> {
         self.shards.iter_mut().find(|(locked, _)| *locked == index).map(|(_, keys)| &mut **keys)
     }
 
-    /// Returns the order of the request among those with this headroom.
-    #[inline]
-    pub(super) fn order(&self, headroom: u32) -> Order {
-        Turn::order(self.turn, headroom)
-    }
-
     /// Adds the request to the queue of an account. It must have a turn.
     pub(super) fn join(&mut self, id: u64, headroom: u32, need: u64, limit: u32, max_wait: u64) {
-        let (order, shard) = (self.order(headroom), self.table.shard(id).clone());
+        let (order, shard) = (Turn::order(self.turn, headroom), self.table.shard(id).clone());
         let Some(turn) = self.turn else { return };
         let Some(entry) = self.get(id).and_then(|keys| keys.entries.get_mut(&id)) else { return };
         let queue = entry.queue.get_or_insert_default();

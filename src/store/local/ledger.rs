@@ -176,7 +176,7 @@ impl Ledger {
             _ => return None,
         };
         let demand = charge.demand();
-        let may_wait = charge.turn().is_some() || charge.is_report_only();
+        let may_wait = charge.turn.is_some() || charge.is_report_only();
         if charge.quota_index().is_some()
             || may_wait
             || demand.cost == 0
@@ -230,7 +230,7 @@ impl Ledger {
     #[inline(never)]
     fn take_several(&self, charges: &[Charge<'_>], now: u64) -> Decision {
         if let [charge] = charges
-            && charge.is_held()
+            && charge.held
         {
             return self.hold(charge);
         }
@@ -279,20 +279,15 @@ impl Ledger {
         (elapsed > 0 && elapsed >= retry_ns.saturating_sub(max_wait)).then_some(later)
     }
 
-    /// Returns the decision that [`take`](Ledger::take) would make, and changes nothing.
-    pub(super) fn peek(&self, charges: &[Charge<'_>]) -> Decision {
-        self.decide(charges, self.clock.now(), true)
-    }
-
     /// Decides on the charges of all accounts. Changes nothing if `peeks` is `true`.
-    fn decide(&self, charges: &[Charge<'_>], now: u64, peeks: bool) -> Decision {
+    pub(super) fn decide(&self, charges: &[Charge<'_>], now: u64, peeks: bool) -> Decision {
         let mut decision = Decision::new(true, now);
         if self.may_be_blocked(now) && self.deny_blocked(charges, &mut decision) {
             return decision;
         }
         let mut accounts = Accounts::default();
         self.collect(charges, &mut accounts);
-        let turn = charges.iter().find_map(Charge::turn).filter(|_| !peeks);
+        let turn = charges.iter().find_map(|it| it.turn).filter(|_| !peeks);
         if let Some(turn) = turn {
             turn.leave_unless(|id| accounts.slots().any(|account| account.at.id == id));
         }

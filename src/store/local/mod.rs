@@ -127,6 +127,7 @@ use crate::{decision::Decision, observe::set_keys};
 /// assert_eq!(store.stats().active, 1);
 /// ```
 #[derive(Clone)]
+#[must_use]
 pub struct LocalStore {
     ledger: Arc<Ledger>,
 }
@@ -157,7 +158,6 @@ impl LocalStore {
     pub(crate) const DEFAULT_KEYS: usize = 131_072;
 
     /// Creates a store with the default capacity of 131 072 keys, which takes 4.2 MB.
-    #[must_use]
     #[track_caller]
     pub fn new() -> Self {
         Self::with_capacity(Self::DEFAULT_KEYS)
@@ -166,7 +166,6 @@ impl LocalStore {
     /// Creates a store with a capacity of `keys` keys, at 32 bytes each.
     ///
     /// Only keys with used units take capacity. The number is rounded up to a multiple of 8.
-    #[must_use]
     #[track_caller]
     pub fn with_capacity(keys: usize) -> Self {
         Self::on(Clock::shared(), keys)
@@ -197,7 +196,7 @@ impl Store for LocalStore {
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         Answer::Now(Ok(match op {
             Op::Take(charges) => return self.ledger.take(charges, |it| Answer::Now(Ok(it))),
-            Op::Peek(charges) => self.ledger.peek(charges),
+            Op::Peek(charges) => self.ledger.decide(charges, self.ledger.clock.now(), true),
             Op::Adjust(charge, units) => self.ledger.adjust(charge, units),
             Op::Reset(charge) => self.ledger.reset(charge),
             Op::Block(charge, time) => self.ledger.block(charge, time),
@@ -213,7 +212,7 @@ impl Store for LocalStore {
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         can_queue(charges)?;
-        if charges.iter().any(Charge::is_fixed) {
+        if charges.iter().any(|it| it.fixed) {
             self.ledger.rules.register(charges)?;
             self.ledger.rebuilds.layer_built();
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     accounts::Account,
-    held::{self, LockedSlots, Shard},
+    held::{self, LockedSlots, Shard, Turn},
 };
 use crate::{
     algorithm::{Demand, Evaluation, concurrent},
@@ -44,7 +44,7 @@ pub(super) fn take(
 #[inline]
 pub(super) fn look(account: &Account<'_>, slots: &mut LockedSlots<'_>) -> Evaluation {
     let (id, quota, demand) = (account.at.id, account.quota, account.demand);
-    let order = slots.order(demand.headroom);
+    let order = Turn::order(slots.turn, demand.headroom);
     let room = slots.get(id).and_then(|keys| keys.room(id, order));
     let (held, is_next) = room.unwrap_or((0, false));
     if is_next || demand.cost == 0 {

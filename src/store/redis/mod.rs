@@ -114,6 +114,7 @@ const SLOT_TTL: Duration = Duration::from_secs(10);
 ///   caller. If that runtime shuts down, callers on other runtimes may receive an error.
 /// - A client that can write to the server can change the limits.
 #[derive(Clone)]
+#[must_use]
 pub struct RedisStore<C = Link> {
     settings: Arc<RedisConfig>,
     shared: Arc<RedisShared>,
@@ -149,7 +150,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     ///
     /// The connection should reconnect by itself. If its replies may take arbitrarily long, wrap
     /// the store in a [timeout](crate::StoreExt::timeout).
-    #[must_use]
     pub fn new(connection: C) -> Self {
         let settings = RedisConfig {
             addresses: Addresses::new(),
@@ -169,7 +169,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// The connection must send each call to the node that stores its keys. The store does not know the
     /// nodes, so one that does not reply delays the renewals and frees of slots on others, unlike with
     /// [`cluster`](RedisStore::cluster).
-    #[must_use]
     pub fn sharded(connection: C) -> Self {
         let mut store = Self::new(connection);
         Arc::make_mut(&mut store.settings).sharded = true;
@@ -186,7 +185,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Panics if the prefix is empty, longer than 64 bytes, or has a byte other than
     /// `[A-Za-z0-9_.:-]`. A brace would put all accounts on one node of a cluster.
     #[track_caller]
-    #[must_use]
     pub fn prefix(mut self, prefix: &str) -> Self {
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte);
         assert!(
@@ -204,7 +202,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     ///
     /// Without a secret, anyone with read access can find the owner of an account by trying IP
     /// addresses or short names.
-    #[must_use]
     pub fn secret(mut self, secret: impl Into<FingerprintKey>) -> Self {
         self.settings_mut().addresses.secret = secret.into();
         self
@@ -214,7 +211,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     ///
     /// All clients with read access to the server can then read the rule and the key. The length of
     /// a key in Redis then depends on user input.
-    #[must_use]
     pub fn readable_keys(mut self) -> Self {
         self.settings_mut().addresses.readable = true;
         self
@@ -229,7 +225,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// All accounts of a key are on one server, so a hot key loads that server with all its rules.
     /// All processes that share accounts need the same setting. A change of the setting starts new
     /// accounts.
-    #[must_use]
     pub fn hash_tag_by_key(mut self) -> Self {
         self.settings_mut().addresses.tagged = true;
         self
@@ -253,7 +248,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// # Ok(())
     /// # }
     /// ```
-    #[must_use]
     pub fn coalesce(mut self, enabled: bool) -> Self {
         Arc::make_mut(&mut self.settings).coalesces = enabled;
         self
@@ -280,7 +274,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// of Unix time. For simulations.
     #[cfg(feature = "testing")]
     #[doc(hidden)]
-    #[must_use]
     pub fn with_process_clock(mut self, process_clock: Arc<AtomicU64>) -> Self {
         Arc::make_mut(&mut self.settings).process_clock = Some(process_clock);
         self
@@ -355,7 +348,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             return Answer::Later(decision);
         }
         let slots = self.settings.slots.clone();
-        let turns = charges.iter().any(|it| it.turn().is_some());
+        let turns = charges.iter().any(|it| it.turn.is_some());
         // Boxed, because few requests have them, and the future is moved.
         let mut waits = turns
             .then(|| Box::new((slots.ask(&request), OwnedCharges::from(charges), self.clone())));
@@ -441,7 +434,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
         are_apart(charges)?;
         const TOO_MANY: &str = "a request that takes more than 256 slots; lower its cost";
         let takes_slots = |it: &Charge<'_>| it.charged_quotas().any(|(_, it)| it.is_concurrent());
-        if charges.iter().any(|it| it.is_fixed() && it.cost() > MAX_COST && takes_slots(it)) {
+        if charges.iter().any(|it| it.fixed && it.cost() > MAX_COST && takes_slots(it)) {
             return Err(Unsupported::new(TOO_MANY));
         }
         self.settings.rules.register(charges)

@@ -5,7 +5,7 @@
 //! account need no order.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet, hash_map::Entry},
+    collections::{BTreeMap, HashMap, HashSet},
     hash::{BuildHasher, RandomState},
     mem,
     pin::pin,
@@ -47,6 +47,7 @@ use crate::{
                 AccountRequest, EncodedPlan, Request, reply::AccountReply, script::ScriptKind,
             },
         },
+        subtract,
     },
 };
 
@@ -166,6 +167,111 @@ impl Slots {
     pub(crate) fn ttl_micros(&self) -> u64 {
         nanos(self.ttl) / 1_000
     }
+
+    /// Returns the share of a caller in the 4,096 callers of a call, so that the call takes at most
+    /// 1,024 slots.
+    pub(crate) fn weight(request: &Request) -> usize {
+        let slots = request.accounts.iter().flat_map(AccountRequest::slots);
+        let large = slots.filter(|(_, (quota, _))| raised(quota) > MAX_FREED);
+        let cost = large.map(|(_, (_, ask))| 4 * ask.cost.min(MAX_COST)).max().unwrap_or(1);
+        cost.max(1) as usize
+    }
+
+    /// Numbers the slots that equal requests of several callers take.
+    pub(crate) fn begin(self: &Arc<Self>, request: &Request, callers: usize) -> SlotCall {
+        let mut call = SlotCall { slots: self.clone(), takes: SmallVec::new() };
+        for (account_index, account) in request.accounts.iter().enumerate() {
+            for (quota_index, (quota, ask)) in account.slots() {
+                let cost = if ask.cost > MAX_COST { too_many(ask.cost) } else { ask.cost };
+                // No more callers than fit.
+                let most = raised(quota).checked_div(cost).unwrap_or(0);
+                let callers = u32::try_from(callers).map_or(most, |callers| callers.min(most));
+                let (set, rule) = (set(account, quota_index), account.rule);
+                let (id, units) = (self.id(&set), u64::from(cost) * u64::from(callers));
+                let mut state = self.state();
+                let own = state.units.get(&id).copied().unwrap_or(0);
+                state.taking += 1;
+                let (first, freed) = (state.next, state.freed(&set));
+                let waits = if account.report_only || callers == 0 { 0 } else { ask.max_wait };
+                let waits = waits * state.mark_millis(rule);
+                state.next += units;
+                drop(state);
+                let (at, until_head) = ((account_index, quota_index), quota.sheds());
+                call.takes.push(SlotTake {
+                    at,
+                    set,
+                    id,
+                    rule,
+                    own,
+                    first,
+                    cost,
+                    until_head,
+                    waits,
+                    callers,
+                    freed,
+                });
+            }
+        }
+        call
+    }
+
+    /// Returns `true` if this process neither holds nor frees slots. The task then ends.
+    fn ends(&self) -> bool {
+        let mut state = self.state();
+        let ends = state.is_idle();
+        if ends {
+            state.task = None;
+        }
+        ends
+    }
+
+    /// Returns the freed slots that the server may still count.
+    fn to_free(&self) -> Vec<RequestSlots> {
+        let (now, mut state) = (self.now(), self.state());
+        state.freed.retain(|_, freed| freed.ends_at > now);
+        let all = state.freed.iter();
+        all.map(|((set, first), freed)| (set.clone(), *first, freed.units)).collect()
+    }
+
+    /// Returns the held slots to renew in a step, or all: those whose numbers have their turn and
+    /// that were not taken in the last step, and those that have missed it. Slots with near numbers
+    /// have their turn together.
+    fn to_renew(&self, step: Option<u32>) -> Vec<RequestSlots> {
+        let (now, period, state) = (self.now(), nanos(self.ttl) / 3, self.state());
+        let due = state.held.iter().filter(|(first, held)| {
+            let turn = **first / u64::from(MAX_RENEWED) % u64::from(STEPS);
+            let age = now.saturating_sub(held.renewed_at);
+            step.is_none_or(|step| {
+                age > period || turn == u64::from(step) && age > period / u64::from(STEPS)
+            })
+        });
+        due.map(|(first, held)| (held.set.clone(), *first, held.units)).collect()
+    }
+
+    /// Records that the server no longer counts slots.
+    fn removed(&self, requests: Vec<RequestSlots>) {
+        let mut state = self.state();
+        for (set, first, _) in requests {
+            state.freed.remove(&(set, first));
+        }
+    }
+
+    /// Records a renewal, with `1` for each request whose slots count.
+    fn renewed(&self, requests: Vec<RequestSlots>, counted: &[u8]) {
+        let (now, mut state, mut lost) = (self.now(), self.state(), Vec::new());
+        for ((_, first, _), counts) in requests.into_iter().zip(counted) {
+            match state.held.get_mut(&first) {
+                Some(held) if *counts == b'1' => held.renewed_at = now,
+                _ => {
+                    let held = state.held.remove(&first);
+                    held.iter().for_each(|it| subtract(&mut state.units, it.id, it.units.into()));
+                    lost.extend(held);
+                }
+            }
+        }
+        drop(state);
+        lost.into_iter().for_each(|held| held.lost.close());
+    }
 }
 
 impl SlotsState {
@@ -173,15 +279,6 @@ impl SlotsState {
     fn add(&mut self, id: u64, units: u64) {
         if units > 0 {
             *self.units.entry(id).or_default() += units;
-        }
-    }
-
-    /// Counts slots of an account no more.
-    fn remove(&mut self, id: u64, units: u64) {
-        let Entry::Occupied(mut all) = self.units.entry(id) else { return };
-        *all.get_mut() = all.get().saturating_sub(units);
-        if *all.get() == 0 {
-            all.remove();
         }
     }
 
@@ -196,6 +293,17 @@ impl SlotsState {
         let all = self.freed.range((set.clone(), 0)..=(set.clone(), u64::MAX));
         all.map(|(_, freed)| u64::from(freed.units)).sum()
     }
+
+    /// Returns the freed slots in a set that the server may still count, oldest first.
+    fn freed(&self, set: &Arc<str>) -> Vec<(u64, u32)> {
+        let mut room = MAX_FREED;
+        let all = self.freed.range((set.clone(), 0)..=(set.clone(), u64::MAX));
+        all.map_while(|((_, first), FreedSlots { units, .. })| {
+            room = room.checked_sub(*units)?;
+            Some((*first, *units))
+        })
+        .collect()
+    }
 }
 
 impl FreeSlots for Slots {
@@ -205,7 +313,7 @@ impl FreeSlots for Slots {
         let mut state = self.state();
         let Some(held) = state.held.remove(&first) else { return };
         let RunningSlots { set, id, units, rule, started_at, .. } = held;
-        state.remove(id, units.into());
+        subtract(&mut state.units, id, units.into());
         state.freed.insert((set.clone(), first), FreedSlots { units, ends_at });
         let time = started_at.map(|start| now.saturating_sub(start));
         let calls = state.freed_after(time, rule, &set, id);
@@ -264,55 +372,6 @@ pub(crate) struct SlotCall {
     pub(crate) takes: SmallVec<[SlotTake; 1]>,
 }
 
-impl Slots {
-    /// Returns the share of a caller in the 4,096 callers of a call, so that the call takes at most
-    /// 1,024 slots.
-    pub(crate) fn weight(request: &Request) -> usize {
-        let slots = request.accounts.iter().flat_map(AccountRequest::slots);
-        let large = slots.filter(|(_, (quota, _))| raised(quota) > MAX_FREED);
-        let cost = large.map(|(_, (_, ask))| 4 * ask.cost.min(MAX_COST)).max().unwrap_or(1);
-        cost.max(1) as usize
-    }
-
-    /// Numbers the slots that equal requests of several callers take.
-    pub(crate) fn begin(self: &Arc<Self>, request: &Request, callers: usize) -> SlotCall {
-        let mut call = SlotCall { slots: self.clone(), takes: SmallVec::new() };
-        for (account_index, account) in request.accounts.iter().enumerate() {
-            for (quota_index, (quota, ask)) in account.slots() {
-                let cost = if ask.cost > MAX_COST { too_many(ask.cost) } else { ask.cost };
-                // No more callers than fit.
-                let most = raised(quota).checked_div(cost).unwrap_or(0);
-                let callers = u32::try_from(callers).map_or(most, |callers| callers.min(most));
-                let (set, rule) = (set(account, quota_index), account.rule);
-                let (id, units) = (self.id(&set), u64::from(cost) * u64::from(callers));
-                let mut state = self.state();
-                let own = state.units.get(&id).copied().unwrap_or(0);
-                state.taking += 1;
-                let (first, freed) = (state.next, state.freed(&set));
-                let waits = if account.report_only || callers == 0 { 0 } else { ask.max_wait };
-                let waits = waits * state.mark_millis(rule);
-                state.next += units;
-                drop(state);
-                let (at, until_head) = ((account_index, quota_index), quota.sheds());
-                call.takes.push(SlotTake {
-                    at,
-                    set,
-                    id,
-                    rule,
-                    own,
-                    first,
-                    cost,
-                    until_head,
-                    waits,
-                    callers,
-                    freed,
-                });
-            }
-        }
-        call
-    }
-}
-
 /// Returns the key of the sorted set of a quota, which is in the cluster slot of its account.
 pub(super) fn set(account: &AccountRequest, quota_index: usize) -> Arc<str> {
     format!("{}:s{quota_index}", account.address).into()
@@ -321,19 +380,6 @@ pub(super) fn set(account: &AccountRequest, quota_index: usize) -> Arc<str> {
 /// Returns the most slots that a quota allows.
 pub(super) fn raised(quota: &Quota) -> u32 {
     quota.burst().saturating_add(quota.soft())
-}
-
-impl SlotsState {
-    /// Returns the freed slots in a set that the server may still count, oldest first.
-    fn freed(&self, set: &Arc<str>) -> Vec<(u64, u32)> {
-        let mut room = MAX_FREED;
-        let all = self.freed.range((set.clone(), 0)..=(set.clone(), u64::MAX));
-        all.map_while(|((_, first), FreedSlots { units, .. })| {
-            room = room.checked_sub(*units)?;
-            Some((*first, *units))
-        })
-        .collect()
-    }
 }
 
 impl SlotCall {
@@ -450,7 +496,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     ///
     /// Panics if `time` is less than 1 s or more than one day.
     #[track_caller]
-    #[must_use]
     pub fn slot_ttl(self, time: Duration) -> Self {
         assert!(
             (Duration::from_secs(1)..=Duration::from_secs(86_400)).contains(&time),
@@ -655,65 +700,5 @@ impl Drop for TaskEnd {
             self.slots.state().task = None;
             self.slots.call_all();
         }
-    }
-}
-
-impl Slots {
-    /// Returns `true` if this process neither holds nor frees slots. The task then ends.
-    fn ends(&self) -> bool {
-        let mut state = self.state();
-        let ends = state.is_idle();
-        if ends {
-            state.task = None;
-        }
-        ends
-    }
-
-    /// Returns the freed slots that the server may still count.
-    fn to_free(&self) -> Vec<RequestSlots> {
-        let (now, mut state) = (self.now(), self.state());
-        state.freed.retain(|_, freed| freed.ends_at > now);
-        let all = state.freed.iter();
-        all.map(|((set, first), freed)| (set.clone(), *first, freed.units)).collect()
-    }
-
-    /// Returns the held slots to renew in a step, or all: those whose numbers have their turn and
-    /// that were not taken in the last step, and those that have missed it. Slots with near numbers
-    /// have their turn together.
-    fn to_renew(&self, step: Option<u32>) -> Vec<RequestSlots> {
-        let (now, period, state) = (self.now(), nanos(self.ttl) / 3, self.state());
-        let due = state.held.iter().filter(|(first, held)| {
-            let turn = **first / u64::from(MAX_RENEWED) % u64::from(STEPS);
-            let age = now.saturating_sub(held.renewed_at);
-            step.is_none_or(|step| {
-                age > period || turn == u64::from(step) && age > period / u64::from(STEPS)
-            })
-        });
-        due.map(|(first, held)| (held.set.clone(), *first, held.units)).collect()
-    }
-
-    /// Records that the server no longer counts slots.
-    fn removed(&self, requests: Vec<RequestSlots>) {
-        let mut state = self.state();
-        for (set, first, _) in requests {
-            state.freed.remove(&(set, first));
-        }
-    }
-
-    /// Records a renewal, with `1` for each request whose slots count.
-    fn renewed(&self, requests: Vec<RequestSlots>, counted: &[u8]) {
-        let (now, mut state, mut lost) = (self.now(), self.state(), Vec::new());
-        for ((_, first, _), counts) in requests.into_iter().zip(counted) {
-            match state.held.get_mut(&first) {
-                Some(held) if *counts == b'1' => held.renewed_at = now,
-                _ => {
-                    let held = state.held.remove(&first);
-                    held.iter().for_each(|held| state.remove(held.id, held.units.into()));
-                    lost.extend(held);
-                }
-            }
-        }
-        drop(state);
-        lost.into_iter().for_each(|held| held.lost.close());
     }
 }

@@ -99,7 +99,7 @@ fn is_of((account, quota_index, ..): &Needed<'_>, outcome: &Outcome) -> bool {
 fn waiting<'c>(charges: &[Charge<'c>], rule: RuleName) -> Option<(&'c Arc<Turn>, Duration)> {
     let waits = |it: &&Charge<'_>| it.rule() == rule && it.queues() && it.group() == 0;
     let charge = charges.iter().find(waits)?;
-    Some((charge.turn()?, charge.max_wait()))
+    Some((charge.turn?, charge.max_wait()))
 }
 
 /// A call for slots by a request that may wait. If it fails or times out, all that wait ask at once,
@@ -147,7 +147,7 @@ impl Slots {
         request: &Request,
         charges: &[Charge<'_>],
     ) -> Option<Decision> {
-        let (state, turn) = (self.state(), charges.iter().find_map(Charge::turn));
+        let (state, turn) = (self.state(), charges.iter().find_map(|it| it.turn));
         if state.waiting.is_empty() {
             return None;
         }
@@ -203,7 +203,7 @@ impl Slots {
         asking: Option<&mut Asking>,
         decision: &mut Decision,
     ) {
-        let (allowed, turn) = (decision.is_allowed(), charges.iter().find_map(Charge::turn));
+        let (allowed, turn) = (decision.is_allowed(), charges.iter().find_map(|it| it.turn));
         decision.slot.iter().for_each(Slot::start);
         let waits = |it: &Outcome| it.is_wait_unknown() && waiting(charges, it.rule()).is_some();
         let denying = |it: &&Outcome| it.is_denied() && it.is_deciding();

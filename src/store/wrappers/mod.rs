@@ -61,6 +61,7 @@ pub(super) fn take_since<S: Store>(
     start: Instant,
     charges: &[Charge<'_>],
 ) -> Answer<S::Future> {
-    let charges: SmallVec<[_; 4]> = charges.iter().map(|it| it.with_start(&start)).collect();
+    let since = charges.iter().map(|it| Charge { start: Some(&start), ..*it });
+    let charges: SmallVec<[_; 4]> = since.collect();
     store.call(Op::Take(&charges))
 }

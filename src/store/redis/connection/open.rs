@@ -86,7 +86,6 @@ impl RedisStore {
     ///     client.get_multiplexed_async_connection().await
     /// });
     /// ```
-    #[must_use]
     pub fn from_connector<F, Fut>(connect: F) -> Self
     where
         F: Fn() -> Fut + Send + Sync + 'static,
@@ -228,57 +227,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         warnings.iter().for_each(|warning| warn!("redis: {warning}"));
         Ok(self)
     }
-}
 
-async fn open(client: Client) -> RedisResult<MultiplexedConnection> {
-    client.get_multiplexed_async_connection_with_config(&config()).await
-}
-
-fn tcp() -> TcpSettings {
-    let keepalive = TcpKeepalive::new().with_time(TCP_KEEPALIVE);
-    #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
-    let keepalive = keepalive.with_interval(TCP_KEEPALIVE / 3);
-    let settings = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
-    #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
-    let settings = settings.set_user_timeout(TCP_USER_TIMEOUT);
-    settings
-}
-
-const NO_TCP: &str = "a server of a cluster is reached by TCP; give redis://host:port";
-const URL_FORM: &str = "give redis://[user:password@]host[:port][/db]";
-
-/// Parses the addresses of a cluster or of sentinels.
-fn addresses(urls: &[&str]) -> Result<Vec<ConnectionInfo>, RedisError> {
-    if urls.is_empty() {
-        let text = format!("no address is given; {URL_FORM}");
-        return Err(RedisError::new(RedisErrorKind::Config, text));
-    }
-    urls.iter().map(|url| address(url)).collect()
-}
-
-/// Parses an address. An error does not show it, because it may contain a password.
-fn address(url: &str) -> Result<ConnectionInfo, RedisError> {
-    let info = url.into_connection_info().map_err(|error| {
-        let is_tls = url.starts_with("rediss:") || url.starts_with("valkeys:");
-        let fix = if is_tls && !cfg!(feature = "redis-tls") {
-            "enable the feature `redis-tls` of tower-sluice"
-        } else {
-            URL_FORM
-        };
-        RedisError::new(RedisErrorKind::Config, format!("an address is invalid: {error}; {fix}"))
-    })?;
-    Ok(info.set_tcp_settings(tcp()))
-}
-
-/// The commands that a user of the store must be permitted to run.
-const PERMISSIONS: &str = "+eval +evalsha +time +get +mget +exists +psetex +del +pttl +pexpire \
-                           +lindex +lrange +lset +rpush +lpop +lrem +zadd +zrem +zrange +zcard \
-                           +zcount +zmscore +info +select +script|load";
-/// The additional commands for a cluster.
-const CLUSTER_PERMISSIONS: &str = " +cluster|slots +asking";
-const MIN_VERSION: [u32; 2] = [6, 2];
-
-impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Reads the settings of the server, and runs the commands of the scripts on a separate key.
     ///
     /// Returns warnings: settings that may cause wrong decisions, and masters that cannot be reached.
@@ -383,6 +332,54 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         }
     }
 }
+
+async fn open(client: Client) -> RedisResult<MultiplexedConnection> {
+    client.get_multiplexed_async_connection_with_config(&config()).await
+}
+
+fn tcp() -> TcpSettings {
+    let keepalive = TcpKeepalive::new().with_time(TCP_KEEPALIVE);
+    #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
+    let keepalive = keepalive.with_interval(TCP_KEEPALIVE / 3);
+    let settings = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+    #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
+    let settings = settings.set_user_timeout(TCP_USER_TIMEOUT);
+    settings
+}
+
+const NO_TCP: &str = "a server of a cluster is reached by TCP; give redis://host:port";
+const URL_FORM: &str = "give redis://[user:password@]host[:port][/db]";
+
+/// Parses the addresses of a cluster or of sentinels.
+fn addresses(urls: &[&str]) -> Result<Vec<ConnectionInfo>, RedisError> {
+    if urls.is_empty() {
+        let text = format!("no address is given; {URL_FORM}");
+        return Err(RedisError::new(RedisErrorKind::Config, text));
+    }
+    urls.iter().map(|url| address(url)).collect()
+}
+
+/// Parses an address. An error does not show it, because it may contain a password.
+fn address(url: &str) -> Result<ConnectionInfo, RedisError> {
+    let info = url.into_connection_info().map_err(|error| {
+        let is_tls = url.starts_with("rediss:") || url.starts_with("valkeys:");
+        let fix = if is_tls && !cfg!(feature = "redis-tls") {
+            "enable the feature `redis-tls` of tower-sluice"
+        } else {
+            URL_FORM
+        };
+        RedisError::new(RedisErrorKind::Config, format!("an address is invalid: {error}; {fix}"))
+    })?;
+    Ok(info.set_tcp_settings(tcp()))
+}
+
+/// The commands that a user of the store must be permitted to run.
+const PERMISSIONS: &str = "+eval +evalsha +time +get +mget +exists +psetex +del +pttl +pexpire \
+                           +lindex +lrange +lset +rpush +lpop +lrem +zadd +zrem +zrange +zcard \
+                           +zcount +zmscore +info +select +script|load";
+/// The additional commands for a cluster.
+const CLUSTER_PERMISSIONS: &str = " +cluster|slots +asking";
+const MIN_VERSION: [u32; 2] = [6, 2];
 
 fn rule() -> RuleName {
     RuleName::new("sluice probe").unwrap_or_default()

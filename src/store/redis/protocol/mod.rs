@@ -122,7 +122,7 @@ impl Request {
             let (demand, reserve) = charge.demand_in(group);
             (account.group, account.reserve) = (group, reserve);
             let may_wait = charge.queues() && charge.group() == 0;
-            let waits = u64::from(may_wait && charge.turn().is_some());
+            let waits = u64::from(may_wait && charge.turn.is_some());
             for (quota_index, quota) in charge.charged_quotas() {
                 let mut ask = demand;
                 if quota.is_concurrent() {

@@ -49,19 +49,13 @@ const GENERAL: [&str; 3] = [
     "return read, write, tat\nend\n",
     "return decide, answer\nend\n",
 ];
-const ALGORITHMS: [(u8, &str); 6] = [
-    (b'g', include_str!("../../../../lua/gcra.lua")),
-    (b't', include_str!("../../../../lua/token_bucket.lua")),
-    (b'f', include_str!("../../../../lua/fixed_window.lua")),
-    (b's', include_str!("../../../../lua/sliding_window.lua")),
-    (b'l', include_str!("../../../../lua/sliding_log.lua")),
-    (
-        b'c',
-        concat!(
-            include_str!("../../../../lua/slots.lua"),
-            include_str!("../../../../lua/concurrent.lua")
-        ),
-    ),
+const ALGORITHMS: [(u8, &[&str]); 6] = [
+    (b'g', &[include_str!("../../../../lua/gcra.lua")]),
+    (b't', &[include_str!("../../../../lua/token_bucket.lua")]),
+    (b'f', &[include_str!("../../../../lua/fixed_window.lua")]),
+    (b's', &[include_str!("../../../../lua/sliding_window.lua")]),
+    (b'l', &[include_str!("../../../../lua/sliding_log.lua")]),
+    (b'c', &[SLOTS, CONCURRENT]),
 ];
 const SETS: usize = 1 << ALGORITHMS.len();
 
@@ -120,7 +114,7 @@ impl Default for Scripts {
 impl Script {
     fn assemble(clock: &'static str, kind: ScriptKind, set: usize) -> Self {
         let algorithms = ALGORITHMS.iter().enumerate().filter(|(at, _)| set >> at & 1 == 1);
-        let algorithms = algorithms.map(|(_, (_, text))| *text);
+        let algorithms = algorithms.flat_map(|(_, (_, texts))| texts.iter().copied());
         let general = [ACCOUNT].into_iter().chain(algorithms);
         let (before, after) = match kind {
             ScriptKind::Plain => (&[ONE, TIME, PLAIN][..], &[TAKE, SINGLE][..]),

@@ -57,6 +57,7 @@ use crate::{
 /// assert!(!store.is_open());
 /// ```
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct Breaker<S> {
     inner: S,
     config: BreakerConfig,
@@ -75,7 +76,6 @@ impl<S> Breaker<S> {
     ///
     /// Panics if `consecutive` is 0.
     #[track_caller]
-    #[must_use]
     pub fn failures(self, consecutive: u32) -> Self {
         assert!(consecutive > 0, "breaker: failures is 0; give at least 1");
         self.with(|config| config.failures = consecutive)
@@ -90,7 +90,6 @@ impl<S> Breaker<S> {
     ///
     /// Panics if `percent` is not 1 to 100, or if `answers` is 0.
     #[track_caller]
-    #[must_use]
     pub fn rate(self, percent: u32, answers: u32) -> Self {
         let valid = (1..=100).contains(&percent);
         assert!(valid, "breaker: rate is {percent}; give 1 to 100 percent");
@@ -106,7 +105,6 @@ impl<S> Breaker<S> {
     ///
     /// Panics if the first time is zero, or if the longest is shorter than the first.
     #[track_caller]
-    #[must_use]
     pub fn open_for(self, times: RangeInclusive<Duration>) -> Self {
         let (first, longest) = times.into_inner();
         assert!(

@@ -215,7 +215,7 @@ where
                 continue;
             }
             for (index, quota) in charge.charged_quotas().filter(|(_, it)| it.is_concurrent()) {
-                let held = charge.with_held_slots().with_quota_index(index);
+                let held = Charge { held: true, ..charge.with_quota_index(index) };
                 if let Some(slot) = self.store.call(Op::Take(&[held])).now().take_slot() {
                     let hold = Hold::on_free(move || drop(slot));
                     decision.hold(hold.until_head(quota.sheds()));

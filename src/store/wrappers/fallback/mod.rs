@@ -95,7 +95,7 @@ impl<S, P> Fallback<S, P> {
     /// Returns `true` if the policy currently decides, for health checks.
     #[must_use]
     pub fn is_failing(&self) -> bool {
-        self.outages.is_failing()
+        is_failing(self.outages.epoch())
     }
 }
 
@@ -295,17 +295,13 @@ impl OutageState {
         self.epoch.load(Acquire)
     }
 
-    fn is_failing(&self) -> bool {
-        is_failing(self.epoch())
-    }
-
     /// Records the failure of a call. Logs the outage, unless another was logged shortly before.
     fn record_failure(&self, epoch: u64, effect: &str, error: impl Into<BoxError>) {
         let mut history = self.history.lock();
         if !is_failing(epoch) && epoch == self.epoch() {
             self.epoch.store(epoch + 1, Release);
         }
-        if self.is_failing() {
+        if is_failing(self.epoch()) {
             history.last_failure = Some(Instant::now());
             if history.log.should_log_failure() {
                 drop(history);
