@@ -71,8 +71,7 @@ fn code(reason: Reason, status: StatusCode) -> u16 {
         (Reason::Unavailable | Reason::Overloaded, _) => 14, // UNAVAILABLE
         (Reason::Limited | Reason::TooCostly, _) => 8,       // RESOURCE_EXHAUSTED
         (_, StatusCode::FORBIDDEN) => 7,                     // PERMISSION_DENIED
-        (Reason::Blocked | Reason::KeyBlocked, _) => 8,      // RESOURCE_EXHAUSTED
-        (_, StatusCode::TOO_MANY_REQUESTS) => 8,
+        (Reason::Blocked | Reason::KeyBlocked, _) | (_, StatusCode::TOO_MANY_REQUESTS) => 8,
         (_, StatusCode::UNAUTHORIZED) => 16, // UNAUTHENTICATED
         (_, StatusCode::SERVICE_UNAVAILABLE) => 14,
         (_, status) if status.is_server_error() => 13, // INTERNAL

@@ -3,6 +3,7 @@
 use std::{
     any::Any,
     fmt::Write as _,
+    mem,
     sync::{
         OnceLock,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -203,32 +204,24 @@ fn is_first_without_log() -> bool {
 /// Creates a response body from `text`, or returns `None` for an unknown type.
 ///
 /// The type is tested at run time, because tonic's body has no `From<Bytes>`.
-fn body<B: Default + 'static>(text: Bytes) -> Option<B> {
+fn body<B: Default + 'static>(mut text: Bytes) -> Option<B> {
     let mut made = B::default();
-    let any: &mut dyn Any = &mut made;
-    if let Some(body) = any.downcast_mut::<Bytes>() {
-        *body = text;
-    } else if let Some(body) = any.downcast_mut::<Full<Bytes>>() {
-        *body = text.into();
-    } else if let Some(body) = any.downcast_mut::<Vec<u8>>() {
-        *body = text.into();
-    } else if let Some(body) = any.downcast_mut::<String>() {
-        *body = String::from_utf8_lossy(&text).into_owned();
-    } else {
-        // Plain requests to a tonic server need this type. A gRPC rejection has no body.
-        #[cfg(feature = "tonic")]
-        if let Some(body) = any.downcast_mut::<tonic::body::Body>() {
-            *body = tonic::body::Body::new(Full::new(text));
-            return Some(made);
-        }
-        #[cfg(feature = "axum")]
-        if let Some(body) = any.downcast_mut::<axum::body::Body>() {
-            *body = text.into();
-            return Some(made);
-        }
-        return None;
-    }
-    Some(made)
+    let filled = fill(&mut made, || mem::take(&mut text))
+        || fill(&mut made, || Full::new(mem::take(&mut text)))
+        || fill(&mut made, || Vec::from(mem::take(&mut text)))
+        || fill(&mut made, || String::from_utf8_lossy(&text).into_owned());
+    // Plain requests to a tonic server need this type. A gRPC rejection has no body.
+    #[cfg(feature = "tonic")]
+    let filled =
+        filled || fill(&mut made, || tonic::body::Body::new(Full::new(mem::take(&mut text))));
+    #[cfg(feature = "axum")]
+    let filled = filled || fill(&mut made, || axum::body::Body::from(mem::take(&mut text)));
+    filled.then_some(made)
+}
+
+/// Replaces a body if it has the type of `new`.
+fn fill<T: 'static>(body: &mut dyn Any, new: impl FnOnce() -> T) -> bool {
+    body.downcast_mut().map(|body| *body = new()).is_some()
 }
 
 /// Appends `text` as a JSON string.

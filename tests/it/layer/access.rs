@@ -81,7 +81,7 @@ async fn a_request_that_bypasses_the_store_has_a_decision_without_outcomes() {
     let new = || layer(Rule::new("api", Everyone, ONE)).0.expose_decision();
     let skipped = Rule::new("api", Everyone, ONE).applies(|_| Applies::Skip);
     let denied = new().deny(AccessList::from_fn(|_| true)).report_only(true);
-    for layer in [new().allow(AccessList::from_fn(|_| true)), new().enabled(&Toggle::off()), denied]
+    for layer in [new().allow(AccessList::from_fn(|_| true)), new().enabled(Toggle::off()), denied]
         .into_iter()
         .chain([layer(skipped).0.expose_decision()])
     {

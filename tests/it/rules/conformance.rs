@@ -166,7 +166,7 @@ impl Store for Generous {
 async fn a_store_whose_late_undo_returns_too_much_fails() {
     let generous = |store| Generous(store, AtomicUsize::new(0));
     let broken = properties::undo(&mut Planted(FakeClock::new(), generous)).await;
-    let found = "after a late undo, costs of [100] are allowed, left [1], expected";
+    let found = "costs of [100] are allowed, left [1], expected";
     assert!(broken.as_ref().is_err_and(|text| text.starts_with(found)), "{broken:?}");
 }
 
