@@ -10,9 +10,9 @@ use std::{
 /// The most lines of code of each folder, without comments, blank lines and unit tests. A number may
 /// only fall. To raise one for a new capability is a commit of its own, with the reason.
 const BUDGET: [(&str, usize); 19] = [
-    ("src/", 729),
+    ("src/", 734),
     ("src/admin", 675),
-    ("src/algorithm", 901),
+    ("src/algorithm", 905),
     ("src/decision", 639),
     ("src/explain", 205),
     ("src/guide", 99),
