@@ -14,9 +14,7 @@ use clap::{CommandFactory, Parser, ValueEnum, error::ErrorKind};
 use serde::Serialize;
 use tokio::{net::TcpListener, signal::ctrl_c};
 use tower_sluice::{
-    ClientIp, Decision, Headers, RateLimitLayer,
-    decision::{Outcome, Source},
-    store::DynStore,
+    ClientIp, Decision, Headers, RateLimitLayer, decision::Outcome, store::DynStore,
 };
 
 use crate::{rule::RuleFlag, store::StoreFlags};
@@ -118,10 +116,8 @@ fn router(flags: Flags, store: Arc<DynStore<Infallible>>) -> Result<Router, Stri
         .layer(layer.expose_decision()))
 }
 
-/// Without a decision, no rule applied to the request.
-async fn show(decision: Option<Extension<Decision>>) -> Json<Shown> {
-    let unlimited = || Decision::allow().with_source(Source::Other("no rule"));
-    Json(Shown::from(&decision.map_or_else(unlimited, |Extension(decision)| decision)))
+async fn show(Extension(decision): Extension<Decision>) -> Json<Shown> {
+    Json(Shown::from(&decision))
 }
 
 #[derive(Serialize)]

@@ -421,6 +421,9 @@ pub enum Source {
     Overload,
     /// A store that does not support the [operation](crate::store::Op), which it denies.
     Unsupported,
+    /// A layer that called no store: it is off, no rule charges the request, or a list, an exempt
+    /// preflight or a report-only layer lets the request pass.
+    Bypass,
     /// A store of another crate, with its name.
     Other(&'static str),
 }
@@ -442,6 +445,7 @@ impl Source {
             Self::Leased => "leased",
             Self::Overflow => "overflow",
             Self::Overload => "overload",
+            Self::Bypass => "bypass",
             Self::Unsupported => "unsupported",
             Self::Other(name) => name,
         }

@@ -250,9 +250,10 @@ pub(crate) struct ResponseContext {
 impl ResponseContext {
     /// Returns the context of a request that bypassed the store.
     pub(super) fn uncharged(settings: &LayerConfig) -> Option<Box<Self>> {
+        let bypass = || Decision::allow().with_source(Source::Bypass);
         let after = settings.after.as_ref().filter(|it| it.exposed.is_some());
-        let charge = after.map(|it| ChargeHandle::new(it, &[], Decision::allow(), false));
-        let decision = settings.expose.then(|| Box::new(Decision::allow()));
+        let charge = after.map(|it| ChargeHandle::new(it, &[], bypass(), false));
+        let decision = settings.expose.then(|| Box::new(bypass()));
         let is_used = charge.is_some() || decision.is_some();
         is_used.then(|| Box::new(Self { charge, decision, ..Self::default() }))
     }

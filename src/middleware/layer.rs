@@ -214,8 +214,8 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     }
 
     /// Inserts the [`Decision`](crate::Decision) into the extensions of the request and the
-    /// response. A request that bypasses the store, such as one on an allow list, has a decision
-    /// without outcomes.
+    /// response. If the layer calls no store, as for a request on an allow list, the decision has the
+    /// source [`Bypass`](crate::decision::Source::Bypass) and no outcomes.
     pub fn expose_decision(mut self) -> Self {
         self.settings.expose = true;
         self

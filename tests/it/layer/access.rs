@@ -9,6 +9,7 @@ use http::{Request, Response, StatusCode};
 use tower::{Layer, service_fn};
 use tower_sluice::{
     AccessList, ClientIp, Decision, LocalStore, PeerIp, Quota, RateLimitLayer, Rule,
+    decision::Source,
     key::{Everyone, HeaderKey, Unreadable},
     middleware::Toggle,
     rule::{Applies, Rules},
@@ -93,6 +94,7 @@ async fn a_request_that_bypasses_the_store_has_a_decision_without_outcomes() {
         assert_eq!(response.body(), "Some(true)");
         let decision = response.extensions().get::<Decision>().expect("a decision");
         assert!(decision.is_allowed() && decision.outcomes().is_empty());
+        assert_eq!(decision.source(), Source::Bypass);
     }
 }
 

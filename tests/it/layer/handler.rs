@@ -93,7 +93,9 @@ async fn with_body_fills_a_body_without_default_as_the_default_fills_text() {
     assert!(take(&store).is_allowed());
     for (request, same) in requests().into_iter().zip(requests()) {
         let own = ask(&mut service, request).await;
-        let text = answer(&layer, same).await;
+        let mut text = answer(&layer, same).await;
+        // The length of another body is unknown.
+        text.headers_mut().remove(header::CONTENT_LENGTH);
         assert_eq!(lines(own.headers()), lines(text.headers()));
         assert_eq!(*own.body(), Own(text.into_body().into()));
     }

@@ -393,7 +393,7 @@ fn gateway_applies_the_policy_for_a_missing_key() {
         let rule = format!("name=user key=header:x-api-key quota=9/h missing={missing}");
         Server::start(gateway(&["--rule", &rule]))
     };
-    let unlimited = passed("no rule", &json!([]));
+    let unlimited = passed("bypass", &json!([]));
     assert_eq!(server("reject").get("/").status, 400);
     assert_eq!(server("skip").get("/").json(), unlimited);
     assert_eq!(server("share").get("/").json()["outcomes"][0]["remaining"], 8);
