@@ -164,8 +164,8 @@ impl<'a> Charge<'a> {
     }
 
     /// Sets if the charge is report-only. A report-only charge is made if it fits, and never denies a
-    /// request. A [`RedisStore`](crate::RedisStore) does not support such a charge beside one of the
-    /// same rule and key that is not report-only.
+    /// request. A `RedisStore` does not support such a charge beside one of the same rule and key that
+    /// is not report-only.
     pub fn with_report_only(mut self, report_only: bool) -> Self {
         self.report_only = report_only;
         self
