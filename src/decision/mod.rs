@@ -421,8 +421,8 @@ pub enum Source {
     Overload,
     /// A store that does not support the [operation](crate::store::Op), which it denies.
     Unsupported,
-    /// A layer that called no store: it is off, no rule charges the request, or a list, an exempt
-    /// preflight or a report-only layer lets the request pass.
+    /// A layer that called no store. The layer is off or report-only, no rule charges the request, or
+    /// the request is on an allow list or an exempt preflight.
     Bypass,
     /// A store of another crate, with its name.
     Other(&'static str),

@@ -62,11 +62,12 @@ impl WaitingRequests {
 
     /// Calls the requests that fit into `room` slots, and at least the first `least`.
     ///
-    /// There may seem to be more room than slots, because a call without an answer may have taken some.
+    /// The room is at most the limit: it may count slots that a call without an answer never took.
     fn call_for(&mut self, room: u64, least: usize, calls: &mut Vec<Call>) {
         self.call(room.min(self.queue.limit), least, calls);
     }
 
+    /// Calls the requests that fit into `room`, also above the limit, and at least the first `least`.
     fn call(&mut self, mut room: u64, least: usize, calls: &mut Vec<Call>) {
         for (position, waiting) in self.queue.waiting.values_mut().enumerate() {
             if position >= least && waiting.need > room {
