@@ -96,10 +96,13 @@ impl QuotaTable {
                             one of them");
             }
         };
-        Ok(match self.burst {
-            Some(burst) => format!("{text} burst {burst}"),
-            None => text,
-        })
+        match self.burst {
+            Some(_) if self.units.is_none() => {
+                Err("burst is set on a blocked or concurrent quota; drop it")
+            }
+            Some(burst) => Ok(format!("{text} burst {burst}")),
+            None => Ok(text),
+        }
     }
 }
 
