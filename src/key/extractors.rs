@@ -127,7 +127,7 @@ impl KeyExtractor for MethodKey {
 /// Do not use the path as a key, because a client can spell one path in many ways.
 ///
 /// Add the layer to the `Router`, because axum matches routes inside the router. Requests without a
-/// matched route share one account.
+/// matched route share the key `unmatched`.
 ///
 /// ```
 /// use tower_sluice::{Quota, RateLimitLayer, LocalStore, key::{PeerIp, RouteKey}};
@@ -143,7 +143,7 @@ pub struct RouteKey;
 impl KeyExtractor for RouteKey {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         let matched = head.extensions.get::<axum::extract::MatchedPath>();
-        Ok(Some(matched.map_or_else(Key::everyone, |path| path.as_str().into())))
+        Ok(Some(matched.map_or("unmatched", |path| path.as_str()).into()))
     }
 }
 
