@@ -10,23 +10,36 @@ use serde_json::Value;
 use tokio::runtime::Builder;
 use tower::{ServiceExt, layer::util::Identity};
 use tower_sluice::{
-    Algorithm, Quota, RateLimitLayer, Rule, admin::Admin, key::HeaderKey, testing::FakeClock,
+    Algorithm, Decision, Key, LocalStore, Quota, RateLimitLayer, Rule, StoreExt, admin::Admin,
+    key::HeaderKey, rule::RuleName, store::Charge, testing::FakeClock,
 };
 
 use super::input::Input;
 
 const ROUTES: [&str; 7] = ["peek", "reset", "block", "unblock", "switch", "layers", "health"];
 
+const SLOTS: Quota = Quota::concurrent(3);
+
+fn rates() -> [Quota; 2] {
+    [Quota::per_second(5), Quota::per_hour(7).with_algorithm(Algorithm::SlidingLog)]
+}
+
 /// Creates a router for one layer. `keyed` has a rate and a sliding log, and `slots` has slots.
-fn router() -> Router {
-    let log = Quota::per_hour(7).with_algorithm(Algorithm::SlidingLog);
+fn router(store: LocalStore) -> Router {
     let rules = (
-        Rule::new("keyed", HeaderKey::new("x-key"), [Quota::per_second(5), log]),
-        Rule::new("slots", HeaderKey::new("x-key"), Quota::concurrent(3)),
+        Rule::new("keyed", HeaderKey::new("x-key"), rates()),
+        Rule::new("slots", HeaderKey::new("x-key"), SLOTS),
     );
     let mut admin = Admin::new();
-    drop(admin.watch("api", RateLimitLayer::rules(rules, FakeClock::new().store(64))));
+    drop(admin.watch("api", RateLimitLayer::rules(rules, store)));
     admin.router(Identity::new())
+}
+
+/// Calls the store for the key that most seeds have.
+fn ask(call: impl FnOnce(&[Charge<'_>; 2]) -> Decision) -> Decision {
+    let (key, rates) = (Key::from("alice"), rates());
+    let charge = |rule, quotas| Charge::new(RuleName::new(rule).expect("a name"), &key, quotas);
+    call(&[charge("keyed", &rates), charge("slots", &[SLOTS])])
 }
 
 fn send(router: &Router, route: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
@@ -46,8 +59,17 @@ fn send(router: &Router, route: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
 /// Reads the route, and the body.
 pub(crate) fn check(bytes: &[u8]) {
     let mut input = Input::new(bytes);
-    let (route, router) = (input.one_of(&ROUTES), router());
-    let before = send(&router, "layers", &[]);
+    let (route, store) = (input.one_of(&ROUTES), FakeClock::new().store(64));
+    let (router, running) = (router(store.clone()), ask(|it| store.take(it).now()));
+    assert!(running.is_allowed());
+    let state = || {
+        let accounts = ask(|it| store.peek(it).now());
+        (
+            send(&router, "layers", &[]),
+            format!("{:?} {}", accounts.outcomes(), accounts.is_blocked()),
+        )
+    };
+    let before = state();
     let (status, answer) = send(&router, route, input.rest());
     let text = answer.escape_ascii();
     assert!(!status.is_server_error() && !status.is_redirection(), "{route}: {status} {text}");
@@ -57,7 +79,7 @@ pub(crate) fn check(bytes: &[u8]) {
     }
     // A body that is an error, or that only looks, changes nothing.
     if !status.is_success() || route == "peek" {
-        assert_eq!(send(&router, "layers", &[]), before);
+        assert_eq!(state(), before);
         let again = send(&router, route, input.rest());
         assert_eq!(again, (status, answer), "{route} of the same body");
     }

@@ -1,6 +1,9 @@
 //! Operations on one account: peek, reset, block and unblock.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    slice,
+    time::{Duration, SystemTime},
+};
 
 use http::StatusCode;
 use serde::{Deserialize, Deserializer, de::Error};
@@ -28,9 +31,22 @@ pub(super) struct AccountBody {
     key: Option<Value>,
     /// The fingerprint of a listed key.
     fingerprint: Option<String>,
+    #[serde(default, deserialize_with = "read_quotas")]
     quotas: Option<Quotas>,
     #[serde(default, deserialize_with = "read_for")]
     r#for: Option<Duration>,
+}
+
+/// Reads quotas without their labels, which stay in memory once they are read, and identify no account.
+fn read_quotas<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Quotas>, D::Error> {
+    let mut quotas = Value::deserialize(value)?;
+    let all = match &mut quotas {
+        Value::Array(all) => &mut **all,
+        one => slice::from_mut(one),
+    };
+    let tables = all.iter_mut().filter_map(Value::as_object_mut);
+    tables.for_each(|table| table.retain(|field, _| field != "name" && field != "unit"));
+    Option::deserialize(quotas).map_err(D::Error::custom)
 }
 
 fn read_for<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Duration>, D::Error> {

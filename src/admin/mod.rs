@@ -191,7 +191,8 @@
 //! Omit `quotas` for a rule with fixed or [live](crate::LivePlan) quotas. If the rule [chooses
 //! quotas per request](crate::Plan::from_fn), `peek` and `reset` need the quotas of the key, in the
 //! order of the rule and with the same algorithms:
-//! `"quotas": ["5/s burst 20", {"units": 1000, "period": "day", "algorithm": "fixed_window"}]`.
+//! `"quotas": ["5/s burst 20", {"units": 1000, "period": "day", "algorithm": "fixed_window"}]`. Names
+//! and units of them are ignored.
 //!
 //! # Errors
 //!

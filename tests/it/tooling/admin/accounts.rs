@@ -272,6 +272,12 @@ async fn live_quotas_are_current_and_per_request_quotas_must_be_given() {
     let documented = json!([{ "units": 1000, "period": "day", "algorithm": "fixed_window" }]);
     done(&app, "peek", &with(of("bob"), "quotas", documented)).await;
 
+    // Names stay in memory, so they are not even checked.
+    let labelled = json!({ "units": 5, "period": "s", "name": "", "unit": "\u{e9}" });
+    for quotas in [labelled.clone(), json!([labelled])] {
+        done(&app, "peek", &with(of("bob"), "quotas", quotas)).await;
+    }
+
     let wrong = with(of("alice"), "quotas", json!(["5/s", "0/s"]));
     let said = denied(&app, "peek", &wrong, 400).await;
     assert!(said.contains("units is \"0\"; give at least 1"), "{said}");
