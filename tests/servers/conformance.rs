@@ -29,7 +29,7 @@ where
         ("sliding_window.json", 10),
         ("sliding_log.json", 12),
         ("max_debt.json", 13),
-        ("refunds.json", 157),
+        ("refunds.json", 158),
         ("combined.json", 6),
         ("alternatives.json", 40),
         ("slots.json", 66),
