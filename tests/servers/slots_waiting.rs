@@ -24,6 +24,7 @@ use tower_sluice::{
     StoreExt,
     decision::Source,
     key::Everyone,
+    limiter::NotReady,
     middleware::{Adjustment, HoldUntil},
     rule::RequestDeadline,
     store::{CannotFail, Charge},
@@ -38,6 +39,7 @@ use crate::{
 const OK: StatusCode = StatusCode::OK;
 const DENIED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
 const ONE: Quota = Quota::concurrent(1);
+const TWO: Quota = Quota::concurrent(2);
 const TIMEOUT: Duration = Duration::from_millis(50);
 
 fn millis(n: u64) -> Duration {
@@ -523,6 +525,24 @@ async fn a_limiter_keeps_no_place_in_the_queue_while_it_sleeps() {
         assert!(!waits.is_finished());
         waits.abort();
     }
+}
+
+#[tokio::test]
+async fn a_request_that_never_fits_does_not_wait_behind_another_one() {
+    let server = Server::redis().await;
+    let limiter = Limiter::new(connect(&server.url()).await);
+    let running = limiter.take("alice", &TWO, 2).await.expect("an answer");
+    let waiting = limiter.clone();
+    let waits = tokio::spawn(async move { waiting.until_ready("alice", &TWO, 1).await });
+    sleep(millis(100)).await;
+    for cost in [3, 257] {
+        let ready = timeout(millis(1_000), limiter.until_ready("alice", &TWO, cost)).await;
+        let refused = ready.expect("an answer at once").expect_err("it never fits");
+        assert!(matches!(refused, NotReady::Never), "{refused}");
+    }
+    assert!(!waits.is_finished());
+    drop(running);
+    assert!(waits.await.expect("no panic").is_ok());
 }
 
 /// The request was in the queue of the local store when the server answered again.

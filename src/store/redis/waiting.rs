@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep_until};
 use super::{
     RedisStore,
     protocol::{AccountRequest, Request},
-    slots::{Slots, SlotsState, raised, set},
+    slots::{MAX_COST, Slots, SlotsState, raised, set},
 };
 use crate::{
     algorithm::{Demand, concurrent::missing},
@@ -152,13 +152,15 @@ impl Slots {
         if state.waiting.is_empty() {
             return None;
         }
-        let is_behind = |(account, quota_index, _, ask): &Needed<'_>| {
+        let is_behind = |(account, quota_index, quota, ask): &Needed<'_>| {
             let (id, order) =
                 (self.id(&set(account, *quota_index)), Turn::order(turn, ask.headroom));
             let queue = state.waiting.get(&id).filter(|it| !it.failing);
             let is_called = turn.is_some_and(|turn| turn.is_called(id));
             let is_alone = account.group == 0 && !is_called;
-            is_alone && queue.is_some_and(|it| it.queue.is_before(order))
+            // The server denies a request that never fits.
+            let may_fit = ask.need() <= raised(quota).into() && ask.cost <= MAX_COST;
+            is_alone && may_fit && queue.is_some_and(|it| it.queue.is_before(order))
         };
         let full = needed(request).find(is_behind)?;
         let (account, _, quota, _) = full;
