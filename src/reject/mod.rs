@@ -284,10 +284,12 @@ impl<'a> Rejection<'a> {
         self.retry_after.map(retry_seconds)
     }
 
-    /// Returns the names of the quotas that denied the request, as in header fields.
+    /// Returns the names of the quotas that denied the request, as in header fields. A store that
+    /// failed knows of none.
     pub fn violated(&self) -> impl Iterator<Item = &'a str> {
         let template = self.template;
-        let outcomes = self.decision().map_or(&[][..], Decision::outcomes);
+        let decision = self.decision().filter(|_| self.reason != Reason::Unavailable);
+        let outcomes = decision.map_or(&[][..], Decision::outcomes);
         let denying = outcomes.iter().filter(|it| it.is_denied() && it.is_deciding());
         denying.map(|outcome| template.name(outcome))
     }
