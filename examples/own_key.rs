@@ -15,10 +15,12 @@ struct Tenant;
 
 impl KeyExtractor for Tenant {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-        let host = head.headers.get("host").ok_or_else(|| KeyError::missing("host"))?;
-        let host = host.to_str().map_err(|_| KeyError::missing("readable host"))?;
-        // every spelling that the server takes for one tenant has to be one key
-        Ok(host.split('.').next().map(str::to_ascii_lowercase).map(Key::from))
+        // HTTP/2 has the host in the URI, which counts before the header (RFC 9112, section 3.2.2).
+        let header = head.headers.get("host").and_then(|host| host.to_str().ok());
+        let host = head.uri.authority().map(|it| it.as_str()).or(header);
+        let host = host.ok_or_else(|| KeyError::missing("host"))?;
+        // All spellings that the server accepts for one tenant have to be one key.
+        Ok(host.split(['.', ':']).next().map(str::to_ascii_lowercase).map(Key::from))
     }
 }
 
@@ -33,7 +35,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let layer = RateLimitLayer::rules(rules, LocalStore::new());
     let app = Router::new().route("/", get(|| async {})).layer(layer);
 
-    for host in ["red.example", "Red.example", "blue.example", "red.example", "red.example"] {
+    for host in ["red.example", "Red.example:443", "blue.example", "red.example", "red.example"] {
         let request = Request::get("/").header("host", host).header("accept-language", "en");
         let response = app.clone().oneshot(request.body(Body::empty())?).await?;
         println!("{host}: {}", response.status());

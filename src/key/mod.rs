@@ -23,7 +23,11 @@
 //! ```
 //! use tower_sluice::key_fn;
 //!
-//! let tenant = key_fn(|head| head.uri.host().map(str::to_ascii_lowercase));
+//! /// Inserted by the authentication.
+//! #[derive(Clone)]
+//! struct Claims { tenant: u64 }
+//!
+//! let tenant = key_fn(|head| head.extensions.get::<Claims>().map(|it| it.tenant));
 //! ```
 //!
 //! # Security
@@ -89,15 +93,19 @@ pub use crate::head::RequestHead;
 /// ```
 /// use tower_sluice::key::{Key, KeyError, KeyExtractor, RequestHead};
 ///
-/// /// The tenant is the first label of the host name.
+/// /// Inserted by the authentication.
+/// #[derive(Clone)]
+/// struct Claims { tenant: u64, is_staff: bool }
+///
+/// /// The tenant of the request. The rule does not apply to the staff.
 /// #[derive(Clone, Debug)]
 /// struct Tenant;
 ///
 /// impl KeyExtractor for Tenant {
 ///     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-///         let host = head.uri.host().ok_or_else(|| KeyError::missing("host"))?;
-///         // All spellings that the server accepts for one tenant must be one key.
-///         Ok(host.split('.').next().map(str::to_ascii_lowercase).map(Key::from))
+///         let claims = head.extensions.get::<Claims>();
+///         let claims = claims.ok_or_else(|| KeyError::missing("tenant"))?;
+///         Ok((!claims.is_staff).then(|| Key::from(claims.tenant)))
 ///     }
 /// }
 /// ```
