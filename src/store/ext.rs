@@ -132,6 +132,9 @@ pub trait StoreExt: Store + Sized {
     /// at most `percent` percent of each limit as borrowed, unused units. All processes together
     /// should hold at most 25 percent.
     ///
+    /// The store must report the units left and implement [`undo`](Store::undo). A
+    /// [`GovernorStore`](super::GovernorStore) does neither, so borrowed units are lost.
+    ///
     /// Apply [`deny_cache`](StoreExt::deny_cache) first. Otherwise each denial calls the store.
     ///
     /// # Panics

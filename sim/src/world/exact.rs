@@ -83,10 +83,14 @@ async fn one_at_a_time(world: &World, mut random: Random, when: &str) {
 
 /// Returns the numbers that a client sees.
 pub fn numbers(decision: &Decision) -> String {
-    let left = decision.outcomes().iter().map(|outcome| outcome.remaining().to_string());
+    let left = decision.outcomes().iter().map(|outcome| {
+        let (next, reset) = (outcome.next_after(), outcome.reset_after());
+        format!("{} (next {next:?}, full {reset:?})", outcome.remaining())
+    });
     let left = left.collect::<Vec<_>>().join(" ");
     let (allowed, retry, wait) = (decision.is_allowed(), decision.retry_after(), decision.wait());
-    format!("allowed {allowed}, left {left}, retry {retry:?}, wait {wait:?}")
+    let over = if decision.is_overage() { ", over the limit" } else { "" };
+    format!("allowed {allowed}{over}, left {left}, retry {retry:?}, wait {wait:?}")
 }
 
 /// With leases, numbers depend on the units that other processes hold. A full account still admits

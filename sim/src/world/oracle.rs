@@ -114,6 +114,11 @@ pub fn limit(quota: &Quota, window: Duration) -> u64 {
         Algorithm::FixedWindow { paced: true, .. } => {
             limit + 1 + fits(quota.period() / quota.burst())
         }
+        Algorithm::SlidingWindow { buckets } => {
+            // No more than the limit in this time or less, if there are several buckets.
+            let exact = quota.period() - quota.period() / buckets + Duration::from_nanos(1);
+            limit * (fits(exact) + 1).min(fits(quota.period()) + 2)
+        }
         // A window may be spent at its end, and the next one at its start.
         _ => limit * (fits(quota.period()) + 2),
     }
@@ -327,6 +332,27 @@ mod tests {
     fn at(millis: u64) -> Entry {
         let at = Duration::from_millis(millis);
         Entry::allowed(0, 1, at, at)
+    }
+
+    #[test]
+    fn a_window_allows_two_bursts_at_one_instant_unless_it_slides() {
+        let aligned = Algorithm::FixedWindow { carry_over: 0, paced: false };
+        for (algorithm, buckets, over) in [
+            (aligned, 1, 0),
+            (Algorithm::SlidingWindow { buckets: 1 }, 1, 10),
+            (Algorithm::SlidingWindow { buckets: 5 }, 5, 10),
+            (Algorithm::SlidingLog, 1, 10),
+        ] {
+            let quota = Quota::per_second(10).try_with_algorithm(algorithm).expect("a quota");
+            let found = |second: u64| {
+                let log: Vec<_> = (0..20).map(|n| at(n / 10 * second)).collect();
+                excess(&log, &quota, &[], Duration::ZERO).map_or(0, |(units, ..)| units)
+            };
+            assert_eq!((found(0), found(1_001)), (over, 0), "{algorithm:?}");
+            if buckets > 1 {
+                assert_eq!((found(800), found(801)), (10, 0), "{algorithm:?}");
+            }
+        }
     }
 
     #[test]
