@@ -7,7 +7,7 @@ use std::{
     mem,
     pin::Pin,
     slice,
-    sync::{Arc, Mutex},
+    sync::Mutex,
     task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
@@ -20,7 +20,6 @@ use super::{
     RateLimitLayer,
     config::{Override, ResponseContext},
     overcommit::InFlight,
-    penalty::RulePenalty,
     queue::{QueuedCharge, Waiter},
 };
 use crate::{
@@ -67,7 +66,7 @@ pin_project! {
         decision: S::Future,
         charges: OwnedCharges,
         // The instant of the call, and `true` if a denial may be a strike.
-        asked: (Option<Instant>, bool),
+        asked: (Option<Instant>, u64),
         waiter: Option<Box<Waiter>>,
     }
 }
@@ -130,9 +129,9 @@ where
         let Some(denied) = waiter.denied.take() else { return self.admit_again(head, waiter) };
         let (mut decision, charges) = *denied;
         match self.settings.check_bypass(head) {
-            Ok(()) => charges.with(|charges| {
-                self.deny_request(head, &mut decision, charges, &self.settings.penalties)
-            }),
+            Ok(()) => {
+                charges.with(|charges| self.deny_request(head, &mut decision, charges, u64::MAX))
+            }
             Err(bypass) => self.bypass(head, bypass),
         }
     }
@@ -154,10 +153,10 @@ where
         let turn = waiter.as_ref().and_then(|it| it.turn.clone());
         // Without a place in the queue, the request does not wait.
         let waited = waiter.as_mut().map_or(Duration::MAX, |it| it.ask());
+        let strikes = if waiter.is_some() { u64::MAX } else { self.settings.own_strikes(charges) };
         let left = |it: &Charge<'_>| it.max_wait().saturating_sub(waited);
         let charges = charges.iter().map(|it| it.with_max_wait(left(it)).with_turn(turn.as_ref()));
-        let has_place = waiter.is_some();
-        self.ask(head, &charges.collect::<SmallVec<[_; 4]>>(), waiter, has_place)
+        self.ask(head, &charges.collect::<SmallVec<[_; 4]>>(), waiter, strikes)
     }
 
     #[inline(always)]
@@ -168,17 +167,17 @@ where
         if self.settings.may_queue && charges.iter().any(Charge::queues) {
             return self.decide_queueing(head, charges, None);
         }
-        self.ask(head, charges, None, true)
+        self.ask(head, charges, None, u64::MAX)
     }
 
-    /// Asks the store. A denial may be a strike, unless the queue is full.
+    /// Asks the store. A denial may be a strike under the penalties of `strikes`, one per bit.
     #[inline(always)]
     fn ask<B: 'static>(
         &self,
         head: &RequestHead<'_>,
         charges: &[Charge<'_>],
         waiter: Option<Box<Waiter>>,
-        strikes: bool,
+        strikes: u64,
     ) -> Next<B, S>
     where
         R: Reject<B>,
@@ -236,7 +235,7 @@ where
         head: &RequestHead<'_>,
         decision: &mut Result<Decision, S::Error>,
         charges: &[Charge<'_>],
-        (started, strikes): (Option<Instant>, bool),
+        (started, strikes): (Option<Instant>, u64),
         waiter: Option<Box<Waiter>>,
     ) -> Next<B, S>
     where
@@ -254,16 +253,13 @@ where
                     waiter.denied = Some(Box::new((decision.clone(), charges.into())));
                     Admission::Waiting(waiter)
                 }
-                None => {
-                    let penalties = if strikes { &*self.settings.penalties } else { &[] };
-                    self.deny_request(head, decision, charges, penalties)
-                }
+                None => self.deny_request(head, decision, charges, strikes),
             }
         } else if decision.slot.is_some() && !self.settings.hold.can_hold::<B>() {
             // The slots would be free before the body ends.
             self.store.undo(charges, decision, None);
             *decision = Decision::deny().with_source(Source::FailedClosed);
-            self.deny_request(head, decision, charges, &[])
+            self.deny_request(head, decision, charges, 0)
         } else if decision.wait > 0 {
             self.queue(head, decision, charges, waiter)
         } else {
@@ -318,19 +314,20 @@ where
         let Some(mut waiter) = waiter else {
             // The queue is full, or the store call took part of the deadline.
             self.store.undo(charges, &queued, None);
-            return self.deny_request(head, &mut queued.into_denied(), charges, &[]);
+            return self.deny_request(head, &mut queued.into_denied(), charges, 0);
         };
         waiter.observe(&self.settings.metrics, &queued, charges);
         Admission::Queued(QueuedCharge::new(self.store.clone(), queued, charges, waiter))
     }
 
-    /// Rejects a request, which is a strike under `penalties`, unless it runs despite the denial.
+    /// Rejects a request, which is a strike under the penalties of `strikes`, unless it runs despite the
+    /// denial.
     fn deny_request<B: 'static>(
         &self,
         head: &RequestHead<'_>,
         decision: &mut Decision,
         charges: &[Charge<'_>],
-        penalties: &[Arc<RulePenalty>],
+        strikes: u64,
     ) -> Next<B, S>
     where
         R: Reject<B>,
@@ -347,7 +344,7 @@ where
         if settings.is_observed() {
             self.notify(head, Ok(decision), false, false, charges);
         }
-        penalties.iter().for_each(|it| it.deny(decision, charges));
+        settings.penalties(strikes).for_each(|it| it.deny(decision, charges));
         let retry_after = settings.retry_after.wait(&settings.promises, decision, charges);
         let fitting = settings.template.fit(charges);
         let template = fitting.as_deref().unwrap_or(&settings.template);

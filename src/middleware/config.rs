@@ -218,6 +218,22 @@ impl LayerConfig {
         let may_queue = !self.report_only.is_on();
         may_queue.then(|| self.waiters.enter(charges, self.queue)).flatten()
     }
+
+    /// Returns a bit for each penalty under which a denial is a strike although the request has no place
+    /// in the queue: requests of its own key keep it from one, whatever others do.
+    pub(crate) fn own_strikes(&self, charges: &[Charge<'_>]) -> u64 {
+        let is_full = |it: &Charge<'_>| self.waiters.is_key_full(it, self.queue);
+        let is_own = |it: &RulePenalty| it.find(charges).is_some_and(is_full);
+        let bits =
+            self.penalties.iter().zip(0..).map(|(it, at)| u64::from(is_own(it)) << at.min(63));
+        bits.fold(0, |all, bit| all | bit)
+    }
+
+    /// Returns the penalties of these bits.
+    pub(crate) fn penalties(&self, bits: u64) -> impl Iterator<Item = &RulePenalty> {
+        let is_set = move |at: u32| bits >> at.min(63) & 1 == 1;
+        self.penalties.iter().zip(0..).filter(move |(_, at)| is_set(*at)).map(|(it, _)| &**it)
+    }
 }
 
 /// Returns `true` for a CORS preflight without a body (Fetch standard, section 3.2.2).

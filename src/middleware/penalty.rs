@@ -111,8 +111,8 @@ type IsStrike = Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>;
 /// - Each process counts for itself: `n` processes together allow `n` times as many strikes, and the
 ///   blocks of a key grow more slowly. A process that restarts has counted nothing.
 /// - While the table is full of keys with recent strikes, new keys have none.
-/// - Denials in an outage of the store, by a full queue, by a full `LocalStore` (an account that keys
-///   share) or by adaptive limits are no strikes.
+/// - Denials in an outage of the store, by a queue that other keys filled, by a full `LocalStore` (an
+///   account that keys share) or by adaptive limits are no strikes.
 /// - A denial is a strike for each rule that denies, and, of [alternatives](crate::Rule::or), for the
 ///   one that fits first. A deny cache knows only the rule that denies longest.
 /// - The denial that leads to a block names the wait for units, and the next ones only the rest of the
@@ -331,7 +331,7 @@ impl RulePenalty {
     }
 
     /// Returns the charge of the rule.
-    fn find<'c, 'a>(&self, charges: &'c [Charge<'a>]) -> Option<&'c Charge<'a>> {
+    pub(super) fn find<'c, 'a>(&self, charges: &'c [Charge<'a>]) -> Option<&'c Charge<'a>> {
         charges.iter().find(|charge| charge.rule() == self.rule)
     }
 
@@ -456,5 +456,40 @@ where
         let penalty = RulePenalty { rule: name, penalty, strikes, store, log };
         self.settings.penalties.push(Arc::new(penalty));
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: u64 = 86_400_000_000_000;
+
+    #[test]
+    fn strikes_of_invented_keys_take_no_more_room_than_the_capacity() {
+        let (seed, created) = (RandomState::default(), Instant::now());
+        let strikes = Strikes { shards: Default::default(), seed, created };
+        let penalty = Penalty::after(Quota::per_hour(9)).capacity(64);
+        for key in 0..10_000_u64 {
+            assert_eq!(strikes.count(&Key::from(key), &penalty), None);
+        }
+        let counted = strikes.shards.iter().map(|it| it.lock().entries.len()).sum::<usize>();
+        assert_eq!(counted, 64);
+    }
+
+    #[test]
+    fn a_full_table_has_room_once_strikes_are_forgotten_or_keys_are_blocked() {
+        let struck = |tat| KeyStrikes { tat, ..KeyStrikes::default() };
+        let blocked = KeyStrikes { forgiven_at: DAY, crossed_until: SWEEP, ..struck(0) };
+        for (name, recent) in [("strikes", struck(SWEEP)), ("a block", blocked)] {
+            let mut shard = StrikeShard::default();
+            *shard.entry(0, 0, 2).expect("room") = recent;
+            *shard.entry(1, 0, 2).expect("room") = struck(DAY);
+            assert!(shard.entry(2, 1, 2).is_none(), "{name}: full");
+            assert!(shard.entry(1, 1, 2).is_some(), "{name}: a key with strikes has its entry");
+            assert!(shard.entry(2, SWEEP, 2).is_none(), "{name}: swept a moment ago");
+            *shard.entry(2, SWEEP + 1, 2).expect(name) = struck(DAY);
+            assert!(shard.entry(3, DAY - 1, 2).is_none(), "{name}: recent strikes stay");
+        }
     }
 }

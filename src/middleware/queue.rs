@@ -6,6 +6,7 @@ use std::{
     collections::HashMap,
     hash::{BuildHasher, RandomState},
     pin::Pin,
+    slice,
     sync::{
         Arc,
         atomic::{
@@ -132,9 +133,17 @@ impl Waiters {
     }
 
     fn is_full(&self, charges: &[Charge<'_>], bounds: Bounds, counts: &HashMap<u64, u64>) -> bool {
+        self.all.load(Acquire) >= bounds.all || self.any_full(charges, bounds, counts)
+    }
+
+    /// Returns `true` if a charge cannot queue, whatever requests of other keys do.
+    pub(crate) fn is_key_full(&self, charge: &Charge<'_>, bounds: Bounds) -> bool {
+        !charge.queues() || self.any_full(slice::from_ref(charge), bounds, &self.keys.lock())
+    }
+
+    fn any_full(&self, charges: &[Charge<'_>], bounds: Bounds, counts: &HashMap<u64, u64>) -> bool {
         let queued = |key| counts.get(&key).copied().unwrap_or(0);
-        let is_full = |(key, charge)| queued(key) >= bounds.of(charge) as u64;
-        self.all.load(Acquire) >= bounds.all || self.keys_of(charges).any(is_full)
+        self.keys_of(charges).any(|(key, charge)| queued(key) >= bounds.of(charge) as u64)
     }
 
     /// Returns the charges that can queue, each with a hash of its rule and key.

@@ -273,6 +273,21 @@ async fn a_full_queue_and_a_full_store_are_no_strikes() {
     }
 }
 
+/// A client could otherwise keep as many requests waiting as it may, and have any number denied.
+#[tokio::test(start_paused = true)]
+async fn waiting_requests_of_a_client_do_not_keep_its_denials_from_being_strikes() {
+    let second = Quota::per_second(1);
+    let rule = Rule::new("api", HeaderKey::new("x-api-key"), second).max_wait(HOUR);
+    let layer = RateLimitLayer::rules(rule, FakeClock::new().store(64)).expose_decision();
+    let layer = layer.penalty("api", penalty());
+    let mut service = layer.layer(handler(|_| 200));
+    let mut both =
+        [(); 2].map(|()| tokio_test::task::spawn(service.call(with(&[("x-api-key", "mallory")]))));
+    assert!(both[0].poll().is_ready() && both[1].poll().is_pending(), "a key has one place");
+    let (sent, _) = until_blocked(&layer, "mallory").await;
+    assert_eq!(sent, 4);
+}
+
 /// A charge of nothing does not see the block of its key.
 #[tokio::test(start_paused = true)]
 async fn strikes_of_free_requests_do_not_shorten_a_block() {
