@@ -342,24 +342,32 @@ async fn a_dropped_body_frees_its_slot() {
     use futures::stream;
     use http_body_util::BodyExt;
     use tower::ServiceExt;
-    use tower_sluice::{RateLimitLayer, key::Everyone};
+    use tower_sluice::{RateLimitLayer, Rule, key::Everyone, rule::Adaptive};
 
     let server = Server::redis().await;
-    let store = connect(&server.url()).await;
-    let layer = RateLimitLayer::new(
-        Everyone,
-        Quota::concurrent(1),
-        store.timeout(Timeout::DEFAULT).fail_closed(),
-    );
+    let store = connect(&server.url()).await.timeout(Timeout::DEFAULT).fail_closed();
     let endless =
         || async { Body::from_stream(stream::repeat_with(|| Ok::<_, RedisError>("data"))) };
+    let call = async |app: &Router| {
+        app.clone().oneshot(Request::new(Body::empty())).await.expect("infallible")
+    };
+    let layer = RateLimitLayer::new(Everyone, Quota::concurrent(1), store.clone());
     let app = Router::new().route("/", get(endless)).layer(layer);
-    let call = async || app.clone().oneshot(Request::new(Body::empty())).await.expect("infallible");
-    let mut first = call().await;
+    let mut first = call(&app).await;
     assert_eq!(first.status(), 200);
     assert!(first.body_mut().frame().await.expect("a frame").is_ok());
-    assert_eq!(call().await.status(), 429);
+    assert_eq!(call(&app).await.status(), 429);
     drop(first);
-    let free = async || (call().await.status() == 200).then_some(());
+    let free = async || (call(&app).await.status() == 200).then_some(());
     eventually("the slot is free", free).await;
+
+    // Those of an adaptive limit are free at the head.
+    let limit = Adaptive::gradient().max(1).initial(1);
+    let overload = Rule::new("overload", Everyone, limit.plan());
+    let app = Router::new().route("/", get(endless)).layer(RateLimitLayer::rules(overload, store));
+    let mut streams = Vec::new();
+    for _ in 0..3 {
+        let next = async || Some(call(&app).await).filter(|response| response.status() == 200);
+        streams.push(eventually("the slot is free while bodies go on", next).await);
+    }
 }

@@ -16,7 +16,7 @@ use http::{Response, StatusCode};
 use tokio_test::{assert_pending, assert_ready_ok};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sluice::{
-    Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule,
+    Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule, StoreExt,
     key::{Everyone, HeaderKey},
     middleware::{HoldUntil, Slot},
     rule::{Adaptive, Measurement, RuleName},
@@ -400,27 +400,39 @@ async fn a_shed_request_is_charged_under_no_rate_and_gets_a_503() {
 /// A client that reads slowly could otherwise hold all slots, and no window would ever close.
 #[tokio::test]
 async fn adaptive_slots_are_free_at_the_head_and_others_at_the_end_of_the_body() {
-    let (store, limit) = (LocalStore::with_capacity(64), Adaptive::gradient().initial(2));
-    let rules = (
-        Rule::new("overload", Everyone, limit.plan()),
-        Rule::new("streams", Everyone, Quota::concurrent(30)),
-    );
-    let layer = RateLimitLayer::rules(rules, store.clone());
-    let inner = service_fn(async |_| {
-        let never = futures::stream::pending::<Result<axum::body::Bytes, std::io::Error>>();
-        Ok::<_, std::convert::Infallible>(Response::new(axum::body::Body::from_stream(never)))
-    });
-    let service = layer.layer(inner);
-    let mut streams = Vec::new();
-    for at in 1..=30 {
+    let stores = || (LocalStore::with_capacity(64), LocalStore::with_capacity(64));
+    let ((store, _), (exposed, _), (first, second)) = (stores(), stores(), stores());
+    let fallback = first.clone().fallback(second.clone()).boxed();
+    for (name, layer_store, counted, exposes) in [
+        ("a store", store.clone().boxed(), [&store, &store], false),
+        ("a slot that handlers may keep", exposed.clone().boxed(), [&exposed, &exposed], true),
+        ("a store with a fallback", fallback, [&first, &second], false),
+    ] {
+        let held = || counted.map(|it| it.stats().held);
+        let limit = Adaptive::gradient().initial(2);
+        let rules = (
+            Rule::new("overload", Everyone, limit.plan()),
+            Rule::new("streams", Everyone, Quota::concurrent(30)),
+        );
+        let layer = RateLimitLayer::rules(rules, layer_store);
+        let layer = if exposes { layer.expose_slot() } else { layer };
+        let inner = service_fn(async |_| {
+            let never = futures::stream::pending::<Result<axum::body::Bytes, std::io::Error>>();
+            Ok::<_, std::convert::Infallible>(Response::new(axum::body::Body::from_stream(never)))
+        });
+        let service = layer.layer(inner);
+        let mut streams = Vec::new();
+        for at in 1..=30 {
+            let mut response = service.clone().oneshot(get("/")).await.expect("infallible");
+            assert_eq!(response.extensions_mut().remove::<Slot>().is_some(), exposes);
+            assert_eq!((at, response.status(), held()), (at, StatusCode::OK, [at; 2]), "{name}");
+            streams.push(response);
+        }
         let response = service.clone().oneshot(get("/")).await.expect("infallible");
-        assert_eq!((at, response.status(), store.stats().held), (at, StatusCode::OK, at));
-        streams.push(response);
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "each stream holds a slot");
+        drop((streams, response));
+        assert_eq!(held(), [0; 2], "{name}: no slot is freed twice or never");
     }
-    let response = service.clone().oneshot(get("/")).await.expect("infallible");
-    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "each stream holds a slot");
-    drop((streams, response));
-    assert_eq!(store.stats().held, 0, "no slot is freed twice or never");
 }
 
 /// The second request waits for its rate, which is no latency of the service.

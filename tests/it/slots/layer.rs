@@ -16,9 +16,11 @@ use hyper::body::Frame;
 use tower::BoxError;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sluice::{
-    LocalStore, Quota, RateLimitLayer, Rule,
+    Key, LocalStore, Quota, RateLimitLayer, Rule, StoreExt,
     key::Everyone,
     middleware::{HoldUntil, Slot, SlotBody, Toggle},
+    rule::RuleName,
+    store::Charge,
 };
 
 use crate::support;
@@ -235,6 +237,10 @@ async fn a_body_that_cannot_hold_a_slot_is_rejected() {
     let with = layer.hold_with(|body: Boxed, slot| Boxed::new(SlotBody::new(body, slot)));
     let rejected = served(with, &store, Empty::<Bytes>::new).await;
     assert_eq!(rejected, (StatusCode::SERVICE_UNAVAILABLE, 0), "a function for another body");
+
+    let (key, quotas) = (Key::everyone(), [Quota::concurrent(1), Quota::per_hour(1_000)]);
+    let left = store.peek(&[Charge::new(RuleName::default(), &key, &quotas).with_cost(0)]).now();
+    assert_eq!(left.outcomes()[1].remaining(), 998, "the requests that were served");
 
     let rates = RateLimitLayer::new(Everyone, Quota::per_hour(9), LocalStore::with_capacity(64));
     assert_eq!(served(rates, &store, full).await, (StatusCode::OK, 0), "a rate needs no function");
