@@ -334,6 +334,24 @@ async fn a_burst_can_be_taken_to_the_last_unit() {
     }
 }
 
+/// Others take each unit that refills, so a whole lease is never available.
+#[tokio::test(start_paused = true)]
+async fn calls_are_denied_for_at_most_200_ms_while_units_are_gathered() {
+    let time = Time::default();
+    let (inner, store) = leased(&time, 5);
+    let quota = Quota::per_second(100);
+    assert_eq!(passed(&store, quota, 200), 100);
+    let mut last = Instant::now();
+    for step in 1..=200 {
+        time.pass(millis(10)).await;
+        if step % 4 == 0 && take(&store, quota).is_allowed() {
+            last = Instant::now();
+        }
+        take(inner.store(), quota);
+        assert!(last.elapsed() <= millis(200), "denied for {:?}", last.elapsed());
+    }
+}
+
 /// Runs four processes, one of them with most of the load. Returns the used part of the limit and
 /// the calls per round trip.
 async fn uneven(quota: Quota, percent: u32, load: u32, seconds: u32) -> (f64, f64) {
