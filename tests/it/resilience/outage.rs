@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use http::{StatusCode, header::RETRY_AFTER};
 use tower_sluice::{
-    Decision, Quota, RateLimitLayer, Rule, StoreExt, decision::Source, key::Everyone, rule::Rules,
+    Cost, Decision, Quota, RateLimitLayer, Rule, StoreExt, decision::Source, key::Everyone,
+    rule::Rules,
 };
 
 use crate::support::{Broken, answer, get, lines, with};
@@ -68,6 +69,36 @@ async fn fail_closed_passes_requests_of_report_only_rules_and_reports_it() {
         let decision = rejected.extensions().get::<Decision>().expect("exposed");
         assert_eq!(decision.outcomes()[0].rule().as_str(), "b");
         assert!(!decision.would_deny());
+    }
+}
+
+/// A cost of 0 is always allowed, as by a store that works.
+#[tokio::test]
+async fn fail_closed_allows_a_cost_of_0() {
+    const FIVE: Quota = Quota::per_second(5);
+    async fn decision(rules: impl Rules, broken: Broken) -> Decision {
+        let layer = RateLimitLayer::rules(rules, broken.fail_closed()).expose_decision();
+        let response = answer(&layer, get("/")).await;
+        let decision = response.extensions().get::<Decision>().expect("exposed").clone();
+        let status = if decision.is_allowed() { 200 } else { 503 };
+        assert_eq!((response.status().as_u16(), decision.source()), (status, Source::FailedClosed));
+        decision
+    }
+    let free = || Rule::new("free", Everyone, FIVE).cost(Cost::from_fn(|_| 0));
+    let second = || Rule::new("second", Everyone, FIVE.with_name("second"));
+    for broken in [Broken::Now, Broken::Later] {
+        let trial = second().report_only(true);
+        for (decision, allowed, would_deny) in [
+            (decision(free(), broken).await, true, false),
+            (decision((free(), trial.clone()), broken).await, true, true),
+            (decision((free(), second()), broken).await, false, false),
+            (decision((free().report_only(true), second()), broken).await, false, false),
+            (decision(trial.cost(Cost::from_fn(|_| 0)), broken).await, true, false),
+        ] {
+            assert_eq!((decision.is_allowed(), decision.would_deny()), (allowed, would_deny));
+            let rules: Vec<_> = decision.outcomes().iter().map(|it| it.rule().as_str()).collect();
+            assert_eq!(rules, ["second"][..usize::from(!allowed || would_deny)]);
+        }
     }
 }
 

@@ -24,7 +24,6 @@ use super::forward;
 use crate::{
     decision::{Decision, Outcome, Source},
     log::{LogLimit, info, warn},
-    name::RuleName,
     store::{Answer, BoxFuture, Charge, Health, Op, OwnedOp, Status, Store, Unsupported},
 };
 
@@ -206,8 +205,9 @@ pub struct FailOpen(pub(crate) ());
 /// an outage of the store is an outage of the service. The [source](Decision::source) of a decision
 /// during an outage is [`Source::FailedClosed`].
 ///
-/// A request whose rules are all [report-only](crate::Rule::report_only) is allowed without a charge,
-/// and its decision reports the [denial](Decision::would_deny).
+/// A request is allowed without a charge if each of its rules is
+/// [report-only](crate::Rule::report_only) or has cost 0. The decision reports the
+/// [denial](Decision::would_deny) by a report-only rule.
 #[derive(Clone, Copy, Debug)]
 pub struct FailClosed {
     retry_after: Duration,
@@ -254,19 +254,21 @@ impl Policy for FailClosed {
     const EFFECT: &'static str = "requests are rejected with 503";
     const SOURCE: Source = Source::FailedClosed;
 
-    fn decide(&self, op: Op<'_>, _: bool) -> (&'static str, Decision) {
+    fn decide(&self, op: Op<'_>, is_supported: bool) -> (&'static str, Decision) {
         const REPORTED: &str = "requests are allowed, because their rules are report-only";
-        let charges = op.charges();
-        let denying = charges.iter().find(|it| !it.is_report_only()).or(charges.first());
-        let rule = denying.map_or_else(RuleName::default, Charge::rule);
         let decides = matches!(op, Op::Take(_) | Op::Peek(_));
-        let report_only = decides && denying.is_some_and(Charge::is_report_only);
+        let may_deny = |it: &&Charge<'_>| it.cost() > 0 || !decides || !is_supported;
+        let denying = op.charges().iter().filter(may_deny).min_by_key(|it| it.is_report_only());
+        let Some(charge) = denying else {
+            return (Self::EFFECT, Decision::allow().with_source(Self::SOURCE));
+        };
+        let report_only = decides && charge.is_report_only();
         let (effect, decision) = match report_only {
             true => (REPORTED, Decision::allow()),
             false => (Self::EFFECT, Decision::deny()),
         };
-        let outcome =
-            Outcome::unknown(rule, 0, Some(self.retry_after)).with_report_only(report_only);
+        let outcome = Outcome::unknown(charge.rule(), 0, Some(self.retry_after))
+            .with_report_only(report_only);
         (effect, decision.with_source(Self::SOURCE).with_outcome(outcome))
     }
 }
