@@ -228,15 +228,15 @@ impl DenyCacheCall {
     ///
     /// Returns the longest of several denials, but a block before all others.
     fn known_denial(&mut self, charges: &[Charge<'_>]) -> Option<Decision> {
-        let mut known: Option<(usize, (bool, u64), SmallVec<[Outcome; 4]>)> = None;
+        let mut known: Option<(usize, (bool, Option<u64>), SmallVec<[Outcome; 4]>)> = None;
         for (index, (charge, account)) in charges.iter().zip(&mut self.accounts).enumerate() {
             let mut entries = self.table.lock(account.key);
             account.changes = self.table.changes(&[account.key.tag]);
             let covers = |it: &&mut CachedDenial| account.cacheable && it.covers(charge, self.at);
             let Some(denial) = entries.of(account.key).find(covers) else { continue };
-            let priority = denial.priority();
+            let outcomes: SmallVec<_> = denial.outcomes_for(charge, self.at).collect();
+            let priority = (denial.blocked, outcomes.iter().map(Outcome::retry_ns).max());
             if known.as_ref().is_none_or(|(_, other, _)| *other < priority) {
-                let outcomes = denial.outcomes_for(charge, self.at).collect();
                 known = Some((index, priority, outcomes));
             }
         }
@@ -358,12 +358,6 @@ impl CachedDenial {
         // A caller may queue for a slot.
         let queues = max_wait > 0 && self.outcomes.iter().any(Outcome::is_wait_unknown);
         is_covered && now.saturating_add(max_wait) < self.until && !queues
-    }
-
-    /// Returns the block flag and the end of the wait.
-    fn priority(&self) -> (bool, u64) {
-        let wait = self.outcomes.iter().map(Outcome::retry_ns).max();
-        (self.blocked, self.answered_at.saturating_add(wait.unwrap_or(0)))
     }
 
     /// Returns the outcomes at `now`, for the cost of `charge`.

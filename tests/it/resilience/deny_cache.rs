@@ -361,6 +361,24 @@ async fn several_charges_are_denied_by_the_cached_one() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn of_several_cached_denials_the_longest_for_the_cost_of_the_call_is_reported() {
+    let (_, store) = cached(&Time::default());
+    let [user, site] = ["user", "site"].map(|name| RuleName::new(name).expect("a name"));
+    let (alice, all) = (Key::from("alice"), Key::everyone());
+    let (by_user, by_site) = ([HOURLY], [Quota::per_hour(6)]);
+    let charges = [Charge::new(user, &alice, &by_user), Charge::new(site, &all, &by_site)];
+    for (charge, (units, wait)) in charges.iter().zip([(10, 360), (6, 600)]) {
+        store.adjust(charge, units).now();
+        assert_eq!(store.take(&[*charge]).now().retry_after(), Some(secs(wait)));
+    }
+    for (cost, wait) in [(1, 600), (5, 1_800)] {
+        let denial = store.take(&[charges[0].with_cost(cost), charges[1]]).now();
+        let expected = (Source::DenyCache, Some(secs(wait)));
+        assert_eq!((denial.source(), denial.retry_after()), expected, "cost {cost}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_report_only_rule_is_ignored_beside_a_cached_denial() {
     let (_, store) = cached(&Time::default());
     let [one, two] = ["one", "two"].map(|name| RuleName::new(name).expect("a name"));
