@@ -252,6 +252,26 @@ async fn blocked_keys_stay_blocked_in_an_outage() {
     assert!(here.take("alice", HOURLY, 1).await.is_allowed());
 }
 
+/// A denial by a block names the rule, but not the key.
+#[tokio::test(start_paused = true)]
+async fn a_block_of_one_key_is_not_mirrored_to_another_key_of_its_rule() {
+    let [mallory, alice] = ["mallory", "alice"].map(Key::from);
+    let quotas = [HOURLY];
+    let [mallory, alice] =
+        [&mallory, &alice].map(|it| Charge::new(RuleName::default(), it, &quotas));
+    for (beside, is_mirrored) in
+        [(alice, false), (alice.with_cost(0), true), (alice.with_report_only(true), true)]
+    {
+        let process = Process::one_of(1, &Time::default());
+        process.shared.store.block(&mallory, secs(60)).now();
+        assert!(decided(process.store.take(&[beside, mallory])).await.is_blocked());
+        process.shared.is(Mood::Failing);
+        assert!(decided(process.store.take(&[alice])).await.is_allowed(), "{beside:?}");
+        let denied = !decided(process.store.take(&[mallory])).await.is_allowed();
+        assert_eq!(denied, is_mirrored, "{beside:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn slots_are_mirrored_despite_a_queue_a_block_and_a_full_store() {
     let one = Quota::concurrent(1);

@@ -228,7 +228,13 @@ where
     fn mirror_block(&self, charges: &[Charge<'_>], denial: &Decision) {
         for outcome in denial.outcomes() {
             let time = outcome.retry_after().unwrap_or(Duration::MAX);
-            for charge in charges.iter().filter(|charge| charge.rule() == outcome.rule()) {
+            let denies = |it: &&Charge<'_>| it.cost() > 0 && !it.is_report_only();
+            let of_rule = |it: &&Charge<'_>| it.rule() == outcome.rule();
+            let mut charges = charges.iter().filter(denies).filter(of_rule);
+            // The outcome does not tell which key of the rule is blocked.
+            if let Some(charge) = charges.next()
+                && charges.all(|other| other.key() == charge.key())
+            {
                 let _ = self.store.call(Op::Block(charge, time)).now();
             }
         }
