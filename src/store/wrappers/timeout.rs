@@ -16,8 +16,9 @@ use crate::{
 /// Store that returns an error if an answer takes longer than a time budget.
 ///
 /// With [leases](crate::store::Leased) around this store, a request may make several calls. All
-/// calls and waits of the request share one budget. A call that timed out is not retried, because
-/// its charge may have been made. An immediate answer is not changed.
+/// calls and waits of the request share one budget. In its last quarter, the error is returned
+/// without another call. A call that timed out is not retried, because its charge may have been
+/// made. An immediate answer is not changed.
 ///
 /// Time in which the caller's own runtime was busy does not count: the request may not have been
 /// sent, or its answer may not have been read. A request is therefore answered within the budget,
@@ -67,7 +68,8 @@ where
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         let (now, budget) = (Instant::now(), self.budget);
         let start = request_start(op).unwrap_or(now);
-        if now.saturating_duration_since(start) >= budget {
+        // A call with less time could open a breaker although the server works.
+        if now.saturating_duration_since(start) > budget - budget / 4 {
             return Answer::Now(Err(elapsed(budget)));
         }
         match self.inner.call(op) {

@@ -120,7 +120,7 @@ async fn no_decision_is_later_than_the_timeout_in_any_order_of_the_wrappers() {
 /// Six requests at once: the first borrows a lease of four calls, and the last two borrow the next.
 #[tokio::test(start_paused = true)]
 async fn the_wait_for_a_lease_is_part_of_the_budget() {
-    for (late, second) in [(30, 60), (60, 100), (99, 100)] {
+    for (late, second) in [(30, 60), (60, 100), (99, 99)] {
         let shaky = Shaky::new(FakeClock::new().store(64));
         let store = shaky.clone().timeout(BUDGET).leases(5);
         for _ in 0..3 {
@@ -130,8 +130,28 @@ async fn the_wait_for_a_lease_is_part_of_the_budget() {
         let times = join_all((0..6).map(|_| take(&store))).await;
         assert_eq!(times[..4], [millis(late); 4]);
         assert_eq!(times[4..], [millis(second); 2]);
-        assert_eq!(shaky.calls(), 5, "a request without a budget does not call the store");
+        let calls = if late == 99 { 4 } else { 5 };
+        assert_eq!(shaky.calls(), calls, "no call in the last quarter of the budget");
     }
+}
+
+/// A breaker opens after five failures.
+#[tokio::test(start_paused = true)]
+async fn waiting_calls_do_not_open_the_breaker_after_one_lost_call() {
+    let shaky = Shaky::new(FakeClock::new().store(64));
+    let breaker = shaky.clone().timeout(BUDGET).breaker();
+    let store = breaker.clone().leases(5);
+    for _ in 0..3 {
+        take(&store).await;
+    }
+    shaky.is(Mood::Hanging);
+    let request = async |at: u64| {
+        sleep(millis(at)).await;
+        take(&store).await
+    };
+    let times = join_all((0..=24).map(request)).await;
+    assert!(times.iter().all(|time| *time <= BUDGET), "{times:?}");
+    assert_eq!((shaky.calls(), breaker.is_open()), (4, false));
 }
 
 /// The store denies a lease of four calls, and is called again for the last two units.
