@@ -1,9 +1,6 @@
 //! Operations on one account: peek, reset, block and unblock.
 
-use std::{
-    slice,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use http::StatusCode;
 use serde::{Deserialize, Deserializer, de::Error};
@@ -39,12 +36,11 @@ pub(super) struct AccountBody {
 
 /// Reads quotas without their labels, which stay in memory once they are read, and identify no account.
 fn read_quotas<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Quotas>, D::Error> {
-    let mut quotas = Value::deserialize(value)?;
-    let all = match &mut quotas {
-        Value::Array(all) => &mut **all,
-        one => slice::from_mut(one),
+    let mut quotas = match Value::deserialize(value)? {
+        table @ Value::Object(_) => json!([table]),
+        quotas => quotas,
     };
-    let tables = all.iter_mut().filter_map(Value::as_object_mut);
+    let tables = quotas.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut);
     tables.for_each(|table| table.retain(|field, _| field != "name" && field != "unit"));
     Option::deserialize(quotas).map_err(D::Error::custom)
 }
@@ -74,10 +70,9 @@ pub(super) async fn run(
         return Err(why.to_owned().into());
     }
     let account = ManagedAccount::find(operation, layers, body)?;
-    account.layer.store.supports(&[account.charge().with_cost(0)]).map_err(|why| {
-        let why = format!("the store does not support this: {why}");
-        Problem(StatusCode::NOT_IMPLEMENTED, why)
-    })?;
+    let why =
+        |it| Problem(StatusCode::NOT_IMPLEMENTED, format!("the store does not support this: {it}"));
+    account.layer.store.supports(&[account.charge().with_cost(0)]).map_err(why)?;
     match operation {
         "peek" => account.peek().await,
         _ => account.change(operation, time).await,
@@ -92,14 +87,12 @@ impl<'a> ManagedAccount<'a> {
     ) -> Result<Self, Problem> {
         let layer = managed::find(layers, &body.layer)?;
         let rule = layer.rule(&body.rule)?;
-        let name = rule.name;
         let key = match (&body.key, &body.fingerprint) {
             (Some(key), None) => key::parse(key)?,
-            (None, Some(given)) => layer.listed_key(name, given)?,
+            (None, Some(given)) => layer.listed_key(rule.name, given)?,
             _ => Err("give either a key, as \"key\": \"alice\", or a fingerprint".to_owned())?,
         };
-        let needs_quotas = matches!(operation, "peek" | "reset");
-        let quotas = quotas_of(&rule, body.quotas, needs_quotas)?;
+        let quotas = quotas_of(&rule, body.quotas, matches!(operation, "peek" | "reset"))?;
         Ok(Self { layer, rule, key, quotas })
     }
 

@@ -220,7 +220,7 @@ impl LayerConfig {
     }
 
     /// Returns a bit for each penalty under which a denial is a strike although the request has no place
-    /// in the queue: requests of its own key keep it from one, whatever others do.
+    /// in the queue: requests of its own key are enough to keep it from one.
     pub(crate) fn own_strikes(&self, charges: &[Charge<'_>]) -> u64 {
         let is_full = |it: &Charge<'_>| self.waiters.is_key_full(it, self.queue);
         let is_own = |it: &RulePenalty| it.find(charges).is_some_and(is_full);

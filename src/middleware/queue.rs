@@ -136,7 +136,7 @@ impl Waiters {
         self.all.load(Acquire) >= bounds.all || self.any_full(charges, bounds, counts)
     }
 
-    /// Returns `true` if a charge cannot queue, whatever requests of other keys do.
+    /// Returns `true` if a charge cannot queue, also without requests of other keys.
     pub(crate) fn is_key_full(&self, charge: &Charge<'_>, bounds: Bounds) -> bool {
         !charge.queues() || self.any_full(slice::from_ref(charge), bounds, &self.keys.lock())
     }

@@ -172,7 +172,7 @@ impl Slots {
     /// 1,024 slots.
     pub(crate) fn weight(request: &Request) -> usize {
         let slots = request.accounts.iter().flat_map(AccountRequest::slots);
-        let large = slots.filter(|(_, (quota, _))| raised(quota) > MAX_FREED);
+        let large = slots.filter(|(_, (quota, _))| quota.raised_limit() > MAX_FREED);
         let cost = large.map(|(_, (_, ask))| 4 * ask.cost.min(MAX_COST)).max().unwrap_or(1);
         cost.max(1) as usize
     }
@@ -184,7 +184,7 @@ impl Slots {
             for (quota_index, (quota, ask)) in account.slots() {
                 let cost = if ask.cost > MAX_COST { too_many(ask.cost) } else { ask.cost };
                 // No more callers than fit.
-                let most = raised(quota).checked_div(cost).unwrap_or(0);
+                let most = quota.raised_limit().checked_div(cost).unwrap_or(0);
                 let callers = u32::try_from(callers).map_or(most, |callers| callers.min(most));
                 let (set, rule) = (set(account, quota_index), account.rule);
                 let (id, units) = (self.id(&set), u64::from(cost) * u64::from(callers));
@@ -375,11 +375,6 @@ pub(crate) struct SlotCall {
 /// Returns the key of the sorted set of a quota, which is in the cluster slot of its account.
 pub(super) fn set(account: &AccountRequest, quota_index: usize) -> Arc<str> {
     format!("{}:s{quota_index}", account.address).into()
-}
-
-/// Returns the most slots that a quota allows.
-pub(super) fn raised(quota: &Quota) -> u32 {
-    quota.burst().saturating_add(quota.soft())
 }
 
 impl SlotCall {

@@ -231,7 +231,7 @@ where
             let denies = |it: &&Charge<'_>| it.cost() > 0 && !it.is_report_only();
             let of_rule = |it: &&Charge<'_>| it.rule() == outcome.rule();
             let mut charges = charges.iter().filter(denies).filter(of_rule);
-            // The outcome does not tell which key of the rule is blocked.
+            // The outcome does not name the blocked key of the rule.
             if let Some(charge) = charges.next()
                 && charges.all(|other| other.key() == charge.key())
             {
