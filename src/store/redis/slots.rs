@@ -35,7 +35,6 @@ use crate::{
     log::warn,
     name::RuleName,
     observe::store_failed,
-    quota::Quota,
     store::{
         BoxFuture, nanos,
         redis::{
