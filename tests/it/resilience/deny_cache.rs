@@ -361,7 +361,7 @@ async fn several_charges_are_denied_by_the_cached_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_several_cached_denials_the_longest_for_the_cost_of_the_call_is_reported() {
+async fn of_several_cached_denials_the_longest_is_reported() {
     let (_, store) = cached(&Time::default());
     let [user, site] = ["user", "site"].map(|name| RuleName::new(name).expect("a name"));
     let (alice, all) = (Key::from("alice"), Key::everyone());
