@@ -65,7 +65,7 @@ pin_project! {
         #[pin]
         decision: S::Future,
         charges: OwnedCharges,
-        // The instant of the call, and `true` if a denial may be a strike.
+        // The instant of the call, and the penalties under which a denial is a strike.
         asked: (Option<Instant>, u64),
         waiter: Option<Box<Waiter>>,
     }
