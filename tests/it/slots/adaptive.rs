@@ -403,17 +403,19 @@ async fn adaptive_slots_are_free_at_the_head_and_others_at_the_end_of_the_body()
     let stores = || (LocalStore::with_capacity(64), LocalStore::with_capacity(64));
     let ((store, _), (exposed, _), (first, second)) = (stores(), stores(), stores());
     let fallback = first.clone().fallback(second.clone()).boxed();
-    for (name, layer_store, counted, exposes) in [
+    let cases = [
         ("a store", store.clone().boxed(), [&store, &store], false),
         ("a slot that handlers may keep", exposed.clone().boxed(), [&exposed, &exposed], true),
         ("a store with a fallback", fallback, [&first, &second], false),
-    ] {
+    ];
+    for (is_last, (name, layer_store, counted, exposes)) in
+        [false, true].into_iter().flat_map(|is_last| cases.clone().map(|case| (is_last, case)))
+    {
         let held = || counted.map(|it| it.stats().held);
         let limit = Adaptive::gradient().initial(2);
-        let rules = (
-            Rule::new("overload", Everyone, limit.plan()),
-            Rule::new("streams", Everyone, Quota::concurrent(30)),
-        );
+        let overload = Rule::new("overload", Everyone, limit.plan());
+        let streams = Rule::new("streams", Everyone, Quota::concurrent(30));
+        let rules = if is_last { (streams, overload) } else { (overload, streams) };
         let layer = RateLimitLayer::rules(rules, layer_store);
         let layer = if exposes { layer.expose_slot() } else { layer };
         let inner = service_fn(async |_| {
