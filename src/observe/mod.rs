@@ -6,8 +6,6 @@
 mod counters;
 #[cfg(feature = "metrics")]
 mod metered;
-#[cfg(feature = "tracing")]
-mod traced;
 
 use std::{
     fmt,
@@ -15,13 +13,12 @@ use std::{
 };
 
 #[cfg(feature = "tracing")]
-use tracing::level_filters::LevelFilter;
+use tracing::{Level, Span, field::display, level_filters::LevelFilter};
 
 pub use self::counters::{Counters, Counts};
 pub(crate) use self::metered::{
     Active, Metrics, block_denied, circuit, overflowed, set_keys, store_failed,
 };
-pub(crate) use self::traced::record;
 use crate::{
     decision::{Decision, Outcome, Source},
     fingerprint::{Fingerprint, FingerprintKey},
@@ -61,12 +58,6 @@ mod metered {
     pub(crate) fn overflowed() {}
     pub(crate) fn block_denied() {}
     pub(crate) fn set_keys(_: usize, _: usize) {}
-}
-
-/// No-op log lines, used without the `tracing` feature.
-#[cfg(not(feature = "tracing"))]
-mod traced {
-    pub(crate) fn record(_: &super::DecisionEvent<'_>) {}
 }
 
 /// Hook that a layer calls with each decision.
@@ -260,3 +251,45 @@ pub(crate) fn late_charge_lost(rule: RuleName) {
         );
     }
 }
+
+/// Fills the `ratelimit.*` fields of the current span, and logs denials.
+///
+/// Denials are logged at level debug, because there may be many.
+#[cfg(feature = "tracing")]
+pub(crate) fn record(event: &DecisionEvent<'_>) {
+    let Ok(decision) = event.decision else { return };
+    let span = Span::current();
+    let field = span.field("ratelimit.result");
+    let is_logged = !decision.is_allowed() && tracing::enabled!(Level::DEBUG);
+    if field.is_none() && !is_logged {
+        return;
+    }
+    let result = event.result();
+    let store = decision.source().as_str();
+    let policy = event.rule();
+    let policy = policy.as_ref().map(|rule| rule.as_str());
+    // The wait of a denial in milliseconds, rounded up.
+    let wait = decision.expected_wait().filter(|_| !decision.is_allowed());
+    let wait = wait.and_then(|it| u64::try_from(it.as_nanos().div_ceil(1_000_000)).ok());
+    if let Some(field) = field {
+        span.record(&field, result);
+        span.record("ratelimit.store", store);
+        span.record("ratelimit.policy", policy);
+        span.record("ratelimit.remaining", decision.remaining());
+        span.record("ratelimit.retry_after_ms", wait);
+        span.record("ratelimit.key", event.fingerprint().map(display));
+    }
+    if is_logged {
+        tracing::debug!(
+            policy,
+            result,
+            retry_after_ms = wait,
+            store,
+            ratelimit.key = event.fingerprint().map(display),
+            "denied"
+        );
+    }
+}
+
+#[cfg(not(feature = "tracing"))]
+pub(crate) fn record(_: &DecisionEvent<'_>) {}
