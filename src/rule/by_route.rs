@@ -230,12 +230,7 @@ impl<K: KeyExtractor> Sealed for ByRoute<K> {
 
 impl<K: KeyExtractor> Rules for ByRoute<K> {
     fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
-        for (_, rule) in &self.routes {
-            rule.info(infos);
-            if let Some(info) = infos.last_mut() {
-                info.instead_of = Some(self.other.name);
-            }
-        }
+        self.routes.iter().for_each(|(_, rule)| rule.info(infos));
         self.other.info(infos);
     }
 }

@@ -429,14 +429,11 @@ impl<K: KeyExtractor> Rules for Rule<K> {
             headroom: self.headroom.fixed(),
             queues: self.max_wait.is_some(),
             report_only: &self.report_only,
-            instead_of: None,
             first_alternative: None,
             share_of: None,
         });
         if let Some(rules) = &self.if_no_key {
-            let start = infos.len();
             rules.info(infos);
-            infos[start..].iter_mut().for_each(|info| info.instead_of = Some(self.name));
         }
     }
 }

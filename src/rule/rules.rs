@@ -111,9 +111,6 @@ pub struct RuleInfo<'a> {
     pub queues: bool,
     /// On while the rule is report-only.
     pub report_only: &'a Toggle,
-    /// The name of the rule that this rule replaces, if any: the default rule of a `by_route`, or
-    /// the rule with [`if_no_key`](crate::Rule::if_no_key).
-    pub instead_of: Option<RuleName>,
     /// The name of the first rule of the [alternatives](crate::Rule::or) that this rule is one of, if
     /// any.
     pub first_alternative: Option<RuleName>,
