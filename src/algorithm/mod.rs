@@ -370,7 +370,7 @@ pub(crate) fn reconstruct(
         let mut before = after;
         if charged {
             // The requests after it may have been denied because of slots that are left to others.
-            let fits = concurrent::raised(quota).saturating_sub(demand.need());
+            let fits = quota.raised_limit().saturating_sub(demand.need());
             before = after.saturating_sub(demand.cost.into()).min(fits);
         }
         let mut evaluation = concurrent::look(before, quota, demand);

@@ -195,11 +195,11 @@ impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
 }
 
 /// Returns the rule, its need and the limit, if no request fits the current quotas of a live plan.
-fn impossible_cost(info: &RuleInfo<'_>) -> Option<(RuleName, u64, u32)> {
+fn impossible_cost(info: &RuleInfo<'_>) -> Option<(RuleName, u64, u64)> {
     let (quotas, need) = (info.live?.quotas(), info.min_need());
     let limits = quotas.charged().iter().filter(|quota| !quota.is_blocked());
     let limit = limits.map(Quota::raised_limit).min()?;
-    (need > limit.into()).then_some((info.name, need, limit))
+    (need > limit).then_some((info.name, need, limit))
 }
 
 impl<K, S, R> RateLimitLayer<K, S, R> {

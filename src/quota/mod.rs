@@ -560,8 +560,9 @@ impl Quota {
     }
 
     /// Returns the limit plus the soft units.
-    pub(crate) const fn raised_limit(&self) -> u32 {
-        self.burst.saturating_add(self.soft)
+    #[inline]
+    pub(crate) fn raised_limit(&self) -> u64 {
+        u64::from(self.burst) + u64::from(self.soft)
     }
 
     /// Returns the number of units beyond the limit that a soft limit allows.

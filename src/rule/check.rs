@@ -34,7 +34,7 @@ pub enum RuleError {
         /// The headroom of a request.
         headroom: u32,
         /// The limit of the quota.
-        limit: u32,
+        limit: u64,
     },
     /// A layer has more than 126 sets of [alternatives](crate::Rule::or).
     TooManyAlternatives(usize),
@@ -99,9 +99,9 @@ impl std::error::Error for RuleError {}
 const SHARE: [Quota; 1] = [Quota::per_second(1)];
 
 /// Returns the limit that every request exceeds, if any.
-fn exceeded(info: &RuleInfo<'_>) -> Option<u32> {
+fn exceeded(info: &RuleInfo<'_>) -> Option<u64> {
     let quotas = info.quotas.unwrap_or_default().iter().filter(|quota| !quota.is_blocked());
-    quotas.map(Quota::raised_limit).find(|limit| info.min_need() > (*limit).into())
+    quotas.map(Quota::raised_limit).find(|limit| info.min_need() > *limit)
 }
 
 /// Checks the rules of a layer, and registers them with the store.

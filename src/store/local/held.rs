@@ -142,20 +142,20 @@ impl<'a> LockedSlots<'a> {
     }
 
     /// Adds the request to the queue of an account. It must have a turn.
-    pub(super) fn join(&mut self, id: u64, headroom: u32, need: u64, limit: u32, max_wait: u64) {
+    pub(super) fn join(&mut self, id: u64, headroom: u32, need: u64, limit: u64, max_wait: u64) {
         let (order, shard) = (Turn::order(self.turn, headroom), self.table.shard(id).clone());
         let Some(turn) = self.turn else { return };
         let Some(entry) = self.get(id).and_then(|keys| keys.entries.get_mut(&id)) else { return };
         let queue = entry.queue.get_or_insert_default();
-        queue.limit = limit.into();
+        queue.limit = limit;
         queue.join(turn, shard, id, order, need, max_wait);
     }
 
     /// Calls the next request that waits for slots of an account, if it fits under `limit`.
-    pub(super) fn call_next(&mut self, id: u64, limit: u32) {
+    pub(super) fn call_next(&mut self, id: u64, limit: u64) {
         let called = self.get(id).and_then(|keys| {
             let entry = keys.entries.get_mut(&id)?;
-            entry.queue.as_mut()?.limit = limit.into();
+            entry.queue.as_mut()?.limit = limit;
             entry.call_next()
         });
         self.called.extend(called);

@@ -31,7 +31,7 @@ pub(super) fn take(
     decision: &mut Decision,
 ) -> Option<()> {
     let (need, cost) = (demand.need(), demand.cost.into());
-    let most = concurrent::raised(quota).checked_sub(need)?;
+    let most = quota.raised_limit().checked_sub(need)?;
     let (held, epoch) = shard.lock().hold_within(most, id, demand.headroom, cost)?;
     decision.hold(hold_of(shard, id, epoch, quota, demand.cost));
     decision.overage = held + need > quota.burst().into();

@@ -171,7 +171,7 @@ impl Slots {
     /// 1,024 slots.
     pub(crate) fn weight(request: &Request) -> usize {
         let slots = request.accounts.iter().flat_map(AccountRequest::slots);
-        let large = slots.filter(|(_, (quota, _))| quota.raised_limit() > MAX_FREED);
+        let large = slots.filter(|(_, (quota, _))| quota.raised_limit() > MAX_FREED.into());
         let cost = large.map(|(_, (_, ask))| 4 * ask.cost.min(MAX_COST)).max().unwrap_or(1);
         cost.max(1) as usize
     }
@@ -183,8 +183,8 @@ impl Slots {
             for (quota_index, (quota, ask)) in account.slots() {
                 let cost = if ask.cost > MAX_COST { too_many(ask.cost) } else { ask.cost };
                 // No more callers than fit.
-                let most = quota.raised_limit().checked_div(cost).unwrap_or(0);
-                let callers = u32::try_from(callers).map_or(most, |callers| callers.min(most));
+                let most = quota.raised_limit().checked_div(cost.into()).unwrap_or(0);
+                let callers = u32::try_from(most.min(callers as u64)).unwrap_or(u32::MAX);
                 let (set, rule) = (set(account, quota_index), account.rule);
                 let (id, units) = (self.id(&set), u64::from(cost) * u64::from(callers));
                 let mut state = self.state();

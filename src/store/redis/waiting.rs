@@ -159,7 +159,7 @@ impl Slots {
             let is_called = turn.is_some_and(|turn| turn.is_called(id));
             let is_alone = account.group == 0 && !is_called;
             // The server denies a request that never fits.
-            let may_fit = ask.need() <= quota.raised_limit().into() && ask.cost <= MAX_COST;
+            let may_fit = ask.need() <= quota.raised_limit() && ask.cost <= MAX_COST;
             is_alone && may_fit && queue.is_some_and(|it| it.queue.is_before(order))
         };
         let full = needed(request).find(is_behind)?;
@@ -243,7 +243,7 @@ impl Slots {
             let set = set(account, quota_index);
             let (id, interval) = (self.id(&set), state.interval(account.rule));
             // These slots were freed after the call was sent.
-            let room = (u64::from(quota.raised_limit()) + state.to_free(&set)).saturating_sub(held);
+            let room = (quota.raised_limit() + state.to_free(&set)).saturating_sub(held);
             let Some(waiting) = state.waiting.get_mut(&id) else { continue };
             if let Some(turn) = turn.filter(|_| allowed) {
                 waiting.queue.leave(turn, id);
@@ -280,7 +280,7 @@ impl Slots {
             waiting.due = Instant::now() + interval;
             self.waits.notify_one();
         }
-        waiting.queue.limit = quota.raised_limit().into();
+        waiting.queue.limit = quota.raised_limit();
         waiting.queue.join(turn, self.clone(), id, order, ask.need(), nanos(max_wait));
         if !waiting.queue.is_before(order) {
             waiting.call(0, least, &mut calls);
