@@ -196,10 +196,8 @@ impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
 
 /// Returns the rule, its need and the limit, if no request fits the current quotas of a live plan.
 fn impossible_cost(info: &RuleInfo<'_>) -> Option<(RuleName, u64, u64)> {
-    let (quotas, need) = (info.live?.quotas(), info.min_need());
-    let limits = quotas.charged().iter().filter(|quota| !quota.is_blocked());
-    let limit = limits.map(Quota::raised_limit).min()?;
-    (need > limit).then_some((info.name, need, limit))
+    let limit = info.exceeded(info.live?.quotas().charged())?;
+    Some((info.name, info.min_need(), limit))
 }
 
 impl<K, S, R> RateLimitLayer<K, S, R> {

@@ -98,12 +98,6 @@ impl std::error::Error for RuleError {}
 /// A quota of a share, which depends on the clients.
 const SHARE: [Quota; 1] = [Quota::per_second(1)];
 
-/// Returns the limit that every request exceeds, if any.
-fn exceeded(info: &RuleInfo<'_>) -> Option<u64> {
-    let quotas = info.quotas.unwrap_or_default().iter().filter(|quota| !quota.is_blocked());
-    quotas.map(Quota::raised_limit).find(|limit| info.min_need() > *limit)
-}
-
 /// Checks the rules of a layer, and registers them with the store.
 pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), RuleError> {
     let limits = |info: &&RuleInfo<'_>| info.quotas.is_none_or(|quotas| !quotas.is_empty());
@@ -120,6 +114,7 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
         let first = info.first_alternative;
         let mut others =
             limiting.iter().filter(|it| first.is_some() && it.first_alternative == first);
+        let exceeded = |it: &RuleInfo<'_>| it.exceeded(it.quotas.unwrap_or_default());
         if let Some(limit) = exceeded(info)
             && others.all(|it| exceeded(it).is_some())
         {

@@ -133,6 +133,12 @@ impl RuleInfo<'_> {
             cost => u64::from(cost) + u64::from(self.headroom.unwrap_or(0)),
         }
     }
+
+    /// Returns the limit of these quotas that every request exceeds, if any.
+    pub(crate) fn exceeded(&self, quotas: &[Quota]) -> Option<u64> {
+        let limits = quotas.iter().filter(|quota| !quota.is_blocked()).map(Quota::raised_limit);
+        limits.min().filter(|limit| self.min_need() > *limit)
+    }
 }
 
 /// Reason why a request is handled without a store.
