@@ -28,7 +28,7 @@ use crate::{
     observe::OnDecision,
     quota::Quota,
     reject::TooManyRequests,
-    rule::{self, Plan, Rule, RuleError, RuleInfo, RuleName, Rules},
+    rule::{self, Plan, Rule, RuleError, RuleName, Rules},
     store::{
         CannotFail, Charge, LocalStore, OwnedCharges, Store, StoreExt, literal, without_queueing,
     },
@@ -182,7 +182,9 @@ impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
         if !cfg!(feature = "tracing") || self.settings.advised.swap(true, Relaxed) {
             return;
         }
-        for (rule, need, limit) in rule::infos(&*self.rules).iter().filter_map(impossible_cost) {
+        for info in rule::infos(&*self.rules) {
+            let limit = info.live.and_then(|live| info.exceeded(live.quotas().charged()));
+            let (rule, need, Some(limit)) = (info.name, info.min_need(), limit) else { continue };
             warn!(
                 target: "tower_sluice::lint",
                 lint = "cost_above_limit",
@@ -192,12 +194,6 @@ impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
             );
         }
     }
-}
-
-/// Returns the rule, its need and the limit, if no request fits the current quotas of a live plan.
-fn impossible_cost(info: &RuleInfo<'_>) -> Option<(RuleName, u64, u64)> {
-    let limit = info.exceeded(info.live?.quotas().charged())?;
-    Some((info.name, info.min_need(), limit))
 }
 
 impl<K, S, R> RateLimitLayer<K, S, R> {

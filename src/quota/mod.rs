@@ -560,7 +560,6 @@ impl Quota {
     }
 
     /// Returns the limit plus the soft units.
-    #[inline]
     pub(crate) fn raised_limit(&self) -> u64 {
         u64::from(self.burst) + u64::from(self.soft)
     }

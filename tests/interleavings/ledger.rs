@@ -170,11 +170,13 @@ impl Ledger {
         let mut account = account(id);
         let mut locked = self.table.lock(slice::from_mut(&mut account), now);
         let to = to.max(locked.now);
-        let _ = locked.lower(&mut account.at, &Quota, |account| {
-            if let Some(tat) = account.as_mut().map(AccountState::tat) {
-                *tat = to.min(*tat);
-            }
-        });
+        if account.at.has_slot() {
+            locked.update(&mut account.at, &Quota, |account| {
+                if let Some(tat) = account.as_mut().map(AccountState::tat) {
+                    *tat = to.min(*tat);
+                }
+            });
+        }
     }
 
     /// Drops the account. The clock reads `now` once it is dropped.

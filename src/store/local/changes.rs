@@ -13,13 +13,12 @@ impl Ledger {
         let (mut cut, mut overflowed) = (None, false);
         let decision = self.each(charge, |account, locked| {
             let (quota, now) = (account.quota, locked.now);
-            let adjust = |state: &mut _| algorithm::adjust(state, quota, now, units);
-            if units <= 0 {
+            if units <= 0 && !account.at.has_slot() {
                 // A key without an account receives no units, because it shares its account.
-                let lowered = locked.lower(&mut account.at, quota, adjust);
-                return lowered.map_or_else(|| snapshot(account, locked), |(after, _)| after);
+                return snapshot(account, locked);
             }
-            overflowed |= locked.overflowed;
+            overflowed |= units > 0 && locked.overflowed;
+            let adjust = |state: &mut _| algorithm::adjust(state, quota, now, units);
             let (after, is_cut) = locked.update(&mut account.at, quota, adjust);
             if is_cut {
                 cut = Some(quota);

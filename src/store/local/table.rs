@@ -346,16 +346,6 @@ impl LockedAccounts<'_> {
         result
     }
 
-    /// Applies `change` only if the key has an account of its own. For changes that lower the debt.
-    pub(super) fn lower<T>(
-        &mut self,
-        account: &mut Located,
-        quota: &Quota,
-        change: impl FnOnce(&mut Option<AccountState>) -> T,
-    ) -> Option<T> {
-        account.has_slot().then(|| self.update(account, quota, change))
-    }
-
     /// Applies `change`, which undoes a charge that was made at the instant `charged`.
     ///
     /// Does nothing if the key has no account of its own, or after a later reset of an account in the
@@ -387,7 +377,9 @@ impl LockedAccounts<'_> {
         quota: &Quota,
         clock: impl FnOnce() -> u64,
     ) {
-        let _ = self.lower(account, quota, |stored| *stored = None);
+        if account.has_slot() {
+            self.update(account, quota, |stored| *stored = None);
+        }
         let groups = self.table.sets.len().min(RESET_GROUPS);
         let new = || (0..groups).map(|_| AtomicU64::new(0)).collect();
         let all = self.table.void_before.get_or_init(new);
