@@ -288,6 +288,29 @@ async fn waiting_requests_of_a_client_do_not_keep_its_denials_from_being_strikes
     assert_eq!(sent, 4);
 }
 
+/// Only the rule of all clients lets requests wait.
+#[tokio::test(start_paused = true)]
+async fn a_full_queue_of_another_rule_does_not_keep_denials_from_being_strikes() {
+    let rules = (
+        Rule::new("api", HeaderKey::new("x-api-key"), ONE),
+        Rule::new("tenant", HeaderKey::new("x-tenant"), Quota::per_second(1)).max_wait(HOUR),
+    );
+    let layer = RateLimitLayer::rules(rules, FakeClock::new().store(64)).expose_decision();
+    let layer = layer.penalty("api", penalty());
+    let of = |tenant, key| with(&[("x-tenant", tenant), ("x-api-key", key)]);
+    assert!(answer(&layer, of("other", "mallory")).await.status().is_success());
+    let mut service = layer.layer(handler(|_| 200));
+    let mut both = ["bob", "carol"].map(|key| tokio_test::task::spawn(service.call(of("t", key))));
+    assert!(both[0].poll().is_ready() && both[1].poll().is_pending(), "a tenant has one place");
+    let mut sent = 0;
+    while !is_blocked(&answer(&layer, of("t", "mallory")).await) {
+        sent += 1;
+        assert!(sent < 20, "no strikes");
+    }
+    assert_eq!(sent, 4);
+    assert!(!is_blocked(&answer(&layer, of("t", "alice")).await), "she was denied by the tenant");
+}
+
 /// A charge of nothing does not see the block of its key.
 #[tokio::test(start_paused = true)]
 async fn strikes_of_free_requests_do_not_shorten_a_block() {
