@@ -32,8 +32,13 @@ for _, account in ipairs(outside and {} or accounts) do
       if place.list then
         redis.call('DEL', place.list)
       end
-    elseif place.state and what ~= 'block' and what ~= 'unblock' then
-      place.algorithm[what](place, us, ns)
+    elseif what ~= 'block' and what ~= 'unblock' then
+      if what == 'refund' and not place.state and place.cost + (place.cost_nano or 0) > 0 then
+        place.algorithm.open(place)
+      end
+      if place.state then
+        place.algorithm[what](place, us, ns)
+      end
     end
     -- The plan of an undo may be older than the account, and does not end it.
     if what ~= 'undo' and place.state and not place.algorithm.is_active(place) then

@@ -114,13 +114,11 @@ pub(super) fn adjust(
     let after = if units > 0 {
         let most = now + span(quota, quota.late_limit());
         whole.min(most).max(before)
-    } else if is_live {
-        before.saturating_sub(time).max(now)
     } else {
-        before
+        before.saturating_sub(time).max(now)
     };
-    // With `initial`, a late charge creates an account even if it charges nothing.
-    let opens = units > 0 && retention(quota) > 0 && !is_live;
+    // With `initial`, any change creates the account first.
+    let opens = units != 0 && retention(quota) > 0 && !is_live;
     let new = (after != before || opens).then_some(after);
     (new, (snapshot(after - now, quota, 0), units > 0 && after < whole))
 }

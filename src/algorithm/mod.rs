@@ -452,7 +452,8 @@ pub(crate) fn open(account: &mut Option<AccountState>, quota: &Quota, now: u64, 
     }
 }
 
-/// Charges `units`, or refunds units if `units` is negative.
+/// Charges `units`, or refunds units if `units` is negative. Both create an account with `initial`
+/// units first.
 ///
 /// The charge stops when the debt reaches `max_debt`. The result is then `true`.
 pub(crate) fn adjust(
@@ -471,8 +472,8 @@ pub(crate) fn adjust(
         let room = counter.late_room(quota, now);
         counter.charge(quota, now, late.min(room));
         is_cut = late > room;
-    } else if let Some(state) = account {
-        state.counter_mut().refund(quota, now, late);
+    } else if account.is_some() || units < 0 && quota.initial().is_some() {
+        get_or_open(account, quota, now).refund(quota, now, late);
     }
     drop_expired(account, quota, now);
     (look(account.as_ref(), quota, now, Demand::units(0)).snapshot, is_cut)

@@ -316,6 +316,9 @@ impl Quota {
 
     /// Sets the number of units in a new account. Defaults to the burst.
     ///
+    /// A [refund](crate::StoreExt::adjust) to a key without an account creates the account, and adds to
+    /// these units.
+    ///
     /// # Panics
     ///
     /// Panics if `units` is above the burst, if the algorithm counts in windows, or if the quota counts

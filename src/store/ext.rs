@@ -61,7 +61,7 @@ pub trait StoreExt: Store + Sized {
     ///
     /// The additional charge is never denied. Units beyond the limit plus
     /// [`max_debt`](crate::Quota::with_max_debt) are dropped. A refund stops when the account is
-    /// full.
+    /// full. On a new account with [`initial`](crate::Quota::with_initial) units, it adds to these.
     ///
     /// A refund returns units even if time has already refilled them. To reverse the charge of a
     /// request, use [`undo`](Store::undo).

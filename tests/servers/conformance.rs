@@ -24,7 +24,7 @@ where
 {
     for (file, cases) in [
         ("gcra.json", 19),
-        ("token_bucket.json", 17),
+        ("token_bucket.json", 18),
         ("fixed_window.json", 24),
         ("sliding_window.json", 10),
         ("sliding_log.json", 12),

@@ -231,6 +231,9 @@ fn run<M: Model>(quota: Quota, start: u64, steps: Vec<(Jump, Op)>) -> TestCaseRe
                     slow.open(now);
                     slow.charge_late(now, units.unsigned_abs());
                 } else {
+                    if units > 0 && quota.initial().is_some() {
+                        slow.open(now);
+                    }
                     slow.refund(now, units.unsigned_abs());
                 }
             }

@@ -13,8 +13,9 @@ impl Ledger {
         let (mut cut, mut overflowed) = (None, false);
         let decision = self.each(charge, |account, locked| {
             let (quota, now) = (account.quota, locked.now);
-            if units <= 0 && !account.at.has_slot() {
-                // A key without an account receives no units, because it shares its account.
+            let opens = units < 0 && quota.initial().is_some() && account.at.has_room();
+            if units <= 0 && !account.at.has_slot() && !opens {
+                // A new account is full, and a shared one has the charges of other keys.
                 return snapshot(account, locked);
             }
             overflowed |= units > 0 && locked.overflowed;

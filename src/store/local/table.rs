@@ -72,6 +72,11 @@ impl Located {
         matches!(self.place, Place::Slot(_))
     }
 
+    /// Returns `true` if there is a free slot for a new account of the key.
+    pub(super) fn has_room(&self) -> bool {
+        matches!(self.place, Place::Room(_))
+    }
+
     #[expect(clippy::cast_possible_truncation, reason = "a rule has at most 255 quotas")]
     fn shared_address(&self) -> SharedAddress {
         let (group, quota_index) = ((self.set % SHARED_GROUPS) as u16, self.quota_index as u8);

@@ -38,7 +38,7 @@ async fn gcra_equals_its_table() {
 
 #[tokio::test]
 async fn token_bucket_equals_its_table() {
-    assert_eq!(all_pass(&mut FakeClock::new(), "token_bucket.json").await, (16, 1));
+    assert_eq!(all_pass(&mut FakeClock::new(), "token_bucket.json").await, (17, 1));
 }
 
 #[tokio::test]
