@@ -226,7 +226,10 @@ where
     ) -> Admission<P, S> {
         let Some(charged) = queued.charged.take() else { return Admission::Admitted(None) };
         let (mut decision, charges) = *charged;
-        charges.with(|charges| self.respond(head, &mut decision, charges, None, true))
+        charges.with(|charges| {
+            self.settings.count_client(head, &decision, charges);
+            self.respond(head, &mut decision, charges, None, true)
+        })
     }
 
     #[inline(always)]
@@ -263,6 +266,7 @@ where
         } else if decision.wait > 0 {
             self.queue(head, decision, charges, waiter)
         } else {
+            self.settings.count_client(head, decision, charges);
             let has_waited = waiter.is_some_and(|it| it.has_waited);
             self.respond(head, decision, charges, None, has_waited)
         }

@@ -26,7 +26,7 @@ use crate::{
     head::RequestHead,
     headers::{HeaderPolicy, Lines, Template},
     observe::{self, DecisionEvent, Metrics, OnDecision},
-    rule::{Bypass, Controller, Measurement, RuleInfo, RuleName},
+    rule::{Bypass, Controller, Measurement, RuleInfo, RuleName, Sharers},
     store::Charge,
     toggle::Toggle,
 };
@@ -63,6 +63,8 @@ pub(crate) struct LayerConfig {
     pub(crate) hold: Arc<HoldConfig>,
     /// The controllers of rules with adaptive limits.
     pub(crate) adaptive: Vec<(RuleName, Arc<Controller>)>,
+    /// The clients of rules with fair shares.
+    sharers: Vec<Sharers>,
     pub(crate) metrics: Metrics,
     pub(crate) hooks: Vec<Arc<dyn OnDecision>>,
     /// The secret for fingerprints of keys in logs, spans and explanations.
@@ -105,6 +107,7 @@ impl LayerConfig {
             penalties: Vec::new(),
             hold: Arc::default(),
             adaptive: infos.iter().filter_map(controller).collect(),
+            sharers: infos.iter().filter_map(|it| it.sharers.cloned()).collect(),
             metrics: Metrics::new(infos.iter().map(|it| (it.name, it.is_chosen()))),
             hooks: Vec::new(),
             secret: None,
@@ -177,6 +180,19 @@ impl LayerConfig {
         }
         if sheds == Some(true) {
             decision.source = Source::Overload;
+        }
+    }
+
+    /// Counts the client of an admitted request in the rules with fair shares.
+    #[inline]
+    pub(crate) fn count_client(
+        &self,
+        head: &RequestHead<'_>,
+        decision: &Decision,
+        charges: &[Charge<'_>],
+    ) {
+        for sharers in &self.sharers {
+            sharers.count(head, decision, charges);
         }
     }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use foldhash::quality::SeedableRandomState;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 use super::{
@@ -16,6 +16,7 @@ use super::{
     rules::{Bypass, Selected, Then, sealed::Sealed},
 };
 use crate::{
+    decision::Decision,
     key::{Everyone, Key, KeyExtractor, RequestHead, random_state},
     log::warn,
     quota::Quota,
@@ -42,15 +43,25 @@ pub struct FairRule<K> {
     pool: Rule<Everyone>,
     /// The key of a client. The other settings are those of the pool.
     share: Rule<K>,
+    sharers: Sharers,
+}
+
+/// The clients that share the limit of a rule, and their weights.
+#[derive(Clone)]
+pub(crate) struct Sharers {
+    pool: RuleName,
+    share: RuleName,
     weight: Cost,
     clients: Arc<Clients>,
 }
 
 impl Rule<Everyone> {
-    /// Shares the limit of the rule, the *pool*, among the clients of the last second.
+    /// Shares the limit of the rule, the *pool*, among the clients that use it.
     ///
     /// A client with the weight *w* has the share *w / W* of the rate, where *W* is the sum of the
-    /// weights of all clients. A request within the share of its client needs only a unit of the pool.
+    /// weights of the clients that were admitted in the last second, and of the one that asks. A request
+    /// that uses nothing of the pool, because it is denied or costs nothing, changes no share of others.
+    /// A request within the share of its client needs only a unit of the pool.
     /// Other requests may use what is left, but leave 30 % of the burst for clients within their shares.
     /// No client can take the limit from the others, and an idle share is used by them.
     ///
@@ -86,6 +97,10 @@ impl Rule<Everyone> {
     ///
     /// - **A client that may choose its key can have many shares.** Use a key that was verified, or an
     ///   address. See [`max_clients`](FairRule::max_clients).
+    /// - **A network of many addresses has a share for each one that is admitted.** An IPv6 /48 contains
+    ///   65,536 networks of /64: 500 of them that together ask for ten times the limit leave other clients
+    ///   18 % of their requests. With [`ipv6_prefix(48)`](crate::PeerIp::ipv6_prefix) as the key, others
+    ///   keep all.
     /// - Each process knows only its own clients. If it knows half of them, shares are twice as large,
     ///   and clients beyond their fair share compete with others for the pool.
     /// - A client with a share waits for the pool like anyone else once the reserve is used.
@@ -97,8 +112,6 @@ impl Rule<Everyone> {
     /// - It has no [penalty](crate::RateLimitLayer::penalty). The queue of a
     ///   [`RetryAfter`](crate::middleware::RetryAfter) spreads the retries of each client, but not those
     ///   of different clients.
-    /// - A call of [`explain`](crate::RateLimitLayer::explain) counts as a request of its client: for up to
-    ///   a second, it makes the shares of the others smaller.
     /// - In an outage, a [`Fallback`](crate::store::Fallback) has its part of the pool, and shares of it.
     ///
     /// # Panics
@@ -132,7 +145,9 @@ impl Rule<Everyone> {
             .max_key_len(self.max_key_len)
             .report_only(self.report_only.clone());
         let clients = Arc::new(Clients::new(OnceLock::new(), CLIENTS));
-        FairRule { pool: self, share, weight: weight.into(), clients }
+        let weight = weight.into();
+        let sharers = Sharers { pool: name, share: share.name, weight, clients };
+        FairRule { pool: self, share, sharers }
     }
 }
 
@@ -142,8 +157,8 @@ impl<K> FairRule<K> {
     ///
     /// All further clients have one share together, with the weight 1. The log warns once. Near the
     /// limit, a few clients find no place and belong to them earlier. A client keeps its place for ten
-    /// seconds after a request, so invented keys can take at most the places that are free. A place
-    /// takes 24 bytes.
+    /// seconds after an admitted request, so invented keys can take at most the places that are free. A
+    /// place takes 24 bytes.
     ///
     /// Clones from before this call keep their clients.
     ///
@@ -157,14 +172,20 @@ impl<K> FairRule<K> {
             "rule {}: max_clients is {clients}; give 1 to {MAX_CLIENTS}",
             self.pool.name
         );
-        Self { clients: Arc::new(Clients::new(self.clients.clock.clone(), clients)), ..self }
+        let clock = self.sharers.clients.clock.clone();
+        self.with_clients(Clients::new(clock, clients))
     }
 
     /// Uses another clock.
     #[cfg(feature = "testing")]
     pub(crate) fn on(self, clock: Clock) -> Self {
-        let places = self.clients.seen.lock().places.len();
-        Self { clients: Arc::new(Clients::new(clock.into(), places)), ..self }
+        let places = self.sharers.clients.seen.lock().places.len();
+        self.with_clients(Clients::new(clock.into(), places))
+    }
+
+    fn with_clients(self, clients: Clients) -> Self {
+        let sharers = Sharers { clients: Arc::new(clients), ..self.sharers };
+        Self { sharers, ..self }
     }
 }
 
@@ -198,11 +219,11 @@ impl<K: KeyExtractor> FairRule<K> {
             let Some(quota) = pool(charge.quotas()) else { return then(&[*charge]) };
             let reserve = u64::from(quota.burst()) * RESERVE / 100;
             let reserve = u32::try_from(reserve).unwrap_or(u32::MAX);
-            let weight = self.weight.of(head);
+            let weight = self.sharers.weight.of(head);
             let Some(client) = client.filter(|_| weight > 0) else {
                 return then(&[charge.with_headroom(charge.headroom().saturating_add(reserve))]);
             };
-            let part = self.clients.record(client, weight);
+            let part = self.sharers.clients.part(client, weight);
             if let Some(places) = part.full {
                 warn_of_full_table(self.pool.name, places);
             }
@@ -245,18 +266,42 @@ impl<K: KeyExtractor> Rules for FairRule<K> {
         self.pool.info(infos);
         let (cost, share) = (self.pool.cost.fixed(), &mut infos[share]);
         (share.quotas, share.cost, share.share_of) = (None, cost, Some(self.pool.name));
+        share.sharers = Some(&self.sharers);
     }
 }
 
 impl<K: fmt::Debug> fmt::Debug for FairRule<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { pool, share, weight, .. } = self;
+        let Self { pool, share, sharers } = self;
         let mut debug = f.debug_struct("FairRule");
-        debug.field("pool", pool).field("key", &share.extractor).field("weight", weight).finish()
+        debug.field("pool", pool).field("key", &share.extractor);
+        debug.field("weight", &sharers.weight).finish()
     }
 }
 
-/// The clients of about the last second.
+impl Sharers {
+    /// Counts the client of an admitted request, if the request has used the pool.
+    pub(crate) fn count(
+        &self,
+        head: &RequestHead<'_>,
+        decision: &Decision,
+        charges: &[Charge<'_>],
+    ) {
+        let Some(share) = charges.iter().find(|it| it.rule() == self.share) else { return };
+        let has_used = !decision.outcomes().is_empty() && decision.charged(self.pool);
+        if share.cost() > 0 && has_used {
+            self.clients.count(share.key(), self.weight.of(head));
+        }
+    }
+}
+
+impl fmt::Debug for Sharers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sharers").field("weight", &self.weight).finish_non_exhaustive()
+    }
+}
+
+/// The clients that were admitted in about the last second.
 struct Clients {
     /// The shared clock, from the first request on, unless another one is given.
     clock: OnceLock<Clock>,
@@ -274,7 +319,7 @@ struct Seen {
     was_full: bool,
 }
 
-/// A client, and the generation of its last request.
+/// A client, and the generation of its last admitted request.
 #[derive(Clone, Copy, Debug, Default)]
 struct SeenClient {
     id: u64,
@@ -282,7 +327,7 @@ struct SeenClient {
     weight: u32,
 }
 
-/// The part of a client: its weight, and that of all.
+/// The part of a client that asks: its weight, and the sum of it and of the admitted clients.
 struct ClientPart {
     weight: u32,
     sum: u64,
@@ -300,20 +345,40 @@ impl Clients {
         Self { clock, seed: random_state(), seen: Mutex::new(seen) }
     }
 
-    /// Records a request of a client, and returns the part of the client.
-    fn record(&self, key: &Key, weight: u32) -> ClientPart {
-        let mut hasher = self.seed.build_hasher();
-        key.hash_with(0, &mut hasher);
-        let (id, now) = (hasher.finish().max(1), self.clock.get_or_init(Clock::shared).now());
-        let mut seen = self.seen.lock();
-        seen.advance(now / GENERATION + KEPT + 1);
-        let place = if key.is_shared() { None } else { seen.find(id) };
+    /// Returns the part of a client that asks, which changes nobody's.
+    fn part(&self, key: &Key, weight: u32) -> ClientPart {
+        let id = self.id(key);
+        let mut seen = self.seen_now();
+        let place = seen.find(id);
+        let weight = if place.is_some() { weight } else { 1 };
+        let sum = seen.sum_with(place, weight);
+        let is_first = place.is_none() && id.is_some() && !mem::replace(&mut seen.was_full, true);
+        let full = is_first.then_some(seen.places.len());
+        ClientPart { weight, sum, is_known: place.is_some(), full }
+    }
+
+    /// Counts a client that was admitted.
+    fn count(&self, key: &Key, weight: u32) {
+        let id = self.id(key);
+        let mut seen = self.seen_now();
+        let place = seen.find(id);
         let weight = if place.is_some() { weight } else { 1 };
         let generation = seen.generation;
-        seen.put(place, SeenClient { id, generation, weight });
-        let (sum, is_known) = (seen.weights[0] + seen.weights[1], place.is_some());
-        let is_first = !is_known && !key.is_shared() && !mem::replace(&mut seen.was_full, true);
-        ClientPart { weight, sum, is_known, full: is_first.then_some(seen.places.len()) }
+        seen.put(place, SeenClient { id: id.unwrap_or(0), generation, weight });
+    }
+
+    /// Returns the random number of a key, or `None` for one that has no place.
+    fn id(&self, key: &Key) -> Option<u64> {
+        let mut hasher = self.seed.build_hasher();
+        key.hash_with(0, &mut hasher);
+        Some(hasher.finish().max(1)).filter(|_| !key.is_shared())
+    }
+
+    fn seen_now(&self) -> MutexGuard<'_, Seen> {
+        let now = self.clock.get_or_init(Clock::shared).now();
+        let mut seen = self.seen.lock();
+        seen.advance(now / GENERATION + KEPT + 1);
+        seen
     }
 }
 
@@ -340,7 +405,8 @@ impl Seen {
     }
 
     /// Returns the place of a client, or a free one.
-    fn find(&self, id: u64) -> Option<usize> {
+    fn find(&self, id: Option<u64>) -> Option<usize> {
+        let id = id?;
         let mask = self.places.len() - 1;
         #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash are random")]
         let places = (0..PROBES.min(self.places.len())).map(|at| (id as usize + at) & mask);
@@ -353,6 +419,15 @@ impl Seen {
             }
         }
         free
+    }
+
+    /// Returns the sum of the weights, if the client of a place had this one. Without a place, all other
+    /// clients.
+    fn sum_with(&self, place: Option<usize>, weight: u32) -> u64 {
+        let old = place.map_or(&self.others, |place| &self.places[place]);
+        let is_counted = self.generation - old.generation < 2;
+        let counted = if is_counted { old.weight.into() } else { 0 };
+        self.weights[0] + self.weights[1] - counted + u64::from(weight)
     }
 
     /// Replaces a client, and moves its weight to this generation. Without a place, all other clients.

@@ -30,6 +30,7 @@ pub use self::settings::RuleSettings;
 pub(crate) use self::{
     adaptive::Controller,
     check::check,
+    fair::Sharers,
     plan::deadline,
     rules::{charges, infos},
 };
@@ -431,6 +432,7 @@ impl<K: KeyExtractor> Rules for Rule<K> {
             report_only: &self.report_only,
             first_alternative: None,
             share_of: None,
+            sharers: None,
         });
         if let Some(rules) = &self.if_no_key {
             rules.info(infos);

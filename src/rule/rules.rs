@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::{LivePlan, RuleName};
+use super::{LivePlan, RuleName, fair::Sharers};
 use crate::{
     key::{KeyError, RequestHead},
     quota::Quota,
@@ -116,6 +116,8 @@ pub struct RuleInfo<'a> {
     pub first_alternative: Option<RuleName>,
     /// The rule whose limit is shared, if this rule is that of its [shares](crate::Rule::fair_by).
     pub share_of: Option<RuleName>,
+    /// The clients of the shares, if this rule is that of them.
+    pub(crate) sharers: Option<&'a Sharers>,
 }
 
 impl RuleInfo<'_> {

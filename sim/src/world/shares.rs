@@ -102,36 +102,53 @@ impl Service {
     }
 }
 
-/// The clients that a process knows: the generation of their last request, and their weight.
+/// The clients that a process knows: the generation of their last admitted request, and their weight.
 struct Known {
     places: Vec<Option<(String, u128, u32)>>,
     /// Clients without a place have one share together.
     others: (u128, u32),
 }
 
+/// The part of a client that asks.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    /// Its place, if it has a share of its own.
+    place: Option<usize>,
+    weight: u32,
+    /// The sum of this weight and of those of the clients that were admitted.
+    sum: u64,
+}
+
 impl Known {
-    /// Returns `true` if the client has a share of its own, its weight, and the sum of all.
-    fn record(&mut self, client: &str, weight: u32, now: Duration) -> (bool, u32, u64) {
+    fn part(&mut self, client: &str, weight: u32, now: Duration) -> Part {
         let generation = now.as_nanos() / GENERATION.as_nanos();
         let is_old = |place: &Option<(String, u128, u32)>| {
             place.as_ref().is_none_or(|(_, last, _)| generation - last > KEPT)
         };
         self.places.iter_mut().filter(|place| is_old(place)).for_each(|place| *place = None);
-        let own = |it: &&mut Option<(String, u128, u32)>| {
+        let is_own = |it: &Option<(String, u128, u32)>| {
             it.as_ref().is_some_and(|(name, ..)| name == client)
         };
-        let place = match self.places.iter_mut().find(own) {
-            None => self.places.iter_mut().find(|place| place.is_none()),
-            found => found,
-        };
-        let (is_known, weight) = (place.is_some(), if place.is_some() { weight } else { 1 });
-        match place {
-            Some(place) => *place = Some((client.into(), generation, weight)),
-            None => self.others = (generation, weight),
+        let own = self.places.iter().position(is_own);
+        let place = own.or_else(|| self.places.iter().position(Option::is_none));
+        let weight = if place.is_some() { weight } else { 1 };
+        let mut others = self.places.clone();
+        if let Some(place) = place {
+            others[place] = None;
         }
-        let all = self.places.iter().flatten().map(|(_, last, weight)| (*last, *weight));
-        let recent = all.chain([self.others]).filter(|(last, _)| generation - last < 2);
-        (is_known, weight, recent.map(|(_, weight)| u64::from(weight)).sum())
+        let unplaced = place.map(|_| self.others);
+        let others = others.iter().flatten().map(|(_, last, weight)| (*last, *weight));
+        let recent = others.chain(unplaced).filter(|(last, _)| generation - last < 2);
+        let sum = recent.map(|(_, weight)| u64::from(weight)).sum::<u64>() + u64::from(weight);
+        Part { place, weight, sum }
+    }
+
+    fn admit(&mut self, client: &str, part: Part, now: Duration) {
+        let generation = now.as_nanos() / GENERATION.as_nanos();
+        match part.place {
+            Some(place) => self.places[place] = Some((client.into(), generation, part.weight)),
+            None => self.others = (generation, part.weight),
+        }
     }
 }
 
@@ -359,16 +376,20 @@ impl Shares {
             let weight = WEIGHTS[client];
             let ask = Ask { client: format!("c{client}"), weight, cost, keeps };
             let (process, service, known) = &mut processes[at];
-            let part = (weight > 0).then(|| known.record(&ask.client, weight, world.story.now()));
+            let asked = world.story.now();
+            let part = (weight > 0).then(|| known.part(&ask.client, weight, asked));
             let Some(decision) = service.call(process, ask.clone()).await else { return };
+            if let Some(part) = part.filter(|_| decision.is_allowed()) {
+                known.admit(&ask.client, part, asked);
+            }
             // Without a share, it is a request to the pool as any other.
             if decision.source() == Source::DenyCache && weight == 0 {
                 continue;
             }
             model.clock.advance(world.nodes.last_script().saturating_sub(model.clock.now()));
-            let of = part.map(|(is_known, weight, sum)| {
-                let own = if is_known { ask.client.as_str() } else { "others" };
-                (own, share(&pool, weight, sum, cost))
+            let of = part.map(|part| {
+                let own = if part.place.is_some() { ask.client.as_str() } else { "others" };
+                (own, share(&pool, part.weight, part.sum, cost))
             });
             let (found, expected) = (numbers(&decision), model.decide(&ask, of));
             world.story.record(&world.places[at].name, || format!("{ask:?}: {found:?}"));

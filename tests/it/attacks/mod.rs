@@ -46,6 +46,7 @@
 //! | 39 | a refund of a charge from before a reset | `tests/it/rules/undo.rs`: `receipts_from_before_a_reset_are_void` |
 //! | 40 | a store that queues everything, or does not know how to decide | `stores` |
 //! | 41 | adjustments by extreme numbers | `stores::adjustments_by_extreme_numbers_give_no_more_than_the_limit` |
+//! | 42 | keys of one network that are denied, to shrink the fair shares of others | `tests/it/rules/fair_flood.rs` |
 //!
 //! A test that reproduces an advisory about another limiter contains its number.
 

@@ -16,6 +16,8 @@ mod conformance;
 mod definition;
 #[cfg(feature = "testing")]
 mod fair;
+#[cfg(feature = "testing")]
+mod fair_flood;
 #[cfg(feature = "governor")]
 mod impossible;
 #[cfg(feature = "testing")]
