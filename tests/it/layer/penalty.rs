@@ -88,6 +88,18 @@ async fn each_block_of_a_key_is_longer_until_one_is_forgiven() {
     assert!((MINUTE..2 * MINUTE).contains(&time), "{time:?}");
 }
 
+/// A block is shorter than the time in which strikes are forgotten.
+#[tokio::test(start_paused = true)]
+async fn a_block_of_a_second_clears_the_strikes() {
+    let clock = FakeClock::new();
+    let layer = layer(clock.store(64), penalty().block([Duration::from_secs(1)]));
+    for expected in [5, 4, 4] {
+        let (sent, time) = until_blocked(&layer, "mallory").await;
+        assert_eq!(sent, expected);
+        pass(&clock, time).await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn slow_strikes_block_nobody_and_a_block_can_be_ended() {
     let clock = FakeClock::new();

@@ -337,11 +337,11 @@ async fn a_refund_goes_to_the_alternative_that_was_charged_also_after_the_plan_c
     let credits = Quota::per_hour(9);
     let rules = Rule::new("plan", Everyone, &live).or(Rule::new("credits", Everyone, credits));
     let layer = RateLimitLayer::rules(rules, store.clone()).expose_charge(Adjustment::Keep);
+    // By the time until the account is full, which a debt lengthens.
     let used = |name, quota: Quota| {
-        let key = Everyone.extract(&(&get("/")).into()).expect("a key").expect("a key");
-        let quotas = [quota];
-        let look = store.take(&[Charge::new(rule(name), &key, &quotas).with_cost(0)]).now();
-        quota.burst() - look.remaining().expect("a quota")
+        let (everyone, quotas) = (Key::everyone(), [quota]);
+        let look = store.take(&[Charge::new(rule(name), &everyone, &quotas).with_cost(0)]).now();
+        look.outcomes()[0].reset_after().as_nanos() / quota.interval().as_nanos()
     };
     let handle = |change: fn(&ChargeHandle)| {
         let (layer, live) = (layer.clone(), live.clone());

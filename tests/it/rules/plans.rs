@@ -229,8 +229,9 @@ async fn headers_report_a_replaced_plan_beside_fixed_quotas() {
     });
     let site = Rule::new("site", Everyone, Quota::per_hour(100));
     let layer = RateLimitLayer::rules((user, site), FakeClock::new().store(64));
-    let policy =
-        async |path: &str| rate_limit_fields(&answer(&layer, get(path)).await)[0].to_owned();
+    let mut service = layer.layer(handler(|_| 200));
+    let mut policy =
+        async |path: &str| rate_limit_fields(&ask(&mut service, get(path)).await)[0].to_owned();
     let both = |units| format!(r#""user";q={units};w=60, "site";q=100;w=3600"#);
     assert_eq!(policy("/").await, both(10));
     assert_eq!(policy("/skipped").await, r#""site";q=100;w=3600"#);
@@ -241,10 +242,28 @@ async fn headers_report_a_replaced_plan_beside_fixed_quotas() {
         assert_eq!(policy("/").await, both(units));
     }
     live.replace(Quota::per_minute(1));
-    let denied = answer(&layer, get("/")).await;
+    let denied = ask(&mut service, get("/")).await;
     assert_eq!(denied.status(), 429);
     assert_eq!(rate_limit_fields(&denied)[0], both(1));
     assert!(rate_limit_fields(&denied)[1].starts_with(r#""user";r=0;t="#));
+}
+
+#[tokio::test]
+async fn headers_report_the_plan_that_was_replaced_of_two() {
+    let plans = [10, 100].map(|units| LivePlan::new(Quota::per_minute(units)));
+    let rules = (Rule::new("a", Everyone, &plans[0]), Rule::new("b", Everyone, &plans[1]));
+    let layer = RateLimitLayer::rules(rules, FakeClock::new().store(64));
+    // Each service begins with the current plans.
+    let mut service = layer.layer(handler(|_| 200));
+    let mut limits = [10, 100];
+    for (changed, units) in [(0, 20), (1, 200), (1, 300), (0, 30)] {
+        plans[changed].replace(Quota::per_minute(units));
+        limits[changed] = units;
+        let policy = format!(r#""a";q={};w=60, "b";q={};w=60"#, limits[0], limits[1]);
+        for _ in 0..2 {
+            assert_eq!(rate_limit_fields(&ask(&mut service, get("/")).await)[0], policy);
+        }
+    }
 }
 
 #[tokio::test]
