@@ -18,7 +18,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let choice = args.next().unwrap_or_else(|| "fallback".into());
     let url = args.next().unwrap_or_else(|| "redis://127.0.0.1".into());
 
-    let redis = RedisStore::connect_lazy(&url)?.timeout(Timeout::DEFAULT).breaker();
+    let redis = RedisStore::connect(&url).lazy()?.timeout(Timeout::DEFAULT).breaker();
     let store: Arc<DynStore<Infallible>> = match choice.as_str() {
         "open" => redis.fail_open().boxed(),
         "closed" => redis.fail_closed().boxed(),

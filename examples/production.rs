@@ -84,7 +84,7 @@ async fn main() -> Result<(), BoxError> {
     let config = Config::read()?;
 
     // A server that is down at the start is no reason to be down as well.
-    let redis = RedisStore::connect_lazy(&config.redis)?;
+    let redis = RedisStore::connect(&config.redis).lazy()?;
     match redis.probe().await {
         Ok(warnings) => warnings.iter().for_each(|warning| warn!("redis: {warning}")),
         Err(error) => warn!("starting without Redis: {error}"),

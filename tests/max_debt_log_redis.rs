@@ -11,7 +11,7 @@ use tower_sluice::{Key, Quota, RedisStore, StoreExt, rule::RuleName, store::Char
 #[tokio::test]
 async fn a_charge_that_is_cut_in_any_account_is_logged_once() {
     let (log, _guard) = Log::start(tracing::Level::INFO);
-    let store = RedisStore::connect_lazy("redis://127.0.0.1:1").expect("an address");
+    let store = RedisStore::connect("redis://127.0.0.1:1").lazy().expect("an address");
     let (key, quota) = (Key::from("key"), Quota::per_minute(5).with_max_debt(2));
     let charge = Charge::new(RuleName::default(), &key, quota.as_ref());
     let cut =

@@ -98,7 +98,8 @@ pub(crate) fn names() -> [&'static str; 9] {
 pub(crate) fn decide(url: &str, name: &str, callers: u32, decisions: u32) {
     let row = rows().into_iter().find(|row| row.case.name == name).expect("a row");
     let runtime = current();
-    let store = runtime.block_on(RedisStore::connect(url)).expect("the server answers");
+    let store =
+        runtime.block_on(RedisStore::connect(url).into_future()).expect("the server answers");
     turn(&runtime, &takes(store, row.case, row.keys), callers, decisions);
 }
 
@@ -154,7 +155,7 @@ async fn subjects(server: &mut Server, row: &Row) -> Vec<Subject> {
     let mut subjects = vec![
         commands_of(connection.clone(), vec![redis::cmd("PING")]),
         commands_of(connection, commands.collect()),
-        takes(store.clone().coalesce(false), case.clone(), keys),
+        takes(store.reopen().coalesce(false).lazy().expect("a store"), case.clone(), keys),
         takes(store.clone(), case.clone(), keys),
     ];
     subjects.extend(row.rate.iter().map(|rate| takes(store.clone(), rate.clone(), keys)));

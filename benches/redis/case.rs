@@ -78,7 +78,7 @@ impl Case {
     /// Returns the script call that the store sends.
     pub(crate) fn call(&self, key: u32, ask: Ask) -> Call {
         let recorder = Recorder::default();
-        let store = RedisStore::new(recorder.clone());
+        let store = RedisStore::with_connection(recorder.clone()).lazy().expect("a store");
         let asked = self.charges(key, |charges| ask(&store, charges));
         // The recorder fails the call after recording it.
         asked.now_or_never().expect("at once").expect_err("there is no server");

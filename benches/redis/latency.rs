@@ -29,7 +29,7 @@ async fn compare(server: &Server, rounds: usize) {
     let url = server.url();
     let linked = RedisStore::connect(&url).await.expect("the server answers");
     let connection = connect(server).await;
-    let store = RedisStore::new(connection.clone());
+    let store = RedisStore::with_connection(connection.clone()).lazy().expect("a store");
     let cases = forms::whole();
     let mut subjects: Vec<Subject<'_>> = vec![("PING".into(), ping(connection))];
     subjects.extend(cases.iter().map(|case| (case.name.to_owned(), takes(&store, case))));

@@ -25,7 +25,8 @@ const BATCH: u32 = 1_000;
 pub(crate) fn run(server: &mut Server, rounds: usize) {
     let cases = forms::whole();
     let local = LocalStore::new();
-    let stores: Vec<_> = cases.iter().map(|case| RedisStore::new(answer(server, case))).collect();
+    let stores = cases.iter().map(|case| RedisStore::with_connection(answer(server, case)));
+    let stores: Vec<_> = stores.map(|store| store.lazy().expect("a store")).collect();
     let mut times = vec![[Series::default(), Series::default()]; cases.len()];
     // Turns are short, so there are more of them.
     for _ in 0..rounds * 10 {

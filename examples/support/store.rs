@@ -63,7 +63,7 @@ impl StoreFlags {
             // The server may start later.
             Err(error) if error.kind() == RedisErrorKind::Disconnected => {
                 eprintln!("starting without it: {error}");
-                RedisStore::connect_lazy(url).map_err(|error| error.to_string())?
+                RedisStore::connect(url).lazy().map_err(|error| error.to_string())?
             }
             Err(error) => return Err(error.to_string()),
         };

@@ -68,8 +68,8 @@ struct Stage {
 static STAGE: LazyLock<Mutex<Stage>> = LazyLock::new(|| {
     let runtime = Builder::new_current_thread().build().expect("a runtime");
     let says = Says::default();
-    let (mut store, mut sharded) =
-        (RedisStore::new(says.clone()), RedisStore::sharded(says.clone()));
+    let mut store = RedisStore::with_connection(says.clone()).lazy().expect("a store");
+    let mut sharded = RedisStore::sharded(says.clone()).lazy().expect("a store");
     // With a fake clock, no task renews slots.
     (store, sharded) = (store.open(), sharded.open());
     Mutex::new(Stage { runtime, says, store, sharded })

@@ -46,7 +46,7 @@ impl<K: KeyExtractor + Send + Sync + 'static> Rule<K> {
     /// | that is [report-only](Rule::report_only) | the ones after it are never charged |
     /// | with a [`max_wait`](Rule::max_wait) | it fits if the request can wait for it; not for slots |
     ///
-    /// On a cluster without `RedisStore::hash_tag_by_key`, a request needs the
+    /// On a cluster without `RedisBuilder::hash_tag_by_key`, a request needs the
     /// servers of all alternatives, because a key may be blocked on each. For one round trip, a charge
     /// that is undone may make another request pay from the next alternative. Denials are not cached,
     /// batched or leased, so a flood of them reaches the store.

@@ -78,7 +78,7 @@ pub use self::instances::Instances;
 pub(crate) use self::local::{Call, LeaveQueue, Order, SlotQueue};
 pub(crate) use self::local::{Clock, Turn};
 #[cfg(feature = "redis")]
-pub use self::redis::{ClusterLink, Link, RedisError, RedisErrorKind, RedisStore};
+pub use self::redis::{ClusterLink, Link, RedisBuilder, RedisError, RedisErrorKind, RedisStore};
 pub use self::{
     answer::{Answer, BoxFuture, Never, Resolve},
     block::{BlockError, BlockFuture},

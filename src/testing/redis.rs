@@ -37,7 +37,7 @@ where
 
     fn open(&mut self) -> Self {
         let random = RandomState::new().hash_one(0);
-        let store = self.clone().prefix(&format!("test-{random:x}"));
+        let store = self.clone().with_prefix(format!("test-{random:x}"));
         *self = store.with_test_clock(Arc::default()).with_slot_ttl(UNLIMITED);
         self.clone()
     }

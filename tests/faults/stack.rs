@@ -6,7 +6,7 @@ use redis::aio::ConnectionLike;
 use serde::{Deserialize, Serialize};
 use tower_sluice::{
     LocalStore, Quota, RedisStore, StoreExt,
-    store::{Breaker, DynStore, Link, RedisError, Timeout},
+    store::{Breaker, DynStore, Link, RedisBuilder, RedisError, Timeout},
 };
 
 use crate::witness::{Heard, Witness};
@@ -49,20 +49,20 @@ pub(crate) struct Stack {
 impl Stack {
     pub(crate) async fn build(door: &Door, policy: Policy) -> Result<Self, RedisError> {
         Ok(match door {
-            Door::Server(url) => Self::wrap(RedisStore::connect(url).await?, policy),
-            Door::Cluster(urls) => Self::wrap(RedisStore::cluster(&words(urls)).await?, policy),
+            Door::Server(url) => Self::open(RedisStore::connect(url), policy).await?,
+            Door::Cluster(urls) => Self::open(RedisStore::cluster(&words(urls)), policy).await?,
             Door::Sentinels(urls, name) => {
-                Self::wrap(RedisStore::sentinel(&words(urls), name).await?, policy)
+                Self::open(RedisStore::sentinel(&words(urls), name), policy).await?
             }
         })
     }
 
-    fn wrap<C>(store: RedisStore<C>, policy: Policy) -> Self
+    async fn open<C>(builder: RedisBuilder<C>, policy: Policy) -> Result<Self, RedisError>
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
         // Readable keys let a fault select accounts by name.
-        let store = store.readable_keys();
+        let store = builder.readable_keys().await?;
         let (heard, counted) = (Heard::default(), store.clone());
         let guarded = Witness::new(store.timeout(BUDGET).breaker(), heard.clone());
         let processes = u32::try_from(APPS).expect("few");
@@ -71,7 +71,7 @@ impl Stack {
             Policy::FailOpen => guarded.fail_open().boxed(),
             Policy::FailClosed => guarded.fail_closed().boxed(),
         };
-        Self { store, heard, healed: Box::new(move || counted.healed()) }
+        Ok(Self { store, heard, healed: Box::new(move || counted.healed()) })
     }
 }
 

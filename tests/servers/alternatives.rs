@@ -133,7 +133,8 @@ async fn alternatives_in_several_slots_of_a_cluster_are_exact() {
     let store = RedisStore::cluster(&urls).await.expect("a store");
     are_exact(&store).await;
     // With a hash tag, one call decides.
-    are_exact(&store.prefix("tagged").hash_tag_by_key()).await;
+    let tagged = store.reopen().prefix("tagged").hash_tag_by_key().lazy().expect("a store");
+    are_exact(&tagged).await;
 }
 
 /// A block of any alternative denies, wherever its account is, and nothing is charged.
@@ -145,7 +146,8 @@ async fn a_block_of_any_alternative_denies_on_a_cluster() {
     let store = RedisStore::cluster(&urls).await.expect("a store");
     let quotas =
         [[Quota::per_day(9)], [Quota::per_day(9)], [Quota::per_day(9)], [Quota::per_day(9)]];
-    for store in [store.clone().prefix("tagged").hash_tag_by_key(), store] {
+    let tagged = store.reopen().prefix("tagged").hash_tag_by_key().lazy().expect("a store");
+    for store in [tagged, store] {
         for blocked in 0..4 {
             let key = Key::from(rules()[blocked].as_str());
             let all = charges(&key, &quotas, 1);
@@ -170,8 +172,8 @@ async fn a_block_of_any_alternative_denies_while_its_slot_moves() {
     let cluster = Cluster::start(Flavour::Redis).await;
     let urls = cluster.urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let store = RedisStore::cluster(&urls).await.expect("a store");
-    let store = store.readable_keys().hash_tag_by_key();
+    let store = RedisStore::cluster(&urls).readable_keys().hash_tag_by_key();
+    let store = store.await.expect("a store");
     let (key, place) = (Key::from("moving"), "sluice:3:{%02moving}:plan");
     let quotas = [[Quota::per_day(9)], [Quota::per_day(9)]];
     let charge = |at: usize| Charge::new(rule(["plan", "credits"][at]), &key, &quotas[at]);
@@ -196,7 +198,7 @@ async fn the_failure_of_an_alternative_that_is_not_needed_permits_no_blocked_key
     let mut cluster = Cluster::start(Flavour::Redis).await;
     let urls = cluster.urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let store = RedisStore::cluster(&urls).await.expect("a store").readable_keys();
+    let store = RedisStore::cluster(&urls).readable_keys().await.expect("a store");
     let names = rules();
     let quotas = [[Quota::per_day(9)], [Quota::per_day(9)]];
     let mut keys = (0..60).map(|number| format!("key{number}"));
@@ -254,7 +256,7 @@ async fn a_report_only_charge_beside_one_that_limits_the_same_account_is_unsuppo
 #[tokio::test]
 async fn a_value_that_is_no_account_of_either_alternative_is_replaced() {
     let server = Server::redis().await;
-    let store = connect(&server.url()).await.readable_keys();
+    let store = RedisStore::connect(&server.url()).readable_keys().await.expect("a store");
     let mut connection = raw(&server.url()).await;
     let quotas = [[Quota::per_day(1)], [Quota::per_day(2)]];
     for (at, name) in ["plan", "credits"].into_iter().enumerate() {

@@ -220,7 +220,7 @@ async fn no_caller_of_a_burst_gets_an_error_under_any_wrapper() {
     async fn check<S: Store<Error: Debug>>(wrappers: &str, wrap: impl Fn(RedisStore<Window>) -> S) {
         for callers in BURSTS {
             let server = Window::default();
-            let store = wrap(RedisStore::new(server.clone()));
+            let store = wrap(RedisStore::with_connection(server.clone()).lazy().expect("a store"));
             let quota = Quota::per_day(LIMIT).with_algorithm(Algorithm::fixed_window());
             let decisions = burst(&store, &Account::new("hot", quota), callers).await;
             let by_redis = |decision: &Decision| decision.source() == Source::Redis;

@@ -117,7 +117,7 @@ async fn many_small_steps_keep_the_rate() {
 async fn an_account_from_a_clock_ahead_keeps_its_units() {
     // Uses the server's own clock: the value comes from a server that was a week ahead.
     let server = Server::redis().await;
-    let store = connect(&server.url()).await.readable_keys();
+    let store = RedisStore::connect(&server.url()).readable_keys().await.expect("a store");
     let mut connection = raw(&server.url()).await;
     let account = Account::new("a", quotas(LIMIT, DAY)[0].1);
     assert_eq!(account.passed(&store, 3).await, 3);
@@ -143,7 +143,7 @@ async fn an_account_from_a_clock_ahead_keeps_its_units() {
 async fn a_step_back_moves_a_log_with_any_list() {
     let server = Server::redis().await;
     let (mut subject, store) = open(&server).await;
-    let store = store.prefix("sluice").readable_keys();
+    let store = store.reopen().prefix("sluice").readable_keys().lazy().expect("a store");
     let account = Account::new("a", quotas(LIMIT, DAY)[5].1);
     let list = format!("{}:0", address("default", "a"));
     let mut back = NOW;

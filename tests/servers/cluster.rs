@@ -21,8 +21,8 @@ use crate::{
 async fn store(cluster: &Cluster) -> RedisStore<ClusterLink> {
     let urls = cluster.urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let store = RedisStore::cluster(&urls).await.unwrap_or_else(|error| panic!("{error}"));
-    store.readable_keys()
+    let store = RedisStore::cluster(&urls).readable_keys().await;
+    store.unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Returns the names of three rules whose accounts of `key` are on three servers.
@@ -95,14 +95,14 @@ async fn a_function_opens_one_connection_to_each_server() {
             client.get_multiplexed_async_connection().await
         }
     });
-    let store = store.expect("a seed");
+    let store = store.lazy().expect("a seed");
     for key in 0..60_u32 {
         assert!(Account::new(Key::from(key), Quota::per_day(1)).passes(&store).await);
     }
     let opened: Vec<_> = opened.lock().expect("no panic").iter().map(|(_, port)| *port).collect();
     assert_eq!(opened.len(), 3, "{opened:?}");
     let error = RedisStore::cluster_from_connector(&[], |_, _| async { unreachable!() });
-    assert_eq!(error.expect_err("no seed").kind(), Kind::Config);
+    assert_eq!(error.lazy().expect_err("no seed").kind(), Kind::Config);
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use futures::future::join_all;
 use tower_sluice::{
     Decision, Key, Quota, RedisStore, Store, StoreExt,
     rule::RuleName,
-    store::{Charge, ClusterLink, RedisError},
+    store::{Charge, ClusterLink, RedisBuilder, RedisError},
 };
 
 use crate::{
@@ -13,10 +13,10 @@ use crate::{
     servers::{Cluster, Flavour, Server, eventually},
 };
 
-async fn store(cluster: &Cluster) -> RedisStore<ClusterLink> {
+fn store(cluster: &Cluster) -> RedisBuilder<ClusterLink> {
     let urls = cluster.urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    RedisStore::cluster(&urls).await.unwrap_or_else(|error| panic!("{error}"))
+    RedisStore::cluster(&urls)
 }
 
 /// Returns the script calls of all servers so far.
@@ -53,7 +53,7 @@ const LIMITS: [[Quota; 1]; 3] =
 async fn rules_of_one_key_with_a_hash_tag_are_one_call_and_nothing_is_undone() {
     for flavour in Flavour::ALL {
         let cluster = Cluster::start(flavour).await;
-        let store = store(&cluster).await.hash_tag_by_key();
+        let store = store(&cluster).hash_tag_by_key().await.expect("a store");
         for name in ["one", "two", "three"] {
             let key = Key::from(name);
             let charges = charges(&key, &LIMITS);
@@ -78,9 +78,11 @@ async fn rules_of_one_key_with_a_hash_tag_are_one_call_and_nothing_is_undone() {
 #[tokio::test]
 async fn a_hash_tag_is_the_hash_of_the_key_alone() {
     let cluster = Cluster::start(Flavour::Redis).await;
-    let store = store(&cluster).await.hash_tag_by_key();
+    let store = store(&cluster).hash_tag_by_key().await.expect("a store");
     for readable in [false, true] {
-        let store = if readable { store.clone().readable_keys() } else { store.clone() };
+        let builder = store.reopen();
+        let builder = if readable { builder.readable_keys() } else { builder };
+        let store = builder.lazy().expect("a store");
         for (name, quota) in quotas(9, LONG) {
             assert_eq!(Account::new(name, quota).passed(&store, 2).await, 2, "{name}");
         }
@@ -106,7 +108,8 @@ async fn a_hash_tag_is_the_hash_of_the_key_alone() {
 #[tokio::test]
 async fn rules_of_one_key_are_charged_all_or_none_while_their_slot_moves() {
     let cluster = Cluster::start(Flavour::Redis).await;
-    let store = store(&cluster).await.readable_keys().hash_tag_by_key();
+    let store = store(&cluster).readable_keys().hash_tag_by_key();
+    let store = store.await.expect("a store");
     let limits = [9, 12, 15].map(|units| [Quota::per_day(units)]);
     let key = Key::from("moving");
     let charges = charges(&key, &limits);
@@ -135,8 +138,9 @@ async fn callers_of_a_hot_key_share_calls_and_get_the_limit_exactly() {
     for flavour in Flavour::ALL {
         let cluster = Cluster::start(flavour).await;
         for (tagged, parts) in [(false, 3), (true, 1)] {
-            let store = store(&cluster).await;
+            let store = store(&cluster);
             let store = if tagged { store.hash_tag_by_key() } else { store };
+            let store = store.await.expect("a store");
             let limits = [900, 300, 600].map(|units| [Quota::per_day(units)]);
             let key = Key::from("hot");
             let charges = charges(&key, &limits);
@@ -171,7 +175,7 @@ async fn callers_of_a_hot_key_share_calls_and_get_the_limit_exactly() {
 async fn the_calls_of_a_request_to_one_server_are_one_write() {
     const DECISIONS: u32 = 200;
     let cluster = Cluster::start(Flavour::Redis).await;
-    let store = store(&cluster).await.readable_keys();
+    let store = store(&cluster).readable_keys().await.expect("a store");
     let limits = [[Quota::per_day(900)]; 3];
     let mut dice = Dice(1);
     let key = loop {

@@ -53,7 +53,7 @@ async fn cluster(
 }
 
 fn lazy(server: &FakeServer) -> RedisStore<ClusterLink> {
-    RedisStore::cluster_lazy(&[&server.url()]).expect("an address")
+    RedisStore::cluster(&[&server.url()]).lazy().expect("an address")
 }
 
 fn commands(server: &FakeServer, wanted: &str) -> usize {

@@ -197,7 +197,8 @@ impl Both<'_> {
 fn decide_as_one_by_one(flavour: Flavour, cases: u32) {
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let server = runtime.block_on(Server::start(flavour, &[]));
-    let subject = runtime.block_on(RedisStore::connect(&server.url())).expect("a store");
+    let subject =
+        runtime.block_on(RedisStore::connect(&server.url()).into_future()).expect("a store");
     let names = ["a", "b", "c"].map(rule);
     let keys = [0, 1, 2, 3].map(|n: u32| Key::from(n));
     let rules = || vec(vec(quota(), 1..4), 3);
@@ -256,7 +257,7 @@ async fn odd_accounts_are_decided_as_one_by_one() {
     let server = Server::redis().await;
     let mut subject = RedisStore::connect(&server.url()).await.expect("a store");
     let batched = subject.open();
-    let alone = batched.clone().prefix("alone").coalesce(false);
+    let alone = batched.reopen().prefix("alone").coalesce(false).lazy().expect("a store");
     let quota = |units: u32, period| Quota::new(units, period).expect("a quota");
     let (second, day) = ([quota(10, Duration::from_secs(1))], [quota(10, DAY)]);
     let both = [second[0], quota(20, DAY)];
@@ -382,7 +383,8 @@ async fn decisions_under_load_share_calls() {
     const TAKES: u32 = 20;
     let server = Server::redis().await;
     let store = connect(&server.url()).await;
-    for (store, most) in [(store.clone(), TAKES * CALLERS / 8), (store.coalesce(false), u32::MAX)] {
+    let alone = store.reopen().coalesce(false).lazy().expect("a store");
+    for (store, most) in [(store, TAKES * CALLERS / 8), (alone, u32::MAX)] {
         let before = server.script_calls().await;
         let tasks = (0..CALLERS).map(|n| {
             let (store, account) = (store.clone(), Account::new(n, slow(TAKES)));

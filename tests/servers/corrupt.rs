@@ -45,7 +45,8 @@ impl Bench {
     async fn open() -> Self {
         let server = Server::redis().await;
         let mut subject = connect(&server.url()).await;
-        let store = subject.open().prefix("sluice").readable_keys();
+        let store =
+            subject.open().reopen().prefix("sluice").readable_keys().lazy().expect("a store");
         let connection = raw(&server.url()).await;
         Self { _server: server, connection, subject, store }
     }

@@ -27,8 +27,8 @@ const SLACK: Duration = Duration::from_secs(4);
 async fn store(cluster: &Cluster) -> RedisStore<ClusterLink> {
     let urls = cluster.urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let store = RedisStore::cluster(&urls).await.unwrap_or_else(|error| panic!("{error}"));
-    store.readable_keys()
+    let store = RedisStore::cluster(&urls).readable_keys().await;
+    store.unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Returns keys of accounts on three servers, starting with the first server.

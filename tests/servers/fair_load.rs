@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use tower_sluice::StoreExt;
+use tower_sluice::{RedisStore, StoreExt};
 
 use self::example::{load, pausing, weighted};
-use crate::{accounts::connect, servers::Server};
+use crate::servers::Server;
 
 #[path = "../../examples/fair_load.rs"]
 #[expect(dead_code, reason = "the example prints")]
@@ -15,7 +15,10 @@ mod example;
 #[tokio::test(flavor = "multi_thread")]
 async fn real_connections_have_equal_or_weighted_shares() {
     let server = Server::redis().await;
-    let store = async |prefix| connect(&server.url()).await.prefix(prefix).fail_closed();
+    let store = async |prefix| {
+        let store = RedisStore::connect(&server.url()).prefix(prefix).await;
+        store.expect("a store").fail_closed()
+    };
     let (one, other, time) = (store("one").await, store("other").await, Duration::from_secs(6));
     let (pausing, weighted) = (pausing(), weighted());
     let (equal, weighted) = tokio::join!(load(one, &pausing, time), load(other, &weighted, time));

@@ -97,7 +97,7 @@ impl Bench {
     async fn open(flavour: Flavour) -> Self {
         let server = Server::start(flavour, &[]).await;
         let mut subject = connect(&server.url()).await;
-        let store = subject.open().prefix("golden");
+        let store = subject.open().reopen().prefix("golden").lazy().expect("a store");
         let connection = raw(&server.url()).await;
         let taken = Vec::new();
         let mut bench = Self { _server: server, connection, subject, store, now: START, taken };

@@ -4,7 +4,7 @@ use redis::{Cmd, FromRedisValue, aio::MultiplexedConnection};
 use tower_sluice::{Algorithm, Quota, RedisStore, StoreExt};
 
 use crate::{
-    accounts::{Account, Dice, LONG, address, connect, keys, quotas, raw},
+    accounts::{Account, Dice, LONG, address, keys, quotas, raw},
     servers::Server,
 };
 
@@ -20,7 +20,7 @@ struct Bench {
 impl Bench {
     async fn open() -> Self {
         let server = Server::redis().await;
-        let store = connect(&server.url()).await.readable_keys();
+        let store = RedisStore::connect(&server.url()).readable_keys().await.expect("a store");
         let connection = raw(&server.url()).await;
         Self { _server: server, store, connection }
     }

@@ -125,7 +125,7 @@ async fn all_keys_have_one_form_and_an_expiry() {
 /// Takes three units. Returns the keys, with their remaining time and the time for which the
 /// account is kept.
 async fn kept(server: &Server, quota: Quota, longer: Duration) -> Vec<(String, i64, i64)> {
-    let store = connect(&server.url()).await.readable_keys();
+    let store = RedisStore::connect(&server.url()).readable_keys().await.expect("a store");
     let (account, start) = (Account::new("a", quota), Instant::now());
     let decision = account.take(&store, 3).await.expect("a decision");
     assert!(decision.is_allowed());
@@ -221,16 +221,18 @@ async fn only_stores_of_one_prefix_and_secret_share_accounts() {
     let server = Server::redis().await;
     let store = connect(&server.url()).await;
     let account = Account::new("a", Quota::per_hour(5));
-    let secret = |byte| store.clone().secret([byte; 16]);
-    for (stores, left) in [
-        ([store.clone(), connect(&server.url()).await], 3),
+    let secret = |byte| store.reopen().secret([byte; 16]);
+    let prefix = |prefix| store.reopen().prefix(prefix);
+    for (builders, left) in [
+        ([store.reopen(), RedisStore::connect(&server.url())], 3),
         ([secret(1), secret(1)], 3),
         ([secret(2), secret(3)], 4),
         ([secret(4), secret(4).prefix("other")], 4),
-        ([store.clone().prefix("a"), store.clone().prefix("b")], 4),
-        ([store.clone().prefix("c"), store.clone().prefix("c")], 3),
-        ([store.clone().prefix("d"), store.clone().prefix("d").readable_keys()], 4),
+        ([prefix("a"), prefix("b")], 4),
+        ([prefix("c"), prefix("c")], 3),
+        ([prefix("d"), prefix("d").readable_keys()], 4),
     ] {
+        let stores = builders.map(|builder| builder.lazy().expect("a store"));
         assert!(account.passes(&stores[0]).await);
         assert!(account.passes(&stores[1]).await);
         assert_eq!(account.left(&stores[0]).await, left, "{stores:?}");
@@ -240,7 +242,7 @@ async fn only_stores_of_one_prefix_and_secret_share_accounts() {
 #[tokio::test]
 async fn readable_keys_show_the_rule_and_the_key() {
     let server = Server::redis().await;
-    let store = connect(&server.url()).await.readable_keys();
+    let store = RedisStore::connect(&server.url()).readable_keys().await.expect("a store");
     for key in ["alice", "}{"] {
         assert!(Account::new(key, Quota::per_hour(5)).passes(&store).await);
     }
@@ -295,12 +297,12 @@ fn an_invalid_prefix_panics_with_the_permitted_characters() {
     let store = lazy("redis://127.0.0.1:1");
     let long = "x".repeat(65);
     for bad in ["", "{a}", "a}", "a b", "a\n", "ü", "a*", &long] {
-        let prefixed = catch_unwind(AssertUnwindSafe(|| store.clone().prefix(bad)));
+        let prefixed = catch_unwind(AssertUnwindSafe(|| store.reopen().prefix(bad)));
         let panic = prefixed.expect_err("no prefix");
         let text = panic.downcast_ref::<String>().expect("a text");
         assert_eq!(*text, format!("prefix {bad:?}: give 1 to 64 of [A-Za-z0-9_.:-]"));
     }
     for good in ["a", "app:limits-2_b.c", &long[1..]] {
-        assert!(format!("{:?}", store.clone().prefix(good)).contains(good));
+        assert!(format!("{:?}", store.reopen().prefix(good)).contains(good));
     }
 }

@@ -49,7 +49,7 @@ async fn a_dead_port_is_an_error_within_a_second() {
     assert!(error.to_string().contains("refused"), "{error}");
     let (_, address) =
         server.url().rsplit_once('/').map(|(a, b)| (a.to_owned(), b.to_owned())).expect("a url");
-    let fix = format!("; is it at {address}? `connect_lazy` starts without it");
+    let fix = format!("; is it at {address}? `.lazy()` starts without it");
     assert!(error.to_string().ends_with(&fix), "{error}");
 }
 
@@ -102,6 +102,7 @@ async fn a_connector_is_called_on_the_first_request_and_after_a_failure() {
             }
         }
     });
+    let store = store.lazy().expect("a store");
     assert_eq!(opened.load(Relaxed), 0);
     for _ in 0..2 {
         assert!(account().take(&store, 1).await.expect("a decision").is_allowed());
@@ -118,6 +119,7 @@ fn every_call_without_a_runtime_is_an_error_and_not_a_panic() {
     let server = runtime.block_on(Server::redis());
     let connected = runtime.block_on(connect(&server.url()));
     let sharded = RedisStore::sharded(runtime.block_on(raw(&server.url())));
+    let sharded = sharded.lazy().expect("a store");
     let (key, quotas) = (Key::from("a"), [Quota::per_hour(5)]);
     let charges = ["one", "two"].map(|name| Charge::new(rule(name), &key, &quotas));
     let taken = runtime.block_on(connected.take(&charges).into_future()).expect("a decision");

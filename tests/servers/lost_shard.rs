@@ -51,8 +51,8 @@ async fn store(cluster: &Cluster) -> RedisStore<ClusterLink> {
 
 async fn connect(urls: &str) -> RedisStore<ClusterLink> {
     let urls: Vec<_> = urls.split(' ').collect();
-    let store = RedisStore::cluster(&urls).await.unwrap_or_else(|error| panic!("{error}"));
-    store.readable_keys()
+    let store = RedisStore::cluster(&urls).readable_keys().await;
+    store.unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn name(number: usize) -> String {
@@ -87,7 +87,7 @@ fn lose_first(cluster: &mut Cluster, frozen: bool) {
 fn lazy(cluster: &Cluster) -> RedisStore<ClusterLink> {
     let urls = cluster.urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    RedisStore::cluster_lazy(&urls).expect("addresses").readable_keys()
+    RedisStore::cluster(&urls).readable_keys().lazy().expect("addresses")
 }
 
 /// Returns the store of a process in production.
@@ -325,7 +325,7 @@ async fn a_process_without_a_cluster_starts_and_connects_later() {
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let error = RedisStore::cluster(&urls).await.expect_err("no server");
     assert_eq!(error.kind(), RedisErrorKind::Disconnected, "{error}");
-    assert!(error.to_string().contains("`cluster_lazy` starts without it"), "{error}");
+    assert!(error.to_string().contains("`.lazy()` starts without it"), "{error}");
 
     let (log, _guard) = Log::start(Level::INFO);
     let (store, account) = (lazy(&cluster), Account::new("a", Quota::per_day(9)));

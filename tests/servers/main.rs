@@ -43,6 +43,7 @@ mod patterns;
 mod penalty;
 #[cfg(feature = "calendar")]
 mod periods;
+mod permissions;
 mod probe;
 mod reconnect;
 mod replies;

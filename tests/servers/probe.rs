@@ -39,7 +39,7 @@ async fn connect_error(url: &str) -> RedisError {
 }
 
 /// Runs every operation of a store, with every algorithm.
-async fn everything<S: Store<Error = RedisError>>(store: &S) {
+pub(crate) async fn everything<S: Store<Error = RedisError>>(store: &S) {
     for (name, quota) in quotas(3, LONG) {
         let account = Account::new(name, quota);
         let charge = account.charge(1);
@@ -96,9 +96,9 @@ async fn the_error_for_missing_rights_shows_the_command_that_grants_them() {
             let store = RedisStore::connect(&url_of(&server, &user)).await;
             let store = store.unwrap_or_else(|error| panic!("{flavour:?} {rights}: {error}"));
             everything(&store).await;
-            let clear = store.clone().readable_keys();
+            let clear = store.reopen().readable_keys().lazy().expect("a store");
             assert!(Account::new("a", Quota::per_second(1)).take(&clear, 1).await.is_ok());
-            let error = store.prefix("elsewhere").probe().await.expect_err("another prefix");
+            let error = store.reopen().prefix("elsewhere").await.expect_err("another prefix");
             assert!(error.to_string().contains("~elsewhere:* "), "{error}");
             let () = server.command("FLUSHALL").await;
         }
@@ -278,7 +278,7 @@ async fn an_invalid_address_is_an_error_without_a_possible_password() {
         "redis://app:hun@ter2@localhost/x",
         "redis://localhost/x?password=hunter2",
     ] {
-        let error = RedisStore::connect_lazy(url).expect_err(url);
+        let error = RedisStore::connect(url).lazy().expect_err(url);
         let text = texts(&error);
         assert!(!text.contains("hunter2") && !text.contains("ter2@"), "{url}: {text}");
         assert_eq!(error.kind(), Kind::Config, "{url}");

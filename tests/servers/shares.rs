@@ -116,7 +116,8 @@ impl Both<'_> {
 fn random_sequences_equal_those_of_the_embedded_store() {
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let server = runtime.block_on(Server::redis());
-    let subject = runtime.block_on(RedisStore::connect(&server.url())).expect("a store");
+    let subject =
+        runtime.block_on(RedisStore::connect(&server.url()).into_future()).expect("a store");
     let names = ["before", "site.share", "site", "after"].map(rule);
     let (everyone, clients) = (Key::everyone(), ["a", "b", "c"].map(Key::from));
     let config = Config { cases: 2_000, ..keeping(file!()) };
@@ -248,7 +249,8 @@ async fn shares_in_other_slots_of_a_cluster_than_their_pool_equal_the_embedded_s
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let store = RedisStore::cluster(&urls).await.expect("a store");
     equal_the_embedded_store(&store, "apart").await;
-    equal_the_embedded_store(&store.prefix("tagged").hash_tag_by_key(), "tagged").await;
+    let tagged = store.reopen().prefix("tagged").hash_tag_by_key().lazy().expect("a store");
+    equal_the_embedded_store(&tagged, "tagged").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -263,7 +265,7 @@ async fn shares_on_a_server_equal_the_embedded_store() {
 #[tokio::test]
 async fn a_value_that_is_no_account_of_the_share_or_the_pool_is_replaced() {
     let server = Server::redis().await;
-    let store = connect(&server.url()).await.readable_keys();
+    let store = RedisStore::connect(&server.url()).readable_keys().await.expect("a store");
     let mut connection = raw(&server.url()).await;
     let key = Key::from("me");
     let quotas = [Quota::per_day(1), Quota::per_day(3), Quota::per_day(9)].map(|it| [it]);

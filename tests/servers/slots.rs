@@ -98,8 +98,8 @@ async fn slots_and_rates_are_taken_together_or_not_at_all() {
 async fn held_slots_are_renewed_by_few_calls() {
     let server = Server::redis().await;
     let ttl = Duration::from_secs(1);
-    let (store, other) = (connect(&server.url()).await.slot_ttl(ttl), connect(&server.url()).await);
-    let other = other.slot_ttl(ttl);
+    let store = RedisStore::connect(&server.url()).slot_ttl(ttl).await.expect("a store");
+    let other = RedisStore::connect(&server.url()).slot_ttl(ttl).await.expect("a store");
     let accounts: Vec<_> =
         (0..100).map(|n| Account::new(format!("k{n}"), Quota::concurrent(1))).collect();
     let holds = join_all(accounts.iter().map(|account| account.take(&store, 1))).await;
@@ -120,7 +120,8 @@ async fn held_slots_are_renewed_by_few_calls() {
 async fn slots_that_the_server_lost_are_lost_and_do_not_return() {
     let server = Server::redis().await;
     let (one, two, account) = two(&server, 5).await;
-    let (one, two) = (one.slot_ttl(Duration::from_secs(1)), two.slot_ttl(Duration::from_secs(1)));
+    let one = one.reopen().slot_ttl(Duration::from_secs(1)).lazy().expect("a store");
+    let two = two.reopen().slot_ttl(Duration::from_secs(1)).lazy().expect("a store");
     let mut first = account.take(&one, 3).await.expect("a decision");
     let slot = first.take_slot().expect("three slots");
     let () = server.command("FLUSHALL").await;
@@ -193,8 +194,9 @@ async fn many_acquisitions_never_exceed_the_limit_and_leave_nothing() {
 #[tokio::test]
 async fn held_slots_refill_no_rate_that_replaced_them() {
     let server = Server::redis().await;
-    let (store, key) =
-        (connect(&server.url()).await.slot_ttl(Duration::from_secs(1)), Key::from("a"));
+    let store = RedisStore::connect(&server.url()).slot_ttl(Duration::from_secs(1));
+    let store = store.await.expect("a store");
+    let key = Key::from("a");
     let (slots, rate) = ([Quota::concurrent(2)], [Quota::per_day(2)]);
     let of = |quotas| Charge::new(rule("exports"), &key, quotas);
     let held = store.take(&[of(&slots)]).await.expect("a decision");
@@ -231,7 +233,7 @@ async fn a_burst_of_one_key_occupies_the_server_as_briefly_as_other_bursts() {
 async fn a_fallback_counts_what_runs() {
     let mut server = Server::redis().await;
     let ttl = Duration::from_secs(1);
-    let shared = connect(&server.url()).await.slot_ttl(ttl);
+    let shared = RedisStore::connect(&server.url()).slot_ttl(ttl).await.expect("a store");
     let store = shared.clone().timeout(Timeout::DEFAULT).fallback(LocalStore::with_capacity(64));
     let account = Account::new("alice", Quota::concurrent(4));
     let take = async || store.take(&[account.charge(1)]).await.expect("infallible");
@@ -278,7 +280,8 @@ async fn a_deny_cache_repeats_a_denial_of_slots_until_one_is_freed() {
 async fn a_reset_sets_the_count_of_all_processes_to_zero() {
     let server = Server::redis().await;
     let (one, two, account) = two(&server, 2).await;
-    let (one, two) = (one.slot_ttl(Duration::from_secs(1)), two.slot_ttl(Duration::from_secs(1)));
+    let one = one.reopen().slot_ttl(Duration::from_secs(1)).lazy().expect("a store");
+    let two = two.reopen().slot_ttl(Duration::from_secs(1)).lazy().expect("a store");
     let before = [account.take(&one, 1).await, account.take(&two, 1).await];
     two.reset(&account.charge(1)).await.expect("a reset");
     assert_eq!(held(&one, &account).await, 0);
@@ -313,7 +316,7 @@ async fn a_cluster_frees_the_slots_of_a_denied_request() {
     let cluster = Cluster::start(Flavour::Redis).await;
     let urls = cluster.urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let store = RedisStore::cluster(&urls).await.expect("a store").readable_keys();
+    let store = RedisStore::cluster(&urls).readable_keys().await.expect("a store");
     let (key, slots, rate) = (Key::from("a"), [Quota::concurrent(1)], [Quota::per_day(1)]);
     let (one, two) = (address("slots", "a"), address("rate", "a"));
     assert_ne!(cluster.slot_of(&one).await, cluster.slot_of(&two).await);

@@ -22,7 +22,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Account, address, connect, raw, rule},
+    accounts::{Account, address, raw, rule},
     servers::{Cluster, Flavour, Server},
     slots::{held, until_held},
 };
@@ -32,8 +32,8 @@ const TTL: Duration = Duration::from_secs(1);
 async fn store(cluster: &Cluster) -> RedisStore<ClusterLink> {
     let urls = cluster.urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let store = RedisStore::cluster(&urls).await.unwrap_or_else(|error| panic!("{error}"));
-    store.readable_keys().slot_ttl(TTL)
+    let store = RedisStore::cluster(&urls).readable_keys().slot_ttl(TTL).await;
+    store.unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Returns accounts of one slot: some on the first server, and some on the others.
@@ -139,8 +139,9 @@ impl ConnectionLike for Partial {
 async fn a_denied_request_frees_its_slot_before_its_charges_are_undone() {
     let server = Server::redis().await;
     let (inner, answers) = (raw(&server.url()).await, Arc::new(AtomicU32::new(1_000)));
-    let store = RedisStore::sharded(Partial { inner, rule: "many", answers: answers.clone() });
-    let (store, other) = (store.readable_keys(), connect(&server.url()).await.readable_keys());
+    let partial = Partial { inner, rule: "many", answers: answers.clone() };
+    let store = RedisStore::sharded(partial).readable_keys().lazy().expect("a store");
+    let other = RedisStore::connect(&server.url()).readable_keys().await.expect("a store");
     let (key, slots, many, few) =
         (Key::from("a"), [Quota::concurrent(1)], [Quota::per_day(9)], [Quota::per_day(1)]);
     let charges = [("slots", &slots), ("many", &many), ("few", &few)];

@@ -32,7 +32,7 @@ async fn take(store: &RedisStore, account: &Account) -> bool {
 async fn a_take_without_an_answer_counts_when_an_unused_account_ends() {
     let server = Server::redis().await;
     let mut subject = connect(&server.url()).await;
-    let store = subject.open().slot_ttl(TTL);
+    let store = subject.open().reopen().slot_ttl(TTL).lazy().expect("a store");
     let quotas = Arc::new([Quota::concurrent(1), Quota::per_day(1_000)]);
     let account = Account { quotas, ..Account::new("a", Quota::concurrent(1)) };
     subject.set(TEN);
@@ -51,7 +51,7 @@ async fn a_take_without_an_answer_counts_when_an_unused_account_ends() {
 async fn a_freeze_of_less_than_two_thirds_of_the_time_to_live_loses_nothing() {
     let server = Server::redis().await;
     let ttl = Duration::from_secs(6);
-    let store = connect(&server.url()).await.slot_ttl(ttl);
+    let store = RedisStore::connect(&server.url()).slot_ttl(ttl).await.expect("a store");
     let accounts: Vec<_> =
         (0..3_000).map(|n| Account::new(format!("k{n}"), Quota::concurrent(1))).collect();
     let taken = stream::iter(&accounts).map(|account| account.take(&store, 1));
@@ -88,7 +88,7 @@ async fn a_call_without_an_answer_holds_its_slot_until_the_next_call() {
 async fn renewals_are_spread_over_a_third_of_the_time_to_live() {
     let server = Server::redis().await;
     let ttl = Duration::from_secs(6);
-    let store = connect(&server.url()).await.slot_ttl(ttl);
+    let store = RedisStore::connect(&server.url()).slot_ttl(ttl).await.expect("a store");
     let accounts: Vec<_> =
         (0..5_000).map(|n| Account::new(format!("k{n}"), Quota::concurrent(1))).collect();
     let taken = stream::iter(&accounts).map(|account| account.take(&store, 1));
@@ -138,7 +138,7 @@ fn resident() -> usize {
 
 #[tokio::test]
 async fn keys_that_fail_are_forgotten_while_the_server_is_down() {
-    let store = RedisStore::new(Down).slot_ttl(TTL);
+    let store = RedisStore::with_connection(Down).slot_ttl(TTL).lazy().expect("a store");
     let mut before = 0;
     for round in 0..5_u32 {
         for n in 0..30_000_u32 {
@@ -159,7 +159,7 @@ async fn keys_that_fail_are_forgotten_while_the_server_is_down() {
 async fn a_server_without_memory_keeps_the_slots_that_are_held() {
     for flavour in [Flavour::Redis, Flavour::Valkey] {
         let server = Server::start(flavour, &[]).await;
-        let store = connect(&server.url()).await.slot_ttl(TTL);
+        let store = RedisStore::connect(&server.url()).slot_ttl(TTL).await.expect("a store");
         let account = Account::new("a", Quota::concurrent(5));
         let running = account.take(&store, 2).await.expect("a decision");
         let () = server.command("CONFIG SET maxmemory 1").await;
@@ -175,7 +175,7 @@ async fn a_server_without_memory_keeps_the_slots_that_are_held() {
 async fn a_step_of_the_clock_keeps_a_slot_for_at_most_one_time_to_live() {
     let server = Server::redis().await;
     let mut subject = connect(&server.url()).await;
-    let store = subject.open().slot_ttl(TEN);
+    let store = subject.open().reopen().slot_ttl(TEN).lazy().expect("a store");
     let seconds = Duration::from_secs;
     subject.set(seconds(1_000));
     let account = Account::new("a", Quota::concurrent(5));
@@ -200,7 +200,14 @@ async fn a_step_of_the_clock_keeps_a_slot_for_at_most_one_time_to_live() {
 async fn a_request_that_lost_one_slot_loses_all() {
     let server = Server::redis().await;
     let mut subject = connect(&server.url()).await;
-    let store = subject.open().prefix("sluice").readable_keys().slot_ttl(TEN);
+    let store = subject
+        .open()
+        .reopen()
+        .prefix("sluice")
+        .readable_keys()
+        .slot_ttl(TEN)
+        .lazy()
+        .expect("a store");
     subject.set(TEN);
     let account = Account::new("a", Quota::concurrent(5));
     let mut running = account.take(&store, 3).await.expect("a decision");
@@ -221,7 +228,8 @@ async fn a_request_that_lost_one_slot_loses_all() {
 #[tokio::test]
 async fn a_foreign_value_in_place_of_the_slots_is_replaced() {
     let server = Server::redis().await;
-    let store = connect(&server.url()).await.readable_keys().slot_ttl(TTL);
+    let store =
+        RedisStore::connect(&server.url()).readable_keys().slot_ttl(TTL).await.expect("a store");
     let account = Account::new("a", Quota::concurrent(2));
     let () = server.command(&format!("SET {}:s0 foreign", address("default", "a"))).await;
     let running = account.take(&store, 2).await.expect("a decision");
@@ -359,7 +367,12 @@ impl ConnectionLike for Five {
 #[tokio::test(start_paused = true)]
 async fn a_large_burst_of_one_key_is_no_outage_under_any_policy() {
     for callers in [200, 500, 2_048] {
-        bursts(|| RedisStore::new(Five::default()), callers, Duration::from_millis(50)).await;
+        bursts(
+            || RedisStore::with_connection(Five::default()).lazy().expect("a store"),
+            callers,
+            Duration::from_millis(50),
+        )
+        .await;
     }
 }
 

@@ -12,10 +12,10 @@ use tokio::{
     runtime::Builder,
     time::{sleep, timeout},
 };
-use tower_sluice::{Limiter, Quota};
+use tower_sluice::{Limiter, Quota, RedisStore};
 
 use crate::{
-    accounts::{Account, Dice, connect},
+    accounts::{Account, Dice},
     servers::{Flavour, Server},
     slots::{held, until_held},
     worker::{self, Worker},
@@ -47,7 +47,7 @@ fn holder() {
     let Some(url) = worker::urls() else { return };
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let store = connect(&url).await.slot_ttl(TTL);
+        let store = RedisStore::connect(&url).slot_ttl(TTL).await.expect("a store");
         let slot = account().take(&store, 2).await.expect("a decision").take_slot();
         say("ready");
         slot.expect("two slots").lost().await;
@@ -60,7 +60,8 @@ fn holder() {
 async fn a_killed_process_frees_its_slots_and_no_others() {
     for flavour in [Flavour::Redis, Flavour::Valkey] {
         let server = Server::start(flavour, &[]).await;
-        let (store, account) = (connect(&server.url()).await.slot_ttl(TTL), account());
+        let store = RedisStore::connect(&server.url()).slot_ttl(TTL).await.expect("a store");
+        let account = account();
         let mine = account.take(&store, 1).await.expect("a decision");
         let worker = Worker::start("slots_faults::holder", &server.url());
         assert_eq!(held(&store, &account).await, 3);
@@ -77,7 +78,8 @@ async fn a_killed_process_frees_its_slots_and_no_others() {
 #[tokio::test]
 async fn a_paused_process_learns_that_others_took_its_slots() {
     let server = Server::redis().await;
-    let (store, account) = (connect(&server.url()).await.slot_ttl(TTL), account());
+    let store = RedisStore::connect(&server.url()).slot_ttl(TTL).await.expect("a store");
+    let account = account();
     let mut worker = Worker::start("slots_faults::holder", &server.url());
     worker.signal("STOP");
     until_held(&store, &account, 0).await;
@@ -97,7 +99,7 @@ fn contender() {
     let Some(url) = worker::urls() else { return };
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let store = connect(&url).await.slot_ttl(TTL);
+        let store = RedisStore::connect(&url).slot_ttl(TTL).await.expect("a store");
         say("ready");
         let tasks = (0..8_u64).map(|task| {
             let store = store.clone();
@@ -192,7 +194,8 @@ async fn random_kills_and_pauses_never_exceed_the_limit() {
     let seconds = env::var(SECONDS).ok().and_then(|text| text.parse().ok()).unwrap_or(6);
     for flavour in [Flavour::Redis, Flavour::Valkey] {
         let server = Server::start(flavour, &[]).await;
-        let (store, account) = (connect(&server.url()).await.slot_ttl(TTL), account());
+        let store = RedisStore::connect(&server.url()).slot_ttl(TTL).await.expect("a store");
+        let account = account();
         let start = || (Worker::start("slots_faults::contender", &server.url()), Vec::new());
         let mut workers = [start(), start(), start()];
         let (mut random, mut all, mut faults) = (Dice(1), Vec::new(), [0, 0]);

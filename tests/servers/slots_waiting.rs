@@ -229,7 +229,8 @@ async fn requests_that_wait_for_other_processes_make_few_calls() {
 async fn only_the_next_request_asks_when_one_leaves_during_its_call() {
     let server = Server::redis().await;
     let mut proxy = Proxy::start(server.address()).await;
-    let store = connect(&server.url_at(proxy.addr())).await.coalesce(false);
+    let store =
+        RedisStore::connect(&server.url_at(proxy.addr())).coalesce(false).await.expect("a store");
     let other = connect(&server.url()).await;
     let app = app(&[ONE], store.fail_closed(), millis(9_000), Duration::ZERO);
     let running = hold(&other, ONE).await;

@@ -83,7 +83,7 @@ impl Account {
 
 /// Returns a store that has not connected yet.
 pub(crate) fn lazy(url: &str) -> RedisStore {
-    RedisStore::connect_lazy(url).expect("an address")
+    RedisStore::connect(url).lazy().expect("an address")
 }
 
 pub(crate) async fn connect(url: &str) -> RedisStore {

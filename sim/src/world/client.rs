@@ -52,10 +52,10 @@ impl Client {
             };
             // The seeds: a primary, and a replica of another.
             let seeds = [("node0", 0), ("node3", 3)];
-            let store = RedisStore::cluster_from_connector(&seeds, connect).expect("seeds");
+            let store = RedisStore::cluster_from_connector(&seeds, connect);
             let store = if wrappers.hash_tag { store.hash_tag_by_key() } else { store };
-            let store = store.with_process_clock(clock);
-            return wrap(store.coalesce(wrappers.coalesce), wrappers, processes, &wire);
+            let store = store.coalesce(wrappers.coalesce).lazy().expect("seeds");
+            return wrap(store.with_process_clock(clock), wrappers, processes, &wire);
         }
         // A sentinel reports the primary when a connection is opened. As the library does by `ROLE`,
         // the client rejects a server that knows of another primary.
@@ -68,7 +68,7 @@ impl Client {
                 if is_replica { Err(io::Error::other("a replica").into()) } else { Ok(opened) }
             }
         });
-        let store = store.with_process_clock(clock).coalesce(wrappers.coalesce);
-        wrap(store, wrappers, processes, &wire)
+        let store = store.coalesce(wrappers.coalesce).lazy().expect("a store");
+        wrap(store.with_process_clock(clock), wrappers, processes, &wire)
     }
 }

@@ -1,6 +1,7 @@
 //! A store in Redis or Valkey, shared by many processes.
 
 mod batch;
+mod builder;
 mod cluster;
 mod connection;
 mod error;
@@ -27,6 +28,7 @@ use self::{
     slots::{MAX_COST, Slots},
 };
 pub use self::{
+    builder::RedisBuilder,
     cluster::ClusterLink,
     connection::Link,
     error::{RedisError, RedisErrorKind},
@@ -37,7 +39,6 @@ use super::{
 };
 use crate::{
     decision::{Decision, Source},
-    fingerprint::FingerprintKey,
     observe::late_charge_cut,
     quota::Quota,
 };
@@ -54,7 +55,7 @@ const SLOT_TTL: Duration = Duration::from_secs(10);
 /// concurrently. If one server denies, the charges on the other servers are undone. The limit is
 /// never exceeded. For one round trip, a charge that will be undone may cause the denial of another
 /// request. Alternatives on different servers are tried one after another. With
-/// [`hash_tag_by_key`](RedisStore::hash_tag_by_key), all accounts of a key are on one server, and are
+/// [`hash_tag_by_key`](RedisBuilder::hash_tag_by_key), all accounts of a key are on one server, and are
 /// charged in one call.
 ///
 /// Under load, decisions that wait at the same time share one call, called a batch. A batch has up
@@ -64,7 +65,7 @@ const SLOT_TTL: Duration = Duration::from_secs(10);
 /// at most two calls start within 5 ms, so that a burst of one key waits for two calls, and on a
 /// slow link no request waits for more than 5 ms before its own call. On a cluster, each slot has
 /// its own batches. A request with [alternatives](crate::Rule::or) is always its own call. See
-/// [`coalesce`](RedisStore::coalesce).
+/// [`coalesce`](RedisBuilder::coalesce).
 ///
 /// The store can fail. A layer accepts it only together with a policy for failures:
 ///
@@ -85,9 +86,9 @@ const SLOT_TTL: Duration = Duration::from_secs(10);
 /// # use tower_sluice::{LocalStore, RedisStore, StoreExt};
 /// # async fn run(secret: [u8; 16]) -> Result<(), tower_sluice::store::RedisError> {
 /// let store = RedisStore::connect("redis://limiter:password@redis.internal:6379/2?protocol=resp3")
-///     .await?
 ///     .prefix("shop")
 ///     .secret(secret)
+///     .await?
 ///     .timeout(Duration::from_millis(50))
 ///     .breaker()
 ///     .fallback(LocalStore::with_capacity(100_000))
@@ -146,17 +147,30 @@ struct RedisShared {
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
-    /// Creates a store on one server, from a connection of your own.
+    /// Returns the settings of a store on one server, with a connection of your own.
     ///
     /// The connection should reconnect by itself. If its replies may take arbitrarily long, wrap
     /// the store in a [timeout](crate::StoreExt::timeout).
-    pub fn new(connection: C) -> Self {
+    pub fn with_connection(connection: C) -> RedisBuilder<C> {
+        RedisBuilder::new(Self::new(connection, false))
+    }
+
+    /// Returns the settings of a store on a cluster, with a connection of your own.
+    ///
+    /// The connection must send each call to the node that stores its keys. The store does not know the
+    /// nodes, so one that does not reply delays the renewals and frees of slots on others, unlike with
+    /// [`cluster`](RedisStore::cluster).
+    pub fn sharded(connection: C) -> RedisBuilder<C> {
+        RedisBuilder::new(Self::new(connection, true))
+    }
+
+    fn new(connection: C, sharded: bool) -> Self {
         let settings = RedisConfig {
             addresses: Addresses::new(),
-            sharded: false,
+            sharded,
             coalesces: true,
             rules: Arc::default(),
-            queues: Arc::new(Queues::new(1)),
+            queues: Arc::new(Queues::new(if sharded { SLOTS } else { 1 })),
             slots: Arc::new(Slots::new(SLOT_TTL, None)),
             test_clock: None,
             process_clock: None,
@@ -164,99 +178,23 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         Self { settings: Arc::new(settings), shared: Arc::default(), connection }
     }
 
-    /// Creates a store on a cluster, from a connection of your own.
-    ///
-    /// The connection must send each call to the node that stores its keys. The store does not know the
-    /// nodes, so one that does not reply delays the renewals and frees of slots on others, unlike with
-    /// [`cluster`](RedisStore::cluster).
-    pub fn sharded(connection: C) -> Self {
-        let mut store = Self::new(connection);
-        Arc::make_mut(&mut store.settings).sharded = true;
-        store.settings_mut();
-        store
-    }
-
-    /// Sets the prefix of all keys. Defaults to `sluice`.
-    ///
-    /// Stores with different prefixes do not share accounts.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the prefix is empty, longer than 64 bytes, or has a byte other than
-    /// `[A-Za-z0-9_.:-]`. A brace would put all accounts on one node of a cluster.
-    #[track_caller]
-    pub fn prefix(mut self, prefix: &str) -> Self {
-        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte);
-        assert!(
-            (1..=64).contains(&prefix.len()) && prefix.bytes().all(allowed),
-            "prefix {prefix:?}: give 1 to 64 of [A-Za-z0-9_.:-]"
-        );
-        self.settings_mut().addresses.prefix = prefix.to_owned();
-        self
-    }
-
-    /// Hashes keys with a secret, to hide the owners of accounts from other users of the server.
-    ///
-    /// All processes that share accounts need the same secret: sixteen bytes, or a
-    /// [`FingerprintKey`] from a longer text.
-    ///
-    /// Without a secret, anyone with read access can find the owner of an account by trying IP
-    /// addresses or short names.
-    pub fn secret(mut self, secret: impl Into<FingerprintKey>) -> Self {
-        self.settings_mut().addresses.secret = secret.into();
-        self
-    }
-
-    /// Writes the rule and the key in plain text, for debugging.
-    ///
-    /// All clients with read access to the server can then read the rule and the key. The length of
-    /// a key in Redis then depends on user input.
-    pub fn readable_keys(mut self) -> Self {
-        self.settings_mut().addresses.readable = true;
-        self
-    }
-
-    /// Puts all accounts of a key into one slot of a cluster, for all rules.
-    ///
-    /// The hash tag of an account is then the hash of its key, without the rule. If all rules of a
-    /// request have the same key, such as the user, the request is one call, and no charge has to
-    /// be undone. Rules with different keys still need separate calls.
-    ///
-    /// All accounts of a key are on one server, so a hot key loads that server with all its rules.
-    /// All processes that share accounts need the same setting. A change of the setting starts new
-    /// accounts.
-    pub fn hash_tag_by_key(mut self) -> Self {
-        self.settings_mut().addresses.tagged = true;
-        self
-    }
-
-    /// Enables or disables batching. Defaults to `true`.
-    ///
-    /// With batching, decisions that wait at the same time are sent in one call. The server runs no
-    /// other command during a call. Pass `false` if other users of the server cannot wait that
-    /// long.
-    ///
-    /// A batch took 0.2 ms for 64 keys of one rule. The largest batch, with 256 accounts, took 1 ms.
-    /// With 64 quotas of other algorithms than GCRA, a batch took 0.8 ms, and 1.3 ms with sliding
-    /// logs.
-    ///
-    /// ```no_run
-    /// use tower_sluice::RedisStore;
-    ///
-    /// # async fn run() -> Result<(), tower_sluice::store::RedisError> {
-    /// let store = RedisStore::connect("redis://127.0.0.1").await?.coalesce(false);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn coalesce(mut self, enabled: bool) -> Self {
-        Arc::make_mut(&mut self.settings).coalesces = enabled;
-        self
+    /// Returns the settings of this store, for another store on its connection. For tests.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    pub fn reopen(&self) -> RedisBuilder<C> {
+        RedisBuilder::new(self.clone())
     }
 
     /// Returns the number of accounts that had an invalid value in Redis and were replaced.
     #[must_use]
     pub fn healed(&self) -> u64 {
         self.shared.healed.load(Relaxed)
+    }
+
+    #[cfg(feature = "testing")]
+    pub(crate) fn with_prefix(mut self, prefix: String) -> Self {
+        self.settings_mut().addresses.prefix = prefix;
+        self
     }
 
     /// Replaces the server's clock by `test_clock`, in nanoseconds of Unix time.

@@ -477,28 +477,6 @@ enum SlotChange {
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
-    /// Sets the time to live of [slots](crate::Quota::concurrent). Defaults to 10 s.
-    ///
-    /// A process renews the slots that it holds every third of this time. The slots of a process
-    /// that ends without freeing them, or that cannot reach the server, are free after this time. A
-    /// process that was paused for longer has lost its slots, and its requests run on: at most the
-    /// limit and the requests of paused processes run.
-    ///
-    /// All processes that share accounts need the same time.
-    ///
-    /// # Panics
-    ///
-    /// Panics if `time` is less than 1 s or more than one day.
-    #[track_caller]
-    pub fn slot_ttl(self, time: Duration) -> Self {
-        assert!(
-            (Duration::from_secs(1)..=Duration::from_secs(86_400)).contains(&time),
-            "redis: slot_ttl is {time:?}; give 1 s to one day, such as 10 s; slots of a lost \
-             process are not free before"
-        );
-        self.with_slot_ttl(time)
-    }
-
     /// Returns a store on the same accounts, which holds slots as another process.
     pub(crate) fn with_slot_ttl(mut self, time: Duration) -> Self {
         let settings = Arc::make_mut(&mut self.settings);

@@ -115,7 +115,7 @@ impl Garbage {
     /// Returns the results of every reply from the store itself, and of a denial with one byte
     /// changed: each byte to each other value, or to some of them.
     async fn decided_by_garbage(&self) -> Decided {
-        let store = RedisStore::connect_lazy(&self.fake.url()).expect("a URL").timeout(BUDGET);
+        let store = RedisStore::connect(&self.fake.url()).lazy().expect("a URL").timeout(BUDGET);
         let (limiter, mut decided) = (Limiter::new(store), Decided::default());
         let (denial, step) = (denial(), if self.long { 1 } else { 16 });
         let changed = |at: usize, by: u8| {

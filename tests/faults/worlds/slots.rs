@@ -43,7 +43,7 @@ pub(crate) fn faults() -> Vec<Fault> {
         Fault::other("slots, sentinels: master killed", LOST, async |options: &Options, row| {
             let mut sentinels = Sentinels::start(options.flavour()).await;
             let urls = sentinels.urls();
-            let connect = async || RedisStore::sentinel(&words(&urls), Sentinels::NAME).await;
+            let connect = || RedisStore::sentinel(&words(&urls), Sentinels::NAME).slot_ttl(TTL);
             let stores = [connect().await, connect().await].map(|it| it.expect("a store"));
             let strike = async || {
                 sentinels.kill_master().await;
@@ -101,13 +101,14 @@ fn words(urls: &[String]) -> Vec<&str> {
 }
 
 async fn connected(url: &str) -> [RedisStore; 2] {
-    let connect = async || RedisStore::connect(url).await.expect("a store");
-    [connect().await, connect().await]
+    let connect = || RedisStore::connect(url).slot_ttl(TTL);
+    [connect().await, connect().await].map(|store| store.expect("a store"))
 }
 
 async fn of(cluster: &Cluster) -> [RedisStore<tower_sluice::store::ClusterLink>; 2] {
-    let connect = async || RedisStore::cluster(&words(&cluster.urls())).await.expect("a store");
-    [connect().await.readable_keys(), connect().await.readable_keys()]
+    let urls = cluster.urls();
+    let connect = || RedisStore::cluster(&words(&urls)).readable_keys().slot_ttl(TTL);
+    [connect().await, connect().await].map(|store| store.expect("a store"))
 }
 
 fn address(key: u32) -> String {
@@ -125,7 +126,6 @@ async fn contend<C>(
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    let stores = stores.map(|store| store.slot_ttl(TTL));
     let (running, peak) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let (ran, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let quota = Quota::concurrent(LIMIT);
@@ -196,7 +196,7 @@ async fn keep<C>(mut row: Row, stores: [RedisStore<C>; 2], strike: impl AsyncFnO
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    let [one, two] = stores.map(|store| store.slot_ttl(TTL));
+    let [one, two] = stores;
     let quota = [Quota::concurrent(1)];
     let keys: Vec<_> = (0..KEYS).map(|n| Key::from(format!("k{n}"))).collect();
     let charge = |key| Charge::new(RuleName::default(), key, &quota);

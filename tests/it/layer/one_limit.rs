@@ -164,12 +164,16 @@ fn a_wrapped_store_knows_its_rules_too() {
 #[cfg(feature = "redis")]
 #[test]
 fn a_redis_store_knows_its_rules_too() {
-    let store = tower_sluice::RedisStore::connect_lazy("redis://127.0.0.1:1").expect("an address");
+    let store =
+        tower_sluice::RedisStore::connect("redis://127.0.0.1:1").lazy().expect("an address");
     let reported =
         |store: &tower_sluice::RedisStore, plan| denial(store.clone().fail_closed(), plan);
     assert_eq!(reported(&store, TEN), None);
     assert!(reported(&store, Quota::per_hour(1)).is_some());
-    assert_eq!(reported(&store.clone().prefix("other"), Quota::per_hour(1)), None);
+    assert_eq!(
+        reported(&store.reopen().prefix("other").lazy().expect("a store"), Quota::per_hour(1)),
+        None
+    );
     assert!(reported(&store, Quota::per_hour(1)).is_some());
 }
 

@@ -593,9 +593,9 @@ mod redis {
             "redis://localhost:99999",
         ] {
             for said in [
-                error(RedisStore::connect_lazy(url)),
-                error(RedisStore::cluster_lazy(&["redis://127.0.0.1", url])),
-                error(RedisStore::sentinel_lazy(&["redis://127.0.0.1", url], "primary")),
+                error(RedisStore::connect(url).lazy()),
+                error(RedisStore::cluster(&["redis://127.0.0.1", url]).lazy()),
+                error(RedisStore::sentinel(&["redis://127.0.0.1", url], "primary").lazy()),
             ] {
                 assert!(said.starts_with("redis: an address is invalid: "), "{said}");
                 assert!(said.ends_with(FIX) && !said.contains("secret"), "{said}");
@@ -606,10 +606,10 @@ mod redis {
     #[test]
     fn a_missing_address_and_one_without_tcp_are_errors() {
         for (said, expected) in [
-            (error(RedisStore::cluster_lazy(&[])), "no address is given"),
-            (error(RedisStore::sentinel_lazy(&[], "primary")), "no address is given"),
+            (error(RedisStore::cluster(&[]).lazy()), "no address is given"),
+            (error(RedisStore::sentinel(&[], "primary").lazy()), "no address is given"),
             (
-                error(RedisStore::cluster_lazy(&["unix:///run/redis.sock"])),
+                error(RedisStore::cluster(&["unix:///run/redis.sock"]).lazy()),
                 "a server of a cluster is reached by TCP; give redis://host:port",
             ),
         ] {
@@ -619,17 +619,16 @@ mod redis {
 
     #[test]
     fn a_prefix_with_a_hash_tag_is_an_error() {
-        let store = || RedisStore::connect_lazy("redis://127.0.0.1:1").expect("an address");
         for prefix in ["", "{api}", "a b"] {
             let said = format!("prefix {prefix:?}: give 1 to 64 of [A-Za-z0-9_.:-]");
-            assert_eq!(panic(|| store().prefix(prefix)), said);
+            assert_eq!(panic(|| RedisStore::connect("redis://127.0.0.1:1").prefix(prefix)), said);
         }
     }
 
     /// The Redis store also counts in nanoseconds; windows begin at whole microseconds.
     #[test]
     fn a_quota_that_redis_cannot_count_exactly_reports_the_bound() {
-        let store = || RedisStore::connect_lazy("redis://127.0.0.1:1").expect("an address");
+        let store = || RedisStore::connect("redis://127.0.0.1:1").lazy().expect("an address");
         let said = |quota| build_error(Rule::new("api", Everyone, quota), store().fail_closed());
         let odd = Quota::new(1, Duration::from_nanos(1_500)).expect("a quota");
         assert_eq!(

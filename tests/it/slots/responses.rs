@@ -135,7 +135,7 @@ fn a_fixed_cost_of_more_slots_than_redis_takes_is_an_error_when_the_layer_is_bui
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let _entered = runtime.as_ref().expect("a runtime").enter();
     let layer = |cost, quota| {
-        let store = RedisStore::connect_lazy("redis://127.0.0.1:1").expect("an address");
+        let store = RedisStore::connect("redis://127.0.0.1:1").lazy().expect("an address");
         RateLimitLayer::try_rules(rule(quota).cost(cost), store.fallback(LocalStore::new()))
     };
     assert!(layer(256, Quota::concurrent(1 << 24)).is_ok());

@@ -194,7 +194,7 @@ fn the_bursts_of_nginx_have_equal_numbers_here() {
 #[tokio::test]
 async fn each_policy_has_its_own_statuses_in_an_outage() {
     let redis = || {
-        let store = RedisStore::connect_lazy("redis://127.0.0.1:1").expect("a URL");
+        let store = RedisStore::connect("redis://127.0.0.1:1").lazy().expect("a URL");
         store.timeout(Timeout::DEFAULT).breaker()
     };
     // One of two processes has half of the quota.

@@ -41,7 +41,8 @@ impl Sequence {
         tee.send(&[b"FLUSHALL".to_vec()]).await;
         tee.begin();
         let driven = random.percent(70);
-        let plain = RedisStore::new(tee.clone()).readable_keys();
+        let plain =
+            RedisStore::with_connection(tee.clone()).readable_keys().lazy().expect("a store");
         let mut subject = plain.clone();
         let store = if driven { subject.open() } else { plain };
         let rules = NAMES.iter().map(|name| {

@@ -61,8 +61,7 @@ const MAX_TRY_AGAIN: Duration = Duration::from_millis(16);
 /// After a failure, a timeout or a redirection, one task asks the cluster which server has each slot. While
 /// the failure lasts, the task asks again, with pauses of up to half a second.
 ///
-/// Created by [`RedisStore::cluster`](crate::RedisStore::cluster) and
-/// [`cluster_lazy`](crate::RedisStore::cluster_lazy). Clones share the connections.
+/// Created by [`RedisStore::cluster`](crate::RedisStore::cluster). Clones share the connections.
 #[derive(Clone)]
 pub struct ClusterLink {
     routes: Arc<Routes>,

@@ -58,9 +58,8 @@ pub(crate) fn config() -> AsyncConnectionConfig {
 /// Multiplexed connection to one server, or to the master that sentinels report.
 ///
 /// The connection reconnects by itself, with exponential backoff and full jitter. Created by
-/// [`RedisStore::connect`](crate::RedisStore::connect),
-/// [`connect_lazy`](crate::RedisStore::connect_lazy) and [`sentinel`](crate::RedisStore::sentinel).
-/// Clones share the connection.
+/// [`RedisStore::connect`](crate::RedisStore::connect) and
+/// [`sentinel`](crate::RedisStore::sentinel). Clones share the connection.
 #[derive(Clone)]
 pub struct Link(Arc<LinkInner>);
 

@@ -21,13 +21,12 @@ use redis::{
 use super::{Link, config};
 use crate::{
     key::Key,
-    log::warn,
     name::RuleName,
     quota::Quota,
     store::{
         Charge, Health, Op, Store,
         redis::{
-            RedisStore,
+            RedisBuilder, RedisStore,
             cluster::ClusterLink,
             error::{RedisError, RedisErrorKind},
             protocol::script::ScriptKind,
@@ -42,39 +41,42 @@ const TCP_USER_TIMEOUT: Duration = Duration::from_secs(3);
 const TCP_KEEPALIVE: Duration = Duration::from_secs(15);
 
 impl RedisStore {
-    /// Connects to one server, at `redis://[user:password@]host[:port][/db]`.
+    /// Returns the settings of a store on one server, at `redis://[user:password@]host[:port][/db]`.
     ///
     /// All clones share one connection, which reconnects by itself. Add `?protocol=resp3` for
     /// RESP3. An address `rediss://` (TLS) needs the feature `redis-tls`.
     ///
-    /// The constructor [probes](RedisStore::probe) the server and logs warnings.
+    /// The store is opened by `.await`, which [probes](RedisStore::probe) the server and logs
+    /// warnings, or by [`lazy`](RedisBuilder::lazy), which also starts while the server is down.
+    ///
+    /// ```no_run
+    /// use tower_sluice::RedisStore;
+    ///
+    /// # async fn run() -> Result<(), tower_sluice::store::RedisError> {
+    /// let store = RedisStore::connect("redis://127.0.0.1").prefix("shop").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// Fails if the address is invalid, the server cannot be reached, or the probe fails. To start
-    /// while the server is down, use [`connect_lazy`](RedisStore::connect_lazy).
-    pub async fn connect(url: &str) -> Result<Self, RedisError> {
-        let server = address(url)?.addr().to_string();
-        let fix = format!("is it at {server}? `connect_lazy` starts without it");
-        Self::connect_lazy(url)?.connected(&fix).await
+    /// `.await` fails if the address is invalid, the server cannot be reached, or the probe fails.
+    pub fn connect(url: &str) -> RedisBuilder {
+        RedisBuilder::or_error(Self::on_server(url))
     }
 
-    /// Like [`connect`](RedisStore::connect), but connects on the first request and does not probe.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the address is invalid.
-    pub fn connect_lazy(url: &str) -> Result<Self, RedisError> {
-        let client = Client::open(address(url)?)?;
-        Ok(Self::from_connector(move || open(client.clone())))
+    fn on_server(url: &str) -> Result<RedisBuilder, RedisError> {
+        let server = address(url)?;
+        let place = server.addr().to_string();
+        let client = Client::open(server)?;
+        Ok(Self::from_connector(move || open(client.clone())).at(&place))
     }
 
-    /// Creates a store whose connections `connect` opens, for example through a tunnel or with
-    /// credentials that change.
+    /// Returns the settings of a store whose connections `connect` opens, for example through a
+    /// tunnel or with credentials that change.
     ///
-    /// All clones share one connection. The store calls `connect` on the first request, and again
-    /// after a failure, with the pauses of [`connect`](RedisStore::connect). An attempt may take a
-    /// second.
+    /// All clones share one connection. The store calls `connect` on the first call, and again after
+    /// a failure, with the pauses of [`connect`](RedisStore::connect). An attempt may take a second.
     ///
     /// ```
     /// use redis::Client;
@@ -84,17 +86,19 @@ impl RedisStore {
     /// let store = RedisStore::from_connector(|| async {
     ///     let client = Client::open(format!("redis://limiter:{}@127.0.0.1", password()))?;
     ///     client.get_multiplexed_async_connection().await
-    /// });
+    /// })
+    /// .lazy()?;
+    /// # Ok::<(), tower_sluice::store::RedisError>(())
     /// ```
-    pub fn from_connector<F, Fut>(connect: F) -> Self
+    pub fn from_connector<F, Fut>(connect: F) -> RedisBuilder
     where
         F: Fn() -> Fut + Send + Sync + 'static,
         Fut: Future<Output = RedisResult<MultiplexedConnection>> + Send + 'static,
     {
-        Self::new(Link::new(Box::new(move || Box::pin(connect()))))
+        Self::with_connection(Link::new(Box::new(move || Box::pin(connect()))))
     }
 
-    /// Connects to the master `name` that the sentinels at `urls` report.
+    /// Returns the settings of a store on the master `name` that the sentinels at `urls` report.
     ///
     /// After a failover, the store asks the sentinels again.
     ///
@@ -103,18 +107,12 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// Fails as [`connect`](RedisStore::connect) does.
-    pub async fn sentinel(urls: &[&str], name: &str) -> Result<Self, RedisError> {
-        Self::sentinel_lazy(urls, name)?.connected("`sentinel_lazy` starts without it").await
+    /// `.await` fails as for [`connect`](RedisStore::connect), or if there is no address.
+    pub fn sentinel(urls: &[&str], name: &str) -> RedisBuilder {
+        RedisBuilder::or_error(Self::on_master(urls, name))
     }
 
-    /// Like [`sentinel`](RedisStore::sentinel), but connects on the first request and does not
-    /// probe.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if an address is invalid, or if there is no address.
-    pub fn sentinel_lazy(urls: &[&str], name: &str) -> Result<Self, RedisError> {
+    fn on_master(urls: &[&str], name: &str) -> Result<RedisBuilder, RedisError> {
         let mut sentinels = addresses(urls)?;
         let (master, address) = (sentinels[0].redis_settings().clone(), sentinels[0].addr());
         let tls = match address {
@@ -138,7 +136,8 @@ impl RedisStore {
 }
 
 impl RedisStore<ClusterLink> {
-    /// Connects to the cluster of the nodes at `urls`. These nodes report the other nodes.
+    /// Returns the settings of a store on the cluster of the nodes at `urls`, which report the other
+    /// nodes.
     ///
     /// The first address gives the user, password and TLS for all nodes. The store follows moved
     /// slots and failovers.
@@ -149,40 +148,37 @@ impl RedisStore<ClusterLink> {
     /// - Apply [`timeout`](crate::StoreExt::timeout) and then [`breaker`](crate::StoreExt::breaker)
     ///   to this store. After several failures of a server, calls to that server fail immediately.
     ///
-    /// The constructor [probes](RedisStore::probe) the cluster and logs warnings. A master that
-    /// cannot be reached is a warning.
+    /// The store is opened by `.await`, which [probes](RedisStore::probe) the cluster and logs
+    /// warnings, or by [`lazy`](RedisBuilder::lazy). For the probe, a master that cannot be reached
+    /// is a warning.
     ///
     /// # Errors
     ///
-    /// Fails if an address is invalid, no master can be reached, or the probe fails. To start
-    /// without the cluster, use [`cluster_lazy`](RedisStore::cluster_lazy).
-    pub async fn cluster(urls: &[&str]) -> Result<Self, RedisError> {
-        Self::cluster_lazy(urls)?.connected("`cluster_lazy` starts without it").await
+    /// `.await` fails if an address is invalid or missing, no master can be reached, or the probe
+    /// fails.
+    pub fn cluster(urls: &[&str]) -> RedisBuilder<ClusterLink> {
+        RedisBuilder::or_error(Self::on_nodes(urls))
     }
 
-    /// Like [`cluster`](RedisStore::cluster), but connects on the first request and does not probe.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if an address is invalid, or if there is no address.
-    pub fn cluster_lazy(urls: &[&str]) -> Result<Self, RedisError> {
+    fn on_nodes(urls: &[&str]) -> Result<RedisBuilder<ClusterLink>, RedisError> {
         let nodes = addresses(urls)?;
         let seeds = nodes.iter().map(|node| match node.addr() {
             Tcp(host, port) | TcpTls { host, port, .. } => Ok((host.as_str(), *port)),
             _ => Err(RedisError::new(RedisErrorKind::Config, NO_TCP)),
         });
         let (seeds, first) = (seeds.collect::<Result<Vec<_>, _>>()?, nodes[0].clone());
-        Self::cluster_from_connector(&seeds, move |name, number| {
+        Ok(Self::cluster_from_connector(&seeds, move |name, number| {
             let mut node = first.addr().clone();
             if let Tcp(host, port) | TcpTls { host, port, .. } = &mut node {
                 (*host, *port) = (name, number);
             }
             let client = Client::open(first.clone().set_addr(node));
             async move { open(client?).await }
-        })
+        }))
     }
 
-    /// Creates a store on a cluster, whose connections `connect` opens from a host and a port.
+    /// Returns the settings of a store on a cluster, whose connections `connect` opens from a host and
+    /// a port.
     ///
     /// The servers at `seeds` report all servers. The store opens one connection to each server, as
     /// [`from_connector`](RedisStore::from_connector) does.
@@ -196,38 +192,31 @@ impl RedisStore<ClusterLink> {
     /// let store = RedisStore::cluster_from_connector(&[("10.0.0.1", 7000)], |host, port| async move {
     ///     let client = Client::open(format!("redis://limiter:{}@{host}:{port}", password()))?;
     ///     client.get_multiplexed_async_connection().await
-    /// })?;
+    /// })
+    /// .lazy()?;
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
     ///
-    /// Returns an error if there is no seed.
+    /// Both ends return an error if there is no seed.
     pub fn cluster_from_connector<F, Fut>(
         seeds: &[(&str, u16)],
         connect: F,
-    ) -> Result<Self, RedisError>
+    ) -> RedisBuilder<ClusterLink>
     where
         F: Fn(String, u16) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = RedisResult<MultiplexedConnection>> + Send + 'static,
     {
         let connect = move |host: &str, port| Box::pin(connect(host.into(), port)) as _;
-        Ok(Self::sharded(ClusterLink::new(seeds, Arc::new(connect))?))
+        RedisBuilder::or_error(
+            ClusterLink::new(seeds, Arc::new(connect)).map(Self::sharded).map_err(RedisError::from),
+        )
     }
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
-    /// Probes the servers and logs warnings. `fix` is for servers that cannot be reached.
-    async fn connected(self, fix: &str) -> Result<Self, RedisError> {
-        let warnings = self.probe().await.map_err(|error| match error.kind() {
-            RedisErrorKind::Disconnected => error.with_fix(fix),
-            _ => error,
-        })?;
-        warnings.iter().for_each(|warning| warn!("redis: {warning}"));
-        Ok(self)
-    }
-
     /// Reads the settings of the server, and runs the commands of the scripts on a separate key.
     ///
     /// Returns warnings: settings that may cause wrong decisions, and masters that cannot be reached.
@@ -436,7 +425,7 @@ mod tests {
             "http://localhost?pass=hunter2",
             "",
         ] {
-            let Err(error) = RedisStore::connect_lazy(url) else { panic!("{url} is an address") };
+            let Err(error) = RedisStore::connect(url).lazy() else { panic!("{url} is an address") };
             let text = format!("{error} {error:?}");
             assert!(!text.contains("hunter2"), "{text}");
             assert!(text.ends_with("give redis://[user:password@]host[:port][/db]\" }"), "{text}");
