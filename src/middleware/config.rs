@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 use super::{
     access::AccessList,
     adjust::{AdjustConfig, ChargeHandle},
+    drain::DrainConfig,
     hold::HoldConfig,
     overcommit::{InFlight, Overcommit},
     penalty::{RulePenalty, Watched},
@@ -61,6 +62,7 @@ pub(crate) struct LayerConfig {
     pub(crate) after: Option<AdjustConfig>,
     pub(crate) penalties: Vec<Arc<RulePenalty>>,
     pub(crate) hold: Arc<HoldConfig>,
+    pub(super) drain: Arc<DrainConfig>,
     /// The controllers of rules with adaptive limits.
     pub(crate) adaptive: Vec<(RuleName, Arc<Controller>)>,
     /// The clients of rules with fair shares.
@@ -106,6 +108,7 @@ impl LayerConfig {
             after: None,
             penalties: Vec::new(),
             hold: Arc::default(),
+            drain: Arc::default(),
             adaptive: infos.iter().filter_map(controller).collect(),
             sharers: infos.iter().filter_map(|it| it.sharers.cloned()).collect(),
             metrics: Metrics::new(infos.iter().map(|it| (it.name, it.is_chosen()))),

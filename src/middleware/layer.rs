@@ -4,14 +4,17 @@ use std::{
     convert::Infallible,
     fmt,
     sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
 };
 
+use http_body::Body;
 use tower::Layer;
 
 use super::{
     access::AccessList,
     adjust::{AdjustConfig, Adjustment},
     config::{LayerConfig, Override},
+    drain::DrainConfig,
     hold::{HoldConfig, HoldUntil},
     overcommit::Overcommit,
     retry_after::RetryAfter,
@@ -508,8 +511,85 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         RateLimitLayer { rules, store, reject: Arc::new(reject), settings }
     }
 
+    /// Sets the part of a rejected request's body that the layer reads, and the time for it. Defaults
+    /// to 64 KiB and one second.
+    ///
+    /// Over HTTP/1, a client or proxy that is still sending when the server closes the connection
+    /// may see a broken connection instead of the rejection: nginx then answers 502. The layer
+    /// therefore reads the rest of the body before it responds, and drops each frame at once. The
+    /// inner service is released before.
+    ///
+    /// If the body does not end within `bytes` and `time`, the response has `connection: close`. It
+    /// also has that field, and the body is not read at all, if:
+    ///
+    /// - its declared length is above `bytes`, or `bytes` is 0;
+    /// - the request has `Expect` or `Upgrade`, or the method `CONNECT`;
+    /// - the type of the body is not known. The layer knows the bodies of axum and tonic, `Incoming`
+    ///   of hyper (features `axum` and `tonic`), and the boxed bodies of http-body-util. Use
+    ///   [`drain_with`](RateLimitLayer::drain_with) for others.
+    ///
+    /// Over HTTP/2 and later, the layer reads no body, because the server ends the stream alone.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sluice::{Quota, RateLimitLayer};
+    ///
+    /// // Denied uploads of up to 1 MiB keep their connection.
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).drain(1 << 20, Duration::from_secs(2));
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if `time` is above one minute, or is 0 while `bytes` is not.
+    ///
+    /// # Limitations
+    ///
+    /// A client that sends slowly delays its own rejection by up to `time`. Meanwhile, the request
+    /// counts in layers around this one, such as a limit of concurrent requests.
+    ///
+    /// A handler that rejects a request itself, as by [`Decision::rejection`], reads the body itself.
+    #[track_caller]
+    pub fn drain(mut self, bytes: u64, time: Duration) -> Self {
+        self.drain_config().set_bounds(bytes, time);
+        self
+    }
+
+    /// Reads bodies of rejected requests that have the type `B`, within the bounds of
+    /// [`drain`](RateLimitLayer::drain).
+    ///
+    /// The function returns the body to read, usually its argument. Use it for the body of a layer
+    /// outside of the limiter, or of another server. Without it, the rejection of a request with such a
+    /// body has `connection: close`, and the log warns once.
+    ///
+    /// ```
+    /// use axum::body::Body;
+    /// use tower_sluice::{Quota, RateLimitLayer};
+    ///
+    /// /// The body that a layer outside of the limiter makes.
+    /// struct Counted {
+    ///     body: Body,
+    /// }
+    ///
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10))
+    ///     .drain_with(|counted: Counted| counted.body);
+    /// ```
+    pub fn drain_with<B: 'static, D>(
+        mut self,
+        body_of: impl Fn(B) -> D + Send + Sync + 'static,
+    ) -> Self
+    where
+        D: Body + Send + 'static,
+    {
+        self.drain_config().set_reader(body_of);
+        self
+    }
+
     fn hold(&mut self) -> &mut HoldConfig {
         Arc::make_mut(&mut self.settings.hold)
+    }
+
+    fn drain_config(&mut self) -> &mut DrainConfig {
+        Arc::make_mut(&mut self.settings.drain)
     }
 }
 

@@ -7,6 +7,7 @@ pub(crate) mod access;
 pub(crate) mod adjust;
 pub(crate) mod admission;
 pub(crate) mod config;
+mod drain;
 pub(crate) mod hold;
 mod layer;
 pub(crate) mod overcommit;

@@ -11,7 +11,12 @@ use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower::Service;
 
-use super::{RateLimitLayer, admission::Admission, config::ResponseContext};
+use super::{
+    RateLimitLayer,
+    admission::Admission,
+    config::ResponseContext,
+    drain::{self, DrainConfig, Draining, Rest},
+};
 use crate::{
     head::RequestHead,
     headers::Lines,
@@ -54,6 +59,7 @@ where
     K: Rules,
     S: Store<Error: CannotFail>,
     R: Reject<C>,
+    B: 'static,
     C: 'static,
 {
     type Response = Response<C>;
@@ -85,7 +91,8 @@ where
             Admission::Rejected(response) => {
                 // `poll_ready` may have reserved a permit, which an idle connection must not hold.
                 self.inner = self.inner.clone();
-                ResponseFuture { state: State::Rejected { response: Some(response) } }
+                let drain = &self.layer.settings.drain;
+                ResponseFuture { state: State::rejected(drain, request, response) }
             }
             step @ (Admission::Queued(_) | Admission::Waiting(_) | Admission::Deciding(_)) => {
                 let clone = self.inner.clone();
@@ -128,7 +135,7 @@ impl<I: fmt::Debug, K, S: fmt::Debug, R> fmt::Debug for RateLimit<I, K, S, R> {
 pin_project! {
     /// Future of a [`RateLimit`](crate::RateLimit) service.
     ///
-    /// Requests that wait for the store or in the queue are boxed.
+    /// Requests that wait for the store or in the queue are boxed, and so are rejections whose body is read.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<I, K, S, R, B>
     where
@@ -150,7 +157,29 @@ pin_project! {
         Running { #[pin] future: I::Future, lines: Option<Lines> },
         Extended { #[pin] future: I::Future, context: Option<Box<ResponseContext>> },
         Rejected { response: Option<I::Response> },
+        Draining { draining: Option<Box<Draining<I::Response>>> },
         Parked { parked: Option<Box<Parked<I, K, S, R, B>>> },
+    }
+}
+
+impl<I, K, S, R, B, C> State<I, K, S, R, B>
+where
+    I: Service<Request<B>, Response = Response<C>>,
+    S: Store,
+    B: 'static,
+{
+    /// Returns the state of a rejected request.
+    #[inline]
+    fn rejected(drain: &DrainConfig, request: Request<B>, mut response: Response<C>) -> Self {
+        match drain.rest(request) {
+            Rest::None => {}
+            Rest::Unread => drain::close(&mut response),
+            Rest::Reading(reading) => {
+                let draining = Some(Box::new(Draining { response, reading }));
+                return Self::Draining { draining };
+            }
+        }
+        Self::Rejected { response: Some(response) }
     }
 }
 
@@ -175,6 +204,7 @@ where
     K: Rules,
     S: Store<Error: CannotFail>,
     R: Reject<C>,
+    B: 'static,
     C: 'static,
 {
     type Output = Result<Response<C>, I::Error>;
@@ -197,6 +227,17 @@ where
                     return Poll::Ready(Ok(take(context).apply(response)));
                 }
                 StateProj::Rejected { response } => return Poll::Ready(Ok(take(response))),
+                StateProj::Draining { draining: place } => {
+                    let mut draining = take(place);
+                    let Poll::Ready(is_read) = draining.reading.as_mut().poll(cx) else {
+                        *place = Some(draining);
+                        return Poll::Pending;
+                    };
+                    if !is_read {
+                        drain::close(&mut draining.response);
+                    }
+                    return Poll::Ready(Ok(draining.response));
+                }
                 StateProj::Parked { parked: place } => {
                     // A panic or an error drops the service and its permit, and undoes the charge.
                     let mut parked = take(place);
@@ -216,17 +257,21 @@ where
     }
 }
 
-impl<I, K, S, R, B> Parked<I, K, S, R, B>
+impl<I, K, S, R, B, C> Parked<I, K, S, R, B>
 where
-    I: Service<Request<B>> + Clone,
+    I: Service<Request<B>, Response = Response<C>> + Clone,
     S: Store,
+    B: 'static,
 {
     /// Returns the state that begins with the current step.
     ///
-    /// A rejection drops the ready service, which releases any permit of a concurrency limit.
+    /// A rejection drops the ready service, which releases any permit of a concurrency limit, before
+    /// the body is read.
     fn into_state(mut self: Box<Self>) -> State<I, K, S, R, B> {
         match self.step {
-            Admission::Rejected(response) => return State::Rejected { response: Some(response) },
+            Admission::Rejected(response) => {
+                return State::rejected(&self.layer.settings.drain, self.request, response);
+            }
             Admission::Admitted(lines) if self.is_ready => {
                 return State::Running { future: self.inner.call(self.request), lines };
             }

@@ -37,6 +37,8 @@ mod settle;
 #[cfg(all(feature = "axum", feature = "testing"))]
 mod settle_cut;
 mod tower;
+#[cfg(all(feature = "axum", feature = "testing"))]
+mod unread;
 #[cfg(feature = "testing")]
 mod until_ready;
 #[cfg(feature = "testing")]
