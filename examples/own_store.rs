@@ -17,7 +17,7 @@ use tower_sluice::{
     Algorithm, Decision, Key, PeerIp, Quota, RateLimitLayer, Store,
     decision::{Outcome, Source},
     rule::RuleName,
-    store::{Answer, Charge, Never, Op, Unsupported},
+    store::{Answer, Charge, Context, Never, Op, Unsupported},
 };
 
 /// A fixed number of units per key and quota, without refill: a small store.
@@ -126,7 +126,7 @@ impl Store for Punchcards {
     type Error = Infallible;
     type Future = Never<Result<Decision, Infallible>>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+    fn call(&self, op: Op<'_>, _: &Context<'_>) -> Answer<Self::Future> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = (self.now)();
         let blocked = |charge: &Charge<'_>| (charge.rule(), charge.key().clone());

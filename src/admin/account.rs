@@ -16,7 +16,7 @@ use crate::{
     key::Key,
     quota::{Quota, read_time},
     rule::{Quotas, RuleInfo},
-    store::{Charge, Op, Store, StoreExt, millis},
+    store::{Charge, Context, Op, Store, StoreExt, millis},
 };
 
 /// An account. Each route uses some of the optional fields.
@@ -123,7 +123,7 @@ impl<'a> ManagedAccount<'a> {
             None if operation == "reset" => Op::Reset(&charge),
             None => Op::Unblock(&charge),
         };
-        let Ok(decision) = self.layer.store.call(op).await;
+        let Ok(decision) = self.layer.store.call(op, &Context::default()).await;
         check(operation, &decision)?;
         if operation != "reset" {
             self.list_block(time);

@@ -11,7 +11,7 @@ use std::{
 
 use pin_project_lite::pin_project;
 
-use super::{Answer, Charge, Never, Op, Store};
+use super::{Answer, Charge, Never, Store, StoreExt};
 use crate::decision::{Decision, Source};
 
 /// Error for a key that could not be blocked.
@@ -75,7 +75,7 @@ pub(crate) fn block<S: Store>(
     charge: &Charge<'_>,
     time: Duration,
 ) -> Answer<BlockFuture<S>> {
-    match store.call(Op::Block(charge, time)) {
+    match store.block(charge, time) {
         Answer::Now(answer) => Answer::Now(blocked(answer)),
         Answer::Later(inner) => Answer::Later(BlockFuture { inner }),
     }

@@ -3,8 +3,8 @@
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use super::{
-    Answer, BoxFuture, Breaker, Charge, DenyCache, FailClosed, FailOpen, Fallback, Instances,
-    Leased, LocalShare, Never, Op, Store, Timeout, wrappers::forward,
+    Answer, BoxFuture, Breaker, Charge, Context, DenyCache, FailClosed, FailOpen, Fallback,
+    Instances, Leased, LocalShare, Never, Op, Store, Timeout, wrappers::forward,
 };
 use crate::decision::Decision;
 
@@ -32,7 +32,7 @@ pub trait StoreExt: Store + Sized {
     /// If the future is dropped before it completes, the charge may or may not have been made.
     #[inline(always)]
     fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
-        self.call(Op::Take(charges))
+        self.call(Op::Take(charges), &Context::default())
     }
 
     /// Returns the decision that [`take`](StoreExt::take) would make now, and changes nothing.
@@ -54,7 +54,7 @@ pub trait StoreExt: Store + Sized {
     /// assert!(!store.peek(&[charge]).now().is_allowed());
     /// ```
     fn peek(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
-        self.call(Op::Peek(charges))
+        self.call(Op::Peek(charges), &Context::default())
     }
 
     /// Charges `units` more to every quota of `charge`, or refunds units if the number is negative.
@@ -67,13 +67,13 @@ pub trait StoreExt: Store + Sized {
     /// request, use [`undo`](Store::undo).
     #[inline]
     fn adjust(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
-        self.call(Op::Adjust(charge, units))
+        self.call(Op::Adjust(charge, units), &Context::default())
     }
 
     /// Removes the accounts of a charge, as if the key were new.
     #[inline]
     fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        self.call(Op::Reset(charge))
+        self.call(Op::Reset(charge), &Context::default())
     }
 
     /// Denies a key under a rule for `time`, regardless of the units left.
@@ -85,13 +85,13 @@ pub trait StoreExt: Store + Sized {
     /// denial with the source [`Source::Overflow`](crate::decision::Source::Overflow).
     #[inline]
     fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
-        self.call(Op::Block(charge, time))
+        self.call(Op::Block(charge, time), &Context::default())
     }
 
     /// Ends a [`block`](StoreExt::block).
     #[inline]
     fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        self.call(Op::Unblock(charge))
+        self.call(Op::Unblock(charge), &Context::default())
     }
 
     /// Wraps this store to allow requests without a charge while the store fails.
@@ -186,8 +186,8 @@ impl<S: Store + 'static> Store for Boxed<S> {
     type Error = S::Error;
     type Future = BoxFuture<Result<Decision, S::Error>>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        match self.0.call(op) {
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
+        match self.0.call(op, context) {
             Answer::Now(output) => Answer::Now(output),
             Answer::Later(future) => Answer::Later(Box::pin(future)),
         }
@@ -203,8 +203,8 @@ macro_rules! for_pointers {
             type Future = S::Future;
 
             #[inline]
-            fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-                (**self).call(op)
+            fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
+                (**self).call(op, context)
             }
 
             forward!(self => (**self); undo, supports, failure_domains, health);

@@ -10,7 +10,7 @@ use governor::{
 };
 
 use super::{
-    Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, nanos, plain_quotas,
+    Answer, BoxFuture, Charge, Context, Health, Never, Op, Store, Unsupported, nanos, plain_quotas,
 };
 use crate::{
     decision::{Decision, NEVER, Outcome, Snapshot, Source},
@@ -73,7 +73,7 @@ where
     type Error = Unsupported;
     type Future = Never<Result<Decision, Unsupported>>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+    fn call(&self, op: Op<'_>, _: &Context<'_>) -> Answer<Self::Future> {
         let (charge, cost) = match op {
             Op::Take(charges) => match single(charges) {
                 Ok(single) => single,

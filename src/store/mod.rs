@@ -42,6 +42,7 @@
 
 mod answer;
 mod block;
+mod context;
 mod ext;
 #[cfg(feature = "governor")]
 mod governor;
@@ -67,7 +68,6 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use tokio::time::Instant;
 use tower::BoxError;
 
 pub(crate) use self::block::block;
@@ -82,6 +82,7 @@ pub use self::redis::{ClusterLink, Link, RedisBuilder, RedisError, RedisErrorKin
 pub use self::{
     answer::{Answer, BoxFuture, Never, Resolve},
     block::{BlockError, BlockFuture},
+    context::Context,
     ext::{DynStore, StoreExt},
     health::{Health, Status},
     hot_keys::{DenyCache, Leased},
@@ -114,8 +115,6 @@ pub struct Charge<'a> {
     group: u8,
     /// The turn of a request that may wait for slots.
     turn: Option<&'a Arc<Turn>>,
-    /// The start of the request, if it makes several calls. The budget of a [`Timeout`] begins then.
-    start: Option<&'a Instant>,
     /// `true` if a layer is being built that gives the rule these quotas for its whole life.
     fixed: bool,
     /// `true` if a request holds the slots in another store, so they need no decision.
@@ -137,8 +136,8 @@ impl<'a> Charge<'a> {
     /// Creates a charge of one unit.
     pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
         let (demand, report_only, only, group) = (Demand::units(1), false, None, 0);
-        let (turn, start, fixed, held) = (None, None, false, false);
-        Self { rule, key, quotas, demand, report_only, only, group, turn, start, fixed, held }
+        let (turn, fixed, held) = (None, false, false);
+        Self { rule, key, quotas, demand, report_only, only, group, turn, fixed, held }
     }
 
     /// Sets the units to charge. Defaults to 1.
@@ -467,8 +466,10 @@ pub trait Store {
 
     /// Runs one operation. [`StoreExt`] has a method for each operation.
     ///
+    /// A store that wraps another store passes the `context` on. Every other store may ignore it.
+    ///
     /// If a future is dropped before it completes, the operation may or may not take effect.
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future>;
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future>;
 
     /// Undoes a charge that the decision `taken` allowed.
     ///

@@ -9,8 +9,8 @@ use redis::aio::ConnectionLike;
 use tower_sluice::{
     Decision, Store,
     store::{
-        Answer, BoxFuture, BreakerError, Charge, FailureDomain, Op, RedisError, TimeoutError,
-        Unsupported,
+        Answer, BoxFuture, BreakerError, Charge, Context, FailureDomain, Op, RedisError,
+        TimeoutError, Unsupported,
     },
 };
 
@@ -94,8 +94,8 @@ where
     type Error = Failure;
     type Future = BoxFuture<Answered>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        self.note(self.inner.call(op))
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
+        self.note(self.inner.call(op, context))
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {

@@ -15,7 +15,7 @@ use std::{
 use tokio::{task::spawn_blocking, time};
 use tower_sluice::{
     Decision, Key, Quota, RedisStore, Store, StoreExt,
-    store::{Answer, BoxFuture, Charge, FailClosed, Fallback, Op, Unsupported},
+    store::{Answer, BoxFuture, Charge, Context, FailClosed, Fallback, Op, Unsupported},
     testing::Subject,
 };
 
@@ -42,8 +42,8 @@ impl Store for Watched {
     type Error = Infallible;
     type Future = BoxFuture<Result<Decision, Infallible>>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        match self.0.call(op) {
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
+        match self.0.call(op, context) {
             Answer::Now(decision) => Answer::Now(decision),
             Answer::Later(decision) => {
                 self.1.fetch_add(1, SeqCst);

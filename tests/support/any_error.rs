@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tower::BoxError;
 use tower_sluice::{
     Decision, Store,
-    store::{Answer, BoxFuture, Charge, DynStore, FailureDomain, Health, Op, Unsupported},
+    store::{Answer, BoxFuture, Charge, Context, DynStore, FailureDomain, Health, Op, Unsupported},
 };
 
 /// A shared store of any type.
@@ -22,8 +22,8 @@ where
     type Error = BoxError;
     type Future = BoxFuture<Result<Decision, BoxError>>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        match self.0.call(op) {
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
+        match self.0.call(op, context) {
             Answer::Now(answer) => Answer::Now(answer.map_err(Into::into)),
             Answer::Later(later) => {
                 Answer::Later(Box::pin(async { later.await.map_err(Into::into) }))

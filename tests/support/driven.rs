@@ -18,7 +18,7 @@ use tower::{Service, ServiceExt, service_fn};
 use tower_sluice::{
     Decision, Key, Limiter, LocalStore, Quota, Store,
     rule::RuleName,
-    store::{Answer, BoxFuture, Charge, Op, Unsupported},
+    store::{Answer, BoxFuture, Charge, Context, Op, Unsupported},
     testing::FakeClock,
 };
 
@@ -117,11 +117,11 @@ impl<S: Store> Store for Counting<S> {
     type Error = S::Error;
     type Future = S::Future;
 
-    fn call(&self, op: Op<'_>) -> Answer<S::Future> {
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<S::Future> {
         match op {
-            Op::Take(_) => self.count(0).call(op),
-            Op::Adjust(..) => self.count(1).call(op),
-            _ => self.store.call(op),
+            Op::Take(_) => self.count(0).call(op, context),
+            Op::Adjust(..) => self.count(1).call(op, context),
+            _ => self.store.call(op, context),
         }
     }
 

@@ -43,7 +43,7 @@ use tower::{Layer, Service, ServiceExt};
 use tower_sluice::{
     Algorithm, Decision, LocalStore, Quota, RateLimitLayer, Rule, Store,
     key::Everyone,
-    store::{Answer, BoxFuture, Charge, Op, OwnedOp, Unsupported},
+    store::{self, Answer, BoxFuture, Charge, Op, OwnedOp, Unsupported},
 };
 
 /// An instance of each algorithm that gives all units of a quota at once.
@@ -218,11 +218,11 @@ impl Store for Gated {
     type Error = Infallible;
     type Future = BoxFuture<Result<Decision, Infallible>>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+    fn call(&self, op: Op<'_>, _: &store::Context<'_>) -> Answer<Self::Future> {
         let (this, op) = (self.clone(), OwnedOp::from(op));
         Answer::Later(Box::pin(async move {
             this.door.acquire().await.expect("never closed").forget();
-            Ok(op.with(|op| this.store.call(op).now()))
+            Ok(op.with(|op| this.store.call(op, &store::Context::default()).now()))
         }))
     }
 
@@ -256,7 +256,7 @@ impl Store for Broken {
     type Error = std::io::Error;
     type Future = Ready<Result<Decision, std::io::Error>>;
 
-    fn call(&self, _: Op<'_>) -> Answer<Self::Future> {
+    fn call(&self, _: Op<'_>, _: &store::Context<'_>) -> Answer<Self::Future> {
         self.fail()
     }
 }

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use tower_sluice::{
     Decision, Store,
-    store::{Answer, Charge, Never, Op, Unsupported},
+    store::{Answer, Charge, Context, Never, Op, Unsupported},
 };
 
 pub(crate) struct NoLimit;
@@ -13,7 +13,7 @@ impl Store for NoLimit {
     type Error = Infallible;
     type Future = Never<Result<Decision, Infallible>>;
 
-    fn call(&self, _: Op<'_>) -> Answer<Self::Future> {
+    fn call(&self, _: Op<'_>, _: &Context<'_>) -> Answer<Self::Future> {
         Answer::Now(Ok(Decision::allow()))
     }
 

@@ -12,7 +12,7 @@ use std::{
 use tower::BoxError;
 use tower_sluice::{
     Decision, LocalStore, Store, StoreExt,
-    store::{Answer, BoxFuture, Charge, Health, Op, OwnedOp, Unsupported},
+    store::{Answer, BoxFuture, Charge, Context, Health, Op, OwnedOp, Unsupported},
 };
 
 /// The behaviour of the store.
@@ -107,13 +107,13 @@ impl Shaky {
         let (store, op) = (self.store.clone(), OwnedOp::from(op));
         let on_its_way = OnItsWay::new(&self.state);
         match mood {
-            Mood::Well => Answer::Now(Ok(op.with(|op| store.call(op).now()))),
+            Mood::Well => Answer::Now(Ok(op.with(|op| store.call(op, &Context::default()).now()))),
             Mood::Failing => Answer::Now(broken()),
             Mood::FailingSoon => Answer::Later(Box::pin(std::future::ready(broken()))),
             Mood::Late(time) => Answer::Later(Box::pin(async move {
                 let _on_its_way = on_its_way;
                 tokio::time::sleep(time).await;
-                Ok(op.with(|op| store.call(op).now()))
+                Ok(op.with(|op| store.call(op, &Context::default()).now()))
             })),
             Mood::FailingLate(time) => Answer::Later(Box::pin(async move {
                 let _on_its_way = on_its_way;
@@ -121,7 +121,7 @@ impl Shaky {
                 broken()
             })),
             Mood::Hanging => {
-                op.with(|op| drop(store.call(op).now()));
+                op.with(|op| drop(store.call(op, &Context::default()).now()));
                 Answer::Later(Box::pin(async move {
                     let _on_its_way = on_its_way;
                     std::future::pending().await
@@ -139,7 +139,7 @@ impl Store for Shaky {
     type Error = BoxError;
     type Future = BoxFuture<Result<Decision, BoxError>>;
 
-    fn call(&self, op: Op<'_>) -> Answered {
+    fn call(&self, op: Op<'_>, _: &Context<'_>) -> Answered {
         let one_less = |settles: usize| settles.checked_sub(1);
         let works = match op {
             Op::Adjust(..) => self.state.settles.fetch_update(SeqCst, SeqCst, one_less).is_ok(),

@@ -5,7 +5,7 @@ use std::{convert::Infallible, sync::Arc};
 use tokio::sync::Semaphore;
 use tower_sluice::{
     Decision, LocalStore, Store,
-    store::{Answer, BoxFuture, Charge, Op},
+    store::{Answer, BoxFuture, Charge, Context, Op},
 };
 
 /// An embedded store whose answers are held back: decisions by one semaphore, and changes by
@@ -48,8 +48,8 @@ impl Store for Slow {
     type Error = Infallible;
     type Future = BoxFuture<Result<Decision, Infallible>>;
 
-    fn call(&self, op: Op<'_>) -> HeldAnswer {
-        let decision = self.store.call(op).now();
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> HeldAnswer {
+        let decision = self.store.call(op, context).now();
         match op {
             Op::Take(_) => held(&self.questions, decision),
             _ => held(&self.changes, decision),

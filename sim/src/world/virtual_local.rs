@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use tower_sluice::{
     Decision, LocalStore, Store,
-    store::{Answer, Charge, Op, Stats, Unsupported},
+    store::{Answer, Context, Charge, Op, Stats, Unsupported},
     testing::FakeClock,
 };
 
@@ -36,9 +36,9 @@ impl Store for VirtualLocal {
     type Error = Infallible;
     type Future = <LocalStore as Store>::Future;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         self.set_clock();
-        self.store.call(op)
+        self.store.call(op, context)
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {

@@ -6,7 +6,7 @@ use redis::aio::ConnectionLike;
 use tower::BoxError;
 use tower_sluice::{
     Decision, RedisStore, Store, StoreExt,
-    store::{Answer, Charge, DynStore, FailureDomain, Instances, Op, Unsupported},
+    store::{Answer, Context, Charge, DynStore, FailureDomain, Instances, Op, Unsupported},
 };
 
 use super::{network::Wire, story::Story, virtual_local::VirtualLocal};
@@ -166,9 +166,9 @@ where
     type Error = BoxError;
     type Future = Pin<Box<dyn Future<Output = Result<Decision, BoxError>> + Send>>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         let (story, name) = (self.story.clone(), self.name.clone());
-        match self.store.call(op) {
+        match self.store.call(op, context) {
             Answer::Now(answer) => Answer::Now(note(&story, &name, answer.map_err(Into::into))),
             Answer::Later(later) => Answer::Later(Box::pin(async move {
                 note(&story, &name, later.await.map_err(Into::into))

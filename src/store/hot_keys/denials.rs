@@ -9,7 +9,7 @@ use crate::{
     decision::{Decision, NEVER, Outcome, Source},
     name::RuleName,
     quota::Quota,
-    store::{Answer, BoxFuture, Charge, Health, Op, Store, wrappers::forward},
+    store::{Answer, BoxFuture, Charge, Context, Health, Op, Store, wrappers::forward},
 };
 
 /// The default capacity. A full cache takes 9 MB.
@@ -149,7 +149,7 @@ impl<S: Store + 'static> Store for DenyCache<S> {
     type Error = S::Error;
     type Future = BoxFuture<Result<Decision, S::Error>>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         let mut call = DenyCacheCall::new(self.table.clone(), op.charges());
         let is_take = matches!(op, Op::Take(_));
         if is_take && let Some(denial) = call.known_denial(op.charges()) {
@@ -157,7 +157,7 @@ impl<S: Store + 'static> Store for DenyCache<S> {
         }
         call.is_change = !matches!(op, Op::Take(_) | Op::Peek(_));
         let finish = move |answer| if is_take { call.finish(answer) } else { answer };
-        self.inner.call(op).then(finish)
+        self.inner.call(op, context).then(finish)
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {

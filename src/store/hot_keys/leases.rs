@@ -23,16 +23,14 @@
 //!
 //! **Fixed windows.** A balance belongs to one window, and ends with that window.
 
-use std::{
-    cell::Cell, collections::HashMap, convert::identity, mem, pin::pin, sync::Arc, time::Duration,
-};
+use std::{cell::Cell, collections::HashMap, convert::identity, mem, sync::Arc, time::Duration};
 
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::{SmallVec, smallvec};
 use tokio::{
     runtime::Handle,
     sync::watch,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout_at},
 };
 
 use super::{HotEntries, HotKey, HotKeys, for_cost_of, have_distinct_rules, is_plain};
@@ -41,8 +39,8 @@ use crate::{
     decision::{Decision, Outcome, Snapshot, Source},
     quota::{Algorithm, Quota},
     store::{
-        Answer, BoxFuture, Charge, Health, Instances, Op, OwnedCharges, Store, subtract,
-        wrappers::{forward, request_start, take_since, timeout::while_idle},
+        Answer, BoxFuture, Charge, Context, Health, Instances, Op, OwnedCharges, Store, subtract,
+        wrappers::forward,
     },
 };
 
@@ -52,10 +50,8 @@ const CAPACITY: usize = 4_096;
 const SPAN: u64 = 200_000_000;
 /// The maximum number of times that a call waits for another call's lease.
 const MAX_WAITS: u8 = 2;
-/// The age of a request from which on no call waits for its lease, because its runtime may be blocked.
+/// The age of a borrow operation from which on no call waits for it, because its runtime may be blocked.
 const MAX_WAIT: Duration = Duration::from_nanos(SPAN / 2);
-/// The number of steps of a wait. After each, the wait notices whether the runtime is busy.
-const TICKS: u32 = 20;
 /// The minimum number of recent calls for a lease.
 const HOT: u32 = 4;
 /// More units than any account has.
@@ -83,11 +79,10 @@ type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 /// - **Hot keys only.** A lease has units for the calls of the last 200 ms, up to the share of this
 ///   process. Requests call the inner store if their key had fewer than four calls in that time, or
 ///   if the share is less than two calls. While one call borrows units, later calls with the same
-///   keys wait, for at most two round trips. They do not wait for a request that started more than
+///   keys wait, for at most two round trips. They do not wait for a call that started more than
 ///   100 ms ago, because its runtime may be blocked.
-/// - **One budget.** If the inner store has a [`Timeout`](crate::store::Timeout), all waits and
-///   calls of a request share its budget. Set the budget to at least three round trips. Without a
-///   timeout, a request may wait for three calls.
+/// - **Several calls.** A request that borrows units makes at most three calls, one after another. If
+///   the inner store has a [`Timeout`](crate::store::Timeout), each call has the whole time.
 /// - **Never more than the store** admits, in any period of time. Under GCRA, a lease shrinks at
 ///   the rate of the refill, with a margin for clock errors and network latency. In windows, a
 ///   lease ends with the window.
@@ -278,20 +273,18 @@ impl<S: Store> Leased<S> {
 impl<S: Store + Send + Sync + 'static> Leases<S> {
     /// Decides with a lease, or calls the store.
     ///
-    /// `start` is the start of the request, by default now. `waits` is the number of earlier waits.
+    /// `waits` is the number of earlier waits.
     fn take(
         self: &Arc<Self>,
         charges: &[Charge<'_>],
-        start: Option<Instant>,
+        context: &Context<'_>,
         waits: u8,
     ) -> Answer<Later<S>> {
-        let instant = Instant::now();
-        let start = start.unwrap_or(instant);
-        let bypass = || take_since(&*self.inner, start, charges).then(identity);
+        let bypass = || self.inner.call(Op::Take(charges), context).then(identity);
         if !are_borrowable(charges, &self.shares.percent) {
             return bypass();
         }
-        let (key, now) = (self.table.key(charges), self.table.nanos(instant));
+        let (key, now) = (self.table.key(charges), self.table.now());
         let mut entries = self.table.lock(key);
         if entries.of(key).next().is_none() {
             entries.add(key, HotCall::default(), HotCall::rank);
@@ -308,27 +301,28 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
             drop(entries);
             lease.return_units(&*self.inner, now);
             drop(lease);
-            return self.take(charges, Some(start), waits);
+            return self.take(charges, context, waits);
         }
         call.count(1.0, now);
         let other = call.borrow_operation();
         let starts = other.is_none();
-        let borrow = if starts { self.borrow(key, call, charges, start) } else { None };
+        let borrow = if starts { self.borrow(key, call, charges) } else { None };
         drop(entries);
         if let Some(borrow) = borrow {
-            return borrow.run(charges);
+            return borrow.run(charges, context);
         }
-        let wait = other.and_then(|(other_start, end)| {
-            let time = MAX_WAIT.checked_sub(instant.saturating_duration_since(other_start))?;
-            // The wait for a later request could exceed the timeout of this one.
-            (other_start <= start && waits < MAX_WAITS).then_some((time, end))
-        });
-        let Some((time, mut end)) = wait else { return bypass() };
-        let (leases, charges) = (self.clone(), OwnedCharges::from(charges));
+        let wait = other.filter(|(start, _)| waits < MAX_WAITS && start.elapsed() < MAX_WAIT);
+        let Some((start, mut end)) = wait else { return bypass() };
+        let leases = self.clone();
+        let charges = OwnedCharges::from(charges);
+        let limit = context.limit;
         Answer::Later(Box::pin(async move {
             // Only the end of the operation changes the channel.
-            let (_, busy) = while_idle(time / TICKS, TICKS, end.changed()).await;
-            charges.with(|charges| leases.take(charges, Some(start + busy), waits + 1)).await
+            let _ = timeout_at(start + MAX_WAIT, end.changed()).await;
+            let take = |charges: &[Charge<'_>]| {
+                leases.take(charges, &Context::default().with_limit(limit), waits + 1)
+            };
+            charges.with(take).await
         }))
     }
 
@@ -338,7 +332,6 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
         key: HotKey,
         call: &mut HotCall,
         charges: &[Charge<'_>],
-        start: Instant,
     ) -> Option<Borrow<S>> {
         let now = self.table.now();
         let size = call.lease_size(now)?;
@@ -347,13 +340,12 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
         let changes = self.table.changes(&tags);
         let (calls, share) = self.shares.reserve(&tagged, size)?;
         let (sender, end) = watch::channel(());
-        call.borrow = Some((start, end));
+        call.borrow = Some((Instant::now(), end));
         Some(Borrow {
             leases: self.clone(),
             key,
             calls,
             share: Some(share),
-            start,
             requested_at: now,
             changes,
             tags,
@@ -408,12 +400,12 @@ impl<S: Store + Send + Sync + 'static> Store for Leased<S> {
     type Error = S::Error;
     type Future = Later<S>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         let Leases { inner, table, .. } = &*self.0;
         let tag = match op {
-            Op::Take(charges) => return self.0.take(charges, request_start(op), 0),
+            Op::Take(charges) => return self.0.take(charges, context, 0),
             Op::Peek(_) | Op::Adjust(_, 0..) | Op::Unblock(_) => {
-                return inner.call(op).then(identity);
+                return inner.call(op, context).then(identity);
             }
             Op::Adjust(charge, _) | Op::Reset(charge) | Op::Block(charge, _) => table.tag(charge),
         };
@@ -421,7 +413,7 @@ impl<S: Store + Send + Sync + 'static> Store for Leased<S> {
         let whole_share = self.0.shares.close(tag);
         table.count_change(tag);
         self.0.end_all(|lease| lease.tags.contains(&tag));
-        inner.call(op).then(move |answer| {
+        inner.call(op, context).then(move |answer| {
             drop(whole_share);
             answer
         })
@@ -445,7 +437,7 @@ impl<S: Store> Clone for Leased<S> {
 #[derive(Debug, Default)]
 struct HotCall {
     lease: Option<Box<Lease>>,
-    /// The start of the request that borrows units, and the end of the borrow operation.
+    /// The start and the end of the latest borrow operation.
     borrow: Option<(Instant, watch::Receiver<()>)>,
     /// The number of calls in the 200 ms before `last_call`.
     recent: f64,
@@ -503,8 +495,6 @@ struct Borrow<S: Store + 'static> {
     /// The number of calls for which units are borrowed.
     calls: u32,
     share: Option<Share>,
-    /// The start of the caller's request.
-    start: Instant,
     /// The instant of the last call to the store.
     requested_at: u64,
     /// The changes of the accounts that were counted before.
@@ -518,24 +508,21 @@ struct Borrow<S: Store + 'static> {
 
 impl<S: Store + Send + Sync + 'static> Borrow<S> {
     /// Borrows units. The operation continues if the caller is dropped.
-    fn run(mut self, charges: &[Charge<'_>]) -> Answer<Later<S>> {
+    fn run(mut self, charges: &[Charge<'_>], context: &Context<'_>) -> Answer<Later<S>> {
         self.requested_at = self.leases.table.now();
-        let take = |all: &[Charge<'_>]| take_since(&*self.leases.inner, self.start, all);
+        let take = |all: &[Charge<'_>]| self.leases.inner.call(Op::Take(all), context);
         let later = match with_calls(charges, self.calls, take) {
-            Answer::Now(answer) => return self.decide(charges, answer),
+            Answer::Now(answer) => return self.decide(charges, context, answer),
             Answer::Later(later) => later,
         };
         let charges = OwnedCharges::from(charges);
+        let limit = context.limit;
         let operation: Later<S> = Box::pin(async move {
-            let mut later = pin!(later);
-            let answer = loop {
-                let (answer, busy) = while_idle(MAX_WAIT / TICKS, TICKS, later.as_mut()).await;
-                self.start += busy;
-                if let Some(answer) = answer {
-                    break answer;
-                }
+            let answer = later.await;
+            let decide = |charges: &[Charge<'_>]| {
+                self.decide(charges, &Context::default().with_limit(limit), answer)
             };
-            charges.with(|charges| self.decide(charges, answer)).await
+            charges.with(decide).await
         });
         let mut operation = Detached(operation, Cell::new(false));
         Answer::Later(Box::pin(async move {
@@ -549,6 +536,7 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
     fn decide(
         mut self,
         charges: &[Charge<'_>],
+        context: &Context<'_>,
         answer: Result<Decision, S::Error>,
     ) -> Answer<Later<S>> {
         match answer {
@@ -559,7 +547,7 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
             Ok(taken) if taken.is_allowed() => Answer::Now(Ok(self.keep_units(charges, taken))),
             Ok(denial) => match self.handle_denied(charges, denial) {
                 Some(denial) => Answer::Now(Ok(denial)),
-                None => self.run(charges),
+                None => self.run(charges, context),
             },
         }
     }

@@ -92,12 +92,8 @@ impl<T> HotKeys<T> {
         }
     }
 
-    fn nanos(&self, instant: Instant) -> u64 {
-        nanos(instant.saturating_duration_since(self.created))
-    }
-
     fn now(&self) -> u64 {
-        self.nanos(Instant::now())
+        nanos(self.created.elapsed())
     }
 
     /// Returns the key of an account, or of the accounts of a call.

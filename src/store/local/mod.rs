@@ -20,7 +20,7 @@ pub(crate) use self::held::Turn;
 #[cfg(feature = "redis")]
 pub(crate) use self::held::{Call, LeaveQueue, Order, SlotQueue};
 use self::ledger::Ledger;
-use super::{Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, can_queue};
+use super::{Answer, BoxFuture, Charge, Context, Health, Never, Op, Store, Unsupported, can_queue};
 use crate::{decision::Decision, observe::set_keys};
 
 /// Embedded store that keeps accounts in the memory of the process.
@@ -193,7 +193,7 @@ impl Store for LocalStore {
     type Future = Never<Result<Decision, Infallible>>;
 
     #[inline(always)]
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+    fn call(&self, op: Op<'_>, _: &Context<'_>) -> Answer<Self::Future> {
         Answer::Now(Ok(match op {
             Op::Take(charges) => return self.ledger.take(charges, |it| Answer::Now(Ok(it))),
             Op::Peek(charges) => self.ledger.decide(charges, self.ledger.clock.now(), true),

@@ -34,7 +34,7 @@ pub use self::{
     error::{RedisError, RedisErrorKind},
 };
 use super::{
-    Answer, BoxFuture, Charge, FailureDomain, Health, KnownRules, Op, OwnedCharges, Store,
+    Answer, BoxFuture, Charge, Context, FailureDomain, Health, KnownRules, Op, OwnedCharges, Store,
     Unsupported, can_queue, nanos,
 };
 use crate::{
@@ -332,7 +332,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
     type Error = RedisError;
     type Future = BoxFuture<Result<Decision, RedisError>>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+    fn call(&self, op: Op<'_>, _: &Context<'_>) -> Answer<Self::Future> {
         if let Err(unsupported) = self.supports(op.charges()) {
             return Answer::Now(Err(unsupported.into()));
         }

@@ -4,11 +4,6 @@ pub(super) mod breaker;
 pub(super) mod fallback;
 pub(super) mod timeout;
 
-use smallvec::SmallVec;
-use tokio::time::Instant;
-
-use super::{Answer, Charge, Op, Store};
-
 /// Forwards methods of [`Store`] to an inner store.
 macro_rules! forward {
     ($self:ident => $inner:expr; $($method:ident),*) => {
@@ -48,20 +43,3 @@ macro_rules! forward {
 }
 
 pub(super) use forward;
-
-/// Returns the start of the request, if a wrapper has set the start.
-pub(super) fn request_start(op: Op<'_>) -> Option<Instant> {
-    op.charges().first()?.start.copied()
-}
-
-/// Takes charges for a request that started at `start`. All calls and waits of the request then share
-/// the budget of a `Timeout`.
-pub(super) fn take_since<S: Store>(
-    store: &S,
-    start: Instant,
-    charges: &[Charge<'_>],
-) -> Answer<S::Future> {
-    let since = charges.iter().map(|it| Charge { start: Some(&start), ..*it });
-    let charges: SmallVec<[_; 4]> = since.collect();
-    store.call(Op::Take(&charges))
-}

@@ -1,28 +1,30 @@
 //! A time limit for answers of a store.
 
-use std::{error::Error, fmt, future::poll_fn, pin::pin, task::Poll, time::Duration};
+use std::{
+    error::Error, fmt, future::poll_fn, pin::pin, sync::atomic::AtomicBool, task::Poll,
+    time::Duration,
+};
 
 use tokio::time::{Instant, sleep_until, timeout};
 
 use tower::BoxError;
 
-use super::{forward, request_start};
+use super::forward;
 use crate::{
     decision::Decision,
     observe::store_failed,
-    store::{Answer, BoxFuture, Health, Op, Store},
+    store::{Answer, BoxFuture, Context, Health, Op, Store},
 };
 
-/// Store that returns an error if an answer takes longer than a time budget.
+/// Store that returns an error if an answer takes longer than a limit.
 ///
-/// With [leases](crate::store::Leased) around this store, a request may make several calls. All
-/// calls and waits of the request share one budget. In its last quarter, the error is returned
-/// without another call. A call that timed out is not retried, because its charge may have been
+/// Each call has the whole time. With [leases](crate::store::Leased) around this store, a request
+/// may make several calls. A call that timed out is not retried, because its charge may have been
 /// made. An immediate answer is not changed.
 ///
 /// Time in which the caller's own runtime was busy does not count: the request may not have been
-/// sent, or its answer may not have been read. A request is therefore answered within the budget,
-/// the time for which the runtime was late, and a quarter of the budget to read an answer.
+/// sent, or its answer may not have been read. A call is therefore answered within the limit,
+/// the time for which the runtime was late, and a quarter of the limit to read an answer.
 ///
 /// To limit the time that a *request* may queue, use
 /// [`RequestDeadline`](crate::rule::RequestDeadline).
@@ -39,22 +41,22 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Timeout<S> {
     inner: S,
-    budget: Duration,
+    limit: Duration,
 }
 
 impl Timeout<()> {
-    /// The default budget of 100 ms.
+    /// The default limit of 100 ms.
     pub const DEFAULT: Duration = Duration::from_millis(100);
 }
 
 impl<S> Timeout<S> {
     #[track_caller]
-    pub(crate) fn new(inner: S, budget: Duration) -> Self {
+    pub(crate) fn new(inner: S, limit: Duration) -> Self {
         assert!(
-            !budget.is_zero(),
+            !limit.is_zero(),
             "timeout: limit is 0 s; give the store time to answer, such as 100 ms (Timeout::DEFAULT)"
         );
-        Self { inner, budget }
+        Self { inner, limit }
     }
 }
 
@@ -65,32 +67,35 @@ where
     type Error = TimeoutError<S::Error>;
     type Future = BoxFuture<Result<Decision, Self::Error>>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        let (now, budget) = (Instant::now(), self.budget);
-        let start = request_start(op).unwrap_or(now);
-        // A call with less time could open a breaker although the server works.
-        if now.saturating_duration_since(start) > budget - budget / 4 {
-            return Answer::Now(Err(elapsed(budget)));
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
+        let start = Instant::now();
+        // Another timeout around this one does not count, because this one does.
+        let outer = context.keep_limit();
+        let limit = outer.map_or(self.limit, |outer| outer.min(self.limit));
+        let is_kept = AtomicBool::new(false);
+        let later = match self.inner.call(op, &context.with_kept_limit(limit, &is_kept)) {
+            Answer::Now(decision) => return Answer::Now(decision.map_err(TimeoutError::Store)),
+            Answer::Later(later) => later,
+        };
+        if is_kept.into_inner() {
+            return Answer::Later(Box::pin(async { later.await.map_err(TimeoutError::Store) }));
         }
-        match self.inner.call(op) {
-            Answer::Now(decision) => Answer::Now(decision.map_err(TimeoutError::Store)),
-            Answer::Later(later) => Answer::Later(Box::pin(async move {
-                match within(budget.saturating_sub(start.elapsed()), later).await {
-                    Some(decision) => decision.map_err(TimeoutError::Store),
-                    None => Err(elapsed(budget)),
-                }
-            })),
-        }
+        Answer::Later(Box::pin(async move {
+            match within(limit.saturating_sub(start.elapsed()), later).await {
+                Some(decision) => decision.map_err(TimeoutError::Store),
+                None => Err(elapsed(limit)),
+            }
+        }))
     }
 
     forward!(self => self.inner; undo, supports, failure_domains);
 
     fn health(&self) -> BoxFuture<Health> {
-        let (budget, inner) = (self.budget, self.inner.health());
+        let (limit, inner) = (self.limit, self.inner.health());
         Box::pin(async move {
-            match timeout(budget, inner).await {
-                Ok(inner) => Health::healthy("timeout", format!("{budget:?}")).around(inner),
-                Err(_) => Health::failing("timeout", format!("no answer within {budget:?}")),
+            match timeout(limit, inner).await {
+                Ok(inner) => Health::healthy("timeout", format!("{limit:?}")).around(inner),
+                Err(_) => Health::failing("timeout", format!("no answer within {limit:?}")),
             }
         })
     }
@@ -102,7 +107,7 @@ where
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TimeoutError<E> {
-    /// The store took longer than this budget. The charge may still be made.
+    /// The store took longer than this limit. The charge may still be made.
     Elapsed(Duration),
     /// The store failed.
     Store(E),
@@ -111,8 +116,8 @@ pub enum TimeoutError<E> {
 impl<E: fmt::Display> fmt::Display for TimeoutError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Elapsed(budget) => {
-                write!(f, "no answer within {budget:?}; the charge may still have been made")
+            Self::Elapsed(limit) => {
+                write!(f, "no answer within {limit:?}; the charge may still have been made")
             }
             Self::Store(error) => error.fmt(f),
         }
@@ -122,9 +127,9 @@ impl<E: fmt::Display> fmt::Display for TimeoutError<E> {
 /// Requires `Display`, because [`BoxError`] does not implement [`Error`].
 impl<E: fmt::Debug + fmt::Display> Error for TimeoutError<E> {}
 
-fn elapsed<E>(budget: Duration) -> TimeoutError<E> {
+fn elapsed<E>(limit: Duration) -> TimeoutError<E> {
     store_failed("timeout");
-    TimeoutError::Elapsed(budget)
+    TimeoutError::Elapsed(limit)
 }
 
 /// The number of steps in which the time of an answer passes.

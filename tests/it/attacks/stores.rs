@@ -15,7 +15,7 @@ use tower_sluice::{
     key::Everyone,
     middleware::Overcommit,
     rule::RuleName,
-    store::{Answer, Op},
+    store::{Answer, Context, Op},
     testing::FakeClock,
 };
 
@@ -29,7 +29,7 @@ impl Store for Fixed {
     type Error = Infallible;
     type Future = Ready<Result<Decision, Infallible>>;
 
-    fn call(&self, _: Op<'_>) -> Answer<Self::Future> {
+    fn call(&self, _: Op<'_>, _: &Context<'_>) -> Answer<Self::Future> {
         Answer::Now(Ok(self.0.clone()))
     }
 }

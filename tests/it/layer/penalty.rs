@@ -11,7 +11,7 @@ use tower_sluice::{
     key::{Everyone, HeaderKey, Unreadable},
     middleware::Penalty,
     rule::RuleName,
-    store::{Answer, Charge, Never, Op, Unsupported},
+    store::{Answer, Charge, Context, Never, Op, Unsupported},
     testing::FakeClock,
 };
 
@@ -368,8 +368,8 @@ impl Store for Named {
     type Error = Infallible;
     type Future = Never<Result<Decision, Infallible>>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        Answer::Now(Ok(self.0.call(op).now().with_source(Source::Other("mine"))))
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
+        Answer::Now(Ok(self.0.call(op, context).now().with_source(Source::Other("mine"))))
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {

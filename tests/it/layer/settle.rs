@@ -8,7 +8,7 @@ use tower_sluice::{
     Decision, Key, LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
     key::Everyone,
     middleware::Adjustment,
-    store::{Answer, BoxFuture, Op},
+    store::{Answer, BoxFuture, Context, Op},
     testing::FakeClock,
 };
 
@@ -129,10 +129,10 @@ impl Store for Recovering {
     type Error = std::io::Error;
     type Future = BoxFuture<Result<Decision, std::io::Error>>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         Answer::Now(match op {
             Op::Take(_) => Err(std::io::Error::other("down")),
-            _ => Ok(self.0.call(op).now()),
+            _ => Ok(self.0.call(op, context).now()),
         })
     }
 }

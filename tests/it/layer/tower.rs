@@ -29,7 +29,7 @@ use tower_sluice::{
     key_fn,
     reject::{Rejection, reject_fn},
     rule::Rules,
-    store::{Answer, CannotFail, Op},
+    store::{Answer, CannotFail, Context, Op},
 };
 
 use crate::support::{Gated, Strict, ask, get};
@@ -96,7 +96,7 @@ impl Store for Panics {
     type Error = Infallible;
     type Future = Ready<Result<Decision, Infallible>>;
 
-    fn call(&self, _: Op<'_>) -> Answer<Self::Future> {
+    fn call(&self, _: Op<'_>, _: &Context<'_>) -> Answer<Self::Future> {
         panic!("no decision")
     }
 }

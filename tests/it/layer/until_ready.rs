@@ -12,7 +12,7 @@ use tokio_test::{assert_pending, assert_ready, assert_ready_ok, task};
 use tower_sluice::{
     Decision, Limiter, LocalStore, Quota, Store, StoreExt,
     limiter::NotReady,
-    store::{Answer, Charge, Never, Op, Unsupported},
+    store::{Answer, Charge, Context, Never, Op, Unsupported},
     testing::FakeClock,
 };
 
@@ -33,9 +33,9 @@ impl Store for Impatient {
     type Error = Infallible;
     type Future = Never<Result<Decision, Infallible>>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         assert!(op.charges().iter().all(|charge| charge.max_wait().is_zero()));
-        self.0.call(op)
+        self.0.call(op, context)
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {

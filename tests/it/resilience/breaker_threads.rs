@@ -15,7 +15,7 @@ use std::{
 use tower_sluice::{
     Decision, Key, Quota, Store, StoreExt,
     rule::RuleName,
-    store::{Answer, Breaker, BreakerError, Charge, Op},
+    store::{self, Answer, Breaker, BreakerError, Charge, Op},
 };
 
 use crate::support::driven::secs;
@@ -92,7 +92,7 @@ impl Store for Flaky {
     type Error = Error;
     type Future = InFlight;
 
-    fn call(&self, _: Op<'_>) -> Answer<InFlight> {
+    fn call(&self, _: Op<'_>, _: &store::Context<'_>) -> Answer<InFlight> {
         self.answer()
     }
 }

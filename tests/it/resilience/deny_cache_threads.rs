@@ -11,7 +11,7 @@ use std::{
 
 use tower_sluice::{
     Decision, Limiter, LocalStore, Quota, Store, StoreExt,
-    store::{Answer, Charge, Op, Unsupported},
+    store::{Answer, Charge, Context, Op, Unsupported},
 };
 
 use crate::support::driven::AtOnce;
@@ -28,8 +28,8 @@ impl Store for Yielding {
     type Error = <LocalStore as Store>::Error;
     type Future = <LocalStore as Store>::Future;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        let answer = self.0.call(op);
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
+        let answer = self.0.call(op, context);
         if let Op::Take(_) = op {
             thread::yield_now();
         }

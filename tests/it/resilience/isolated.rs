@@ -17,7 +17,7 @@ use tower_sluice::{
     Decision, Key, LocalStore, Quota, Store, StoreExt,
     decision::Source,
     rule::RuleName,
-    store::{Answer, BoxFuture, BreakerError, Charge, FailureDomain, Op, Timeout},
+    store::{Answer, BoxFuture, BreakerError, Charge, Context, FailureDomain, Op, Timeout},
 };
 
 use crate::support::any_error::{Any, AnyError};
@@ -67,7 +67,7 @@ impl Store for Sharded {
     type Error = ServerLost;
     type Future = BoxFuture<Result<Decision, ServerLost>>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         let (servers, mood) = (self.failure_domains(op), self.mood.load(SeqCst));
         let needs = |at: usize| servers.contains(&self.servers[at]);
         if needs(1) {
@@ -82,7 +82,7 @@ impl Store for Sharded {
                 Err(ServerLost)
             }));
         }
-        let decision = self.accounts.call(op).now().with_source(SHARDED);
+        let decision = self.accounts.call(op, context).now().with_source(SHARDED);
         Answer::Later(Box::pin(async move { Ok(decision) }))
     }
 

@@ -24,7 +24,7 @@ use tower_sluice::{
     Algorithm, Decision, Key, Limiter, LocalStore, Quota, Store, StoreExt,
     decision::{Outcome, Source},
     rule::RuleName,
-    store::{Answer, Charge, Leased, Op},
+    store::{self, Answer, Charge, Leased, Op},
 };
 
 use crate::support::{
@@ -832,8 +832,8 @@ impl Store for Silent {
     type Error = <LocalStore as Store>::Error;
     type Future = <LocalStore as Store>::Future;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        let Op::Take(charges) = op else { return self.0.call(op) };
+    fn call(&self, op: Op<'_>, context: &store::Context<'_>) -> Answer<Self::Future> {
+        let Op::Take(charges) = op else { return self.0.call(op, context) };
         let decision = self.0.take(charges).now();
         assert!(decision.is_allowed());
         let unknown = Outcome::unknown(charges[0].rule(), 0, Some(Duration::ZERO));

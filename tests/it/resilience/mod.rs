@@ -29,6 +29,6 @@ mod leased_model;
 mod leased_threads;
 #[cfg(feature = "testing")]
 mod leased_trips;
-#[cfg(feature = "testing")]
-mod one_budget;
 mod outage;
+#[cfg(feature = "testing")]
+mod whole_time;

@@ -12,7 +12,7 @@ use tower_sluice::{
     key::{Everyone, HeaderKey, KeyExtractor},
     middleware::{Adjustment, ChargeHandle, DecisionEvent},
     rule::{Alternatives, OnMissingKey, RuleError, RuleName},
-    store::{Answer, Charge, Never, Op, Unsupported},
+    store::{Answer, Charge, Context, Never, Op, Unsupported},
     testing::FakeClock,
 };
 
@@ -412,8 +412,8 @@ impl Store for Plain {
     type Error = Infallible;
     type Future = Never<Result<Decision, Infallible>>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        self.0.call(op)
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
+        self.0.call(op, context)
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {

@@ -22,7 +22,7 @@ use tower_sluice::{
     key::{Everyone, HeaderKey},
     middleware::Penalty,
     rule::{OnMissingKey, Quotas, RuleName, RuleSettings, Rules as _},
-    store::{Answer, Charge, Never, Op},
+    store::{Answer, Charge, Context, Never, Op},
     testing::FakeClock,
 };
 
@@ -726,7 +726,7 @@ impl Store for Seen {
     type Error = Infallible;
     type Future = Never<Result<Decision, Infallible>>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+    fn call(&self, op: Op<'_>, _: &Context<'_>) -> Answer<Self::Future> {
         self.pass(op.charges())
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use futures::executor::block_on;
 use tower_sluice::{
     Algorithm, Decision, LocalStore, Store, StoreExt,
-    store::{Answer, Charge, Never, Op, Unsupported},
+    store::{Answer, Charge, Context, Never, Op, Unsupported},
     testing::{Case, FakeClock, Subject, play, properties},
 };
 
@@ -85,8 +85,8 @@ impl Store for Strict {
     type Error = Infallible;
     type Future = Never<Result<Decision, Infallible>>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        let decision = self.0.call(op).now();
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
+        let decision = self.0.call(op, context).now();
         let denies = decision.would_deny();
         Answer::Now(Ok(if denies { Decision::deny() } else { decision }))
     }
@@ -121,13 +121,13 @@ impl Store for Forgetful {
     type Error = Infallible;
     type Future = Never<Result<Decision, Infallible>>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         match op {
             Op::Take([all @ .., last]) if !all.is_empty() => {
                 let free: Vec<_> = all.iter().copied().chain([last.with_cost(0)]).collect();
                 self.0.take(&free)
             }
-            _ => self.0.call(op),
+            _ => self.0.call(op, context),
         }
     }
 }
@@ -147,12 +147,12 @@ impl Store for Generous {
     type Error = Infallible;
     type Future = Never<Result<Decision, Infallible>>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         match op {
             Op::Take([one]) if one.cost() > 1 && self.1.load(SeqCst) == 3 => {
                 self.0.take(&[one.with_cost(one.cost() - 1)])
             }
-            _ => self.0.call(op),
+            _ => self.0.call(op, context),
         }
     }
 
@@ -226,8 +226,8 @@ impl Store for Gcra {
     type Error = Infallible;
     type Future = Never<Result<Decision, Infallible>>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        self.0.call(op)
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
+        self.0.call(op, context)
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {

@@ -11,7 +11,7 @@ use tower_sluice::{
     key::{Everyone, HeaderKey, PeerIp},
     middleware::{Adjustment, ChargeHandle, Penalty},
     rule::{Applies, FairRule, OnMissingKey, RuleError, RuleName, Rules},
-    store::{Answer, Charge, Never, Op, Unsupported},
+    store::{Answer, Charge, Context, Never, Op, Unsupported},
     testing::FakeClock,
 };
 
@@ -330,7 +330,7 @@ impl Store for Down {
     type Error = Unsupported;
     type Future = Never<Result<Decision, Unsupported>>;
 
-    fn call(&self, _: Op<'_>) -> Answer<Self::Future> {
+    fn call(&self, _: Op<'_>, _: &Context<'_>) -> Answer<Self::Future> {
         Answer::Now(Err(Unsupported::new("anything")))
     }
 
@@ -399,8 +399,8 @@ impl Store for Plain {
     type Error = <LocalStore as Store>::Error;
     type Future = <LocalStore as Store>::Future;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        self.0.call(op)
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
+        self.0.call(op, context)
     }
 }
 

@@ -15,7 +15,7 @@ use tower_sluice::{
     Algorithm, Decision, Key, Limiter, LocalStore, Quota, Store, StoreExt,
     decision::{Outcome, Source},
     rule::RuleName,
-    store::{Charge, Op},
+    store::{Answer, Charge, Context, Never, Op},
     testing::FakeClock,
 };
 
@@ -382,10 +382,10 @@ fn a_store_that_cannot_hold_slots_does_not_support_them() {
 
     impl Store for Plain {
         type Error = std::convert::Infallible;
-        type Future = tower_sluice::store::Never<Result<Decision, Self::Error>>;
+        type Future = Never<Result<Decision, Self::Error>>;
 
-        fn call(&self, _: Op<'_>) -> tower_sluice::store::Answer<Self::Future> {
-            tower_sluice::store::Answer::Now(Ok(Decision::allow()))
+        fn call(&self, _: Op<'_>, _: &Context<'_>) -> Answer<Self::Future> {
+            Answer::Now(Ok(Decision::allow()))
         }
     }
 
@@ -411,11 +411,11 @@ struct Full;
 
 impl Store for Full {
     type Error = std::convert::Infallible;
-    type Future = tower_sluice::store::Never<Result<Decision, Self::Error>>;
+    type Future = Never<Result<Decision, Self::Error>>;
 
-    fn call(&self, _: Op<'_>) -> tower_sluice::store::Answer<Self::Future> {
+    fn call(&self, _: Op<'_>, _: &Context<'_>) -> Answer<Self::Future> {
         let full = Outcome::slots(RuleName::default(), 0, 2, 2).with_expected_wait(Duration::ZERO);
-        tower_sluice::store::Answer::Now(Ok(Decision::deny().with_outcome(full)))
+        Answer::Now(Ok(Decision::deny().with_outcome(full)))
     }
 }
 
@@ -432,7 +432,7 @@ fn late_charges_and_decisions_of_new_keys_do_not_wait_for_each_other() {
     let (store, done) = (LocalStore::with_capacity(16), mpsc::channel());
     let quotas = [Quota::per_hour(1), Quota::concurrent(2)];
     for n in 0..1_000_u64 {
-        drop(store.call(Op::Take(&[charge(&Key::from(n), &quotas)])));
+        drop(store.take(&[charge(&Key::from(n), &quotas)]));
     }
     for thread in 0..4_u64 {
         let (store, done) = (store.clone(), done.0.clone());
@@ -441,8 +441,8 @@ fn late_charges_and_decisions_of_new_keys_do_not_wait_for_each_other() {
                 let key = Key::from(10_000 + (n + thread) % 64);
                 let charge = charge(&key, &quotas);
                 match thread % 2 {
-                    0 => drop(store.call(Op::Adjust(&charge, 1))),
-                    _ => drop(store.call(Op::Take(&[charge]))),
+                    0 => drop(store.adjust(&charge, 1)),
+                    _ => drop(store.take(&[charge])),
                 }
             }
             done.send(()).expect("the test waits");

@@ -24,7 +24,7 @@ use crate::{
     name::RuleName,
     quota::Quota,
     store::{
-        Charge, Health, Op, Store,
+        Charge, Context, Health, Op, Store,
         redis::{
             RedisBuilder, RedisStore,
             cluster::ClusterLink,
@@ -306,7 +306,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let (key, quotas) = (Key::everyone(), [Quota::per_second(1)]);
         let look = Charge::new(rule(), &key, &quotas).with_cost(0);
         let failing = self.cluster_link().map(ClusterLink::failing).unwrap_or_default();
-        match self.call(Op::Take(&[look])).await {
+        match self.call(Op::Take(&[look]), &Context::default()).await {
             Ok(_) if !failing.is_empty() => {
                 Health::failing("redis", format!("failing servers: {}", failing.join(", ")))
             }

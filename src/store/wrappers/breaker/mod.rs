@@ -13,7 +13,7 @@ use tower::BoxError;
 use super::forward;
 use crate::{
     decision::Decision,
-    store::{Answer, BoxFuture, Charge, Health, Op, Status, Store},
+    store::{Answer, BoxFuture, Charge, Context, Health, Op, Status, Store},
 };
 
 /// Store with a circuit breaker: after several failures, calls fail immediately.
@@ -140,7 +140,7 @@ where
     type Error = BreakerError<S::Error>;
     type Future = BoxFuture<Result<Decision, Self::Error>>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         let servers = self.inner.failure_domains(op);
         let whole = slice::from_ref(&self.whole);
         let servers = if servers.is_empty() { whole } else { &servers };
@@ -151,7 +151,7 @@ where
             Err(retry_after) => return Answer::Now(Err(BreakerError::Open { retry_after })),
         };
         let (config, start) = (self.config, Instant::now().into_std());
-        match self.inner.call(op) {
+        match self.inner.call(op, context) {
             // No server was called, so nothing is recorded.
             Answer::Now(Ok(decision)) if decision.source().is_known() => Answer::Now(Ok(decision)),
             Answer::Now(Err(error)) => Answer::Now(Err(BreakerError::Store(error))),

@@ -14,7 +14,7 @@ use super::{Fallback, Policy};
 use crate::{
     decision::{Decision, Hold, Outcome, Source},
     quota::Quota,
-    store::{BoxFuture, Charge, Health, Instances, Never, Op, Store, Unsupported},
+    store::{BoxFuture, Charge, Context, Health, Instances, Never, Op, Store, Unsupported},
 };
 
 /// Policy that decides with a local store.
@@ -155,8 +155,9 @@ where
             Op::Take([]) | Op::Peek([]) => return Decision::allow(),
             op => op,
         };
-        let mut decision =
-            self.with_shares(op.charges(), |shares| self.store.call(op.on(shares)).now());
+        let mut decision = self.with_shares(op.charges(), |shares| {
+            self.store.call(op.on(shares), &Context::default()).now()
+        });
         // Of a small limit, a process may have no unit. That is no permanent denial.
         let is_limit = |it: &Outcome| {
             let charge = op.charges().iter().find(|charge| charge.rule() == it.rule());
@@ -192,12 +193,12 @@ where
             #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash are random")]
             let _guard = self.locks[self.seed.hash_one(charge.key()) as usize % LOCKS].lock();
             self.with_shares(&[charge.with_cost(0).with_turn(None)], |shares| {
-                let read = self.store.call(Op::Take(shares)).now();
+                let read = self.store.call(Op::Take(shares), &Context::default()).now();
                 for (local, shared) in read.outcomes().iter().zip(&mut outcomes) {
                     let late = (local.left() - share_of(local, shared, instances)).max(-most);
                     if shared.is_known() && shared.held().is_none() && late != 0 {
                         let one = shares[0].with_quota_index(local.quota_index());
-                        let _ = self.store.call(Op::Adjust(&one, late)).now();
+                        let _ = self.store.call(Op::Adjust(&one, late), &Context::default()).now();
                     }
                 }
             });
@@ -216,7 +217,9 @@ where
             }
             for (index, quota) in charge.charged_quotas().filter(|(_, it)| it.is_concurrent()) {
                 let held = Charge { held: true, ..charge.with_quota_index(index) };
-                if let Some(slot) = self.store.call(Op::Take(&[held])).now().take_slot() {
+                if let Some(slot) =
+                    self.store.call(Op::Take(&[held]), &Context::default()).now().take_slot()
+                {
                     let hold = Hold::on_free(move || drop(slot));
                     decision.hold(hold.until_head(quota.sheds()));
                 }
@@ -235,7 +238,7 @@ where
             if let Some(charge) = charges.next()
                 && charges.all(|other| other.key() == charge.key())
             {
-                let _ = self.store.call(Op::Block(charge, time)).now();
+                let _ = self.store.call(Op::Block(charge, time), &Context::default()).now();
             }
         }
     }

@@ -24,7 +24,7 @@ use super::forward;
 use crate::{
     decision::{Decision, Outcome, Source},
     log::{LogLimit, info, warn},
-    store::{Answer, BoxFuture, Charge, Health, Op, OwnedOp, Status, Store, Unsupported},
+    store::{Answer, BoxFuture, Charge, Context, Health, Op, OwnedOp, Status, Store, Unsupported},
 };
 
 /// Store that decides by a policy while its inner store fails.
@@ -133,9 +133,9 @@ where
     type Error = Infallible;
     type Future = BoxFuture<Result<Decision, Infallible>>;
 
-    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         let epoch = self.outages.epoch();
-        match self.inner.call(op) {
+        match self.inner.call(op, context) {
             Answer::Now(answer) => Answer::Now(Ok(finish(self, op, epoch, answer))),
             Answer::Later(later) => {
                 let (store, op) = (self.clone(), OwnedOp::from(op));

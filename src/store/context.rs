@@ -1,0 +1,59 @@
+//! The circumstances of a call.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::Duration,
+};
+
+/// Circumstances of a call of a [`Store`](super::Store), besides its operation.
+///
+/// A store that wraps another store passes the context on. Every other store may ignore the context.
+/// Later versions may add fields.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_sluice::store::Context;
+///
+/// assert_eq!(Context::default().limit, None);
+/// let context = Context::default().with_limit(Duration::from_millis(100));
+/// assert_eq!(context.limit, Some(Duration::from_millis(100)));
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct Context<'a> {
+    /// The time after which a server that does not answer has failed, if there is a limit. Set by a
+    /// [`Timeout`](super::Timeout).
+    ///
+    /// A store that does not [keep](Context::keep_limit) the limit may ignore it: the `Timeout`
+    /// counts the time.
+    pub limit: Option<Duration>,
+    /// Set by a store that keeps the limit.
+    is_kept: Option<&'a AtomicBool>,
+}
+
+impl<'a> Context<'a> {
+    /// Sets the limit.
+    #[must_use]
+    pub fn with_limit(self, limit: impl Into<Option<Duration>>) -> Self {
+        Self { limit: limit.into(), ..self }
+    }
+
+    /// Returns the limit, which the store then keeps. The [`Timeout`](super::Timeout) around the store
+    /// no longer counts the time of this call.
+    ///
+    /// A `Timeout` cannot tell a silent server from a process that is too busy to read an answer. A
+    /// store that can tell them apart calls this method. It must then end every call with a limit by
+    /// itself.
+    #[must_use]
+    pub fn keep_limit(&self) -> Option<Duration> {
+        if let Some(is_kept) = self.is_kept {
+            is_kept.store(true, Relaxed);
+        }
+        self.limit
+    }
+
+    /// Sets the limit, and what becomes `true` if the store keeps it.
+    pub(super) fn with_kept_limit(self, limit: Duration, is_kept: &'a AtomicBool) -> Self {
+        Self { limit: Some(limit), is_kept: Some(is_kept) }
+    }
+}
