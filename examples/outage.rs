@@ -35,7 +35,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         for _ in 0..100 {
             ticks.tick().await;
             let start = Instant::now();
-            let decision = limiter.take("alice", &quota, 1).await?;
+            let decision = limiter.take("alice", &quota, 1).await;
             slowest = slowest.max(start.elapsed());
             let word = if decision.is_allowed() { "admitted" } else { "denied" };
             *seen.entry(format!("{word} by {}", decision.source())).or_default() += 1;

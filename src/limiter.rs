@@ -1,6 +1,6 @@
 //! Rate limits outside HTTP.
 
-use std::{error::Error, fmt, future::poll_fn, time::Duration};
+use std::{convert::Infallible, error::Error, fmt, future::poll_fn, time::Duration};
 
 use crate::{
     decision::{Decision, NEVER},
@@ -8,7 +8,10 @@ use crate::{
     key::Key,
     quota::Quota,
     rule::RuleName,
-    store::{self, Answer, BlockFuture, Charge, LocalStore, Store, StoreExt, Turn},
+    store::{
+        self, Answer, BlockFuture, CannotFail, Certain, Charge, LocalStore, Store, StoreExt, Turn,
+        certain,
+    },
 };
 
 /// Limiter for anything that is not an HTTP request, such as jobs, sockets and logins.
@@ -16,8 +19,8 @@ use crate::{
 /// A limiter uses the accounts of a rule. A layer on the same store shares the limit if it has a
 /// rule of the same name.
 ///
-/// The methods return an [`Answer`], which can be awaited. With the embedded store,
-/// [`now`](Answer::now) returns the decision immediately:
+/// Most methods return an [`Answer`]. **Await it**: a store such as Redis does nothing before. With the
+/// embedded store, [`now`](Answer::now) returns the decision immediately:
 ///
 /// ```
 /// use std::time::Duration;
@@ -32,6 +35,14 @@ use crate::{
 /// assert!(!decision.is_allowed());
 /// assert!(decision.retry_after() <= Some(Duration::from_secs(30)));
 /// ```
+///
+/// # Stores that can fail
+///
+/// Each method has two forms. Those without a prefix need a store that cannot fail, such as a
+/// [`LocalStore`] or a store with [`fail_open`](StoreExt::fail_open). Methods that begin with `try_`
+/// need any store, and return its error. See [`try_take`](Limiter::try_take).
+///
+/// # Several quotas
 ///
 /// A call can charge several quotas: `limiter.take(key, &[second, day], 1)`. The call charges all
 /// of them or none.
@@ -82,7 +93,45 @@ impl<S: Store> Limiter<S> {
     /// drop(export);
     /// assert_eq!(limiter.peek("alice", &EXPORTS).now().outcomes()[0].held(), Some(0));
     /// ```
+    #[must_use = "nothing may be charged until the answer is awaited: add `.await`, or `.now()` for \
+                  a `LocalStore`"]
     pub fn take(
+        &self,
+        key: impl Into<Key>,
+        quotas: &(impl AsRef<[Quota]> + ?Sized),
+        cost: u32,
+    ) -> Answer<Certain<S::Future>>
+    where
+        S::Error: CannotFail,
+    {
+        self.try_take(key, quotas, cost).certain()
+    }
+
+    /// Takes units as [`take`](Limiter::take) does, from a store that can fail.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use tower_sluice::{Limiter, LocalStore, Quota, StoreExt, store::Timeout};
+    ///
+    /// let quota = Quota::per_minute(5);
+    /// let store = LocalStore::new().timeout(Timeout::DEFAULT); // such as a `RedisStore`
+    ///
+    /// let limiter = Limiter::new(store.clone());
+    /// let taken: Result<_, _> = limiter.try_take("alice", &quota, 1).await;
+    /// assert!(taken?.is_allowed());
+    ///
+    /// let limiter = Limiter::new(store.fail_open());
+    /// assert!(limiter.take("alice", &quota, 1).await.is_allowed());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store cannot decide.
+    #[must_use = "nothing may be charged until the answer is awaited: add `.await`, or `.now()` for \
+                  a `LocalStore`"]
+    pub fn try_take(
         &self,
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
@@ -95,7 +144,27 @@ impl<S: Store> Limiter<S> {
 
     /// Returns the units left, without taking any. If the store answers, the decision allows the
     /// request. See [`StoreExt::peek`].
+    #[must_use = "nothing may be read until the answer is awaited: add `.await`, or `.now()` for \
+                  a `LocalStore`"]
     pub fn peek(
+        &self,
+        key: impl Into<Key>,
+        quotas: &(impl AsRef<[Quota]> + ?Sized),
+    ) -> Answer<Certain<S::Future>>
+    where
+        S::Error: CannotFail,
+    {
+        self.try_peek(key, quotas).certain()
+    }
+
+    /// Reads the units left as [`peek`](Limiter::peek) does, from a store that can fail.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store cannot decide.
+    #[must_use = "nothing may be read until the answer is awaited: add `.await`, or `.now()` for \
+                  a `LocalStore`"]
+    pub fn try_peek(
         &self,
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
@@ -112,17 +181,29 @@ impl<S: Store> Limiter<S> {
     /// use tower_sluice::{Limiter, Quota};
     ///
     /// let (limiter, quota) = (Limiter::local(), Quota::per_hour(2));
-    /// let would = limiter.explain("alice", &quota, 1).await?;
+    /// let would = limiter.explain("alice", &quota, 1).await;
     /// assert!(would.is_allowed());
     /// print!("{would}");
-    /// # Ok::<(), std::convert::Infallible>(())
     /// # });
     /// ```
+    pub async fn explain(
+        &self,
+        key: impl Into<Key>,
+        quotas: &(impl AsRef<[Quota]> + ?Sized),
+        cost: u32,
+    ) -> Explanation
+    where
+        S::Error: CannotFail,
+    {
+        certain(self.try_explain(key, quotas, cost).await)
+    }
+
+    /// Explains a decision as [`explain`](Limiter::explain) does, of a store that can fail.
     ///
     /// # Errors
     ///
     /// Fails if the store cannot decide.
-    pub async fn explain(
+    pub async fn try_explain(
         &self,
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
@@ -162,7 +243,28 @@ impl<S: Store> Limiter<S> {
     ///
     /// A negative number refunds units, including units that were already refilled over time. To
     /// reverse a [`take`](Limiter::take), use [`undo`](Limiter::undo).
+    #[must_use = "nothing may be adjusted until the answer is awaited: add `.await`, or `.now()` for \
+                  a `LocalStore`"]
     pub fn adjust(
+        &self,
+        key: impl Into<Key>,
+        quotas: &(impl AsRef<[Quota]> + ?Sized),
+        units: i64,
+    ) -> Answer<Certain<S::Future>>
+    where
+        S::Error: CannotFail,
+    {
+        self.try_adjust(key, quotas, units).certain()
+    }
+
+    /// Charges units as [`adjust`](Limiter::adjust) does, in a store that can fail.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store cannot charge them.
+    #[must_use = "nothing may be adjusted until the answer is awaited: add `.await`, or `.now()` for \
+                  a `LocalStore`"]
+    pub fn try_adjust(
         &self,
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
@@ -172,7 +274,27 @@ impl<S: Store> Limiter<S> {
     }
 
     /// Resets the account of the key, as if the key were new.
+    #[must_use = "nothing may be reset until the answer is awaited: add `.await`, or `.now()` for \
+                  a `LocalStore`"]
     pub fn reset(
+        &self,
+        key: impl Into<Key>,
+        quotas: &(impl AsRef<[Quota]> + ?Sized),
+    ) -> Answer<Certain<S::Future>>
+    where
+        S::Error: CannotFail,
+    {
+        self.try_reset(key, quotas).certain()
+    }
+
+    /// Resets the account as [`reset`](Limiter::reset) does, in a store that can fail.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store cannot reset it.
+    #[must_use = "nothing may be reset until the answer is awaited: add `.await`, or `.now()` for \
+                  a `LocalStore`"]
+    pub fn try_reset(
         &self,
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
@@ -198,14 +320,47 @@ impl<S: Store> Limiter<S> {
     ///
     /// # Errors
     ///
-    /// Fails with a [`BlockError`](crate::store::BlockError) if the store failed, is full, or supports
-    /// no blocks.
-    pub fn block(&self, key: impl Into<Key>, time: Duration) -> Answer<BlockFuture<S>> {
+    /// Fails with a [`BlockError`](crate::store::BlockError) if the store is full, supports no blocks,
+    /// or failed and a policy for outages answered.
+    #[must_use = "nothing may be blocked until the answer is awaited: add `.await`, or `.now()` for \
+                  a `LocalStore`"]
+    pub fn block(&self, key: impl Into<Key>, time: Duration) -> Answer<BlockFuture<S>>
+    where
+        S::Error: CannotFail,
+    {
+        self.try_block(key, time)
+    }
+
+    /// Denies the key as [`block`](Limiter::block) does, in a store that can fail.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`block`](Limiter::block) does, and with [`BlockError::Store`](store::BlockError::Store)
+    /// if the store failed.
+    #[must_use = "nothing may be blocked until the answer is awaited: add `.await`, or `.now()` for \
+                  a `LocalStore`"]
+    pub fn try_block(&self, key: impl Into<Key>, time: Duration) -> Answer<BlockFuture<S>> {
         self.charge(&key.into(), &[], |charge| store::block(&self.store, &charge, time))
     }
 
     /// Ends a [`block`](Limiter::block).
-    pub fn unblock(&self, key: impl Into<Key>) -> Answer<S::Future> {
+    #[must_use = "nothing may be unblocked until the answer is awaited: add `.await`, or `.now()` for \
+                  a `LocalStore`"]
+    pub fn unblock(&self, key: impl Into<Key>) -> Answer<Certain<S::Future>>
+    where
+        S::Error: CannotFail,
+    {
+        self.try_unblock(key).certain()
+    }
+
+    /// Ends a block as [`unblock`](Limiter::unblock) does, in a store that can fail.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store cannot end it.
+    #[must_use = "nothing may be unblocked until the answer is awaited: add `.await`, or `.now()` for \
+                  a `LocalStore`"]
+    pub fn try_unblock(&self, key: impl Into<Key>) -> Answer<S::Future> {
         self.charge(&key.into(), &[], |charge| self.store.unblock(&charge))
     }
 
@@ -219,15 +374,29 @@ impl<S: Store> Limiter<S> {
     /// use tower_sluice::{Limiter, Quota};
     ///
     /// let (limiter, quota) = (Limiter::local(), Quota::per_hour(10));
-    /// assert_eq!(limiter.take_up_to("alice", &quota, 7).await, Ok(7));
-    /// assert_eq!(limiter.take_up_to("alice", &quota, 7).await, Ok(3));
+    /// assert_eq!(limiter.take_up_to("alice", &quota, 7).await, 7);
+    /// assert_eq!(limiter.take_up_to("alice", &quota, 7).await, 3);
     /// # });
     /// ```
+    #[must_use = "only the returned number of units was taken, which may be 0: use no more than that"]
+    pub async fn take_up_to(
+        &self,
+        key: impl Into<Key>,
+        quotas: &(impl AsRef<[Quota]> + ?Sized),
+        max: u32,
+    ) -> u32
+    where
+        S::Error: CannotFail,
+    {
+        certain(self.try_take_up_to(key, quotas, max).await)
+    }
+
+    /// Takes units as [`take_up_to`](Limiter::take_up_to) does, from a store that can fail.
     ///
     /// # Errors
     ///
     /// Fails if the store cannot decide.
-    pub async fn take_up_to(
+    pub async fn try_take_up_to(
         &self,
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
@@ -236,7 +405,7 @@ impl<S: Store> Limiter<S> {
         let (key, quotas) = (key.into(), quotas.as_ref());
         let mut wanted = if quotas.iter().any(Quota::is_concurrent) { 0 } else { max };
         while wanted > 0 {
-            let decision = self.take(key.clone(), quotas, wanted).await?;
+            let decision = self.try_take(key.clone(), quotas, wanted).await?;
             if decision.is_allowed() {
                 break;
             }
@@ -262,7 +431,7 @@ impl<S: Store> Limiter<S> {
     /// for _ in 0..3 {
     ///     limiter.until_ready("upstream", &quota, 1).await?; // 10 ms apart
     /// }
-    /// # Ok::<(), tower_sluice::limiter::NotReady<std::convert::Infallible>>(())
+    /// # Ok::<(), tower_sluice::limiter::NotReady>(())
     /// # });
     /// ```
     ///
@@ -272,12 +441,33 @@ impl<S: Store> Limiter<S> {
     ///
     /// - The cost is above the limit of a quota, or a quota is blocked.
     /// - The wait is unknown.
-    /// - The store cannot decide.
     ///
     /// # Panics
     ///
     /// Panics if it has to wait outside of a tokio runtime with a timer.
     pub async fn until_ready(
+        &self,
+        key: impl Into<Key>,
+        quotas: &(impl AsRef<[Quota]> + ?Sized),
+        cost: u32,
+    ) -> Result<Decision, NotReady<S::Error>>
+    where
+        S::Error: CannotFail,
+    {
+        self.try_until_ready(key, quotas, cost).await
+    }
+
+    /// Waits as [`until_ready`](Limiter::until_ready) does, for a store that can fail.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`until_ready`](Limiter::until_ready) does, and with [`NotReady::Store`] if the store
+    /// cannot decide.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it has to wait outside of a tokio runtime with a timer.
+    pub async fn try_until_ready(
         &self,
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
@@ -323,9 +513,26 @@ impl<S: Store> Limiter<S> {
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
         work: F,
+    ) -> Result<F::Output, NotReady<S::Error>>
+    where
+        S::Error: CannotFail,
+    {
+        self.try_throttle(key, quotas, work).await
+    }
+
+    /// Waits for one unit as [`throttle`](Limiter::throttle) does, in a store that can fail.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`try_until_ready`](Limiter::try_until_ready) does. In that case, `work` is not polled.
+    pub async fn try_throttle<F: Future>(
+        &self,
+        key: impl Into<Key>,
+        quotas: &(impl AsRef<[Quota]> + ?Sized),
+        work: F,
     ) -> Result<F::Output, NotReady<S::Error>> {
         // The decision holds the slots of a concurrent quota.
-        let _running = self.until_ready(key, quotas, 1).await?;
+        let _running = self.try_until_ready(key, quotas, 1).await?;
         Ok(work.await)
     }
 
@@ -334,12 +541,13 @@ impl<S: Store> Limiter<S> {
     }
 }
 
-/// Error of [`Limiter::until_ready`] and [`Limiter::throttle`].
+/// Error of [`Limiter::until_ready`] and [`Limiter::throttle`], and of their forms for stores that can
+/// fail.
 ///
 /// See [troubleshooting](crate::guide::troubleshooting#errors).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum NotReady<E> {
+pub enum NotReady<E = Infallible> {
     /// The cost is above the limit of a quota, or the quota is blocked.
     Never,
     /// The store does not know when the cost would be allowed.

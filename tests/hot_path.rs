@@ -202,7 +202,7 @@ fn a_store_decides_without_allocating() {
     let (alice, bob) = (Key::from("alice"), Key::from("bob"));
     let one = [Charge::new(name("one"), &alice, &quotas[..1])];
     // The first reset allocates the table that voids receipts.
-    store.reset(&one[0]).now();
+    drop(store.reset(&one[0]).now());
     let three =
         [Charge::new(name("two"), &alice, &quotas), Charge::new(name("one"), &bob, &quotas[..1])];
     for charges in [&one[..], &three[..]] {

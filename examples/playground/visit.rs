@@ -17,7 +17,7 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use tower::ServiceExt;
-use tower_sluice::{Algorithm, Decision, Quota, store::DynStore};
+use tower_sluice::{Algorithm, Quota, store::DynStore};
 
 use crate::limit::{AccountState, LimitForm, limiter};
 
@@ -115,8 +115,7 @@ impl Lane {
     }
 
     async fn state(&self, store: Arc<DynStore<Infallible>>) -> LaneState {
-        let Ok(decision): Result<Decision, Infallible> =
-            limiter(store).peek(self.account.as_str(), &self.quota).await;
+        let decision = limiter(store).peek(self.account.as_str(), &self.quota).await;
         let algorithm = self.quota.algorithm();
         LaneState {
             source: decision.source().as_str(),

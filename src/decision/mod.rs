@@ -33,6 +33,8 @@ pub(crate) const UNKNOWN_WAIT: u64 = NEVER - 1;
 /// assert_eq!(decision.remaining(), Some(7));
 /// ```
 #[derive(Clone, Debug)]
+#[must_use = "a decision may be a denial, or of a store that could not act, and it holds the slots \
+              of concurrent quotas: check `is_allowed()`, or drop the decision"]
 pub struct Decision {
     pub(crate) allowed: bool,
     pub(crate) overage: bool,
@@ -53,7 +55,6 @@ pub struct Decision {
 
 impl Decision {
     /// Creates a decision that allows the request.
-    #[must_use]
     pub fn allow() -> Self {
         Self::new(true, 0)
     }
@@ -61,20 +62,17 @@ impl Decision {
     /// Creates a decision that denies the request.
     ///
     /// A denial without outcomes has an unknown wait: clients decide when to retry.
-    #[must_use]
     pub fn deny() -> Self {
         Self { allowed: false, ..Self::allow() }
     }
 
     /// Adds the outcome of one quota.
-    #[must_use]
     pub fn with_outcome(mut self, outcome: Outcome) -> Self {
         self.outcomes.push(outcome);
         self
     }
 
     /// Sets the source of the decision.
-    #[must_use]
     pub fn with_source(mut self, source: Source) -> Self {
         self.source = source;
         self
@@ -103,7 +101,6 @@ impl Decision {
     /// Panics if the decision is a denial. To set the wait of a denial, use
     /// [`Outcome::with_retry_after`].
     #[track_caller]
-    #[must_use]
     pub fn with_wait(mut self, wait: Duration) -> Self {
         assert!(
             self.allowed,
@@ -119,7 +116,6 @@ impl Decision {
     ///
     /// Panics if the decision is a denial.
     #[track_caller]
-    #[must_use]
     pub fn with_overage(mut self) -> Self {
         assert!(self.allowed, "a denied decision cannot be an overage; start at `Decision::allow`");
         self.overage = true;
@@ -134,7 +130,6 @@ impl Decision {
     ///
     /// Panics if the decision is a denial.
     #[track_caller]
-    #[must_use]
     pub fn with_slot(mut self, free: impl FnOnce() + Send + 'static) -> Self {
         assert!(self.allowed, "a denied decision cannot hold a slot; start at `Decision::allow`");
         self.hold(Hold::on_free(free));
@@ -171,7 +166,6 @@ impl Decision {
     ///
     /// Panics if the decision is allowed.
     #[track_caller]
-    #[must_use]
     pub fn with_blocked(mut self) -> Self {
         assert!(!self.allowed, "an allowed decision cannot be blocked; start at `Decision::deny`");
         self.blocked = true;

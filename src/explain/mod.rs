@@ -8,7 +8,7 @@
 //! use tower_sluice::{Limiter, Quota};
 //!
 //! let (limiter, quota) = (Limiter::local(), Quota::per_hour(2));
-//! limiter.take("alice", &quota, 2).now();
+//! assert!(limiter.take("alice", &quota, 2).now().is_allowed());
 //! let text = limiter.take("alice", &quota, 1).now().explain().to_string();
 //! assert!(text.starts_with("denied by rule \"default\" → retry after "), "{text}");
 //! assert!(text.contains("\n  rule \"default\": 0 of 2 left, next in "), "{text}");
@@ -23,7 +23,7 @@
 //!
 //! let limiter = Limiter::local();
 //! let quotas = [Quota::per_second(5).with_burst(20), Quota::per_day(10_000)];
-//! let would = limiter.explain("alice", &quotas, 25).await?;
+//! let would = limiter.explain("alice", &quotas, 25).await;
 //! assert_eq!(
 //!     would.to_string(),
 //!     "would be denied by rule \"default\"\n  \
@@ -31,7 +31,6 @@
 //!        denied: waiting does not help\n  \
 //!        rule \"default\", quota 2 (10000/day, gcra), Key(..), cost 25: 10000 of 10000 left\n"
 //! );
-//! # Ok::<(), std::convert::Infallible>(())
 //! # });
 //! ```
 //!

@@ -395,7 +395,7 @@ impl Quota {
     ///
     /// let limiter = Limiter::local();
     /// assert!(limiter.take("alice", &TOKENS, 100).now().is_allowed());
-    /// limiter.adjust("alice", &TOKENS, 400).now(); // the request cost 500
+    /// let _late = limiter.adjust("alice", &TOKENS, 400).now(); // the request cost 500
     /// assert!(!limiter.take("alice", &TOKENS, 501).now().is_allowed());
     /// ```
     ///

@@ -9,11 +9,18 @@ use std::{
 
 use tokio::runtime::Handle;
 
+use super::CannotFail;
+
 /// Boxed future that may move between threads.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Answer of a store: a value now, or a future. Both can be awaited.
+///
+/// An answer that is dropped may do nothing: a store that calls a server sends nothing before the
+/// answer is awaited.
 #[derive(Debug)]
+#[must_use = "a store such as Redis does nothing until its answer is awaited: add `.await`, or \
+              `.now()` for a `LocalStore`"]
 pub enum Answer<F: Future> {
     /// The value.
     Now(F::Output),
@@ -29,6 +36,37 @@ impl<T> Answer<Never<Result<T, Infallible>>> {
             Self::Now(Ok(value)) => value,
             Self::Later(never) => match never.0 {},
         }
+    }
+}
+
+impl<T> Answer<Certain<Never<Result<T, Infallible>>>> {
+    /// Returns the answer of a store that answers immediately and cannot fail.
+    #[inline]
+    pub fn now(self) -> T {
+        match self {
+            Self::Now(value) => value,
+            Self::Later(never) => match never.inner.0 {},
+        }
+    }
+}
+
+impl<T, E: CannotFail, F: Future<Output = Result<T, E>>> Answer<F> {
+    /// Returns the answer without its error, which never occurs.
+    #[inline]
+    pub(crate) fn certain(self) -> Answer<Certain<F>> {
+        match self {
+            Self::Now(result) => Answer::Now(certain(result)),
+            Self::Later(inner) => Answer::Later(Certain { inner }),
+        }
+    }
+}
+
+/// Returns the value of a result that is never an error.
+#[inline]
+pub(crate) fn certain<T, E: CannotFail>(result: Result<T, E>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => error.never(),
     }
 }
 
@@ -88,6 +126,25 @@ impl<F: Future> Future for Resolve<F> {
             (None, Some(output)) => Poll::Ready(output),
             (None, None) => panic!("an answer was polled after it completed"),
         }
+    }
+}
+
+pin_project_lite::pin_project! {
+    /// Future of a store that cannot fail. It returns the value, not a `Result`.
+    ///
+    /// Used by the methods of a [`Limiter`](crate::Limiter) on such a store.
+    #[derive(Debug)]
+    pub struct Certain<F> {
+        #[pin]
+        inner: F,
+    }
+}
+
+impl<T, E: CannotFail, F: Future<Output = Result<T, E>>> Future for Certain<F> {
+    type Output = T;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        self.project().inner.poll(cx).map(certain)
     }
 }
 

@@ -30,6 +30,8 @@ pub trait StoreExt: Store + Sized {
     /// The decision has one outcome per quota.
     ///
     /// If the future is dropped before it completes, the charge may or may not have been made.
+    #[must_use = "nothing may be charged until the answer is awaited: add `.await`, or `.now()` for a \
+                  `LocalStore`"]
     #[inline(always)]
     fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
         self.call(Op::Take(charges), &Context::default())
@@ -53,6 +55,8 @@ pub trait StoreExt: Store + Sized {
     /// assert_eq!(store.take(&[charge]).now().remaining(), Some(2));
     /// assert!(!store.peek(&[charge]).now().is_allowed());
     /// ```
+    #[must_use = "nothing may be read until the answer is awaited: add `.await`, or `.now()` for a \
+                  `LocalStore`"]
     fn peek(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
         self.call(Op::Peek(charges), &Context::default())
     }
@@ -65,12 +69,16 @@ pub trait StoreExt: Store + Sized {
     ///
     /// A refund returns units even if time has already refilled them. To reverse the charge of a
     /// request, use [`undo`](Store::undo).
+    #[must_use = "nothing may be adjusted until the answer is awaited: add `.await`, or `.now()` for a \
+                  `LocalStore`"]
     #[inline]
     fn adjust(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
         self.call(Op::Adjust(charge, units), &Context::default())
     }
 
     /// Removes the accounts of a charge, as if the key were new.
+    #[must_use = "nothing may be reset until the answer is awaited: add `.await`, or `.now()` for a \
+                  `LocalStore`"]
     #[inline]
     fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
         self.call(Op::Reset(charge), &Context::default())
@@ -83,12 +91,16 @@ pub trait StoreExt: Store + Sized {
     ///
     /// If the store has no room for the block, the key is not blocked. The decision is then a
     /// denial with the source [`Source::Overflow`](crate::decision::Source::Overflow).
+    #[must_use = "nothing may be blocked until the answer is awaited: add `.await`, or `.now()` for a \
+                  `LocalStore`"]
     #[inline]
     fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
         self.call(Op::Block(charge, time), &Context::default())
     }
 
     /// Ends a [`block`](StoreExt::block).
+    #[must_use = "nothing may be unblocked until the answer is awaited: add `.await`, or `.now()` for a \
+                  `LocalStore`"]
     #[inline]
     fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
         self.call(Op::Unblock(charge), &Context::default())

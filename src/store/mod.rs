@@ -70,7 +70,6 @@ use std::{
 use smallvec::SmallVec;
 use tower::BoxError;
 
-pub(crate) use self::block::block;
 #[cfg(feature = "governor")]
 pub use self::governor::GovernorStore;
 pub use self::instances::Instances;
@@ -79,8 +78,9 @@ pub(crate) use self::local::{Call, LeaveQueue, Order, SlotQueue};
 pub(crate) use self::local::{Clock, Turn};
 #[cfg(feature = "redis")]
 pub use self::redis::{ClusterLink, Link, RedisBuilder, RedisError, RedisErrorKind, RedisStore};
+pub(crate) use self::{answer::certain, block::block};
 pub use self::{
-    answer::{Answer, BoxFuture, Never, Resolve},
+    answer::{Answer, BoxFuture, Certain, Never, Resolve},
     block::{BlockError, BlockFuture},
     context::Context,
     ext::{DynStore, StoreExt},
@@ -200,7 +200,7 @@ impl<'a> Charge<'a> {
     /// let (store, key) = (LocalStore::new(), Key::from("alice"));
     /// let quotas = [Quota::per_second(5), Quota::per_day(100)];
     /// let charge = Charge::new(RuleName::default(), &key, &quotas);
-    /// store.adjust(&charge.with_quota_index(1), 3).now();
+    /// let _late = store.adjust(&charge.with_quota_index(1), 3).now();
     ///
     /// let left = store.take(&[charge.with_cost(0)]).now();
     /// assert_eq!(left.outcomes()[0].remaining(), 5);
@@ -630,7 +630,9 @@ fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     message = "this store can fail with `{Self}`, and no wrapper handles requests while it fails",
     label = "choose what happens while the store fails",
     note = "`.fail_open()` allows requests without a limit, `.fail_closed()` rejects them with 503, \
-            `.fallback(local)` decides with a store in this process"
+            `.fallback(local)` decides with a store in this process",
+    note = "a method of a `Limiter` has a form for a store that can fail, which returns a `Result`: \
+            use `try_take` instead of `take`, or add `.fail_open()` to the store"
 )]
 #[expect(private_bounds, reason = "seals the trait")]
 pub trait CannotFail: Sized + Sealed {

@@ -11,7 +11,7 @@ const HOURLY: Quota = Quota::per_hour(1);
 fn flood(store: &LocalStore, quota: Quota, keys: std::ops::Range<u32>) {
     let limiter = Limiter::new(store.clone());
     for key in keys {
-        limiter.take(key, &quota, 1).now();
+        drop(limiter.take(key, &quota, 1).now());
     }
 }
 
@@ -91,7 +91,7 @@ fn windows(log: &Log) {
 fn charges_after_the_fact(log: &Log) {
     let limiter = Limiter::new(FakeClock::new().store(64));
     for key in 0..10_000_u32 {
-        limiter.adjust(key, &HOURLY.with_max_debt(20_000), 1).now();
+        drop(limiter.adjust(key, &HOURLY.with_max_debt(20_000), 1).now());
     }
     assert_eq!(log.read().len(), 1);
 }

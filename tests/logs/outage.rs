@@ -35,7 +35,7 @@ async fn leased(log: &Log) {
     let shared = Shaky::new(Time::default().store());
     let limiter = Limiter::new(shared.clone().leases(5).fail_open());
     let ask = async |key| {
-        let decision = limiter.take(key, &HOURLY, 1).await.expect("infallible");
+        let decision = limiter.take(key, &HOURLY, 1).await;
         decision.source()
     };
     for _ in 0..5 {
@@ -61,7 +61,7 @@ async fn open_or_closed<S: Store<Error = std::convert::Infallible>>(
         advance(secs(10)).await;
         shared.is(mood);
         for _ in 0..5 {
-            limiter.take("alice", &HOURLY, 1).await.expect("infallible");
+            drop(limiter.take("alice", &HOURLY, 1).await);
         }
         let failed = log.read();
         let ending = format!("{policy}: redis://10.0.0.7 is down");
@@ -71,7 +71,7 @@ async fn open_or_closed<S: Store<Error = std::convert::Infallible>>(
         );
         shared.is(Mood::Well);
         for _ in 0..5 {
-            limiter.take("alice", &HOURLY, 0).await.expect("infallible");
+            drop(limiter.take("alice", &HOURLY, 0).await);
         }
         let recovered = log.read();
         assert!(matches!(&recovered[..], [line] if line.contains("INFO")), "{recovered:?}");
@@ -84,19 +84,19 @@ async fn breaker(log: &Log) {
     shared.is(Mood::FailingSoon);
     let limiter = Limiter::new(shared.clone().breaker());
     for _ in 0..5 {
-        limiter.take("alice", &HOURLY, 1).await.expect_err("it fails");
+        limiter.try_take("alice", &HOURLY, 1).await.expect_err("it fails");
     }
     let opened = log.read();
     assert!(opened.len() == 1 && opened[0].contains("WARN"), "{opened:?}");
     for _ in 0..20 {
         advance(secs(1)).await;
-        limiter.take("alice", &HOURLY, 1).await.expect_err("it fails");
+        limiter.try_take("alice", &HOURLY, 1).await.expect_err("it fails");
     }
     assert_eq!(log.read(), [""; 0], "a failed probe is not logged");
     advance(secs(1)).await;
     shared.is(Mood::Well);
     for _ in 0..10 {
-        limiter.take("alice", &HOURLY, 1).await.expect("a decision");
+        drop(limiter.try_take("alice", &HOURLY, 1).await.expect("a decision"));
     }
     let closed = log.read();
     assert!(closed.len() == 1 && closed[0].contains("INFO"), "{closed:?}");
@@ -104,18 +104,18 @@ async fn breaker(log: &Log) {
     for expected in [1, 0, 0, 0] {
         shared.is(Mood::FailingSoon);
         for _ in 0..5 {
-            limiter.take("alice", &HOURLY, 1).await.expect_err("it fails");
+            limiter.try_take("alice", &HOURLY, 1).await.expect_err("it fails");
         }
         assert_eq!(log.read().len(), expected, "one outage in ten seconds is logged");
         shared.is(Mood::Well);
         advance(secs(1)).await;
-        limiter.take("alice", &HOURLY, 1).await.expect("a decision");
+        drop(limiter.try_take("alice", &HOURLY, 1).await.expect("a decision"));
         assert_eq!(log.read().len(), expected, "its end is logged, if its beginning was");
     }
     shared.is(Mood::FailingSoon);
     for expected in [0, 0, 0, 0, 0, 0, 1, 0] {
         for _ in 0..5 {
-            limiter.take("alice", &HOURLY, 1).await.expect_err("it fails");
+            limiter.try_take("alice", &HOURLY, 1).await.expect_err("it fails");
         }
         assert_eq!(log.read().len(), expected, "an outage that lasts is logged");
         advance(secs(1)).await;
@@ -129,11 +129,11 @@ async fn fallback(log: &Log) {
     let outage = async || {
         shared.is(Mood::FailingSoon);
         for key in ["alice", "bob", "alice"] {
-            limiter.take(key, &HOURLY, 1).await.expect("infallible");
+            drop(limiter.take(key, &HOURLY, 1).await);
         }
         shared.is(Mood::Well);
         for _ in 0..3 {
-            limiter.take("carol", &HOURLY, 0).await.expect("infallible");
+            drop(limiter.take("carol", &HOURLY, 0).await);
         }
         for _ in 0..100 {
             tokio::task::yield_now().await;
@@ -158,7 +158,7 @@ async fn fallback(log: &Log) {
     }
     shared.is(Mood::FailingSoon);
     for expected in [0, 1, 0] {
-        limiter.take("alice", &HOURLY, 1).await.expect("infallible");
+        drop(limiter.take("alice", &HOURLY, 1).await);
         assert_eq!(log.read().len(), expected, "an outage that lasts is logged");
         time.pass(secs(10)).await;
     }

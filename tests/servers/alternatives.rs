@@ -151,7 +151,7 @@ async fn a_block_of_any_alternative_denies_on_a_cluster() {
         for blocked in 0..4 {
             let key = Key::from(rules()[blocked].as_str());
             let all = charges(&key, &quotas, 1);
-            store.block(&all[blocked], LONG).await.expect("a block");
+            drop(store.block(&all[blocked], LONG).await.expect("a block"));
             let answers = [store.peek(&all).await, store.take(&all).await, store.take(&all).await];
             for answer in answers {
                 let denied = answer.expect("a decision");
@@ -160,7 +160,7 @@ async fn a_block_of_any_alternative_denies_on_a_cluster() {
             }
             let is_unused = async || (used(&store, &key, &quotas).await == [0; 4]).then_some(());
             eventually("nothing is charged", is_unused).await;
-            store.unblock(&all[blocked]).await.expect("no block");
+            drop(store.unblock(&all[blocked]).await.expect("no block"));
             assert!(store.take(&all).await.expect("a decision").is_allowed());
         }
     }
@@ -179,7 +179,7 @@ async fn a_block_of_any_alternative_denies_while_its_slot_moves() {
     let charge = |at: usize| Charge::new(rule(["plan", "credits"][at]), &key, &quotas[at]);
     let all = [charge(0).with_group(1), charge(1).with_group(1)];
     let (from, slot) = (cluster.master_of(place).await, cluster.slot_of(place).await);
-    store.block(&all[0], LONG).await.expect("a block");
+    drop(store.block(&all[0], LONG).await.expect("a block"));
     let migration = cluster.begin_migration(slot, (from + 1) % 3).await;
     for _ in 0..3 {
         let denied = store.take(&all).await.expect("a decision");
@@ -213,7 +213,7 @@ async fn the_failure_of_an_alternative_that_is_not_needed_permits_no_blocked_key
     let charge = |at: usize| Charge::new(names[at + 1], &key, &quotas[at]);
     let all = [charge(0).with_group(1), charge(1).with_group(1)];
     assert!(store.take(&all).await.expect("a decision").is_allowed());
-    store.block(&all[1], LONG).await.expect("a block");
+    drop(store.block(&all[1], LONG).await.expect("a block"));
     cluster.kill_master_of(&address(names[2].as_str(), &name)).await;
     store.take(&all).await.expect_err("a server is lost");
     for _ in 0..10 {
@@ -274,10 +274,10 @@ async fn a_value_that_is_no_account_of_either_alternative_is_replaced() {
             assert!(decision.is_allowed() && !decision.outcomes()[0].is_passed_over(), "{at}");
             assert_eq!(store.healed(), healed + 1, "{at}: {broken:?}");
             for charge in &all {
-                store.reset(charge).await.expect("it is reset");
+                drop(store.reset(charge).await.expect("it is reset"));
             }
         }
-        store.block(&all[at], LONG).await.expect("it is blocked");
+        drop(store.block(&all[at], LONG).await.expect("it is blocked"));
         assert!(store.take(&all).await.expect("a decision").is_blocked(), "{at}");
     }
 }

@@ -149,7 +149,7 @@ async fn a_step_back_moves_a_log_with_any_list() {
     let mut back = NOW;
     for junk in ["LSET LIST 1 junk", "RPUSH LIST fourteen-bytes", "LPUSH LIST x", "SET LIST x"] {
         subject.set(back);
-        store.reset(&account.charge(0)).await.expect("a reset");
+        drop(store.reset(&account.charge(0)).await.expect("a reset"));
         for at in 0..LIMIT {
             subject.set(back + Duration::from_millis(at.into()));
             assert!(account.passes(&store).await);
@@ -184,9 +184,9 @@ async fn a_call_of_other_quotas_does_not_hide_a_step_back() {
             match call {
                 0 => {
                     let operator = Charge::new(rule("both"), &key, &[]);
-                    store.block(&operator, DAY / 2).await.expect("a block");
+                    drop(store.block(&operator, DAY / 2).await.expect("a block"));
                     assert!(!take().await, "{name}: a block");
-                    store.unblock(&operator).await.expect("no block");
+                    drop(store.unblock(&operator).await.expect("no block"));
                 }
                 _ => {
                     let second = [both.with_quota_index(1)];

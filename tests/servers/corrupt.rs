@@ -63,7 +63,7 @@ impl Bench {
         let mut range = cmd("LRANGE");
         range.arg(format!("{key}:0")).arg(0).arg(-1);
         let list = range.query_async(&mut self.connection).await.expect("a list");
-        self.store.reset(&account.charge(0)).await.expect("a reset");
+        drop(self.store.reset(&account.charge(0)).await.expect("a reset"));
         Found { value: get.expect("a value"), list }
     }
 
@@ -206,7 +206,7 @@ async fn a_broken_value_locks_no_key_out() {
                     2 => bench.store.adjust(&charge, 1),
                     _ => bench.store.adjust(&charge, -1),
                 };
-                answer.await.unwrap_or_else(|error| panic!("{name}: {error}"));
+                drop(answer.await.unwrap_or_else(|error| panic!("{name}: {error}")));
             });
             let () = stream::iter(touches).buffered(AT_ONCE).collect().await;
             // The longest possible debt.

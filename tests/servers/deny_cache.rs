@@ -68,15 +68,15 @@ async fn resets_are_seen_in_time_from_another_process_and_at_once_from_the_own()
         assert_eq!((known.source(), known.is_allowed()), (Source::DenyCache, false));
         let start = Instant::now();
         if round % 2 == 0 {
-            there.reset(&account.charge(1)).await.expect("a reset");
+            drop(there.reset(&account.charge(1)).await.expect("a reset"));
             let passes = async || account.passes(&cache).await.then_some(());
             eventually("the reset takes effect", passes).await;
             assert!(start.elapsed() < AT_MOST + Duration::from_secs(4), "{:?}", start.elapsed());
         } else {
-            cache.reset(&account.charge(1)).await.expect("a reset");
+            drop(cache.reset(&account.charge(1)).await.expect("a reset"));
             assert!(account.passes(&cache).await);
         }
-        there.reset(&account.charge(1)).await.expect("a reset");
+        drop(there.reset(&account.charge(1)).await.expect("a reset"));
     }
 }
 
@@ -93,7 +93,7 @@ async fn denied_keys_stay_denied_while_the_server_is_down() {
         async move { answer.await.expect("infallible") }
     };
     for _ in 0..4 {
-        asked(&alice).await;
+        drop(asked(&alice).await);
     }
     server.kill();
     assert_eq!(asked(&bob).await.source(), Source::FailedOpen);

@@ -121,7 +121,7 @@ impl Bench {
             Block(time) => store.block(&charge, time),
             Reset => store.reset(&charge),
         };
-        answer.await.expect("an answer");
+        drop(answer.await.expect("an answer"));
     }
 
     /// Returns a line for each key on the server: its name and its bytes. A list is `[entries]`. A set

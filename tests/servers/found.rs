@@ -95,7 +95,7 @@ async fn a_look_and_a_denial_replace_foreign_values_too() {
             2 => bench.store.block(&charge, LONG),
             _ => bench.store.unblock(&charge),
         };
-        answer.await.unwrap_or_else(|error| panic!("{what}: {error}"));
+        drop(answer.await.unwrap_or_else(|error| panic!("{what}: {error}")));
         assert!(bench.all_end().await, "{what}");
     }
     assert_eq!(bench.store.healed(), 6);
@@ -142,9 +142,15 @@ async fn foreign_entries_in_a_log_are_not_an_error() {
         let passed = account.passed(&bench.store, LIMIT + 1).await;
         assert!(passed <= LIMIT, "{command}: {passed}");
         for units in [-1, 1, -3, 9] {
-            bench.store.adjust(&charge, -units).await.unwrap_or_else(|e| panic!("{command}: {e}"));
+            drop(
+                bench
+                    .store
+                    .adjust(&charge, -units)
+                    .await
+                    .unwrap_or_else(|e| panic!("{command}: {e}")),
+            );
         }
-        bench.store.reset(&charge).await.expect("a reset");
+        drop(bench.store.reset(&charge).await.expect("a reset"));
         assert_eq!(account.passed(&bench.store, LIMIT + 1).await, LIMIT, "{command}");
     }
     assert!(bench.all_end().await);
@@ -163,7 +169,7 @@ async fn an_evicted_account_starts_full_and_so_does_its_log() {
             let again = if gone == "DEL LIST" && !logged { 0 } else { LIMIT };
             assert_eq!(account.passed(&bench.store, LIMIT + 1).await, again, "{name}");
             // The remaining half does not count twice, then or later.
-            bench.store.adjust(&account.charge(0), -1).await.expect("a refund");
+            drop(bench.store.adjust(&account.charge(0), -1).await.expect("a refund"));
             assert_eq!(account.passed(&bench.store, 3).await, 1, "{name}");
         }
     }
@@ -200,8 +206,8 @@ async fn keys_of_other_versions_and_programs_stay_untouched() {
     for (name, quota) in quotas(LIMIT, LONG) {
         let account = Account::new("a", quota);
         assert_eq!(account.passed(&bench.store, LIMIT + 1).await, LIMIT, "{name}");
-        bench.store.adjust(&account.charge(0), 1).await.expect("a late charge");
-        bench.store.reset(&account.charge(0)).await.expect("a reset");
+        drop(bench.store.adjust(&account.charge(0), 1).await.expect("a late charge"));
+        drop(bench.store.reset(&account.charge(0)).await.expect("a reset"));
     }
     assert_eq!(dump().await, before);
     assert_eq!(bench.store.healed(), 0);
@@ -221,7 +227,7 @@ async fn an_account_whose_quota_became_slower_is_kept() {
     for (at, [before, after]) in changes.into_iter().enumerate() {
         let [before, after] = [before, after].map(|quota| Account::new(format!("k{at}"), quota));
         assert_eq!(before.passed(&bench.store, 9).await, 8, "{at}");
-        bench.store.adjust(&after.charge(0), 1).await.expect("a late charge");
+        drop(bench.store.adjust(&after.charge(0), 1).await.expect("a late charge"));
         assert_eq!(after.left(&bench.store).await, 0, "{at}");
     }
     assert_eq!(bench.store.healed(), 0);

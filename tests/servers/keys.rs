@@ -187,17 +187,17 @@ async fn no_key_lasts_longer_than_ten_years() {
         let account = Account::new(name, quota);
         let decision = account.take(&store, 2).await.expect("a decision");
         assert!(decision.is_allowed(), "{name}");
-        store.adjust(&account.charge(0), 100).await.expect("a late charge");
+        drop(store.adjust(&account.charge(0), 100).await.expect("a late charge"));
         assert!(!account.passes(&store).await, "{name}");
     }
     // Blocks of ten years, and a reset whose receipts may hold units for twelve.
     let blocked = ["one", "two", "three"].map(|key| Account::new(key, Quota::per_second(1)));
     for account in &blocked {
-        store.block(&account.charge(0), Duration::MAX).await.expect("a block");
+        drop(store.block(&account.charge(0), Duration::MAX).await.expect("a block"));
     }
     let quota = Quota::new(6, TEN_YEARS * 6 / 10).expect("a quota").with_initial(1);
     let reset = Account::new("reset", quota);
-    store.reset(&reset.charge(0)).await.expect("a reset");
+    drop(store.reset(&reset.charge(0)).await.expect("a reset"));
     assert!(reset.passes(&store).await);
     // Their keys now expire in less than ten years.
     sleep(Duration::from_millis(1_200)).await;

@@ -93,7 +93,7 @@ async fn unused_leases_return_to_the_server() {
     eventually("the units are back", async || (account.left(&plain).await == 980).then_some(()))
         .await;
     for _ in 0..20 {
-        account.take(&store, 1).await.expect("a decision");
+        drop(account.take(&store, 1).await.expect("a decision"));
     }
     drop(store);
     eventually("the units are back", async || (account.left(&plain).await == 960).then_some(()))

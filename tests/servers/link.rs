@@ -82,7 +82,7 @@ async fn a_lazy_store_fails_fast_until_the_server_is_up() {
     server.ready().await.expect("it starts");
     let start = Instant::now();
     let well = async || within(SECOND, &store).await?.ok();
-    eventually("a decision", well).await;
+    drop(eventually("a decision", well).await);
     println!("recovered {:?} after the server", start.elapsed());
     assert!(start.elapsed() < SECOND + SLACK, "{:?}", start.elapsed());
 }
@@ -109,7 +109,7 @@ async fn a_connector_is_called_on_the_first_request_and_after_a_failure() {
     }
     assert_eq!(opened.load(Relaxed), 1);
     let _: u32 = server.command("CLIENT KILL TYPE normal").await;
-    eventually("a decision", async || within(SECOND, &store).await?.ok()).await;
+    drop(eventually("a decision", async || within(SECOND, &store).await?.ok()).await);
     assert_eq!(opened.load(Relaxed), 3);
 }
 
@@ -157,7 +157,7 @@ async fn a_runtime_that_ends_while_connecting_leaves_the_store_usable() {
         assert_eq!(on_another.join().expect("no panic"), mode == Mode::Pass);
     }
     let well = async || within(SECOND, &store).await?.ok();
-    eventually("a decision on this runtime", well).await;
+    drop(eventually("a decision on this runtime", well).await);
 }
 
 #[tokio::test]
@@ -178,7 +178,7 @@ async fn a_connection_that_is_silent_for_a_second_is_replaced() {
     assert!(start.elapsed() > SECOND - BUSY && start.elapsed() < SECOND + SLACK);
     proxy.set(Mode::Pass).await;
     let well = async || within(SECOND, &store).await?.ok();
-    eventually("a decision", well).await;
+    drop(eventually("a decision", well).await);
 }
 
 #[tokio::test]
@@ -223,7 +223,7 @@ async fn a_frozen_server_costs_the_timeout_of_its_callers_and_recovers() {
     server.cont();
     let start = Instant::now();
     let well = async || within(SECOND, &store).await?.ok();
-    eventually("a decision", well).await;
+    drop(eventually("a decision", well).await);
     println!("recovered {:?} after the server", start.elapsed());
     assert!(start.elapsed() < 2 * SECOND + SLACK, "{:?}", start.elapsed());
 }

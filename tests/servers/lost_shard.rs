@@ -287,7 +287,7 @@ async fn a_lost_shard_is_a_warning_at_the_start_and_recovers() {
     cluster.node_mut(0).restart().await;
     cluster.healthy().await;
     let back = async || gone.take(&store, 1).await.ok();
-    eventually("the lost shard", back).await;
+    drop(eventually("the lost shard", back).await);
     let probed = async || store.probe().await.ok()?.is_empty().then_some(());
     eventually("a probe without warnings", probed).await;
 }
@@ -340,5 +340,5 @@ async fn a_process_without_a_cluster_starts_and_connects_later() {
     for node in 0..6 {
         cluster.node_mut(node).restart().await;
     }
-    eventually("a decision", async || account.take(&store, 1).await.ok()).await;
+    drop(eventually("a decision", async || account.take(&store, 1).await.ok()).await);
 }

@@ -170,7 +170,7 @@ async fn an_answer_to_another_request_replaces_the_connection() {
     let error = answers.into_iter().find_map(Result::err).expect("an error");
     assert_eq!(error.kind(), Kind::Reply, "{error}");
     let well = async || account.take(&store, 1).await.ok();
-    eventually("another connection", well).await;
+    drop(eventually("another connection", well).await);
     assert_eq!(server.accepted(), 2);
 }
 

@@ -72,7 +72,7 @@ async fn the_store_leaves_a_demoted_master() {
     let demoted = async || old.follows().await.then_some(());
     eventually("the old one follows the new one", demoted).await;
     let well = async || account.take(&store, 1).await.ok();
-    eventually("a decision of the new master", well).await;
+    drop(eventually("a decision of the new master", well).await);
     assert!(account.left(&store).await <= 8);
     assert_eq!(account.passed(&store, 9).await + 1, 9 - 3, "the charges were replicated");
 }

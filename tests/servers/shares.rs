@@ -284,7 +284,7 @@ async fn a_value_that_is_no_account_of_the_share_or_the_pool_is_replaced() {
             let denied = store.take(all).await.expect("a decision");
             assert!(!denied.is_allowed() && denied.outcomes()[0].is_passed_over(), "{denied:?}");
             for charge in all {
-                store.reset(charge).await.expect("it is reset");
+                drop(store.reset(charge).await.expect("it is reset"));
             }
         }
     }

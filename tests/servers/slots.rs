@@ -283,7 +283,7 @@ async fn a_reset_sets_the_count_of_all_processes_to_zero() {
     let one = one.reopen().slot_ttl(Duration::from_secs(1)).lazy().expect("a store");
     let two = two.reopen().slot_ttl(Duration::from_secs(1)).lazy().expect("a store");
     let before = [account.take(&one, 1).await, account.take(&two, 1).await];
-    two.reset(&account.charge(1)).await.expect("a reset");
+    drop(two.reset(&account.charge(1)).await.expect("a reset"));
     assert_eq!(held(&one, &account).await, 0);
     let after = account.take(&one, 2).await.expect("a decision");
     assert!(after.is_allowed());
@@ -302,10 +302,10 @@ async fn a_blocked_key_keeps_the_slots_that_run() {
     let server = Server::redis().await;
     let (one, two, account) = two(&server, 2).await;
     let running = account.take(&one, 1).await.expect("a decision");
-    two.block(&account.charge(1), Duration::from_secs(60)).await.expect("a block");
+    drop(two.block(&account.charge(1), Duration::from_secs(60)).await.expect("a block"));
     assert!(account.take(&one, 1).await.expect("a decision").is_blocked());
     assert_eq!(held(&two, &account).await, 1);
-    two.unblock(&account.charge(1)).await.expect("no block");
+    drop(two.unblock(&account.charge(1)).await.expect("no block"));
     assert!(account.take(&two, 1).await.expect("a decision").is_allowed());
     drop(running);
     until_held(&two, &account, 0).await;

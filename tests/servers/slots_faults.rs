@@ -112,7 +112,8 @@ fn contender() {
                         account.take(&store, 1).await.ok()
                     } else {
                         // It may leave while it waits, or while its call is in flight.
-                        let waits = limiter.until_ready(account.key.clone(), &account.quotas, 1);
+                        let waits =
+                            limiter.try_until_ready(account.key.clone(), &account.quotas, 1);
                         timeout(pause * 2, waits).await.ok().and_then(Result::ok)
                     };
                     let Some(mut decision) = decision else {

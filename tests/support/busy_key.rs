@@ -156,7 +156,7 @@ impl App {
 
     async fn take(&self, key: String, quotas: &[Quota]) -> (Decision, Duration) {
         let start = Instant::now();
-        let Ok(decision) = self.limiter.take(key, quotas, 1).await;
+        let decision = self.limiter.take(key, quotas, 1).await;
         (decision, start.elapsed())
     }
 }

@@ -61,12 +61,29 @@ pub(crate) trait AtOnce {
     fn now(self) -> Decision;
 }
 
-impl<F: Future<Output = Result<Decision, Infallible>>> AtOnce for Answer<F> {
+impl<F: Future<Output: Decided>> AtOnce for Answer<F> {
     fn now(self) -> Decision {
         match self {
-            Self::Now(Ok(decision)) => decision,
+            Self::Now(output) => output.decision(),
             Self::Later(_) => panic!("it answers later"),
         }
+    }
+}
+
+/// The output of a store that cannot fail, of a limiter on it or of its own.
+pub(crate) trait Decided {
+    fn decision(self) -> Decision;
+}
+
+impl Decided for Decision {
+    fn decision(self) -> Decision {
+        self
+    }
+}
+
+impl Decided for Result<Decision, Infallible> {
+    fn decision(self) -> Decision {
+        self.expect("infallible")
     }
 }
 

@@ -107,7 +107,7 @@ impl<S: Store> Replaced<S> {
 
     async fn adjust(&self, quota: &Quota, units: i64) {
         let adjusted = self.store.adjust(&self.charge(quota, 0), units).await;
-        adjusted.map_err(Into::into).expect("an adjustment");
+        drop(adjusted.map_err(Into::into).expect("an adjustment"));
     }
 
     /// Takes all units that are left, one by one, and returns their number.
@@ -155,7 +155,7 @@ pub(crate) async fn a_quota_that_keeps_accounts_longer<S: Subject>(subject: &mut
     for ([old, new], step) in pairs.iter().flat_map(|pair| (0..5).map(move |step| (pair, step))) {
         let it = Replaced::open(subject);
         let first = it.take(old, 10).await;
-        it.take(old, old.burst() - 10).await;
+        drop(it.take(old, old.burst() - 10).await);
         it.adjust(old, 500).await;
         let (block, charge) = (Duration::from_secs(600), it.charge(new, 0));
         match step {
@@ -224,7 +224,7 @@ pub(crate) async fn a_look_under_another_quota<S: Subject>(subject: &mut S) {
         let it = Replaced::open(subject);
         it.exhaust(&own).await;
         let charge = it.charge(&other, 0);
-        it.take(&other, 0).await;
+        drop(it.take(&other, 0).await);
         assert!(!it.take(&other, 11).await.is_allowed(), "{other:?} has ten units");
         drop(it.store.block(&charge, Duration::from_secs(9)).await);
         assert!(!it.take(&other, 1).await.is_allowed(), "a block");
@@ -234,6 +234,6 @@ pub(crate) async fn a_look_under_another_quota<S: Subject>(subject: &mut S) {
     let bucket = |units| Quota::per_hour(units).with_algorithm(Algorithm::TokenBucket);
     let it = Replaced::open(subject);
     assert!(it.take(&bucket(1_000), 900).await.is_allowed());
-    it.take(&bucket(10), 0).await;
+    drop(it.take(&bucket(10), 0).await);
     assert_eq!(it.take(&bucket(1_000), 0).await.remaining(), Some(100));
 }

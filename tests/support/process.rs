@@ -41,7 +41,7 @@ impl Process {
     }
 
     pub(crate) async fn take(&self, key: &str, quotas: impl AsRef<[Quota]>, cost: u32) -> Decision {
-        decided(self.limiter().take(key, &quotas, cost)).await
+        self.limiter().take(key, &quotas, cost).await
     }
 
     pub(crate) async fn adjust(
@@ -50,7 +50,7 @@ impl Process {
         quotas: impl AsRef<[Quota]>,
         units: i64,
     ) -> Decision {
-        decided(self.limiter().adjust(key, &quotas, units)).await
+        self.limiter().adjust(key, &quotas, units).await
     }
 
     /// Returns the number of single units that pass, at most `most`.
@@ -65,7 +65,7 @@ impl Process {
     /// Restores the shared store, and waits until all late charges have reached it.
     pub(crate) async fn recover(&self) {
         self.shared.is(Mood::Well);
-        self.take("recovery", HOURLY, 0).await;
+        drop(self.take("recovery", HOURLY, 0).await);
         settled().await;
     }
 

@@ -123,7 +123,7 @@ use crate::{decision::Decision, observe::set_keys};
 ///
 /// let store = LocalStore::with_capacity(1_000_000); // 32 MB
 /// let limiter = Limiter::new(store.clone());
-/// limiter.take("alice", &Quota::per_minute(5), 1).now();
+/// assert!(limiter.take("alice", &Quota::per_minute(5), 1).now().is_allowed());
 /// assert_eq!(store.stats().active, 1);
 /// ```
 #[derive(Clone)]

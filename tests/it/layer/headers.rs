@@ -441,7 +441,7 @@ async fn fields_can_be_sent_with_rejections_only() {
 fn respond(name: &str, quota: Quota, owed: i64, cost: u32) -> Response<String> {
     let (store, key) = (FakeClock::new().store(64), Key::everyone());
     let name = RuleName::new(name).expect("a name");
-    Limiter::named(name, store.clone()).adjust(key, &quota, owed).now();
+    drop(Limiter::named(name, store.clone()).adjust(key, &quota, owed).now());
     let rule = Rule::new(name.as_str(), Everyone, quota).cost(Cost::from_fn(move |_| cost));
     let layer = RateLimitLayer::rules(rule, store).expose_decision();
     futures::executor::block_on(ask(&mut layer.layer(Strict::default()), get("/")))

@@ -30,7 +30,7 @@ fn example() -> RateLimitLayer<Rule<Everyone>, LocalStore> {
     ];
     let clock = FakeClock::new();
     let store = clock.store(64);
-    Limiter::new(store.clone()).adjust(Key::everyone(), &quotas, 389).now();
+    drop(Limiter::new(store.clone()).adjust(Key::everyone(), &quotas, 389).now());
     clock.advance(Duration::from_secs(4));
     RateLimitLayer::new(Everyone, quotas, store)
 }
@@ -180,7 +180,7 @@ async fn each_problem_type_has_one_title() {
     let store = FakeClock::new().store(64);
     let limiter = Limiter::new(store.clone());
     let wait = Duration::from_secs(60);
-    limiter.block(Key::everyone(), wait).now().expect("room for a block");
+    drop(limiter.block(Key::everyone(), wait).now().expect("room for a block"));
     let blocked = RateLimitLayer::new(Everyone, Quota::per_hour(1), store);
     let costly = Rule::new("api", Everyone, Quota::per_hour(1)).cost(Cost::from_fn(|_| 9));
     let costly = RateLimitLayer::rules(costly, LocalStore::with_capacity(16));

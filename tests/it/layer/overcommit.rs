@@ -115,7 +115,7 @@ async fn requests_that_never_fit_stay_denied_at_any_capacity() {
 #[tokio::test]
 async fn a_blocked_key_stays_denied_at_any_capacity() {
     let store = store();
-    limiter("api", store.clone()).block(Key::everyone(), secs(30)).now().expect("room");
+    drop(limiter("api", store.clone()).block(Key::everyone(), secs(30)).now().expect("room"));
     let denied = answer(&layer(store).overcommit(Overcommit::when(|| true)), get("/")).await;
     assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(header(denied.headers(), "retry-after"), "30");
@@ -132,7 +132,7 @@ async fn a_store_that_fails_closed_stays_closed_at_any_capacity() {
 #[tokio::test]
 async fn overage_has_a_charge_handle_and_nothing_to_adjust() {
     let store = store();
-    limiter("api", store.clone()).take(Key::everyone(), &TWO, 2).now();
+    drop(limiter("api", store.clone()).take(Key::everyone(), &TWO, 2).now());
     let layer = layer(store.clone()).overcommit(Overcommit::when(|| true));
     let layer = layer.adjust(|_| Adjustment::Refund).expose_charge(Adjustment::AtLeast(2));
     let inner = handler(|request| {
@@ -211,7 +211,7 @@ async fn a_saturated_service_is_protected_and_an_idle_one_is_not() {
 fn concurrent_threads_do_not_exceed_the_capacity() {
     const THREADS: usize = 8;
     let (accounts, elastic) = (store(), Overcommit::in_flight(4));
-    limiter("api", accounts.clone()).take(Key::everyone(), &TWO, 2).now();
+    drop(limiter("api", accounts.clone()).take(Key::everyone(), &TWO, 2).now());
     let service =
         layer(accounts).overcommit(elastic.clone()).layer(held(&Arc::new(Semaphore::new(0))));
     let (start, asked, rounds) = (Barrier::new(THREADS), Barrier::new(THREADS), 0..2_000);
@@ -238,7 +238,7 @@ async fn layers_that_share_a_signal_count_together() {
     let (door, elastic) = (Arc::new(Semaphore::new(0)), Overcommit::in_flight(1));
     let busy = layer(store()).overcommit(elastic.clone());
     let spent = store();
-    limiter("api", spent.clone()).take(Key::everyone(), &TWO, 2).now();
+    drop(limiter("api", spent.clone()).take(Key::everyone(), &TWO, 2).now());
     let other = layer(spent).overcommit(elastic.clone());
     let mut running = task::spawn(busy.layer(held(&door)).oneshot(get("/")));
     assert_pending!(running.poll());

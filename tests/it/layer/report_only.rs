@@ -76,7 +76,7 @@ async fn other_rules_are_enforced_and_charged_as_if_alone() {
 #[tokio::test]
 async fn a_denial_of_another_rule_charges_nothing_to_a_report_only_rule() {
     let store = store();
-    limiter("real", store.clone()).take(Key::everyone(), &FIVE, 5).now();
+    drop(limiter("real", store.clone()).take(Key::everyone(), &FIVE, 5).now());
     let layer = RateLimitLayer::rules((trial(), real()), store.clone());
     assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(has(&store, "trial", TWO), 2);
@@ -110,7 +110,7 @@ async fn a_report_only_rule_allows_requests_without_a_key() {
 #[tokio::test]
 async fn uncharged_requests_are_not_refunded() {
     let store = store();
-    limiter("trial", store.clone()).take(Key::everyone(), &TWO, 2).now();
+    drop(limiter("trial", store.clone()).take(Key::everyone(), &TWO, 2).now());
     let rules = (trial(), real());
     let layer = RateLimitLayer::rules(rules, store.clone()).adjust(|_| Adjustment::Refund);
     assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::OK);
@@ -121,7 +121,7 @@ async fn uncharged_requests_are_not_refunded() {
 async fn dropping_a_queued_request_undoes_only_its_charges() {
     let time = Time::default();
     let (store, even) = (time.store(), Quota::per_second(1));
-    limiter("trial", store.clone()).take(Key::everyone(), &TWO, 2).now();
+    drop(limiter("trial", store.clone()).take(Key::everyone(), &TWO, 2).now());
     let queue = Rule::new("even", Everyone, even).max_wait(secs(9));
     let mut service =
         RateLimitLayer::rules((trial(), queue), store.clone()).layer(Strict::default());

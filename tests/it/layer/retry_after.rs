@@ -150,7 +150,7 @@ mod herd {
         let (name, minute) = (RuleName::new("api").expect("a name"), quota("6/min"));
         let limiter = Limiter::named(name, store.clone());
         for key in ["a", "b"] {
-            limiter.adjust(key, &minute, 6).now();
+            drop(limiter.adjust(key, &minute, 6).now());
         }
         let rule = Rule::new(name.as_str(), HeaderKey::new("key"), minute)
             .cost(Cost::from_fn(|head| if head.uri.path() == "/big" { 3 } else { 1 }));

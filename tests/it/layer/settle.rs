@@ -117,7 +117,7 @@ async fn a_charge_that_stays_as_it_is_takes_no_call() {
         let mut service = layer.adjust(move |_| settle).layer(Strict::default());
         assert_eq!(ask(&mut service, get("/")).await.status(), StatusCode::OK);
         assert_eq!((shaky.calls(), shaky.given_back()), (calls, 0), "{settle:?}");
-        limiter("api", shaky.store.clone()).reset(Key::everyone(), &TEN).now();
+        drop(limiter("api", shaky.store.clone()).reset(Key::everyone(), &TEN).now());
     }
 }
 
@@ -141,7 +141,7 @@ impl Store for Recovering {
 async fn uncharged_requests_in_an_outage_are_not_refunded_after_it() {
     let accounts = store();
     let store = Recovering(accounts.clone()).fail_open();
-    limiter("api", accounts.clone()).take(Key::everyone(), &TEN, 10).now();
+    drop(limiter("api", accounts.clone()).take(Key::everyone(), &TEN, 10).now());
     let mut service = layer(store).adjust(|_| Adjustment::Refund).layer(Strict::default());
     assert_eq!(ask(&mut service, get("/")).await.status(), StatusCode::OK);
     assert_eq!(has(&accounts), 0);

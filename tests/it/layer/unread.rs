@@ -114,7 +114,7 @@ async fn rejection<B: 'static>(
             (StatusCode::FORBIDDEN, ask(limit(Quota::blocked()), request, permits).await)
         }
         Way::BlockedKey => {
-            limiter.block(everyone, Duration::from_secs(60)).now().expect("room");
+            drop(limiter.block(everyone, Duration::from_secs(60)).now().expect("room"));
             (StatusCode::TOO_MANY_REQUESTS, ask(limit(HOURLY), request, permits).await)
         }
         Way::DenyList => {

@@ -91,9 +91,11 @@ async fn a_full_queue_denies_and_leaks_no_position() {
         assert!((passed as u128..=TASKS.into()).contains(&owed(&store)));
 
         // the wait is far away, so this number of requests queue and no more
-        Limiter::new(store.clone())
-            .adjust(Key::everyone(), &QUOTA.with_burst(u32::MAX), 50_000 * 60)
-            .now();
+        drop(
+            Limiter::new(store.clone())
+                .adjust(Key::everyone(), &QUOTA.with_burst(u32::MAX), 50_000 * 60)
+                .now(),
+        );
         let mut waiting: Vec<_> =
             (0..MOST).map(|_| tokio_test::task::spawn(service.clone().oneshot(get("/")))).collect();
         assert!(waiting.iter_mut().all(|request| request.poll().is_pending()));

@@ -177,7 +177,7 @@ fn a_refund_to_a_shared_account_changes_nothing() {
     let store = full(&clock, &hour);
     assert!(allows(&store, "late", "me", &hour) && allows(&store, "late", "me", &hour));
     let (rule, me) = (RuleName::new("late").expect("a name"), Key::from("me"));
-    store.adjust(&Charge::new(rule, &me, hour.as_ref()), -2).now();
+    drop(store.adjust(&Charge::new(rule, &me, hour.as_ref()), -2).now());
     assert!(!allows(&store, "late", "me", &hour) && !allows(&store, "late", "other", &hour));
 }
 

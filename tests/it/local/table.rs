@@ -38,7 +38,7 @@ fn an_undo_changes_no_shared_account() {
         let charges = [Charge::new(rule, &key, quota.as_ref()).with_cost(3)];
         let own = store.take(&charges).now();
         assert_eq!((own.remaining(), store.stats().overflowed), (Some(2), 0), "{algorithm:?}");
-        store.reset(&charges[0]).now();
+        drop(store.reset(&charges[0]).now());
         clock.advance(Duration::from_secs(1));
         let second = Quota::per_second(1);
         assert!((0..WAYS).all(|key| charged(&store, "filler", key, &second, 1).is_allowed()));
@@ -87,7 +87,7 @@ fn a_plan_does_not_refill_the_shared_account_of_another() {
             }
             assert_eq!(taken, 10, "{one:?} beside {other:?} with {units}/s, round {round}");
             clock.advance(Duration::from_millis(1_001));
-            charged(&store, "plans", 200, &fast, 1);
+            drop(charged(&store, "plans", 200, &fast, 1));
         }
         assert!(store.stats().overflowed > 0);
     }

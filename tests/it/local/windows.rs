@@ -48,7 +48,7 @@ fn a_window_that_ends_now_is_no_account() {
     let (clock, nanosecond) = (FakeClock::new(), Duration::from_nanos(1));
     let store: LocalStore = clock.store(64);
     let quota = Quota::per_hour(2).with_algorithm(Algorithm::AnchoredWindow);
-    Limiter::new(store.clone()).take("key", &quota, 1).now();
+    drop(Limiter::new(store.clone()).take("key", &quota, 1).now());
     clock.advance(HOUR - nanosecond);
     assert_eq!(store.stats().active, 1);
     clock.advance(nanosecond);

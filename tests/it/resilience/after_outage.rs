@@ -80,9 +80,9 @@ async fn an_undo_goes_to_the_store_that_charged() {
 #[tokio::test(start_paused = true)]
 async fn a_refund_after_an_outage_goes_to_the_shared_store() {
     let process = Process::one_of(2, &Time::default());
-    process.take("alice", HOURLY, 20).await;
+    drop(process.take("alice", HOURLY, 20).await);
     process.shared.is(Mood::Failing);
-    process.take("alice", HOURLY, 10).await;
+    drop(process.take("alice", HOURLY, 10).await);
     process.shared.is(Mood::Well);
     let there = process.adjust("alice", HOURLY, -10).await;
     assert_eq!((there.source(), left(&there)), (Source::Local, vec![90]));
@@ -93,7 +93,7 @@ async fn a_refund_after_an_outage_goes_to_the_shared_store() {
 #[tokio::test(start_paused = true)]
 async fn a_refund_in_an_outage_is_lost_in_the_store() {
     let process = Process::one_of(2, &Time::default());
-    process.take("alice", HOURLY, 20).await;
+    drop(process.take("alice", HOURLY, 20).await);
     process.shared.is(Mood::Failing);
     let here = process.adjust("alice", HOURLY, -8).await;
     assert_eq!((here.source(), left(&here)), (Source::Fallback, vec![48]));
@@ -107,7 +107,7 @@ async fn report_only_charges_do_not_deny_in_an_outage() {
     let (key, quotas, few) = (Key::from("alice"), [HOURLY], [Quota::per_hour(5)]);
     let [limits, reports] = ["limits", "reports"].map(|name| RuleName::new(name).expect("a name"));
     let reported = Charge::new(reports, &key, &few).with_report_only(true);
-    decided(process.store.take(&[reported])).await;
+    drop(decided(process.store.take(&[reported])).await);
     process.shared.is(Mood::Failing);
     let both =
         |cost| [Charge::new(limits, &key, &quotas).with_cost(cost), reported.with_cost(cost)];

@@ -41,7 +41,8 @@ fn a_blocked_thread_prolongs_a_timeout() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let took = runtime.expect("a runtime").block_on(async {
         let (start, limiter) = (Instant::now(), Limiter::new(shaky(Mood::Hanging).timeout(BUDGET)));
-        let asked = tokio::spawn(async move { limiter.take("alice", &HOURLY, 1).await.is_err() });
+        let asked =
+            tokio::spawn(async move { limiter.try_take("alice", &HOURLY, 1).await.is_err() });
         tokio::task::yield_now().await;
         while start.elapsed() < 2 * BUDGET {}
         assert!(asked.await.expect("no panic"));
@@ -71,7 +72,7 @@ where
         let limiter = Arc::new(Limiter::new(store.fail_open()));
         let take = move || -> BoxFuture<Decision> {
             let limiter = limiter.clone();
-            Box::pin(async move { limiter.take("alice", &quota, 1).await.expect("infallible") })
+            Box::pin(async move { limiter.take("alice", &quota, 1).await })
         };
         for _ in 0..3 {
             assert!(take().await.is_allowed());
@@ -121,7 +122,7 @@ fn a_busy_thread_is_no_outage_of_a_hot_key() {
 #[test]
 fn outside_a_runtime_immediate_answers_pass_unchanged() {
     let limiter = Limiter::new(shaky(Mood::Well).timeout(BUDGET));
-    let decision = tokio_test::block_on(async { limiter.take("alice", &HOURLY, 3).await });
+    let decision = tokio_test::block_on(async { limiter.try_take("alice", &HOURLY, 3).await });
     let decision = decision.expect("a decision");
     assert_eq!((decision.source(), decision.remaining()), (Source::Local, Some(7)));
     let late = shaky(Mood::Late(secs(1))).timeout(BUDGET);
@@ -155,7 +156,7 @@ async fn the_timeout_covers_the_whole_answer_of_every_call() {
 async fn the_timeout_starts_with_the_call_and_not_with_the_first_poll() {
     let store = shaky(Mood::Hanging);
     let start = Instant::now();
-    let answer = Limiter::new(store.timeout(BUDGET)).take("alice", &HOURLY, 1);
+    let answer = Limiter::new(store.timeout(BUDGET)).try_take("alice", &HOURLY, 1);
     advance(millis(60)).await;
     answer.await.expect_err("too late");
     assert_eq!(start.elapsed(), BUDGET);
@@ -165,7 +166,7 @@ async fn the_timeout_starts_with_the_call_and_not_with_the_first_poll() {
 async fn a_late_answer_is_dropped() {
     let store = shaky(Mood::Late(millis(150)));
     let limiter = Limiter::new(store.clone().timeout(BUDGET));
-    let mut answer = task::spawn(limiter.take("alice", &HOURLY, 1).into_future());
+    let mut answer = task::spawn(limiter.try_take("alice", &HOURLY, 1).into_future());
     assert_pending!(answer.poll());
     advance(millis(99)).await;
     assert_pending!(answer.poll());
@@ -183,7 +184,7 @@ async fn a_late_answer_is_dropped() {
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_is_ready_counts_even_if_its_task_is_polled_late() {
     let store = shaky(Mood::Late(millis(50))).timeout(BUDGET);
-    let mut answer = task::spawn(Limiter::new(store).take("alice", &HOURLY, 1).into_future());
+    let mut answer = task::spawn(Limiter::new(store).try_take("alice", &HOURLY, 1).into_future());
     assert_pending!(answer.poll());
     advance(secs(10)).await;
     assert!(matches!(answer.poll(), Poll::Ready(Ok(_))));
@@ -193,7 +194,7 @@ async fn an_answer_that_is_ready_counts_even_if_its_task_is_polled_late() {
 async fn errors_of_the_store_pass_through() {
     for mood in [Mood::Failing, Mood::FailingLate(millis(5))] {
         let limiter = Limiter::new(shaky(mood).timeout(BUDGET));
-        let error = limiter.take("alice", &HOURLY, 1).await.expect_err("it fails");
+        let error = limiter.try_take("alice", &HOURLY, 1).await.expect_err("it fails");
         assert_eq!(error.to_string(), "redis://10.0.0.7 is down");
         assert!(matches!(error, TimeoutError::Store(_)));
     }
@@ -232,5 +233,5 @@ fn a_timeout_of_zero_panics() {
 #[tokio::test(start_paused = true)]
 async fn the_longest_timeout_does_not_overflow() {
     let store = shaky(Mood::Late(millis(1))).timeout(Duration::MAX);
-    assert!(Limiter::new(store).take("alice", &HOURLY, 1).await.is_ok());
+    assert!(Limiter::new(store).try_take("alice", &HOURLY, 1).await.is_ok());
 }

@@ -191,21 +191,21 @@ impl Pair<'_> {
     fn change(&mut self, step: &Step) {
         match step {
             Step::Adjustment(one, units) => self.charges(&[*one], |charges| {
-                self.plain.adjust(&charges[0], -*units).now();
-                self.cached.adjust(&charges[0], -*units).now();
+                drop(self.plain.adjust(&charges[0], -*units).now());
+                drop(self.cached.adjust(&charges[0], -*units).now());
             }),
             Step::Reset(one) => self.charges(&[*one], |charges| {
-                self.plain.reset(&charges[0]).now();
-                self.cached.reset(&charges[0]).now();
+                drop(self.plain.reset(&charges[0]).now());
+                drop(self.cached.reset(&charges[0]).now());
             }),
             Step::Block(one, nanos) => self.charges(&[*one], |charges| {
                 let time = Duration::from_nanos(*nanos);
-                self.plain.block(&charges[0], time).now();
-                self.cached.block(&charges[0], time).now();
+                drop(self.plain.block(&charges[0], time).now());
+                drop(self.cached.block(&charges[0], time).now());
             }),
             Step::Unblock(one) => self.charges(&[*one], |charges| {
-                self.plain.unblock(&charges[0]).now();
-                self.cached.unblock(&charges[0]).now();
+                drop(self.plain.unblock(&charges[0]).now());
+                drop(self.cached.unblock(&charges[0]).now());
             }),
             Step::Undo => {
                 if let Some((asked, plain, reported)) = self.taken.take() {

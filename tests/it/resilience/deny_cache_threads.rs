@@ -67,15 +67,15 @@ fn a_cached_denial_does_not_outlive_a_change() {
             });
         }
         for round in 0..ROUNDS {
-            limiter.adjust(round, &QUOTA, 10).now();
+            drop(limiter.adjust(round, &QUOTA, 10).now());
             start.wait();
             let decision = match round % 3 {
                 0 => limiter.reset(round, &QUOTA).now(),
                 1 => limiter.adjust(round, &QUOTA, -10).now(),
                 _ => {
                     let blocked = limiter.block(round, Duration::from_secs(9));
-                    futures::executor::block_on(blocked.into_future()).expect("room");
-                    limiter.unblock(round).now();
+                    drop(futures::executor::block_on(blocked.into_future()).expect("room"));
+                    drop(limiter.unblock(round).now());
                     limiter.reset(round, &QUOTA).now()
                 }
             };

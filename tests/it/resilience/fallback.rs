@@ -51,9 +51,9 @@ async fn in_an_outage_the_local_share_decides_and_the_source_is_fallback() {
         assert!(process.store.is_failing());
         for decision in [
             process.adjust("alice", HOURLY, 1).await,
-            decided(process.limiter().reset("alice", &HOURLY)).await,
+            process.limiter().reset("alice", &HOURLY).await,
             process.limiter().block("alice", secs(1)).await.expect("room"),
-            decided(process.limiter().unblock("alice")).await,
+            process.limiter().unblock("alice").await,
         ] {
             assert_eq!((decision.source(), decision.is_allowed()), (Source::Fallback, true));
         }
@@ -73,11 +73,11 @@ async fn keys_exhausted_before_the_outage_stay_exhausted_in_it() {
         ] {
             let process = Process::one_of(4, &Time::default());
             process.shared.is(mood);
-            process.take("all", quota, 100).await;
-            process.take("part", quota, 41).await;
-            process.take("little", quota, 1).await;
-            process.take("late", quota, 0).await;
-            process.adjust("late", quota, 58).await;
+            drop(process.take("all", quota, 100).await);
+            drop(process.take("part", quota, 41).await);
+            drop(process.take("little", quota, 1).await);
+            drop(process.take("late", quota, 0).await);
+            drop(process.adjust("late", quota, 58).await);
             process.shared.is(Mood::Failing);
             for (key, passes) in
                 [("all", 0), ("part", 14), ("little", 24), ("late", 10), ("new", 25)]
@@ -94,9 +94,9 @@ async fn reads_and_denials_mirror_the_charges_of_other_processes() {
     let here = Process::one_of(2, &time);
     let there = Process::beside(&here.shared, 2, &time);
     for key in ["looked", "denied", "unseen"] {
-        there.take(key, HOURLY, 90).await;
+        drop(there.take(key, HOURLY, 90).await);
     }
-    here.take("looked", HOURLY, 0).await;
+    drop(here.take("looked", HOURLY, 0).await);
     assert!(!here.take("denied", HOURLY, 11).await.is_allowed());
     here.shared.is(Mood::Failing);
     assert_eq!(here.admits("looked", HOURLY, 99).await, 5);
@@ -108,8 +108,8 @@ async fn reads_and_denials_mirror_the_charges_of_other_processes() {
 async fn a_quota_smaller_than_the_number_of_processes_gives_a_new_key_one_unit_in_each() {
     let process = Process::one_of(10, &Time::default());
     let five = Quota::per_hour(5);
-    process.take("new", five, 0).await;
-    process.take("known", five, 1).await;
+    drop(process.take("new", five, 0).await);
+    drop(process.take("known", five, 1).await);
     process.shared.is(Mood::Failing);
     assert_eq!(process.admits("new", five, 99).await, 1);
     let denied = process.take("known", five, 1).await;
@@ -144,10 +144,10 @@ async fn an_outdated_answer_does_not_lower_the_debt() {
     tokio::task::yield_now().await;
     // the slow answer reports 90 left, and arrives after one that reports 10
     process.shared.is(Mood::Well);
-    process.take("alice", HOURLY, 90).await;
+    drop(process.take("alice", HOURLY, 90).await);
     let before = Limiter::new(process.shared.store.clone()).reset("alice", &HOURLY).now();
     assert_eq!(left(&before), [100]);
-    assert_eq!(left(&slow.await.expect("no panic").expect("infallible")), [90]);
+    assert_eq!(left(&slow.await.expect("no panic")), [90]);
     assert_eq!(process.local_owes("alice", HOURLY), 90);
 }
 
@@ -159,7 +159,7 @@ fn threads_that_mirror_one_account_do_not_charge_it_twice() {
     for round in 0..1_000_u32 {
         let (key, quotas) = (Key::from(round % 8), [HOURLY]);
         let charge = Charge::new(RuleName::default(), &key, &quotas);
-        process.shared.store.take(&[charge.with_cost(60)]).now();
+        drop(process.shared.store.take(&[charge.with_cost(60)]).now());
         thread::scope(|scope| {
             for _ in 0..THREADS {
                 scope.spawn(|| {
@@ -169,8 +169,8 @@ fn threads_that_mirror_one_account_do_not_charge_it_twice() {
             }
         });
         assert_eq!(process.local.take(&[charge.with_cost(0)]).now().remaining(), Some(40));
-        process.shared.store.reset(&charge).now();
-        process.local.reset(&charge).now();
+        drop(process.shared.store.reset(&charge).now());
+        drop(process.local.reset(&charge).now());
     }
 }
 
@@ -190,19 +190,19 @@ fn mirroring_a_store_that_answers_at_once_allocates_nothing() {
 #[tokio::test(start_paused = true)]
 async fn refunds_lower_the_mirrored_debt_but_not_below_the_reported_debt() {
     let process = Process::one_of(1, &Time::default());
-    process.take("alice", HOURLY, 50).await;
-    process.adjust("alice", HOURLY, -20).await;
+    drop(process.take("alice", HOURLY, 50).await);
+    drop(process.adjust("alice", HOURLY, -20).await);
     assert_eq!(process.local_owes("alice", HOURLY), 30);
     // a refund of sixty does not remove the fifty units of other processes
-    Limiter::new(process.shared.store.clone()).take("alice", &HOURLY, 50).now();
-    process.take("alice", HOURLY, 0).await;
-    process.adjust("alice", HOURLY, -60).await;
+    drop(Limiter::new(process.shared.store.clone()).take("alice", &HOURLY, 50).now());
+    drop(process.take("alice", HOURLY, 0).await);
+    drop(process.adjust("alice", HOURLY, -60).await);
     assert_eq!(process.local_owes("alice", HOURLY), 20);
 
     let quarter = Process::one_of(4, &Time::default());
     for _ in 0..400 {
-        quarter.take("login", HOURLY, 1).await;
-        quarter.adjust("login", HOURLY, -1).await;
+        drop(quarter.take("login", HOURLY, 1).await);
+        drop(quarter.adjust("login", HOURLY, -1).await);
     }
     quarter.shared.is(Mood::Failing);
     assert_eq!(quarter.admits("login", HOURLY, 99).await, 25, "each was refunded");
@@ -211,11 +211,11 @@ async fn refunds_lower_the_mirrored_debt_but_not_below_the_reported_debt() {
 #[tokio::test(start_paused = true)]
 async fn a_reset_clears_both_accounts() {
     let process = Process::one_of(2, &Time::default());
-    process.take("alice", HOURLY, 100).await;
-    decided(process.limiter().reset("alice", &HOURLY)).await;
+    drop(process.take("alice", HOURLY, 100).await);
+    drop(process.limiter().reset("alice", &HOURLY).await);
     process.shared.is(Mood::Failing);
     assert_eq!(process.admits("alice", HOURLY, 99).await, 50);
-    decided(process.limiter().reset("alice", &HOURLY)).await;
+    drop(process.limiter().reset("alice", &HOURLY).await);
     assert_eq!(process.admits("alice", HOURLY, 99).await, 50);
     process.recover().await;
     assert_eq!(process.shared_left("alice", HOURLY), [100]);
@@ -227,13 +227,13 @@ async fn blocked_keys_stay_blocked_in_an_outage() {
     let here = Process::one_of(2, &time);
     let there = Process::beside(&here.shared, 2, &time);
     for key in ["mallory", "freed"] {
-        there.limiter().block(key, secs(60)).await.expect("room");
+        drop(there.limiter().block(key, secs(60)).await.expect("room"));
     }
     time.pass(secs(10)).await;
     let denied = here.take("mallory", HOURLY, 1).await;
     assert_eq!((denied.is_allowed(), denied.retry_after()), (false, Some(secs(50))));
     assert!(here.take("alice", HOURLY, 1).await.is_allowed());
-    decided(there.limiter().unblock("freed")).await;
+    drop(there.limiter().unblock("freed").await);
     here.shared.is(Mood::Failing);
     for process in [&here, &there] {
         let denied = process.take("mallory", HOURLY, 1).await;
@@ -246,9 +246,9 @@ async fn blocked_keys_stay_blocked_in_an_outage() {
         let admitted = process.admits("mallory", HOURLY, 99).await;
         assert_eq!(admitted, 50, "a block is no debt");
     }
-    here.limiter().block("alice", secs(60)).await.expect("room");
+    drop(here.limiter().block("alice", secs(60)).await.expect("room"));
     assert!(!here.take("alice", HOURLY, 1).await.is_allowed(), "a new block applies too");
-    decided(here.limiter().unblock("alice")).await;
+    drop(here.limiter().unblock("alice").await);
     assert!(here.take("alice", HOURLY, 1).await.is_allowed());
 }
 
@@ -263,7 +263,7 @@ async fn a_block_of_one_key_is_not_mirrored_to_another_key_of_its_rule() {
         [(alice, false), (alice.with_cost(0), true), (alice.with_report_only(true), true)]
     {
         let process = Process::one_of(1, &Time::default());
-        process.shared.store.block(&mallory, secs(60)).now();
+        drop(process.shared.store.block(&mallory, secs(60)).now());
         assert!(decided(process.store.take(&[beside, mallory])).await.is_blocked());
         process.shared.is(Mood::Failing);
         assert!(decided(process.store.take(&[alice])).await.is_allowed(), "{beside:?}");
@@ -295,8 +295,8 @@ async fn slots_are_mirrored_despite_a_queue_a_block_and_a_full_store() {
 
     process.shared.is(Mood::Well);
     let there = Process::beside(&process.shared, 1, &time);
-    process.limiter().block("mallory", secs(60)).await.expect("room");
-    decided(there.limiter().unblock("mallory")).await;
+    drop(process.limiter().block("mallory", secs(60)).await.expect("room"));
+    drop(there.limiter().unblock("mallory").await);
     let freed = process.take("mallory", [HOURLY, one], 1).await;
     assert_eq!((freed.is_allowed(), process.local.stats().held), (true, 1));
     drop(freed);
@@ -305,11 +305,11 @@ async fn slots_are_mirrored_despite_a_queue_a_block_and_a_full_store() {
     let limiter = Limiter::new(process.shared.clone().fallback(local.clone()));
     let mut running = Vec::new();
     for key in 0..9_u32 {
-        running.push(decided(limiter.take(key, &one, 1)).await);
+        running.push(limiter.take(key, &one, 1).await);
     }
     assert_eq!(local.stats().held, 9);
     process.shared.is(Mood::Failing);
-    assert!(!decided(limiter.take(8_u32, &one, 1)).await.is_allowed());
+    assert!(!limiter.take(8_u32, &one, 1).await.is_allowed());
     drop(running);
     assert_eq!((local.stats().held, local.stats().holding), (0, 0));
 }

@@ -129,7 +129,7 @@ async fn reported_values_combine_the_store_and_the_lease() {
             time.pass(millis(3)).await;
         }
         let last = charged(quotas, |charge| store.take(&[charge]).now());
-        charged(quotas, |charge| plain.take(&[charge]).now());
+        drop(charged(quotas, |charge| plain.take(&[charge]).now()));
         assert_eq!(last.source(), Source::Leased);
     }
 }
@@ -347,7 +347,7 @@ async fn calls_are_denied_for_at_most_200_ms_while_units_are_gathered() {
         if step % 4 == 0 && take(&store, quota).is_allowed() {
             last = Instant::now();
         }
-        take(inner.store(), quota);
+        drop(take(inner.store(), quota));
         assert!(last.elapsed() <= millis(200), "denied for {:?}", last.elapsed());
     }
 }
@@ -423,7 +423,7 @@ async fn a_local_change_ends_the_lease() {
     charged(&quotas, |charge| {
         hot();
         let given_back = inner.given_back();
-        store.reset(&charge).now();
+        drop(store.reset(&charge).now());
         // the other account is kept, and gets its units back
         assert_eq!((left(&inner, HOURLY), inner.given_back()), (1_000, given_back + 2));
         assert_eq!(asked(charge).outcomes()[0].owed_by_all(), 1);
@@ -431,9 +431,9 @@ async fn a_local_change_ends_the_lease() {
         // charges from here on are later than the reset
         time.0.advance(Duration::from_nanos(1));
         hot();
-        store.block(&charge, secs(9)).now();
+        drop(store.block(&charge, secs(9)).now());
         assert!(!asked(charge).is_allowed());
-        store.unblock(&charge).now();
+        drop(store.unblock(&charge).now());
         let owed = 1_000 - left(&inner, HOURLY);
         let other = inner.store().take(&[Charge::new(user, &other, &quotas).with_cost(0)]).now();
         assert_eq!(owed, 43, "nothing of it is held any more");
@@ -456,7 +456,7 @@ async fn another_process_sees_a_reset_after_max_age() {
     let time = Time::default();
     let (inner, store) = leased(&time, 5);
     passed(&store, HOURLY, 40);
-    charged(&[HOURLY], |charge| inner.reset(&charge).now());
+    drop(charged(&[HOURLY], |charge| inner.reset(&charge).now()));
     let mut here = 0;
     for _ in 0..2_000 {
         here += u32::from(take(&store, HOURLY).source() == Source::Leased);
@@ -478,7 +478,7 @@ async fn another_plan_ends_the_lease() {
     let owed = 1_000 - left(&inner, HOURLY);
     assert_eq!(take(&store, Quota::per_hour(900)).source(), Source::Local);
     let asked = inner.takes();
-    take(&store, HOURLY);
+    drop(take(&store, HOURLY));
     assert_eq!((inner.takes(), inner.given_back()), (asked + 1, 0));
     assert!(1_000 - left(&inner, HOURLY) >= owed, "it stays charged");
 }
@@ -546,7 +546,7 @@ async fn a_unit_of_an_earlier_lease_is_not_returned_to_a_later_one() {
 /// Makes alice's key hot on a store that answers later.
 async fn heat<S: Store<Error = E>, E: std::fmt::Debug>(store: &S, quota: Quota) {
     for _ in 0..3 {
-        charged(&[quota], |charge| store.take(&[charge])).await.expect("a decision");
+        drop(charged(&[quota], |charge| store.take(&[charge])).await.expect("a decision"));
     }
 }
 
@@ -608,7 +608,7 @@ async fn a_waiting_call_is_woken_once_and_a_cancelled_one_never() {
     let kept = cancelled.iter().filter(|woken| Arc::strong_count(woken) > 1).count();
     assert_eq!(kept, 0, "wakers of cancelled calls");
     inner.tell(1);
-    assert_ready!(borrower.poll()).expect("a decision");
+    drop(assert_ready!(borrower.poll()).expect("a decision"));
     let times = |woken: &Arc<Woken>| woken.0.load(Relaxed);
     assert_eq!(cancelled.iter().map(times).max(), Some(0));
     assert!(asks.iter().all(|(woken, _)| times(woken) == 1));
@@ -707,9 +707,9 @@ async fn a_reset_during_a_borrow_call_ends_the_lease() {
         let mut borrower = ask();
         assert_pending!(borrower.poll());
         inner.confirm(1);
-        charged(&[quota], |charge| store.reset(&charge)).await.expect("a reset");
+        drop(charged(&[quota], |charge| store.reset(&charge)).await.expect("a reset"));
         time.0.advance(Duration::from_nanos(1));
-        charged(&[quota], |charge| inner.store.take(&[charge.with_cost(10)]).now());
+        drop(charged(&[quota], |charge| inner.store.take(&[charge.with_cost(10)]).now()));
         inner.tell(1);
         assert!(assert_ready!(borrower.poll()).expect("a decision").is_allowed());
         let look = charged(&[quota], |charge| inner.store.take(&[charge.with_cost(0)]).now());
@@ -733,7 +733,7 @@ async fn a_change_of_another_key_during_a_borrow_call_loses_no_units() {
     assert_eq!(remaining(&inner.store), 993);
     inner.confirm(1);
     let refund = Charge::new(RuleName::default(), &bob, HOURLY.as_ref());
-    store.adjust(&refund, -1).await.expect("a refund");
+    drop(store.adjust(&refund, -1).await.expect("a refund"));
     inner.tell(1);
     assert!(assert_ready!(borrower.poll()).expect("a decision").is_allowed());
     assert_eq!(remaining(&inner.store), 996);
@@ -841,7 +841,7 @@ impl Store for Silent {
     }
 
     fn undo(&self, charges: &[Charge<'_>], _: &Decision, _: Option<u32>) {
-        self.0.adjust(&charges[0], -i64::from(charges[0].cost())).now();
+        drop(self.0.adjust(&charges[0], -i64::from(charges[0].cost())).now());
     }
 }
 
@@ -914,7 +914,7 @@ async fn a_refund_through_the_leases_ends_them_first() {
     let quota = Quota::per_hour(100).with_algorithm(Algorithm::fixed_window());
     assert_eq!(passed(&store, quota, 50), 50);
     assert!(left(&inner, quota) < 50, "no units are leased");
-    charged(&[quota], |charge| store.adjust(&charge, -100).now());
+    drop(charged(&[quota], |charge| store.adjust(&charge, -100).now()));
     assert_eq!(left(&inner, quota), 100);
     assert_eq!(passed(&store, quota, 200), 100);
 }

@@ -170,9 +170,9 @@ impl<'a> World<'a> {
                     && decision.source() == Source::Leased
                 {
                     self.charges(cost, false, |it| self.holders[holder].undo(it, &decision, None));
-                    self.charges(cost, false, |it| {
+                    drop(self.charges(cost, false, |it| {
                         self.exact.adjust(&it[0], -i64::from(cost)).now()
-                    });
+                    }));
                     self.returned += cost;
                 }
             }

@@ -35,7 +35,7 @@ fn threads_take_exactly_the_available_units() {
                         here.fetch_add(u32::from(decision.source() == Source::Leased), Relaxed);
                         if n == 0 && round % 2 == 1 && passed.load(Relaxed) % 500 == 3 {
                             // other threads borrow at the same time
-                            holder.block(&charge, std::time::Duration::ZERO).now();
+                            drop(holder.block(&charge, std::time::Duration::ZERO).now());
                         }
                     }
                 });

@@ -77,7 +77,7 @@ async fn longest(wrappers: &[Wrapper], left: u32, moods: [Mood; 2]) -> Duration 
     let (alice, quotas) = (Key::from("alice"), [HOURLY]);
     let charge = Charge::new(RuleName::default(), &alice, &quotas);
     let units = shaky.store.take(&[charge.with_cost(0)]).now().outcomes()[0].remaining();
-    shaky.store.take(&[charge.with_cost(units - left)]).now();
+    drop(shaky.store.take(&[charge.with_cost(units - left)]).now());
 
     let change = async {
         shaky.is(moods[0]);
@@ -177,7 +177,7 @@ async fn a_second_call_for_fewer_units_has_the_whole_time() {
         }
         let (alice, quotas) = (Key::from("alice"), [HOURLY]);
         let charge = Charge::new(RuleName::default(), &alice, &quotas);
-        shaky.store.take(&[charge.with_cost(995)]).now();
+        drop(shaky.store.take(&[charge.with_cost(995)]).now());
         shaky.is(Mood::Late(millis(late)));
         assert_eq!((take(&store).await, shaky.calls()), (millis(both), 5));
     }

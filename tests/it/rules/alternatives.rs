@@ -266,7 +266,7 @@ fn a_block_of_any_alternative_denies() {
     let (store, key) = (FakeClock::new().store(64), Key::from("me"));
     let quotas = [Quota::per_hour(2)];
     let all = ["a", "b"].map(|name| Charge::new(rule(name), &key, &quotas).with_group(1));
-    store.block(&all[1], MINUTE).now();
+    drop(store.block(&all[1], MINUTE).now());
     let denied = store.take(&all).now();
     assert!(denied.is_blocked() && denied.retry_after() == Some(MINUTE), "{denied:?}");
 }
@@ -443,7 +443,7 @@ async fn a_reset_resets_the_alternative_that_was_charged() {
     let key = Everyone.extract(&(&get("/")).into()).expect("a key").expect("a key");
     let credits = [Quota::per_hour(2)];
     let charge = Charge::new(rule("credits"), &key, &credits);
-    store.adjust(&charge, 2).now();
+    drop(store.adjust(&charge, 2).now());
     let handle = handler(|request| {
         request.extensions().get::<ChargeHandle>().expect("a handle").reset();
         200

@@ -82,7 +82,7 @@ fn the_account_is_the_same_and_a_block_applies() {
         store.take(&[all.with_cost(4), all.with_quota_index(0).with_cost(6)]).now().is_allowed()
     );
     assert_eq!(left(&store.take(&[all.with_cost(0)]).now()), [(0, 0), (1, 16), (2, 26)]);
-    store.block(&all, secs(9)).now();
+    drop(store.block(&all, secs(9)).now());
     assert_eq!(store.take(&[all.with_quota_index(2)]).now().retry_after(), Some(secs(9)));
 }
 

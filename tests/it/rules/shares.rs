@@ -316,10 +316,10 @@ fn a_block_of_the_share_or_of_the_pool_denies() {
     let (store, key, quotas) = (FakeClock::new().store(64), Key::from("me"), minutes());
     let charges = one_of_three(&key, &quotas);
     for blocked in &charges {
-        store.block(blocked, MINUTE).now();
+        drop(store.block(blocked, MINUTE).now());
         let denied = store.take(&charges).now();
         assert!(denied.is_blocked() && denied.retry_after() == Some(MINUTE), "{denied:?}");
-        store.unblock(blocked).now();
+        drop(store.unblock(blocked).now());
     }
 }
 

@@ -85,7 +85,7 @@ fn a_denial_and_a_read_undo_nothing() {
         clock.advance(Duration::from_secs(3_599));
         let (store, quota) = (clock.store(64), TEN.with_algorithm(algorithm));
         let charge = Charge::new(RuleName::default(), &me, quota.as_ref()).with_cost(7);
-        taken(&store, &[charge]);
+        drop(taken(&store, &[charge]));
         let denied = store.take(&[charge]).now();
         assert!(!denied.is_allowed());
         store.undo(&[charge], &denied, None);
@@ -132,7 +132,7 @@ fn a_charge_to_a_shared_account_is_not_undone() {
         let charge = |key| Charge::new(RuleName::default(), key, quota.as_ref());
         let shared = store.stats().overflowed;
         let mine = taken(&store, &[charge(&me).with_cost(4)]);
-        taken(&store, &[charge(&other).with_cost(3)]);
+        drop(taken(&store, &[charge(&other).with_cost(3)]));
         assert_eq!(store.stats().overflowed, shared + 2, "both without a slot");
         store.undo(&[charge(&me).with_cost(4)], &mine, None);
         assert_eq!(left(&store, &[charge(&other)]), [3], "{algorithm:?}");
@@ -172,7 +172,7 @@ fn a_reset_voids_receipts_of_its_own_instant() {
         let old = taken(&store, &[charge]);
         let _ = store.reset(&charge).now();
         clock.advance(NANOSECOND);
-        taken(&store, &[charge]);
+        drop(taken(&store, &[charge]));
         store.undo(&[charge], &old, None);
         assert_eq!(left(&store, &[charge]), [6], "{algorithm:?}");
     }

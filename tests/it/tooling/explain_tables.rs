@@ -61,7 +61,7 @@ async fn play(case: &Value) -> usize {
         let headroom = number(&step["headroom"]);
         let charge = Charge::new(RuleName::default(), &key, &quotas).with_headroom(headroom);
         if step["op"] == "settle" {
-            store.adjust(&charge, -units).now();
+            drop(store.adjust(&charge, -units).now());
             continue;
         }
         let charge =

@@ -34,12 +34,12 @@ fn layer<S: Store<Error: CannotFail>>(store: S) -> RateLimitLayer<Rule<HeaderKey
 }
 
 async fn take<S: Store<Error = Infallible>>(limiter: &Limiter<S>, key: &str) -> Decision {
-    limiter.take(key, &FIVE, 1).await.expect("infallible")
+    limiter.take(key, &FIVE, 1).await
 }
 
 /// Returns all values of an account.
 async fn look<S: Store<Error = Infallible>>(limiter: &Limiter<S>, key: &str) -> String {
-    let decision = limiter.peek(key, &FIVE).await.expect("infallible");
+    let decision = limiter.peek(key, &FIVE).await;
     let outcome = &decision.outcomes()[0];
     assert!(decision.is_allowed() && decision.wait().is_zero());
     format!("{} {:?} {:?}", outcome.remaining(), outcome.reset_after(), outcome.next_after())
@@ -49,8 +49,8 @@ async fn look<S: Store<Error = Infallible>>(limiter: &Limiter<S>, key: &str) -> 
 fn a_short_block_of_one_key_does_not_end_a_long_block_of_another() {
     let clock = FakeClock::new();
     let limiter = Limiter::new(clock.store(64));
-    limiter.block("alice", secs(60)).now().expect("room");
-    limiter.block("bob", secs(5)).now().expect("room");
+    drop(limiter.block("alice", secs(60)).now().expect("room"));
+    drop(limiter.block("bob", secs(5)).now().expect("room"));
     clock.advance(secs(6));
     assert!(!limiter.take("alice", &FIVE, 1).now().is_allowed());
     assert!(limiter.take("bob", &FIVE, 1).now().is_allowed());
@@ -58,8 +58,8 @@ fn a_short_block_of_one_key_does_not_end_a_long_block_of_another() {
 
 async fn blocks_exactly<S: Store<Error = Infallible>>(clock: &FakeClock, store: S) {
     let limiter = Limiter::new(store);
-    take(&limiter, "alice").await;
-    take(&limiter, "alice").await;
+    drop(take(&limiter, "alice").await);
+    drop(take(&limiter, "alice").await);
     let before = look(&limiter, "alice").await;
     assert!(limiter.block("alice", secs(30)).await.expect("infallible").is_allowed());
     for _ in 0..5 {
@@ -75,18 +75,18 @@ async fn blocks_exactly<S: Store<Error = Infallible>>(clock: &FakeClock, store: 
     assert_eq!((after.is_allowed(), after.remaining()), (true, Some(2)));
     // another block replaces the time, be it longer or shorter
     for seconds in [10, 60, 5] {
-        limiter.block("alice", secs(seconds)).await.expect("infallible");
+        drop(limiter.block("alice", secs(seconds)).await.expect("infallible"));
         assert_eq!(take(&limiter, "alice").await.retry_after(), Some(secs(seconds)));
     }
     clock.advance(secs(5));
     assert!(take(&limiter, "alice").await.is_allowed());
     // and a block can be removed
-    limiter.block("alice", secs(60)).await.expect("infallible");
-    limiter.unblock("alice").await.expect("infallible");
-    limiter.unblock("nobody").await.expect("infallible");
+    drop(limiter.block("alice", secs(60)).await.expect("infallible"));
+    drop(limiter.unblock("alice").await);
+    drop(limiter.unblock("nobody").await);
     assert_eq!(take(&limiter, "alice").await.remaining(), Some(0));
-    limiter.block("alice", Duration::ZERO).await.expect("infallible");
-    limiter.reset("alice", &FIVE).await.expect("infallible");
+    drop(limiter.block("alice", Duration::ZERO).await.expect("infallible"));
+    drop(limiter.reset("alice", &FIVE).await);
     assert_eq!(take(&limiter, "alice").await.remaining(), Some(4));
 }
 
@@ -115,7 +115,7 @@ async fn a_block_ends_at_its_time_and_leaves_no_debt_on_every_store() {
 #[tokio::test]
 async fn a_failing_store_reports_whether_the_block_holds() {
     for broken in [Broken::Now, Broken::Later] {
-        assert!(Limiter::new(broken).block("alice", secs(1)).await.is_err());
+        assert!(Limiter::new(broken).try_block("alice", secs(1)).await.is_err());
         let open = Limiter::new(broken.fail_open()).block("alice", secs(1)).await;
         assert_eq!(open.map(drop), Err(BlockError::Unavailable));
         let closed = Limiter::new(broken.fail_closed()).block("alice", secs(1)).await;
@@ -127,7 +127,7 @@ async fn a_failing_store_reports_whether_the_block_holds() {
 fn a_block_of_one_key_of_one_rule_denies_all_charges_of_its_requests() {
     let store = store();
     let (user, site) = (limiter("user", store.clone()), limiter("site", store.clone()));
-    user.block("alice", secs(30)).now().expect("room");
+    drop(user.block("alice", secs(30)).now().expect("room"));
     assert!(site.take("alice", &FIVE, 1).now().is_allowed());
     let [name, other] = ["user", "site"].map(|name| RuleName::new(name).expect("a name"));
     let (alice, quotas) = (Key::from("alice"), [FIVE, Quota::per_day(20)]);
@@ -136,7 +136,7 @@ fn a_block_of_one_key_of_one_rule_denies_all_charges_of_its_requests() {
     assert_eq!((denied.is_allowed(), denied.retry_after()), (false, Some(secs(30))));
     assert_eq!(denied.binding().map(Outcome::rule), Some(name));
     assert_eq!(left(&store, "site", "alice", &FIVE), 4, "nothing was charged");
-    site.block("alice", secs(40)).now().expect("room");
+    drop(site.block("alice", secs(40)).now().expect("room"));
     assert_eq!(store.take(&charges).now().retry_after(), Some(secs(40)), "the longest of both");
 }
 
@@ -144,10 +144,10 @@ fn a_block_of_one_key_of_one_rule_denies_all_charges_of_its_requests() {
 fn a_permanent_block_ends_with_unblock() {
     let (clock, forever) = (FakeClock::new(), Duration::MAX);
     let limiter = Limiter::new(clock.store(64));
-    limiter.block("alice", forever).now().expect("room");
+    drop(limiter.block("alice", forever).now().expect("room"));
     clock.advance(100 * 365 * secs(86_400));
     assert!(!limiter.take("alice", &FIVE, 1).now().is_allowed());
-    limiter.unblock("alice").now();
+    drop(limiter.unblock("alice").now());
     assert!(limiter.take("alice", &FIVE, 1).now().is_allowed());
 }
 
@@ -158,7 +158,9 @@ async fn a_blocked_request_gets_429_with_the_exact_wait() {
         let calls = inner.calls();
         let mut service = layer(store.clone()).layer(inner);
         let mut as_user = async |name| ask(&mut service, with(&[("x-user", name)])).await;
-        limiter("user", store).block("alice", secs(2) - millis(500)).await.expect("infallible");
+        drop(
+            limiter("user", store).block("alice", secs(2) - millis(500)).await.expect("infallible"),
+        );
         let denied = as_user("alice").await;
         assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(header(denied.headers(), "retry-after"), "2");
@@ -190,7 +192,7 @@ async fn a_handler_can_block_the_key_of_its_request_with_or_without_a_charge() {
     let layer =
         layer(store.clone()).expose_charge(Adjustment::Keep).overcommit(Overcommit::when(|| true));
     let mut service = layer.layer(inner);
-    limiter("user", store.clone()).take("mallory", &FIVE, 5).now();
+    drop(limiter("user", store.clone()).take("mallory", &FIVE, 5).now());
     for name in ["eve", "mallory"] {
         let mut status = async |more| {
             let request = with(&[("x-user", name), more]);
@@ -210,7 +212,7 @@ async fn a_blocked_key_is_denied_under_a_plan_without_quotas_too() {
     let (store, live) = (store(), LivePlan::new([]));
     let rule = Rule::new("user", HeaderKey::new("x-user"), &live);
     let mut service = RateLimitLayer::rules(rule, store.clone()).layer(Strict::default());
-    limiter("user", store).block("alice", secs(30)).now().expect("room");
+    drop(limiter("user", store).block("alice", secs(30)).now().expect("room"));
     let denied = ask(&mut service, with(&[("x-user", "alice")])).await;
     assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(header(denied.headers(), "retry-after"), "30");
@@ -259,7 +261,8 @@ async fn a_full_table_of_blocks_denies_the_block_through_every_wrapper() {
             Err(_) => panic!("a full table is a decision"),
         };
         assert_eq!((denied.is_allowed(), denied.source()), (false, Source::Overflow));
-        let Err(BlockError::Full) = Limiter::named(name, store).block(key, secs(60)).await else {
+        let Err(BlockError::Full) = Limiter::named(name, store).try_block(key, secs(60)).await
+        else {
             panic!("the key is not blocked, and the limiter reports no error");
         };
     }
@@ -283,7 +286,7 @@ async fn a_full_table_of_blocks_denies_the_block_through_every_wrapper() {
     let blocked = full().stats().blocked;
     assert!(limited.block(0_u64, secs(90)).now().is_ok(), "a blocked key may be blocked again");
     assert_eq!(full().stats().blocked, blocked);
-    limited.unblock(0_u64).now();
+    drop(limited.unblock(0_u64).now());
     assert_eq!(full().stats().blocked, blocked - 1);
 }
 
@@ -325,10 +328,10 @@ fn there_is_room_for_a_block_for_every_eight_keys_of_the_capacity() {
 #[test]
 fn reset_clears_an_account_and_keeps_its_block() {
     let limiter = Limiter::new(store());
-    limiter.take("alice", &FIVE, 5).now();
-    limiter.block("alice", secs(30)).now().expect("room");
+    drop(limiter.take("alice", &FIVE, 5).now());
+    drop(limiter.block("alice", secs(30)).now().expect("room"));
     assert_eq!(limiter.reset("alice", &FIVE).now().remaining(), Some(5));
     assert!(!limiter.take("alice", &FIVE, 1).now().is_allowed());
-    limiter.unblock("alice").now();
+    drop(limiter.unblock("alice").now());
     assert_eq!(limiter.take("alice", &FIVE, 1).now().remaining(), Some(4));
 }

@@ -99,7 +99,7 @@ async fn our_key_expires_even_if_its_caller_leaves() {
     let server = Server::redis().await;
     let store = connect(&server.url()).await;
     let account = Account::new("a", ten_per(LONG).with_algorithm(Algorithm::AnchoredWindow));
-    account.take(&store, 0).await.expect("a look, after which the server knows the script");
+    drop(account.take(&store, 0).await.expect("a look, after which the server knows the script"));
     assert!(kept(&server).await.is_empty());
     server.stop();
     let gone = timeout(Duration::from_millis(100), account.take(&store, 1)).await;
