@@ -552,12 +552,39 @@ fn open(account: &mut Account<'_>, locked: &mut LockedAccounts<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{mem, time::Duration};
 
     use super::*;
     use crate::{key::Key, name::RuleName, quota::Algorithm};
 
     const SECOND: u64 = 1_000_000_000;
+    const ALGORITHMS: [Algorithm; 7] = [
+        Algorithm::Gcra,
+        Algorithm::TokenBucket,
+        Algorithm::fixed_window(),
+        Algorithm::FixedWindow { carry_over: 3, paced: false },
+        Algorithm::AnchoredWindow,
+        Algorithm::SlidingWindow { buckets: 4 },
+        Algorithm::SlidingLog,
+    ];
+
+    #[test]
+    fn each_algorithm_that_counts_units_is_in_the_list() {
+        let is_counting = |algorithm: &Algorithm| match algorithm {
+            // A new algorithm belongs into the list.
+            Algorithm::Gcra
+            | Algorithm::TokenBucket
+            | Algorithm::FixedWindow { .. }
+            | Algorithm::AnchoredWindow
+            | Algorithm::SlidingWindow { .. }
+            | Algorithm::SlidingLog => true,
+            Algorithm::Concurrent => false,
+        };
+        let kinds: std::collections::HashSet<_> =
+            ALGORITHMS.iter().map(mem::discriminant).collect();
+        assert!(ALGORITHMS.iter().all(is_counting));
+        assert_eq!(kinds.len(), 6);
+    }
 
     /// Creates a ledger whose clock stands at ten seconds.
     fn ledger() -> Ledger {
@@ -579,14 +606,7 @@ mod tests {
     /// their set have expired by then.
     #[test]
     fn clients_that_return_keep_their_slots() {
-        for algorithm in [
-            Algorithm::Gcra,
-            Algorithm::TokenBucket,
-            Algorithm::fixed_window(),
-            Algorithm::AnchoredWindow,
-            Algorithm::SlidingWindow { buckets: 4 },
-            Algorithm::SlidingLog,
-        ] {
+        for algorithm in ALGORITHMS {
             let (clock, mock) = Clock::driven();
             mock.increment(10 * SECOND);
             let (ledger, quotas) =
@@ -622,14 +642,7 @@ mod tests {
     fn an_older_reading_of_the_clock_does_not_cause_a_denial() {
         let (one, two) = (Key::from("one"), Key::from("two"));
         let three = Quota::per_hour(3);
-        for algorithm in [
-            Algorithm::Gcra,
-            Algorithm::TokenBucket,
-            Algorithm::fixed_window(),
-            Algorithm::AnchoredWindow,
-            Algorithm::SlidingWindow { buckets: 4 },
-            Algorithm::SlidingLog,
-        ] {
+        for algorithm in ALGORITHMS {
             let quotas =
                 [three.with_algorithm(algorithm), Quota::per_day(3).with_algorithm(algorithm)];
             let charge = |key, n: usize| Charge::new(RuleName::default(), key, &quotas[..n]);
@@ -675,5 +688,85 @@ mod tests {
         assert!(ledger.take_at(&charge, || 0, |it| it).is_allowed());
         mock.increment(SECOND);
         assert!(ledger.take_at(&charge, || SECOND - 1, |it| it).is_allowed());
+    }
+
+    type Row = (u32, Duration, Duration);
+
+    /// Returns the state of each account at ten seconds.
+    fn rows(ledger: &Ledger, charges: &[Charge<'_>]) -> Vec<Row> {
+        let looks: Vec<_> = charges.iter().map(|charge| charge.with_cost(0)).collect();
+        let decision = ledger.decide(&looks, 10 * SECOND, true);
+        let row = |it: &Outcome| (it.remaining(), it.reset_after(), it.next_after());
+        decision.outcomes().iter().map(row).collect()
+    }
+
+    /// Each window and bucket has an edge at ten seconds.
+    #[test]
+    fn a_late_charge_and_its_undo_leave_each_account_as_it_was() {
+        let (one, two) = (Key::from("one"), Key::from("two"));
+        for algorithm in ALGORITHMS {
+            let quotas = [Quota::per_second(10), Quota::per(20, Duration::from_secs(5))];
+            let quotas = quotas.map(|quota| quota.with_algorithm(algorithm));
+            let charge = |key, n: usize| Charge::new(RuleName::default(), key, &quotas[..n]);
+            let of = [
+                vec![charge(&one, 1)],
+                vec![charge(&one, 2)],
+                vec![charge(&one, 1), charge(&two, 2)],
+            ];
+            for charges in of {
+                for behind in [1, 3, SECOND / 4 + 1, 2 * SECOND] {
+                    let ledger = ledger();
+                    let unused = rows(&ledger, &charges);
+                    let first = ledger.take_at(&charges, || 10 * SECOND, |it| it);
+                    let before = rows(&ledger, &charges);
+                    let late = ledger.take_at(&charges, || 10 * SECOND - behind, |it| it);
+                    assert!(first.is_allowed() && late.is_allowed(), "{algorithm:?}");
+                    ledger.undo(&charges, &late, None);
+                    assert_eq!(rows(&ledger, &charges), before, "{algorithm:?}, {behind}");
+                    ledger.undo(&charges, &first, None);
+                    assert_eq!(rows(&ledger, &charges), unused, "{algorithm:?}, {behind}");
+                }
+            }
+        }
+    }
+
+    /// 1,000 units a second and a burst of 10, for two seconds, with readings of the clock that are late
+    /// in a part of the calls.
+    #[test]
+    fn late_readings_of_the_clock_allow_no_more_than_the_limit() {
+        const MILLIS: u64 = 1_000_000;
+        let mut random = 1_u64;
+        let mut below = |n: u64| {
+            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (random >> 33) % n
+        };
+        for algorithm in ALGORITHMS {
+            let quota = match algorithm {
+                Algorithm::Gcra => Quota::per_second(1_000).with_burst(10),
+                _ => Quota::per(10, Duration::from_millis(10)).with_algorithm(algorithm),
+            };
+            let (key, quotas) = (Key::from("one"), [quota]);
+            let charge = [Charge::new(RuleName::default(), &key, &quotas)];
+            for most in [1, 10] {
+                for percent in [0, 1, 10, 30, 50] {
+                    for calls in [1, 2, 5] {
+                        let (clock, mock) = Clock::driven();
+                        mock.increment(10 * SECOND);
+                        let (ledger, mut passed) = (Ledger::new(clock, 64), 0);
+                        for _ in 0..2_000 {
+                            mock.increment(MILLIS);
+                            for _ in 0..calls {
+                                let late = if below(100) < percent { 1 + below(most) } else { 0 };
+                                let now = ledger.clock.now() - late * MILLIS;
+                                passed +=
+                                    u32::from(ledger.take_at(&charge, || now, |it| it.allowed));
+                            }
+                        }
+                        let cell = format!("{algorithm:?}, {most} ms, {percent} %, {calls} calls");
+                        assert!(passed <= 2_010, "{cell}: {passed} of 2,010");
+                    }
+                }
+            }
+        }
     }
 }

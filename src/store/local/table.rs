@@ -1,7 +1,8 @@
 //! The accounts of a store, for every algorithm, or its blocked keys.
 //!
-//! A decision locks the sets of its accounts in ascending order, and the shared accounts last. No
-//! line is logged and no user code runs under these locks.
+//! A decision locks the sets of its accounts in ascending order, and the shared accounts last. Its
+//! instant is its reading of the clock, or the latest change in these sets if that is later. No line is
+//! logged and no user code runs under these locks.
 
 use std::{
     array,
@@ -248,7 +249,7 @@ impl Table {
                     next = next.min(account.set);
                 }
             }
-            locked.now = locked.now.max(set.dropped_at);
+            locked.now = locked.now.max(set.newest);
             locked.sets.push(set);
             first = next;
         }
@@ -465,11 +466,13 @@ struct Aligned(Mutex<Set>);
 pub(super) struct Set {
     /// The states of accounts that need more than one instant, allocated on first use.
     states: Option<Box<[Option<AccountState>; WAYS]>>,
-    /// The latest instant at which an account was dropped.
+    /// The latest instant at which an account was changed or dropped. The changes of plain GCRA accounts
+    /// are left out: their state is an instant that no older reading of the clock moves back.
     ///
-    /// New accounts start at this instant or later. Otherwise, a thread with an older reading of
-    /// the clock could charge the same window twice.
-    dropped_at: u64,
+    /// Decisions are made at this instant or later. Otherwise, a thread with an older reading of the clock
+    /// could charge the same window twice, or its charge could join a newer one and not be found by its
+    /// receipt.
+    newest: u64,
     /// The end of possible debt of new keys, in seconds of Unix time. Otherwise, one full set would
     /// put the new keys of its whole group into debt.
     in_debt_until: u32,
@@ -514,7 +517,7 @@ impl Set {
         now: u64,
         except: impl Fn(usize) -> bool,
     ) -> Option<usize> {
-        let has_debt = self.dropped_at > now || u64::from(self.in_debt_until) > now / SECOND;
+        let has_debt = self.newest > now || u64::from(self.in_debt_until) > now / SECOND;
         let at = self.room(id, now, except).filter(|_| !has_debt)?;
         self.claim(at, id, now);
         Some(at)
@@ -526,7 +529,7 @@ impl Set {
         if let Some(states) = &mut self.states {
             states[at % WAYS] = None;
         }
-        self.dropped_at = self.dropped_at.max(now);
+        self.newest = self.newest.max(now);
     }
 
     /// Returns the account in this slot, if its state is a single instant.
@@ -553,10 +556,8 @@ impl Set {
     /// Stores an account in this slot. `None` drops the account.
     #[inline]
     fn put(&mut self, at: usize, account: Option<AccountState>, quota: &Quota, now: u64) {
+        self.newest = self.newest.max(now);
         let old = self.expires_at[at % WAYS];
-        if account.is_none() && old > now {
-            self.dropped_at = self.dropped_at.max(now);
-        }
         let expires_at = account.as_ref().map_or(old.min(now), |it| it.expires_at(quota));
         self.store(at, account, expires_at);
     }
@@ -566,6 +567,7 @@ impl Set {
     fn undo(&mut self, at: usize, quota: &Quota, now: u64, change: impl FnOnce(&mut AccountState)) {
         let before = self.expires_at[at % WAYS];
         let Some(mut account) = self.take(at, now) else { return };
+        self.newest = self.newest.max(now);
         change(&mut account);
         let by_quota = account.expires_at(quota);
         let expires_at =

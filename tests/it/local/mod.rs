@@ -22,6 +22,8 @@ mod peek;
 #[cfg(feature = "testing")]
 mod properties;
 #[cfg(feature = "testing")]
+mod refunds;
+#[cfg(feature = "testing")]
 mod report_only;
 #[cfg(feature = "testing")]
 mod serial;
