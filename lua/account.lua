@@ -74,7 +74,7 @@ local function moved(raw, back)
   return struct.pack('<c1HI7H', 'g', 9, math.max(0, us - back), ns)
 end
 
--- Updates an account to the current time: moves it if the clock stepped back, and ends expired
+-- Updates an account to the instant of the call: moves it if the clock stepped far back, and ends expired
 -- state. The bytes of expired state are kept until a charge replaces them, because another plan may
 -- keep the state for longer.
 local function refresh(account)
@@ -124,7 +124,7 @@ end
 -- Returns true if the key lives until an instant.
 local function lasts(account, ends)
   account.left = account.left or redis.call('PTTL', account.key)
-  return account.left >= 0 and math.min((ends - now) / 1000, 315360000000) <= account.left + 1000
+  return account.left >= 0 and math.min((ends - real) / 1000, 315360000000) <= account.left + 1000
 end
 
 -- Returns false for an account that no plan writes. It outlasts its key, and could otherwise deny
@@ -232,7 +232,7 @@ local function write(account, keep)
   if value == '' then
     redis.call('DEL', account.key)
   else
-    local ms = math.ceil((ends - now) / 1000)
+    local ms = math.ceil((ends - real) / 1000)
     if others or keep then
       ms = math.max(ms, redis.call('PTTL', account.key) - extra_ttl)
     end

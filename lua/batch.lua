@@ -15,18 +15,24 @@ local call, pack, take = redis.call, struct.pack, struct.unpack
 local size = #ARGV[plans] / 2
 local layout = { take('<' .. string.rep('H', size), ARGV[plans]) }
 local values, ttls = call('MGET', unpack(KEYS)), {}
-local reply, n, at = { pack('<I7H', now, nano) }, 1, 1
+local reply, n, at = {}, 1, 1
 -- Parts of the reply that occur often: the number of allowed requests, and with it or without it the
 -- number of charges and the length of a valid account of one quota.
 local number = { [0] = pack('<H', 0), pack('<H', 1) }
 local head = { [0] = pack('<HBI4', 0, 0, 19), pack('<HBI4', 1, 0, 19) }
 local both = { [0] = number[0] .. head[0], number[1] .. head[1] }
 
--- MGET finds no value at a key of another type.
+-- MGET finds no value at a key of another type. The instant of the call is that of `steady.lua`.
 local missing = {}
 for key = 1, #KEYS do
-  if not values[key] then
+  local value = values[key]
+  if not value then
     missing[#missing + 1] = KEYS[key]
+  elseif #value > 6 then
+    local last = take('<I7', value)
+    if last > now and last < real + 1000000 then
+      now, nano = last, 0
+    end
   end
 end
 if #missing > 0 and call('EXISTS', unpack(missing)) > 0 then
@@ -35,11 +41,11 @@ if #missing > 0 and call('EXISTS', unpack(missing)) > 0 then
   end
 end
 
--- Returns the milliseconds from now until an account of this TAT may be dropped, as text: Redis
+-- Returns the milliseconds by the clock until an account of this TAT may be dropped, as text: Redis
 -- takes longer to format a number.
 local texts = {}
 local function ttl_of(tat)
-  local ms = (tat + 1000 - now) / 1000
+  local ms = (tat + 1000 - real) / 1000
   ms = ms - ms % 1
   if not texts[ms] then
     texts[ms] = string.format('%d', math.min(ms, 315360000000) + extra_ttl)
@@ -167,6 +173,7 @@ local function decide(count, parsed, before)
   end
 end
 
+reply[1] = pack('<I7H', now, nano)
 while at <= size do
   local groups, count, accounts = layout[at], layout[at + 1], layout[at + 2]
   local parsed = parse(at + 3, accounts)

@@ -5,7 +5,7 @@
 -- Removes freed slots and at most 256 ended ones. Returns the number of held slots, and true if the
 -- key held an invalid value.
 local function count(place, freed)
-  local set, latest, last, healed = place.set, now + place.ttl, last_end(place.set)
+  local set, latest, last, healed = place.set, real + place.ttl, last_end(place.set)
   if not last then
     return 0, healed
   end
@@ -21,12 +21,12 @@ local function count(place, freed)
       redis.pcall('ZADD', set, until_end(ahead, latest))
     end
   end
-  local ended = string.format('%.0f', now)
+  local ended = string.format('%.0f', real)
   ended = redis.call('ZRANGE', set, '-inf', ended, 'BYSCORE', 'LIMIT', 0, 256)
   if #ended > 0 then
     redis.pcall('ZREM', set, unpack(ended))
   end
-  return redis.call('ZCOUNT', set, string.format('(%.0f', now), '+inf')
+  return redis.call('ZCOUNT', set, string.format('(%.0f', real), '+inf')
 end
 
 -- Reads the mark of another store, to which `left` slots are left. Requests of a lower headroom do not
@@ -92,7 +92,7 @@ algorithms.c = {
 
   charge = function(place, times)
     local units = times * place.cost
-    take(place.set, place.store, place.first, units, place.ttl, string.format('%.0f', now + place.ttl))
+    take(place.set, place.store, place.first, units, place.ttl, string.format('%.0f', real + place.ttl))
     place.held = place.held + units
   end,
 }

@@ -4,7 +4,7 @@
 -- A group of the usual kind needs no general code. A block, a mark, an invalid value, a slot that has
 -- ended, and a clock that stepped back are left to it. Only freed slots have been removed until then.
 local layout, at, text = ARGV[plans], 1, 0
-local reply, after = { struct.pack('<I7H', now, nano) }, nil
+local reply, after = {}, nil
 local score, scored, decide, answer
 
 -- Decides a group. Returns its part of the reply, or nothing if it is not of the usual kind.
@@ -24,10 +24,10 @@ local function usual(key, plan, callers)
   end
   if ttl ~= scored then
     -- Text, because Redis takes longer to format a number.
-    score, scored = string.format('%.0f', now + ttl), ttl
+    score, scored = string.format('%.0f', real + ttl), ttl
   end
   if held > 0 then
-    after = after or string.format('(%.0f', now)
+    after = after or string.format('(%.0f', real)
     if redis.call('ZCOUNT', set, after, score) ~= held then
       return
     end
@@ -58,4 +58,5 @@ while at <= #layout do
   end
   reply[#reply + 1] = part
 end
-return table.concat(reply)
+-- The general code may have moved the instant.
+return struct.pack('<I7H', now, nano) .. table.concat(reply)

@@ -33,6 +33,8 @@ use crate::{
 /// is for stores that several processes share. Each hold counts for that time after its `take` or the
 /// last `renew` of its process.
 ///
+/// A case with `plans` instead of `quotas` has lists of quotas, of which each step names the one in force.
+///
 /// A case with `groups` instead of `quotas` has groups of alternatives, each with quotas. `paid` has
 /// the index of the charged alternative of each group, and `retry` the wait of the decision.
 ///
@@ -58,6 +60,7 @@ pub const TABLES: &[(&str, &str)] = &[
     ("refunds.json", include_str!("../../tests/scenarios/refunds.json")),
     ("slots.json", include_str!("../../tests/scenarios/slots.json")),
     ("alternatives.json", include_str!("../../tests/scenarios/alternatives.json")),
+    ("plans.json", include_str!("../../tests/scenarios/plans.json")),
     #[cfg(feature = "calendar")]
     ("periods.json", include_str!("../../tests/scenarios/periods.json")),
     ("combined.json", include_str!("../../tests/scenarios/combined.json")),
@@ -73,6 +76,8 @@ pub struct Case {
     why: String,
     #[serde(default)]
     quotas: Vec<QuotaRow>,
+    #[serde(default)]
+    plans: Vec<Vec<QuotaRow>>,
     #[serde(default)]
     groups: Vec<Vec<Vec<QuotaRow>>>,
     #[serde(default)]
@@ -122,6 +127,8 @@ struct Step {
     limit: Option<u32>,
     /// The new calendar period of the first quota.
     period: Option<String>,
+    /// The index of the plan in force.
+    plan: Option<usize>,
     #[serde(default)]
     process: String,
     #[serde(default)]
@@ -238,9 +245,8 @@ impl Case {
 
     /// Returns the quotas of each rule, with the number of its group.
     fn rules(&self) -> Result<Vec<CaseRule>, BoxError> {
-        let quotas =
-            |rows: &[QuotaRow]| rows.iter().map(QuotaRow::quota).collect::<Result<Vec<_>, _>>();
-        let mut rules = vec![(RuleName::default(), 0, quotas(&self.quotas)?)];
+        let first = self.plans.first().unwrap_or(&self.quotas);
+        let mut rules = vec![(RuleName::default(), 0, quotas(first)?)];
         for (group, alternatives) in (1..).zip(&self.groups) {
             for (at, rows) in alternatives.iter().enumerate() {
                 rules.push((RuleName::new(&format!("{group}.{at}"))?, group, quotas(rows)?));
@@ -281,6 +287,11 @@ impl Case {
         let why = &self.why;
         Err(format!("step {at} ({why})\n  expected {step:?}\n  got      {got:?}").into())
     }
+}
+
+/// Returns the quotas of a rule.
+fn quotas(rows: &[QuotaRow]) -> Result<Vec<Quota>, BoxError> {
+    rows.iter().map(QuotaRow::quota).collect()
 }
 
 impl QuotaRow {
@@ -344,6 +355,10 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxE
         }
         if let (Some(period), Some(row)) = (&step.period, case.quotas.first()) {
             rules[0].2[0] = QuotaRow { period: period.clone(), ..row.clone() }.quota()?;
+        }
+        if let Some(plan) = step.plan {
+            let plan = case.plans.get(plan).ok_or_else(|| format!("step {at}: no plan {plan}"))?;
+            rules[0].2 = quotas(plan)?;
         }
         let of = |step: &Step, cost| case.charges(&rules, &key, step.headroom, cost);
         let read = of(step, 0);

@@ -32,6 +32,7 @@ where
         ("refunds.json", 158),
         ("combined.json", 6),
         ("alternatives.json", 40),
+        ("plans.json", 6),
         ("slots.json", 66),
         #[cfg(feature = "calendar")]
         ("periods.json", 50),

@@ -76,6 +76,12 @@ async fn late_charges_stop_where_their_table_says() {
     assert_eq!(all_pass(&mut FakeClock::new(), "max_debt.json").await, (13, 0));
 }
 
+#[tokio::test]
+async fn plans_equal_their_table() {
+    // All have a clock that steps back.
+    assert_eq!(all_pass(&mut FakeClock::new(), "plans.json").await, (0, 6));
+}
+
 #[cfg(feature = "calendar")]
 #[tokio::test]
 async fn calendar_periods_equal_their_table() {
@@ -106,7 +112,8 @@ fn every_case_names_its_algorithms_and_has_a_unique_name() {
                 Value::Array(named) => named.iter().filter_map(Value::as_str).collect(),
                 named => named.as_str().into_iter().collect(),
             };
-            let quotas = case.get("quotas").or(case.get("groups")).expect("quotas");
+            let quotas = ["quotas", "groups", "plans"].into_iter().find_map(|it| case.get(it));
+            let quotas = quotas.expect("quotas");
             let mut rows = Vec::new();
             add_rows(quotas, &mut rows);
             let used = rows.iter().map(|row| match (row["algorithm"].as_str(), &row["aligned"]) {
@@ -167,6 +174,22 @@ fn the_agreed_cases_are_present_with_the_same_steps() {
             assert_eq!(differing(read(name(&file)), &theirs), None, "{}", file.display());
         }
     }
+}
+
+/// Our cases of plans are those of the agreed ones in which no account changes its place.
+#[test]
+fn our_cases_of_plans_have_the_agreed_steps() {
+    let agreed = root().join("../shared/scenarios-plans/plans.json");
+    if !agreed.exists() {
+        println!("not compared: {} does not exist", agreed.display());
+        return;
+    }
+    let cases = |text: &str| serde_json::from_str::<Vec<Value>>(text).expect("a list of cases");
+    let mut theirs = cases(&fs::read_to_string(agreed).expect("a table"));
+    let ours = cases(read("plans.json"));
+    theirs.retain(|theirs| ours.iter().any(|ours| ours["name"] == theirs["name"]));
+    assert_eq!(theirs.len(), ours.len());
+    assert_eq!(differing(read("plans.json"), &Value::Array(theirs).to_string()), None);
 }
 
 #[test]

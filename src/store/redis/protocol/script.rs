@@ -25,6 +25,7 @@ use crate::{
 const CLOCK: &str = include_str!("../../../../lua/clock.lua");
 /// Reads the time from the last two arguments.
 const TEST_CLOCK: &str = include_str!("../../../../lua/clock_driven.lua");
+const STEADY: &str = include_str!("../../../../lua/steady.lua");
 const ONE: &str = include_str!("../../../../lua/one.lua");
 const EITHER: &str = include_str!("../../../../lua/either.lua");
 const RENEW: &str = include_str!("../../../../lua/renew.lua");
@@ -117,14 +118,14 @@ impl Script {
         let algorithms = algorithms.flat_map(|(_, (_, texts))| texts.iter().copied());
         let general = [ACCOUNT].into_iter().chain(algorithms);
         let (before, after) = match kind {
-            ScriptKind::Plain => (&[ONE, TIME, PLAIN][..], &[TAKE, SINGLE][..]),
-            ScriptKind::Either => (&[EITHER, TIME, PLAIN][..], &[TAKE, SINGLE][..]),
-            ScriptKind::Take => (&[TIME][..], &[TAKE, SINGLE][..]),
-            ScriptKind::Peek => (&[PEEK, TIME][..], &[TAKE, SINGLE][..]),
-            ScriptKind::Groups => (&[TIME][..], &[TAKE, GROUPS][..]),
-            ScriptKind::Adjust => (&[TIME][..], &[SETTLE][..]),
+            ScriptKind::Plain => (&[ONE, TIME, PLAIN, STEADY][..], &[TAKE, SINGLE][..]),
+            ScriptKind::Either => (&[EITHER, TIME, PLAIN, STEADY][..], &[TAKE, SINGLE][..]),
+            ScriptKind::Take => (&[TIME, STEADY][..], &[TAKE, SINGLE][..]),
+            ScriptKind::Peek => (&[PEEK, TIME, STEADY][..], &[TAKE, SINGLE][..]),
+            ScriptKind::Groups => (&[TIME, STEADY][..], &[TAKE, GROUPS][..]),
+            ScriptKind::Adjust => (&[TIME, STEADY][..], &[SETTLE][..]),
             ScriptKind::Slots => {
-                let general = [GENERAL[0], TIME, ACCOUNT, CONCURRENT, TAKE, GENERAL[2]];
+                let general = [GENERAL[0], TIME, STEADY, ACCOUNT, CONCURRENT, TAKE, GENERAL[2]];
                 return Self::new(&[&[clock, SLOTS][..], &general, &[SLOTS_BATCH]].concat());
             }
             ScriptKind::Renew => return Self::new(&[clock, SLOTS, RENEW]),
