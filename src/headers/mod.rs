@@ -75,18 +75,19 @@ pub enum Headers {
     ///   `t`.
     /// - `w` is the number of seconds in which a whole burst is refilled. For example, 50 units per
     ///   minute with a burst of 100 is `q=100;w=120`.
-    /// - `r` is the number of units left, and 0 for a quota that denied the request.
+    /// - `r` is the number of units left. A quota that denied a request may have some, if the request
+    ///   costs more, or must leave units to others.
     /// - `t` is the number of seconds in which the client may use `r` units. It is long enough for
-    ///   the next unit to arrive, and `r` per `t` never exceeds `q` per `w`. For a quota that denied
-    ///   the request, `t` is the number of seconds until the next unit. The other quotas of a denial
-    ///   have no `t`.
+    ///   the next unit to arrive, and `r` per `t` never exceeds `q` per `w`. In a denial, only an
+    ///   exhausted quota that denied the request has a `t`: the number of seconds until the next unit.
     /// - `pk` identifies the key, see [`partition_key`](Headers::partition_key).
     ///
     /// A quota with a unit that the draft does not know, such as tokens, is in neither field. An
     /// [adaptive](crate::rule::Adaptive) limit is in `RateLimit` only, because it is no policy.
     ///
-    /// All other families report one quota, in the same numbers. They know no units, so they report
-    /// quotas of requests only.
+    /// All other families report one quota, in the same numbers. A denial without `t` has the seconds of
+    /// `Retry-After` as its reset, or 0 without them. They know no units, so they report quotas of requests
+    /// only.
     #[default]
     #[cfg_attr(feature = "serde", serde(rename = "ratelimit"))]
     RateLimit,

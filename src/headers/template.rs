@@ -256,8 +256,8 @@ impl Template {
             return None;
         }
         match self.fit(charges) {
-            Some(template) => template.fields(decision, &[], 0),
-            None => self.fields(decision, &[], 0),
+            Some(template) => template.fields(decision, &[], None, false),
+            None => self.fields(decision, &[], None, false),
         }
     }
 
@@ -270,9 +270,10 @@ impl Template {
         charges: &[Charge<'_>],
         retry_after: Option<Duration>,
     ) {
-        if let (Some(decision), Some(wait)) = (decision, retry_after)
+        if let Some(decision) = decision
+            && retry_after.is_some()
             && headers.capacity() == 0
-            && let Some(fields) = self.fields(decision, charges, retry_seconds(wait))
+            && let Some(fields) = self.fields(decision, charges, retry_after, true)
         {
             return fields.replace(headers);
         }
@@ -301,7 +302,9 @@ impl Template {
         charges: &[Charge<'_>],
         retry_after: Option<Duration>,
     ) {
-        if let Some(fields) = decision.and_then(|decision| self.fields(decision, charges, 0)) {
+        if let Some(decision) = decision
+            && let Some(fields) = self.fields(decision, charges, retry_after, false)
+        {
             fields.write(headers);
         }
         if let Some(wait) = retry_after {
@@ -311,9 +314,10 @@ impl Template {
 
     /// Adds the numbers of the quotas that clients see to `readings`.
     ///
-    /// A family that reports one quota reports the first. It is the decisive one.
+    /// A family that reports one quota reports the first. It is the decisive one. Its reset is required,
+    /// so that of a denial without one is `retry`, the seconds of `Retry-After`.
     #[inline(always)]
-    fn read(&self, decision: &Decision, readings: &mut Readings) {
+    fn read(&self, decision: &Decision, retry: Option<u64>, readings: &mut Readings) {
         for outcome in decision.outcomes() {
             if let Some(reading) = self.reading(decision, outcome) {
                 readings.push(reading);
@@ -331,6 +335,12 @@ impl Template {
             Some(at) => readings.swap(0, at),
             None => readings.clear(),
         }
+        if let Some(retry) = retry
+            && let Some(first) = readings.first_mut()
+            && first.time == 0
+        {
+            first.time = u32::try_from(retry).unwrap_or(u32::MAX);
+        }
     }
 
     /// Returns the numbers of a quota, or `None` if the fields leave it out.
@@ -346,8 +356,8 @@ impl Template {
         let next = u32::try_from(next.div_ceil(1_000_000_000)).unwrap_or(u32::MAX);
         let (remaining, time) = match decision.is_allowed() {
             true => (left, next.max(item.time_for(left))),
-            false if outcome.is_denied() => (0, next),
-            // A window could end after `Retry-After`.
+            false if left == 0 && outcome.is_denied() => (0, next),
+            // The effective window of the units that are left could end after `Retry-After`.
             false => (left, 0),
         };
         let (item, overage) = (u16::try_from(at).ok()?, decision.is_overage());
@@ -376,15 +386,23 @@ impl Template {
         Some((outcome, item.unregistered_unit?))
     }
 
-    /// Returns the quota fields or, with the seconds of `Retry-After`, those of a plain-text
-    /// rejection. Returns `None` if clients see no quota.
+    /// Returns the quota fields or, for a plain-text rejection with a wait, all of its fields. Returns
+    /// `None` if clients see no quota.
     #[inline(never)]
-    fn fields(&self, decision: &Decision, charges: &[Charge<'_>], retry: u64) -> Option<Lines> {
+    fn fields(
+        &self,
+        decision: &Decision,
+        charges: &[Charge<'_>],
+        wait: Option<Duration>,
+        is_plain: bool,
+    ) -> Option<Lines> {
         let mut readings = Readings::new();
-        self.read(decision, &mut readings);
+        let wait = wait.map(retry_seconds);
+        self.read(decision, wait, &mut readings);
         if readings.is_empty() {
             return None;
         }
+        let retry = wait.filter(|_| is_plain).unwrap_or(0);
         let render = || self.render(&readings, charges, retry);
         let is_cached = self.family != Headers::XRateLimit // has the time of the clock
             && !readings.spilled()

@@ -483,12 +483,12 @@ proptest! {
         let (reported, fields) = item(header(response.headers(), "ratelimit"));
         prop_assert_eq!(reported, name);
         let (next, time) = (seconds(outcome.next_after()), fields("t").unwrap_or(0));
-        if !decision.is_allowed() {
-            prop_assert_eq!((fields("r"), time), (Some(0), next));
-            return Ok(());
-        }
         let left = i64::from(outcome.remaining());
         prop_assert_eq!(fields("r"), Some(left));
+        if !decision.is_allowed() {
+            prop_assert_eq!(time, if left == 0 { next } else { 0 });
+            return Ok(());
+        }
         // `r` per `t` is at most `q` per `w`, and `t` is no longer than that needs.
         let (used, window) = (left * policy("w").expect("a window"), i64::from(units));
         prop_assert!(time >= next && used <= time * window);
@@ -550,6 +550,125 @@ async fn fields_that_are_kept_equal_those_of_the_first_response() {
             }
             assert_eq!(sent[0] != sent[1], family == Headers::RateLimit, "{family:?}: {sent:?}");
             assert_eq!(&sent, first.get_or_insert(sent.clone()), "{family:?}");
+        }
+    }
+}
+
+/// A denied request, and the numbers of its fields.
+struct Denied {
+    used: i64,
+    cost: u32,
+    left: u32,
+    /// The seconds until the next unit, only if no unit is left.
+    t: Option<u32>,
+    retry_after: &'static str,
+    reset: u32,
+}
+
+const DENIALS: [Denied; 5] = [
+    Denied { used: 5, cost: 1, left: 0, t: Some(12), retry_after: "12", reset: 12 },
+    Denied { used: 5, cost: 2, left: 0, t: Some(12), retry_after: "24", reset: 12 },
+    Denied { used: 3, cost: 4, left: 2, t: None, retry_after: "24", reset: 24 },
+    Denied { used: 0, cost: 9, left: 5, t: None, retry_after: "", reset: 0 },
+    Denied { used: 3, cost: 9, left: 2, t: None, retry_after: "", reset: 0 },
+];
+
+impl Denied {
+    /// Returns the fields of a family, without those of the policy.
+    fn fields(&self, family: Headers) -> Vec<String> {
+        let Self { left, reset, .. } = *self;
+        let triplet = |x: &str| {
+            [("limit", 5), ("remaining", left), ("reset", reset)]
+                .map(|(name, n)| format!("{x}ratelimit-{name}: {n}"))
+                .to_vec()
+        };
+        match family {
+            Headers::RateLimit => {
+                let t = self.t.map_or(String::new(), |t| format!(";t={t}"));
+                vec![format!("ratelimit: \"api\";r={left}{t}")]
+            }
+            Headers::Draft07 => {
+                vec![format!("ratelimit: limit=5, remaining={left}, reset={reset}")]
+            }
+            Headers::Draft06 => triplet(""),
+            Headers::XRateLimit | Headers::XRateLimitDelta => triplet("x-"),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Every family, with every kind of response: text, problem+json, gRPC, a response with fields of its own,
+/// and the fields of a limiter.
+#[tokio::test]
+async fn a_denial_reports_the_units_that_are_left() {
+    use tower_sluice::{
+        Reject, StoreExt, TooManyRequests,
+        reject::{Rejection, reject_fn},
+        store::Charge,
+    };
+
+    const FIVE: Quota = Quota::per_minute(5);
+    type Words = fn(&Rejection<'_>, &tower_sluice::RequestHead<'_>) -> Response<String>;
+    let own: Words = |why, head| {
+        let mut response: Response<String> = TooManyRequests::new().reject(why, head);
+        response.headers_mut().insert("x-own", "1".parse().expect("a value"));
+        response
+    };
+    for family in FAMILIES {
+        for denied in DENIALS {
+            let layer = || {
+                let (store, key) = (FakeClock::new().store(64), Key::everyone());
+                let name = RuleName::new("api").expect("a name");
+                let quotas = [FIVE];
+                drop(store.adjust(&Charge::new(name, &key, &quotas), denied.used).now());
+                let rule =
+                    Rule::new("api", Everyone, FIVE).cost(Cost::from_fn(move |_| denied.cost));
+                RateLimitLayer::rules(rule, store).headers(family)
+            };
+            let mut grpc = Request::post("/shop.Cart/Buy").version(http::Version::HTTP_2);
+            let fields = grpc.headers_mut().expect("fields");
+            fields.insert("content-type", "application/grpc".parse().expect("a value"));
+            let grpc = grpc.body(()).expect("a request");
+            let json = with(&[("accept", "application/problem+json")]);
+            let mut written = HeaderMap::new();
+            let limiter = Limiter::new(FakeClock::new().store(64));
+            drop(limiter.adjust("key", &FIVE, denied.used).now());
+            let decision = limiter.take("key", &FIVE, denied.cost).now();
+            family.write(&decision, &FIVE, &mut written);
+            let all = [
+                ("text", answer(&layer(), get("/")).await.headers().clone()),
+                ("json", answer(&layer(), json).await.headers().clone()),
+                ("grpc", answer(&layer(), grpc).await.headers().clone()),
+                ("own", answer(&layer().reject(reject_fn(own)), get("/")).await.headers().clone()),
+                ("limiter", written),
+            ];
+            for (kind, headers) in all {
+                let case = format!("{family:?}, {kind}, {} of {}", denied.cost, denied.left);
+                let mut lines = limits(&headers);
+                lines.retain(|line| !line.starts_with("ratelimit-policy"));
+                if family == Headers::XRateLimit {
+                    // The reset is a time of day.
+                    let reset = lines.pop().expect("a reset");
+                    let reset: u64 =
+                        reset.rsplit(' ').next().expect("a value").parse().expect("a number");
+                    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+                    let left = reset.saturating_sub(now.as_secs());
+                    assert!(left <= u64::from(denied.reset) + 1, "{case}: {left}");
+                    assert!(left + 30 > u64::from(denied.reset), "{case}: {left}");
+                }
+                let mut expected = denied.fields(family);
+                if family == Headers::XRateLimit {
+                    expected.pop();
+                }
+                let expected: Vec<_> = match kind {
+                    "limiter" => {
+                        expected.iter().map(|it| it.replace("\"api\"", "\"default\"")).collect()
+                    }
+                    _ => expected,
+                };
+                assert_eq!(lines, expected, "{case}");
+                assert_eq!(header(&headers, "retry-after"), denied.retry_after, "{case}");
+            }
         }
     }
 }

@@ -216,7 +216,7 @@ async fn a_cost_above_the_burst_has_no_retry_after() {
     let response = answer(&layer, get("/export")).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert!(!response.headers().contains_key(RETRY_AFTER));
-    assert_eq!(header(response.headers(), "ratelimit"), r#""api";r=0"#);
+    assert_eq!(header(response.headers(), "ratelimit"), r#""api";r=10"#);
     let reject = TooManyRequests::new().too_costly_status(StatusCode::PAYLOAD_TOO_LARGE);
     let layer = layer.reject(reject);
     assert_eq!(answer(&layer, get("/export")).await.status(), StatusCode::PAYLOAD_TOO_LARGE);

@@ -53,7 +53,7 @@ async fn requests_with_headroom_stop_earlier_and_others_get_the_units() {
         let layer = RateLimitLayer::rules(site(TEN), store);
         assert_eq!(passes(&layer, batch).await, 6);
         let denied = answer(&layer, batch()).await;
-        assert_eq!(header(denied.headers(), "ratelimit"), r#""site";r=0;t=1"#);
+        assert_eq!(header(denied.headers(), "ratelimit"), r#""site";r=4"#);
         assert_eq!(passes(&layer, || get("/")).await, 4);
         clock.advance(millis(400));
         assert_eq!(passes(&layer, batch).await, 0);
