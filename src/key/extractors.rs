@@ -22,6 +22,10 @@ impl KeyExtractor for Everyone {
     fn extract(&self, _: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         Ok(Some(Key::everyone()))
     }
+
+    fn can_be_client(&self) -> bool {
+        false
+    }
 }
 
 /// Extractor for the value of a request header, byte for byte.
@@ -120,6 +124,10 @@ impl KeyExtractor for MethodKey {
         let known = METHODS.contains(head.method);
         Ok(Some(if known { head.method.as_str() } else { "other" }.into()))
     }
+
+    fn can_be_client(&self) -> bool {
+        false
+    }
 }
 
 /// Extractor for the template of the matched axum route, such as `/users/{id}`.
@@ -144,6 +152,10 @@ impl KeyExtractor for RouteKey {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         let matched = head.extensions.get::<axum::extract::MatchedPath>();
         Ok(Some(matched.map_or("unmatched", |path| path.as_str()).into()))
+    }
+
+    fn can_be_client(&self) -> bool {
+        false
     }
 }
 
@@ -243,6 +255,10 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
             _ => extract(&self.second, head),
         }
     }
+
+    fn can_be_client(&self) -> bool {
+        self.first.can_be_client() || self.second.can_be_client()
+    }
 }
 
 macro_rules! tuple {
@@ -250,6 +266,10 @@ macro_rules! tuple {
         impl<$($part: KeyExtractor),+> KeyExtractor for ($($part,)+) {
             fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
                 join([$(&self.$index),+], head)
+            }
+
+            fn can_be_client(&self) -> bool {
+                $(self.$index.can_be_client())||+
             }
         }
     };

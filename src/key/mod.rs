@@ -50,6 +50,9 @@
 //! | `RouteKey` | the router |
 //! | [`ExtensionKey`] | the middleware that inserted the extension |
 //!
+//! A key is that of one client, shared, or of a proxy, as [`Key::is_client`] says. Blocks and fair shares
+//! apply to the keys of clients only: nobody is blocked because of what others do behind the same proxy.
+//!
 //! Combine rules if one key is not enough. A request is charged to all rules of a layer, or to
 //! none.
 //!
@@ -122,6 +125,27 @@ pub trait KeyExtractor {
     /// Fails if the request has no identity, or if the identity cannot be used.
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError>;
 
+    /// Returns `false` if no key of this extractor is that of one client, such as the key of a route.
+    /// Defaults to `true`.
+    ///
+    /// All keys of such an extractor count as [shared](Key::is_client). A rule with it has no
+    /// [penalty](crate::RateLimitLayer::penalty), which is an error when the layer is built.
+    /// [`Everyone`], [`MethodKey`] and `RouteKey` return `false`. A tuple, and an extractor with an
+    /// alternative, return `true` if one of their extractors does.
+    ///
+    /// An extractor that finds clients only in some requests returns `true`, and marks its other keys by
+    /// [`Key::of_proxy`].
+    ///
+    /// ```
+    /// use tower_sluice::key::{Everyone, KeyExtractor, MethodKey, PeerIp};
+    ///
+    /// assert!(!(MethodKey, Everyone).can_be_client());
+    /// assert!((MethodKey, PeerIp::new()).can_be_client());
+    /// ```
+    fn can_be_client(&self) -> bool {
+        true
+    }
+
     /// Returns an extractor that uses `other` for requests in which this extractor finds no
     /// identity.
     fn or<O: KeyExtractor>(self, other: O) -> Or<Self, O>
@@ -139,6 +163,10 @@ macro_rules! for_pointers {
         impl<E: KeyExtractor + ?Sized> KeyExtractor for $pointer {
             fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
                 (**self).extract(head)
+            }
+
+            fn can_be_client(&self) -> bool {
+                (**self).can_be_client()
             }
         }
     )*};
@@ -164,7 +192,22 @@ pub(crate) fn extract<E: KeyExtractor + ?Sized>(
     extractor: &E,
     head: &RequestHead<'_>,
 ) -> Result<Option<Key>, KeyError> {
-    extractor.extract(head)?.map_or(Ok(None), |key| unless_blank(key, "key"))
+    let mut found = extractor.extract(head);
+    share_unless_client(extractor, &mut found);
+    found?.map_or(Ok(None), |key| unless_blank(key, "key"))
+}
+
+/// Marks the key of an extractor that finds no clients.
+#[inline(always)]
+pub(crate) fn share_unless_client<E: KeyExtractor + ?Sized>(
+    extractor: &E,
+    found: &mut Result<Option<Key>, KeyError>,
+) {
+    if !extractor.can_be_client()
+        && let Ok(Some(key)) = found
+    {
+        key.share();
+    }
 }
 
 /// Creates an extractor from a closure.

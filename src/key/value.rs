@@ -19,9 +19,16 @@ const WORDS: usize = 5;
 /// The maximum length of an inline key, in bytes. A UUID in text form has 36 bytes.
 const INLINE: usize = WORDS * 8;
 
+/// The bits of the head that say whose the key is.
+const OWNER: u64 = 0b1110_0000;
+const OWNER_SHIFT: u32 = 5;
+
 /// Key of an account: bytes with a kind.
 ///
 /// The kind is part of the key, so an IP address and its text form are different keys.
+///
+/// A key also says if it is that of one client, see [`is_client`](Key::is_client). This is no part of
+/// the account: keys that differ only in it are equal.
 ///
 /// Keys of up to 40 bytes need no allocation. `Debug` never prints the key, because it may be
 /// personal or secret.
@@ -34,9 +41,9 @@ const INLINE: usize = WORDS * 8;
 /// assert_ne!(Key::from(address), Key::from("203.0.113.9"));
 /// assert_eq!(format!("{:?}", Key::from("secret")), "Key(..)");
 /// ```
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct Key {
-    /// The length, shifted left by eight bits, plus the kind.
+    /// The length, shifted left by eight bits, plus the owner and the kind.
     head: u64,
     /// The bytes in little-endian words, padded with zeros. All zero for a longer key.
     words: [u64; WORDS],
@@ -56,6 +63,32 @@ enum Tag {
     Parts,
 }
 
+/// The party that a key stands for. Of the parts of a joined key, the last in this order decides.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Owner {
+    /// All clients.
+    All,
+    /// Any client that uses one thing, such as a route.
+    Any,
+    /// A client, by its address.
+    Address,
+    /// A client, by a name that it may have chosen.
+    Name,
+    /// Clients that are not known.
+    Unknown,
+}
+
+impl Tag {
+    const fn owner(self) -> Owner {
+        match self {
+            Self::Everyone => Owner::All,
+            Self::Unidentified => Owner::Unknown,
+            Self::V4 | Self::V6 => Owner::Address,
+            Self::Text | Self::Number | Self::Parts => Owner::Name,
+        }
+    }
+}
+
 impl Key {
     /// Returns the key that all requests share.
     #[must_use]
@@ -63,18 +96,94 @@ impl Key {
         Self::words(Tag::Everyone, 0, [0; WORDS])
     }
 
-    /// Returns `true` for a key that requests of different clients share, such as a joined key with a
-    /// part for requests without an identity.
-    pub(crate) fn is_shared(&self) -> bool {
-        let is = |tag: Tag| self.head & 0xff == tag as u64;
-        is(Tag::Everyone)
-            || is(Tag::Unidentified)
-            || is(Tag::Parts) && self.with_bytes(has_unidentified)
+    /// Returns `true` if the key is that of one client.
+    ///
+    /// Only such a key is blocked by a [`Penalty`](crate::middleware::Penalty) or a
+    /// [`ChargeHandle`](crate::middleware::ChargeHandle::block), and has a [fair
+    /// share](crate::Rule::fair_by) of its own.
+    ///
+    /// | key | `is_client` |
+    /// |---|---|
+    /// | an address, a text or a number | `true`, unless the next rows apply |
+    /// | [`Key::everyone`], and each key of an extractor that [never finds a client](crate::KeyExtractor::can_be_client) | `false` |
+    /// | the account of requests without a readable identity | `false` |
+    /// | [of a proxy](Key::of_proxy) | `false` |
+    /// | [joined](Key::join) | `true` if a part is that of a client, and no part is unknown or of a proxy |
+    ///
+    /// ```
+    /// use std::net::Ipv4Addr;
+    /// use tower_sluice::Key;
+    ///
+    /// let address = Key::from(Ipv4Addr::new(203, 0, 113, 9));
+    /// assert!(address.is_client() && !Key::everyone().is_client());
+    /// assert!(Key::join(&[Key::everyone(), address]).is_client());
+    /// ```
+    #[must_use]
+    #[inline]
+    pub fn is_client(&self) -> bool {
+        matches!(self.owner(), Owner::Address | Owner::Name)
     }
 
-    /// Returns `true` for an address or a network.
+    /// Marks the key as one that stands for clients which are not known, such as the address of a proxy.
+    ///
+    /// The account stays the same, but the key is no longer that of [one client](Key::is_client).
+    /// [`ClientIp`](crate::ClientIp) does this for a request that names no client. Use it in an extractor of
+    /// your own.
+    ///
+    /// ```
+    /// use std::net::Ipv4Addr;
+    /// use tower_sluice::Key;
+    ///
+    /// let proxy = Key::from(Ipv4Addr::new(10, 0, 0, 1)).of_proxy();
+    /// assert_eq!(proxy, Key::from(Ipv4Addr::new(10, 0, 0, 1)));
+    /// assert!(!proxy.is_client());
+    /// ```
+    #[must_use]
+    pub fn of_proxy(self) -> Self {
+        self.owned_by(Owner::Unknown)
+    }
+
+    /// Marks the key of a client as one of any client.
+    pub(super) fn share(&mut self) {
+        if self.is_client() {
+            self.head = self.head & !OWNER | (Owner::Any as u64) << OWNER_SHIFT;
+        }
+    }
+
+    /// Returns `true` if the key has a part of its own in a queue: that of a client, of a route and such.
+    pub(crate) fn has_part_of_queue(&self) -> bool {
+        !matches!(self.owner(), Owner::All | Owner::Unknown)
+    }
+
+    /// Returns `true` for an address or a network, also of a route or a method.
     pub(crate) fn is_address(&self) -> bool {
-        [Tag::V4, Tag::V6].iter().any(|tag| self.head & 0xff == *tag as u64)
+        self.owner() == Owner::Address
+    }
+
+    fn owner(&self) -> Owner {
+        match (self.head & OWNER) >> OWNER_SHIFT {
+            0 => Owner::All,
+            1 => Owner::Any,
+            2 => Owner::Address,
+            3 => Owner::Name,
+            _ => Owner::Unknown,
+        }
+    }
+
+    fn owned_by(self, owner: Owner) -> Self {
+        Self { head: self.head & !OWNER | (owner as u64) << OWNER_SHIFT, ..self }
+    }
+
+    /// Returns the length and the kind.
+    #[inline(always)]
+    fn account_head(&self) -> u64 {
+        self.head & !OWNER
+    }
+
+    /// Returns the tag of the kind.
+    #[inline(always)]
+    fn kind(&self) -> u8 {
+        self.account_head().to_le_bytes()[0]
     }
 
     /// Returns the key of requests without an identity.
@@ -96,10 +205,11 @@ impl Key {
     pub fn join(parts: &[Self]) -> Self {
         let mut bytes = smallvec::SmallVec::<[u8; 128]>::new();
         for part in parts {
-            bytes.extend_from_slice(&part.head.to_le_bytes());
+            bytes.extend_from_slice(&part.account_head().to_le_bytes());
             part.with_bytes(|content| bytes.extend_from_slice(content));
         }
-        Self::bytes(Tag::Parts, &bytes)
+        let owner = parts.iter().map(Self::owner).max().unwrap_or(Owner::All);
+        Self::bytes(Tag::Parts, &bytes).owned_by(owner)
     }
 
     /// Returns the length of the content in bytes.
@@ -114,7 +224,7 @@ impl Key {
     #[inline]
     pub(crate) fn is_blank(&self) -> bool {
         // The first byte decides for almost every key.
-        self.head & 0xff == Tag::Text as u64
+        self.kind() == Tag::Text as u8
             && (self.head >> 8 == 0
                 || self.words[0].to_le_bytes()[0].is_ascii_whitespace()
                 || self.long.is_some())
@@ -133,7 +243,7 @@ impl Key {
     /// Returns the same bytes as [`to_bytes`](Key::to_bytes), without an allocation for short keys.
     pub(crate) fn small_bytes(&self) -> SmallVec<[u8; 64]> {
         let mut bytes = SmallVec::new();
-        bytes.push(self.head.to_le_bytes()[0]);
+        bytes.push(self.kind());
         self.with_bytes(|content| bytes.extend_from_slice(content));
         bytes
     }
@@ -157,7 +267,7 @@ impl Key {
     /// ```
     #[must_use]
     pub fn fingerprint(&self, secret: &FingerprintKey) -> Fingerprint {
-        let kind = [self.head.to_le_bytes()[0]];
+        let kind = [self.kind()];
         self.with_bytes(|content| secret.fingerprint(&[&kind, content]))
     }
 
@@ -176,7 +286,8 @@ impl Key {
     }
 
     fn words(kind: Tag, len: usize, words: [u64; WORDS]) -> Self {
-        Self { head: kind as u64 | (len as u64) << 8, words, long: None }
+        let owner = (kind.owner() as u64) << OWNER_SHIFT;
+        Self { head: kind as u64 | owner | (len as u64) << 8, words, long: None }
     }
 
     fn with_bytes<T>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
@@ -193,7 +304,7 @@ impl Key {
     /// Returns the key in clear text, for operators. Keys of different kinds may have the same text.
     #[cfg(feature = "admin")]
     pub(crate) fn clear_text(&self) -> String {
-        let text = self.with_bytes(|bytes| clear_text(self.head & 0xff, bytes));
+        let text = self.with_bytes(|bytes| clear_text(self.kind().into(), bytes));
         text.unwrap_or_default()
     }
 
@@ -201,7 +312,7 @@ impl Key {
     #[inline(always)]
     pub(crate) fn hash_with<H: Hasher>(&self, salt: u64, state: &mut H) {
         // The odd constant (from the golden ratio) spreads the few significant bits of `head`.
-        state.write_u64(salt ^ self.head.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        state.write_u64(salt ^ self.account_head().wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let [first, second, rest @ ..] = &self.words;
         state.write_u64(*first);
         if self.head >= 9 << 8 {
@@ -215,6 +326,7 @@ impl Key {
 }
 
 /// Returns the kind and the content of each part of a joined key.
+#[cfg(feature = "admin")]
 fn parts(mut bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
     iter::from_fn(move || {
         let (head, rest) = bytes.split_first_chunk()?;
@@ -222,13 +334,6 @@ fn parts(mut bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
         let (content, rest) = rest.split_at_checked(usize::try_from(head >> 8).ok()?)?;
         bytes = rest;
         Some((head & 0xff, content))
-    })
-}
-
-/// Returns `true` if a part of a joined key belongs to requests without an identity.
-fn has_unidentified(bytes: &[u8]) -> bool {
-    parts(bytes).any(|(kind, content)| {
-        kind == Tag::Unidentified as u64 || kind == Tag::Parts as u64 && has_unidentified(content)
     })
 }
 
@@ -258,6 +363,18 @@ pub(crate) fn random_state() -> SeedableRandomState {
         LazyLock::new(|| SharedSeed::from_u64(RandomState::new().hash_one(0)));
     SeedableRandomState::with_seed(RandomState::new().hash_one(0), &SHARED)
 }
+
+/// Compares the accounts.
+impl PartialEq for Key {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        self.account_head() == other.account_head()
+            && self.words == other.words
+            && self.long == other.long
+    }
+}
+
+impl Eq for Key {}
 
 impl Hash for Key {
     #[inline]
@@ -396,19 +513,49 @@ mod tests {
     }
 
     #[test]
-    fn a_joined_key_without_an_identity_is_shared() {
-        let (route, nobody) = (Key::from("/login"), Key::unidentified());
+    fn a_joined_key_is_that_of_a_client_unless_a_part_is_unknown() {
+        let mut route = Key::from("/login");
+        route.share();
+        let (nobody, address) = (Key::unidentified(), Key::from(Ipv4Addr::LOCALHOST));
+        let proxy = address.clone().of_proxy();
         let join = |part: &Key| Key::join(&[route.clone(), part.clone()]);
-        for key in [Key::everyone(), nobody.clone(), join(&nobody), join(&join(&nobody))] {
-            assert!(key.is_shared());
-        }
-        let everyone = join(&Key::everyone());
-        for key in [route.clone(), join(&route), join(&Ipv4Addr::LOCALHOST.into()), everyone] {
-            assert!(!key.is_shared());
-        }
         let long = Key::from("long".repeat(100));
-        assert!(Key::join(&[long.clone(), nobody]).is_shared());
-        assert!(!Key::join(&[long]).is_shared());
+        for shared in [Key::everyone(), nobody.clone(), proxy.clone(), route.clone()] {
+            for key in [&shared, &join(&shared), &join(&join(&shared))] {
+                assert!(!key.is_client());
+            }
+        }
+        assert!(route.has_part_of_queue() && join(&Key::everyone()).has_part_of_queue());
+        assert!(!Key::everyone().has_part_of_queue() && !join(&proxy).has_part_of_queue());
+        for unknown in [nobody, proxy] {
+            assert!(!Key::join(&[long.clone(), unknown]).is_client());
+        }
+        for client in [address.clone(), long.clone(), 7_u32.into()] {
+            for key in [&client, &join(&client), &join(&join(&client))] {
+                assert!(key.is_client());
+            }
+        }
+        assert!(!Key::join(&[]).is_client());
+        assert!(join(&address).is_address() && !join(&long).is_address());
+        assert!(!Key::join(&[address, long]).is_address());
+    }
+
+    #[test]
+    fn the_owner_of_a_key_changes_no_account() {
+        let secret = FingerprintKey::from(*b"sixteen bytes ..");
+        let keys = [Key::from("a"), Ipv4Addr::LOCALHOST.into(), Key::from("long".repeat(100))];
+        for key in keys {
+            let mut shared = key.clone();
+            shared.share();
+            for other in [key.clone().of_proxy(), shared] {
+                assert!(same(&key, &other) && key.is_client() != other.is_client());
+                assert_eq!(key.to_bytes(), other.to_bytes());
+                assert_eq!(key.fingerprint(&secret), other.fingerprint(&secret));
+                assert_eq!((key.len(), key.is_blank()), (other.len(), other.is_blank()));
+                let joined = [key.clone(), other].map(|part| Key::join(&[part]));
+                assert!(same(&joined[0], &joined[1]));
+            }
+        }
     }
 
     #[cfg(feature = "admin")]

@@ -157,10 +157,11 @@ impl ChargeHandle {
 
     /// Blocks the keys of this request for `time`, under every rule that applied to the request.
     ///
-    /// Use a block to penalize a client. Denials alone charge nothing. What other clients use too is
-    /// not blocked: [`Key::everyone`](crate::Key::everyone), the account of requests without an
-    /// identity, and a pool that clients [share fairly](crate::Rule::fair_by). **A key that identifies no
-    /// client, such as a route, is blocked for all clients.** Give such a rule a layer of its own.
+    /// Use a block to penalize a client. Denials alone charge nothing. Only keys of [one
+    /// client](crate::Key::is_client) are blocked: not the key of all requests, of a route or of a proxy,
+    /// the account of requests without an identity, or a pool that clients [share
+    /// fairly](crate::Rule::fair_by). **A key of your own that identifies no client is blocked for all
+    /// clients**, unless its extractor [says so](crate::KeyExtractor::can_be_client).
     ///
     /// The call does not wait for a remote store such as Redis. `Ok` then means that the block was
     /// sent.
@@ -204,12 +205,9 @@ impl ChargeHandle {
     }
 }
 
-/// Returns the charges of accounts that only this client uses. A pool of shares belongs to all clients.
+/// Returns the charges of accounts that only this client uses.
 fn of_client<'c, 'a>(charges: &'c [Charge<'a>]) -> impl Iterator<Item = &'c Charge<'a>> {
-    let is_share = |charge: &Charge<'_>| charge.group() == Charge::SHARE;
-    let is_pool = move |at: usize| at > 0 && is_share(&charges[at - 1]);
-    let all = charges.iter().enumerate();
-    all.filter(move |(at, it)| !is_pool(*at) && !it.key().is_shared()).map(|(_, charge)| charge)
+    charges.iter().filter(|charge| charge.key().is_client())
 }
 
 impl OpenCharges {

@@ -485,7 +485,8 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     ///
     /// By default, the maximum is the units or the burst of the rule's smallest quota, whichever is
     /// larger. The default is at least one, and at most a 64th of
-    /// [`max_waiters`](RateLimitLayer::max_waiters). [`Everyone`](crate::key::Everyone) has no
+    /// [`max_waiters`](RateLimitLayer::max_waiters). The key of all requests,
+    /// and one of clients that are not known, such as that of a [proxy](crate::Key::of_proxy), have no
     /// maximum by default.
     ///
     /// ```

@@ -117,7 +117,8 @@ type IsStrike = Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>;
 ///   one that fits first. A deny cache knows only the rule that denies longest.
 /// - The denial that leads to a block names the wait for units, and the next ones only the rest of the
 ///   block, even if the units are not available by its end.
-/// - [`Key::everyone`] is never blocked, nor are requests without an identity, also as a part of a key.
+/// - Only keys of [one client](Key::is_client) are blocked: not that of a proxy, the address of which
+///   stands for clients that are not known, and not the account of requests without an identity.
 /// - The store must support blocks. With a `GovernorStore`, nothing is blocked, and the log says so.
 #[derive(Clone)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize))]
@@ -337,7 +338,7 @@ impl RulePenalty {
 
     /// Counts a strike. Blocks the key if it has too many, unless it is blocked already.
     fn strike(&self, charge: &Charge<'_>) {
-        if charge.key().is_shared() {
+        if !charge.key().is_client() {
             return;
         }
         let Some(time) = self.strikes.count(charge.key(), &self.penalty) else { return };
@@ -433,8 +434,9 @@ where
     ///
     /// # Panics
     ///
-    /// Panics if the layer has no rule of this name, or if its clients [share](crate::Rule::fair_by) the
-    /// limit.
+    /// Panics if the layer has no rule of this name, if the key of the rule is [never that of a
+    /// client](crate::KeyExtractor::can_be_client), as with `Everyone`, or if its clients
+    /// [share](crate::Rule::fair_by) the limit.
     #[track_caller]
     pub fn penalty(mut self, rule: &str, penalty: Penalty) -> Self {
         let infos = rule::infos(&*self.rules);
@@ -449,6 +451,11 @@ where
             !infos.iter().any(is_shared),
             "penalty: clients share rule {name} (fair_by), so no denial is one client's alone; give the \
              penalty to another rule"
+        );
+        assert!(
+            infos.iter().any(|info| info.name == name && info.can_be_client),
+            "penalty: the key of rule {name} is never that of one client, so a block would be one of all \
+             clients; give the penalty to a rule with a key such as PeerIp or ClientIp"
         );
         let (seed, created) = (RandomState::new(), Instant::now());
         let strikes = Strikes { shards: Default::default(), seed, created };

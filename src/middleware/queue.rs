@@ -24,7 +24,6 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use crate::{
     decision::Decision,
-    key::Key,
     observe::{Active, Metrics},
     quota::Quota,
     store::{Charge, OwnedCharges, Store, Turn, subtract},
@@ -84,7 +83,7 @@ impl Bounds {
         if let Some(max) = self.per_key {
             return max;
         }
-        if *charge.key() == Key::everyone() {
+        if !charge.key().has_part_of_queue() {
             return self.all;
         }
         let size = |quota: &Quota| quota.burst().max(quota.units());
@@ -250,7 +249,7 @@ impl<S: Store> Drop for QueuedCharge<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::name::RuleName;
+    use crate::{key::Key, name::RuleName};
 
     const ALL: Bounds = Bounds { all: 1_024, per_key: None };
 

@@ -87,6 +87,7 @@ impl Rule<Everyone> {
     /// |---|---|
     /// | [`cost`](Rule::cost), [`headroom`](Rule::headroom), [`report_only`](Rule::report_only) | as without shares; the cost is charged to both |
     /// | [`on_missing_key`](Rule::on_missing_key) | for requests without a client: rejected by default; with `Share`, one share for all of them; with `Skip`, charged to the pool as a client beyond its share |
+    /// | a key that is [not one client's](Key::is_client), such as that of a proxy | one share for all such requests, with the weight 1 |
     /// | weight 0 | charged to the pool as a client beyond its share |
     /// | [`LivePlan`](super::LivePlan), [`Plan::from_fn`](super::Plan::from_fn) | shares follow the quota; while there is not exactly one GCRA quota without `initial`, there are no shares |
     ///
@@ -117,8 +118,9 @@ impl Rule<Everyone> {
     /// # Panics
     ///
     /// Panics if the plan is fixed, and not one GCRA quota without `initial` units and with a burst of at
-    /// least 4; if the rule has [`max_wait`](Rule::max_wait) or [`if_no_key`](Rule::if_no_key); or if its
-    /// name is longer than 58 bytes.
+    /// least 4; if the key [is never that of a client](KeyExtractor::can_be_client); if the rule has
+    /// [`max_wait`](Rule::max_wait) or [`if_no_key`](Rule::if_no_key); or if its name is longer than 58
+    /// bytes.
     #[track_caller]
     pub fn fair_by<K: KeyExtractor>(self, key: K, weight: impl Into<Cost>) -> FairRule<K> {
         let name = self.name;
@@ -138,6 +140,11 @@ impl Rule<Everyone> {
         assert!(
             self.if_no_key.is_none(),
             "rule {name}: if_no_key with fair_by; use on_missing_key, or another rule"
+        );
+        assert!(
+            key.can_be_client(),
+            "rule {name}: fair_by a key that is never that of one client; use one such as PeerIp or \
+             ClientIp"
         );
         let share = literal(RuleName::new(&format!("{name}.share")));
         let share = Rule::named(share, key, Quotas::from(&[][..]))
@@ -371,7 +378,7 @@ impl Clients {
     fn id(&self, key: &Key) -> Option<u64> {
         let mut hasher = self.seed.build_hasher();
         key.hash_with(0, &mut hasher);
-        Some(hasher.finish().max(1)).filter(|_| !key.is_shared())
+        Some(hasher.finish().max(1)).filter(|_| key.is_client())
     }
 
     fn seen_now(&self) -> MutexGuard<'_, Seen> {

@@ -44,7 +44,7 @@ pub use self::{
 };
 pub use crate::name::{NameError, RuleName};
 use crate::{
-    key::{Key, KeyError, KeyExtractor, RequestHead, check_status},
+    key::{Key, KeyError, KeyExtractor, RequestHead, check_status, share_unless_client},
     store::{Charge, literal},
     toggle::Toggle,
 };
@@ -372,7 +372,9 @@ impl<K: KeyExtractor> Sealed for Rule<K> {
     ) -> Result<(), Bypass> {
         let applies = self.applies_to(head);
         if applies != Applies::Skip {
-            let (found, mut made) = (self.extractor.extract(head), None);
+            let mut found = self.extractor.extract(head);
+            share_unless_client(&self.extractor, &mut found);
+            let mut made = None;
             match (self.key(&found, &mut made, applies), &self.if_no_key) {
                 (Err(error), _) => return Err(error.clone().into()),
                 (Ok(None), Some(rules)) => return rules.charge(head, before, then),
@@ -410,7 +412,8 @@ impl<K: KeyExtractor> Sealed for Rule<K> {
             return bypassed(Bypass::NO_RULE);
         }
         // Not a tuple, which would copy the key.
-        let found = self.extractor.extract(head);
+        let mut found = self.extractor.extract(head);
+        share_unless_client(&self.extractor, &mut found);
         let mut made = None;
         match self.key(&found, &mut made, applies) {
             Ok(Some(key)) => self.with_charge(head, key, one),
@@ -431,6 +434,7 @@ impl<K: KeyExtractor> Rules for Rule<K> {
             queues: self.max_wait.is_some(),
             report_only: &self.report_only,
             first_alternative: None,
+            can_be_client: self.extractor.can_be_client(),
             share_of: None,
             sharers: None,
         });

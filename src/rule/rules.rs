@@ -114,6 +114,8 @@ pub struct RuleInfo<'a> {
     /// The name of the first rule of the [alternatives](crate::Rule::or) that this rule is one of, if
     /// any.
     pub first_alternative: Option<RuleName>,
+    /// `true` if the key of a request may be that of [one client](crate::Key::is_client).
+    pub can_be_client: bool,
     /// The rule whose limit is shared, if this rule is that of its [shares](crate::Rule::fair_by).
     pub share_of: Option<RuleName>,
     /// The clients of the shares, if this rule is that of them.

@@ -67,8 +67,10 @@ const MAX_HOPS: u8 = 32;
 ///
 /// # Requests without a client
 ///
-/// If a trusted proxy sends no header, the request is charged to the account of the proxy. Probes
-/// of load balancers are an example. [`reject_without_header`](ClientIp::reject_without_header) can reject such
+/// If a trusted proxy sends no header, or one of trusted addresses only, the request is charged to the
+/// account of the proxy. Probes of load balancers are an example. No
+/// [penalty](crate::RateLimitLayer::penalty) blocks such an account, because the key is that of [a
+/// proxy](crate::Key::of_proxy). [`reject_without_header`](ClientIp::reject_without_header) can reject such
 /// requests.
 ///
 /// Some proxies let a client remove the header with `connection: x-forwarded-for`. The client is
@@ -382,7 +384,10 @@ impl ClientIp {
 impl KeyExtractor for ClientIp {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         match self.find(head) {
-            Ok(client) => Ok(Some(masked(client.address, self.ipv4_mask, self.ipv6_mask))),
+            Ok(client) => {
+                let key = masked(client.address, self.ipv4_mask, self.ipv6_mask);
+                Ok(Some(if client.is_confirmed { key } else { key.of_proxy() }))
+            }
             Err(UnknownClient::Unreadable(_)) if self.unreadable == Unreadable::Share => {
                 Ok(Some(Key::unidentified()))
             }

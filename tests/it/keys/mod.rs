@@ -8,3 +8,5 @@ mod extractors;
 mod if_no_key;
 #[cfg(feature = "axum")]
 mod route;
+#[cfg(all(feature = "axum", feature = "testing"))]
+mod whose;

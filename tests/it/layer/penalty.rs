@@ -8,14 +8,14 @@ use tower_sluice::{
     AccessList, ClientIp, Decision, Key, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, Store,
     StoreExt,
     decision::Source,
-    key::{Everyone, HeaderKey, Unreadable},
+    key::{HeaderKey, Unreadable},
     middleware::Penalty,
     rule::RuleName,
     store::{Answer, Charge, Context, Never, Op, Unsupported},
     testing::FakeClock,
 };
 
-use crate::support::{answer, ask, driven::handler, get, with};
+use crate::support::{answer, ask, driven::handler, with};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -152,7 +152,7 @@ async fn responses_can_be_strikes_instead_of_denials() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_that_run_and_keys_that_clients_share_have_no_strikes() {
+async fn requests_that_run_have_no_strikes() {
     let clock = FakeClock::new();
     let reported = layer(clock.store(64), penalty()).report_only(true);
     let allowed = layer(clock.store(64), penalty()).allow(AccessList::from_fn(|_| true));
@@ -169,13 +169,29 @@ async fn requests_that_run_and_keys_that_clients_share_have_no_strikes() {
         assert_eq!(send(&reported, "alice").await, None);
         assert_eq!(send(&trial, "alice").await, None);
     }
-    let shared = RateLimitLayer::rules(Rule::new("all", Everyone, ONE), clock.store(64));
-    let shared = shared.expose_decision().penalty("all", penalty());
-    for _ in 0..20 {
-        let response = answer(&shared, get("/")).await;
-        let decision = response.extensions().get::<Decision>().expect("exposed");
-        assert!(!decision.is_blocked());
+}
+
+/// A client can make some proxies drop the header of its requests.
+#[tokio::test(start_paused = true)]
+async fn probes_of_a_balancer_pass_although_sixty_requests_without_a_header_were_denied() {
+    let clock = FakeClock::new();
+    let client = ClientIp::behind(["10.0.0.0/8"]).expect("networks");
+    let rule = Rule::new("ip", client, Quota::per_minute(10));
+    let layer = RateLimitLayer::rules(rule, clock.store(64)).expose_decision();
+    let layer = layer.penalty("ip", Penalty::after(Quota::per_minute(20)));
+    let from_balancer = |headers: &[(&str, &str)]| {
+        let mut request = with(headers);
+        request.extensions_mut().insert(SocketAddr::from(([10, 0, 0, 1], 80)));
+        request
+    };
+    let of_client = [("x-forwarded-for", "203.0.113.9")];
+    for _ in 0..60 {
+        assert!(!is_blocked(&answer(&layer, from_balancer(&[])).await));
+        answer(&layer, from_balancer(&of_client)).await;
     }
+    pass(&clock, MINUTE / 10).await;
+    assert_eq!(answer(&layer, from_balancer(&[])).await.status(), 200, "a probe");
+    assert!(is_blocked(&answer(&layer, from_balancer(&of_client)).await), "a client");
 }
 
 /// Clients whose forwarding header is unreadable share one key per route.
