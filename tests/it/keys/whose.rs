@@ -1,4 +1,4 @@
-//! Whose a key is, for every mechanism that punishes or favours a key.
+//! Keys of every kind under each mechanism that punishes or favours a key.
 
 use std::{
     net::SocketAddr,
