@@ -1,6 +1,7 @@
 //! Advice at run time: log lines for probable mistakes, found in the first requests.
 
 use std::{
+    any::type_name,
     net::IpAddr,
     sync::{
         OnceLock,
@@ -24,6 +25,24 @@ pub(crate) fn is_early(requests: &AtomicU32) -> bool {
 /// Counts one of the first requests. Returns `true` for the last of them.
 pub(crate) fn is_last(requests: &AtomicU32) -> bool {
     requests.fetch_add(1, Relaxed) == SAMPLE - 1
+}
+
+/// Warns about the first type of response bodies that can neither be filled nor hold a slot.
+#[cold]
+pub(crate) fn warn_of_response_body<B>() {
+    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
+    if IS_LOGGED.swap(true, Relaxed) {
+        return;
+    }
+    warn!(
+        target: "tower_sluice::lint",
+        lint = "unknown_response_body",
+        "responses have bodies of the type {}, which the limiter does not know: rejections are empty, \
+         and requests that need slots get 503; add the layer that makes these bodies outside of the \
+         limiter (in axum, by a .layer(..) of its own), or call \
+         RateLimitLayer::reject(TooManyRequests::new().with_body(..)) and hold_with (logged once)",
+        type_name::<B>()
+    );
 }
 
 /// Headers in which proxies send the address of the client.

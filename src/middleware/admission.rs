@@ -29,6 +29,7 @@ use crate::{
     key::KeyError,
     log::error,
     observe::DecisionEvent,
+    quota::Quota,
     reject::{Reject, Rejection},
     rule::{self, Bypass, Rules, deadline},
     store::{Answer, CannotFail, Charge, OwnedCharges, Store, StoreExt},
@@ -182,6 +183,11 @@ where
     where
         R: Reject<B>,
     {
+        if self.settings.may_hold && needs_slot(charges) && !self.settings.hold.can_hold::<B>() {
+            // The slots would be free before the body ends.
+            let mut denied = Decision::deny().with_source(Source::FailedClosed);
+            return self.deny_request(head, &mut denied, charges, 0);
+        }
         let started = cfg!(feature = "metrics").then(Instant::now);
         let store: &S = &self.store;
         match store.take(charges) {
@@ -258,11 +264,6 @@ where
                 }
                 None => self.deny_request(head, decision, charges, strikes),
             }
-        } else if decision.slot.is_some() && !self.settings.hold.can_hold::<B>() {
-            // The slots would be free before the body ends.
-            self.store.undo(charges, decision, None);
-            *decision = Decision::deny().with_source(Source::FailedClosed);
-            self.deny_request(head, decision, charges, 0)
         } else if decision.wait > 0 {
             self.queue(head, decision, charges, waiter)
         } else {
@@ -404,6 +405,13 @@ where
         let event = DecisionEvent { head, decision, is_admitted, is_delayed, charged, secret };
         self.settings.notify(&event);
     }
+}
+
+/// Returns `true` if a charge takes slots that limit its request.
+#[inline(never)]
+fn needs_slot(charges: &[Charge<'_>]) -> bool {
+    let takes = |it: &Charge<'_>| it.cost() > 0 && !it.is_report_only();
+    charges.iter().any(|it| takes(it) && it.quotas().iter().any(Quota::is_concurrent))
 }
 
 /// Logs that the server provides no peer address, at most once per minute.

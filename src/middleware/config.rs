@@ -27,6 +27,7 @@ use crate::{
     head::RequestHead,
     headers::{HeaderPolicy, Lines, Template},
     observe::{self, DecisionEvent, Metrics, OnDecision},
+    quota::Quota,
     rule::{Bypass, Controller, Measurement, RuleInfo, RuleName, Sharers},
     store::Charge,
     toggle::Toggle,
@@ -50,6 +51,8 @@ pub(crate) struct LayerConfig {
     pub(crate) retry_after: RetryAfter,
     /// For [`RetryAfter::Queue`].
     pub(crate) promises: Arc<Promises>,
+    /// `true` if a rule may have slots.
+    pub(super) may_hold: bool,
     /// `true` if a rule lets requests wait.
     pub(crate) may_queue: bool,
     pub(crate) queue: Bounds,
@@ -98,6 +101,7 @@ impl LayerConfig {
             report_only: Toggle::off(),
             retry_after: RetryAfter::Earliest,
             promises: Arc::default(),
+            may_hold: infos.iter().any(may_hold),
             may_queue: infos.iter().any(|info| info.queues),
             queue: Bounds { all: MAX_WAITERS, per_key: None },
             waiters: Arc::default(),
@@ -253,6 +257,11 @@ impl LayerConfig {
         let is_set = move |at: u32| bits >> at.min(63) & 1 == 1;
         self.penalties.iter().zip(0..).filter(move |(_, at)| is_set(*at)).map(|(it, _)| &**it)
     }
+}
+
+/// Returns `true` if a rule has slots, or may have slots later or for some requests.
+fn may_hold(info: &RuleInfo<'_>) -> bool {
+    info.quotas.is_none_or(|quotas| quotas.iter().any(Quota::is_concurrent))
 }
 
 /// Returns `true` for a CORS preflight without a body (Fetch standard, section 3.2.2).

@@ -1,12 +1,9 @@
 //! Holds the slots of a request until its response body ends.
 
 use std::{
-    any::{Any, type_name},
+    any::Any,
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -14,7 +11,7 @@ use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::{decision::Slot, head::ResponseHead, log::error};
+use crate::{advice::warn_of_response_body, decision::Slot, head::ResponseHead};
 
 /// End of the time for which a layer holds the [slots](crate::Quota::concurrent) of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -133,15 +130,9 @@ impl HoldConfig {
     /// Returns `true` if the layer can hold a slot as long as set. Logs the first type of body that
     /// it cannot hold a slot in.
     pub(super) fn can_hold<B: 'static>(&self) -> bool {
-        static LOGGED: AtomicBool = AtomicBool::new(false);
         let holds = self.until == HoldUntil::Head || self.wrap::<B>().is_some();
-        if !holds && !LOGGED.swap(true, Relaxed) {
-            let name = type_name::<B>();
-            error!(
-                "a request under a concurrent quota is rejected with 503, because a body of the type \
-                 {name} cannot hold a slot; call RateLimitLayer::hold_with, or \
-                 hold_until(HoldUntil::Head) (logged once)"
-            );
+        if !holds {
+            warn_of_response_body::<B>();
         }
         holds
     }

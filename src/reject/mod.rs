@@ -7,7 +7,8 @@
 //! - A gRPC status in the response to a gRPC call.
 //!
 //! The layer adds these fields to every response of a `Reject`: the [`Headers`] and, if they are not
-//! set, `Retry-After`, `Cache-Control: no-store` and a `Content-Type` of plain text.
+//! set, `Retry-After`, `Cache-Control: no-store` and a `Content-Type` of plain text. An empty body of
+//! a type that [`TooManyRequests`] does not know has no `Content-Type`.
 //!
 //! [`reject_fn`] creates a `Reject` from a closure. The closure handles *every* rejection,
 //! including a missing key or a failed store, so take the status from the [`Rejection`].
@@ -82,7 +83,10 @@ mod text;
 use std::{fmt, time::Duration};
 
 use bytes::Bytes;
-use http::{Response, StatusCode, header::CONTENT_LENGTH};
+use http::{
+    Response, StatusCode,
+    header::{CONTENT_LENGTH, CONTENT_TYPE},
+};
 
 use crate::{
     decision::{Decision, NEVER, Source},
@@ -99,9 +103,11 @@ use crate::{
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not create responses with the body `{B}`",
     label = "choose how the body of a rejection is created",
-    note = "`TooManyRequests` creates bodies with `Default`; any other body takes one line: \
+    note = "`TooManyRequests` creates bodies with `Default`; another body that you can create takes one line: \
             `.reject(TooManyRequests::new().with_body(|text| ..))`",
     note = "a closure needs `reject_fn(|why, head| ..)`",
+    note = "the body of a layer inside, such as `TraceLayer`, cannot be created: add that layer outside \
+            of the limiter, or in axum each layer by a `.layer(..)` of its own",
     note = "nobody can create hyper's `Incoming`: let the inner service box its bodies with \
             `response.map(BodyExt::boxed)`"
 )]
@@ -208,6 +214,9 @@ impl<'a> Rejection<'a> {
         let mut response = reject.reject(self, head);
         let (headers, decision) = (response.headers_mut(), self.decision());
         self.template.complete(headers, decision, charges, self.retry_after);
+        if response.extensions_mut().remove::<text::Unfilled>().is_some() {
+            response.headers_mut().remove(CONTENT_TYPE);
+        }
         if let Some(decision) = decision.filter(|_| expose) {
             response.extensions_mut().insert(decision.clone());
         }
@@ -312,8 +321,10 @@ impl fmt::Debug for Rejection<'_> {
 /// - `http_body_util::Full<Bytes>`
 /// - the `Body` of axum and tonic (features `axum` and `tonic`)
 ///
-/// Bodies of other types are empty. To fill them, or for a type without `Default`, use
-/// [`with_body`](TooManyRequests::with_body).
+/// Bodies of other types are empty, without a `Content-Type`, and the log warns once. Such types come
+/// from layers inside the limiter, such as a `CompressionLayer` in the same `ServiceBuilder`. Add these
+/// layers outside of the limiter, or, in axum, by a `.layer(…)` of their own, because a router boxes
+/// bodies. Otherwise, or for a type without `Default`, use [`with_body`](TooManyRequests::with_body).
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct TooManyRequests {
@@ -429,7 +440,8 @@ impl Decision {
     ///
     /// Use this in a handler that calls a [`Limiter`](crate::Limiter), with the quotas of that
     /// call. The response is that of [`TooManyRequests`], with `Retry-After` and the fields of
-    /// [`Headers::RateLimit`].
+    /// [`Headers::RateLimit`]. The handler should read the body of its request before: see
+    /// [`drain`](crate::RateLimitLayer::drain).
     ///
     /// ```
     /// use http::{Response, request::Parts};

@@ -19,6 +19,7 @@ use http_body_util::Full;
 
 use super::{Reason, Rejection};
 use crate::{
+    advice::warn_of_response_body,
     key::{KeyError, RequestHead},
     log,
 };
@@ -49,8 +50,23 @@ pub(super) fn response<B: Default + 'static>(
     if is_json || is_head {
         return special_response(why, status, is_json, is_head);
     }
-    let mut response = Response::new(body(plain(why)).unwrap_or_default());
+    let Some(body) = body(plain(why)) else { return unfilled(status) };
+    let mut response = Response::new(body);
     *response.status_mut() = status;
+    response
+}
+
+/// Mark in the extensions of a response whose body has a type that is not known, and that is empty.
+#[derive(Clone, Copy)]
+pub(super) struct Unfilled;
+
+/// Returns a response with an empty body of a type that is not known.
+#[cold]
+fn unfilled<B: Default + 'static>(status: StatusCode) -> Response<B> {
+    warn_of_response_body::<B>();
+    let mut response = Response::new(B::default());
+    *response.status_mut() = status;
+    response.extensions_mut().insert(Unfilled);
     response
 }
 
@@ -63,15 +79,15 @@ fn special_response<B: Default + 'static>(
     is_head: bool,
 ) -> Response<B> {
     let text = if is_json { problem(why, status).into() } else { plain(why) };
-    let (length, body) = (text.len(), body(text));
-    let is_filled = body.is_some();
-    let mut response = Response::new(body.filter(|_| !is_head).unwrap_or_default());
+    let length = text.len();
+    let Some(body) = body(text) else { return unfilled(status) };
+    let mut response = Response::new(if is_head { B::default() } else { body });
     *response.status_mut() = status;
     // The layer adds the fields of a plain text.
     if is_json {
         response.headers_mut().insert(CONTENT_TYPE, PROBLEM);
     }
-    if is_head && is_filled {
+    if is_head {
         response.headers_mut().insert(CONTENT_LENGTH, length.into());
     }
     response

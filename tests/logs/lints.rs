@@ -34,6 +34,7 @@ fn each_mistake_is_logged_once() {
     no_client(&log);
     layer_rebuilt(&log);
     layer_rebuilt_per_request(&log);
+    unknown_bodies(&log);
     #[cfg(feature = "axum")]
     routes::route_never_met(&log);
     #[cfg(all(feature = "axum", feature = "serde"))]
@@ -265,6 +266,48 @@ fn layer_rebuilt_per_request(log: &Log) {
     let store = LocalStore::with_capacity(1);
     (0..100).for_each(|_| serve(&RateLimitLayer::new(Everyone, TEN, store.clone())));
     assert_eq!(log.read(), NOTHING);
+}
+
+/// Each is logged once per process.
+fn unknown_bodies(log: &Log) {
+    type Unknown = http_body_util::combinators::UnsyncBoxBody<bytes::Bytes, &'static str>;
+
+    let post = || {
+        let request = Request::post("/").header("content-length", "5");
+        request.body(Unknown::default()).expect("a request")
+    };
+    let inner = || {
+        tower::service_fn(async |_: Request<Unknown>| {
+            Ok::<_, Infallible>(Response::new(Unknown::default()))
+        })
+    };
+    let blocked = || RateLimitLayer::new(Everyone, Quota::blocked(), LocalStore::with_capacity(1));
+    let rejects = |quota: Quota| {
+        let layer = RateLimitLayer::new(Everyone, quota, LocalStore::with_capacity(1));
+        let request = Request::new(Unknown::default());
+        tokio_test::block_on(layer.layer(inner()).oneshot(request)).map(drop).expect("infallible");
+    };
+    rejects(Quota::blocked());
+    let text = warning(log);
+    assert!(text.contains("UnsyncBoxBody<bytes::bytes::Bytes, &str>, which the limiter"), "{text}");
+    assert!(text.contains("TooManyRequests::new().with_body(..)) and hold_with"), "{text}");
+    assert!(text.ends_with("lint=\"unknown_response_body\""), "{text}");
+    for quota in [Quota::concurrent(1), Quota::blocked()] {
+        rejects(quota);
+        assert_eq!(log.read(), NOTHING, "one line for both");
+    }
+
+    let rejects = |layer: RateLimitLayer<Rule<Everyone>, LocalStore>| {
+        tokio_test::block_on(layer.layer(inner()).oneshot(post())).map(drop).expect("infallible");
+    };
+    rejects(blocked().drain_with(|body: Unknown| body));
+    assert_eq!(log.read(), NOTHING);
+    rejects(blocked());
+    let text = warning(log);
+    assert!(text.contains("call RateLimitLayer::drain_with (logged once)"), "{text}");
+    assert!(text.ends_with("lint=\"unread_body\""), "{text}");
+    rejects(blocked());
+    assert_eq!(log.read(), NOTHING, "once");
 }
 
 #[cfg(feature = "axum")]

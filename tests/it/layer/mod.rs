@@ -38,6 +38,8 @@ mod settle;
 mod settle_cut;
 mod tower;
 #[cfg(all(feature = "axum", feature = "testing"))]
+mod unfilled;
+#[cfg(all(feature = "axum", feature = "testing"))]
 mod unread;
 #[cfg(feature = "testing")]
 mod until_ready;
