@@ -3,12 +3,14 @@
 //! The clients report the headers that they receive, and how they react. `scripts/clients` installs
 //! them and runs this program with the commands that call them, such as `node http.js`.
 //!
-//! Each client receives the server's address in `SERVER`, and prints a line of JSON per check. A
+//! Each client receives the server's address in `SERVER`, that of nginx in `PROXY` if nginx is
+//! installed, and prints a line of JSON per check. A
 //! failed check or command fails the whole run.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints a report")]
 
 #[path = "../support/corpus.rs"]
 mod corpus;
+mod nginx;
 mod seen;
 mod server;
 #[path = "../support/mod.rs"]
@@ -21,6 +23,8 @@ use std::{
 
 use serde::Deserialize;
 use tokio::{process::Command, time::timeout};
+
+use self::nginx::Nginx;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -44,7 +48,9 @@ async fn main() -> ExitCode {
         return tokio::signal::ctrl_c().await.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     }
     let server = format!("http://{address}");
-    let running = programs.iter().map(|program| run(program, &server));
+    let nginx = Nginx::start(address);
+    let proxy = nginx.as_ref().map(|nginx| format!("http://{}", nginx.address));
+    let running = programs.iter().map(|program| run(program, &server, proxy.as_deref()));
     let ended = futures::future::join_all(running).await;
     let mut failures = Vec::new();
     let mut rows = Vec::new();
@@ -66,9 +72,10 @@ async fn main() -> ExitCode {
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-async fn run(program: &str, server: &str) -> Result<Vec<Row>, String> {
+async fn run(program: &str, server: &str, proxy: Option<&str>) -> Result<Vec<Row>, String> {
     let mut command = Command::new("sh");
     command.args(["-c", program]).env("SERVER", server).kill_on_drop(true);
+    command.envs(proxy.map(|proxy| ("PROXY", proxy)));
     command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     command.stdin(Stdio::null()).stderr(Stdio::inherit());
     let output = timeout(PATIENCE, command.output()).await;

@@ -4,6 +4,9 @@
 //! |---|---|
 //! | `GET /` | limited by `x-client`, one request a second |
 //! | `/grpc.health.v1.Health/…`, `/test.Echo/…` | limited by `x-client`, one call per 1.5 s |
+//! | `POST /upload` | denied |
+//! | `POST /large` | denied, and bodies of 1 MB are read |
+//! | `POST /early` | answered with 429 without the layer, and without reading the body |
 //! | `POST /exhaust/{client}/{n}` | makes the client wait the time of `n` calls, at most 9, and clears its calls |
 //! | `GET /seen/{client}` | its calls, as JSON |
 //! | `GET /corpus`, `/corpus/{n}` | the numbers to read in answers, and those answers |
@@ -22,7 +25,8 @@ use tokio::net::TcpListener;
 use tonic::service::Routes;
 use tower::ServiceExt as _;
 use tower_sluice::{
-    Cost, Key, KeyExtractor, Limiter, LocalStore, Quota, RateLimitLayer, Rule, key::KeyError,
+    Cost, Key, KeyExtractor, Limiter, LocalStore, Quota, RateLimitLayer, Rule,
+    key::{Everyone, KeyError},
     rule::RuleName,
 };
 
@@ -85,12 +89,28 @@ pub(crate) async fn start() -> SocketAddr {
         .route_service("/test.Echo/{method}", echo)
         .layer(rpc)
         .merge(Router::new().route("/", get(async || "served\n")).layer(http))
+        .merge(Router::new().route("/upload", post(async || "served\n")).layer(uploads()))
+        .merge(Router::new().route("/large", post(async || "served\n")).layer(large_uploads()))
+        .route("/early", post(async || StatusCode::TOO_MANY_REQUESTS))
         .layer(from_fn_with_state(server.seen.clone(), note))
         .merge(apart(server));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
     tokio::spawn(async { axum::serve(listener, app).await });
     address
+}
+
+/// A layer that denies each request with 429.
+fn uploads() -> RateLimitLayer<Rule<Everyone>, LocalStore> {
+    let store = LocalStore::with_capacity(64);
+    let quota = Quota::per_day(1);
+    let name = RuleName::new("upload").expect("a name");
+    Limiter::named(name, store.clone()).adjust(Key::everyone(), &quota, 1).now();
+    RateLimitLayer::rules(Rule::new(name.as_str(), Everyone, quota), store)
+}
+
+fn large_uploads() -> RateLimitLayer<Rule<Everyone>, LocalStore> {
+    uploads().drain(1 << 20, Duration::from_secs(5))
 }
 
 /// The routes that are neither limited nor recorded.
