@@ -4,5 +4,5 @@
 -- call, which `steady.lua` may move. Times to live and sets of slots go by the clock itself, `real`.
 local clock = redis.call('TIME')
 local real, nano = clock[1] * 1000000 + clock[2], 0
-local now = real
+local now, fraction = real, 0
 local plans, extra_ttl = #ARGV, 0

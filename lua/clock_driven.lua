@@ -2,5 +2,5 @@
 -- than needed, by the server's clock; otherwise they would expire while the test clock stands
 -- still.
 local real, nano = ARGV[#ARGV - 1] + 0, ARGV[#ARGV] + 0
-local now = real
+local now, fraction = real, nano / 1000
 local plans, extra_ttl = #ARGV - 2, 900000

@@ -13,20 +13,20 @@ local function count(place, freed)
     remove(set, place.store, freed)
   end
   -- No answer depends on these writes, so a server that rejects writes can still deny.
-  if last > latest then
+  if last > latest + fraction then
     -- The clock stepped back.
-    local ahead = string.format('(%.0f', latest)
+    local ahead = '(' .. score_of(latest)
     ahead = redis.call('ZRANGE', set, '+inf', ahead, 'BYSCORE', 'REV', 'LIMIT', 0, 256)
     if #ahead > 0 then
       redis.pcall('ZADD', set, until_end(ahead, latest))
     end
   end
-  local ended = string.format('%.0f', real)
+  local ended = score_of(real)
   ended = redis.call('ZRANGE', set, '-inf', ended, 'BYSCORE', 'LIMIT', 0, 256)
   if #ended > 0 then
     redis.pcall('ZREM', set, unpack(ended))
   end
-  return redis.call('ZCOUNT', set, string.format('(%.0f', real), '+inf')
+  return redis.call('ZCOUNT', set, '(' .. score_of(real), '+inf')
 end
 
 -- Reads the mark of another store, to which `left` slots are left. Requests of a lower headroom do not
@@ -92,7 +92,7 @@ algorithms.c = {
 
   charge = function(place, times)
     local units = times * place.cost
-    take(place.set, place.store, place.first, units, place.ttl, string.format('%.0f', real + place.ttl))
+    take(place.set, place.store, place.first, units, place.ttl, score_of(real + place.ttl))
     place.held = place.held + units
   end,
 }

@@ -5,12 +5,12 @@
 local ttl, process = struct.unpack('<I7c8', ARGV[1])
 local set, rank = KEYS[1], 0
 if last_end(set) then
-  local ended = redis.call('ZRANGE', set, '-inf', string.format('%.0f', now), 'BYSCORE', 'LIMIT', 0, 256)
+  local ended = redis.call('ZRANGE', set, '-inf', score_of(now), 'BYSCORE', 'LIMIT', 0, 256)
   if #ended > 0 then
     redis.call('ZREM', set, unpack(ended))
   end
   -- The clock stepped back. Processes that run register again.
-  local ahead = string.format('(%.0f', now + ttl)
+  local ahead = '(' .. score_of(now + ttl)
   ahead = redis.call('ZRANGE', set, '+inf', ahead, 'BYSCORE', 'REV', 'LIMIT', 0, 256)
   if #ahead > 0 then
     redis.call('ZREM', set, unpack(ahead))

@@ -16,7 +16,7 @@ for i = 1, plans - 1 do
     local scores = exists and redis.call('ZMSCORE', set, unpack(slots))
     local counts = scores
     for j = 1, #slots do
-      counts = counts and scores[j] and tonumber(scores[j]) > now
+      counts = counts and scores[j] and tonumber(scores[j]) > now + fraction
     end
     local into = counts and kept or ended
     for j = 1, #slots do

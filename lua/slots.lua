@@ -1,5 +1,11 @@
 -- Held slots are the members of a sorted set: the store that holds the slot (8 bytes) and a number
--- (8). The score is the microsecond until which the slot counts.
+-- (8). The score is the instant until which the slot counts, in microseconds. Only the clock of a test
+-- has a fraction.
+
+-- Returns the score of an instant as text.
+local function score_of(us)
+  return string.format('%.17g', us + fraction)
+end
 
 -- Appends the members of a store for consecutive numbers.
 local function append(found, store, first, units)
@@ -12,7 +18,7 @@ end
 -- Returns the arguments of `ZADD` that give all members the same end. The server would format a
 -- number once for each member, which takes longer than to add it.
 local function until_end(found, ends)
-  local entries, score = {}, string.format('%.0f', ends)
+  local entries, score = {}, score_of(ends)
   for i = 1, #found do
     entries[2 * i - 1], entries[2 * i] = score, found[i]
   end

@@ -24,10 +24,10 @@ local function usual(key, plan, callers)
   end
   if ttl ~= scored then
     -- Text, because Redis takes longer to format a number.
-    score, scored = string.format('%.0f', real + ttl), ttl
+    score, scored = score_of(real + ttl), ttl
   end
   if held > 0 then
-    after = after or string.format('(%.0f', real)
+    after = after or '(' .. score_of(real)
     if redis.call('ZCOUNT', set, after, score) ~= held then
       return
     end

@@ -33,7 +33,7 @@ where
         ("combined.json", 6),
         ("alternatives.json", 40),
         ("plans.json", 6),
-        ("slots.json", 66),
+        ("slots.json", 69),
         #[cfg(feature = "calendar")]
         ("periods.json", 50),
     ] {
