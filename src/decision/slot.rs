@@ -155,10 +155,11 @@ impl Clone for Slot {
 impl Slot {
     /// Waits until the slots no longer count, for work that should then end.
     ///
-    /// Only a `RedisStore` loses slots, and does not end the request. This happens if the process
-    /// was paused, or could not reach the server, for longer than the time to live of its slots, if
-    /// the server lost its state, and after a reset of the key. Other requests may then hold the
-    /// slots. The process notices within a third of the time to live after it continues.
+    /// Only a `RedisStore` loses slots, and does not end the request. This may happen if the process
+    /// was paused, or could not reach the server, for two thirds of the time to live of its slots or
+    /// longer. It also happens if the server lost its state, and after a reset of the key. Other
+    /// requests may then hold the slots. The process notices within a third of the time to live after
+    /// it continues. Slots whose answer arrives later than their time to live are lost from the start.
     ///
     /// ```
     /// # use tower_sluice::middleware::Slot;

@@ -47,6 +47,45 @@ async fn a_take_without_an_answer_counts_when_an_unused_account_ends() {
     assert!(first.is_allowed() && !second.is_allowed(), "two requests run under one slot");
 }
 
+/// Whether one request takes slots or several share a call, alone or beside a rate.
+#[tokio::test]
+async fn a_take_whose_answer_is_read_after_the_time_to_live_begins_lost() {
+    let rates = [Quota::concurrent(9), Quota::per_day(1_000)];
+    let server = Server::redis().await;
+    let mut subject = connect(&server.url()).await;
+    for (what, quotas, callers) in [
+        ("alone", &rates[..1], 1),
+        ("beside a rate", &rates[..], 1),
+        ("several alone", &rates[..1], 4),
+        ("several beside a rate", &rates[..], 4),
+    ] {
+        for (late, is_lost) in [(TTL - Duration::from_nanos(1), false), (TTL, true)] {
+            let store = subject.open().reopen().slot_ttl(TTL).lazy().expect("a store");
+            let account = Account { quotas: quotas.into(), ..Account::new(what, rates[0]) };
+            subject.set(TEN);
+            assert_eq!(held(&store, &account).await, 0, "the connection is open");
+            server.stop();
+            let mut takes = Box::pin(join_all((0..callers).map(|_| account.take(&store, 1))));
+            for _ in 0..100 {
+                // The task of a batch sends the calls of all but the first.
+                assert!(poll!(takes.as_mut()).is_pending(), "{what}");
+                tokio::task::yield_now().await;
+            }
+            subject.set(TEN + late);
+            server.cont();
+            for taken in takes.await {
+                let mut taken = taken.expect("a decision");
+                assert!(taken.is_allowed(), "{what}");
+                let slot = taken.take_slot().expect("a slot");
+                assert_eq!(poll!(Box::pin(slot.lost())).is_ready(), is_lost, "{what}, {late:?}");
+            }
+            subject.finish(&store).await;
+            subject.set(TEN);
+            assert_eq!(held(&subject, &account).await, 0, "{what}: nothing is left behind");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_freeze_of_less_than_two_thirds_of_the_time_to_live_loses_nothing() {
     let server = Server::redis().await;

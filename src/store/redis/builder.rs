@@ -129,8 +129,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisBuilder<C> {
     ///
     /// A process renews the slots that it holds every third of this time. The slots of a process
     /// that ends without freeing them, or that cannot reach the server, are free after this time. A
-    /// process that was paused for longer has lost its slots, and its requests run on: at most the
-    /// limit and the requests of paused processes run.
+    /// process that was paused for two thirds of this time or longer may have lost its slots, and its
+    /// requests run on: at most the limit and the requests of paused processes run.
     ///
     /// All processes that share accounts need the same time.
     ///

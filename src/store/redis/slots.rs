@@ -110,6 +110,8 @@ struct RunningSlots {
     rule: RuleName,
     /// The instant from which a request holds them. It may still be denied by other servers.
     started_at: Option<u64>,
+    /// The instant at which the call that took or renewed them was sent. They end later than one time to
+    /// live after it.
     renewed_at: u64,
     /// Closed when the slots are lost.
     lost: Arc<Semaphore>,
@@ -178,7 +180,8 @@ impl Slots {
 
     /// Numbers the slots that equal requests of several callers take.
     pub(crate) fn begin(self: &Arc<Self>, request: &Request, callers: usize) -> SlotCall {
-        let mut call = SlotCall { slots: self.clone(), takes: SmallVec::new() };
+        let (slots, sent_at) = (self.clone(), self.now());
+        let mut call = SlotCall { slots, sent_at, takes: SmallVec::new() };
         for (account_index, account) in request.accounts.iter().enumerate() {
             for (quota_index, (quota, ask)) in account.slots() {
                 let cost = if ask.cost > MAX_COST { too_many(ask.cost) } else { ask.cost };
@@ -255,12 +258,12 @@ impl Slots {
         }
     }
 
-    /// Records a renewal, with `1` for each request whose slots count.
-    fn renewed(&self, requests: Vec<RequestSlots>, counted: &[u8]) {
-        let (now, mut state, mut lost) = (self.now(), self.state(), Vec::new());
+    /// Records a renewal that was sent at an instant, with `1` for each request whose slots count.
+    fn renewed(&self, requests: Vec<RequestSlots>, counted: &[u8], sent_at: u64) {
+        let (mut state, mut lost) = (self.state(), Vec::new());
         for ((_, first, _), counts) in requests.into_iter().zip(counted) {
             match state.held.get_mut(&first) {
-                Some(held) if *counts == b'1' => held.renewed_at = now,
+                Some(held) if *counts == b'1' => held.renewed_at = sent_at,
                 _ => {
                     let held = state.held.remove(&first);
                     held.iter().for_each(|it| subtract(&mut state.units, it.id, it.units.into()));
@@ -368,6 +371,7 @@ impl SlotTake {
 /// The slots of a call. Without an answer, they are freed, because the server may count them.
 pub(crate) struct SlotCall {
     slots: Arc<Slots>,
+    sent_at: u64,
     pub(crate) takes: SmallVec<[SlotTake; 1]>,
 }
 
@@ -385,8 +389,11 @@ impl SlotCall {
 
     /// Records the answer, with the number of callers that took the slots of each account. Returns
     /// the slots of each of them.
+    ///
+    /// If the answer is later than one time to live, they may have ended, and begin as lost.
     pub(crate) fn answered(mut self, accounts: &[AccountReply]) -> Vec<Vec<Hold>> {
-        let (mut holds, now) = (Vec::new(), self.slots.now());
+        let (mut holds, sent_at, ends_at) = (Vec::new(), self.sent_at, self.slots.end());
+        let are_lost = self.slots.now().saturating_sub(sent_at) >= nanos(self.slots.ttl);
         for take in mem::take(&mut self.takes) {
             let mut state = self.slots.state();
             state.taking -= 1;
@@ -395,17 +402,31 @@ impl SlotCall {
             }
             let charges = accounts[take.at.0].charges;
             let admitted = u32::try_from(charges).map_or(take.callers, |it| it.min(take.callers));
-            state.add(take.id, take.units(admitted));
+            state.add(take.id, if are_lost { 0 } else { take.units(admitted) });
             for (caller, first) in take.firsts().take(charges).enumerate() {
                 let (set, units, lost) = (take.set.clone(), take.cost, Arc::new(Semaphore::new(0)));
-                let (rule, loss) = (take.rule, lost.clone());
-                let (id, started_at, renewed_at) = (take.id, None, now);
-                let held =
-                    RunningSlots { set, id, units, rule, started_at, renewed_at, lost: loss };
-                state.held.insert(first, held);
+                if are_lost {
+                    lost.close();
+                    state.freed.insert((set, first), FreedSlots { units, ends_at });
+                } else {
+                    let held = RunningSlots {
+                        set,
+                        id: take.id,
+                        units,
+                        rule: take.rule,
+                        started_at: None,
+                        renewed_at: sent_at,
+                        lost: lost.clone(),
+                    };
+                    state.held.insert(first, held);
+                }
                 let hold = Hold::new(self.slots.clone(), first, 0, units);
                 holds.resize_with(holds.len().max(caller + 1), Vec::new);
                 holds[caller].push(hold.until_head(take.until_head).with_loss(lost));
+            }
+            // Also frees those that are lost.
+            if are_lost {
+                self.slots.wake.notify_one();
             }
             self.slots.end_if_idle(&state);
         }
@@ -611,7 +632,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let changed = match change {
             SlotChange::Free => self.remove(&requests).await.map(|()| slots.removed(requests)),
             SlotChange::Renew => {
-                self.renew(&requests).await.map(|counted| slots.renewed(requests, &counted))
+                let sent_at = slots.now();
+                let counted = self.renew(&requests).await;
+                counted.map(|counted| slots.renewed(requests, &counted, sent_at))
             }
         };
         changed.inspect_err(|error| store_failed(error.kind().as_str()))
@@ -672,5 +695,32 @@ impl Drop for TaskEnd {
             self.slots.state().task = None;
             self.slots.call_all();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_renewal_counts_from_the_instant_at_which_it_was_sent() {
+        let clock = Arc::new(AtomicU64::new(5_000_000_000));
+        let slots = Slots::new(Duration::from_secs(9), Some(clock));
+        let requests: Vec<RequestSlots> = vec![("set".into(), 0, 1)];
+        let held = RunningSlots {
+            set: "set".into(),
+            id: 7,
+            units: 1,
+            rule: RuleName::default(),
+            started_at: None,
+            renewed_at: 0,
+            lost: Arc::new(Semaphore::new(0)),
+        };
+        slots.state().held.insert(0, held);
+        // A third of the time to live is less than the 4 s for which the answer was on its way.
+        slots.renewed(requests.clone(), b"1", 1_000_000_000);
+        assert_eq!(slots.to_renew(Some(9)), requests, "it is due although it is not its turn");
+        slots.renewed(requests, b"1", 4_000_000_000);
+        assert_eq!(slots.to_renew(Some(9)), []);
     }
 }
