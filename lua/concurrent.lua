@@ -1,6 +1,6 @@
 -- Slots: their number is bounded. The account itself has no state. The mark of a set is a key with a
--- store whose request waits for slots: the next ones that are free are left to it. Only requests that
--- may wait read it.
+-- store whose request waits for a slot: the next one that is free is left to it. Only requests that may
+-- wait read it.
 
 -- Removes freed slots and at most 256 ended ones. Returns the number of held slots, and true if the
 -- key held an invalid value.
@@ -29,26 +29,26 @@ local function count(place, freed)
   return redis.call('ZCOUNT', set, '(' .. score_of(real), '+inf')
 end
 
--- Reads the mark of another store, to which `left` slots are left. Requests of a lower headroom do not
--- leave them. Others do once this store has as many slots as the other one had, with `lead` more. A mark
+-- Reads the mark of another store, to which a slot is left. Requests of a lower headroom do not leave it.
+-- Others do once this store has as many slots as the other one had, with `lead` more. A mark
 -- that cannot be read is ignored.
 local function leave(place, key)
   local mark, headroom = redis.pcall('GET', key), place.need - place.cost
   place.mark, place.marks = key, true
-  if type(mark) == 'string' and #mark == 20 then
-    local store, units, behind, own = struct.unpack('<c8HI5I5', mark)
+  if type(mark) == 'string' and #mark == 18 then
+    local store, behind, own = struct.unpack('<c8I5I5', mark)
     if store == place.store then
       place.marked = own
     elseif behind <= headroom then
       local lead = behind == headroom and own - place.own or 0
-      place.marks, place.left, place.lead = lead > 0, units, lead
+      place.marks, place.lead = lead > 0, lead
     end
   end
 end
 
--- Returns the slots that are left to another store, once this store took its lead.
+-- Returns the number of slots that are left to another store, once this store took its lead.
 local function left_after(place, taken)
-  return place.left and taken >= place.lead and place.left or 0
+  return place.lead and taken >= place.lead and 1 or 0
 end
 
 algorithms.c = {
@@ -57,7 +57,7 @@ algorithms.c = {
 
   -- Removes the mark of this store once it has more slots, so that others have their turn. Otherwise
   -- sets it for a request that waits. A denial needs no memory, so a failure is ignored. A denied request
-  -- sees the slots that are left to another store as held.
+  -- sees a slot that is left to another store as held.
   mark = function(place, taken, waits, is_denied)
     if is_denied then
       place.held = place.held + left_after(place, taken)
@@ -66,7 +66,7 @@ algorithms.c = {
       redis.pcall('DEL', place.mark)
     elseif waits and place.marks and place.held + place.need > place.limit then
       local headroom, own = place.need - place.cost, place.own + taken
-      local mark = struct.pack('<c8HI5I5', place.store, place.cost, headroom, own)
+      local mark = struct.pack('<c8I5I5', place.store, headroom, own)
       redis.pcall('PSETEX', place.mark, place.waits, mark)
     end
   end,

@@ -419,7 +419,8 @@ impl<S: Store> Limiter<S> {
     /// Waits until `cost` units have been taken.
     ///
     /// If the algorithm can queue, calls return at even intervals, in the order of arrival. Calls for
-    /// slots of a [concurrent](Quota::concurrent) quota get them in the order of arrival, too.
+    /// a slot of a [concurrent](Quota::concurrent) quota get it in the order of arrival, too. A call
+    /// for more than one slot does not wait: it returns the slots or an error at once.
     ///
     /// A dropped future refunds its units, unless another call waits behind it.
     ///
@@ -440,7 +441,8 @@ impl<S: Store> Limiter<S> {
     /// Fails in these cases:
     ///
     /// - The cost is above the limit of a quota, or a quota is blocked.
-    /// - The wait is unknown.
+    /// - The wait is unknown, or the call is denied and needs more than one slot
+    ///   ([`NotReady::UnknownWait`]).
     ///
     /// # Panics
     ///
@@ -477,7 +479,8 @@ impl<S: Store> Limiter<S> {
         let charge = Charge::new(self.name, &key, quotas).with_cost(cost);
         let queueing = charge.with_max_wait(Duration::MAX);
         let supported = self.store.supports(&[queueing]).is_ok();
-        let turn = quotas.iter().any(Quota::is_concurrent).then(Turn::new);
+        let has_slots = quotas.iter().any(Quota::is_concurrent);
+        let turn = (has_slots && queueing.queues()).then(Turn::new);
         let charge = if supported { queueing.with_turn(turn.as_ref()) } else { charge };
         loop {
             let decision = self.store.take(&[charge]).await.map_err(NotReady::Store)?;
@@ -493,7 +496,8 @@ impl<S: Store> Limiter<S> {
                 poll_fn(|cx| turn.poll_called(cx)).await;
                 continue;
             }
-            let Some(wait) = decision.retry_after() else {
+            let wait = decision.retry_after().filter(|_| !charge.takes_several_slots());
+            let Some(wait) = wait else {
                 let is_unknown = decision.binding().is_some_and(|it| it.retry_ns() != NEVER);
                 return Err(if is_unknown { NotReady::UnknownWait } else { NotReady::Never });
             };
@@ -550,7 +554,8 @@ impl<S: Store> Limiter<S> {
 pub enum NotReady<E = Infallible> {
     /// The cost is above the limit of a quota, or the quota is blocked.
     Never,
-    /// The store does not know when the cost would be allowed.
+    /// The store does not know when the cost would be allowed, or the cost is more than one slot of a
+    /// [concurrent](Quota::concurrent) quota, for which no call waits.
     UnknownWait,
     /// The store cannot decide.
     Store(E),
@@ -564,7 +569,8 @@ impl<E: fmt::Display> fmt::Display for NotReady<E> {
                  raise the limit",
             ),
             Self::UnknownWait => f.write_str(
-                "the store does not know how long to wait; call `take` until it succeeds",
+                "the wait is unknown, or the cost is more than one slot, for which no call waits; call \
+                 `take` until it succeeds",
             ),
             Self::Store(error) => error.fmt(f),
         }

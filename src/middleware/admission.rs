@@ -148,13 +148,20 @@ where
     where
         R: Reject<B>,
     {
+        // It would hold its slots while it waits for a rate.
+        let takes_several = charges.iter().any(Charge::takes_several_slots);
         // The request holds a place in the queue from here on, because a charge that finds the
         // queue full afterwards could not always be undone.
-        let mut waiter = waiter.or_else(|| self.settings.enter_queue(charges));
+        let mut waiter = match waiter {
+            None if !takes_several => self.settings.enter_queue(charges),
+            waiter => waiter,
+        };
         let turn = waiter.as_ref().and_then(|it| it.turn.clone());
         // Without a place in the queue, the request does not wait.
-        let waited = waiter.as_mut().map_or(Duration::MAX, |it| it.ask());
-        let strikes = if waiter.is_some() { u64::MAX } else { self.settings.own_strikes(charges) };
+        let place = waiter.as_mut().filter(|_| !takes_several);
+        let waited = place.map_or(Duration::MAX, |it| it.ask());
+        let has_own_reason = waiter.is_some() || takes_several;
+        let strikes = if has_own_reason { u64::MAX } else { self.settings.own_strikes(charges) };
         let left = |it: &Charge<'_>| it.max_wait().saturating_sub(waited);
         let charges = charges.iter().map(|it| it.with_max_wait(left(it)).with_turn(turn.as_ref()));
         self.ask(head, &charges.collect::<SmallVec<[_; 4]>>(), waiter, strikes)

@@ -147,11 +147,15 @@ impl LayerConfig {
         Ok(())
     }
 
-    /// Returns `true` if the queue is full or the layer is report-only.
+    /// Returns `true` if the queue is full, the request needs several slots, or the layer is
+    /// report-only.
     #[inline]
     pub(crate) fn must_not_queue(&self, charges: &[Charge<'_>]) -> bool {
+        let takes_several = || charges.iter().any(Charge::takes_several_slots);
         charges.iter().any(Charge::queues)
-            && (self.report_only.is_on() || self.waiters.are_full(charges, self.queue))
+            && (self.report_only.is_on()
+                || takes_several()
+                || self.waiters.are_full(charges, self.queue))
     }
 
     /// Returns a reason to run a request that would otherwise be rejected, or `None` to reject it.

@@ -36,6 +36,14 @@ pub enum RuleError {
         /// The limit of the quota.
         limit: u64,
     },
+    /// Requests of the rule need more than one slot of a [concurrent](Quota::concurrent) quota, and have
+    /// a [`max_wait`](crate::Rule::max_wait). Such requests do not wait.
+    SeveralSlotsWait {
+        /// The rule.
+        rule: RuleName,
+        /// The cost of a request.
+        cost: u32,
+    },
     /// A layer has more than 126 sets of [alternatives](crate::Rule::or).
     TooManyAlternatives(usize),
     /// No request can match a route of `by_route`, or two routes have the same method and path.
@@ -77,6 +85,11 @@ impl fmt::Display for RuleError {
                      the cost or raise the burst"
                 )
             }
+            Self::SeveralSlotsWait { rule, cost } => write!(
+                f,
+                "rule {rule}: max_wait with a cost of {cost} slots, but a request for more than one \
+                 slot does not wait; lower the cost to 1 or remove the max_wait"
+            ),
             Self::TooManyAlternatives(n) => {
                 write!(f, "{n} sets of alternatives; give at most {MAX_GROUP}")
             }
@@ -143,6 +156,9 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
         if let Some(quotas) = info.quotas.or(current).or(unknown) {
             let wait = if info.queues { Duration::from_nanos(1) } else { Duration::ZERO };
             let charge = Charge::new(info.name, &key, quotas).with_cost(info.cost.unwrap_or(1));
+            if info.queues && charge.takes_several_slots() {
+                return Err(RuleError::SeveralSlotsWait { rule: info.name, cost: charge.cost() });
+            }
             let charge = charge.with_max_wait(wait);
             let charge = if info.quotas.is_some() { charge.with_fixed_quotas() } else { charge };
             // A headroom from the request may be above 0.

@@ -152,7 +152,8 @@ impl<K> Rule<K> {
     ///
     /// A request also waits for a free slot of a [concurrent](crate::Quota::concurrent) quota. It is
     /// not charged until a slot is free; see [waiting for a
-    /// slot](crate::guide::slots#waiting-for-a-slot).
+    /// slot](crate::guide::slots#waiting-for-a-slot). A request that needs more than one slot does not
+    /// wait, neither for slots nor for a rate beside them: it is denied at once.
     ///
     /// A request that waits for a rate is already admitted: a block or a new plan affects only later requests.
     /// The units of a dropped waiting request are returned only if no later request waits. If a

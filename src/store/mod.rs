@@ -156,6 +156,9 @@ impl<'a> Charge<'a> {
 
     /// Sets the longest time that the caller will queue. Defaults to zero, and is limited to ten
     /// years.
+    ///
+    /// A charge of more than one slot of a [concurrent](crate::Quota::concurrent) quota does not
+    /// queue, whatever this time is.
     pub fn with_max_wait(mut self, time: Duration) -> Self {
         const LONGEST: u64 = 10 * 365 * 86_400 * 1_000_000_000;
         self.demand.max_wait = u64::try_from(time.as_nanos()).map_or(LONGEST, |ns| ns.min(LONGEST));
@@ -254,9 +257,10 @@ impl<'a> Charge<'a> {
     /// pool must leave if it does not fit.
     #[inline]
     pub(crate) fn demand_in(&self, group: u8) -> (Demand, u32) {
-        let headroom = self.demand.headroom;
+        let demand = self.demand();
+        let headroom = demand.headroom;
         let (own, reserve) = if group == Self::SHARE { (0, headroom) } else { (headroom, 0) };
-        (Demand { headroom: own, ..self.demand }, reserve)
+        (Demand { headroom: own, ..demand }, reserve)
     }
 
     /// Returns the key of the account.
@@ -301,16 +305,24 @@ impl<'a> Charge<'a> {
         self.demand.headroom
     }
 
-    /// Returns the longest time that the caller will queue.
+    /// Returns the longest time that the caller will queue. It is zero for a charge of more than one
+    /// slot.
     #[must_use]
     pub fn max_wait(&self) -> Duration {
-        Duration::from_nanos(self.demand.max_wait)
+        Duration::from_nanos(self.demand().max_wait)
     }
 
     /// Returns `true` if the charge may queue.
     #[inline]
     pub(crate) fn queues(&self) -> bool {
-        self.demand.max_wait > 0
+        self.demand().max_wait > 0
+    }
+
+    /// Returns `true` if the charge needs more than one slot. It then does not queue: at the head of a
+    /// queue, it would keep others from free slots.
+    #[inline]
+    pub(crate) fn takes_several_slots(&self) -> bool {
+        self.demand.cost > 1 && self.charged_quotas().any(|(_, quota)| quota.is_concurrent())
     }
 
     /// Returns `true` if the charge is report-only.
@@ -319,8 +331,10 @@ impl<'a> Charge<'a> {
         self.report_only
     }
 
+    #[inline]
     pub(crate) fn demand(&self) -> Demand {
-        self.demand
+        let queues = self.demand.max_wait > 0 && !self.takes_several_slots();
+        Demand { max_wait: if queues { self.demand.max_wait } else { 0 }, ..self.demand }
     }
 
     /// Returns `true` for the share of a pool, and for the charge after one.

@@ -39,7 +39,7 @@ impl Slots {
         if keys.room(ALICE, order) == Some((0, true)) {
             return Some(keys.hold(ALICE, 1));
         }
-        locked.join(ALICE, 0, 1, 1, 0);
+        locked.join(ALICE, 0, 1, 0);
         None
     }
 

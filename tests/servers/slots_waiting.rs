@@ -34,6 +34,7 @@ use crate::{
     accounts::{Account, Dice, connect, raw, rule},
     servers::{Cluster, Flavour, Mode, Proxy, Server, eventually},
     slots::{held, until_held},
+    support::several_slots::never_wait,
 };
 
 const OK: StatusCode = StatusCode::OK;
@@ -526,6 +527,29 @@ async fn a_limiter_keeps_no_place_in_the_queue_while_it_sleeps() {
         assert!(!waits.is_finished());
         waits.abort();
     }
+}
+
+/// `it slots::waiting::a_request_for_several_slots_waits_on_no_store` has the embedded stores.
+#[tokio::test]
+async fn a_request_for_several_slots_waits_on_no_store() {
+    let local = || LocalStore::with_capacity(1_000);
+    for flavour in [Flavour::Redis, Flavour::Valkey] {
+        let server = Server::start(flavour, &[]).await;
+        let name = |name| format!("{flavour:?}, {name}");
+        let prefixed = |prefix: &str| RedisStore::connect(&server.url()).prefix(prefix);
+        let alone = prefixed("alone").await.expect("a store");
+        never_wait(&name("alone"), alone.fail_closed().boxed()).await;
+        let single = prefixed("single").coalesce(false).await.expect("a store");
+        never_wait(&name("a call each"), single.fail_closed().boxed()).await;
+        let all = prefixed("all").await.expect("a store").timeout(Duration::from_secs(5));
+        let all = all.breaker().deny_cache().leases(5).fallback(local());
+        never_wait(&name("wrapped"), all.boxed()).await;
+    }
+    let cluster = Cluster::start(Flavour::Redis).await;
+    let urls = cluster.urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let store = RedisStore::cluster(&urls).await.expect("connects");
+    never_wait("cluster", store.fail_closed().boxed()).await;
 }
 
 #[tokio::test]

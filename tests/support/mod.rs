@@ -16,6 +16,7 @@ pub(crate) mod process;
 pub(crate) mod programs;
 pub(crate) mod random;
 pub(crate) mod regressions;
+pub(crate) mod several_slots;
 pub(crate) mod shaky;
 #[cfg(feature = "testing")]
 pub(crate) mod slot_tables;

@@ -130,7 +130,7 @@ pub(super) struct LockedSlots<'a> {
     pub(super) full: bool,
     called: Vec<Call>,
     /// The place that the request has left.
-    left: Option<(QueuePlace, Option<Waiting>)>,
+    left: Option<(QueuePlace, Option<Call>)>,
 }
 
 impl<'a> LockedSlots<'a> {
@@ -142,13 +142,13 @@ impl<'a> LockedSlots<'a> {
     }
 
     /// Adds the request to the queue of an account. It must have a turn.
-    pub(super) fn join(&mut self, id: u64, headroom: u32, need: u64, limit: u64, max_wait: u64) {
+    pub(super) fn join(&mut self, id: u64, headroom: u32, limit: u64, max_wait: u64) {
         let (order, shard) = (Turn::order(self.turn, headroom), self.table.shard(id).clone());
         let Some(turn) = self.turn else { return };
         let Some(entry) = self.get(id).and_then(|keys| keys.entries.get_mut(&id)) else { return };
         let queue = entry.queue.get_or_insert_default();
         queue.limit = limit;
-        queue.join(turn, shard, id, order, need, max_wait);
+        queue.join(turn, shard, id, order, max_wait);
     }
 
     /// Calls the next request that waits for slots of an account, if it fits under `limit`.
@@ -287,15 +287,8 @@ struct Exhaustion {
 pub(crate) struct SlotQueue {
     /// The limit of the latest request.
     pub(crate) limit: u64,
-    pub(crate) waiting: BTreeMap<Order, Waiting>,
-}
-
-#[derive(Debug)]
-pub(crate) struct Waiting {
-    /// The slots that must be free.
-    pub(crate) need: u64,
-    /// `None` once the request is called.
-    pub(crate) call: Option<Call>,
+    /// Each request needs one slot and its headroom. Its call is `None` once it is called.
+    pub(crate) waiting: BTreeMap<Order, Option<Call>>,
 }
 
 impl SlotQueue {
@@ -306,12 +299,11 @@ impl SlotQueue {
         queues: Arc<dyn LeaveQueue>,
         id: u64,
         order: Order,
-        need: u64,
         max_wait: u64,
     ) {
         self.leave(turn, id);
         let (call, called) = oneshot::channel();
-        let _ = self.waiting.insert(order, Waiting { need, call: Some(call) });
+        let _ = self.waiting.insert(order, Some(call));
         *turn.place.lock() = Some(QueuePlace { queues, id, order, max_wait, called });
     }
 
@@ -341,10 +333,10 @@ impl HeldEntry {
     fn call_next(&mut self) -> Option<Call> {
         let queue = self.queue.as_mut()?;
         let mut first = queue.waiting.first_entry()?;
-        let first = first.get_mut();
-        // With no slot held, the limit may be lower than the need, and nothing else would call it.
-        let fits = self.held == 0 || self.held.saturating_add(first.need) <= queue.limit;
-        if fits { first.call.take() } else { None }
+        let (headroom, _) = *first.key();
+        // With no slot held, the limit may be too low, and nothing else would call it.
+        let fits = self.held == 0 || self.held.saturating_add(headroom.into()) < queue.limit;
+        if fits { first.get_mut().take() } else { None }
     }
 }
 
@@ -438,9 +430,9 @@ impl HeldKeys {
     }
 
     /// Removes a request from the queue of the account.
-    fn leave(&mut self, id: u64, order: Order) -> Option<Waiting> {
+    fn leave(&mut self, id: u64, order: Order) -> Option<Call> {
         let entry = self.entries.get_mut(&id)?;
-        let left = entry.queue.as_mut()?.waiting.remove(&order);
+        let left = entry.queue.as_mut()?.waiting.remove(&order).flatten();
         entry.queue.take_if(|queue| queue.waiting.is_empty());
         if entry.is_unused() {
             entry.exhaustion = None;

@@ -127,8 +127,7 @@ pub(super) fn deny(
         && denying.all(waits)
     {
         let Demand { headroom, max_wait, .. } = first.demand;
-        let (need, limit) = (first.demand.need(), first.quota.raised_limit());
-        slots.join(first.at.id, headroom, need, limit, max_wait);
+        slots.join(first.at.id, headroom, first.quota.raised_limit(), max_wait);
     }
     for Account { at, quota, evaluation, .. } in accounts {
         if matches!(evaluation.snapshot, Snapshot::Slots { .. }) {

@@ -60,22 +60,22 @@ impl WaitingRequests {
         Self { queue, asking: 0, frees: 0, failing: false, answered_in, interval, due }
     }
 
-    /// Calls the requests that fit into `room` slots, and at least the first `least`.
+    /// Calls the requests that fit into `room` slots.
     ///
     /// The room is at most the limit: it may count slots that a call without an answer never took.
-    fn call_for(&mut self, room: u64, least: usize, calls: &mut Vec<Call>) {
-        self.call(room.min(self.queue.limit), least, calls);
-    }
-
-    /// Calls the requests that fit into `room`, also above the limit, and at least the first `least`.
-    fn call(&mut self, mut room: u64, least: usize, calls: &mut Vec<Call>) {
-        for (position, waiting) in self.queue.waiting.values_mut().enumerate() {
-            if position >= least && waiting.need > room {
+    fn call_for(&mut self, room: u64, calls: &mut Vec<Call>) {
+        let room = room.min(self.queue.limit);
+        for (before, ((headroom, _), call)) in (0..).zip(&mut self.queue.waiting) {
+            if before + u64::from(*headroom) >= room {
                 break;
             }
-            calls.extend(waiting.call.take());
-            room = room.saturating_sub(waiting.need);
+            calls.extend(call.take());
         }
+    }
+
+    /// Calls the first request, which may find slots that other processes have freed.
+    fn call_first(&mut self, calls: &mut Vec<Call>) {
+        calls.extend(self.queue.waiting.values_mut().next().and_then(Option::take));
     }
 
     fn is_unused(&self) -> bool {
@@ -127,8 +127,10 @@ impl Drop for Asking {
                 // If the next call has no answer either, it counts as a failure.
                 let usual = mem::take(&mut waiting.answered_in);
                 waiting.failing |= self.has_failed || self.started.elapsed() >= usual;
-                let room = if waiting.failing { u64::MAX } else { 0 };
-                waiting.call(room, 1, &mut calls);
+                if waiting.failing {
+                    calls.extend(waiting.queue.waiting.values_mut().filter_map(Option::take));
+                }
+                waiting.call_first(&mut calls);
             }
             if waiting.is_unused() {
                 state.waiting.remove(&id);
@@ -178,7 +180,7 @@ impl Slots {
             };
             decision.outcomes.push(outcome.with_report_only(report_only));
         }
-        self.join(&full, charges, 1);
+        self.join(&full, charges, true);
         Some(decision)
     }
 
@@ -214,7 +216,7 @@ impl Slots {
         let first = denying.clone().next().filter(|_| denying.all(waits));
         let joined = needed(request).find(|it| first.is_some_and(|first| is_of(it, first)));
         match (joined, turn) {
-            (Some(joined), _) => self.join(&joined, charges, 0),
+            (Some(joined), _) => self.join(&joined, charges, false),
             (None, Some(turn)) if !allowed => turn.leave_unless(|_| false),
             _ => {}
         }
@@ -259,15 +261,18 @@ impl Slots {
             waiting.answered_in = waiting.answered_in.max(time);
             // The server may count slots no more that were freed after it decided.
             let was_freed = !allowed && frees.is_some_and(|frees| frees != waiting.frees);
-            waiting.call_for(room, was_freed.into(), &mut calls);
+            if was_freed {
+                waiting.call_first(&mut calls);
+            }
+            waiting.call_for(room, &mut calls);
         }
         drop(state);
         drop(calls);
     }
 
-    /// Adds a request to the queue of an account, if it may wait. It leaves any other queue. If fewer
-    /// than `least` requests wait before it, it is called.
-    fn join(self: &Arc<Self>, at: &Needed<'_>, charges: &[Charge<'_>], least: usize) {
+    /// Adds a request to the queue of an account, if it may wait. It leaves any other queue. If it asks
+    /// for the first time and is the first, because those before it have left, it is called.
+    fn join(self: &Arc<Self>, at: &Needed<'_>, charges: &[Charge<'_>], is_new: bool) {
         let (account, quota_index, quota, ask) = *at;
         let Some((turn, max_wait)) = waiting(charges, account.rule) else { return };
         let id = self.id(&set(account, quota_index));
@@ -281,9 +286,9 @@ impl Slots {
             self.waits.notify_one();
         }
         waiting.queue.limit = quota.raised_limit();
-        waiting.queue.join(turn, self.clone(), id, order, ask.need(), nanos(max_wait));
-        if !waiting.queue.is_before(order) {
-            waiting.call(0, least, &mut calls);
+        waiting.queue.join(turn, self.clone(), id, order, nanos(max_wait));
+        if is_new && !waiting.queue.is_before(order) {
+            waiting.call_first(&mut calls);
         }
         drop(state);
         drop(calls);
@@ -297,7 +302,7 @@ impl Slots {
         let next = all.map(|waiting| {
             if waiting.due <= now {
                 waiting.due = now + waiting.interval;
-                waiting.call(0, 1, &mut calls);
+                waiting.call_first(&mut calls);
             }
             waiting.due.max(now + PAUSE)
         });
@@ -318,11 +323,9 @@ impl LeaveQueue for Slots {
         let (mut calls, mut state) = (Vec::new(), self.state());
         let Some(waiting) = state.waiting.get_mut(&id) else { return };
         let left = waiting.queue.waiting.remove(&order);
-        // The first request may fit where a larger one before it did not.
-        let first = waiting.queue.waiting.first_key_value();
-        let need = first.filter(|(first, _)| **first > order).map_or(u64::MAX, |(_, it)| it.need);
-        if left.as_ref().is_some_and(|left| left.call.is_none() || need < left.need) {
-            waiting.call(0, 1, &mut calls);
+        if matches!(left, Some(None)) {
+            // It was called, and takes no slot.
+            waiting.call_first(&mut calls);
         }
         if waiting.is_unused() {
             state.waiting.remove(&id);
@@ -353,7 +356,8 @@ impl SlotsState {
             let room = self.to_free(set);
             if let Some(waiting) = self.waiting.get_mut(&id) {
                 waiting.frees += 1;
-                waiting.call_for(room, 1, &mut calls);
+                waiting.call_first(&mut calls);
+                waiting.call_for(room, &mut calls);
             }
         }
         calls

@@ -423,7 +423,7 @@ impl Store for Full {
 async fn a_store_without_a_queue_for_slots_fails_at_once() {
     let waiting = Limiter::new(Full).until_ready("alice", &Quota::concurrent(2), 1).await;
     let error = waiting.expect_err("none is free").to_string();
-    assert!(error.contains("does not know how long to wait"), "{error}");
+    assert!(error.contains("the wait is unknown"), "{error}");
 }
 
 /// New keys of a full store share an account, which all operations must lock in the same order.

@@ -1,11 +1,15 @@
 //! Slots as clients, operators and files see them.
 
+use std::time::Duration;
+
 use axum::{Router, body::Body, extract::Request, routing::get};
 use http::{Response, StatusCode};
 use http_body_util::BodyExt;
 use tower::ServiceExt;
 use tower_sluice::{
-    Headers, LocalStore, Quota, RateLimitLayer, Rule, key::Everyone, rule::RuleError,
+    Cost, Headers, LivePlan, LocalStore, Quota, RateLimitLayer, Rule,
+    key::Everyone,
+    rule::{RuleError, Rules},
 };
 
 fn rule(plan: impl Into<tower_sluice::Plan>) -> Rule<Everyone> {
@@ -109,6 +113,38 @@ fn mistakes_are_found_when_a_layer_is_built() {
     let cost = rule(Quota::concurrent(2)).cost(3);
     let error = RateLimitLayer::try_rules(cost, LocalStore::new()).expect_err("never fits");
     assert!(matches!(error, RuleError::CostAboveLimit { cost: 3, limit: 2, .. }), "{error}");
+}
+
+/// Returns the error of a layer whose requests have a fixed cost and may wait.
+fn wait_error(rules: impl Rules) -> Option<String> {
+    let layer = RateLimitLayer::try_rules(rules, LocalStore::new());
+    let error = layer.err()?;
+    assert!(matches!(error, RuleError::SeveralSlotsWait { cost: 10, .. }), "{error}");
+    Some(error.to_string())
+}
+
+#[test]
+fn a_fixed_cost_of_several_slots_with_a_max_wait_is_an_error_when_the_layer_is_built() {
+    let second = Duration::from_secs(1);
+    let of = |quotas: &[Quota]| rule(quotas.to_vec()).cost(10).max_wait(second);
+    let (slots, rate) = (Quota::concurrent(10), Quota::per_minute(10));
+    let live = || rule(&LivePlan::new(slots)).cost(10).max_wait(second);
+    let expected = "rule jobs: max_wait with a cost of 10 slots, but a request for more than one \
+                    slot does not wait; lower the cost to 1 or remove the max_wait";
+    for (what, error) in [
+        ("slots", wait_error(of(&[slots]))),
+        ("a rate beside them", wait_error(of(&[rate, slots]))),
+        ("a live plan", wait_error(live())),
+        ("another rule", wait_error((Rule::new("rate", Everyone, rate), of(&[slots])))),
+        ("no key", wait_error(Rule::new("key", Everyone, rate).if_no_key(of(&[slots])))),
+    ] {
+        assert_eq!(error.as_deref(), Some(expected), "{what}");
+    }
+    let computed = rule(slots).cost(Cost::from_fn(|_| 10)).max_wait(second);
+    assert_eq!(wait_error(computed), None);
+    assert_eq!(wait_error(rule(slots).cost(10)), None, "no max_wait");
+    assert_eq!(wait_error(of(&[rate])), None, "no slots");
+    assert_eq!(wait_error(rule(slots).max_wait(second)), None, "one slot");
 }
 
 #[cfg(feature = "governor")]

@@ -30,6 +30,7 @@ use crate::support::{
     Gated, Strict, ask,
     driven::{Counting, Time, begin, limiter, millis, secs},
     get, header,
+    several_slots::{AnyStore, never_wait},
     shaky::{Mood, Shaky},
     with,
 };
@@ -251,27 +252,64 @@ async fn a_request_may_wait_for_a_slot_and_then_for_a_rate() {
     assert_eq!(status(&mut second), OK);
 }
 
+/// Returns a store of each kind, by the wrapper that makes it.
+fn stores() -> Vec<(&'static str, AnyStore)> {
+    let local = || Time::default().store();
+    let shaky = || Shaky::new(local());
+    let failing = shaky();
+    failing.is(Mood::Failing);
+    vec![
+        ("local", local().boxed()),
+        ("later", Gated::open(local()).boxed()),
+        ("fail_open", shaky().fail_open().boxed()),
+        ("fail_closed", shaky().fail_closed().boxed()),
+        ("fallback", shaky().fallback(local()).boxed()),
+        ("fallback in an outage", failing.fallback(local()).boxed()),
+        ("timeout", shaky().timeout(secs(1)).fail_closed().boxed()),
+        ("breaker", shaky().breaker().fail_closed().boxed()),
+        ("deny_cache", local().deny_cache().boxed()),
+        ("leases", local().leases(5).boxed()),
+        (
+            "all",
+            shaky().timeout(secs(1)).breaker().deny_cache().leases(5).fallback(local()).boxed(),
+        ),
+    ]
+}
+
 #[tokio::test(start_paused = true)]
-async fn a_large_cost_waits_for_enough_slots_and_is_not_overtaken() {
+async fn a_request_for_several_slots_waits_on_no_store() {
+    for (name, store) in stores() {
+        never_wait(name, store).await;
+    }
+}
+
+/// The documentation of the module lists the wrappers.
+#[test]
+fn several_slots_are_tested_on_each_wrapper() {
+    let text = include_str!("../../../src/store/mod.rs");
+    let rows = text.lines().filter_map(|line| line.strip_prefix("//! | [`"));
+    let wrappers: Vec<_> = rows.filter_map(|row| row.split('`').next()).collect();
+    assert!(wrappers.len() >= 7, "{wrappers:?}");
+    for wrapper in wrappers {
+        assert!(stores().iter().any(|(name, _)| *name == wrapper), "{wrapper}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cost_that_grows_during_the_wait_ends_it() {
     let store = Time::default().store();
-    let four = [Quota::concurrent(4)];
-    let cost =
-        Cost::from_fn(|head: &RequestHead<'_>| if head.uri.path() == "/large" { 3 } else { 1 });
-    let rule = Rule::new("api", Everyone, four[0]).cost(cost).max_wait(secs(2));
+    let (two, asked) = (Quota::concurrent(2), AtomicUsize::new(0));
+    let cost = Cost::from_fn(move |_| if asked.fetch_add(1, SeqCst) == 0 { 1 } else { 2 });
+    let rule = Rule::new("api", Everyone, two).cost(cost).max_wait(secs(2));
     let layer = RateLimitLayer::rules(rule, store.clone()).hold_until(HoldUntil::Head);
     let mut service = layer.layer(Strict::default());
-    let mut running: Vec<_> = (0..4).map(|_| run(&store, &four, 1)).collect();
-    let mut large = begin(&mut service, get("/large")).await;
-    let mut small = begin(&mut service, get("/")).await;
-    assert_pending!(large.poll());
-    assert_pending!(small.poll());
-    for _ in 0..2 {
-        running.pop();
-        assert!(!large.is_woken() && !small.is_woken());
-    }
-    running.pop();
-    assert!(large.is_woken() && !small.is_woken());
-    assert_eq!((status(&mut large), status(&mut small)), (OK, OK));
+    let mut running = [(); 2].map(|()| Some(run(&store, &[two], 1)));
+    let mut waiting = begin(&mut service, get("/")).await;
+    assert_pending!(waiting.poll());
+    running[0] = None;
+    assert!(waiting.is_woken());
+    assert_eq!(status(&mut waiting), DENIED);
+    assert!(run(&store, &[two], 1).is_allowed(), "it left its place in the queue");
 }
 
 #[tokio::test(start_paused = true)]
@@ -443,10 +481,12 @@ async fn a_million_acquisitions_that_may_wait_leave_every_count_at_zero() {
                 let quotas = &quotas[..1 + random.below(2)];
                 let mut waits = pin!(limiter.until_ready(key as u64, quotas, units));
                 for _ in 0..random.below(5) {
-                    let Poll::Ready(decision) = poll!(waits.as_mut()) else {
+                    let Poll::Ready(ready) = poll!(waits.as_mut()) else {
                         yield_now().await;
                         continue;
                     };
+                    // A call for two slots does not wait.
+                    let Ok(decision) = ready else { break };
                     let now = running[key].fetch_add(cost, SeqCst) + cost;
                     assert!(now <= 3, "{now} slots held");
                     if random.below(2) == 0 {
