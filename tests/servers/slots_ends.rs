@@ -4,19 +4,25 @@
 use std::{
     fmt::Debug,
     future::ready,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
     time::{Duration, Instant},
 };
 
 use futures::{StreamExt, future::join_all, poll, stream};
-use redis::{Cmd, Pipeline, RedisFuture, Value, aio::ConnectionLike};
+use redis::{
+    Cmd, Pipeline, RedisFuture, Value,
+    aio::{ConnectionLike, MultiplexedConnection},
+};
 use tokio::time::{sleep, sleep_until, timeout};
 use tower_sluice::{
     Decision, LocalStore, Quota, RedisStore, Store, StoreExt, decision::Source, testing::Subject,
 };
 
 use crate::{
-    accounts::{Account, address, connect},
+    accounts::{Account, address, connect, raw},
     servers::{Flavour, Mode, Proxy, Server},
     slots::{held, until_held},
 };
@@ -83,6 +89,64 @@ async fn a_take_whose_answer_is_read_after_the_time_to_live_begins_lost() {
             subject.set(TEN);
             assert_eq!(held(&subject, &account).await, 0, "{what}: nothing is left behind");
         }
+    }
+}
+
+/// A connection whose replies are lost while `is_deaf` is set.
+#[derive(Clone)]
+struct Deaf {
+    inner: MultiplexedConnection,
+    is_deaf: Arc<AtomicBool>,
+}
+
+impl ConnectionLike for Deaf {
+    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
+        Box::pin(async move {
+            let reply = self.inner.req_packed_command(command).await;
+            match self.is_deaf.load(SeqCst) {
+                true => Err(std::io::Error::other("the reply is lost").into()),
+                false => reply,
+            }
+        })
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        commands: &'a Pipeline,
+        offset: usize,
+        count: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        self.inner.req_packed_commands(commands, offset, count)
+    }
+
+    fn get_db(&self) -> i64 {
+        self.inner.get_db()
+    }
+}
+
+/// The slots would count for a day.
+#[tokio::test]
+async fn a_batch_without_an_answer_frees_the_slots_of_all_its_callers() {
+    let rates = [Quota::concurrent(9), Quota::per_day(1_000)];
+    let server = Server::redis().await;
+    let other = connect(&server.url()).await;
+    let (inner, is_deaf) = (raw(&server.url()).await, Arc::new(AtomicBool::new(false)));
+    let deaf = Deaf { inner, is_deaf: is_deaf.clone() };
+    let store = RedisStore::with_connection(deaf).slot_ttl(Duration::from_secs(86_400));
+    let store = store.lazy().expect("a store");
+    for (what, quotas) in [("alone", &rates[..1]), ("beside a rate", &rates[..])] {
+        let account = Account { quotas: quotas.into(), ..Account::new(what, rates[0]) };
+        // The scripts are loaded.
+        drop(join_all((0..4).map(|_| account.take(&store, 2))).await);
+        until_held(&other, &account, 0).await;
+        let before = server.script_calls().await;
+        is_deaf.store(true, SeqCst);
+        let taken = join_all((0..4).map(|_| account.take(&store, 2))).await;
+        assert!(taken.iter().all(Result::is_err), "{what}");
+        let calls = server.script_calls().await - before;
+        assert_eq!(calls, 2, "{what}: one request alone, and a batch");
+        is_deaf.store(false, SeqCst);
+        until_held(&other, &account, 0).await;
     }
 }
 

@@ -18,6 +18,7 @@ use tokio::{
     task::JoinHandle,
     time::{sleep, timeout},
 };
+use tokio_test::task;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sluice::{
     Cost, Decision, Key, Limiter, LocalStore, Quota, RateLimitLayer, RedisStore, Rule, Store,
@@ -550,6 +551,34 @@ async fn a_request_for_several_slots_waits_on_no_store() {
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let store = RedisStore::cluster(&urls).await.expect("connects");
     never_wait("cluster", store.fail_closed().boxed()).await;
+}
+
+/// Both wait in one process, and the first is called. The next one asks at least once in the mean hold time,
+/// which is a second, so a call in the same instant is due to the first one that leaves.
+#[tokio::test]
+async fn a_called_request_that_leaves_calls_the_next_at_once() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let before = hold(&store, ONE).await;
+    sleep(millis(1_100)).await;
+    drop(before);
+    let running = hold(&store, ONE).await;
+    let app = app(&[ONE], store.clone().fail_closed(), millis(9_000), Duration::ZERO);
+    let mut first = task::spawn(app.service.clone().oneshot(to("/")));
+    eventually("it waits", async || {
+        assert!(first.poll().is_pending());
+        let behind = account(ONE).take(&store, 1).await.expect("a decision");
+        (behind.source() == Source::DenyCache).then_some(())
+    })
+    .await;
+    let mut second = task::spawn(app.service.clone().oneshot(to("/")));
+    assert!(second.poll().is_pending());
+    drop(running);
+    assert!(first.is_woken() && !second.is_woken());
+    drop(first);
+    assert!(second.is_woken(), "nobody was called");
+    let response = second.await.expect("infallible");
+    assert_eq!(response.status(), OK);
 }
 
 #[tokio::test]

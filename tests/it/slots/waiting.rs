@@ -362,6 +362,27 @@ async fn a_changed_limit_applies_to_requests_that_wait() {
     waiting.iter_mut().for_each(|asking| assert_eq!(status(asking), OK));
 }
 
+/// With its headroom, the request needs two slots, and another one brings a limit of one. Nothing but the
+/// last free calls it.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_a_lowered_limit_can_never_serve_is_denied_when_no_slot_is_held() {
+    let store = Time::default().store();
+    let plan = LivePlan::new(Quota::concurrent(2));
+    let rule = Rule::new("api", Everyone, &plan).headroom(1).max_wait(secs(2));
+    let layer = RateLimitLayer::rules(rule, store.clone()).hold_until(HoldUntil::Head);
+    let mut service = layer.layer(Strict::default());
+    let mut running = [(); 2].map(|()| Some(run(&store, &[Quota::concurrent(2)], 1)));
+    let mut waiting = begin(&mut service, get("/")).await;
+    assert_pending!(waiting.poll());
+    plan.replace(ONE);
+    assert!(!run(&store, &[ONE], 1).is_allowed());
+    running[0] = None;
+    assert!(!waiting.is_woken());
+    running[1] = None;
+    assert!(waiting.is_woken(), "nothing else would call it");
+    assert_eq!(status(&mut waiting), DENIED);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_new_request_brings_a_raised_limit_to_those_that_wait() {
     let several = [ONE, Quota::per_hour(100)];
