@@ -257,5 +257,11 @@ pub use crate::{
 #[cfg(test)]
 fn keeping_regressions() -> proptest::test_runner::Config {
     use proptest::test_runner::{Config, FileFailurePersistence};
-    Config::with_failure_persistence(FileFailurePersistence::SourceParallel("tests/regressions"))
+    let mut config = Config::default();
+    // The variable `PROPTEST_DISABLE_FAILURE_PERSISTENCE` leaves no place.
+    if config.failure_persistence.is_some() {
+        let place = FileFailurePersistence::SourceParallel("tests/regressions");
+        config.failure_persistence = Some(Box::new(place));
+    }
+    config
 }

@@ -31,6 +31,7 @@ mod fair_load;
 mod format;
 mod found;
 mod instances;
+mod kept_cases;
 mod keys;
 mod kit;
 mod leased;
