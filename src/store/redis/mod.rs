@@ -104,7 +104,7 @@ const SLOT_TTL: Duration = Duration::from_secs(10);
 ///
 /// # Limitations
 ///
-/// - Charges are lost if the server evicts keys to free memory (`allkeys-*`) or loses its data. A
+/// - Charges are lost if the server evicts keys to free memory (any policy but `noeviction`) or loses its data. A
 ///   failover to a replica loses the charges that the replica lacks. Each loss admits at most one
 ///   more burst per key.
 /// - If a network partition leads to two primaries, each admits the whole limit.

@@ -378,7 +378,7 @@ fn rule() -> RuleName {
 fn add_warnings(warnings: &mut Vec<String>, info: &InfoDict) -> Result<(), RedisError> {
     check_version(info)?;
     let policy = info.get::<String>("maxmemory_policy");
-    if let Some(policy) = policy.filter(|policy| policy.starts_with("allkeys")) {
+    if let Some(policy) = policy.filter(|policy| policy != "noeviction") {
         let warning = format!(
             "maxmemory-policy is {policy}: a server out of memory evicts accounts, and their keys \
              get a fresh quota; set noeviction"
