@@ -28,6 +28,7 @@ mod examples;
 mod explain;
 mod failover;
 mod fair_load;
+mod first_line;
 mod format;
 mod found;
 mod instances;

@@ -1,5 +1,6 @@
 //! A shared connection that reconnects by itself, and how a store opens and tests it.
 
+mod first_line;
 pub(crate) mod open;
 
 use std::{
@@ -23,7 +24,7 @@ use redis::{
 use tokio::{
     runtime::Handle,
     sync::{Mutex, Notify, OwnedMutexGuard, watch},
-    time::{Instant, sleep_until, timeout, timeout_at},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 
 use crate::store::{BoxFuture, redis::error::code};
@@ -180,6 +181,9 @@ async fn reconnect(link: Weak<LinkInner>, mut last: OwnedMutexGuard<Instant>) {
         if inner.dial().await {
             return;
         }
+        drop(inner);
+        // Callers that waited for the attempt see its error before the next attempt starts.
+        sleep(BASE_BACKOFF / 10).await;
     }
 }
 

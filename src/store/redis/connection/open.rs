@@ -18,7 +18,7 @@ use redis::{
     sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType},
 };
 
-use super::{Link, config};
+use super::{Link, config, first_line::FirstLines};
 use crate::{
     key::Key,
     name::RuleName,
@@ -69,7 +69,8 @@ impl RedisStore {
         let server = address(url)?;
         let place = server.addr().to_string();
         let client = Client::open(server)?;
-        Ok(Self::from_connector(move || open(client.clone())).at(&place))
+        let lines = FirstLines::default();
+        Ok(Self::from_connector(move || open(client.clone(), lines.clone())).at(&place))
     }
 
     /// Returns the settings of a store whose connections `connect` opens, for example through a
@@ -114,6 +115,8 @@ impl RedisStore {
 
     fn on_master(urls: &[&str], name: &str) -> Result<RedisBuilder, RedisError> {
         let mut sentinels = addresses(urls)?;
+        let servers: Arc<[_]> = sentinels.iter().map(|server| server.addr().clone()).collect();
+        let lines = FirstLines::default();
         let (master, address) = (sentinels[0].redis_settings().clone(), sentinels[0].addr());
         let tls = match address {
             TcpTls { insecure: true, .. } => Some(TlsMode::Insecure),
@@ -130,7 +133,13 @@ impl RedisStore {
             let (sentinels, node) = (sentinels.clone(), Some(node.clone()));
             let kind = SentinelServerType::Master;
             let client = SentinelClient::build(sentinels, name.clone(), node, kind);
-            async move { client?.get_async_connection_with_config(&config()).await }
+            let servers = servers.clone();
+            let lines = lines.clone();
+            async move {
+                let mut client = client?;
+                let config = config();
+                lines.explain(&servers, client.get_async_connection_with_config(&config)).await
+            }
         }))
     }
 }
@@ -167,13 +176,15 @@ impl RedisStore<ClusterLink> {
             _ => Err(RedisError::new(RedisErrorKind::Config, NO_TCP)),
         });
         let (seeds, first) = (seeds.collect::<Result<Vec<_>, _>>()?, nodes[0].clone());
+        let lines = FirstLines::default();
         Ok(Self::cluster_from_connector(&seeds, move |name, number| {
             let mut node = first.addr().clone();
             if let Tcp(host, port) | TcpTls { host, port, .. } = &mut node {
                 (*host, *port) = (name, number);
             }
             let client = Client::open(first.clone().set_addr(node));
-            async move { open(client?).await }
+            let lines = lines.clone();
+            async move { open(client?, lines).await }
         }))
     }
 
@@ -322,8 +333,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     }
 }
 
-async fn open(client: Client) -> RedisResult<MultiplexedConnection> {
-    client.get_multiplexed_async_connection_with_config(&config()).await
+async fn open(client: Client, lines: FirstLines) -> RedisResult<MultiplexedConnection> {
+    let config = config();
+    let servers = [client.get_connection_info().addr().clone()];
+    lines.explain(&servers, client.get_multiplexed_async_connection_with_config(&config)).await
 }
 
 fn tcp() -> TcpSettings {
