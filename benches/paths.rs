@@ -29,7 +29,7 @@ use tower_sluice::{
 };
 
 /// The paths, each with the path whose instructions are subtracted.
-const PATHS: [(&str, Option<&str>); 21] = [
+const PATHS: [(&str, Option<&str>); 22] = [
     ("bare service", None),
     ("store, admitted", None),
     ("store, denied", None),
@@ -38,7 +38,6 @@ const PATHS: [(&str, Option<&str>); 21] = [
     ("store, two accounts, denied", None),
     ("store, three accounts, admitted", None),
     ("store, three accounts, denied", None),
-    ("store, share and pool, admitted", None),
     ("store, slot taken and freed", None),
     ("store, slot and rate, taken and freed", None),
     ("layer, admitted, no fields", Some("bare service")),
@@ -51,6 +50,8 @@ const PATHS: [(&str, Option<&str>); 21] = [
     ("layer, slot and rate, two fields", Some("bare service")),
     ("layer, fair share, no fields", Some("bare service")),
     ("layer, fair share, two fields", Some("bare service")),
+    ("layer, alternatives, the first pays", Some("bare service")),
+    ("layer, alternatives, the second pays", Some("bare service")),
 ];
 /// Calls of the shorter run. The costs of the first calls are part of both runs and cancel out.
 const FEW: u64 = 50_000;
@@ -146,6 +147,11 @@ fn run(path: &str, calls: u64) {
         let rule = Rule::new("site", Everyone, AMPLE).fair_by(PeerIp::new(), 1);
         RateLimitLayer::rules(rule, LocalStore::new()).headers(headers).layer(Hello)
     };
+    let either = |plan| {
+        let rules =
+            Rule::new("plan", PeerIp::new(), plan).or(Rule::new("credits", PeerIp::new(), AMPLE));
+        RateLimitLayer::rules(rules, LocalStore::new()).headers(Headers::None).layer(Hello)
+    };
     match path {
         "bare service" => serve(Hello, calls),
         "store, admitted" => decide(&[AMPLE], calls),
@@ -155,7 +161,6 @@ fn run(path: &str, calls: u64) {
         "store, two accounts, denied" => decide_all([AMPLE, ONE], calls),
         "store, three accounts, admitted" => decide_all([AMPLE; 3], calls),
         "store, three accounts, denied" => decide_all([AMPLE, AMPLE, ONE], calls),
-        "store, share and pool, admitted" => decide_share(calls),
         "store, slot taken and freed" => decide(&[SLOTS], calls),
         "store, slot and rate, taken and freed" => decide(&[SLOTS, AMPLE], calls),
         "layer, admitted, no fields" => serve(layer(AMPLE, Headers::None), calls),
@@ -168,6 +173,8 @@ fn run(path: &str, calls: u64) {
         "layer, slot and rate, two fields" => serve(held(Headers::RateLimit), calls),
         "layer, fair share, no fields" => serve(fair(Headers::None), calls),
         "layer, fair share, two fields" => serve(fair(Headers::RateLimit), calls),
+        "layer, alternatives, the first pays" => serve(either(AMPLE), calls),
+        "layer, alternatives, the second pays" => serve(either(ONE), calls),
         _ => panic!("no such path: {path}"),
     }
 }
@@ -206,19 +213,6 @@ fn decide_all<const N: usize>(quotas: [Quota; N], calls: u64) {
         let keys: [_; N] = array::from_fn(|_| Key::from(black_box(Ipv4Addr::LOCALHOST)));
         let charge = |at: usize| Charge::new(rules[at], &keys[at], quotas[at].as_ref());
         let decision = store.take(&array::from_fn::<_, N, _>(charge)).now();
-        black_box(decision.is_allowed());
-    });
-}
-
-/// Decides about a share of a pool.
-fn decide_share(calls: u64) {
-    let store = LocalStore::new();
-    let [share, pool] = ["site.share", "site"].map(|name| RuleName::new(name).expect("a name"));
-    repeat(calls, |_| {
-        let (client, site) = (Key::from(black_box(Ipv4Addr::LOCALHOST)), Key::everyone());
-        let share = Charge::new(share, &client, AMPLE.as_ref()).with_group(Charge::SHARE);
-        let pool = Charge::new(pool, &site, AMPLE.as_ref());
-        let decision = store.take(&[share.with_headroom(300_000_000), pool]).now();
         black_box(decision.is_allowed());
     });
 }

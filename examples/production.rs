@@ -80,6 +80,7 @@ async fn main() -> Result<(), BoxError> {
     let recorder = PrometheusBuilder::new()
         .set_buckets_for_metric(of("ratelimit.decision.duration"), &BUCKETS)?
         .set_buckets_for_metric(of("ratelimit.utilization"), &SHARES)?
+        .set_buckets_for_metric(of("ratelimit.attempts"), &[1.0, 2.0, 3.0])?
         .install_recorder()?;
     let config = Config::read()?;
 

@@ -149,16 +149,15 @@ local function is_valid(account, unbounded)
   return true
 end
 
--- Reads an account by its plan. A plan has 1 if the account is binding, plus twice the number of its
--- group of alternatives, and a letter and parameters for each quota. The letter of a quota that is not
--- part of the call is `.`. The plan of a share, in group 127, ends with the time of its reserve. The
--- plan of an `unbounded` call does not have all bounds of a state.
+-- Reads an account by its plan. A plan has 1 if the account is binding, and a letter and parameters for
+-- each quota. The letter of a quota that is not part of the call is `.`. The plan of an `unbounded` call
+-- does not have all bounds of a state.
 local function read(key, plan, unbounded)
-  local kind, count, at = struct.unpack('<BB', plan)
-  local places, binding = {}, math.fmod(kind, 2)
+  local binding, count, at = struct.unpack('<BB', plan)
+  local places = {}
   local account = {
-    key = key, binding = binding == 1, group = (kind - binding) / 2, places = places, value = false,
-    last = 0, changed = false, charging = false, times = 0, lists = false,
+    key = key, binding = binding == 1, places = places, value = false, last = 0, changed = false,
+    charging = false, times = 0, lists = false,
   }
   for i = 1, count do
     local algorithm = algorithms[string.sub(plan, at, at)]
@@ -170,10 +169,6 @@ local function read(key, plan, unbounded)
     else
       places[i], at = {}, at + 1
     end
-  end
-
-  if account.group == 127 then
-    account.reserve, account.reserve_nano = struct.unpack('<I7H', plan, at)
   end
 
   local value = redis.pcall('GET', key)

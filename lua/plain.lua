@@ -3,15 +3,14 @@
 
 -- Returns the value of an account, its value after the charge (false if the charge does not fit),
 -- and the microsecond from which on that value may be dropped. Returns nothing for a value that
--- needs the general path. With the plan of a share that does not fit, the account leaves its reserve.
-local function look(key, plan, share)
+-- needs the general path.
+local function look(key, plan)
   local value = redis.pcall('GET', key)
   if value and (#value < 19 or struct.unpack('<I7', value) > now) then
     return
   end
   local charged, ends, from = struct.pack('<I7', now), 0, 8
-  -- The plan of a share has nine more bytes.
-  for at = 6, #plan - 9, 39 do
+  for at = 6, #plan, 39 do
     local cost, cost_nano, room, room_nano = struct.unpack('<I7Hi7H', plan, at)
     local tat, tat_nano = now, nano
     if value and from + 11 <= #value then
@@ -26,9 +25,6 @@ local function look(key, plan, share)
       end
     end
     local most, most_nano = plus(now, nano, room, room_nano)
-    if share then
-      most, most_nano = minus(most, most_nano, struct.unpack('<I7H', share, 42))
-    end
     if charged and not before(most, most_nano, tat, tat_nano) then
       tat, tat_nano = plus(tat, tat_nano, cost, cost_nano)
       charged = struct.pack('<c0c1HI7H', charged, 'g', 9, tat, tat_nano)
@@ -43,31 +39,17 @@ local function look(key, plan, share)
   return value or '', charged, ends
 end
 
-local accounts, allowed, paid, share = {}, true, {}, nil
+local accounts, allowed = {}, true
 for i = 1, plans do
-  local value, charged, ends = look(KEYS[i], ARGV[i], share)
+  local value, charged, ends = look(KEYS[i], ARGV[i])
   if not value then
     accounts = nil
     break
   end
-  local group = string.byte(ARGV[i])
-  share = nil
-  if group == 255 then
-    share = not charged and ARGV[i] or nil
-  elseif group == 1 then
-    allowed = allowed and charged
-  elseif paid[group] then
-    -- An earlier alternative fits.
-    charged = false
-  else
-    paid[group] = charged
-  end
+  allowed = allowed and charged
   accounts[i] = { value, charged, ends }
 end
 if accounts then
-  for _, charged in pairs(paid) do
-    allowed = allowed and charged
-  end
   local answer = struct.pack('<I7HH', now, nano, allowed and 1 or 0)
   for i = 1, plans do
     local value, charged, ends = unpack(accounts[i])

@@ -27,8 +27,6 @@ pub(crate) struct Case {
     rules: Vec<(RuleName, Vec<Quota>)>,
     /// The rule with one account for all keys.
     shared: Option<usize>,
-    /// The group of the rules: 1 if they are alternatives, and that of a share if the last is its pool.
-    group: u8,
 }
 
 impl Case {
@@ -37,17 +35,7 @@ impl Case {
         let rule = |(at, quotas): (usize, &&[Quota])| {
             (RuleName::new(&format!("{name} {at}")).expect("a name"), quotas.to_vec())
         };
-        Self { name, rules: rules.iter().enumerate().map(rule).collect(), shared: None, group: 0 }
-    }
-
-    /// Creates a case whose rules are alternatives.
-    pub(crate) fn alternatives(name: &'static str, rules: &[&[Quota]]) -> Self {
-        Self { group: 1, ..Self::new(name, rules) }
-    }
-
-    /// Creates a case with a share of each key, and one pool that must leave a few units without it.
-    pub(crate) fn share(name: &'static str, share: Quota, pool: Quota) -> Self {
-        Self { group: Charge::SHARE, ..Self::new(name, &[&[share], &[pool]]) }.sharing(1)
+        Self { name, rules: rules.iter().enumerate().map(rule).collect(), shared: None }
     }
 
     pub(crate) fn one(name: &'static str, quota: Quota) -> Self {
@@ -65,12 +53,7 @@ impl Case {
             [key, 0].map(|n| Key::from(IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 + n))));
         let charges = self.rules.iter().enumerate().map(|(at, (rule, quotas))| {
             let key = if self.shared == Some(at) { &shared } else { &key };
-            let charge = Charge::new(*rule, key, quotas);
-            match self.group {
-                Charge::SHARE if at > 0 => charge,
-                Charge::SHARE => charge.with_group(self.group).with_headroom(30),
-                group => charge.with_group(group),
-            }
+            Charge::new(*rule, key, quotas)
         });
         with(&charges.collect::<SmallVec<[_; 3]>>())
     }

@@ -25,11 +25,8 @@ pub(crate) const ALIKE: &str = "one quota, the way of several";
 pub(crate) const FRAMED: &str = "one quota, through the frame";
 pub(crate) const FRAMED_QUOTAS: &str = "three quotas, through the frame";
 pub(crate) const FRAMED_RULES: &str = "three rules, through the frame";
-pub(crate) const FIRST: &str = "two alternatives, the first is charged";
-pub(crate) const SECOND: &str = "two alternatives, the second is charged";
 pub(crate) const POOL: &str = "one quota of all keys";
 pub(crate) const SHARE: &str = "a fair share and its pool";
-pub(crate) const BEYOND: &str = "a pool beyond the fair share";
 pub(crate) const THREE_QUOTAS: &str = "three quotas of one key";
 pub(crate) const THREE_RULES: &str = "three rules (three keys)";
 
@@ -132,13 +129,9 @@ fn allowed(server: &mut Server) -> Vec<Form> {
     let sixty = Quota::per_hour(AMPLE);
     let sliding = |buckets| Algorithm::SlidingWindow { buckets };
     let mut forms: Vec<_> = whole().iter().map(|case| admitted(server, case)).collect();
-    let one = Quota::per_hour(1);
     forms.extend([
-        admitted(server, &Case::alternatives(FIRST, &[&[minute], &[hour]])),
-        admitted(server, &Case::alternatives(SECOND, &[&[one], &[hour]])),
         admitted(server, &Case::one(POOL, minute).sharing(0)),
-        admitted(server, &Case::share(SHARE, second, minute)),
-        admitted(server, &Case::share(BEYOND, one, minute)),
+        admitted(server, &Case::new(SHARE, &[&[second], &[minute]]).sharing(1)),
         alike(server, minute),
         framed(server, FRAMED, &[&[minute]]),
         framed(server, FRAMED_QUOTAS, &[&quotas()]),

@@ -2,8 +2,8 @@
 
 use crate::{
     forms::{
-        self, ALIKE, BEYOND, FIRST, FRAMED, FRAMED_QUOTAS, FRAMED_RULES, Form, LEAN, PLAIN,
-        PLAIN_ONE, POOL, SECOND, SHARE, THREE_QUOTAS, THREE_RULES,
+        self, ALIKE, FRAMED, FRAMED_QUOTAS, FRAMED_RULES, Form, LEAN, PLAIN, PLAIN_ONE, POOL,
+        SHARE, THREE_QUOTAS, THREE_RULES,
     },
     server::Server,
     stats::{AtMost, Series},
@@ -14,14 +14,11 @@ const CONNECTIONS: usize = 50;
 /// Pipelined commands per connection, and decisions per turn.
 const WAYS: [(&str, usize, usize); 2] = [("P1", 1, 1_000), ("P16", 16, 1_600)];
 /// Targets: a form, its base, and the maximum ratio of their costs.
-const TARGETS: [(&str, &str, f64); 7] = [
+const TARGETS: [(&str, &str, f64); 4] = [
     (LEAN, PLAIN, 0.9),
     (THREE_QUOTAS, ALIKE, 1.4),
     (FRAMED_QUOTAS, FRAMED, 1.4),
-    (FIRST, LEAN, 1.3),
-    (SECOND, LEAN, 1.4),
     (SHARE, POOL, 2.2),
-    (BEYOND, POOL, 2.2),
 ];
 const OTHERS: [(&str, &str); 7] = [
     (LEAN, PLAIN_ONE),

@@ -64,9 +64,14 @@ impl Measure {
         Self { store, found: infos.iter().flat_map(of).collect() }
     }
 
-    /// Records the charges of a request at `now`.
+    /// Records the charges of a request at `now`. Those of one rule and key are alternatives to the first.
     pub(super) fn note(&mut self, charges: &[Charge<'_>], now: Duration) {
-        for charge in charges.iter().filter(|charge| charge.cost() > 0) {
+        for (at, charge) in charges.iter().enumerate().filter(|(_, charge)| charge.cost() > 0) {
+            let is_same =
+                |other: &Charge<'_>| other.rule() == charge.rule() && other.key() == charge.key();
+            if charges[..at].iter().any(is_same) {
+                continue;
+            }
             let wide: Vec<_> = charge.quotas().iter().map(widest).collect();
             for (index, given) in charge.charged_quotas() {
                 let Self { store, found } = self;

@@ -10,13 +10,14 @@
 use std::{collections::BTreeMap, fmt, time::Duration};
 
 use axum::http::request::Parts;
+use futures::FutureExt;
 use tower_sluice::{
     Decision, LocalStore, RequestHead, StoreExt,
     decision::Outcome,
     key::KeyError,
-    rule::{Bypass, RuleName, Rules},
+    rule::{Bypass, Candidates, RuleName, Rules},
     store::{Charge, Stats},
-    testing::FakeClock,
+    testing::{self, FakeClock},
 };
 
 use super::least::{Measure, SmallestBurst};
@@ -77,26 +78,29 @@ impl<R: Rules> Simulator<R> {
 
         let Self { rules, store, measure, waiting, .. } = self;
         let (mut decision, mut waits_for) = (None, Vec::new());
-        let charged = rules.charge(&call.head(), &[], &mut |charges| {
-            if charges.is_empty() {
+        let none = Candidates { charges: &[], choices: &[] };
+        let charged = rules.charge(&call.head(), none, &mut |all| {
+            if all.charges.is_empty() {
                 return;
             }
             if let Some(measure) = measure {
-                measure.note(charges, now);
+                measure.note(all.charges, now);
             }
-            let queues = charges.iter().any(|charge| !charge.max_wait().is_zero());
+            let queues = all.charges.iter().any(|charge| !charge.max_wait().is_zero());
             let may_wait = queues && waiting.values().sum::<usize>() < MAX_WAITING;
-            let short = if may_wait { short(store, charges) } else { Vec::new() };
+            let mut short = if may_wait { short(store, all.charges) } else { Vec::new() };
             let wait = |charge: &Charge<'_>| {
                 if may_wait { charge.max_wait() } else { Duration::ZERO }
             };
-            let charges: Vec<_> = charges.iter().map(|it| it.with_max_wait(wait(it))).collect();
-            let decided = store.take(&charges).now();
-            if !decided.wait().is_zero() {
+            let charges: Vec<_> = all.charges.iter().map(|it| it.with_max_wait(wait(it))).collect();
+            let taking = testing::take(store, Candidates { charges: &charges, ..all });
+            let Some(Ok(taken)) = taking.now_or_never() else { return };
+            if !taken.decision.wait().is_zero() {
+                short.retain(|rule| taken.charges.iter().any(|charge| charge.rule() == *rule));
                 waits_for = short;
-                *waiting.entry(now + decided.wait()).or_default() += 1;
+                *waiting.entry(now + taken.decision.wait()).or_default() += 1;
             }
-            decision = Some(decided);
+            decision = Some(taken.decision);
         });
         let decided = match charged {
             Err(Bypass::Rejected(error)) => Err(error),

@@ -29,19 +29,6 @@ const ALGORITHMS: [Algorithm; 9] = [
     Algorithm::Concurrent,
 ];
 
-/// The charges of a call.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Charges {
-    /// All of them must fit.
-    All,
-    /// One of them must fit.
-    Alternatives,
-    /// The first is a share of the second.
-    Share,
-}
-
-const CHARGES: [Charges; 3] = [Charges::All, Charges::Alternatives, Charges::Share];
-
 /// A connection that gives one answer to every command.
 #[derive(Clone, Default)]
 struct Says(Arc<Mutex<Value>>);
@@ -94,8 +81,7 @@ impl ConnectionLike for Says {
     }
 }
 
-/// Reads the algorithm, the cost, the number and the group of the accounts, for slots the answer to
-/// their renewal, and the kind of the rest: an answer in wire format, or the bytes of a string.
+/// Reads the algorithm, the cost, the number of the accounts, for slots the answer to their renewal, and the kind of the rest: an answer in wire format, or the bytes of a string.
 pub(crate) fn check(bytes: &[u8]) {
     decides(bytes);
 }
@@ -105,7 +91,7 @@ pub(crate) fn decides(bytes: &[u8]) -> bool {
     let mut input = Input::new(bytes);
     let algorithm = input.one_of(&ALGORITHMS);
     let (cost, kind) = (input.byte() % 3, input.byte());
-    let (accounts, of) = (1 + usize::from(kind % 2), CHARGES[usize::from(kind / 2) % 3]);
+    let accounts = 1 + usize::from(kind % 2);
     let has_slots = algorithm == Algorithm::Concurrent;
     let renewed: Vec<_> = if has_slots { input.bytes() } else { Vec::new() };
     let value = match input.byte() % 2 {
@@ -120,16 +106,9 @@ pub(crate) fn decides(bytes: &[u8]) -> bool {
     let keys = ["one", "two"].map(Key::from);
     let charge = |(at, key): (usize, _)| {
         let rule = RuleName::new(["one", "two"][at]).expect("a name");
-        let group = match of {
-            Charges::Alternatives => 1,
-            Charges::Share if at == 0 => Charge::SHARE,
-            _ => 0,
-        };
-        Charge::new(rule, key, &quotas).with_cost(cost.into()).with_group(group)
+        Charge::new(rule, key, &quotas).with_cost(cost.into())
     };
     let charges: Vec<_> = keys[..accounts].iter().enumerate().map(charge).collect();
-    // Only plain rates have shares.
-    let of = if algorithm != Algorithm::Gcra && of == Charges::Share { Charges::All } else { of };
 
     let stage = STAGE.lock().unwrap_or_else(PoisonError::into_inner);
     let Stage { runtime, says, store, sharded } = &*stage;
@@ -142,17 +121,13 @@ pub(crate) fn decides(bytes: &[u8]) -> bool {
         let mut taken = store.take(&charges).await;
         if let Ok(decision) = &mut taken {
             is_sound(decision, accounts);
-            assert_eq!(verdict(&value, of, accounts, cost), Some(decision.is_allowed()));
-            let passed_over = decision.outcomes().iter().filter(|it| it.is_passed_over()).count();
-            if decision.is_allowed() && of == Charges::Alternatives && cost > 0 {
-                assert_eq!(passed_over, accounts - 1, "{decision:?}");
-            }
+            assert_eq!(verdict(&value, accounts, cost), Some(decision.is_allowed()));
             let slot = decision.take_slot();
             assert_eq!(slot.is_some(), has_slots && cost > 0 && decision.is_allowed());
             if let Some(slot) = slot {
                 says.say(&Value::BulkString(renewed.clone()));
                 one.renew(&store).await;
-                is_lost_if_reported(&slot, &renewed, accounts - passed_over);
+                is_lost_if_reported(&slot, &renewed, accounts);
                 says.say(&value);
             }
         }
@@ -162,9 +137,7 @@ pub(crate) fn decides(bytes: &[u8]) -> bool {
         // Each account has its own call.
         if let Ok(decision) = sharded.take(&charges).await {
             is_sound(&decision, accounts);
-            let all = verdict(&value, of, 1, cost);
-            assert!(!decision.is_allowed() || all == Some(true), "{decision:?}");
-            assert!(of != Charges::All || all == Some(decision.is_allowed()), "{decision:?}");
+            assert_eq!(verdict(&value, 1, cost), Some(decision.is_allowed()), "{decision:?}");
         }
         taken.is_ok()
     })
@@ -188,25 +161,20 @@ fn is_lost_if_reported(slot: &Slot, renewed: &[u8], accounts: usize) {
 
 /// Returns `true` if the server allows the request, `false` if it denies it, and `None` if the
 /// answer does not have the right form for every account.
-fn verdict(value: &Value, of: Charges, accounts: usize, cost: u8) -> Option<bool> {
+fn verdict(value: &Value, accounts: usize, cost: u8) -> Option<bool> {
     let Value::BulkString(bytes) = value else { return None };
     // The time, then the number of allowed requests.
     let (_, rest) = bytes.split_at_checked(9)?;
     let (allowed, mut rest) = number::<2>(rest)?;
-    let (expected, mut sum) = (if cost > 0 { allowed } else { 0 }, 0);
-    for at in 0..accounts {
+    let expected = if cost > 0 { allowed } else { 0 };
+    for _ in 0..accounts {
         let (charges, more) = number::<2>(rest)?;
         let (healed, more) = number::<1>(more)?;
         let (length, more) = number::<4>(more)?;
         rest = more.get(usize::try_from(length).ok()?..)?;
-        sum += charges;
-        let may_be_less = of == Charges::Alternatives || of == Charges::Share && at == 0;
-        if healed > 1 || charges > expected || charges < expected && !may_be_less {
+        if healed > 1 || charges != expected {
             return None;
         }
-    }
-    if of == Charges::Alternatives && sum != expected {
-        return None;
     }
     (allowed < 2 && matches!(rest, [] | [1])).then_some(allowed == 1)
 }

@@ -74,18 +74,6 @@ fn fit(reset_ns: u64, quota: &Quota, demand: Demand) -> Evaluation {
 /// Shortens the wait of a denied pool, whose `share` may not fit. The wait ends when the pool fits with
 /// the reserve, or when the share fits and the pool without the reserve, which `demand` does not have.
 #[cold]
-pub(crate) fn wait_for_share(
-    pool: &mut Evaluation,
-    share: &Evaluation,
-    quota: &Quota,
-    demand: Demand,
-) {
-    if let Snapshot::Refilling { reset_ns, retry_ns, .. } = &mut pool.snapshot {
-        let without = look(*reset_ns, quota, 0, demand).snapshot.retry_ns();
-        *retry_ns = share.snapshot.retry_ns().clamp(without, (*retry_ns).max(without));
-    }
-}
-
 /// Returns the value of a new account when another quota denied the request.
 ///
 /// Returns `None` if the quota has no `initial` units, or if the account exists.

@@ -32,12 +32,6 @@ impl Demand {
         Self { cost, headroom: 0, max_wait: 0 }
     }
 
-    /// Returns the demand, with more units left over.
-    #[inline]
-    pub(crate) fn leaving(self, units: u32) -> Self {
-        Self { headroom: self.headroom.saturating_add(units), ..self }
-    }
-
     /// Returns the units that must be available: cost plus headroom. A cost of 0 needs none.
     #[inline]
     pub(crate) fn need(self) -> u64 {

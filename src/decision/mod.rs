@@ -367,21 +367,6 @@ impl Decision {
     }
 }
 
-/// The group, the rule, the report-only flag and the state of a quota.
-pub(crate) type Alternative = (u8, RuleName, bool, Snapshot);
-
-/// Returns the alternative of a group that decides: the first that fits, or else the one with the
-/// shortest wait. A report-only alternative fits.
-pub(crate) fn chosen<'a>(
-    group: u8,
-    all: impl Iterator<Item = &'a Alternative> + Clone,
-) -> Option<RuleName> {
-    let own = all.filter(move |it| it.0 == group);
-    let wait = |it: &Alternative| if it.2 { 0 } else { it.3.retry_ns() };
-    let longest = |rule| own.clone().filter(|it| it.1 == rule).map(wait).max();
-    own.clone().map(|it| it.1).min_by_key(|rule| longest(*rule))
-}
-
 /// Component that made a [`Decision`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

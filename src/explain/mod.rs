@@ -51,8 +51,8 @@ use crate::{
     fingerprint::FingerprintKey,
     key::{Key, RequestHead},
     quota::Quota,
-    rule::{Bypass, Rules},
-    store::{Charge, OwnedCharges, Store, StoreExt},
+    rule::{self, Bypass, Candidates, OwnedCandidates, Rules},
+    store::{Charge, Store, StoreExt},
 };
 
 /// Explained decision. See the [module](self) for an example.
@@ -126,15 +126,15 @@ impl Explanation {
     ///
     /// Fails if the store cannot decide.
     pub async fn look<S: Store>(store: &S, charges: &[Charge<'_>]) -> Result<Self, S::Error> {
-        Self::look_at(store, &charges.into()).await
+        Self::look_at(store, &Candidates::from(charges).into()).await
     }
 
     pub(crate) async fn look_at<S: Store>(
         store: &S,
-        charges: &OwnedCharges,
+        charges: &OwnedCandidates,
     ) -> Result<Self, S::Error> {
-        let decision = charges.with(|charges| store.peek(charges)).await?;
-        Ok(charges.with(|charges| Self::new(Ok(decision), true).charges(charges)))
+        let decision = rule::decide(store, charges, S::peek).await?.decision;
+        Ok(charges.with(|all| Self::new(Ok(decision), true).charges(all.charges)))
     }
 
     pub(crate) fn new(decision: Result<Decision, Bypass>, is_dry_run: bool) -> Self {
@@ -165,9 +165,9 @@ impl Explanation {
         head: impl Into<RequestHead<'a>>,
     ) -> Self {
         // A request that bypasses the rules has no charges.
-        let _bypassed = rules.charge(&head.into(), &[], &mut |charges| {
-            if !charges.is_empty() {
-                self.add(charges);
+        let _bypassed = rules.charge(&head.into(), Candidates::from(&[][..]), &mut |all| {
+            if !all.charges.is_empty() {
+                self.add(all.charges);
             }
         });
         self

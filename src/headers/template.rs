@@ -50,6 +50,8 @@ pub(crate) struct Template {
     prepared: Option<Prepared>,
     /// The rules of a layer with a live plan, to make the template again when the plan is replaced.
     rules: Vec<(RuleName, Quotas, bool)>,
+    /// The rules of shares, because the fields describe their pools.
+    hidden: Vec<RuleName>,
     /// The template of the current quotas, if the layer has a live plan.
     latest: Option<ArcSwap<Self>>,
 }
@@ -133,6 +135,7 @@ impl Template {
             secret: None,
             prepared: None,
             rules: Vec::new(),
+            hidden: Vec::new(),
             latest: None,
         }
     }
@@ -143,7 +146,7 @@ impl Template {
         infos: &[RuleInfo<'_>],
     ) -> Self {
         let secret = secret.filter(|_| family == Headers::RateLimit);
-        // The fields describe the pool of a share.
+        let hidden = infos.iter().filter(|it| it.share_of.is_some()).map(|it| it.name).collect();
         let infos: Vec<_> = infos.iter().filter(|it| it.share_of.is_none()).collect();
         let quotas = |it: &RuleInfo<'_>| match it.live {
             Some(live) => live.quotas(),
@@ -156,6 +159,7 @@ impl Template {
         template.reports_allowed &= !only_denied;
         template.is_per_request = secret.is_some() || infos.iter().any(|it| it.is_chosen());
         template.secret = secret;
+        template.hidden = hidden;
         if is_live && !template.is_per_request {
             let mut latest = Self::prepared(family, rules.iter().map(borrowed));
             latest.rules = rules;
@@ -209,8 +213,9 @@ impl Template {
         family: Headers,
         charges: &[Charge<'_>],
         secret: Option<&FingerprintKey>,
+        hidden: &[RuleName],
     ) -> Arc<Self> {
-        let shown = charges.iter().filter(is_shown);
+        let shown = charges.iter().filter(|it| !hidden.contains(&it.rule()));
         let rules = shown.map(|it| (it.rule(), it.quotas(), it.is_report_only()));
         let mut items = Item::named(rules, family);
         if let Some(secret) = secret {
@@ -223,7 +228,7 @@ impl Template {
     pub(crate) fn of_call(family: Headers, decision: &Decision, quotas: &[Quota]) -> Arc<Self> {
         let rule = decision.outcomes().first().map(Outcome::rule).unwrap_or_default();
         let key = Key::everyone();
-        Self::of_charges(family, &[Charge::new(rule, &key, quotas)], None)
+        Self::of_charges(family, &[Charge::new(rule, &key, quotas)], None, &[])
     }
 
     /// Returns the template for the charges of a request, unless it is this one.
@@ -236,11 +241,12 @@ impl Template {
     #[inline(never)]
     fn find_fitting(&self, charges: &[Charge<'_>]) -> Option<Guard<Arc<Self>>> {
         if self.is_per_request {
-            let own = Self::of_charges(self.family, charges, self.secret.as_ref());
+            let own = Self::of_charges(self.family, charges, self.secret.as_ref(), &self.hidden);
             return Some(Guard::from_inner(own));
         }
         let latest = self.latest.as_ref()?;
         let template = latest.load();
+        let is_shown = |it: &&Charge<'_>| !self.hidden.contains(&it.rule());
         if charges.iter().filter(is_shown).all(|charge| template.has(charge)) {
             return Some(template);
         }
@@ -467,7 +473,7 @@ impl Template {
     /// A denial may have no outcome of a rule that did not deny.
     #[inline(never)]
     fn policy_of(&self, readings: &[Reading], charges: &[Charge<'_>]) -> Option<HeaderValue> {
-        let must_fit = |it: &Charge<'_>| !it.is_report_only() && it.group() == 0;
+        let must_fit = |it: &Charge<'_>| !it.is_report_only();
         let charged = |item: &&Item| {
             readings.iter().any(|it| self.item(it).rule == item.rule)
                 || charges.iter().any(|it| it.rule() == item.rule && must_fit(it))
@@ -654,11 +660,6 @@ impl Recent {
         let hash = readings.into_iter().flatten().map(part).fold(mix(template, retry), mix);
         usize::try_from(hash >> 32).unwrap_or(0) % RECENT
     }
-}
-
-/// Returns `false` for a share, because the fields describe its pool.
-fn is_shown(charge: &&Charge<'_>) -> bool {
-    charge.group() != Charge::SHARE
 }
 
 /// Checks that no two quotas of a layer have the same name in header fields.

@@ -95,6 +95,8 @@ pub(crate) struct AdjustConfig {
     pub(crate) store: Arc<DynStore<Infallible>>,
     /// The names of all rules of the layer.
     pub(crate) rules: Arc<[RuleName]>,
+    /// The rule of each share, and that of its pool.
+    pub(crate) shares: Arc<[(RuleName, RuleName)]>,
     /// The plans of the rules whose quotas can be replaced.
     pub(crate) live: Arc<[(RuleName, LivePlan)]>,
     /// The adjustment of a charge that nobody adjusts, if handlers get a handle.
@@ -233,11 +235,11 @@ impl OpenCharges {
     fn adjust(&self, rule: Option<&str>, cost: impl Fn(u32) -> u32) {
         let store = &self.config.store;
         self.with(|charges| {
-            for (at, (charge, adjusted)) in charges.iter().zip(&self.adjusted).enumerate() {
-                let is_share = charge.group() == Charge::SHARE;
+            for (charge, adjusted) in charges.iter().zip(&self.adjusted) {
                 // A share is adjusted with its pool.
-                let owner = charges.get(at + 1).filter(|_| is_share).unwrap_or(charge);
-                let other = rule.is_some_and(|name| owner.rule().as_str() != name);
+                let share = self.config.shares.iter().find(|it| it.0 == charge.rule());
+                let owner = share.map_or(charge.rule(), |it| it.1);
+                let other = rule.is_some_and(|name| owner.as_str() != name);
                 let other = other || !self.decision.charged(charge.rule());
                 if other || adjusted.swap(true, AcqRel) {
                     continue;

@@ -20,7 +20,7 @@ use super::{
     RateLimitLayer,
     config::{Override, ResponseContext},
     overcommit::InFlight,
-    queue::{QueuedCharge, Waiter},
+    queue::{QueuedCharge, Waiter, made},
 };
 use crate::{
     decision::{Decision, Source},
@@ -31,8 +31,8 @@ use crate::{
     observe::DecisionEvent,
     quota::Quota,
     reject::{Reject, Rejection},
-    rule::{self, Bypass, Rules, deadline},
-    store::{Answer, CannotFail, Charge, OwnedCharges, Store, StoreExt},
+    rule::{self, Attempts, Bypass, Candidates, OwnedCandidates, Rules, deadline},
+    store::{Answer, CannotFail, Charge, Store, StoreExt},
 };
 
 /// The next step of a request. `P` is the type of responses.
@@ -58,14 +58,14 @@ type Next<B, S> = Admission<Response<B>, S>;
 
 pin_project! {
     /// A pending store call, and its charges.
-    #[project = PendingChargeProj]
     pub(super) struct PendingCharge<S>
     where
         S: Store,
     {
         #[pin]
         decision: S::Future,
-        charges: OwnedCharges,
+        charges: OwnedCandidates,
+        attempts: Attempts,
         // The instant of the call, and the penalties under which a denial is a strike.
         asked: (Option<Instant>, u64),
         waiter: Option<Box<Waiter>>,
@@ -88,7 +88,10 @@ where
             return self.bypass(head, bypass);
         }
         let one = |charge: &Charge<'_>| self.decide(head, slice::from_ref(charge));
-        let several = |charges: &[Charge<'_>]| self.decide(head, charges);
+        let several = |all: Candidates<'_, '_>| match all.choices {
+            [] => self.decide(head, all.charges),
+            _ => self.choose(head, all),
+        };
         self.rules.charges(head, one, several, |bypass| self.bypass(head, bypass))
     }
 
@@ -101,7 +104,7 @@ where
     where
         R: Reject<B>,
     {
-        let decide = |charges: &[Charge<'_>]| self.decide_queueing(head, charges, Some(waiter));
+        let decide = |all: Candidates<'_, '_>| self.decide_queueing(head, all, Some(waiter));
         self.charges(head, decide, |bypass| self.bypass(head, bypass))
     }
 
@@ -109,7 +112,7 @@ where
     pub(super) fn charges<T>(
         &self,
         head: &RequestHead<'_>,
-        then: impl FnOnce(&[Charge<'_>]) -> T,
+        then: impl FnOnce(Candidates<'_, '_>) -> T,
         bypassed: impl FnOnce(Bypass) -> T,
     ) -> T {
         match self.settings.check_bypass(head) {
@@ -142,12 +145,13 @@ where
     fn decide_queueing<B: 'static>(
         &self,
         head: &RequestHead<'_>,
-        charges: &[Charge<'_>],
+        all: Candidates<'_, '_>,
         waiter: Option<Box<Waiter>>,
     ) -> Next<B, S>
     where
         R: Reject<B>,
     {
+        let charges = all.charges;
         // It would hold its slots while it waits for a rate.
         let takes_several = charges.iter().any(Charge::takes_several_slots);
         // The request holds a place in the queue from here on, because a charge that finds the
@@ -164,7 +168,92 @@ where
         let strikes = if has_own_reason { u64::MAX } else { self.settings.own_strikes(charges) };
         let left = |it: &Charge<'_>| it.max_wait().saturating_sub(waited);
         let charges = charges.iter().map(|it| it.with_max_wait(left(it)).with_turn(turn.as_ref()));
-        self.ask(head, &charges.collect::<SmallVec<[_; 4]>>(), waiter, strikes)
+        let charges: SmallVec<[_; 4]> = charges.collect();
+        let all = Candidates { charges: &charges, ..all };
+        self.attempt(head, all, Attempts::default(), (asked_at(), strikes), waiter)
+    }
+
+    /// Decides on a request that has a choice between charges.
+    #[inline(never)]
+    fn choose<B: 'static>(&self, head: &RequestHead<'_>, all: Candidates<'_, '_>) -> Next<B, S>
+    where
+        R: Reject<B>,
+    {
+        if self.settings.may_queue && all.charges.iter().any(Charge::queues) {
+            return self.decide_queueing(head, all, None);
+        }
+        self.attempt(head, all, Attempts::default(), (asked_at(), u64::MAX), None)
+    }
+
+    /// Asks the store for one attempt after another, until one is allowed or all are denied.
+    #[inline(never)]
+    fn attempt<B: 'static>(
+        &self,
+        head: &RequestHead<'_>,
+        all: Candidates<'_, '_>,
+        mut attempts: Attempts,
+        asked: (Option<Instant>, u64),
+        waiter: Option<Box<Waiter>>,
+    ) -> Next<B, S>
+    where
+        R: Reject<B>,
+    {
+        if self.cannot_hold::<B>(all.charges) {
+            return self.deny_unheld(head, all.charges);
+        }
+        let store: &S = &self.store;
+        loop {
+            let mut made = SmallVec::new();
+            let mut decision = match store.take(attempts.charges(all, &mut made)) {
+                Answer::Now(decision) => decision,
+                Answer::Later(decision) => {
+                    let charges = all.into();
+                    let pending = PendingCharge { decision, charges, attempts, asked, waiter };
+                    return Admission::Deciding(Box::pin(pending));
+                }
+            };
+            let taken = decision.as_mut().unwrap_or_else(|error| error.never());
+            if !attempts.advance(all, taken) {
+                return self.conclude_attempts(head, &mut decision, all, &attempts, asked, waiter);
+            }
+        }
+    }
+
+    /// Returns `true` if the slots of these charges would be free before the response body ends.
+    #[inline(always)]
+    fn cannot_hold<B: 'static>(&self, charges: &[Charge<'_>]) -> bool {
+        self.settings.may_hold && needs_slot(charges) && !self.settings.hold.can_hold::<B>()
+    }
+
+    #[cold]
+    fn deny_unheld<B: 'static>(&self, head: &RequestHead<'_>, charges: &[Charge<'_>]) -> Next<B, S>
+    where
+        R: Reject<B>,
+    {
+        let mut denied = Decision::deny().with_source(Source::FailedClosed);
+        self.deny_request(head, &mut denied, charges, 0)
+    }
+
+    /// Continues after the last attempt.
+    fn conclude_attempts<B: 'static>(
+        &self,
+        head: &RequestHead<'_>,
+        decision: &mut Result<Decision, S::Error>,
+        all: Candidates<'_, '_>,
+        attempts: &Attempts,
+        asked: (Option<Instant>, u64),
+        waiter: Option<Box<Waiter>>,
+    ) -> Next<B, S>
+    where
+        R: Reject<B>,
+    {
+        if !all.choices.is_empty() {
+            self.settings.metrics.attempted(attempts.repeats.saturating_add(1));
+        }
+        let taken = decision.as_ref().unwrap_or_else(|error| error.never());
+        let mut made = SmallVec::new();
+        let charges = attempts.described(all, taken, &mut made);
+        self.conclude(head, decision, charges, asked, waiter)
     }
 
     #[inline(always)]
@@ -173,43 +262,21 @@ where
         R: Reject<B>,
     {
         if self.settings.may_queue && charges.iter().any(Charge::queues) {
-            return self.decide_queueing(head, charges, None);
+            return self.decide_queueing(head, charges.into(), None);
         }
-        self.ask(head, charges, None, u64::MAX)
-    }
-
-    /// Asks the store. A denial may be a strike under the penalties of `strikes`, one per bit.
-    #[inline(always)]
-    fn ask<B: 'static>(
-        &self,
-        head: &RequestHead<'_>,
-        charges: &[Charge<'_>],
-        waiter: Option<Box<Waiter>>,
-        strikes: u64,
-    ) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        if self.settings.may_hold && needs_slot(charges) && !self.settings.hold.can_hold::<B>() {
-            // The slots would be free before the body ends.
-            let mut denied = Decision::deny().with_source(Source::FailedClosed);
-            return self.deny_request(head, &mut denied, charges, 0);
+        if self.cannot_hold::<B>(charges) {
+            return self.deny_unheld(head, charges);
         }
-        let started = cfg!(feature = "metrics").then(Instant::now);
-        let store: &S = &self.store;
+        let (store, asked): (&S, _) = (&self.store, (asked_at(), u64::MAX));
         match store.take(charges) {
-            Answer::Now(ref mut decision) => {
-                self.conclude(head, decision, charges, (started, strikes), waiter)
-            }
-            Answer::Later(decision) => {
-                let charges = charges.into();
-                Admission::Deciding(Box::pin(PendingCharge {
-                    decision,
-                    charges,
-                    asked: (started, strikes),
-                    waiter,
-                }))
-            }
+            Answer::Now(ref mut decision) => self.conclude(head, decision, charges, asked, None),
+            Answer::Later(decision) => Admission::Deciding(Box::pin(PendingCharge {
+                decision,
+                charges: Candidates::from(charges).into(),
+                attempts: Attempts::default(),
+                asked,
+                waiter: None,
+            })),
         }
     }
 
@@ -223,12 +290,17 @@ where
     where
         R: Reject<B>,
     {
-        let PendingChargeProj { decision, charges, asked, waiter } = pending.project();
-        let mut decision = ready!(decision.poll(cx));
-        Poll::Ready(
-            charges
-                .with(|charges| self.conclude(head, &mut decision, charges, *asked, waiter.take())),
-        )
+        let pending = pending.project();
+        let mut decision = ready!(pending.decision.poll(cx));
+        let waiter = pending.waiter.take();
+        let mut attempts = mem::take(pending.attempts);
+        Poll::Ready(pending.charges.with(|all| {
+            let taken = decision.as_mut().unwrap_or_else(|error| error.never());
+            if attempts.advance(all, taken) {
+                return self.attempt(head, all, attempts, *pending.asked, waiter);
+            }
+            self.conclude_attempts(head, &mut decision, all, &attempts, *pending.asked, waiter)
+        }))
     }
 
     /// Continues a request after its wait in the queue.
@@ -325,7 +397,7 @@ where
         let queued = mem::replace(decision, Decision::deny());
         let Some(mut waiter) = waiter else {
             // The queue is full, or the store call took part of the deadline.
-            self.store.undo(charges, &queued, None);
+            self.store.undo(&made(charges, &queued), &queued, None);
             return self.deny_request(head, &mut queued.into_denied(), charges, 0);
         };
         waiter.observe(&self.settings.metrics, &queued, charges);
@@ -357,7 +429,8 @@ where
             self.notify(head, Ok(decision), false, false, charges);
         }
         settings.penalties(strikes).for_each(|it| it.deny(decision, charges));
-        let retry_after = settings.retry_after.wait(&settings.promises, decision, charges);
+        let retry_after =
+            settings.retry_after.wait(&settings.promises, decision, charges, &settings.shares);
         let fitting = settings.template.fit(charges);
         let template = fitting.as_deref().unwrap_or(&settings.template);
         let why = self.rejection(Ok(decision), retry_after, template);
@@ -419,6 +492,12 @@ where
 fn needs_slot(charges: &[Charge<'_>]) -> bool {
     let takes = |it: &Charge<'_>| it.cost() > 0 && !it.is_report_only();
     charges.iter().any(|it| takes(it) && it.quotas().iter().any(Quota::is_concurrent))
+}
+
+/// Returns the instant of a store call, for metrics.
+#[inline]
+fn asked_at() -> Option<Instant> {
+    cfg!(feature = "metrics").then(Instant::now)
 }
 
 /// Logs that the server provides no peer address, at most once per minute.

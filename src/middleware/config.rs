@@ -53,6 +53,8 @@ pub(crate) struct LayerConfig {
     pub(crate) promises: Arc<Promises>,
     /// `true` if a rule may have slots.
     pub(super) may_hold: bool,
+    /// The rule of each [share](crate::Rule::fair_by), and that of its pool.
+    pub(crate) shares: Arc<[(RuleName, RuleName)]>,
     /// `true` if a rule lets requests wait.
     pub(crate) may_queue: bool,
     pub(crate) queue: Bounds,
@@ -102,6 +104,7 @@ impl LayerConfig {
             retry_after: RetryAfter::Earliest,
             promises: Arc::default(),
             may_hold: infos.iter().any(may_hold),
+            shares: infos.iter().filter_map(|it| Some((it.name, it.share_of?))).collect(),
             may_queue: infos.iter().any(|info| info.queues),
             queue: Bounds { all: MAX_WAITERS, per_key: None },
             waiters: Arc::default(),

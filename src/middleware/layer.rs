@@ -31,10 +31,8 @@ use crate::{
     observe::OnDecision,
     quota::Quota,
     reject::TooManyRequests,
-    rule::{self, Plan, Rule, RuleError, RuleName, Rules},
-    store::{
-        CannotFail, Charge, LocalStore, OwnedCharges, Store, StoreExt, literal, without_queueing,
-    },
+    rule::{self, Candidates, OwnedCandidates, Plan, Rule, RuleError, RuleName, Rules},
+    store::{CannotFail, LocalStore, Store, StoreExt, literal, without_queueing},
     toggle::Toggle,
 };
 
@@ -621,9 +619,11 @@ where
     /// ```
     pub async fn explain<'a>(&self, head: impl Into<RequestHead<'a>>) -> Explanation {
         let settings = &self.settings;
-        let owned = |charges: &[Charge<'_>]| {
+        let owned = |all: Candidates<'_, '_>| {
+            let charges = all.charges;
             let now = settings.must_not_queue(charges).then(|| without_queueing(charges));
-            Ok(OwnedCharges::from(now.as_deref().unwrap_or(charges)))
+            let charges = now.as_deref().unwrap_or(charges);
+            Ok(OwnedCandidates::from(Candidates { charges, ..all }))
         };
         let mut explanation = match self.charges(&head.into(), owned, Err) {
             Ok(charges) => Explanation::look_at(&*self.store, &charges)
@@ -725,7 +725,8 @@ where
             let rules = infos.iter().map(|info| info.name).collect();
             let live = infos.iter().filter_map(|info| Some((info.name, info.live?.clone())));
             let (store, live) = (store.clone().boxed(), live.collect());
-            AdjustConfig { store, rules, live, exposed: None, classify: None }
+            let shares = settings.shares.clone();
+            AdjustConfig { store, rules, shares, live, exposed: None, classify: None }
         })
     }
 }

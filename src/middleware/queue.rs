@@ -241,9 +241,14 @@ impl<S: Store> QueuedCharge<S> {
 impl<S: Store> Drop for QueuedCharge<S> {
     fn drop(&mut self) {
         if let Some((decision, charges)) = self.charged.as_deref() {
-            charges.with(|charges| self.store.undo(charges, decision, None));
+            charges.with(|charges| self.store.undo(&made(charges, decision), decision, None));
         }
     }
+}
+
+/// Returns the charges that a decision has made.
+pub(super) fn made<'a>(charges: &[Charge<'a>], decision: &Decision) -> SmallVec<[Charge<'a>; 4]> {
+    charges.iter().filter(|charge| decision.charged(charge.rule())).copied().collect()
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use crate::{
     decision::{Decision, Outcome},
+    rule::RuleName,
     store::Charge,
 };
 
@@ -75,12 +76,13 @@ impl RetryAfter {
         promises: &Promises,
         denial: &Decision,
         charges: &[Charge<'_>],
+        shares: &[(RuleName, RuleName)],
     ) -> Option<Duration> {
         let earliest = denial.expected_wait()?;
         Some(match self {
             Self::Earliest => earliest,
             Self::Jitter(percent) => with_jitter(earliest, percent),
-            Self::Queue => promises.queue(earliest, denial, charges),
+            Self::Queue => promises.queue(earliest, denial, charges, shares),
         })
     }
 }
@@ -112,14 +114,21 @@ impl Default for Promises {
 }
 
 impl Promises {
-    fn queue(&self, earliest: Duration, denial: &Decision, charges: &[Charge<'_>]) -> Duration {
+    fn queue(
+        &self,
+        earliest: Duration,
+        denial: &Decision,
+        charges: &[Charge<'_>],
+        shares: &[(RuleName, RuleName)],
+    ) -> Duration {
         let has_queue = |outcome: &&Outcome| !denial.is_blocked() && !outcome.is_wait_unknown();
         let outcome = denial.binding().filter(has_queue);
-        let at = outcome.and_then(|o| charges.iter().position(|charge| charge.rule() == o.rule()));
-        let (Some(outcome), Some(at)) = (outcome, at) else { return earliest };
         // The denials of a client do not lengthen the waits of others at the pool of its share.
-        let share = at.checked_sub(1).map(|at| &charges[at]);
-        let charge = share.filter(|it| it.group() == Charge::SHARE).unwrap_or(&charges[at]);
+        let share_of = |pool| shares.iter().find(|it| it.1 == pool).map(|it| it.0);
+        let find = |rule| charges.iter().find(|charge| charge.rule() == rule);
+        let charge =
+            outcome.and_then(|it| share_of(it.rule()).and_then(find).or_else(|| find(it.rule())));
+        let (Some(outcome), Some(charge)) = (outcome, charge) else { return earliest };
         let quota = charge.charged_quotas().find(|(place, _)| *place == outcome.quota_index());
         let Some((place, quota)) = quota else { return earliest };
         let key = self.seed.hash_one((charge.rule(), charge.key(), place));

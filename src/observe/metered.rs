@@ -30,6 +30,7 @@ pub(crate) struct Metrics {
     rules: Arc<[RuleMetrics]>,
     /// The label `store` of each histogram, and the histogram.
     durations: Arc<[OnceLock<(&'static str, Histogram)>; STORES]>,
+    attempts: Arc<OnceLock<Histogram>>,
 }
 
 struct RuleMetrics {
@@ -72,7 +73,13 @@ impl Metrics {
         // Rules without quotas may have equal names.
         rules.sort_by_key(|it| it.rule.as_str());
         rules.dedup_by_key(|it| it.rule);
-        Self { rules: rules.into(), durations: Arc::new(from_fn(|_| OnceLock::new())) }
+        let durations = Arc::new(from_fn(|_| OnceLock::new()));
+        Self { rules: rules.into(), durations, attempts: Arc::default() }
+    }
+
+    /// Records the store calls of a request that had a choice.
+    pub(crate) fn attempted(&self, calls: u32) {
+        self.attempts.get_or_init(|| histogram!("ratelimit.attempts")).record(calls);
     }
 
     /// Records the time until the store answered.
@@ -254,6 +261,8 @@ fn describe() {
     ] {
         describe_histogram!(name, Unit::Seconds, text);
     }
+    let attempts = "Store calls of each request with alternatives or a fair share.";
+    describe_histogram!("ratelimit.attempts", Unit::Count, attempts);
     let share = "Share of its quota that the key of a request has used, after the decision.";
     describe_histogram!("ratelimit.utilization", Unit::Count, share);
     let breaker = "The breaker of the store: 0 closed, 1 probing, 2 open.";

@@ -46,6 +46,7 @@ mod metered {
             Self
         }
         pub(crate) fn answered(&self, _: &Decision, _: Instant) {}
+        pub(crate) fn attempted(&self, _: u32) {}
         pub(crate) fn hold(&self, _: &mut Decision, _: RuleName, _: &[Quota], _: u32) {}
         pub(crate) fn queue(&self, _: &Decision, _: impl Fn(RuleName) -> bool) -> Option<Active> {
             None

@@ -108,6 +108,8 @@ pub struct Quota {
     unit: Option<&'static str>,
     /// `true` for an [adaptive](crate::rule::Adaptive) limit.
     sheds: bool,
+    /// `true` for the [share](crate::Rule::fair_by) of a client.
+    is_part: bool,
     /// The anchor of calendar periods, if the quota counts in them.
     anchor: Option<Anchor>,
 }
@@ -204,6 +206,7 @@ impl Quota {
             name: None,
             unit: None,
             sheds: false,
+            is_part: false,
             anchor: None,
         }
     }
@@ -607,6 +610,9 @@ impl Quota {
         if self.is_blocked() || n == NonZeroU32::MIN {
             return *self;
         }
+        if self.is_part {
+            return self.slower(n);
+        }
         let part = |units: u32| of.of(units);
         let (burst, soft) = (of.of_burst(self.burst), part(self.soft));
         if burst == 0 {
@@ -637,12 +643,18 @@ impl Quota {
         let interval = u64::try_from(interval).unwrap_or(longest).clamp(1, longest);
         let burst = u32::try_from((SECOND / 2).div_ceil(interval)).unwrap_or(u32::MAX).max(cost);
         let share = Self { units: 1, burst, period: interval, interval, ..Self::blocked() };
+        let share = Self { is_part: true, ..share };
         let debt = self.late_limit().saturating_sub(burst.into()).min(share.longest_debt());
         Self { max_debt: Some(u32::try_from(debt).unwrap_or(u32::MAX)), ..share }
     }
 
+    /// Returns `true` for the share of a client.
+    pub(crate) fn is_part(&self) -> bool {
+        self.is_part
+    }
+
     /// Returns the share of a client in one of `n` processes, whose pool is smaller as well.
-    pub(crate) fn slower(&self, n: NonZeroU32) -> Self {
+    fn slower(&self, n: NonZeroU32) -> Self {
         let interval = self.interval.saturating_mul(u64::from(n.get()));
         let interval = interval.min(MAX_REFILL / u64::from(self.burst.max(1)));
         let share = Self { period: interval, interval, ..*self };

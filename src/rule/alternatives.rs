@@ -1,15 +1,17 @@
 //! Rules of which a request is charged to one.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
 use super::{
     Rule, RuleInfo, Rules,
+    attempts::{Candidates, Choice},
     rules::{Bypass, Selected, Then, chain, infos, sealed::Sealed},
 };
 use crate::{
     key::{KeyExtractor, RequestHead},
+    quota::Quota,
     store::Charge,
 };
 
@@ -38,18 +40,22 @@ impl<K: KeyExtractor + Send + Sync + 'static> Rule<K> {
     ///
     /// | an alternative | effect |
     /// |---|---|
-    /// | whose key is blocked | the request is denied |
+    /// | whose key is blocked | a request that reaches it is denied; one that an earlier alternative fits is not |
     /// | without a key | as its [`on_missing_key`](Rule::on_missing_key) says; with `Skip`, the others decide |
     /// | that [skips](super::Applies::Skip) the request | the others decide |
     /// | whose plan is empty for the request | none is charged; only its block and the other rules of the layer decide |
     /// | whose quota is [`Quota::blocked`](crate::Quota::blocked), or whose account is shared in a flood of the store | the others decide; to ban a key, block it |
     /// | that is [report-only](Rule::report_only) | the ones after it are never charged |
-    /// | with a [`max_wait`](Rule::max_wait) | it fits if the request can wait for it; not for slots |
+    /// | with a [`max_wait`](Rule::max_wait) | it fits if the request can wait for it; not for slots: a fixed quota is an error when the layer is built, and a plan that chooses slots denies at once |
     ///
-    /// On a cluster without `RedisBuilder::hash_tag_by_key`, a request needs the
-    /// servers of all alternatives, because a key may be blocked on each. For one round trip, a charge
-    /// that is undone may make another request pay from the next alternative. Denials are not cached,
-    /// batched or leased, so a flood of them reaches the store.
+    /// **To ban a key, block it under the first rule.** A [penalty](crate::RateLimitLayer::penalty) blocks
+    /// under its own rule, so give it to the first.
+    ///
+    /// The alternatives are asked one after another, each in a call to the store, until one fits. A
+    /// [`DenyCache`](crate::store::DenyCache) saves the calls of alternatives that are used up, and leases
+    /// and batches apply as to any rule. Every store can do this. On a cluster, a request needs the servers
+    /// of the alternatives that it asks. The time of a [`Timeout`](crate::store::Timeout) applies to each
+    /// call. A plan that refills between two calls is not used for this request.
     ///
     /// See [plan and credits](crate::guide::plans#plan-then-credits).
     ///
@@ -101,29 +107,41 @@ impl Sealed for Alternatives {
     fn charge(
         &self,
         head: &RequestHead<'_>,
-        before: &[Charge<'_>],
+        before: Candidates<'_, '_>,
         then: &mut Then<'_>,
     ) -> Result<(), Bypass> {
         let mut rules = Selected::new();
         self.0.iter().for_each(|rule| rule.select(head, &mut rules));
-        let groups = before.iter().map(Charge::group).filter(|group| *group != Charge::SHARE);
-        let group = groups.max().unwrap_or(0) + 1;
+        let start = before.charges.len();
         chain(&rules, head, before, &mut |all| {
-            let own = &all[before.len()..];
-            if own.iter().any(|charge| charge.quotas().is_empty()) {
+            let own = &all.charges[start..];
+            let mut unlimited = own.iter().filter(|charge| charge.quotas().is_empty()).peekable();
+            if unlimited.peek().is_some() {
                 // A block holds without quotas, too.
-                let unlimited = own.iter().filter(|charge| charge.quotas().is_empty());
-                let all: SmallVec<[_; 4]> = before.iter().chain(unlimited).copied().collect();
-                return then(&all);
+                let charges: SmallVec<[_; 4]> =
+                    before.charges.iter().chain(unlimited).copied().collect();
+                return then(Candidates { charges: &charges, ..before });
             }
             if own.len() < 2 {
                 return then(all);
             }
-            let mut all: SmallVec<[Charge<'_>; 4]> = all.into();
-            all[before.len()..].iter_mut().for_each(|it| *it = it.with_group(group));
-            then(&all);
+            let mut choices: SmallVec<[_; 2]> = before.choices.into();
+            choices.push(Choice::new(start, own.iter().map(|_| 1)));
+            if !own.iter().any(waits_for_slots) {
+                return then(Candidates { choices: &choices, ..all });
+            }
+            let mut charges: SmallVec<[Charge<'_>; 4]> = all.charges.into();
+            for charge in charges[start..].iter_mut().filter(|charge| waits_for_slots(charge)) {
+                *charge = charge.with_max_wait(Duration::ZERO);
+            }
+            then(Candidates { charges: &charges, choices: &choices });
         })
     }
+}
+
+/// Returns `true` for a charge that would wait in a queue for slots, which alternatives do not have.
+fn waits_for_slots(charge: &Charge<'_>) -> bool {
+    charge.queues() && charge.quotas().iter().any(Quota::is_concurrent)
 }
 
 impl Rules for Alternatives {

@@ -4,12 +4,13 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
     RuleInfo, RuleName,
+    attempts::{Candidates, Choice},
     plan::{LivePlan, MAX_QUOTAS},
 };
 use crate::{
     key::Key,
     quota::Quota,
-    store::{Charge, MAX_GROUP, Store, Unsupported},
+    store::{Charge, Store, Unsupported},
 };
 
 /// Error in the rules of a layer, found when the rules or the layer are built, or for an unknown rule.
@@ -44,8 +45,6 @@ pub enum RuleError {
         /// The cost of a request.
         cost: u32,
     },
-    /// A layer has more than 126 sets of [alternatives](crate::Rule::or).
-    TooManyAlternatives(usize),
     /// No request can match a route of `by_route`, or two routes have the same method and path.
     Route(String),
     /// The layer has no rule of the name that a
@@ -90,9 +89,6 @@ impl fmt::Display for RuleError {
                 "rule {rule}: max_wait with a cost of {cost} slots, but a request for more than one \
                  slot does not wait; lower the cost to 1 or remove the max_wait"
             ),
-            Self::TooManyAlternatives(n) => {
-                write!(f, "{n} sets of alternatives; give at most {MAX_GROUP}")
-            }
             Self::Route(fault) => f.write_str(fault),
             Self::Unknown { name, known } => {
                 write!(f, "unknown rule `{name}`, expected one of ")?;
@@ -135,38 +131,65 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
             return Err(RuleError::CostAboveLimit { rule, cost, headroom, limit });
         }
     }
-    let groups = infos.iter().filter(|info| info.first_alternative == Some(info.name)).count();
-    if groups > MAX_GROUP.into() {
-        return Err(RuleError::TooManyAlternatives(groups));
-    }
     if limiting.is_empty() {
         return Ok(());
     }
     let key = Key::everyone();
     let live: Vec<_> = limiting.iter().map(|info| info.live.map(LivePlan::quotas)).collect();
     let mut charges = Vec::new();
+    let mut choices: Vec<Choice> = Vec::new();
+    let mut before: Option<&RuleInfo<'_>> = None;
     for (info, live) in limiting.iter().zip(&live) {
-        if info.share_of.is_some() {
-            let share = Charge::new(info.name, &key, &SHARE).with_group(Charge::SHARE);
-            charges.push(share.with_cost(info.cost.unwrap_or(1)));
-        }
+        let is_pool = before.is_some_and(|share| share.share_of == Some(info.name));
+        let is_next = before.is_some_and(|it| it.first_alternative == info.first_alternative);
+        before = Some(info);
         let current = live.as_ref().map(AsRef::as_ref).filter(|quotas| !quotas.is_empty());
+        let share = info.share_of.map(|_| SHARE.as_slice());
         // Alternatives whose quotas are not known yet must be supported as well.
         let unknown = info.first_alternative.map(|_| [].as_slice());
-        if let Some(quotas) = info.quotas.or(current).or(unknown) {
-            let wait = if info.queues { Duration::from_nanos(1) } else { Duration::ZERO };
-            let charge = Charge::new(info.name, &key, quotas).with_cost(info.cost.unwrap_or(1));
-            if info.queues && charge.takes_several_slots() {
-                return Err(RuleError::SeveralSlotsWait { rule: info.name, cost: charge.cost() });
+        let Some(quotas) = info.quotas.or(current).or(share).or(unknown) else { continue };
+        if waits_as_alternative(info, quotas) {
+            return Err(RuleError::Unsupported(Unsupported::new(
+                "max_wait of an alternative with a concurrent quota; remove the max_wait",
+            )));
+        }
+        let charge = charge_of(info, quotas, &key);
+        if info.queues && charge.takes_several_slots() {
+            return Err(RuleError::SeveralSlotsWait { rule: info.name, cost: charge.cost() });
+        }
+        charges.push(charge);
+        if is_pool {
+            choices.push(Choice::new(charges.len() - 2, [2, 1]));
+            charges.push(charge.with_headroom(charge.headroom().max(1)));
+        } else if info.first_alternative.is_some() {
+            match choices.last_mut().filter(|_| is_next) {
+                Some(choice) => choice.add(1),
+                None => choices.push(Choice::new(charges.len() - 1, [1])),
             }
-            let charge = charge.with_max_wait(wait);
-            let charge = if info.quotas.is_some() { charge.with_fixed_quotas() } else { charge };
-            // A headroom from the request may be above 0.
-            let charge = charge.with_headroom(info.headroom.unwrap_or(1));
-            let charge = charge.with_group(info.first_alternative.is_some().into());
-            let may_report = info.report_only.is_on() || !info.report_only.is_fixed();
-            charges.push(charge.with_report_only(may_report));
         }
     }
-    store.supports(&charges).map_err(RuleError::Unsupported)
+    let all = Candidates { charges: &charges, choices: &choices };
+    for charges in all.attempts() {
+        store.supports(&charges).map_err(RuleError::Unsupported)?;
+    }
+    Ok(())
+}
+
+/// Returns a charge of a rule, for a store that is asked about it.
+fn charge_of<'a>(info: &RuleInfo<'_>, quotas: &'a [Quota], key: &'a Key) -> Charge<'a> {
+    let charge = Charge::new(info.name, key, quotas).with_cost(info.cost.unwrap_or(1));
+    if info.share_of.is_some() {
+        return charge;
+    }
+    let wait = if info.queues { Duration::from_nanos(1) } else { Duration::ZERO };
+    let charge = if info.quotas.is_some() { charge.with_fixed_quotas() } else { charge };
+    let may_report = info.report_only.is_on() || !info.report_only.is_fixed();
+    // A headroom from the request may be above 0.
+    let headroom = info.headroom.unwrap_or(1);
+    charge.with_max_wait(wait).with_headroom(headroom).with_report_only(may_report)
+}
+
+/// Returns `true` for an alternative that would wait for slots.
+fn waits_as_alternative(info: &RuleInfo<'_>, quotas: &[Quota]) -> bool {
+    info.first_alternative.is_some() && info.queues && quotas.iter().any(Quota::is_concurrent)
 }

@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 
 use super::{
     Applies, Cost, Quotas, Rule, RuleInfo, RuleName, Rules,
+    attempts::{Candidates, Choice},
     rules::{Bypass, Selected, Then, sealed::Sealed},
 };
 use crate::{
@@ -81,11 +82,12 @@ impl Rule<Everyone> {
     /// The share is an account of its own, under the name of the rule and `.share`, with the burst of
     /// half a second. It is charged together with the pool, in the same decision, or passed over. The
     /// pool never exceeds its own limit. A denied client returns when the pool has more than the
-    /// reserve or, if that is earlier, when both the share and the pool fit.
+    /// reserve or, if that is earlier, when both the share and the pool fit. Batches, leases and a
+    /// [`DenyCache`](crate::store::DenyCache) apply as to any rule. Every store can do this.
     ///
     /// | setting | meaning |
     /// |---|---|
-    /// | [`cost`](Rule::cost), [`headroom`](Rule::headroom), [`report_only`](Rule::report_only) | as without shares; the cost is charged to both |
+    /// | [`cost`](Rule::cost), [`headroom`](Rule::headroom), [`report_only`](Rule::report_only) | as without shares; the cost is charged to both. A trial also charges the share of a request that the pool would deny |
     /// | [`on_missing_key`](Rule::on_missing_key) | for requests without a client: rejected by default; with `Share`, one share for all of them; with `Skip`, charged to the pool as a client beyond its share |
     /// | a key that is [not one client's](Key::is_client), such as that of a proxy | one share for all such requests, with the weight 1 |
     /// | weight 0 | charged to the pool as a client beyond its share |
@@ -108,8 +110,8 @@ impl Rule<Everyone> {
     /// - Requests are not served in any order, and nobody waits.
     /// - A share of much less than one request per second refills slowly, also after other clients have
     ///   left. Until it has refilled, its client uses what others leave.
-    /// - Denials are not cached, batched or leased, so a flood of them reaches the store. On a cluster,
-    ///   a share is usually in another slot than the pool, so a decision takes two round trips.
+    /// - A request beyond its share that the pool admits needs two calls to the store, and any other one.
+    ///   The time of a [`Timeout`](crate::store::Timeout) applies to each.
     /// - It has no [penalty](crate::RateLimitLayer::penalty). The queue of a
     ///   [`RetryAfter`](crate::middleware::RetryAfter) spreads the retries of each client, but not those
     ///   of different clients.
@@ -210,26 +212,29 @@ impl<K: KeyExtractor> FairRule<K> {
         &self,
         head: &RequestHead<'_>,
         client: Option<&Key>,
-        before: &[Charge<'_>],
+        before: Candidates<'_, '_>,
         then: &mut Then<'_>,
     ) {
         let (everyone, others) = (Key::everyone(), Key::unidentified());
         let mut then = |own: &[Charge<'_>]| {
-            if before.is_empty() {
-                return then(own);
+            let start = before.charges.len();
+            let choice = (own.len() > 1).then(|| Choice::new(start, [2, 1]));
+            if start == 0 {
+                return then(Candidates { charges: own, choices: choice.as_slice() });
             }
-            let mut charges: SmallVec<[Charge<'_>; 4]> = before.into();
-            charges.extend(own.iter().copied());
-            then(&charges);
+            let mut choices: SmallVec<[_; 2]> = before.choices.into();
+            choices.extend(choice);
+            let mut charges: SmallVec<[Charge<'_>; 4]> = before.charges.into();
+            charges.extend_from_slice(own);
+            then(Candidates { charges: &charges, choices: &choices });
         };
         self.pool.with_charge(head, &everyone, |charge| {
             let Some(quota) = pool(charge.quotas()) else { return then(&[*charge]) };
             let reserve = u64::from(quota.burst()) * RESERVE / 100;
             let reserve = u32::try_from(reserve).unwrap_or(u32::MAX);
             let weight = self.sharers.weight.of(head);
-            let Some(client) = client.filter(|_| weight > 0) else {
-                return then(&[charge.with_headroom(charge.headroom().saturating_add(reserve))]);
-            };
+            let spare = charge.with_headroom(charge.headroom().saturating_add(reserve));
+            let Some(client) = client.filter(|_| weight > 0) else { return then(&[spare]) };
             let part = self.sharers.clients.part(client, weight);
             if let Some(places) = part.full {
                 warn_of_full_table(self.pool.name, places);
@@ -237,8 +242,7 @@ impl<K: KeyExtractor> FairRule<K> {
             let key = if part.is_known { client } else { &others };
             let quotas = [quota.part(part.weight, part.sum, charge.cost())];
             let share = Charge::new(self.share.name, key, &quotas).with_cost(charge.cost());
-            let share = share.with_group(Charge::SHARE).with_headroom(reserve);
-            then(&[share.with_report_only(charge.is_report_only()), *charge]);
+            then(&[share, *charge, spare]);
         });
     }
 }
@@ -251,7 +255,7 @@ impl<K: KeyExtractor> Sealed for FairRule<K> {
     fn charge(
         &self,
         head: &RequestHead<'_>,
-        before: &[Charge<'_>],
+        before: Candidates<'_, '_>,
         then: &mut Then<'_>,
     ) -> Result<(), Bypass> {
         let applies = self.pool.applies_to(head);

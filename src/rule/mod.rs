@@ -4,6 +4,7 @@
 
 mod adaptive;
 mod alternatives;
+mod attempts;
 #[cfg(feature = "axum")]
 mod by_route;
 mod check;
@@ -20,6 +21,7 @@ use std::{fmt, slice, sync::Arc, time::Duration};
 use http::StatusCode;
 use smallvec::SmallVec;
 
+pub use self::attempts::{Candidates, Choice};
 #[cfg(feature = "axum")]
 pub use self::by_route::{ByRoute, by_route, try_by_route};
 #[cfg(all(feature = "axum", feature = "serde"))]
@@ -29,6 +31,7 @@ use self::rules::{Selected, Then, sealed::Sealed};
 pub use self::settings::RuleSettings;
 pub(crate) use self::{
     adaptive::Controller,
+    attempts::{Attempts, Decided, OwnedCandidates, decide},
     check::check,
     fair::Sharers,
     plan::deadline,
@@ -368,7 +371,7 @@ impl<K: KeyExtractor> Sealed for Rule<K> {
     fn charge(
         &self,
         head: &RequestHead<'_>,
-        before: &[Charge<'_>],
+        before: Candidates<'_, '_>,
         then: &mut Then<'_>,
     ) -> Result<(), Bypass> {
         let applies = self.applies_to(head);
@@ -381,12 +384,12 @@ impl<K: KeyExtractor> Sealed for Rule<K> {
                 (Ok(None), Some(rules)) => return rules.charge(head, before, then),
                 (Ok(Some(key)), _) if !self.plan.is_unlimited() => {
                     self.with_charge(head, key, |charge| {
-                        if before.is_empty() {
-                            return then(slice::from_ref(charge));
+                        if before.charges.is_empty() {
+                            return then(slice::from_ref(charge).into());
                         }
-                        let mut charges: SmallVec<[Charge<'_>; 4]> = before.into();
+                        let mut charges: SmallVec<[Charge<'_>; 4]> = before.charges.into();
                         charges.push(*charge);
-                        then(&charges);
+                        then(Candidates { charges: &charges, ..before });
                     });
                     return Ok(());
                 }
@@ -402,7 +405,7 @@ impl<K: KeyExtractor> Sealed for Rule<K> {
         &self,
         head: &RequestHead<'_>,
         one: impl FnOnce(&Charge<'_>) -> T,
-        several: impl FnOnce(&[Charge<'_>]) -> T,
+        several: impl FnOnce(Candidates<'_, '_>) -> T,
         bypassed: impl FnOnce(Bypass) -> T,
     ) -> T {
         if self.if_no_key.is_some() {

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::{LivePlan, RuleName, fair::Sharers};
+use super::{LivePlan, RuleName, attempts::Candidates, fair::Sharers};
 use crate::{
     key::{KeyError, RequestHead},
     quota::Quota,
@@ -44,7 +44,7 @@ pub(crate) fn infos<K: Rules + ?Sized>(rules: &K) -> Vec<RuleInfo<'_>> {
 }
 
 /// Receives the charges of a request.
-pub(crate) type Then<'t> = dyn FnMut(&[Charge<'_>]) + 't;
+pub(crate) type Then<'t> = dyn FnMut(Candidates<'_, '_>) + 't;
 
 /// The rules that apply to a request.
 pub(crate) type Selected<'a> = SmallVec<[&'a dyn sealed::Sealed; 4]>;
@@ -65,7 +65,7 @@ pub(crate) mod sealed {
         fn charge(
             &self,
             head: &RequestHead<'_>,
-            before: &[Charge<'_>],
+            before: Candidates<'_, '_>,
             then: &mut Then<'_>,
         ) -> Result<(), Bypass> {
             let mut rules = Selected::new();
@@ -82,7 +82,7 @@ pub(crate) mod sealed {
             &self,
             head: &RequestHead<'_>,
             _: impl FnOnce(&Charge<'_>) -> T,
-            several: impl FnOnce(&[Charge<'_>]) -> T,
+            several: impl FnOnce(Candidates<'_, '_>) -> T,
             bypassed: impl FnOnce(Bypass) -> T,
         ) -> T
         where
@@ -170,15 +170,15 @@ impl From<KeyError> for Bypass {
 pub(crate) fn charges<T>(
     rules: &impl sealed::Sealed,
     head: &RequestHead<'_>,
-    then: impl FnOnce(&[Charge<'_>]) -> T,
+    then: impl FnOnce(Candidates<'_, '_>) -> T,
     bypassed: impl FnOnce(Bypass) -> T,
 ) -> T {
     let (mut then, mut result) = (Some(then), None);
-    let charged = rules.charge(head, &[], &mut |charges| {
-        if !charges.is_empty()
+    let charged = rules.charge(head, Candidates::from(&[][..]), &mut |all| {
+        if !all.charges.is_empty()
             && let Some(then) = then.take()
         {
-            result = Some(then(charges));
+            result = Some(then(all));
         }
     });
     result.unwrap_or_else(|| bypassed(charged.err().unwrap_or(Bypass::NO_RULE)))
@@ -190,7 +190,7 @@ pub(crate) fn charges<T>(
 pub(super) fn chain(
     rules: &[&dyn sealed::Sealed],
     head: &RequestHead<'_>,
-    before: &[Charge<'_>],
+    before: Candidates<'_, '_>,
     then: &mut Then<'_>,
 ) -> Result<(), Bypass> {
     let Some((first, rest)) = rules.split_first() else {

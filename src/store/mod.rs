@@ -62,7 +62,6 @@ use std::{
     error::Error,
     fmt,
     future::ready,
-    ptr,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -78,7 +77,7 @@ pub(crate) use self::local::{Call, LeaveQueue, Order, SlotQueue};
 pub(crate) use self::local::{Clock, Turn};
 #[cfg(feature = "redis")]
 pub use self::redis::{ClusterLink, Link, RedisBuilder, RedisError, RedisErrorKind, RedisStore};
-pub(crate) use self::{answer::certain, block::block};
+pub(crate) use self::{answer::certain, block::block, hot_keys::for_cost_of};
 pub use self::{
     answer::{Answer, BoxFuture, Certain, Never, Resolve},
     block::{BlockError, BlockFuture},
@@ -96,9 +95,6 @@ pub use self::{
 };
 use crate::{algorithm::Demand, decision::Decision, key::Key, name::RuleName, quota::Quota};
 
-/// The largest number of a group of alternatives.
-pub(crate) const MAX_GROUP: u8 = Charge::SHARE - 1;
-
 /// Charge of one rule to one key: `cost` units under each of `quotas`.
 ///
 /// The rule's name, the key and the index of the quota identify an account. A changed quota keeps
@@ -112,7 +108,6 @@ pub struct Charge<'a> {
     demand: Demand,
     report_only: bool,
     only: Option<u8>,
-    group: u8,
     /// The turn of a request that may wait for slots.
     turn: Option<&'a Arc<Turn>>,
     /// `true` if a layer is being built that gives the rule these quotas for its whole life.
@@ -122,22 +117,11 @@ pub struct Charge<'a> {
 }
 
 impl<'a> Charge<'a> {
-    /// The [group](Charge::with_group) of a share of the next charge, the pool. See
-    /// [`Rule::fair_by`](crate::Rule::fair_by).
-    ///
-    /// A share that fits is charged with its pool, and its [headroom](Charge::headroom) is ignored. A
-    /// share that does not fit is passed over, and the pool must leave that headroom. If the pool does
-    /// not fit, the share is not charged.
-    ///
-    /// Both have one GCRA quota without `initial` units and without a `max_wait`, and rules of which the
-    /// call has no other charge. Otherwise the share is a charge that must fit, with its headroom.
-    pub const SHARE: u8 = 127;
-
     /// Creates a charge of one unit.
     pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
-        let (demand, report_only, only, group) = (Demand::units(1), false, None, 0);
+        let (demand, report_only, only) = (Demand::units(1), false, None);
         let (turn, fixed, held) = (None, false, false);
-        Self { rule, key, quotas, demand, report_only, only, group, turn, fixed, held }
+        Self { rule, key, quotas, demand, report_only, only, turn, fixed, held }
     }
 
     /// Sets the units to charge. Defaults to 1.
@@ -173,25 +157,6 @@ impl<'a> Charge<'a> {
         self
     }
 
-    /// Makes the charge an alternative to the other charges of a group: of their rules, only the
-    /// first that fits is charged. Defaults to 0, for a charge that must fit.
-    ///
-    /// Charges of one rule are one alternative. If the charges of a key under a rule have different
-    /// groups, they must fit. See [`Rule::or`](crate::Rule::or). Group 127 is [`Charge::SHARE`].
-    ///
-    /// # Panics
-    ///
-    /// Panics if the number is above 127.
-    #[track_caller]
-    pub fn with_group(mut self, group: u8) -> Self {
-        assert!(
-            group <= Self::SHARE,
-            "the group of a charge is {group}; give at most {MAX_GROUP}, or Charge::SHARE"
-        );
-        self.group = group;
-        self
-    }
-
     /// Restricts the charge to the quota at this index, from 0.
     ///
     /// Use several such charges to charge different units to the quotas of one rule. No quota has
@@ -218,49 +183,6 @@ impl<'a> Charge<'a> {
     #[must_use]
     pub fn rule(&self) -> RuleName {
         self.rule
-    }
-
-    /// Returns the number of the group of alternatives, or 0 for a charge that must fit.
-    #[must_use]
-    #[inline]
-    pub fn group(&self) -> u8 {
-        self.group
-    }
-
-    /// Returns the group of the charge at an index. It is 0 if another charge of the same account has
-    /// another group, and for a share without a pool.
-    #[inline]
-    pub(crate) fn group_among(charges: &[Self], at: usize) -> u8 {
-        let own = &charges[at];
-        let differs = |it: &Self| it.group != own.group && it.rule == own.rule && it.key == own.key;
-        let must_fit = match own.group {
-            0 => true,
-            Self::SHARE => !Self::is_share(charges, at),
-            _ => charges.iter().any(differs),
-        };
-        if must_fit { 0 } else { own.group }
-    }
-
-    /// Returns `true` if the charge after the one at an index can be its pool.
-    fn is_share(charges: &[Self], at: usize) -> bool {
-        let is_plain = |it: &Self| {
-            matches!(it.quotas, [quota] if quota.is_gcra() && quota.initial().is_none())
-                && it.only.is_none()
-                && !it.queues()
-                && charges.iter().all(|other| other.rule != it.rule || ptr::eq(other, it))
-        };
-        let pool = charges.get(at + 1).filter(|pool| pool.group == 0);
-        is_plain(&charges[at]) && pool.is_some_and(is_plain)
-    }
-
-    /// Returns the demand on the account of a charge in this group and, for a share, the units that its
-    /// pool must leave if it does not fit.
-    #[inline]
-    pub(crate) fn demand_in(&self, group: u8) -> (Demand, u32) {
-        let demand = self.demand();
-        let headroom = demand.headroom;
-        let (own, reserve) = if group == Self::SHARE { (0, headroom) } else { (headroom, 0) };
-        (Demand { headroom: own, ..demand }, reserve)
     }
 
     /// Returns the key of the account.
@@ -337,12 +259,6 @@ impl<'a> Charge<'a> {
         Demand { max_wait: if queues { self.demand.max_wait } else { 0 }, ..self.demand }
     }
 
-    /// Returns `true` for the share of a pool, and for the charge after one.
-    pub(crate) fn has_share(charges: &[Self], at: usize) -> bool {
-        let is_share = |at: usize| charges[at].group == Self::SHARE;
-        is_share(at) || at > 0 && is_share(at - 1)
-    }
-
     /// Replaces the quotas.
     pub(crate) fn with_quotas(self, quotas: &'a [Quota]) -> Self {
         Self { quotas, ..self }
@@ -371,16 +287,15 @@ struct OwnedCharge {
     demand: Demand,
     report_only: bool,
     only: Option<u8>,
-    group: u8,
     turn: Option<Arc<Turn>>,
 }
 
 impl OwnedCharge {
     fn as_charge(&self) -> Charge<'_> {
-        let Self { rule, key, quotas, demand, report_only, only, group, turn } = self;
+        let Self { rule, key, quotas, demand, report_only, only, turn } = self;
         let (rule, demand, turn) = (*rule, *demand, turn.as_ref());
         let charge = Charge::new(rule, key, quotas);
-        Charge { demand, report_only: *report_only, only: *only, group: *group, turn, ..charge }
+        Charge { demand, report_only: *report_only, only: *only, turn, ..charge }
     }
 }
 
@@ -401,7 +316,6 @@ impl From<&[Charge<'_>]> for OwnedCharges {
             demand: charge.demand,
             report_only: charge.report_only,
             only: charge.only,
-            group: charge.group,
             turn: charge.turn.cloned(),
         };
         Self(charges.iter().map(own).collect())
@@ -419,9 +333,6 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 ///
 /// - **All or nothing.** Either every quota of every charge is charged, or none. If a call names an
 ///   account twice, the costs are added.
-/// - **One alternative.** Of the charges of a [group](Charge::with_group), only the first rule that
-///   fits is charged. The outcomes of the others [say so](crate::decision::Outcome::is_passed_over),
-///   and so does that of a [share](Charge::SHARE) that was not charged.
 /// - **A denial charges nothing.** A cost that can never fit is denied without a `retry_after`.
 /// - **A cost of 0 is a read.** It charges nothing and is allowed.
 /// - **A full account equals no account.** Only a full account may be dropped.
@@ -541,10 +452,11 @@ pub trait Store {
     /// Checks that the store supports these charges.
     ///
     /// The result must not depend on the state of accounts. A layer calls this method when the
-    /// layer is built, to find an unsupported charge before the first request. By default, every
-    /// charge is supported, except for [concurrent](crate::Quota::concurrent) quotas and
-    /// [alternatives](Charge::with_group), and for calendar periods (`Quota::per_month`). A store that
-    /// overrides this method and has none of them returns an error for them, too.
+    /// layer is built, to find an unsupported charge before the first request. Of
+    /// [alternatives](crate::Rule::or), each is part of a call of its own. By default, every charge is
+    /// supported, except for [concurrent](crate::Quota::concurrent) quotas and calendar periods
+    /// (`Quota::per_month`). A store that overrides this method and has none of them returns an error for
+    /// them, too.
     ///
     /// Layers that share a store must give a rule the same quotas, because they charge the same
     /// accounts. [`LocalStore`] and
@@ -554,8 +466,7 @@ pub trait Store {
     ///
     /// Fails if a charge is not supported. The error contains the limitation.
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        plain_quotas(charges)?;
-        no_alternatives(charges)
+        plain_quotas(charges)
     }
 
     /// Returns the servers that an operation needs, if the store has several.
@@ -606,25 +517,12 @@ fn plain_quotas(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     }))
 }
 
-/// Returns an error if there are alternatives, for a store that charges every rule.
-fn no_alternatives(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-    if charges.iter().any(|charge| charge.group > 0) {
-        return Err(Unsupported::new(
-            "this store cannot decide between alternatives, or about shares; use LocalStore or \
-             RedisStore",
-        ));
-    }
-    Ok(())
-}
-
 /// Checks the charges with a `max_wait`, for a store that has queues for slots.
 fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     for charge in charges.iter().filter(|charge| charge.queues()) {
         for quota in charge.quotas {
             let is_slots = quota.is_concurrent();
-            return Err(Unsupported::new(if is_slots && charge.group > 0 {
-                "max_wait of an alternative with a concurrent quota; remove the max_wait"
-            } else if !is_slots && quota.soft() > 0 {
+            return Err(Unsupported::new(if !is_slots && quota.soft() > 0 {
                 "max_wait with a soft quota; choose one of them"
             } else if is_slots || quota.algorithm().can_queue() {
                 continue;

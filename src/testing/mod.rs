@@ -20,6 +20,7 @@
 //! [`TABLES`] of scenarios. [`properties`] checks properties that a table of expected results cannot
 //! express.
 
+mod attempts;
 pub mod properties;
 #[cfg(feature = "redis")]
 mod redis;
@@ -27,7 +28,10 @@ mod scenario;
 
 use std::{future::ready, sync::Arc, time::Duration};
 
-pub use self::scenario::{Case, TABLES, play};
+pub use self::{
+    attempts::{Taken, peek, take},
+    scenario::{Case, TABLES, play},
+};
 use crate::{
     rule::{Adaptive, FairRule},
     store::{BoxFuture, Clock, LocalStore, Store},

@@ -7,12 +7,12 @@ use serde_json::Value;
 
 use tower::BoxError;
 
-use super::Subject;
+use super::{Subject, peek, take};
 use crate::{
     decision::{Decision, Outcome, Source},
     key::Key,
     quota::{Algorithm, Quota},
-    rule::RuleName,
+    rule::{Candidates, Choice, RuleName},
     store::{Charge, Store, StoreExt},
 };
 
@@ -236,11 +236,30 @@ impl Case {
         charges: &[Charge<'_>],
         rules: &[CaseRule],
     ) -> Result<Result<Decision, S::Error>, BoxError> {
-        let peeked = store.peek(charges).await.map_err(Into::into)?;
+        let choices = self.choices();
+        let all = Candidates { charges, choices: &choices };
+        let mut peeked = peek(store, all).await.map_err(Into::into)?.decision;
         if peeked.source() != Source::Unsupported {
+            look_at_others(store, charges, &mut peeked).await.map_err(Into::into)?;
             self.check(at, step, &peeked, rules)?;
         }
-        Ok(store.take(charges).await)
+        let mut taken = match take(store, all).await {
+            Ok(taken) => taken.decision,
+            Err(error) => return Ok(Err(error)),
+        };
+        look_at_others(store, charges, &mut taken).await.map_err(Into::into)?;
+        Ok(Ok(taken))
+    }
+
+    /// Returns a choice for each group of alternatives.
+    fn choices(&self) -> Vec<Choice> {
+        let mut start = 0;
+        let mut choices = Vec::new();
+        for alternatives in &self.groups {
+            choices.push(Choice::new(start, alternatives.iter().map(|_| 1)));
+            start += alternatives.len();
+        }
+        choices
     }
 
     /// Returns the quotas of each rule, with the number of its group.
@@ -265,8 +284,8 @@ impl Case {
         cost: u32,
     ) -> Vec<Charge<'a>> {
         let wait = Duration::from_nanos(self.max_wait);
-        let charge = |(rule, group, quotas): &'a CaseRule| {
-            let charge = Charge::new(*rule, key, quotas).with_group(*group).with_cost(cost);
+        let charge = |(rule, _, quotas): &'a CaseRule| {
+            let charge = Charge::new(*rule, key, quotas).with_cost(cost);
             charge.with_headroom(headroom).with_max_wait(wait)
         };
         rules.iter().map(charge).collect()
@@ -336,9 +355,12 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxE
     let (mut rules, key) = (case.rules()?, Key::from("somebody"));
     let mut processes = BTreeMap::from([("", subject.open())]);
     let undoes = case.steps.iter().any(|step| step.op == StepOp::Undo);
+    let charges = case.charges(&rules, &key, 0, 1);
+    let choices = case.choices();
+    let all = Candidates { charges: &charges, choices: &choices };
     if case.wall_clock && !subject.steps_back()
         || undoes && !subject.undoes()
-        || processes[""].supports(&case.charges(&rules, &key, 0, 1)).is_err()
+        || all.attempts().any(|charges| processes[""].supports(&charges).is_err())
     {
         return Ok(false);
     }
@@ -376,7 +398,9 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxE
                 let (undone, receipt) =
                     undone.ok_or_else(|| format!("step {at} undoes no charge"))?;
                 let undone = &case.steps[undone];
-                store.undo(&of(undone, undone.cost()?), &receipt, units);
+                let mut charges = of(undone, undone.cost()?);
+                charges.retain(|charge| receipt.charged(charge.rule()));
+                store.undo(&charges, &receipt, units);
                 subject.finish(store).await;
                 store.take(&read).await
             }
@@ -437,6 +461,36 @@ impl Step {
             ..self.clone()
         }
     }
+}
+
+/// Replaces the outcomes of alternatives that were not asked by those of a look at them.
+async fn look_at_others<S: Store>(
+    store: &S,
+    charges: &[Charge<'_>],
+    decision: &mut Decision,
+) -> Result<(), S::Error> {
+    for charge in charges {
+        let is_other = |outcome: &Outcome| {
+            outcome.rule() == charge.rule() && outcome.is_passed_over() && !outcome.is_known()
+        };
+        if !decision.outcomes.iter().any(is_other) {
+            continue;
+        }
+        let mut look = store.take(&[charge.with_cost(0)]).await?;
+        if !decision.is_allowed() {
+            let alone = store.peek(&[charge.with_max_wait(Duration::ZERO)]).await?;
+            if !alone.is_allowed() && alone.source() != Source::Unsupported {
+                look = alone;
+            }
+        }
+        for outcome in decision.outcomes.iter_mut().filter(|outcome| is_other(outcome)) {
+            let mut its = look.outcomes().iter();
+            if let Some(seen) = its.find(|it| it.quota_index() == outcome.quota_index()) {
+                *outcome = seen.with_passed_over(true);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Returns the index of the alternative of each group that a decision charged.

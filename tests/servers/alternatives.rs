@@ -9,14 +9,15 @@ use futures::future::join_all;
 use tower_sluice::{
     Decision, Key, Quota, RedisStore, Store, StoreExt,
     decision::Outcome,
-    rule::RuleName,
+    rule::{Choice, RuleName},
     store::{Charge, RedisError},
-    testing::FakeClock,
+    testing::{self, FakeClock},
 };
 
 use crate::{
-    accounts::{Dice, LONG, address, connect, quotas, raw, rule},
+    accounts::{Dice, LONG, address, connect, quotas, rule},
     servers::{Cluster, Flavour, Server, eventually},
+    support::choices::Choosing,
 };
 
 /// Returns the rules of three alternatives and of a site.
@@ -25,10 +26,12 @@ fn rules() -> [RuleName; 4] {
 }
 
 fn charges<'a>(key: &'a Key, quotas: &'a [[Quota; 1]; 4], cost: u32) -> [Charge<'a>; 4] {
-    [0, 1, 2, 3].map(|at| {
-        let charge = Charge::new(rules()[at], key, &quotas[at]).with_cost(cost);
-        charge.with_group(u8::from(at < 3))
-    })
+    [0, 1, 2, 3].map(|at| Charge::new(rules()[at], key, &quotas[at]).with_cost(cost))
+}
+
+/// Returns a choice between the first three charges, beside the last one.
+fn choosing<'a>(charges: [Charge<'a>; 4]) -> Choosing<'a> {
+    Choosing { charges: charges.to_vec(), choices: vec![Choice::new(0, [1, 1, 1])] }
 }
 
 /// Returns the parts of a decision that two stores have in common.
@@ -54,9 +57,10 @@ async fn random_requests_for_slots_or_rates_equal_the_embedded_store() {
                     drop(held.swap_remove(dice.below(held_count) as usize));
                 }
                 let cost = dice.below(4);
-                let charges = charges(&key, &quotas, cost);
-                let own = local.take(&charges).now();
-                let decision = redis.take(&charges).await.expect("a decision");
+                let all = choosing(charges(&key, &quotas, cost));
+                let own = all.take(&local).decision;
+                let taken = testing::take(&redis, all.all()).await;
+                let decision = taken.expect("a decision").decision;
                 assert_eq!(parts(&own), parts(&decision), "{flavour:?}, {name}, cost {cost}");
                 held.push((own, decision));
             }
@@ -71,7 +75,9 @@ where
 {
     let counts = Arc::new([(); 4].map(|()| AtomicU64::new(0)));
     let takes = (0..tasks).map(|_| async {
-        let decision = store.take(&charges(key, quotas, 1)).await.unwrap_or_else(|e| panic!("{e}"));
+        let all = choosing(charges(key, quotas, 1));
+        let taken = testing::take(store, all.all()).await;
+        let decision = taken.unwrap_or_else(|e| panic!("{e}")).decision;
         let outcomes =
             decision.outcomes().iter().filter(|it| decision.is_allowed() && !it.is_passed_over());
         for outcome in outcomes {
@@ -137,70 +143,52 @@ async fn alternatives_in_several_slots_of_a_cluster_are_exact() {
     are_exact(&tagged).await;
 }
 
-/// A block of any alternative denies, wherever its account is, and nothing is charged.
+/// A block of the first alternative, or of a rule beside, denies every request. One of another
+/// alternative denies those that reach it. No denial charges anything.
 #[tokio::test]
-async fn a_block_of_any_alternative_denies_on_a_cluster() {
+async fn a_block_denies_the_requests_that_reach_its_alternative_on_a_cluster() {
     let cluster = Cluster::start(Flavour::Redis).await;
     let urls = cluster.urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let store = RedisStore::cluster(&urls).await.expect("a store");
     let quotas =
-        [[Quota::per_day(9)], [Quota::per_day(9)], [Quota::per_day(9)], [Quota::per_day(9)]];
+        [[Quota::per_day(1)], [Quota::per_day(1)], [Quota::per_day(1)], [Quota::per_day(9)]];
     let tagged = store.reopen().prefix("tagged").hash_tag_by_key().lazy().expect("a store");
     for store in [tagged, store] {
-        for blocked in 0..4 {
+        for (blocked, fitting) in [(0, 0), (1, 1), (2, 2), (3, 0)] {
             let key = Key::from(rules()[blocked].as_str());
-            let all = charges(&key, &quotas, 1);
-            drop(store.block(&all[blocked], LONG).await.expect("a block"));
-            let answers = [store.peek(&all).await, store.take(&all).await, store.take(&all).await];
-            for answer in answers {
-                let denied = answer.expect("a decision");
+            let all = choosing(charges(&key, &quotas, 1));
+            let take =
+                async || testing::take(&store, all.all()).await.expect("a decision").decision;
+            drop(store.block(&all.charges[blocked], LONG).await.expect("a block"));
+            for n in 0..fitting {
+                assert!(take().await.is_allowed(), "{blocked}: request {n}");
+            }
+            let peek = testing::peek(&store, all.all()).await.expect("a decision").decision;
+            for denied in [peek, take().await, take().await] {
                 assert!(denied.is_blocked() && !denied.is_allowed(), "{blocked}: {denied:?}");
                 assert_eq!(denied.outcomes()[0].rule(), rules()[blocked]);
             }
-            let is_unused = async || (used(&store, &key, &quotas).await == [0; 4]).then_some(());
-            eventually("nothing is charged", is_unused).await;
-            drop(store.unblock(&all[blocked]).await.expect("no block"));
-            assert!(store.take(&all).await.expect("a decision").is_allowed());
+            drop(store.unblock(&all.charges[blocked]).await.expect("no block"));
+            let mut expected = [0; 4];
+            expected[..fitting].fill(1);
+            expected[3] = fitting as u64;
+            let is_unused = async || (used(&store, &key, &quotas).await == expected).then_some(());
+            eventually("no denial charges anything", is_unused).await;
+            assert!(take().await.is_allowed(), "{blocked}");
         }
     }
 }
 
-/// A call that two servers must answer, because the slot of the accounts moves.
+/// A server is needed only by the requests that reach its alternative, and its failure permits none.
 #[tokio::test]
-async fn a_block_of_any_alternative_denies_while_its_slot_moves() {
-    let cluster = Cluster::start(Flavour::Redis).await;
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let store = RedisStore::cluster(&urls).readable_keys().hash_tag_by_key();
-    let store = store.await.expect("a store");
-    let (key, place) = (Key::from("moving"), "sluice:3:{%02moving}:plan");
-    let quotas = [[Quota::per_day(9)], [Quota::per_day(9)]];
-    let charge = |at: usize| Charge::new(rule(["plan", "credits"][at]), &key, &quotas[at]);
-    let all = [charge(0).with_group(1), charge(1).with_group(1)];
-    let (from, slot) = (cluster.master_of(place).await, cluster.slot_of(place).await);
-    drop(store.block(&all[0], LONG).await.expect("a block"));
-    let migration = cluster.begin_migration(slot, (from + 1) % 3).await;
-    for _ in 0..3 {
-        let denied = store.take(&all).await.expect("a decision");
-        assert!(denied.is_blocked(), "{denied:?}");
-    }
-    assert!(migration.move_keys().await > 0);
-    migration.finish().await;
-    assert!(store.take(&all).await.expect("a decision").is_blocked());
-    let credits = store.take(&[charge(1).with_cost(0)]).await.expect("a look");
-    assert_eq!(credits.remaining(), Some(9));
-}
-
-/// The account that does not answer may be blocked, so its failure is not a permission.
-#[tokio::test]
-async fn the_failure_of_an_alternative_that_is_not_needed_permits_no_blocked_key() {
+async fn a_lost_server_fails_only_the_requests_that_reach_its_alternative() {
     let mut cluster = Cluster::start(Flavour::Redis).await;
     let urls = cluster.urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let store = RedisStore::cluster(&urls).readable_keys().await.expect("a store");
     let names = rules();
-    let quotas = [[Quota::per_day(9)], [Quota::per_day(9)]];
+    let quotas = [[Quota::per_day(3)], [Quota::per_day(9)]];
     let mut keys = (0..60).map(|number| format!("key{number}"));
     let name = loop {
         let name = keys.next().expect("a key with accounts on two servers");
@@ -210,30 +198,18 @@ async fn the_failure_of_an_alternative_that_is_not_needed_permits_no_blocked_key
         }
     };
     let key = Key::from(name.as_str());
-    let charge = |at: usize| Charge::new(names[at + 1], &key, &quotas[at]);
-    let all = [charge(0).with_group(1), charge(1).with_group(1)];
-    assert!(store.take(&all).await.expect("a decision").is_allowed());
-    drop(store.block(&all[1], LONG).await.expect("a block"));
+    let either = [0, 1].map(|at| Charge::new(names[at + 1], &key, &quotas[at]));
+    let either = Choosing::one_of(&either);
+    assert!(testing::take(&store, either.all()).await.expect("a decision").decision.is_allowed());
     cluster.kill_master_of(&address(names[2].as_str(), &name)).await;
-    store.take(&all).await.expect_err("a server is lost");
-    for _ in 0..10 {
-        assert!(!store.take(&all).await.is_ok_and(|answer| answer.is_allowed()));
+    for _ in 0..2 {
+        let taken = testing::take(&store, either.all()).await.expect("the plan's server is well");
+        assert!(taken.decision.is_allowed(), "{taken:?}");
     }
-    let is_undone = async || {
-        let look = store.take(&[charge(0).with_cost(0)]).await.ok()?;
-        (look.remaining() == Some(8)).then_some(())
-    };
-    eventually("the charges are undone", is_undone).await;
-}
-
-#[tokio::test]
-async fn several_keys_of_one_alternative_are_unsupported() {
-    let server = Server::redis().await;
-    let store = connect(&server.url()).await;
-    let (keys, quotas) = (["a", "b"].map(Key::from), [Quota::per_day(1)]);
-    let all = keys.each_ref().map(|key| Charge::new(rule("plan"), key, &quotas).with_group(1));
-    let error = store.take(&all).await.expect_err("unsupported").to_string();
-    assert!(error.contains("an alternative with several keys of one rule"), "{error}");
+    for _ in 0..10 {
+        let taken = testing::take(&store, either.all()).await;
+        assert!(!taken.is_ok_and(|taken| taken.decision.is_allowed()), "the credits are lost");
+    }
 }
 
 #[tokio::test]
@@ -250,34 +226,4 @@ async fn a_report_only_charge_beside_one_that_limits_the_same_account_is_unsuppo
         }
     }
     assert!(store.take(&[reported, charges[1]]).await.expect("a decision").is_allowed());
-}
-
-/// A foreign, broken or blocked value leads to the general path, whichever of the two has it.
-#[tokio::test]
-async fn a_value_that_is_no_account_of_either_alternative_is_replaced() {
-    let server = Server::redis().await;
-    let store = RedisStore::connect(&server.url()).readable_keys().await.expect("a store");
-    let mut connection = raw(&server.url()).await;
-    let quotas = [[Quota::per_day(1)], [Quota::per_day(2)]];
-    for (at, name) in ["plan", "credits"].into_iter().enumerate() {
-        let key = Key::from(name);
-        let all = [0, 1]
-            .map(|at| Charge::new(rule(["plan", "credits"][at]), &key, &quotas[at]).with_group(1));
-        // An instant beyond all numbers, nanoseconds above 999, and a text of the length of an account.
-        let account = |us: &[u8; 7], ns: u8| [&[0; 7][..], b"g\x09\0", us, &[ns, 4]].concat();
-        for broken in [account(&[255; 7], 0), account(&[1; 7], 255), vec![b'x'; 19], b"x".to_vec()]
-        {
-            let put = redis::cmd("SET").arg(address(name, name)).arg(&broken).to_owned();
-            put.query_async::<()>(&mut connection).await.expect("it is set");
-            let healed = store.healed();
-            let decision = store.take(&all).await.expect("a decision");
-            assert!(decision.is_allowed() && !decision.outcomes()[0].is_passed_over(), "{at}");
-            assert_eq!(store.healed(), healed + 1, "{at}: {broken:?}");
-            for charge in &all {
-                drop(store.reset(charge).await.expect("it is reset"));
-            }
-        }
-        drop(store.block(&all[at], LONG).await.expect("it is blocked"));
-        assert!(store.take(&all).await.expect("a decision").is_blocked(), "{at}");
-    }
 }

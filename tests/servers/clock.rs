@@ -212,8 +212,6 @@ const MS: Duration = Duration::from_millis(1);
 #[derive(Clone, Copy, Debug)]
 enum Call {
     Take,
-    /// Two alternatives.
-    Either,
     /// More requests at once than have a call each.
     Many,
     /// A request that also takes a slot.
@@ -226,9 +224,8 @@ enum Call {
     Block,
 }
 
-const CALLS: [Call; 10] = [
+const CALLS: [Call; 9] = [
     Call::Take,
-    Call::Either,
     Call::Many,
     Call::Slots,
     Call::Peek,
@@ -263,7 +260,6 @@ impl Pair {
         let slots = [Quota::concurrent(1_000)];
         let decision = match call {
             Call::Take => store.take(&[older, newest]).await,
-            Call::Either => store.take(&[older.with_group(1), newest.with_group(1)]).await,
             Call::Many => {
                 let both = self.older.iter().map(|older| [older.charge(1), newest]);
                 let takes = both.map(|both| store.take(&both).into_future());

@@ -49,8 +49,6 @@ struct Demand {
     max_wait: u64,
     report_only: bool,
     only: Option<usize>,
-    /// The group of alternatives, or 0.
-    group: u8,
 }
 
 fn quota() -> impl Strategy<Value = Quota> {
@@ -114,10 +112,9 @@ fn asked() -> impl Strategy<Value = Demand> {
     let max_wait = prop_oneof![2 => Just(0), 1 => 1..3_000_000_u64];
     let whose = (0..3_usize, 0..2_u32, prop::bool::weighted(0.1));
     let only = prop::option::weighted(0.1, 0..3_usize);
-    let group = prop_oneof![4 => Just(0), 4 => Just(1), 1 => Just(2), 1 => Just(Charge::SHARE)];
-    (whose, cost, headroom, max_wait, only, group).prop_map(|asked| {
-        let ((rule, key, report_only), cost, headroom, max_wait, only, group) = asked;
-        Demand { rule, key, cost, headroom, max_wait, report_only, only, group }
+    (whose, cost, headroom, max_wait, only).prop_map(|asked| {
+        let ((rule, key, report_only), cost, headroom, max_wait, only) = asked;
+        Demand { rule, key, cost, headroom, max_wait, report_only, only }
     })
 }
 
@@ -142,12 +139,7 @@ fn step() -> impl Strategy<Value = Step> {
         8 => request().prop_map(Step::Take),
         2 => (vec(request(), 1..4), vec(0..12_usize, 2..16)).prop_map(|(requests, order)| {
             let order = order.iter().map(|at| at % requests.len()).collect();
-            // Requests with alternatives are not sent in batches.
-            let plain = |mut all: Vec<Demand>| {
-                all.iter_mut().for_each(|asked| asked.group = 0);
-                all
-            };
-            Step::Burst(requests.into_iter().map(plain).collect(), order)
+            Step::Burst(requests, order)
         }),
         2 => (asked(), -12..12_i64).prop_map(|(asked, units)| Step::Adjustment(asked, units)),
         1 => (0..20_usize, prop::option::of(0..4_u32)).prop_map(|(at, units)| Step::Undo(at, units)),
@@ -235,9 +227,8 @@ fn random_sequences_give_equal_decisions() {
         let both = Both { runtime: &runtime, redis: subject.open(), local: clock.store(1_024) };
         let longest = rules.iter().flatten().map(Quota::period).max().expect("a quota");
         let charge = |asked: &Demand| {
-            let Demand { rule, key, cost, headroom, max_wait, report_only, only, group } = *asked;
+            let Demand { rule, key, cost, headroom, max_wait, report_only, only } = *asked;
             let charge = Charge::new(names[rule], &keys[key as usize], &rules[rule]);
-            let charge = charge.with_group(group);
             let charge = only.map_or(charge, |place| charge.with_quota_index(place % rules[rule].len()));
             let charge = charge.with_cost(cost).with_headroom(headroom);
             let patient = charge.with_max_wait(Duration::from_nanos(max_wait));

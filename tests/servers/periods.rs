@@ -158,8 +158,6 @@ where
     let month = Charge::new(rule("month"), &key, &month);
     let day = Charge::new(rule("day"), &key, &day);
     for (name, charges) in [
-        ("alternatives", [month.with_group(1), day.with_group(1)]),
-        ("alternatives", [day.with_group(1), month.with_group(1)]),
         ("report-only", [day, month.with_report_only(true)]),
         ("a look", [day, month.with_cost(0)]),
         ("both", [day, month]),

@@ -98,6 +98,8 @@ struct Attempt {
 #[derive(Clone, Copy, Debug)]
 struct Block {
     key: usize,
+    /// The blocked alternative.
+    index: usize,
     start: Duration,
     end: Duration,
     time: Duration,
@@ -150,7 +152,7 @@ impl Alternatives {
     /// end of the request.
     fn end(&self, world: &World, ask: &Ask, decision: &Decision) -> End {
         let outcomes = decision.outcomes();
-        let by_server = decision.source() == Source::Redis;
+        let by_server = matches!(decision.source(), Source::Redis | Source::DenyCache);
         if !by_server && decision.source() != Source::Fallback {
             return End::Unknown;
         }
@@ -194,7 +196,9 @@ impl Alternatives {
         lock(&self.attempts).push(Attempt { entry, key, end, back });
         lock(&world.log).entries.push(entry);
         let disturbed = *lock(&at.disturbed) >= start;
-        if now - start > at.wrappers.budget + MARGIN && !disturbed {
+        // Each alternative may need a call.
+        let calls = u32::try_from(self.quotas.len()).expect("few");
+        if now - start > calls * at.wrappers.budget + MARGIN && !disturbed {
             let text = format!("{} answered after {:?}", at.name, now - start);
             world.story.violate("budget", text);
         }
@@ -204,7 +208,7 @@ impl Alternatives {
         let (start, process) = (world.story.now(), world.places[place].process());
         let own = Key::from(key.to_string());
         let answer = process.store.block(&Charge::new(name(index), &own, &[]), time);
-        let block = Block { key, start, end: start, time, confirmed: false };
+        let block = Block { key, index, start, end: start, time, confirmed: false };
         let at = {
             let mut blocks = lock(&self.blocks);
             blocks.push(block);
@@ -220,7 +224,13 @@ impl Alternatives {
 
     /// Compares requests with one embedded account for each alternative, of which the first that fits
     /// is charged.
+    ///
+    /// Each alternative is asked at an instant of its own, between the start of the request and the last
+    /// script.
     async fn exact(&self, world: &World, mut random: Random, when: &str) {
+        if world.places.iter().any(|place| place.wrappers.leases.is_some()) {
+            return;
+        }
         let (clock, text) = (FakeClock::new(), format!("alternatives {when}"));
         let key = Key::from(text.as_str());
         let model = clock.store(256);
@@ -244,28 +254,43 @@ impl Alternatives {
             let cost = u32::try_from(cost).expect("few");
             let keeps = if random.percent(30) { cost / 2 } else { cost };
             let ask = Ask { key: text.clone(), cost, keeps };
+            let waits = || -> Vec<_> {
+                let look = |index| model.peek(&[own(index, cost)]).now();
+                let wait = |it: Decision| it.retry_after().unwrap_or(Duration::MAX);
+                (0..self.quotas.len()).map(|index| wait(look(index))).collect()
+            };
+            let start = world.nodes.clock();
             let Some(decision) = self.call(world, place, ask.clone()).await else { return };
-            clock.advance(world.nodes.last_script().saturating_sub(clock.now()));
-            let looks: Vec<_> =
-                (0..self.quotas.len()).map(|index| model.peek(&[own(index, cost)]).now()).collect();
-            let paid = looks.iter().position(Decision::is_allowed);
-            let taken = paid.map(|index| model.take(&[own(index, cost)]).now());
-            let left = taken.as_ref().and_then(Decision::remaining);
-            let retry = looks.iter().map(|it| it.retry_after().unwrap_or(Duration::MAX)).min();
-            let expected = (paid, left, retry.filter(|_| one && paid.is_none()));
+            clock.advance(start.saturating_sub(clock.now()));
+            let before = waits();
+            let is_cached = decision.source() == Source::DenyCache;
+            let end =
+                if is_cached { world.nodes.clock() } else { world.nodes.last_script() };
+            clock.advance(end.saturating_sub(clock.now()));
+            let after = waits();
             let deciding = decision.outcomes().iter().find(|it| !it.is_passed_over());
             let charged = deciding.filter(|_| decision.is_allowed());
+            let paid = charged.map(index);
             let retry = decision.retry_after().unwrap_or(Duration::MAX);
-            let found = (
-                charged.map(index),
-                charged.map(Outcome::remaining),
-                (one && charged.is_none()).then_some(retry),
-            );
             self.end(world, &ask, &decision);
-            world.story.record(&world.places[place].name, || format!("{ask:?}: {found:?}"));
-            if found != expected || decision.source() != Source::Redis {
-                let text = format!("{when}: {ask:?} by {}: {found:?}", decision.source());
-                let text = format!("{text} instead of {expected:?}");
+            world.story.record(&world.places[place].name, || format!("{ask:?}: {paid:?}, {retry:?}"));
+            // No alternative before the one that paid has fitted all the time.
+            let earlier = &before[..paid.unwrap_or(before.len())];
+            let are_denied = earlier.iter().all(|wait| !wait.is_zero());
+            let soonest = |waits: &[Duration]| waits.iter().min().copied().unwrap_or_default();
+            let is_right = match paid {
+                Some(index) => after[index].is_zero(),
+                // A cached denial ends by the start of the call that it repeats.
+                None if is_cached || !one => true,
+                None => (soonest(&after)..=soonest(&before)).contains(&retry),
+            };
+            let taken = paid.map(|index| model.take(&[own(index, cost)]).now());
+            let left = taken.as_ref().and_then(Decision::remaining);
+            let is_exact = left == charged.map(Outcome::remaining);
+            let is_server = is_cached || decision.source() == Source::Redis;
+            if !(are_denied && is_right && is_exact && is_server) {
+                let text = format!("{when}: {ask:?} by {}: {decision:?}", decision.source());
+                let text = format!("{text}, {left:?} left, and waits from {before:?} to {after:?}");
                 return world.story.violate("alternatives", text);
             }
             let (Some(index), Some(taken)) = (paid, taken) else { continue };
@@ -277,16 +302,20 @@ impl Alternatives {
         }
     }
 
-    /// A block of any alternative denies the request until it ends.
+    /// A block denies requests that reach its alternative, until it ends.
     async fn blocked(&self, world: &World, mut random: Random, when: &str) {
         let (key, index) = (format!("blocked {when}"), random.below(self.quotas.len()));
+        // This cost does not fit the alternatives before it.
+        let most = self.quotas[..index].iter().map(Quota::burst).max().unwrap_or(0);
+        let fits = most < self.quotas[index].burst();
+        let (index, cost) = if fits { (index, most + 1) } else { (0, 1) };
         let (own, time) =
             (Key::from(key.as_str()), Duration::from_millis(random.within(500..3_000)));
         let places = [(); 2].map(|()| random.below(world.places.len()));
         let process = world.places[places[0]].process();
         let answer = process.store.block(&Charge::new(name(index), &own, &[]), time);
         drop(process.run(async { answer.await }).await);
-        let ask = || Ask { key: key.clone(), cost: 1, keeps: 1 };
+        let ask = || Ask { key: key.clone(), cost, keeps: cost };
         let denied = self.call(world, places[1], ask()).await;
         sleep(time).await;
         let allowed = self.call(world, places[1], ask()).await;
@@ -392,13 +421,14 @@ impl Alternatives {
             for attempt in attempts.iter().filter(within) {
                 let replaced = blocks.iter().enumerate().any(|(other, it)| {
                     let later = !it.confirmed || it.end > block.start;
-                    other != at && it.key == block.key && later && it.start < attempt.entry.end
+                    let is_same = it.key == block.key && it.index == block.index;
+                    other != at && is_same && later && it.start < attempt.entry.end
                 });
                 let lost = |loss: &Loss| {
                     let counts = loss.cause != Cause::Back;
                     counts && loss.from <= attempt.entry.end && loss.to >= block.start
                 };
-                let paid = matches!(attempt.end, End::Paid(_));
+                let paid = matches!(attempt.end, End::Paid(index) if index >= block.index);
                 if paid && !replaced && !losses.iter().any(lost) {
                     let text = format!("{attempt:?} during {block:?}");
                     world.story.violate("alternatives", text);
@@ -447,7 +477,9 @@ impl Capability for Alternatives {
     fn check(&self, world: &World) {
         let (log, attempts) = (lock(&world.log), lock(&self.attempts));
         let odd = |loss: &Loss| loss.cause != Cause::Back;
-        if self.slow && !log.repeats && !log.losses.iter().any(odd) {
+        // Leases set units aside.
+        let leases = world.places.iter().any(|place| place.wrappers.leases.is_some());
+        if self.slow && !leases && !log.repeats && !log.losses.iter().any(odd) {
             self.check_sums(world, &attempts);
         }
         self.check_limits(world, &attempts, &log.losses, log.healed);

@@ -199,22 +199,35 @@ fn name(name: &str) -> RuleName {
     RuleName::new(name).expect("a name")
 }
 
+/// The waits of a request within the share of its client, and beyond it.
+#[derive(Clone, Copy, Debug)]
+struct Waits {
+    within: Duration,
+    beyond: Duration,
+}
+
 impl Model<'_> {
-    /// Decides a request whose client has a share, or none. The handler then adjusts its charges.
-    fn decide(&self, ask: &Ask, of: Option<(&str, Quota)>) -> Numbers {
+    /// Returns the waits of a request whose client has a share, or none.
+    fn waits(&self, ask: &Ask, of: Option<(&str, Quota)>) -> Waits {
         let (everyone, client) = (Key::everyone(), of.map_or("", |(client, _)| client));
         let (client, pool) = (Key::from(client), [*self.pool]);
         let quotas: Vec<_> = of.iter().map(|(_, quota)| *quota).collect();
         let pool = Charge::new(name("pool"), &everyone, &pool).with_cost(ask.cost);
         let own = Charge::new(name("own"), &client, &quotas).with_cost(ask.cost);
-        let beyond = pool.with_headroom(reserve(self.pool));
         let look = |charge: Charge<'_>| wait(&self.store.peek(&[charge]).now());
         let within = of.map_or(Duration::MAX, |_| look(own).max(look(pool)));
-        let beyond = if within.is_zero() { Duration::ZERO } else { look(beyond) };
-        if !within.is_zero() && !beyond.is_zero() {
-            return Numbers::Denied { retry: within.min(beyond) };
-        }
-        let charges = if within.is_zero() { vec![own, pool] } else { vec![pool] };
+        Waits { within, beyond: look(pool.with_headroom(reserve(self.pool))) }
+    }
+
+    /// Charges a request within the share of its client, or beyond it. The handler then adjusts its
+    /// charges.
+    fn charge(&self, ask: &Ask, of: Option<(&str, Quota)>, is_within: bool) -> Numbers {
+        let (everyone, client) = (Key::everyone(), of.map_or("", |(client, _)| client));
+        let (client, pool) = (Key::from(client), [*self.pool]);
+        let quotas: Vec<_> = of.iter().map(|(_, quota)| *quota).collect();
+        let pool = Charge::new(name("pool"), &everyone, &pool).with_cost(ask.cost);
+        let own = Charge::new(name("own"), &client, &quotas).with_cost(ask.cost);
+        let charges = if is_within { vec![own, pool] } else { vec![pool] };
         let taken = self.store.take(&charges).now();
         let left: Vec<_> = taken.outcomes().iter().map(Outcome::remaining).collect();
         for charge in charges {
@@ -224,7 +237,7 @@ impl Model<'_> {
                 drop(self.store.adjust(&charge, i64::from(ask.keeps - ask.cost)).now());
             }
         }
-        let share = if within.is_zero() { left.first().copied() } else { None };
+        let share = if is_within { left.first().copied() } else { None };
         Numbers::Allowed { share, pool: left.last().copied().unwrap_or(0) }
     }
 }
@@ -335,16 +348,20 @@ impl Shares {
             world.story.violate("shares", format!("{ask:?}: {decision:?}"));
         }
         let disturbed = *lock(&at.disturbed) >= start;
-        if end - start > at.wrappers.budget + MARGIN && !disturbed {
+        // A request beyond its share needs two calls.
+        if end - start > 2 * at.wrappers.budget + MARGIN && !disturbed {
             let text = format!("{} answered after {:?}", at.name, end - start);
             world.story.violate("budget", text);
         }
     }
 
     /// Compares requests with embedded accounts, to which the weights of each process apply.
+    ///
+    /// A request beyond its share is decided by a second call, after the one within it.
     async fn exact(&self, world: &World, mut random: Random, when: &str) {
+        let leases = world.places.iter().any(|place| place.wrappers.leases.is_some());
         // The share and the pool are on two servers of a cluster, with two clocks.
-        if world.nodes.kind == Kind::Cluster {
+        if world.nodes.kind == Kind::Cluster || leases {
             return;
         }
         let units = u32::try_from(random.within(2..60)).expect("few");
@@ -378,24 +395,42 @@ impl Shares {
             let (process, service, known) = &mut processes[at];
             let asked = world.story.now();
             let part = (weight > 0).then(|| known.part(&ask.client, weight, asked));
+            let start = world.nodes.clock();
             let Some(decision) = service.call(process, ask.clone()).await else { return };
             if let Some(part) = part.filter(|_| decision.is_allowed()) {
                 known.admit(&ask.client, part, asked);
             }
-            // Without a share, it is a request to the pool as any other.
-            if decision.source() == Source::DenyCache && weight == 0 {
-                continue;
-            }
-            model.clock.advance(world.nodes.last_script().saturating_sub(model.clock.now()));
             let of = part.map(|part| {
                 let own = if part.place.is_some() { ask.client.as_str() } else { "others" };
                 (own, share(&pool, part.weight, part.sum, cost))
             });
-            let (found, expected) = (numbers(&decision), model.decide(&ask, of));
+            let is_cached = decision.source() == Source::DenyCache;
+            let found = numbers(&decision);
             world.story.record(&world.places[at].name, || format!("{ask:?}: {found:?}"));
-            if found != expected || decision.source() != Source::Redis {
+            model.clock.advance(start.saturating_sub(model.clock.now()));
+            let before = model.waits(&ask, of);
+            let end = if is_cached { world.nodes.clock() } else { world.nodes.last_script() };
+            model.clock.advance(end.saturating_sub(model.clock.now()));
+            let after = model.waits(&ask, of);
+            let is_right = match &found {
+                Numbers::Allowed { share: Some(_), .. } => {
+                    after.within.is_zero() && found == model.charge(&ask, of, true)
+                }
+                Numbers::Allowed { share: None, .. } => {
+                    !before.within.is_zero()
+                        && after.beyond.is_zero()
+                        && found == model.charge(&ask, of, false)
+                }
+                Numbers::Denied { retry } => {
+                    let soonest = |waits: Waits| waits.within.min(waits.beyond);
+                    let is_exact = (soonest(after)..=soonest(before)).contains(retry);
+                    // A cached denial ends by the start of the call that it repeats.
+                    !soonest(before).is_zero() && (is_cached || is_exact)
+                }
+            };
+            if !is_right || !is_cached && decision.source() != Source::Redis {
                 let text = format!("{when}: {ask:?} of {part:?} by {}", decision.source());
-                let text = format!("{text}: {found:?} instead of {expected:?}");
+                let text = format!("{text}: {found:?}, and waits from {before:?} to {after:?}");
                 return world.story.violate("shares", text);
             }
             if keeps != cost && decision.is_allowed() {
@@ -478,7 +513,10 @@ impl Shares {
             let after = it.entry.start.saturating_sub(start);
             violate(format!("{it:?} within its share, after {after:?}: {pool:?}, {weights:?}"));
         }
-        if let Some(it) = sent.iter().find(|it| it.entry.source != Source::Redis) {
+        let by_server = |it: &&Sent| {
+            matches!(it.entry.source, Source::Redis | Source::DenyCache | Source::Leased)
+        };
+        if let Some(it) = sent.iter().find(|it| !by_server(it)) {
             violate(format!("{it:?} without a fault"));
         }
         let admitted: Vec<_> = sent.iter().map(|it| it.entry).filter(|it| it.allowed).collect();
@@ -629,7 +667,9 @@ impl Capability for Shares {
     fn check(&self, world: &World) {
         let (log, attempts) = (lock(&world.log), lock(&self.attempts));
         let odd = |it: &super::oracle::Loss| it.cause != Cause::Back;
-        if self.slow && !log.repeats && !log.losses.iter().any(odd) {
+        // Leases set units aside.
+        let leases = world.places.iter().any(|place| place.wrappers.leases.is_some());
+        if self.slow && !leases && !log.repeats && !log.losses.iter().any(odd) {
             self.check_sums(world, &attempts);
         }
         let paid = attempts.iter().filter(|it| it.is_known && it.entry.allowed);

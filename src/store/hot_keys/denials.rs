@@ -207,19 +207,15 @@ impl DenyCacheCall {
         // Units may expire, or the units left may exceed the limit.
         let may_lose_units =
             |quota: &Quota| quota.algorithm().max_carry_over() > 0 || quota.algorithm().is_paced();
-        let account = |(at, charge): (usize, &Charge<'_>)| CalledAccount {
+        let account = |charge: &Charge<'_>| CalledAccount {
             key: table.key(slice::from_ref(charge)),
             rule: charge.rule(),
             need: charge.demand().need(),
-            // The pool of a share denies some of its keys only.
-            cacheable: cacheable
-                && is_plain(charge)
-                && !Charge::has_share(charges, at)
-                && !charge.quotas().iter().any(may_lose_units),
+            cacheable: cacheable && is_plain(charge) && !charge.quotas().iter().any(may_lose_units),
             has_initial,
             changes: 0,
         };
-        let accounts = charges.iter().enumerate().map(account).collect();
+        let accounts = charges.iter().map(account).collect();
         Self { at: table.now(), table, is_change: false, accounts }
     }
 

@@ -161,7 +161,7 @@ impl<T> HotEntries<T> {
 }
 
 /// Returns an outcome of `charge` for its own cost, from the outcome for another cost.
-fn for_cost_of(charge: &Charge<'_>, outcome: &Outcome) -> Outcome {
+pub(crate) fn for_cost_of(charge: &Charge<'_>, outcome: &Outcome) -> Outcome {
     let demand = Demand { max_wait: 0, ..charge.demand() };
     let quota = charge.quotas().get(outcome.quota_index());
     if let (Some(quota), Some(_)) = (quota.filter(|it| it.is_gcra()), outcome.interval()) {
@@ -172,10 +172,9 @@ fn for_cost_of(charge: &Charge<'_>, outcome: &Outcome) -> Outcome {
     if fits { outcome.with_retry_after(Some(Duration::ZERO)) } else { *outcome }
 }
 
-/// Returns `true` for a charge of units under all quotas of its rule, without alternatives.
+/// Returns `true` for a charge of units under all quotas of its rule.
 fn is_plain(charge: &Charge<'_>) -> bool {
-    let is_whole = charge.quota_index().is_none() && charge.group() == 0;
-    charge.cost() > 0 && !charge.is_report_only() && is_whole
+    charge.cost() > 0 && !charge.is_report_only() && charge.quota_index().is_none()
 }
 
 /// Returns `true` if no two charges have the same rule, so that outcomes identify their charge.

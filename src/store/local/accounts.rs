@@ -6,8 +6,8 @@ use smallvec::SmallVec;
 
 use super::{ledger::Ledger, table::Located};
 use crate::{
-    algorithm::{Demand, Evaluation, gcra},
-    decision::{Decision, NEVER, Outcome, chosen},
+    algorithm::{Demand, Evaluation},
+    decision::{Decision, NEVER, Outcome},
     name::RuleName,
     quota::Quota,
     store::Charge,
@@ -19,12 +19,6 @@ pub(super) struct Account<'a> {
     pub(super) quota: &'a Quota,
     pub(super) demand: Demand,
     pub(super) report_only: bool,
-    /// The group of alternatives, or 0.
-    pub(super) group: u8,
-    /// The units that the next account must leave if this share of it does not fit.
-    pub(super) reserve: u32,
-    /// `true` if another alternative of the group is chosen, or if a share is not charged.
-    pub(super) passed_over: bool,
     /// The result for `demand`.
     pub(super) evaluation: Evaluation,
 }
@@ -37,7 +31,6 @@ pub(super) struct Accounts<'a> {
     order: SmallVec<[u16; 8]>,
     /// `true` if some accounts count held slots.
     pub(super) has_slots: bool,
-    pub(super) has_groups: bool,
 }
 
 impl<'a> Accounts<'a> {
@@ -79,41 +72,12 @@ impl<'a> Accounts<'a> {
     /// Returns `true` if the evaluated demands are allowed.
     #[inline]
     pub(super) fn are_allowed(&self) -> bool {
-        self.distinct.iter().all(|it| it.evaluation.allowed || it.report_only || it.passed_over)
-    }
-
-    /// Chooses an alternative of each group by the evaluated demands.
-    #[inline]
-    pub(super) fn choose(&mut self) {
-        if self.has_groups {
-            self.choose_each();
-        }
-    }
-
-    #[cold]
-    fn choose_each(&mut self) {
-        let part =
-            |it: &Account<'_>| (it.group, it.at.rule, it.report_only, it.evaluation.snapshot);
-        let all: SmallVec<[_; 4]> = self.distinct.iter().map(part).collect();
-        for account in self.distinct.iter_mut().filter(|it| it.group > 0) {
-            account.passed_over = chosen(account.group, all.iter()) != Some(account.at.rule);
-        }
-        for at in 1..self.distinct.len() {
-            if let [share, pool] = &mut self.distinct[at - 1..=at]
-                && share.group == Charge::SHARE
-            {
-                share.passed_over = !(share.evaluation.allowed && pool.evaluation.allowed);
-                if !pool.evaluation.allowed {
-                    let by_share = &share.evaluation;
-                    gcra::wait_for_share(&mut pool.evaluation, by_share, pool.quota, pool.demand);
-                }
-            }
-        }
+        self.distinct.iter().all(|it| it.evaluation.allowed || it.report_only)
     }
 
     /// Returns the longest wait of the denied demands.
     pub(super) fn retry_ns(&self) -> u64 {
-        let deciding = self.distinct.iter().filter(|it| !it.report_only && !it.passed_over);
+        let deciding = self.distinct.iter().filter(|it| !it.report_only);
         deciding.map(|it| it.evaluation.snapshot.retry_ns()).max().unwrap_or(NEVER)
     }
 
@@ -122,41 +86,28 @@ impl<'a> Accounts<'a> {
     pub(super) fn report(&self, now: u64, decision: &mut Decision) {
         let all = self.order.iter().map(|index| {
             let it = &self.distinct[usize::from(*index)];
-            ((it.at.rule, it.at.quota_index), (it.report_only, it.passed_over), &it.evaluation)
+            (it.at.rule, it.at.quota_index, it.report_only, &it.evaluation)
         });
         report(all, now, decision);
     }
 }
 
-/// Returns the demand on the account at an index. A pool leaves the reserve if its share does not fit.
-#[inline]
-pub(super) fn demand(all: &[Account<'_>], index: usize) -> Demand {
-    let before = index.checked_sub(1).map(|before| &all[before]);
-    let share = before.filter(|it| it.reserve > 0 && !it.evaluation.allowed);
-    all[index].demand.leaving(share.map_or(0, |share| share.reserve))
-}
-
-/// Makes a decision from each demand: its rule and quota index, if its rule is report-only or was
-/// passed over, and its evaluation.
+/// Makes a decision from each demand: its rule and quota index, `true` if its rule is report-only, and
+/// its evaluation.
 #[inline(always)]
 pub(super) fn report<'a>(
-    all: impl Iterator<Item = ((RuleName, usize), (bool, bool), &'a Evaluation)> + Clone,
+    all: impl Iterator<Item = (RuleName, usize, bool, &'a Evaluation)> + Clone,
     now: u64,
     decision: &mut Decision,
 ) {
     let (mut allowed, mut overage, mut wait) = (true, false, 0);
-    for (.., by) in
-        all.clone().filter(|(_, (report_only, passed_over), _)| !(report_only | passed_over))
-    {
+    for (.., by) in all.clone().filter(|(_, _, report_only, _)| !report_only) {
         (allowed, overage, wait) = (allowed & by.allowed, overage | by.overage, wait.max(by.wait));
     }
     (decision.allowed, decision.at, decision.charged_at) = (allowed, now, now);
     (decision.overage, decision.wait) = (allowed && overage, if allowed { wait } else { 0 });
-    for ((rule, quota_index), (report_only, passed_over), by) in all {
-        let mut outcome = Outcome::with(rule, quota_index, by.snapshot);
-        if passed_over {
-            outcome.pass_over(allowed);
-        }
+    for (rule, quota_index, report_only, by) in all {
+        let outcome = Outcome::with(rule, quota_index, by.snapshot);
         decision.outcomes.push(outcome.with_report_only(report_only));
     }
 }
@@ -172,29 +123,18 @@ impl Ledger {
 
     /// Adds the accounts of these charges. Returning them would move them, which is slow.
     pub(super) fn collect<'a>(&self, charges: &[Charge<'a>], accounts: &mut Accounts<'a>) {
-        for (at, charge) in charges.iter().enumerate() {
+        for charge in charges {
             let (first, rule, only) = (self.id(charge), charge.rule(), charge.quota_index());
-            let (group, report_only) = (Charge::group_among(charges, at), charge.is_report_only());
-            let (demand, reserve) = charge.demand_in(group);
+            let (demand, report_only) = (charge.demand(), charge.is_report_only());
             for (quota_index, quota) in charge.quotas().iter().enumerate() {
                 if only.is_some_and(|only| only != quota_index) {
                     continue;
                 }
                 let id = quota_id(first, quota_index);
                 accounts.has_slots |= quota.is_concurrent();
-                accounts.has_groups |= group > 0;
                 let at = Located::new(id, rule, quota_index, quota.is_concurrent());
                 let evaluation = Evaluation::at_once(false);
-                accounts.add(Account {
-                    at,
-                    quota,
-                    demand,
-                    report_only,
-                    group,
-                    reserve,
-                    passed_over: false,
-                    evaluation,
-                });
+                accounts.add(Account { at, quota, demand, report_only, evaluation });
             }
         }
     }

@@ -15,7 +15,7 @@ use foldhash::quality::SeedableRandomState;
 
 use super::{
     Clock, Stats,
-    accounts::{Account, Accounts, demand, quota_id, report},
+    accounts::{Account, Accounts, quota_id, report},
     held::{HeldSlots, LockedSlots},
     slots,
     table::{LockedAccounts, Table},
@@ -200,42 +200,12 @@ impl Ledger {
         Some(())
     }
 
-    /// Charges a pool, and its share if that fits. Returns `None` for other charges, and for a denial.
-    fn take_share(&self, charges: &[Charge<'_>], now: u64) -> Option<Decision> {
-        let [share, pool] = charges else { return None };
-        if Charge::group_among(charges, 0) != Charge::SHARE || self.may_be_blocked(now) {
-            return None;
-        }
-        let (ids, quotas) =
-            ([share, pool].map(|it| self.id(it)), [share, pool].map(Charge::quotas));
-        let (old, locked) = self.table.lock_instants(ids, now)?;
-        let take =
-            |at: usize, demand| gcra::take_from(old[at].max(now), &quotas[at][0], now, demand);
-        let (own, reserve) = share.demand_in(Charge::SHARE);
-        let (first, by_share) = take(0, own);
-        let reserve = if by_share.allowed { 0 } else { reserve };
-        let (second, by_pool) = take(1, pool.demand().leaving(reserve));
-        if !by_pool.allowed {
-            return None;
-        }
-        Table::store_instants(locked, [first.unwrap_or(old[0]), second.unwrap_or(old[1])]);
-        let mut decision = Decision::new(true, now);
-        let part = |it: &Charge<'_>, over| ((it.rule(), 0), (it.is_report_only(), over));
-        let (share, pool) = (part(share, !by_share.allowed), part(pool, false));
-        let all = [(share.0, share.1, &by_share), (pool.0, pool.1, &by_pool)];
-        report(all.into_iter(), now, &mut decision);
-        Some(decision)
-    }
-
     #[inline(never)]
     fn take_several(&self, charges: &[Charge<'_>], now: u64) -> Decision {
         if let [charge] = charges
             && charge.held
         {
             return self.hold(charge);
-        }
-        if let Some(decision) = self.take_share(charges, now) {
-            return decision;
         }
         if let Some(two) = plain_charges::<2>(charges)
             && let Some(by) = self.take_plain(two, now)
@@ -298,13 +268,11 @@ impl Ledger {
             locked.slots = Some(self.held.lock(&ids, turn));
         }
         look_at_all(&mut accounts.distinct, &mut locked);
-        accounts.choose();
         if !accounts.are_allowed()
             && let Some(later) = self.later(charges, locked.rates.now, accounts.retry_ns())
         {
             locked.rates.now = later;
             look_at_all(&mut accounts.distinct, &mut locked);
-            accounts.choose();
         }
         if accounts.are_allowed() {
             charge(&mut accounts, &mut locked, &mut decision);
@@ -381,9 +349,7 @@ fn plain_charges<'c, 'a, const N: usize>(charges: &'c [Charge<'a>]) -> Option<&'
     for (at, charge) in all.iter().enumerate() {
         let [quota] = charge.quotas() else { return None };
         let again = all[..at].iter().any(|other| other.rule() == charge.rule());
-        // A group of one is no alternative.
-        let is_alternative = N > 1 && charge.group() > 0;
-        if !is_plain(quota) || charge.quota_index().is_some() || again || is_alternative {
+        if !is_plain(quota) || charge.quota_index().is_some() || again {
             return None;
         }
     }
@@ -405,7 +371,7 @@ fn plain_decision<const N: usize>(
 ) -> Decision {
     let mut decision = Decision::new(true, now);
     let all = charges.iter().zip(&evaluations);
-    let all = all.map(|(it, by)| ((it.rule(), 0), (it.is_report_only(), false), by));
+    let all = all.map(|(it, by)| (it.rule(), 0, it.is_report_only(), by));
     report(all, now, &mut decision);
     decision
 }
@@ -434,12 +400,12 @@ fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluatio
     {
         return slots::look(account, slots);
     }
-    let (Account { at, quota, .. }, demand) = (account, demand(all, index));
+    let Account { at, quota, demand, .. } = account;
     let (now, mut others) = (locked.rates.now, 0);
     if is_plain(quota)
         && let Some(instant) = locked.rates.instant(at)
     {
-        return gcra::look(*instant, quota, now, demand);
+        return gcra::look(*instant, quota, now, *demand);
     }
     if locked.rates.overflowed {
         if demand.cost > 0
@@ -452,11 +418,11 @@ fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluatio
     }
     locked.rates.look(at, quota, |state| {
         if others == 0 {
-            return algorithm::look(state, quota, now, demand);
+            return algorithm::look(state, quota, now, *demand);
         }
         let mut after = state.cloned();
         algorithm::adjust(&mut after, quota, now, others);
-        algorithm::look(after.as_ref(), quota, now, demand)
+        algorithm::look(after.as_ref(), quota, now, *demand)
     })
 }
 
@@ -465,9 +431,6 @@ fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluatio
 fn charge(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, decision: &mut Decision) {
     let now = locked.rates.now;
     for index in 0..accounts.distinct.len() {
-        if accounts.distinct[index].passed_over {
-            continue;
-        }
         let charges = accounts.charges(index);
         if locked.peeks {
             if charges {
@@ -475,9 +438,8 @@ fn charge(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, decision: &mut D
             }
             continue;
         }
-        let demand = demand(&accounts.distinct, index);
         let account = &mut accounts.distinct[index];
-        let quota = account.quota;
+        let (quota, demand) = (account.quota, account.demand);
         if let (true, Some(slots)) = (quota.is_concurrent(), &mut locked.slots) {
             if charges {
                 slots::hold(account, slots, decision);
@@ -501,7 +463,7 @@ fn charge(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, decision: &mut D
 /// Returns the evaluation of an account after its charge, and changes nothing.
 fn preview(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluation {
     let Account { at, quota, mut evaluation, .. } = all[index];
-    let demand = demand(all, index);
+    let demand = all[index].demand;
     if quota.is_concurrent() {
         slots::add_held(&mut evaluation, demand.cost);
         return evaluation;
@@ -532,7 +494,6 @@ fn deny(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, clock: impl FnOnce
             all[index].evaluation = look(all, index, locked);
         }
     }
-    accounts.choose();
     if !locked.peeks && accounts.retry_ns() != NEVER {
         accounts.distinct.iter_mut().for_each(|account| open(account, &mut locked.rates));
     }

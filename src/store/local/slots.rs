@@ -116,11 +116,11 @@ pub(super) fn deny(
     if peeks {
         return;
     }
-    let denies = |it: &&Account<'_>| !(it.report_only || it.passed_over || it.evaluation.allowed);
+    let denies = |it: &&Account<'_>| !(it.report_only || it.evaluation.allowed);
     let mut denying = accounts.iter().filter(denies);
     let waits = |it: &Account<'_>| {
         let is_unknown = it.evaluation.snapshot.retry_ns() == UNKNOWN_WAIT;
-        it.demand.max_wait > 0 && it.group == 0 && is_unknown
+        it.demand.max_wait > 0 && is_unknown
     };
     if let Some(first) = denying.clone().next()
         && !slots.full

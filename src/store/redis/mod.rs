@@ -317,12 +317,6 @@ fn are_apart(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
                      of its own",
                 ));
             }
-            // Several keys would be alternatives as well.
-            if !is_same && other.group() > 0 && charge.group() > 0 {
-                return Err(Unsupported::new(
-                    "an alternative with several keys of one rule; give each key a rule of its own",
-                ));
-            }
         }
     }
     Ok(())

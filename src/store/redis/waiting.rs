@@ -98,7 +98,7 @@ fn is_of((account, quota_index, ..): &Needed<'_>, outcome: &Outcome) -> bool {
 
 /// Returns the charge of a rule with its turn, if it may wait.
 fn waiting<'c>(charges: &[Charge<'c>], rule: RuleName) -> Option<(&'c Arc<Turn>, Duration)> {
-    let waits = |it: &&Charge<'_>| it.rule() == rule && it.queues() && it.group() == 0;
+    let waits = |it: &&Charge<'_>| it.rule() == rule && it.queues();
     let charge = charges.iter().find(waits)?;
     Some((charge.turn?, charge.max_wait()))
 }
@@ -159,7 +159,7 @@ impl Slots {
                 (self.id(&set(account, *quota_index)), Turn::order(turn, ask.headroom));
             let queue = state.waiting.get(&id).filter(|it| !it.failing);
             let is_called = turn.is_some_and(|turn| turn.is_called(id));
-            let is_alone = account.group == 0 && !is_called;
+            let is_alone = !is_called;
             // The server denies a request that never fits.
             let may_fit = ask.need() <= quota.raised_limit() && ask.cost <= MAX_COST;
             is_alone && may_fit && queue.is_some_and(|it| it.queue.is_before(order))

@@ -19,13 +19,13 @@ use proptest::{collection::vec, prelude::*};
 use tower_sluice::{
     Cost, Decision, Key, LivePlan, Quota, RateLimitLayer, Rule, Store, StoreExt,
     decision::Source,
-    key::Everyone,
+    key::{Everyone, HeaderKey},
     rule::{RuleError, RuleName},
     store::{Answer, Charge, GovernorStore, Never, Unsupported},
     testing::FakeClock,
 };
 
-use crate::support::{answer, get, header, lines, quota};
+use crate::support::{answer, get, header, lines, quota, with};
 
 fn same(quota: Quota) -> governor::Quota {
     let burst = NonZeroU32::new(quota.burst()).expect("not blocked");
@@ -286,4 +286,19 @@ async fn fail_open_rejects_charges_that_the_store_does_not_support() {
     }
     live.replace([]);
     assert_eq!(answer(&built, get("/")).await.status(), StatusCode::OK);
+}
+
+/// Each alternative is a call of its own, so a limiter that decides one charge is enough.
+#[tokio::test]
+async fn a_limiter_decides_alternatives() {
+    let day = quota("2/day");
+    let rule = |name, header| Rule::new(name, HeaderKey::new(header), day);
+    let rules = rule("user", "x-user").or(rule("org", "x-org"));
+    let layer = RateLimitLayer::rules(rules, plain(day).fail_closed());
+    let mut seen = Vec::new();
+    for _ in 0..5 {
+        let answer = answer(&layer, with(&[("x-user", "alice"), ("x-org", "acme")])).await;
+        seen.push(answer.status().as_u16());
+    }
+    assert_eq!(seen, [200, 200, 200, 200, 429]);
 }

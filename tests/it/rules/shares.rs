@@ -4,14 +4,11 @@ use std::time::Duration;
 
 use proptest::{collection::vec, prelude::*};
 use tower_sluice::{
-    Algorithm, Decision, Key, LocalStore, Quota, Store, StoreExt,
-    decision::{Outcome, Source},
-    rule::RuleName,
-    store::Charge,
-    testing::FakeClock,
+    Algorithm, Decision, Key, LocalStore, Quota, Store, StoreExt, decision::Outcome,
+    rule::RuleName, store::Charge, testing::FakeClock,
 };
 
-use crate::support::{random::rows, regressions::keeping};
+use crate::support::{choices::Choosing, random::rows, regressions::keeping};
 
 fn rule(name: &str) -> RuleName {
     RuleName::new(name).expect("a name")
@@ -90,7 +87,7 @@ fn model<'a>(
 ) -> (Decided, Option<(Vec<Charge<'a>>, Decision)>) {
     let (mut effects, mut at) = (Vec::new(), 0);
     while at < all.len() {
-        let is_share = all[at].group() == Charge::SHARE;
+        let is_share = all[at].rule() == rule("site.share");
         effects.push(match is_share {
             true => of_share(store, &all[at], &all[at + 1]),
             false => of_plain(store, &all[at]),
@@ -117,6 +114,10 @@ fn model<'a>(
     let longest = deciding.map(|(_, (wait, _))| *wait).max().filter(|_| !allowed).unwrap_or(0);
     let retry = u64::try_from(longest).ok().map(Duration::from_nanos);
     (Decided { allowed, retry, rows }, made)
+}
+
+fn choosing<'a>(charges: &[Charge<'a>]) -> Choosing<'a> {
+    Choosing::of_share(charges, rule("site.share"))
 }
 
 /// A rate of a share, which changes with each request, or of a pool.
@@ -176,8 +177,8 @@ fn every_decision_equals_the_model() {
     let (everyone, clients) = (Key::everyone(), ["a", "b", "c"].map(Key::from));
     let cases = if cfg!(debug_assertions) { 2_000 } else { 100_000 };
     let config = proptest::test_runner::Config { cases, ..keeping(file!()) };
-    let sequence = (rate(), vec(other(), 2), prop::bool::weighted(0.1), vec(step(), 1..40));
-    proptest!(config, |((pool, others, report_only, steps) in sequence)| {
+    let sequence = (rate(), vec(other(), 2), vec(step(), 1..40));
+    proptest!(config, |((pool, others, steps) in sequence)| {
         let clock = FakeClock::new();
         let (store, reference) = (clock.store(1_024), clock.store(1_024));
         let (pools, shares): ([Quota; 1], Vec<_>) = ([pool], steps.iter().map(|step| match step {
@@ -192,23 +193,21 @@ fn every_decision_equals_the_model() {
                 Step::Take(asked) => {
                     let Asked { key, cost, headroom, reserve, others: which, .. } = asked;
                     let share = Charge::new(names[1], &clients[*key], &shares[at]);
-                    let share = share.with_group(Charge::SHARE).with_headroom(*reserve);
+                    let share = share.with_headroom(*reserve);
                     let pool = Charge::new(names[2], &everyone, &pools).with_headroom(*headroom);
                     let before = Charge::new(names[0], &clients[*key], &others[0]);
                     let after = Charge::new(names[3], &everyone, &others[1]);
                     let mut charges = vec![share, pool];
-                    if report_only {
-                        charges.iter_mut().for_each(|it| *it = it.with_report_only(true));
-                    }
                     if *which & 1 > 0 { charges.insert(0, before) }
                     if *which & 2 > 0 { charges.push(after) }
                     let charges: Vec<_> = charges.into_iter().map(|it| it.with_cost(*cost)).collect();
-                    let peeked = Decided::of(&store.peek(&charges).now());
-                    let decision = store.take(&charges).now();
+                    let all = choosing(&charges);
+                    let peeked = Decided::of(&all.peek(&store).decision);
+                    let taking = all.take(&store);
                     let (expected, made) = model(&reference, &charges);
-                    prop_assert_eq!(&Decided::of(&decision), &expected, "{:?}", charges);
+                    prop_assert_eq!(&Decided::of(&taking.decision), &expected, "{:?}", charges);
                     prop_assert_eq!(&peeked, &expected, "a peek at {:?}", charges);
-                    taken.extend(made.map(|made| (charges, decision, made)));
+                    taken.extend(made.map(|made| (taking.charges, taking.decision, made)));
                 }
                 Step::Undo(at, units) if *at < taken.len() => {
                     let (charges, decision, (made, its)) = taken.remove(*at);
@@ -241,11 +240,12 @@ fn no_sequence_exceeds_the_bound_of_the_pool() {
             clock.advance(Duration::from_millis(millis));
             let shares = [share];
             let share = Charge::new(rule("site.share"), &clients[client], &shares);
-            let share = share.with_group(Charge::SHARE).with_headroom(reserve);
+            let share = share.with_headroom(reserve);
             let pool = Charge::new(rule("site"), &everyone, &pools);
             used -= i128::from(millis) * 1_000_000;
             lowest = lowest.min(used);
-            if store.take(&[share, pool].map(|it| it.with_cost(cost))).now().is_allowed() {
+            let all = choosing(&[share, pool].map(|it| it.with_cost(cost)));
+            if all.take(&store).decision.is_allowed() {
                 used += i128::from(cost) * i128::try_from(interval).expect("fits");
                 let bound = i128::from(pools[0].burst()) * i128::try_from(interval).expect("fits");
                 prop_assert!(used - lowest <= bound, "{used} ns after {lowest}, of {bound}");
@@ -260,55 +260,11 @@ const MINUTE: Duration = Duration::from_secs(60);
 fn one_of_three<'a>(key: &'a Key, quotas: &'a [[Quota; 1]; 2]) -> [Charge<'a>; 2] {
     let share = Charge::new(rule("site.share"), key, &quotas[0]);
     let pool = Charge::new(rule("site"), key, &quotas[1]);
-    [share.with_group(Charge::SHARE).with_headroom(2), pool]
+    [share.with_headroom(2), pool]
 }
 
 fn minutes() -> [[Quota; 1]; 2] {
     [[Quota::per_minute(1)], [Quota::per_minute(3)]]
-}
-
-#[test]
-fn a_share_without_a_pool_must_fit() {
-    let (store, key, quotas) = (FakeClock::new().store(64), Key::from("me"), minutes());
-    let [share, pool] = one_of_three(&key, &quotas);
-    let share = share.with_headroom(0);
-    let windows = [Quota::per_minute(3).with_algorithm(Algorithm::SlidingLog)];
-    let several = [quotas[1][0], Quota::per_day(9)];
-    let starting = [Quota::per_minute(3).with_initial(3)];
-    let other = |name, quotas| Charge::new(rule(name), &key, quotas);
-    for pools in [
-        vec![],
-        vec![other("window", &windows)],
-        vec![other("several", &several)],
-        vec![other("initial", &starting)],
-        vec![pool.with_group(1)],
-        vec![pool.with_max_wait(MINUTE)],
-        vec![other("another", &quotas[1]), other("site.share", &quotas[0]).with_cost(0)],
-    ] {
-        let charges: Vec<_> = [share].into_iter().chain(pools).collect();
-        assert!(store.take(&charges).now().is_allowed(), "{charges:?}");
-        let denied = store.take(&charges).now();
-        assert!(!denied.is_allowed(), "{charges:?}");
-        charges.iter().for_each(|charge| drop(store.reset(charge).now()));
-    }
-}
-
-/// `parity::random_sequences_give_equal_decisions` found that a take counted the headroom of such a
-/// share, and a peek did not.
-#[test]
-fn a_share_without_a_pool_leaves_its_headroom() {
-    let (store, key) = (FakeClock::new().store(64), Key::from("me"));
-    let quotas = [Quota::per_minute(3)];
-    let slots = [Quota::concurrent(3)];
-    for quotas in [&quotas, &slots] {
-        let share = Charge::new(rule("site.share"), &key, quotas).with_group(Charge::SHARE);
-        for (headroom, allowed) in [(2, true), (3, false)] {
-            let charge = [share.with_headroom(headroom)];
-            let (peek, take) = (store.peek(&charge).now(), store.take(&charge).now());
-            assert_eq!((peek.is_allowed(), take.is_allowed()), (allowed, allowed), "{charge:?}");
-            drop(store.reset(&share).now());
-        }
-    }
 }
 
 #[test]
@@ -317,34 +273,8 @@ fn a_block_of_the_share_or_of_the_pool_denies() {
     let charges = one_of_three(&key, &quotas);
     for blocked in &charges {
         drop(store.block(blocked, MINUTE).now());
-        let denied = store.take(&charges).now();
+        let denied = choosing(&charges).take(&store).decision;
         assert!(denied.is_blocked() && denied.retry_after() == Some(MINUTE), "{denied:?}");
         drop(store.unblock(blocked).now());
     }
-}
-
-#[tokio::test]
-async fn wrappers_pass_shares_to_their_store_and_do_not_repeat_a_denial_to_other_keys() {
-    let (clock, quotas) = (FakeClock::new(), minutes());
-    let (one, two, site) = (Key::from("one"), Key::from("two"), Key::everyone());
-    let store = clock.store(64).deny_cache().leases(25).fallback(clock.store(64));
-    let charges = |key| {
-        let [share, _] = one_of_three(key, &quotas);
-        [share, Charge::new(rule("site"), &site, &quotas[1])]
-    };
-    let mut seen = Vec::new();
-    for key in [&one, &one, &one, &two, &two] {
-        let decision = store.take(&charges(key)).await.expect("infallible");
-        let passed_over = decision.outcomes()[0].is_passed_over();
-        seen.push((decision.is_allowed(), passed_over, decision.source()));
-    }
-    let (own, denied) = ((true, false, Source::Local), (false, true, Source::Local));
-    assert_eq!(seen, [own, denied, denied, own, denied]);
-    assert!(
-        store
-            .take(&[Charge::new(rule("site"), &site, &quotas[1])])
-            .await
-            .expect("infallible")
-            .is_allowed()
-    );
 }

@@ -12,7 +12,7 @@ use tower_sluice::{
 };
 
 use crate::support::{
-    answer, ask,
+    Gated, answer, ask,
     driven::{Time, millis},
     get,
     shaky::{Mood, Shaky},
@@ -385,4 +385,37 @@ fn counters_without_labels_start_at_zero() {
     let layer = built();
     let later = recorded(async || drop(answer(&layer, get("/")).await));
     assert_eq!(counters.map(|name| later.get(name)), [Some(&0); 3]);
+}
+
+/// A request with alternatives records how often it asked the store, at once or later.
+#[test]
+fn a_request_with_a_choice_records_its_store_calls() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    metrics::with_local_recorder(&recorder, || {
+        runtime.block_on(async {
+            let rule = |name, units| Rule::new(name, Everyone, Quota::per_day(units));
+            let rules = || rule("plan", 2).or(rule("credits", 1)).or(rule("gift", 1));
+            let at_once = RateLimitLayer::rules(rules(), LocalStore::new());
+            let later = RateLimitLayer::rules(rules(), Gated::open(LocalStore::new()));
+            let plain = RateLimitLayer::rules(rule("plain", 1), LocalStore::new());
+            for _ in 0..5 {
+                answer(&at_once, get("/")).await;
+                answer(&later, get("/")).await;
+                answer(&plain, get("/")).await;
+            }
+        });
+    });
+    let entries = snapshotter.snapshot().into_vec().into_iter();
+    let mut attempts = Vec::new();
+    for (key, _, _, value) in entries.filter(|(key, ..)| key.key().name() == "ratelimit.attempts") {
+        assert_eq!(key.key().labels().count(), 0);
+        let DebugValue::Histogram(samples) = value else { panic!("{value:?}") };
+        attempts.extend(samples.into_iter().map(|calls| calls.0));
+    }
+    attempts.sort_by(f64::total_cmp);
+    // Two requests of each layer are paid by the plan, one by the credits, one by the gift, and one is
+    // denied.
+    assert_eq!(attempts, [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 3.0, 3.0]);
 }

@@ -81,10 +81,6 @@ pub(crate) struct AccountRequest {
     pub(crate) rule: RuleName,
     pub(crate) address: String,
     pub(crate) report_only: bool,
-    /// The group of alternatives, or 0.
-    pub(crate) group: u8,
-    /// The units that the next account must leave if this share of it does not fit.
-    pub(crate) reserve: u32,
     pub(crate) quotas: QuotaRequests,
 }
 
@@ -110,21 +106,15 @@ impl Request {
     /// Creates a request. The costs of charges to one account are added.
     pub(crate) fn new(charges: &[Charge<'_>], addresses: &Addresses) -> Self {
         let mut request = Self::default();
-        let is_none = |it: &Charge<'_>| it.charged_quotas().next().is_none();
-        let all = charges.iter().enumerate();
-        for (at, charge) in all.filter(|(_, it)| it.group() == 0 || !is_none(it)) {
-            let group = Charge::group_among(charges, at);
+        for charge in charges {
             let at = request.account(charge.rule(), addresses.account(charge.rule(), charge.key()));
             let account = &mut request.accounts[at];
             // Without quotas and cost, not even a block holds.
-            let reads = charge.cost() == 0 && is_none(charge);
+            let reads = charge.cost() == 0 && charge.charged_quotas().next().is_none();
             account.report_only &= charge.is_report_only() || reads;
-            let (demand, reserve) = charge.demand_in(group);
-            (account.group, account.reserve) = (group, reserve);
-            let may_wait = charge.queues() && charge.group() == 0;
-            let waits = u64::from(may_wait && charge.turn.is_some());
+            let waits = u64::from(charge.queues() && charge.turn.is_some());
             for (quota_index, quota) in charge.charged_quotas() {
-                let mut ask = demand;
+                let mut ask = charge.demand();
                 if quota.is_concurrent() {
                     // Requests that wait for slots for different times share a call.
                     ask.max_wait = waits;
@@ -141,8 +131,8 @@ impl Request {
     fn account(&mut self, rule: RuleName, address: String) -> usize {
         let known = self.accounts.iter().position(|known| known.address == address);
         known.unwrap_or_else(|| {
-            let (report_only, group, reserve, quotas) = (true, 0, 0, SmallVec::new());
-            let account = AccountRequest { rule, address, report_only, group, reserve, quotas };
+            let (report_only, quotas) = (true, SmallVec::new());
+            let account = AccountRequest { rule, address, report_only, quotas };
             self.accounts.push(account);
             self.accounts.len() - 1
         })
@@ -165,13 +155,8 @@ impl Request {
     /// Alternatives in different slots are requests of their own, because one of them is enough, and so
     /// is a share in another slot than its pool.
     pub(crate) fn split(&self, sharded: bool) -> Vec<Self> {
-        let slot = |(at, account): (usize, &AccountRequest)| {
-            let pool = self.accounts.get(at + 1).filter(|_| account.is_share());
-            let (slot, group) = (account.slot(sharded), self.group(account.group));
-            let is_alone = group.chain(pool).any(|other| other.slot(sharded) != slot);
-            (slot, if is_alone { at + 1 } else { 0 })
-        };
-        let slots: SmallVec<[_; 4]> = self.accounts.iter().enumerate().map(slot).collect();
+        let slot = |account: &AccountRequest| account.slot(sharded);
+        let slots: SmallVec<[_; 4]> = self.accounts.iter().map(slot).collect();
         let mut distinct = slots.clone();
         distinct.sort_unstable();
         distinct.dedup();
@@ -194,22 +179,6 @@ impl Request {
         self.part(|at| self.accounts[at].has_rates() && taken.charged(self.accounts[at].rule))
     }
 
-    /// Returns the accounts of a group of alternatives. None are in group 0, and none are shares.
-    pub(crate) fn group(&self, group: u8) -> impl Iterator<Item = &AccountRequest> {
-        self.accounts.iter().filter(move |it| it.group == group && it.is_alternative())
-    }
-
-    /// Returns each share with its pool.
-    pub(crate) fn shares(&self) -> impl Iterator<Item = (&AccountRequest, &AccountRequest)> {
-        let pairs = self.accounts.iter().zip(self.accounts.iter().skip(1));
-        pairs.filter(|(share, _)| share.is_share())
-    }
-
-    /// Returns `true` if some accounts are alternatives or shares.
-    pub(crate) fn has_groups(&self) -> bool {
-        self.accounts.iter().any(|account| account.group > 0)
-    }
-
     pub(crate) fn kind(&self) -> RequestKind {
         if self.accounts.iter().all(AccountRequest::is_plain) {
             return RequestKind::Plain;
@@ -218,13 +187,6 @@ impl Request {
             [account] if account.takes_slots_alone() => RequestKind::Slots,
             _ => RequestKind::Other,
         }
-    }
-
-    /// Returns `true` for a [plain](RequestKind::Plain) request with two alternatives of one quota.
-    pub(crate) fn is_either(&self) -> bool {
-        let [one, two] = &*self.accounts else { return false };
-        let are_single = one.quotas.len() == 1 && two.quotas.len() == 1;
-        one.group > 0 && one.group == two.group && are_single && self.kind() == RequestKind::Plain
     }
 
     /// Returns the quotas of all accounts.
@@ -246,15 +208,7 @@ impl Request {
                 keys.len()
             };
             let slots = |quota_index| slots.of(at, quota_index);
-            let mut plan = account.plan(self.now, change, slots, index);
-            if account.is_share() {
-                let pool = self.accounts.get(at + 1).and_then(|pool| pool.quotas.first());
-                let interval =
-                    pool.and_then(Option::as_ref).map_or(0, |(it, _)| it.interval_nanos());
-                let reserve = interval.saturating_mul(account.reserve.into()).min(LONGEST);
-                plan = EncodedPlan(plan).nanos(reserve).0;
-            }
-            args.push(plan);
+            args.push(account.plan(self.now, change, slots, index));
         }
         (keys, args)
     }
@@ -309,8 +263,9 @@ impl AccountRequest {
         slots: impl Fn(usize) -> Option<(&'s Slots, &'s SlotTake)>,
         mut key: impl FnMut(String) -> usize,
     ) -> Vec<u8> {
-        let kind = u64::from(!self.report_only) + 2 * u64::from(self.group);
-        let mut plan = EncodedPlan::default().int::<1>(kind).int::<1>(self.quotas.len() as u64);
+        let mut plan = EncodedPlan::default()
+            .int::<1>(u64::from(!self.report_only))
+            .int::<1>(self.quotas.len() as u64);
         for (index, demand) in self.quotas.iter().enumerate() {
             let rate = demand.as_ref().filter(|(quota, _)| !quota.is_concurrent());
             let change = rate.and_then(|(_, ask)| change(index, *ask));
@@ -334,18 +289,9 @@ impl AccountRequest {
         plan.0
     }
 
-    /// Returns `true` for a share of the next account.
-    pub(crate) fn is_share(&self) -> bool {
-        self.group == Charge::SHARE
-    }
-
-    pub(crate) fn is_alternative(&self) -> bool {
-        self.group > 0 && !self.is_share()
-    }
-
     /// Returns `true` if an allowed request charges the account.
     pub(crate) fn is_certain(&self) -> bool {
-        !self.report_only && self.group == 0
+        !self.report_only
     }
 
     /// Returns `true` if all quotas are charged, use GCRA and start full. A report-only account is

@@ -7,9 +7,8 @@ use smallvec::SmallVec;
 
 use super::{AccountRequest, NamedQuota, Request, script};
 use crate::{
-    algorithm::{self, AccountState, Demand, Evaluation, FixedWindow, TokenBucket, gcra},
-    decision::{Alternative, Decision, Hold, Outcome, Source, chosen},
-    name::RuleName,
+    algorithm::{self, AccountState, Demand, Evaluation, FixedWindow, TokenBucket},
+    decision::{Decision, Hold, Outcome, Source},
     quota::{Algorithm, Quota},
     store::redis::{
         error::{RedisError, RedisErrorKind},
@@ -76,23 +75,7 @@ impl Reply {
         let accounts = request.accounts.iter();
         let accounts = accounts.map(|it| AccountReply::read(bytes, it, now, allowed));
         let accounts = accounts.collect::<Result<_, _>>()?;
-        let reply = Self { allowed, accounts, holds: Vec::new() };
-        let is_wrong =
-            |it: &AccountRequest| it.is_alternative() && !reply.is_consistent(request, it.group);
-        if request.accounts.iter().any(is_wrong) {
-            return Err(RedisError::invalid_reply("inconsistent alternatives"));
-        }
-        Ok(reply)
-    }
-
-    /// Returns `true` if one account of a group was charged. Without a charge, one that fits has no
-    /// cost or is not binding.
-    fn is_consistent(&self, request: &Request, group: u8) -> bool {
-        let charges = request.accounts.iter().zip(&self.accounts);
-        let charges = charges.filter(|(it, _)| it.group == group).map(|(_, reply)| reply.charges);
-        let charges: usize = charges.sum();
-        let must_charge = request.group(group).all(|it| it.charges() && !it.report_only);
-        charges <= self.allowed && (charges == self.allowed || !must_charge)
+        Ok(Self { allowed, accounts, holds: Vec::new() })
     }
 
     /// Returns the evaluation of each named quota, or `None` for a quota that is not part of the
@@ -101,58 +84,10 @@ impl Reply {
         let evaluate = |named: &NamedQuota| {
             let quotas = &request.accounts[named.account].quotas;
             let (quota, ask) = quotas.get(named.quota_index)?.as_ref()?;
-            let (reply, share) =
-                (&self.accounts[named.account], self.share(request, named.account));
-            let reserve = share.filter(|(by, _)| !by.allowed).map_or(0, |(_, reserve)| reserve);
-            let (index, demand) = (named.quota_index, ask.leaving(reserve));
-            let mut by = reply.evaluate(index, quota, demand, self.allowed > 0);
-            if let Some((share, _)) = share.filter(|_| !by.allowed) {
-                gcra::wait_for_share(&mut by, &share, quota, *ask);
-            }
-            Some(by)
+            let reply = &self.accounts[named.account];
+            Some(reply.evaluate(named.quota_index, quota, *ask, self.allowed > 0))
         };
         request.named.iter().map(evaluate).collect()
-    }
-
-    /// Returns the evaluation of the share of the pool at an index, and the reserve.
-    fn share(&self, request: &Request, pool: usize) -> Option<(Evaluation, u32)> {
-        let at = pool.checked_sub(1)?;
-        let share = Some(&request.accounts[at]).filter(|it| it.is_share())?;
-        let (quota, ask) = share.quotas.first()?.as_ref()?;
-        Some((self.accounts[at].evaluate(0, quota, *ask, self.allowed > 0), share.reserve))
-    }
-
-    /// Returns the rules that the decision passes over: all alternatives of a group except the one that
-    /// was charged, and shares that do not fit. Without a charge, one is chosen by the evaluations.
-    fn passed_over(
-        &self,
-        request: &Request,
-        evaluations: &[Option<Evaluation>],
-    ) -> SmallVec<[RuleName; 2]> {
-        if !request.has_groups() {
-            return SmallVec::new();
-        }
-        let known = request.named.iter().zip(evaluations);
-        let known =
-            known.filter_map(|(named, it)| Some((&request.accounts[named.account], it.as_ref()?)));
-        let part = |(it, by): (&AccountRequest, &Evaluation)| {
-            (it.group, it.rule, it.report_only, by.snapshot)
-        };
-        let all: SmallVec<[Alternative; 4]> = known.map(part).collect();
-        let accounts = || request.accounts.iter().zip(&self.accounts);
-        let pays = |group| {
-            let mut charged =
-                accounts().filter(|(it, reply)| it.group == group && reply.charges > 0);
-            charged.next().map(|(it, _)| it.rule).or_else(|| chosen(group, all.iter()))
-        };
-        let alternatives = request.accounts.iter().filter(|it| it.is_alternative());
-        let unpaid = alternatives.filter(|it| pays(it.group) != Some(it.rule)).map(|it| it.rule);
-        // A share and its pool have one quota each.
-        let fits = |at: usize| evaluations[at].is_some_and(|by| by.allowed);
-        let share = |at: usize| &request.accounts[request.named[at].account];
-        let shares = (1..evaluations.len()).filter(|at| share(at - 1).is_share());
-        let shares = shares.filter(|at| !(fits(at - 1) && fits(*at))).map(|at| share(at - 1).rule);
-        unpaid.chain(shares).collect()
     }
 
     /// Returns the reply to one of the requests, as if each had been sent on its own. Takes its slots.
@@ -196,16 +131,12 @@ impl Reply {
         }
         let mut decision = Decision::new(allowed, clock).with_source(Source::Redis);
         let (mut overage, mut wait) = (false, 0);
-        let evaluations = self.evaluations(request);
-        let passed_over = self.passed_over(request, &evaluations);
-        for (named, step) in request.named.iter().zip(evaluations) {
+        for (named, step) in request.named.iter().zip(self.evaluations(request)) {
             let (account, reply) =
                 (&request.accounts[named.account], &self.accounts[named.account]);
             let Some(step) = step else { continue };
-            let mut outcome = Outcome::with(account.rule, named.quota_index, step.snapshot);
-            if account.group > 0 && passed_over.contains(&account.rule) {
-                outcome.pass_over(allowed);
-            } else if allowed && !account.report_only {
+            let outcome = Outcome::with(account.rule, named.quota_index, step.snapshot);
+            if allowed && !account.report_only {
                 (overage, wait) = (overage | step.overage, wait.max(step.wait));
             }
             let skew = reply.now.cast_signed().saturating_sub(clock.cast_signed());
@@ -244,7 +175,7 @@ impl AccountReply {
     ) -> Result<Self, RedisError> {
         let (charges, healed) = (bytes.count()?, bytes.int::<1>()?);
         let expected = if account.charges() { allowed } else { 0 };
-        // An account that does not bind, and an alternative, may have fewer charges.
+        // An account that does not bind may have fewer charges.
         if healed > 1 || charges > expected || charges < expected && account.is_certain() {
             return Err(RedisError::invalid_reply("inconsistent charges"));
         }

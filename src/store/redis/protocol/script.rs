@@ -27,7 +27,6 @@ const CLOCK: &str = include_str!("../../../../lua/clock.lua");
 const TEST_CLOCK: &str = include_str!("../../../../lua/clock_driven.lua");
 const STEADY: &str = include_str!("../../../../lua/steady.lua");
 const ONE: &str = include_str!("../../../../lua/one.lua");
-const EITHER: &str = include_str!("../../../../lua/either.lua");
 const RENEW: &str = include_str!("../../../../lua/renew.lua");
 const INSTANCES: &str = include_str!("../../../../lua/instances.lua");
 const SLOTS: &str = include_str!("../../../../lua/slots.lua");
@@ -83,8 +82,6 @@ pub(crate) struct Script {
 pub(crate) enum ScriptKind {
     /// Charges only GCRA quotas that start full. Most requests are of this kind.
     Plain,
-    /// Charges one of two such quotas.
-    Either,
     Take,
     /// Decides as `Take`, and changes nothing.
     Peek,
@@ -119,7 +116,6 @@ impl Script {
         let general = [ACCOUNT].into_iter().chain(algorithms);
         let (before, after) = match kind {
             ScriptKind::Plain => (&[ONE, TIME, PLAIN, STEADY][..], &[TAKE, SINGLE][..]),
-            ScriptKind::Either => (&[EITHER, TIME, PLAIN, STEADY][..], &[TAKE, SINGLE][..]),
             ScriptKind::Take => (&[TIME, STEADY][..], &[TAKE, SINGLE][..]),
             ScriptKind::Peek => (&[PEEK, TIME, STEADY][..], &[TAKE, SINGLE][..]),
             ScriptKind::Groups => (&[TIME, STEADY][..], &[TAKE, GROUPS][..]),
@@ -176,7 +172,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         op: ScriptOp<'_>,
     ) -> Result<Reply, RedisError> {
         let kind = match op {
-            ScriptOp::Take if request.is_either() => ScriptKind::Either,
             ScriptOp::Take => match request.kind() {
                 RequestKind::Plain => ScriptKind::Plain,
                 RequestKind::Slots => ScriptKind::Slots,

@@ -168,8 +168,7 @@ where
         let none = decision.outcomes.iter_mut().filter(|it| it.is_denied() && it.limit() == 0);
         for outcome in none.filter(|it| !is_blocked && is_limit(it)) {
             let unknown = Outcome::unknown(outcome.rule(), outcome.quota_index(), Some(NO_SHARE));
-            let unknown = unknown.with_report_only(outcome.is_report_only());
-            *outcome = unknown.with_passed_over(outcome.is_passed_over());
+            *outcome = unknown.with_report_only(outcome.is_report_only());
         }
         decision
     }
@@ -186,7 +185,7 @@ where
         let mut outcomes = decided.outcomes().iter();
         for charge in charges {
             // The share of a client keeps its burst.
-            let is_share = charge.group() == Charge::SHARE;
+            let is_share = charge.quotas().iter().any(Quota::is_part);
             let instances = if is_share { 1 } else { self.instances.count() };
             let most = i64::try_from(refunded.div_ceil(instances.into())).unwrap_or(i64::MAX);
             // Two threads could otherwise read the same account and both charge it.
@@ -252,10 +251,7 @@ where
                 charge.key().hash(&mut hasher);
                 hasher.finish()
             });
-            quotas.extend(charge.quotas().iter().map(|quota| match charge.group() {
-                Charge::SHARE => quota.slower(part.instances),
-                _ => quota.share(part),
-            }));
+            quotas.extend(charge.quotas().iter().map(|quota| quota.share(part)));
         }
         let mut rest = quotas.as_slice();
         let shares = charges.iter().map(|charge| {

@@ -1,0 +1,83 @@
+//! Decisions as a layer makes them.
+
+use smallvec::SmallVec;
+
+use crate::{
+    decision::Decision,
+    rule::{self, Candidates, Decided, OwnedCandidates},
+    store::{Charge, Store, StoreExt},
+};
+
+/// Decision that [`take`] or [`peek`] made, and its charges.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Taken<'a> {
+    /// The decision, with an outcome of each quota of all candidates.
+    pub decision: Decision,
+    /// The charges that were made or, after a denial, those that describe it best. An
+    /// [undo](StoreExt::undo) needs these charges.
+    pub charges: Vec<Charge<'a>>,
+}
+
+/// Charges a request as a layer does: of each [choice](crate::rule::Choice), the first list of charges
+/// that fits.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use tower_sluice::{
+///     Key, LocalStore, Quota, rule::{Candidates, Choice, RuleName}, store::Charge, testing,
+/// };
+///
+/// let (store, key, quotas) = (LocalStore::new(), Key::from("alice"), [Quota::per_day(1)]);
+/// let charge = |name| RuleName::new(name).map(|rule| Charge::new(rule, &key, &quotas));
+/// let charges = [charge("plan")?, charge("credits")?];
+/// // one of the two
+/// let either = [Choice::new(0, [1, 1])];
+/// let all = Candidates { charges: &charges, choices: &either };
+/// for paid in ["plan", "credits"] {
+///     let taken = testing::take(&store, all).await?;
+///     assert!(taken.decision.is_allowed());
+///     assert_eq!(taken.charges[0].rule().as_str(), paid);
+/// }
+/// assert!(!testing::take(&store, all).await?.decision.is_allowed());
+/// # Ok::<(), tower::BoxError>(())
+/// # }).unwrap();
+/// ```
+///
+/// # Errors
+///
+/// Fails if the store fails.
+///
+/// # Panics
+///
+/// Panics if a choice has charges that are not among the candidates.
+pub async fn take<'a, S: Store>(
+    store: &S,
+    candidates: Candidates<'_, 'a>,
+) -> Result<Taken<'a>, S::Error> {
+    let decided = rule::decide(store, &OwnedCandidates::from(candidates), S::take).await?;
+    Ok(taken(candidates, decided))
+}
+
+/// Decides as [`take`], and changes nothing.
+///
+/// # Errors
+///
+/// Fails if the store fails.
+///
+/// # Panics
+///
+/// Panics if a choice has charges that are not among the candidates.
+pub async fn peek<'a, S: Store>(
+    store: &S,
+    candidates: Candidates<'_, 'a>,
+) -> Result<Taken<'a>, S::Error> {
+    let decided = rule::decide(store, &OwnedCandidates::from(candidates), S::peek).await?;
+    Ok(taken(candidates, decided))
+}
+
+fn taken<'a>(candidates: Candidates<'_, 'a>, decided: Decided) -> Taken<'a> {
+    let mut made = SmallVec::new();
+    let charges = decided.attempts.charges(candidates, &mut made).to_vec();
+    Taken { decision: decided.decision, charges }
+}
