@@ -141,8 +141,7 @@ impl<'a> Charge<'a> {
     /// Sets the longest time that the caller will queue. Defaults to zero, and is limited to ten
     /// years.
     ///
-    /// A charge of more than one slot of a [concurrent](crate::Quota::concurrent) quota does not
-    /// queue, whatever this time is.
+    /// A charge of more than one slot of a [concurrent](crate::Quota::concurrent) quota never queues.
     pub fn with_max_wait(mut self, time: Duration) -> Self {
         const LONGEST: u64 = 10 * 365 * 86_400 * 1_000_000_000;
         self.demand.max_wait = u64::try_from(time.as_nanos()).map_or(LONGEST, |ns| ns.min(LONGEST));

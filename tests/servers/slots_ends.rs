@@ -53,7 +53,7 @@ async fn a_take_without_an_answer_counts_when_an_unused_account_ends() {
     assert!(first.is_allowed() && !second.is_allowed(), "two requests run under one slot");
 }
 
-/// Whether one request takes slots or several share a call, alone or beside a rate.
+/// One request takes slots, or several share a call, alone or beside a rate.
 #[tokio::test]
 async fn a_take_whose_answer_is_read_after_the_time_to_live_begins_lost() {
     let rates = [Quota::concurrent(9), Quota::per_day(1_000)];
