@@ -160,7 +160,6 @@ async fn keys_that_use_nothing_of_the_limit_take_no_shares() {
         let part = flood(&clock, &layer, useless == Useless::Explained).await;
         percent.push((useless, part.percent()));
     }
-    eprintln!("FIGURE {percent:?}");
     assert!(percent.iter().all(|(_, percent)| *percent >= 98), "{percent:?} %");
 }
 
@@ -175,6 +174,5 @@ async fn admitted_keys_of_a_network_have_a_share_each_unless_the_key_is_the_netw
         let layer = RateLimitLayer::rules(rule, clock.store(4_096));
         percent.push(flood(&clock, &layer, false).await.percent());
     }
-    eprintln!("FIGURE {percent:?}");
     assert!(percent[0] < 50 && percent[1] >= 98, "{percent:?} %");
 }
