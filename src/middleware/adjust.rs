@@ -130,7 +130,6 @@ impl ChargeHandle {
     }
 
     /// Returns the decision about the request.
-    #[must_use]
     pub fn decision(&self) -> &Decision {
         &self.0.decision
     }
