@@ -59,8 +59,31 @@ pub(crate) fn is_received() -> bool {
     false
 }
 
-/// The minimum time between two logged outages.
+/// The minimum time between two log lines of one kind.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Limits the log lines of an event that clients can cause.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LogCount {
+    /// The time of the last logged event.
+    last: Option<Instant>,
+    /// The events since then.
+    unlogged: u64,
+}
+
+impl LogCount {
+    /// Counts an event. Returns the events since the last log line if this one should be logged.
+    ///
+    /// Two log lines are at least [`LOG_INTERVAL`] apart.
+    pub(crate) fn count(&mut self) -> Option<u64> {
+        self.unlogged += 1;
+        if self.last.is_some_and(|last| last.elapsed() < LOG_INTERVAL) {
+            return None;
+        }
+        self.last = Some(Instant::now());
+        Some(take(&mut self.unlogged))
+    }
+}
 
 /// Limits the log lines of a store that fails and recovers again and again.
 #[derive(Clone, Copy, Debug, Default)]

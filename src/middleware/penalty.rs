@@ -22,7 +22,7 @@ use crate::{
     decision::{Decision, Outcome, Source},
     head::ResponseHead,
     key::Key,
-    log::{LogLimit, info, warn},
+    log::{LogCount, LogLimit, info, warn},
     quota::Quota,
     rule::{self, RuleError, RuleInfo, RuleName, Rules},
     store::{self, BlockError, Charge, DynStore, OwnedCharges, Store, StoreExt, literal, nanos},
@@ -119,6 +119,8 @@ type IsStrike = Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>;
 ///   block, even if the units are not available by its end.
 /// - Only keys of [one client](Key::is_client) are blocked: not that of a proxy, the address of which
 ///   stands for clients that are not known, and not the account of requests without an identity.
+/// - The log has a line about blocks at most every ten seconds for each rule, with their number since
+///   the last line.
 /// - The store must support blocks. With a `GovernorStore`, nothing is blocked, and the log says so.
 #[derive(Clone)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize))]
@@ -305,7 +307,14 @@ pub(crate) struct RulePenalty {
     penalty: Penalty,
     strikes: Strikes,
     store: Arc<DynStore<Infallible>>,
-    log: Arc<Mutex<LogLimit>>,
+    log: Arc<Mutex<PenaltyLog>>,
+}
+
+/// The limits of the log lines of a penalty, whose blocks and failures clients can cause.
+#[derive(Default)]
+struct PenaltyLog {
+    blocks: LogCount,
+    failures: LogLimit,
 }
 
 impl RulePenalty {
@@ -357,7 +366,7 @@ impl RulePenalty {
 fn block(
     store: &Arc<DynStore<Infallible>>,
     charge: &Charge<'_>,
-    (rule, log): (RuleName, Arc<Mutex<LogLimit>>),
+    (rule, log): (RuleName, Arc<Mutex<PenaltyLog>>),
     seen: &Result<Decision, Infallible>,
     time: Duration,
 ) {
@@ -366,11 +375,21 @@ fn block(
     }
     let report = move |blocked: Result<Decision, BlockError<Infallible>>| match blocked {
         Ok(_) => {
-            log.lock().should_log_recovery();
-            info!("a key of rule {rule} is blocked for {time:?}: it had too many strikes");
+            log.lock().failures.should_log_recovery();
+            let blocked = log.lock().blocks.count();
+            match blocked {
+                None => {}
+                Some(1) => {
+                    info!("a key of rule {rule} is blocked for {time:?}: it had too many strikes");
+                }
+                Some(keys) => info!(
+                    "{keys} keys of rule {rule} are blocked, the last for {time:?}: they had too \
+                     many strikes"
+                ),
+            }
         }
         Err(error) => {
-            if log.lock().should_log_failure() {
+            if log.lock().failures.should_log_failure() {
                 warn!("a penalty of rule {rule} has no effect: {error}");
             }
         }

@@ -21,6 +21,8 @@ mod max_debt;
 mod outage;
 #[cfg(feature = "axum")]
 mod peer;
+#[cfg(feature = "testing")]
+mod penalties;
 mod spans;
 #[path = "../support/mod.rs"]
 mod support;
