@@ -437,6 +437,37 @@ async fn adaptive_slots_are_free_at_the_head_and_others_at_the_end_of_the_body()
     }
 }
 
+/// The responses of each window all have one status, and the header field or not.
+#[tokio::test]
+async fn a_layer_chooses_which_responses_show_an_overload() {
+    const FIELD: &str = "x-overloaded";
+    for (status, has_field, is_overload) in [
+        (StatusCode::OK, true, true),
+        (StatusCode::OK, false, false),
+        (StatusCode::SERVICE_UNAVAILABLE, true, true),
+        (StatusCode::SERVICE_UNAVAILABLE, false, false),
+    ] {
+        let clock = FakeClock::new();
+        let limit = clock.adaptive(Adaptive::aimd(secs(1)).initial(20));
+        let rule = Rule::new("overload", Everyone, limit.plan());
+        let layer = RateLimitLayer::rules(rule, clock.store(64))
+            .overload_if(|response| response.headers.contains_key(FIELD));
+        let inner = service_fn(async |_| {
+            clock.advance(Duration::from_millis(50));
+            let mut response = Response::builder().status(status);
+            if has_field {
+                response = response.header(FIELD, "1");
+            }
+            Ok::<_, std::convert::Infallible>(response.body(String::new()).expect("a response"))
+        });
+        let service = layer.hold_until(HoldUntil::Head).layer(inner);
+        for _ in 0..20 {
+            service.clone().oneshot(get("/")).await.expect("infallible");
+        }
+        assert_eq!(limit.limit() < 20, is_overload, "{status}, {has_field}: {}", limit.limit());
+    }
+}
+
 /// The second request waits for its rate, which is no latency of the service.
 #[tokio::test(start_paused = true)]
 async fn a_wait_for_a_rate_is_no_latency() {

@@ -101,6 +101,17 @@ proptest! {
 }
 
 #[tokio::test]
+async fn an_explanation_shows_a_fingerprint_of_the_key_under_its_secret() {
+    let secret = FingerprintKey::new("sixteen bytes ..").expect("long enough");
+    let expected = format!(", key {}, cost 3", Key::from("alice").fingerprint(&secret));
+    let limiter = Limiter::local();
+    let plain = limiter.explain("alice", &quota("5/s"), 3).await;
+    assert!(plain.to_string().contains(", Key(..), cost 3"), "{plain}");
+    let shown = plain.fingerprint(secret).to_string();
+    assert!(shown.contains(&expected) && !shown.contains("Key(..)"), "{shown}");
+}
+
+#[tokio::test]
 async fn the_explanation_of_a_denial_has_a_line_per_quota() {
     let time = Time::default();
     let limiter = limiter("user", time.store());
