@@ -1,6 +1,14 @@
 //! Rate limits outside HTTP.
 
-use std::{convert::Infallible, error::Error, fmt, future::poll_fn, time::Duration};
+use std::{
+    convert::Infallible,
+    error::Error,
+    fmt,
+    future::poll_fn,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
 use crate::{
     decision::{Decision, NEVER},
@@ -193,6 +201,7 @@ impl<S: Store> Limiter<S> {
         cost: u32,
     ) -> Explanation
     where
+        S: Sync,
         S::Error: CannotFail,
     {
         certain(self.try_explain(key, quotas, cost).await)
@@ -203,15 +212,18 @@ impl<S: Store> Limiter<S> {
     /// # Errors
     ///
     /// Fails if the store cannot decide.
-    pub async fn try_explain(
+    pub fn try_explain(
         &self,
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
         cost: u32,
-    ) -> Result<Explanation, S::Error> {
-        let key = key.into();
-        let charge = Charge::new(self.name, &key, quotas.as_ref()).with_cost(cost);
-        Explanation::look(&self.store, &[charge]).await
+    ) -> impl Future<Output = Result<Explanation, S::Error>> + Send
+    where
+        S: Sync,
+    {
+        self.charge(&key.into(), quotas.as_ref(), |charge| {
+            Explanation::look(&self.store, &[charge.with_cost(cost)])
+        })
     }
 
     /// Undoes an earlier [`take`](Limiter::take) with the given cost and decision.
@@ -324,7 +336,7 @@ impl<S: Store> Limiter<S> {
     /// or failed and a policy for outages answered.
     #[must_use = "nothing may be blocked until the answer is awaited: add `.await`, or `.now()` for \
                   a `LocalStore`"]
-    pub fn block(&self, key: impl Into<Key>, time: Duration) -> Answer<BlockFuture<S>>
+    pub fn block(&self, key: impl Into<Key>, time: Duration) -> Answer<BlockFuture<S::Future>>
     where
         S::Error: CannotFail,
     {
@@ -339,7 +351,7 @@ impl<S: Store> Limiter<S> {
     /// if the store failed.
     #[must_use = "nothing may be blocked until the answer is awaited: add `.await`, or `.now()` for \
                   a `LocalStore`"]
-    pub fn try_block(&self, key: impl Into<Key>, time: Duration) -> Answer<BlockFuture<S>> {
+    pub fn try_block(&self, key: impl Into<Key>, time: Duration) -> Answer<BlockFuture<S::Future>> {
         self.charge(&key.into(), &[], |charge| store::block(&self.store, &charge, time))
     }
 
@@ -386,6 +398,7 @@ impl<S: Store> Limiter<S> {
         max: u32,
     ) -> u32
     where
+        S: Sync,
         S::Error: CannotFail,
     {
         certain(self.try_take_up_to(key, quotas, max).await)
@@ -396,24 +409,30 @@ impl<S: Store> Limiter<S> {
     /// # Errors
     ///
     /// Fails if the store cannot decide.
-    pub async fn try_take_up_to(
+    pub fn try_take_up_to(
         &self,
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
         max: u32,
-    ) -> Result<u32, S::Error> {
-        let (key, quotas) = (key.into(), quotas.as_ref());
-        let mut wanted = if quotas.iter().any(Quota::is_concurrent) { 0 } else { max };
-        while wanted > 0 {
-            let decision = self.try_take(key.clone(), quotas, wanted).await?;
-            if decision.is_allowed() {
-                break;
+    ) -> impl Future<Output = Result<u32, S::Error>> + Send
+    where
+        S: Sync,
+    {
+        let key = key.into();
+        let quotas = quotas.as_ref();
+        async move {
+            let mut wanted = if quotas.iter().any(Quota::is_concurrent) { 0 } else { max };
+            while wanted > 0 {
+                let decision = self.try_take(key.clone(), quotas, wanted).await?;
+                if decision.is_allowed() {
+                    break;
+                }
+                // A concurrent refund may return units. Each attempt tries fewer, so that the loop
+                // ends.
+                wanted = decision.min_remaining().min(wanted - 1);
             }
-            // A concurrent refund may return units. Each attempt tries fewer, so that the loop
-            // ends.
-            wanted = decision.min_remaining().min(wanted - 1);
+            Ok(wanted)
         }
-        Ok(wanted)
     }
 
     /// Waits until `cost` units have been taken.
@@ -454,6 +473,7 @@ impl<S: Store> Limiter<S> {
         cost: u32,
     ) -> Result<Decision, NotReady<S::Error>>
     where
+        S: Sync,
         S::Error: CannotFail,
     {
         self.try_until_ready(key, quotas, cost).await
@@ -469,41 +489,48 @@ impl<S: Store> Limiter<S> {
     /// # Panics
     ///
     /// Panics if it has to wait outside of a tokio runtime with a timer.
-    pub async fn try_until_ready(
+    pub fn try_until_ready(
         &self,
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
         cost: u32,
-    ) -> Result<Decision, NotReady<S::Error>> {
-        let (key, quotas) = (key.into(), quotas.as_ref());
-        let charge = Charge::new(self.name, &key, quotas).with_cost(cost);
-        let queueing = charge.with_max_wait(Duration::MAX);
-        let supported = self.store.supports(&[queueing]).is_ok();
-        let has_slots = quotas.iter().any(Quota::is_concurrent);
-        let turn = (has_slots && queueing.queues()).then(Turn::new);
-        let charge = if supported { queueing.with_turn(turn.as_ref()) } else { charge };
-        loop {
-            let decision = self.store.take(&[charge]).await.map_err(NotReady::Store)?;
-            if decision.is_allowed() {
-                let mut queued = PendingTurn { store: &self.store, charge, taken: Some(decision) };
-                let wait = queued.taken.as_ref().map_or(Duration::ZERO, Decision::wait);
-                if !wait.is_zero() {
-                    tokio::time::sleep(wait).await;
+    ) -> impl Future<Output = Result<Decision, NotReady<S::Error>>> + Send
+    where
+        S: Sync,
+    {
+        let key = key.into();
+        let quotas = quotas.as_ref();
+        async move {
+            let charge = Charge::new(self.name, &key, quotas).with_cost(cost);
+            let queueing = charge.with_max_wait(Duration::MAX);
+            let supported = self.store.supports(&[queueing]).is_ok();
+            let has_slots = quotas.iter().any(Quota::is_concurrent);
+            let turn = (has_slots && queueing.queues()).then(Turn::new);
+            let charge = if supported { queueing.with_turn(turn.as_ref()) } else { charge };
+            loop {
+                let decision = self.store.take(&[charge]).await.map_err(NotReady::Store)?;
+                if decision.is_allowed() {
+                    let mut queued =
+                        PendingTurn { store: &self.store, charge, taken: Some(decision) };
+                    let wait = queued.taken.as_ref().map_or(Duration::ZERO, Decision::wait);
+                    if !wait.is_zero() {
+                        tokio::time::sleep(wait).await;
+                    }
+                    return queued.taken.take().ok_or(NotReady::Never);
                 }
-                return queued.taken.take().ok_or(NotReady::Never);
+                if let Some(turn) = turn.as_ref().filter(|turn| turn.take_max_wait().is_some()) {
+                    poll_fn(|cx| turn.poll_called(cx)).await;
+                    continue;
+                }
+                let wait = decision.retry_after().filter(|_| !charge.takes_several_slots());
+                let Some(wait) = wait else {
+                    let is_unknown = decision.binding().is_some_and(|it| it.retry_ns() != NEVER);
+                    return Err(if is_unknown { NotReady::UnknownWait } else { NotReady::Never });
+                };
+                // A block or a rate denies this call, and others may take the slots while it sleeps.
+                turn.iter().for_each(|turn| turn.leave_unless(|_| false));
+                tokio::time::sleep(wait).await;
             }
-            if let Some(turn) = turn.as_ref().filter(|turn| turn.take_max_wait().is_some()) {
-                poll_fn(|cx| turn.poll_called(cx)).await;
-                continue;
-            }
-            let wait = decision.retry_after().filter(|_| !charge.takes_several_slots());
-            let Some(wait) = wait else {
-                let is_unknown = decision.binding().is_some_and(|it| it.retry_ns() != NEVER);
-                return Err(if is_unknown { NotReady::UnknownWait } else { NotReady::Never });
-            };
-            // A block or a rate denies this call, and others may take the slots while it sleeps.
-            turn.iter().for_each(|turn| turn.leave_unless(|_| false));
-            tokio::time::sleep(wait).await;
         }
     }
 
@@ -519,6 +546,7 @@ impl<S: Store> Limiter<S> {
         work: F,
     ) -> Result<F::Output, NotReady<S::Error>>
     where
+        S: Sync,
         S::Error: CannotFail,
     {
         self.try_throttle(key, quotas, work).await
@@ -529,15 +557,16 @@ impl<S: Store> Limiter<S> {
     /// # Errors
     ///
     /// Fails as [`try_until_ready`](Limiter::try_until_ready) does. In that case, `work` is not polled.
-    pub async fn try_throttle<F: Future>(
+    pub fn try_throttle<F: Future>(
         &self,
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
         work: F,
-    ) -> Result<F::Output, NotReady<S::Error>> {
-        // The decision holds the slots of a concurrent quota.
-        let _running = self.try_until_ready(key, quotas, 1).await?;
-        Ok(work.await)
+    ) -> impl Future<Output = Result<F::Output, NotReady<S::Error>>>
+    where
+        S: Sync,
+    {
+        Throttled { turn: self.try_until_ready(key, quotas, 1), work, running: None }
     }
 
     fn charge<T>(&self, key: &Key, quotas: &[Quota], then: impl FnOnce(Charge<'_>) -> T) -> T {
@@ -578,6 +607,38 @@ impl<E: fmt::Display> fmt::Display for NotReady<E> {
 }
 
 impl<E: Error> Error for NotReady<E> {}
+
+pin_project_lite::pin_project! {
+    /// Future of [`Limiter::try_throttle`].
+    ///
+    /// An `async` block could not be spawned for a `DynStore` whose error is a boxed `dyn Error`.
+    struct Throttled<T, W> {
+        #[pin]
+        turn: T,
+        #[pin]
+        work: W,
+        // The decision holds the slots of a concurrent quota.
+        running: Option<Decision>,
+    }
+}
+
+impl<T, W, E> Future for Throttled<T, W>
+where
+    T: Future<Output = Result<Decision, E>>,
+    W: Future,
+{
+    type Output = Result<W::Output, E>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        if this.running.is_none() {
+            *this.running = Some(ready!(this.turn.poll(cx))?);
+        }
+        let output = ready!(this.work.poll(cx));
+        *this.running = None;
+        Poll::Ready(Ok(output))
+    }
+}
 
 /// A queued charge. Dropping this value undoes the charge.
 struct PendingTurn<'a, S: Store> {

@@ -125,16 +125,21 @@ impl Explanation {
     /// # Errors
     ///
     /// Fails if the store cannot decide.
-    pub async fn look<S: Store>(store: &S, charges: &[Charge<'_>]) -> Result<Self, S::Error> {
-        Self::look_at(store, &Candidates::from(charges).into()).await
+    pub fn look<'s, S: Store + Sync>(
+        store: &'s S,
+        charges: &[Charge<'_>],
+    ) -> impl Future<Output = Result<Self, S::Error>> + Send + use<'s, S> {
+        Self::look_at(store, Candidates::from(charges).into())
     }
 
-    pub(crate) async fn look_at<S: Store>(
+    pub(crate) fn look_at<S: Store + Sync>(
         store: &S,
-        charges: &OwnedCandidates,
-    ) -> Result<Self, S::Error> {
-        let decision = rule::decide(store, charges, S::peek).await?.decision;
-        Ok(charges.with(|all| Self::new(Ok(decision), true).charges(all.charges)))
+        charges: OwnedCandidates,
+    ) -> impl Future<Output = Result<Self, S::Error>> + Send + use<'_, S> {
+        async move {
+            let decision = rule::decide(store, &charges, S::peek).await?.decision;
+            Ok(charges.with(|all| Self::new(Ok(decision), true).charges(all.charges)))
+        }
     }
 
     pub(crate) fn new(decision: Result<Decision, Bypass>, is_dry_run: bool) -> Self {

@@ -596,7 +596,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
 impl<K, S, R> RateLimitLayer<K, S, R>
 where
     K: Rules,
-    S: Store<Error: CannotFail>,
+    S: Store<Error: CannotFail> + Sync,
 {
     /// Explains the decision that a request would get now, without a charge.
     ///
@@ -626,7 +626,7 @@ where
             Ok(OwnedCandidates::from(Candidates { charges, ..all }))
         };
         let mut explanation = match self.charges(&head.into(), owned, Err) {
-            Ok(charges) => Explanation::look_at(&*self.store, &charges)
+            Ok(charges) => Explanation::look_at(&*self.store, charges)
                 .await
                 .unwrap_or_else(|error| error.never()),
             Err(bypass) => Explanation::new(Err(bypass), true),

@@ -74,7 +74,7 @@ pub(crate) fn block<S: Store>(
     store: &S,
     charge: &Charge<'_>,
     time: Duration,
-) -> Answer<BlockFuture<S>> {
+) -> Answer<BlockFuture<S::Future>> {
     match store.block(charge, time) {
         Answer::Now(answer) => Answer::Now(blocked(answer)),
         Answer::Later(inner) => Answer::Later(BlockFuture { inner }),
@@ -92,26 +92,23 @@ fn blocked<E>(answer: Result<Decision, E>) -> Result<Decision, BlockError<E>> {
 }
 
 pin_project! {
-    /// Future of [`Limiter::block`](crate::Limiter::block).
+    /// Future of [`Limiter::block`](crate::Limiter::block), around the future of the store.
     #[derive(Debug)]
-    pub struct BlockFuture<S: Store> {
+    pub struct BlockFuture<F> {
         #[pin]
-        inner: S::Future,
+        inner: F,
     }
 }
 
-impl<S: Store> Future for BlockFuture<S> {
-    type Output = Result<Decision, BlockError<S::Error>>;
+impl<E, F: Future<Output = Result<Decision, E>>> Future for BlockFuture<F> {
+    type Output = Result<Decision, BlockError<E>>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.project().inner.poll(cx).map(blocked)
     }
 }
 
-impl<S> Answer<BlockFuture<S>>
-where
-    S: Store<Error = Infallible, Future = Never<Result<Decision, Infallible>>>,
-{
+impl Answer<BlockFuture<Never<Result<Decision, Infallible>>>> {
     /// Returns the answer. Available for stores that answer immediately.
     ///
     /// # Errors

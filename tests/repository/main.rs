@@ -1,5 +1,6 @@
 //! Checks of the files of this repository: sources, prose, scripts, and the published package.
 
+mod calls;
 mod commands;
 mod documents;
 mod floors;

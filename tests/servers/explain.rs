@@ -14,7 +14,7 @@ use tower_sluice::{
 use crate::servers::{Cluster, Flavour, Server};
 
 /// Returns the explanations of a sequence of looks and charges.
-async fn said<S: Subject>(mut subject: S) -> Vec<String> {
+async fn said<S: Subject<Store: Sync>>(mut subject: S) -> Vec<String> {
     let store = subject.open();
     subject.set(Duration::from_secs(1_000_000));
     let by = |algorithm| Quota::per_minute(6).with_algorithm(algorithm);

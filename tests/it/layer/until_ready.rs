@@ -44,7 +44,7 @@ impl Store for Impatient {
     }
 }
 
-async fn even<S: Store<Error = Infallible> + Clone>(time: &Time, store: S) {
+async fn even<S: Store<Error = Infallible> + Clone + Sync>(time: &Time, store: S) {
     let store = Counting::new(store);
     let limiter = Limiter::new(store.clone());
     let ready = |_| task::spawn(limiter.until_ready("upstream", &FIVE, 1));
@@ -185,7 +185,7 @@ async fn take_returns_at_once_whether_it_charged() {
 
 #[tokio::test]
 async fn take_up_to_takes_only_units_that_every_quota_has() {
-    async fn grants<S: Store<Error = Infallible>>(clock: &FakeClock, store: S) {
+    async fn grants<S: Store<Error = Infallible> + Sync>(clock: &FakeClock, store: S) {
         let limiter = Limiter::new(store);
         let quotas = [Quota::per_second(10), Quota::per_hour(15)];
         let granted = async |most| limiter.take_up_to("a", &quotas, most).await;

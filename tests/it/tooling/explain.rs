@@ -143,7 +143,7 @@ async fn the_explanation_of_a_denial_has_a_line_per_quota() {
 async fn tried<K, S>(layer: RateLimitLayer<K, S>, request: fn() -> Request<()>) -> String
 where
     K: tower_sluice::rule::Rules,
-    S: Store<Error = std::convert::Infallible>,
+    S: Store<Error = std::convert::Infallible> + Sync,
 {
     let would = layer.explain(&head(request())).await;
     let again = layer.explain(&head(request())).await.to_string();
