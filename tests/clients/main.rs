@@ -26,7 +26,7 @@ use tokio::{process::Command, time::timeout};
 
 use self::nginx::Nginx;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The result of one check of a program.
 #[derive(Deserialize)]

@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     convert::Infallible,
     io,
-    panic::{AssertUnwindSafe, catch_unwind},
+    panic::{AssertUnwindSafe, catch_unwind, panic_any},
     pin::Pin,
     sync::{
         Arc,
@@ -337,7 +337,7 @@ async fn all_ways<B: 'static>(end: End, body: fn(Probe) -> B) {
 /// Rejects requests with boxed bodies that have errors of this type.
 async fn all_ways_of_boxed<E: 'static>() {
     fn cannot_fail<E>(error: BoxError) -> E {
-        panic!("{error}")
+        panic_any(error)
     }
     all_ways::<UnsyncBoxBody<Bytes, E>>(End::Read, |it| it.map_err(cannot_fail).boxed_unsync())
         .await;
