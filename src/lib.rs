@@ -140,7 +140,7 @@
 //! | `ratelimit.time_in_queue` | histogram: seconds until a wait ended, with or without success | `policy` |
 //!
 //! - `result` is one of `allowed`, `limited`, `shadow_limited`, `failed_open`, `failed_closed`,
-//!   `fallback_allowed` and `fallback_limited`.
+//!   `fallback_allowed`, `fallback_limited` and `busy`.
 //! - `store` is the [`Source`](decision::Source) of the decision, such as `redis` or `deny_cache`.
 //! - `kind` is `timeout`, or for Redis a [`RedisErrorKind`].
 //! - `quota` is the name of the quota in header fields. The limit is that of the latest decision, so

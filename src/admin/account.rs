@@ -196,6 +196,7 @@ fn check(operation: &str, decision: &Decision) -> Result<(), Problem> {
     let (status, why) = match decision.source() {
         Source::Unsupported => (StatusCode::NOT_IMPLEMENTED, "it does not support this"),
         Source::FailedOpen | Source::FailedClosed => (UNAVAILABLE, "it failed (see api/health)"),
+        Source::Busy => (UNAVAILABLE, "it did not answer in time; repeat it later"),
         Source::Fallback if is_change => {
             (UNAVAILABLE, "it failed, and only this process did; repeat it later")
         }

@@ -127,7 +127,7 @@ impl RuleRecord {
         match verdict {
             Verdict::Allowed | Verdict::FailedOpen | Verdict::FallbackAllowed => None,
             Verdict::ShadowLimited => Some(&self.reported),
-            Verdict::Limited | Verdict::FailedClosed | Verdict::FallbackLimited => {
+            Verdict::Limited | Verdict::FailedClosed | Verdict::FallbackLimited | Verdict::Busy => {
                 Some(&self.denied)
             }
         }

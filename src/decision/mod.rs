@@ -335,7 +335,7 @@ impl Decision {
 
     /// Returns `true` for a denial that [`Overcommit`](crate::middleware::Overcommit) may reverse.
     pub(crate) fn may_pass_beyond(&self) -> bool {
-        self.expected_wait().is_some() && !self.blocked && self.source != Source::FailedClosed
+        self.expected_wait().is_some() && !self.blocked && !self.source.is_unavailable()
     }
 
     /// Converts a queued decision into a denial. The time in the queue becomes `retry_after`.
@@ -396,6 +396,10 @@ pub enum Source {
     /// It could not [block](crate::StoreExt::block) a key, or denied a request that needs
     /// [slots](crate::Quota::concurrent), or whose account other keys share.
     Overflow,
+    /// A `RedisStore` whose answer was not read within ten times the time of its
+    /// [`Timeout`](crate::store::Timeout), although the server is not silent: this process or the server is
+    /// too busy. The denial is made under every policy, and never counts as a failure.
+    Busy,
     /// An [adaptive](crate::rule::Adaptive) limit, which denied the request.
     Overload,
     /// A store that does not support the [operation](crate::store::Op), which it denies.
@@ -423,6 +427,7 @@ impl Source {
             Self::DenyCache => "deny_cache",
             Self::Leased => "leased",
             Self::Overflow => "overflow",
+            Self::Busy => "busy",
             Self::Overload => "overload",
             Self::Bypass => "bypass",
             Self::Unsupported => "unsupported",
@@ -435,9 +440,15 @@ impl Source {
         !matches!(self, Self::FailedOpen | Self::FailedClosed | Self::Fallback) && !self.is_known()
     }
 
-    /// Returns `true` if the decision was made without calling a store.
+    /// Returns `true` if the decision is not an answer of a store.
     pub(crate) fn is_known(self) -> bool {
-        matches!(self, Self::DenyCache | Self::Leased)
+        matches!(self, Self::DenyCache | Self::Leased | Self::Busy)
+    }
+
+    /// Returns `true` if a denial is no fault of the client: the store failed, or was not asked in
+    /// time.
+    pub(crate) fn is_unavailable(self) -> bool {
+        matches!(self, Self::FailedClosed | Self::Busy)
     }
 }
 

@@ -265,6 +265,7 @@ fn summarize(f: &mut fmt::Formatter<'_>, decision: &Decision) -> fmt::Result {
     match decision.source() {
         Source::FailedOpen => return f.write_str(", uncharged: the store failed open"),
         Source::FailedClosed => f.write_str(": the store failed closed")?,
+        Source::Busy => f.write_str(": this process is too busy to read the answer")?,
         Source::Unsupported => return f.write_str(": the store does not support a dry run"),
         source @ (Source::Fallback | Source::Governor) => write!(f, " by the {source}")?,
         _ => {}
@@ -278,7 +279,7 @@ fn summarize(f: &mut fmt::Formatter<'_>, decision: &Decision) -> fmt::Result {
 
 fn summarize_denial(f: &mut fmt::Formatter<'_>, decision: &Decision) -> fmt::Result {
     if let Some(outcome) = decision.binding()
-        && decision.source() != Source::FailedClosed
+        && !decision.source().is_unavailable()
     {
         write!(f, " by rule {:?}", outcome.rule())?;
     }

@@ -257,7 +257,10 @@ impl OpenCharges {
                     let report = move |Ok(made): Result<Decision, Infallible>| {
                         if matches!(
                             made.source(),
-                            Source::FailedOpen | Source::FailedClosed | Source::Unsupported
+                            Source::FailedOpen
+                                | Source::FailedClosed
+                                | Source::Unsupported
+                                | Source::Busy
                         ) {
                             observe::late_charge_lost(rule);
                         }

@@ -378,7 +378,10 @@ impl ResponseContext {
         let charge = |after: &AdjustConfig| {
             let charged = decision.is_allowed()
                 && in_flight.is_none()
-                && !matches!(decision.source(), Source::FailedOpen | Source::FailedClosed);
+                && !matches!(
+                    decision.source(),
+                    Source::FailedOpen | Source::FailedClosed | Source::Busy
+                );
             ChargeHandle::new(after, charges, decision.clone(), charged)
         };
         context.decision = settings.expose.then(|| decision.clone().into());

@@ -60,7 +60,7 @@ pub(crate) struct Active {
 
 type Limits = Vec<(Cow<'static, str>, Gauge)>;
 
-const VERDICTS: usize = Verdict::FallbackLimited as usize + 1;
+const VERDICTS: usize = Verdict::Busy as usize + 1;
 /// The number of labels `store`.
 const STORES: usize = 9;
 

@@ -191,6 +191,7 @@ pub(crate) enum Verdict {
     FailedClosed,
     FallbackAllowed,
     FallbackLimited,
+    Busy,
 }
 
 impl Verdict {
@@ -198,8 +199,9 @@ impl Verdict {
         match (source, allowed) {
             (Source::FailedOpen, _) => Self::FailedOpen,
             // Only report-only rules let a request pass.
-            (Source::FailedClosed, true) => Self::ShadowLimited,
+            (Source::FailedClosed | Source::Busy, true) => Self::ShadowLimited,
             (Source::FailedClosed, false) => Self::FailedClosed,
+            (Source::Busy, false) => Self::Busy,
             (Source::Fallback, true) => Self::FallbackAllowed,
             (Source::Fallback, false) => Self::FallbackLimited,
             (_, true) => Self::Allowed,
@@ -216,6 +218,7 @@ impl Verdict {
             Self::FailedClosed => "failed_closed",
             Self::FallbackAllowed => "fallback_allowed",
             Self::FallbackLimited => "fallback_limited",
+            Self::Busy => "busy",
         }
     }
 }

@@ -169,7 +169,8 @@ pub enum Reason {
     Blocked,
     /// The key is [blocked](crate::Limiter::block) for a time.
     KeyBlocked,
-    /// The store failed, and [`FailClosed`](crate::store::FailClosed) denied the request.
+    /// The store failed, and [`FailClosed`](crate::store::FailClosed) denied the request, or this process
+    /// is too [busy](Source::Busy).
     Unavailable,
     /// An [adaptive](crate::rule::Adaptive) limit is reached, because the service is overloaded.
     Overloaded,
@@ -181,7 +182,7 @@ impl Reason {
     fn of(cause: Result<&Decision, &KeyError>) -> Self {
         let Ok(decision) = cause else { return Self::Unkeyed };
         match decision.binding() {
-            _ if decision.source() == Source::FailedClosed => Self::Unavailable,
+            _ if decision.source().is_unavailable() => Self::Unavailable,
             _ if decision.source() == Source::Overload => Self::Overloaded,
             _ if decision.is_blocked() => Self::KeyBlocked,
             Some(outcome) if outcome.is_known() && outcome.limit() == 0 => Self::Blocked,

@@ -11,7 +11,7 @@ use std::{
 
 use pin_project_lite::pin_project;
 
-use super::{Answer, Charge, Never, Store, StoreExt};
+use super::{Answer, Charge, Never, Op, Store};
 use crate::decision::{Decision, Source};
 
 /// Error for a key that could not be blocked.
@@ -36,7 +36,7 @@ pub enum BlockError<E = Infallible> {
     /// The store does not support blocks.
     Unsupported,
     /// The store failed, and a [`FailOpen`](super::FailOpen) or [`FailClosed`](super::FailClosed)
-    /// answered instead.
+    /// answered instead, or this process is too busy to read the answer.
     Unavailable,
     /// The store failed.
     Store(E),
@@ -75,7 +75,7 @@ pub(crate) fn block<S: Store>(
     charge: &Charge<'_>,
     time: Duration,
 ) -> Answer<BlockFuture<S::Future>> {
-    match store.block(charge, time) {
+    match store.call(Op::Block(charge, time), &super::Context::default()) {
         Answer::Now(answer) => Answer::Now(blocked(answer)),
         Answer::Later(inner) => Answer::Later(BlockFuture { inner }),
     }
@@ -84,7 +84,7 @@ pub(crate) fn block<S: Store>(
 fn blocked<E>(answer: Result<Decision, E>) -> Result<Decision, BlockError<E>> {
     let decision = answer.map_err(BlockError::Store)?;
     match decision.source() {
-        Source::FailedOpen | Source::FailedClosed => Err(BlockError::Unavailable),
+        Source::FailedOpen | Source::FailedClosed | Source::Busy => Err(BlockError::Unavailable),
         Source::Unsupported => Err(BlockError::Unsupported),
         _ if !decision.is_allowed() => Err(BlockError::Full),
         _ => Ok(decision),

@@ -41,9 +41,9 @@ impl<'a> Context<'a> {
     /// Returns the limit, which the store then keeps. The [`Timeout`](super::Timeout) around the store
     /// no longer counts the time of this call.
     ///
-    /// A `Timeout` cannot tell a silent server from a process that is too busy to read an answer. A
-    /// store that can tell them apart calls this method. It must then end every call with a limit by
-    /// itself.
+    /// For a `Timeout`, a silent server and a process that is too busy to read an answer look alike. A
+    /// store that knows the difference calls this method. The store must then end every call with a
+    /// limit by itself.
     #[must_use]
     pub fn keep_limit(&self) -> Option<Duration> {
         if let Some(is_kept) = self.is_kept {

@@ -20,6 +20,7 @@ mod coalesce;
 mod coalesce_faults;
 mod conformance;
 mod corrupt;
+mod denied;
 #[cfg(feature = "axum")]
 mod deny_cache;
 mod exact;
@@ -53,6 +54,7 @@ mod sentinel;
 #[path = "../support/servers/mod.rs"]
 mod servers;
 mod shares;
+mod silence;
 mod slots;
 mod slots_cluster;
 mod slots_ends;

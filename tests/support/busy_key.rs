@@ -5,14 +5,17 @@ use std::{
     collections::BTreeMap,
     convert::Infallible,
     sync::{
-        Arc,
+        Arc, LazyLock,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use futures::future::join_all;
-use tokio::time::{Instant, sleep};
+use tokio::{
+    runtime::{self, Runtime},
+    time::{Instant, sleep},
+};
 use tower_sluice::{
     Algorithm, Decision, Limiter, LocalStore, Quota, RedisStore, Store, StoreExt, decision::Source,
     store::DynStore,
@@ -20,9 +23,15 @@ use tower_sluice::{
 
 use crate::servers::{Mode, Proxy, Server};
 
+/// The runtime of the proxies: a network is not busy when a process is.
+static NETWORK: LazyLock<Runtime> = LazyLock::new(|| {
+    let threads = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    threads.expect("a runtime")
+});
+
 /// The delay of every reply.
 const DELAY: Duration = Duration::from_millis(3);
-const TIMEOUT: Duration = Duration::from_millis(50);
+const TIMEOUT: Duration = Duration::from_millis(200);
 /// The slots of the key, or its units.
 const LIMIT: u32 = 5;
 /// The processes of a fallback, or their stand-ins, which share the callers.
@@ -164,8 +173,13 @@ impl App {
 impl Bursts {
     /// Plays the bursts against a server that answers.
     pub(crate) async fn play(&self, server: &Server, quotas: &[Quota]) -> Figures {
-        let mut proxy = Proxy::start(server.address()).await;
-        proxy.set(Mode::Delay(DELAY)).await;
+        let address = server.address();
+        let proxy = async move {
+            let mut proxy = Proxy::start(address).await;
+            proxy.set(Mode::Delay(DELAY)).await;
+            proxy
+        };
+        let proxy = NETWORK.spawn(proxy).await.expect("no panic");
         let url = server.url_at(proxy.addr());
         let mut apps = Vec::new();
         for _ in 0..if self.policy == Policy::Fallback { INSTANCES } else { 1 } {

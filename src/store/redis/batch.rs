@@ -52,6 +52,8 @@ const BATCH_INTERVAL: Duration = Duration::from_millis(5);
 /// The time after which other batches no longer wait until a batch is sent, because its runtime may be
 /// blocked.
 const STALL_TIMEOUT: Duration = Duration::from_millis(100);
+/// The longest wait for a batch. The server is judged long before, so the runtime of the batch is blocked.
+const LONGEST: Duration = Duration::from_secs(10);
 
 /// The queues of a store: for each slot of a cluster, one for each [kind](RequestKind) of requests.
 ///
@@ -356,7 +358,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
                     let text = "the task of the batch ended";
                     return Err(RedisError::new(RedisErrorKind::Other, text));
                 }
-                Err(_) if start.elapsed() < TIMEOUT => {
+                Err(_) if start.elapsed() < LONGEST => {
                     let is_ready = queue.is_ready(&request);
                     wait = if is_ready { BATCH_INTERVAL } else { STALL_TIMEOUT };
                 }
@@ -409,7 +411,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> QueuedCall<C> {
             return;
         }
         // No caller waits longer than this timeout.
-        let Ok(reply) = timeout(TIMEOUT, self.store.call_batch(&batch)).await else { return };
+        let Ok(reply) = timeout(LONGEST, self.store.call_batch(&batch)).await else { return };
         self.queue.replying(self.id);
         self.store.spawn_batches(&self.queue);
         batch.reply(reply);

@@ -6,6 +6,7 @@ mod cluster;
 mod connection;
 mod error;
 mod instances;
+mod judge;
 mod protocol;
 mod slots;
 mod waiting;
@@ -19,7 +20,9 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use parking_lot::Mutex;
 use redis::aio::ConnectionLike;
+use tokio::time::Instant;
 
 use self::{
     batch::Queues,
@@ -109,6 +112,9 @@ const SLOT_TTL: Duration = Duration::from_secs(10);
 ///   more burst per key.
 /// - If a network partition leads to two primaries, each admits the whole limit.
 /// - A request whose reply is lost may have been charged, and is never sent again.
+/// - A late answer is no failure, unless the server is silent: bytes that were written have no answer,
+///   and none waits in the kernel. An answer that is not read within ten times the
+///   [`timeout`](crate::StoreExt::timeout) is a denial by [`Source::Busy`](crate::decision::Source::Busy).
 /// - A caller that is dropped while it waits for a batch is not charged. A caller that is dropped
 ///   later may be charged.
 /// - All decisions of one call fail together. A batch runs on the tokio runtime of its first
@@ -144,6 +150,8 @@ struct RedisShared {
     healed: AtomicU64,
     /// One more reference for each call that undoes charges, for tests.
     undoing: Arc<()>,
+    /// The instant of the last warning that this process is busy.
+    busy_since: Mutex<Option<Instant>>,
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
@@ -263,8 +271,28 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         }
     }
 
-    fn take(&self, charges: &[Charge<'_>], peeks: bool) -> Answer<<Self as Store>::Future> {
-        let (store, request) = (self.clone(), Arc::new(self.request(charges)));
+    fn take(
+        &self,
+        charges: &[Charge<'_>],
+        peeks: bool,
+        context: &Context<'_>,
+    ) -> Answer<<Self as Store>::Future> {
+        let request = Arc::new(self.request(charges));
+        match (self.decide_later(charges, peeks, request.clone()), self.limit(context)) {
+            (Answer::Later(call), Some(limit)) => {
+                Answer::Later(self.clone().judge(limit, request, true, call))
+            }
+            (answer, _) => answer,
+        }
+    }
+
+    fn decide_later(
+        &self,
+        charges: &[Charge<'_>],
+        peeks: bool,
+        request: Arc<Request>,
+    ) -> Answer<<Self as Store>::Future> {
+        let store = self.clone();
         if request.accounts.is_empty() {
             return Answer::Now(Ok(Decision::allow().with_source(Source::Redis)));
         }
@@ -326,13 +354,13 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
     type Error = RedisError;
     type Future = BoxFuture<Result<Decision, RedisError>>;
 
-    fn call(&self, op: Op<'_>, _: &Context<'_>) -> Answer<Self::Future> {
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         if let Err(unsupported) = self.supports(op.charges()) {
             return Answer::Now(Err(unsupported.into()));
         }
         let (charge, script_op) = match op {
-            Op::Take(charges) => return self.take(charges, false),
-            Op::Peek(charges) => return self.take(charges, true),
+            Op::Take(charges) => return self.take(charges, false, context),
+            Op::Peek(charges) => return self.take(charges, true, context),
             Op::Adjust(charge, units) => {
                 let amount = units.unsigned_abs();
                 // The script reduces a charge above the limit, but does not report it.
@@ -346,10 +374,15 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
             Op::Block(charge, time) => (charge, ScriptOp::Block(nanos(time))),
             Op::Unblock(charge) => (charge, ScriptOp::Unblock),
         };
-        let (store, request) = (self.clone(), self.request(&[charge.with_cost(0)]));
-        Answer::Later(Box::pin(async move {
-            store.execute(&request, script_op).await?.into_decision(&request)
-        }))
+        let store = self.clone();
+        let request = Arc::new(self.request(&[charge.with_cost(0)]));
+        let asked = request.clone();
+        let call: Self::Future =
+            Box::pin(async move { store.execute(&asked, script_op).await?.into_decision(&asked) });
+        Answer::Later(match self.limit(context) {
+            Some(limit) => self.clone().judge(limit, request, false, call),
+            None => call,
+        })
     }
 
     /// Undoes the charges in the background. Without a tokio runtime, the charges remain.

@@ -1,17 +1,16 @@
 //! Timeouts of store calls.
 //!
-//! Time advances only by the tests, except in that of a blocked thread.
+//! Time advances only by the tests.
 
-use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
+use std::{task::Poll, time::Duration};
 
-use futures::future::join_all;
 use tokio::time::{Instant, advance};
 use tokio_test::{assert_pending, task};
 use tower_sluice::{
-    Decision, Key, Limiter, Quota, Store, StoreExt,
+    Key, Limiter, Quota, Store, StoreExt,
     decision::Source,
     rule::RuleName,
-    store::{BoxFuture, Charge, Timeout, TimeoutError},
+    store::{Charge, Timeout, TimeoutError},
     testing::FakeClock,
 };
 
@@ -32,91 +31,6 @@ fn shaky(mood: Mood) -> Shaky {
 /// Passes a charge of one unit to the closure.
 fn charged<T>(read: impl FnOnce(Charge<'_>) -> T) -> T {
     read(Charge::new(RuleName::default(), &Key::from("alice"), HOURLY.as_ref()))
-}
-
-/// While the thread of a runtime is blocked, the answer that arrives cannot be read, so this time does not
-/// count. Real time passes, because a clock that a test moves makes no timer late.
-#[test]
-fn a_blocked_thread_prolongs_a_timeout() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let took = runtime.expect("a runtime").block_on(async {
-        let (start, limiter) = (Instant::now(), Limiter::new(shaky(Mood::Hanging).timeout(BUDGET)));
-        let asked =
-            tokio::spawn(async move { limiter.try_take("alice", &HOURLY, 1).await.is_err() });
-        tokio::task::yield_now().await;
-        while start.elapsed() < 2 * BUDGET {}
-        assert!(asked.await.expect("no panic"));
-        start.elapsed()
-    });
-    assert!(took > 2 * BUDGET + BUDGET / 4, "{took:?}");
-}
-
-fn busy(time: Duration) {
-    let start = std::time::Instant::now();
-    while start.elapsed() < time {}
-}
-
-/// Requests of a hot key with `left` units of 100, while its store needs 5 ms for an answer. Returns how
-/// many were allowed, and how many of them without the store.
-fn hot_key<F>(
-    left: u32,
-    requests: impl FnOnce(Box<dyn Fn() -> BoxFuture<Decision>>) -> F,
-) -> [usize; 2]
-where
-    F: Future<Output = Vec<Decision>>,
-{
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let decisions = runtime.expect("a runtime").block_on(async {
-        let (shaky, quota) = (shaky(Mood::Well), Quota::per_hour(100));
-        let store = shaky.clone().timeout(BUDGET).breaker().deny_cache().leases(25);
-        let limiter = Arc::new(Limiter::new(store.fail_open()));
-        let take = move || -> BoxFuture<Decision> {
-            let limiter = limiter.clone();
-            Box::pin(async move { limiter.take("alice", &quota, 1).await })
-        };
-        for _ in 0..3 {
-            assert!(take().await.is_allowed());
-        }
-        let others = Limiter::new(shaky.store.clone());
-        assert!(others.take("alice", &quota, 97 - left).now().is_allowed());
-        shaky.is(Mood::Late(millis(5)));
-        requests(Box::new(take)).await
-    });
-    let count = |which: fn(&Decision) -> bool| decisions.iter().filter(|it| which(it)).count();
-    [count(Decision::is_allowed), count(|it| it.source() == Source::FailedOpen)]
-}
-
-/// Twenty requests wait for one of them, which borrows units, while their thread is blocked. No unit is
-/// left, or fewer than it wants, so that it calls twice.
-#[test]
-fn a_blocked_thread_is_no_outage_of_a_hot_key() {
-    for left in [0, 2] {
-        let counts = hot_key(left, async |take| {
-            let requests: Vec<_> = (0..20).map(|_| tokio::spawn(take())).collect();
-            tokio::task::yield_now().await;
-            busy(millis(150));
-            join_all(requests).await.into_iter().map(|it| it.expect("no panic")).collect()
-        });
-        assert_eq!(counts, [left as usize, 0], "{left} left");
-    }
-}
-
-/// Each poll of a request takes 0.3 ms, and a turn of all requests longer than their timeout.
-#[test]
-fn a_busy_thread_is_no_outage_of_a_hot_key() {
-    for left in [0, 97] {
-        let counts = hot_key(left, async |take| {
-            let slowly = |mut request: BoxFuture<Decision>| {
-                poll_fn(move |cx| {
-                    busy(Duration::from_micros(300));
-                    request.as_mut().poll(cx)
-                })
-            };
-            join_all((0..500).map(|_| slowly(take()))).await
-        });
-        // Some leased units may be unused.
-        assert!(counts[0] <= left as usize && counts[1] == 0, "{counts:?}, {left} left");
-    }
 }
 
 #[test]

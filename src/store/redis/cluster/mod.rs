@@ -25,9 +25,7 @@ use futures_util::{
 };
 use redis::{
     Arg, Cmd, ErrorKind as Raw, Pipeline, RedisError, RedisFuture, RedisResult,
-    ServerErrorKind as Server, Value,
-    aio::{ConnectionLike, MultiplexedConnection},
-    cmd, from_redis_value_ref,
+    ServerErrorKind as Server, Value, aio::ConnectionLike, cmd, from_redis_value_ref,
 };
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
@@ -40,9 +38,9 @@ use crate::{
         BoxFuture, FailureDomain,
         redis::{
             RedisStore,
-            connection::{Link, TIMEOUT, not_connected, runtime},
+            connection::{Link, ServerState, TIMEOUT, dial::Dialed, not_connected, runtime},
         },
-        wrappers::{breaker::circuit::jitter, timeout::within},
+        wrappers::breaker::circuit::jitter,
     },
 };
 
@@ -69,7 +67,13 @@ pub struct ClusterLink {
 
 impl ClusterLink {
     /// Creates a link that connects on the first command, to one of the `seeds`, by host and port.
-    pub(crate) fn new(seeds: &[(&str, u16)], connect: Connect) -> RedisResult<Self> {
+    /// `is_judged` is `true` if the connections note silence.
+    pub(crate) fn new(
+        seeds: &[(&str, u16)],
+        connect: Connect,
+        is_judged: bool,
+    ) -> RedisResult<Self> {
+        let connect = Connector { connect, is_judged };
         if seeds.is_empty() {
             return Err((Raw::InvalidClientConfig, "no address of a cluster is given").into());
         }
@@ -106,6 +110,24 @@ impl ClusterLink {
     /// Returns the address of the master of a slot.
     pub(crate) fn server(&self, slot: u16) -> Option<String> {
         Some(self.routes.master(slot).ok()?.address.clone())
+    }
+
+    /// Returns `true` if the connections note silence.
+    pub(crate) fn is_judged(&self) -> bool {
+        self.routes.connect.is_judged
+    }
+
+    /// Returns the state of the worst of the servers of some slots.
+    pub(crate) fn server_state(
+        &self,
+        slots: impl Iterator<Item = u16>,
+        time: Duration,
+    ) -> ServerState {
+        let of = |slot| {
+            let master = self.routes.master(slot);
+            master.map_or(ServerState::Silent, |node| node.link.server_state(time))
+        };
+        slots.map(of).min().unwrap_or(ServerState::Answers(time))
     }
 
     /// Returns the addresses of the masters whose circuit breaker is open.
@@ -239,7 +261,7 @@ const STAGGER: Duration = Duration::from_millis(25);
 /// The servers of a cluster, and the master of each slot.
 pub(crate) struct Routes {
     seeds: Vec<Arc<Node>>,
-    connect: Connect,
+    connect: Connector,
     owners: watch::Sender<SlotOwners>,
     /// Stands for the server of a slot whose server is unknown.
     missing: FailureDomain,
@@ -429,8 +451,14 @@ async fn ask(candidates: Vec<Arc<Node>>) -> RedisResult<Vec<SlotRange>> {
 }
 
 /// Connects to the server at a host and a port.
-pub(crate) type Connect =
-    Arc<dyn Fn(&str, u16) -> BoxFuture<RedisResult<MultiplexedConnection>> + Send + Sync>;
+pub(crate) type Connect = Arc<dyn Fn(&str, u16) -> BoxFuture<RedisResult<Dialed>> + Send + Sync>;
+
+#[derive(Clone)]
+pub(crate) struct Connector {
+    connect: Connect,
+    /// `true` if the connections note silence.
+    is_judged: bool,
+}
 
 /// A server of a cluster.
 pub(crate) struct Node {
@@ -443,11 +471,11 @@ pub(crate) struct Node {
 
 impl Node {
     /// Creates a node that connects on its first call.
-    pub(crate) fn new(connect: &Connect, host: &str, port: u16) -> Arc<Self> {
+    pub(crate) fn new(connector: &Connector, host: &str, port: u16) -> Arc<Self> {
         let (address, host) = (format!("{host}:{port}"), host.to_owned());
         let domain = FailureDomain::new(address.clone());
-        let (connect, name) = (connect.clone(), host.clone());
-        let link = Link::new(Box::new(move || connect(&name, port)));
+        let (connect, name) = (connector.connect.clone(), host.clone());
+        let link = Link::new(Box::new(move || connect(&name, port)), connector.is_judged);
         Arc::new(Self { host, address, domain, link })
     }
 
@@ -461,11 +489,15 @@ impl Node {
         deadline: Instant,
     ) -> RedisResult<Value> {
         let start = Instant::now();
-        let left = deadline.saturating_duration_since(start);
-        let reply = within(left, self.send(command, asking)).await.unwrap_or_else(|| {
-            let text = format!("{} did not reply in time", self.address);
-            Err(Error::new(ErrorKind::TimedOut, text).into())
-        });
+        let sent = self.send(command, asking);
+        let reply = if self.link.is_judged() {
+            sent.await
+        } else {
+            timeout_at(deadline, sent).await.unwrap_or_else(|_| {
+                let text = format!("{} did not reply in time", self.address);
+                Err(Error::new(ErrorKind::TimedOut, text).into())
+            })
+        };
         if reply.as_ref().err().is_none_or(is_answer) {
             self.domain.answered(start.into_std());
         }

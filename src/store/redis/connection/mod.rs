@@ -1,12 +1,15 @@
 //! A shared connection that reconnects by itself, and how a store opens and tests it.
 
+pub(crate) mod dial;
 mod first_line;
 pub(crate) mod open;
+mod silence;
 
 use std::{
     any::Any,
     fmt,
     hash::{BuildHasher, RandomState},
+    pin::pin,
     sync::{
         self, Arc, PoisonError, Weak,
         atomic::{AtomicU32, Ordering::Relaxed},
@@ -27,10 +30,13 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 
+use self::{dial::Dialed, silence::Silence};
 use crate::store::{BoxFuture, redis::error::code};
 
-/// The timeout of a connection attempt, and of a command.
+/// The timeout of a connection attempt, and the silence after which a server has failed.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(1);
+/// The time after which a command ends, even if the server is not silent.
+const LONGEST: Duration = Duration::from_secs(30);
 /// The time that a command waits for the next connection attempt.
 const RECONNECT_GRACE: Duration = Duration::from_millis(25);
 /// The maximum pause between attempts.
@@ -40,14 +46,17 @@ const BASE_BACKOFF: Duration = Duration::from_millis(10);
 ///
 /// During a longer pause, every probe of a breaker could fail.
 const MAX_BACKOFF_WHEN_WANTED: Duration = Duration::from_millis(100);
-/// The time without a reply after which a connection is replaced.
+/// The time without a reply after which a connection is replaced if it does not note silence.
 const MAX_SILENCE: Duration = Duration::from_secs(1);
+/// The time without a reply after which any connection is replaced, because the runtime of its task
+/// may be blocked.
+const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// The minimum number of requests without a reply before a connection is replaced. One such request
 /// may belong to a dropped caller.
 const MIN_REQUESTS: u32 = 2;
 
 /// Opens a connection.
-pub(crate) type Dial = Box<dyn Fn() -> BoxFuture<RedisResult<MultiplexedConnection>> + Send + Sync>;
+pub(crate) type Dial = Box<dyn Fn() -> BoxFuture<RedisResult<Dialed>> + Send + Sync>;
 
 /// Returns the settings of a connection.
 pub(crate) fn config() -> AsyncConnectionConfig {
@@ -66,6 +75,8 @@ pub struct Link(Arc<LinkInner>);
 
 struct LinkInner {
     dial: Dial,
+    /// `true` if the connections note silence.
+    is_judged: bool,
     state: watch::Sender<LinkState>,
     /// The instant at which the last attempt started. At most one task holds the lock, and opens a
     /// connection.
@@ -79,19 +90,59 @@ struct LinkInner {
 
 #[derive(Clone)]
 enum LinkState {
-    Up {
-        connection: MultiplexedConnection,
-        since: Instant,
-    },
+    Up(OpenConnection),
     /// The error of the last attempt, unless another attempt is running.
     Down(Option<RedisError>),
 }
 
+#[derive(Clone)]
+struct OpenConnection {
+    connection: MultiplexedConnection,
+    silence: Option<Arc<Silence>>,
+    since: Instant,
+}
+
+impl OpenConnection {
+    /// Returns the reply, or an error if the server is silent.
+    async fn judge<T>(
+        silence: Option<Arc<Silence>>,
+        reply: impl Future<Output = RedisResult<T>>,
+    ) -> RedisResult<T> {
+        let Some(silence) = silence else { return reply.await };
+        let mut reply = pin!(reply);
+        let end = Instant::now() + LONGEST;
+        let mut pause = TIMEOUT;
+        loop {
+            if let Ok(reply) = timeout(pause, &mut reply).await {
+                return reply;
+            }
+            pause = silence.until_silent_for(TIMEOUT);
+            if pause.is_zero() || Instant::now() >= end {
+                let text = "the server is silent";
+                return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text).into());
+            }
+        }
+    }
+}
+
+/// The state of a server that is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum ServerState {
+    /// The server is silent, or no connection is open.
+    Silent,
+    /// The connection does not note silence.
+    Unknown,
+    /// The server is not silent until this time has passed.
+    Answers(Duration),
+}
+
 impl Link {
-    /// Creates a link that connects on the first command.
-    pub(crate) fn new(dial: Dial) -> Self {
+    /// Creates a link that connects on the first command. `is_judged` is `true` if the connections
+    /// note silence.
+    pub(crate) fn new(dial: Dial, is_judged: bool) -> Self {
         Self(Arc::new(LinkInner {
             dial,
+            is_judged,
             state: watch::Sender::new(LinkState::Down(None)),
             dialing: Arc::new(Mutex::new(Instant::now())),
             wanted: Arc::default(),
@@ -101,12 +152,12 @@ impl Link {
     }
 
     /// Returns the connection. Waits for a short time while the link reconnects.
-    async fn connected(&self) -> RedisResult<(MultiplexedConnection, Instant)> {
+    async fn connected(&self) -> RedisResult<OpenConnection> {
         let (start, mut states) = (Instant::now(), self.0.state.subscribe());
         let wait = async {
             loop {
                 match &*states.borrow_and_update() {
-                    LinkState::Up { connection, since } => return Ok((connection.clone(), *since)),
+                    LinkState::Up(open) => return Ok(open.clone()),
                     LinkState::Down(Some(error)) if start.elapsed() >= RECONNECT_GRACE => {
                         return Err(error.clone());
                     }
@@ -124,6 +175,27 @@ impl Link {
         timeout(TIMEOUT, wait).await.unwrap_or_else(|_| Err(not_connected("no connection in time")))
     }
 
+    /// Returns `true` if the connections note silence.
+    pub(crate) fn is_judged(&self) -> bool {
+        self.0.is_judged
+    }
+
+    /// Returns the state of the server, which is silent if bytes have no answer for `time`.
+    pub(crate) fn server_state(&self, time: Duration) -> ServerState {
+        let LinkState::Up(open) = &*self.0.state.borrow() else { return ServerState::Silent };
+        let Some(silence) = &open.silence else { return ServerState::Unknown };
+        let left = silence.until_silent_for(time);
+        if left.is_zero() { ServerState::Silent } else { ServerState::Answers(left) }
+    }
+
+    /// Records a request. Returns `true` if the connection must be replaced first.
+    fn is_dead(&self, open: &OpenConnection) -> bool {
+        let silence = open.silence.as_ref();
+        let is_silent = silence.is_some_and(|it| it.until_silent_for(TIMEOUT).is_zero());
+        let longest = if silence.is_some() { STALL_TIMEOUT } else { MAX_SILENCE };
+        self.0.watchdog.request_sent(longest) || is_silent
+    }
+
     /// Starts a task that opens a connection, unless such a task is running.
     fn ensure_dialing(&self) -> RedisResult<()> {
         let runtime = runtime()?;
@@ -139,7 +211,7 @@ impl Link {
             self.0.attempts.store(0, Relaxed);
         }
         let was_current = self.0.state.send_if_modified(|state| {
-            let current = matches!(state, LinkState::Up { since: other, .. } if *other == since);
+            let current = matches!(state, LinkState::Up(open) if open.since == since);
             if current {
                 *state = LinkState::Down(Some(error.clone()));
             }
@@ -155,8 +227,8 @@ impl Link {
     /// Discards the current connection after an invalid reply, if `connection` is a [`Link`].
     pub(crate) fn discard_current(connection: &dyn Any) {
         let Some(link) = connection.downcast_ref::<Self>() else { return };
-        let LinkState::Up { since, .. } = link.0.state.borrow().clone() else { return };
-        link.discard(since, &not_connected("a reply was invalid"));
+        let LinkState::Up(open) = link.0.state.borrow().clone() else { return };
+        link.discard(open.since, &not_connected("a reply was invalid"));
     }
 }
 
@@ -174,7 +246,7 @@ async fn reconnect(link: Weak<LinkInner>, mut last: OwnedMutexGuard<Instant>) {
         }
         let Some(inner) = link.upgrade() else { return };
         // Another task has connected in the meantime.
-        if matches!(*inner.state.borrow(), LinkState::Up { .. }) {
+        if matches!(*inner.state.borrow(), LinkState::Up(_)) {
             return;
         }
         *last = Instant::now();
@@ -195,9 +267,9 @@ impl LinkInner {
         let dialed = dialed.unwrap_or_else(|_| Err(not_connected("no connection in time")));
         let is_up = dialed.is_ok();
         self.state.send_replace(match dialed {
-            Ok(connection) => {
+            Ok(Dialed { connection, silence }) => {
                 self.watchdog.reply_received();
-                LinkState::Up { connection, since: Instant::now() }
+                LinkState::Up(OpenConnection { connection, silence, since: Instant::now() })
             }
             Err(error) => LinkState::Down(Some(error)),
         });
@@ -232,27 +304,30 @@ fn is_unusable(error: &RedisError) -> bool {
 impl ConnectionLike for Link {
     fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
         Box::pin(async move {
-            let (mut connection, mut since) = self.connected().await?;
-            if self.0.watchdog.request_sent() {
-                self.discard(since, &not_connected("the connection did not reply"));
-                (connection, since) = self.connected().await?;
+            let mut open = self.connected().await?;
+            if self.is_dead(&open) {
+                self.discard(open.since, &not_connected("the connection did not reply"));
+                open = self.connected().await?;
             }
-            let mut sent = connection.req_packed_command(command);
+            let silence = open.silence.clone();
+            let mut sent = open.connection.req_packed_command(command);
             let reply = match poll!(&mut sent) {
                 // The connection had ended while it was idle, so nothing was sent. It is safe to
                 // send the command again.
                 Poll::Ready(Err(error)) if error.is_connection_dropped() => {
-                    self.discard(since, &error);
                     drop(sent);
-                    (connection, since) = self.connected().await?;
-                    connection.req_packed_command(command).await
+                    self.discard(open.since, &error);
+                    open = self.connected().await?;
+                    let silence = open.silence.clone();
+                    let sent = open.connection.req_packed_command(command);
+                    OpenConnection::judge(silence, sent).await
                 }
                 Poll::Ready(reply) => reply,
-                Poll::Pending => sent.await,
+                Poll::Pending => OpenConnection::judge(silence, sent).await,
             };
             let reply = reply.and_then(Value::extract_error);
             match &reply {
-                Err(error) if is_unusable(error) => self.discard(since, error),
+                Err(error) if is_unusable(error) => self.discard(open.since, error),
                 Err(error) if error.is_timeout() => {}
                 _ => self.0.watchdog.reply_received(),
             }
@@ -267,12 +342,13 @@ impl ConnectionLike for Link {
         count: usize,
     ) -> RedisFuture<'a, Vec<Value>> {
         Box::pin(async move {
-            let (mut connection, since) = self.connected().await?;
-            let reply = connection.req_packed_commands(commands, offset, count).await;
+            let mut open = self.connected().await?;
+            let sent = open.connection.req_packed_commands(commands, offset, count);
+            let reply = OpenConnection::judge(open.silence.clone(), sent).await;
             if let Err(error) = &reply
                 && is_unusable(error)
             {
-                self.discard(since, error);
+                self.discard(open.since, error);
             }
             reply
         })
@@ -285,7 +361,7 @@ impl ConnectionLike for Link {
 
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let up = matches!(&*self.0.state.borrow(), LinkState::Up { .. });
+        let up = matches!(&*self.0.state.borrow(), LinkState::Up(_));
         f.debug_struct("Link").field("up", &up).finish_non_exhaustive()
     }
 }
@@ -297,12 +373,12 @@ impl fmt::Debug for Link {
 struct Watchdog(sync::Mutex<Option<(Instant, u32)>>);
 
 impl Watchdog {
-    /// Records a request. Returns `true` if the connection has not replied for too long.
-    fn request_sent(&self) -> bool {
+    /// Records a request. Returns `true` if the connection has not replied for `longest`.
+    fn request_sent(&self, longest: Duration) -> bool {
         let mut silent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (since, requests) = silent.get_or_insert_with(|| (Instant::now(), 0));
         *requests = requests.saturating_add(1);
-        *requests > MIN_REQUESTS && since.elapsed() >= MAX_SILENCE
+        *requests > MIN_REQUESTS && since.elapsed() >= longest
     }
 
     fn reply_received(&self) {
@@ -331,9 +407,9 @@ mod tests {
     async fn one_dropped_caller_does_not_trigger_the_watchdog() {
         let watchdog = Watchdog::default();
         for _ in 0..3 {
-            assert!(!watchdog.request_sent(), "the first request");
+            assert!(!watchdog.request_sent(MAX_SILENCE), "the first request");
             advance(Duration::from_secs(60)).await;
-            assert!(!watchdog.request_sent(), "the caller before may be dropped");
+            assert!(!watchdog.request_sent(MAX_SILENCE), "the caller before may be dropped");
             watchdog.reply_received();
         }
     }
@@ -341,12 +417,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn requests_without_a_reply_for_a_second_trigger_the_watchdog() {
         let watchdog = Watchdog::default();
-        assert!(!watchdog.request_sent() && !watchdog.request_sent() && !watchdog.request_sent());
+        for _ in 0..3 {
+            assert!(!watchdog.request_sent(MAX_SILENCE));
+        }
         advance(MAX_SILENCE - Duration::from_millis(1)).await;
-        assert!(!watchdog.request_sent());
+        assert!(!watchdog.request_sent(MAX_SILENCE));
         advance(Duration::from_millis(1)).await;
-        assert!(watchdog.request_sent());
+        assert!(watchdog.request_sent(MAX_SILENCE));
         watchdog.reply_received();
-        assert!(!watchdog.request_sent());
+        assert!(!watchdog.request_sent(MAX_SILENCE));
     }
 }

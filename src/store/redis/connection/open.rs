@@ -18,7 +18,11 @@ use redis::{
     sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType},
 };
 
-use super::{Link, config, first_line::FirstLines};
+use super::{
+    Link,
+    dial::{Dialed, dial},
+    first_line::FirstLines,
+};
 use crate::{
     key::Key,
     name::RuleName,
@@ -70,7 +74,9 @@ impl RedisStore {
         let place = server.addr().to_string();
         let client = Client::open(server)?;
         let lines = FirstLines::default();
-        Ok(Self::from_connector(move || open(client.clone(), lines.clone())).at(&place))
+        let connect = move || Box::pin(open(client.clone(), lines.clone())) as _;
+        let link = Link::new(Box::new(connect), true);
+        Ok(Self::with_connection(link).at(&place))
     }
 
     /// Returns the settings of a store whose connections `connect` opens, for example through a
@@ -78,6 +84,12 @@ impl RedisStore {
     ///
     /// All clones share one connection. The store calls `connect` on the first call, and again after
     /// a failure, with the pauses of [`connect`](RedisStore::connect). An attempt may take a second.
+    ///
+    /// # Limitations
+    ///
+    /// On such a connection, the store does not notice that a server is silent. A
+    /// [`Timeout`](crate::store::Timeout) counts the time of a call plainly: under load, late answers
+    /// of a working server are failures, and the policy decides.
     ///
     /// ```
     /// use redis::Client;
@@ -96,7 +108,11 @@ impl RedisStore {
         F: Fn() -> Fut + Send + Sync + 'static,
         Fut: Future<Output = RedisResult<MultiplexedConnection>> + Send + 'static,
     {
-        Self::with_connection(Link::new(Box::new(move || Box::pin(connect()))))
+        let connect = move || {
+            let connection = connect();
+            Box::pin(async { Ok(Dialed { connection: connection.await?, silence: None }) }) as _
+        };
+        Self::with_connection(Link::new(Box::new(connect), false))
     }
 
     /// Returns the settings of a store on the master `name` that the sentinels at `urls` report.
@@ -129,18 +145,19 @@ impl RedisStore {
             .set_tcp_settings(tcp());
         let node = tls.into_iter().fold(node, SentinelNodeConnectionInfo::set_tls_mode);
         let name = name.to_owned();
-        Ok(Self::from_connector(move || {
+        let connect = move || {
             let (sentinels, node) = (sentinels.clone(), Some(node.clone()));
             let kind = SentinelServerType::Master;
             let client = SentinelClient::build(sentinels, name.clone(), node, kind);
             let servers = servers.clone();
             let lines = lines.clone();
-            async move {
+            Box::pin(async move {
                 let mut client = client?;
-                let config = config();
-                lines.explain(&servers, client.get_async_connection_with_config(&config)).await
-            }
-        }))
+                let opening = async { dial(client.async_get_client().await?).await };
+                lines.explain(&servers, opening).await
+            }) as _
+        };
+        Ok(Self::with_connection(Link::new(Box::new(connect), true)))
     }
 }
 
@@ -177,15 +194,16 @@ impl RedisStore<ClusterLink> {
         });
         let (seeds, first) = (seeds.collect::<Result<Vec<_>, _>>()?, nodes[0].clone());
         let lines = FirstLines::default();
-        Ok(Self::cluster_from_connector(&seeds, move |name, number| {
+        let connect = move |name: &str, number| {
             let mut node = first.addr().clone();
             if let Tcp(host, port) | TcpTls { host, port, .. } = &mut node {
-                (*host, *port) = (name, number);
+                (*host, *port) = (name.to_owned(), number);
             }
             let client = Client::open(first.clone().set_addr(node));
             let lines = lines.clone();
-            async move { open(client?, lines).await }
-        }))
+            Box::pin(async move { open(client?, lines).await }) as _
+        };
+        Ok(Self::sharded(ClusterLink::new(&seeds, Arc::new(connect), true)?))
     }
 
     /// Returns the settings of a store on a cluster, whose connections `connect` opens from a host and
@@ -220,9 +238,14 @@ impl RedisStore<ClusterLink> {
         F: Fn(String, u16) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = RedisResult<MultiplexedConnection>> + Send + 'static,
     {
-        let connect = move |host: &str, port| Box::pin(connect(host.into(), port)) as _;
+        let connect = move |host: &str, port| {
+            let connection = connect(host.into(), port);
+            Box::pin(async { Ok(Dialed { connection: connection.await?, silence: None }) }) as _
+        };
         RedisBuilder::or_error(
-            ClusterLink::new(seeds, Arc::new(connect)).map(Self::sharded).map_err(RedisError::from),
+            ClusterLink::new(seeds, Arc::new(connect), false)
+                .map(Self::sharded)
+                .map_err(RedisError::from),
         )
     }
 }
@@ -333,10 +356,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     }
 }
 
-async fn open(client: Client, lines: FirstLines) -> RedisResult<MultiplexedConnection> {
-    let config = config();
+async fn open(client: Client, lines: FirstLines) -> RedisResult<Dialed> {
     let servers = [client.get_connection_info().addr().clone()];
-    lines.explain(&servers, client.get_multiplexed_async_connection_with_config(&config)).await
+    lines.explain(&servers, dial(client)).await
 }
 
 fn tcp() -> TcpSettings {

@@ -12,7 +12,7 @@ use tower::BoxError;
 
 use super::forward;
 use crate::{
-    decision::Decision,
+    decision::{Decision, Source},
     store::{Answer, BoxFuture, Charge, Context, Health, Op, Status, Store},
 };
 
@@ -156,6 +156,10 @@ where
             Answer::Now(Ok(decision)) if decision.source().is_known() => Answer::Now(Ok(decision)),
             Answer::Now(Err(error)) => Answer::Now(Err(BreakerError::Store(error))),
             answer => answer.then(move |answer| {
+                // The server did not fail, and did not answer.
+                if answer.as_ref().is_ok_and(|it| it.source() == Source::Busy) {
+                    return answer.map_err(BreakerError::Store);
+                }
                 let several = permits.len() > 1;
                 for permit in permits {
                     let ok = answer.is_ok() || several && permit.domain.has_answered_since(start);

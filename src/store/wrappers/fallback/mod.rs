@@ -107,6 +107,7 @@ fn finish<S: Store, P: Policy>(
 ) -> Decision {
     let (Fallback { inner, policy, outages }, is_take) = (fallback, matches!(op, Op::Take(_)));
     match answer {
+        Ok(decision) if decision.source() == Source::Busy => decision,
         Ok(decision) => {
             // A decision without a call does not show that the inner store works.
             if is_take && !decision.source().is_known() {

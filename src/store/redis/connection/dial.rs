@@ -1,0 +1,116 @@
+//! Connections that note the silence of their server: TCP, TLS and Unix sockets.
+
+use std::{io, sync::Arc};
+
+use futures_util::future::select_ok;
+#[cfg(feature = "redis-tls")]
+use redis::ConnectionAddr::TcpTls;
+#[cfg(unix)]
+use redis::ConnectionAddr::Unix;
+use redis::{
+    AsyncConnectionConfig, Client,
+    ConnectionAddr::Tcp,
+    ConnectionInfo, RedisResult,
+    aio::MultiplexedConnection,
+    io::tcp::{TcpSettings, socket2::SockRef},
+};
+#[cfg(unix)]
+use tokio::net::UnixStream;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, lookup_host},
+};
+
+use super::{
+    config,
+    silence::{Noted, Silence},
+};
+
+/// An open connection.
+pub(crate) struct Dialed {
+    pub(crate) connection: MultiplexedConnection,
+    /// `None` if the connection of a connector notes nothing.
+    pub(crate) silence: Option<Arc<Silence>>,
+}
+
+/// Connects to the server of a client, and logs in.
+pub(crate) async fn dial(client: Client) -> RedisResult<Dialed> {
+    let info = client.get_connection_info();
+    match info.addr() {
+        Tcp(host, port) => {
+            let stream = connect(host, *port, info.tcp_settings()).await?;
+            let silence = Silence::new(SockRef::from(&stream).try_clone()?);
+            log_in(info, Noted::new(stream, silence.clone()), silence).await
+        }
+        #[cfg(feature = "redis-tls")]
+        TcpTls { host, port, insecure: false, tls_params: None } => {
+            let stream = connect(host, *port, info.tcp_settings()).await?;
+            let silence = Silence::new(SockRef::from(&stream).try_clone()?);
+            let stream = tls(host, Noted::new(stream, silence.clone())).await?;
+            log_in(info, stream, silence).await
+        }
+        #[cfg(unix)]
+        Unix(path) => {
+            let stream = UnixStream::connect(path).await?;
+            let silence = Silence::new(SockRef::from(&stream).try_clone()?);
+            log_in(info, Noted::new(stream, silence.clone()), silence).await
+        }
+        // With a certificate of the client, or without a check of the server's.
+        _ => {
+            let connection = client.get_multiplexed_async_connection_with_config(&config()).await?;
+            Ok(Dialed { connection, silence: None })
+        }
+    }
+}
+
+/// Connects to the first address of a host that accepts.
+async fn connect(host: &str, port: u16, settings: &TcpSettings) -> io::Result<TcpStream> {
+    let addresses = lookup_host((host, port)).await?;
+    let attempts: Vec<_> = addresses.map(|address| Box::pin(TcpStream::connect(address))).collect();
+    if attempts.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "the host has no address"));
+    }
+    let stream = select_ok(attempts).await?.0;
+    stream.set_nodelay(settings.nodelay())?;
+    let socket = SockRef::from(&stream);
+    if let Some(keepalive) = settings.keepalive() {
+        socket.set_tcp_keepalive(keepalive)?;
+    }
+    #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
+    socket.set_tcp_user_timeout(settings.user_timeout())?;
+    Ok(stream)
+}
+
+/// Starts the task of a connection, and logs in.
+async fn log_in<S>(info: &ConnectionInfo, stream: S, silence: Arc<Silence>) -> RedisResult<Dialed>
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    // The silence of the server ends a call instead.
+    let config = AsyncConnectionConfig::new().set_response_timeout(None);
+    let opened =
+        MultiplexedConnection::new_with_config(info.redis_settings(), stream, config).await?;
+    tokio::spawn(opened.1);
+    Ok(Dialed { connection: opened.0, silence: Some(silence) })
+}
+
+/// Starts TLS, with the certificates that the system trusts.
+#[cfg(feature = "redis-tls")]
+async fn tls(
+    host: &str,
+    stream: Noted<TcpStream>,
+) -> RedisResult<tokio_rustls::client::TlsStream<Noted<TcpStream>>> {
+    let trusted = rustls_native_certs::load_native_certs();
+    if let Some(error) = trusted.errors.into_iter().next() {
+        return Err(io::Error::other(error).into());
+    }
+    let mut roots = rustls::RootCertStore::empty();
+    for certificate in trusted.certs {
+        roots.add(certificate).map_err(io::Error::other)?;
+    }
+    let settings =
+        rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+    let name =
+        rustls::pki_types::ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+    Ok(tokio_rustls::TlsConnector::from(Arc::new(settings)).connect(name, stream).await?)
+}

@@ -1,0 +1,131 @@
+//! The end of a call whose answer is late.
+
+use std::{any::Any, sync::Arc, time::Duration};
+
+use redis::aio::ConnectionLike;
+use tokio::time::{Instant, timeout};
+
+use super::{
+    RedisStore,
+    connection::{Link, ServerState, TIMEOUT, runtime},
+    error::{RedisError, RedisErrorKind},
+    protocol::Request,
+};
+use crate::{
+    decision::{Decision, Outcome, Source},
+    log::warn,
+    observe::store_failed,
+    store::{BoxFuture, Context},
+};
+
+/// Answers are taken for this many times the limit of a call, unless the server is silent.
+const PATIENCE: u32 = 10;
+/// The wait of a denial because this process is busy.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// The time between two warnings.
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
+
+type Deciding = BoxFuture<Result<Decision, RedisError>>;
+
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
+    fn link(&self) -> Option<&Link> {
+        (&self.connection as &dyn Any).downcast_ref()
+    }
+
+    /// Returns the limit of a call that this store ends by itself, or `None` if its connections do not
+    /// note silence.
+    pub(super) fn limit(&self, context: &Context<'_>) -> Option<Duration> {
+        let is_judged = match (self.link(), self.cluster_link()) {
+            (Some(link), _) => link.is_judged(),
+            (None, Some(cluster)) => cluster.is_judged(),
+            (None, None) => false,
+        };
+        is_judged.then(|| context.keep_limit().unwrap_or(TIMEOUT))
+    }
+
+    fn server_state(&self, request: &Request, limit: Duration) -> ServerState {
+        let slots = request.accounts.iter().map(|account| account.slot(true));
+        match (self.link(), self.cluster_link()) {
+            (Some(link), _) => link.server_state(limit),
+            (None, Some(cluster)) => cluster.server_state(slots, limit),
+            (None, None) => ServerState::Unknown,
+        }
+    }
+
+    /// Ends a call if a server is silent, which is an error, or after ten times the limit, which is a
+    /// denial.
+    pub(super) fn judge(
+        self,
+        limit: Duration,
+        request: Arc<Request>,
+        is_take: bool,
+        mut call: Deciding,
+    ) -> Deciding {
+        let start = Instant::now();
+        Box::pin(async move {
+            // The timers below need a runtime.
+            let runtime = runtime()?;
+            let mut pause = limit.saturating_sub(start.elapsed());
+            loop {
+                if let Ok(decision) = timeout(pause, &mut call).await {
+                    return decision;
+                }
+                let ServerState::Answers(left) = self.server_state(&request, limit) else {
+                    store_failed("timeout");
+                    let text = format!(
+                        "the server is silent: no answer within {limit:?}; the charge may still have \
+                         been made"
+                    );
+                    return Err(RedisError::new(RedisErrorKind::Timeout, text));
+                };
+                let rest = limit.saturating_mul(PATIENCE).saturating_sub(start.elapsed());
+                if rest.is_zero() {
+                    break;
+                }
+                pause = left.min(rest);
+            }
+            self.warn_busy(start.elapsed());
+            let busy = busy(&request, is_take);
+            runtime.spawn(self.undo_late(request, is_take, call));
+            Ok(busy)
+        })
+    }
+
+    /// Undoes a charge that arrives after its request was denied. Slots are freed with the decision.
+    async fn undo_late(self, request: Arc<Request>, is_take: bool, call: Deciding) {
+        match call.await {
+            Ok(late) if is_take && late.is_allowed() => self.undo_parts(&request, &late, None),
+            _ => {}
+        }
+    }
+
+    fn warn_busy(&self, waited: Duration) {
+        let now = Instant::now();
+        let mut last = self.shared.busy_since.lock();
+        if last.is_some_and(|last| now < last + WARNING_INTERVAL) {
+            return;
+        }
+        *last = Some(now);
+        // A log subscriber may run any code, so the lock is released first.
+        drop(last);
+        warn!(
+            "redis: this process or the server is too busy: an answer was not read within {waited:?}, and \
+             the request is rejected with 503"
+        );
+    }
+}
+
+/// Returns the answer to a call whose answer is not read in time.
+fn busy(request: &Request, decides: bool) -> Decision {
+    let charges = |demands: &super::protocol::QuotaRequests| {
+        !decides || demands.iter().flatten().any(|quota| quota.1.cost > 0)
+    };
+    let denying = request.accounts.iter().filter(|account| charges(&account.quotas));
+    let Some(account) = denying.min_by_key(|account| decides && account.report_only) else {
+        return Decision::allow().with_source(Source::Busy);
+    };
+    let report_only = decides && account.report_only;
+    let decision = if report_only { Decision::allow() } else { Decision::deny() };
+    let outcome = Outcome::unknown(account.rule, 0, Some(RETRY_AFTER));
+    decision.with_source(Source::Busy).with_outcome(outcome.with_report_only(report_only))
+}

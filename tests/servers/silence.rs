@@ -1,0 +1,208 @@
+//! An outage is a silent server. A busy process is not an outage.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use futures::{future::join_all, poll};
+use http::{Request, Response, StatusCode};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_sluice::{
+    Decision, LocalStore, Quota, RateLimitLayer, RedisStore, Rule, Store, StoreExt,
+    key::HeaderKey,
+    store::{ClusterLink, DynStore, RedisError, RedisErrorKind as Kind, TimeoutError},
+};
+
+use crate::{
+    accounts::{Account, LONG, connect, lazy, rule},
+    busy_key::{POLICIES, Policy},
+    servers::{Cluster, Flavour, Mode, Proxy, Sentinels, Server, eventually},
+};
+
+const LIMIT: Duration = Duration::from_millis(100);
+/// The delay that a machine with other work may add. It is small enough to detect a missing bound.
+const SLACK: Duration = Duration::from_secs(4);
+
+fn account() -> Account {
+    Account::new("a", Quota::per_hour(1_000_000))
+}
+
+/// Checks that the next call fails, after the limit and not before.
+async fn is_found<S>(kind: &str, store: S)
+where
+    S: Store<Error = RedisError> + 'static,
+{
+    let limited = store.timeout(LIMIT);
+    let start = Instant::now();
+    let account = account();
+    let answer: Result<Decision, TimeoutError<RedisError>> =
+        limited.take(&[account.charge(1)]).await;
+    let took = start.elapsed();
+    let TimeoutError::Store(error) = answer.expect_err("the server is silent") else {
+        panic!("{kind}: the store judges by itself");
+    };
+    assert_eq!(error.kind(), Kind::Timeout, "{kind}: {error}");
+    assert!(error.to_string().contains("silent"), "{kind}: {error}");
+    assert!(took >= LIMIT && took < SLACK, "{kind}: {took:?}");
+}
+
+#[tokio::test]
+async fn a_frozen_server_is_found_on_every_kind_of_connection() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    server.stop();
+    is_found("TCP", store).await;
+    server.cont();
+
+    let path = server.path().join("s");
+    let socket = path.display().to_string();
+    let local = Server::start(Flavour::Redis, &["--unixsocket", &socket]).await;
+    let store = connect(&format!("unix://{socket}")).await;
+    local.stop();
+    is_found("a Unix socket", store).await;
+    local.cont();
+
+    let sentinels = Sentinels::start(Flavour::Redis).await;
+    let urls = sentinels.urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let store = RedisStore::sentinel(&urls, Sentinels::NAME).await.expect("connects");
+    let master = &sentinels.servers()[sentinels.master().await];
+    master.stop();
+    is_found("Sentinel", store).await;
+    master.cont();
+
+    let cluster = Cluster::start(Flavour::Redis).await;
+    let urls = cluster.urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let store: RedisStore<ClusterLink> = RedisStore::cluster(&urls).await.expect("connects");
+    // Opens the connection of the key.
+    assert!(account().take(&store, 1).await.expect("a decision").is_allowed());
+    cluster.nodes().iter().for_each(Server::stop);
+    is_found("a cluster", store).await;
+    cluster.nodes().iter().for_each(Server::cont);
+}
+
+#[tokio::test]
+async fn a_server_that_takes_no_bytes_is_silent() {
+    let server = Server::redis().await;
+    let store = RedisStore::connect(&server.url()).coalesce(false).readable_keys();
+    let limited = store.await.expect("connects").timeout(LIMIT);
+    server.stop();
+    // More than the buffers of the socket take: 16 MB.
+    let key = |at: u32| format!("{at} {}", "x".repeat(20_000));
+    let accounts: Vec<_> = (0..800).map(|at| Account::new(key(at), Quota::per_hour(9))).collect();
+    let answers = accounts.iter().map(|it| limited.take(&[it.charge(1)]).into_future());
+    let start = Instant::now();
+    for answer in join_all(answers).await {
+        let error = answer.expect_err("the server is silent").to_string();
+        assert!(error.contains("silent"), "{error}");
+    }
+    assert!(start.elapsed() < 3 * SLACK, "{:?}", start.elapsed());
+    server.cont();
+}
+
+#[tokio::test]
+async fn a_server_that_ends_or_accepts_no_connection_fails_its_calls() {
+    let mut server = Server::redis().await;
+    let killed = connect(&server.url()).await.timeout(LIMIT);
+    let mut proxy = Proxy::start(server.address()).await;
+    proxy.set(Mode::BlackHole).await;
+    let connecting = lazy(&server.url_at(proxy.addr())).timeout(LIMIT);
+    server.kill();
+    let account = account();
+    for store in [killed, connecting] {
+        let start = Instant::now();
+        assert!(store.take(&[account.charge(1)]).await.is_err());
+        assert!(start.elapsed() < SLACK, "{:?}", start.elapsed());
+    }
+}
+
+fn guarded<S>(policy: Policy, store: S) -> Arc<DynStore<Infallible>>
+where
+    S: Store + Send + Sync + 'static,
+{
+    match policy {
+        Policy::FailOpen => store.fail_open().boxed(),
+        Policy::FailClosed => store.fail_closed().boxed(),
+        Policy::Fallback => store.fallback(LocalStore::new()).boxed(),
+    }
+}
+
+/// The thread of the runtime is blocked for more than ten times the limit, and the server answers
+/// afterwards.
+#[tokio::test]
+async fn a_busy_process_rejects_under_every_policy_and_its_late_charge_is_undone() {
+    let server = Server::redis().await;
+    let beside = connect(&server.url()).await;
+    let quotas = [Quota::new(10, LONG).expect("a quota"), Quota::concurrent(10)];
+    for (number, policy) in POLICIES.into_iter().enumerate() {
+        for (at, quota) in quotas.into_iter().enumerate() {
+            let breaker = connect(&server.url()).await.timeout(LIMIT).breaker();
+            let handlers = Arc::new(AtomicU32::new(0));
+            let counted = handlers.clone();
+            let handler = service_fn(move |_: Request<()>| {
+                counted.fetch_add(1, Relaxed);
+                async { Ok::<_, Infallible>(Response::new(String::new())) }
+            });
+            let rules = Rule::new("api", HeaderKey::new("x-api-key"), quota);
+            let layer = RateLimitLayer::rules(rules, guarded(policy, breaker.clone()));
+            let key = format!("busy {number} {at}");
+            let request = || Request::get("/").header("x-api-key", &key).body(());
+            let ask = || layer.layer(handler.clone()).oneshot(request().expect("a request"));
+            let look = Account { rule: rule("api"), ..Account::new(key.as_str(), quota) };
+            let left = async || look.left(&beside).await;
+            // The server has the script, and the breaker is closed.
+            let warm = async || {
+                handlers.store(0, Relaxed);
+                let status = ask().await.expect("infallible").status();
+                (status == StatusCode::OK && handlers.load(Relaxed) == 1).then_some(())
+            };
+            eventually("a decision", warm).await;
+            let before = left().await;
+            let full = async || {
+                let expected = if at == 0 { before } else { 10 };
+                (left().await == expected).then_some(())
+            };
+            eventually("all slots are free", full).await;
+
+            let calls = server.script_calls().await;
+            server.stop();
+            let mut asked = Box::pin(ask());
+            assert!(poll!(asked.as_mut()).is_pending());
+            thread::sleep(11 * LIMIT);
+            let response = asked.await.expect("infallible");
+            server.cont();
+            assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{policy:?}");
+            assert_eq!(response.headers()["retry-after"], "1", "{policy:?}");
+            assert!(!breaker.is_open(), "{policy:?}");
+            assert_eq!(handlers.load(Relaxed), 1, "{policy:?}");
+            let arrived = async || (server.script_calls().await > calls).then_some(());
+            eventually("the call arrives", arrived).await;
+            eventually("its charge is undone", full).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_connector_counts_the_time_plainly() {
+    let server = Server::redis().await;
+    let client = redis::Client::open(server.url()).expect("a URL");
+    let store = RedisStore::from_connector(move || {
+        let client = client.clone();
+        async move { client.get_multiplexed_async_connection().await }
+    });
+    let limited = store.await.expect("connects").timeout(LIMIT);
+    let account = account();
+    let mut late = Box::pin(limited.take(&[account.charge(1)]).into_future());
+    assert!(poll!(late.as_mut()).is_pending());
+    server.stop();
+    let error = late.await.expect_err("it is late");
+    assert!(matches!(error, TimeoutError::Elapsed(LIMIT)), "{error}");
+    server.cont();
+}
