@@ -59,9 +59,7 @@ impl FirstLines {
         opening: impl Future<Output = RedisResult<T>>,
     ) -> RedisResult<T> {
         match select(pin!(opening), pin!(self.no_tls(servers))).await {
-            Either::Left((Err(error), _)) if !error.is_connection_refusal() => {
-                Err(self.problem(servers).await.unwrap_or(error))
-            }
+            Either::Left((Err(error), _)) => Err(self.problem(servers).await.unwrap_or(error)),
             Either::Left((opened, _)) => opened,
             Either::Right((error, _)) => Err(error),
         }
