@@ -115,6 +115,8 @@ type IsStrike = Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>;
 ///   account that keys share) or by adaptive limits are no strikes.
 /// - A denial is a strike for each rule that denies, and, of [alternatives](crate::Rule::or), for the
 ///   one that fits first. A deny cache knows only the rule that denies longest.
+/// - A block is under the rule of the penalty. Of alternatives, it denies the requests that reach that
+///   rule, so give the penalty to the first of them.
 /// - The denial that leads to a block names the wait for units, and the next ones only the rest of the
 ///   block, even if the units are not available by its end.
 /// - Only keys of [one client](Key::is_client) are blocked: not that of a proxy, the address of which

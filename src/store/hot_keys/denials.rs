@@ -46,7 +46,6 @@ const SLOTS_MAX_AGE: u64 = 10_000_000;
 ///
 /// - a cost of 0;
 /// - a [report-only](Charge::with_report_only) charge;
-/// - an [alternative](crate::Rule::or) or a [fair share](crate::Rule::fair_by) and its pool;
 /// - a charge of [one quota](Charge::with_quota_index) only;
 /// - a call with two charges of one rule;
 /// - a fixed window that paces or carries over;

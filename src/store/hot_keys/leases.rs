@@ -118,7 +118,6 @@ type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 /// - a charge with [`headroom`](Charge::headroom) or [`max_wait`](Charge::max_wait);
 /// - a charge of [one quota](Charge::with_quota_index) only;
 /// - a [report-only](Charge::with_report_only) charge;
-/// - an [alternative](crate::Rule::or), with all charges of its call;
 /// - a call with two charges of one rule.
 ///
 /// Apply the leases **outside** a [deny cache](crate::StoreExt::deny_cache), and inside the wrapper

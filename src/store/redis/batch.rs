@@ -318,7 +318,6 @@ impl QueueState {
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Charges `request`, whose accounts are in one slot, in its own call or in a batch.
     pub(crate) async fn take_queued(&self, request: &Arc<Request>) -> Result<Reply, RedisError> {
-        // Equal requests with alternatives are charged to different accounts.
         if !self.settings.coalesces {
             return Box::pin(self.execute(request, ScriptOp::Take)).await;
         }

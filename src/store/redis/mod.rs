@@ -67,8 +67,7 @@ const SLOT_TTL: Duration = Duration::from_secs(10);
 /// decision waits only while sixteen calls, an equal one or a batch are in flight. Of equal requests,
 /// at most two calls start within 5 ms, so that a burst of one key waits for two calls, and on a
 /// slow link no request waits for more than 5 ms before its own call. On a cluster, each slot has
-/// its own batches. A request with [alternatives](crate::Rule::or) is always its own call. See
-/// [`coalesce`](RedisBuilder::coalesce).
+/// its own batches. See [`coalesce`](RedisBuilder::coalesce).
 ///
 /// The store can fail. A layer accepts it only together with a policy for failures:
 ///

@@ -10,7 +10,7 @@ use tower_sluice::{
     StoreExt,
     decision::Outcome,
     key::{Everyone, HeaderKey, KeyExtractor},
-    middleware::{Adjustment, ChargeHandle, DecisionEvent},
+    middleware::{Adjustment, ChargeHandle, DecisionEvent, HoldUntil},
     rule::{Alternatives, Choice, OnMissingKey, RuleError, RuleName},
     store::Charge,
     testing::FakeClock,
@@ -522,7 +522,7 @@ async fn an_alternative_of_chosen_slots_does_not_wait_for_them() {
     let chosen = Plan::from_fn(|_, _| Quota::concurrent(1).into());
     let rules = Rule::new("slots", Everyone, chosen).max_wait(MINUTE);
     let rules = rules.or(Rule::new("credits", Everyone, Quota::per_hour(1)));
-    let layer = RateLimitLayer::rules(rules, store.clone());
+    let layer = RateLimitLayer::rules(rules, store.clone()).hold_until(HoldUntil::Head);
     let key = Key::everyone();
     let _held = store.take(&[Charge::new(rule("slots"), &key, &slots)]).now();
     let start = tokio::time::Instant::now();

@@ -151,9 +151,6 @@ impl Request {
     }
 
     /// Splits the request into one request per slot, because slots may be on different servers.
-    ///
-    /// Alternatives in different slots are requests of their own, because one of them is enough, and so
-    /// is a share in another slot than its pool.
     pub(crate) fn split(&self, sharded: bool) -> Vec<Self> {
         let slot = |account: &AccountRequest| account.slot(sharded);
         let slots: SmallVec<[_; 4]> = self.accounts.iter().map(slot).collect();
