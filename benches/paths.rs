@@ -29,7 +29,7 @@ use tower_sluice::{
 };
 
 /// The paths, each with the path whose instructions are subtracted.
-const PATHS: [(&str, Option<&str>); 22] = [
+const PATHS: [(&str, Option<&str>); 20] = [
     ("bare service", None),
     ("store, admitted", None),
     ("store, denied", None),
@@ -50,8 +50,6 @@ const PATHS: [(&str, Option<&str>); 22] = [
     ("layer, slot and rate, two fields", Some("bare service")),
     ("layer, fair share, no fields", Some("bare service")),
     ("layer, fair share, two fields", Some("bare service")),
-    ("layer, alternatives, the first pays", Some("bare service")),
-    ("layer, alternatives, the second pays", Some("bare service")),
 ];
 /// Calls of the shorter run. The costs of the first calls are part of both runs and cancel out.
 const FEW: u64 = 50_000;
@@ -147,11 +145,6 @@ fn run(path: &str, calls: u64) {
         let rule = Rule::new("site", Everyone, AMPLE).fair_by(PeerIp::new(), 1);
         RateLimitLayer::rules(rule, LocalStore::new()).headers(headers).layer(Hello)
     };
-    let either = |plan| {
-        let rules =
-            Rule::new("plan", PeerIp::new(), plan).or(Rule::new("credits", PeerIp::new(), AMPLE));
-        RateLimitLayer::rules(rules, LocalStore::new()).headers(Headers::None).layer(Hello)
-    };
     match path {
         "bare service" => serve(Hello, calls),
         "store, admitted" => decide(&[AMPLE], calls),
@@ -173,8 +166,6 @@ fn run(path: &str, calls: u64) {
         "layer, slot and rate, two fields" => serve(held(Headers::RateLimit), calls),
         "layer, fair share, no fields" => serve(fair(Headers::None), calls),
         "layer, fair share, two fields" => serve(fair(Headers::RateLimit), calls),
-        "layer, alternatives, the first pays" => serve(either(AMPLE), calls),
-        "layer, alternatives, the second pays" => serve(either(ONE), calls),
         _ => panic!("no such path: {path}"),
     }
 }
