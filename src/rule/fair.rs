@@ -233,8 +233,8 @@ impl<K: KeyExtractor> FairRule<K> {
             let reserve = u64::from(quota.burst()) * RESERVE / 100;
             let reserve = u32::try_from(reserve).unwrap_or(u32::MAX);
             let weight = self.sharers.weight.of(head);
-            let spare = charge.with_headroom(charge.headroom().saturating_add(reserve));
-            let Some(client) = client.filter(|_| weight > 0) else { return then(&[spare]) };
+            let beyond = charge.with_headroom(charge.headroom().saturating_add(reserve));
+            let Some(client) = client.filter(|_| weight > 0) else { return then(&[beyond]) };
             let part = self.sharers.clients.part(client, weight);
             if let Some(places) = part.full {
                 warn_of_full_table(self.pool.name, places);
@@ -242,7 +242,7 @@ impl<K: KeyExtractor> FairRule<K> {
             let key = if part.is_known { client } else { &others };
             let quotas = [quota.part(part.weight, part.sum, charge.cost())];
             let share = Charge::new(self.share.name, key, &quotas).with_cost(charge.cost());
-            then(&[share, *charge, spare]);
+            then(&[share, *charge, beyond]);
         });
     }
 }
