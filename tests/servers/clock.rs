@@ -298,7 +298,7 @@ impl Pair {
     }
 }
 
-/// The same calls with a clock that is late for the last one of them, and with one that is not.
+/// Compares calls with a clock that is late for the last one of them with calls in time.
 #[tokio::test]
 async fn a_clock_that_is_late_for_one_account_decides_at_its_last_change() {
     let server = Server::redis().await;
