@@ -132,6 +132,7 @@ impl Explanation {
         Self::look_at(store, Candidates::from(charges).into())
     }
 
+    #[expect(clippy::manual_async_fn, reason = "declares that the future can be sent")]
     pub(crate) fn look_at<S: Store + Sync>(
         store: &S,
         charges: OwnedCandidates,

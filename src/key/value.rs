@@ -4,7 +4,6 @@ use std::{
     borrow::Cow,
     fmt,
     hash::{BuildHasher, Hash, Hasher, RandomState},
-    iter,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::{Arc, LazyLock},
 };
@@ -328,7 +327,7 @@ impl Key {
 /// Returns the kind and the content of each part of a joined key.
 #[cfg(feature = "admin")]
 fn parts(mut bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
-    iter::from_fn(move || {
+    std::iter::from_fn(move || {
         let (head, rest) = bytes.split_first_chunk()?;
         let head = u64::from_le_bytes(*head);
         let (content, rest) = rest.split_at_checked(usize::try_from(head >> 8).ok()?)?;

@@ -45,7 +45,7 @@ impl Client<'_> {
             head.headers[field].to_str().ok().and_then(|text| text.parse().ok()).expect("a number")
         });
         let name = format!("{name}{}", self.name);
-        let rule = Rule::new(&*name, HeaderKey::new("x-key"), quotas.to_vec());
+        let rule = Rule::new(&name, HeaderKey::new("x-key"), quotas.to_vec());
         rule.cost(cost).max_wait(MAX_WAIT)
     }
 
