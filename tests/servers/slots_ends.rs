@@ -129,10 +129,12 @@ impl ConnectionLike for Deaf {
 async fn a_batch_without_an_answer_frees_the_slots_of_all_its_callers() {
     let rates = [Quota::concurrent(9), Quota::per_day(1_000)];
     let server = Server::redis().await;
-    let other = connect(&server.url()).await;
+    // Equal times to live: a shorter one would cut the ends of the slots.
+    let day = Duration::from_secs(86_400);
+    let other = RedisStore::connect(&server.url()).slot_ttl(day).await.expect("a store");
     let (inner, is_deaf) = (raw(&server.url()).await, Arc::new(AtomicBool::new(false)));
     let deaf = Deaf { inner, is_deaf: is_deaf.clone() };
-    let store = RedisStore::with_connection(deaf).slot_ttl(Duration::from_secs(86_400));
+    let store = RedisStore::with_connection(deaf).slot_ttl(day);
     let store = store.lazy().expect("a store");
     for (what, quotas) in [("alone", &rates[..1]), ("beside a rate", &rates[..])] {
         let account = Account { quotas: quotas.into(), ..Account::new(what, rates[0]) };

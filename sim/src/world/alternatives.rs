@@ -264,8 +264,7 @@ impl Alternatives {
             clock.advance(start.saturating_sub(clock.now()));
             let before = waits();
             let is_cached = decision.source() == Source::DenyCache;
-            let end =
-                if is_cached { world.nodes.clock() } else { world.nodes.last_script() };
+            let end = if is_cached { world.nodes.clock() } else { world.nodes.last_script() };
             clock.advance(end.saturating_sub(clock.now()));
             let after = waits();
             let deciding = decision.outcomes().iter().find(|it| !it.is_passed_over());
@@ -273,7 +272,9 @@ impl Alternatives {
             let paid = charged.map(index);
             let retry = decision.retry_after().unwrap_or(Duration::MAX);
             self.end(world, &ask, &decision);
-            world.story.record(&world.places[place].name, || format!("{ask:?}: {paid:?}, {retry:?}"));
+            world
+                .story
+                .record(&world.places[place].name, || format!("{ask:?}: {paid:?}, {retry:?}"));
             // No alternative before the one that paid has fitted all the time.
             let earlier = &before[..paid.unwrap_or(before.len())];
             let are_denied = earlier.iter().all(|wait| !wait.is_zero());

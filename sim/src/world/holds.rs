@@ -176,7 +176,7 @@ impl Capability for Holds {
         Box::pin(async move {
             // The first request connects and sends the text of the script, so a later one may overtake it.
             let first = self.call(place, 0, Duration::ZERO, false);
-            world.places[place].process().holds.call(first).await;
+            let _ = world.places[place].process().holds.call(first).await;
             sleep(works).await;
             let (most, begin) = (world.rules.held, Instant::now());
             let mut requests = JoinSet::new();

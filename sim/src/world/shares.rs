@@ -126,9 +126,8 @@ impl Known {
             place.as_ref().is_none_or(|(_, last, _)| generation - last > KEPT)
         };
         self.places.iter_mut().filter(|place| is_old(place)).for_each(|place| *place = None);
-        let is_own = |it: &Option<(String, u128, u32)>| {
-            it.as_ref().is_some_and(|(name, ..)| name == client)
-        };
+        let is_own =
+            |it: &Option<(String, u128, u32)>| it.as_ref().is_some_and(|(name, ..)| name == client);
         let own = self.places.iter().position(is_own);
         let place = own.or_else(|| self.places.iter().position(Option::is_none));
         let weight = if place.is_some() { weight } else { 1 };

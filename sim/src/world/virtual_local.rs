@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use tower_sluice::{
     Decision, LocalStore, Store,
-    store::{Answer, Context, Charge, Op, Stats, Unsupported},
+    store::{Answer, Charge, Context, Op, Stats, Unsupported},
     testing::FakeClock,
 };
 

@@ -6,7 +6,7 @@ use redis::aio::ConnectionLike;
 use tower::BoxError;
 use tower_sluice::{
     Decision, RedisStore, Store, StoreExt,
-    store::{Answer, Context, Charge, DynStore, FailureDomain, Instances, Op, Unsupported},
+    store::{Answer, Charge, Context, DynStore, FailureDomain, Instances, Op, Unsupported},
 };
 
 use super::{network::Wire, story::Story, virtual_local::VirtualLocal};
