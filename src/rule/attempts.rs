@@ -104,6 +104,7 @@ impl OwnedCandidates {
 /// Final decision of a store, and the attempts that led to it.
 pub(crate) struct Decided {
     pub(crate) decision: Decision,
+    #[cfg_attr(not(feature = "testing"), expect(dead_code, reason = "for the conformance kit"))]
     pub(crate) attempts: Attempts,
 }
 

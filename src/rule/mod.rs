@@ -21,6 +21,8 @@ use std::{fmt, slice, sync::Arc, time::Duration};
 use http::StatusCode;
 use smallvec::SmallVec;
 
+#[cfg(feature = "testing")]
+pub(crate) use self::attempts::Decided;
 pub use self::attempts::{Candidates, Choice};
 #[cfg(feature = "axum")]
 pub use self::by_route::{ByRoute, by_route, try_by_route};
@@ -31,7 +33,7 @@ use self::rules::{Selected, Then, sealed::Sealed};
 pub use self::settings::RuleSettings;
 pub(crate) use self::{
     adaptive::Controller,
-    attempts::{Attempts, Decided, OwnedCandidates, decide},
+    attempts::{Attempts, OwnedCandidates, decide},
     check::check,
     fair::Sharers,
     plan::deadline,
