@@ -16,11 +16,12 @@ use std::{
 
 use futures::future::join_all;
 use http::{Request, Response, StatusCode};
-use tokio::time::sleep;
+use tokio::{task::yield_now, time::sleep};
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_sluice::{
     LocalStore, Quota, RateLimitLayer, RedisStore, Rule, StoreExt,
     key::{Everyone, HeaderKey},
+    middleware::HoldUntil,
     store::{DynStore, Timeout},
 };
 
@@ -148,10 +149,12 @@ impl Kind {
             }
             Self::Slots => {
                 let layer = RateLimitLayer::rules(rules(vec![slots]), store);
+                let layer = layer.hold_until(HoldUntil::Head);
                 BoxCloneSyncService::new(layer.layer(handler))
             }
             Self::SlotsAndRate => {
                 let layer = RateLimitLayer::rules(rules(vec![slots, many]), store);
+                let layer = layer.hold_until(HoldUntil::Head);
                 BoxCloneSyncService::new(layer.layer(handler))
             }
         }
@@ -193,6 +196,8 @@ impl Flood {
                 while !stop.load(Relaxed) {
                     let denied = status(&site, "mallory").await;
                     asked += u64::from(denied != StatusCode::OK);
+                    // As a connection does, which waits for the next request.
+                    yield_now().await;
                 }
                 asked
             })

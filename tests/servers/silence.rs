@@ -16,6 +16,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_sluice::{
     Decision, LocalStore, Quota, RateLimitLayer, RedisStore, Rule, Store, StoreExt,
     key::HeaderKey,
+    middleware::HoldUntil,
     store::{ClusterLink, DynStore, RedisError, RedisErrorKind as Kind, TimeoutError},
 };
 
@@ -151,7 +152,8 @@ async fn a_busy_process_rejects_under_every_policy_and_its_late_charge_is_undone
                 async { Ok::<_, Infallible>(Response::new(String::new())) }
             });
             let rules = Rule::new("api", HeaderKey::new("x-api-key"), quota);
-            let layer = RateLimitLayer::rules(rules, guarded(policy, breaker.clone()));
+            let layer = RateLimitLayer::rules(rules, guarded(policy, breaker.clone()))
+                .hold_until(HoldUntil::Head);
             let key = format!("busy {number} {at}");
             let request = || Request::get("/").header("x-api-key", &key).body(());
             let ask = || layer.layer(handler.clone()).oneshot(request().expect("a request"));
