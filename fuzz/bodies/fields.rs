@@ -54,13 +54,12 @@ impl Fields<'_> {
             let [None, None, Some(most), Some(window)] = policy.1 else { panic!("{policy:?}") };
             assert!(most == u64::from(outcome.limit()) && window > 0);
             let needed = (u64::from(outcome.remaining()) * window).div_ceil(most.max(1));
-            let time = match (self.decision.is_allowed(), outcome.is_denied()) {
-                (true, _) => seconds(outcome.next_after()).max(needed),
-                (false, true) => seconds(outcome.next_after()),
-                (false, false) => 0,
+            let time = match self.decision.is_allowed() {
+                true => seconds(outcome.next_after()).max(needed),
+                false => Self::exhausted_for(outcome),
             };
             let time = (time > 0).then_some(time);
-            assert_eq!(limit.1, [Some(self.left(outcome)), time, None, None]);
+            assert_eq!(limit.1, [Some(outcome.remaining().into()), time, None, None]);
         }
         let names: std::collections::HashSet<_> = limits.iter().map(|(name, _)| name).collect();
         assert_eq!(names.len(), limits.len(), "names are distinct");
@@ -77,20 +76,26 @@ impl Fields<'_> {
             Some(ListEntry::Item(item)) => integer(&item.bare_item),
             other => panic!("{other:?}"),
         });
-        assert_eq!(numbers[..2], [binding.limit().into(), self.left(binding)]);
+        assert_eq!(numbers[..2], [binding.limit().into(), binding.remaining().into()]);
         self.reset(binding, numbers[2]);
     }
 
-    /// Returns the units left, of which a quota that denied the request has none.
-    fn left(&self, outcome: &Outcome) -> u64 {
-        let denies = !self.decision.is_allowed() && outcome.is_denied();
-        if denies { 0 } else { outcome.remaining().into() }
+    /// Returns the seconds until the next unit of a quota that denies a request and has no unit left, and
+    /// 0 for other quotas.
+    fn exhausted_for(outcome: &Outcome) -> u64 {
+        let is_exhausted = outcome.is_denied() && outcome.remaining() == 0;
+        if is_exhausted { seconds(outcome.next_after()) } else { 0 }
     }
 
     /// Checks the time of an older family, whose window is not in the fields.
     fn reset(&self, binding: &Outcome, reset: u64) {
-        let next = seconds(binding.next_after());
-        assert!(if self.decision.is_allowed() { reset >= next } else { reset == next }, "{reset}");
+        if self.decision.is_allowed() {
+            return assert!(reset >= seconds(binding.next_after()), "{reset}");
+        }
+        // Without an effective window, the time is that of `Retry-After`.
+        let retry = self.decision.retry_after().map_or(0, |wait| seconds(wait).max(1));
+        let next = Self::exhausted_for(binding);
+        assert_eq!(reset, if next > 0 { next } else { retry });
     }
 
     fn triplet(&self, prefix: &str, binding: &Outcome, from_now: bool) {
@@ -100,7 +105,7 @@ impl Fields<'_> {
             return;
         }
         assert_eq!(self.value(&name("limit")), binding.limit().to_string());
-        assert_eq!(self.value(&name("remaining")), self.left(binding).to_string());
+        assert_eq!(self.value(&name("remaining")), binding.remaining().to_string());
         let reset: u64 = self.value(&name("reset")).parse().expect("a number");
         if from_now {
             self.reset(binding, reset);

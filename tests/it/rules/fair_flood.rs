@@ -80,7 +80,7 @@ fn site(useless: Option<Useless>) -> FairRule<PeerIp> {
 }
 
 fn layer(clock: &FakeClock, useless: Useless) -> Limit {
-    let store = clock.store(4_096);
+    let store = clock.store(65_536);
     let none = Rule::new("none", Everyone, Quota::blocked());
     let none = none.applies(|head| match is_invented(head) {
         true => Applies::Charge,

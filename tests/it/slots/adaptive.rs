@@ -540,6 +540,7 @@ async fn a_request_beyond_the_limit_of_the_moment_may_be_repeated() {
     for (cost, retry_after) in [(5, true), (30, true), (31, false)] {
         let rule = Rule::new("overload", Everyone, limit.plan()).cost(cost);
         let layer = RateLimitLayer::rules(rule, LocalStore::with_capacity(64));
+        let layer = layer.hold_until(HoldUntil::Head);
         let inner =
             service_fn(async |_| Ok::<_, std::convert::Infallible>(Response::new(String::new())));
         let shed = layer.layer(inner).oneshot(get("/")).await.expect("infallible");
