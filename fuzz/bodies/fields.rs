@@ -59,7 +59,8 @@ impl Fields<'_> {
                 false => Self::exhausted_for(outcome),
             };
             let time = (time > 0).then_some(time);
-            assert_eq!(limit.1, [Some(outcome.remaining().into()), time, None, None]);
+            let left = u64::from(outcome.remaining());
+            assert_eq!(limit.1, [Some(left), time, None, None]);
         }
         let names: std::collections::HashSet<_> = limits.iter().map(|(name, _)| name).collect();
         assert_eq!(names.len(), limits.len(), "names are distinct");
@@ -76,7 +77,8 @@ impl Fields<'_> {
             Some(ListEntry::Item(item)) => integer(&item.bare_item),
             other => panic!("{other:?}"),
         });
-        assert_eq!(numbers[..2], [binding.limit().into(), binding.remaining().into()]);
+        let left = u64::from(binding.remaining());
+        assert_eq!(numbers[..2], [binding.limit().into(), left]);
         self.reset(binding, numbers[2]);
     }
 
