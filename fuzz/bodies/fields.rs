@@ -78,7 +78,7 @@ impl Fields<'_> {
             other => panic!("{other:?}"),
         });
         let left = u64::from(binding.remaining());
-        assert_eq!(numbers[..2], [binding.limit().into(), left]);
+        assert_eq!(numbers[..2], [u64::from(binding.limit()), left]);
         self.reset(binding, numbers[2]);
     }
 
