@@ -208,7 +208,7 @@ impl Attempts {
     /// Continues after a decision on the tried charges. Returns `false` if it is final, with the outcomes
     /// of charges that were not made.
     ///
-    /// Of each choice that was denied, the next range is tried.
+    /// Tries the next range of each choice that was denied.
     #[inline]
     pub(crate) fn advance(&mut self, all: Candidates<'_, '_>, decision: &mut Decision) -> bool {
         if all.choices.is_empty() || decision.is_blocked() {
