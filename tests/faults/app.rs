@@ -119,11 +119,11 @@ async fn load(
                 Entry { key, asked, answered: now(), allowed, source, at_once }
             };
             match answer {
-                Answer::Now(Ok(decision)) => drop(send.send(note(&decision, true))),
+                Answer::Now(decision) => drop(send.send(note(&decision, true))),
                 Answer::Later(later) => {
                     let send = send.clone();
                     tokio::spawn(async move {
-                        let Ok(decision) = later.await;
+                        let decision = later.await;
                         // The receiver stays until all senders are done.
                         let _ = send.send(note(&decision, false));
                     });

@@ -89,7 +89,7 @@ fn steady(key: usize) -> Key {
 
 async fn ask<S: Store>(limiter: &Limiter<S>, counts: &Counts, key: Key, quota: &Quota) -> bool {
     counts.decisions.fetch_add(1, Relaxed);
-    match limiter.take(key, quota, 1).await {
+    match limiter.try_take(key, quota, 1).await {
         Ok(decision) => decision.is_allowed(),
         Err(_) => {
             counts.errors.fetch_add(1, Relaxed);

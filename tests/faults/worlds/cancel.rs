@@ -63,7 +63,7 @@ async fn leave(options: &Options, mut row: Row) -> Row {
     let guarded = store.timeout(BUDGET).breaker();
     let limiter = Limiter::new(guarded.clone());
     for key in 0..KEYS {
-        limiter.take(key.to_string(), &QUOTA, key * STEP + 1).await.expect("charged");
+        drop(limiter.try_take(key.to_string(), &QUOTA, key * STEP + 1).await.expect("charged"));
     }
     let connections = connections(&server).await;
     let (start, mut tally, mut opened) = (Instant::now(), Tally::default(), false);
@@ -79,9 +79,9 @@ async fn leave(options: &Options, mut row: Row) -> Row {
     let took = start.elapsed();
     // Under low load, a client that left must not look like a silent server.
     for _ in 0..2 {
-        tally.note(0, look_for(1, limiter.take("0", &QUOTA, 1).into_future()).await);
+        tally.note(0, look_for(1, limiter.try_take("0", &QUOTA, 1).into_future()).await);
         sleep(Duration::from_millis(1_100)).await;
-        tally.note(0, Some(limiter.take("0", &QUOTA, 1).await));
+        tally.note(0, Some(limiter.try_take("0", &QUOTA, 1).await));
     }
     // Each look at the server is a connection too: the second look counts itself.
     let more = self::connections(&server).await - connections - 1;
@@ -104,7 +104,7 @@ async fn call(limiter: Limiter<Guarded>, draw: u64) -> (u32, Answered) {
     let key = u32::try_from(draw % u64::from(KEYS)).expect("small");
     // Most calls only look, so that accounts last.
     let cost = u32::from(draw >> 50 & 3 == 0);
-    let asked = limiter.take(key.to_string(), &QUOTA, cost);
+    let asked = limiter.try_take(key.to_string(), &QUOTA, cost);
     let leaves = draw >> 40 & 1 == 0;
     let answer = match leaves {
         false => Some(asked.await),

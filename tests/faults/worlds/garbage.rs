@@ -126,7 +126,7 @@ impl Garbage {
         let all = (0..denial.len()).flat_map(|at| (1..=255).step_by(step).map(move |by| (at, by)));
         for reply in replies().into_iter().chain(all.map(|(at, by)| changed(at, by))) {
             self.fake.answer(reply);
-            match limiter.take("k", &QUOTA, 1).await {
+            match limiter.try_take("k", &QUOTA, 1).await {
                 Err(_) => decided.errors += 1,
                 Ok(decision) if decision.is_allowed() => decided.admitted += 1,
                 Ok(_) => decided.denied += 1,

@@ -134,7 +134,7 @@ where
         let (running, peak, ran, over) = (running.clone(), peak.clone(), ran.clone(), over.clone());
         tokio::spawn(async move {
             while !over.load(SeqCst) {
-                let waits = limiter.until_ready("hot", &quota, 1);
+                let waits = limiter.try_until_ready("hot", &quota, 1);
                 let Ok(Ok(mut decision)) = timeout(BUDGET * 10, waits).await else {
                     sleep(Duration::from_millis(20)).await;
                     continue;
@@ -182,7 +182,8 @@ where
 async fn until_free<S: Store>(store: &S) -> Option<Duration> {
     let (start, limiter, quota) = (Instant::now(), Limiter::new(store), Quota::concurrent(LIMIT));
     while start.elapsed() < TTL + Duration::from_secs(1) {
-        let held = limiter.peek("hot", &quota).await.ok().and_then(|it| it.outcomes()[0].held());
+        let look = limiter.try_peek("hot", &quota).await;
+        let held = look.ok().and_then(|decision| decision.outcomes()[0].held());
         if held == Some(0) {
             return Some(start.elapsed());
         }

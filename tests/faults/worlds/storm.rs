@@ -41,7 +41,7 @@ async fn storm(options: &Options, mut row: Row) -> Row {
         stores.push(limiter.clone());
         drop(tokio::spawn(async move {
             loop {
-                let Ok(_) = limiter.take(format!("k{number}"), &QUOTA, 1).await;
+                let _ = limiter.take(format!("k{number}"), &QUOTA, 1).await;
                 sleep(PAUSE).await;
             }
         }));
@@ -55,7 +55,7 @@ async fn storm(options: &Options, mut row: Row) -> Row {
     let started = now();
     for limiter in &stores {
         let back = async || {
-            let Ok(look) = limiter.peek("k", &QUOTA).await;
+            let look = limiter.peek("k", &QUOTA).await;
             (look.source() == Source::Redis).then_some(())
         };
         eventually("a store is back", back).await;
