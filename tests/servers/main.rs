@@ -20,7 +20,7 @@ mod coalesce;
 mod coalesce_faults;
 mod conformance;
 mod corrupt;
-mod denied;
+mod denial_floods;
 #[cfg(feature = "axum")]
 mod deny_cache;
 mod exact;
