@@ -10,7 +10,7 @@ use crate::{
     store::{Answer, Charge, OwnedCharges, Store, for_cost_of},
 };
 
-/// Charges of a request, and the choices between them, for [`testing::take`](crate::testing::take).
+/// Charges of a request, and the choices between them, for `testing::take`.
 ///
 /// All charges must fit, except for those that a [`Choice`] passes over.
 #[derive(Clone, Copy, Debug)]

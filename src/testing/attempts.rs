@@ -15,7 +15,7 @@ pub struct Taken<'a> {
     /// The decision, with an outcome of each quota of all candidates.
     pub decision: Decision,
     /// The charges that were made or, after a denial, those that describe it best. An
-    /// [undo](StoreExt::undo) needs these charges.
+    /// [undo](Store::undo) needs these charges.
     pub charges: Vec<Charge<'a>>,
 }
 
