@@ -6,19 +6,18 @@ use http::{Request, Response};
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_sluice::{
-    Cost, Decision, Key, Quota, RateLimitLayer, Rule, Store, StoreExt,
+    Cost, Decision, Key, Quota, RateLimitLayer, Rule, StoreExt,
     decision::{Outcome, Source},
     key::HeaderKey,
     middleware::{Adjustment, ChargeHandle},
     rule::RuleName,
     store::Charge,
-    testing::FakeClock,
 };
 
 use super::{
     MARGIN, RECOVERY, World,
+    calls::{Call, Calls, MAX_AGE, Model, wait},
     capability::{BoxFuture, Capability},
-    deployment::Kind,
     exact, lock,
     oracle::{Cause, Entry, Loss, excess},
     wrappers::Wrapped,
@@ -97,6 +96,7 @@ struct Attempt {
 
 #[derive(Clone, Copy, Debug)]
 struct Block {
+    place: usize,
     key: usize,
     /// The blocked alternative.
     index: usize,
@@ -208,7 +208,7 @@ impl Alternatives {
         let (start, process) = (world.story.now(), world.places[place].process());
         let own = Key::from(key.to_string());
         let answer = process.store.block(&Charge::new(name(index), &own, &[]), time);
-        let block = Block { key, index, start, end: start, time, confirmed: false };
+        let block = Block { place, key, index, start, end: start, time, confirmed: false };
         let at = {
             let mut blocks = lock(&self.blocks);
             blocks.push(block);
@@ -222,27 +222,21 @@ impl Alternatives {
         lock(&self.blocks)[at] = Block { end, confirmed: source == Source::Redis, ..block };
     }
 
-    /// Compares requests with one embedded account for each alternative, of which the first that fits
-    /// is charged.
-    ///
-    /// Each alternative is asked at an instant of its own, between the start of the request and the last
-    /// script.
+    /// Compares each call of a request with an embedded account of its alternative, at the instant of the
+    /// call.
     async fn exact(&self, world: &World, mut random: Random, when: &str) {
         if world.places.iter().any(|place| place.wrappers.leases.is_some()) {
             return;
         }
-        let (clock, text) = (FakeClock::new(), format!("alternatives {when}"));
+        let (calls, text) = (Calls::default(), format!("alternatives {when}"));
         let key = Key::from(text.as_str());
-        let model = clock.store(256);
-        // On several servers of a cluster, the accounts have several instants.
-        let one = world.nodes.kind != Kind::Cluster
-            || world.places.iter().all(|place| place.wrappers.hash_tag);
-        if !one && !self.slow {
-            return;
-        }
-        let own = |index: usize, cost: u32| {
-            Charge::new(name(index), &key, &self.quotas[index..=index]).with_cost(cost)
-        };
+        let services: Vec<_> = world
+            .places
+            .iter()
+            .map(|it| Service::new(&self.quotas, calls.record(world, it.process().store.clone())))
+            .collect();
+        // Each account may be on another server, with a clock of its own.
+        let mut models: Vec<_> = self.quotas.iter().map(|_| Model::new()).collect();
         let gap = self.quotas.iter().map(Quota::interval).max().unwrap_or_default();
         let gap = if self.slow { 5_000 } else { u64::try_from(gap.as_micros()).unwrap_or(0) };
         for _ in 0..random.within(8..20) {
@@ -254,53 +248,75 @@ impl Alternatives {
             let cost = u32::try_from(cost).expect("few");
             let keeps = if random.percent(30) { cost / 2 } else { cost };
             let ask = Ask { key: text.clone(), cost, keeps };
-            let waits = || -> Vec<_> {
-                let look = |index| model.peek(&[own(index, cost)]).now();
-                let wait = |it: Decision| it.retry_after().unwrap_or(Duration::MAX);
-                (0..self.quotas.len()).map(|index| wait(look(index))).collect()
-            };
-            let start = world.nodes.clock();
-            let Some(decision) = self.call(world, place, ask.clone()).await else { return };
-            clock.advance(start.saturating_sub(clock.now()));
-            let before = waits();
-            let is_cached = decision.source() == Source::DenyCache;
-            let end = if is_cached { world.nodes.clock() } else { world.nodes.last_script() };
-            clock.advance(end.saturating_sub(clock.now()));
-            let after = waits();
-            let deciding = decision.outcomes().iter().find(|it| !it.is_passed_over());
-            let charged = deciding.filter(|_| decision.is_allowed());
-            let paid = charged.map(index);
-            let retry = decision.retry_after().unwrap_or(Duration::MAX);
-            self.end(world, &ask, &decision);
+            let process = world.places[place].process();
+            let answer = process.run(services[place].call(ask.clone())).await;
+            let (Some(decision), made) = (answer, calls.take()) else { return };
+            let end = self.end(world, &ask, &decision);
+            let retry = decision.retry_after();
             world
                 .story
-                .record(&world.places[place].name, || format!("{ask:?}: {paid:?}, {retry:?}"));
-            // No alternative before the one that paid has fitted all the time.
-            let earlier = &before[..paid.unwrap_or(before.len())];
-            let are_denied = earlier.iter().all(|wait| !wait.is_zero());
-            let soonest = |waits: &[Duration]| waits.iter().min().copied().unwrap_or_default();
-            let is_right = match paid {
-                Some(index) => after[index].is_zero(),
-                // A cached denial ends by the start of the call that it repeats.
-                None if is_cached || !one => true,
-                None => (soonest(&after)..=soonest(&before)).contains(&retry),
+                .record(&world.places[place].name, || format!("{ask:?}: {end:?}, {retry:?}"));
+            let paid = match self.explain(&mut models, place, &key, cost, &made, &decision) {
+                Ok(paid) => paid,
+                Err(text) => {
+                    let text = format!("{when}: {ask:?} in p{place}: {text}: {decision:?}");
+                    return world.story.violate("alternatives", format!("{text} by {made:?}"));
+                }
             };
-            let taken = paid.map(|index| model.take(&[own(index, cost)]).now());
-            let left = taken.as_ref().and_then(Decision::remaining);
-            let is_exact = left == charged.map(Outcome::remaining);
-            let is_server = is_cached || decision.source() == Source::Redis;
-            if !(are_denied && is_right && is_exact && is_server) {
-                let text = format!("{when}: {ask:?} by {}: {decision:?}", decision.source());
-                let text = format!("{text}, {left:?} left, and waits from {before:?} to {after:?}");
-                return world.story.violate("alternatives", text);
-            }
-            let (Some(index), Some(taken)) = (paid, taken) else { continue };
-            if keeps < cost {
-                sleep(SETTLED).await;
-                clock.advance(world.nodes.last_script().saturating_sub(clock.now()));
-                model.undo(&[own(index, cost)], &taken, Some(cost - keeps));
-            }
+            let Some(taken) = paid.filter(|_| keeps < cost) else { continue };
+            sleep(SETTLED).await;
+            let index = made.len() - 1;
+            models[index].reach(world.nodes.last_run());
+            models[index].keep(self.own(index, &key, cost), &taken, keeps);
         }
+    }
+
+    fn own<'a>(&'a self, index: usize, key: &'a Key, cost: u32) -> Charge<'a> {
+        Charge::new(name(index), key, &self.quotas[index..=index]).with_cost(cost)
+    }
+
+    /// Explains a decision by its calls: one for each alternative, up to the first that fits. Returns the
+    /// decision of the account that paid.
+    fn explain(
+        &self,
+        models: &mut [Model],
+        place: usize,
+        key: &Key,
+        cost: u32,
+        calls: &[Call],
+        decision: &Decision,
+    ) -> Result<Option<Decision>, String> {
+        let (mut soonest, mut paid, mut source) = (Duration::MAX, None, None);
+        for (index, model) in models.iter_mut().enumerate() {
+            let call = calls.get(index).ok_or("too few calls")?;
+            let expected = model.check(place, &[self.own(index, key, cost)], call)?;
+            let own = decision.outcomes().iter().find(|it| it.rule() == name(index));
+            let asked = call.decision.outcomes().first();
+            // An allowed request waits for no alternative that it has passed over.
+            let retry = |it: &Outcome| it.retry_after().filter(|_| !decision.is_allowed());
+            let numbers = |it: &Outcome| (it.remaining(), retry(it));
+            if own.map(numbers) != asked.map(numbers) {
+                return Err(format!("{} has other numbers than its call", NAMES[index]));
+            }
+            source = Some(call.decision.source());
+            if call.decision.is_allowed() {
+                paid = Some((index, expected));
+                break;
+            }
+            soonest = soonest.min(wait(&call.decision));
+        }
+        let count = paid.as_ref().map_or(models.len(), |(index, _)| index + 1);
+        let decides = decision.outcomes().iter().find(|it| !it.is_passed_over()).map(index);
+        let is_final = match &paid {
+            Some((index, _)) => decision.is_allowed() && decides == Some(*index),
+            None => !decision.is_allowed() && wait(decision) == soonest,
+        };
+        if !is_final || calls.len() != count || source != Some(decision.source()) {
+            return Err(format!(
+                "{count} calls, of which {paid:?} paid, and a wait of {soonest:?}"
+            ));
+        }
+        Ok(paid.map(|(_, taken)| taken))
     }
 
     /// A block denies requests that reach its alternative, until it ends.
@@ -430,13 +446,30 @@ impl Alternatives {
                     counts && loss.from <= attempt.entry.end && loss.to >= block.start
                 };
                 let paid = matches!(attempt.end, End::Paid(index) if index >= block.index);
-                if paid && !replaced && !losses.iter().any(lost) {
+                let hidden = || hides(world, attempts, block, attempt);
+                if paid && !replaced && !losses.iter().any(lost) && !hidden() {
                     let text = format!("{attempt:?} during {block:?}");
                     world.story.violate("alternatives", text);
                 }
             }
         }
     }
+}
+
+/// Returns `true` if a deny cache may have hidden a block from an attempt, which paid by a later
+/// alternative: it repeats a denial that the process received before another one blocked the key.
+fn hides(world: &World, attempts: &[Attempt], block: &Block, attempt: &Attempt) -> bool {
+    let place = attempt.entry.process;
+    if place == block.place || !world.places[place].wrappers.deny_cache {
+        return false;
+    }
+    let may_be_cached = |it: &Attempt| {
+        let is_denied = !matches!(it.end, End::Paid(index) if index <= block.index);
+        let is_recent = it.entry.end.saturating_add(MAX_AGE) > attempt.entry.start;
+        let is_its = it.entry.process == place && it.key == block.key;
+        is_its && is_denied && is_recent && it.entry.start < block.end
+    };
+    attempt.end != End::Paid(block.index) && attempts.iter().any(may_be_cached)
 }
 
 impl Capability for Alternatives {

@@ -9,6 +9,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
+    calls::Script,
     lock,
     server::Server,
     slots::{Moving, Slots, slot},
@@ -105,6 +106,12 @@ impl Deployment {
     /// Returns the clock of the server that ran the last script, at that script.
     pub fn last_script(&self) -> Duration {
         self.last().last_script().1
+    }
+
+    /// Returns the instant of the last script, with the clock of its server.
+    pub fn last_run(&self) -> Script {
+        let (at, clock) = self.last().last_script();
+        Script { at, clock }
     }
 
     /// Returns the clock of the server that ran the last script.

@@ -5,6 +5,7 @@ mod alternatives;
 mod batches;
 mod blocks;
 mod bursts;
+mod calls;
 mod capability;
 mod client;
 mod concurrency;

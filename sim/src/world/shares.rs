@@ -13,7 +13,7 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_sluice::{
-    Cost, Decision, Key, LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
+    Cost, Decision, Key, Quota, RateLimitLayer, Rule, StoreExt,
     decision::{Outcome, Source},
     key::{Everyone, HeaderKey, RequestHead},
     middleware::{Adjustment, ChargeHandle},
@@ -24,6 +24,7 @@ use tower_sluice::{
 
 use super::{
     MARGIN, RECOVERY, World,
+    calls::{Call, Calls, Model, wait},
     capability::{BoxFuture, Capability},
     deployment::Kind,
     lock,
@@ -165,12 +166,6 @@ fn reserve(pool: &Quota) -> u32 {
     pool.burst() * 30 / 100
 }
 
-/// Returns the wait of a decision.
-fn wait(decision: &Decision) -> Duration {
-    let denied = || decision.retry_after().unwrap_or(Duration::MAX);
-    if decision.is_allowed() { Duration::ZERO } else { denied() }
-}
-
 /// The numbers of a decision: the charged share's units left, those of the pool, or the wait.
 #[derive(Debug, PartialEq)]
 enum Numbers {
@@ -187,58 +182,90 @@ fn numbers(decision: &Decision) -> Numbers {
     }
 }
 
-/// An embedded account for the pool and one for each client, charged by the rule of shares.
-struct Model<'a> {
-    clock: FakeClock,
-    store: LocalStore,
-    pool: &'a Quota,
-}
-
 fn name(name: &str) -> RuleName {
     RuleName::new(name).expect("a name")
 }
 
-/// The waits of a request within the share of its client, and beyond it.
-#[derive(Clone, Copy, Debug)]
-struct Waits {
-    within: Duration,
-    beyond: Duration,
+/// The charges that a request may make.
+#[derive(Clone, Copy)]
+struct Charges<'a> {
+    /// The share of the client, if it has one.
+    own: Option<Charge<'a>>,
+    pool: Charge<'a>,
 }
 
-impl Model<'_> {
-    /// Returns the waits of a request whose client has a share, or none.
-    fn waits(&self, ask: &Ask, of: Option<(&str, Quota)>) -> Waits {
-        let (everyone, client) = (Key::everyone(), of.map_or("", |(client, _)| client));
-        let (client, pool) = (Key::from(client), [*self.pool]);
-        let quotas: Vec<_> = of.iter().map(|(_, quota)| *quota).collect();
-        let pool = Charge::new(name("pool"), &everyone, &pool).with_cost(ask.cost);
-        let own = Charge::new(name("own"), &client, &quotas).with_cost(ask.cost);
-        let look = |charge: Charge<'_>| wait(&self.store.peek(&[charge]).now());
-        let within = of.map_or(Duration::MAX, |_| look(own).max(look(pool)));
-        Waits { within, beyond: look(pool.with_headroom(reserve(self.pool))) }
+impl<'a> Charges<'a> {
+    fn beyond(self) -> Charge<'a> {
+        self.pool.with_headroom(reserve(&self.pool.quotas()[0]))
     }
 
-    /// Charges a request within the share of its client, or beyond it. The handler then adjusts its
-    /// charges.
-    fn charge(&self, ask: &Ask, of: Option<(&str, Quota)>, is_within: bool) -> Numbers {
-        let (everyone, client) = (Key::everyone(), of.map_or("", |(client, _)| client));
-        let (client, pool) = (Key::from(client), [*self.pool]);
-        let quotas: Vec<_> = of.iter().map(|(_, quota)| *quota).collect();
-        let pool = Charge::new(name("pool"), &everyone, &pool).with_cost(ask.cost);
-        let own = Charge::new(name("own"), &client, &quotas).with_cost(ask.cost);
-        let charges = if is_within { vec![own, pool] } else { vec![pool] };
-        let taken = self.store.take(&charges).now();
-        let left: Vec<_> = taken.outcomes().iter().map(Outcome::remaining).collect();
-        for charge in charges {
-            if ask.keeps < ask.cost {
-                self.store.undo(&[charge], &taken, Some(ask.cost - ask.keeps));
-            } else if ask.keeps > ask.cost {
-                drop(self.store.adjust(&charge, i64::from(ask.keeps - ask.cost)).now());
+    /// Explains a decision by its calls: one within the share of its client, and one beyond it. Returns
+    /// the charges that were made, with their decision.
+    ///
+    /// A request beyond its share makes no second call if the first shows that the pool has too little.
+    fn explain(
+        self,
+        model: &mut Model,
+        place: usize,
+        calls: &[Call],
+        decision: &Decision,
+    ) -> Result<Option<(Vec<Charge<'a>>, Decision)>, String> {
+        let (mut calls, mut retry) = (calls.iter(), Duration::MAX);
+        let mut last = None;
+        if let Some(own) = self.own {
+            let call = calls.next().ok_or("no call within the share")?;
+            let taken = model.check(place, &[own, self.pool], call)?;
+            if call.decision.is_allowed() {
+                is_last(calls.next(), call, decision)?;
+                return Ok(Some((vec![own, self.pool], taken)));
             }
+            retry = wait(&call.decision);
+            last = self.foresee(model, call).map(|wait| (call, wait));
         }
-        let share = if is_within { left.first().copied() } else { None };
-        Numbers::Allowed { share, pool: left.last().copied().unwrap_or(0) }
+        if last.is_none() {
+            let call = calls.next().ok_or("no call beyond the share")?;
+            let taken = model.check(place, &[self.beyond()], call)?;
+            if call.decision.is_allowed() {
+                is_last(calls.next(), call, decision)?;
+                return Ok(Some((vec![self.pool], taken)));
+            }
+            last = Some((call, wait(&call.decision)));
+        }
+        let (call, beyond) = last.expect("a call");
+        is_last(calls.next(), call, decision)?;
+        let retry = retry.min(beyond);
+        if wait(decision) != retry {
+            return Err(format!("a wait of {:?} instead of {retry:?}", wait(decision)));
+        }
+        Ok(None)
     }
+
+    /// Returns the wait beyond the share, if a denied call within it shows that it is denied, too.
+    fn foresee(self, model: &Model, denied: &Call) -> Option<Duration> {
+        if denied.decision.source() == Source::Redis {
+            let look = model.peek(self.beyond());
+            return (!look.is_allowed()).then(|| wait(&look));
+        }
+        let (pool, quota) = (denied.decision.outcomes().last()?, &self.pool.quotas()[0]);
+        if !pool.is_denied() {
+            return None;
+        }
+        let more = self.beyond().headroom();
+        let fits = self.pool.cost() + more <= quota.burst();
+        let wait = pool.retry_after().filter(|_| fits).map(|it| it + quota.interval() * more);
+        Some(wait.unwrap_or(Duration::MAX))
+    }
+}
+
+/// Checks that no call follows, and that the decision is that of the call.
+fn is_last(next: Option<&Call>, call: &Call, decision: &Decision) -> Result<(), String> {
+    if let Some(next) = next {
+        return Err(format!("one more call: {next:?}"));
+    }
+    let is_same = call.decision.source() == decision.source()
+        && call.decision.is_allowed() == decision.is_allowed()
+        && (!decision.is_allowed() || numbers(&call.decision) == numbers(decision));
+    if is_same { Ok(()) } else { Err(format!("another decision than {call:?}")) }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -354,9 +381,8 @@ impl Shares {
         }
     }
 
-    /// Compares requests with embedded accounts, to which the weights of each process apply.
-    ///
-    /// A request beyond its share is decided by a second call, after the one within it.
+    /// Compares each call of a request with embedded accounts, at the instant of the call. The weights of
+    /// each process apply.
     async fn exact(&self, world: &World, mut random: Random, when: &str) {
         let leases = world.places.iter().any(|place| place.wrappers.leases.is_some());
         // The share and the pool are on two servers of a cluster, with two clocks.
@@ -367,13 +393,13 @@ impl Shares {
         let burst = u32::try_from(random.within(4..40)).expect("few");
         let pool = Quota::new(units, 2 * RECOVERY).and_then(|it| it.try_with_burst(burst));
         let pool = pool.and_then(|it| it.try_with_max_debt(DEBT)).expect("a quota");
-        let (clock, rule) = (FakeClock::new(), format!("exact-{}", &when[..5].trim()));
-        let model = Model { store: clock.store(64), clock, pool: &pool };
+        let rule = format!("exact-{}", &when[..5].trim());
+        let (mut model, calls) = (Model::new(), Calls::default());
         let most = *random.pick(&[1_usize, 2, 16]);
         let mut processes: Vec<_> = (0..world.places.len())
             .map(|place| {
                 let process = world.places[place].process();
-                let store = process.store.clone();
+                let store = calls.record(world, process.store.clone());
                 let service = Service::new(world, &rule, pool, most, store);
                 (process, service, Known { places: vec![None; most], others: (0, 0) })
             })
@@ -381,6 +407,7 @@ impl Shares {
         world.story.record("world", || format!("{rule}: {pool:?}, {most} clients"));
         let few = 1 + random.below(processes.len());
         let gap = u64::try_from(pool.interval().as_micros()).expect("few");
+        let everyone = Key::everyone();
         for _ in 0..random.within(20..60) {
             let pause = if random.percent(4) { 11_000_000 } else { 0 };
             sleep(Duration::from_micros(random.within(0..2 * gap) + random.within(0..pause + 1)))
@@ -394,46 +421,32 @@ impl Shares {
             let (process, service, known) = &mut processes[at];
             let asked = world.story.now();
             let part = (weight > 0).then(|| known.part(&ask.client, weight, asked));
-            let start = world.nodes.clock();
             let Some(decision) = service.call(process, ask.clone()).await else { return };
             if let Some(part) = part.filter(|_| decision.is_allowed()) {
                 known.admit(&ask.client, part, asked);
             }
-            let of = part.map(|part| {
-                let own = if part.place.is_some() { ask.client.as_str() } else { "others" };
-                (own, share(&pool, part.weight, part.sum, cost))
-            });
-            let is_cached = decision.source() == Source::DenyCache;
+            let is_own = part.is_some_and(|part| part.place.is_some());
+            let client = Key::from(if is_own { ask.client.as_str() } else { "others" });
+            let quota = part.map(|part| [share(&pool, part.weight, part.sum, cost)]);
+            let share_name = name(&format!("{rule}.share"));
+            let own = quota.as_ref().map(|it| Charge::new(share_name, &client, it).with_cost(cost));
+            let pools = [pool];
+            let pool = Charge::new(name(&rule), &everyone, &pools).with_cost(cost);
             let found = numbers(&decision);
             world.story.record(&world.places[at].name, || format!("{ask:?}: {found:?}"));
-            model.clock.advance(start.saturating_sub(model.clock.now()));
-            let before = model.waits(&ask, of);
-            let end = if is_cached { world.nodes.clock() } else { world.nodes.last_script() };
-            model.clock.advance(end.saturating_sub(model.clock.now()));
-            let after = model.waits(&ask, of);
-            let is_right = match &found {
-                Numbers::Allowed { share: Some(_), .. } => {
-                    after.within.is_zero() && found == model.charge(&ask, of, true)
-                }
-                Numbers::Allowed { share: None, .. } => {
-                    !before.within.is_zero()
-                        && after.beyond.is_zero()
-                        && found == model.charge(&ask, of, false)
-                }
-                Numbers::Denied { retry } => {
-                    let soonest = |waits: Waits| waits.within.min(waits.beyond);
-                    let is_exact = (soonest(after)..=soonest(before)).contains(retry);
-                    // A cached denial ends by the start of the call that it repeats.
-                    !soonest(before).is_zero() && (is_cached || is_exact)
+            let made = calls.take();
+            let paid = match (Charges { own, pool }).explain(&mut model, at, &made, &decision) {
+                Ok(paid) => paid,
+                Err(text) => {
+                    let text = format!("{when}: {ask:?} of {part:?} in p{at}: {text}: {found:?}");
+                    return world.story.violate("shares", format!("{text} by {made:?}"));
                 }
             };
-            if !is_right || !is_cached && decision.source() != Source::Redis {
-                let text = format!("{when}: {ask:?} of {part:?} by {}", decision.source());
-                let text = format!("{text}: {found:?}, and waits from {before:?} to {after:?}");
-                return world.story.violate("shares", text);
-            }
-            if keeps != cost && decision.is_allowed() {
-                sleep(SETTLED).await;
+            let Some((charges, taken)) = paid.filter(|_| keeps != cost) else { continue };
+            sleep(SETTLED).await;
+            model.reach(world.nodes.last_run());
+            for charge in charges {
+                model.keep(charge, &taken, keeps);
             }
         }
     }
