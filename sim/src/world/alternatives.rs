@@ -16,7 +16,7 @@ use tower_sluice::{
 
 use super::{
     MARGIN, RECOVERY, World,
-    calls::{Call, Calls, MAX_AGE, Model, wait},
+    calls::{Call, Calls, MAX_AGE, Model, record, wait},
     capability::{BoxFuture, Capability},
     exact, lock,
     oracle::{Cause, Entry, Loss, excess},
@@ -85,13 +85,24 @@ enum End {
     Unknown,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Attempt {
     entry: Entry,
     key: usize,
     end: End,
+    /// The source of the decision about each alternative that was asked.
+    sources: Vec<Source>,
     /// The units that the handler gave back.
     back: u32,
+}
+
+impl Attempt {
+    /// Returns `true` if an alternative may be charged although the process decided by itself, for
+    /// example after a time limit.
+    fn is_alone(&self, index: usize) -> bool {
+        let source = self.sources.get(index);
+        source.is_some_and(|it| !matches!(it, Source::Redis | Source::DenyCache))
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -141,16 +152,17 @@ impl Alternatives {
         Self { quotas, slow, attempts, blocks, left }
     }
 
-    async fn call(&self, world: &World, place: usize, ask: Ask) -> Option<Decision> {
+    /// Sends a request, whose calls are added to `calls`.
+    async fn call(&self, world: &World, place: usize, ask: Ask, calls: &Calls) -> Option<Decision> {
         let process = world.places[place].process();
-        let store = process.store.clone();
-        let service = process.alternatives.get_or_init(|| Service::new(&self.quotas, store));
-        process.run(service.call(ask)).await
+        let store = || record(world, process.store.clone());
+        let service = process.alternatives.get_or_init(|| Service::new(&self.quotas, store()));
+        process.run(calls.of(service.call(ask))).await
     }
 
     /// Checks that one alternative decides, and that all of them deny a denied request. Returns the
     /// end of the request.
-    fn end(&self, world: &World, ask: &Ask, decision: &Decision) -> End {
+    fn end(&self, world: &World, ask: &Ask, decision: &Decision, calls: &[Call]) -> End {
         let outcomes = decision.outcomes();
         let by_server = matches!(decision.source(), Source::Redis | Source::DenyCache);
         if !by_server && decision.source() != Source::Fallback {
@@ -168,7 +180,7 @@ impl Alternatives {
         }
         match deciding.first() {
             Some(paid) if by_server && decision.is_allowed() => End::Paid(index(paid)),
-            _ if by_server => End::Denied,
+            _ if by_server && calls.iter().all(Call::is_by_servers) => End::Denied,
             _ => End::Unknown,
         }
     }
@@ -176,8 +188,11 @@ impl Alternatives {
     async fn request(&self, world: &World, place: usize, key: usize, cost: u32, keeps: u32) {
         let (at, start) = (&world.places[place], world.story.now());
         let ask = Ask { key: key.to_string(), cost, keeps };
-        let answer = self.call(world, place, ask.clone()).await;
-        let end = answer.as_ref().map_or(End::Unknown, |it| self.end(world, &ask, it));
+        let calls = Calls::default();
+        let answer = self.call(world, place, ask.clone(), &calls).await;
+        let calls = calls.take();
+        let end = answer.as_ref().map_or(End::Unknown, |it| self.end(world, &ask, it, &calls));
+        let sources: Vec<_> = calls.iter().map(|it| it.decision.source()).collect();
         let now = world.story.now();
         world.story.record(&at.name, || {
             let by = answer.as_ref().map_or("nobody".into(), |it| it.source().to_string());
@@ -187,18 +202,17 @@ impl Alternatives {
         let entry = Entry { keys: [key, 2], ..Entry::allowed(place, cost, start, now) };
         let Some(decision) = answer else {
             let entry = Entry { end: Duration::MAX, ..entry };
-            lock(&self.attempts).push(Attempt { entry, key, end, back });
+            lock(&self.attempts).push(Attempt { entry, key, end, sources, back });
             return;
         };
         world.count_decision();
         let (source, allowed) = (decision.source(), decision.is_allowed());
         let entry = Entry { source, allowed, ..entry };
-        lock(&self.attempts).push(Attempt { entry, key, end, back });
+        lock(&self.attempts).push(Attempt { entry, key, end, sources, back });
         lock(&world.log).entries.push(entry);
         let disturbed = *lock(&at.disturbed) >= start;
-        // Each alternative may need a call.
-        let calls = u32::try_from(self.quotas.len()).expect("few");
-        if now - start > calls * at.wrappers.budget + MARGIN && !disturbed {
+        let count = u32::try_from(calls.len()).expect("few");
+        if now - start > count * at.wrappers.longest() + MARGIN && !disturbed {
             let text = format!("{} answered after {:?}", at.name, now - start);
             world.story.violate("budget", text);
         }
@@ -228,13 +242,8 @@ impl Alternatives {
         if world.places.iter().any(|place| place.wrappers.leases.is_some()) {
             return;
         }
-        let (calls, text) = (Calls::default(), format!("alternatives {when}"));
+        let text = format!("alternatives {when}");
         let key = Key::from(text.as_str());
-        let services: Vec<_> = world
-            .places
-            .iter()
-            .map(|it| Service::new(&self.quotas, calls.record(world, it.process().store.clone())))
-            .collect();
         // Each account may be on another server, with a clock of its own.
         let mut models: Vec<_> = self.quotas.iter().map(|_| Model::new()).collect();
         let gap = self.quotas.iter().map(Quota::interval).max().unwrap_or_default();
@@ -248,10 +257,10 @@ impl Alternatives {
             let cost = u32::try_from(cost).expect("few");
             let keeps = if random.percent(30) { cost / 2 } else { cost };
             let ask = Ask { key: text.clone(), cost, keeps };
-            let process = world.places[place].process();
-            let answer = process.run(services[place].call(ask.clone())).await;
+            let calls = Calls::default();
+            let answer = self.call(world, place, ask.clone(), &calls).await;
             let (Some(decision), made) = (answer, calls.take()) else { return };
-            let end = self.end(world, &ask, &decision);
+            let end = self.end(world, &ask, &decision, &made);
             let retry = decision.retry_after();
             world
                 .story
@@ -333,9 +342,10 @@ impl Alternatives {
         let answer = process.store.block(&Charge::new(name(index), &own, &[]), time);
         drop(process.run(async { answer.await }).await);
         let ask = || Ask { key: key.clone(), cost, keeps: cost };
-        let denied = self.call(world, places[1], ask()).await;
+        let calls = Calls::default();
+        let denied = self.call(world, places[1], ask(), &calls).await;
         sleep(time).await;
-        let allowed = self.call(world, places[1], ask()).await;
+        let allowed = self.call(world, places[1], ask(), &calls).await;
         let [denied, allowed] = [denied, allowed].map(|it| it.map(|it| it.is_allowed()));
         if denied != Some(false) || allowed != Some(true) {
             let text = format!("{when}: a block of {} for {time:?}", NAMES[index]);
@@ -368,12 +378,21 @@ impl Alternatives {
                 of_key.iter().filter(|it| is(it)).map(|it| u64::from(units(it))).sum::<u64>()
             };
             let cost = |it: &Attempt| it.entry.cost;
-            let unknown = sum(&|it| it.end == End::Unknown, &cost);
+            let may_be_charged = |index: usize, it: &Attempt| {
+                it.end == End::Unknown || it.end != End::Paid(index) && it.is_alone(index)
+            };
+            let times = |it: &Attempt| {
+                let alone = (0..self.quotas.len()).filter(|index| may_be_charged(*index, it));
+                let most = if it.sources.is_empty() { 1 } else { self.quotas.len() };
+                it.entry.cost * u32::try_from(alone.count().min(most)).expect("few")
+            };
+            let unknown_of_all = sum(&|_| true, &times);
             let mut all = (0, 0);
             for (_, index, left) in lock(&self.left).iter().filter(|it| it.0 == key) {
                 let charged = u64::from(self.quotas[*index].burst() - left);
                 let paid = sum(&|it| it.end == End::Paid(*index), &cost);
                 let back = sum(&|it| it.end == End::Paid(*index), &|it| it.back);
+                let unknown = sum(&|it| may_be_charged(*index, it), &cost);
                 all = (all.0 + charged, all.1 + paid);
                 if charged > paid + unknown || charged + back < paid {
                     let text = format!("key {key}, {}: {charged} charged", NAMES[*index]);
@@ -381,18 +400,16 @@ impl Alternatives {
                     world.story.violate("alternatives", text);
                 }
             }
-            if all.0 > all.1 + unknown {
-                let text =
-                    format!("key {key}: {} charged, {} paid, {unknown} unknown", all.0, all.1);
+            if all.0 > all.1 + unknown_of_all {
+                let text = format!("key {key}: {} charged, {} paid", all.0, all.1);
+                let text = format!("{text}, {unknown_of_all} unknown");
                 world.story.violate("alternatives", text);
             }
             // Each alternative of a denial was spent before its end.
             for denial in of_key.iter().filter(|it| it.end == End::Denied) {
                 let before = |it: &Attempt| it.entry.start <= denial.entry.end;
                 let may = |index: usize, it: &Attempt| {
-                    before(it)
-                        && matches!(it.end, End::Unknown | End::Paid(_))
-                        && (it.end == End::Unknown || it.end == End::Paid(index))
+                    before(it) && (it.end == End::Paid(index) || may_be_charged(index, it))
                 };
                 let fits = |index: usize| {
                     let spent = sum(&|it| may(index, it), &cost);
@@ -433,7 +450,7 @@ impl Alternatives {
             let until = block.start + block.time;
             let within = |it: &&Attempt| {
                 let (key, entry) = (it.key == block.key, it.entry);
-                key && entry.start >= block.end && entry.end < until
+                key && entry.start > block.end && entry.end < until
             };
             for attempt in attempts.iter().filter(within) {
                 let replaced = blocks.iter().enumerate().any(|(other, it)| {
@@ -446,8 +463,12 @@ impl Alternatives {
                     counts && loss.from <= attempt.entry.end && loss.to >= block.start
                 };
                 let paid = matches!(attempt.end, End::Paid(index) if index >= block.index);
-                let hidden = || hides(world, attempts, block, attempt);
-                if paid && !replaced && !losses.iter().any(lost) && !hidden() {
+                // A process that decides by itself does not know the blocks of others.
+                let is_known = match attempt.sources.get(block.index) {
+                    Some(Source::DenyCache) => !hides(world, attempts, block, attempt),
+                    _ => !attempt.is_alone(block.index),
+                };
+                if paid && is_known && !replaced && !losses.iter().any(lost) {
                     let text = format!("{attempt:?} during {block:?}");
                     world.story.violate("alternatives", text);
                 }
@@ -456,20 +477,22 @@ impl Alternatives {
     }
 }
 
-/// Returns `true` if a deny cache may have hidden a block from an attempt, which paid by a later
-/// alternative: it repeats a denial that the process received before another one blocked the key.
+/// Returns `true` if a cached denial may hide a block: the process received it before another one blocked
+/// the key.
 fn hides(world: &World, attempts: &[Attempt], block: &Block, attempt: &Attempt) -> bool {
     let place = attempt.entry.process;
     if place == block.place || !world.places[place].wrappers.deny_cache {
         return false;
     }
-    let may_be_cached = |it: &Attempt| {
-        let is_denied = !matches!(it.end, End::Paid(index) if index <= block.index);
-        let is_recent = it.entry.end.saturating_add(MAX_AGE) > attempt.entry.start;
+    attempts.iter().any(|it| {
         let is_its = it.entry.process == place && it.key == block.key;
-        is_its && is_denied && is_recent && it.entry.start < block.end
-    };
-    attempt.end != End::Paid(block.index) && attempts.iter().any(may_be_cached)
+        let is_recent = it.entry.end.saturating_add(MAX_AGE) > attempt.entry.start;
+        let source = it.sources.get(block.index);
+        // The calls of a client that left are unknown.
+        let is_denied = source == Some(&Source::Redis) && it.end != End::Paid(block.index)
+            || source.is_none() && it.end == End::Unknown;
+        is_its && is_recent && is_denied && it.entry.start < block.end
+    })
 }
 
 impl Capability for Alternatives {

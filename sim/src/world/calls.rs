@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::{task_local, time::Instant};
 use tower_sluice::{
     Algorithm, Decision, Key, LocalStore, Quota, Store, StoreExt,
     decision::Source,
@@ -42,14 +42,26 @@ pub struct Call {
     end: Instant,
 }
 
-/// The calls since the last [`take`](Calls::take).
+impl Call {
+    /// Returns `true` if the servers decided, now or in a denial that is repeated.
+    pub fn is_by_servers(&self) -> bool {
+        matches!(self.decision.source(), Source::Redis | Source::DenyCache)
+    }
+}
+
+task_local! {
+    /// The calls of the request that runs.
+    static CALLS: Calls;
+}
+
+/// The calls of a request.
 #[derive(Clone, Default)]
 pub struct Calls(Arc<Mutex<Vec<Call>>>);
 
 impl Calls {
-    /// Returns a store that records its calls here.
-    pub fn record(&self, world: &World, store: Wrapped) -> Wrapped {
-        Arc::new(Recorder { store, nodes: world.nodes.clone(), calls: self.clone() })
+    /// Runs a request, whose calls to [recorded](record) stores are added.
+    pub async fn of<T>(&self, request: impl std::future::Future<Output = T>) -> T {
+        CALLS.scope(self.clone(), request).await
     }
 
     pub fn take(&self) -> Vec<Call> {
@@ -57,10 +69,14 @@ impl Calls {
     }
 }
 
+/// Returns a store that records its calls.
+pub fn record(world: &World, store: Wrapped) -> Wrapped {
+    Arc::new(Recorder { store, nodes: world.nodes.clone() })
+}
+
 struct Recorder {
     store: Wrapped,
     nodes: Arc<Deployment>,
-    calls: Calls,
 }
 
 impl Store for Recorder {
@@ -70,8 +86,9 @@ impl Store for Recorder {
     fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         let answer = self.store.call(op, context);
         let Op::Take(charges) = op else { return answer };
+        let Ok(calls) = CALLS.try_with(Clone::clone) else { return answer };
         let asked = charges.iter().map(|it| (it.rule(), it.headroom())).collect();
-        let (nodes, calls) = (self.nodes.clone(), self.calls.clone());
+        let nodes = self.nodes.clone();
         let note = move |decision: &Decision| {
             let (script, end) = (nodes.last_run(), Instant::now());
             lock(&calls.0).push(Call { asked, decision: decision.clone(), script, end });

@@ -24,7 +24,7 @@ use tower_sluice::{
 
 use super::{
     MARGIN, RECOVERY, World,
-    calls::{Call, Calls, Model, wait},
+    calls::{Call, Calls, Model, record, wait},
     capability::{BoxFuture, Capability},
     deployment::Kind,
     lock,
@@ -79,6 +79,7 @@ impl Service {
         let weight = Cost::from_fn(|head| number(head, "x-weight"));
         let site = site.fair_by(HeaderKey::new("x-client"), weight).max_clients(clients);
         let clock = FakeClock::new();
+        let store = record(world, store);
         let layer = RateLimitLayer::rules(clock.fair(site), store).expose_decision();
         let inner = service_fn(async |request: Request<()>| {
             let (ask, extensions) = (request.extensions().get::<Ask>(), request.extensions());
@@ -93,12 +94,13 @@ impl Service {
         Self { layer, clock, start }
     }
 
-    async fn call(&self, process: &Process, ask: Ask) -> Option<Decision> {
+    /// Sends a request, whose calls are added to `calls`.
+    async fn call(&self, process: &Process, ask: Ask, calls: &Calls) -> Option<Decision> {
         let request = Request::builder().uri("/").header("x-client", &ask.client);
         let request = request.header("x-cost", ask.cost).header("x-weight", ask.weight);
         let request = request.extension(ask).body(()).expect("a request");
         self.clock.advance(self.start.elapsed().saturating_sub(self.clock.now()));
-        let Ok(response) = process.run(self.layer.clone().oneshot(request)).await?;
+        let Ok(response) = process.run(calls.of(self.layer.clone().oneshot(request))).await?;
         Some(response.extensions().get::<Decision>().expect("an exposed decision").clone())
     }
 }
@@ -273,6 +275,8 @@ struct Attempt {
     entry: Entry,
     /// `true` if the servers decided.
     is_known: bool,
+    /// `true` if the process decided one of its calls by itself, which may have charged the servers.
+    is_alone: bool,
     keeps: u32,
 }
 
@@ -309,7 +313,7 @@ impl Sender {
         let (process, service) = self.processes[at % self.processes.len()].clone();
         let ask = Ask::plain(format!("c{}", self.client), self.weight);
         let start = self.story.now();
-        let Some(decision) = service.call(&process, ask).await else { return };
+        let Some(decision) = service.call(&process, ask, &Calls::default()).await else { return };
         let (end, source, allowed) = (self.story.now(), decision.source(), decision.is_allowed());
         let entry = Entry { source, allowed, ..Entry::allowed(0, 1, start, end) };
         lock(&self.sent).push(Sent { client: self.client, entry });
@@ -347,14 +351,17 @@ impl Shares {
         let service = process
             .shares
             .get_or_init(|| Service::new(world, "site", self.quota, 16, process.store.clone()));
-        let answer = service.call(&process, ask.clone()).await;
+        let calls = Calls::default();
+        let answer = service.call(&process, ask.clone(), &calls).await;
+        let calls = calls.take();
         let end = world.story.now();
         world.story.record(&at.name, || match &answer {
             Some(decision) => format!("{ask:?}: {:?} by {}", numbers(decision), decision.source()),
             None => format!("{ask:?}: no answer"),
         });
         let entry = Entry::allowed(place, ask.cost, start, end);
-        let attempt = Attempt { entry, is_known: false, keeps: ask.keeps };
+        let is_alone = !calls.iter().all(Call::is_by_servers);
+        let attempt = Attempt { entry, is_known: false, is_alone, keeps: ask.keeps };
         let Some(decision) = answer else {
             let entry = Entry { end: Duration::MAX, ..entry };
             lock(&self.attempts).push(Attempt { entry, ..attempt });
@@ -374,8 +381,8 @@ impl Shares {
             world.story.violate("shares", format!("{ask:?}: {decision:?}"));
         }
         let disturbed = *lock(&at.disturbed) >= start;
-        // A request beyond its share needs two calls.
-        if end - start > 2 * at.wrappers.budget + MARGIN && !disturbed {
+        let made = u32::try_from(calls.len()).expect("few");
+        if end - start > made * at.wrappers.longest() + MARGIN && !disturbed {
             let text = format!("{} answered after {:?}", at.name, end - start);
             world.story.violate("budget", text);
         }
@@ -394,12 +401,12 @@ impl Shares {
         let pool = Quota::new(units, 2 * RECOVERY).and_then(|it| it.try_with_burst(burst));
         let pool = pool.and_then(|it| it.try_with_max_debt(DEBT)).expect("a quota");
         let rule = format!("exact-{}", &when[..5].trim());
-        let (mut model, calls) = (Model::new(), Calls::default());
+        let mut model = Model::new();
         let most = *random.pick(&[1_usize, 2, 16]);
         let mut processes: Vec<_> = (0..world.places.len())
             .map(|place| {
                 let process = world.places[place].process();
-                let store = calls.record(world, process.store.clone());
+                let store = process.store.clone();
                 let service = Service::new(world, &rule, pool, most, store);
                 (process, service, Known { places: vec![None; most], others: (0, 0) })
             })
@@ -421,7 +428,9 @@ impl Shares {
             let (process, service, known) = &mut processes[at];
             let asked = world.story.now();
             let part = (weight > 0).then(|| known.part(&ask.client, weight, asked));
-            let Some(decision) = service.call(process, ask.clone()).await else { return };
+            let calls = Calls::default();
+            let answer = service.call(process, ask.clone(), &calls).await;
+            let Some(decision) = answer else { return };
             if let Some(part) = part.filter(|_| decision.is_allowed()) {
                 known.admit(&ask.client, part, asked);
             }
@@ -616,20 +625,21 @@ impl Shares {
         };
         let is_paid = |it: &Attempt| it.is_known && it.entry.allowed;
         // A process that falls silent between the servers of two accounts leaves the first charged.
-        let perhaps = |it: &Attempt| !it.is_known;
+        let perhaps = |it: &Attempt| !it.is_known || it.is_alone;
         let most = |it: &Attempt| it.entry.cost.max(it.keeps);
         if let Some(left) = *lock(&self.left) {
             let charged = u64::from(self.quota.burst() - left);
             let least = sum(&is_paid, &|it| it.entry.cost.min(it.keeps));
-            let most = sum(&|it| is_paid(it) || perhaps(it), &most);
+            let most = sum(&is_paid, &most) + sum(&perhaps, &most);
             if charged > most || charged < least.min(self.quota.burst().into()) {
                 let text = format!("{charged} charged to the pool, {least} to {most} paid");
                 world.story.violate("shares", text);
             }
         }
-        for denial in attempts.iter().filter(|it| it.is_known && !it.entry.allowed) {
+        for denial in attempts.iter().filter(|it| !perhaps(it) && !it.entry.allowed) {
             let before = |it: &Attempt| it.entry.start <= denial.entry.end;
-            let spent = sum(&|it| before(it) && (is_paid(it) || perhaps(it)), &most);
+            let paid = sum(&|it| before(it) && is_paid(it), &most);
+            let spent = paid + sum(&|it| before(it) && perhaps(it), &most);
             let wanted = spent + u64::from(denial.entry.cost + reserve(&self.quota));
             if wanted <= u64::from(self.quota.burst()) {
                 let text = format!("{denial:?}, but {spent} of {:?} are charged", self.quota);

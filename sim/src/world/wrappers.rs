@@ -57,6 +57,13 @@ impl Wrappers {
         }
     }
 
+    /// Returns the longest time of a call. One that borrows units makes up to three, and waits for those
+    /// of others before.
+    pub fn longest(&self) -> Duration {
+        let waits = 2 * Duration::from_millis(100);
+        if self.leases.is_some() { 3 * self.budget + waits } else { self.budget }
+    }
+
     /// Returns the wrappers of a process that is counted.
     pub fn counted(self, falls_back: bool) -> Self {
         let on_failure = if falls_back { OnFailure::Fallback } else { self.on_failure };
