@@ -49,7 +49,9 @@ impl<K: KeyExtractor + Send + Sync + 'static> Rule<K> {
     /// | with a [`max_wait`](Rule::max_wait) | it fits if the request can wait for it; not for slots: a fixed quota is an error when the layer is built, and a plan that chooses slots denies at once |
     ///
     /// **To ban a key, block it under the first rule.** A [penalty](crate::RateLimitLayer::penalty) blocks
-    /// under its own rule, so give it to the first.
+    /// under its own rule, so give it to the first. A [`DenyCache`](crate::store::DenyCache) that repeats a
+    /// denial of that rule hides a block by another process for up to its
+    /// [`max_age`](crate::store::DenyCache::max_age), by default 1 s: until then, the others may pay.
     ///
     /// The alternatives are asked one after another, each in a call to the store, until one fits. A
     /// [`DenyCache`](crate::store::DenyCache) saves the calls of alternatives that are used up, and leases
