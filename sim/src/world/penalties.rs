@@ -235,7 +235,7 @@ impl Capability for Penalties {
             world.count_decision();
             let (strikes, blocked) = (is_strike(&decision), decision.is_blocked());
             lock(&self.seen).push(Seen { process: place, created, key, end, strikes, blocked });
-            if end - start > at.wrappers.budget + MARGIN && *lock(&at.disturbed) < start {
+            if end - start > at.wrappers.longest() + MARGIN && *lock(&at.disturbed) < start {
                 let text = format!("{} answered after {:?}", at.name, end - start);
                 world.story.violate("budget", text);
             }

@@ -121,8 +121,8 @@ async fn request(world: &World, place: usize, request: Call, patience: Option<u6
         world.story.violate("deny cache", text);
     }
     let disturbed = *lock(&at.disturbed) >= start;
-    if end - start > at.wrappers.budget + MARGIN && !disturbed {
-        let budget = at.wrappers.budget;
+    let budget = at.wrappers.longest();
+    if end - start > budget + MARGIN && !disturbed {
         let text = format!("{} answered after {:?} of {budget:?}", at.name, end - start);
         world.story.violate("budget", text);
     }
