@@ -20,6 +20,8 @@ mod overshoot;
 mod panics;
 mod random;
 mod row;
+#[path = "../support/rule_kinds.rs"]
+mod rule_kinds;
 #[path = "../support/servers/mod.rs"]
 mod servers;
 mod stack;

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use crate::{
-    busy_key::{Bursts, POLICIES, WRAPPERS, cases},
+    busy_key::{Bursts, POLICIES, WRAPPERS},
+    rule_kinds::Kind,
     servers::Server,
 };
 
@@ -17,13 +18,12 @@ async fn a_burst_of_one_key_is_decided_by_redis_and_delays_no_other_key() {
             let callers = [200, 500][(number + order) % 2];
             let hold = Duration::from_millis(90);
             let bursts = Bursts { policy, wrappers, callers, bursts: 2, hold };
-            // The first case has slots.
+            // The first kind has slots.
             let all = number == order % POLICIES.len();
-            let cases = cases().into_iter().take(if all { usize::MAX } else { 1 });
-            for (name, quotas) in cases {
-                let figures = bursts.play(&server, &quotas).await;
+            for kind in Kind::all().into_iter().take(if all { usize::MAX } else { 1 }) {
+                let figures = bursts.play(&server, kind).await;
                 let all = figures.broken().into_iter();
-                broken.extend(all.map(|what| format!("{name}, {bursts:?}: {what}")));
+                broken.extend(all.map(|what| format!("{kind:?}, {bursts:?}: {what}")));
             }
         }
     }

@@ -5,166 +5,28 @@
 #![allow(clippy::print_stdout)]
 
 use std::{
-    convert::Infallible,
     env,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use futures::future::join_all;
-use http::{Request, Response, StatusCode};
+use http::StatusCode;
 use tokio::{task::yield_now, time::sleep};
-use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
-use tower_sluice::{
-    LocalStore, Quota, RateLimitLayer, RedisStore, Rule, StoreExt,
-    key::{Everyone, HeaderKey},
-    middleware::HoldUntil,
-    store::{DynStore, Timeout},
-};
+use tower_sluice::{LocalStore, RedisStore, StoreExt, store::Timeout};
 
 use crate::{
-    accounts::{LONG, connect, quotas},
+    accounts::connect,
     busy_key::{POLICIES, Policy},
+    rule_kinds::{AnyStore, Kind, Runs, respond},
     servers::Server,
 };
 
-const UNITS: u32 = 10;
-const SLOTS: u32 = 5;
-
-type Store = Arc<DynStore<Infallible>>;
-type Site = BoxCloneSyncService<Request<()>, Response<String>, Infallible>;
-
-/// The requests of the denied client that ran.
-#[derive(Debug, Default)]
-struct Ran {
-    all: AtomicU32,
-    now: AtomicU32,
-    /// The most that ran at the same time.
-    most: AtomicU32,
-}
-
-impl Ran {
-    async fn run(&self, request: Request<()>) {
-        if request.headers()["x-api-key"] != "mallory" {
-            return;
-        }
-        self.all.fetch_add(1, Relaxed);
-        let now = self.now.fetch_add(1, Relaxed) + 1;
-        self.most.fetch_max(now, Relaxed);
-        sleep(Duration::from_millis(20)).await;
-        self.now.fetch_sub(1, Relaxed);
-    }
-}
-
-/// A kind of rules.
-#[derive(Clone, Copy, Debug)]
-enum Kind {
-    /// A quota of an algorithm, by its place in [`quotas`].
-    Rate(usize),
-    TwoQuotas,
-    TwoRules,
-    Or,
-    FairBy,
-    Slots,
-    SlotsAndRate,
-}
-
-impl Kind {
-    /// Returns every kind.
-    fn all() -> Vec<Self> {
-        let rates = (0..quotas(UNITS, LONG).len()).map(Self::Rate);
-        let first = rates.chain([Self::TwoQuotas]);
-        // A kind that has no place in this order does not compile.
-        let mut all: Vec<_> = first.collect();
-        while let Some(last) = all.last() {
-            let next = match last {
-                Self::Rate(_) => Self::TwoQuotas,
-                Self::TwoQuotas => Self::TwoRules,
-                Self::TwoRules => Self::Or,
-                Self::Or => Self::FairBy,
-                Self::FairBy => Self::Slots,
-                Self::Slots => Self::SlotsAndRate,
-                Self::SlotsAndRate => break,
-            };
-            all.push(next);
-        }
-        all
-    }
-
-    /// Returns the most requests that may run: at the same time for slots, or at all.
-    fn limit(self) -> u32 {
-        match self {
-            Self::Rate(_) | Self::TwoQuotas | Self::TwoRules => UNITS,
-            Self::Or => 2 * UNITS,
-            Self::FairBy => 4 * UNITS,
-            Self::Slots | Self::SlotsAndRate => SLOTS,
-        }
-    }
-
-    fn ran(self, ran: &Ran) -> u32 {
-        match self {
-            Self::Slots | Self::SlotsAndRate => ran.most.load(Relaxed),
-            _ => ran.all.load(Relaxed),
-        }
-    }
-
-    fn site(self, store: Store, ran: Arc<Ran>) -> Site {
-        let handler = service_fn(move |request| {
-            let ran = ran.clone();
-            async move {
-                ran.run(request).await;
-                Ok::<_, Infallible>(Response::new(String::new()))
-            }
-        });
-        let key = || HeaderKey::new("x-api-key");
-        let plain = Quota::new(UNITS, LONG).expect("a quota");
-        let many = Quota::new(100_000, LONG).expect("a quota");
-        let pool = Quota::new(4 * UNITS, LONG).expect("a quota");
-        let slots = Quota::concurrent(SLOTS);
-        let rules = |quotas: Vec<Quota>| Rule::new("api", key(), quotas);
-        match self {
-            Self::Rate(at) => {
-                let rule = rules(vec![quotas(UNITS, LONG)[at].1]);
-                BoxCloneSyncService::new(RateLimitLayer::rules(rule, store).layer(handler))
-            }
-            Self::TwoQuotas => {
-                let layer =
-                    RateLimitLayer::rules(rules(vec![plain, many.with_name("many")]), store);
-                BoxCloneSyncService::new(layer.layer(handler))
-            }
-            Self::TwoRules => {
-                let both = (rules(vec![plain]), Rule::new("site", Everyone, many));
-                BoxCloneSyncService::new(RateLimitLayer::rules(both, store).layer(handler))
-            }
-            Self::Or => {
-                let either = rules(vec![plain]).or(Rule::new("credits", key(), plain));
-                BoxCloneSyncService::new(RateLimitLayer::rules(either, store).layer(handler))
-            }
-            Self::FairBy => {
-                let fair = Rule::new("site", Everyone, pool).fair_by(key(), 1);
-                BoxCloneSyncService::new(RateLimitLayer::rules(fair, store).layer(handler))
-            }
-            Self::Slots => {
-                let layer = RateLimitLayer::rules(rules(vec![slots]), store);
-                let layer = layer.hold_until(HoldUntil::Head);
-                BoxCloneSyncService::new(layer.layer(handler))
-            }
-            Self::SlotsAndRate => {
-                let layer = RateLimitLayer::rules(rules(vec![slots, many]), store);
-                let layer = layer.hold_until(HoldUntil::Head);
-                BoxCloneSyncService::new(layer.layer(handler))
-            }
-        }
-    }
-}
-
-async fn status(site: &Site, key: &str) -> StatusCode {
-    let request = Request::get("/").header("x-api-key", key).body(()).expect("a request");
-    site.clone().oneshot(request).await.expect("infallible").status()
-}
+/// The time for which a request holds its slot.
+const HOLD: Duration = Duration::from_millis(20);
 
 /// A flood of one client, whose connections ask again as soon as they are denied.
 #[derive(Clone, Copy, Debug)]
@@ -185,8 +47,8 @@ impl Flood {
             true => self.guard(breaker.clone().deny_cache().leases(25)),
             false => self.guard(breaker.clone()),
         };
-        let ran = Arc::new(Ran::default());
-        let site = self.kind.site(store, ran.clone());
+        let runs = Runs::new(HOLD);
+        let site = self.kind.site(store, runs.clone());
         let stop = Arc::new(AtomicBool::new(false));
         let clients = (0..self.connections).map(|_| {
             let site = site.clone();
@@ -194,8 +56,8 @@ impl Flood {
             tokio::spawn(async move {
                 let mut asked = 0_u64;
                 while !stop.load(Relaxed) {
-                    let denied = status(&site, "mallory").await;
-                    asked += u64::from(denied != StatusCode::OK);
+                    let denied = respond(&site, "busy").await;
+                    asked += u64::from(denied.status() != StatusCode::OK);
                     // As a connection does, which waits for the next request.
                     yield_now().await;
                 }
@@ -212,8 +74,8 @@ impl Flood {
                 let mut number = 0_u32;
                 let mut opened = false;
                 while !stop.load(Relaxed) {
-                    let other = status(&site, &format!("other {number}")).await;
-                    rejected += u32::from(other == StatusCode::SERVICE_UNAVAILABLE);
+                    let other = respond(&site, &format!("other {number}")).await;
+                    rejected += u32::from(other.status() == StatusCode::SERVICE_UNAVAILABLE);
                     opened |= breaker.is_open();
                     number += 1;
                     sleep(Duration::from_millis(5)).await;
@@ -225,7 +87,7 @@ impl Flood {
         stop.store(true, Relaxed);
         let denied: u64 = join_all(clients).await.into_iter().map(|it| it.expect("no panic")).sum();
         let others = others.await.expect("no panic");
-        let handlers = self.kind.ran(&ran);
+        let handlers = runs.limited(self.kind);
         println!("{self:?}: {handlers} handlers, {denied} denials, {} other 503", others.0);
         let mut broken = Vec::new();
         if handlers > self.kind.limit() + 1 {
@@ -240,7 +102,7 @@ impl Flood {
         broken
     }
 
-    fn guard<S>(self, store: S) -> Store
+    fn guard<S>(self, store: S) -> AnyStore
     where
         S: tower_sluice::Store + Send + Sync + 'static,
     {

@@ -50,6 +50,8 @@ mod permissions;
 mod probe;
 mod reconnect;
 mod replies;
+#[path = "../support/rule_kinds.rs"]
+mod rule_kinds;
 mod sentinel;
 #[path = "../support/servers/mod.rs"]
 mod servers;

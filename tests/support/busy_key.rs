@@ -1,9 +1,7 @@
 //! Bursts of one key on a healthy Redis: a busy key is not an outage.
 
 use std::{
-    cell::Cell,
     collections::BTreeMap,
-    convert::Infallible,
     sync::{
         Arc, LazyLock,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -16,12 +14,12 @@ use tokio::{
     runtime::{self, Runtime},
     time::{Instant, sleep},
 };
-use tower_sluice::{
-    Algorithm, Decision, Limiter, LocalStore, Quota, RedisStore, Store, StoreExt, decision::Source,
-    store::DynStore,
-};
+use tower_sluice::{Decision, LocalStore, RedisStore, Store, StoreExt, decision::Source};
 
-use crate::servers::{Mode, Proxy, Server};
+use crate::{
+    rule_kinds::{Kind, Runs, Site, respond},
+    servers::{Mode, Proxy, Server},
+};
 
 /// The runtime of the proxies: a network is not busy when a process is.
 static NETWORK: LazyLock<Runtime> = LazyLock::new(|| {
@@ -32,8 +30,8 @@ static NETWORK: LazyLock<Runtime> = LazyLock::new(|| {
 /// The delay of every reply.
 const DELAY: Duration = Duration::from_millis(3);
 const TIMEOUT: Duration = Duration::from_millis(200);
-/// The slots of the key, or its units.
-const LIMIT: u32 = 5;
+/// The requests that warm a process.
+const WARM: u32 = 40;
 /// The processes of a fallback, or their stand-ins, which share the callers.
 const INSTANCES: u32 = 4;
 /// The callers that one call to Redis decides.
@@ -60,32 +58,6 @@ pub(crate) enum Wrappers {
 
 pub(crate) const WRAPPERS: [Wrappers; 4] =
     [Wrappers::Timeout, Wrappers::TimeoutBreaker, Wrappers::BreakerTimeout, Wrappers::Leases];
-
-/// Returns the quotas of a key for each case.
-pub(crate) fn cases() -> Vec<(&'static str, Vec<Quota>)> {
-    // Ten years: no unit returns, and no window ends.
-    let rate = |units, algorithm| {
-        let quota = Quota::new(units, Duration::from_secs(3_650 * 86_400)).expect("a quota");
-        quota.with_algorithm(algorithm)
-    };
-    let slots = Quota::concurrent(LIMIT);
-    let algorithms = [
-        ("gcra", Algorithm::Gcra),
-        ("token bucket", Algorithm::TokenBucket),
-        ("fixed window", Algorithm::fixed_window()),
-        ("fixed window that carries over", Algorithm::FixedWindow { carry_over: 2, paced: false }),
-        ("anchored window", Algorithm::AnchoredWindow),
-        ("sliding window", Algorithm::SlidingWindow { buckets: 4 }),
-        ("sliding log", Algorithm::SlidingLog),
-    ];
-    let mut cases = vec![
-        ("slots", vec![slots]),
-        ("slots and a rate", vec![slots, rate(1_000_000, Algorithm::Gcra)]),
-    ];
-    cases.extend(algorithms.map(|(name, algorithm)| (name, vec![rate(LIMIT, algorithm)])));
-    cases.push(("gcra with enough units for leases", vec![rate(20 * LIMIT, Algorithm::Gcra)]));
-    cases
-}
 
 /// Bursts of one size, one after the other.
 #[derive(Clone, Copy, Debug)]
@@ -146,33 +118,36 @@ impl Figures {
 /// A process, or its stand-in.
 #[derive(Clone)]
 struct App {
-    limiter: Limiter<Arc<DynStore<Infallible>>>,
+    site: Site,
     is_open: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
-impl App {
-    fn new<S>(policy: Policy, store: S, is_open: impl Fn() -> bool + Send + Sync + 'static) -> Self
-    where
-        S: Store + Send + Sync + 'static,
-    {
-        let store = match policy {
-            Policy::FailOpen => store.fail_open().boxed(),
-            Policy::FailClosed => store.fail_closed().boxed(),
-            Policy::Fallback => store.fallback(LocalStore::new()).instances(INSTANCES).boxed(),
-        };
-        Self { limiter: Limiter::new(store), is_open: Arc::new(is_open) }
-    }
+/// A decision, and the time that it took.
+struct Answer {
+    decision: Decision,
+    took: Duration,
+}
 
-    async fn take(&self, key: String, quotas: &[Quota]) -> (Decision, Duration) {
+impl App {
+    async fn take(&self, key: &str) -> Answer {
         let start = Instant::now();
-        let decision = self.limiter.take(key, quotas, 1).await;
-        (decision, start.elapsed())
+        let response = respond(&self.site, key).await;
+        let decision = response.extensions().get::<Decision>().expect("a decision").clone();
+        Answer { decision, took: start.elapsed() }
     }
+}
+
+/// Bursts of one kind of rules.
+struct Play {
+    bursts: Bursts,
+    kind: Kind,
+    runs: Arc<Runs>,
+    apps: Vec<App>,
 }
 
 impl Bursts {
     /// Plays the bursts against a server that answers.
-    pub(crate) async fn play(&self, server: &Server, quotas: &[Quota]) -> Figures {
+    pub(crate) async fn play(self, server: &Server, kind: Kind) -> Figures {
         let address = server.address();
         let proxy = async move {
             let mut proxy = Proxy::start(address).await;
@@ -181,112 +156,141 @@ impl Bursts {
         };
         let proxy = NETWORK.spawn(proxy).await.expect("no panic");
         let url = server.url_at(proxy.addr());
-        let mut apps = Vec::new();
+        let mut play = Play { bursts: self, kind, runs: Runs::new(self.hold), apps: Vec::new() };
         for _ in 0..if self.policy == Policy::Fallback { INSTANCES } else { 1 } {
-            apps.push(self.app(&url).await);
+            let app = play.app(&url).await;
+            play.apps.push(app);
         }
         let () = server.command("FLUSHALL").await;
+        play.run(server).await
+    }
+}
+
+impl Play {
+    async fn run(&self, server: &Server) -> Figures {
+        let Bursts { bursts, callers, hold, wrappers, .. } = self.bursts;
         // Afterwards, the server knows the scripts, and the stores have all that a burst needs.
-        let warm = join_all((0..40).map(|_| apps[0].take("warm".into(), quotas))).await;
-        drop(warm);
+        drop(join_all((0..WARM).map(|_| self.apps[0].take("warm"))).await);
         // Time for the server to learn of freed slots.
-        let slots = u32::from(quotas[0].algorithm() == Algorithm::Concurrent);
-        let freeing = slots * self.hold / 3;
+        let slots = u32::from(self.kind.has_slots());
+        let freeing = slots * hold / 3;
         sleep(freeing).await;
 
-        let mut figures = Figures { limit: quotas[0].burst(), ..Figures::default() };
-        let processes = u32::try_from(apps.len()).expect("few");
-        let merged = (self.callers / processes).div_ceil(MERGED);
-        figures.bound = processes * (2 + merged + slots);
-        if matches!(self.wrappers, Wrappers::Leases) && figures.limit > LIMIT {
-            figures.unused = figures.limit / 4;
+        let mut figures = Figures { limit: self.kind.limit(), ..Figures::default() };
+        let processes = u32::try_from(self.apps.len()).expect("few");
+        let merged = (callers / processes).div_ceil(MERGED);
+        figures.bound = processes * self.kind.attempts() * (2 + merged + slots);
+        if matches!(wrappers, Wrappers::Leases) && self.kind.is_leased() {
+            figures.unused += figures.limit / 4;
             figures.bound += 20 * processes;
         }
-        for burst in 0..self.bursts {
-            let before = server.script_calls().await;
+        if self.kind.has_pool() {
+            // The client before has used `WARM` units, and half of the rest is for others.
+            figures.unused += WARM + (figures.limit - WARM) / 2;
+        }
+        for burst in 0..bursts {
+            let calls = server.script_calls().await;
+            let before = self.runs.limited(self.kind);
             // A rate has a fresh account in each burst.
             let key = if slots == 1 { "busy".into() } else { format!("busy {burst}") };
             let done = Arc::new(AtomicBool::new(burst == 0));
-            let others = tokio::spawn(others(apps.clone(), burst, quotas.into(), done.clone()));
-            self.burst(&apps, &key, quotas, &mut figures).await;
+            let others = tokio::spawn(self.others(burst, done.clone()));
+            self.burst(&key, &mut figures).await;
             done.store(true, Relaxed);
-            let (asked, failed, slowest) = others.await.expect("no panic");
-            figures.others += asked;
-            figures.failed += failed;
-            figures.slowest = figures.slowest.max(slowest);
+            let others = others.await.expect("no panic");
+            figures.others += others.asked;
+            figures.failed += others.failed;
+            figures.slowest = figures.slowest.max(others.slowest);
+            let ran = self.runs.limited(self.kind);
+            figures.most = figures.most.max(if slots == 1 { ran } else { ran - before });
             sleep(freeing).await;
             if burst == 0 {
-                figures.calls = server.script_calls().await - before;
+                figures.calls = server.script_calls().await - calls;
             }
         }
+        figures.allowed = self.runs.all();
         figures
     }
 
     async fn app(&self, url: &str) -> App {
         let redis = RedisStore::connect(url).await.expect("connects");
-        match self.wrappers {
-            Wrappers::Timeout => App::new(self.policy, redis.timeout(TIMEOUT), || false),
+        match self.bursts.wrappers {
+            Wrappers::Timeout => self.with(redis.timeout(TIMEOUT), || false),
             Wrappers::TimeoutBreaker => {
                 let breaker = redis.timeout(TIMEOUT).breaker();
-                App::new(self.policy, breaker.clone(), move || breaker.is_open())
+                self.with(breaker.clone(), move || breaker.is_open())
             }
             Wrappers::BreakerTimeout => {
                 let breaker = redis.breaker();
-                App::new(self.policy, breaker.clone().timeout(TIMEOUT), move || breaker.is_open())
+                self.with(breaker.clone().timeout(TIMEOUT), move || breaker.is_open())
             }
             Wrappers::Leases => {
                 let breaker = redis.timeout(TIMEOUT).breaker();
                 let store = breaker.clone().deny_cache().leases(25).instances(INSTANCES);
-                App::new(self.policy, store, move || breaker.is_open())
+                self.with(store, move || breaker.is_open())
             }
         }
+    }
+
+    fn with<S>(&self, store: S, is_open: impl Fn() -> bool + Send + Sync + 'static) -> App
+    where
+        S: Store + Send + Sync + 'static,
+    {
+        let store = match self.bursts.policy {
+            Policy::FailOpen => store.fail_open().boxed(),
+            Policy::FailClosed => store.fail_closed().boxed(),
+            Policy::Fallback => store.fallback(LocalStore::new()).instances(INSTANCES).boxed(),
+        };
+        let site = self.kind.site(store, self.runs.clone());
+        App { site, is_open: Arc::new(is_open) }
     }
 
     /// All callers of the key at the same time: in one task, so that none of them waits for a turn of
     /// the runtime.
-    async fn burst(&self, apps: &[App], key: &str, quotas: &[Quota], figures: &mut Figures) {
-        let (running, together) = (Cell::new(0), Cell::new(0));
-        let callers = apps.iter().cycle().take(self.callers as usize).map(async |app| {
-            let (decision, took) = app.take(key.to_owned(), quotas).await;
-            let allowed = decision.is_allowed();
-            if allowed && (quotas[0].algorithm() == Algorithm::Concurrent) {
-                running.set(running.get() + 1);
-                together.set(together.get().max(running.get()));
-                sleep(self.hold).await;
-                running.set(running.get() - 1);
+    async fn burst(&self, key: &str, figures: &mut Figures) {
+        let callers = self.apps.iter().cycle().take(self.bursts.callers as usize);
+        let answers = join_all(callers.map(async |app| {
+            let answer = app.take(key).await;
+            (answer, (app.is_open)())
+        }));
+        for (answer, is_open) in answers.await {
+            *figures.sources.entry(answer.decision.source().as_str()).or_default() += 1;
+            // A response that is allowed arrives with the end of its slot.
+            if !answer.decision.is_allowed() {
+                figures.slowest = figures.slowest.max(answer.took);
             }
-            (allowed, decision.source(), took, (app.is_open)())
-        });
-        let mut passed = 0;
-        for (allowed, source, took, open) in join_all(callers).await {
-            passed += u32::from(allowed);
-            *figures.sources.entry(source.as_str()).or_default() += 1;
-            figures.slowest = figures.slowest.max(took);
-            figures.opened |= open;
+            figures.opened |= is_open;
         }
-        figures.allowed += passed;
-        let most =
-            if quotas[0].algorithm() == Algorithm::Concurrent { together.get() } else { passed };
-        figures.most = figures.most.max(most);
+    }
+
+    /// Sends requests for other keys, one after the other.
+    fn others(&self, burst: u32, done: Arc<AtomicBool>) -> impl Future<Output = Others> + use<> {
+        let apps = self.apps.clone();
+        let has_pool = self.kind.has_pool();
+        async move {
+            let mut others = Others { asked: 0, failed: 0, slowest: Duration::ZERO };
+            while !done.load(Relaxed) {
+                let app = &apps[others.asked as usize % apps.len()];
+                let key = format!("other {burst} {}", others.asked);
+                let Answer { decision, took } = app.take(&key).await;
+                // The pool is used up, which a deny cache knows.
+                let is_well = match has_pool {
+                    true => matches!(decision.source(), Source::Redis | Source::DenyCache),
+                    false => decision.is_allowed() && decision.source() == Source::Redis,
+                };
+                others.asked += 1;
+                others.failed += u32::from(!is_well);
+                others.slowest = others.slowest.max(took);
+                sleep(Duration::from_millis(2)).await;
+            }
+            others
+        }
     }
 }
 
-/// Requests for other keys, one after the other. Returns their number, the number of those that
-/// Redis did not allow, and the slowest.
-async fn others(
-    apps: Vec<App>,
-    burst: u32,
-    quotas: Vec<Quota>,
-    done: Arc<AtomicBool>,
-) -> (u32, u32, Duration) {
-    let (mut asked, mut failed, mut slowest) = (0, 0, Duration::ZERO);
-    while !done.load(Relaxed) {
-        let app = &apps[asked as usize % apps.len()];
-        let (decision, took) = app.take(format!("other {burst} {asked}"), &quotas).await;
-        asked += 1;
-        failed += u32::from(!(decision.is_allowed() && decision.source() == Source::Redis));
-        slowest = slowest.max(took);
-        sleep(Duration::from_millis(2)).await;
-    }
-    (asked, failed, slowest)
+/// Requests for other keys, and those that Redis did not allow.
+struct Others {
+    asked: u32,
+    failed: u32,
+    slowest: Duration,
 }

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use crate::{
-    busy_key::{Bursts, POLICIES, Policy, WRAPPERS, cases},
+    busy_key::{Bursts, POLICIES, Policy, WRAPPERS},
     control::Control,
     fault::Fault,
     options::Options,
     row::Row,
+    rule_kinds::Kind,
 };
 
 /// The time for which a request holds its slot.
@@ -39,10 +40,10 @@ async fn burst(options: &Options, mut row: Row, policy: Policy, callers: u32) ->
     let (mut plays, mut others, mut most_calls, mut slowest) = (0, 0, 0, Duration::ZERO);
     for wrappers in WRAPPERS {
         let bursts = Bursts { policy, wrappers, callers, bursts: 3, hold: HOLD };
-        for (name, quotas) in cases() {
-            let figures = bursts.play(&server, &quotas).await;
+        for kind in Kind::all() {
+            let figures = bursts.play(&server, kind).await;
             let broken = figures.broken().into_iter();
-            row.broken.extend(broken.map(|what| format!("{name}, {wrappers:?}: {what}")));
+            row.broken.extend(broken.map(|what| format!("{kind:?}, {wrappers:?}: {what}")));
             for (source, count) in figures.sources {
                 *row.sources.entry(source).or_default() += count;
             }
