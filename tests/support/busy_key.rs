@@ -180,6 +180,8 @@ impl Play {
         let processes = u32::try_from(self.apps.len()).expect("few");
         let merged = (callers / processes).div_ceil(MERGED);
         figures.bound = processes * self.kind.attempts() * (2 + merged + slots);
+        // The callers of a second attempt arrive one by one, as the process polls them.
+        figures.bound += (self.kind.attempts() - 1) * callers / 16;
         if matches!(wrappers, Wrappers::Leases) && self.kind.is_leased() {
             figures.unused += figures.limit / 4;
             figures.bound += 20 * processes;
