@@ -12,8 +12,12 @@ use std::{
 use tower::BoxError;
 use tower_sluice::{
     Decision, LocalStore, Store, StoreExt,
+    decision::{Outcome, Source},
     store::{Answer, BoxFuture, Charge, Context, Health, Op, OwnedOp, Unsupported},
 };
+
+/// The wait of a denial of a busy process.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The behaviour of the store.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,6 +30,8 @@ pub(crate) enum Mood {
     /// Charges when the answer arrives.
     Late(Duration),
     FailingLate(Duration),
+    /// Denies, because this process does not read the answer in time.
+    Busy,
     /// Charges, and never answers.
     Hanging,
 }
@@ -119,6 +125,12 @@ impl Shaky {
                 let _on_its_way = on_its_way;
                 tokio::time::sleep(time).await;
                 broken()
+            })),
+            Mood::Busy => Answer::Later(Box::pin(async move {
+                let _on_its_way = on_its_way;
+                let rule = op.with(|op| op.charges().first().map(Charge::rule));
+                let outcome = Outcome::unknown(rule.unwrap_or_default(), 0, Some(RETRY_AFTER));
+                Ok(Decision::deny().with_source(Source::Busy).with_outcome(outcome))
             })),
             Mood::Hanging => {
                 op.with(|op| drop(store.call(op, &Context::default()).now()));

@@ -7,6 +7,8 @@ mod breaker;
 #[cfg(feature = "testing")]
 mod breaker_threads;
 #[cfg(feature = "testing")]
+mod busy;
+#[cfg(feature = "testing")]
 mod deadline;
 #[cfg(feature = "testing")]
 mod deny_cache;

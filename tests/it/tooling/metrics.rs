@@ -190,8 +190,13 @@ fn an_outage_shows_in_results_errors_and_the_circuit_state() {
         shaky.is(Mood::FailingSoon);
         answer(&open, get("/")).await;
         answer(&closed, get("/")).await;
+        // A late answer of a server that works is neither an outage nor an error.
+        shaky.is(Mood::Busy);
+        answer(&open, get("/")).await;
+        answer(&closed, get("/")).await;
     });
     let decisions = pairs([
+        ("policy=default result=busy", 2),
         ("policy=default result=failed_closed", 1),
         ("policy=default result=failed_open", 1),
         ("policy=default result=fallback_allowed", 2),
