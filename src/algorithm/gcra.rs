@@ -71,9 +71,6 @@ fn fit(reset_ns: u64, quota: &Quota, demand: Demand) -> Evaluation {
     if over > slack { Evaluation::denied(over - soft) } else { Evaluation::charged(quota, over) }
 }
 
-/// Shortens the wait of a denied pool, whose `share` may not fit. The wait ends when the pool fits with
-/// the reserve, or when the share fits and the pool without the reserve, which `demand` does not have.
-#[cold]
 /// Returns the value of a new account when another quota denied the request.
 ///
 /// Returns `None` if the quota has no `initial` units, or if the account exists.
