@@ -54,11 +54,12 @@ where
     fn finish(&mut self, store: &Self) -> BoxFuture<()> {
         let store = store.clone();
         Box::pin(async move {
-            // The next decision shows the accounts, or fails, too.
-            drop(store.free_slots().await);
+            // A decision that is being undone still holds its slots.
             while store.is_undoing() {
                 yield_now().await;
             }
+            // The next decision shows the accounts, or fails, too.
+            drop(store.free_slots().await);
         })
     }
 
