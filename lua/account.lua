@@ -1,88 +1,146 @@
 -- Accounts and their storage format.
 --
 -- An account is one string, little-endian. It starts with the instant of the last change
--- (microseconds, 7 bytes). A place follows for each quota: a letter, a length (2 bytes) and the
--- state that the algorithm of that letter stores. The place of a quota without an account is `-`. A
--- block and a reset may precede the places. A block is `b` with the instant of its end. A reset is
--- `r` with its instant, and the microsecond from which on no receipt of an earlier charge holds any
--- units.
+-- (microseconds, 7 bytes). A block may follow: `b`, a length (2 bytes) and the instant of its end.
+-- Entries follow, each with a letter, a length (2), the address of a quota (4), the microsecond of its
+-- end (7), and a content. The letter of a state is that of its algorithm. `r` is a reset of the quota:
+-- its content is the instant, and its end the microsecond from which on no receipt of an earlier charge
+-- holds any units. A GCRA state that ends with its TAT has no end of its own.
+--
+-- An entry is found by its letter and its address. Entries of quotas that are not part of the call, such
+-- as those of another plan, are kept until they end, at most `most_others` of them.
 local algorithms = {}
+local most_others = 16
+
+local function pack_entry(letter, address, ends, content)
+  return struct.pack('<c1HI4I7c0', letter, 11 + #content, address, ends, content)
+end
+
+-- Parses an entry of a quota that is not part of the call. Returns false if it is invalid.
+local function parse_other(value, at, letter, length, from)
+  if letter == 'g' and length == 13 then
+    local us = instant(value, from + 4)
+    return us and { raw = string.sub(value, at, from + length - 1), ends = us + 1 }
+  elseif length < 11 then
+    return false
+  end
+  local ends = struct.unpack('<I7', value, from + 4)
+  return ends < 9007199254740992 and { raw = string.sub(value, at, from + length - 1), ends = ends }
+end
 
 -- Parses a value into the places of the plan. Returns false if the value is invalid.
 local function parse(account, value)
   if type(value) ~= 'string' or #value < 10 then
     return false
   end
-  local places, at, i = account.places, 8, 0
   account.last = struct.unpack('<I7', value)
   if account.last >= 9007199254740992 then
     return false
   end
+  local at = 8
   while at <= #value do
     if at + 2 > #value then
       return false
     end
     local letter, length, from = struct.unpack('<c1H', value, at)
-    if from + length > #value + 1 or not string.find('br-gtfsl', letter, 1, true) then
+    local after = from + length
+    if after > #value + 1 then
       return false
     elseif letter == 'b' then
-      if length ~= 9 or i > 0 then
+      if length ~= 9 or at > 8 then
         return false
       end
       account.block, account.block_nano = instant(value, from)
       if not account.block then
         return false
       end
-    elseif letter == 'r' then
-      if length ~= 16 or i > 0 then
-        return false
-      end
-      account.reset, account.reset_nano = instant(value, from)
-      account.void = struct.unpack('<I7', value, from + 9)
-      if not account.reset or account.void >= 9007199254740992 then
-        return false
-      end
+    elseif length < 13 or not string.find('rgtfsl', letter, 1, true) then
+      return false
     else
-      i = i + 1
-      local place = places[i]
-      local algorithm = place and place.algorithm
-      if not algorithm then
-        -- Not part of the call: the state is kept as it is.
-        places[i] = { raw = string.sub(value, at, from + length - 1) }
-      elseif algorithm.letter == letter then
-        place.state = algorithm.read(place, value, from, length)
-        if not place.state then
+      local place = account.known[struct.unpack('<I4', value, from)]
+      if place and letter == 'r' then
+        place.void, place.reset, place.reset_nano = struct.unpack('<I7I7H', value, from + 4)
+        if length ~= 20 or place.void >= 9007199254740992 then
           return false
         end
-      elseif letter ~= '-' then
-        -- The state of another algorithm, until a charge replaces it.
-        place.raw = string.sub(value, at, from + length - 1)
+      elseif place and place.algorithm.letter == letter then
+        local content, content_length = from + 11, length - 11
+        if letter == 'g' and length == 13 then
+          content, content_length = from + 4, 9
+        else
+          place.stored_end = struct.unpack('<I7', value, from + 4)
+        end
+        place.state = place.algorithm.read(place, value, content, content_length)
+        if not place.state or (place.stored_end or 0) >= 9007199254740992 then
+          return false
+        end
+      else
+        local other = parse_other(value, at, letter, length, from)
+        if not other then
+          return false
+        end
+        account.others[#account.others + 1] = other
       end
     end
-    at = from + length
+    at = after
   end
   return true
 end
 
--- Moves the state of a quota that is not part of the call. Only a TAT may be in the future. A call
--- of the quota moves any other state.
-local function moved(raw, back)
-  if #raw ~= 12 or string.sub(raw, 1, 1) ~= 'g' then
-    return raw
+-- Moves an entry of a quota that is not part of the call. A call of the quota moves its instants, except
+-- for a TAT, which may be in the future.
+local function move_other(other, back)
+  local letter, length, address, us, ns = struct.unpack('<c1HI4I7H', other.raw)
+  other.ends = math.max(0, other.ends - back)
+  if length == 13 then
+    other.raw = struct.pack('<c1HI4I7H', 'g', 13, address, math.max(0, us - back), ns)
+    return
   end
-  local us, ns = struct.unpack('<I7H', raw, 4)
-  return struct.pack('<c1HI7H', 'g', 9, math.max(0, us - back), ns)
+  local content = string.sub(other.raw, 15)
+  if letter == 'g' then
+    us, ns = struct.unpack('<I7H', content)
+    content = struct.pack('<I7H', math.max(0, us - back), ns)
+  end
+  other.raw = pack_entry(letter, address, other.ends, content)
+end
+
+-- Returns the entry of a place with state, and its end.
+local function entry_of(place, how)
+  local algorithm = place.algorithm
+  local ends = algorithm.ends(place)
+  if algorithm.letter == 'g' and (place.stored_end or 0) <= ends and place.kept + place.kept_nano == 0 then
+    return struct.pack('<c1HI4I7H', 'g', 13, place.address, place.state.us, place.state.ns), ends
+  end
+  -- Without a charge, the state is kept as the plan of the last charge requires.
+  ends = math.max(ends, place.stored_end or 0)
+  local content = (algorithm[how] or algorithm.write)(place)
+  return pack_entry(algorithm.letter, place.address, ends, content), ends
+end
+
+-- Lets the plan of the call decide for how long a state is kept. An undo does not: its plan may be older.
+local function own(place)
+  if place.state then
+    place.raw, place.stored_end = nil, nil
+  end
+end
+
+-- Returns true for a state that has ended under the limit that stored it.
+local function has_ended(place)
+  if place.stored_end then
+    return place.stored_end <= now
+  end
+  return not before(now, nano, place.state.us, place.state.ns)
 end
 
 -- Updates an account to the instant of the call: moves it if the clock stepped far back, and ends expired
--- state. The bytes of expired state are kept until a charge replaces them, because another plan may
--- keep the state for longer.
+-- state. Expired state is kept until it ends under the plan that stored it, or a charge replaces it.
 local function refresh(account)
-  local back, places = account.last - now, account.places
+  local back, places, others = account.last - now, account.places, {}
   for i = 1, #places do
     local place = places[i]
-    if place.raw and back > 0 then
-      place.raw = moved(place.raw, back)
+    if back > 0 then
+      place.stored_end = place.stored_end and place.stored_end - back
+      place.void = place.void and place.void - back
     end
     if place.state then
       -- A call without this quota may have been the first after a step back.
@@ -91,30 +149,56 @@ local function refresh(account)
         place.algorithm.follow(place, ahead, now + ahead)
         account.changed = true
       end
-      if not place.algorithm.is_active(place) then
-        place.raw, place.state = place.algorithm.write(place), nil
+      if has_ended(place) then
+        place.state = nil
+      elseif not place.algorithm.is_active(place) then
+        place.raw, place.state = entry_of(place, 'write'), nil
       end
     end
+    if place.void and place.void <= now then
+      place.reset, place.void, account.changed = nil, nil, true
+    end
   end
+  for i = 1, #account.others do
+    local other = account.others[i]
+    if back > 0 then
+      move_other(other, back)
+    end
+    if other.ends > now then
+      others[#others + 1] = other
+    end
+  end
+  account.others = others
   if back > 0 then
     account.block = account.block and account.block - back
-    account.void = account.void and account.void - back
     account.changed = true
-  end
-  if account.void and account.void <= now then
-    account.reset, account.void, account.changed = nil, nil, true
   end
   if account.block and not before(now, nano, account.block, account.block_nano) then
     account.block, account.changed = nil, true
   end
 end
 
+-- Drops entries of other plans until there are few enough, those first that end first.
+local function bound_others(account)
+  local others, most = account.others, most_others + account.absent
+  while #others > most do
+    local first = 1
+    for i = 2, #others do
+      if others[i].ends < others[first].ends then
+        first = i
+      end
+    end
+    table.remove(others, first)
+    account.dropped, account.changed = true, true
+  end
+end
+
 -- Replaces a foreign or broken account by an empty one.
 local function clear(account)
   account.healed, account.changed, account.block, account.value = true, true, nil, nil
-  account.reset, account.void = nil, nil
+  account.others = {}
   for _, place in ipairs(account.places) do
-    place.state, place.raw = nil, nil
+    place.state, place.raw, place.reset, place.void, place.stored_end = nil, nil, nil, nil, nil
     if place.list then
       redis.call('DEL', place.list)
     end
@@ -131,13 +215,24 @@ end
 -- for years. Only a state that is impossible under the plan of the call is compared with the time
 -- to live, because the last writer's plan may have kept other states for a shorter time.
 local function is_valid(account, unbounded)
-  local ends = math.max(account.block or now, account.void or now)
+  local ends = account.block or now
+  for _, place in ipairs(account.places) do
+    ends = math.max(ends, place.void or now)
+    -- A plan that keeps the state for longer has written it.
+    local stored = place.stored_end or now
+    if place.raw or place.state and stored > place.algorithm.ends(place) then
+      ends = math.max(ends, stored)
+    end
+  end
+  for _, other in ipairs(account.others) do
+    ends = math.max(ends, other.ends)
+  end
   if ends > now and not lasts(account, ends) then
     return false
   end
   for _, place in ipairs(account.places) do
-    local state, algorithm = place.state, place.algorithm
-    if state and algorithm.exceeds_plan and algorithm.exceeds_plan(place, unbounded)
+    local algorithm = place.algorithm
+    if place.state and algorithm.exceeds_plan and algorithm.exceeds_plan(place, unbounded)
       and not lasts(account, algorithm.ends(place) - (place.kept or 0)) then
       if not algorithm.bound then
         return false
@@ -149,26 +244,24 @@ local function is_valid(account, unbounded)
   return true
 end
 
--- Reads an account by its plan. A plan has 1 if the account is binding, and a letter and parameters for
--- each quota. The letter of a quota that is not part of the call is `.`. The plan of an `unbounded` call
--- does not have all bounds of a state.
+-- Reads an account by its plan. A plan has 1 if the account is binding, the number of its quotas, the
+-- number of quotas of the rule that are not part of the call, and a letter, an address and parameters for
+-- each quota. The plan of an `unbounded` call does not have all bounds of a state.
 local function read(key, plan, unbounded)
-  local binding, count, at = struct.unpack('<BB', plan)
-  local places = {}
+  local binding, count, absent, at = struct.unpack('<BBB', plan)
+  local places, known = {}, {}
   local account = {
-    key = key, binding = binding == 1, places = places, value = false, last = 0, changed = false,
-    charging = false, times = 0, lists = false,
+    key = key, binding = binding == 1, places = places, known = known, others = {}, absent = absent,
+    value = false, last = 0, changed = false, charging = false, times = 0, lists = false,
   }
   for i = 1, count do
-    local algorithm = algorithms[string.sub(plan, at, at)]
-    if algorithm then
-      places[i], at = algorithm.plan(plan, at + 1)
-      account.lists = account.lists or places[i].list or places[i].set
-      account.healed = account.healed or places[i].healed
-      account.outside = account.outside or places[i].outside
-    else
-      places[i], at = {}, at + 1
-    end
+    local letter, address, from = struct.unpack('<c1I4', plan, at)
+    local place
+    place, at = algorithms[letter].plan(plan, from)
+    place.address, places[i], known[address] = address, place, place
+    account.lists = account.lists or place.list or place.set
+    account.healed = account.healed or place.healed
+    account.outside = account.outside or place.outside
   end
 
   local value = redis.pcall('GET', key)
@@ -183,54 +276,49 @@ local function read(key, plan, unbounded)
     if not account.value or not is_valid(account, unbounded) then
       clear(account)
     end
+    bound_others(account)
   end
   return account
 end
 
--- Returns the account as a string, the microsecond from which on it may be dropped, and true if it
--- has state of other plans. `how` is `write` for the stored form and `show` for the reply, which may
--- contain more.
+-- Returns the account as a string, and the microsecond from which on it may be dropped. `how` is `write`
+-- for the stored form and `show` for the reply, which may contain more.
 local function encode(account, how)
-  local value, filled, ends, others = struct.pack('<I7', now), '', 0, false
+  local parts, latest = { struct.pack('<I7', now) }, 0
   if account.block then
-    value = value .. struct.pack('<c1HI7H', 'b', 9, account.block, account.block_nano)
-    filled, ends = value, account.block + 1
+    parts[2] = struct.pack('<c1HI7H', 'b', 9, account.block, account.block_nano)
+    latest = account.block + 1
   end
-  if account.void then
-    value = value .. struct.pack('<c1HI7HI7', 'r', 16, account.reset, account.reset_nano, account.void)
-    filled, ends = value, math.max(ends, account.void)
-  end
-  local places = account.places
-  for i = 1, #places do
-    local place = places[i]
-    local state, algorithm = place.state, place.algorithm
-    if place.held and how == 'show' then
-      value = value .. struct.pack('<c1HI4', 'c', 4, place.held)
-      filled = value
-    elseif state then
-      value = value .. (algorithm[how] or algorithm.write)(place)
-      ends, filled = math.max(ends, algorithm.ends(place)), value
-    elseif place.raw and place.raw ~= '-\0\0' then
-      value = value .. place.raw
-      others, filled = true, value
-    else
-      value = value .. '-\0\0'
+  for _, place in ipairs(account.places) do
+    if place.void then
+      local content = struct.pack('<I7H', place.reset, place.reset_nano)
+      parts[#parts + 1] = pack_entry('r', place.address, place.void, content)
+      latest = math.max(latest, place.void)
+    end
+    if place.held then
+      if how == 'show' then
+        parts[#parts + 1] = struct.pack('<c1HI4I4', 'c', 8, place.address, place.held)
+      end
+    elseif place.state then
+      local entry, ends = entry_of(place, how)
+      parts[#parts + 1], latest = entry, math.max(latest, ends)
+    elseif place.raw then
+      parts[#parts + 1], latest = place.raw, math.max(latest, place.stored_end)
     end
   end
-  return filled, ends, others
+  for _, other in ipairs(account.others) do
+    parts[#parts + 1], latest = other.raw, math.max(latest, other.ends)
+  end
+  return #parts > 1 and table.concat(parts) or '', latest
 end
 
--- Stores the account with a time to live that ends when it may be dropped. With `keep`, or with state
--- of other plans, the key lives no shorter than before.
-local function write(account, keep)
-  local value, ends, others = encode(account, 'write')
+-- Stores the account with a time to live that ends when it may be dropped.
+local function write(account)
+  local value, ends = encode(account, 'write')
   if value == '' then
     redis.call('DEL', account.key)
   else
     local ms = math.ceil((ends - real) / 1000)
-    if others or keep then
-      ms = math.max(ms, redis.call('PTTL', account.key) - extra_ttl)
-    end
     ms = math.max(1, math.min(ms, 315360000000)) + extra_ttl
     redis.call('PSETEX', account.key, ms, value)
     if account.lists then
@@ -245,13 +333,15 @@ local function write(account, keep)
 end
 
 -- Returns the reply to a group of equal requests, without the instant: the number of allowed ones, and
--- the accounts. Each account has the number of its charges, and 1 if its key held an invalid value.
+-- the accounts. Each account has the number of its charges, and a sign: 1 if its key held an invalid
+-- value, 2 if a state of another plan was dropped.
 local function answer(allowed, accounts)
   local reply = struct.pack('<H', allowed)
   for i = 1, #accounts do
     local account = accounts[i]
     local value = account.lists and encode(account, 'show') or account.value or ''
-    reply = reply .. struct.pack('<HBI4', account.times, account.healed and 1 or 0, #value) .. value
+    local sign = account.healed and 1 or account.dropped and 2 or 0
+    reply = reply .. struct.pack('<HBI4', account.times, sign, #value) .. value
   end
   return reply
 end

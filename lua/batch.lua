@@ -19,7 +19,7 @@ local reply, n, at = {}, 1, 1
 -- Parts of the reply that occur often: the number of allowed requests, and with it or without it the
 -- number of charges and the length of a valid account of one quota.
 local number = { [0] = pack('<H', 0), pack('<H', 1) }
-local head = { [0] = pack('<HBI4', 0, 0, 19), pack('<HBI4', 1, 0, 19) }
+local head = { [0] = pack('<HBI4', 0, 0, 23), pack('<HBI4', 1, 0, 23) }
 local both = { [0] = number[0] .. head[0], number[1] .. head[1] }
 
 -- MGET finds no value at a key of another type. The instant of the call is that of `steady.lua`.
@@ -80,12 +80,12 @@ local function parse(from, accounts)
   local parsed = {}
   for i = 1, accounts do
     local text = ARGV[layout[from + i - 1]]
-    local plan = { text = text, length = 7 + (#text - 2) / 39 * 12 }
-    for at = 6, #text, 39 do
-      local cost, cost_nano, room, room_nano = take('<I7Hi7H', text, at)
+    local plan = { text = text, length = 7 + (#text - 3) / 43 * 16 }
+    for at = 5, #text, 43 do
+      local address, _, _, cost, cost_nano, room, room_nano = take('<I4BBI7Hi7H', text, at)
       local most, most_nano = plus(now, nano, room, room_nano)
       plan[#plan + 1] = {
-        cost = cost, cost_nano = cost_nano, most = most, most_nano = most_nano,
+        address = address, cost = cost, cost_nano = cost_nano, most = most, most_nano = most_nano,
         -- The furthest TAT that is possible under this quota.
         furthest = now + 2 * (room + cost),
       }
@@ -101,18 +101,19 @@ local function decide(count, parsed, before)
   -- Counts the requests that fit.
   for i = 1, #parsed do
     local plan, key = parsed[i], layout[before + i]
-    local value, last, letter, tat, tat_nano, from = values[key], now, 2407, now, nano, 0
+    local value, last, letter, found, tat, tat_nano, from = values[key], now, 3431, 0, now, nano, 0
     if value and #value == plan.length then
       -- The number of the three bytes of `g` and its length.
-      last, letter, tat, tat_nano, from = take('<I7I3I7H', value)
+      last, letter, found, tat, tat_nano, from = take('<I7I3I4I7H', value)
     end
     local simple = not value or from > 0 and last <= now
     for j = 1, #plan do
       local quota = plan[j]
       if j > 1 and from > 0 then
-        letter, tat, tat_nano, from = take('<I3I7H', value, from)
+        letter, found, tat, tat_nano, from = take('<I3I4I7H', value, from)
       end
-      simple = simple and letter == 2407 and tat_nano < 1000 and tat <= quota.furthest
+      simple = simple and letter == 3431 and (from == 0 or found == quota.address)
+        and tat_nano < 1000 and tat <= quota.furthest
       if tat < now or tat == now and tat_nano < nano then
         tat, tat_nano = now, nano
       end
@@ -150,23 +151,24 @@ local function decide(count, parsed, before)
       end
       latest = tat > latest and tat or latest
       if found then
-        found.places[j].state = { us = tat, ns = nanos }
+        local place = found.places[j]
+        place.state, place.raw, place.stored_end = { us = tat, ns = nanos }, nil, nil
       elseif j == 1 then
-        value = pack('<I7I3I7H', now, 2407, tat, nanos)
+        value = pack('<I7I3I4I7H', now, 3431, quota.address, tat, nanos)
       else
-        value = value .. pack('<I3I7H', 2407, tat, nanos)
+        value = value .. pack('<I3I4I7H', 3431, quota.address, tat, nanos)
       end
     end
     if found then
       if passed > 0 or found.changed then
         write(found)
       end
-      value, healed = found.value or '', found.healed and 1 or 0
+      value, healed = found.value or '', found.healed and 1 or found.dropped and 2 or 0
       values[key] = value ~= '' and value
     elseif passed > 0 then
       values[key], ttls[key] = value, ttl_of(latest)
     end
-    reply[n + 1] = #value == 19 and healed == 0 and head[passed]
+    reply[n + 1] = #value == 23 and healed == 0 and head[passed]
       or pack('<HBI4', passed, healed, #value)
     reply[n + 2] = value
     n = n + 2
@@ -187,14 +189,14 @@ while at <= size do
   else
     -- One account of one quota, the most common case: the same without loops over either.
     local cost, cost_nano, most, most_nano = quota.cost, quota.cost_nano, quota.most, quota.most_nano
-    local furthest = quota.furthest
+    local furthest, address = quota.furthest, quota.address
     for index = first, at - 1 do
       local key = layout[index]
       local value, tat, tat_nano = values[key], now, nano
       local simple = not value
-      if value and #value == 19 then
-        local last, letter, us, ns = take('<I7I3I7H', value)
-        simple = letter == 2407 and last <= now and ns < 1000 and us <= furthest
+      if value and #value == 23 then
+        local last, letter, found, us, ns = take('<I7I3I4I7H', value)
+        simple = letter == 3431 and found == address and last <= now and ns < 1000 and us <= furthest
         if us > now or us == now and ns > nano then
           tat, tat_nano = us, ns
         end
@@ -208,11 +210,11 @@ while at <= size do
           end
         end
         if passed > 0 then
-          value = pack('<I7I3I7H', now, 2407, tat, tat_nano)
+          value = pack('<I7I3I4I7H', now, 3431, address, tat, tat_nano)
           values[key], ttls[key] = value, ttl_of(tat)
         end
         value, n = value or '', n + 2
-        reply[n - 1] = #value == 19 and both[passed]
+        reply[n - 1] = #value == 23 and both[passed]
           or pack('<HHBI4', passed, passed, 0, #value)
         reply[n] = value
       else

@@ -116,7 +116,7 @@ algorithms.f = {
 
   write = function(place)
     local state = place.state
-    return struct.pack('<c1HI7HI5I5', 'f', 19, state.us, state.ns, state.count, state.bonus)
+    return struct.pack('<I7HI5I5', state.us, state.ns, state.count, state.bonus)
   end,
 
   newest = function(place)

@@ -18,8 +18,12 @@ local function after(place, times)
   return plus(us, ns, place.cost * times + whole(nanos, 1000), math.fmod(nanos, 1000))
 end
 
+-- A quota that keeps no full account ends what another limit has kept, also with an undo.
 local function put(place, us, ns)
   place.state = { us = us, ns = ns }
+  if place.kept + place.kept_nano == 0 then
+    place.stored_end = nil
+  end
 end
 
 algorithms.g = {
@@ -46,7 +50,7 @@ algorithms.g = {
   end,
 
   write = function(place)
-    return struct.pack('<c1HI7H', 'g', 9, place.state.us, place.state.ns)
+    return struct.pack('<I7H', place.state.us, place.state.ns)
   end,
 
   -- A TAT may be any time ahead.

@@ -1,13 +1,13 @@
 -- The most common case: one account of one GCRA quota that starts full and is charged. It returns
 -- before the other functions are defined. All other cases (an invalid value, a block, a clock that
 -- stepped back) continue below; nothing has been changed until then.
-if plans == 1 and #ARGV[1] == 41 then
-  local cost, cost_nano, room, room_nano = struct.unpack('<I7Hi7H', ARGV[1], 6)
+if plans == 1 and #ARGV[1] == 46 then
+  local address, _, _, cost, cost_nano, room, room_nano = struct.unpack('<I4BBI7Hi7H', ARGV[1], 5)
   local value = redis.pcall('GET', KEYS[1])
   local tat, tat_nano, simple = now, nano, not value
-  if value and #value == 19 then
-    local last, letter, length, us, ns = struct.unpack('<I7c1HI7H', value)
-    simple = letter == 'g' and length == 9 and last <= now and ns < 1000
+  if value and #value == 23 then
+    local last, letter, length, found, us, ns = struct.unpack('<I7c1HI4I7H', value)
+    simple = letter == 'g' and length == 13 and found == address and last <= now and ns < 1000
     -- A TAT further ahead is not possible under this quota.
     simple = simple and us - now <= 2 * (room + cost)
     if us > now or us == now and ns > nano then
@@ -25,7 +25,7 @@ if plans == 1 and #ARGV[1] == 41 then
       if tat_nano >= 1000 then
         tat, tat_nano = tat + 1, tat_nano - 1000
       end
-      value = struct.pack('<I7c1HI7H', now, 'g', 9, tat, tat_nano)
+      value = struct.pack('<I7c1HI4I7H', now, 'g', 13, address, tat, tat_nano)
       local ms = math.ceil((tat + 1 - now) / 1000)
       redis.call('PSETEX', KEYS[1], math.min(ms, 315360000000) + extra_ttl, value)
     end

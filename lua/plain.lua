@@ -6,28 +6,32 @@
 -- needs the general path.
 local function look(key, plan)
   local value = redis.pcall('GET', key)
-  if value and (#value < 19 or struct.unpack('<I7', value) > now) then
+  if value and (#value < 23 or struct.unpack('<I7', value) > now) then
     return
   end
   local charged, ends, from = struct.pack('<I7', now), 0, 8
-  for at = 6, #plan, 39 do
-    local cost, cost_nano, room, room_nano = struct.unpack('<I7Hi7H', plan, at)
+  for at = 5, #plan, 43 do
+    local address, _, _, cost, cost_nano, room, room_nano = struct.unpack('<I4BBI7Hi7H', plan, at)
     local tat, tat_nano = now, nano
-    if value and from + 11 <= #value then
-      local letter, length, us, ns = struct.unpack('<c1HI7H', value, from)
-      from = from + 3 + length
-      if letter == 'g' and length == 9 and ns < 1000 and us - now <= 2 * (room + cost) then
-        if before(now, nano, us, ns) then
-          tat, tat_nano = us, ns
-        end
-      elseif letter ~= '-' or length > 0 then
+    if value then
+      -- The states of the plan, in its order. All others need the general path.
+      if from + 15 > #value then
         return
+      end
+      local letter, length, found, us, ns = struct.unpack('<c1HI4I7H', value, from)
+      from = from + 16
+      if letter ~= 'g' or length ~= 13 or found ~= address or ns >= 1000
+        or us - now > 2 * (room + cost) then
+        return
+      end
+      if before(now, nano, us, ns) then
+        tat, tat_nano = us, ns
       end
     end
     local most, most_nano = plus(now, nano, room, room_nano)
     if charged and not before(most, most_nano, tat, tat_nano) then
       tat, tat_nano = plus(tat, tat_nano, cost, cost_nano)
-      charged = struct.pack('<c0c1HI7H', charged, 'g', 9, tat, tat_nano)
+      charged = struct.pack('<c0c1HI4I7H', charged, 'g', 13, address, tat, tat_nano)
       ends = math.max(ends, tat + 1)
     else
       charged = false

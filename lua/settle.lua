@@ -11,24 +11,24 @@ for i = 1, plans - 2 do
 end
 -- Outside of the periods of a plan, nothing changes, and the reply is an error.
 for _, account in ipairs(outside and {} or accounts) do
-  -- A reset has removed earlier charges. Undoing one of them would release later charges of others.
-  local void = what == 'undo' and account.reset
-    and not before(account.reset, account.reset_nano, us, ns)
   for _, place in ipairs(account.places) do
-    if not place.algorithm or void or place.set and what ~= 'reset' then
-      -- This quota is not part of the call, or its slots stay as they are.
+    -- A reset has removed earlier charges. Undoing one of them would release later charges of others.
+    local void = what == 'undo' and place.void and not before(place.reset, place.reset_nano, us, ns)
+    if void or place.set and what ~= 'reset' then
+      -- The slots stay as they are.
     elseif what == 'late' then
       place.algorithm.late(place)
+      own(place)
     elseif place.set then
       redis.call('DEL', place.set)
-      place.held, place.raw = 0, nil
+      place.held = 0
     elseif what == 'reset' then
       local ends = place.state and place.algorithm.ends(place) or now
-      account.reset, account.reset_nano = now, nano
+      place.reset, place.reset_nano = now, nano
       ends = math.max(ends, now + place.algorithm.longest(place))
       -- A key lives for ten years at most.
-      account.void = math.max(account.void or 0, math.min(ends, now + 315360000000000))
-      place.state, place.raw = nil, nil
+      place.void = math.max(place.void or 0, math.min(ends, now + 315360000000000))
+      place.state, place.raw, place.stored_end = nil, nil, nil
       if place.list then
         redis.call('DEL', place.list)
       end
@@ -38,6 +38,9 @@ for _, account in ipairs(outside and {} or accounts) do
       end
       if place.state then
         place.algorithm[what](place, us, ns)
+        if what ~= 'undo' then
+          own(place)
+        end
       end
     end
     -- The plan of an undo may be older than the account, and does not end it.
@@ -50,6 +53,6 @@ for _, account in ipairs(outside and {} or accounts) do
   elseif what == 'unblock' then
     account.block = nil
   end
-  write(account, what == 'undo')
+  write(account)
 end
 return struct.pack('<I7H', now, nano) .. answer(what == 'undo' and 0 or 1, accounts)

@@ -130,7 +130,7 @@ algorithms.l = {
 
   write = function(place)
     local state = place.state
-    return struct.pack('<c1HI5I7H', 'l', 14, state.total, state.us, state.ns)
+    return struct.pack('<I5I7H', state.total, state.us, state.ns)
   end,
 
   -- The reply does not need the whole log, only the entries until one more unit fits and until this
@@ -161,8 +161,7 @@ algorithms.l = {
     if left + sum > 0 then
       parts[#parts + 1] = struct.pack('<I7HI5', state.us, state.ns, left + sum)
     end
-    local encoded = table.concat(parts)
-    return struct.pack('<c1Hc0', 'l', #encoded, encoded)
+    return table.concat(parts)
   end,
 
   newest = function(place)

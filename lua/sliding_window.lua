@@ -120,7 +120,7 @@ algorithms.s = {
 
   write = function(place)
     local state = place.state
-    return struct.pack('<c1HI5', 's', 5 + #state.list, state.total) .. state.list
+    return struct.pack('<I5', state.total) .. state.list
   end,
 
   newest = function(place)

@@ -9,8 +9,8 @@ local score, scored, decide, answer
 
 -- Decides a group. Returns its part of the reply, or nothing if it is not of the usual kind.
 local function usual(key, plan, callers)
-  local _, possible, cost, need, limit, set, mark, waits, _, ttl, store, first, freed =
-    struct.unpack('<BBHI5I5HHHI5I7c8I8Hc0', plan, 4)
+  local address, _, possible, cost, need, limit, set, mark, waits, _, ttl, store, first, freed =
+    struct.unpack('<I4BBHI5I5HHHI5I7c8I8Hc0', plan, 5)
   if redis.pcall('GET', key) or mark > 0 and redis.pcall('GET', KEYS[mark]) then
     return
   end
@@ -42,7 +42,7 @@ local function usual(key, plan, callers)
   elseif fit > 0 then
     take(set, store, first, fit * cost, ttl, score)
   end
-  return struct.pack('<HHBI4I7c1HI4', fit, fit, 0, 14, now, 'c', 4, held + fit * cost)
+  return struct.pack('<HHBI4I7c1HI4I4', fit, fit, 0, 18, now, 'c', 8, address, held + fit * cost)
 end
 
 while at <= #layout do

@@ -63,6 +63,7 @@ local function decide(keys, texts, size, count)
       if place.charges == 1 then
         if account.times > 0 then
           place.algorithm.charge(place, account.times)
+          own(place)
           account.changed = account.changed or not place.set
         elseif possible and not blocked and not place.state and place.possible == 1 then
           -- The first request opens an account that starts at `initial`.

@@ -71,8 +71,7 @@ algorithms.t = {
 
   write = function(place)
     local state = place.state
-    return struct.pack('<c1Hi6I7HI7H', 't', 24, state.tokens, state.us, state.ns, state.opened,
-      state.opened_nano)
+    return struct.pack('<i6I7HI7H', state.tokens, state.us, state.ns, state.opened, state.opened_nano)
   end,
 
   newest = function(place)
@@ -99,11 +98,12 @@ algorithms.t = {
     return (math.ceil((place.burst + place.soft) / place.units) + 1) * place.period
   end,
 
+  -- A plan with a larger debt and a faster refill may have written the state. Its debt stays, unless it
+  -- is far beyond any of this plan.
   exceeds_plan = function(place)
-    return place.state.tokens < floor(place)
+    return place.state.tokens < place.burst - 16 * (place.burst - floor(place))
   end,
 
-  -- A plan with a larger debt and a faster refill may have written the state.
   bound = function(place)
     place.state.tokens = floor(place)
   end,

@@ -169,10 +169,10 @@ fn verdict(value: &Value, accounts: usize, cost: u8) -> Option<bool> {
     let expected = if cost > 0 { allowed } else { 0 };
     for _ in 0..accounts {
         let (charges, more) = number::<2>(rest)?;
-        let (healed, more) = number::<1>(more)?;
+        let (sign, more) = number::<1>(more)?;
         let (length, more) = number::<4>(more)?;
         rest = more.get(usize::try_from(length).ok()?..)?;
-        if healed > 1 || charges != expected {
+        if sign > 2 || charges != expected {
             return None;
         }
     }

@@ -1,8 +1,12 @@
 //! Operations on one account: peek, reset, block and unblock.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, SystemTime},
+};
 
 use http::StatusCode;
+use parking_lot::Mutex;
 use serde::{Deserialize, Deserializer, de::Error};
 use serde_json::{Value, json};
 
@@ -14,6 +18,7 @@ use crate::{
     decision::{Decision, Outcome, Source},
     explain::Explanation,
     key::Key,
+    name::is_valid,
     quota::{Quota, read_time},
     rule::{Quotas, RuleInfo},
     store::{Charge, Context, Op, Store, StoreExt, millis},
@@ -34,15 +39,39 @@ pub(super) struct AccountBody {
     r#for: Option<Duration>,
 }
 
-/// Reads quotas without their labels, which stay in memory once they are read, and identify no account.
+/// The largest number of units that quotas of requests may have.
+const MAX_UNITS: usize = 64;
+
+/// Reads quotas without their names, which stay in memory once they are read, and identify no account.
+/// The units stay as well, so there are few of them.
 fn read_quotas<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Quotas>, D::Error> {
     let mut quotas = match Value::deserialize(value)? {
         table @ Value::Object(_) => json!([table]),
         quotas => quotas,
     };
     let tables = quotas.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut);
-    tables.for_each(|table| table.retain(|field, _| field != "name" && field != "unit"));
+    for table in tables {
+        table.remove("name");
+        if let Some(unit) = table.get("unit").and_then(Value::as_str).filter(|unit| !is_known(unit))
+        {
+            return Err(D::Error::custom(format!(
+                "unit {unit:?} is new, and this process has read {MAX_UNITS} others; check its spelling, or \
+                 start a new process"
+            )));
+        }
+    }
     Option::deserialize(quotas).map_err(D::Error::custom)
+}
+
+/// Returns `true` for a unit that was read before, and for one of the first units.
+fn is_known(unit: &str) -> bool {
+    static UNITS: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut units = UNITS.lock();
+    if units.contains(unit) || !is_valid(unit) {
+        // The error of an invalid unit is that of the quota.
+        return true;
+    }
+    units.len() < MAX_UNITS && units.insert(unit.to_owned())
 }
 
 fn read_for<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Duration>, D::Error> {
@@ -92,7 +121,7 @@ impl<'a> ManagedAccount<'a> {
             (None, Some(given)) => layer.listed_key(rule.name, given)?,
             _ => Err("give either a key, as \"key\": \"alice\", or a fingerprint".to_owned())?,
         };
-        let quotas = quotas_of(&rule, body.quotas, matches!(operation, "peek" | "reset"))?;
+        let quotas = quotas_of(&rule, body.quotas, operation)?;
         Ok(Self { layer, rule, key, quotas })
     }
 
@@ -169,24 +198,31 @@ impl<'a> ManagedAccount<'a> {
     }
 }
 
-/// Returns the quotas of the rule or, if it has none of its own, the given ones.
+/// Returns the given quotas or, without them, those of the rule.
 fn quotas_of(
     rule: &RuleInfo<'_>,
     given: Option<Quotas>,
-    needs_quotas: bool,
+    operation: &str,
 ) -> Result<Quotas, Problem> {
-    let is_some = |quotas: &Quotas| !quotas.charged().is_empty();
-    let (own, given) = (managed::own_quotas(rule).filter(is_some), given.filter(is_some));
-    let lacks = own.is_none() && needs_quotas;
-    if lacks != given.is_some() {
-        let why = match lacks {
-            true => "add the quotas of the key, as \"quotas\": [\"5/s burst 20\"]",
-            false => "remove the quotas",
-        };
-        let has = if own.is_some() { "quotas" } else { "no quotas" };
-        return Err(format!("rule {:?} has {has} of its own; {why}", rule.name).into());
+    let needs_quotas = matches!(operation, "peek" | "reset");
+    if let Some(given) = given.filter(|quotas| !quotas.charged().is_empty()) {
+        if needs_quotas {
+            return Ok(given);
+        }
+        let why = format!("a {operation} is of the key under all quotas; remove the quotas");
+        return Err(why.into());
     }
-    Ok(own.or(given).unwrap_or_else(|| [].into()))
+    let own = managed::own_quotas(rule).filter(|quotas| !quotas.charged().is_empty());
+    match own {
+        Some(own) => Ok(own),
+        None if needs_quotas => Err(format!(
+            "rule {:?} has no quotas of its own; add the quotas of the key, as \"quotas\": [\"5/s burst \
+             20\"]",
+            rule.name
+        )
+        .into()),
+        None => Ok([].into()),
+    }
 }
 
 /// Returns an error if the store did not do the operation.

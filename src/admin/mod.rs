@@ -189,10 +189,13 @@
 //! # Quotas
 //!
 //! Omit `quotas` for a rule with fixed or [live](crate::LivePlan) quotas. If the rule [chooses
-//! quotas per request](crate::Plan::from_fn), `peek` and `reset` need the quotas of the key, in the
-//! order of the rule and with the same algorithms:
+//! quotas per request](crate::Plan::from_fn), `peek` and `reset` need the quotas of the key:
 //! `"quotas": ["5/s burst 20", {"units": 1000, "period": "day", "algorithm": "fixed_window"}]`. Names
-//! and units of them are ignored.
+//! of them are ignored.
+//!
+//! Quotas find accounts by their period, algorithm and unit. To look at accounts of an older plan of a
+//! rule, or to end them, give `peek` or `reset` the older quotas. `reset` ends only the accounts of the
+//! quotas that it has.
 //!
 //! # Errors
 //!

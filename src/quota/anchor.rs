@@ -58,6 +58,16 @@ impl Anchor {
         Self { start: 0, zone: 0, unit }
     }
 
+    /// Returns the letter of the unit in the address of an account.
+    pub(super) const fn letter(self) -> u8 {
+        match self.unit {
+            Unit::Day => b'd',
+            Unit::Week => b'w',
+            Unit::Month => b'm',
+            _ => b'y',
+        }
+    }
+
     /// Returns an instant in the time zone of the anchor.
     fn local(self, instant: Result<Timestamp, Error>) -> ZonedDateTime {
         let zone = ZONES.read()[usize::from(self.zone)].clone();
@@ -155,10 +165,11 @@ impl Quota {
         unwrap(Self::in_utc(units, Unit::Year, 366 * DAY))
     }
 
+    #[allow(clippy::result_large_err, reason = "a constant function cannot allocate")]
     const fn in_utc(units: u32, unit: Unit, longest: u64) -> Result<Self, Invalid> {
         let anchor = Some(Anchor::in_utc(unit));
         match Self::rate(units, longest) {
-            Ok(rate) => Ok(Self { anchor, algorithm: Algorithm::fixed_window(), ..rate }),
+            Ok(rate) => Self { anchor, algorithm: Algorithm::fixed_window(), ..rate }.checked(),
             invalid => invalid,
         }
     }

@@ -42,6 +42,10 @@ pub(super) enum Anchor {}
 
 #[cfg(not(feature = "calendar"))]
 impl Anchor {
+    pub(super) const fn letter(self) -> u8 {
+        match self {}
+    }
+
     fn edges(self, _: u64) -> Edges {
         match self {}
     }

@@ -1,5 +1,6 @@
 //! Quotas: units per period with a burst, or slots for requests that run at the same time.
 
+mod address;
 #[cfg(feature = "calendar")]
 mod anchor;
 mod calendar;
@@ -9,6 +10,7 @@ mod text;
 
 use std::{fmt, num::NonZeroU32, time::Duration};
 
+pub(crate) use self::address::QuotaAddress;
 use self::calendar::Anchor;
 #[cfg(feature = "serde")]
 pub(crate) use self::table::{max_wait, read_time};
@@ -112,6 +114,9 @@ pub struct Quota {
     is_part: bool,
     /// The anchor of calendar periods, if the quota counts in them.
     anchor: Option<Anchor>,
+    /// Identifies the account of the quota within those of a rule and a key. A part of a quota keeps
+    /// the address of the whole.
+    address: QuotaAddress,
 }
 
 impl Quota {
@@ -208,6 +213,7 @@ impl Quota {
             sheds: false,
             is_part: false,
             anchor: None,
+            address: QuotaAddress::BLOCKED,
         }
     }
 
@@ -245,6 +251,7 @@ impl Quota {
         Ok(Self::slots(limit)?)
     }
 
+    #[allow(clippy::result_large_err, reason = "a constant function cannot allocate")]
     const fn slots(limit: u32) -> Result<Self, Invalid> {
         let quota = Self { units: limit, burst: limit, ..Self::blocked() };
         Self { period: 0, interval: 1, algorithm: Algorithm::Concurrent, ..quota }.checked()
@@ -553,6 +560,10 @@ impl Quota {
         self.period
     }
 
+    pub(crate) const fn address(&self) -> QuotaAddress {
+        self.address
+    }
+
     /// Returns the units of a new account, or `None` if a new account is full.
     #[must_use]
     pub const fn initial(&self) -> Option<u32> {
@@ -616,7 +627,8 @@ impl Quota {
         let part = |units: u32| of.of(units);
         let (burst, soft) = (of.of_burst(self.burst), part(self.soft));
         if burst == 0 {
-            return Self { name: self.name, unit: self.unit, ..Self::blocked() };
+            let Self { name, unit, address, .. } = *self;
+            return Self { name, unit, address, ..Self::blocked() };
         }
         if self.is_concurrent() {
             return Self { units: burst, burst, soft, ..*self };
@@ -642,8 +654,9 @@ impl Quota {
         let interval = u128::from(self.interval) * u128::from(of) / u128::from(weight.max(1));
         let interval = u64::try_from(interval).unwrap_or(longest).clamp(1, longest);
         let burst = u32::try_from((SECOND / 2).div_ceil(interval)).unwrap_or(u32::MAX).max(cost);
+        let (address, is_part) = (self.address, true);
         let share = Self { units: 1, burst, period: interval, interval, ..Self::blocked() };
-        let share = Self { is_part: true, ..share };
+        let share = Self { address, is_part, ..share };
         let debt = self.late_limit().saturating_sub(burst.into()).min(share.longest_debt());
         Self { max_debt: Some(u32::try_from(debt).unwrap_or(u32::MAX)), ..share }
     }
@@ -663,6 +676,7 @@ impl Quota {
     }
 
     /// Creates a quota with the default algorithm and burst.
+    #[allow(clippy::result_large_err, reason = "a constant function cannot allocate")]
     const fn rate(units: u32, period: u64) -> Result<Self, Invalid> {
         let quota = Self { units, burst: units, period, ..Self::blocked() };
         let fault = if units == 0 {
@@ -681,9 +695,10 @@ impl Quota {
     }
 
     /// Returns the quota, or an error if it is invalid.
+    #[allow(clippy::result_large_err, reason = "a constant function cannot allocate")]
     const fn checked(self) -> Result<Self, Invalid> {
         match self.fault() {
-            None => Ok(self),
+            None => Ok(Self { address: QuotaAddress::of(&self), ..self }),
             Some(fault) => Err(Invalid(fault, self)),
         }
     }
@@ -1157,7 +1172,9 @@ mod tests {
         let late = share(Quota::per_second(10).with_max_debt(9));
         assert_eq!((late.max_debt, share(late).max_debt), (Some(2), Some(0)));
         let bucket = Quota::per_minute(10).with_burst(9);
-        assert_eq!(share(bucket.with_algorithm(Algorithm::TokenBucket)), share(bucket));
+        // The share keeps the account of the whole.
+        let tokens = bucket.with_algorithm(Algorithm::TokenBucket);
+        assert_eq!(share(tokens), Quota { address: tokens.address, ..share(bucket) });
         let lending = Algorithm::FixedWindow { carry_over: 6, paced: false };
         let window = share(Quota::per_day(100).with_algorithm(lending));
         assert_eq!((window.units, window.burst, window.period), (25, 25, 86_400_000_000_000));
@@ -1174,7 +1191,8 @@ mod tests {
         let slow = Quota::per_day(1).with_burst(3650);
         assert_eq!(slow.share(n(10)).interval, 864_000_000_000_000);
         let bucket = slow.with_algorithm(Algorithm::TokenBucket);
-        assert_eq!(bucket.share(n(10)), slow.share(n(10)));
+        let share = Quota { address: bucket.address, ..slow.share(n(10)) };
+        assert_eq!(bucket.share(n(10)), share);
         assert_eq!(slow.share(n(u32::MAX)).interval, MAX_REFILL);
     }
 

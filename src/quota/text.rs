@@ -36,8 +36,18 @@ impl Quota {
         match self.name() {
             Some(name) => name.into(),
             None if quotas.len() == 1 => rule.as_str().into(),
+            None if self.shares_period(quotas) => {
+                let algorithm = self.algorithm().to_string().replace(' ', "-");
+                format!("{rule}-{}-{algorithm}", self.period_text()).into()
+            }
             None => format!("{rule}-{}", self.period_text()).into(),
         }
+    }
+
+    /// Returns `true` if several of these quotas have the period of this one, and no name.
+    fn shares_period(&self, quotas: &[Self]) -> bool {
+        let unnamed = quotas.iter().filter(|quota| quota.name().is_none());
+        unnamed.filter(|quota| quota.period() == self.period()).count() > 1
     }
 }
 

@@ -21,6 +21,13 @@ use crate::{
 pub enum RuleError {
     /// Two rules have the same name, so they would share accounts.
     SameName(RuleName),
+    /// Two quotas of a rule count the same, so they would share an account.
+    SameAccount {
+        /// The rule.
+        rule: RuleName,
+        /// The two quotas.
+        quotas: Box<[Quota; 2]>,
+    },
     /// Two quotas have the same name in header fields.
     SameQuotaName(String),
     /// A rule has more than 255 quotas.
@@ -63,6 +70,14 @@ impl fmt::Display for RuleError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::SameName(name) => write!(f, "two rules are named {name:?}; rename one"),
+            Self::SameAccount { rule, quotas } => {
+                let [first, second] = &**quotas;
+                write!(
+                    f,
+                    "rule {rule}: the quotas {first} and {second} count the same, so the larger has no \
+                     effect; remove one, or give them different periods, algorithms or units"
+                )
+            }
             Self::SameQuotaName(name) => {
                 write!(
                     f,
@@ -107,6 +122,17 @@ impl std::error::Error for RuleError {}
 /// A quota of a share, which depends on the clients.
 const SHARE: [Quota; 1] = [Quota::per_second(1)];
 
+/// Checks that each quota of a rule has an account of its own.
+fn check_accounts(rule: RuleName, quotas: &[Quota]) -> Result<(), RuleError> {
+    for (at, second) in quotas.iter().enumerate() {
+        let known = quotas[..at].iter().find(|first| first.address() == second.address());
+        if let Some(first) = known {
+            return Err(RuleError::SameAccount { rule, quotas: Box::new([*first, *second]) });
+        }
+    }
+    Ok(())
+}
+
 /// Checks the rules of a layer, and registers them with the store.
 pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), RuleError> {
     let limits = |info: &&RuleInfo<'_>| info.quotas.is_none_or(|quotas| !quotas.is_empty());
@@ -119,6 +145,10 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
         let quotas = info.quotas.unwrap_or_default();
         if quotas.len() > MAX_QUOTAS {
             return Err(RuleError::TooManyQuotas(rule, quotas.len()));
+        }
+        check_accounts(rule, quotas)?;
+        if let Some(live) = info.live {
+            check_accounts(rule, live.quotas().as_ref())?;
         }
         let first = info.first_alternative;
         let mut others =

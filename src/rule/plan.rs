@@ -72,12 +72,14 @@ impl From<Vec<Quota>> for Quotas {
 
 /// Source of a rule's quotas.
 ///
-/// A change of the quotas does not refill an account. A plan should return the same periods for
-/// every request. Put quotas with other periods into another rule.
+/// A change of a limit does not refill an account. A change of the period, the algorithm or the unit
+/// is another account, which starts full, and the old one is still there when the old quota returns.
+/// See [changing a rule while it runs](crate::guide::plans#changing-a-rule-while-it-runs).
 ///
-/// Do not let a client choose its plan per request. A store drops an account that is full under the
-/// current plan. With a [token bucket](crate::Algorithm::TokenBucket), a client that alternates
-/// between two plans could use the units of the larger plan twice.
+/// Do not let a client choose its plan per request: it gets the sum of what each quota allows. A store
+/// drops an account that is full under the current plan. With a
+/// [token bucket](crate::Algorithm::TokenBucket), a client that alternates between two limits could
+/// use the units of the larger one twice.
 ///
 /// ```
 /// use tower_sluice::{Plan, Quota, Rule, key::HeaderKey};
@@ -179,10 +181,10 @@ impl fmt::Debug for Plan {
 /// [`fail_closed`](crate::StoreExt::fail_closed) then reject requests with 503. To check new quotas
 /// first, build a layer with them and drop it.
 ///
-/// New quotas do not refill accounts, even if `initial` or `burst` changes. An exception is a token
+/// A new limit does not refill accounts, even if `initial` or `burst` changes. An exception is a token
 /// bucket whose burst becomes smaller and then larger again: see [`Plan`].
-/// [`initial`](Quota::with_initial) units apply only to new accounts. A new algorithm starts new
-/// accounts.
+/// [`initial`](Quota::with_initial) units apply only to new accounts. A new period, algorithm or unit
+/// starts new accounts.
 ///
 /// ```
 /// use tower_sluice::{LivePlan, PeerIp, Quota, Rule};

@@ -97,8 +97,9 @@ use crate::{algorithm::Demand, decision::Decision, key::Key, name::RuleName, quo
 
 /// Charge of one rule to one key: `cost` units under each of `quotas`.
 ///
-/// The rule's name, the key and the index of the quota identify an account. A changed quota keeps
-/// its account, so a change does not refill the account.
+/// The rule's name, the key, and the algorithm, period and unit of the quota identify an account. The
+/// order and the number of the quotas, and their limits, do not. A changed limit therefore keeps the
+/// account, and refills nobody. A changed period is another account.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Charge<'a> {

@@ -33,7 +33,8 @@ use crate::{
 /// is for stores that several processes share. Each hold counts for that time after its `take` or the
 /// last `renew` of its process.
 ///
-/// A case with `plans` instead of `quotas` has lists of quotas, of which each step names the one in force.
+/// A case with `plans` instead of `quotas` has a rule whose quotas change. Each step names the `plan`
+/// under which it is decided, by its index.
 ///
 /// A case with `groups` instead of `quotas` has groups of alternatives, each with quotas. `paid` has
 /// the index of the charged alternative of each group, and `retry` the wait of the decision.
@@ -123,12 +124,12 @@ struct Step {
     step: Option<usize>,
     /// The name of the slots that a `take` holds or a `release` frees.
     hold: Option<String>,
+    /// The index of the plan of the step.
+    plan: Option<usize>,
     /// The new limit of the first quota.
     limit: Option<u32>,
     /// The new calendar period of the first quota.
     period: Option<String>,
-    /// The index of the plan in force.
-    plan: Option<usize>,
     #[serde(default)]
     process: String,
     #[serde(default)]
@@ -363,6 +364,12 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxE
         || all.attempts().any(|charges| processes[""].supports(&charges).is_err())
     {
         return Ok(false);
+    }
+    for rows in &case.plans {
+        let plan = [(RuleName::default(), 0, quotas(rows)?)];
+        if processes[""].supports(&case.charges(&plan, &key, 0, 1)).is_err() {
+            return Ok(false);
+        }
     }
     if !case.join_all(subject, &mut processes) {
         return Ok(false);

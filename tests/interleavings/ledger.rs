@@ -37,14 +37,11 @@ pub(crate) enum AccountState {
     Beside(Instant),
 }
 
-#[derive(Hash)]
 pub(crate) struct Quota;
 
-impl Quota {
-    pub(crate) fn is_gcra(&self) -> bool {
-        true
-    }
-}
+/// All accounts of the models count the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QuotaAddress;
 
 impl AccountState {
     pub(crate) fn expires_at(&self, _: &Quota) -> Instant {
@@ -133,7 +130,7 @@ impl Ledger {
         }
         let mut both = ids.map(account);
         let mut locked = self.table.lock(&mut both, now);
-        let tats = both.each_ref().map(|it| locked.look(&it.at, &Quota, tat));
+        let tats = both.each_ref().map(|it| locked.look(&it.at, tat));
         let units = if both[0].shares(&both[1]) { 2 } else { 1 };
         let fits = tats.iter().all(|tat| self.steps(*tat, locked.now, units).is_some());
         fits && both.iter_mut().all(|it| self.charge(&mut locked, &mut it.at, 1).is_some())
@@ -145,7 +142,7 @@ impl Ledger {
         at: &mut Located,
         units: u64,
     ) -> Option<Instant> {
-        let (now, tat) = (locked.now, locked.look(at, &Quota, tat));
+        let (now, tat) = (locked.now, locked.look(at, tat));
         let new = self.steps(tat, now, units)?;
         locked.update(at, &Quota, |account| *account = Some(self.state(new)));
         Some(new)
@@ -202,7 +199,7 @@ impl Ledger {
         account
             .at
             .has_slot()
-            .then(|| locked.look(&account.at, &Quota, |it| it.map(|it| tat(Some(it)))))
+            .then(|| locked.look(&account.at, |it| it.map(|it| tat(Some(it)))))
             .flatten()
     }
 
@@ -211,7 +208,7 @@ impl Ledger {
         let mut account = account(CAROL + 2);
         let mut locked = self.table.lock(slice::from_mut(&mut account), now);
         assert!(locked.overflowed, "there is room");
-        locked.look(&account.at, &Quota, tat)
+        locked.look(&account.at, tat)
     }
 
     pub(crate) fn active(&self, now: Instant) -> usize {
@@ -249,7 +246,7 @@ impl Ledger {
 }
 
 fn account(id: u64) -> Account<'static> {
-    Account { at: Located::new(id, RuleName::default(), 0, false), quota: &Quota }
+    Account { at: Located::new(id, RuleName::default(), 0, QuotaAddress, false), quota: &Quota }
 }
 
 fn tat(account: Option<&AccountState>) -> Instant {

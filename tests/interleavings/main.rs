@@ -36,7 +36,7 @@ mod name {
 }
 
 mod quota {
-    pub(crate) use crate::ledger::Quota;
+    pub(crate) use crate::ledger::{Quota, QuotaAddress};
 }
 
 /// Runs the model in every order.

@@ -11,7 +11,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Account, Dice, address, connect, keys, quotas, raw, rule},
+    accounts::{Account, Dice, address, connect, keys, list_key, quotas, raw, rule},
     servers::Server,
     support::random::{Row, rows},
 };
@@ -130,7 +130,7 @@ async fn an_account_from_a_clock_ahead_keeps_its_units() {
     let get = redis::cmd("GET").arg(&key).query_async(&mut connection).await;
     let mut value: Vec<u8> = get.expect("a value");
     let week = 7 * 86_400_000_000_u64;
-    for at in [0, 10] {
+    for at in [0, 14] {
         let mut instant = [0; 8];
         instant[..7].copy_from_slice(&value[at..at + 7]);
         let moved = u64::from_le_bytes(instant) + week;
@@ -150,7 +150,7 @@ async fn a_step_back_moves_a_log_with_any_list() {
     let (mut subject, store) = open(&server).await;
     let store = store.reopen().prefix("sluice").readable_keys().lazy().expect("a store");
     let account = Account::new("a", quotas(LIMIT, DAY)[5].1);
-    let list = format!("{}:0", address("default", "a"));
+    let list = list_key(&address("default", "a"), DAY);
     let mut back = NOW;
     for junk in ["LSET LIST 1 junk", "RPUSH LIST fourteen-bytes", "LPUSH LIST x", "SET LIST x"] {
         subject.set(back);

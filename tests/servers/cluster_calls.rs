@@ -9,7 +9,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Account, Dice, LONG, address, keys, quotas, raw, rule},
+    accounts::{Account, Dice, LONG, address, keys, list_key, quotas, raw, rule},
     servers::{Cluster, Flavour, Server, eventually},
 };
 
@@ -96,10 +96,10 @@ async fn a_hash_tag_is_the_hash_of_the_key_alone() {
     for (name, left) in found {
         let name = String::from_utf8(name).expect("text");
         let (tag, rest) =
-            name.strip_prefix("sluice:3:{").and_then(|it| it.split_once("}:")).expect("a tag");
+            name.strip_prefix("sluice:4:{").and_then(|it| it.split_once("}:")).expect("a tag");
         assert!(left >= 0 && !tag.is_empty() && !rest.is_empty(), "{name}");
         if let Some(key) = tag.strip_prefix("%02") {
-            let list = key == "sliding-log" && rest == "default:0";
+            let list = key == "sliding-log" && rest == list_key("default", LONG);
             assert!(rest == "default" || list, "{name}");
         }
     }
@@ -113,7 +113,7 @@ async fn rules_of_one_key_are_charged_all_or_none_while_their_slot_moves() {
     let limits = [9, 12, 15].map(|units| [Quota::per_day(units)]);
     let key = Key::from("moving");
     let charges = charges(&key, &limits);
-    let place = "sluice:3:{%02moving}:day";
+    let place = "sluice:4:{%02moving}:day";
     let (from, slot) = (cluster.master_of(place).await, cluster.slot_of(place).await);
     let passes = async |charges: &[Charge<'_>]| {
         let decision: Result<Decision, RedisError> = store.take(charges).await;

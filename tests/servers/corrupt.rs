@@ -11,7 +11,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Account, Dice, address, connect, quotas, raw},
+    accounts::{Account, Dice, address, connect, list_key, quotas, raw},
     servers::Server,
 };
 
@@ -61,7 +61,7 @@ impl Bench {
         let key = address("default", "real");
         let get = cmd("GET").arg(&key).query_async(&mut self.connection).await;
         let mut range = cmd("LRANGE");
-        range.arg(format!("{key}:0")).arg(0).arg(-1);
+        range.arg(list_key(&key, DAY)).arg(0).arg(-1);
         let list = range.query_async(&mut self.connection).await.expect("a list");
         drop(self.store.reset(&account.charge(0)).await.expect("a reset"));
         Found { value: get.expect("a value"), list }
@@ -72,7 +72,7 @@ impl Bench {
         let mut accounts = Vec::new();
         for (at, Found { value, list }) in all.iter().enumerate() {
             let (key, mut put) = (address("default", &at.to_string()), pipe());
-            let names = [key.clone(), format!("{key}:0")];
+            let names = [key.clone(), list_key(&key, DAY)];
             put.cmd("SET").arg(&key).arg(value).ignore();
             put.cmd("DEL").arg(&names[1]).ignore();
             if !list.is_empty() {

@@ -15,23 +15,24 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Account, Dice, address, connect, keys, lazy, quotas, raw, rule},
+    accounts::{Account, Dice, address, connect, keys, lazy, list_key, quotas, raw, rule},
     servers::{Server, eventually},
 };
 
 const TEN_YEARS: Duration = Duration::from_secs(10 * 365 * 86_400);
 
-/// Returns `true` if the name is `<prefix>:2:{<22 characters>}`, with `:<place>` for a log's list.
+/// Returns `true` if the name is `<prefix>:4:{<22 characters>}`, with the address of a quota for a log's
+/// list or for slots.
 fn is_ours(name: &[u8], prefix: &str) -> bool {
     let parts = || {
-        let rest = std::str::from_utf8(name).ok()?.strip_prefix(prefix)?.strip_prefix(":3:{")?;
+        let rest = std::str::from_utf8(name).ok()?.strip_prefix(prefix)?.strip_prefix(":4:{")?;
         rest.split_once('}')
     };
     let url_safe = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     parts().is_some_and(|(hash, place)| {
         let beside = |place: &str| {
             let number = place.strip_prefix(":s").or_else(|| place.strip_prefix(':'));
-            number.is_some_and(|n| n.parse::<u8>().is_ok())
+            number.is_some_and(|n| n.len() == 8 && u32::from_str_radix(n, 16).is_ok())
         };
         hash.len() == 22 && hash.chars().all(url_safe) && (place.is_empty() || beside(place))
     })
@@ -39,7 +40,7 @@ fn is_ours(name: &[u8], prefix: &str) -> bool {
 
 fn hostile() -> Vec<Key> {
     let long = "x".repeat(10_000);
-    let texts = ["", "}", "{", "{a}", "}{", "a\r\nDEL b\r\n", "\0", "*", "sluice:3:{a}", &long];
+    let texts = ["", "}", "{", "{a}", "}{", "a\r\nDEL b\r\n", "\0", "*", "sluice:4:{a}", &long];
     let bytes: [&[u8]; 3] = [b"\xff\xfe", b"\xc3\x28}", &[0x80; 64]];
     let texts = texts.into_iter().map(Key::from);
     texts.chain(bytes.into_iter().map(Key::from)).collect()
@@ -112,7 +113,7 @@ async fn all_keys_have_one_form_and_an_expiry() {
         most = most.max(found.len());
         for (name, left) in found {
             let shown = String::from_utf8_lossy(&name);
-            let prefix = shown.split(":3:{").next().expect("a prefix");
+            let prefix = shown.split(":4:{").next().expect("a prefix");
             assert!(prefix == "sluice" || prefix.starts_with("test-"), "{shown}");
             assert!(is_ours(&name, prefix), "{shown}");
             assert!(left >= 0, "{shown} has no expiry: {left}");
@@ -281,10 +282,11 @@ async fn accounts_spread_evenly_over_slots_with_their_lists() {
     }
     let (mut groups, mut slots) = ([0; 16], BTreeMap::<Vec<u8>, u16>::new());
     let found = keys(&mut raw(&server.url()).await).await;
-    let lists = found.iter().filter(|(name, _)| name.ends_with(b"}:0")).count();
+    let suffix = list_key("", Duration::from_secs(3_600));
+    let lists = found.iter().filter(|(name, _)| name.ends_with(suffix.as_bytes())).count();
     assert_eq!((found.len(), lists), (11_000, 1_000));
     for (name, _) in &found {
-        let account = name.strip_suffix(b":0").unwrap_or(name);
+        let account = name.strip_suffix(suffix.as_bytes()).unwrap_or(name);
         let first = *slots.entry(account.to_vec()).or_insert_with(|| slot(name));
         assert_eq!(first, slot(name), "an account and its list");
     }

@@ -12,6 +12,7 @@ mod bursts;
 mod busy_key;
 mod calls;
 mod cancelled;
+mod changing;
 mod clock;
 mod cluster;
 mod cluster_calls;

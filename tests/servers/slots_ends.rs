@@ -22,7 +22,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Account, address, connect, raw},
+    accounts::{Account, address, connect, raw, slots_key},
     servers::{Flavour, Mode, Proxy, Server},
     slots::{held, until_held},
 };
@@ -318,8 +318,9 @@ async fn a_request_that_lost_one_slot_loses_all() {
     let mut running = account.take(&store, 3).await.expect("a decision");
     let other = account.take(&store, 1).await.expect("a decision");
     let slot = running.take_slot().expect("three slots");
-    let removed: u32 =
-        server.command(&format!("ZREMRANGEBYRANK {}:s0 1 1", address("default", "a"))).await;
+    let removed: u32 = server
+        .command(&format!("ZREMRANGEBYRANK {} 1 1", slots_key(&address("default", "a"))))
+        .await;
     assert_eq!(removed, 1);
     subject.renew(&store).await;
     let left = held(&store, &account).await;
@@ -336,11 +337,11 @@ async fn a_foreign_value_in_place_of_the_slots_is_replaced() {
     let store =
         RedisStore::connect(&server.url()).readable_keys().slot_ttl(TTL).await.expect("a store");
     let account = Account::new("a", Quota::concurrent(2));
-    let () = server.command(&format!("SET {}:s0 foreign", address("default", "a"))).await;
+    let () = server.command(&format!("SET {} foreign", slots_key(&address("default", "a")))).await;
     let running = account.take(&store, 2).await.expect("a decision");
     assert!(running.is_allowed() && store.healed() == 1);
     assert!(!account.passes(&store).await);
-    let () = server.command(&format!("SET {}:s0 foreign", address("default", "a"))).await;
+    let () = server.command(&format!("SET {} foreign", slots_key(&address("default", "a")))).await;
     sleep(TTL).await;
     assert!(take(&store, &account).await, "the renewal has failed, and ended nothing else");
 }
@@ -419,14 +420,16 @@ impl Five {
             [.., layout] => Some(u16::from_le_bytes([layout[0], layout[1]])),
             [] => panic!("a script has arguments"),
         };
-        let looks = args[0][3] == 0;
+        // A plan has three numbers, and the letter, the address and the parameters of its quota.
+        let (address, looks) = (&args[0][4..8], args[0][8] == 0);
         let most = count.unwrap_or(1);
         let passed = if looks { most } else { most.min(5 - *held) };
         let charged = if looks { 0 } else { passed };
         *held += charged;
         let now = 1_700_000_000_000_000_u64.to_le_bytes();
         let instant = [&now[..7], &[0, 0]].concat();
-        let account = [&now[..7], &[b'c', 4, 0], &u32::from(*held).to_le_bytes()].concat();
+        let held = u32::from(*held).to_le_bytes();
+        let account = [&now[..7], &[b'c', 8, 0], address, &held].concat();
         let length = u32::try_from(account.len()).expect("short").to_le_bytes();
         let [passed, charged] = [passed, charged].map(u16::to_le_bytes);
         [&instant[..], &passed, &charged, &[0], &length, &account].concat()

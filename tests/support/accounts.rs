@@ -32,7 +32,25 @@ pub(crate) fn rule(name: &str) -> RuleName {
 
 /// Returns the Redis key of an account in a store with readable keys and the default prefix.
 pub(crate) fn address(rule: &str, key: &str) -> String {
-    format!("sluice:3:{{{rule}:%02{key}}}")
+    format!("sluice:4:{{{rule}:%02{key}}}")
+}
+
+/// Returns the address of what is counted: FNV-1a of a letter and of the period, if it has one.
+fn part(letter: u8, period: Option<Duration>) -> String {
+    let nanos = period.map(|period| u64::try_from(period.as_nanos()).expect("short").to_le_bytes());
+    let bytes = [letter].into_iter().chain(nanos.into_iter().flatten());
+    let hash = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(16_777_619);
+    format!("{:08x}", bytes.fold(2_166_136_261, hash))
+}
+
+/// Returns the Redis key of the list of a sliding log.
+pub(crate) fn list_key(account: &str, period: Duration) -> String {
+    format!("{account}:{}", part(b'l', Some(period)))
+}
+
+/// Returns the Redis key of the set of held slots.
+pub(crate) fn slots_key(account: &str) -> String {
+    format!("{account}:s{}", part(b'c', None))
 }
 
 /// A rule, its quota, and the key whose account is charged.

@@ -137,8 +137,7 @@ impl<S: Store> Replaced<S> {
 /// A quota that keeps the account for longer than the quota before it. The account and its block
 /// stay.
 pub(crate) async fn a_quota_that_keeps_accounts_longer<S: Subject>(subject: &mut S) {
-    let (hour, day) = (Quota::per_hour(100), Quota::per_day(100));
-    let both = |algorithm| [hour, day].map(|quota| quota.with_algorithm(algorithm));
+    let hour = Quota::per_hour(100);
     let bucket = |quota: Quota| quota.with_algorithm(Algorithm::TokenBucket);
     let window = Algorithm::fixed_window();
     let pairs = [
@@ -148,9 +147,6 @@ pub(crate) async fn a_quota_that_keeps_accounts_longer<S: Subject>(subject: &mut
         ],
         [bucket(Quota::per_hour(1_000)), bucket(Quota::per_hour(10).with_burst(1_000))],
         [bucket(hour.with_max_debt(500)), bucket(Quota::per_hour(5))],
-        both(Algorithm::AnchoredWindow),
-        both(Algorithm::SlidingWindow { buckets: 4 }),
-        both(Algorithm::SlidingLog),
     ];
     for ([old, new], step) in pairs.iter().flat_map(|pair| (0..5).map(move |step| (pair, step))) {
         let it = Replaced::open(subject);

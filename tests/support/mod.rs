@@ -5,6 +5,8 @@
 pub(crate) mod admin;
 pub(crate) mod any_error;
 #[cfg(feature = "testing")]
+pub(crate) mod changing;
+#[cfg(feature = "testing")]
 pub(crate) mod choices;
 #[cfg(feature = "testing")]
 pub(crate) mod driven;

@@ -30,7 +30,7 @@ const SLOTS_MAX_AGE: u64 = 10_000_000;
 /// - **Slots.** A denial by [slots](crate::Quota::concurrent) is repeated for at most 10 ms, because
 ///   another process may free one.
 /// - **Changes through this store** take effect as soon as the inner store has made them. The
-///   denials of an account are removed by an allowed charge, by a freed slot, by new quotas, and by [`adjust`](crate::StoreExt::adjust),
+///   denials of an account are removed by an allowed charge, by a freed slot, by a new limit, and by [`adjust`](crate::StoreExt::adjust),
 ///   [`undo`](Store::undo), [`reset`](crate::StoreExt::reset), [`block`](crate::StoreExt::block)
 ///   and [`unblock`](crate::StoreExt::unblock).
 /// - **Other changes**, such as changes by another process, take effect within

@@ -94,8 +94,8 @@ type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 ///   the inner store can do so without waiting. The units of a killed process are lost until they
 ///   refill with time.
 /// - **Changes by this process** take effect immediately. A [`reset`](crate::StoreExt::reset), a
-///   [`block`](crate::StoreExt::block) or new quotas end the leases of the key. Units under the old
-///   quotas are not returned. Until a reset, a block or a refund is made, no units of the key are
+///   [`block`](crate::StoreExt::block) or a new limit ends the leases of the key. Units under the old
+///   limit are not returned. Quotas with another period or algorithm leave the leases alone. Until a reset, a block or a refund is made, no units of the key are
 ///   borrowed.
 /// - **Changes by other processes** take effect when the lease is used up, and after
 ///   [`max_age`](Leased::max_age) at the latest.
@@ -990,7 +990,7 @@ mod tests {
     fn entries_take_no_more_memory_than_documented() {
         assert!(size_of::<HotSet<HotCall>>() <= 48, "{}", size_of::<HotSet<HotCall>>());
         assert!(size_of::<(HotKey, HotCall)>() <= 96, "{}", size_of::<(HotKey, HotCall)>());
-        assert!(size_of::<Lease>() <= 1_320, "{}", size_of::<Lease>());
+        assert!(size_of::<Lease>() <= 1_336, "{}", size_of::<Lease>());
     }
 
     /// A quota of 100 units that refills one unit per second.

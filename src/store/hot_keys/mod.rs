@@ -66,8 +66,10 @@ struct HotEntries<T> {
 struct HotKey {
     /// The hash of the rule and the key.
     tag: u64,
-    /// The hash of the quotas, the rule and the key.
-    revision: u64,
+    /// The hash of the addresses of the quotas, the rule and the key.
+    accounts: u32,
+    /// The hash of the quotas with their limits.
+    limits: u32,
 }
 
 impl<T> HotKeys<T> {
@@ -98,13 +100,20 @@ impl<T> HotKeys<T> {
 
     /// Returns the key of an account, or of the accounts of a call.
     fn key(&self, charges: &[Charge<'_>]) -> HotKey {
-        let (mut tag, mut revision) = (self.seed.build_hasher(), self.seed.build_hasher());
+        let mut tag = self.seed.build_hasher();
+        let mut accounts = self.seed.build_hasher();
+        let mut limits = self.seed.build_hasher();
         for charge in charges {
             charge.key().hash_with(charge.rule().hash64(), &mut tag);
-            charge.key().hash_with(!charge.rule().hash64(), &mut revision);
-            charge.quotas().hash(&mut revision);
+            charge.key().hash_with(!charge.rule().hash64(), &mut accounts);
+            charge.quotas().iter().for_each(|quota| quota.address().hash(&mut accounts));
+            charge.quotas().hash(&mut limits);
         }
-        HotKey { tag: tag.finish(), revision: revision.finish() }
+        HotKey {
+            tag: tag.finish(),
+            accounts: high_half(accounts.finish()),
+            limits: high_half(limits.finish()),
+        }
     }
 
     fn tag(&self, charge: &Charge<'_>) -> u64 {
@@ -120,13 +129,12 @@ impl<T> HotKeys<T> {
         &self.sets[usize::try_from(scaled).unwrap_or(0)]
     }
 
-    /// Locks the set of a key. Drops entries of the key under other quotas.
+    /// Locks the set of a key. Drops entries of its accounts under other limits.
     fn lock(&self, key: HotKey) -> MutexGuard<'_, HotEntries<T>> {
         let mut entries = self.set(key.tag).entries.lock();
-        let is_other = |other: HotKey| other.tag == key.tag && other != key;
-        if entries.list.iter().any(|(other, _)| is_other(*other)) {
+        if entries.list.iter().any(|(other, _)| other.has_other_limits(key)) {
             self.count_change(key.tag);
-            entries.list.retain(|(other, _)| !is_other(*other));
+            entries.list.retain(|(other, _)| !other.has_other_limits(key));
         }
         entries
     }
@@ -140,6 +148,17 @@ impl<T> HotKeys<T> {
     fn count_change(&self, tag: u64) {
         self.set(tag).changes.fetch_add(1, AcqRel);
     }
+}
+
+impl HotKey {
+    /// Returns `true` for the same accounts under other limits. Another plan has other accounts.
+    fn has_other_limits(self, other: Self) -> bool {
+        self.tag == other.tag && self.accounts == other.accounts && self.limits != other.limits
+    }
+}
+
+fn high_half(hash: u64) -> u32 {
+    u32::try_from(hash >> 32).unwrap_or(0)
 }
 
 impl<T> HotEntries<T> {

@@ -9,7 +9,7 @@ use crate::{
     algorithm::{Demand, Evaluation},
     decision::{Decision, NEVER, Outcome},
     name::RuleName,
-    quota::Quota,
+    quota::{Quota, QuotaAddress},
     store::Charge,
 };
 
@@ -112,7 +112,7 @@ pub(super) fn report<'a>(
     }
 }
 
-/// The id of an account is a hash of the rule, the key and the index of the quota.
+/// The id of an account is a hash of the rule, the key and the address of the quota.
 impl Ledger {
     #[inline]
     pub(super) fn accounts<'a>(&self, charges: &[Charge<'a>]) -> Accounts<'a> {
@@ -124,32 +124,37 @@ impl Ledger {
     /// Adds the accounts of these charges. Returning them would move them, which is slow.
     pub(super) fn collect<'a>(&self, charges: &[Charge<'a>], accounts: &mut Accounts<'a>) {
         for charge in charges {
-            let (first, rule, only) = (self.id(charge), charge.rule(), charge.quota_index());
+            let (key, rule, only) = (self.key_id(charge), charge.rule(), charge.quota_index());
             let (demand, report_only) = (charge.demand(), charge.is_report_only());
             for (quota_index, quota) in charge.quotas().iter().enumerate() {
                 if only.is_some_and(|only| only != quota_index) {
                     continue;
                 }
-                let id = quota_id(first, quota_index);
+                let address = QuotaAddress::at(charge.quotas(), quota_index);
+                let id = quota_id(key, address);
                 accounts.has_slots |= quota.is_concurrent();
-                let at = Located::new(id, rule, quota_index, quota.is_concurrent());
+                let at = Located::new(id, rule, quota_index, address, quota.is_concurrent());
                 let evaluation = Evaluation::at_once(false);
                 accounts.add(Account { at, quota, demand, report_only, evaluation });
             }
         }
     }
 
-    /// Returns the id of the account of the first quota. The id is never 0.
+    /// Returns the id of the rule and the key of a charge, under which the key is blocked. The id is
+    /// never 0.
     #[inline(always)]
-    pub(super) fn id(&self, charge: &Charge<'_>) -> u64 {
+    pub(super) fn key_id(&self, charge: &Charge<'_>) -> u64 {
         let mut hasher = self.seed.build_hasher();
         charge.key().hash_with(charge.rule().hash64(), &mut hasher);
         hasher.finish().max(1)
     }
 }
 
-/// Returns the id of the account of a quota. The high bits of the id select the set.
-pub(super) fn quota_id(first: u64, quota_index: usize) -> u64 {
+/// Returns the id of the account of a quota, from the id of its rule and key. The high bits of the id
+/// select the set.
+#[inline(always)]
+pub(super) fn quota_id(key: u64, address: QuotaAddress) -> u64 {
     // An odd constant (from the golden ratio).
-    first.wrapping_add((quota_index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).max(1)
+    let address = u64::from(address.number()).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    key.wrapping_add(address).max(1)
 }

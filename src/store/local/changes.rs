@@ -92,5 +92,5 @@ impl Ledger {
 /// Returns the snapshot of an account.
 fn snapshot(account: &Account<'_>, locked: &mut LockedAccounts<'_>) -> Snapshot {
     let (quota, demand, now) = (account.quota, account.demand, locked.now);
-    locked.look(&account.at, quota, |state| algorithm::look(state, quota, now, demand)).snapshot
+    locked.look(&account.at, |state| algorithm::look(state, quota, now, demand)).snapshot
 }

@@ -25,7 +25,7 @@ use crate::{
     algorithm::{self, Demand, Evaluation, gcra},
     decision::{Decision, NEVER, Outcome, Snapshot, Source, UNKNOWN_WAIT},
     key::random_state,
-    quota::Quota,
+    quota::{Quota, QuotaAddress},
     store::{Charge, KnownRules, nanos},
 };
 
@@ -139,7 +139,7 @@ impl Ledger {
         }
         let mut ids = [0; N];
         for at in 0..N {
-            ids[at] = self.id(&all[at]);
+            ids[at] = quota_id(self.key_id(&all[at]), all[at].quotas()[0].address());
         }
         let quota = |at: usize| &all[at].quotas()[0];
         let (old, locked) = self.table.lock_instants(ids, now)?;
@@ -184,11 +184,12 @@ impl Ledger {
         {
             return None;
         }
-        let (id, rule) = (self.id(charge), charge.rule());
+        let (key, rule) = (self.key_id(charge), charge.rule());
+        let id = quota_id(key, quota.address());
         let Some(rate) = rate else {
             return slots::take(self.held.shard(id), id, (rule, quota), demand, decision);
         };
-        let (old, locked) = self.table.lock_instants([quota_id(id, 1)], now)?;
+        let (old, locked) = self.table.lock_instants([quota_id(key, rate.address())], now)?;
         let (tat, by) = gcra::take(old[0], rate, now, demand);
         if !by.allowed {
             return None;
@@ -223,9 +224,10 @@ impl Ledger {
     /// Holds slots that a request holds in another store.
     #[cold]
     fn hold(&self, charge: &Charge<'_>) -> Decision {
-        let (mut decision, first) = (Decision::new(true, 0), self.id(charge));
+        let (mut decision, key) = (Decision::new(true, 0), self.key_id(charge));
         for (index, quota) in charge.charged_quotas().filter(|(_, it)| it.is_concurrent()) {
-            let (id, cost) = (quota_id(first, index), charge.cost());
+            let address = QuotaAddress::at(charge.quotas(), index);
+            let (id, cost) = (quota_id(key, address), charge.cost());
             let shard = self.held.shard(id);
             let epoch = shard.lock().hold(id, cost.into());
             decision.hold(slots::hold_of(shard, id, epoch, quota, cost));
@@ -304,7 +306,7 @@ impl Ledger {
         let until = now.saturating_add(nanos(time));
         let slots = self.table.slots() / SLOTS_PER_BLOCK;
         let blocks = self.blocks.get_or_init(|| Table::new(slots));
-        if !blocks.keep(self.id(charge), now, until) {
+        if !blocks.keep(self.key_id(charge), now, until) {
             self.block_warning.record_block(now, slots);
             return Decision::new(false, now).with_source(Source::Overflow);
         }
@@ -314,7 +316,7 @@ impl Ledger {
 
     pub(super) fn unblock(&self, charge: &Charge<'_>) -> Decision {
         if let Some(blocks) = self.blocks.get() {
-            blocks.end(self.id(charge), self.clock.now());
+            blocks.end(self.key_id(charge), self.clock.now());
         }
         Decision::allow()
     }
@@ -331,7 +333,7 @@ impl Ledger {
         let Some(blocks) = self.blocks.get() else { return false };
         let now = self.clock.now();
         let deciding = charges.iter().filter(|c| c.cost() > 0 && !c.is_report_only());
-        let left = deciding.map(|charge| (charge, blocks.left(self.id(charge), now)));
+        let left = deciding.map(|charge| (charge, blocks.left(self.key_id(charge), now)));
         let Some((charge, left)) = left.max_by_key(|(_, left)| *left).filter(|it| it.1 > 0) else {
             return false;
         };
@@ -409,14 +411,14 @@ fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluatio
     }
     if locked.rates.overflowed {
         if demand.cost > 0
-            && let Some(retry_ns) = locked.rates.shared_wait(at, quota)
+            && let Some(retry_ns) = locked.rates.shared_wait(at)
         {
             return Evaluation::denied(retry_ns);
         }
         let same = all.iter().enumerate().filter(|(i, other)| *i != index && other.shares(account));
         others = same.map(|(_, other)| i64::from(other.demand.cost)).sum();
     }
-    locked.rates.look(at, quota, |state| {
+    locked.rates.look(at, |state| {
         if others == 0 {
             return algorithm::look(state, quota, now, *demand);
         }
@@ -471,7 +473,7 @@ fn preview(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evalua
     let now = locked.rates.now;
     let shared = all[..index].iter().filter(|other| other.shares(&all[index]));
     let earlier = shared.map(|other| i64::from(other.demand.cost)).sum();
-    locked.rates.look(&at, quota, |state| {
+    locked.rates.look(&at, |state| {
         let mut after = state.cloned();
         if earlier > 0 {
             algorithm::adjust(&mut after, quota, now, earlier);
@@ -580,7 +582,8 @@ mod tests {
             let has_slot = |key: u32| {
                 let key = Key::from(key);
                 let charge = Charge::new(RuleName::default(), &key, &quotas);
-                ledger.table.set(0).find(ledger.id(&charge)).is_some()
+                let id = quota_id(ledger.key_id(&charge), quotas[0].address());
+                ledger.table.set(0).find(id).is_some()
             };
             (0..100).for_each(|key| {
                 take(key);

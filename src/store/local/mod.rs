@@ -31,8 +31,8 @@ use crate::{decision::Decision, observe::set_keys};
 /// An account is full when all used units are refilled. A key is *in debt* while its account is not
 /// full. Accounts in debt are never dropped. A full account is dropped, so its key counts as new.
 ///
-/// If there is no room for a new key, new keys share one account per rule and quota, and different GCRA
-/// quotas of a rule share one. New keys may then be denied early, but no exhausted key gets a fresh
+/// If there is no room for a new key, new keys share one account per rule and quota, under any limit of
+/// that quota. New keys may then be denied early, but no exhausted key gets a fresh
 /// quota. While 32 quotas of a rule have such accounts, new keys under its other quotas are denied.
 /// [`Stats::overflowed`] counts decisions about shared accounts, and the first such decision is logged.
 ///

@@ -4,11 +4,7 @@
 //! instant is its reading of the clock, or the latest change in these sets if that is later. No line is
 //! logged and no user code runs under these locks.
 
-use std::{
-    array,
-    collections::HashMap,
-    hash::{DefaultHasher, Hash, Hasher},
-};
+use std::{array, collections::HashMap};
 
 use smallvec::SmallVec;
 
@@ -20,7 +16,11 @@ use super::{
         WAYS,
     },
 };
-use crate::{algorithm::AccountState, name::RuleName, quota::Quota};
+use crate::{
+    algorithm::AccountState,
+    name::RuleName,
+    quota::{Quota, QuotaAddress},
+};
 
 /// The maximum number of groups of sets. A group keeps one instant: its latest reset.
 const RESET_GROUPS: usize = 1_024;
@@ -37,6 +37,7 @@ pub(super) struct Located {
     pub(super) id: u64,
     pub(super) rule: RuleName,
     pub(super) quota_index: usize,
+    pub(super) address: QuotaAddress,
     /// The index of the set in the table.
     set: usize,
     /// The index of that set's lock in [`LockedAccounts::sets`].
@@ -60,12 +61,18 @@ impl Located {
     /// Creates an account whose place is not known yet. [`Table::lock`] finds the place, unless the
     /// account counts held slots.
     #[inline]
-    pub(super) fn new(id: u64, rule: RuleName, quota_index: usize, has_slots: bool) -> Self {
+    pub(super) fn new(
+        id: u64,
+        rule: RuleName,
+        quota_index: usize,
+        address: QuotaAddress,
+        has_slots: bool,
+    ) -> Self {
         let (place, set) = match has_slots {
             true => (Place::Elsewhere, usize::MAX),
             false => (Place::Shared, 0),
         };
-        Self { id, rule, quota_index, set, lock: 0, place }
+        Self { id, rule, quota_index, address, set, lock: 0, place }
     }
 
     /// Returns `true` if the key has an account of its own.
@@ -78,10 +85,9 @@ impl Located {
         matches!(self.place, Place::Room(_))
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "a rule has at most 255 quotas")]
-    fn shared_address(&self) -> SharedAddress {
-        let (group, quota_index) = ((self.set % SHARED_GROUPS) as u16, self.quota_index as u8);
-        SharedAddress { rule: self.rule, group, quota_index }
+    #[expect(clippy::cast_possible_truncation, reason = "there are at most 2,048 groups")]
+    fn shared_group(&self) -> SharedGroup {
+        SharedGroup { rule: self.rule, group: (self.set % SHARED_GROUPS) as u16 }
     }
 }
 
@@ -90,8 +96,8 @@ impl Account<'_> {
     pub(super) fn shares(&self, other: &Self) -> bool {
         let is_shared = self.at.place == Place::Shared && other.at.place == Place::Shared;
         is_shared
-            && self.at.shared_address() == other.at.shared_address()
-            && shared_id(self.quota) == shared_id(other.quota)
+            && self.at.shared_group() == other.at.shared_group()
+            && self.at.address == other.at.address
     }
 }
 
@@ -101,9 +107,8 @@ impl Account<'_> {
 /// reused, so no sweep is needed.
 ///
 /// New keys share accounts if their set has no free slot. The sets are divided into groups. Each
-/// group has one shared account per rule and quota, which limits all new keys of the group together.
-/// An account that counted under a shorter period as well would end too early. A key that later gets
-/// a slot starts with the debt of the shared account. A flood of new keys therefore neither frees an
+/// group has one shared account per rule and address of a quota, which limits all new keys of the group
+/// together. A key that later gets a slot starts with the debt of the shared account. A flood of new keys therefore neither frees an
 /// exhausted key nor affects other rules.
 #[derive(Debug)]
 pub(super) struct Table {
@@ -310,7 +315,6 @@ impl LockedAccounts<'_> {
     pub(super) fn look<T>(
         &mut self,
         account: &Located,
-        quota: &Quota,
         read: impl FnOnce(Option<&AccountState>) -> T,
     ) -> T {
         let now = self.now;
@@ -323,8 +327,8 @@ impl LockedAccounts<'_> {
                     (None, instant) => read(Some(&AccountState::Gcra(instant))),
                 }
             }
-            Place::Room(_) => read(self.inherited(account, quota).as_ref()),
-            Place::Shared | Place::Elsewhere => read(self.shared(account, quota)),
+            Place::Room(_) => read(self.inherited(account).as_ref()),
+            Place::Shared | Place::Elsewhere => read(self.shared(account)),
         }
     }
 
@@ -339,7 +343,7 @@ impl LockedAccounts<'_> {
         let now = self.now;
         let (at, mut stored) = match account.place {
             Place::Slot(at) => (at, self.sets[account.lock].take(at, now)),
-            Place::Room(at) => (at, self.inherited(account, quota)),
+            Place::Room(at) => (at, self.inherited(account)),
             Place::Shared | Place::Elsewhere => return self.update_shared(account, quota, change),
         };
         let result = change(&mut stored);
@@ -394,29 +398,30 @@ impl LockedAccounts<'_> {
 
     /// Returns the initial state of a new account: the debt of the shared account, if any.
     #[cold]
-    fn inherited(&mut self, account: &Located, quota: &Quota) -> Option<AccountState> {
+    fn inherited(&mut self, account: &Located) -> Option<AccountState> {
         let until = self.sets[account.lock].in_debt_until;
         let in_debt = u64::from(until) > self.now / SECOND;
-        in_debt.then(|| self.shared(account, quota).map(AccountState::condensed)).flatten()
+        in_debt.then(|| self.shared(account).map(AccountState::condensed)).flatten()
     }
 
     #[cold]
-    fn shared(&mut self, account: &Located, quota: &Quota) -> Option<&AccountState> {
-        let (now, id) = (self.now, shared_id(quota));
+    fn shared(&mut self, account: &Located) -> Option<&AccountState> {
+        let now = self.now;
         let accounts = self.shared.get_or_insert_with(|| self.table.shared.lock());
-        let mut all = accounts.get(&account.shared_address())?.iter();
-        let found = all.find(|it| it.quota == id && it.expires_at > now)?;
+        let mut all = accounts.get(&account.shared_group())?.iter();
+        let found =
+            all.find(|shared| shared.address == account.address && shared.expires_at > now)?;
         Some(&found.state)
     }
 
     /// Returns the time until the quota of a new key can have a shared account, or `None` if it has
     /// one, can have one, or needs none.
     #[cold]
-    pub(super) fn shared_wait(&mut self, account: &Located, quota: &Quota) -> Option<u64> {
-        if account.place != Place::Shared || self.shared(account, quota).is_some() {
+    pub(super) fn shared_wait(&mut self, account: &Located) -> Option<u64> {
+        if account.place != Place::Shared || self.shared(account).is_some() {
             return None;
         }
-        let accounts = self.shared.as_ref()?.get(&account.shared_address())?;
+        let accounts = self.shared.as_ref()?.get(&account.shared_group())?;
         let left = accounts.iter().map(|it| it.expires_at.saturating_sub(self.now));
         let left = left.filter(|left| *left > 0);
         if left.clone().count() < SHARED_QUOTAS { None } else { left.min() }
@@ -429,13 +434,13 @@ impl LockedAccounts<'_> {
         quota: &Quota,
         change: impl FnOnce(&mut Option<AccountState>) -> T,
     ) -> T {
-        let (now, id) = (self.now, shared_id(quota));
+        let now = self.now;
         let all = self.shared.get_or_insert_with(|| self.table.shared.lock());
-        let accounts = all.entry(account.shared_address()).or_default();
+        let accounts = all.entry(account.shared_group()).or_default();
         if accounts.len() >= SHARED_QUOTAS {
-            accounts.retain(|it| it.expires_at > now || it.quota == id);
+            accounts.retain(|shared| shared.expires_at > now || shared.address == account.address);
         }
-        let at = accounts.iter().position(|it| it.quota == id);
+        let at = accounts.iter().position(|shared| shared.address == account.address);
         let stored = at.map(|at| accounts.swap_remove(at)).filter(|it| it.expires_at > now);
         let mut stored = stored.map(|it| it.state);
         let result = change(&mut stored);
@@ -446,7 +451,7 @@ impl LockedAccounts<'_> {
             *until = second.max(*until);
             // Most rules have one quota.
             accounts.reserve_exact(1);
-            accounts.push(Shared { quota: id, expires_at, state });
+            accounts.push(Shared { address: account.address, expires_at, state });
         }
         result
     }
@@ -609,31 +614,19 @@ fn probe(id: u64) -> impl Iterator<Item = usize> {
     (0..WAYS).map(move |n| (first(id) + n) % WAYS)
 }
 
-/// The address of a shared account.
+/// The shared accounts of a rule in a group of sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct SharedAddress {
+struct SharedGroup {
     rule: RuleName,
     group: u16,
-    quota_index: u8,
 }
 
-/// The shared account of a quota.
+/// A shared account.
 #[derive(Debug)]
 struct Shared {
-    quota: u64,
+    address: QuotaAddress,
     expires_at: u64,
     state: AccountState,
 }
 
-type SharedAccounts = HashMap<SharedAddress, Vec<Shared>>;
-
-/// Returns an id of the quotas that can share an account. Those of GCRA can, because a theoretical
-/// arrival time means the same under each.
-fn shared_id(quota: &Quota) -> u64 {
-    if quota.is_gcra() {
-        return 0;
-    }
-    let mut hasher = DefaultHasher::new();
-    quota.hash(&mut hasher);
-    hasher.finish()
-}
+type SharedAccounts = HashMap<SharedGroup, Vec<Shared>>;

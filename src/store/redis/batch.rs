@@ -389,7 +389,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             slots.map(|(request, callers)| self.settings.slots.begin(request, callers)).collect();
         let (keys, args) = batch.encode(&slots);
         let replies = self.call_script(script, &keys, args, batch.groups(), slots).await?;
-        self.count_healed(&replies);
+        self.count_losses(&replies);
         Ok(replies)
     }
 }
@@ -536,7 +536,7 @@ impl Batch {
             layout.extend([callers, request.accounts.len()]);
             for (at, account) in request.accounts.iter().enumerate() {
                 layout.push(keys.index(Cow::Borrowed(&account.address)));
-                let slots = |quota_index| slots.of(at, quota_index);
+                let slots = |quota| slots.of(at, quota);
                 let index = |key| keys.index(Cow::Owned(key));
                 plans.push(account.plan(request.now, |_, _| Some(Change::Charge), slots, index));
             }
@@ -597,7 +597,7 @@ mod tests {
     use crate::{
         key::Key,
         name::RuleName,
-        quota::{Algorithm, Quota},
+        quota::{Algorithm, Quota, QuotaAddress},
         store::{Charge, redis::protocol::addresses::Addresses},
     };
 
@@ -621,10 +621,15 @@ mod tests {
         Quota::new(units, Duration::from_secs(10)).expect("a quota")
     }
 
+    /// A quota of another period, which is another account.
+    fn slow(units: u32) -> Quota {
+        Quota::new(units, Duration::from_secs(20)).expect("a quota")
+    }
+
     /// Creates a batch of two equal requests and one other request with two quotas.
     fn batch() -> Batch {
         let (one, two) = (Key::from("one"), Key::from("two"));
-        let (few, more) = ([quota(10)], [quota(10), quota(100)]);
+        let (few, more) = ([quota(10)], [quota(10), slow(100)]);
         let one = Charge::new(RuleName::default(), &one, &few);
         let two = Charge::new(RuleName::default(), &two, &more).with_cost(2);
         batch_of(&[(2, &[one]), (1, &[two])])
@@ -637,8 +642,11 @@ mod tests {
     /// Encodes the reply to a group with one account. `tats` are theoretical arrival times, in
     /// microseconds after `NOW`.
     fn group(allowed: u8, charges: u8, tats: &[u64]) -> Vec<u8> {
-        let quota = |tat: &u64| [&[b'g', 9, 0][..], &instant(NOW + tat)].concat();
-        let quotas: Vec<_> = tats.iter().flat_map(quota).collect();
+        let addresses = [quota(10), slow(100)].map(|quota| quota.address().number().to_le_bytes());
+        let entry = |(tat, address): (&u64, &[u8; 4])| {
+            [&[b'g', 13, 0][..], address, &instant(NOW + tat)].concat()
+        };
+        let quotas: Vec<_> = tats.iter().zip(&addresses).flat_map(entry).collect();
         let account = [&NOW.to_le_bytes()[..7], &quotas].concat();
         let length = u32::try_from(account.len()).expect("short").to_le_bytes();
         [&[allowed, 0, charges, 0, 0][..], &length, &account].concat()
@@ -655,7 +663,7 @@ mod tests {
     #[tokio::test]
     async fn equal_requests_plans_and_accounts_are_sent_once() {
         let keys = ["one", "two"].map(Key::from);
-        let (few, more) = ([quota(10)], [quota(10), quota(100)]);
+        let (few, more) = ([quota(10)], [quota(10), slow(100)]);
         let one = Charge::new(RuleName::default(), &keys[0], &few);
         let two = Charge::new(RuleName::default(), &keys[1], &more);
         let batch = batch_of(&[(2, &[one]), (1, &[two]), (2, &[two, one])]);
@@ -698,7 +706,7 @@ mod tests {
         let two = || group(1, 1, &[2 * second, second / 5]);
         let fine = [group(2, 2, &[2 * second]), two()];
         let mut flagged = fine.clone();
-        flagged[0][4] = 2;
+        flagged[0][4] = 3;
         let read = |value: &Value| read(&batch, value);
         assert!(read(&answer(&fine)).is_some());
         assert!(read(&answer(&[group(0, 0, &[10 * second]), two()])).is_some());
@@ -746,12 +754,14 @@ mod tests {
             (b's', [&two[..], &entry].concat()),
             (b'l', [&two[..], &now, &entry].concat()),
         ];
-        let place = |(letter, state): &(u8, Vec<u8>)| {
-            let length = u16::try_from(state.len()).expect("short").to_le_bytes();
-            [&[*letter][..], &length, state].concat()
+        let entry = |(at, (letter, state)): (usize, &(u8, Vec<u8>))| {
+            let address = QuotaAddress::at(&quotas, at).number().to_le_bytes();
+            let length = u16::try_from(11 + state.len()).expect("short").to_le_bytes();
+            let end = (NOW + 10_000_000).to_le_bytes();
+            [&[*letter][..], &length, &address, &end[..7], state].concat()
         };
-        let places: Vec<_> = states.iter().flat_map(place).collect();
-        let account = [&NOW.to_le_bytes()[..7], &places].concat();
+        let entries: Vec<_> = states.iter().enumerate().flat_map(entry).collect();
+        let account = [&NOW.to_le_bytes()[..7], &entries].concat();
         let length = u32::try_from(account.len()).expect("short").to_le_bytes();
         (batch, [&now[..], &[2, 0, 2, 0, 0], &length, &account].concat())
     }

@@ -147,6 +147,7 @@ struct RedisConfig {
 struct RedisShared {
     scripts: Scripts,
     healed: AtomicU64,
+    dropped_states: AtomicU64,
     /// One more reference for each call that undoes charges, for tests.
     undoing: Arc<()>,
     /// The instant of the last warning that this process is busy.
@@ -196,6 +197,16 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     #[must_use]
     pub fn healed(&self) -> u64 {
         self.shared.healed.load(Relaxed)
+    }
+
+    /// Returns the number of calls that dropped a state that was not full, because a key had states of
+    /// more than sixteen quotas besides those of the call.
+    ///
+    /// Each dropped state allows at most one more burst. The states are those of rules whose
+    /// [plan](crate::Plan) changes its periods or algorithms again and again. The log warns once.
+    #[must_use]
+    pub fn dropped_states(&self) -> u64 {
+        self.shared.dropped_states.load(Relaxed)
     }
 
     #[cfg(feature = "testing")]

@@ -43,7 +43,8 @@ use crate::{
             connection::runtime,
             error::{RedisError, code},
             protocol::{
-                AccountRequest, EncodedPlan, Request, reply::AccountReply, script::ScriptKind,
+                AccountRequest, EncodedPlan, QuotaRequest, Request, reply::AccountReply,
+                script::ScriptKind,
             },
         },
         subtract,
@@ -173,8 +174,8 @@ impl Slots {
     /// 1,024 slots.
     pub(crate) fn weight(request: &Request) -> usize {
         let slots = request.accounts.iter().flat_map(AccountRequest::slots);
-        let large = slots.filter(|(_, (quota, _))| quota.raised_limit() > MAX_FREED.into());
-        let cost = large.map(|(_, (_, ask))| 4 * ask.cost.min(MAX_COST)).max().unwrap_or(1);
+        let large = slots.filter(|(_, part)| part.quota.raised_limit() > MAX_FREED.into());
+        let cost = large.map(|(_, part)| 4 * part.demand.cost.min(MAX_COST)).max().unwrap_or(1);
         cost.max(1) as usize
     }
 
@@ -183,12 +184,13 @@ impl Slots {
         let (slots, sent_at) = (self.clone(), self.now());
         let mut call = SlotCall { slots, sent_at, takes: SmallVec::new() };
         for (account_index, account) in request.accounts.iter().enumerate() {
-            for (quota_index, (quota, ask)) in account.slots() {
+            for (index, part) in account.slots() {
+                let QuotaRequest { quota, demand: ask, .. } = part;
                 let cost = if ask.cost > MAX_COST { too_many(ask.cost) } else { ask.cost };
                 // No more callers than fit.
                 let most = quota.raised_limit().checked_div(cost.into()).unwrap_or(0);
                 let callers = u32::try_from(most.min(callers as u64)).unwrap_or(u32::MAX);
-                let (set, rule) = (set(account, quota_index), account.rule);
+                let (set, rule) = (set(account, part), account.rule);
                 let (id, units) = (self.id(&set), u64::from(cost) * u64::from(callers));
                 let mut state = self.state();
                 let own = state.units.get(&id).copied().unwrap_or(0);
@@ -198,7 +200,7 @@ impl Slots {
                 let waits = waits * state.mark_millis(rule);
                 state.next += units;
                 drop(state);
-                let (at, until_head) = ((account_index, quota_index), quota.sheds());
+                let (at, until_head) = ((account_index, index), quota.sheds());
                 call.takes.push(SlotTake {
                     at,
                     set,
@@ -376,14 +378,14 @@ pub(crate) struct SlotCall {
 }
 
 /// Returns the key of the sorted set of a quota, which is in the cluster slot of its account.
-pub(super) fn set(account: &AccountRequest, quota_index: usize) -> Arc<str> {
-    format!("{}:s{quota_index}", account.address).into()
+pub(super) fn set(account: &AccountRequest, part: &QuotaRequest) -> Arc<str> {
+    account.part_key(":s", part.address).into()
 }
 
 impl SlotCall {
-    /// Returns the slots of one quota.
-    pub(crate) fn of(&self, account: usize, quota_index: usize) -> Option<(&Slots, &SlotTake)> {
-        let take = self.takes.iter().find(|take| take.at == (account, quota_index))?;
+    /// Returns the slots of one quota, by the indices of its account and of itself.
+    pub(crate) fn of(&self, account: usize, quota: usize) -> Option<(&Slots, &SlotTake)> {
+        let take = self.takes.iter().find(|take| take.at == (account, quota))?;
         Some((&*self.slots, take))
     }
 

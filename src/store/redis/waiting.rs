@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{
     RedisStore,
-    protocol::{AccountRequest, Request},
+    protocol::{AccountRequest, QuotaRequest, Request},
     slots::{MAX_COST, Slots, SlotsState, set},
 };
 use crate::{
@@ -83,17 +83,37 @@ impl WaitingRequests {
     }
 }
 
-/// Slots of one quota that a request needs, with the index of the quota.
-type Needed<'a> = (&'a AccountRequest, usize, &'a Quota, &'a Demand);
+/// Slots of one quota that a request needs.
+#[derive(Clone, Copy)]
+struct Needed<'a> {
+    account: &'a AccountRequest,
+    part: &'a QuotaRequest,
+    quota: &'a Quota,
+    ask: &'a Demand,
+}
 
 fn needed(request: &Request) -> impl Iterator<Item = Needed<'_>> {
     let all = request.accounts.iter().filter(|account| !account.report_only);
-    let all = all.flat_map(|it| it.slots().map(move |(at, (quota, ask))| (it, at, quota, ask)));
-    all.filter(|(.., ask)| ask.cost > 0)
+    let all = all.flat_map(|account| {
+        account.slots().map(move |(_, part)| Needed {
+            account,
+            part,
+            quota: &part.quota,
+            ask: &part.demand,
+        })
+    });
+    all.filter(|needed| needed.ask.cost > 0)
 }
 
-fn is_of((account, quota_index, ..): &Needed<'_>, outcome: &Outcome) -> bool {
-    (account.rule, *quota_index) == (outcome.rule(), outcome.quota_index())
+impl Needed<'_> {
+    /// Returns the key of the sorted set.
+    fn set(&self) -> Arc<str> {
+        set(self.account, self.part)
+    }
+
+    fn is_of(&self, outcome: &Outcome) -> bool {
+        self.account.rule == outcome.rule() && self.part.index == outcome.quota_index()
+    }
 }
 
 /// Returns the charge of a rule with its turn, if it may wait.
@@ -119,8 +139,8 @@ pub(super) struct Asking {
 impl Drop for Asking {
     fn drop(&mut self) {
         let (mut calls, mut state) = (Vec::new(), self.slots.state());
-        for (account, quota_index, ..) in needed(&self.request) {
-            let id = self.slots.id(&set(account, quota_index));
+        for needed in needed(&self.request) {
+            let id = self.slots.id(&needed.set());
             let Some(waiting) = state.waiting.get_mut(&id) else { continue };
             waiting.asking -= 1;
             if !self.is_answered {
@@ -154,9 +174,9 @@ impl Slots {
         if state.waiting.is_empty() {
             return None;
         }
-        let is_behind = |(account, quota_index, quota, ask): &Needed<'_>| {
-            let (id, order) =
-                (self.id(&set(account, *quota_index)), Turn::order(turn, ask.headroom));
+        let is_behind = |needed: &Needed<'_>| {
+            let Needed { quota, ask, .. } = *needed;
+            let (id, order) = (self.id(&needed.set()), Turn::order(turn, ask.headroom));
             let queue = state.waiting.get(&id).filter(|it| !it.failing);
             let is_called = turn.is_some_and(|turn| turn.is_called(id));
             let is_alone = !is_called;
@@ -165,14 +185,14 @@ impl Slots {
             is_alone && may_fit && queue.is_some_and(|it| it.queue.is_before(order))
         };
         let full = needed(request).find(is_behind)?;
-        let (account, _, quota, _) = full;
+        let Needed { account, quota, .. } = full;
         let wait = state.time_to_free(account.rule, quota);
         drop(state);
         let mut decision = Decision::new(false, 0).with_source(Source::DenyCache);
         for named in &request.named {
             let AccountRequest { rule, report_only, .. } = request.accounts[named.account];
             let unknown = Outcome::unknown(rule, named.quota_index, Some(Duration::ZERO));
-            let outcome = if is_of(&full, &unknown) {
+            let outcome = if full.is_of(&unknown) {
                 Outcome::slots(rule, named.quota_index, quota.burst(), quota.burst().into())
                     .with_expected_wait(wait)
             } else {
@@ -187,9 +207,9 @@ impl Slots {
     /// Starts the call of a request that may wait.
     pub(super) fn ask(self: &Arc<Self>, request: &Arc<Request>) -> Asking {
         let (mut state, mut frees) = (self.state(), SmallVec::new());
-        for (account, quota_index, ..) in needed(request) {
-            let interval = state.interval(account.rule);
-            let waiting = state.waiting.entry(self.id(&set(account, quota_index)));
+        for needed in needed(request) {
+            let interval = state.interval(needed.account.rule);
+            let waiting = state.waiting.entry(self.id(&needed.set()));
             let waiting = waiting.or_insert_with(|| WaitingRequests::new(interval));
             waiting.asking += 1;
             frees.push(waiting.frees);
@@ -214,7 +234,7 @@ impl Slots {
         let denying = |it: &&Outcome| it.is_denied() && it.is_deciding();
         let mut denying = decision.outcomes.iter().filter(denying);
         let first = denying.clone().next().filter(|_| denying.all(waits));
-        let joined = needed(request).find(|it| first.is_some_and(|first| is_of(it, first)));
+        let joined = needed(request).find(|it| first.is_some_and(|first| it.is_of(first)));
         match (joined, turn) {
             (Some(joined), _) => self.join(&joined, charges, false),
             (None, Some(turn)) if !allowed => turn.leave_unless(|_| false),
@@ -226,10 +246,10 @@ impl Slots {
         });
         frees.reverse();
         let (mut calls, mut state) = (Vec::new(), self.state());
-        for it in needed(request) {
+        for needed in needed(request) {
             let frees = frees.pop();
-            let outcome = decision.outcomes.iter_mut().find(|outcome| is_of(&it, outcome));
-            let (account, quota_index, quota, ask) = it;
+            let outcome = decision.outcomes.iter_mut().find(|outcome| needed.is_of(outcome));
+            let Needed { account, quota, ask, .. } = needed;
             let Some((outcome, held)) = outcome.and_then(|it| it.held().map(|held| (it, held)))
             else {
                 continue;
@@ -242,7 +262,7 @@ impl Slots {
             if state.waiting.is_empty() {
                 continue;
             }
-            let set = set(account, quota_index);
+            let set = needed.set();
             let (id, interval) = (self.id(&set), state.interval(account.rule));
             // These slots were freed after the call was sent.
             let room = (quota.raised_limit() + state.to_free(&set)).saturating_sub(held);
@@ -273,9 +293,9 @@ impl Slots {
     /// Adds a request to the queue of an account, if it may wait. It leaves any other queue. If it asks
     /// for the first time and is the first, because those before it have left, it is called.
     fn join(self: &Arc<Self>, at: &Needed<'_>, charges: &[Charge<'_>], is_new: bool) {
-        let (account, quota_index, quota, ask) = *at;
+        let Needed { account, quota, ask, .. } = *at;
         let Some((turn, max_wait)) = waiting(charges, account.rule) else { return };
-        let id = self.id(&set(account, quota_index));
+        let id = self.id(&at.set());
         let order = Turn::order(Some(turn), ask.headroom);
         turn.leave_unless(|other| other == id);
         let (mut calls, mut state) = (Vec::new(), self.state());

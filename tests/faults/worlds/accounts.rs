@@ -14,7 +14,7 @@ use crate::{
 
 /// Writes a value of another type to every key.
 const OTHER_TYPES: &str = r"
-for i, key in ipairs(redis.call('KEYS', 'sluice:3:*')) do
+for i, key in ipairs(redis.call('KEYS', 'sluice:4:*')) do
   redis.call('DEL', key)
   local put = { { 'RPUSH', key, 'x' }, { 'HSET', key, 'x', 'y' }, { 'SADD', key, 'x' },
     { 'ZADD', key, 1, 'x' }, { 'XADD', key, '*', 'x', 'y' } }
@@ -24,7 +24,7 @@ end";
 /// Writes invalid strings to every key: words, empty strings, halves, wrong lengths, impossible
 /// instants.
 const BROKEN: &str = r"
-for i, key in ipairs(redis.call('KEYS', 'sluice:3:*')) do
+for i, key in ipairs(redis.call('KEYS', 'sluice:4:*')) do
   local value = redis.call('GET', key)
   local put = { 'notanumber', '', '0', string.rep('\255', 19), string.sub(value, 1, -4),
     value .. 'x', struct.pack('<I7c1HI7H', 1, 'g', 9, 2^55, 0),
@@ -36,7 +36,7 @@ end";
 /// Moves all times in every account, as a step of the server's clock in the other direction does.
 const STEP: &str = r"
 local by = tonumber(ARGV[1])
-for _, key in ipairs(redis.call('KEYS', 'sluice:3:*')) do
+for _, key in ipairs(redis.call('KEYS', 'sluice:4:*')) do
   local value, ends = redis.call('GET', key), redis.call('PEXPIRETIME', key)
   if #value ~= 19 or ends <= 0 then return redis.error_reply('no account') end
   local last, letter, length, us, ns = struct.unpack('<I7c1HI7H', value)

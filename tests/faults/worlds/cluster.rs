@@ -150,7 +150,7 @@ impl World for Changed {
     }
 
     async fn strike(&mut self, _: &[App], end: Instant) {
-        let addresses: Vec<String> = self.cluster.nodes()[0].command("KEYS sluice:3:*").await;
+        let addresses: Vec<String> = self.cluster.nodes()[0].command("KEYS sluice:4:*").await;
         self.keys = addresses.iter().filter_map(|address| key_at(address)).collect();
         let (first, start) = (addresses[0].clone(), Instant::now());
         match self.change {

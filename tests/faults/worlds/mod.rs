@@ -51,7 +51,7 @@ pub(crate) fn all() -> Vec<Fault> {
     .collect()
 }
 
-/// Returns the number of the key whose account is at this address: `sluice:3:{default:...k007}`.
+/// Returns the number of the key whose account is at this address: `sluice:4:{default:...k007}`.
 fn key_at(address: &str) -> Option<u16> {
     address.strip_suffix('}')?.rsplit_once('k')?.1.parse().ok()
 }

@@ -112,7 +112,7 @@ async fn of(cluster: &Cluster) -> [RedisStore<tower_sluice::store::ClusterLink>;
 }
 
 fn address(key: u32) -> String {
-    format!("sluice:3:{{default:%02k{key}}}")
+    format!("sluice:4:{{default:%02k{key}}}")
 }
 
 /// Requests of two processes take slots of one key, or wait for them, while the master is lost. After

@@ -101,7 +101,8 @@ fn shared_accounts_of_many_plans_are_bounded() {
         let store = filled(&clock, &Quota::per_day(1));
         let initial = (algorithm == Algorithm::TokenBucket).then_some(10);
         let plan = |n: u32| {
-            let quota = Quota::per(10 + n, Duration::from_secs(600)).with_algorithm(algorithm);
+            let quota = Quota::per(10 + n, Duration::from_secs(600 + u64::from(n)))
+                .with_algorithm(algorithm);
             initial.map_or(quota, |units| quota.with_initial(units))
         };
         let take = |n, cost| charged(&store, "plans", 100 + n, &plan(n), cost);

@@ -97,21 +97,6 @@ fn keys_within_the_capacity_do_not_share() {
     }
 }
 
-#[test]
-fn a_window_whose_period_changes_ends_with_the_new_period() {
-    let window = |seconds| {
-        let quota = Quota::new(1, Duration::from_secs(seconds)).expect("a quota");
-        quota.with_algorithm(Algorithm::fixed_window())
-    };
-    let clock = FakeClock::new();
-    let limiter = Limiter::new(clock.store(64));
-    clock.advance(Duration::from_secs(5));
-    assert!(limiter.take("a", &window(4), 1).now().is_allowed());
-    // charged in the window from 4 s to 8 s, which is now the one from 0 s to 10 s
-    let denied = limiter.take("a", &window(10), 1).now();
-    assert_eq!(denied.retry_after(), Some(Duration::from_secs(5)));
-}
-
 /// One set holds sixteen accounts. The slots of expired accounts are free.
 #[test]
 fn expired_accounts_make_room_for_other_keys() {

@@ -8,6 +8,8 @@ mod alternatives;
 mod bad_input;
 #[cfg(feature = "axum")]
 mod by_route;
+#[cfg(feature = "testing")]
+mod changing;
 #[cfg(all(feature = "serde", feature = "testing"))]
 mod config;
 #[cfg(feature = "testing")]

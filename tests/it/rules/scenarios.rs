@@ -72,14 +72,13 @@ async fn combinations_equal_their_table() {
 }
 
 #[tokio::test]
-async fn late_charges_stop_where_their_table_says() {
-    assert_eq!(all_pass(&mut FakeClock::new(), "max_debt.json").await, (13, 0));
+async fn changed_plans_equal_their_table() {
+    assert_eq!(all_pass(&mut FakeClock::new(), "plans.json").await, (39, 6));
 }
 
 #[tokio::test]
-async fn plans_equal_their_table() {
-    // All have a clock that steps back.
-    assert_eq!(all_pass(&mut FakeClock::new(), "plans.json").await, (0, 6));
+async fn late_charges_stop_where_their_table_says() {
+    assert_eq!(all_pass(&mut FakeClock::new(), "max_debt.json").await, (13, 0));
 }
 
 #[cfg(feature = "calendar")]
@@ -156,14 +155,20 @@ fn differing(ours: &str, theirs: &str) -> Option<String> {
     let same = |theirs: &Value| {
         ours.iter().any(|ours| ours["name"] == theirs["name"] && covers(ours, theirs))
     };
-    let differing = theirs.iter().find(|theirs| !same(theirs));
+    let differing = theirs.iter().find(|theirs| !(same(theirs) || is_left_out(theirs)));
     differing.map(|case| case["name"].to_string())
+}
+
+/// Cases in which the accounts of a key have last changes of their own. In Redis, a key has one.
+fn is_left_out(case: &Value) -> bool {
+    let name = case["name"].as_str().unwrap_or_default();
+    name.starts_with("small_and_large_steps_together_")
 }
 
 /// The tables were agreed on outside this repository, in a folder that a clone does not have.
 #[test]
 fn the_agreed_cases_are_present_with_the_same_steps() {
-    for folder in ["../shared/scenarios", "../shared/scenarios-or"] {
+    for folder in ["../shared/scenarios", "../shared/scenarios-or", "../shared/scenarios-plans"] {
         let agreed = root().join(folder);
         if !agreed.exists() {
             println!("not compared: {} does not exist", agreed.display());
@@ -174,22 +179,6 @@ fn the_agreed_cases_are_present_with_the_same_steps() {
             assert_eq!(differing(read(name(&file)), &theirs), None, "{}", file.display());
         }
     }
-}
-
-/// Our cases of plans are those of the agreed ones in which no account changes its place.
-#[test]
-fn our_cases_of_plans_have_the_agreed_steps() {
-    let agreed = root().join("../shared/scenarios-plans/plans.json");
-    if !agreed.exists() {
-        println!("not compared: {} does not exist", agreed.display());
-        return;
-    }
-    let cases = |text: &str| serde_json::from_str::<Vec<Value>>(text).expect("a list of cases");
-    let mut theirs = cases(&fs::read_to_string(agreed).expect("a table"));
-    let ours = cases(read("plans.json"));
-    theirs.retain(|theirs| ours.iter().any(|ours| ours["name"] == theirs["name"]));
-    assert_eq!(theirs.len(), ours.len());
-    assert_eq!(differing(read("plans.json"), &Value::Array(theirs).to_string()), None);
 }
 
 #[test]

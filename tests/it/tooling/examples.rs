@@ -478,7 +478,7 @@ fn gateway_names_the_flag_the_value_and_the_fix() {
         rule("name=ip name=ip key=peer quota=5/s", "name is given twice; drop one"),
         rule("name=ip key=peer quota=5/s cost=6", "cost 6 is above the quota's limit 5"),
         (vec!["--rule", ADDRESS, "--rule", ADDRESS], "two rules are named \"ip\"; rename one"),
-        rule("name=ip key=peer quota=5/s quota=9/s", "called \"ip-1s\" in header fields; give"),
+        rule("name=ip key=peer quota=5/s quota=9/s", "the quotas 5/s and 9/s count the same"),
         rule("name=ip key=client quota=5/s", "add one, as --trusted-proxy 10.0.0.0/8"),
         (vec!["--trusted-proxy", "10.0.0.1/8"], "\"10.0.0.1/8\" has bits set beyond"),
         (vec!["--trusted-proxy", "::/0"], "\"::/0\" contains all addresses; give the networks"),

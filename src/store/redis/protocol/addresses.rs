@@ -7,7 +7,7 @@ use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use crate::{fingerprint::FingerprintKey, key::Key, name::RuleName};
 
 /// The version of the stored format. Different versions use different keys.
-const VERSION: &str = "3";
+const VERSION: &str = "4";
 /// The length of a hash in base64.
 const HASH: usize = 22;
 
@@ -87,8 +87,8 @@ mod tests {
         let (rule, long) = (RuleName::default(), "x".repeat(10_000));
         for key in ["", "}", "{a}b", "a\r\nb\0*", &long] {
             let address = addresses.account(rule, &Key::from(key));
-            assert_eq!(address.len(), "sluice:3:{}".len() + 22, "{address}");
-            let inside = &address["sluice:3:{".len()..address.len() - 1];
+            assert_eq!(address.len(), "sluice:4:{}".len() + 22, "{address}");
+            let inside = &address["sluice:4:{".len()..address.len() - 1];
             assert!(inside.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b)));
         }
     }
@@ -99,7 +99,7 @@ mod tests {
         let secret = FingerprintKey::from(*b"sixteen bytes ..");
         let addresses = Addresses { secret, ..Addresses::new() };
         let address = addresses.account(RuleName::default(), &Key::from("alice"));
-        assert_eq!(address, "sluice:3:{qy8D-8W5JMFQOhgV5NIJ5g}");
+        assert_eq!(address, "sluice:4:{qy8D-8W5JMFQOhgV5NIJ5g}");
     }
 
     #[test]
@@ -109,12 +109,12 @@ mod tests {
         let rules = ["a", "b"].map(|name| RuleName::new(name).expect("a name"));
         let [one, two] = rules.map(|rule| tagged.account(rule, &Key::from("alice")));
         // The values come from another implementation of the hash.
-        assert_eq!(one, "sluice:3:{Twi7oovdGfTO1zlU5uh99g}:bEcF_hrqLjKGHDCOIpWQYw");
-        assert_eq!(two, "sluice:3:{Twi7oovdGfTO1zlU5uh99g}:fqREEgE3oRmkpKEpuzaU_w");
+        assert_eq!(one, "sluice:4:{Twi7oovdGfTO1zlU5uh99g}:bEcF_hrqLjKGHDCOIpWQYw");
+        assert_eq!(two, "sluice:4:{Twi7oovdGfTO1zlU5uh99g}:fqREEgE3oRmkpKEpuzaU_w");
         let other = tagged.account(rules[0], &Key::from("bob"));
         assert_eq!(one.split_once("}:").map(|it| it.1), other.split_once("}:").map(|it| it.1));
         let readable = Addresses { readable: true, ..tagged };
-        assert_eq!(readable.account(rules[0], &Key::from("alice")), "sluice:3:{%02alice}:a");
+        assert_eq!(readable.account(rules[0], &Key::from("alice")), "sluice:4:{%02alice}:a");
     }
 
     #[test]
@@ -134,6 +134,6 @@ mod tests {
     fn readable_addresses_escape_braces_of_keys() {
         let addresses = Addresses { readable: true, ..Addresses::new() };
         let address = addresses.account(RuleName::default(), &Key::from("}{ü"));
-        assert_eq!(address, "sluice:3:{default:%02%7d%7b%c3%bc}");
+        assert_eq!(address, "sluice:4:{default:%02%7d%7b%c3%bc}");
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     algorithm::{Demand, Receipt, fixed_window::retention, gcra},
     decision::{Decision, Outcome},
     name::RuleName,
-    quota::{Algorithm, Quota},
+    quota::{Algorithm, Quota, QuotaAddress},
     store::{
         Charge, Unsupported,
         redis::{
@@ -51,6 +51,9 @@ pub(crate) enum RequestKind {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NamedQuota {
     pub(crate) account: usize,
+    /// The index of the quota in its account.
+    pub(crate) quota: usize,
+    /// The index of the quota in its charge.
     pub(crate) quota_index: usize,
     /// The index of the quota's outcome in the decision.
     outcome: usize,
@@ -70,7 +73,7 @@ impl Hash for Request {
         // An address stands for a rule and a key.
         for account in &self.accounts {
             account.address.hash(state);
-            account.quotas.iter().flatten().for_each(|(_, ask)| ask.cost.hash(state));
+            account.quotas.iter().for_each(|quota| quota.demand.cost.hash(state));
         }
     }
 }
@@ -81,11 +84,23 @@ pub(crate) struct AccountRequest {
     pub(crate) rule: RuleName,
     pub(crate) address: String,
     pub(crate) report_only: bool,
+    /// The number of quotas of the rule. The states of those that are not part of the call are kept.
+    pub(crate) known: usize,
     pub(crate) quotas: QuotaRequests,
 }
 
-/// The demand on each quota of an account, or `None` for an unused quota.
-pub(crate) type QuotaRequests = SmallVec<[Option<(Quota, Demand)>; 1]>;
+/// The demand on one quota of an account.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QuotaRequest {
+    /// The index of the quota in the first charge that names it.
+    pub(crate) index: usize,
+    pub(crate) quota: Quota,
+    pub(crate) address: QuotaAddress,
+    pub(crate) demand: Demand,
+}
+
+/// The quotas of an account. Each has an address of its own.
+pub(crate) type QuotaRequests = SmallVec<[QuotaRequest; 1]>;
 
 /// The operation on the accounts.
 #[derive(Clone, Copy, Debug)]
@@ -112,6 +127,9 @@ impl Request {
             // Without quotas and cost, not even a block holds.
             let reads = charge.cost() == 0 && charge.charged_quotas().next().is_none();
             account.report_only &= charge.is_report_only() || reads;
+            // A charge without quotas, as of a block, does not know those of its rule.
+            let known = if charge.quotas().is_empty() { MAX_ABSENT } else { charge.quotas().len() };
+            account.known = account.known.max(known);
             let waits = u64::from(charge.queues() && charge.turn.is_some());
             for (quota_index, quota) in charge.charged_quotas() {
                 let mut ask = charge.demand();
@@ -119,9 +137,14 @@ impl Request {
                     // Requests that wait for slots for different times share a call.
                     ask.max_wait = waits;
                 }
-                account.add(quota_index, quota, ask);
+                let added = account.add(QuotaRequest {
+                    index: quota_index,
+                    quota: *quota,
+                    address: QuotaAddress::at(charge.quotas(), quota_index),
+                    demand: ask,
+                });
                 let outcome = request.named.len();
-                request.named.push(NamedQuota { account: at, quota_index, outcome });
+                request.named.push(NamedQuota { account: at, quota: added, quota_index, outcome });
             }
         }
         request
@@ -131,9 +154,13 @@ impl Request {
     fn account(&mut self, rule: RuleName, address: String) -> usize {
         let known = self.accounts.iter().position(|known| known.address == address);
         known.unwrap_or_else(|| {
-            let (report_only, quotas) = (true, SmallVec::new());
-            let account = AccountRequest { rule, address, report_only, quotas };
-            self.accounts.push(account);
+            self.accounts.push(AccountRequest {
+                rule,
+                address,
+                report_only: true,
+                known: 0,
+                quotas: SmallVec::new(),
+            });
             self.accounts.len() - 1
         })
     }
@@ -188,7 +215,7 @@ impl Request {
 
     /// Returns the quotas of all accounts.
     pub(crate) fn quotas(&self) -> impl Iterator<Item = &Quota> {
-        self.accounts.iter().flat_map(|it| it.quotas.iter().flatten()).map(|(quota, _)| quota)
+        self.accounts.iter().flat_map(|account| &account.quotas).map(|part| &part.quota)
     }
 
     /// Returns the keys and the arguments of the script.
@@ -199,12 +226,12 @@ impl Request {
             args.extend([name.into(), EncodedPlan::default().nanos(nanos).0]);
         }
         for (at, account) in self.accounts.iter().enumerate() {
-            let change = |quota_index, ask| self.change(op, (at, quota_index), ask);
+            let change = |quota, ask| self.change(op, at, quota, ask);
             let index = |key| {
                 keys.push(key);
                 keys.len()
             };
-            let slots = |quota_index| slots.of(at, quota_index);
+            let slots = |quota| slots.of(at, quota);
             args.push(account.plan(self.now, change, slots, index));
         }
         (keys, args)
@@ -223,12 +250,19 @@ impl Request {
         })
     }
 
-    /// Returns the change of one quota, by the indices of its account and of itself.
-    fn change(&self, op: ScriptOp<'_>, at: (usize, usize), ask: Demand) -> Option<Change> {
+    /// Returns what the script does to a quota of an account, by their indices.
+    fn change(
+        &self,
+        op: ScriptOp<'_>,
+        account: usize,
+        quota: usize,
+        ask: Demand,
+    ) -> Option<Change> {
         match op {
             ScriptOp::Take | ScriptOp::Peek => Some(Change::Charge),
             ScriptOp::Undo(taken, units) => {
-                let named = self.named.iter().find(|it| (it.account, it.quota_index) == at)?;
+                let mut all = self.named.iter();
+                let named = all.find(|named| named.account == account && named.quota == quota)?;
                 let outcome = taken.outcomes().get(named.outcome)?;
                 Receipt::new(taken, outcome, ask, units).map(Change::Undo)
             }
@@ -260,30 +294,40 @@ impl AccountRequest {
         slots: impl Fn(usize) -> Option<(&'s Slots, &'s SlotTake)>,
         mut key: impl FnMut(String) -> usize,
     ) -> Vec<u8> {
-        let mut plan = EncodedPlan::default()
-            .int::<1>(u64::from(!self.report_only))
-            .int::<1>(self.quotas.len() as u64);
-        for (index, demand) in self.quotas.iter().enumerate() {
-            let rate = demand.as_ref().filter(|(quota, _)| !quota.is_concurrent());
-            let change = rate.and_then(|(_, ask)| change(index, *ask));
-            plan = match (demand, change, slots(index)) {
-                (Some((quota, ask)), Some(change), _) => {
+        let (mut plan, mut count) = (EncodedPlan::default(), 0);
+        for (index, part) in self.quotas.iter().enumerate() {
+            let QuotaRequest { quota, demand, .. } = part;
+            let change = if quota.is_concurrent() { None } else { change(index, *demand) };
+            plan = match (change, slots(index)) {
+                (Some(change), _) => {
                     let log = letter(quota) == b'l';
                     // The list of a sliding log is in the cluster slot of its account.
-                    let key = if log { key(format!("{}:{index}", self.address)) } else { 0 };
-                    let plan = plan.quota(quota, *ask, change, key);
+                    let key = if log { key(self.part_key(":", part.address)) } else { 0 };
+                    let plan = plan.address(quota, part.address);
+                    let plan = plan.quota(quota, *demand, change, key);
                     let edges = quota.calendar_edges(now).into_iter().flatten();
                     edges.fold(plan, |plan, edge| plan.int::<7>(edge / 1_000))
                 }
-                (Some((quota, ask)), None, Some((slots, take))) => {
+                (None, Some((slots, take))) => {
                     let set = key(take.set.to_string());
                     let mark = if take.waits > 0 { key(format!("{}w", take.set)) } else { 0 };
-                    plan.slots(quota, *ask, slots, take, [set, mark])
+                    let plan = plan.address(quota, part.address);
+                    plan.slots(quota, *demand, slots, take, [set, mark])
                 }
-                _ => plan.int::<1>(b'.'.into()),
+                (None, None) => continue,
             };
+            count += 1;
         }
-        plan.0
+        let absent = self.known.saturating_sub(count).min(MAX_ABSENT);
+        let head = [u64::from(!self.report_only), count as u64, absent as u64].into_iter();
+        let mut bytes = head.fold(EncodedPlan::default(), EncodedPlan::int::<1>).0;
+        bytes.extend(plan.0);
+        bytes
+    }
+
+    /// Returns the key beside the account that belongs to a quota.
+    pub(crate) fn part_key(&self, separator: &str, address: QuotaAddress) -> String {
+        format!("{}{separator}{:08x}", self.address, address.number())
     }
 
     /// Returns `true` if an allowed request charges the account.
@@ -294,29 +338,27 @@ impl AccountRequest {
     /// Returns `true` if all quotas are charged, use GCRA and start full. A report-only account is
     /// not plain.
     fn is_plain(&self) -> bool {
-        let plain = |(quota, ask): &(Quota, Demand)| {
-            letter(quota) == b'g' && quota.initial().is_none() && ask.cost > 0
+        let is_plain = |part: &QuotaRequest| {
+            part.quota.is_gcra() && part.quota.initial().is_none() && part.demand.cost > 0
         };
-        let all = self.quotas.iter().all(|demand| demand.as_ref().is_some_and(plain));
-        all && !self.quotas.is_empty() && !self.report_only
+        !self.report_only && !self.quotas.is_empty() && self.quotas.iter().all(is_plain)
     }
 
     /// Returns `true` if the account has one quota of slots, and nothing else is charged.
     fn takes_slots_alone(&self) -> bool {
-        let takes = |(quota, ask): &(Quota, Demand)| quota.is_concurrent() && ask.cost > 0;
-        self.is_certain() && matches!(&*self.quotas, [Some(demand)] if takes(demand))
+        let [part] = &*self.quotas else { return false };
+        self.is_certain() && part.quota.is_concurrent() && part.demand.cost > 0
     }
 
-    /// Returns the quotas of slots, with their indices.
-    pub(crate) fn slots(&self) -> impl Iterator<Item = (usize, &(Quota, Demand))> {
+    /// Returns the quotas of slots, with their indices in the account.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = (usize, &QuotaRequest)> {
         let all = self.quotas.iter().enumerate();
-        let known = all.filter_map(|(index, demand)| Some((index, demand.as_ref()?)));
-        known.filter(|(_, (quota, _))| quota.is_concurrent())
+        all.filter(|(_, part)| part.quota.is_concurrent())
     }
 
     /// Returns `true` if one of the quotas is a rate.
     pub(crate) fn has_rates(&self) -> bool {
-        self.quotas.iter().flatten().any(|(quota, _)| !quota.is_concurrent())
+        self.quotas.iter().any(|part| !part.quota.is_concurrent())
     }
 
     /// Returns `true` if a block of the key denies the call.
@@ -326,24 +368,26 @@ impl AccountRequest {
 
     /// Returns `true` if the call charges one of the quotas.
     pub(crate) fn charges(&self) -> bool {
-        self.quotas.iter().flatten().any(|(_, ask)| ask.cost > 0)
+        self.quotas.iter().any(|part| part.demand.cost > 0)
     }
 
-    fn add(&mut self, quota_index: usize, quota: &Quota, ask: Demand) {
-        if self.quotas.len() <= quota_index {
-            self.quotas.resize(quota_index + 1, None);
-        }
-        match &mut self.quotas[quota_index] {
-            Some((_, known)) => {
-                known.cost = known.cost.saturating_add(ask.cost);
-                known.headroom = known.headroom.max(ask.headroom);
-                known.max_wait = known.max_wait.min(ask.max_wait);
-            }
-            new => *new = Some((*quota, ask)),
-        }
+    /// Adds a quota, and returns its index. Demands on one account are added.
+    fn add(&mut self, part: QuotaRequest) -> usize {
+        let known = self.quotas.iter().position(|known| known.address == part.address);
+        let Some(index) = known else {
+            self.quotas.push(part);
+            return self.quotas.len() - 1;
+        };
+        let demand = &mut self.quotas[index].demand;
+        demand.cost = demand.cost.saturating_add(part.demand.cost);
+        demand.headroom = demand.headroom.max(part.demand.headroom);
+        demand.max_wait = demand.max_wait.min(part.demand.max_wait);
+        index
     }
 }
 
+/// The most quotas of a rule that are not part of a call.
+const MAX_ABSENT: usize = 255;
 /// The longest time for which accounts are kept, in nanoseconds: ten years.
 pub(crate) const LONGEST: u64 = 10 * 365 * 86_400 * 1_000_000_000;
 /// The maximum units of an account.
@@ -378,12 +422,16 @@ impl EncodedPlan {
         self.int::<7>(nanos / 1_000).int::<2>(nanos % 1_000)
     }
 
+    /// Appends the letter of the algorithm and the address of a quota.
+    fn address(self, quota: &Quota, address: QuotaAddress) -> Self {
+        self.int::<1>(letter(quota).into()).int::<4>(address.number().into())
+    }
+
     /// Appends one quota with its demand and its change. `key` is the index of the list of a
     /// sliding log in the keys of the script.
-    pub(crate) fn quota(mut self, quota: &Quota, ask: Demand, change: Change, key: usize) -> Self {
+    pub(crate) fn quota(self, quota: &Quota, ask: Demand, change: Change, key: usize) -> Self {
         let capacity = u64::from(quota.burst()) + u64::from(quota.soft());
         let possible = ask.need() <= capacity;
-        self.0.push(letter(quota));
         let flag = match change {
             Change::Undo(receipt) => !receipt.queued,
             _ => possible,
@@ -436,7 +484,7 @@ impl EncodedPlan {
     /// Appends a quota of slots with its demand. `key` is the index of the sorted set in the keys of
     /// the script.
     pub(crate) fn slots(
-        mut self,
+        self,
         quota: &Quota,
         ask: Demand,
         slots: &Slots,
@@ -446,7 +494,6 @@ impl EncodedPlan {
         let limit = u64::from(quota.burst()) + u64::from(quota.soft());
         let possible = ask.need() <= limit && ask.cost <= MAX_COST;
         let need = if possible { ask.need() } else { MOST_UNITS };
-        self.0.push(letter(quota));
         let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(possible));
         let plan = plan.int::<2>(take.cost.into()).int::<5>(need).int::<5>(limit);
         let plan = keys.into_iter().fold(plan, |plan, key| plan.int::<2>(key as u64));

@@ -3,9 +3,9 @@
 use std::{mem, time::Duration};
 
 use redis::Value;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
-use super::{AccountRequest, NamedQuota, Request, script};
+use super::{AccountRequest, NamedQuota, QuotaRequest, Request, script};
 use crate::{
     algorithm::{self, AccountState, Demand, Evaluation, FixedWindow, TokenBucket},
     decision::{Decision, Hold, Outcome, Source},
@@ -38,6 +38,8 @@ pub(crate) struct AccountReply {
     pub(crate) charges: usize,
     /// `true` if the key held an invalid value, which was discarded.
     pub(crate) healed: bool,
+    /// `true` if a state of another plan was dropped, because there were too many.
+    pub(crate) dropped: bool,
     /// The instant at which the block ends.
     block: Option<u64>,
     /// The state under each quota, if any.
@@ -82,10 +84,10 @@ impl Reply {
     /// request.
     fn evaluations(&self, request: &Request) -> SmallVec<[Option<Evaluation>; 3]> {
         let evaluate = |named: &NamedQuota| {
-            let quotas = &request.accounts[named.account].quotas;
-            let (quota, ask) = quotas.get(named.quota_index)?.as_ref()?;
+            let QuotaRequest { quota, demand, .. } =
+                request.accounts[named.account].quotas.get(named.quota)?;
             let reply = &self.accounts[named.account];
-            Some(reply.evaluate(named.quota_index, quota, *ask, self.allowed > 0))
+            Some(reply.evaluate(named.quota, quota, *demand, self.allowed > 0))
         };
         request.named.iter().map(evaluate).collect()
     }
@@ -120,7 +122,7 @@ impl Reply {
             let edges = quota.calendar_edges(request.now);
             edges.is_some_and(|edges| !(edges[0]..edges[3]).contains(&now))
         };
-        accounts.any(|(it, by)| it.quotas.iter().flatten().any(|it| is_outside(&it.0, by.now)))
+        accounts.any(|(it, by)| it.quotas.iter().any(|part| is_outside(&part.quota, by.now)))
     }
 
     /// Computes the decision. The accounts may be on several servers, each with its own clock.
@@ -155,7 +157,7 @@ impl Reply {
             (left > 0).then_some((account, left))
         });
         let (account, left) = left.max_by_key(|(_, left)| *left)?;
-        let limit = account.quotas.iter().flatten().next().map_or(1, |(quota, _)| quota.burst());
+        let limit = account.quotas.first().map_or(1, |part| part.quota.burst());
         let outcome = Outcome::block(account.rule, limit, Duration::from_nanos(left));
         let denial = Decision::new(false, clock).with_source(Source::Redis);
         Some(denial.with_blocked().with_outcome(outcome))
@@ -173,21 +175,21 @@ impl AccountReply {
         now: u64,
         allowed: usize,
     ) -> Result<Self, RedisError> {
-        let (charges, healed) = (bytes.count()?, bytes.int::<1>()?);
+        let (charges, sign) = (bytes.count()?, bytes.int::<1>()?);
         let expected = if account.charges() { allowed } else { 0 };
         // An account that does not bind may have fewer charges.
-        if healed > 1 || charges > expected || charges < expected && account.is_certain() {
+        if sign > 2 || charges > expected || charges < expected && account.is_certain() {
             return Err(RedisError::invalid_reply("inconsistent charges"));
         }
         let length = usize::try_from(bytes.int::<4>()?).unwrap_or(usize::MAX);
         let (block, quotas) = read_entries(Reader(bytes.take(length)?), account)?;
-        let lacks = |(state, quota): (&Option<AccountState>, &Option<(Quota, Demand)>)| {
-            state.is_none() && quota.is_some_and(|(_, ask)| ask.cost > 0)
+        let lacks = |(state, part): (&Option<AccountState>, &QuotaRequest)| {
+            state.is_none() && part.demand.cost > 0
         };
         if charges > 0 && quotas.iter().zip(&account.quotas).any(lacks) {
             return Err(RedisError::invalid_reply("charged without a state"));
         }
-        Ok(Self { now, charges, healed: healed == 1, block, quotas })
+        Ok(Self { now, charges, healed: sign == 1, dropped: sign == 2, block, quotas })
     }
 
     /// Evaluates the demand on one quota again, which the script has allowed or denied.
@@ -217,9 +219,9 @@ impl AccountReply {
 
     fn before(&self, charges: usize, account: &AccountRequest) -> Self {
         let mut before = self.clone();
-        for (state, demand) in before.quotas.iter_mut().zip(&account.quotas) {
-            let (Some(state), Some((quota, ask))) = (state, demand) else { continue };
-            let units = u64::from(ask.cost).saturating_mul(charges as u64);
+        for (state, part) in before.quotas.iter_mut().zip(&account.quotas) {
+            let (Some(state), QuotaRequest { quota, demand, .. }) = (state, part) else { continue };
+            let units = u64::from(demand.cost).saturating_mul(charges as u64);
             if units > 0 {
                 *state = algorithm::before(state, quota, self.now, units);
             }
@@ -233,7 +235,8 @@ fn read_entries(
     mut bytes: Reader<'_>,
     account: &AccountRequest,
 ) -> Result<AccountParts, RedisError> {
-    let (mut block, mut quotas) = (None, SmallVec::new());
+    let mut block = None;
+    let mut quotas = smallvec![None; account.quotas.len()];
     if !bytes.0.is_empty() {
         // The instant of the last change.
         bytes.int::<7>()?;
@@ -242,31 +245,28 @@ fn read_entries(
         let letter = bytes.take(1)?[0];
         let length = bytes.count()?;
         let mut content = Reader(bytes.take(length)?);
-        match (letter, account.quotas.get(quotas.len())) {
-            (b'b', _) => block = Some(content.instant()?),
-            // The entry of a reset, which only the scripts use.
-            (b'r', _) => {}
-            (_, Some(Some((quota, _)))) => {
-                quotas.push(parse_quota(letter, &mut content, quota)?);
-            }
-            (_, Some(None)) => quotas.push(None),
-            (_, None) => break,
+        if letter == b'b' {
+            block = Some(content.instant()?);
+            continue;
         }
+        let address = content.int::<4>()?;
+        // Resets, and states of other plans, are for the scripts only.
+        let index = account.quotas.iter().position(|part| {
+            script::letter(&part.quota) == letter && u64::from(part.address.number()) == address
+        });
+        let Some(index) = index else { continue };
+        // Held slots have no end, and a plain GCRA state ends with its instant.
+        if letter != b'c' && !(letter == b'g' && length == 13) {
+            content.int::<7>()?;
+        }
+        quotas[index] = Some(parse_state(&mut content, &account.quotas[index].quota)?);
     }
-    quotas.resize(account.quotas.len(), None);
     Ok((block, quotas))
 }
 
-fn parse_quota(
-    letter: u8,
-    content: &mut Reader<'_>,
-    quota: &Quota,
-) -> Result<Option<AccountState>, RedisError> {
-    if letter != script::letter(quota) {
-        // The quota's algorithm has changed.
-        return Ok(None);
-    }
-    Ok(Some(match quota.algorithm() {
+/// Parses the state of an account under the algorithm of its quota.
+fn parse_state(content: &mut Reader<'_>, quota: &Quota) -> Result<AccountState, RedisError> {
+    Ok(match quota.algorithm() {
         Algorithm::Gcra => AccountState::Gcra(content.instant()?),
         Algorithm::TokenBucket => {
             let tokens = content.int::<6>()?;
@@ -290,7 +290,7 @@ fn parse_quota(
             AccountState::SlidingLog(content.entries()?.into())
         }
         Algorithm::Concurrent => AccountState::Slots(content.int::<4>()?),
-    }))
+    })
 }
 
 /// A reader of little-endian numbers.
@@ -376,9 +376,9 @@ mod tests {
     }
 
     /// Encodes an account as a script does.
-    fn account(algorithm: Algorithm) -> Vec<u8> {
+    fn account(quota: &Quota) -> Vec<u8> {
         let entry = |ago| [&instant(NOW - ago)[..], &[2, 0, 0, 0, 0]].concat();
-        let (letter, content) = match algorithm {
+        let (letter, content) = match quota.algorithm() {
             Algorithm::Gcra => (b'g', instant(NOW + 2_000_000)),
             Algorithm::TokenBucket => {
                 (b't', [&[3, 0, 0, 0, 0, 0][..], &instant(NOW - 9), &instant(NOW - 9)].concat())
@@ -395,9 +395,11 @@ mod tests {
                 [&instant(NOW - NOW % 10_000_000)[..], &[2, 0, 0, 0, 0, 1, 0, 0, 0, 0]].concat(),
             ),
         };
+        let end = if letter == b'g' { Vec::new() } else { (NOW + 9).to_le_bytes()[..7].to_vec() };
+        let content = [&quota.address().number().to_le_bytes()[..], &end, &content].concat();
         let length = u16::try_from(content.len()).expect("short").to_le_bytes();
-        [&NOW.to_le_bytes()[..7], &[b'b', 9, 0], &instant(NOW - 1), &[letter], &length, &content]
-            .concat()
+        let block = [&[b'b', 9, 0][..], &instant(NOW - 1)].concat();
+        [&NOW.to_le_bytes()[..7], &block, &[letter], &length, &content].concat()
     }
 
     /// Encodes a reply. Each account has its number of charges, and 1 if it was invalid.
@@ -443,8 +445,8 @@ mod tests {
         let base = Quota::new(10, Duration::from_secs(10)).expect("a quota");
         let mut read = 0;
         for algorithm in ALGORITHMS {
-            let request = request(&[base.with_algorithm(algorithm)]);
-            let account = account(algorithm);
+            let quota = base.with_algorithm(algorithm);
+            let (request, account) = (request(&[quota]), account(&quota));
             let real = [
                 reply(1, &[(0, 0, account.clone()), (1, 0, account.clone())]),
                 reply(0, &[(0, 0, account.clone()), (0, 0, account.clone())]),

@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 
 use super::{Request, RequestKind, ScriptOp, reply::Reply};
 use crate::{
+    log::warn,
     observe::store_failed,
     quota::{Algorithm, Quota},
     store::redis::{
@@ -192,7 +193,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let replies = self.call_script(script, &keys, args, groups, [call].into()).await;
         let mut replies = replies.inspect_err(|error| store_failed(error.kind().as_str()))?;
         if !matches!(op, ScriptOp::Peek) {
-            self.count_healed(&replies);
+            self.count_losses(&replies);
         }
         replies.pop().ok_or_else(|| RedisError::invalid_reply("empty"))
     }
@@ -217,11 +218,20 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         Ok(replies)
     }
 
-    /// Counts the accounts whose value in Redis was invalid.
-    pub(crate) fn count_healed(&self, replies: &[Reply]) {
-        let accounts = replies.iter().flat_map(|reply| &reply.accounts);
-        let healed = accounts.filter(|account| account.healed).count();
-        self.shared.healed.fetch_add(healed as u64, Relaxed);
+    /// Counts the accounts whose value in Redis was invalid, and those that lost a state.
+    pub(crate) fn count_losses(&self, replies: &[Reply]) {
+        for account in replies.iter().flat_map(|reply| &reply.accounts) {
+            if account.healed {
+                self.shared.healed.fetch_add(1, Relaxed);
+            }
+            if account.dropped && self.shared.dropped_states.fetch_add(1, Relaxed) == 0 {
+                warn!(
+                    "a key has states of more than sixteen quotas that are not full, besides those of \
+                     its plan, and the state that ends first was dropped; let the plans of a rule have \
+                     equal periods and algorithms (logged once)"
+                );
+            }
+        }
     }
 
     /// Calls a script by its hash. Sends the text if the server does not know the hash.

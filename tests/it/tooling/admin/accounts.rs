@@ -243,7 +243,7 @@ async fn live_quotas_are_current_and_per_request_quotas_must_be_given() {
     let app = watched(RateLimitLayer::rules(rule, LocalStore::new()));
     visits(&app, "alice", 3).await;
     live.replace(Quota::per_day(10));
-    // the units of a day are still charged
+    // the units of the day are still charged
     let peeked = done(&app, "peek", &of("alice")).await;
     assert_eq!(
         (&peeked["quotas"][0]["limit"], &peeked["quotas"][0]["remaining"]),
@@ -272,11 +272,27 @@ async fn live_quotas_are_current_and_per_request_quotas_must_be_given() {
     let documented = json!([{ "units": 1000, "period": "day", "algorithm": "fixed_window" }]);
     done(&app, "peek", &with(of("bob"), "quotas", documented)).await;
 
-    // Names stay in memory, so they are not even checked.
-    let labelled = json!({ "units": 5, "period": "s", "name": "", "unit": "\u{e9}" });
+    // Names stay in memory, so they are not even checked. A unit is part of the account.
+    let labelled = json!({ "units": 5, "period": "s", "name": "", "unit": "tokens" });
     for quotas in [labelled.clone(), json!([labelled])] {
         done(&app, "peek", &with(of("bob"), "quotas", quotas)).await;
     }
+    let of_unit = |unit: String| {
+        let quota = json!({ "units": 5, "period": "s", "unit": unit });
+        with(of("bob"), "quotas", json!([quota]))
+    };
+    let said = denied(&app, "peek", &of_unit("\u{e9}".into()), 400).await;
+    assert!(said.contains("is not printable ASCII"), "{said}");
+    // Other tests of this process may use some of the units.
+    for n in 0..50 {
+        done(&app, "peek", &of_unit(format!("unit-{n}"))).await;
+    }
+    for n in 50..64 {
+        post(&app, "peek", &of_unit(format!("unit-{n}"))).await;
+    }
+    let said = denied(&app, "peek", &of_unit("unit-64".into()), 400).await;
+    assert!(said.contains("this process has read 64 others; check its spelling"), "{said}");
+    done(&app, "peek", &of_unit("unit-1".into())).await;
 
     let wrong = with(of("alice"), "quotas", json!(["5/s", "0/s"]));
     let said = denied(&app, "peek", &wrong, 400).await;
@@ -284,6 +300,23 @@ async fn live_quotas_are_current_and_per_request_quotas_must_be_given() {
     // a block applies to the key, under any quotas
     done(&app, "block", &with(of("alice"), "for", "1h")).await;
     assert_eq!(visit(&app, "alice").await, 429);
+}
+
+#[tokio::test]
+async fn an_account_of_an_older_plan_is_shown_and_reset() {
+    let live = LivePlan::new(Quota::per_day(10));
+    let rule = Rule::new("user", HeaderKey::new("x-user"), &live);
+    let app = watched(RateLimitLayer::rules(rule, LocalStore::new()));
+    visits(&app, "alice", 10).await;
+    live.replace(Quota::per_hour(3));
+    assert_eq!(visits(&app, "alice", 4).await, [200, 200, 200, 429]);
+    let old = with(of("alice"), "quotas", json!([{ "units": 10, "period": "day" }]));
+    assert_eq!(done(&app, "peek", &old).await["quotas"][0]["remaining"], 0);
+    done(&app, "reset", &old).await;
+    assert_eq!(done(&app, "peek", &old).await["quotas"][0]["remaining"], 10);
+    assert_eq!(visit(&app, "alice").await, 429, "the plan in force has another account");
+    live.replace(Quota::per_day(10));
+    assert_eq!(visit(&app, "alice").await, 200);
 }
 
 #[tokio::test]

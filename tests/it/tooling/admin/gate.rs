@@ -196,12 +196,7 @@ async fn invalid_bodies_report_the_field_the_value_and_the_fix() {
             400,
             "for is the time of a block, as \"10min\"; only a block has one",
         ),
-        (
-            "peek",
-            with(of("a"), "quotas", "5/s"),
-            400,
-            "rule \"user\" has quotas of its own; remove the quotas",
-        ),
+        ("peek", with(of("a"), "quotas", "5/x"), 400, "period is \"x\""),
         ("block", of("a"), 400, "for is the time of a block, as \"10min\"; only a block has one"),
         ("block", block(json!(10)), 400, "for: invalid type: integer `10`, expected a string"),
         ("block", block(json!("10")), 400, "for is \"10\"; end it with one of ns, us"),
