@@ -76,7 +76,9 @@ pub use self::instances::Instances;
 pub(crate) use self::local::{Call, LeaveQueue, Order, SlotQueue};
 pub(crate) use self::local::{Clock, Turn};
 #[cfg(feature = "redis")]
-pub use self::redis::{ClusterLink, Link, RedisBuilder, RedisError, RedisErrorKind, RedisStore};
+pub use self::redis::{
+    ClusterLink, Link, RedisBuilder, RedisError, RedisErrorKind, RedisStore, RedisStream,
+};
 pub(crate) use self::{answer::certain, block::block, hot_keys::for_cost_of};
 pub use self::{
     answer::{Answer, BoxFuture, Certain, Never, Resolve},

@@ -21,7 +21,7 @@ const PROTECTED: &str = "-DENIED Redis is running in protected mode because prot
                          enabled and no password is set for the default user.\r\n";
 const HTTP: &str = "HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n";
 const NO_WORD: &str = "the server ended the connection without a word";
-const LOGIN: &str = "; check the user and password in the address";
+const LOGIN: &str = "; check the user and password";
 
 /// A program that is not a Redis server, or one that admits no connection.
 #[derive(Clone, Copy)]
@@ -73,18 +73,23 @@ struct Case {
     url: String,
     /// Parts of the error.
     said: Vec<&'static str>,
-    /// `true` if the words are those of one connection, for any kind of store.
-    anywhere: bool,
+    /// The kinds of stores. All have the same words if those are of one connection.
+    kinds: &'static [&'static str],
 }
 
 impl Case {
     fn ended(name: &str, url: String, said: &'static str) -> Self {
         let said = vec!["Disconnected: redis: ", said, "`.lazy()` starts without it"];
-        Self { name: name.to_owned(), url, said, anywhere: true }
+        // A stream begins no TLS by itself.
+        let kinds: &[&str] = match url.starts_with("rediss:") {
+            true => &["", "cluster ", "sentinel "],
+            false => &["", "cluster ", "sentinel ", "stream "],
+        };
+        Self { name: name.to_owned(), url, said, kinds }
     }
 
     fn replied(name: &str, url: String, said: [&'static str; 2]) -> Self {
-        Self { name: name.to_owned(), url, said: said.into(), anywhere: false }
+        Self { name: name.to_owned(), url, said: said.into(), kinds: &["", "stream "] }
     }
 
     /// Returns the error of a store of this kind if it is wrong several times, because a busy
@@ -113,7 +118,14 @@ async fn every_end_at_the_start_is_an_error_with_the_words_of_the_server() {
     let tls = tls_port.addr();
     let mut cases = vec![
         Case::ended("TLS to a plain port", format!("rediss://{}", plain.address()), "uses no TLS"),
-        Case::ended("plain to a TLS port", format!("redis://{tls}"), "give rediss://"),
+        Case {
+            kinds: &["", "cluster ", "sentinel "],
+            ..Case::ended("plain to a TLS port", format!("redis://{tls}"), "give rediss://")
+        },
+        Case {
+            kinds: &["stream "],
+            ..Case::ended("a stream to a TLS port", format!("redis://{tls}"), "uses TLS, open")
+        },
     ];
     let mut servers = Vec::new();
     let mut first_clients = Vec::new();
@@ -184,8 +196,7 @@ async fn every_end_at_the_start_is_an_error_with_the_words_of_the_server() {
     let trusted = home.path().join("ca.pem");
     let mut runs = Vec::new();
     for case in &cases {
-        let kinds = if case.anywhere { &["", "cluster ", "sentinel "][..] } else { &[""] };
-        runs.extend(kinds.iter().map(|kind| case.run(kind, &trusted)));
+        runs.extend(case.kinds.iter().map(|kind| case.run(kind, &trusted)));
     }
     let wrong: Vec<_> = stream::iter(runs).buffer_unordered(4).filter_map(ready).collect().await;
     assert!(wrong.is_empty(), "{}", wrong.concat());

@@ -66,6 +66,7 @@ mod slots_shares;
 mod slots_tables;
 mod slots_waiting;
 mod states;
+mod streams;
 #[path = "../support/mod.rs"]
 mod support;
 #[cfg(feature = "redis-tls")]

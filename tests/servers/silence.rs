@@ -24,6 +24,7 @@ use crate::{
     accounts::{Account, LONG, connect, lazy, rule},
     busy_key::{POLICIES, Policy},
     servers::{Cluster, Flavour, Mode, Proxy, Sentinels, Server, eventually},
+    streams::{Gate, to},
 };
 
 const LIMIT: Duration = Duration::from_millis(100);
@@ -61,6 +62,14 @@ async fn a_frozen_server_is_found_on_every_kind_of_connection() {
     is_found("TCP", store).await;
     server.cont();
 
+    for knows in [true, false] {
+        let open = to(&server.url(), knows, &Gate::default());
+        let store = RedisStore::from_stream(open).await.expect("connects");
+        server.stop();
+        is_found("a stream", store).await;
+        server.cont();
+    }
+
     let path = server.path().join("s");
     let socket = path.display().to_string();
     let local = Server::start(Flavour::Redis, &["--unixsocket", &socket]).await;
@@ -87,6 +96,41 @@ async fn a_frozen_server_is_found_on_every_kind_of_connection() {
     cluster.nodes().iter().for_each(Server::stop);
     is_found("a cluster", store).await;
     cluster.nodes().iter().for_each(Server::cont);
+
+    let seed = cluster.nodes()[0].address();
+    let open = |host, port| async move {
+        to(&format!("redis://{host}:{port}"), true, &Gate::default())().await
+    };
+    let store = RedisStore::cluster_from_stream(&[(&seed.ip().to_string(), seed.port())], open);
+    let store = store.await.expect("connects");
+    assert!(account().take(&store, 1).await.expect("a decision").is_allowed());
+    cluster.nodes().iter().for_each(Server::stop);
+    is_found("a cluster of streams", store).await;
+    cluster.nodes().iter().for_each(Server::cont);
+}
+
+/// A process that is busy for three times the limit, whose answer waits unread.
+#[tokio::test]
+async fn an_answer_that_waits_unread_is_no_silence_if_the_stream_knows() {
+    let server = Server::redis().await;
+    for knows in [true, false] {
+        let gate = Gate::default();
+        let store = RedisStore::from_stream(to(&server.url(), knows, &gate)).await;
+        let limited = store.expect("connects").timeout(LIMIT);
+        let account = account();
+        assert!(limited.take(&[account.charge(1)]).await.expect("a decision").is_allowed());
+        gate.set_closed(true);
+        let opens = async {
+            tokio::time::sleep(3 * LIMIT).await;
+            gate.set_closed(false);
+        };
+        let charges = [account.charge(1)];
+        let answer = limited.take(&charges).into_future();
+        match futures::join!(answer, opens).0 {
+            Ok(decision) => assert!(knows && decision.is_allowed(), "{decision:?}"),
+            Err(error) => assert!(!knows && error.to_string().contains("silent"), "{error}"),
+        }
+    }
 }
 
 #[tokio::test]
@@ -135,6 +179,15 @@ where
     }
 }
 
+/// Returns a store that notes silence, on a connection of its own or on a stream of the test.
+async fn open(server: &Server, is_stream: bool) -> RedisStore {
+    if !is_stream {
+        return connect(&server.url()).await;
+    }
+    let stream = to(&server.url(), true, &Gate::default());
+    RedisStore::from_stream(stream).await.expect("connects")
+}
+
 /// The thread of the runtime is blocked for more than ten times the limit, and the server answers
 /// afterwards.
 #[tokio::test]
@@ -143,50 +196,52 @@ async fn a_busy_process_rejects_under_every_policy_and_its_late_charge_is_undone
     let beside = connect(&server.url()).await;
     let quotas = [Quota::new(10, LONG).expect("a quota"), Quota::concurrent(10)];
     for (number, policy) in POLICIES.into_iter().enumerate() {
-        for (at, quota) in quotas.into_iter().enumerate() {
-            let breaker = connect(&server.url()).await.timeout(LIMIT).breaker();
-            let handlers = Arc::new(AtomicU32::new(0));
-            let counted = handlers.clone();
-            let handler = service_fn(move |_: Request<()>| {
-                counted.fetch_add(1, Relaxed);
-                async { Ok::<_, Infallible>(Response::new(String::new())) }
-            });
-            let rules = Rule::new("api", HeaderKey::new("x-api-key"), quota);
-            let layer = RateLimitLayer::rules(rules, guarded(policy, breaker.clone()))
-                .hold_until(HoldUntil::Head);
-            let key = format!("busy {number} {at}");
-            let request = || Request::get("/").header("x-api-key", &key).body(());
-            let ask = || layer.layer(handler.clone()).oneshot(request().expect("a request"));
-            let look = Account { rule: rule("api"), ..Account::new(key.as_str(), quota) };
-            let left = async || look.left(&beside).await;
-            // The server has the script, and the breaker is closed.
-            let warm = async || {
-                handlers.store(0, Relaxed);
-                let status = ask().await.expect("infallible").status();
-                (status == StatusCode::OK && handlers.load(Relaxed) == 1).then_some(())
-            };
-            eventually("a decision", warm).await;
-            let before = left().await;
-            let full = async || {
-                let expected = if at == 0 { before } else { 10 };
-                (left().await == expected).then_some(())
-            };
-            eventually("all slots are free", full).await;
+        for is_stream in [false, true] {
+            for (at, quota) in quotas.into_iter().enumerate() {
+                let breaker = open(&server, is_stream).await.timeout(LIMIT).breaker();
+                let handlers = Arc::new(AtomicU32::new(0));
+                let counted = handlers.clone();
+                let handler = service_fn(move |_: Request<()>| {
+                    counted.fetch_add(1, Relaxed);
+                    async { Ok::<_, Infallible>(Response::new(String::new())) }
+                });
+                let rules = Rule::new("api", HeaderKey::new("x-api-key"), quota);
+                let layer = RateLimitLayer::rules(rules, guarded(policy, breaker.clone()))
+                    .hold_until(HoldUntil::Head);
+                let key = format!("busy {number} {is_stream} {at}");
+                let request = || Request::get("/").header("x-api-key", &key).body(());
+                let ask = || layer.layer(handler.clone()).oneshot(request().expect("a request"));
+                let look = Account { rule: rule("api"), ..Account::new(key.as_str(), quota) };
+                let left = async || look.left(&beside).await;
+                // The server has the script, and the breaker is closed.
+                let warm = async || {
+                    handlers.store(0, Relaxed);
+                    let status = ask().await.expect("infallible").status();
+                    (status == StatusCode::OK && handlers.load(Relaxed) == 1).then_some(())
+                };
+                eventually("a decision", warm).await;
+                let before = left().await;
+                let full = async || {
+                    let expected = if at == 0 { before } else { 10 };
+                    (left().await == expected).then_some(())
+                };
+                eventually("all slots are free", full).await;
 
-            let calls = server.script_calls().await;
-            server.stop();
-            let mut asked = Box::pin(ask());
-            assert!(poll!(asked.as_mut()).is_pending());
-            thread::sleep(11 * LIMIT);
-            let response = asked.await.expect("infallible");
-            server.cont();
-            assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{policy:?}");
-            assert_eq!(response.headers()["retry-after"], "1", "{policy:?}");
-            assert!(!breaker.is_open(), "{policy:?}");
-            assert_eq!(handlers.load(Relaxed), 1, "{policy:?}");
-            let arrived = async || (server.script_calls().await > calls).then_some(());
-            eventually("the call arrives", arrived).await;
-            eventually("its charge is undone", full).await;
+                let calls = server.script_calls().await;
+                server.stop();
+                let mut asked = Box::pin(ask());
+                assert!(poll!(asked.as_mut()).is_pending());
+                thread::sleep(11 * LIMIT);
+                let response = asked.await.expect("infallible");
+                server.cont();
+                assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{policy:?}");
+                assert_eq!(response.headers()["retry-after"], "1", "{policy:?}");
+                assert!(!breaker.is_open(), "{policy:?}");
+                assert_eq!(handlers.load(Relaxed), 1, "{policy:?}");
+                let arrived = async || (server.script_calls().await > calls).then_some(());
+                eventually("the call arrives", arrived).await;
+                eventually("its charge is undone", full).await;
+            }
         }
     }
 }

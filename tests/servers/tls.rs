@@ -18,6 +18,7 @@ use tower_sluice::{Quota, RedisStore, store::RedisBuilder};
 use crate::{
     accounts::Account,
     servers::{Flavour, Mode, Proxy, Sentinels, Server, eventually},
+    streams::{Gate, to},
 };
 
 /// The environment variable with the address for a process that a test below starts.
@@ -31,6 +32,9 @@ fn client() {
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         match url.split_once(' ') {
+            Some(("stream", url)) => {
+                uses(RedisStore::from_stream(to(url, true, &Gate::default()))).await;
+            }
             Some(("sentinel", url)) => uses(RedisStore::sentinel(&[url], Sentinels::NAME)).await,
             Some((_, url)) => uses(RedisStore::cluster(&[url])).await,
             None => uses(RedisStore::connect(&url)).await,

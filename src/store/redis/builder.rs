@@ -154,8 +154,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisBuilder<C> {
     /// # Errors
     ///
     /// Returns an error if an address is invalid or missing. A store on a
-    /// [connection](RedisStore::with_connection) or a [connector](RedisStore::from_connector) of
-    /// your own causes no error.
+    /// [connection](RedisStore::with_connection), a [connector](RedisStore::from_connector) or a
+    /// [stream](RedisStore::from_stream) of your own causes no error.
     pub fn lazy(self) -> Result<RedisStore<C>, RedisError> {
         self.store
     }

@@ -33,7 +33,7 @@ use self::{
 pub use self::{
     builder::RedisBuilder,
     cluster::ClusterLink,
-    connection::Link,
+    connection::{Link, stream::RedisStream},
     error::{RedisError, RedisErrorKind},
 };
 use super::{

@@ -10,7 +10,7 @@ use redis::ConnectionAddr::Unix;
 use redis::{
     AsyncConnectionConfig, Client,
     ConnectionAddr::Tcp,
-    ConnectionInfo, RedisResult,
+    RedisConnectionInfo, RedisResult,
     aio::MultiplexedConnection,
     io::tcp::{TcpSettings, socket2::SockRef},
 };
@@ -23,8 +23,10 @@ use tokio::{
 
 use super::{
     config,
-    silence::{Noted, Silence},
+    silence::{Noted, Silence, in_kernel},
+    stream::on_runtime,
 };
+use crate::store::BoxFuture;
 
 /// An open connection.
 pub(crate) struct Dialed {
@@ -36,24 +38,25 @@ pub(crate) struct Dialed {
 /// Connects to the server of a client, and logs in.
 pub(crate) async fn dial(client: Client) -> RedisResult<Dialed> {
     let info = client.get_connection_info();
+    let login = info.redis_settings();
     match info.addr() {
         Tcp(host, port) => {
             let stream = connect(host, *port, info.tcp_settings()).await?;
-            let silence = Silence::new(SockRef::from(&stream).try_clone()?);
-            log_in(info, Noted::new(stream, silence.clone()), silence).await
+            let silence = Silence::new(in_kernel(SockRef::from(&stream).try_clone()?));
+            log_in(login, Noted::new(stream, silence.clone()), silence, on_runtime).await
         }
         #[cfg(feature = "redis-tls")]
         TcpTls { host, port, insecure: false, tls_params: None } => {
             let stream = connect(host, *port, info.tcp_settings()).await?;
-            let silence = Silence::new(SockRef::from(&stream).try_clone()?);
+            let silence = Silence::new(in_kernel(SockRef::from(&stream).try_clone()?));
             let stream = tls(host, Noted::new(stream, silence.clone())).await?;
-            log_in(info, stream, silence).await
+            log_in(login, stream, silence, on_runtime).await
         }
         #[cfg(unix)]
         Unix(path) => {
             let stream = UnixStream::connect(path).await?;
-            let silence = Silence::new(SockRef::from(&stream).try_clone()?);
-            log_in(info, Noted::new(stream, silence.clone()), silence).await
+            let silence = Silence::new(in_kernel(SockRef::from(&stream).try_clone()?));
+            log_in(login, Noted::new(stream, silence.clone()), silence, on_runtime).await
         }
         // With a certificate of the client, or without a check of the server's.
         _ => {
@@ -81,16 +84,20 @@ async fn connect(host: &str, port: u16, settings: &TcpSettings) -> io::Result<Tc
     Ok(stream)
 }
 
-/// Starts the task of a connection, and logs in.
-async fn log_in<S>(info: &ConnectionInfo, stream: S, silence: Arc<Silence>) -> RedisResult<Dialed>
+/// Logs in, and starts the task of the connection by `spawn`.
+pub(crate) async fn log_in<S>(
+    login: &RedisConnectionInfo,
+    stream: S,
+    silence: Arc<Silence>,
+    spawn: impl FnOnce(BoxFuture<()>),
+) -> RedisResult<Dialed>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     // The silence of the server ends a call instead.
     let config = AsyncConnectionConfig::new().set_response_timeout(None);
-    let opened =
-        MultiplexedConnection::new_with_config(info.redis_settings(), stream, config).await?;
-    tokio::spawn(opened.1);
+    let opened = MultiplexedConnection::new_with_config(login, stream, config).await?;
+    spawn(Box::pin(opened.1));
     Ok(Dialed { connection: opened.0, silence: Some(silence) })
 }
 

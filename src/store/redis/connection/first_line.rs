@@ -23,6 +23,8 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
+use super::stream::RedisStream;
+
 /// The time for which the first line of a server is not read again.
 const FRESH: Duration = Duration::from_secs(1);
 /// The time in which a server that ends connections says so by itself.
@@ -79,7 +81,7 @@ impl FirstLines {
     async fn problem(&self, servers: &[ConnectionAddr]) -> Option<RedisError> {
         for server in servers {
             if let Some(problem) = self.look(server).await {
-                return Some(io::Error::new(io::ErrorKind::ConnectionAborted, problem).into());
+                return Some(ended(problem));
             }
         }
         None
@@ -94,7 +96,7 @@ impl FirstLines {
         }
         let line = timeout(SPEAKS, listen(server)).await.ok().and_then(Result::ok);
         let is_tls = matches!(server, TcpTls { .. });
-        let problem = line.and_then(|line| line.problem(is_tls));
+        let problem = line.and_then(|line| line.problem((!is_tls).then_some("give rediss://")));
         let mut looks = self.looks();
         looks.retain(|_, look| look.at.elapsed() < FRESH);
         looks.insert(address, Look { at: Instant::now(), problem: problem.clone() });
@@ -107,20 +109,23 @@ impl FirstLines {
 }
 
 impl FirstLine {
-    /// Returns the problem of the server, unless it is well.
-    fn problem(&self, is_tls: bool) -> Option<String> {
+    /// Returns the problem of the server, unless it is well. `start_tls` is the fix for a connection
+    /// that does not use TLS.
+    fn problem(&self, start_tls: Option<&str>) -> Option<String> {
+        let is_tls = start_tls.is_none();
+        let fix = start_tls.unwrap_or_default();
         let text = String::from_utf8_lossy(&self.bytes);
         let words = text.lines().next().unwrap_or_default().trim_start_matches(['-', '+']);
         let problem = match self.bytes.first() {
             // A server with TLS answers no question in plain text.
             None if is_tls && self.asked => return None,
             None if is_tls => "the server ended the connection without a word".to_owned(),
-            None => "the server ended the connection without a word; if this port uses TLS, give \
-                     rediss://"
-                .to_owned(),
+            None => format!(
+                "the server ended the connection without a word; if this port uses TLS, {fix}"
+            ),
             // An alert or a handshake of TLS.
             Some(21 | 22) if is_tls => return None,
-            Some(21 | 22) => "the port uses TLS; give rediss://".to_owned(),
+            Some(21 | 22) => format!("the port uses TLS; {fix}"),
             Some(b'+' | b'-') if is_tls => {
                 format!("the port uses no TLS, and the server said {words:?}; give redis://")
             }
@@ -130,6 +135,22 @@ impl FirstLine {
         };
         Some(problem)
     }
+}
+
+/// Returns the words of a server that ends streams at the start, if they explain it.
+pub(crate) async fn of_stream<S: Into<RedisStream>>(
+    opening: impl Future<Output = io::Result<S>>,
+) -> Option<RedisError> {
+    let listen = async {
+        let stream: RedisStream = opening.await?.into();
+        first_line(stream.stream).await
+    };
+    let line = timeout(SPEAKS, listen).await.ok()?.ok()?;
+    line.problem(Some("open the stream with TLS")).map(ended)
+}
+
+fn ended(problem: String) -> RedisError {
+    io::Error::new(io::ErrorKind::ConnectionAborted, problem).into()
 }
 
 async fn listen(server: &ConnectionAddr) -> io::Result<FirstLine> {

@@ -4,6 +4,7 @@ pub(crate) mod dial;
 mod first_line;
 pub(crate) mod open;
 mod silence;
+pub(crate) mod stream;
 
 use std::{
     any::Any,

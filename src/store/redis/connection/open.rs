@@ -3,6 +3,7 @@
 //! request.
 
 use std::{
+    io,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -21,7 +22,8 @@ use redis::{
 use super::{
     Link,
     dial::{Dialed, dial},
-    first_line::FirstLines,
+    first_line::{FirstLines, of_stream},
+    stream::RedisStream,
 };
 use crate::{
     key::Key,
@@ -31,7 +33,7 @@ use crate::{
         Charge, Context, Health, Op, Store,
         redis::{
             RedisBuilder, RedisStore,
-            cluster::ClusterLink,
+            cluster::{ClusterLink, Connect},
             error::{RedisError, RedisErrorKind},
             protocol::script::ScriptKind,
         },
@@ -90,6 +92,7 @@ impl RedisStore {
     /// On such a connection, the store does not notice that a server is silent. A
     /// [`Timeout`](crate::store::Timeout) counts the time of a call plainly: under load, late answers
     /// of a working server are failures, and the policy decides.
+    /// [`from_stream`](RedisStore::from_stream) has no such limitation.
     ///
     /// ```
     /// use redis::Client;
@@ -113,6 +116,61 @@ impl RedisStore {
             Box::pin(async { Ok(Dialed { connection: connection.await?, silence: None }) }) as _
         };
         Self::with_connection(Link::new(Box::new(connect), false))
+    }
+
+    /// Returns the settings of a store on streams that `open` opens, for example through a tunnel, or
+    /// with credentials that change.
+    ///
+    /// All clones share one connection. The store calls `open` on the first call, and again after a
+    /// failure, with the pauses of [`connect`](RedisStore::connect). An attempt, with the login, may
+    /// take a second. If a server ends a stream at the start, the store opens another one without a
+    /// login, to read the reason.
+    ///
+    /// A [`RedisStream`] also has the login, and the function by which the store distinguishes a silent
+    /// server from a process that is too busy to read:
+    ///
+    /// ```
+    /// use std::io::ErrorKind::WouldBlock;
+    ///
+    /// use redis::RedisConnectionInfo;
+    /// use tokio::net::TcpStream;
+    /// use tower_sluice::{RedisStore, store::RedisStream};
+    ///
+    /// # fn password() -> String { "rotated".into() }
+    /// let store = RedisStore::from_stream(|| async {
+    ///     let socket = TcpStream::connect("127.0.0.1:6379").await?.into_std()?;
+    ///     let second = socket.try_clone()?;
+    ///     let unread = move || {
+    ///         !second.peek(&mut [0]).is_err_and(|error| error.kind() == WouldBlock)
+    ///     };
+    ///     let login = RedisConnectionInfo::default().set_password(password());
+    ///     let stream = RedisStream::new(TcpStream::from_std(socket)?);
+    ///     Ok(stream.with_login(login).with_unread(unread))
+    /// })
+    /// .lazy()?;
+    /// # Ok::<(), tower_sluice::store::RedisError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `.await` fails with the error of `open`, or as for [`connect`](RedisStore::connect).
+    ///
+    /// # Limitations
+    ///
+    /// A stream that is not a [`RedisStream`], such as one end of a `tokio::io::duplex`, has no such
+    /// function: see [`with_unread`](RedisStream::with_unread).
+    pub fn from_stream<F, Fut, S>(open: F) -> RedisBuilder
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = io::Result<S>> + Send + 'static,
+        S: Into<RedisStream> + 'static,
+    {
+        let open = Arc::new(open);
+        let connect = move || {
+            let open = open.clone();
+            Box::pin(log_in(move || open())) as _
+        };
+        Self::with_connection(Link::new(Box::new(connect), true))
     }
 
     /// Returns the settings of a store on the master `name` that the sentinels at `urls` report.
@@ -242,11 +300,60 @@ impl RedisStore<ClusterLink> {
             let connection = connect(host.into(), port);
             Box::pin(async { Ok(Dialed { connection: connection.await?, silence: None }) }) as _
         };
-        RedisBuilder::or_error(
-            ClusterLink::new(seeds, Arc::new(connect), false)
-                .map(Self::sharded)
-                .map_err(RedisError::from),
-        )
+        Self::on_seeds(seeds, Arc::new(connect), false)
+    }
+
+    /// Returns the settings of a store on a cluster, on streams that `open` opens to a host and a
+    /// port.
+    ///
+    /// The servers at `seeds` report all servers. The store opens one stream to each server, as
+    /// [`from_stream`](RedisStore::from_stream) does.
+    ///
+    /// ```
+    /// use tokio::net::TcpStream;
+    /// use tower_sluice::RedisStore;
+    ///
+    /// # fn main() -> Result<(), tower_sluice::store::RedisError> {
+    /// let store = RedisStore::cluster_from_stream(&[("10.0.0.1", 7000)], |host, port| {
+    ///     TcpStream::connect((host, port))
+    /// })
+    /// .lazy()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Both ends return an error if there is no seed.
+    ///
+    /// # Limitations
+    ///
+    /// As for [`from_stream`](RedisStore::from_stream).
+    pub fn cluster_from_stream<F, Fut, S>(
+        seeds: &[(&str, u16)],
+        open: F,
+    ) -> RedisBuilder<ClusterLink>
+    where
+        F: Fn(String, u16) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = io::Result<S>> + Send + 'static,
+        S: Into<RedisStream> + 'static,
+    {
+        let open = Arc::new(open);
+        let connect = move |host: &str, port| {
+            let open = open.clone();
+            let host = host.to_owned();
+            Box::pin(log_in(move || open(host.clone(), port))) as _
+        };
+        Self::on_seeds(seeds, Arc::new(connect), true)
+    }
+
+    fn on_seeds(
+        seeds: &[(&str, u16)],
+        connect: Connect,
+        is_judged: bool,
+    ) -> RedisBuilder<ClusterLink> {
+        let link = ClusterLink::new(seeds, connect, is_judged);
+        RedisBuilder::or_error(link.map(Self::sharded).map_err(RedisError::from))
     }
 }
 
@@ -321,9 +428,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let is_login = ["uthentication", "WRONGPASS"].iter().any(|word| text.contains(word));
         match error.kind() {
             RedisErrorKind::Replica => error.with_fix("give the address of the primary"),
-            RedisErrorKind::Denied if is_login => {
-                error.with_fix("check the user and password in the address")
-            }
+            RedisErrorKind::Denied if is_login => error.with_fix("check the user and password"),
             RedisErrorKind::Denied => {
                 let prefix = &self.settings.addresses.prefix;
                 let more = if self.settings.sharded { CLUSTER_PERMISSIONS } else { "" };
@@ -359,6 +464,20 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 async fn open(client: Client, lines: FirstLines) -> RedisResult<Dialed> {
     let servers = [client.get_connection_info().addr().clone()];
     lines.explain(&servers, dial(client)).await
+}
+
+/// Opens a stream and logs in. If the server ends the stream, the first line on another one explains
+/// it.
+async fn log_in<Fut, S>(open: impl Fn() -> Fut) -> RedisResult<Dialed>
+where
+    Fut: Future<Output = io::Result<S>>,
+    S: Into<RedisStream>,
+{
+    let stream: RedisStream = open().await?.into();
+    match stream.log_in().await {
+        Err(error) => Err(of_stream(open()).await.unwrap_or(error)),
+        dialed => dialed,
+    }
 }
 
 fn tcp() -> TcpSettings {

@@ -2,7 +2,7 @@
 //!
 //! A late answer does not show that a server has failed, because the process may be too busy to send
 //! the request or to read the answer. The connection therefore notes when it wrote and read, and the
-//! kernel knows whether unread bytes wait.
+//! kernel, or the stream of the user, knows whether unread bytes wait.
 
 use std::{
     fmt, io,
@@ -32,18 +32,31 @@ pub(crate) struct Silence {
     unanswered: AtomicU64,
     /// `true` while the connection's task reads.
     is_reading: AtomicBool,
-    /// A second handle of the socket.
-    socket: Socket,
+    unread: Unread,
+}
+
+/// Returns `true` if bytes wait that nobody has read, or if the stream has ended.
+pub(crate) type Unread = Box<dyn Fn() -> bool + Send + Sync>;
+
+/// Returns a function that looks at the bytes that wait in the kernel. `socket` does not block.
+pub(crate) fn in_kernel(socket: Socket) -> Unread {
+    Box::new(move || {
+        let mut byte = [MaybeUninit::uninit()];
+        match socket.peek(&mut byte) {
+            Ok(_) => true,
+            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+        }
+    })
 }
 
 impl Silence {
-    /// Creates the notes of a connection. `socket` is a handle of its socket, which does not block.
-    pub(crate) fn new(socket: Socket) -> Arc<Self> {
+    /// Creates the notes of a connection.
+    pub(crate) fn new(unread: Unread) -> Arc<Self> {
         Arc::new(Self {
             created: Instant::now(),
             unanswered: AtomicU64::new(0),
             is_reading: AtomicBool::new(false),
-            socket,
+            unread,
         })
     }
 
@@ -59,19 +72,10 @@ impl Silence {
         if !left.is_zero() {
             return left;
         }
-        let waits = self.has_unread_bytes();
+        let waits = (self.unread)();
         // The task may have taken bytes before the look, and noted them after it.
         let is_read = self.is_reading.load(SeqCst) || self.unanswered.load(SeqCst) != since;
         if waits || is_read { time } else { Duration::ZERO }
-    }
-
-    /// Returns `true` if bytes wait in the kernel, or if the connection has ended, which its task reads.
-    fn has_unread_bytes(&self) -> bool {
-        let mut byte = [MaybeUninit::uninit()];
-        match self.socket.peek(&mut byte) {
-            Ok(_) => true,
-            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
-        }
     }
 
     fn note_write(&self) {
@@ -157,7 +161,7 @@ mod tests {
         let (near, far) = Pair::pair().expect("a pair");
         near.set_nonblocking(true).expect("a socket");
         far.set_nonblocking(true).expect("a socket");
-        let silence = Silence::new(near.try_clone().expect("a handle").into());
+        let silence = Silence::new(in_kernel(near.try_clone().expect("a handle").into()));
         let stream = UnixStream::from_std(near).expect("a socket");
         let far = UnixStream::from_std(far).expect("a socket");
         (Noted::new(stream, silence.clone()), far, silence)
