@@ -15,7 +15,7 @@ use tower_sluice::{
 };
 
 use super::{
-    MARGIN, RECOVERY, World,
+    RECOVERY, World,
     calls::{Call, Calls, MAX_AGE, Model, record, wait},
     capability::{BoxFuture, Capability},
     exact, lock,
@@ -210,12 +210,7 @@ impl Alternatives {
         let entry = Entry { source, allowed, ..entry };
         lock(&self.attempts).push(Attempt { entry, key, end, sources, back });
         lock(&world.log).entries.push(entry);
-        let disturbed = *lock(&at.disturbed) >= start;
-        let count = u32::try_from(calls.len()).expect("few");
-        if now - start > count * at.wrappers.longest() + MARGIN && !disturbed {
-            let text = format!("{} answered after {:?}", at.name, now - start);
-            world.story.violate("budget", text);
-        }
+        world.check_time(at, start, source, u32::try_from(calls.len()).expect("few"));
     }
 
     async fn block(&self, world: &World, place: usize, key: usize, index: usize, time: Duration) {

@@ -138,7 +138,8 @@ async fn send(world: &World, call: Call, patience: Duration) {
     });
     let least = if waits { MAX_WAIT } else { Duration::ZERO };
     // A call may be in flight at the end of the wait.
-    let (most, took) = (least + at.wrappers.budget + MARGIN, world.story.now() - begin);
+    let last = World::patience(at, begin) * at.wrappers.budget;
+    let (most, took) = (least + last + MARGIN, world.story.now() - begin);
     let Some(denial) = decision.filter(|it| !it.is_allowed()) else { return };
     // A process without servers that fails closed has nothing to wait for.
     let early = took < least && denial.source() != Source::FailedClosed;

@@ -46,6 +46,7 @@ use std::{
 };
 
 use tokio::time::timeout;
+use tower_sluice::decision::Source;
 
 use self::{
     capability::Capability,
@@ -62,6 +63,8 @@ use crate::{random::Random, source::seed_process};
 
 /// The margin of a decision above its budget.
 const MARGIN: Duration = Duration::from_millis(5);
+/// Answers are taken for this many times the timeout, unless the servers are silent.
+const PATIENCE: u32 = 10;
 /// The time after the last fault in which the node decides again.
 const RECOVERY: Duration = Duration::from_secs(1);
 /// The time for which leased units may outlive a loss of state.
@@ -198,7 +201,8 @@ impl World {
             let wrappers =
                 if topic == Topic::Sharing { wrappers.counted(fall_back) } else { wrappers };
             let name = format!("p{index}");
-            let wire = Wire::new(story.clone(), name.clone(), DELAY, random.fork());
+            let one_server = kind == Kind::Single;
+            let wire = Wire::new(story.clone(), name.clone(), DELAY, random.fork(), one_server);
             let life = Arc::default();
             let client = Client { wire, nodes: nodes.clone(), life, resp3: wrappers.resp3 };
             let process = Process::new(&wrappers, count, &rules, client.clone());
@@ -258,6 +262,31 @@ impl World {
     fn is_exact(&self) -> bool {
         let one_clock = self.rules.count() == 1 || self.nodes.kind != Kind::Cluster;
         one_clock && self.places.iter().all(|place| place.wrappers.leases.is_none())
+    }
+
+    /// Returns the number of timeouts that a call may take since `start`: more than one if the servers
+    /// answered anything meanwhile.
+    fn patience(at: &Place, start: Duration) -> u32 {
+        if at.client.wire.has_arrived_since(start) { PATIENCE } else { 1 }
+    }
+
+    /// Checks the time of an answer after `calls` calls, unless its process was paused.
+    fn check_time(&self, at: &Place, start: Duration, source: Source, calls: u32) {
+        if *lock(&at.disturbed) >= start {
+            return;
+        }
+        let took = self.story.now() - start;
+        let patience = Self::patience(at, start);
+        let most = calls * at.wrappers.longest(patience);
+        if took > most + MARGIN {
+            let text = format!("{} answered by {source} after {took:?} of {most:?}", at.name);
+            self.story.violate("budget", text);
+        }
+        let is_late = at.wrappers.leases.is_some() || took >= PATIENCE * at.wrappers.budget;
+        if source == Source::Busy && !(patience == PATIENCE && is_late) {
+            let text = format!("{} by {source} after {took:?} of {most:?}", at.name);
+            self.story.violate("busy", text);
+        }
     }
 
     fn count_decision(&self) {

@@ -6,12 +6,20 @@
 use std::{
     future::pending,
     io,
-    sync::{Arc, Mutex},
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    task::{Context, Poll},
     time::Duration,
 };
 
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf, duplex, split},
+    io::{
+        AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf, ReadHalf,
+        WriteHalf, duplex, split,
+    },
     sync::{mpsc, watch},
     task::{AbortHandle, JoinSet},
     time::{Instant, sleep_until},
@@ -38,18 +46,92 @@ pub struct Path {
     pub delay: (u64, u64),
 }
 
+/// Bytes that have arrived at a process on one connection, which its task has not read.
+#[derive(Default)]
+pub struct Inbox {
+    bytes: AtomicUsize,
+    has_ended: AtomicBool,
+    /// The last reply to a script.
+    replied: Mutex<Option<Instant>>,
+}
+
+impl Inbox {
+    /// Returns `true` if bytes wait, or if the connection has ended.
+    pub fn has_unread(&self) -> bool {
+        self.bytes.load(Relaxed) > 0 || self.has_ended.load(Relaxed)
+    }
+}
+
+/// Marks a connection as ended when it is dropped.
+struct End(Arc<Inbox>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.has_ended.store(true, Relaxed);
+    }
+}
+
+/// The end of a connection in a process.
+pub struct Near {
+    stream: DuplexStream,
+    pub inbox: Arc<Inbox>,
+}
+
+impl AsyncRead for Near {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        self.inbox.bytes.fetch_sub(buffer.filled().len() - before, Relaxed);
+        read
+    }
+}
+
+impl AsyncWrite for Near {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
 /// A path and its open connections.
 pub struct Wire {
     path: watch::Sender<Path>,
     connections: Mutex<Vec<AbortHandle>>,
+    /// The inbox of the newest connection.
+    newest: Mutex<Arc<Inbox>>,
+    /// The last instant at which bytes arrived on any connection.
+    arrived: Mutex<Option<Instant>>,
     random: Mutex<Random>,
     story: Arc<Story>,
     /// The process.
     name: String,
+    /// `true` if all connections are to one server.
+    one_server: bool,
 }
 
 impl Wire {
-    pub fn new(story: Arc<Story>, name: String, delay: (u64, u64), random: Random) -> Arc<Self> {
+    pub fn new(
+        story: Arc<Story>,
+        name: String,
+        delay: (u64, u64),
+        random: Random,
+        one_server: bool,
+    ) -> Arc<Self> {
         let path = watch::Sender::new(Path {
             up: true,
             down: true,
@@ -58,7 +140,21 @@ impl Wire {
             delay,
         });
         let (connections, random) = (Mutex::default(), Mutex::new(random));
-        Arc::new(Self { path, connections, random, story, name })
+        let (newest, arrived) = (Mutex::default(), Mutex::default());
+        Arc::new(Self { path, connections, newest, arrived, random, story, name, one_server })
+    }
+
+    /// Returns `true` if bytes have arrived at the process since an instant of the story.
+    pub fn has_arrived_since(&self, start: Duration) -> bool {
+        lock(&self.arrived).is_some_and(|at| self.story.at(at) > start)
+    }
+
+    /// Returns `true` if the server is certainly not silent: it answered a script on the newest
+    /// connection less than `time` ago, or the answer waits unread.
+    pub fn has_answer(&self, time: Duration) -> bool {
+        let inbox = lock(&self.newest).clone();
+        let is_fresh = lock(&inbox.replied).is_some_and(|at| at.elapsed() < time);
+        self.one_server && !inbox.has_ended.load(Relaxed) && (is_fresh || inbox.has_unread())
     }
 
     /// Returns the story, and the name of the process in it.
@@ -94,7 +190,7 @@ impl Wire {
     /// # Errors
     ///
     /// Fails if the node does not run.
-    pub async fn connect(self: &Arc<Self>, server: &Arc<Server>) -> io::Result<DuplexStream> {
+    pub async fn connect(self: &Arc<Self>, server: &Arc<Server>) -> io::Result<Near> {
         sleep_until(Instant::now() + self.delay()).await;
         self.open(Instant::now(), |path| path.up).await;
         let runs = server.runs();
@@ -108,16 +204,19 @@ impl Wire {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         let (near, far) = duplex(1 << 20);
-        let task = tokio::spawn(serve(self.clone(), server.clone(), far));
+        let inbox = Arc::<Inbox>::default();
+        *lock(&self.newest) = inbox.clone();
+        let end = End(inbox.clone());
+        let task = tokio::spawn(serve(self.clone(), server.clone(), far, end));
         lock(&self.connections).retain(|task| !task.is_finished());
         lock(&self.connections).push(task.abort_handle());
         server.connected(task.abort_handle());
-        Ok(near)
+        Ok(Near { stream: near, inbox })
     }
 }
 
 /// Serves a connection until one side ends it.
-async fn serve(wire: Arc<Wire>, server: Arc<Server>, stream: DuplexStream) {
+async fn serve(wire: Arc<Wire>, server: Arc<Server>, stream: DuplexStream, end: End) {
     let (reader, writer) = split(stream);
     let (to_node, requests) = mpsc::unbounded_channel();
     let (to_client, replies) = mpsc::unbounded_channel();
@@ -125,11 +224,17 @@ async fn serve(wire: Arc<Wire>, server: Arc<Server>, stream: DuplexStream) {
     let mut tasks = JoinSet::new();
     tasks.spawn(read(wire.clone(), reader, to_node));
     tasks.spawn(run(wire.clone(), server, requests, to_client));
-    tasks.spawn(write(wire, writer, replies));
+    tasks.spawn(write(wire, writer, end.0.clone(), replies));
     drop(tasks.join_next().await);
 }
 
 type Sent<T> = (Instant, T);
+
+/// A reply.
+struct Answer {
+    bytes: Vec<u8>,
+    of_script: bool,
+}
 
 async fn read(
     wire: Arc<Wire>,
@@ -151,7 +256,7 @@ async fn run(
     wire: Arc<Wire>,
     server: Arc<Server>,
     mut requests: mpsc::UnboundedReceiver<Sent<Request>>,
-    replies: mpsc::UnboundedSender<Sent<Vec<u8>>>,
+    replies: mpsc::UnboundedSender<Sent<Answer>>,
 ) {
     let (mut session, mut last, opened) = (Session::default(), Instant::now(), Instant::now());
     while let Some((arrives, request)) = requests.recv().await {
@@ -175,7 +280,8 @@ async fn run(
         let mut bytes = Vec::new();
         reply.encode(session.resp3, &mut bytes);
         last = last.max(Instant::now() + wire.delay());
-        if replies.send((last, bytes)).is_err() {
+        let of_script = request[0].starts_with(b"EVAL");
+        if replies.send((last, Answer { bytes, of_script })).is_err() {
             return;
         }
     }
@@ -184,14 +290,21 @@ async fn run(
 async fn write(
     wire: Arc<Wire>,
     mut writer: WriteHalf<DuplexStream>,
-    mut replies: mpsc::UnboundedReceiver<Sent<Vec<u8>>>,
+    inbox: Arc<Inbox>,
+    mut replies: mpsc::UnboundedReceiver<Sent<Answer>>,
 ) {
     let opened = Instant::now();
-    while let Some((arrives, bytes)) = replies.recv().await {
+    while let Some((arrives, answer)) = replies.recv().await {
         sleep_until(arrives).await;
         wire.open(opened, |path| path.down).await;
-        if writer.write_all(&bytes).await.is_err() {
+        let now = Some(Instant::now());
+        inbox.bytes.fetch_add(answer.bytes.len(), Relaxed);
+        if writer.write_all(&answer.bytes).await.is_err() {
             return;
+        }
+        *lock(&wire.arrived) = now;
+        if answer.of_script {
+            *lock(&inbox.replied) = now;
         }
     }
 }
@@ -205,7 +318,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_server_that_dies_while_a_connection_opens_fails_it() {
         let story = Arc::new(Story::new(false));
-        let wire = Wire::new(story, "p0".into(), (2_000, 2_000), Random::new(0));
+        let wire = Wire::new(story, "p0".into(), (2_000, 2_000), Random::new(0), true);
         let server = Server::new(0, 0, None);
         assert!(wire.connect(&server).await.is_ok());
         for dies_after in [1, 3] {

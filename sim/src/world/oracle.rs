@@ -240,7 +240,7 @@ pub fn share(quota: &Quota, processes: u32) -> Quota {
     built.expect("a quota")
 }
 
-/// The longest time from the start of a request to its end, if no fault stops its process.
+/// The longest time from the start of a request to its end, if no fault delays it.
 const LONGEST_CALL: Duration = Duration::from_millis(300);
 
 /// Checks that each denial by a server or by a deny cache has a reason: charges that some account has
@@ -278,7 +278,7 @@ pub fn check_denials(story: &Story, log: &Log, rules: &Rules) {
 }
 
 fn by_policy(source: Source) -> bool {
-    matches!(source, Source::Fallback | Source::FailedOpen | Source::FailedClosed)
+    matches!(source, Source::Fallback | Source::FailedOpen | Source::FailedClosed | Source::Busy)
 }
 
 /// Returns `true` if a quota may deny after these charges, which are sorted by their starts.

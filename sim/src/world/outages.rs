@@ -1,19 +1,23 @@
 //! An outage of one process: each decision of its fallback equals an embedded store with the share of
 //! the process, which knows the units that the server had left.
+//!
+//! A process that is late is no outage: the server decides, or the request is denied and its charge
+//! comes back.
 
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::{join, time::sleep};
 use tower_sluice::{
-    Decision, Key, LocalStore, Quota, Store, StoreExt, decision::Source, store::Charge,
-    testing::FakeClock,
+    Decision, Key, LocalStore, Quota, Store, StoreExt, decision::Source, rule::RuleName,
+    store::Charge, testing::FakeClock,
 };
 
 use super::{
-    Place, World,
+    MARGIN, PATIENCE, Place, RECOVERY, World,
     batches::{Ask, queues},
     capability::{BoxFuture, Capability},
     exact::numbers,
+    lock,
     oracle::share,
     wrappers::OnFailure,
 };
@@ -105,6 +109,10 @@ impl Outage<'_> {
         let Some(Ok(decision)) = process.run(async { answer.await }).await else { return true };
         self.set_clock();
         self.tell(&what, &decision);
+        if decision.source() == Source::Busy {
+            let text = format!("{}: {what} is busy, without a server", self.place.name);
+            self.world.story.violate("outage", text);
+        }
         if decision.source() != Source::Fallback {
             return true;
         }
@@ -155,6 +163,62 @@ impl Outage<'_> {
     }
 }
 
+/// A process that is paused while an answer is on its way.
+struct Late<'a> {
+    world: &'a World,
+    place: &'a Place,
+    key: Key,
+}
+
+impl Late<'_> {
+    async fn take(&self, cost: u32) -> Option<Decision> {
+        let (quotas, process) = ([Quota::per_day(100)], self.place.process());
+        let charge = Charge::new(RuleName::default(), &self.key, &quotas).with_cost(cost);
+        let answer = process.store.take(&[charge]);
+        process.run(async { answer.await }).await.and_then(Result::ok)
+    }
+
+    async fn pause(&self, after: Duration, length: Duration) {
+        let process = self.place.process();
+        sleep(after).await;
+        process.pause(true);
+        sleep(length).await;
+        process.pause(false);
+    }
+
+    async fn check(&self, mut random: Random) {
+        let budget = self.place.wrappers.budget;
+        // A breaker may be open, and only a request probes it.
+        for _ in 0..10 {
+            match self.take(0).await {
+                Some(look) if look.source() == Source::Redis => break,
+                _ => sleep(PATIENCE * budget).await,
+            }
+        }
+        let after = Duration::from_micros(random.within(0..4_000));
+        let length = budget / 10 * u32::try_from(random.within(0..300)).expect("few");
+        let (decision, ()) = join!(self.take(1), self.pause(after, length));
+        *lock(&self.place.disturbed) = self.world.story.now();
+        let Some(decision) = decision else { return };
+        let source = decision.source();
+        self.world.story.record(&self.place.name, || {
+            format!("late by {length:?} after {after:?}: decided by {source}")
+        });
+        sleep(RECOVERY).await;
+        let left = self.take(0).await.and_then(|look| look.remaining());
+        // A denied charge is undone.
+        let expected = match source {
+            Source::Redis => Some(99),
+            Source::Busy if after + length + MARGIN > PATIENCE * budget => Some(100),
+            _ => None,
+        };
+        if expected.is_none() || left != expected {
+            let text = format!("{}: late by {length:?} after {after:?}", self.place.name);
+            self.world.story.violate("late", format!("{text}: by {source}, {left:?} left"));
+        }
+    }
+}
+
 // Not during other faults, because the fallback then knows the units that other processes took.
 impl Capability for Outages {
     fn compare<'a>(
@@ -164,6 +228,13 @@ impl Capability for Outages {
         when: &'static str,
     ) -> BoxFuture<'a> {
         Box::pin(async move {
+            let places: Vec<_> =
+                world.places.iter().filter(|place| place.wrappers.leases.is_none()).collect();
+            if !places.is_empty() {
+                let place = *random.pick(&places);
+                let late = Late { world, place, key: Key::from(format!("late {when}")) };
+                late.check(random.fork()).await;
+            }
             let falls_back = |place: &&Place| {
                 place.wrappers.on_failure == OnFailure::Fallback && place.wrappers.leases.is_none()
             };

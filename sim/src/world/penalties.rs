@@ -11,7 +11,7 @@ use tower_sluice::{
 };
 
 use super::{
-    MARGIN, RECOVERY, World,
+    RECOVERY, World,
     capability::{BoxFuture, Capability},
     lock,
     wrappers::Wrapped,
@@ -235,10 +235,7 @@ impl Capability for Penalties {
             world.count_decision();
             let (strikes, blocked) = (is_strike(&decision), decision.is_blocked());
             lock(&self.seen).push(Seen { process: place, created, key, end, strikes, blocked });
-            if end - start > at.wrappers.longest() + MARGIN && *lock(&at.disturbed) < start {
-                let text = format!("{} answered after {:?}", at.name, end - start);
-                world.story.violate("budget", text);
-            }
+            world.check_time(at, start, decision.source(), 1);
         })
     }
 

@@ -12,7 +12,7 @@ use super::{MARGIN, RECOVERY, World, deployment::Kind, lock, oracle::Entry};
 use crate::random::Random;
 
 /// The time after which a connection that fell silent is replaced, also if a breaker permits few
-/// requests: the third request that it does not answer, at least a second after the first.
+/// requests: by the first request a second after one without an answer.
 const SILENCE: Duration = Duration::from_secs(4);
 
 impl World {
@@ -84,7 +84,7 @@ impl World {
         for entry in &log.entries {
             let of_failure = matches!(
                 entry.source,
-                Source::Fallback | Source::FailedOpen | Source::FailedClosed
+                Source::Fallback | Source::FailedOpen | Source::FailedClosed | Source::Busy
             );
             let base = if log.silenced.contains(&entry.process) { SILENCE } else { RECOVERY };
             let answer = self.places[entry.process].wrappers.budget + MARGIN;

@@ -9,7 +9,7 @@ use tower_sluice::{
 };
 
 use super::{
-    MARGIN, World,
+    World,
     capability::{BoxFuture, Capability},
     deployment::Kind,
     exact, lock,
@@ -120,12 +120,7 @@ async fn request(world: &World, place: usize, request: Call, patience: Option<u6
         let text = format!("{} denied cost {cost} by itself, with {decision:?}", at.name);
         world.story.violate("deny cache", text);
     }
-    let disturbed = *lock(&at.disturbed) >= start;
-    let budget = at.wrappers.longest();
-    if end - start > budget + MARGIN && !disturbed {
-        let text = format!("{} answered after {:?} of {budget:?}", at.name, end - start);
-        world.story.violate("budget", text);
-    }
+    world.check_time(at, start, source, 1);
     let entry = Entry { keys, allowed, source, ..Entry::allowed(place, cost, start, end) };
     lock(&world.log).entries.push(entry);
 }

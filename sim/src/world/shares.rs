@@ -23,7 +23,7 @@ use tower_sluice::{
 };
 
 use super::{
-    MARGIN, RECOVERY, World,
+    RECOVERY, World,
     calls::{Call, Calls, Model, record, wait},
     capability::{BoxFuture, Capability},
     deployment::Kind,
@@ -380,12 +380,7 @@ impl Shares {
         if is_known && (outcomes.len() != count || allowed != is_paid) {
             world.story.violate("shares", format!("{ask:?}: {decision:?}"));
         }
-        let disturbed = *lock(&at.disturbed) >= start;
-        let made = u32::try_from(calls.len()).expect("few");
-        if end - start > made * at.wrappers.longest() + MARGIN && !disturbed {
-            let text = format!("{} answered after {:?}", at.name, end - start);
-            world.story.violate("budget", text);
-        }
+        world.check_time(at, start, source, u32::try_from(calls.len()).expect("few"));
     }
 
     /// Compares each call of a request with embedded accounts, at the instant of the call. The weights of

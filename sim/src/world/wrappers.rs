@@ -9,7 +9,7 @@ use tower_sluice::{
     store::{Answer, Charge, Context, DynStore, FailureDomain, Instances, Op, Unsupported},
 };
 
-use super::{network::Wire, story::Story, virtual_local::VirtualLocal};
+use super::{network::Wire, virtual_local::VirtualLocal};
 use crate::random::Random;
 
 /// The policy of a process for failures of the node.
@@ -57,11 +57,12 @@ impl Wrappers {
         }
     }
 
-    /// Returns the longest time of a call. One that borrows units makes up to three, and waits for those
-    /// of others before.
-    pub fn longest(&self) -> Duration {
+    /// Returns the longest time of a call that takes `times` timeouts. One that borrows units makes up to
+    /// three calls, and waits for those of others before.
+    pub fn longest(&self, times: u32) -> Duration {
         let waits = 2 * Duration::from_millis(100);
-        if self.leases.is_some() { 3 * self.budget + waits } else { self.budget }
+        let call = times * self.budget;
+        if self.leases.is_some() { 3 * call + waits } else { call }
     }
 
     /// Returns the wrappers of a process that is counted.
@@ -101,7 +102,12 @@ pub type Shared = (Wrapped, Instances);
 /// Applies the wrappers in the documented order.
 ///
 /// Returns the number of processes as well.
-pub fn wrap<C>(store: RedisStore<C>, wrappers: &Wrappers, processes: u32, wire: &Wire) -> Shared
+pub fn wrap<C>(
+    store: RedisStore<C>,
+    wrappers: &Wrappers,
+    processes: u32,
+    wire: &Arc<Wire>,
+) -> Shared
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
@@ -114,12 +120,13 @@ fn wrapped<C>(
     store: RedisStore<C>,
     wrappers: &Wrappers,
     processes: Instances,
-    wire: &Wire,
+    wire: &Arc<Wire>,
 ) -> Wrapped
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    let store = store.timeout(wrappers.budget).boxed();
+    let store = store.timeout(wrappers.budget);
+    let store = Noted { store, wire: wire.clone(), budget: wrappers.budget };
     if wrappers.breaker {
         cache(store.breaker(), wrappers, processes, wire)
     } else {
@@ -151,19 +158,20 @@ where
     }
 }
 
-/// A store whose errors are in the story, because the policy for failures shows none.
+/// A store whose errors are in the story, because the policy for failures shows none. No call may fail
+/// for the silence of a server that answers.
 struct Noted<S> {
     store: S,
-    story: Arc<Story>,
-    name: String,
+    wire: Arc<Wire>,
+    budget: Duration,
 }
 
-fn note(
-    story: &Story,
-    name: &str,
-    answer: Result<Decision, BoxError>,
-) -> Result<Decision, BoxError> {
-    answer.inspect_err(|error| story.record(name, || format!("the store failed: {error}")))
+fn note(wire: &Wire, budget: Duration, error: &BoxError) {
+    let ((story, name), text) = (wire.story(), error.to_string());
+    story.record(&name, || format!("the store failed: {text}"));
+    if text.contains("silent: no answer within") && wire.has_answer(budget) {
+        story.violate("silence", format!("{name}: {text}, although it answers"));
+    }
 }
 
 impl<S> Store for Noted<S>
@@ -174,12 +182,13 @@ where
     type Future = Pin<Box<dyn Future<Output = Result<Decision, BoxError>> + Send>>;
 
     fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
-        let (story, name) = (self.story.clone(), self.name.clone());
+        let (wire, budget) = (self.wire.clone(), self.budget);
+        let noted = move |answer: Result<Decision, S::Error>| {
+            answer.map_err(Into::into).inspect_err(|error| note(&wire, budget, error))
+        };
         match self.store.call(op, context) {
-            Answer::Now(answer) => Answer::Now(note(&story, &name, answer.map_err(Into::into))),
-            Answer::Later(later) => Answer::Later(Box::pin(async move {
-                note(&story, &name, later.await.map_err(Into::into))
-            })),
+            Answer::Now(answer) => Answer::Now(noted(answer)),
+            Answer::Later(later) => Answer::Later(Box::pin(async move { noted(later.await) })),
         }
     }
 
@@ -200,14 +209,12 @@ fn policy<S>(store: S, wrappers: &Wrappers, processes: Instances, wire: &Wire) -
 where
     S: Store<Error: Into<BoxError>, Future: Send> + Send + Sync + 'static,
 {
-    let (story, name) = wire.story();
-    let noted = Noted { store, story, name };
     match wrappers.on_failure {
-        OnFailure::Open => noted.fail_open().boxed(),
-        OnFailure::Closed => noted.fail_closed().boxed(),
+        OnFailure::Open => store.fail_open().boxed(),
+        OnFailure::Closed => store.fail_closed().boxed(),
         OnFailure::Fallback => {
-            let local = VirtualLocal::new(noted.story.start());
-            noted.fallback(local).instances(processes).boxed()
+            let local = VirtualLocal::new(wire.story().0.start());
+            store.fallback(local).instances(processes).boxed()
         }
     }
 }
