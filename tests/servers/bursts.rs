@@ -18,7 +18,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Account, connect},
+    accounts::{Account, DAY, connect, quota_address, stored_micros},
     servers::{Mode, Proxy, Server},
 };
 
@@ -174,7 +174,9 @@ impl Window {
         let window = [&start.to_le_bytes()[..7], &[0, 0]].concat();
         let used = u64::from(used + passed).to_le_bytes();
         let state = [&window[..], &used[..5], &[0; 5]].concat();
-        let account = [&now.to_le_bytes()[..7], &[b'f', 19, 0], &state].concat();
+        let address = quota_address(b'f', Some(DAY)).to_le_bytes();
+        let end = stored_micros(start + 86_400_000_000);
+        let account = [&stored_micros(now), &[b'f', 30, 0][..], &address, &end, &state].concat();
         let length = u32::try_from(account.len()).expect("short").to_le_bytes();
         let passed = u16::try_from(passed).expect("few").to_le_bytes();
         [&instant[..], &passed, &passed, &[0], &length, &account].concat()

@@ -26,7 +26,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Account, connect, lazy, raw},
+    accounts::{Account, DAY, connect, gcra_account, lazy, raw, stored_micros},
     servers::{FakeServer, Mode, Proxy, Reply, Server, eventually},
 };
 
@@ -270,12 +270,12 @@ async fn a_foreign_value_at_our_key_is_replaced_once() {
     let key = crate::accounts::address("default", "odd");
     let odd = Account::new("odd", Quota::per_day(30));
     // The last string has our form, is full again in a century, and its key expires earlier.
-    let far = b"\0\0\0\0\0\0\0g\x09\0\0\0\0\0\0\0\x10\0\0";
+    let far = &gcra_account(DAY, [0, 0, 0, 0, 0, 0, 16], 0);
     let set = |value: &[u8]| cmd("SET").arg(&key).arg(value).arg("PX").arg(60_000).to_owned();
     for put in [
         set(b"noise"),
         set(b"g"),
-        set(b"noise of nineteen b"),
+        set(b"noise of twenty-three b"),
         set(far),
         cmd("SADD").arg(&key).arg("a").to_owned(),
     ] {
@@ -299,8 +299,8 @@ async fn a_foreign_value_at_our_key_is_replaced_once() {
 /// The answer of a server that invents replies to batches.
 fn made_up(words: &[Vec<u8>], batch: &[u8]) -> Reply {
     let now = 1_700_000_000_000_000_u64;
-    let account = [b"\0\0\0\0\0\0\0g\x09\0", &now.to_le_bytes()[..7], &[0, 0]].concat();
-    let lone = [&now.to_le_bytes()[..7], &[0, 0, 1, 0, 1, 0, 0, 19, 0, 0, 0], &account].concat();
+    let account = gcra_account(DAY, stored_micros(now), 0);
+    let lone = [&now.to_le_bytes()[..7], &[0, 0, 1, 0, 1, 0, 0, 23, 0, 0, 0], &account].concat();
     let bulk = |bytes: &[u8]| [format!("${}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat();
     let keys = words.get(2).map(Vec::as_slice);
     if keys == Some(b"1") { bulk(&lone).into() } else { bulk(batch).into() }

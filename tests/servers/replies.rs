@@ -9,7 +9,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Account, LONG, connect, lazy, quotas},
+    accounts::{Account, HOUR, LONG, connect, gcra_account, lazy, quotas, stored_micros},
     servers::{FakeServer, Mode, PATIENCE, Proxy, Server, eventually},
 };
 
@@ -89,7 +89,7 @@ fn bulk(bytes: &[u8]) -> Vec<u8> {
 #[tokio::test]
 async fn replies_of_another_shape_are_errors() {
     let now = 1_700_000_000_000_000;
-    let gcra = |us: u64| [b"\0\0\0\0\0\0\0g\x09\0", &us.to_le_bytes()[..7], &[0, 0]].concat();
+    let gcra = |us: u64| gcra_account(HOUR, stored_micros(us), 0);
     let (said, full) =
         (reply_of(1, now, 1, 0, &gcra(now + 1)), reply_of(0, now, 0, 0, &gcra(now + 1)));
     let shapes: Vec<Vec<u8>> = [
@@ -118,7 +118,7 @@ async fn replies_of_another_shape_are_errors() {
         reply_of(2, now, 2, 0, &gcra(now)),
         reply_of(255, now, 255, 0, &gcra(now)),
         reply_of(1, now, 2, 0, &gcra(now)),
-        reply_of(1, now, 1, 2, &gcra(now)),
+        reply_of(1, now, 1, 3, &gcra(now)),
         reply_of(1, now, 1, 255, &gcra(now)),
         reply_of(1, (1 << 53) + 1, 1, 0, &gcra(now)),
         reply_of(1, now, 1, 0, &gcra((1 << 56) - 1)),
@@ -155,10 +155,10 @@ async fn an_answer_to_another_request_replaces_the_connection() {
     // Each answer contains the next one, as if a byte of its length had changed.
     let server = FakeServer::start(move |_| {
         asked += 1;
-        let account = [b"\0\0\0\0\0\0\0g\x09\0", &now.to_le_bytes()[..7], &[0, 0]].concat();
+        let account = gcra_account(HOUR, stored_micros(now), 0);
         let reply = reply_of(1, now, 1, 0, &account);
         match asked {
-            1 => [b"$81\r\n", &reply[..], b"\r\n"].concat().into(),
+            1 => [b"$85\r\n", &reply[..], b"\r\n"].concat().into(),
             _ => bulk(&reply).into(),
         }
     });

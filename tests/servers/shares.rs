@@ -27,7 +27,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Dice, LONG, address, connect, raw, rule},
+    accounts::{DAY, Dice, LONG, address, connect, gcra_account, raw, rule},
     servers::{Cluster, Flavour, Server, eventually},
     support::{answer, choices::Choosing, random::rows, regressions::keeping, with},
 };
@@ -290,8 +290,9 @@ async fn a_value_that_is_no_account_of_the_share_or_the_pool_is_replaced() {
     let all = charges(&key, &key, &quotas, (1, 2));
     let all = &all[..2];
     for name in ["site.share", "site"] {
-        let account = |us: &[u8; 7], ns: u8| [&[0; 7][..], b"g\x09\0", us, &[ns, 4]].concat();
-        for broken in [account(&[255; 7], 0), account(&[1; 7], 255), vec![b'x'; 19], b"x".to_vec()]
+        let account = |us: [u8; 7], ns: u16| gcra_account(DAY, us, ns);
+        for broken in
+            [account([255; 7], 1_024), account([1; 7], 1_279), vec![b'x'; 19], b"x".to_vec()]
         {
             let put = redis::cmd("SET").arg(address(name, "me")).arg(&broken).to_owned();
             put.query_async::<()>(&mut connection).await.expect("it is set");

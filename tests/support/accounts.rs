@@ -11,6 +11,8 @@ use tower_sluice::{
 };
 
 /// A period whose windows and buckets end once in weeks, and so do not end while a test runs.
+pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
+pub(crate) const DAY: Duration = Duration::from_secs(86_400);
 pub(crate) const LONG: Duration = Duration::from_secs(100 * 86_400);
 
 /// Returns `units` per `period` for each algorithm.
@@ -36,11 +38,28 @@ pub(crate) fn address(rule: &str, key: &str) -> String {
 }
 
 /// Returns the address of what is counted: FNV-1a of a letter and of the period, if it has one.
-fn part(letter: u8, period: Option<Duration>) -> String {
+pub(crate) fn quota_address(letter: u8, period: Option<Duration>) -> u32 {
     let nanos = period.map(|period| u64::try_from(period.as_nanos()).expect("short").to_le_bytes());
     let bytes = [letter].into_iter().chain(nanos.into_iter().flatten());
     let hash = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(16_777_619);
-    format!("{:08x}", bytes.fold(2_166_136_261, hash))
+    bytes.fold(2_166_136_261, hash)
+}
+
+fn part(letter: u8, period: Option<Duration>) -> String {
+    format!("{:08x}", quota_address(letter, period))
+}
+
+/// Returns the stored form of an account of one GCRA quota, which is full at this instant: microseconds
+/// (7 bytes) and the remaining nanoseconds.
+pub(crate) fn gcra_account(period: Duration, full_at: [u8; 7], nanos: u16) -> Vec<u8> {
+    let address = quota_address(b'g', Some(period)).to_le_bytes();
+    [&[0; 7], &b"g\x0d\0"[..], &address, &full_at, &nanos.to_le_bytes()].concat()
+}
+
+/// Returns the seven bytes of a stored instant.
+pub(crate) fn stored_micros(micros: u64) -> [u8; 7] {
+    let bytes = micros.to_le_bytes();
+    std::array::from_fn(|at| bytes[at])
 }
 
 /// Returns the Redis key of the list of a sliding log.

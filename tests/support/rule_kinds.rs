@@ -23,7 +23,7 @@ use tower_sluice::{
 const UNITS: u32 = 5;
 /// The units of an account that can be leased.
 const LEASABLE: u32 = 100;
-/// A rate that denies nothing here.
+/// A rate that denies nothing here. It has a unit of its own, so that it is another account.
 const AMPLE: u32 = 1_000_000;
 /// Ten years: no unit returns, and no window ends.
 const PERIOD: Duration = Duration::from_secs(3_650 * 86_400);
@@ -127,7 +127,7 @@ impl Kind {
         });
         let key = || HeaderKey::new("x-api-key");
         let few = rate(UNITS, Algorithm::Gcra);
-        let ample = rate(AMPLE, Algorithm::Gcra).with_name("ample");
+        let ample = rate(AMPLE, Algorithm::Gcra).with_name("ample").with_unit("calls");
         let slots = Quota::concurrent(UNITS);
         let quotas = match self {
             Self::Slots => vec![slots],
