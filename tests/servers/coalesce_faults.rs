@@ -224,8 +224,11 @@ async fn runtimes_that_end_or_stall_delay_no_other_runtime() {
                 Ok(decision) if decision.is_allowed() => {}
                 // Its batch is one of a runtime that blocks, so the answer is not read.
                 Ok(decision) => assert_eq!(decision.source(), Source::Busy),
-                // Its batch is one of a runtime that ended.
-                Err(error) => assert_eq!(error.kind(), Kind::Other),
+                // Its batch is one of a runtime that ended, or its connection was replaced, because a
+                // runtime that blocks has opened it.
+                Err(error) => {
+                    assert!(matches!(error.kind(), Kind::Other | Kind::Timeout), "{error}");
+                }
             }
         }
         let start = Instant::now();
