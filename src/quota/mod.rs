@@ -564,6 +564,13 @@ impl Quota {
         self.address
     }
 
+    /// Returns this quota on the account of another one. For models of the shares of a quota.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    pub const fn on_account_of(self, other: &Self) -> Self {
+        Self { address: other.address, ..self }
+    }
+
     /// Returns the units of a new account, or `None` if a new account is full.
     #[must_use]
     pub const fn initial(&self) -> Option<u32> {

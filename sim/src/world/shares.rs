@@ -160,7 +160,9 @@ fn share(pool: &Quota, weight: u32, of: u64, cost: u32) -> Quota {
     let burst = u32::try_from(500_000_000_u128.div_ceil(nanos)).expect("few").max(cost);
     let interval = Duration::from_nanos(u64::try_from(nanos).expect("few"));
     let quota = Quota::new(1, interval).and_then(|it| it.try_with_burst(burst));
-    quota.and_then(|it| it.try_with_max_debt(DEBT)).expect("a share")
+    let share = quota.and_then(|it| it.try_with_max_debt(DEBT)).expect("a share");
+    // The sum of the weights changes the share, and not its account.
+    share.on_account_of(pool)
 }
 
 /// The units that clients beyond their share leave.
