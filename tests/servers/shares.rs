@@ -322,7 +322,7 @@ async fn three_processes_share_a_pool_fairly_with_few_calls() {
         stores.push(connect(&server.url()).await.fail_closed().boxed());
     }
     let calls = calls_of_a_flood(&server, &stores).await;
-    assert!(calls <= 1.4, "{calls} calls for each request");
+    assert!(calls <= 1.6, "{calls} calls for each request");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -357,8 +357,14 @@ async fn calls_of_a_flood(server: &Server, stores: &[Arc<DynStore<Infallible>>])
             other => panic!("{other}"),
         }
     };
-    // The server knows the script from then on.
+    // The server knows the script from then on, and the processes know the clients: one that is never
+    // admitted has no share.
     let mut admitted: u32 = send(0, "large").await;
+    for process in 0..3 {
+        for at in 0..10 {
+            admitted += send(process, &format!("small{at}")).await;
+        }
+    }
     let (before, start) = (server.script_calls().await, Instant::now());
     sent.store(0, Relaxed);
     let large = (0..3).map(async |process| {
