@@ -35,7 +35,7 @@ impl QuotaAddress {
 
     /// Returns the address of the quota at `index` of a charge.
     ///
-    /// Of several quotas that count the same, each has an account of its own. A layer accepts no such
+    /// Several quotas that count the same have an account each. A layer accepts no such
     /// rule.
     #[inline]
     pub(crate) fn at(quotas: &[Quota], index: usize) -> Self {
