@@ -59,8 +59,6 @@ pub(super) type Drain = Pin<Box<dyn Future<Output = bool> + Send>>;
 
 /// The part of a body that the server has not received when its request is rejected.
 pub(super) enum Rest {
-    /// The server has received all of it.
-    None,
     /// It is read first.
     Reading(Drain),
     /// It stays unread.
@@ -129,21 +127,10 @@ impl DrainConfig {
         self.add::<UnsyncBoxBody<Bytes, E>>();
     }
 
-    /// Returns the rest of the body of a rejected request.
-    #[inline]
-    pub(super) fn rest<B: 'static>(&self, request: Request<B>) -> Rest {
-        if request.version() < Version::HTTP_2 && has_body(request.headers()) {
-            return self.rest_over_http_1(request);
-        }
-        Rest::None
-    }
-
+    /// Returns the rest of the body of a request whose body [may be unread](may_be_unread).
     #[cold]
     #[inline(never)]
-    fn rest_over_http_1<B: 'static>(&self, request: Request<B>) -> Rest {
-        if is_in_memory::<B>() {
-            return Rest::None;
-        }
+    pub(super) fn rest<B: 'static>(&self, request: Request<B>) -> Rest {
         if !self.may_read(&request) {
             return Rest::Unread;
         }
@@ -169,6 +156,12 @@ impl DrainConfig {
     }
 }
 
+/// Returns `true` if the server may not have received all of the body of a request.
+#[inline]
+pub(super) fn may_be_unread<B: 'static>(request: &Request<B>) -> bool {
+    !is_in_memory::<B>() && request.version() < Version::HTTP_2 && has_body(request.headers())
+}
+
 /// Returns `true` if an HTTP/1 request with these headers has a body.
 #[inline]
 fn has_body(headers: &HeaderMap) -> bool {
@@ -185,6 +178,7 @@ fn declared_length(headers: &HeaderMap) -> Option<u64> {
 }
 
 /// Returns `true` if a body of this type has left the connection already.
+#[inline]
 fn is_in_memory<B: 'static>() -> bool {
     let types = [
         TypeId::of::<()>(),

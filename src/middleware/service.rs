@@ -171,12 +171,13 @@ where
     /// Returns the state of a rejected request.
     #[inline]
     fn rejected(drain: &DrainConfig, request: Request<B>, mut response: Response<C>) -> Self {
-        match drain.rest(request) {
-            Rest::None => {}
-            Rest::Unread => drain::close(&mut response),
-            Rest::Reading(reading) => {
-                let draining = Some(Box::new(Draining { response, reading }));
-                return Self::Draining { draining };
+        if drain::may_be_unread(&request) {
+            match drain.rest(request) {
+                Rest::Unread => drain::close(&mut response),
+                Rest::Reading(reading) => {
+                    let draining = Some(Box::new(Draining { response, reading }));
+                    return Self::Draining { draining };
+                }
             }
         }
         Self::Rejected { response: Some(response) }
