@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use super::{
     RuleInfo, RuleName,
     attempts::{Candidates, Choice},
-    plan::{LivePlan, MAX_QUOTAS},
+    plan::{LivePlan, MAX_QUOTAS, Quotas},
 };
 use crate::{
     key::Key,
@@ -124,13 +124,10 @@ const SHARE: [Quota; 1] = [Quota::per_second(1)];
 
 /// Checks that each quota of a rule has an account of its own.
 fn check_accounts(rule: RuleName, quotas: &[Quota]) -> Result<(), RuleError> {
-    for (at, second) in quotas.iter().enumerate() {
-        let known = quotas[..at].iter().find(|first| first.address() == second.address());
-        if let Some(first) = known {
-            return Err(RuleError::SameAccount { rule, quotas: Box::new([*first, *second]) });
-        }
+    match Quotas::first_equal(quotas) {
+        Some(quotas) => Err(RuleError::SameAccount { rule, quotas: Box::new(quotas) }),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Checks the rules of a layer, and registers them with the store.

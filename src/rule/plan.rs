@@ -1,14 +1,23 @@
 //! Parts of a rule: plans, which are quotas that are fixed, chosen per request, or replaced at run time;
 //! costs; and deadlines.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use arc_swap::{ArcSwap, Guard};
 use smallvec::SmallVec;
 
 use super::adaptive::Controller;
 use crate::{
+    advice::{is_early, is_last},
     key::{Key, RequestHead},
+    log::warn,
     quota::Quota,
 };
 
@@ -26,6 +35,33 @@ impl Quotas {
     /// Returns the quotas that are charged: at most the first 255.
     pub(crate) fn charged(&self) -> &[Quota] {
         &self.0[..self.0.len().min(MAX_QUOTAS)]
+    }
+
+    /// Returns the first two quotas that count the same, which would have an account each.
+    pub(super) fn first_equal(quotas: &[Quota]) -> Option<[Quota; 2]> {
+        for (at, second) in quotas.iter().enumerate() {
+            let first = quotas[..at].iter().find(|first| first.address() == second.address());
+            if let Some(first) = first {
+                return Some([*first, *second]);
+            }
+        }
+        None
+    }
+
+    /// Warns of two quotas that count the same, once. Those that are fixed are an error of the layer.
+    fn warn_if_equal(&self) {
+        static IS_LOGGED: AtomicBool = AtomicBool::new(false);
+        let Some([first, second]) = Self::first_equal(self.charged()) else { return };
+        if IS_LOGGED.swap(true, Relaxed) {
+            return;
+        }
+        warn!(
+            target: "tower_sluice::lint",
+            lint = "equal_quotas",
+            "a plan has the quotas {first} and {second}, which count the same, so the larger has no \
+             effect; keep the smaller, or give them different periods, algorithms or units (logged \
+             once)"
+        );
     }
 
     #[track_caller]
@@ -99,8 +135,28 @@ pub struct Plan(PlanKind);
 #[derive(Clone)]
 enum PlanKind {
     Fixed(Quotas),
-    Chosen(Arc<dyn Fn(&RequestHead<'_>, &Key) -> Quotas + Send + Sync>),
+    Chosen(Arc<ChosenPlan>),
     Live(LivePlan),
+}
+
+/// Quotas that a function chooses.
+struct ChosenPlan {
+    choose: Choose,
+    /// The number of first requests, whose quotas are checked.
+    requests: AtomicU32,
+}
+
+type Choose = Box<dyn Fn(&RequestHead<'_>, &Key) -> Quotas + Send + Sync>;
+
+impl ChosenPlan {
+    fn quotas(&self, head: &RequestHead<'_>, key: &Key) -> Quotas {
+        let quotas = (self.choose)(head, key);
+        if is_early(&self.requests) {
+            is_last(&self.requests);
+            quotas.warn_if_equal();
+        }
+        quotas
+    }
 }
 
 impl Plan {
@@ -110,7 +166,8 @@ impl Plan {
     pub fn from_fn(
         choose: impl Fn(&RequestHead<'_>, &Key) -> Quotas + Send + Sync + 'static,
     ) -> Self {
-        Self(PlanKind::Chosen(Arc::new(choose)))
+        let choose = Box::new(choose);
+        Self(PlanKind::Chosen(Arc::new(ChosenPlan { choose, requests: AtomicU32::new(0) })))
     }
 
     /// Returns the quotas of a request. Stores the quotas in `made` if they are not fixed: `Ok` if
@@ -124,7 +181,7 @@ impl Plan {
     ) -> &'a [Quota] {
         let made = match &self.0 {
             PlanKind::Fixed(quotas) => return quotas.charged(),
-            PlanKind::Chosen(choose) => made.insert(Ok(choose(head, key))),
+            PlanKind::Chosen(chosen) => made.insert(Ok(chosen.quotas(head, key))),
             PlanKind::Live(live) => made.insert(Err(live.quotas.load())),
         };
         made.as_ref().unwrap_or_else(|shared| shared).charged()
@@ -220,7 +277,9 @@ impl LivePlan {
     /// Panics if there are more than 255 quotas.
     #[track_caller]
     pub fn replace(&self, quotas: impl Into<Quotas>) {
-        self.quotas.store(Arc::new(quotas.into().checked()));
+        let quotas = quotas.into().checked();
+        quotas.warn_if_equal();
+        self.quotas.store(Arc::new(quotas));
     }
 
     /// Returns the current quotas.

@@ -11,8 +11,8 @@ use std::{
 use http::{Request, Response};
 use tower::{Layer, Service, ServiceExt};
 use tower_sluice::{
-    ClientIp, KeyExtractor, Limiter, LivePlan, LocalStore, PeerIp, Quota, RateLimitLayer,
-    RequestHead, Rule, key::Everyone, testing::FakeClock,
+    ClientIp, Key, KeyExtractor, Limiter, LivePlan, LocalStore, PeerIp, Plan, Quota,
+    RateLimitLayer, RequestHead, Rule, key::Everyone, rule::Quotas, testing::FakeClock,
 };
 
 use crate::{
@@ -29,6 +29,7 @@ fn each_mistake_is_logged_once() {
     let _turn = alone();
     let (log, _guard) = Log::start(tracing::Level::INFO);
     a_live_plan_that_denies_everyone(&log);
+    equal_quotas(&log);
     one_private_peer(&log);
     forwarding_header_ignored(&log);
     no_client(&log);
@@ -73,6 +74,30 @@ fn a_live_plan_that_denies_everyone(log: &Log) {
     }
     let _service = RateLimitLayer::per_ip(TEN).layer(Strict::default());
     assert_eq!(log.read(), NOTHING);
+}
+
+fn equal_quotas(log: &Log) {
+    let rule = Rule::new("api", Everyone, Plan::from_fn(twice_by_path));
+    let mut service = RateLimitLayer::rules(rule, LocalStore::new()).layer(Strict::default());
+    drop(tokio_test::block_on(ask_once(&mut service, get("/"))));
+    assert_eq!(log.read(), NOTHING);
+    drop(tokio_test::block_on(ask_once(&mut service, get("/twice"))));
+    assert_eq!(
+        warning(log),
+        "a plan has the quotas 5/h and 9/h, which count the same, so the larger has no effect; keep \
+         the smaller, or give them different periods, algorithms or units (logged once) \
+         lint=\"equal_quotas\""
+    );
+    drop(tokio_test::block_on(ask_once(&mut service, get("/twice"))));
+    LivePlan::new(TEN).replace([TEN, TEN]);
+    assert_eq!(log.read(), NOTHING, "once");
+}
+
+fn twice_by_path(head: &RequestHead<'_>, _: &Key) -> Quotas {
+    match head.uri.path() {
+        "/twice" => [Quota::per_hour(5), Quota::per_hour(9)].into(),
+        _ => [Quota::per_hour(5), Quota::per_day(9)].into(),
+    }
 }
 
 /// Extracts the keys of requests from these addresses, in turn.
