@@ -14,11 +14,11 @@ use serde::Serialize;
 
 use super::managed::unix_millis;
 use crate::{
-    decision::{Decision, Outcome},
+    decision::{Cause, Decision, Outcome},
     fingerprint::Fingerprint,
     key::Key,
     name::RuleName,
-    observe::{DecisionEvent, OnDecision, Verdict},
+    observe::{DecisionEvent, OnDecision},
     rule::RuleInfo,
     store::millis,
 };
@@ -83,8 +83,8 @@ impl OnDecision for DenialLog {
     fn on_decision(&self, event: &DecisionEvent<'_>) {
         let Ok(decision) = event.decision else { return };
         for rule in &*self.0 {
-            if let Some(verdict) = event.verdict(rule.name) {
-                rule.record(verdict, decision, event);
+            if let Some(cause) = event.cause(rule.name) {
+                rule.record(cause, decision, event);
             }
         }
     }
@@ -105,8 +105,11 @@ impl RuleRecord {
     /// Records a denial without blocking.
     ///
     /// Under contention, a denial is counted but not listed.
-    fn record(&self, verdict: Verdict, decision: &Decision, event: &DecisionEvent<'_>) {
-        let Some(count) = self.counter(verdict) else { return };
+    fn record(&self, cause: Cause, decision: &Decision, event: &DecisionEvent<'_>) {
+        let count = if cause == Cause::Reported { &self.reported } else { &self.denied };
+        if event.is_admitted && cause != Cause::Reported {
+            return;
+        }
         count.fetch_add(1, Relaxed);
         let Some(mut listed) = self.listed.try_lock() else { return };
         let key = decision.outcomes().first().and_then(|_| event.key(self.name));
@@ -118,19 +121,9 @@ impl RuleRecord {
         listed.recent.push_front(Denial {
             at_ms,
             key: key.map(|(_, fingerprint)| fingerprint),
-            result: verdict.as_str(),
+            result: cause.label(event.is_admitted),
             retry_after_ms: self.wait(decision).map(millis),
         });
-    }
-
-    fn counter(&self, verdict: Verdict) -> Option<&AtomicU64> {
-        match verdict {
-            Verdict::Allowed | Verdict::FailedOpen | Verdict::FallbackAllowed => None,
-            Verdict::ShadowLimited => Some(&self.reported),
-            Verdict::Limited | Verdict::FailedClosed | Verdict::FallbackLimited | Verdict::Busy => {
-                Some(&self.denied)
-            }
-        }
     }
 
     /// Returns the wait for this rule, or `None` if waiting does not help.

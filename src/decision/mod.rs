@@ -1,11 +1,13 @@
 //! Decisions of a store, with one outcome per quota.
 
+pub(crate) mod cause;
 mod slot;
 
 use std::{fmt, time::Duration};
 
 use smallvec::SmallVec;
 
+pub(crate) use self::cause::Cause;
 pub use self::slot::Slot;
 pub(crate) use self::slot::{FreeSlots, Hold};
 use crate::name::RuleName;
@@ -335,7 +337,7 @@ impl Decision {
 
     /// Returns `true` for a denial that [`Overcommit`](crate::middleware::Overcommit) may reverse.
     pub(crate) fn may_pass_beyond(&self) -> bool {
-        self.expected_wait().is_some() && !self.blocked && !self.source.is_unavailable()
+        self.expected_wait().is_some() && !self.blocked && !self.cause().is_unavailable()
     }
 
     /// Converts a queued decision into a denial. The time in the queue becomes `retry_after`.
@@ -433,22 +435,6 @@ impl Source {
             Self::Unsupported => "unsupported",
             Self::Other(name) => name,
         }
-    }
-
-    /// Returns `true` if a store made the decision, not a wrapper around the store.
-    pub(crate) fn is_of_store(self) -> bool {
-        !matches!(self, Self::FailedOpen | Self::FailedClosed | Self::Fallback) && !self.is_known()
-    }
-
-    /// Returns `true` if the decision is not an answer of a store.
-    pub(crate) fn is_known(self) -> bool {
-        matches!(self, Self::DenyCache | Self::Leased | Self::Busy)
-    }
-
-    /// Returns `true` if a denial is no fault of the client: the store failed, or was not asked in
-    /// time.
-    pub(crate) fn is_unavailable(self) -> bool {
-        matches!(self, Self::FailedClosed | Self::Busy)
     }
 }
 

@@ -47,7 +47,7 @@
 use std::fmt;
 
 use crate::{
-    decision::{Decision, Outcome, Source},
+    decision::{Cause, Decision, Outcome},
     fingerprint::FingerprintKey,
     key::{Key, RequestHead},
     quota::Quota,
@@ -64,7 +64,8 @@ use crate::{
 pub struct Explanation {
     /// The decision, or the reason why no store was called.
     ///
-    /// The decision of a store that cannot peek has the source [`Source::Unsupported`].
+    /// The decision of a store that cannot peek has the source
+    /// [`Source::Unsupported`](crate::decision::Source::Unsupported).
     pub decision: Result<Decision, Bypass>,
     /// One report per quota, in the order of the outcomes.
     pub quota_reports: Vec<QuotaReport>,
@@ -263,12 +264,12 @@ impl fmt::Display for Explanation {
 /// Writes whether the request was allowed, and why.
 fn summarize(f: &mut fmt::Formatter<'_>, decision: &Decision) -> fmt::Result {
     f.write_str(if decision.is_allowed() { "allowed" } else { "denied" })?;
-    match decision.source() {
-        Source::FailedOpen => return f.write_str(", uncharged: the store failed open"),
-        Source::FailedClosed => f.write_str(": the store failed closed")?,
-        Source::Busy => f.write_str(": this process is too busy to read the answer")?,
-        Source::Unsupported => return f.write_str(": the store does not support a dry run"),
-        source @ (Source::Fallback | Source::Governor) => write!(f, " by the {source}")?,
+    match decision.cause() {
+        Cause::FailedOpen => return f.write_str(", uncharged: the store failed open"),
+        Cause::FailedClosed => f.write_str(": the store failed closed")?,
+        Cause::Busy => f.write_str(": this process is too busy to read the answer")?,
+        Cause::Unsupported => return f.write_str(": the store does not support a dry run"),
+        Cause::Fallback | Cause::Limiter => write!(f, " by the {}", decision.source())?,
         _ => {}
     }
     if decision.is_allowed() {
@@ -280,7 +281,7 @@ fn summarize(f: &mut fmt::Formatter<'_>, decision: &Decision) -> fmt::Result {
 
 fn summarize_denial(f: &mut fmt::Formatter<'_>, decision: &Decision) -> fmt::Result {
     if let Some(outcome) = decision.binding()
-        && !decision.source().is_unavailable()
+        && !decision.cause().is_unavailable()
     {
         write!(f, " by rule {:?}", outcome.rule())?;
     }

@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 use tokio::runtime;
 
 use crate::{
-    decision::{Decision, Source},
+    decision::{Cause, Decision},
     head::ResponseHead,
     observe,
     rule::{LivePlan, RuleError, RuleName},
@@ -255,13 +255,8 @@ impl OpenCharges {
                     let late = i64::from(after - before);
                     let rule = charge.rule();
                     let report = move |Ok(made): Result<Decision, Infallible>| {
-                        if matches!(
-                            made.source(),
-                            Source::FailedOpen
-                                | Source::FailedClosed
-                                | Source::Unsupported
-                                | Source::Busy
-                        ) {
+                        let cause = made.cause();
+                        if cause.is_undone() || cause == Cause::Unsupported {
                             observe::late_charge_lost(rule);
                         }
                     };

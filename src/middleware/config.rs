@@ -376,12 +376,8 @@ impl ResponseContext {
             context.watched.extend(Watched::new(it, decision, charges));
         }
         let charge = |after: &AdjustConfig| {
-            let charged = decision.is_allowed()
-                && in_flight.is_none()
-                && !matches!(
-                    decision.source(),
-                    Source::FailedOpen | Source::FailedClosed | Source::Busy
-                );
+            let charged =
+                decision.is_allowed() && in_flight.is_none() && !decision.cause().is_undone();
             ChargeHandle::new(after, charges, decision.clone(), charged)
         };
         context.decision = settings.expose.then(|| decision.clone().into());

@@ -19,7 +19,7 @@ use super::RateLimitLayer;
 use super::penalty_settings::PenaltySettings;
 use crate::{
     algorithm::{Demand, gcra},
-    decision::{Decision, Outcome, Source},
+    decision::{Decision, Outcome},
     head::ResponseHead,
     key::Key,
     log::{LogCount, LogLimit, info, warn},
@@ -326,16 +326,7 @@ impl RulePenalty {
 
     /// Counts a strike if the rule denied this request.
     pub(crate) fn deny(&self, decision: &Decision, charges: &[Charge<'_>]) {
-        let is_limited = !decision.is_blocked()
-            && matches!(
-                decision.source(),
-                Source::Local
-                    | Source::Governor
-                    | Source::Redis
-                    | Source::DenyCache
-                    | Source::Leased
-                    | Source::Other(_)
-            );
+        let is_limited = !decision.is_blocked() && decision.cause().is_strike();
         let denies = |it: &Outcome| it.rule() == self.rule && it.is_denied() && it.is_deciding();
         if is_limited && !self.reads_responses() && decision.outcomes().iter().any(denies) {
             self.find(charges).into_iter().for_each(|charge| self.strike(charge));

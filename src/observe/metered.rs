@@ -17,9 +17,9 @@ use metrics::{
 };
 use parking_lot::Mutex;
 
-use super::{DecisionEvent, OnDecision, Verdict};
+use super::{DecisionEvent, OnDecision};
 use crate::{
-    decision::{Decision, Hold, Outcome, Source},
+    decision::{Decision, Hold, Outcome},
     name::RuleName,
     quota::Quota,
 };
@@ -28,8 +28,8 @@ use crate::{
 #[derive(Clone)]
 pub(crate) struct Metrics {
     rules: Arc<[RuleMetrics]>,
-    /// The label `store` of each histogram, and the histogram.
-    durations: Arc<[OnceLock<(&'static str, Histogram)>; STORES]>,
+    /// The histograms by their label `store`.
+    durations: Arc<[Labelled<Histogram>; STORES]>,
     attempts: Arc<OnceLock<Histogram>>,
 }
 
@@ -41,7 +41,8 @@ struct RuleMetrics {
     quotas: AtomicU64,
     /// The gauges of the limits, by the name of the quota.
     limits: Mutex<Limits>,
-    verdicts: [OnceLock<Counter>; VERDICTS],
+    /// The counters by their label `result`.
+    results: [Labelled<Counter>; RESULTS],
     near: OnceLock<Counter>,
     utilization: OnceLock<Histogram>,
     slots: OnceLock<(Gauge, Histogram)>,
@@ -60,7 +61,11 @@ pub(crate) struct Active {
 
 type Limits = Vec<(Cow<'static, str>, Gauge)>;
 
-const VERDICTS: usize = Verdict::Busy as usize + 1;
+/// A metric with the value of its label, once it is used.
+type Labelled<T> = OnceLock<(&'static str, T)>;
+
+/// The number of labels `result`.
+const RESULTS: usize = 8;
 /// The number of labels `store`.
 const STORES: usize = 9;
 
@@ -85,17 +90,12 @@ impl Metrics {
     /// Records the time until the store answered.
     #[inline]
     pub(crate) fn answered(&self, decision: &Decision, started: Instant) {
-        let store = match decision.source() {
-            Source::Overflow | Source::Overload => "local",
-            Source::Other(_) | Source::Unsupported => "other",
-            source => source.as_str(),
-        };
-        let make = || {
+        let store = decision.source().store();
+        let duration = labelled(&*self.durations, store, || {
             describe();
-            (store, histogram!("ratelimit.decision.duration", "store" => store))
-        };
-        let mut durations = self.durations.iter().map(|it| it.get_or_init(make));
-        if let Some((_, duration)) = durations.find(|(label, _)| *label == store) {
+            histogram!("ratelimit.decision.duration", "store" => store)
+        });
+        if let Some(duration) = duration {
             duration.record(started.elapsed());
         }
     }
@@ -138,7 +138,7 @@ impl RuleMetrics {
             is_chosen,
             quotas: AtomicU64::new(0),
             limits: Mutex::default(),
-            verdicts: from_fn(|_| OnceLock::new()),
+            results: from_fn(|_| OnceLock::new()),
             near: OnceLock::new(),
             utilization: OnceLock::new(),
             slots: OnceLock::new(),
@@ -228,12 +228,29 @@ impl OnDecision for Metrics {
                 it.set_limits(quotas);
                 it.record_utilization(decision);
             }
-            let Some(verdict) = event.verdict(it.rule) else { continue };
-            let (policy, result) = (it.rule.as_str(), verdict.as_str());
-            let made = || counter!("ratelimit.decisions", "policy" => policy, "result" => result);
-            it.verdicts[verdict as usize].get_or_init(made).increment(1);
+            let Some(cause) = event.cause(it.rule) else { continue };
+            let policy = it.rule.as_str();
+            let result = cause.label(event.is_admitted);
+            let counter = labelled(
+                &it.results,
+                result,
+                || counter!("ratelimit.decisions", "policy" => policy, "result" => result),
+            );
+            if let Some(counter) = counter {
+                counter.increment(1);
+            }
         }
     }
+}
+
+/// Returns the metric with this label, which is made on first use.
+fn labelled<'m, T>(
+    all: &'m [Labelled<T>],
+    label: &'static str,
+    make: impl Fn() -> T,
+) -> Option<&'m T> {
+    let mut known = all.iter().map(|one| one.get_or_init(|| (label, make())));
+    known.find(|(of, _)| *of == label).map(|(_, metric)| metric)
 }
 
 /// Registers the descriptions of all metrics, and the counters without labels.

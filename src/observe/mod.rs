@@ -20,7 +20,7 @@ pub(crate) use self::metered::{
     Active, Metrics, block_denied, circuit, overflowed, set_keys, store_failed,
 };
 use crate::{
-    decision::{Decision, Outcome, Source},
+    decision::{Cause, Decision, Outcome},
     fingerprint::{Fingerprint, FingerprintKey},
     head::RequestHead,
     key::{Key, KeyError},
@@ -143,32 +143,38 @@ impl<'a> DecisionEvent<'a> {
     #[must_use]
     pub fn result(&self) -> Option<&'static str> {
         let decision = self.decision.ok()?;
-        let verdict = match self.is_admitted && !decision.is_allowed() {
-            true => Verdict::ShadowLimited,
-            false => Verdict::of(decision.source(), self.is_admitted),
-        };
-        Some(verdict.as_str())
+        let is_reported = self.is_admitted && !decision.is_allowed();
+        let cause = if is_reported { Cause::Reported } else { self.overall(decision) };
+        Some(cause.label(self.is_admitted))
     }
 
-    /// Returns the result under a rule. A denial has a result under the rules that denied it.
+    /// Returns the cause of a decision by no single rule.
+    fn overall(&self, decision: &Decision) -> Cause {
+        let cause = decision.cause();
+        // Only report-only rules let such a request pass.
+        if self.is_admitted && cause.is_unavailable() { Cause::Reported } else { cause }
+    }
+
+    /// Returns the cause of the result under a rule. A denial has one under the rules that denied it.
     ///
-    /// If no single rule decided, such as in an outage, each rule has the result.
+    /// If no single rule decided, such as in an outage, each rule has the cause.
     #[cfg(any(feature = "admin", feature = "metrics"))]
-    pub(crate) fn verdict(&self, rule: RuleName) -> Option<Verdict> {
+    pub(crate) fn cause(&self, rule: RuleName) -> Option<Cause> {
         let decision = self.decision.ok()?;
-        let verdict = Verdict::of(decision.source(), self.is_admitted);
+        let cause = self.overall(decision);
         if decision.outcomes().is_empty() {
-            return Some(verdict);
+            return Some(cause);
         }
         let is_its = |it: &&Outcome| it.rule() == rule && !it.is_passed_over();
         let mut its = decision.outcomes().iter().filter(is_its);
         let is_report_only = its.clone().next()?.is_report_only();
         // A request beyond the limit that is admitted by `Overcommit` has an allowed decision.
         let is_reported = is_report_only || self.is_admitted && !decision.is_allowed();
-        match its.any(Outcome::is_denied) {
-            true if is_reported => Some(Verdict::ShadowLimited),
-            denied => (denied || self.is_admitted).then_some(verdict),
+        let is_denied = its.any(Outcome::is_denied);
+        if is_denied && is_reported {
+            return Some(Cause::Reported);
         }
+        (is_denied || self.is_admitted).then_some(cause)
     }
 }
 
@@ -178,48 +184,6 @@ impl fmt::Debug for DecisionEvent<'_> {
             .field("decision", &self.decision)
             .field("is_admitted", &self.is_admitted)
             .finish_non_exhaustive()
-    }
-}
-
-/// The result of a request under one rule, as in the metric `ratelimit.decisions`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    Allowed,
-    Limited,
-    ShadowLimited,
-    FailedOpen,
-    FailedClosed,
-    FallbackAllowed,
-    FallbackLimited,
-    Busy,
-}
-
-impl Verdict {
-    fn of(source: Source, allowed: bool) -> Self {
-        match (source, allowed) {
-            (Source::FailedOpen, _) => Self::FailedOpen,
-            // Only report-only rules let a request pass.
-            (Source::FailedClosed | Source::Busy, true) => Self::ShadowLimited,
-            (Source::FailedClosed, false) => Self::FailedClosed,
-            (Source::Busy, false) => Self::Busy,
-            (Source::Fallback, true) => Self::FallbackAllowed,
-            (Source::Fallback, false) => Self::FallbackLimited,
-            (_, true) => Self::Allowed,
-            (_, false) => Self::Limited,
-        }
-    }
-
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Allowed => "allowed",
-            Self::Limited => "limited",
-            Self::ShadowLimited => "shadow_limited",
-            Self::FailedOpen => "failed_open",
-            Self::FailedClosed => "failed_closed",
-            Self::FallbackAllowed => "fallback_allowed",
-            Self::FallbackLimited => "fallback_limited",
-            Self::Busy => "busy",
-        }
     }
 }
 

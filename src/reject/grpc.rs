@@ -9,7 +9,7 @@ use http::{
     header::{CONTENT_LENGTH, CONTENT_TYPE, TE},
 };
 
-use super::{Reason, Rejection, text};
+use super::{Rejection, text};
 use crate::{key::RequestHead, store::millis};
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
@@ -36,7 +36,7 @@ fn is_post(head: &RequestHead<'_>) -> bool {
 }
 
 pub(super) fn response<B: Default>(why: &Rejection<'_>, status: StatusCode) -> Response<B> {
-    let code = code(why.reason(), status);
+    let code = why.cause.grpc(status);
     let message = text::detail(why);
     let mut response = Response::new(B::default());
     let headers = response.headers_mut();
@@ -58,24 +58,9 @@ pub(super) fn response<B: Default>(why: &Rejection<'_>, status: StatusCode) -> R
 /// Returns the wait in milliseconds, or a negative number to forbid a retry (gRFC A6). With `None`,
 /// the client decides when to retry.
 fn pushback(why: &Rejection<'_>) -> Option<i64> {
-    match (why.reason(), why.retry_after()) {
-        (Reason::Unkeyed, _) | (Reason::Limited, None) => None,
-        (_, Some(wait)) => Some(i64::try_from(millis(wait)).unwrap_or(i64::MAX)),
-        (_, None) => Some(-1),
-    }
-}
-
-/// Returns the gRPC status code.
-fn code(reason: Reason, status: StatusCode) -> u16 {
-    match (reason, status) {
-        (Reason::Unavailable | Reason::Overloaded, _) => 14, // UNAVAILABLE
-        (Reason::Limited | Reason::TooCostly, _) => 8,       // RESOURCE_EXHAUSTED
-        (_, StatusCode::FORBIDDEN) => 7,                     // PERMISSION_DENIED
-        (Reason::Blocked | Reason::KeyBlocked, _) | (_, StatusCode::TOO_MANY_REQUESTS) => 8,
-        (_, StatusCode::UNAUTHORIZED) => 16, // UNAUTHENTICATED
-        (_, StatusCode::SERVICE_UNAVAILABLE) => 14,
-        (_, status) if status.is_server_error() => 13, // INTERNAL
-        _ => 3,                                        // INVALID_ARGUMENT
+    match why.retry_after() {
+        Some(wait) => Some(i64::try_from(millis(wait)).unwrap_or(i64::MAX)),
+        None => why.cause.forbids_retry().then_some(-1),
     }
 }
 

@@ -88,8 +88,9 @@ use http::{
     header::{CONTENT_LENGTH, CONTENT_TYPE},
 };
 
+pub use crate::decision::cause::Reason;
 use crate::{
-    decision::{Decision, NEVER, Source},
+    decision::{Cause, Decision},
     explain::Explanation,
     fingerprint::FingerprintKey,
     headers::{Headers, Template, retry_seconds},
@@ -148,8 +149,8 @@ impl<F> fmt::Debug for RejectFn<F> {
 /// Rejected request, with the reason and the wait.
 #[derive(Clone, Copy)]
 pub struct Rejection<'a> {
-    cause: Result<&'a Decision, &'a KeyError>,
-    reason: Reason,
+    decided: Result<&'a Decision, &'a KeyError>,
+    cause: Cause,
     retry_after: Option<Duration>,
     template: &'a Template,
     /// The rules of the layer, for explanations.
@@ -157,50 +158,16 @@ pub struct Rejection<'a> {
     secret: Option<&'a FingerprintKey>,
 }
 
-/// Reason of a [`Rejection`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Reason {
-    /// A quota is exhausted. The request can be retried later.
-    Limited,
-    /// The request costs more than the limit of a quota. A retry is denied again.
-    TooCostly,
-    /// A quota is [blocked](crate::Quota::blocked).
-    Blocked,
-    /// The key is [blocked](crate::Limiter::block) for a time.
-    KeyBlocked,
-    /// The store failed, and [`FailClosed`](crate::store::FailClosed) denied the request, or this process
-    /// is too [busy](Source::Busy).
-    Unavailable,
-    /// An [adaptive](crate::rule::Adaptive) limit is reached, because the service is overloaded.
-    Overloaded,
-    /// The request has no usable key.
-    Unkeyed,
-}
-
-impl Reason {
-    fn of(cause: Result<&Decision, &KeyError>) -> Self {
-        let Ok(decision) = cause else { return Self::Unkeyed };
-        match decision.binding() {
-            _ if decision.source().is_unavailable() => Self::Unavailable,
-            _ if decision.source() == Source::Overload => Self::Overloaded,
-            _ if decision.is_blocked() => Self::KeyBlocked,
-            Some(outcome) if outcome.is_known() && outcome.limit() == 0 => Self::Blocked,
-            Some(outcome) if outcome.retry_ns() == NEVER => Self::TooCostly,
-            _ => Self::Limited,
-        }
-    }
-}
-
 impl<'a> Rejection<'a> {
     pub(crate) fn new(
-        cause: Result<&'a Decision, &'a KeyError>,
+        decided: Result<&'a Decision, &'a KeyError>,
         retry_after: Option<Duration>,
         template: &'a Template,
         rules: Option<&'a dyn Rules>,
         secret: Option<&'a FingerprintKey>,
     ) -> Self {
-        Self { cause, reason: Reason::of(cause), retry_after, template, rules, secret }
+        let cause = Cause::of_rejection(decided.ok());
+        Self { decided, cause, retry_after, template, rules, secret }
     }
 
     /// Returns the response of a [`Reject`], with the header fields of the layer.
@@ -244,7 +211,7 @@ impl<'a> Rejection<'a> {
     ///     }));
     /// ```
     pub fn explain<'h>(&self, head: impl Into<RequestHead<'h>>) -> Explanation {
-        let mut explanation = match (self.cause, self.rules) {
+        let mut explanation = match (self.decided, self.rules) {
             (Ok(decision), Some(rules)) => decision.explain().rules(rules, head),
             (Ok(decision), None) => decision.explain(),
             (Err(error), _) => Explanation::new(Err(error.clone().into()), false),
@@ -256,7 +223,7 @@ impl<'a> Rejection<'a> {
     /// Returns the reason of the rejection.
     #[must_use]
     pub fn reason(&self) -> Reason {
-        self.reason
+        self.cause.reason()
     }
 
     /// Returns the default status for the [reason](Rejection::reason):
@@ -273,13 +240,13 @@ impl<'a> Rejection<'a> {
     /// Returns the decision of the store, or `None` if the request has no usable key.
     #[must_use]
     pub fn decision(&self) -> Option<&'a Decision> {
-        self.cause.ok()
+        self.decided.ok()
     }
 
     /// Returns the error of a request without a usable key, or `None` for other reasons.
     #[must_use]
     pub fn key_error(&self) -> Option<&'a KeyError> {
-        self.cause.err()
+        self.decided.err()
     }
 
     /// Returns the wait to report, or `None` if waiting does not help.
@@ -298,7 +265,7 @@ impl<'a> Rejection<'a> {
     /// failed knows of none.
     pub fn violated(&self) -> impl Iterator<Item = &'a str> {
         let template = self.template;
-        let decision = self.decision().filter(|_| self.reason != Reason::Unavailable);
+        let decision = self.decision().filter(|_| !self.cause.is_unavailable());
         let outcomes = decision.map_or(&[][..], Decision::outcomes);
         let denying = outcomes.iter().filter(|it| it.is_denied() && it.is_deciding());
         denying.map(|outcome| template.name(outcome))
@@ -308,7 +275,7 @@ impl<'a> Rejection<'a> {
 impl fmt::Debug for Rejection<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Rejection")
-            .field("cause", &self.cause)
+            .field("cause", &self.decided)
             .field("retry_after", &self.retry_after)
             .finish_non_exhaustive()
     }
@@ -409,14 +376,14 @@ impl TooManyRequests {
     }
 
     fn status(self, why: &Rejection<'_>) -> StatusCode {
-        match why.reason() {
-            Reason::Limited => StatusCode::TOO_MANY_REQUESTS,
-            Reason::TooCostly => self.too_costly,
-            Reason::Blocked => self.blocked.unwrap_or(StatusCode::FORBIDDEN),
-            Reason::KeyBlocked => self.blocked.unwrap_or(StatusCode::TOO_MANY_REQUESTS),
-            Reason::Unavailable | Reason::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
-            Reason::Unkeyed => why.key_error().map_or(StatusCode::BAD_REQUEST, KeyError::status),
+        if let Some(error) = why.key_error() {
+            return error.status();
         }
+        if why.cause == Cause::TooCostly {
+            return self.too_costly;
+        }
+        let is_blocked = why.cause == Cause::QuotaBlocked || why.cause == Cause::KeyBlocked;
+        self.blocked.filter(|_| is_blocked).unwrap_or(why.cause.http())
     }
 }
 

@@ -17,9 +17,10 @@ use http::{
 };
 use http_body_util::Full;
 
-use super::{Reason, Rejection};
+use super::Rejection;
 use crate::{
     advice::warn_of_response_body,
+    decision::Cause,
     key::{KeyError, RequestHead},
     log,
 };
@@ -132,7 +133,8 @@ fn media_ranges(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
 fn plain(why: &Rejection<'_>) -> Bytes {
     static COMMON: [OnceLock<Bytes>; COMMON_WAITS] = [const { OnceLock::new() }; COMMON_WAITS];
     let seconds = why.retry_after_seconds();
-    if let (Reason::Limited, Some(n)) = (why.reason(), seconds)
+    if let Some(n) = seconds
+        && why.cause == Cause::Quota
         && !why.template.has_unregistered_unit()
         && let Some(text) = usize::try_from(n).ok().and_then(|n| COMMON.get(n))
     {
@@ -146,7 +148,7 @@ fn plain(why: &Rejection<'_>) -> Bytes {
 ///
 /// The member `violated-policies` is spelled as in the IETF draft of the `RateLimit` fields.
 fn problem(why: &Rejection<'_>, status: StatusCode) -> String {
-    let (kind, title) = kind_and_title(why.reason(), status);
+    let (kind, title) = kind_and_title(why.cause, status);
     let mut json = String::with_capacity(256);
     let _ = write!(json, "{{\"type\":\"{kind}\",\"title\":");
     push_json_string(&mut json, title);
@@ -160,33 +162,35 @@ fn problem(why: &Rejection<'_>, status: StatusCode) -> String {
     json
 }
 
-fn kind_and_title(reason: Reason, status: StatusCode) -> (&'static str, &'static str) {
-    match reason {
-        Reason::Limited | Reason::TooCostly | Reason::Blocked => (QUOTA_EXCEEDED, "Quota Exceeded"),
-        Reason::KeyBlocked => (ABNORMAL_USAGE, "Abnormal Usage Detected"),
-        Reason::Unavailable | Reason::Overloaded => {
+fn kind_and_title(cause: Cause, status: StatusCode) -> (&'static str, &'static str) {
+    match cause {
+        Cause::Unkeyed => ("about:blank", status.canonical_reason().unwrap_or("Rejected")),
+        Cause::KeyBlocked => (ABNORMAL_USAGE, "Abnormal Usage Detected"),
+        Cause::FailedClosed | Cause::Busy | Cause::Overload => {
             (REDUCED_CAPACITY, "Temporary Reduced Capacity")
         }
-        Reason::Unkeyed => ("about:blank", status.canonical_reason().unwrap_or("Rejected")),
+        _ => (QUOTA_EXCEEDED, "Quota Exceeded"),
     }
 }
 
 pub(super) fn detail(why: &Rejection<'_>) -> String {
     let seconds = why.retry_after_seconds();
     let left = unregistered_units(why).unwrap_or_default();
-    match (why.reason(), seconds) {
-        (Reason::Limited, Some(n)) => limited(&left, n),
-        (Reason::Limited, None) => format!("Quota exhausted{left}; retry later."),
-        (Reason::TooCostly, _) => "This request costs more than its quota ever allows.".into(),
-        (Reason::KeyBlocked, Some(n)) => format!("Access is blocked; retry in {n} s."),
-        (Reason::KeyBlocked | Reason::Blocked, _) => "Access is blocked.".into(),
-        (Reason::Unavailable, Some(n)) => {
+    match (why.cause, seconds) {
+        (Cause::Unkeyed, _) => unkeyed(why.key_error()),
+        (Cause::TooCostly, _) => "This request costs more than its quota ever allows.".into(),
+        (Cause::KeyBlocked, Some(n)) => format!("Access is blocked; retry in {n} s."),
+        (Cause::KeyBlocked | Cause::QuotaBlocked, _) => "Access is blocked.".into(),
+        (Cause::FailedClosed | Cause::Busy, Some(n)) => {
             format!("Requests cannot be admitted right now; retry in {n} s.")
         }
-        (Reason::Unavailable, None) => "Requests cannot be admitted right now.".into(),
-        (Reason::Overloaded, Some(n)) => format!("The service is overloaded; retry in {n} s."),
-        (Reason::Overloaded, None) => "The service is overloaded.".into(),
-        (Reason::Unkeyed, _) => unkeyed(why.key_error()),
+        (Cause::FailedClosed | Cause::Busy, None) => {
+            "Requests cannot be admitted right now.".into()
+        }
+        (Cause::Overload, Some(n)) => format!("The service is overloaded; retry in {n} s."),
+        (Cause::Overload, None) => "The service is overloaded.".into(),
+        (_, Some(n)) => limited(&left, n),
+        (_, None) => format!("Quota exhausted{left}; retry later."),
     }
 }
 

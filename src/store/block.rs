@@ -12,7 +12,7 @@ use std::{
 use pin_project_lite::pin_project;
 
 use super::{Answer, Charge, Never, Op, Store};
-use crate::decision::{Decision, Source};
+use crate::decision::{Cause, Decision};
 
 /// Error for a key that could not be blocked.
 ///
@@ -83,11 +83,15 @@ pub(crate) fn block<S: Store>(
 
 fn blocked<E>(answer: Result<Decision, E>) -> Result<Decision, BlockError<E>> {
     let decision = answer.map_err(BlockError::Store)?;
-    match decision.source() {
-        Source::FailedOpen | Source::FailedClosed | Source::Busy => Err(BlockError::Unavailable),
-        Source::Unsupported => Err(BlockError::Unsupported),
-        _ if !decision.is_allowed() => Err(BlockError::Full),
-        _ => Ok(decision),
+    let cause = decision.cause();
+    if cause.is_undone() {
+        Err(BlockError::Unavailable)
+    } else if cause == Cause::Unsupported {
+        Err(BlockError::Unsupported)
+    } else if !decision.is_allowed() {
+        Err(BlockError::Full)
+    } else {
+        Ok(decision)
     }
 }
 

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{HotKey, HotKeys, for_cost_of, have_distinct_rules, is_plain};
 use crate::{
-    decision::{Decision, NEVER, Outcome, Source},
+    decision::{Cause, Decision, NEVER, Outcome, Source},
     name::RuleName,
     quota::Quota,
     store::{Answer, BoxFuture, Charge, Context, Health, Op, Store, wrappers::forward},
@@ -159,7 +159,7 @@ impl<S: Store + 'static> Store for DenyCache<S> {
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
-        if taken.source() != Source::DenyCache {
+        if taken.is_allowed() || taken.cause() != Cause::Known {
             self.inner.undo(charges, taken, units);
             charges.iter().for_each(|charge| self.table.forget(self.table.tag(charge)));
         }
@@ -251,7 +251,7 @@ impl DenyCacheCall {
 
     /// Updates the cache after an answer of the store.
     fn update(&self, decision: &Decision) {
-        let is_denial = !decision.is_allowed() && decision.source().is_of_store();
+        let is_denial = !decision.is_allowed() && decision.cause().is_cacheable();
         for account in self.accounts.iter().filter(|account| account.need > 0) {
             let denies = is_denial && account.cacheable;
             let denial = denies.then(|| CachedDenial::new(self, account, decision)).flatten();

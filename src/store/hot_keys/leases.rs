@@ -554,7 +554,7 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
     fn keep_units(&mut self, charges: &[Charge<'_>], taken: Decision) -> Decision {
         let instants = [self.requested_at, self.leases.table.now()];
         let lease = Lease::new(charges, &self.tags, self.calls, &taken, instants);
-        let Some(mut lease) = lease.filter(|_| taken.source().is_of_store()) else {
+        let Some(mut lease) = lease.filter(|_| taken.cause().is_cacheable()) else {
             // The next decision will probably lack the same data.
             self.limit(0, SPAN);
             let undo = |rest: &[Charge<'_>]| self.leases.inner.undo(rest, &taken, None);

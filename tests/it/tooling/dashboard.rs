@@ -103,7 +103,7 @@ fn metrics_of(query: &str, exported: &BTreeSet<String>) -> Vec<String> {
 fn check_labels(query: &str) {
     const LABELS: [&str; 8] =
         ["policy", "quota", "result", "kind", "store", "server", "le", "instance"];
-    let results = read("src/observe/mod.rs");
+    let results = read("src/decision/cause.rs");
     let stores = read("src/decision/mod.rs");
     for matchers in query.split('{').skip(1).filter_map(|rest| rest.split_once('}')) {
         let Some((label, values)) = matchers.0.split_once('=') else { continue };

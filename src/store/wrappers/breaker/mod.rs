@@ -12,7 +12,7 @@ use tower::BoxError;
 
 use super::forward;
 use crate::{
-    decision::{Decision, Source},
+    decision::{Cause, Decision},
     store::{Answer, BoxFuture, Charge, Context, Health, Op, Status, Store},
 };
 
@@ -153,11 +153,11 @@ where
         let (config, start) = (self.config, Instant::now().into_std());
         match self.inner.call(op, context) {
             // No server was called, so nothing is recorded.
-            Answer::Now(Ok(decision)) if decision.source().is_known() => Answer::Now(Ok(decision)),
+            Answer::Now(Ok(decision)) if !decision.cause().is_answer() => Answer::Now(Ok(decision)),
             Answer::Now(Err(error)) => Answer::Now(Err(BreakerError::Store(error))),
             answer => answer.then(move |answer| {
                 // The server did not fail, and did not answer.
-                if answer.as_ref().is_ok_and(|it| it.source() == Source::Busy) {
+                if answer.as_ref().is_ok_and(|made| made.cause() == Cause::Busy) {
                     return answer.map_err(BreakerError::Store);
                 }
                 let several = permits.len() > 1;

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::{Fallback, Policy};
 use crate::{
-    decision::{Decision, Hold, Outcome, Source},
+    decision::{Cause, Decision, Hold, Outcome, Source},
     quota::Quota,
     store::{BoxFuture, Charge, Context, Health, Instances, Never, Op, Store, Unsupported},
 };
@@ -112,23 +112,24 @@ where
     fn decide(&self, op: Op<'_>, _: bool) -> (&'static str, Decision) {
         let decision = self.call(op);
         // The local store had no room for a block.
-        let is_full = decision.source() == Source::Overflow && matches!(op, Op::Block(..));
+        let is_full = decision.cause() == Cause::Full && matches!(op, Op::Block(..));
         (Self::EFFECT, if is_full { decision } else { decision.with_source(Self::SOURCE) })
     }
 
     fn mirror(&self, op: Op<'_>, decision: Decision) -> Decision {
-        match (decision.source(), op) {
-            (Source::DenyCache, _) | (_, Op::Peek(_)) => return decision,
-            (_, Op::Take(charges)) => self.mirror_rates(charges, &decision, 0),
-            (_, Op::Adjust(_, units)) => {
+        let is_known = decision.cause() == Cause::Known;
+        if is_known && !decision.is_allowed() {
+            return decision;
+        }
+        match op {
+            Op::Peek(_) => return decision,
+            Op::Take(charges) => self.mirror_rates(charges, &decision, 0),
+            Op::Adjust(_, units) => {
                 self.mirror_rates(op.charges(), &decision, units.min(0).unsigned_abs());
             }
-            (_, Op::Reset(_) | Op::Block(..) | Op::Unblock(_)) => drop(self.call(op)),
+            Op::Reset(_) | Op::Block(..) | Op::Unblock(_) => drop(self.call(op)),
         }
-        match decision.source() {
-            Source::Leased => decision,
-            _ => self.mirror_slots(op.charges(), decision),
-        }
+        if is_known { decision } else { self.mirror_slots(op.charges(), decision) }
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {

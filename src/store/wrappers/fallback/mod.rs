@@ -22,7 +22,7 @@ use tower::BoxError;
 
 use super::forward;
 use crate::{
-    decision::{Decision, Outcome, Source},
+    decision::{Cause, Decision, Outcome, Source},
     log::{LogLimit, info, warn},
     store::{Answer, BoxFuture, Charge, Context, Health, Op, OwnedOp, Status, Store, Unsupported},
 };
@@ -107,10 +107,12 @@ fn finish<S: Store, P: Policy>(
 ) -> Decision {
     let (Fallback { inner, policy, outages }, is_take) = (fallback, matches!(op, Op::Take(_)));
     match answer {
-        Ok(decision) if decision.source() == Source::Busy => decision,
         Ok(decision) => {
+            if decision.cause() == Cause::Busy {
+                return decision;
+            }
             // A decision without a call does not show that the inner store works.
-            if is_take && !decision.source().is_known() {
+            if is_take && decision.cause().is_answer() {
                 outages.record_success(epoch, || !inner.failure_domains(op).is_empty());
             }
             policy.mirror(op, decision)
@@ -149,7 +151,7 @@ where
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
-        if taken.source() != P::SOURCE {
+        if taken.cause() != P::SOURCE.cause() {
             self.inner.undo(charges, taken, units);
         } else if taken.is_allowed() {
             self.policy.undo(charges, taken, units);
