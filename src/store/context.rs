@@ -5,6 +5,8 @@ use std::{
     time::Duration,
 };
 
+use crate::decision::{Outcome, Snapshot};
+
 /// Circumstances of a call of a [`Store`](super::Store), besides its operation.
 ///
 /// A store that wraps another store passes the context on. Every other store may ignore the context.
@@ -29,6 +31,37 @@ pub struct Context<'a> {
     pub limit: Option<Duration>,
     /// Set by a store that keeps the limit.
     is_kept: Option<&'a AtomicBool>,
+    /// The account of another store that an adjusted account follows.
+    pub(super) followed: Option<&'a Followed<'a>>,
+}
+
+/// An account that is shared by several processes, after a decision on it.
+#[derive(Debug)]
+pub(super) struct Followed<'a> {
+    /// One outcome per quota of the charge.
+    pub(super) outcomes: &'a [Outcome],
+    /// The number of processes.
+    pub(super) instances: u32,
+    /// The refunded units.
+    pub(super) refunded: u64,
+}
+
+impl Followed<'_> {
+    /// Returns the units to charge to the account of this process, which is in the state `own`.
+    ///
+    /// Its units left are lowered to the share of this process of the units left in the shared account.
+    /// They are raised only after a refund, because answers may arrive out of order.
+    pub(super) fn late(&self, quota_index: usize, own: Snapshot) -> i64 {
+        let mut outcomes = self.outcomes.iter();
+        let of_quota = outcomes.find(|shared| shared.quota_index() == quota_index);
+        let Some(shared) = of_quota.filter(|shared| shared.is_known()) else { return 0 };
+        let own = Outcome::with(shared.rule(), quota_index, own);
+        let is_full = shared.left() >= shared.limit().into();
+        let share = shared.left().div_euclid(self.instances.into());
+        let share = if is_full { own.limit().into() } else { share };
+        let refunded = self.refunded.div_ceil(self.instances.into());
+        (own.left() - share).max(-i64::try_from(refunded).unwrap_or(i64::MAX))
+    }
 }
 
 impl<'a> Context<'a> {
@@ -52,8 +85,13 @@ impl<'a> Context<'a> {
         self.limit
     }
 
+    /// Creates the context of an adjustment by which an account follows another one.
+    pub(super) fn following(followed: &'a Followed<'a>) -> Self {
+        Self { followed: Some(followed), ..Self::default() }
+    }
+
     /// Sets the limit, and what becomes `true` if the store keeps it.
     pub(super) fn with_kept_limit(self, limit: Duration, is_kept: &'a AtomicBool) -> Self {
-        Self { limit: Some(limit), is_kept: Some(is_kept) }
+        Self { limit: Some(limit), is_kept: Some(is_kept), ..self }
     }
 }

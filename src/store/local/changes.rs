@@ -5,16 +5,26 @@ use crate::{
     algorithm::{self, Receipt, concurrent},
     decision::{Decision, Snapshot},
     observe::late_charge_cut,
-    store::Charge,
+    store::{Charge, context::Followed},
 };
 
 impl Ledger {
-    pub(super) fn adjust(&self, charge: &Charge<'_>, units: i64) -> Decision {
+    /// Adjusts each account of a charge by `units`, or to the account that it follows.
+    pub(super) fn adjust(
+        &self,
+        charge: &Charge<'_>,
+        units: i64,
+        followed: Option<&Followed<'_>>,
+    ) -> Decision {
         let (mut cut, mut overflowed) = (None, false);
         let decision = self.each(charge, |account, locked| {
             let (quota, now) = (account.quota, locked.now);
+            let units = match followed {
+                Some(followed) => followed.late(account.at.quota_index, snapshot(account, locked)),
+                None => units,
+            };
             let opens = units < 0 && quota.initial().is_some() && account.at.has_room();
-            if units <= 0 && !account.at.has_slot() && !opens {
+            if units == 0 || units < 0 && !account.at.has_slot() && !opens {
                 // A new account is full, and a shared one has the charges of other keys.
                 return snapshot(account, locked);
             }

@@ -193,11 +193,11 @@ impl Store for LocalStore {
     type Future = Never<Result<Decision, Infallible>>;
 
     #[inline(always)]
-    fn call(&self, op: Op<'_>, _: &Context<'_>) -> Answer<Self::Future> {
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         Answer::Now(Ok(match op {
             Op::Take(charges) => return self.ledger.take(charges, |it| Answer::Now(Ok(it))),
             Op::Peek(charges) => self.ledger.decide(charges, self.ledger.clock.now(), true),
-            Op::Adjust(charge, units) => self.ledger.adjust(charge, units),
+            Op::Adjust(charge, units) => self.ledger.adjust(charge, units, context.followed),
             Op::Reset(charge) => self.ledger.reset(charge),
             Op::Block(charge, time) => self.ledger.block(charge, time),
             Op::Unblock(charge) => self.ledger.unblock(charge),

@@ -2,19 +2,21 @@
 
 use std::{
     convert::Infallible,
-    hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState},
+    hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
     time::Duration,
 };
 
-use parking_lot::ReentrantMutex;
 use smallvec::SmallVec;
 
 use super::{Fallback, Policy};
 use crate::{
     decision::{Cause, Decision, Hold, Outcome, Source},
     quota::Quota,
-    store::{BoxFuture, Charge, Context, Health, Instances, Never, Op, Store, Unsupported},
+    store::{
+        BoxFuture, Charge, Context, Health, Instances, Never, Op, Store, Unsupported,
+        context::Followed,
+    },
 };
 
 /// Policy that decides with a local store.
@@ -31,8 +33,8 @@ use crate::{
 ///   period under algorithms that count by periods. The shares of [counted](Instances) processes add
 ///   up to the limit, so some have no unit of a limit below `n`. A share is the same for every cost, so a request whose cost is above the share
 ///   is denied. [Headroom](Charge::headroom) is divided too, and rounded down.
-/// - **Mirrored decisions.** Every decision of the inner store is applied to the local account.
-///   Keys therefore do not get a fresh quota in an outage, and blocked keys stay blocked.
+/// - **Mirrored decisions.** The accounts of a [`LocalStore`](crate::LocalStore) follow every decision
+///   of the inner store. Keys therefore do not get a fresh quota in an outage, and blocked keys stay blocked.
 /// - **Slots.** The local store also holds the slots that this process holds in the inner store. An
 ///   outage therefore starts with the requests that really run.
 /// - **After an outage.** The inner store does not know the charges of the outage, and they are not
@@ -65,19 +67,14 @@ use crate::{
 pub struct LocalShare<L> {
     store: Arc<L>,
     instances: Instances,
-    /// Locks for the accounts of many keys, with the seed that divides the keys.
-    /// A log subscriber may call this store again.
-    locks: [ReentrantMutex<()>; LOCKS],
-    seed: RandomState,
 }
 
-const LOCKS: usize = 32;
 /// The `Retry-After` of a process that has no unit of a limit.
 const NO_SHARE: Duration = Duration::from_secs(1);
 
 impl<L> LocalShare<L> {
     pub(crate) fn new(store: Arc<L>, instances: Instances) -> Self {
-        Self { store, instances, locks: Default::default(), seed: RandomState::new() }
+        Self { store, instances }
     }
 }
 
@@ -174,33 +171,23 @@ where
         decision
     }
 
-    /// Lowers the units left of each local account to this process's share of the units left in the
-    /// inner store.
-    ///
-    /// The units left are raised only after a refund, because answers may arrive out of order.
+    /// Moves each local account to the share of this process in the account of the inner store.
     fn mirror_rates(&self, charges: &[Charge<'_>], decision: &Decision, refunded: u64) {
         if decision.is_blocked() {
             return self.mirror_block(charges, decision);
         }
         let decided = decision.on(Charge::quota_ids(charges));
-        let mut outcomes = decided.outcomes().iter();
+        let mut outcomes = decided.outcomes();
         for charge in charges {
             // The share of a client keeps its burst.
             let is_share = charge.quotas().iter().any(Quota::is_part);
             let instances = if is_share { 1 } else { self.instances.count() };
-            let most = i64::try_from(refunded.div_ceil(instances.into())).unwrap_or(i64::MAX);
-            // Two threads could otherwise read the same account and both charge it.
-            #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash are random")]
-            let _guard = self.locks[self.seed.hash_one(charge.key()) as usize % LOCKS].lock();
-            self.with_shares(&[charge.with_cost(0).with_turn(None)], |shares| {
-                let read = self.store.call(Op::Take(shares), &Context::default()).now();
-                for (local, shared) in read.outcomes().iter().zip(&mut outcomes) {
-                    let late = (local.left() - share_of(local, shared, instances)).max(-most);
-                    if shared.is_known() && shared.held().is_none() && late != 0 {
-                        let one = shares[0].with_quota_index(local.quota_index());
-                        let _ = self.store.call(Op::Adjust(&one, late), &Context::default()).now();
-                    }
-                }
+            let own;
+            (own, outcomes) = outcomes.split_at(charge.charged_quotas().count());
+            let followed = Followed { outcomes: own, instances, refunded };
+            let context = Context::following(&followed);
+            self.with_shares(&[charge.with_cost(0)], |shares| {
+                let _ = self.store.call(Op::Adjust(&shares[0], 0), &context).now();
             });
         }
     }
@@ -262,11 +249,4 @@ where
         });
         read(&shares.collect::<SmallVec<[Charge<'_>; 4]>>())
     }
-}
-
-/// Returns the share of one of `instances` processes of the units left in the inner store.
-fn share_of(local: &Outcome, shared: &Outcome, instances: u32) -> i64 {
-    let is_full = shared.left() >= shared.limit().into();
-    let share = shared.left().div_euclid(instances.into());
-    if is_full { local.limit().into() } else { share }
 }
