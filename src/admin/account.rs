@@ -11,8 +11,10 @@ use serde::{Deserialize, Deserializer, de::Error};
 use serde_json::{Value, json};
 
 use super::{
-    Problem, key,
-    managed::{self, ManagedLayer, unix_millis},
+    Problem,
+    denials::unix_millis,
+    key,
+    managed::{self, ManagedLayer},
 };
 use crate::{
     decision::{Cause, Decision, Outcome},

@@ -12,7 +12,6 @@ use std::{
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use super::managed::unix_millis;
 use crate::{
     decision::{Cause, Decision, Outcome},
     fingerprint::Fingerprint,
@@ -165,6 +164,11 @@ impl DeniedKey {
     fn count(&self) -> u64 {
         self.denied.saturating_add(self.replaced)
     }
+}
+
+/// Returns the Unix time in milliseconds.
+pub(super) fn unix_millis(time: SystemTime) -> u64 {
+    millis(time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
 }
 
 #[cfg(test)]

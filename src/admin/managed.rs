@@ -4,7 +4,7 @@ use std::{
     cmp::Reverse,
     convert::Infallible,
     sync::{Arc, atomic::Ordering::Relaxed},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use http::StatusCode;
@@ -20,7 +20,7 @@ use crate::{
     key::Key,
     middleware::Toggle,
     rule::{LivePlan, Quotas, RuleInfo, RuleName, Rules, infos},
-    store::{Charge, DynStore, Health, Store, millis},
+    store::{Charge, DynStore, Health, Store},
 };
 
 /// The time in which a store reports its health.
@@ -149,9 +149,4 @@ pub(super) async fn health(layers: &[ManagedLayer]) -> Value {
         reports.push(json!({ "layer": layer.name, "health": health }));
     }
     json!({ "layers": reports })
-}
-
-/// Returns the Unix time in milliseconds.
-pub(super) fn unix_millis(time: SystemTime) -> u64 {
-    millis(time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
 }
