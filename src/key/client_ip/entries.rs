@@ -7,12 +7,19 @@ use http::{
     header::{GetAll, ValueIter},
 };
 
-use super::header::{HeaderFault, OPEN_QUOTE, TOO_LONG};
-
 /// The maximum number of entries to read per request.
 const MAX_ENTRIES: usize = 32;
 /// The maximum number of bytes to read per request.
 const MAX_BYTES: usize = 4_096;
+
+/// The reason why an address cannot be read, such as "is sent more than once". Messages put the
+/// name of the header before the reason.
+pub(super) type HeaderFault = &'static str;
+
+/// The header has more than 32 entries or 4 KiB.
+pub(super) const TOO_LONG: HeaderFault = "names more than 32 proxies, or is too long";
+/// A quoted string does not end in its line.
+pub(super) const OPEN_QUOTE: HeaderFault = "has a quoted string that does not end";
 
 /// Iterator over the entries of all lines of a header. After an error, it returns the error again.
 pub(super) struct Entries<'a> {

@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, header::FORWARDED};
 
 use super::{
     super::is_blank,
-    entries::{Entries, Separator},
+    entries::{Entries, HeaderFault, Separator},
 };
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -22,15 +22,7 @@ pub(super) enum ClientHeader {
     Single(HeaderName),
 }
 
-/// The reason why an address cannot be read, such as "is sent more than once". Messages put the
-/// name of the header before the reason.
-pub(super) type HeaderFault = &'static str;
-
 const REPEATED: HeaderFault = "is sent more than once";
-/// The header has more than 32 entries or 4 KiB.
-pub(super) const TOO_LONG: HeaderFault = "names more than 32 proxies, or is too long";
-/// A quoted string does not end in its line.
-pub(super) const OPEN_QUOTE: HeaderFault = "has a quoted string that does not end";
 const NO_ADDRESS: HeaderFault = "has an entry without a valid address";
 
 impl ClientHeader {

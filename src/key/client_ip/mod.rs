@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use http::{HeaderName, StatusCode};
 
-use self::header::{ClientHeader, HeaderFault};
+use self::{entries::HeaderFault, header::ClientHeader};
 use super::{
     Key, KeyError, KeyExtractor, RequestHead, check_status,
     network::{NetworkError, Networks},
