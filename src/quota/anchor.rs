@@ -8,9 +8,7 @@ use jiff::{
 };
 use parking_lot::RwLock;
 
-use super::{
-    Algorithm, Invalid, Quota, QuotaError, SECOND, calendar::Edges, text::TextForm, unwrap,
-};
+use super::{Algorithm, Edges, Invalid, Quota, QuotaError, SECOND, text::TextForm, unwrap};
 
 const DAY: u64 = 86_400 * SECOND;
 /// The units of a calendar, with their names in the text form and the longest period.

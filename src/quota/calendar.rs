@@ -2,13 +2,9 @@
 //!
 //! A store sees only the instants at which periods start and end.
 
-use super::Quota;
 #[cfg(feature = "calendar")]
 pub(super) use super::anchor::Anchor;
-
-/// The edges of three consecutive periods: one period, and its two neighbours. In nanoseconds of
-/// Unix time.
-pub(crate) type Edges = [u64; 4];
+use super::{Edges, Quota};
 
 impl Quota {
     /// Returns `true` if the windows of the quota are calendar periods.

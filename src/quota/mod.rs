@@ -35,6 +35,10 @@ const UNITS: [(&[&str], u64); 7] = [
     (&["ns"], 1),
 ];
 
+/// The edges of three consecutive calendar periods: one period, and its two neighbours. In
+/// nanoseconds of Unix time.
+type Edges = [u64; 4];
+
 /// Limit of `units` per `period`, with a `burst` that may be used at once.
 ///
 /// A quota is a rate or, by [`Quota::concurrent`], a number of requests that run at the same time.
