@@ -24,7 +24,6 @@ use tokio::{
 use super::{
     config,
     silence::{Noted, Silence, in_kernel},
-    stream::on_runtime,
 };
 use crate::store::BoxFuture;
 
@@ -64,6 +63,11 @@ pub(crate) async fn dial(client: Client) -> RedisResult<Dialed> {
             Ok(Dialed { connection, silence: None })
         }
     }
+}
+
+/// Starts the task of a connection on the current runtime.
+pub(crate) fn on_runtime(task: BoxFuture<()>) {
+    tokio::spawn(task);
 }
 
 /// Connects to the first address of a host that accepts.

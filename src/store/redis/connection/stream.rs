@@ -6,7 +6,7 @@ use redis::{RedisConnectionInfo, RedisResult};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{
-    dial::{Dialed, log_in},
+    dial::{Dialed, log_in, on_runtime},
     silence::{Noted, Silence, Unread},
 };
 use crate::store::BoxFuture;
@@ -76,11 +76,6 @@ impl RedisStream {
         let stream = Noted::new(self.stream, silence.clone());
         log_in(&self.login, stream, silence, self.spawn).await
     }
-}
-
-/// Starts the task of a connection on the current runtime.
-pub(crate) fn on_runtime(task: BoxFuture<()>) {
-    tokio::spawn(task);
 }
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin + 'static> From<S> for RedisStream {
