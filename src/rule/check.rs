@@ -5,7 +5,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use super::{
     RuleInfo, RuleName,
     attempts::{Candidates, Choice},
-    plan::{LivePlan, MAX_QUOTAS, Quotas},
+    plan::LivePlan,
+    quotas::{MAX_QUOTAS, Quotas},
 };
 use crate::{
     key::Key,

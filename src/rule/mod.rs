@@ -8,8 +8,10 @@ mod attempts;
 #[cfg(feature = "axum")]
 mod by_route;
 mod check;
+mod controller;
 mod fair;
 mod plan;
+mod quotas;
 #[cfg(all(feature = "axum", feature = "serde"))]
 mod routes;
 mod rules;
@@ -31,21 +33,23 @@ pub use self::routes::RouteSettings;
 use self::rules::{Selected, Then, sealed::Sealed};
 #[cfg(feature = "serde")]
 pub use self::settings::RuleSettings;
+pub use self::{
+    adaptive::Adaptive,
+    alternatives::Alternatives,
+    check::RuleError,
+    controller::Measurement,
+    fair::FairRule,
+    plan::{Cost, LivePlan, Plan, RequestDeadline},
+    quotas::Quotas,
+    rules::{Bypass, RuleInfo, Rules},
+};
 pub(crate) use self::{
-    adaptive::Controller,
     attempts::{Attempts, OwnedCandidates, decide},
     check::check,
+    controller::Controller,
     fair::Sharers,
     plan::deadline,
     rules::{charges, infos},
-};
-pub use self::{
-    adaptive::{Adaptive, Measurement},
-    alternatives::Alternatives,
-    check::RuleError,
-    fair::FairRule,
-    plan::{Cost, LivePlan, Plan, Quotas, RequestDeadline},
-    rules::{Bypass, RuleInfo, Rules},
 };
 pub use crate::name::{NameError, RuleName};
 use crate::{

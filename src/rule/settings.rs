@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::StatusCode;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-use super::{DEFAULT_MAX_KEY_LEN, OnMissingKey, Quotas, Rule, RuleName, plan::MAX_QUOTAS};
+use super::{DEFAULT_MAX_KEY_LEN, OnMissingKey, Quotas, Rule, RuleName, quotas::MAX_QUOTAS};
 use crate::{
     config::{self, Setting},
     quota::{Quota, max_wait},

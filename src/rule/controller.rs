@@ -1,0 +1,238 @@
+//! Measured requests, and the limit that follows from their latency.
+
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU32, Ordering::Relaxed},
+};
+
+use super::LivePlan;
+use crate::{quota::Quota, store::Clock};
+
+/// The shortest window, in nanoseconds.
+const MIN_WINDOW: u64 = 100_000_000;
+/// The smallest number of responses in a window.
+const MIN_RESPONSES: u32 = 10;
+/// A window shows an overload if one in this number of its responses does. With a smaller share, a
+/// single client could lower the limit for all.
+const DROPPED_SHARE: u64 = 10;
+/// The part of the limit that is left after an overload.
+const DECREASE: f64 = 0.9;
+
+/// Measures requests, and replaces the limit of a plan.
+#[derive(Debug)]
+pub(crate) struct Controller {
+    pub(super) clock: Clock,
+    pub(super) plan: LivePlan,
+    /// The highest limit.
+    pub(crate) max: u32,
+    /// The slots of the requests that run.
+    in_flight: AtomicU32,
+    /// The largest number of these slots since the window began.
+    peak: AtomicU32,
+    state: Mutex<LimitState>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct LimitState {
+    finder: Finder,
+    /// The limit with its fraction.
+    limit: f64,
+    /// The mean latency of the last window in which most requests had a response.
+    typical: f64,
+    window: LatencyWindow,
+}
+
+/// The responses of a window. Times are in nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct LatencyWindow {
+    start: u64,
+    count: u32,
+    sum: u64,
+    /// The responses that showed an overload.
+    dropped: u32,
+    /// The requests without a response.
+    unanswered: u32,
+}
+
+/// Measurement of a request under an [`Adaptive`](super::Adaptive) limit.
+///
+/// A request whose measurement is dropped has no response. It counts only if it took longer than
+/// usual, because clients that cancel early would otherwise lower the measured latency.
+#[derive(Debug)]
+#[must_use = "a measurement that is dropped has no response"]
+pub struct Measurement {
+    controller: Arc<Controller>,
+    /// `None` until the work starts.
+    since: Option<u64>,
+    slots: u32,
+    overloaded: Option<bool>,
+}
+
+impl Measurement {
+    /// Starts the work.
+    pub(crate) fn start(&mut self) {
+        self.since = Some(self.controller.clock.now());
+    }
+
+    /// Ends the measurement with a response, or with `true` if the work failed because of an
+    /// overload.
+    pub fn complete(mut self, overloaded: bool) {
+        self.overloaded = Some(overloaded);
+    }
+}
+
+impl Drop for Measurement {
+    fn drop(&mut self) {
+        self.controller.in_flight.fetch_sub(self.slots, Relaxed);
+        if let Some(since) = self.since {
+            self.controller.end(since, self.overloaded);
+        }
+    }
+}
+
+impl Controller {
+    pub(super) fn new(clock: Clock, initial: u32, max: u32, finder: Finder) -> Self {
+        let window = LatencyWindow { start: clock.now(), ..LatencyWindow::default() };
+        let state = LimitState { finder, limit: initial.into(), typical: 0.0, window };
+        let plan = LivePlan::new(Quota::concurrent(initial).shedding());
+        let (in_flight, peak, state) = (0.into(), 0.into(), state.into());
+        Self { clock, plan, max, in_flight, peak, state }
+    }
+
+    pub(super) fn finder(&self) -> Finder {
+        self.state().finder
+    }
+
+    /// Returns the current limit.
+    pub(super) fn limit(&self) -> u32 {
+        self.state().whole_limit()
+    }
+
+    /// Counts slots, whose work has not started yet.
+    pub(crate) fn hold(self: &Arc<Self>, slots: u32) -> Measurement {
+        let in_flight = self.in_flight.fetch_add(slots, Relaxed).saturating_add(slots);
+        self.peak.fetch_max(in_flight, Relaxed);
+        Measurement { controller: self.clone(), since: None, slots, overloaded: None }
+    }
+
+    fn state(&self) -> MutexGuard<'_, LimitState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a request that ends now. Its result is `None` without a response.
+    fn end(&self, since: u64, overloaded: Option<bool>) {
+        let now = self.clock.now();
+        let latency = now.saturating_sub(since);
+        let mut state = self.state();
+        let LimitState { finder, limit, typical, window } = &mut *state;
+        if overloaded.is_none() {
+            if *typical <= 0.0 || latency as f64 <= *typical {
+                return;
+            }
+            window.unanswered += 1;
+        }
+        window.count += 1;
+        window.sum = window.sum.saturating_add(latency);
+        window.dropped += u32::from(overloaded == Some(true) || finder.is_too_slow(latency));
+        let mean = window.sum / u64::from(window.count);
+        // The effect of a change shows only after one latency.
+        let is_long = now.saturating_sub(window.start) >= mean.max(MIN_WINDOW);
+        if window.count < MIN_RESPONSES || !is_long {
+            return;
+        }
+        let mean = mean.max(1) as f64;
+        if window.unanswered * 2 <= window.count {
+            *typical = mean;
+        }
+        let dropped = u64::from(window.dropped) * DROPPED_SHARE >= window.count.into();
+        let peak = self.peak.swap(self.in_flight.load(Relaxed), Relaxed);
+        *limit = finder.next(*limit, mean, peak.into(), dropped).clamp(1.0, self.max.into());
+        *window = LatencyWindow { start: now, ..LatencyWindow::default() };
+        self.plan.replace(Quota::concurrent(state.whole_limit()).shedding());
+    }
+}
+
+impl LimitState {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 1 to max")]
+    fn whole_limit(&self) -> u32 {
+        self.limit as u32
+    }
+}
+
+/// An algorithm that finds the limit.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Finder {
+    /// The gradient of the latency, after Netflix's `Gradient2Limit`.
+    ///
+    /// Unlike there, the long-term mean does not follow windows in which the limit was reached. In a
+    /// long overload, it would otherwise rise with the queue, and the limit with it.
+    Gradient {
+        windows: u32,
+        /// The long-term mean of the latency.
+        long: f64,
+        /// The limit and the latency before the limit was lowered.
+        before: Option<(f64, f64)>,
+    },
+    /// The timeout is in nanoseconds.
+    Aimd { timeout: u64 },
+}
+
+impl Finder {
+    /// Returns `true` if a response of this latency shows an overload.
+    fn is_too_slow(&self, latency: u64) -> bool {
+        matches!(self, Self::Aimd { timeout } if latency > *timeout)
+    }
+
+    /// Returns the limit after a window with this mean latency, in which at most `peak` slots were
+    /// held.
+    fn next(&mut self, limit: f64, short: f64, peak: f64, dropped: bool) -> f64 {
+        /// The ratio of the latencies up to which the limit grows.
+        const TOLERANCE: f64 = 1.5;
+        /// The part of a window in the new limit.
+        const SMOOTHING: f64 = 0.2;
+        /// The requests by which the limit grows, before smoothing.
+        const QUEUE: f64 = 4.0;
+        let is_used = peak * 2.0 >= limit;
+        match self {
+            Self::Aimd { .. } if dropped => limit * DECREASE,
+            Self::Aimd { .. } => limit + f64::from(u8::from(is_used)),
+            Self::Gradient { windows, long, before } => {
+                *windows = windows.saturating_add(1);
+                *long = long_term_mean(*long, short, *windows, peak >= limit.floor());
+                if dropped {
+                    return limit * DECREASE;
+                }
+                let gradient = (TOLERANCE * *long / short).clamp(0.5, 1.0);
+                let grown = SMOOTHING * (gradient * limit + QUEUE);
+                let next = if is_used { (1.0 - SMOOTHING) * limit + grown } else { limit };
+                // A higher latency is accepted if half of the limit has about the same latency. The
+                // queue is then not its cause.
+                *before = match *before {
+                    _ if gradient >= 1.0 => None,
+                    Some((limit, latency)) if next <= limit && latency >= 0.9 * short => {
+                        if next <= limit / 2.0 && short > 0.75 * latency {
+                            *long = short;
+                        }
+                        (next > limit / 2.0).then_some((limit, latency))
+                    }
+                    _ => Some((next, short)),
+                };
+                next
+            }
+        }
+    }
+}
+
+/// Returns the long-term mean of the latency after a window of the latency `short`.
+fn long_term_mean(mut long: f64, short: f64, windows: u32, is_full: bool) -> f64 {
+    /// The number of windows of the long-term mean.
+    const LONG: f64 = 600.0;
+    /// The number of windows until the long-term mean is known.
+    const WARMUP: u32 = 10;
+    if windows <= WARMUP {
+        long += (short - long) / f64::from(windows);
+    } else if !is_full {
+        long += (short - long) * 2.0 / (LONG + 1.0);
+    }
+    if long > 2.0 * short { long * 0.95 } else { long }
+}
