@@ -17,6 +17,7 @@ mod routes;
 mod rules;
 #[cfg(feature = "serde")]
 mod settings;
+mod sharers;
 
 use std::{fmt, slice, sync::Arc, time::Duration};
 
@@ -47,9 +48,9 @@ pub(crate) use self::{
     attempts::{Attempts, OwnedCandidates, decide},
     check::check,
     controller::Controller,
-    fair::Sharers,
     plan::deadline,
     rules::{charges, infos},
+    sharers::Sharers,
 };
 pub use crate::name::{NameError, RuleName};
 use crate::{

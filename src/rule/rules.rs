@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::{LivePlan, RuleName, attempts::Candidates, fair::Sharers};
+use super::{LivePlan, RuleName, attempts::Candidates, sharers::Sharers};
 use crate::{
     key::{KeyError, RequestHead},
     quota::Quota,

@@ -1,0 +1,192 @@
+//! The clients that share a limit, and their weights.
+
+use std::{
+    fmt,
+    hash::{BuildHasher, Hasher},
+    mem,
+    sync::{Arc, OnceLock},
+};
+
+use foldhash::quality::SeedableRandomState;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::{Cost, RuleName};
+use crate::{
+    decision::Decision,
+    key::{Key, RequestHead, random_state},
+    store::{Charge, Clock},
+};
+
+/// The time of a generation. Clients of this one and of the last have weight.
+const GENERATION: u64 = 500_000_000;
+/// The number of generations for which a client without requests keeps its place.
+const KEPT: u64 = 20;
+/// The number of places in which a client is searched.
+const PROBES: usize = 32;
+
+/// The clients that share the limit of a rule, and their weights.
+#[derive(Clone)]
+pub(crate) struct Sharers {
+    pub(super) pool: RuleName,
+    pub(super) share: RuleName,
+    pub(super) weight: Cost,
+    pub(super) clients: Arc<Clients>,
+}
+
+impl Sharers {
+    /// Counts the client of an admitted request, if the request has used the pool.
+    pub(crate) fn count(
+        &self,
+        head: &RequestHead<'_>,
+        decision: &Decision,
+        charges: &[Charge<'_>],
+    ) {
+        let Some(share) = charges.iter().find(|it| it.rule() == self.share) else { return };
+        let has_used = !decision.outcomes().is_empty() && decision.charged(self.pool);
+        if share.cost() > 0 && has_used {
+            self.clients.count(share.key(), self.weight.of(head));
+        }
+    }
+}
+
+impl fmt::Debug for Sharers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sharers").field("weight", &self.weight).finish_non_exhaustive()
+    }
+}
+
+/// The clients that were admitted in about the last second.
+pub(super) struct Clients {
+    /// The shared clock, from the first request on, unless another one is given.
+    pub(super) clock: OnceLock<Clock>,
+    /// Random, so that clients cannot choose keys that collide.
+    seed: SeedableRandomState,
+    seen: Mutex<Seen>,
+}
+
+/// The clients of this generation and of the one before, with the sums of their weights.
+struct Seen {
+    generation: u64,
+    weights: [u64; 2],
+    places: Box<[SeenClient]>,
+    others: SeenClient,
+    was_full: bool,
+}
+
+/// A client, and the generation of its last admitted request.
+#[derive(Clone, Copy, Debug, Default)]
+struct SeenClient {
+    id: u64,
+    generation: u64,
+    weight: u32,
+}
+
+/// The part of a client that asks: its weight, and the sum of it and of the admitted clients.
+pub(super) struct ClientPart {
+    pub(super) weight: u32,
+    pub(super) sum: u64,
+    /// `true` if the client has a share of its own.
+    pub(super) is_known: bool,
+    /// The number of places, when a client first has none.
+    pub(super) full: Option<usize>,
+}
+
+impl Clients {
+    pub(super) fn new(clock: OnceLock<Clock>, most: usize) -> Self {
+        let (none, places) = (SeenClient::default(), most.next_power_of_two());
+        let (places, weights) = (vec![none; places].into(), [0; 2]);
+        let seen = Seen { generation: 0, weights, places, others: none, was_full: false };
+        Self { clock, seed: random_state(), seen: Mutex::new(seen) }
+    }
+
+    /// Returns the part of a client that asks, which changes nobody's.
+    pub(super) fn part(&self, key: &Key, weight: u32) -> ClientPart {
+        let id = self.id(key);
+        let mut seen = self.seen_now();
+        let place = seen.find(id);
+        let weight = if place.is_some() { weight } else { 1 };
+        let sum = seen.sum_with(place, weight);
+        let is_first = place.is_none() && id.is_some() && !mem::replace(&mut seen.was_full, true);
+        let full = is_first.then_some(seen.places.len());
+        ClientPart { weight, sum, is_known: place.is_some(), full }
+    }
+
+    /// Counts a client that was admitted.
+    fn count(&self, key: &Key, weight: u32) {
+        let id = self.id(key);
+        let mut seen = self.seen_now();
+        let place = seen.find(id);
+        let weight = if place.is_some() { weight } else { 1 };
+        let generation = seen.generation;
+        seen.put(place, SeenClient { id: id.unwrap_or(0), generation, weight });
+    }
+
+    /// Returns the number of places.
+    #[cfg(feature = "testing")]
+    pub(super) fn places(&self) -> usize {
+        self.seen.lock().places.len()
+    }
+
+    /// Returns the random number of a key, or `None` for one that has no place.
+    fn id(&self, key: &Key) -> Option<u64> {
+        let mut hasher = self.seed.build_hasher();
+        key.hash_with(0, &mut hasher);
+        Some(hasher.finish().max(1)).filter(|_| key.is_client())
+    }
+
+    fn seen_now(&self) -> MutexGuard<'_, Seen> {
+        let now = self.clock.get_or_init(Clock::shared).now();
+        let mut seen = self.seen.lock();
+        seen.advance(now / GENERATION + KEPT + 1);
+        seen
+    }
+}
+
+impl Seen {
+    /// Forgets the clients of old generations.
+    fn advance(&mut self, generation: u64) {
+        match generation.saturating_sub(self.generation) {
+            0 => return,
+            1 => self.weights = [0, self.weights[0]],
+            _ => self.weights = [0; 2],
+        }
+        self.generation = generation;
+    }
+
+    /// Returns the place of a client, or a free one.
+    fn find(&self, id: Option<u64>) -> Option<usize> {
+        let id = id?;
+        let mask = self.places.len() - 1;
+        #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash are random")]
+        let places = (0..PROBES.min(self.places.len())).map(|at| (id as usize + at) & mask);
+        let mut free = None;
+        for place in places {
+            let is_free = self.generation - self.places[place].generation > KEPT;
+            match self.places[place].id == id {
+                true if !is_free => return Some(place),
+                _ => free = free.or(Some(place).filter(|_| is_free)),
+            }
+        }
+        free
+    }
+
+    /// Returns the sum of the weights, if the client of a place had this one. Without a place, all other
+    /// clients.
+    fn sum_with(&self, place: Option<usize>, weight: u32) -> u64 {
+        let old = place.map_or(&self.others, |place| &self.places[place]);
+        let is_counted = self.generation - old.generation < 2;
+        let counted = if is_counted { old.weight.into() } else { 0 };
+        self.weights[0] + self.weights[1] - counted + u64::from(weight)
+    }
+
+    /// Replaces a client, and moves its weight to this generation. Without a place, all other clients.
+    fn put(&mut self, place: Option<usize>, client: SeenClient) {
+        let old = place.map_or(&mut self.others, |place| &mut self.places[place]);
+        let before = mem::replace(old, client);
+        let age = self.generation - before.generation;
+        if age < 2 {
+            self.weights[usize::from(age == 1)] -= u64::from(before.weight);
+        }
+        self.weights[0] += u64::from(client.weight);
+    }
+}
