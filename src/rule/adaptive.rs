@@ -56,8 +56,7 @@ impl Adaptive {
 
     fn new(clock: Clock, initial: u32, max: u32, finder: Finder) -> Self {
         let controller = Arc::new(Controller::new(clock, initial, max, finder));
-        let mut plan = controller.plan.clone();
-        plan.controller = Some(controller.clone());
+        let plan = LivePlan::of(controller.clone());
         Self { plan, controller }
     }
 

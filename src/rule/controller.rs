@@ -5,7 +5,9 @@ use std::sync::{
     atomic::{AtomicU32, Ordering::Relaxed},
 };
 
-use super::LivePlan;
+use arc_swap::ArcSwap;
+
+use super::quotas::Quotas;
 use crate::{quota::Quota, store::Clock};
 
 /// The shortest window, in nanoseconds.
@@ -22,7 +24,8 @@ const DECREASE: f64 = 0.9;
 #[derive(Debug)]
 pub(crate) struct Controller {
     pub(super) clock: Clock,
-    pub(super) plan: LivePlan,
+    /// The quotas of the plan.
+    pub(super) quotas: Arc<ArcSwap<Quotas>>,
     /// The highest limit.
     pub(crate) max: u32,
     /// The slots of the requests that run.
@@ -94,9 +97,9 @@ impl Controller {
     pub(super) fn new(clock: Clock, initial: u32, max: u32, finder: Finder) -> Self {
         let window = LatencyWindow { start: clock.now(), ..LatencyWindow::default() };
         let state = LimitState { finder, limit: initial.into(), typical: 0.0, window };
-        let plan = LivePlan::new(Quota::concurrent(initial).shedding());
+        let quotas = Arc::new(ArcSwap::from_pointee(quotas(initial)));
         let (in_flight, peak, state) = (0.into(), 0.into(), state.into());
-        Self { clock, plan, max, in_flight, peak, state }
+        Self { clock, quotas, max, in_flight, peak, state }
     }
 
     pub(super) fn finder(&self) -> Finder {
@@ -148,8 +151,13 @@ impl Controller {
         let peak = self.peak.swap(self.in_flight.load(Relaxed), Relaxed);
         *limit = finder.next(*limit, mean, peak.into(), dropped).clamp(1.0, self.max.into());
         *window = LatencyWindow { start: now, ..LatencyWindow::default() };
-        self.plan.replace(Quota::concurrent(state.whole_limit()).shedding());
+        self.quotas.store(Arc::new(quotas(state.whole_limit())));
     }
+}
+
+/// Returns the quotas of a plan with this limit.
+fn quotas(limit: u32) -> Quotas {
+    Quota::concurrent(limit).shedding().into()
 }
 
 impl LimitState {

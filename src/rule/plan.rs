@@ -180,6 +180,11 @@ impl LivePlan {
         Self { quotas: Arc::new(quotas), controller: None }
     }
 
+    /// Creates the plan that a controller changes.
+    pub(super) fn of(controller: Arc<Controller>) -> Self {
+        Self { quotas: controller.quotas.clone(), controller: Some(controller) }
+    }
+
     /// Replaces the quotas in all rules that use them.
     ///
     /// # Panics
