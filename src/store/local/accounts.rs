@@ -1,16 +1,13 @@
 //! The distinct accounts of a decision, in the order of the charges.
 
-use std::hash::{BuildHasher, Hasher};
-
 use smallvec::SmallVec;
 
-use super::{ledger::Ledger, table::Located};
+use super::table::Located;
 use crate::{
     algorithm::{Demand, Evaluation},
     decision::{Decision, NEVER, Outcome},
     name::RuleName,
     quota::{Quota, QuotaAddress},
-    store::Charge,
 };
 
 /// One quota of one charge, with its account.
@@ -35,7 +32,7 @@ pub(super) struct Accounts<'a> {
 
 impl<'a> Accounts<'a> {
     /// Adds an account. Charges of the same account become one charge with the sum of their costs.
-    fn add(&mut self, account: Account<'a>) {
+    pub(super) fn add(&mut self, account: Account<'a>) {
         let known = self.distinct.iter().position(|known| known.at.id == account.at.id);
         let index = known.unwrap_or(self.distinct.len());
         self.order.push(u16::try_from(index).unwrap_or(u16::MAX));
@@ -109,44 +106,6 @@ pub(super) fn report<'a>(
     for (rule, quota_index, report_only, by) in all {
         let outcome = Outcome::with(rule, quota_index, by.snapshot);
         decision.outcomes.push(outcome.with_report_only(report_only));
-    }
-}
-
-/// The id of an account is a hash of the rule, the key and the address of the quota.
-impl Ledger {
-    #[inline]
-    pub(super) fn accounts<'a>(&self, charges: &[Charge<'a>]) -> Accounts<'a> {
-        let mut accounts = Accounts::default();
-        self.collect(charges, &mut accounts);
-        accounts
-    }
-
-    /// Adds the accounts of these charges. Returning them would move them, which is slow.
-    pub(super) fn collect<'a>(&self, charges: &[Charge<'a>], accounts: &mut Accounts<'a>) {
-        for charge in charges {
-            let (key, rule, only) = (self.key_id(charge), charge.rule(), charge.quota_index());
-            let (demand, report_only) = (charge.demand(), charge.is_report_only());
-            for (quota_index, quota) in charge.quotas().iter().enumerate() {
-                if only.is_some_and(|only| only != quota_index) {
-                    continue;
-                }
-                let address = QuotaAddress::at(charge.quotas(), quota_index);
-                let id = quota_id(key, address);
-                accounts.has_slots |= quota.is_concurrent();
-                let at = Located::new(id, rule, quota_index, address, quota.is_concurrent());
-                let evaluation = Evaluation::at_once(false);
-                accounts.add(Account { at, quota, demand, report_only, evaluation });
-            }
-        }
-    }
-
-    /// Returns the id of the rule and the key of a charge, under which the key is blocked. The id is
-    /// never 0.
-    #[inline(always)]
-    pub(super) fn key_id(&self, charge: &Charge<'_>) -> u64 {
-        let mut hasher = self.seed.build_hasher();
-        charge.key().hash_with(charge.rule().hash64(), &mut hasher);
-        hasher.finish().max(1)
     }
 }
 

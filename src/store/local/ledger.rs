@@ -1,6 +1,7 @@
 //! Decisions about one or several accounts. All accounts are charged, or none.
 
 use std::{
+    hash::{BuildHasher, Hasher},
     sync::{
         OnceLock,
         atomic::{
@@ -14,11 +15,11 @@ use std::{
 use foldhash::quality::SeedableRandomState;
 
 use super::{
-    Clock, Stats,
+    Clock, SLOTS_PER_KEY, Stats,
     accounts::{Account, Accounts, quota_id, report},
     held::{HeldSlots, LockedSlots},
     slots,
-    table::{LockedAccounts, Table},
+    table::{Located, LockedAccounts, Table},
     warnings::{OverflowWarning, RebuildDetector},
 };
 use crate::{
@@ -29,9 +30,6 @@ use crate::{
     store::{Charge, KnownRules, nanos},
 };
 
-/// The number of slots per key of the capacity. With two slots per key, about 1 % of new keys find
-/// no free slot in a store at capacity.
-pub(super) const SLOTS_PER_KEY: usize = 2;
 /// The number of account slots per block slot.
 const SLOTS_PER_BLOCK: usize = 8;
 
@@ -341,6 +339,44 @@ impl Ledger {
         let outcome = Outcome::block(charge.rule(), limit, Duration::from_nanos(left));
         *decision = Decision::new(false, now).with_blocked().with_outcome(outcome);
         true
+    }
+}
+
+/// The id of an account is a hash of the rule, the key and the address of the quota.
+impl Ledger {
+    #[inline]
+    pub(super) fn accounts<'a>(&self, charges: &[Charge<'a>]) -> Accounts<'a> {
+        let mut accounts = Accounts::default();
+        self.collect(charges, &mut accounts);
+        accounts
+    }
+
+    /// Adds the accounts of these charges. Returning them would move them, which is slow.
+    pub(super) fn collect<'a>(&self, charges: &[Charge<'a>], accounts: &mut Accounts<'a>) {
+        for charge in charges {
+            let (key, rule, only) = (self.key_id(charge), charge.rule(), charge.quota_index());
+            let (demand, report_only) = (charge.demand(), charge.is_report_only());
+            for (quota_index, quota) in charge.quotas().iter().enumerate() {
+                if only.is_some_and(|only| only != quota_index) {
+                    continue;
+                }
+                let address = QuotaAddress::at(charge.quotas(), quota_index);
+                let id = quota_id(key, address);
+                accounts.has_slots |= quota.is_concurrent();
+                let at = Located::new(id, rule, quota_index, address, quota.is_concurrent());
+                let evaluation = Evaluation::at_once(false);
+                accounts.add(Account { at, quota, demand, report_only, evaluation });
+            }
+        }
+    }
+
+    /// Returns the id of the rule and the key of a charge, under which the key is blocked. The id is
+    /// never 0.
+    #[inline(always)]
+    pub(super) fn key_id(&self, charge: &Charge<'_>) -> u64 {
+        let mut hasher = self.seed.build_hasher();
+        charge.key().hash_with(charge.rule().hash64(), &mut hasher);
+        hasher.finish().max(1)
     }
 }
 

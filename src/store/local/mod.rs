@@ -23,6 +23,10 @@ use self::ledger::Ledger;
 use super::{Answer, BoxFuture, Charge, Context, Health, Never, Op, Store, Unsupported, can_queue};
 use crate::{decision::Decision, observe::set_keys};
 
+/// The number of slots per key of the capacity. With two slots per key, about 1 % of new keys find
+/// no free slot in a store at capacity.
+const SLOTS_PER_KEY: usize = 2;
+
 /// Embedded store that keeps accounts in the memory of the process.
 ///
 /// The memory is fixed: 32 bytes for each key of the capacity. A flood of new keys adds at most

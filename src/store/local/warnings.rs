@@ -9,7 +9,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{Clock, ledger::SLOTS_PER_KEY};
+use super::{Clock, SLOTS_PER_KEY};
 use crate::{
     log::warn,
     observe::{block_denied, overflowed},
