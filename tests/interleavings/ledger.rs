@@ -65,6 +65,18 @@ pub(crate) struct Account<'a> {
     pub(crate) quota: &'a Quota,
 }
 
+impl AsRef<Located> for Account<'_> {
+    fn as_ref(&self) -> &Located {
+        &self.at
+    }
+}
+
+impl AsMut<Located> for Account<'_> {
+    fn as_mut(&mut self) -> &mut Located {
+        &mut self.at
+    }
+}
+
 pub(crate) struct Ledger {
     table: Table,
     limit: u64,
@@ -131,7 +143,7 @@ impl Ledger {
         let mut both = ids.map(account);
         let mut locked = self.table.lock(&mut both, now);
         let tats = both.each_ref().map(|it| locked.look(&it.at, tat));
-        let units = if both[0].shares(&both[1]) { 2 } else { 1 };
+        let units = if both[0].at.shares(&both[1].at) { 2 } else { 1 };
         let fits = tats.iter().all(|tat| self.steps(*tat, locked.now, units).is_some());
         fits && both.iter_mut().all(|it| self.charge(&mut locked, &mut it.at, 1).is_some())
     }

@@ -23,10 +23,6 @@ mod sync;
 mod table;
 
 /// The modules by which the files name other items of the crate.
-mod accounts {
-    pub(crate) use crate::ledger::Account;
-}
-
 mod algorithm {
     pub(crate) use crate::ledger::AccountState;
 }

@@ -20,6 +20,18 @@ pub(super) struct Account<'a> {
     pub(super) evaluation: Evaluation,
 }
 
+impl AsRef<Located> for Account<'_> {
+    fn as_ref(&self) -> &Located {
+        &self.at
+    }
+}
+
+impl AsMut<Located> for Account<'_> {
+    fn as_mut(&mut self) -> &mut Located {
+        &mut self.at
+    }
+}
+
 /// The accounts of all charges of a decision.
 #[derive(Default)]
 pub(super) struct Accounts<'a> {

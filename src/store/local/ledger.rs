@@ -451,7 +451,8 @@ fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluatio
         {
             return Evaluation::denied(retry_ns);
         }
-        let same = all.iter().enumerate().filter(|(i, other)| *i != index && other.shares(account));
+        let same =
+            all.iter().enumerate().filter(|(i, other)| *i != index && other.at.shares(&account.at));
         others = same.map(|(_, other)| i64::from(other.demand.cost)).sum();
     }
     locked.rates.look(at, |state| {
@@ -507,7 +508,7 @@ fn preview(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evalua
         return evaluation;
     }
     let now = locked.rates.now;
-    let shared = all[..index].iter().filter(|other| other.shares(&all[index]));
+    let shared = all[..index].iter().filter(|other| other.at.shares(&all[index].at));
     let earlier = shared.map(|other| i64::from(other.demand.cost)).sum();
     locked.rates.look(&at, |state| {
         let mut after = state.cloned();

@@ -8,13 +8,10 @@ use std::{array, collections::HashMap};
 
 use smallvec::SmallVec;
 
-use super::{
-    accounts::Account,
-    sync::{
-        AtomicU64, Mutex, MutexGuard, OnceLock,
-        Ordering::{AcqRel, Acquire},
-        WAYS,
-    },
+use super::sync::{
+    AtomicU64, Mutex, MutexGuard, OnceLock,
+    Ordering::{AcqRel, Acquire},
+    WAYS,
 };
 use crate::{
     algorithm::AccountState,
@@ -89,15 +86,11 @@ impl Located {
     fn shared_group(&self) -> SharedGroup {
         SharedGroup { rule: self.rule, group: (self.set % SHARED_GROUPS) as u16 }
     }
-}
 
-impl Account<'_> {
     /// Returns `true` if both keys are new and share one account.
     pub(super) fn shares(&self, other: &Self) -> bool {
-        let is_shared = self.at.place == Place::Shared && other.at.place == Place::Shared;
-        is_shared
-            && self.at.shared_group() == other.at.shared_group()
-            && self.at.address == other.at.address
+        let is_shared = self.place == Place::Shared && other.place == Place::Shared;
+        is_shared && self.shared_group() == other.shared_group() && self.address == other.address
     }
 }
 
@@ -233,11 +226,14 @@ impl Table {
 
     /// Locks the accounts of a decision, and finds their places. The ids must differ.
     #[inline]
-    pub(super) fn lock(&self, accounts: &mut [Account<'_>], now: u64) -> LockedAccounts<'_> {
+    pub(super) fn lock<A>(&self, accounts: &mut [A], now: u64) -> LockedAccounts<'_>
+    where
+        A: AsRef<Located> + AsMut<Located>,
+    {
         let (sets, shared) = (SmallVec::new(), None);
         let mut locked = LockedAccounts { table: self, sets, shared, now, overflowed: false };
         let (mut first, mut is_known) = (usize::MAX, true);
-        for account in accounts.iter_mut().map(|account| &mut account.at) {
+        for account in accounts.iter_mut().map(A::as_mut) {
             if account.place != Place::Elsewhere {
                 account.set = self.index(account.id);
                 first = first.min(account.set);
@@ -245,7 +241,7 @@ impl Table {
         }
         while first < usize::MAX {
             let (set, mut next) = (self.sets[first].0.lock(), usize::MAX);
-            for account in accounts.iter_mut().map(|account| &mut account.at) {
+            for account in accounts.iter_mut().map(A::as_mut) {
                 if account.set == first {
                     account.lock = locked.sets.len();
                     account.place = set.find(account.id).map_or(Place::Shared, Place::Slot);
@@ -285,16 +281,19 @@ impl LockedAccounts<'_> {
     /// Finds a free slot for each new account.
     #[cold]
     #[inline(never)]
-    fn find_rooms(&mut self, accounts: &mut [Account<'_>]) {
+    fn find_rooms<A>(&mut self, accounts: &mut [A])
+    where
+        A: AsRef<Located> + AsMut<Located>,
+    {
         for index in 0..accounts.len() {
-            let Located { id, lock, place, .. } = accounts[index].at;
+            let Located { id, lock, place, .. } = *accounts[index].as_ref();
             let is_used = |at| {
-                let mut all = accounts.iter().filter(|other| other.at.lock == lock);
-                all.any(|other| [Place::Slot(at), Place::Room(at)].contains(&other.at.place))
+                let mut all = accounts.iter().map(A::as_ref).filter(|other| other.lock == lock);
+                all.any(|other| [Place::Slot(at), Place::Room(at)].contains(&other.place))
             };
             if place == Place::Shared {
                 match self.sets[lock].room(id, self.now, is_used) {
-                    Some(at) => accounts[index].at.place = Place::Room(at),
+                    Some(at) => accounts[index].as_mut().place = Place::Room(at),
                     None => self.overflowed = true,
                 }
             }
