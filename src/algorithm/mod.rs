@@ -368,9 +368,7 @@ pub(crate) fn reconstruct(
             before = after.saturating_sub(demand.cost.into()).min(fits);
         }
         let mut evaluation = concurrent::look(before, quota, demand);
-        if let Snapshot::Slots { held, .. } = &mut evaluation.snapshot {
-            *held = after;
-        }
+        evaluation.snapshot.set_held(after);
         return evaluation;
     }
     let Some(counter) = account.and_then(|state| state.live(quota, now)).filter(|_| charged) else {

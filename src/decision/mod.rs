@@ -491,6 +491,34 @@ pub(crate) enum Snapshot {
 }
 
 impl Snapshot {
+    /// Returns the number of held slots, or `None` for a rate.
+    #[inline]
+    pub(crate) fn held(&self) -> Option<u64> {
+        match self {
+            Self::Slots { held, .. } => Some(*held),
+            _ => None,
+        }
+    }
+
+    /// Sets the number of held slots.
+    #[inline]
+    pub(crate) fn set_held(&mut self, slots: u64) {
+        if let Self::Slots { held, .. } = self {
+            *held = slots;
+        }
+    }
+
+    /// Sets the expected time until enough slots are free.
+    pub(crate) fn set_free_in(&mut self, nanos: u64) {
+        if let Self::Slots { free_in_ns, .. } = self {
+            *free_in_ns = nanos;
+        }
+    }
+
+    pub(crate) fn is_known(&self) -> bool {
+        !matches!(self, Self::Unknown { .. })
+    }
+
     /// Returns the wait in nanoseconds, [`UNKNOWN_WAIT`], or [`NEVER`].
     #[inline]
     pub(crate) fn retry_ns(mut self) -> u64 {
@@ -588,9 +616,7 @@ impl Outcome {
     /// least 1 s, if the outcome is one of [`slots`](Outcome::slots).
     pub fn with_expected_wait(mut self, time: Duration) -> Self {
         self.set_retry_ns(UNKNOWN_WAIT);
-        if let Snapshot::Slots { free_in_ns, .. } = &mut self.snapshot {
-            *free_in_ns = nanos(time);
-        }
+        self.snapshot.set_free_in(nanos(time));
         self
     }
 
@@ -697,10 +723,7 @@ impl Outcome {
     /// Returns the slots that all requests of the key hold after the decision, or `None` for a rate.
     #[must_use]
     pub fn held(&self) -> Option<u64> {
-        match self.snapshot {
-            Snapshot::Slots { held, .. } => Some(held),
-            _ => None,
-        }
+        self.snapshot.held()
     }
 
     /// Returns the number of whole units left.
@@ -815,7 +838,7 @@ impl Outcome {
     }
 
     pub(crate) fn is_known(&self) -> bool {
-        !matches!(self.snapshot, Snapshot::Unknown { .. })
+        self.snapshot.is_known()
     }
 
     /// Returns the outcome as of `age` nanoseconds later, if nothing else is charged until then.

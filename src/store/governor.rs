@@ -3,7 +3,7 @@
 use std::{any::Any, future::ready, num::NonZeroU32, sync::Arc, time::Duration};
 
 use governor::{
-    NotUntil, RateLimiter,
+    NotUntil, Quota, RateLimiter,
     clock::Clock,
     middleware::{RateLimitingMiddleware, StateSnapshot},
     state::keyed::KeyedStateStore,
@@ -13,8 +13,9 @@ use super::{
     Answer, BoxFuture, Charge, Context, Health, Never, Op, Store, Unsupported, nanos, plain_quotas,
 };
 use crate::{
-    decision::{Decision, NEVER, Outcome, Snapshot, Source},
+    decision::{Decision, Outcome, Snapshot, Source},
     key::Key,
+    name::RuleName,
 };
 
 /// Store that decides with a governor limiter, which other code can use as well.
@@ -84,31 +85,33 @@ where
             }
             _ => return Answer::Now(Err(unsupported(CHANGE))),
         };
-        let (allowed, snapshot) = match self.0.check_key_n(charge.key(), cost) {
-            Ok(Ok(allowed)) => match (&allowed as &dyn Any).downcast_ref::<StateSnapshot>() {
-                None => (true, Snapshot::Unknown { retry_ns: 0 }),
-                Some(left) => {
-                    let (limit, interval) =
-                        (left.quota().burst_size().get(), left.quota().replenish_interval());
-                    // governor reports whole units, so the time is an upper bound.
-                    let used = limit - left.remaining_burst_capacity().min(limit);
-                    (true, refilling(limit, interval, interval.saturating_mul(used), 0))
-                }
-            },
+        let rule = charge.rule();
+        let decision = match self.0.check_key_n(charge.key(), cost) {
+            Ok(Ok(allowed)) => {
+                let left = (&allowed as &dyn Any).downcast_ref::<StateSnapshot>();
+                Decision::allow().with_outcome(match left {
+                    None => Outcome::unknown(rule, 0, Some(Duration::ZERO)),
+                    Some(left) => {
+                        let limit = left.quota().burst_size().get();
+                        // governor reports whole units, so the time is an upper bound.
+                        let used = limit - left.remaining_burst_capacity().min(limit);
+                        let reset = left.quota().replenish_interval().saturating_mul(used);
+                        refilling(rule, left.quota(), reset, Duration::ZERO)
+                    }
+                })
+            }
             Ok(Err(denial)) => {
                 // A denial needs a wait above zero.
                 let wait = denial.wait_time_from(self.0.clock().now()).max(Duration::from_nanos(1));
-                let (limit, interval) =
-                    (denial.quota().burst_size().get(), denial.quota().replenish_interval());
-                let rest = interval.saturating_mul(limit.saturating_sub(cost.get()));
-                (false, refilling(limit, interval, wait.saturating_add(rest), nanos(wait)))
+                let quota = denial.quota();
+                let rest = quota.burst_size().get().saturating_sub(cost.get());
+                let reset = wait.saturating_add(quota.replenish_interval().saturating_mul(rest));
+                Decision::deny().with_outcome(refilling(rule, quota, reset, wait))
             }
             // governor does not report the units left if the cost can never fit.
-            Err(_) => (false, Snapshot::Unknown { retry_ns: NEVER }),
+            Err(_) => Decision::deny().with_outcome(Outcome::unknown(rule, 0, None)),
         };
-        let decision = if allowed { Decision::allow() } else { Decision::deny() };
-        let outcome = Outcome::with(charge.rule(), 0, snapshot);
-        Answer::Now(Ok(decision.with_outcome(outcome).with_source(Source::Governor)))
+        Answer::Now(Ok(decision.with_source(Source::Governor)))
     }
 
     fn health(&self) -> BoxFuture<Health> {
@@ -122,9 +125,14 @@ where
 
 const CHANGE: &str = "cannot adjust, reset or block an account; use LocalStore";
 
-fn refilling(limit: u32, interval: Duration, reset: Duration, retry_ns: u64) -> Snapshot {
-    let (interval, reset_ns) = (nanos(interval).max(1), nanos(reset));
-    Snapshot::Refilling { reset_ns, interval, limit, retry_ns }
+fn refilling(rule: RuleName, quota: Quota, reset: Duration, wait: Duration) -> Outcome {
+    let snapshot = Snapshot::Refilling {
+        reset_ns: nanos(reset),
+        interval: nanos(quota.replenish_interval()).max(1),
+        limit: quota.burst_size().get(),
+        retry_ns: nanos(wait),
+    };
+    Outcome::with(rule, 0, snapshot)
 }
 
 /// Returns the charge and its cost if governor can decide it.

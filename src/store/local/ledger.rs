@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     algorithm::{self, Demand, Evaluation, gcra},
-    decision::{Decision, NEVER, Outcome, Snapshot, Source, UNKNOWN_WAIT},
+    decision::{Decision, NEVER, Outcome, Source, UNKNOWN_WAIT},
     key::random_state,
     quota::{Quota, QuotaAddress},
     store::{Charge, KnownRules, nanos},
@@ -543,8 +543,7 @@ fn deny(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, clock: impl FnOnce
 fn open(account: &mut Account<'_>, locked: &mut LockedAccounts<'_>) {
     let (quota, demand, now) = (account.quota, account.demand, locked.now);
     // A new key may have been denied because its quota cannot have a shared account.
-    let is_known = !matches!(account.evaluation.snapshot, Snapshot::Unknown { .. });
-    if quota.initial().is_some() && is_known {
+    if quota.initial().is_some() && account.evaluation.snapshot.is_known() {
         let open = |state: &mut _| algorithm::open(state, quota, now, demand);
         locked.update(&mut account.at, quota, open);
     }

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     algorithm::{Demand, Evaluation, concurrent},
-    decision::{Decision, FreeSlots, Hold, NEVER, Outcome, Snapshot, UNKNOWN_WAIT},
+    decision::{Decision, FreeSlots, Hold, NEVER, Outcome, UNKNOWN_WAIT},
     name::RuleName,
     quota::Quota,
 };
@@ -53,9 +53,7 @@ pub(super) fn look(account: &Account<'_>, slots: &mut LockedSlots<'_>) -> Evalua
     slots.full |= room.is_none();
     // The demand is denied, even if it fits.
     let mut evaluation = concurrent::look(u64::MAX, quota, demand);
-    if let Snapshot::Slots { held: shown, .. } = &mut evaluation.snapshot {
-        *shown = held;
-    }
+    evaluation.snapshot.set_held(held);
     evaluation
 }
 
@@ -87,8 +85,8 @@ pub(super) fn hold_of(shard: &Arc<Shard>, id: u64, epoch: u64, quota: &Quota, co
 /// Adds slots to the reported ones.
 #[inline]
 pub(super) fn add_held(evaluation: &mut Evaluation, cost: u32) {
-    if let Snapshot::Slots { held, .. } = &mut evaluation.snapshot {
-        *held = held.saturating_add(cost.into());
+    if let Some(held) = evaluation.snapshot.held() {
+        evaluation.snapshot.set_held(held.saturating_add(cost.into()));
     }
 }
 
@@ -102,15 +100,15 @@ pub(super) fn deny(
     peeks: bool,
 ) {
     for Account { at, quota, demand, evaluation, .. } in &mut *accounts {
-        if let Snapshot::Slots { held, retry_ns, free_in_ns, .. } = &mut evaluation.snapshot
-            && ![0, NEVER].contains(retry_ns)
+        if let Some(held) = evaluation.snapshot.held()
+            && ![0, NEVER].contains(&evaluation.snapshot.retry_ns())
             && let Some(keys) = slots.get(at.id)
         {
             if !peeks {
                 keys.deny(at.id, now);
             }
-            let missing = concurrent::missing(*held, quota, *demand);
-            *free_in_ns = keys.expected_wait(at.id, missing, now);
+            let missing = concurrent::missing(held, quota, *demand);
+            evaluation.snapshot.set_free_in(keys.expected_wait(at.id, missing, now));
         }
     }
     if peeks {
@@ -130,7 +128,7 @@ pub(super) fn deny(
         slots.join(first.at.id, headroom, first.quota.raised_limit(), max_wait);
     }
     for Account { at, quota, evaluation, .. } in accounts {
-        if matches!(evaluation.snapshot, Snapshot::Slots { .. }) {
+        if evaluation.snapshot.held().is_some() {
             // A raised limit may have room for a request that waits.
             slots.call_next(at.id, quota.raised_limit());
         }
