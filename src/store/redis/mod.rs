@@ -271,14 +271,14 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     }
 
     async fn decide(self, request: Arc<Request>) -> Result<Decision, RedisError> {
-        match self.take_queued(&request).await {
-            // While a slot moves, its accounts may be on two servers.
-            Err(error) if error.kind() == RedisErrorKind::Cluster && request.accounts.len() > 1 => {
-                let parts = request.by_account();
-                Box::pin(self.take_parts(request, parts)).await
-            }
-            reply => reply?.into_decision(&request),
+        let reply = self.take_queued(&request).await;
+        // While a slot moves, its accounts may be on two servers.
+        let is_moving = reply.as_ref().is_err_and(|error| error.kind() == RedisErrorKind::Cluster);
+        if is_moving && request.accounts.len() > 1 {
+            let parts = request.by_account();
+            return Box::pin(self.take_parts(request, parts)).await;
         }
+        reply?.into_decision(&request)
     }
 
     fn take(
