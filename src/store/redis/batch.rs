@@ -66,7 +66,7 @@ impl Queues {
     }
 
     /// Returns the queue of the slot.
-    pub(crate) fn get(&self, slot: u16, kind: RequestKind) -> &Arc<Queue> {
+    pub(super) fn get(&self, slot: u16, kind: RequestKind) -> &Arc<Queue> {
         let new = |kind| Arc::new(Queue { kind, state: Mutex::default() });
         let kinds = [RequestKind::Plain, RequestKind::Slots, RequestKind::Other];
         &self.0[usize::from(slot)].get_or_init(|| kinds.map(new))[kind as usize]
@@ -181,7 +181,7 @@ impl Queue {
     }
 
     /// Fills a batch with `first` and the waiting callers.
-    pub(crate) fn collect(&self, id: u64, first: QueuedRequest) -> Batch {
+    pub(super) fn collect(&self, id: u64, first: QueuedRequest) -> Batch {
         let mut batch = Batch { kind: self.kind, ..Batch::default() };
         let mut guard = self.state();
         let (state, mut joined) = (&mut *guard, Vec::new());
