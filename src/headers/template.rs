@@ -146,8 +146,8 @@ impl Template {
         infos: &[RuleInfo<'_>],
     ) -> Self {
         let secret = secret.filter(|_| family == Headers::RateLimit);
-        let hidden = infos.iter().filter(|it| it.share_of.is_some()).map(|it| it.name).collect();
-        let infos: Vec<_> = infos.iter().filter(|it| it.share_of.is_none()).collect();
+        let hidden = infos.iter().filter(|it| it.is_hidden()).map(|it| it.name).collect();
+        let infos: Vec<_> = infos.iter().filter(|it| !it.is_hidden()).collect();
         let quotas = |it: &RuleInfo<'_>| match it.live {
             Some(live) => live.quotas(),
             None => it.quotas.unwrap_or_default().into(),

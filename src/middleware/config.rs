@@ -104,7 +104,7 @@ impl LayerConfig {
             retry_after: RetryAfter::Earliest,
             promises: Arc::default(),
             may_hold: infos.iter().any(may_hold),
-            shares: infos.iter().filter_map(|it| Some((it.name, it.share_of?))).collect(),
+            shares: infos.iter().filter_map(RuleInfo::with_pool).collect(),
             may_queue: infos.iter().any(|info| info.queues),
             queue: Bounds { all: MAX_WAITERS, per_key: None },
             waiters: Arc::default(),

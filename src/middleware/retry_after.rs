@@ -124,11 +124,12 @@ impl Promises {
         let has_queue = |outcome: &&Outcome| !denial.is_blocked() && !outcome.is_wait_unknown();
         let outcome = denial.binding().filter(has_queue);
         // The denials of a client do not lengthen the waits of others at the pool of its share.
-        let share_of = |pool| shares.iter().find(|it| it.1 == pool).map(|it| it.0);
-        let find = |rule| charges.iter().find(|charge| charge.rule() == rule);
-        let charge =
-            outcome.and_then(|it| share_of(it.rule()).and_then(find).or_else(|| find(it.rule())));
-        let (Some(outcome), Some(charge)) = (outcome, charge) else { return earliest };
+        let Some(outcome) = outcome else { return earliest };
+        let own = shares.iter().find(|(_, pool)| *pool == outcome.rule()).map(|(share, _)| *share);
+        let mut all = charges.iter();
+        let charge = own.and_then(|share| all.clone().find(|charge| charge.rule() == share));
+        let charge = charge.or_else(|| all.find(|charge| charge.rule() == outcome.rule()));
+        let Some(charge) = charge else { return earliest };
         let quota = charge.charged_quotas().find(|(place, _)| *place == outcome.quota_index());
         let Some((place, quota)) = quota else { return earliest };
         let key = self.seed.hash_one((charge.rule(), charge.key(), place));

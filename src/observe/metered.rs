@@ -278,7 +278,7 @@ fn describe() {
     ] {
         describe_histogram!(name, Unit::Seconds, text);
     }
-    let attempts = "Store calls of each request with alternatives or a fair share.";
+    let attempts = "Store calls of each request that had a choice between charges.";
     describe_histogram!("ratelimit.attempts", Unit::Count, attempts);
     let share = "Share of its quota that the key of a request has used, after the decision.";
     describe_histogram!("ratelimit.utilization", Unit::Count, share);

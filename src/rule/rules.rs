@@ -123,6 +123,16 @@ pub struct RuleInfo<'a> {
 }
 
 impl RuleInfo<'_> {
+    /// Returns `true` if header fields do not describe the rule: the shares of a pool.
+    pub(crate) fn is_hidden(&self) -> bool {
+        self.share_of.is_some()
+    }
+
+    /// Returns the name of the rule and that of its pool, if this is the rule of the shares.
+    pub(crate) fn with_pool(&self) -> Option<(RuleName, RuleName)> {
+        Some((self.name, self.share_of?))
+    }
+
     /// Returns `true` if the quotas are chosen for each request.
     pub(crate) fn is_chosen(&self) -> bool {
         self.quotas.is_none() && self.live.is_none()

@@ -89,8 +89,10 @@ impl Located {
 
     /// Returns `true` if both keys are new and share one account.
     pub(super) fn shares(&self, other: &Self) -> bool {
-        let is_shared = self.place == Place::Shared && other.place == Place::Shared;
-        is_shared && self.shared_group() == other.shared_group() && self.address == other.address
+        self.place == Place::Shared
+            && other.place == Place::Shared
+            && self.shared_group() == other.shared_group()
+            && self.address == other.address
     }
 }
 
