@@ -87,6 +87,10 @@ impl Rule<Everyone> {
     ///   65,536 networks of /64: 500 of them that together ask for ten times the limit leave other clients
     ///   18 % of their requests. With [`ipv6_prefix(48)`](crate::PeerIp::ipv6_prefix) as the key, others
     ///   keep all.
+    /// - **A new client has its share at once, but needs a unit of the pool, which a flood of many clients
+    ///   leaves empty.** If as many clients flood as the limit has units a second, a third of 50 new
+    ///   clients is admitted in the first second; if a tenth as many do, all are. Requests that are
+    ///   denied cannot count for a client: invented keys would take shares.
     /// - Each process knows only its own clients. If it knows half of them, shares are twice as large,
     ///   and clients beyond their fair share compete with others for the pool.
     /// - A client with a share waits for the pool like anyone else once the reserve is used.

@@ -1,6 +1,7 @@
 //! Fair shares under a flood of the keys of one network.
 
 use std::{
+    collections::BTreeSet,
     net::{Ipv6Addr, SocketAddr},
     time::Duration,
 };
@@ -175,4 +176,50 @@ async fn admitted_keys_of_a_network_have_a_share_each_unless_the_key_is_the_netw
         percent.push(flood(&clock, &layer, false).await.percent());
     }
     assert!(percent[0] < 50 && percent[1] >= 98, "{percent:?} %");
+}
+
+/// Returns how many of 50 new clients are admitted in the first and in the first two seconds, each with
+/// two requests a second, while other clients that came before ask for ten times the limit together.
+async fn admitted_newcomers(clients: u16) -> [usize; 2] {
+    let clock = FakeClock::new();
+    let layer = RateLimitLayer::rules(clock.fair(site(None)), clock.store(4_096));
+    let mut service = layer.layer(handler(|_| 200));
+    let (mut admitted, mut next) = (BTreeSet::new(), 0);
+    let mut after_a_second = 0;
+    for tick in 0..700_u16 {
+        clock.advance(SECOND / 100);
+        let mut asking = Vec::new();
+        for _ in 0..10 {
+            asking.push(invented(next % clients));
+            next = next.wrapping_add(1);
+        }
+        if tick >= 500 {
+            asking.push(other(u8::try_from(tick % 50).expect("a number")));
+        }
+        // Another one comes first in each tick.
+        let first = usize::from(tick) * 7 % asking.len();
+        asking.rotate_left(first);
+        for client in asking {
+            let answer = ask(&mut service, from(client)).await;
+            if client.is_ipv4() && answer.status() == StatusCode::OK {
+                admitted.insert(client);
+            }
+        }
+        if tick == 599 {
+            after_a_second = admitted.len();
+        }
+    }
+    [after_a_second, admitted.len()]
+}
+
+/// A new client has its share at once, but needs a unit that the flood has left in the pool. With many
+/// more clients than units, an equal division has a unit for 9 of the 50 in each second as well.
+#[tokio::test]
+async fn new_clients_enter_a_flood_of_few_at_once_and_a_flood_of_many_as_units_allow() {
+    assert_eq!(admitted_newcomers(1).await, [50, 50]);
+    assert_eq!(admitted_newcomers(10).await, [50, 50]);
+    let by_units = admitted_newcomers(100).await;
+    assert!((15..=25).contains(&by_units[0]) && by_units[1] >= 25, "{by_units:?}");
+    let by_many = admitted_newcomers(500).await;
+    assert!((7..=13).contains(&by_many[0]) && by_many[1] >= 14, "{by_many:?}");
 }
