@@ -4,7 +4,6 @@ use std::{
     convert::Infallible,
     error::Error,
     fmt,
-    future::poll_fn,
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
@@ -17,8 +16,8 @@ use crate::{
     quota::Quota,
     rule::RuleName,
     store::{
-        self, Answer, BlockFuture, CannotFail, Certain, Charge, LocalStore, Store, StoreExt, Turn,
-        certain,
+        self, Answer, BlockFuture, CannotFail, Certain, Charge, LocalStore, Op, Store, StoreExt,
+        Waiter, certain,
     },
 };
 
@@ -501,25 +500,29 @@ impl<S: Store> Limiter<S> {
         let key = key.into();
         let quotas = quotas.as_ref();
         async move {
-            let charge = Charge::new(self.name, &key, quotas).with_cost(cost);
-            let queueing = charge.with_max_wait(Duration::MAX);
+            let plain = Charge::new(self.name, &key, quotas).with_cost(cost);
+            let queueing = plain.with_max_wait(Duration::MAX);
             let supported = self.store.supports(&[queueing]).is_ok();
+            let charge = if supported { queueing } else { plain };
             let has_slots = quotas.iter().any(Quota::is_concurrent);
-            let turn = (has_slots && queueing.queues()).then(Turn::new);
-            let charge = if supported { queueing.with_turn(turn.as_ref()) } else { charge };
+            let waiter = (has_slots && charge.queues()).then(Waiter::new);
+            let mut pending = PendingCharge { store: &self.store, charge, waiter, taken: None };
             loop {
-                let decision = self.store.take(&[charge]).await.map_err(NotReady::Store)?;
+                let context = store::Context::default().with_waiter(pending.waiter.as_ref());
+                let answer = self.store.call(Op::Take(&[charge]), &context);
+                let decision = answer.await.map_err(NotReady::Store)?;
                 if decision.is_allowed() {
-                    let mut queued =
-                        PendingTurn { store: &self.store, charge, taken: Some(decision) };
-                    let wait = queued.taken.as_ref().map_or(Duration::ZERO, Decision::wait);
+                    let wait = decision.wait();
+                    pending.taken = Some(decision);
                     if !wait.is_zero() {
-                        tokio::time::sleep(wait).await;
+                        pending.leave_queue().wait_for(wait).await;
                     }
-                    return queued.taken.take().ok_or(NotReady::Never);
+                    return pending.taken.take().ok_or(NotReady::Never);
                 }
-                if let Some(turn) = turn.as_ref().filter(|turn| turn.take_max_wait().is_some()) {
-                    poll_fn(|cx| turn.poll_called(cx)).await;
+                if let Some(waiter) = &pending.waiter
+                    && let Some(max_wait) = waiter.take_max_wait()
+                {
+                    waiter.wait_for(max_wait).await;
                     continue;
                 }
                 let wait = decision.retry_after().filter(|_| !charge.takes_several_slots());
@@ -528,8 +531,7 @@ impl<S: Store> Limiter<S> {
                     return Err(if is_unknown { NotReady::UnknownWait } else { NotReady::Never });
                 };
                 // A block or a rate denies this call, and others may take the slots while it sleeps.
-                turn.iter().for_each(|turn| turn.leave_unless(|_| false));
-                tokio::time::sleep(wait).await;
+                pending.leave_queue().wait_for(wait).await;
             }
         }
     }
@@ -566,7 +568,7 @@ impl<S: Store> Limiter<S> {
     where
         S: Sync,
     {
-        Throttled { turn: self.try_until_ready(key, quotas, 1), work, running: None }
+        Throttled { ready: self.try_until_ready(key, quotas, 1), work, running: None }
     }
 
     fn charge<T>(&self, key: &Key, quotas: &[Quota], then: impl FnOnce(Charge<'_>) -> T) -> T {
@@ -614,7 +616,7 @@ pin_project_lite::pin_project! {
     /// An `async` block could not be spawned for a `DynStore` whose error is a boxed `dyn Error`.
     struct Throttled<T, W> {
         #[pin]
-        turn: T,
+        ready: T,
         #[pin]
         work: W,
         // The decision holds the slots of a concurrent quota.
@@ -632,7 +634,7 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         if this.running.is_none() {
-            *this.running = Some(ready!(this.turn.poll(cx))?);
+            *this.running = Some(ready!(this.ready.poll(cx))?);
         }
         let output = ready!(this.work.poll(cx));
         *this.running = None;
@@ -640,15 +642,28 @@ where
     }
 }
 
-/// A queued charge. Dropping this value undoes the charge.
-struct PendingTurn<'a, S: Store> {
+/// A call that may wait. Dropping this value leaves the queue, and undoes a charge.
+struct PendingCharge<'a, S: Store> {
     store: &'a S,
     charge: Charge<'a>,
+    waiter: Option<Waiter>,
     taken: Option<Decision>,
 }
 
-impl<S: Store> Drop for PendingTurn<'_, S> {
+impl<S: Store> PendingCharge<'_, S> {
+    /// Returns the waiter, which is in no queue of the store.
+    fn leave_queue(&mut self) -> &Waiter {
+        let waiter = self.waiter.get_or_insert_with(Waiter::new);
+        waiter.leave_unless(|_| false);
+        waiter
+    }
+}
+
+impl<S: Store> Drop for PendingCharge<'_, S> {
     fn drop(&mut self) {
+        if let Some(waiter) = &self.waiter {
+            waiter.leave_unless(|_| false);
+        }
         if let Some(taken) = &self.taken {
             self.store.undo(&[self.charge], taken, None);
         }

@@ -20,7 +20,7 @@ use super::{
     RateLimitLayer,
     config::{Override, ResponseContext},
     overcommit::InFlight,
-    queue::{QueuedCharge, Waiter, made},
+    queue::{LastDecision, QueuedRequest},
 };
 use crate::{
     decision::{Decision, Source},
@@ -32,21 +32,19 @@ use crate::{
     quota::Quota,
     reject::{Reject, Rejection},
     rule::{self, Attempts, Bypass, Candidates, OwnedCandidates, Rules, deadline},
-    store::{Answer, CannotFail, Charge, Store, StoreExt},
+    store::{self, Answer, CannotFail, Charge, Op, Store, StoreExt},
 };
 
 /// The next step of a request. `P` is the type of responses.
 ///
-/// No variant holds a [`Decision`] or a [`Waiter`], because moving them is slow.
+/// No variant holds a [`Decision`] or a [`QueuedRequest`], because moving them is slow.
 pub(super) enum Admission<P, S: Store> {
     /// The request runs. The response gets these header fields, if any.
     Admitted(Option<Lines>),
     /// The request runs. The handler and the response get more than header fields.
     Extended(Box<ResponseContext>),
-    /// The request runs after a wait in the queue.
-    Queued(QueuedCharge<S>),
-    /// The request waits for a slot, and then asks again.
-    Waiting(Box<Waiter>),
+    /// The request waits: for its turn, or for a slot.
+    Waiting(Box<QueuedRequest<S>>),
     /// The request is rejected with this response.
     Rejected(P),
     /// The answer of the store is pending.
@@ -68,7 +66,7 @@ pin_project! {
         attempts: Attempts,
         // The instant of the call, and the penalties under which a denial is a strike.
         asked: (Option<Instant>, u64),
-        waiter: Option<Box<Waiter>>,
+        queued: Option<Box<QueuedRequest<S>>>,
     }
 }
 
@@ -95,16 +93,47 @@ where
         self.rules.charges(head, one, several, |bypass| self.bypass(head, bypass))
     }
 
-    /// Decides on a request that has waited for a slot. The quotas may have changed.
-    pub(super) fn admit_again<B: 'static>(
+    /// Continues a request after its wait.
+    pub(super) fn end_wait<B: 'static>(
         &self,
         head: &RequestHead<'_>,
-        waiter: Box<Waiter>,
+        mut queued: Box<QueuedRequest<S>>,
     ) -> Next<B, S>
     where
         R: Reject<B>,
     {
-        let decide = |all: Candidates<'_, '_>| self.decide_queueing(head, all, Some(waiter));
+        let is_charged = queued.is_charged();
+        if !is_charged && queued.may_ask() {
+            return self.admit_again(head, queued);
+        }
+        let Some(last) = queued.last.take() else { return self.admit_again(head, queued) };
+        let LastDecision { mut decision, charges } = last;
+        if is_charged {
+            return charges.with(|charges| {
+                self.settings.count_client(head, &decision, charges);
+                self.respond(head, &mut decision, charges, None, true)
+            });
+        }
+        // That the layer ends all waits is no fault of the client.
+        let strikes = if queued.is_released() { 0 } else { u64::MAX };
+        match self.settings.check_bypass(head) {
+            Ok(()) => {
+                charges.with(|charges| self.deny_request(head, &mut decision, charges, strikes))
+            }
+            Err(bypass) => self.bypass(head, bypass),
+        }
+    }
+
+    /// Decides on a request that has waited for a slot. The quotas may have changed.
+    fn admit_again<B: 'static>(
+        &self,
+        head: &RequestHead<'_>,
+        queued: Box<QueuedRequest<S>>,
+    ) -> Next<B, S>
+    where
+        R: Reject<B>,
+    {
+        let decide = |all: Candidates<'_, '_>| self.decide_queueing(head, all, Some(queued));
         self.charges(head, decide, |bypass| self.bypass(head, bypass))
     }
 
@@ -121,32 +150,13 @@ where
         }
     }
 
-    /// Denies a request at the end of its wait for a slot, without a further call.
-    pub(super) fn end_wait<B: 'static>(
-        &self,
-        head: &RequestHead<'_>,
-        mut waiter: Box<Waiter>,
-    ) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        let Some(denied) = waiter.denied.take() else { return self.admit_again(head, waiter) };
-        let (mut decision, charges) = *denied;
-        match self.settings.check_bypass(head) {
-            Ok(()) => {
-                charges.with(|charges| self.deny_request(head, &mut decision, charges, u64::MAX))
-            }
-            Err(bypass) => self.bypass(head, bypass),
-        }
-    }
-
     /// Decides on a request that may queue.
     #[inline(never)]
     fn decide_queueing<B: 'static>(
         &self,
         head: &RequestHead<'_>,
         all: Candidates<'_, '_>,
-        waiter: Option<Box<Waiter>>,
+        queued: Option<Box<QueuedRequest<S>>>,
     ) -> Next<B, S>
     where
         R: Reject<B>,
@@ -156,21 +166,21 @@ where
         let takes_several = charges.iter().any(Charge::takes_several_slots);
         // The request holds a place in the queue from here on, because a charge that finds the
         // queue full afterwards could not always be undone.
-        let mut waiter = match waiter {
+        let mut queued = match queued {
             None if !takes_several => self.settings.enter_queue(charges),
-            waiter => waiter,
+            queued => queued,
         };
-        let turn = waiter.as_ref().and_then(|it| it.turn.clone());
         // Without a place in the queue, the request does not wait.
-        let place = waiter.as_mut().filter(|_| !takes_several);
-        let waited = place.map_or(Duration::MAX, |it| it.ask());
-        let has_own_reason = waiter.is_some() || takes_several;
+        let place = queued.as_mut().filter(|_| !takes_several);
+        let waited = place.map_or(Duration::MAX, |queued| queued.ask());
+        let has_own_reason = queued.is_some() || takes_several;
         let strikes = if has_own_reason { u64::MAX } else { self.settings.own_strikes(charges) };
-        let left = |it: &Charge<'_>| it.max_wait().saturating_sub(waited);
-        let charges = charges.iter().map(|it| it.with_max_wait(left(it)).with_turn(turn.as_ref()));
-        let charges: SmallVec<[_; 4]> = charges.collect();
-        let all = Candidates { charges: &charges, ..all };
-        self.attempt(head, all, Attempts::default(), (asked_at(), strikes), waiter)
+        let mut waiting: SmallVec<[Charge<'_>; 4]> = SmallVec::from_slice(charges);
+        for charge in &mut waiting {
+            *charge = charge.with_max_wait(charge.max_wait().saturating_sub(waited));
+        }
+        let all = Candidates { charges: &waiting, ..all };
+        self.attempt(head, all, Attempts::default(), (asked_at(), strikes), queued)
     }
 
     /// Decides on a request that has a choice between charges.
@@ -193,7 +203,7 @@ where
         all: Candidates<'_, '_>,
         mut attempts: Attempts,
         asked: (Option<Instant>, u64),
-        waiter: Option<Box<Waiter>>,
+        queued: Option<Box<QueuedRequest<S>>>,
     ) -> Next<B, S>
     where
         R: Reject<B>,
@@ -201,20 +211,22 @@ where
         if self.cannot_hold::<B>(all.charges) {
             return self.deny_unheld(head, all.charges);
         }
-        let store: &S = &self.store;
         loop {
             let mut made = SmallVec::new();
-            let mut decision = match store.take(attempts.charges(all, &mut made)) {
+            let waiter = queued.as_ref().and_then(|queued| queued.waiter.as_ref());
+            let context = store::Context::default().with_waiter(waiter);
+            let take = Op::Take(attempts.charges(all, &mut made));
+            let mut decision = match self.store.call(take, &context) {
                 Answer::Now(decision) => decision,
                 Answer::Later(decision) => {
                     let charges = all.into();
-                    let pending = PendingCharge { decision, charges, attempts, asked, waiter };
+                    let pending = PendingCharge { decision, charges, attempts, asked, queued };
                     return Admission::Deciding(Box::pin(pending));
                 }
             };
             let taken = decision.as_mut().unwrap_or_else(|error| error.never());
             if !attempts.advance(all, taken) {
-                return self.conclude_attempts(head, &mut decision, all, &attempts, asked, waiter);
+                return self.conclude_attempts(head, &mut decision, all, &attempts, asked, queued);
             }
         }
     }
@@ -242,7 +254,7 @@ where
         all: Candidates<'_, '_>,
         attempts: &Attempts,
         asked: (Option<Instant>, u64),
-        waiter: Option<Box<Waiter>>,
+        queued: Option<Box<QueuedRequest<S>>>,
     ) -> Next<B, S>
     where
         R: Reject<B>,
@@ -253,7 +265,7 @@ where
         let taken = decision.as_ref().unwrap_or_else(|error| error.never());
         let mut made = SmallVec::new();
         let charges = attempts.described(all, taken, &mut made);
-        self.conclude(head, decision, charges, asked, waiter)
+        self.conclude(head, decision, charges, asked, queued)
     }
 
     #[inline(always)]
@@ -275,7 +287,7 @@ where
                 charges: Candidates::from(charges).into(),
                 attempts: Attempts::default(),
                 asked,
-                waiter: None,
+                queued: None,
             })),
         }
     }
@@ -292,29 +304,15 @@ where
     {
         let pending = pending.project();
         let mut decision = ready!(pending.decision.poll(cx));
-        let waiter = pending.waiter.take();
+        let queued = pending.queued.take();
         let mut attempts = mem::take(pending.attempts);
         Poll::Ready(pending.charges.with(|all| {
             let taken = decision.as_mut().unwrap_or_else(|error| error.never());
             if attempts.advance(all, taken) {
-                return self.attempt(head, all, attempts, *pending.asked, waiter);
+                return self.attempt(head, all, attempts, *pending.asked, queued);
             }
-            self.conclude_attempts(head, &mut decision, all, &attempts, *pending.asked, waiter)
+            self.conclude_attempts(head, &mut decision, all, &attempts, *pending.asked, queued)
         }))
-    }
-
-    /// Continues a request after its wait in the queue.
-    pub(super) fn dequeue<P>(
-        &self,
-        head: &RequestHead<'_>,
-        mut queued: QueuedCharge<S>,
-    ) -> Admission<P, S> {
-        let Some(charged) = queued.charged.take() else { return Admission::Admitted(None) };
-        let (mut decision, charges) = *charged;
-        charges.with(|charges| {
-            self.settings.count_client(head, &decision, charges);
-            self.respond(head, &mut decision, charges, None, true)
-        })
     }
 
     #[inline(always)]
@@ -324,7 +322,7 @@ where
         decision: &mut Result<Decision, S::Error>,
         charges: &[Charge<'_>],
         (started, strikes): (Option<Instant>, u64),
-        waiter: Option<Box<Waiter>>,
+        queued: Option<Box<QueuedRequest<S>>>,
     ) -> Next<B, S>
     where
         R: Reject<B>,
@@ -335,19 +333,15 @@ where
         }
         if !decision.is_allowed() {
             self.settings.mark_overload(decision, charges);
-            match waiter.and_then(Waiter::start) {
-                Some(mut waiter) => {
-                    waiter.observe(&self.settings.metrics, decision, charges);
-                    waiter.denied = Some(Box::new((decision.clone(), charges.into())));
-                    Admission::Waiting(waiter)
-                }
+            match queued.and_then(|queued| self.wait_for_slot(queued, decision, charges)) {
+                Some(queued) => Admission::Waiting(queued),
                 None => self.deny_request(head, decision, charges, strikes),
             }
         } else if decision.wait > 0 {
-            self.queue(head, decision, charges, waiter)
+            self.wait_for_turn(head, decision, charges, queued)
         } else {
             self.settings.count_client(head, decision, charges);
-            let has_waited = waiter.is_some_and(|it| it.has_waited);
+            let has_waited = queued.is_some_and(|queued| queued.has_waited);
             self.respond(head, decision, charges, None, has_waited)
         }
     }
@@ -377,31 +371,53 @@ where
         }
     }
 
+    /// Lets a denied request wait for a slot, if it has a place in a queue of the store.
+    fn wait_for_slot(
+        &self,
+        mut queued: Box<QueuedRequest<S>>,
+        decision: &Decision,
+        charges: &[Charge<'_>],
+    ) -> Option<Box<QueuedRequest<S>>> {
+        let until = queued.start_wait()?;
+        queued.observe(&self.settings.metrics, decision, charges);
+        let last = LastDecision { decision: decision.clone(), charges: charges.into() };
+        queued.wait_until(until, last).ok()
+    }
+
+    /// Lets a request wait for the turn of its charge.
     #[cold]
-    fn queue<B: 'static>(
+    fn wait_for_turn<B: 'static>(
         &self,
         head: &RequestHead<'_>,
         decision: &mut Decision,
         charges: &[Charge<'_>],
-        waiter: Option<Box<Waiter>>,
+        queued: Option<Box<QueuedRequest<S>>>,
     ) -> Next<B, S>
     where
         R: Reject<B>,
     {
-        let in_time = |it: &Waiter| {
-            it.entered.elapsed().saturating_add(decision.wait()) <= deadline(head, Duration::MAX)
+        let in_time = |queued: &QueuedRequest<S>| {
+            let waited = queued.entered.elapsed().saturating_add(decision.wait());
+            waited <= deadline(head, Duration::MAX)
         };
         // A store may queue a charge that does not ask for it.
-        let waiter = waiter.or_else(|| self.settings.enter_queue(charges));
-        let waiter = waiter.filter(|it| in_time(it));
-        let queued = mem::replace(decision, Decision::deny());
-        let Some(mut waiter) = waiter else {
-            // The queue is full, or the store call took part of the deadline.
-            self.store.undo(&made(charges, &queued), &queued, None);
-            return self.deny_request(head, &mut queued.into_denied(), charges, 0);
+        let queued = queued.or_else(|| self.settings.enter_queue(charges));
+        let queued = queued.filter(|queued| in_time(queued));
+        let decision = mem::replace(decision, Decision::deny());
+        let last = LastDecision { decision, charges: charges.into() };
+        let refused = match queued {
+            Some(mut queued) => {
+                queued.observe(&self.settings.metrics, &last.decision, charges);
+                match queued.wait_for_turn(&self.store, last) {
+                    Ok(queued) => return Admission::Waiting(queued),
+                    Err(last) => last,
+                }
+            }
+            // The queue is full or closed, or the store call took part of the deadline.
+            None => last,
         };
-        waiter.observe(&self.settings.metrics, &queued, charges);
-        Admission::Queued(QueuedCharge::new(self.store.clone(), queued, charges, waiter))
+        refused.undo(&*self.store);
+        self.deny_request(head, &mut refused.decision.into_denied(), charges, 0)
     }
 
     /// Rejects a request, which is a strike under the penalties of `strikes`, unless it runs despite the

@@ -18,7 +18,7 @@ use super::{
     hold::HoldConfig,
     overcommit::{InFlight, Overcommit},
     penalty::{RulePenalty, Watched},
-    queue::{Bounds, Waiter, Waiters},
+    queue::{Bounds, Queue, QueuedRequest},
     retry_after::{Promises, RetryAfter},
 };
 use crate::{
@@ -29,7 +29,7 @@ use crate::{
     observe::{self, DecisionEvent, Metrics, OnDecision},
     quota::Quota,
     rule::{Bypass, Controller, Measurement, RuleInfo, RuleName, Sharers},
-    store::Charge,
+    store::{Charge, Store},
     toggle::Toggle,
 };
 
@@ -57,8 +57,8 @@ pub(crate) struct LayerConfig {
     pub(crate) shares: Arc<[(RuleName, RuleName)]>,
     /// `true` if a rule lets requests wait.
     pub(crate) may_queue: bool,
-    pub(crate) queue: Bounds,
-    pub(crate) waiters: Arc<Waiters>,
+    pub(crate) queue_bounds: Bounds,
+    pub(crate) queue: Arc<Queue>,
     /// While off, all requests pass without a charge.
     pub(crate) enabled: Toggle,
     pub(crate) allow: Vec<AccessList>,
@@ -106,8 +106,8 @@ impl LayerConfig {
             may_hold: infos.iter().any(may_hold),
             shares: infos.iter().filter_map(RuleInfo::with_pool).collect(),
             may_queue: infos.iter().any(|info| info.queues),
-            queue: Bounds { all: MAX_WAITERS, per_key: None },
-            waiters: Arc::default(),
+            queue_bounds: Bounds { all: MAX_WAITERS, per_key: None },
+            queue: Arc::default(),
             enabled: Toggle::on(),
             allow: Vec::new(),
             deny: Vec::new(),
@@ -150,7 +150,7 @@ impl LayerConfig {
         Ok(())
     }
 
-    /// Returns `true` if the queue is full, the request needs several slots, or the layer is
+    /// Returns `true` if the queue is full or closed, the request needs several slots, or the layer is
     /// report-only.
     #[inline]
     pub(crate) fn must_not_queue(&self, charges: &[Charge<'_>]) -> bool {
@@ -158,7 +158,7 @@ impl LayerConfig {
         charges.iter().any(Charge::queues)
             && (self.report_only.is_on()
                 || takes_several()
-                || self.waiters.are_full(charges, self.queue))
+                || self.queue.is_full(charges, self.queue_bounds))
     }
 
     /// Returns a reason to run a request that would otherwise be rejected, or `None` to reject it.
@@ -243,16 +243,20 @@ impl LayerConfig {
             || self.penalties.iter().any(|it| it.reads_responses());
     }
 
-    /// Adds a request to the queue. Returns `None` if the queue is full or the layer is report-only.
-    pub(crate) fn enter_queue(&self, charges: &[Charge<'_>]) -> Option<Box<Waiter>> {
+    /// Adds a request to the queue. Returns `None` if the queue is full or closed, or the layer is
+    /// report-only.
+    pub(super) fn enter_queue<S: Store>(
+        &self,
+        charges: &[Charge<'_>],
+    ) -> Option<Box<QueuedRequest<S>>> {
         let may_queue = !self.report_only.is_on();
-        may_queue.then(|| self.waiters.enter(charges, self.queue)).flatten()
+        may_queue.then(|| self.queue.enter(charges, self.queue_bounds)).flatten()
     }
 
     /// Returns a bit for each penalty under which a denial is a strike although the request has no place
     /// in the queue: requests of its own key are enough to keep it from one.
     pub(crate) fn own_strikes(&self, charges: &[Charge<'_>]) -> u64 {
-        let is_full = |it: &Charge<'_>| self.waiters.is_key_full(it, self.queue);
+        let is_full = |it: &Charge<'_>| self.queue.is_key_full(it, self.queue_bounds);
         let is_own = |it: &RulePenalty| it.find(charges).is_some_and(is_full);
         let bits =
             self.penalties.iter().zip(0..).map(|(it, at)| u64::from(is_own(it)) << at.min(63));

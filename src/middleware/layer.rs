@@ -17,6 +17,7 @@ use super::{
     drain::DrainConfig,
     hold::{HoldConfig, HoldUntil},
     overcommit::Overcommit,
+    queue::QueueHandle,
     retry_after::RetryAfter,
     service::RateLimit,
 };
@@ -473,7 +474,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     ///
     /// [`max_waiters_per_key`](RateLimitLayer::max_waiters_per_key) sets the maximum of one key.
     pub fn max_waiters(mut self, most: usize) -> Self {
-        self.settings.queue.all = most;
+        self.settings.queue_bounds.all = most;
         self
     }
 
@@ -482,9 +483,11 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// Beyond the maximum, a request that would have to queue is denied without a charge. A request
     /// that may queue also counts while the store decides on it.
     ///
-    /// By default, the maximum is the units or the burst of the rule's smallest quota, whichever is
-    /// larger. The default is at least one, and at most a 64th of
-    /// [`max_waiters`](RateLimitLayer::max_waiters). The key of all requests,
+    /// By default, the maximum is the number of requests that have their turn within
+    /// [`max_wait`](Rule::max_wait), one for each [interval](Quota::interval) of the slowest quota. It is
+    /// not below the units and the burst of that quota. For slots, it is their number. The default is at
+    /// least one, and at most a 64th of [`max_waiters`](RateLimitLayer::max_waiters): 16. The key of all
+    /// requests,
     /// and one of clients that are not known, such as that of a [proxy](crate::Key::of_proxy), have no
     /// maximum by default.
     ///
@@ -501,8 +504,32 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// A client that can invent keys, such as unverified names, can fill the queue of the layer
     /// with 64 keys. Use a queue only with keys that a client cannot invent.
     pub fn max_waiters_per_key(mut self, most: usize) -> Self {
-        self.settings.queue.per_key = Some(most);
+        self.settings.queue_bounds.per_key = Some(most);
         self
+    }
+
+    /// Returns a handle that ends all waits of the layer and its clones, for the shutdown of a service.
+    ///
+    /// A graceful shutdown lasts until all requests have ended, also those that still wait. See
+    /// [shutdown](crate::guide::production#shutdown).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, Rule};
+    ///
+    /// let rule = Rule::new("ip", PeerIp::new(), Quota::per_second(10)).max_wait(Duration::from_secs(30));
+    /// let layer = RateLimitLayer::rules(rule, LocalStore::new());
+    /// let queue = layer.queue_handle();
+    /// // At shutdown:
+    /// queue.close();
+    /// assert!(queue.is_closed());
+    /// ```
+    #[must_use]
+    pub fn queue_handle(&self) -> QueueHandle
+    where
+        S: Store + Send + Sync + 'static,
+    {
+        QueueHandle::new(self.settings.queue.clone(), self.store.clone())
     }
 
     /// Sets the response to denied requests. Defaults to [`TooManyRequests`].

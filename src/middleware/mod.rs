@@ -25,6 +25,7 @@ pub use self::{
     layer::RateLimitLayer,
     overcommit::Overcommit,
     penalty::Penalty,
+    queue::QueueHandle,
     retry_after::RetryAfter,
     service::{RateLimit, ResponseFuture},
 };

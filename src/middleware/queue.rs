@@ -3,8 +3,11 @@
 //! A request that may queue counts from its store call on. The maximum per key keeps a few keys from filling the queue.
 
 use std::{
+    cmp::Reverse,
     collections::HashMap,
+    fmt,
     hash::{BuildHasher, RandomState},
+    mem,
     pin::Pin,
     slice,
     sync::{
@@ -20,13 +23,13 @@ use std::{
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::{
     decision::Decision,
     observe::{Active, Metrics},
     quota::Quota,
-    store::{Charge, OwnedCharges, Store, Turn, subtract},
+    store::{Charge, OwnedCharges, Store, Waiter, nanos, subtract},
 };
 
 /// The default maximum of one key is the total maximum divided by this number.
@@ -43,32 +46,72 @@ pub(crate) struct Bounds {
     pub(crate) per_key: Option<usize>,
 }
 
-/// The numbers of queued requests. A request counts once for each of its keys.
+/// The queue of a layer and its clones.
 #[derive(Debug, Default)]
-pub(crate) struct Waiters {
+pub(crate) struct Queue {
+    /// The number of requests.
     all: AtomicUsize,
-    keys: Mutex<HashMap<u64, u64>>,
+    state: Mutex<QueueState>,
     seed: RandomState,
 }
 
-/// A request that is queued or may be, counted until this value is dropped.
+#[derive(Debug, Default)]
+struct QueueState {
+    /// The number of requests of each key. A request counts once for each of its keys.
+    keys: HashMap<u64, u64>,
+    /// The requests that wait now, by the numbers of their waiters.
+    waiting: HashMap<u64, Waiting>,
+    /// `true` if no further request waits.
+    is_closed: bool,
+}
+
+/// A request that waits now.
 #[derive(Debug)]
-pub(crate) struct Waiter {
-    waiters: Arc<Waiters>,
+struct Waiting {
+    waiter: Waiter,
+    last: LastDecision,
+}
+
+/// The last decision about a request: a denial, or a charge whose turn comes later.
+#[derive(Clone, Debug)]
+pub(super) struct LastDecision {
+    pub(super) decision: Decision,
+    pub(super) charges: OwnedCharges,
+}
+
+impl LastDecision {
+    /// Undoes the charge, if one was made.
+    pub(super) fn undo<S: Store>(&self, store: &S) {
+        if self.decision.is_allowed() {
+            self.charges.with(|charges| {
+                let made: SmallVec<[Charge<'_>; 4]> =
+                    charges.iter().filter(|it| self.decision.charged(it.rule())).copied().collect();
+                store.undo(&made, &self.decision, None);
+            });
+        }
+    }
+}
+
+/// A request that is queued or may be, counted until this value is dropped. It then leaves its queues,
+/// and its charge is undone.
+pub(crate) struct QueuedRequest<S: Store> {
+    queue: Arc<Queue>,
     keys: Keys,
     pub(super) entered: Instant,
     /// The start of its last call.
     asked: Instant,
     /// `true` once the request has waited for a slot.
     pub(super) has_waited: bool,
-    /// The turn in the store's queues for slots, if a rule has such quotas.
-    pub(super) turn: Option<Arc<Turn>>,
-    /// The last denial by slots, which is the answer at the end of the wait.
-    pub(super) denied: Option<Box<(Decision, OwnedCharges)>>,
+    /// Set if a rule may have slots, and once the request waits.
+    pub(super) waiter: Option<Waiter>,
+    /// Set if the request has waited, and has not asked again.
+    pub(super) last: Option<LastDecision>,
+    /// The store of a charge.
+    store: Option<Arc<S>>,
     /// The end of the wait for a slot.
     ends_at: Instant,
-    /// The next call, or the end of the wait.
-    next: Option<Pin<Box<Sleep>>>,
+    /// The turn of the request, its next call, or the end of its wait.
+    timer: Option<Pin<Box<Sleep>>>,
     /// Set once the request waits.
     observed: Option<Active>,
 }
@@ -86,62 +129,76 @@ impl Bounds {
         if !charge.key().has_part_of_queue() {
             return self.all;
         }
-        let size = |quota: &Quota| quota.burst().max(quota.units());
-        let limit = charge.quotas().iter().map(size).min().unwrap_or(0);
-        usize::try_from(limit).unwrap_or(usize::MAX).min(self.all / PLACES_PER_KEY_PLACE).max(1)
+        let limit = charge.quotas().iter().map(|quota| most_waiting(quota, charge)).min();
+        let limit = usize::try_from(limit.unwrap_or(0)).unwrap_or(usize::MAX);
+        limit.min(self.all / PLACES_PER_KEY_PLACE).max(1)
     }
 }
 
-impl Waiters {
+/// Returns the number of requests of a key that wait under a quota. Those that the store admits at
+/// once have a place as well while it decides, so it is at least the units or the burst.
+fn most_waiting(quota: &Quota, charge: &Charge<'_>) -> u64 {
+    let units = u64::from(quota.burst().max(quota.units()));
+    if quota.is_concurrent() {
+        return units;
+    }
+    let turns = nanos(charge.max_wait()) / quota.interval_nanos().max(1);
+    turns.max(units)
+}
+
+impl Queue {
     /// Returns `true` if no further request with these charges can queue.
-    pub(crate) fn are_full(&self, charges: &[Charge<'_>], bounds: Bounds) -> bool {
-        self.is_full(charges, bounds, &self.keys.lock())
+    pub(crate) fn is_full(&self, charges: &[Charge<'_>], bounds: Bounds) -> bool {
+        self.has_no_place(charges, bounds, &self.state.lock())
     }
 
-    /// Adds a request to the queue. Returns `None` if the queue is full.
-    pub(crate) fn enter(
+    /// Adds a request to the queue. Returns `None` if the queue is full or closed.
+    pub(crate) fn enter<S: Store>(
         self: &Arc<Self>,
         charges: &[Charge<'_>],
         bounds: Bounds,
-    ) -> Option<Box<Waiter>> {
-        let mut counts = self.keys.lock();
-        if self.is_full(charges, bounds, &counts) {
+    ) -> Option<Box<QueuedRequest<S>>> {
+        let mut state = self.state.lock();
+        if self.has_no_place(charges, bounds, &state) {
             return None;
         }
         self.all.fetch_add(1, AcqRel);
         let keys: Keys = self.keys_of(charges).map(|(key, _)| key).collect();
         for key in &keys {
-            *counts.entry(*key).or_default() += 1;
+            *state.keys.entry(*key).or_default() += 1;
         }
-        drop(counts);
-        let waits = |it: &Charge<'_>| it.queues() && it.quotas().iter().any(Quota::is_concurrent);
-        let turn = charges.iter().any(waits).then(Turn::new);
+        drop(state);
+        let may_hold = |charge: &Charge<'_>| charge.quotas().iter().any(Quota::is_concurrent);
+        let waits = charges.iter().any(|charge| charge.queues() && may_hold(charge));
         let now = Instant::now();
-        Some(Box::new(Waiter {
-            waiters: self.clone(),
+        Some(Box::new(QueuedRequest {
+            queue: self.clone(),
             keys,
             entered: now,
             asked: now,
             has_waited: false,
-            turn,
-            denied: None,
+            waiter: waits.then(Waiter::new),
+            last: None,
+            store: None,
             ends_at: now,
-            next: None,
+            timer: None,
             observed: None,
         }))
     }
 
-    fn is_full(&self, charges: &[Charge<'_>], bounds: Bounds, counts: &HashMap<u64, u64>) -> bool {
-        self.all.load(Acquire) >= bounds.all || self.any_full(charges, bounds, counts)
+    fn has_no_place(&self, charges: &[Charge<'_>], bounds: Bounds, state: &QueueState) -> bool {
+        state.is_closed
+            || self.all.load(Acquire) >= bounds.all
+            || self.any_full(charges, bounds, state)
     }
 
     /// Returns `true` if a charge cannot queue, also without requests of other keys.
     pub(crate) fn is_key_full(&self, charge: &Charge<'_>, bounds: Bounds) -> bool {
-        !charge.queues() || self.any_full(slice::from_ref(charge), bounds, &self.keys.lock())
+        !charge.queues() || self.any_full(slice::from_ref(charge), bounds, &self.state.lock())
     }
 
-    fn any_full(&self, charges: &[Charge<'_>], bounds: Bounds, counts: &HashMap<u64, u64>) -> bool {
-        let queued = |key| counts.get(&key).copied().unwrap_or(0);
+    fn any_full(&self, charges: &[Charge<'_>], bounds: Bounds, state: &QueueState) -> bool {
+        let queued = |key| state.keys.get(&key).copied().unwrap_or(0);
         self.keys_of(charges).any(|(key, charge)| queued(key) >= bounds.of(charge) as u64)
     }
 
@@ -153,22 +210,100 @@ impl Waiters {
         let queueing = charges.iter().filter(|charge| charge.queues());
         queueing.map(|charge| (self.seed.hash_one((charge.rule(), charge.key())), charge))
     }
+
+    /// Returns `true` if no further request waits.
+    fn is_closed(&self) -> bool {
+        self.state.lock().is_closed
+    }
+
+    /// Lets a request wait, unless the queue is closed.
+    fn add(&self, waiting: Waiting) -> Result<(), LastDecision> {
+        let mut state = self.state.lock();
+        if state.is_closed {
+            return Err(waiting.last);
+        }
+        state.waiting.insert(waiting.waiter.number(), waiting);
+        Ok(())
+    }
+
+    /// Ends the wait of a request. Returns its last decision: a denial, if the queue was closed.
+    fn remove(&self, waiter: &Waiter) -> Option<LastDecision> {
+        let waiting = self.state.lock().waiting.remove(&waiter.number())?;
+        Some(waiting.last)
+    }
+
+    /// Denies all requests that wait, and undoes their charges. No further request waits.
+    fn close<S: Store>(&self, store: &S) {
+        let mut state = self.state.lock();
+        state.is_closed = true;
+        let mut charged: Vec<LastDecision> = Vec::new();
+        let mut waiters = Vec::new();
+        for waiting in state.waiting.values_mut() {
+            waiters.push(waiting.waiter.clone());
+            if waiting.last.decision.is_allowed() {
+                let LastDecision { decision, charges } = waiting.last.clone();
+                let denied = LastDecision { decision: decision.into_denied(), charges };
+                charged.push(mem::replace(&mut waiting.last, denied));
+            }
+        }
+        drop(state);
+        // A charge can be undone only while it is the last of its account.
+        charged.sort_by_key(|last| Reverse((last.decision.at, last.decision.wait)));
+        charged.iter().for_each(|last| last.undo(store));
+        waiters.iter().for_each(Waiter::release);
+    }
 }
 
-impl Waiter {
-    /// Starts to wait for a slot. Returns `None` if the request has no turn to wait for, or its wait
-    /// has ended.
-    pub(super) fn start(mut self: Box<Self>) -> Option<Box<Self>> {
+impl<S: Store> QueuedRequest<S> {
+    /// Returns the end of the wait for a slot, or `None` if the request has no place in a queue of the
+    /// store, or its wait has ended.
+    pub(super) fn start_wait(&mut self) -> Option<Instant> {
         let now = Instant::now();
-        self.ends_at = self.asked + self.turn.as_ref()?.take_max_wait()?;
-        let last = self.ends_at.checked_sub(now - self.asked + LAST_CALL);
-        let next = last.filter(|last| *last > now).unwrap_or(self.ends_at);
-        self.next = Some(Box::pin(sleep_until(next)));
-        (now < self.ends_at).then_some(self)
+        self.ends_at = self.asked + self.waiter.as_ref()?.take_max_wait()?;
+        if now >= self.ends_at {
+            return None;
+        }
+        self.has_waited = true;
+        let last_call = self.ends_at.checked_sub(now - self.asked + LAST_CALL);
+        Some(last_call.filter(|next| *next > now).unwrap_or(self.ends_at))
+    }
+
+    /// Waits for the turn of a charge.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the decision if the queue is closed.
+    pub(super) fn wait_for_turn(
+        mut self: Box<Self>,
+        store: &Arc<S>,
+        last: LastDecision,
+    ) -> Result<Box<Self>, LastDecision> {
+        self.store = Some(store.clone());
+        let waiter = self.waiter.get_or_insert_with(Waiter::new);
+        waiter.leave_unless(|_| false);
+        let turn = Instant::now() + last.decision.wait();
+        self.wait_until(turn, last)
+    }
+
+    /// Waits until an instant, or until the request is called or released.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the decision if the queue is closed.
+    pub(super) fn wait_until(
+        mut self: Box<Self>,
+        until: Instant,
+        last: LastDecision,
+    ) -> Result<Box<Self>, LastDecision> {
+        let waiter = self.waiter.get_or_insert_with(Waiter::new).clone();
+        self.queue.add(Waiting { waiter, last })?;
+        self.timer = Some(Box::pin(sleep_until(until)));
+        Ok(self)
     }
 
     /// Returns the part of `max_wait` that has passed at the start of a call.
     pub(super) fn ask(&mut self) -> Duration {
+        self.last = None;
         if !self.has_waited {
             return Duration::ZERO;
         }
@@ -187,89 +322,146 @@ impl Waiter {
         self.observed = self.observed.take().or_else(|| metrics.queue(decision, queues));
     }
 
-    /// Completes once the request may ask for its slots again, with `false` at the end of its wait.
-    pub(super) fn poll_called(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
-        self.has_waited = true;
-        if let (Some(turn), Some(next)) = (&self.turn, &mut self.next)
-            && turn.poll_called(cx).is_pending()
-        {
-            ready!(next.as_mut().poll(cx));
-            return Poll::Ready(Instant::now() < self.ends_at);
+    /// Completes at the turn of the request, when it may ask for its slots again, at the end of its
+    /// wait, or when the queue is closed.
+    pub(super) fn poll_wait(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let (Some(waiter), Some(timer)) = (&self.waiter, &mut self.timer) {
+            ready!(waiter.poll_until(timer.as_mut(), cx));
+            self.timer = None;
+            self.last = self.queue.remove(waiter);
+            if self.is_charged() {
+                // The request may still wait for the inner service, which is no wait in the queue.
+                self.observed = None;
+            }
         }
-        Poll::Ready(true)
-    }
-}
-
-impl Drop for Waiter {
-    fn drop(&mut self) {
-        // The charges of a request that runs may share the turn.
-        self.turn.iter().for_each(|turn| turn.leave_unless(|_| false));
-        let mut counts = self.waiters.keys.lock();
-        self.keys.iter().for_each(|key| subtract(&mut counts, *key, 1));
-        self.waiters.all.fetch_sub(1, AcqRel);
-    }
-}
-
-/// A queued charge. Dropping this value undoes the charge.
-pub(crate) struct QueuedCharge<S: Store> {
-    store: Arc<S>,
-    pub(super) charged: Option<Box<(Decision, OwnedCharges)>>,
-    turn: Pin<Box<Sleep>>,
-    waiter: Box<Waiter>,
-}
-
-impl<S: Store> QueuedCharge<S> {
-    pub(super) fn new(
-        store: Arc<S>,
-        decision: Decision,
-        charges: &[Charge<'_>],
-        waiter: Box<Waiter>,
-    ) -> Self {
-        let turn = Box::pin(sleep(decision.wait()));
-        Self { store, charged: Some(Box::new((decision, charges.into()))), turn, waiter }
-    }
-
-    /// Completes at the turn of the request.
-    pub(super) fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        ready!(self.turn.as_mut().poll(cx));
-        // The request may still wait for the inner service, which is no wait in the queue.
-        self.waiter.observed = None;
         Poll::Ready(())
     }
-}
 
-impl<S: Store> Drop for QueuedCharge<S> {
-    fn drop(&mut self) {
-        if let Some((decision, charges)) = self.charged.as_deref() {
-            charges.with(|charges| self.store.undo(&made(charges, decision), decision, None));
-        }
+    /// Returns `true` if the request has been charged and its turn has come.
+    pub(super) fn is_charged(&self) -> bool {
+        self.last.as_ref().is_some_and(|last| last.decision.is_allowed())
+    }
+
+    /// Returns `true` if the queue is closed.
+    pub(super) fn is_released(&self) -> bool {
+        self.queue.is_closed()
+    }
+
+    /// Returns `true` if the request may ask for its slots again.
+    pub(super) fn may_ask(&self) -> bool {
+        Instant::now() < self.ends_at && !self.is_released()
     }
 }
 
-/// Returns the charges that a decision has made.
-pub(super) fn made<'a>(charges: &[Charge<'a>], decision: &Decision) -> SmallVec<[Charge<'a>; 4]> {
-    charges.iter().filter(|charge| decision.charged(charge.rule())).copied().collect()
+impl<S: Store> Drop for QueuedRequest<S> {
+    fn drop(&mut self) {
+        if let Some(waiter) = &self.waiter {
+            let last = self.last.take().or_else(|| self.queue.remove(waiter));
+            if let (Some(last), Some(store)) = (last, &self.store) {
+                last.undo(&**store);
+            }
+            // A late answer of the store may still have the waiter.
+            waiter.leave_unless(|_| false);
+        }
+        let mut state = self.queue.state.lock();
+        self.keys.iter().for_each(|key| subtract(&mut state.keys, *key, 1));
+        self.queue.all.fetch_sub(1, AcqRel);
+    }
+}
+
+/// Handle of the requests that wait in a layer, for the shutdown of a service.
+///
+/// Created by [`RateLimitLayer::queue_handle`](crate::RateLimitLayer::queue_handle). Clones close the
+/// same queue.
+#[derive(Clone)]
+pub struct QueueHandle(Arc<dyn CloseQueue>);
+
+impl QueueHandle {
+    /// Denies all requests that wait, and every later request that would have to wait.
+    ///
+    /// Each waiting request gets its denial at once, as if its [`max_wait`](crate::Rule::max_wait) had
+    /// ended. Its charge is undone, if one was made. Requests that run go on, and requests that need
+    /// not wait are admitted as before. A queue does not open again.
+    ///
+    /// The charges are undone from the last to the first, because a queued charge can be undone only
+    /// while it is the last of its account. See [`Store::undo`](crate::Store::undo).
+    pub fn close(&self) {
+        self.0.close();
+    }
+
+    /// Returns `true` if the queue is closed.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+}
+
+impl fmt::Debug for QueueHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueueHandle").field("is_closed", &self.is_closed()).finish()
+    }
+}
+
+/// A queue of a layer whose type of stores is erased.
+trait CloseQueue: Send + Sync {
+    fn close(&self);
+    fn is_closed(&self) -> bool;
+}
+
+/// A queue, and the store that made its charges.
+struct LayerQueue<S> {
+    queue: Arc<Queue>,
+    store: Arc<S>,
+}
+
+impl<S: Store + Send + Sync> CloseQueue for LayerQueue<S> {
+    fn close(&self) {
+        self.queue.close(&*self.store);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.queue.is_closed()
+    }
+}
+
+impl QueueHandle {
+    pub(super) fn new<S: Store + Send + Sync + 'static>(queue: Arc<Queue>, store: Arc<S>) -> Self {
+        Self(Arc::new(LayerQueue { queue, store }))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{key::Key, name::RuleName};
+    use crate::{key::Key, name::RuleName, store::LocalStore};
 
     const ALL: Bounds = Bounds { all: 1_024, per_key: None };
+    const SHORTEST: Duration = Duration::from_nanos(1);
+
+    fn enter(
+        queue: &Arc<Queue>,
+        charges: &[Charge<'_>],
+        bounds: Bounds,
+    ) -> Option<Box<QueuedRequest<LocalStore>>> {
+        queue.enter(charges, bounds)
+    }
 
     fn bound(key: &Key, quotas: &[Quota], bounds: Bounds) -> usize {
-        let charge = Charge::new(RuleName::default(), key, quotas).with_max_wait(Duration::MAX);
-        let waiters = Arc::new(Waiters::default());
+        bound_within(SHORTEST, key, quotas, bounds)
+    }
+
+    fn bound_within(max_wait: Duration, key: &Key, quotas: &[Quota], bounds: Bounds) -> usize {
+        let charge = Charge::new(RuleName::default(), key, quotas).with_max_wait(max_wait);
+        let queue = Arc::new(Queue::default());
         let mut queued = Vec::new();
-        while !waiters.are_full(&[charge], bounds) {
-            queued.push(waiters.enter(&[charge], bounds).expect("a place"));
+        while !queue.is_full(&[charge], bounds) {
+            queued.push(enter(&queue, &[charge], bounds).expect("a place"));
         }
-        assert!(waiters.enter(&[charge], bounds).is_none());
+        assert!(enter(&queue, &[charge], bounds).is_none());
         let max = queued.len();
         drop(queued);
-        assert!(waiters.keys.lock().is_empty(), "an entry was left behind");
-        assert_eq!(waiters.all.load(Acquire), 0);
+        assert!(queue.state.lock().keys.is_empty(), "an entry was left behind");
+        assert_eq!(queue.all.load(Acquire), 0);
         max
     }
 
@@ -298,17 +490,33 @@ mod tests {
     }
 
     #[test]
+    fn as_many_requests_wait_as_have_their_turn_within_the_longest_wait() {
+        let key = Key::from("alice");
+        for (quotas, max) in [
+            (vec![Quota::per_minute(1)], 10),
+            (vec![Quota::per_minute(2).with_burst(1)], 16),
+            (vec![Quota::per_hour(1)], 1),
+            (vec![Quota::per_minute(1), Quota::per_hour(1)], 1),
+            (vec![Quota::concurrent(3)], 3),
+            (vec![Quota::concurrent(3), Quota::per_minute(1)], 3),
+        ] {
+            let wait = Duration::from_secs(600);
+            assert_eq!(bound_within(wait, &key, &quotas, ALL), max, "{quotas:?}");
+        }
+    }
+
+    #[test]
     fn a_request_counts_for_each_key_that_may_queue() {
         let (alice, bob, quotas) = (Key::from("alice"), Key::from("bob"), [Quota::per_second(2)]);
         let rule = |name| RuleName::new(name).expect("a name");
-        let waits = |name, key| Charge::new(rule(name), key, &quotas).with_max_wait(Duration::MAX);
+        let waits = |name, key| Charge::new(rule(name), key, &quotas).with_max_wait(SHORTEST);
         let now = |name, key| Charge::new(rule(name), key, &quotas);
-        let waiters = Arc::new(Waiters::default());
-        let _both = [(); 2]
-            .map(|()| waiters.enter(&[waits("ip", &bob), now("user", &alice)], ALL).expect("free"));
-        assert!(waiters.are_full(&[waits("ip", &bob)], ALL));
-        assert!(waiters.are_full(&[waits("user", &alice), waits("ip", &bob)], ALL));
-        assert!(!waiters.are_full(&[waits("user", &alice)], ALL), "rule user never queued");
-        assert!(!waiters.are_full(&[waits("ip", &alice)], ALL));
+        let queue = Arc::new(Queue::default());
+        let both = [waits("ip", &bob), now("user", &alice)];
+        let _both = [(); 2].map(|()| enter(&queue, &both, ALL).expect("free"));
+        assert!(queue.is_full(&[waits("ip", &bob)], ALL));
+        assert!(queue.is_full(&[waits("user", &alice), waits("ip", &bob)], ALL));
+        assert!(!queue.is_full(&[waits("user", &alice)], ALL), "rule user never queued");
+        assert!(!queue.is_full(&[waits("ip", &alice)], ALL));
     }
 }

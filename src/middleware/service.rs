@@ -94,7 +94,7 @@ where
                 let drain = &self.layer.settings.drain;
                 ResponseFuture { state: State::rejected(drain, request, response) }
             }
-            step @ (Admission::Queued(_) | Admission::Waiting(_) | Admission::Deciding(_)) => {
+            step @ (Admission::Waiting(_) | Admission::Deciding(_)) => {
                 let clone = self.inner.clone();
                 let inner = mem::replace(&mut self.inner, clone);
                 let layer = self.layer.clone();
@@ -281,7 +281,7 @@ where
                 let (future, context) = (self.inner.call(self.request), Some(context));
                 return State::Extended { future, context };
             }
-            Admission::Queued(_) | Admission::Waiting(_) => {
+            Admission::Waiting(_) => {
                 // A waiting request must not hold a permit of a limit.
                 self.inner = self.inner.clone();
                 self.is_ready = false;
@@ -306,24 +306,24 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Result<Admission<Response<C>, S>, I::Error>> {
         let Self { inner, is_ready, layer, request, step } = self;
-        let (head, mut may_ask) = (RequestHead::from(&*request), true);
+        let head = RequestHead::from(&*request);
+        let mut runs = true;
         match step {
             Admission::Deciding(pending) => {
                 return layer.resume(&head, pending.as_mut(), cx).map(Ok);
             }
-            Admission::Waiting(waiter) => may_ask = ready!(waiter.poll_called(cx)),
-            _ => {
-                if let Admission::Queued(queued) = step {
-                    ready!(queued.poll_turn(cx));
-                }
-                ready!(inner.poll_ready(cx))?;
-                *is_ready = true;
+            Admission::Waiting(queued) => {
+                ready!(queued.poll_wait(cx));
+                runs = queued.is_charged();
             }
+            _ => {}
+        }
+        if runs {
+            ready!(inner.poll_ready(cx))?;
+            *is_ready = true;
         }
         Poll::Ready(Ok(match mem::replace(step, Admission::Admitted(None)) {
-            Admission::Waiting(waiter) if may_ask => layer.admit_again(&head, waiter),
-            Admission::Waiting(waiter) => layer.end_wait(&head, waiter),
-            Admission::Queued(queued) => layer.dequeue(&head, queued),
+            Admission::Waiting(queued) => layer.end_wait(&head, queued),
             step => step,
         }))
     }

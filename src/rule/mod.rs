@@ -165,6 +165,14 @@ impl<K> Rule<K> {
     /// slot](crate::guide::slots#waiting-for-a-slot). A request that needs more than one slot does not
     /// wait, neither for slots nor for a rate beside them: it is denied at once.
     ///
+    /// By default, as many requests of a key wait for a rate as have their turn within `time`: one for each
+    /// [interval](crate::Quota::interval) of the slowest quota, and at most 16. For example, ten wait under
+    /// `Quota::per_minute(1)` and a `max_wait` of ten minutes. For slots, as many wait as there are slots.
+    /// In all, 1,024 requests of a layer wait. See
+    /// [`max_waiters_per_key`](crate::RateLimitLayer::max_waiters_per_key).
+    ///
+    /// At the shutdown of a service, [`queue_handle`](crate::RateLimitLayer::queue_handle) ends all waits.
+    ///
     /// A request that waits for a rate is already admitted: a block or a new plan affects only later requests.
     /// The units of a dropped waiting request are returned only if no later request waits. If a
     /// [`LivePlan`] raises a paced window, the last request of the smaller window

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use super::Waiter;
 use crate::decision::{Outcome, Snapshot};
 
 /// Circumstances of a call of a [`Store`](super::Store), besides its operation.
@@ -29,6 +30,9 @@ pub struct Context<'a> {
     /// A store that does not [keep](Context::keep_limit) the limit may ignore it: the `Timeout`
     /// counts the time.
     pub limit: Option<Duration>,
+    /// The waiter of the request, if the request may wait for slots. Without one, a store denies a
+    /// request at once, whatever its [`max_wait`](super::Charge::max_wait).
+    pub waiter: Option<&'a Waiter>,
     /// Set by a store that keeps the limit.
     is_kept: Option<&'a AtomicBool>,
     /// The account of another store that an adjusted account follows.
@@ -71,6 +75,12 @@ impl<'a> Context<'a> {
         Self { limit: limit.into(), ..self }
     }
 
+    /// Sets the waiter.
+    #[must_use]
+    pub fn with_waiter(self, waiter: impl Into<Option<&'a Waiter>>) -> Self {
+        Self { waiter: waiter.into(), ..self }
+    }
+
     /// Returns the limit, which the store then keeps. The [`Timeout`](super::Timeout) around the store
     /// no longer counts the time of this call.
     ///
@@ -93,5 +103,24 @@ impl<'a> Context<'a> {
     /// Sets the limit, and what becomes `true` if the store keeps it.
     pub(super) fn with_kept_limit(self, limit: Duration, is_kept: &'a AtomicBool) -> Self {
         Self { limit: Some(limit), is_kept: Some(is_kept), ..self }
+    }
+}
+
+/// Owned copy of a context, for wrappers that call a store later. The store cannot keep the limit.
+#[derive(Clone, Debug)]
+pub(super) struct OwnedContext {
+    limit: Option<Duration>,
+    waiter: Option<Waiter>,
+}
+
+impl OwnedContext {
+    pub(super) fn get(&self) -> Context<'_> {
+        Context::default().with_limit(self.limit).with_waiter(self.waiter.as_ref())
+    }
+}
+
+impl From<&Context<'_>> for OwnedContext {
+    fn from(context: &Context<'_>) -> Self {
+        Self { limit: context.limit, waiter: context.waiter.cloned() }
     }
 }

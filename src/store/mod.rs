@@ -53,6 +53,8 @@ mod local;
 mod op;
 #[cfg(feature = "redis")]
 mod redis;
+mod sync;
+mod waiter;
 mod wrappers;
 
 use std::{
@@ -62,7 +64,7 @@ use std::{
     error::Error,
     fmt,
     future::ready,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -72,9 +74,7 @@ use tower::BoxError;
 #[cfg(feature = "governor")]
 pub use self::governor::GovernorStore;
 pub use self::instances::Instances;
-#[cfg(feature = "redis")]
-pub(crate) use self::local::{Call, LeaveQueue, Order, SlotQueue};
-pub(crate) use self::local::{Clock, Turn};
+pub(crate) use self::local::Clock;
 #[cfg(feature = "redis")]
 pub use self::redis::{
     ClusterLink, Link, RedisBuilder, RedisError, RedisErrorKind, RedisStore, RedisStream,
@@ -89,6 +89,7 @@ pub use self::{
     hot_keys::{DenyCache, Leased},
     local::{LocalStore, Stats},
     op::{Op, OwnedOp},
+    waiter::{Call, Waiter},
     wrappers::{
         breaker::{Breaker, BreakerError, circuit::FailureDomain},
         fallback::{FailClosed, FailOpen, Fallback, LocalShare},
@@ -111,8 +112,6 @@ pub struct Charge<'a> {
     demand: Demand,
     report_only: bool,
     only: Option<u8>,
-    /// The turn of a request that may wait for slots.
-    turn: Option<&'a Arc<Turn>>,
     /// `true` if a layer is being built that gives the rule these quotas for its whole life.
     fixed: bool,
     /// `true` if a request holds the slots in another store, so they need no decision.
@@ -123,8 +122,8 @@ impl<'a> Charge<'a> {
     /// Creates a charge of one unit.
     pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
         let (demand, report_only, only) = (Demand::units(1), false, None);
-        let (turn, fixed, held) = (None, false, false);
-        Self { rule, key, quotas, demand, report_only, only, turn, fixed, held }
+        let (fixed, held) = (false, false);
+        Self { rule, key, quotas, demand, report_only, only, fixed, held }
     }
 
     /// Sets the units to charge. Defaults to 1.
@@ -266,11 +265,6 @@ impl<'a> Charge<'a> {
         Self { quotas, ..self }
     }
 
-    /// Lets the request wait for slots. If the charge is denied, its turn may be in a queue.
-    pub(crate) fn with_turn(self, turn: Option<&'a Arc<Turn>>) -> Self {
-        Self { turn, ..self }
-    }
-
     /// Marks the quotas as those of a layer that is being built.
     pub(crate) fn with_fixed_quotas(self) -> Self {
         Self { fixed: true, ..self }
@@ -289,15 +283,13 @@ struct OwnedCharge {
     demand: Demand,
     report_only: bool,
     only: Option<u8>,
-    turn: Option<Arc<Turn>>,
 }
 
 impl OwnedCharge {
     fn as_charge(&self) -> Charge<'_> {
-        let Self { rule, key, quotas, demand, report_only, only, turn } = self;
-        let (rule, demand, turn) = (*rule, *demand, turn.as_ref());
-        let charge = Charge::new(rule, key, quotas);
-        Charge { demand, report_only: *report_only, only: *only, turn, ..charge }
+        let Self { rule, key, quotas, demand, report_only, only } = self;
+        let charge = Charge::new(*rule, key, quotas);
+        Charge { demand: *demand, report_only: *report_only, only: *only, ..charge }
     }
 }
 
@@ -318,7 +310,6 @@ impl From<&[Charge<'_>]> for OwnedCharges {
             demand: charge.demand,
             report_only: charge.report_only,
             only: charge.only,
-            turn: charge.turn.cloned(),
         };
         Self(charges.iter().map(own).collect())
     }

@@ -13,10 +13,8 @@ use super::{
     held::{self, HeldSlots},
     ledger::ALICE,
     orders,
+    waiter::Rank,
 };
-
-/// The order of a request that has not waited.
-const NEW: (u32, u64) = (0, u64::MAX);
 
 /// A table of held slots, and a limit that can change.
 struct Slots {
@@ -36,7 +34,9 @@ impl Slots {
     fn take(&self) -> Option<u64> {
         let limit = self.limit.load(Ordering::Acquire);
         let mut keys = self.held.shard(ALICE).lock();
-        let Some((held, true)) = keys.room(ALICE, NEW) else { panic!("room, and nobody waits") };
+        let Some((held, true)) = keys.room(ALICE, Rank::new(None, 0)) else {
+            panic!("room, and nobody waits")
+        };
         (held < limit).then(|| keys.hold(ALICE, 1))
     }
 

@@ -21,6 +21,9 @@ mod sync;
 #[path = "../../src/store/local/table.rs"]
 #[expect(dead_code, reason = "statistics")]
 mod table;
+#[path = "../../src/store/waiter.rs"]
+#[expect(dead_code, unreachable_pub, reason = "timers, the end of all waits, and public names")]
+mod waiter;
 
 /// The modules by which the files name other items of the crate.
 mod algorithm {
@@ -29,6 +32,10 @@ mod algorithm {
 
 mod name {
     pub(crate) use tower_sluice::rule::RuleName;
+}
+
+mod store {
+    pub(crate) use crate::{sync, waiter};
 }
 
 mod quota {

@@ -13,8 +13,9 @@ use loom::{
 
 use super::{
     every_order,
-    held::{self, HeldSlots, Turn},
+    held::{self, HeldSlots},
     ledger::ALICE,
+    waiter::{Rank, Waiter},
 };
 
 /// Counts the wakes of a task.
@@ -32,20 +33,20 @@ struct Slots(HeldSlots);
 
 impl Slots {
     /// Takes the slot, or joins the queue. Returns the epoch of the slot.
-    fn ask(&self, turn: &Arc<Turn>) -> Option<u64> {
-        let mut locked = self.0.lock(&iter::once(ALICE), Some(turn));
-        let order = Turn::order(locked.turn, 0);
+    fn ask(&self, waiter: &Waiter) -> Option<u64> {
+        let mut locked = self.0.lock(&iter::once(ALICE), Some(waiter));
+        let rank = Rank::new(Some(waiter), 0);
         let keys = locked.get(ALICE).expect("it is locked");
-        if keys.room(ALICE, order) == Some((0, true)) {
+        if keys.room(ALICE, rank) == Some((0, true)) {
             return Some(keys.hold(ALICE, 1));
         }
         locked.join(ALICE, 0, 1, 0);
         None
     }
 
-    fn poll(turn: &Turn, wakes: &Arc<Wakes>) -> bool {
+    fn poll(waiter: &Waiter, wakes: &Arc<Wakes>) -> bool {
         let waker = Waker::from(wakes.clone());
-        turn.poll_called(&mut Context::from_waker(&waker)) == Poll::Ready(())
+        waiter.poll_called(&mut Context::from_waker(&waker)) == Poll::Ready(())
     }
 
     fn free(&self, epoch: u64) {
@@ -56,7 +57,7 @@ impl Slots {
 /// The only slot is held. Returns its epoch.
 fn held_once() -> (Arc<Slots>, u64) {
     let slots = Slots(HeldSlots::new(8));
-    let epoch = slots.ask(&Turn::new()).expect("a free slot");
+    let epoch = slots.ask(&Waiter::new()).expect("a free slot");
     (Arc::new(slots), epoch)
 }
 
@@ -66,14 +67,15 @@ fn a_freed_slot_calls_a_request_that_is_about_to_wait() {
         let (slots, epoch) = held_once();
         let frees = slots.clone();
         let freeing = thread::spawn(move || frees.free(epoch));
-        let (wakes, turn) = (Arc::new(Wakes::default()), Turn::new());
-        let taken = slots.ask(&turn);
-        let called = taken.is_none() && Slots::poll(&turn, &wakes);
+        let (wakes, waiter) = (Arc::new(Wakes::default()), Waiter::new());
+        let taken = slots.ask(&waiter);
+        assert!(taken.is_some() || waiter.take_max_wait().is_some(), "it waits, even if called");
+        let called = taken.is_none() && Slots::poll(&waiter, &wakes);
         freeing.join().expect("no panic");
         let woken = wakes.0.load(Ordering::Acquire) > 0;
         assert!(taken.is_some() || called || woken, "the wakeup is lost");
-        let taken = taken.or_else(|| slots.ask(&turn)).expect("the slot is free");
-        drop(turn);
+        let taken = taken.or_else(|| slots.ask(&waiter)).expect("the slot is free");
+        drop(waiter);
         slots.free(taken);
         assert_eq!(slots.0.counts(), (0, 0));
     });
@@ -84,7 +86,7 @@ fn a_called_request_that_leaves_calls_the_next() {
     every_order(|| {
         let (slots, epoch) = held_once();
         let wakes = Arc::new(Wakes::default());
-        let (first, second) = (Turn::new(), Turn::new());
+        let (first, second) = (Waiter::new(), Waiter::new());
         assert!(slots.ask(&first).is_none() && slots.ask(&second).is_none());
         let frees = slots.clone();
         let freeing = thread::spawn(move || frees.free(epoch));
@@ -103,11 +105,11 @@ fn a_called_request_that_leaves_calls_the_next() {
 fn a_new_request_does_not_overtake_one_that_waits() {
     every_order(|| {
         let (slots, epoch) = held_once();
-        let (older, newer) = (Turn::new(), Turn::new());
+        let (older, newer) = (Waiter::new(), Waiter::new());
         assert!(slots.ask(&older).is_none());
-        let (frees, asks, turn) = (slots.clone(), slots.clone(), newer.clone());
+        let (frees, asks, waiter) = (slots.clone(), slots.clone(), newer.clone());
         let freeing = thread::spawn(move || frees.free(epoch));
-        let asking = thread::spawn(move || asks.ask(&turn));
+        let asking = thread::spawn(move || asks.ask(&waiter));
         let first = slots.ask(&older);
         freeing.join().expect("no panic");
         assert!(asking.join().expect("no panic").is_none(), "it overtook the first");

@@ -1,4 +1,4 @@
-//! Loom's counterparts of `sync` in `src/store/local/sync.rs`, with sets small enough for models to end.
+//! Loom's counterparts of `src/store/sync.rs`, with sets small enough for models to end.
 
 pub(super) use std::sync::OnceLock;
 

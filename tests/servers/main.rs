@@ -14,6 +14,7 @@ mod calls;
 mod cancelled;
 mod changing;
 mod clock;
+mod closing;
 mod cluster;
 mod cluster_calls;
 mod cluster_replies;

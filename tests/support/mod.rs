@@ -223,11 +223,13 @@ impl Store for Gated {
     type Error = Infallible;
     type Future = BoxFuture<Result<Decision, Infallible>>;
 
-    fn call(&self, op: Op<'_>, _: &store::Context<'_>) -> Answer<Self::Future> {
+    fn call(&self, op: Op<'_>, context: &store::Context<'_>) -> Answer<Self::Future> {
         let (this, op) = (self.clone(), OwnedOp::from(op));
+        let waiter = context.waiter.cloned();
         Answer::Later(Box::pin(async move {
             this.door.acquire().await.expect("never closed").forget();
-            Ok(op.with(|op| this.store.call(op, &store::Context::default()).now()))
+            let context = store::Context::default().with_waiter(waiter.as_ref());
+            Ok(op.with(|op| this.store.call(op, &context).now()))
         }))
     }
 

@@ -107,33 +107,40 @@ impl Shaky {
         self.state.on_their_way.load(SeqCst)
     }
 
-    fn ask(&self, mood: Mood, op: Op<'_>) -> Answered {
+    fn ask(&self, mood: Mood, op: Op<'_>, context: &Context<'_>) -> Answered {
         self.state.calls.fetch_add(1, SeqCst);
         let broken = || Err(BoxError::from("redis://10.0.0.7 is down"));
-        let (store, op) = (self.store.clone(), OwnedOp::from(op));
+        let (store, waiter) = (self.store.clone(), context.waiter.cloned());
         let on_its_way = OnItsWay::new(&self.state);
         match mood {
-            Mood::Well => Answer::Now(Ok(op.with(|op| store.call(op, &Context::default()).now()))),
+            Mood::Well => Answer::Now(Ok(store.call(op, context).now())),
             Mood::Failing => Answer::Now(broken()),
             Mood::FailingSoon => Answer::Later(Box::pin(std::future::ready(broken()))),
-            Mood::Late(time) => Answer::Later(Box::pin(async move {
-                let _on_its_way = on_its_way;
-                tokio::time::sleep(time).await;
-                Ok(op.with(|op| store.call(op, &Context::default()).now()))
-            })),
+            Mood::Late(time) => {
+                let op = OwnedOp::from(op);
+                Answer::Later(Box::pin(async move {
+                    let _on_its_way = on_its_way;
+                    tokio::time::sleep(time).await;
+                    let context = Context::default().with_waiter(waiter.as_ref());
+                    Ok(op.with(|op| store.call(op, &context).now()))
+                }))
+            }
             Mood::FailingLate(time) => Answer::Later(Box::pin(async move {
                 let _on_its_way = on_its_way;
                 tokio::time::sleep(time).await;
                 broken()
             })),
-            Mood::Busy => Answer::Later(Box::pin(async move {
-                let _on_its_way = on_its_way;
-                let rule = op.with(|op| op.charges().first().map(Charge::rule));
+            Mood::Busy => {
+                let rule = op.charges().first().map(Charge::rule);
                 let outcome = Outcome::unknown(rule.unwrap_or_default(), 0, Some(RETRY_AFTER));
-                Ok(Decision::deny().with_source(Source::Busy).with_outcome(outcome))
-            })),
+                let busy = Decision::deny().with_source(Source::Busy).with_outcome(outcome);
+                Answer::Later(Box::pin(async move {
+                    let _on_its_way = on_its_way;
+                    Ok(busy)
+                }))
+            }
             Mood::Hanging => {
-                op.with(|op| drop(store.call(op, &Context::default()).now()));
+                drop(store.call(op, context).now());
                 Answer::Later(Box::pin(async move {
                     let _on_its_way = on_its_way;
                     std::future::pending().await
@@ -151,13 +158,13 @@ impl Store for Shaky {
     type Error = BoxError;
     type Future = BoxFuture<Result<Decision, BoxError>>;
 
-    fn call(&self, op: Op<'_>, _: &Context<'_>) -> Answered {
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answered {
         let one_less = |settles: usize| settles.checked_sub(1);
         let works = match op {
             Op::Adjust(..) => self.state.settles.fetch_update(SeqCst, SeqCst, one_less).is_ok(),
             _ => true,
         };
-        self.ask(if works { self.mood() } else { Mood::Failing }, op)
+        self.ask(if works { self.mood() } else { Mood::Failing }, op, context)
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {

@@ -39,8 +39,8 @@ use crate::{
     decision::{Decision, Outcome, Snapshot, Source},
     quota::{Algorithm, Quota},
     store::{
-        Answer, BoxFuture, Charge, Context, Health, Instances, Op, OwnedCharges, Store, subtract,
-        wrappers::forward,
+        Answer, BoxFuture, Charge, Context, Health, Instances, Op, OwnedCharges, Store,
+        context::OwnedContext, subtract, wrappers::forward,
     },
 };
 
@@ -313,13 +313,11 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
         let Some((start, mut end)) = wait else { return bypass() };
         let leases = self.clone();
         let charges = OwnedCharges::from(charges);
-        let limit = context.limit;
+        let context = OwnedContext::from(context);
         Answer::Later(Box::pin(async move {
             // Only the end of the operation changes the channel.
             let _ = timeout_at(start + MAX_WAIT, end.changed()).await;
-            let take = |charges: &[Charge<'_>]| {
-                leases.take(charges, &Context::default().with_limit(limit), waits + 1)
-            };
+            let take = |charges: &[Charge<'_>]| leases.take(charges, &context.get(), waits + 1);
             charges.with(take).await
         }))
     }
@@ -514,13 +512,10 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
             Answer::Later(later) => later,
         };
         let charges = OwnedCharges::from(charges);
-        let limit = context.limit;
+        let context = OwnedContext::from(context);
         let operation: Later<S> = Box::pin(async move {
             let answer = later.await;
-            let decide = |charges: &[Charge<'_>]| {
-                self.decide(charges, &Context::default().with_limit(limit), answer)
-            };
-            charges.with(decide).await
+            charges.with(|charges| self.decide(charges, &context.get(), answer)).await
         });
         let mut operation = Detached(operation, Cell::new(false));
         Answer::Later(Box::pin(async move {

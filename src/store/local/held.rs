@@ -8,20 +8,19 @@
 //! slots.
 
 use std::{
-    collections::{BTreeMap, HashMap},
-    fmt,
+    collections::HashMap,
     hash::{BuildHasherDefault, Hasher},
     mem,
-    pin::Pin,
-    sync::{Arc, atomic::AtomicU64},
-    task::{Context, Poll},
+    sync::Arc,
     time::Duration,
 };
 
 use smallvec::SmallVec;
-use tokio::sync::oneshot;
 
-use super::sync::{Mutex, MutexGuard, OnceLock};
+use crate::store::{
+    sync::{Mutex, MutexGuard, OnceLock},
+    waiter::{Call, Place, Rank, SlotQueue, Waiter},
+};
 
 /// The maximum number of shards.
 const SHARDS: usize = 64;
@@ -30,20 +29,8 @@ const KEPT_ENTRIES: usize = 64;
 /// The longest expected wait before the first slot is freed, in nanoseconds.
 const MAX_GUESS: u64 = 60_000_000_000;
 
-/// Calls a request that waits, when it is dropped.
-pub(crate) type Call = oneshot::Sender<()>;
-
 /// A part of the table with one lock.
 pub(super) type Shard = Mutex<HeldKeys>;
-
-/// The headroom and the number of a request. Requests get slots in ascending order.
-pub(crate) type Order = (u32, u64);
-
-/// The queues of a store, by account.
-pub(crate) trait LeaveQueue: Send + Sync {
-    /// Removes a request from its queue. The next request may then be called.
-    fn leave(&self, id: u64, order: Order);
-}
 
 /// The held slots of all keys.
 #[derive(Debug)]
@@ -79,24 +66,31 @@ impl HeldSlots {
         self.at(self.index(id))
     }
 
-    /// Locks the shards of these accounts, in ascending order. The `turn` of the request, if it may
+    /// Locks the shards of these accounts, in ascending order. The `waiter` of the request, if it may
     /// wait, must be in the queue of one of these accounts, or in none. It leaves the queue.
     #[inline]
     pub(super) fn lock<'a>(
         &'a self,
         ids: &(impl Iterator<Item = u64> + Clone),
-        turn: Option<&'a Arc<Turn>>,
+        waiter: Option<&'a Waiter>,
     ) -> LockedSlots<'a> {
-        let (shards, called) = (SmallVec::new(), Vec::new());
-        let mut locked = LockedSlots { table: self, turn, shards, full: false, called, left: None };
+        let mut locked = LockedSlots {
+            table: self,
+            waiter,
+            shards: SmallVec::new(),
+            full: false,
+            called: Vec::new(),
+            left: None,
+        };
         let mut next = ids.clone().map(|id| self.index(id)).min();
         while let Some(index) = next {
             locked.shards.push((index, self.at(index).lock()));
             next = ids.clone().map(|id| self.index(id)).filter(|other| *other > index).min();
         }
-        if let Some(place) = turn.and_then(|turn| turn.place.lock().take()) {
-            let waiting = locked.get(place.id).and_then(|keys| keys.leave(place.id, place.order));
-            locked.left = Some((place, waiting));
+        if let Some(waiter) = waiter {
+            locked.left = waiter.take_place(|_| true);
+            let call = locked.leave(waiter);
+            locked.called.extend(call);
         }
         locked
     }
@@ -123,14 +117,14 @@ impl HeldSlots {
 /// The last fields run wakers when they are dropped, so the locks are dropped before them.
 pub(super) struct LockedSlots<'a> {
     pub(super) table: &'a HeldSlots,
-    pub(super) turn: Option<&'a Arc<Turn>>,
+    pub(super) waiter: Option<&'a Waiter>,
     /// The index of each shard, and its lock.
     shards: SmallVec<[(usize, MutexGuard<'a, HeldKeys>); 2]>,
     /// `true` if there was no room for a new account.
     pub(super) full: bool,
     called: Vec<Call>,
     /// The place that the request has left.
-    left: Option<(QueuePlace, Option<Call>)>,
+    left: Option<Place>,
 }
 
 impl<'a> LockedSlots<'a> {
@@ -141,14 +135,21 @@ impl<'a> LockedSlots<'a> {
         self.shards.iter_mut().find(|(locked, _)| *locked == index).map(|(_, keys)| &mut **keys)
     }
 
-    /// Adds the request to the queue of an account. It must have a turn.
+    /// Removes the request from the queue that it has left. Returns its call.
+    fn leave(&mut self, waiter: &Waiter) -> Option<Call> {
+        let id = self.left.as_ref()?.queue;
+        self.get(id)?.leave(id, |queue| queue.remove(waiter))
+    }
+
+    /// Adds the request to the queue of an account. It must have a waiter.
     pub(super) fn join(&mut self, id: u64, headroom: u32, limit: u64, max_wait: u64) {
-        let (order, shard) = (Turn::order(self.turn, headroom), self.table.shard(id).clone());
-        let Some(turn) = self.turn else { return };
+        let (Some(waiter), shard) = (self.waiter, self.table.shard(id).clone()) else { return };
         let Some(entry) = self.get(id).and_then(|keys| keys.entries.get_mut(&id)) else { return };
+        let rank = Rank::new(Some(waiter), headroom);
+        let call = waiter.wait(id, Duration::from_nanos(max_wait), move || leave(&shard, id, rank));
         let queue = entry.queue.get_or_insert_default();
         queue.limit = limit;
-        queue.join(turn, shard, id, order, max_wait);
+        let _ = queue.waiting.insert(rank, Some(call));
     }
 
     /// Calls the next request that waits for slots of an account, if it fits under `limit`.
@@ -162,87 +163,13 @@ impl<'a> LockedSlots<'a> {
     }
 }
 
-/// A request that may wait for slots. Dropping it leaves the queue.
-pub(crate) struct Turn {
-    number: u64,
-    place: Mutex<Option<QueuePlace>>,
-}
-
-/// The place of a request in the queue of an account.
-struct QueuePlace {
-    queues: Arc<dyn LeaveQueue>,
-    id: u64,
-    order: Order,
-    /// The longest wait in nanoseconds.
-    max_wait: u64,
-    /// Completes once the request may ask again. It then waits only if the answer says so.
-    called: oneshot::Receiver<()>,
-}
-
-impl Turn {
-    /// Creates the turn of a request that comes after all earlier ones.
-    pub(crate) fn new() -> Arc<Self> {
-        static NUMBERS: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBERS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        Arc::new(Self { number, place: Mutex::new(None) })
-    }
-
-    /// Returns the order of a request with this turn and headroom. Without a turn, it is the last.
-    pub(crate) fn order(turn: Option<&Arc<Self>>, headroom: u32) -> Order {
-        (headroom, turn.map_or(u64::MAX, |turn| turn.number))
-    }
-
-    /// Returns `true` if the request was called in the queue of this account, and asks again.
-    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "for a remote store"))]
-    pub(crate) fn is_called(&self, id: u64) -> bool {
-        let place = self.place.lock();
-        place.as_ref().is_some_and(|place| place.id == id && place.called.is_terminated())
-    }
-
-    /// Returns the longest time that the request waits, or `None` if it does not wait. The time is zero
-    /// when this is called again, unless the request has joined a queue in between.
-    pub(crate) fn take_max_wait(&self) -> Option<Duration> {
-        let mut place = self.place.lock();
-        let waiting = place.as_mut().filter(|place| !place.called.is_terminated());
-        waiting.map(|place| Duration::from_nanos(mem::take(&mut place.max_wait)))
-    }
-
-    /// Completes once the request may ask for its slots again.
-    pub(crate) fn poll_called(&self, cx: &mut Context<'_>) -> Poll<()> {
-        let mut place = self.place.lock();
-        let waiting = place.as_mut().filter(|place| !place.called.is_terminated());
-        waiting.map_or(Poll::Ready(()), |it| Pin::new(&mut it.called).poll(cx).map(drop))
-    }
-
-    /// Leaves the queue of an account for which `stays` returns `false`.
-    pub(crate) fn leave_unless(&self, stays: impl Fn(u64) -> bool) {
-        let left = self.place.lock().take_if(|place| !stays(place.id));
-        if let Some(QueuePlace { queues, id, order, .. }) = left {
-            queues.leave(id, order);
-        }
-    }
-}
-
-impl fmt::Debug for Turn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Turn").field("number", &self.number).finish_non_exhaustive()
-    }
-}
-
-impl LeaveQueue for Shard {
-    fn leave(&self, id: u64, order: Order) {
-        let mut keys = self.lock();
-        let left = keys.leave(id, order);
-        let called = keys.entries.get_mut(&id).and_then(HeldEntry::call_next);
-        drop(keys);
-        drop((left, called));
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        self.leave_unless(|_| false);
-    }
+/// Removes a request from the queue of an account. The next request may then be called.
+fn leave(shard: &Shard, id: u64, rank: Rank) {
+    let mut keys = shard.lock();
+    let left = keys.leave(id, |queue| queue.waiting.remove(&rank).flatten());
+    let called = keys.entries.get_mut(&id).and_then(HeldEntry::call_next);
+    drop(keys);
+    drop((left, called));
 }
 
 /// Frees slots, unless the account was reset since `epoch`.
@@ -282,45 +209,6 @@ struct Exhaustion {
     held: u64,
 }
 
-/// The requests that wait for slots of one account.
-#[derive(Debug, Default)]
-pub(crate) struct SlotQueue {
-    /// The limit of the latest request.
-    pub(crate) limit: u64,
-    /// Each request needs one slot and its headroom. Its call is `None` once it is called.
-    pub(crate) waiting: BTreeMap<Order, Option<Call>>,
-}
-
-impl SlotQueue {
-    /// Adds a request, or moves it to the state before its call.
-    pub(crate) fn join(
-        &mut self,
-        turn: &Turn,
-        queues: Arc<dyn LeaveQueue>,
-        id: u64,
-        order: Order,
-        max_wait: u64,
-    ) {
-        self.leave(turn, id);
-        let (call, called) = oneshot::channel();
-        let _ = self.waiting.insert(order, Some(call));
-        *turn.place.lock() = Some(QueuePlace { queues, id, order, max_wait, called });
-    }
-
-    /// Removes a request. Its headroom may have changed since it joined.
-    pub(crate) fn leave(&mut self, turn: &Turn, id: u64) {
-        if let Some(place) = turn.place.lock().take_if(|place| place.id == id) {
-            let _ = self.waiting.remove(&place.order);
-        }
-    }
-
-    /// Returns `true` if another request waits before a request of this order.
-    #[inline]
-    pub(crate) fn is_before(&self, order: Order) -> bool {
-        self.waiting.first_key_value().is_some_and(|(first, _)| *first < order)
-    }
-}
-
 impl HeldEntry {
     /// Returns `true` if nothing is held and no request waits.
     #[inline]
@@ -333,9 +221,9 @@ impl HeldEntry {
     fn call_next(&mut self) -> Option<Call> {
         let queue = self.queue.as_mut()?;
         let mut first = queue.waiting.first_entry()?;
-        let (headroom, _) = *first.key();
+        let headroom = first.key().headroom.into();
         // With no slot held, the limit may be too low, and nothing else would call it.
-        let fits = self.held == 0 || self.held.saturating_add(headroom.into()) < queue.limit;
+        let fits = self.held == 0 || self.held.saturating_add(headroom) < queue.limit;
         if fits { first.get_mut().take() } else { None }
     }
 }
@@ -346,16 +234,16 @@ impl HeldKeys {
     }
 
     /// Returns the held slots of the account, and `true` if no other request waits before a request
-    /// of this order. Returns `None` if there is no room for a new account.
+    /// of this rank. Returns `None` if there is no room for a new account.
     #[inline]
-    pub(super) fn room(&mut self, id: u64, order: Order) -> Option<(u64, bool)> {
+    pub(super) fn room(&mut self, id: u64, rank: Rank) -> Option<(u64, bool)> {
         let Some(HeldEntry { held, queue, .. }) = self.entries.get(&id) else {
             if self.entries.len() >= self.capacity {
                 self.keep(0);
             }
             return (self.entries.len() < self.capacity).then_some((0, true));
         };
-        Some((*held, !queue.as_ref().is_some_and(|queue| queue.is_before(order))))
+        Some((*held, !queue.as_ref().is_some_and(|queue| queue.is_before(rank))))
     }
 
     /// Adds held slots if at most `most` are held, and if no request waits that comes before one with
@@ -368,13 +256,12 @@ impl HeldKeys {
         headroom: u32,
         units: u64,
     ) -> Option<(u64, u64)> {
-        let order = Turn::order(None, headroom);
+        let rank = Rank::new(None, headroom);
         let Some(entry) = self.entries.get_mut(&id) else {
-            return self.room(id, order).map(|(held, _)| (held, self.hold(id, units)));
+            return self.room(id, rank).map(|(held, _)| (held, self.hold(id, units)));
         };
-        let (held, waits) =
-            (entry.held, entry.queue.as_ref().is_some_and(|it| it.is_before(order)));
-        if waits || held > most {
+        let held = entry.held;
+        if held > most || entry.queue.as_ref().is_some_and(|queue| queue.is_before(rank)) {
             return None;
         }
         entry.held += units;
@@ -429,10 +316,14 @@ impl HeldKeys {
         called
     }
 
-    /// Removes a request from the queue of the account.
-    fn leave(&mut self, id: u64, order: Order) -> Option<Call> {
+    /// Removes a request from the queue of the account, by `remove`.
+    fn leave(
+        &mut self,
+        id: u64,
+        remove: impl FnOnce(&mut SlotQueue) -> Option<Call>,
+    ) -> Option<Call> {
         let entry = self.entries.get_mut(&id)?;
-        let left = entry.queue.as_mut()?.waiting.remove(&order).flatten();
+        let left = remove(entry.queue.as_mut()?);
         entry.queue.take_if(|queue| queue.waiting.is_empty());
         if entry.is_unused() {
             entry.exhaustion = None;

@@ -27,7 +27,7 @@ use crate::{
     decision::{Decision, NEVER, Outcome, Source, UNKNOWN_WAIT},
     key::random_state,
     quota::{Quota, QuotaAddress},
-    store::{Charge, KnownRules, nanos},
+    store::{Charge, KnownRules, Waiter, nanos},
 };
 
 /// The number of account slots per block slot.
@@ -88,8 +88,13 @@ impl Ledger {
     ///
     /// Always inlined, because a call would move the decision, which is large.
     #[inline(always)]
-    pub(super) fn take<T>(&self, charges: &[Charge<'_>], then: impl FnOnce(Decision) -> T) -> T {
-        self.take_at(charges, || self.clock.now(), then)
+    pub(super) fn take<T>(
+        &self,
+        charges: &[Charge<'_>],
+        waiter: Option<&Waiter>,
+        then: impl FnOnce(Decision) -> T,
+    ) -> T {
+        self.take_at(charges, waiter, || self.clock.now(), then)
     }
 
     /// Decides at a reading of the clock. For slots alone, no reading is needed.
@@ -97,6 +102,7 @@ impl Ledger {
     fn take_at<T>(
         &self,
         charges: &[Charge<'_>],
+        waiter: Option<&Waiter>,
         clock: impl Fn() -> u64,
         then: impl FnOnce(Decision) -> T,
     ) -> T {
@@ -112,14 +118,16 @@ impl Ledger {
         let slots = charges.first().filter(has_slots).filter(|_| charges.len() == 1);
         let is_timed = slots.is_none_or(|it| it.quotas().len() > 1);
         let now = now.unwrap_or_else(|| if is_timed { clock() } else { 0 });
-        if let Some(charge) = slots {
+        if let Some(charge) = slots
+            && waiter.is_none()
+        {
             // Filled in place, because moving it is slow.
             let mut decision = Decision::new(true, now);
             if self.take_slots(charge, now, &mut decision).is_some() {
                 return then(decision);
             }
         }
-        then(self.take_several(charges, now))
+        then(self.take_several(charges, waiter, now))
     }
 
     /// Charges `N` plain charges, whose accounts have slots in the table.
@@ -174,9 +182,8 @@ impl Ledger {
             _ => return None,
         };
         let demand = charge.demand();
-        let may_wait = charge.turn.is_some() || charge.is_report_only();
         if charge.quota_index().is_some()
-            || may_wait
+            || charge.is_report_only()
             || demand.cost == 0
             || self.may_be_blocked(now)
         {
@@ -200,7 +207,7 @@ impl Ledger {
     }
 
     #[inline(never)]
-    fn take_several(&self, charges: &[Charge<'_>], now: u64) -> Decision {
+    fn take_several(&self, charges: &[Charge<'_>], waiter: Option<&Waiter>, now: u64) -> Decision {
         if let [charge] = charges
             && charge.held
         {
@@ -216,7 +223,7 @@ impl Ledger {
         {
             return plain_decision(three, by, now);
         }
-        self.decide(charges, now, false)
+        self.decide(charges, waiter, now)
     }
 
     /// Holds slots that a request holds in another store.
@@ -249,23 +256,42 @@ impl Ledger {
         (elapsed > 0 && elapsed >= retry_ns.saturating_sub(max_wait)).then_some(later)
     }
 
-    /// Decides on the charges of all accounts. Changes nothing if `peeks` is `true`.
-    pub(super) fn decide(&self, charges: &[Charge<'_>], now: u64, peeks: bool) -> Decision {
+    /// Decides on the charges of all accounts, and makes them.
+    pub(super) fn decide(
+        &self,
+        charges: &[Charge<'_>],
+        waiter: Option<&Waiter>,
+        now: u64,
+    ) -> Decision {
+        self.decide_all(charges, waiter, now, false)
+    }
+
+    /// Decides on the charges of all accounts, and changes nothing.
+    pub(super) fn peek(&self, charges: &[Charge<'_>], now: u64) -> Decision {
+        self.decide_all(charges, None, now, true)
+    }
+
+    fn decide_all(
+        &self,
+        charges: &[Charge<'_>],
+        waiter: Option<&Waiter>,
+        now: u64,
+        peeks: bool,
+    ) -> Decision {
         let mut decision = Decision::new(true, now);
         if self.may_be_blocked(now) && self.deny_blocked(charges, &mut decision) {
             return decision;
         }
         let mut accounts = Accounts::default();
         self.collect(charges, &mut accounts);
-        let turn = charges.iter().find_map(|it| it.turn).filter(|_| !peeks);
-        if let Some(turn) = turn {
-            turn.leave_unless(|id| accounts.slots().any(|account| account.at.id == id));
+        if let Some(waiter) = waiter {
+            waiter.leave_unless(|id| accounts.slots().any(|account| account.at.id == id));
         }
         let rates = self.table.lock(&mut accounts.distinct, now);
         let mut locked = Locked { rates, slots: None, peeks };
         if accounts.has_slots {
             let ids = accounts.slots().map(|account| account.at.id);
-            locked.slots = Some(self.held.lock(&ids, turn));
+            locked.slots = Some(self.held.lock(&ids, waiter));
         }
         look_at_all(&mut accounts.distinct, &mut locked);
         if !accounts.are_allowed()
@@ -594,8 +620,8 @@ mod tests {
 
     #[test]
     fn accounts_take_no_more_memory_than_documented() {
-        use super::super::{sync::Mutex, table::Set};
-        use crate::algorithm::AccountState;
+        use super::super::table::Set;
+        use crate::{algorithm::AccountState, store::sync::Mutex};
 
         assert!(size_of::<Mutex<Set>>() <= 256);
         assert!(size_of::<[Option<AccountState>; 16]>() <= 768);
@@ -613,7 +639,10 @@ mod tests {
             let take = |key: u32| {
                 let key = Key::from(key);
                 let charge = Charge::new(RuleName::default(), &key, &quotas);
-                assert!(ledger.take(&[charge], |decision| decision.is_allowed()), "{algorithm:?}");
+                assert!(
+                    ledger.take(&[charge], None, |decision| decision.is_allowed()),
+                    "{algorithm:?}"
+                );
             };
             let has_slot = |key: u32| {
                 let key = Key::from(key);
@@ -654,10 +683,10 @@ mod tests {
             for charges in of {
                 let ledger = ledger();
                 for behind in [0, 3, 7] {
-                    let decision = ledger.take_at(&charges, || 10 * SECOND - behind, |it| it);
+                    let decision = ledger.take_at(&charges, None, || 10 * SECOND - behind, |it| it);
                     assert!(decision.is_allowed(), "{algorithm:?}, {behind}: {decision:?}");
                 }
-                let denied = ledger.take_at(&charges, || 10 * SECOND - 9, |it| it);
+                let denied = ledger.take_at(&charges, None, || 10 * SECOND - 9, |it| it);
                 assert!(!denied.is_allowed(), "{algorithm:?} has three units");
             }
         }
@@ -671,11 +700,11 @@ mod tests {
         let ledger = ledger();
         for behind in [0, 1, 5] {
             assert!(
-                ledger.take_at(&[charge], || 10 * SECOND - behind, |it| it).is_allowed(),
+                ledger.take_at(&[charge], None, || 10 * SECOND - behind, |it| it).is_allowed(),
                 "{behind}"
             );
         }
-        assert!(!ledger.take_at(&[charge], || 10 * SECOND - 5, |it| it).is_allowed());
+        assert!(!ledger.take_at(&[charge], None, || 10 * SECOND - 5, |it| it).is_allowed());
     }
 
     #[test]
@@ -685,9 +714,9 @@ mod tests {
         let (quotas, (clock, mock)) = ([quota], Clock::driven());
         let charge = [Charge::new(RuleName::default(), &key, &quotas)];
         let ledger = Ledger::new(clock, 64);
-        assert!(ledger.take_at(&charge, || 0, |it| it).is_allowed());
+        assert!(ledger.take_at(&charge, None, || 0, |it| it).is_allowed());
         mock.increment(SECOND);
-        assert!(ledger.take_at(&charge, || SECOND - 1, |it| it).is_allowed());
+        assert!(ledger.take_at(&charge, None, || SECOND - 1, |it| it).is_allowed());
     }
 
     type Row = (u32, Duration, Duration);
@@ -695,7 +724,7 @@ mod tests {
     /// Returns the state of each account at ten seconds.
     fn rows(ledger: &Ledger, charges: &[Charge<'_>]) -> Vec<Row> {
         let looks: Vec<_> = charges.iter().map(|charge| charge.with_cost(0)).collect();
-        let decision = ledger.decide(&looks, 10 * SECOND, true);
+        let decision = ledger.peek(&looks, 10 * SECOND);
         let row = |it: &Outcome| (it.remaining(), it.reset_after(), it.next_after());
         decision.outcomes().iter().map(row).collect()
     }
@@ -717,9 +746,9 @@ mod tests {
                 for behind in [1, 3, SECOND / 4 + 1, 2 * SECOND] {
                     let ledger = ledger();
                     let unused = rows(&ledger, &charges);
-                    let first = ledger.take_at(&charges, || 10 * SECOND, |it| it);
+                    let first = ledger.take_at(&charges, None, || 10 * SECOND, |it| it);
                     let before = rows(&ledger, &charges);
-                    let late = ledger.take_at(&charges, || 10 * SECOND - behind, |it| it);
+                    let late = ledger.take_at(&charges, None, || 10 * SECOND - behind, |it| it);
                     assert!(first.is_allowed() && late.is_allowed(), "{algorithm:?}");
                     ledger.undo(&charges, &late, None);
                     assert_eq!(rows(&ledger, &charges), before, "{algorithm:?}, {behind}");
@@ -758,8 +787,12 @@ mod tests {
                             for _ in 0..calls {
                                 let late = if below(100) < percent { 1 + below(most) } else { 0 };
                                 let now = ledger.clock.now() - late * MILLIS;
-                                passed +=
-                                    u32::from(ledger.take_at(&charge, || now, |it| it.allowed));
+                                passed += u32::from(ledger.take_at(
+                                    &charge,
+                                    None,
+                                    || now,
+                                    |it| it.allowed,
+                                ));
                             }
                         }
                         let cell = format!("{algorithm:?}, {most} ms, {percent} %, {calls} calls");

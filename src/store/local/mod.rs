@@ -5,7 +5,6 @@ mod changes;
 mod held;
 mod ledger;
 mod slots;
-mod sync;
 mod table;
 mod warnings;
 
@@ -16,9 +15,6 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-pub(crate) use self::held::Turn;
-#[cfg(feature = "redis")]
-pub(crate) use self::held::{Call, LeaveQueue, Order, SlotQueue};
 use self::ledger::Ledger;
 use super::{Answer, BoxFuture, Charge, Context, Health, Never, Op, Store, Unsupported, can_queue};
 use crate::{decision::Decision, observe::set_keys};
@@ -199,8 +195,10 @@ impl Store for LocalStore {
     #[inline(always)]
     fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         Answer::Now(Ok(match op {
-            Op::Take(charges) => return self.ledger.take(charges, |it| Answer::Now(Ok(it))),
-            Op::Peek(charges) => self.ledger.decide(charges, self.ledger.clock.now(), true),
+            Op::Take(charges) => {
+                return self.ledger.take(charges, context.waiter, |it| Answer::Now(Ok(it)));
+            }
+            Op::Peek(charges) => self.ledger.peek(charges, self.ledger.clock.now()),
             Op::Adjust(charge, units) => self.ledger.adjust(charge, units, context.followed),
             Op::Reset(charge) => self.ledger.reset(charge),
             Op::Block(charge, time) => self.ledger.block(charge, time),

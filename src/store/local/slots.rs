@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use super::{
     accounts::Account,
-    held::{self, LockedSlots, Shard, Turn},
+    held::{self, LockedSlots, Shard},
 };
 use crate::{
     algorithm::{Demand, Evaluation, concurrent},
     decision::{Decision, FreeSlots, Hold, NEVER, Outcome, UNKNOWN_WAIT},
     name::RuleName,
     quota::Quota,
+    store::waiter::Rank,
 };
 
 impl FreeSlots for Shard {
@@ -44,8 +45,8 @@ pub(super) fn take(
 #[inline]
 pub(super) fn look(account: &Account<'_>, slots: &mut LockedSlots<'_>) -> Evaluation {
     let (id, quota, demand) = (account.at.id, account.quota, account.demand);
-    let order = Turn::order(slots.turn, demand.headroom);
-    let room = slots.get(id).and_then(|keys| keys.room(id, order));
+    let rank = Rank::new(slots.waiter, demand.headroom);
+    let room = slots.get(id).and_then(|keys| keys.room(id, rank));
     let (held, is_next) = room.unwrap_or((0, false));
     if is_next || demand.cost == 0 {
         return concurrent::look(held, quota, demand);
@@ -70,7 +71,7 @@ pub(super) fn hold(
     add_held(evaluation, demand.cost);
     let epoch = keys.hold(at.id, demand.cost.into());
     decision.hold(hold_of(shard, at.id, epoch, quota, demand.cost));
-    if slots.turn.is_some() {
+    if slots.waiter.is_some() {
         // A raised limit may have room for the next request as well.
         slots.call_next(at.id, quota.raised_limit());
     }
@@ -167,9 +168,9 @@ mod tests {
     fn a_shard_returns_the_memory_of_a_flood() {
         let shard = HeldKeys::shard(10_000);
         let all: Vec<_> = (1..=10_000).map(|id| (id, shard.lock().hold(id, 1))).collect();
-        let order = (0, u64::MAX);
-        assert!(shard.lock().room(10_001, order).is_none());
-        assert!(shard.lock().room(10_000, order) == Some((1, true)), "it has an entry");
+        let rank = Rank::new(None, 0);
+        assert!(shard.lock().room(10_001, rank).is_none());
+        assert!(shard.lock().room(10_000, rank) == Some((1, true)), "it has an entry");
         all.into_iter().for_each(|(id, epoch)| shard.free(id, epoch, 1));
         let keys = shard.lock();
         assert!(keys.entries.len() == 1 && keys.entries.capacity() <= 64, "the last key is kept");

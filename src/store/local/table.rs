@@ -8,15 +8,15 @@ use std::{array, collections::HashMap};
 
 use smallvec::SmallVec;
 
-use super::sync::{
-    AtomicU64, Mutex, MutexGuard, OnceLock,
-    Ordering::{AcqRel, Acquire},
-    WAYS,
-};
 use crate::{
     algorithm::AccountState,
     name::RuleName,
     quota::{Quota, QuotaAddress},
+    store::sync::{
+        AtomicU64, Mutex, MutexGuard, OnceLock,
+        Ordering::{AcqRel, Acquire},
+        WAYS,
+    },
 };
 
 /// The maximum number of groups of sets. A group keeps one instant: its latest reset.

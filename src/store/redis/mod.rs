@@ -29,6 +29,7 @@ use self::{
     cluster::SLOTS,
     protocol::{Request, ScriptOp, addresses::Addresses, script::Scripts},
     slots::{MAX_COST, Slots},
+    waiting::Asking,
 };
 pub use self::{
     builder::RedisBuilder,
@@ -38,7 +39,7 @@ pub use self::{
 };
 use super::{
     Answer, BoxFuture, Charge, Context, FailureDomain, Health, KnownRules, Op, OwnedCharges, Store,
-    Unsupported, can_queue, nanos,
+    Unsupported, Waiter, can_queue, nanos,
 };
 use crate::{
     decision::{Decision, Source},
@@ -287,8 +288,13 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         peeks: bool,
         context: &Context<'_>,
     ) -> Answer<<Self as Store>::Future> {
-        let request = Arc::new(self.request(charges));
-        match (self.decide_later(charges, peeks, request.clone()), self.limit(context)) {
+        let mut request = self.request(charges);
+        if context.waiter.is_none() {
+            request.end_waits_for_slots();
+        }
+        let request = Arc::new(request);
+        let answer = self.decide_later(charges, peeks, context.waiter, request.clone());
+        match (answer, self.limit(context)) {
             (Answer::Later(call), Some(limit)) => {
                 Answer::Later(self.clone().judge(limit, request, true, call))
             }
@@ -300,6 +306,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         &self,
         charges: &[Charge<'_>],
         peeks: bool,
+        waiter: Option<&Waiter>,
         request: Arc<Request>,
     ) -> Answer<<Self as Store>::Future> {
         let store = self.clone();
@@ -310,7 +317,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             return Answer::Later(Box::pin(store.peek_parts(request)));
         }
         let has_slots = request.quotas().any(Quota::is_concurrent);
-        if has_slots && let Some(denial) = self.settings.slots.queue(&request, charges) {
+        if has_slots && let Some(denial) = self.settings.slots.queue(&request, charges, waiter) {
             drop(self.start_renewing());
             return Answer::Now(Ok(denial));
         }
@@ -324,24 +331,36 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             return Answer::Later(decision);
         }
         let slots = self.settings.slots.clone();
-        let turns = charges.iter().any(|it| it.turn.is_some());
-        // Boxed, because few requests have them, and the future is moved.
-        let mut waits = turns
-            .then(|| Box::new((slots.ask(&request), OwnedCharges::from(charges), self.clone())));
+        // Boxed, because few requests wait, and the future is moved.
+        let asking = waiter.map(|waiter| {
+            let asking = slots.ask(&request);
+            Box::new(AskingWaiter { asking, waiter: waiter.clone(), charges: charges.into() })
+        });
+        let store = self.clone();
         Answer::Later(Box::pin(async move {
-            let failed = |_: &RedisError| waits.iter_mut().for_each(|it| it.0.has_failed = true);
-            let mut decision = decision.await.inspect_err(failed)?;
-            let Some(mut waits) = waits else {
-                slots.decided(&request, &[], None, &mut decision);
+            let Some(mut asking) = asking else {
+                let mut decision = decision.await?;
+                slots.decided(&request, &[], None, None, &mut decision);
                 return Ok(decision);
             };
-            let (asking, charges, store) = &mut *waits;
-            charges.with(|it| slots.decided(&request, it, Some(asking), &mut decision));
+            let AskingWaiter { asking, waiter, charges } = &mut *asking;
+            let failed = |_: &RedisError| asking.has_failed = true;
+            let mut decision = decision.await.inspect_err(failed)?;
+            charges.with(|charges| {
+                slots.decided(&request, charges, Some(waiter), Some(asking), &mut decision);
+            });
             // The task may have ended since the call.
             store.start_renewing()?;
             Ok(decision)
         }))
     }
+}
+
+/// A request that may wait, while it asks for slots.
+struct AskingWaiter {
+    asking: Asking,
+    waiter: Waiter,
+    charges: OwnedCharges,
 }
 
 /// Returns an error for charges of one rule that the scripts cannot keep apart.

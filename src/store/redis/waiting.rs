@@ -23,7 +23,10 @@ use crate::{
     decision::{Decision, Outcome, Slot, Source},
     name::RuleName,
     quota::Quota,
-    store::{Call, Charge, LeaveQueue, Order, SlotQueue, Turn, nanos},
+    store::{
+        Call, Charge, Waiter, nanos,
+        waiter::{Rank, SlotQueue},
+    },
 };
 
 /// The time until the first request of a queue asks again, if this process has held no slot of the
@@ -65,8 +68,8 @@ impl WaitingRequests {
     /// The room is at most the limit: it may count slots that a call without an answer never took.
     fn call_for(&mut self, room: u64, calls: &mut Vec<Call>) {
         let room = room.min(self.queue.limit);
-        for (before, ((headroom, _), call)) in (0..).zip(&mut self.queue.waiting) {
-            if before + u64::from(*headroom) >= room {
+        for (before, (rank, call)) in (0..).zip(&mut self.queue.waiting) {
+            if before + u64::from(rank.headroom) >= room {
                 break;
             }
             calls.extend(call.take());
@@ -116,11 +119,10 @@ impl Needed<'_> {
     }
 }
 
-/// Returns the charge of a rule with its turn, if it may wait.
-fn waiting<'c>(charges: &[Charge<'c>], rule: RuleName) -> Option<(&'c Arc<Turn>, Duration)> {
-    let waits = |it: &&Charge<'_>| it.rule() == rule && it.queues();
-    let charge = charges.iter().find(waits)?;
-    Some((charge.turn?, charge.max_wait()))
+/// Returns the longest wait of a rule, if its charge may wait.
+fn max_wait(charges: &[Charge<'_>], rule: RuleName) -> Option<Duration> {
+    let waits = |charge: &&Charge<'_>| charge.rule() == rule && charge.queues();
+    charges.iter().find(waits).map(Charge::max_wait)
 }
 
 /// A call for slots by a request that may wait. If it fails or times out, all that wait ask at once,
@@ -169,20 +171,21 @@ impl Slots {
         self: &Arc<Self>,
         request: &Request,
         charges: &[Charge<'_>],
+        waiter: Option<&Waiter>,
     ) -> Option<Decision> {
-        let (state, turn) = (self.state(), charges.iter().find_map(|it| it.turn));
+        let state = self.state();
         if state.waiting.is_empty() {
             return None;
         }
         let is_behind = |needed: &Needed<'_>| {
             let Needed { quota, ask, .. } = *needed;
-            let (id, order) = (self.id(&needed.set()), Turn::order(turn, ask.headroom));
-            let queue = state.waiting.get(&id).filter(|it| !it.failing);
-            let is_called = turn.is_some_and(|turn| turn.is_called(id));
-            let is_alone = !is_called;
+            let id = self.id(&needed.set());
+            let rank = Rank::new(waiter, ask.headroom);
+            let queue = state.waiting.get(&id).filter(|waiting| !waiting.failing);
+            let is_called = waiter.is_some_and(|waiter| waiter.is_called(id));
             // The server denies a request that never fits.
             let may_fit = ask.need() <= quota.raised_limit() && ask.cost <= MAX_COST;
-            is_alone && may_fit && queue.is_some_and(|it| it.queue.is_before(order))
+            !is_called && may_fit && queue.is_some_and(|waiting| waiting.queue.is_before(rank))
         };
         let full = needed(request).find(is_behind)?;
         let Needed { account, quota, .. } = full;
@@ -200,7 +203,7 @@ impl Slots {
             };
             decision.outcomes.push(outcome.with_report_only(report_only));
         }
-        self.join(&full, charges, true);
+        self.join(&full, charges, waiter, true);
         Some(decision)
     }
 
@@ -225,19 +228,20 @@ impl Slots {
         self: &Arc<Self>,
         request: &Request,
         charges: &[Charge<'_>],
+        waiter: Option<&Waiter>,
         asking: Option<&mut Asking>,
         decision: &mut Decision,
     ) {
-        let (allowed, turn) = (decision.is_allowed(), charges.iter().find_map(|it| it.turn));
+        let allowed = decision.is_allowed();
         decision.slot.iter().for_each(Slot::start);
-        let waits = |it: &Outcome| it.is_wait_unknown() && waiting(charges, it.rule()).is_some();
+        let waits = |it: &Outcome| it.is_wait_unknown() && max_wait(charges, it.rule()).is_some();
         let denying = |it: &&Outcome| it.is_denied() && it.is_deciding();
         let mut denying = decision.outcomes.iter().filter(denying);
         let first = denying.clone().next().filter(|_| denying.all(waits));
         let joined = needed(request).find(|it| first.is_some_and(|first| it.is_of(first)));
-        match (joined, turn) {
-            (Some(joined), _) => self.join(&joined, charges, false),
-            (None, Some(turn)) if !allowed => turn.leave_unless(|_| false),
+        match (joined, waiter) {
+            (Some(joined), _) => self.join(&joined, charges, waiter, false),
+            (None, Some(waiter)) if !allowed => waiter.leave_unless(|_| false),
             _ => {}
         }
         let (mut frees, time) = asking.map_or_else(Default::default, |asking| {
@@ -245,7 +249,9 @@ impl Slots {
             (asking.frees.clone(), asking.started.elapsed())
         });
         frees.reverse();
-        let (mut calls, mut state) = (Vec::new(), self.state());
+        let mut calls = Vec::new();
+        let mut places = Vec::new();
+        let mut state = self.state();
         for needed in needed(request) {
             let frees = frees.pop();
             let outcome = decision.outcomes.iter_mut().find(|outcome| needed.is_of(outcome));
@@ -267,8 +273,11 @@ impl Slots {
             // These slots were freed after the call was sent.
             let room = (quota.raised_limit() + state.to_free(&set)).saturating_sub(held);
             let Some(waiting) = state.waiting.get_mut(&id) else { continue };
-            if let Some(turn) = turn.filter(|_| allowed) {
-                waiting.queue.leave(turn, id);
+            if let Some(waiter) = waiter.filter(|_| allowed)
+                && let Some(place) = waiter.take_place(|queue| queue == id)
+            {
+                calls.extend(waiting.queue.remove(waiter));
+                places.push(place);
             }
             let due = Instant::now() + interval;
             if due < waiting.due {
@@ -292,12 +301,20 @@ impl Slots {
 
     /// Adds a request to the queue of an account, if it may wait. It leaves any other queue. If it asks
     /// for the first time and is the first, because those before it have left, it is called.
-    fn join(self: &Arc<Self>, at: &Needed<'_>, charges: &[Charge<'_>], is_new: bool) {
+    fn join(
+        self: &Arc<Self>,
+        at: &Needed<'_>,
+        charges: &[Charge<'_>],
+        waiter: Option<&Waiter>,
+        is_new: bool,
+    ) {
         let Needed { account, quota, ask, .. } = *at;
-        let Some((turn, max_wait)) = waiting(charges, account.rule) else { return };
+        let (Some(waiter), Some(max_wait)) = (waiter, max_wait(charges, account.rule)) else {
+            return;
+        };
         let id = self.id(&at.set());
-        let order = Turn::order(Some(turn), ask.headroom);
-        turn.leave_unless(|other| other == id);
+        let rank = Rank::new(Some(waiter), ask.headroom);
+        waiter.leave_unless(|other| other == id);
         let (mut calls, mut state) = (Vec::new(), self.state());
         let interval = state.interval(account.rule);
         let waiting = state.waiting.entry(id).or_insert_with(|| WaitingRequests::new(interval));
@@ -306,12 +323,33 @@ impl Slots {
             self.waits.notify_one();
         }
         waiting.queue.limit = quota.raised_limit();
-        waiting.queue.join(turn, self.clone(), id, order, nanos(max_wait));
-        if is_new && !waiting.queue.is_before(order) {
+        let place = waiter.take_place(|_| true);
+        let left = waiting.queue.remove(waiter);
+        let slots = self.clone();
+        let call = waiter.wait(id, max_wait, move || slots.leave(id, rank));
+        let _ = waiting.queue.waiting.insert(rank, Some(call));
+        if is_new && !waiting.queue.is_before(rank) {
             waiting.call_first(&mut calls);
         }
         drop(state);
-        drop(calls);
+        drop((left, calls, place));
+    }
+
+    /// Removes a request from its queue. The next request may then be called.
+    fn leave(&self, id: u64, rank: Rank) {
+        let (mut calls, mut state) = (Vec::new(), self.state());
+        let Some(waiting) = state.waiting.get_mut(&id) else { return };
+        let left = waiting.queue.waiting.remove(&rank);
+        if matches!(left, Some(None)) {
+            // It was called, and takes no slot.
+            waiting.call_first(&mut calls);
+        }
+        if waiting.is_unused() {
+            state.waiting.remove(&id);
+        }
+        self.end_if_idle(&state);
+        drop(state);
+        drop((left, calls));
     }
 
     /// Calls the first request of each queue that is due at an instant. Returns the next instant at
@@ -335,24 +373,6 @@ impl Slots {
     /// Lets the first request of each queue ask, and thereby start the task again.
     pub(super) fn call_all(&self) {
         self.call_due(Instant::now() + MAX_INTERVAL);
-    }
-}
-
-impl LeaveQueue for Slots {
-    fn leave(&self, id: u64, order: Order) {
-        let (mut calls, mut state) = (Vec::new(), self.state());
-        let Some(waiting) = state.waiting.get_mut(&id) else { return };
-        let left = waiting.queue.waiting.remove(&order);
-        if matches!(left, Some(None)) {
-            // It was called, and takes no slot.
-            waiting.call_first(&mut calls);
-        }
-        if waiting.is_unused() {
-            state.waiting.remove(&id);
-        }
-        self.end_if_idle(&state);
-        drop(state);
-        drop((left, calls));
     }
 }
 

@@ -61,7 +61,8 @@ async fn unmatched_paths_share_one_account() {
 #[tokio::test(start_paused = true)]
 async fn requests_without_a_route_have_the_part_of_one_key_in_the_queue() {
     let rule = Rule::new("route", RouteKey, Quota::per_second(1)).max_wait(Duration::from_secs(60));
-    let layer = RateLimitLayer::rules(rule, FakeClock::new().store(64));
+    // A key has a 64th of the places.
+    let layer = RateLimitLayer::rules(rule, FakeClock::new().store(64)).max_waiters(64);
     let app = Router::new().route("/", get(async || "home")).layer(layer);
     for (path, first) in [("/none", 404), ("/", 200)] {
         let send = |_| Request::get(path).body(Body::empty()).expect("a request");

@@ -8,6 +8,8 @@ mod body_slot;
 #[cfg(feature = "testing")]
 mod cancelled;
 #[cfg(feature = "testing")]
+mod closing;
+#[cfg(feature = "testing")]
 mod handler;
 #[cfg(feature = "testing")]
 mod headers;

@@ -307,7 +307,7 @@ async fn waiting_requests_of_a_client_do_not_keep_its_denials_from_being_strikes
     let second = Quota::per_second(1);
     let rule = Rule::new("api", HeaderKey::new("x-api-key"), second).max_wait(HOUR);
     let layer = RateLimitLayer::rules(rule, FakeClock::new().store(64)).expose_decision();
-    let layer = layer.penalty("api", penalty());
+    let layer = layer.max_waiters_per_key(1).penalty("api", penalty());
     let mut service = layer.layer(handler(|_| 200));
     let mut both =
         [(); 2].map(|()| tokio_test::task::spawn(service.call(with(&[("x-api-key", "mallory")]))));
@@ -324,7 +324,7 @@ async fn a_full_queue_of_another_rule_does_not_keep_denials_from_being_strikes()
         Rule::new("tenant", HeaderKey::new("x-tenant"), Quota::per_second(1)).max_wait(HOUR),
     );
     let layer = RateLimitLayer::rules(rules, FakeClock::new().store(64)).expose_decision();
-    let layer = layer.penalty("api", penalty());
+    let layer = layer.max_waiters_per_key(1).penalty("api", penalty());
     let of = |tenant, key| with(&[("x-tenant", tenant), ("x-api-key", key)]);
     assert!(answer(&layer, of("other", "mallory")).await.status().is_success());
     let mut service = layer.layer(handler(|_| 200));

@@ -11,6 +11,8 @@ mod metrics;
 mod model;
 #[cfg(feature = "axum")]
 mod responses;
+#[cfg(feature = "testing")]
+mod stores;
 mod table;
 #[cfg(feature = "testing")]
 mod tables;

@@ -3,7 +3,12 @@
 //! Each slot has its own call, and the calls run concurrently. If a call is denied or fails, the
 //! charges of the other calls are undone.
 
-use std::{mem, pin::pin, sync::Arc};
+use std::{
+    mem,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Waker},
+};
 
 use futures_util::{future::join_all, poll};
 use redis::aio::ConnectionLike;
@@ -67,10 +72,14 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         for part in request.charged(taken).split(self.settings.sharded) {
             let (store, taken, undoing) =
                 (self.clone(), taken.clone(), self.shared.undoing.clone());
-            drop(runtime.spawn(async move {
+            let mut undo = Box::pin(async move {
                 store.undo_part(part, taken, units).await;
                 drop(undoing);
-            }));
+            });
+            // Sent now, because queued charges come back only in the order of these calls.
+            if undo.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+                drop(runtime.spawn(undo));
+            }
         }
     }
 

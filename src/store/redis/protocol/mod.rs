@@ -130,7 +130,7 @@ impl Request {
             // A charge without quotas, as of a block, does not know those of its rule.
             let known = if charge.quotas().is_empty() { MAX_ABSENT } else { charge.quotas().len() };
             account.known = account.known.max(known);
-            let waits = u64::from(charge.queues() && charge.turn.is_some());
+            let waits = u64::from(charge.queues());
             for (quota_index, quota) in charge.charged_quotas() {
                 let mut ask = charge.demand();
                 if quota.is_concurrent() {
@@ -148,6 +148,14 @@ impl Request {
             }
         }
         request
+    }
+
+    /// Ends the waits for slots, for a request that does not wait for them.
+    pub(crate) fn end_waits_for_slots(&mut self) {
+        let quotas = self.accounts.iter_mut().flat_map(|account| &mut account.quotas);
+        for part in quotas.filter(|part| part.quota.is_concurrent()) {
+            part.demand.max_wait = 0;
+        }
     }
 
     /// Returns the index of an account. Adds the account if it is new.

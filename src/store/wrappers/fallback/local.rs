@@ -106,8 +106,8 @@ where
     const EFFECT: &'static str = "decisions are made in this process";
     const SOURCE: Source = Source::Fallback;
 
-    fn decide(&self, op: Op<'_>, _: bool) -> (&'static str, Decision) {
-        let decision = self.call(op);
+    fn decide(&self, op: Op<'_>, context: &Context<'_>, _: bool) -> (&'static str, Decision) {
+        let decision = self.call(op, context);
         // The local store had no room for a block.
         let is_full = decision.cause() == Cause::Full && matches!(op, Op::Block(..));
         (Self::EFFECT, if is_full { decision } else { decision.with_source(Self::SOURCE) })
@@ -124,7 +124,9 @@ where
             Op::Adjust(_, units) => {
                 self.mirror_rates(op.charges(), &decision, units.min(0).unsigned_abs());
             }
-            Op::Reset(_) | Op::Block(..) | Op::Unblock(_) => drop(self.call(op)),
+            Op::Reset(_) | Op::Block(..) | Op::Unblock(_) => {
+                drop(self.call(op, &Context::default()))
+            }
         }
         if is_known { decision } else { self.mirror_slots(op.charges(), decision) }
     }
@@ -148,14 +150,13 @@ where
     L: Store<Error = Infallible, Future = Never<Result<Decision, Infallible>>>,
 {
     /// Calls the local store instead of the inner store.
-    fn call(&self, op: Op<'_>) -> Decision {
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Decision {
         let op = match op {
             Op::Take([]) | Op::Peek([]) => return Decision::allow(),
             op => op,
         };
-        let mut decision = self.with_shares(op.charges(), |shares| {
-            self.store.call(op.on(shares), &Context::default()).now()
-        });
+        let mut decision =
+            self.with_shares(op.charges(), |shares| self.store.call(op.on(shares), context).now());
         // Of a small limit, a process may have no unit. That is no permanent denial.
         let is_limit = |it: &Outcome| {
             let charge = op.charges().iter().find(|charge| charge.rule() == it.rule());

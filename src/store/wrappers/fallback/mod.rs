@@ -24,7 +24,10 @@ use super::forward;
 use crate::{
     decision::{Cause, Decision, Outcome, Source},
     log::{LogLimit, info, warn},
-    store::{Answer, BoxFuture, Charge, Context, Health, Op, OwnedOp, Status, Store, Unsupported},
+    store::{
+        Answer, BoxFuture, Charge, Context, Health, Op, OwnedOp, Status, Store, Unsupported,
+        context::OwnedContext,
+    },
 };
 
 /// Store that decides by a policy while its inner store fails.
@@ -65,7 +68,12 @@ trait Policy: Send + Sync + 'static {
     const SOURCE: Source;
 
     /// Decides instead of the inner store. Returns the effect for the log, too.
-    fn decide(&self, op: Op<'_>, is_supported: bool) -> (&'static str, Decision);
+    fn decide(
+        &self,
+        op: Op<'_>,
+        context: &Context<'_>,
+        is_supported: bool,
+    ) -> (&'static str, Decision);
 
     /// Applies a decision of the inner store.
     fn mirror(&self, _: Op<'_>, decision: Decision) -> Decision {
@@ -102,6 +110,7 @@ impl<S, P> Fallback<S, P> {
 fn finish<S: Store, P: Policy>(
     fallback: &Fallback<S, P>,
     op: Op<'_>,
+    context: &Context<'_>,
     epoch: u64,
     answer: Result<Decision, S::Error>,
 ) -> Decision {
@@ -119,7 +128,7 @@ fn finish<S: Store, P: Policy>(
         }
         Err(error) => {
             let is_supported = inner.supports(op.charges()).is_ok();
-            let (effect, decision) = policy.decide(op, is_supported);
+            let (effect, decision) = policy.decide(op, context, is_supported);
             if is_take {
                 outages.record_failure(epoch, effect, error);
             }
@@ -139,12 +148,13 @@ where
     fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         let epoch = self.outages.epoch();
         match self.inner.call(op, context) {
-            Answer::Now(answer) => Answer::Now(Ok(finish(self, op, epoch, answer))),
+            Answer::Now(answer) => Answer::Now(Ok(finish(self, op, context, epoch, answer))),
             Answer::Later(later) => {
                 let (store, op) = (self.clone(), OwnedOp::from(op));
+                let context = OwnedContext::from(context);
                 Answer::Later(Box::pin(async move {
                     let answer = later.await;
-                    Ok(op.with(|op| finish(&store, op, epoch, answer)))
+                    Ok(op.with(|op| finish(&store, op, &context.get(), epoch, answer)))
                 }))
             }
         }
@@ -239,13 +249,18 @@ impl Policy for FailOpen {
     const EFFECT: &'static str = "requests are allowed without a limit";
     const SOURCE: Source = Source::FailedOpen;
 
-    fn decide(&self, op: Op<'_>, is_supported: bool) -> (&'static str, Decision) {
+    fn decide(
+        &self,
+        op: Op<'_>,
+        context: &Context<'_>,
+        is_supported: bool,
+    ) -> (&'static str, Decision) {
         let limits = |it: &Charge<'_>| it.cost() > 0 && !it.quotas().is_empty();
         match op {
             Op::Take(charges) | Op::Peek(charges)
                 if !is_supported && charges.iter().any(|it| limits(it) && !it.is_report_only()) =>
             {
-                FailClosed::POLICY.decide(op, is_supported)
+                FailClosed::POLICY.decide(op, context, is_supported)
             }
             _ => (Self::EFFECT, Decision::allow().with_source(Self::SOURCE)),
         }
@@ -257,7 +272,7 @@ impl Policy for FailClosed {
     const EFFECT: &'static str = "requests are rejected with 503";
     const SOURCE: Source = Source::FailedClosed;
 
-    fn decide(&self, op: Op<'_>, is_supported: bool) -> (&'static str, Decision) {
+    fn decide(&self, op: Op<'_>, _: &Context<'_>, is_supported: bool) -> (&'static str, Decision) {
         const REPORTED: &str = "requests are allowed, because their rules are report-only";
         let decides = matches!(op, Op::Take(_) | Op::Peek(_));
         let may_deny = |it: &&Charge<'_>| it.cost() > 0 || !decides || !is_supported;

@@ -1,4 +1,4 @@
-//! The locks and atomics of the account table.
+//! The locks and atomics of the embedded store, and of requests that wait.
 //!
 //! `tests/interleavings` replaces this module to test all orders of events.
 

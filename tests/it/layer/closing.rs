@@ -1,0 +1,154 @@
+//! The end of all waits of a layer, at the shutdown of a service.
+
+use std::convert::Infallible;
+
+use http::{Response, StatusCode};
+use tokio_test::{assert_pending, assert_ready_ok, task::Spawn};
+use tower::Layer;
+use tower_sluice::{
+    Key, Quota, RateLimitLayer, Rule, Store,
+    key::{Everyone, HeaderKey},
+    middleware::{Counters, HoldUntil, Penalty},
+    store::CannotFail,
+};
+
+use crate::support::{
+    Gated, Strict, ask,
+    driven::{Counting, Time, begin, left, limiter, millis, secs},
+    get, with,
+};
+
+const ONE: Quota = Quota::concurrent(1);
+/// One at once, then one per second.
+const SECOND: Quota = Quota::per_second(1);
+const OK: StatusCode = StatusCode::OK;
+const DENIED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
+
+type Layered<S> = RateLimitLayer<Rule<Everyone>, S>;
+
+fn layer<S: Store<Error: CannotFail>>(quotas: &[Quota], store: S) -> Layered<S> {
+    let rule = Rule::new("api", Everyone, quotas.to_vec()).max_wait(secs(60));
+    RateLimitLayer::rules(rule, store).hold_until(HoldUntil::Head)
+}
+
+fn status(
+    asking: &mut Spawn<impl Future<Output = Result<Response<String>, Infallible>>>,
+) -> StatusCode {
+    assert!(asking.is_woken(), "it still waits");
+    assert_ready_ok!(asking.poll()).status()
+}
+
+/// One request runs, and five wait for their turns.
+async fn queued_charges_come_back<S>(time: Time, store: S)
+where
+    S: Store<Error: CannotFail> + Clone + Send + Sync + 'static,
+{
+    let (store, counters) = (Counting::new(store), Counters::new());
+    let layer = layer(&[SECOND], store.clone()).on_decision(counters.clone());
+    let (queue, other) = (layer.queue_handle(), layer.clone().queue_handle());
+    let mut service = layer.layer(Strict::default());
+    assert_eq!(ask(&mut service, get("/")).await.status(), OK);
+    let mut waiting = Vec::new();
+    for _ in 0..5 {
+        waiting.push(begin(&mut service, get("/")).await);
+        assert_pending!(waiting.last_mut().expect("one").poll());
+    }
+    assert!(!queue.is_closed());
+    queue.clone().close();
+    assert!(other.is_closed(), "clones of the layer have one queue");
+    assert_eq!(store.given_back(), 5);
+    // The first that is polled is not the last that was queued.
+    assert!(waiting.iter_mut().all(|asking| status(asking) == DENIED));
+    assert_eq!(store.given_back(), 5, "each charge is undone once");
+    assert_eq!(ask(&mut service, get("/")).await.status(), DENIED, "it does not wait");
+    assert_eq!(store.takes(), 7);
+    time.pass(secs(1) - millis(1)).await;
+    assert_eq!(ask(&mut service, get("/")).await.status(), DENIED);
+    time.pass(millis(1)).await;
+    assert_eq!(ask(&mut service, get("/")).await.status(), OK, "only the first was charged");
+    let counts = counters.snapshot();
+    assert_eq!((counts.allowed, counts.delayed, counts.denied), (2, 0, 7));
+    queue.close();
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_queued_requests_are_denied_at_once_and_their_charges_undone() {
+    let time = Time::default();
+    queued_charges_come_back(time.clone(), time.store()).await;
+    let time = Time::default();
+    queued_charges_come_back(time.clone(), Gated::open(time.store())).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_wait_for_a_slot_are_denied_at_once() {
+    let store = Counting::new(Time::default().store());
+    let quotas = [ONE, Quota::per_hour(10)];
+    let layer = layer(&quotas, store.clone());
+    let queue = layer.queue_handle();
+    let mut service = layer.layer(Strict::default());
+    let limits = limiter("api", store.store().clone());
+    let running = limits.take(Key::everyone(), &quotas, 1).now();
+    let mut waiting = Vec::new();
+    for _ in 0..5 {
+        waiting.push(begin(&mut service, get("/")).await);
+        assert_pending!(waiting.last_mut().expect("one").poll());
+    }
+    queue.close();
+    assert!(waiting.iter_mut().all(|asking| status(asking) == DENIED));
+    assert_eq!(store.takes(), 5, "none of them asked again");
+    assert_eq!(ask(&mut service, get("/")).await.status(), DENIED, "it does not wait");
+    drop(running);
+    assert_eq!(ask(&mut service, get("/")).await.status(), OK, "no queue keeps the free slot");
+    assert_eq!(left(store.store(), "api", Key::everyone(), &quotas[1]), 8);
+    assert_eq!(store.store().stats().held, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_that_is_held_before_the_turn_is_free() {
+    let store = Time::default().store();
+    let quotas = [Quota::concurrent(2), SECOND];
+    let layer = layer(&quotas, store.clone());
+    let queue = layer.queue_handle();
+    let mut service = layer.layer(Strict::default());
+    assert_eq!(ask(&mut service, get("/")).await.status(), OK);
+    let mut waiting = begin(&mut service, get("/")).await;
+    assert_pending!(waiting.poll());
+    assert_eq!(store.stats().held, 1);
+    queue.close();
+    assert_eq!((status(&mut waiting), store.stats().held), (DENIED, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_asks_the_store_meanwhile_is_denied_uncharged() {
+    let time = Time::default();
+    let gated = Gated::shut(time.store());
+    let store = Counting::new(gated.clone());
+    let layer = layer(&[SECOND], store.clone());
+    let queue = layer.queue_handle();
+    let mut service = layer.layer(Strict::default());
+    let mut asking = [begin(&mut service, get("/")).await, begin(&mut service, get("/")).await];
+    asking.iter_mut().for_each(|asking| assert_pending!(asking.poll()));
+    queue.close();
+    gated.admit(2);
+    let answers = asking.each_mut().map(status);
+    assert_eq!((answers, store.given_back()), ([OK, DENIED], 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_of_all_waits_is_no_strike() {
+    let store = Time::default().store();
+    let rule = Rule::new("api", HeaderKey::new("x-key"), ONE).max_wait(secs(60));
+    let penalty = Penalty::after(Quota::per_hour(1)).block([secs(600)]);
+    let layer = RateLimitLayer::rules(rule, store.clone()).hold_until(HoldUntil::Head);
+    let layer = layer.max_waiters_per_key(9).penalty("api", penalty);
+    let queue = layer.queue_handle();
+    let mut service = layer.layer(Strict::default());
+    let alice = || with(&[("x-key", "alice")]);
+    let running = limiter("api", store).take("alice", &ONE, 1).now();
+    let mut waiting = [begin(&mut service, alice()).await, begin(&mut service, alice()).await];
+    waiting.iter_mut().for_each(|asking| assert_pending!(asking.poll()));
+    queue.close();
+    assert_eq!(waiting.each_mut().map(status), [DENIED; 2]);
+    drop(running);
+    assert_eq!(ask(&mut service, alice()).await.status(), OK, "the key is not blocked");
+}
