@@ -165,6 +165,7 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
     let key = Key::everyone();
     let live: Vec<_> = limiting.iter().map(|info| info.live.map(LivePlan::quotas)).collect();
     let mut charges = Vec::new();
+    let mut fixed = Vec::new();
     let mut choices: Vec<Choice> = Vec::new();
     let mut before: Option<&RuleInfo<'_>> = None;
     for (info, live) in limiting.iter().zip(&live) {
@@ -186,6 +187,9 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
             return Err(RuleError::SeveralSlotsWait { rule: info.name, cost: charge.cost() });
         }
         charges.push(charge);
+        if info.quotas.is_some() && info.share_of.is_none() {
+            fixed.push(charge);
+        }
         if is_pool {
             choices.push(Choice::new(charges.len() - 2, [2, 1]));
             charges.push(charge.with_headroom(charge.headroom().max(1)));
@@ -200,7 +204,10 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
     for charges in all.attempts() {
         store.supports(&charges).map_err(RuleError::Unsupported)?;
     }
-    Ok(())
+    if fixed.is_empty() {
+        return Ok(());
+    }
+    store.register(&fixed).map_err(RuleError::Unsupported)
 }
 
 /// Returns a charge of a rule, for a store that is asked about it.
@@ -210,7 +217,6 @@ fn charge_of<'a>(info: &RuleInfo<'_>, quotas: &'a [Quota], key: &'a Key) -> Char
         return charge;
     }
     let wait = if info.queues { Duration::from_nanos(1) } else { Duration::ZERO };
-    let charge = if info.quotas.is_some() { charge.with_fixed_quotas() } else { charge };
     let may_report = info.report_only.is_on() || !info.report_only.is_fixed();
     // A headroom from the request may be above 0.
     let headroom = info.headroom.unwrap_or(1);

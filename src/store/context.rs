@@ -37,6 +37,8 @@ pub struct Context<'a> {
     is_kept: Option<&'a AtomicBool>,
     /// The account of another store that an adjusted account follows.
     pub(super) followed: Option<&'a Followed<'a>>,
+    /// `true` if a request holds the slots in another store, so they need no decision.
+    pub(super) holds_slots: bool,
 }
 
 /// An account that is shared by several processes, after a decision on it.
@@ -98,6 +100,11 @@ impl<'a> Context<'a> {
     /// Creates the context of an adjustment by which an account follows another one.
     pub(super) fn following(followed: &'a Followed<'a>) -> Self {
         Self { followed: Some(followed), ..Self::default() }
+    }
+
+    /// Marks the slots as those that a request holds in another store.
+    pub(super) fn with_held_slots(self) -> Self {
+        Self { holds_slots: true, ..self }
     }
 
     /// Sets the limit, and what becomes `true` if the store keeps it.

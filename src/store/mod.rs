@@ -112,18 +112,13 @@ pub struct Charge<'a> {
     demand: Demand,
     report_only: bool,
     only: Option<u8>,
-    /// `true` if a layer is being built that gives the rule these quotas for its whole life.
-    fixed: bool,
-    /// `true` if a request holds the slots in another store, so they need no decision.
-    held: bool,
 }
 
 impl<'a> Charge<'a> {
     /// Creates a charge of one unit.
     pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
         let (demand, report_only, only) = (Demand::units(1), false, None);
-        let (fixed, held) = (false, false);
-        Self { rule, key, quotas, demand, report_only, only, fixed, held }
+        Self { rule, key, quotas, demand, report_only, only }
     }
 
     /// Sets the units to charge. Defaults to 1.
@@ -264,11 +259,6 @@ impl<'a> Charge<'a> {
     pub(crate) fn with_quotas(self, quotas: &'a [Quota]) -> Self {
         Self { quotas, ..self }
     }
-
-    /// Marks the quotas as those of a layer that is being built.
-    pub(crate) fn with_fixed_quotas(self) -> Self {
-        Self { fixed: true, ..self }
-    }
 }
 
 /// Owned copies of charges, for futures and wrappers.
@@ -340,8 +330,9 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 /// | 1 | [`call`](Store::call), with `Error` and `Future` | required |
 /// | 2 | [`undo`](Store::undo) | charges are not undone |
 /// | 3 | [`supports`](Store::supports) | every charge of rates is accepted when a layer is built |
-/// | 4 | [`health`](Store::health) | the health is unknown |
-/// | 5 | [`failure_domains`](Store::failure_domains) | a breaker stops calls to all servers |
+/// | 4 | [`register`](Store::register) | layers may give one rule different quotas |
+/// | 5 | [`health`](Store::health) | the health is unknown |
+/// | 6 | [`failure_domains`](Store::failure_domains) | a breaker stops calls to all servers |
 ///
 /// The decision of a store:
 ///
@@ -451,15 +442,29 @@ pub trait Store {
     /// (`Quota::per_month`). A store that overrides this method and has none of them returns an error for
     /// them, too.
     ///
-    /// Layers that share a store must give a rule the same quotas, because they charge the same
-    /// accounts. [`LocalStore`] and
-    /// `RedisStore` return an error if another layer gave the rule other quotas.
-    ///
     /// # Errors
     ///
     /// Fails if a charge is not supported. The error contains the limitation.
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         plain_quotas(charges)
+    }
+
+    /// Registers the rules of a layer that have the same quotas for every request, with a charge of
+    /// each.
+    ///
+    /// A layer calls this method when the layer is built, after [`supports`](Store::supports). A store
+    /// that wraps another store passes the call on. By default, every rule is accepted.
+    ///
+    /// Layers that share a store must give a rule the same quotas, because they charge the same
+    /// accounts. [`LocalStore`] and `RedisStore` return an error if another layer gave the rule other
+    /// quotas.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the layer must not be built. The error contains the reason.
+    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        let _ = charges;
+        Ok(())
     }
 
     /// Returns the servers that an operation needs, if the store has several.
@@ -603,17 +608,13 @@ impl Error for Unsupported {}
 struct KnownRules(Mutex<HashMap<RuleName, Vec<Quota>>>);
 
 impl KnownRules {
-    /// Registers the quotas of fixed charges. Fails if a rule is registered with other quotas.
+    /// Registers the quotas of charges. Fails if a rule is registered with other quotas.
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        let fixed = || charges.iter().filter(|charge| charge.fixed);
-        if fixed().next().is_none() {
-            return Ok(());
-        }
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let differs = |charge: &&Charge<'_>| {
             known.get(&charge.rule()).is_some_and(|quotas| quotas != charge.quotas())
         };
-        if let Some(charge) = fixed().find(differs) {
+        if let Some(charge) = charges.iter().find(differs) {
             let what = format!(
                 "rule {} has different quotas in another layer on this store, and both would \
                  charge the same accounts; rename one, or give each layer its own store",
@@ -621,7 +622,7 @@ impl KnownRules {
             );
             return Err(Unsupported(what.into()));
         }
-        known.extend(fixed().map(|charge| (charge.rule(), charge.quotas().to_vec())));
+        known.extend(charges.iter().map(|charge| (charge.rule(), charge.quotas().to_vec())));
         Ok(())
     }
 }

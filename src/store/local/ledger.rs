@@ -27,7 +27,7 @@ use crate::{
     decision::{Decision, NEVER, Outcome, Source, UNKNOWN_WAIT},
     key::random_state,
     quota::{Quota, QuotaAddress},
-    store::{Charge, KnownRules, Waiter, nanos},
+    store::{Charge, Context, KnownRules, Waiter, nanos},
 };
 
 /// The number of account slots per block slot.
@@ -91,10 +91,10 @@ impl Ledger {
     pub(super) fn take<T>(
         &self,
         charges: &[Charge<'_>],
-        waiter: Option<&Waiter>,
+        context: &Context<'_>,
         then: impl FnOnce(Decision) -> T,
     ) -> T {
-        self.take_at(charges, waiter, || self.clock.now(), then)
+        self.take_at(charges, context, || self.clock.now(), then)
     }
 
     /// Decides at a reading of the clock. For slots alone, no reading is needed.
@@ -102,7 +102,7 @@ impl Ledger {
     fn take_at<T>(
         &self,
         charges: &[Charge<'_>],
-        waiter: Option<&Waiter>,
+        context: &Context<'_>,
         clock: impl Fn() -> u64,
         then: impl FnOnce(Decision) -> T,
     ) -> T {
@@ -119,7 +119,7 @@ impl Ledger {
         let is_timed = slots.is_none_or(|it| it.quotas().len() > 1);
         let now = now.unwrap_or_else(|| if is_timed { clock() } else { 0 });
         if let Some(charge) = slots
-            && waiter.is_none()
+            && context.waiter.is_none()
         {
             // Filled in place, because moving it is slow.
             let mut decision = Decision::new(true, now);
@@ -127,7 +127,7 @@ impl Ledger {
                 return then(decision);
             }
         }
-        then(self.take_several(charges, waiter, now))
+        then(self.take_several(charges, context, now))
     }
 
     /// Charges `N` plain charges, whose accounts have slots in the table.
@@ -207,9 +207,9 @@ impl Ledger {
     }
 
     #[inline(never)]
-    fn take_several(&self, charges: &[Charge<'_>], waiter: Option<&Waiter>, now: u64) -> Decision {
+    fn take_several(&self, charges: &[Charge<'_>], context: &Context<'_>, now: u64) -> Decision {
         if let [charge] = charges
-            && charge.held
+            && context.holds_slots
         {
             return self.hold(charge);
         }
@@ -223,7 +223,7 @@ impl Ledger {
         {
             return plain_decision(three, by, now);
         }
-        self.decide(charges, waiter, now)
+        self.decide(charges, context.waiter, now)
     }
 
     /// Holds slots that a request holds in another store.
@@ -640,7 +640,7 @@ mod tests {
                 let key = Key::from(key);
                 let charge = Charge::new(RuleName::default(), &key, &quotas);
                 assert!(
-                    ledger.take(&[charge], None, |decision| decision.is_allowed()),
+                    ledger.take(&[charge], &Context::default(), |decision| decision.is_allowed()),
                     "{algorithm:?}"
                 );
             };
@@ -683,10 +683,16 @@ mod tests {
             for charges in of {
                 let ledger = ledger();
                 for behind in [0, 3, 7] {
-                    let decision = ledger.take_at(&charges, None, || 10 * SECOND - behind, |it| it);
+                    let decision = ledger.take_at(
+                        &charges,
+                        &Context::default(),
+                        || 10 * SECOND - behind,
+                        |it| it,
+                    );
                     assert!(decision.is_allowed(), "{algorithm:?}, {behind}: {decision:?}");
                 }
-                let denied = ledger.take_at(&charges, None, || 10 * SECOND - 9, |it| it);
+                let denied =
+                    ledger.take_at(&charges, &Context::default(), || 10 * SECOND - 9, |it| it);
                 assert!(!denied.is_allowed(), "{algorithm:?} has three units");
             }
         }
@@ -700,11 +706,17 @@ mod tests {
         let ledger = ledger();
         for behind in [0, 1, 5] {
             assert!(
-                ledger.take_at(&[charge], None, || 10 * SECOND - behind, |it| it).is_allowed(),
+                ledger
+                    .take_at(&[charge], &Context::default(), || 10 * SECOND - behind, |it| it)
+                    .is_allowed(),
                 "{behind}"
             );
         }
-        assert!(!ledger.take_at(&[charge], None, || 10 * SECOND - 5, |it| it).is_allowed());
+        assert!(
+            !ledger
+                .take_at(&[charge], &Context::default(), || 10 * SECOND - 5, |it| it)
+                .is_allowed()
+        );
     }
 
     #[test]
@@ -714,9 +726,9 @@ mod tests {
         let (quotas, (clock, mock)) = ([quota], Clock::driven());
         let charge = [Charge::new(RuleName::default(), &key, &quotas)];
         let ledger = Ledger::new(clock, 64);
-        assert!(ledger.take_at(&charge, None, || 0, |it| it).is_allowed());
+        assert!(ledger.take_at(&charge, &Context::default(), || 0, |it| it).is_allowed());
         mock.increment(SECOND);
-        assert!(ledger.take_at(&charge, None, || SECOND - 1, |it| it).is_allowed());
+        assert!(ledger.take_at(&charge, &Context::default(), || SECOND - 1, |it| it).is_allowed());
     }
 
     type Row = (u32, Duration, Duration);
@@ -746,9 +758,15 @@ mod tests {
                 for behind in [1, 3, SECOND / 4 + 1, 2 * SECOND] {
                     let ledger = ledger();
                     let unused = rows(&ledger, &charges);
-                    let first = ledger.take_at(&charges, None, || 10 * SECOND, |it| it);
+                    let first =
+                        ledger.take_at(&charges, &Context::default(), || 10 * SECOND, |it| it);
                     let before = rows(&ledger, &charges);
-                    let late = ledger.take_at(&charges, None, || 10 * SECOND - behind, |it| it);
+                    let late = ledger.take_at(
+                        &charges,
+                        &Context::default(),
+                        || 10 * SECOND - behind,
+                        |it| it,
+                    );
                     assert!(first.is_allowed() && late.is_allowed(), "{algorithm:?}");
                     ledger.undo(&charges, &late, None);
                     assert_eq!(rows(&ledger, &charges), before, "{algorithm:?}, {behind}");
@@ -789,7 +807,7 @@ mod tests {
                                 let now = ledger.clock.now() - late * MILLIS;
                                 passed += u32::from(ledger.take_at(
                                     &charge,
-                                    None,
+                                    &Context::default(),
                                     || now,
                                     |it| it.allowed,
                                 ));

@@ -196,7 +196,7 @@ impl Store for LocalStore {
     fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         Answer::Now(Ok(match op {
             Op::Take(charges) => {
-                return self.ledger.take(charges, context.waiter, |it| Answer::Now(Ok(it)));
+                return self.ledger.take(charges, context, |it| Answer::Now(Ok(it)));
             }
             Op::Peek(charges) => self.ledger.peek(charges, self.ledger.clock.now()),
             Op::Adjust(charge, units) => self.ledger.adjust(charge, units, context.followed),
@@ -213,11 +213,12 @@ impl Store for LocalStore {
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        can_queue(charges)?;
-        if charges.iter().any(|it| it.fixed) {
-            self.ledger.rules.register(charges)?;
-            self.ledger.rebuilds.layer_built();
-        }
+        can_queue(charges)
+    }
+
+    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.ledger.rules.register(charges)?;
+        self.ledger.rebuilds.layer_built();
         Ok(())
     }
 

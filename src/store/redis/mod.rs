@@ -425,11 +425,16 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         charges.iter().flat_map(Charge::quotas).try_for_each(protocol::check)?;
         can_queue(charges)?;
-        are_apart(charges)?;
-        const TOO_MANY: &str = "a request that takes more than 256 slots; lower its cost";
-        let takes_slots = |it: &Charge<'_>| it.charged_quotas().any(|(_, it)| it.is_concurrent());
-        if charges.iter().any(|it| it.fixed && it.cost() > MAX_COST && takes_slots(it)) {
-            return Err(Unsupported::new(TOO_MANY));
+        are_apart(charges)
+    }
+
+    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        for charge in charges.iter().filter(|charge| charge.cost() > MAX_COST) {
+            if charge.charged_quotas().any(|(_, quota)| quota.is_concurrent()) {
+                return Err(Unsupported::new(
+                    "a request that takes more than 256 slots; lower its cost",
+                ));
+            }
         }
         self.settings.rules.register(charges)
     }

@@ -27,6 +27,14 @@ macro_rules! forward {
             $inner.supports(charges)
         }
     };
+    (@register $self:ident $inner:expr) => {
+        fn register(
+            &$self,
+            charges: &[$crate::store::Charge<'_>],
+        ) -> Result<(), $crate::store::Unsupported> {
+            $inner.register(charges)
+        }
+    };
     (@failure_domains $self:ident $inner:expr) => {
         fn failure_domains(
             &$self,

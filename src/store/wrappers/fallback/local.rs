@@ -140,6 +140,10 @@ where
         self.store.supports(charges)
     }
 
+    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.store.register(charges)
+    }
+
     fn health(&self) -> Option<BoxFuture<Health>> {
         Some(self.store.health())
     }
@@ -204,10 +208,10 @@ where
                 continue;
             }
             for (index, quota) in charge.charged_quotas().filter(|(_, it)| it.is_concurrent()) {
-                let held = Charge { held: true, ..charge.with_quota_index(index) };
-                if let Some(slot) =
-                    self.store.call(Op::Take(&[held]), &Context::default()).now().take_slot()
-                {
+                let held = [charge.with_quota_index(index)];
+                let context = Context::default().with_held_slots();
+                let mut mirrored = self.store.call(Op::Take(&held), &context).now();
+                if let Some(slot) = mirrored.take_slot() {
                     let hold = Hold::on_free(move || drop(slot));
                     decision.hold(hold.until_head(quota.sheds()));
                 }

@@ -88,6 +88,11 @@ trait Policy: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Registers the rules of a layer.
+    fn register(&self, _: &[Charge<'_>]) -> Result<(), Unsupported> {
+        Ok(())
+    }
+
     /// Returns the health of the store that the policy uses, if any.
     fn health(&self) -> Option<BoxFuture<Health>> {
         None
@@ -171,6 +176,11 @@ where
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.inner.supports(charges)?;
         self.policy.supports(charges)
+    }
+
+    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.inner.register(charges)?;
+        self.policy.register(charges)
     }
 
     forward!(self => self.inner; failure_domains);
