@@ -107,7 +107,7 @@ where
             return self.admit_again(head, queued);
         }
         let Some(last) = queued.last.take() else { return self.admit_again(head, queued) };
-        let LastDecision { mut decision, charges } = last;
+        let LastDecision { mut decision, charges } = *last;
         if is_charged {
             return charges.with(|charges| {
                 self.settings.count_client(head, &decision, charges);
@@ -380,7 +380,7 @@ where
     ) -> Option<Box<QueuedRequest<S>>> {
         let until = queued.start_wait()?;
         queued.observe(&self.settings.metrics, decision, charges);
-        let last = LastDecision { decision: decision.clone(), charges: charges.into() };
+        let last = Box::new(LastDecision { decision: decision.clone(), charges: charges.into() });
         queued.wait_until(until, last).ok()
     }
 
@@ -404,7 +404,7 @@ where
         let queued = queued.or_else(|| self.settings.enter_queue(charges));
         let queued = queued.filter(|queued| in_time(queued));
         let decision = mem::replace(decision, Decision::deny());
-        let last = LastDecision { decision, charges: charges.into() };
+        let last = Box::new(LastDecision { decision, charges: charges.into() });
         let refused = match queued {
             Some(mut queued) => {
                 queued.observe(&self.settings.metrics, &last.decision, charges);

@@ -69,7 +69,7 @@ struct QueueState {
 #[derive(Debug)]
 struct Waiting {
     waiter: Waiter,
-    last: LastDecision,
+    last: Box<LastDecision>,
 }
 
 /// The last decision about a request: a denial, or a charge whose turn comes later.
@@ -105,7 +105,7 @@ pub(crate) struct QueuedRequest<S: Store> {
     /// Set if a rule may have slots, and once the request waits.
     pub(super) waiter: Option<Waiter>,
     /// Set if the request has waited, and has not asked again.
-    pub(super) last: Option<LastDecision>,
+    pub(super) last: Option<Box<LastDecision>>,
     /// The store of a charge.
     store: Option<Arc<S>>,
     /// The end of the wait for a slot.
@@ -217,7 +217,7 @@ impl Queue {
     }
 
     /// Lets a request wait, unless the queue is closed.
-    fn add(&self, waiting: Waiting) -> Result<(), LastDecision> {
+    fn add(&self, waiting: Waiting) -> Result<(), Box<LastDecision>> {
         let mut state = self.state.lock();
         if state.is_closed {
             return Err(waiting.last);
@@ -227,7 +227,7 @@ impl Queue {
     }
 
     /// Ends the wait of a request. Returns its last decision: a denial, if the queue was closed.
-    fn remove(&self, waiter: &Waiter) -> Option<LastDecision> {
+    fn remove(&self, waiter: &Waiter) -> Option<Box<LastDecision>> {
         let waiting = self.state.lock().waiting.remove(&waiter.number())?;
         Some(waiting.last)
     }
@@ -241,9 +241,9 @@ impl Queue {
         for waiting in state.waiting.values_mut() {
             waiters.push(waiting.waiter.clone());
             if waiting.last.decision.is_allowed() {
-                let LastDecision { decision, charges } = waiting.last.clone();
-                let denied = LastDecision { decision: decision.into_denied(), charges };
-                charged.push(mem::replace(&mut waiting.last, denied));
+                let LastDecision { decision, charges } = LastDecision::clone(&waiting.last);
+                let denied = Box::new(LastDecision { decision: decision.into_denied(), charges });
+                charged.push(*mem::replace(&mut waiting.last, denied));
             }
         }
         drop(state);
@@ -276,8 +276,8 @@ impl<S: Store> QueuedRequest<S> {
     pub(super) fn wait_for_turn(
         mut self: Box<Self>,
         store: &Arc<S>,
-        last: LastDecision,
-    ) -> Result<Box<Self>, LastDecision> {
+        last: Box<LastDecision>,
+    ) -> Result<Box<Self>, Box<LastDecision>> {
         self.store = Some(store.clone());
         let waiter = self.waiter.get_or_insert_with(Waiter::new);
         waiter.leave_unless(|_| false);
@@ -293,8 +293,8 @@ impl<S: Store> QueuedRequest<S> {
     pub(super) fn wait_until(
         mut self: Box<Self>,
         until: Instant,
-        last: LastDecision,
-    ) -> Result<Box<Self>, LastDecision> {
+        last: Box<LastDecision>,
+    ) -> Result<Box<Self>, Box<LastDecision>> {
         let waiter = self.waiter.get_or_insert_with(Waiter::new).clone();
         self.queue.add(Waiting { waiter, last })?;
         self.timer = Some(Box::pin(sleep_until(until)));

@@ -100,7 +100,7 @@ impl Adaptive {
         self.with(clock, initial, max)
     }
 
-    /// Returns the plan for a rule, with one [concurrent](Quota::concurrent) quota.
+    /// Returns the plan for a rule, with one [concurrent](crate::Quota::concurrent) quota.
     #[must_use]
     pub fn plan(&self) -> &LivePlan {
         &self.plan

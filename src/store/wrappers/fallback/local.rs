@@ -125,7 +125,7 @@ where
                 self.mirror_rates(op.charges(), &decision, units.min(0).unsigned_abs());
             }
             Op::Reset(_) | Op::Block(..) | Op::Unblock(_) => {
-                drop(self.call(op, &Context::default()))
+                drop(self.call(op, &Context::default()));
             }
         }
         if is_known { decision } else { self.mirror_slots(op.charges(), decision) }
