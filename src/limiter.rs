@@ -506,7 +506,7 @@ impl<S: Store> Limiter<S> {
             let charge = if supported { queueing } else { plain };
             let has_slots = quotas.iter().any(Quota::is_concurrent);
             let waiter = (has_slots && charge.queues()).then(Waiter::new);
-            let mut pending = PendingCharge { store: &self.store, charge, waiter, taken: None };
+            let mut pending = WaitingCharge { store: &self.store, charge, waiter, taken: None };
             loop {
                 let context = store::Context::default().with_waiter(pending.waiter.as_ref());
                 let answer = self.store.call(Op::Take(&[charge]), &context);
@@ -643,14 +643,14 @@ where
 }
 
 /// A call that may wait. Dropping this value leaves the queue, and undoes a charge.
-struct PendingCharge<'a, S: Store> {
+struct WaitingCharge<'a, S: Store> {
     store: &'a S,
     charge: Charge<'a>,
     waiter: Option<Waiter>,
     taken: Option<Decision>,
 }
 
-impl<S: Store> PendingCharge<'_, S> {
+impl<S: Store> WaitingCharge<'_, S> {
     /// Returns the waiter, which is in no queue of the store.
     fn leave_queue(&mut self) -> &Waiter {
         let waiter = self.waiter.get_or_insert_with(Waiter::new);
@@ -659,7 +659,7 @@ impl<S: Store> PendingCharge<'_, S> {
     }
 }
 
-impl<S: Store> Drop for PendingCharge<'_, S> {
+impl<S: Store> Drop for WaitingCharge<'_, S> {
     fn drop(&mut self) {
         if let Some(waiter) = &self.waiter {
             waiter.leave_unless(|_| false);

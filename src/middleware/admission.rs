@@ -405,7 +405,7 @@ where
         let queued = queued.filter(|queued| in_time(queued));
         let decision = mem::replace(decision, Decision::deny());
         let last = Box::new(LastDecision { decision, charges: charges.into() });
-        let refused = match queued {
+        let undone = match queued {
             Some(mut queued) => {
                 queued.observe(&self.settings.metrics, &last.decision, charges);
                 match queued.wait_for_turn(&self.store, last) {
@@ -416,8 +416,8 @@ where
             // The queue is full or closed, or the store call took part of the deadline.
             None => last,
         };
-        refused.undo(&*self.store);
-        self.deny_request(head, &mut refused.decision.into_denied(), charges, 0)
+        undone.undo(&*self.store);
+        self.deny_request(head, &mut undone.decision.into_denied(), charges, 0)
     }
 
     /// Rejects a request, which is a strike under the penalties of `strikes`, unless it runs despite the

@@ -2,9 +2,11 @@
 //!
 //! A store sees only the instants at which periods start and end.
 
+#[cfg(any(not(feature = "calendar"), feature = "redis"))]
+use super::Edges;
+use super::Quota;
 #[cfg(feature = "calendar")]
 pub(super) use super::anchor::Anchor;
-use super::{Edges, Quota};
 
 impl Quota {
     /// Returns `true` if the windows of the quota are calendar periods.

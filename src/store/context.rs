@@ -31,7 +31,7 @@ pub struct Context<'a> {
     /// counts the time.
     pub limit: Option<Duration>,
     /// The waiter of the request, if the request may wait for slots. Without one, a store denies a
-    /// request at once, whatever its [`max_wait`](super::Charge::max_wait).
+    /// request at once, even with a [`max_wait`](super::Charge::max_wait).
     pub waiter: Option<&'a Waiter>,
     /// Set by a store that keeps the limit.
     is_kept: Option<&'a AtomicBool>,

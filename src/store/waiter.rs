@@ -52,7 +52,8 @@ const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
 ///     fn change(&self, change: impl FnOnce(&mut State)) {
 ///         let mut state = self.0.lock().unwrap();
 ///         change(&mut state);
-///         let first = state.waiting.values_mut().next().filter(|_| !state.is_held);
+///         let is_free = !state.is_held;
+///         let first = state.waiting.values_mut().next().filter(|_| is_free);
 ///         let call = first.and_then(Option::take);
 ///         drop(state);
 ///         drop(call); // calls the request, without the lock
@@ -102,7 +103,7 @@ struct WaiterState {
 /// The wait of a request: in a queue of its store, for an instant, or both.
 #[derive(Default)]
 struct Wait {
-    place: Option<Place>,
+    place: Option<QueuePlace>,
     /// The number of places so far, which distinguishes the calls of one from those of another.
     places: u64,
     is_released: bool,
@@ -110,7 +111,7 @@ struct Wait {
 }
 
 /// The place of a request in a queue of its store.
-pub(crate) struct Place {
+pub(crate) struct QueuePlace {
     pub(crate) queue: u64,
     max_wait: Duration,
     is_called: bool,
@@ -155,7 +156,7 @@ impl Waiter {
         self.leave_unless(|other| other == queue);
         let mut wait = self.0.wait.lock();
         wait.places += 1;
-        let place = Place {
+        let place = QueuePlace {
             queue,
             max_wait: max_wait.min(LONGEST),
             is_called: false,
@@ -235,7 +236,7 @@ impl Waiter {
 
     /// Returns the place of the request if it is in a queue for which `is_left` returns `true`. The
     /// caller removes the request from the queue, and drops the place after its locks.
-    pub(crate) fn take_place(&self, is_left: impl Fn(u64) -> bool) -> Option<Place> {
+    pub(crate) fn take_place(&self, is_left: impl Fn(u64) -> bool) -> Option<QueuePlace> {
         self.0.wait.lock().place.take_if(|place| is_left(place.queue))
     }
 }

@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 
 use crate::store::{
     sync::{Mutex, MutexGuard, OnceLock},
-    waiter::{Call, Place, Rank, SlotQueue, Waiter},
+    waiter::{Call, QueuePlace, Rank, SlotQueue, Waiter},
 };
 
 /// The maximum number of shards.
@@ -124,7 +124,7 @@ pub(super) struct LockedSlots<'a> {
     pub(super) full: bool,
     called: Vec<Call>,
     /// The place that the request has left.
-    left: Option<Place>,
+    left: Option<QueuePlace>,
 }
 
 impl<'a> LockedSlots<'a> {

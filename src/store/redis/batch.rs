@@ -58,7 +58,7 @@ const LONGEST: Duration = Duration::from_secs(10);
 /// The queues of a store: for each slot of a cluster, one for each [kind](RequestKind) of requests.
 ///
 /// A call cannot have accounts of different slots.
-pub(crate) struct Queues(Box<[OnceLock<[Arc<Queue>; 3]>]>);
+pub(crate) struct Queues(Box<[OnceLock<[Arc<CallQueue>; 3]>]>);
 
 impl Queues {
     pub(crate) fn new(count: u16) -> Self {
@@ -66,21 +66,21 @@ impl Queues {
     }
 
     /// Returns the queue of the slot.
-    pub(super) fn get(&self, slot: u16, kind: RequestKind) -> &Arc<Queue> {
-        let new = |kind| Arc::new(Queue { kind, state: Mutex::default() });
+    pub(super) fn get(&self, slot: u16, kind: RequestKind) -> &Arc<CallQueue> {
+        let new = |kind| Arc::new(CallQueue { kind, state: Mutex::default() });
         let kinds = [RequestKind::Plain, RequestKind::Slots, RequestKind::Other];
         &self.0[usize::from(slot)].get_or_init(|| kinds.map(new))[kind as usize]
     }
 }
 
 /// The queue of waiting requests, and the calls in flight.
-pub(crate) struct Queue {
+pub(crate) struct CallQueue {
     kind: RequestKind,
-    state: Mutex<QueueState>,
+    state: Mutex<CallQueueState>,
 }
 
 #[derive(Default)]
-struct QueueState {
+struct CallQueueState {
     /// The requests that wait or are in flight, once for equal ones.
     asked: HashMap<Arc<Request>, Asked, RandomState>,
     /// The requests that may join the next batch, in the order of their first callers.
@@ -95,7 +95,7 @@ struct QueueState {
 /// The callers with equal requests.
 #[derive(Default)]
 struct Asked {
-    waiting: SmallVec<[QueuedRequest; 1]>,
+    waiting: SmallVec<[Caller; 1]>,
     /// The number of calls in flight that started in the last [`BATCH_INTERVAL`], at most
     /// [`MAX_EQUAL`].
     in_flight: usize,
@@ -123,7 +123,7 @@ enum Phase {
 }
 
 /// A waiting caller with its request.
-pub(crate) struct QueuedRequest {
+pub(crate) struct Caller {
     pub(crate) request: Arc<Request>,
     /// Closed once the caller is dropped.
     pub(crate) tx: oneshot::Sender<Result<Reply, RedisError>>,
@@ -131,7 +131,7 @@ pub(crate) struct QueuedRequest {
     pub(crate) runtime: Handle,
 }
 
-impl Queue {
+impl CallQueue {
     /// Starts a direct call and returns its number, or `None` if the request must wait.
     pub(crate) fn start_direct(&self, request: &Arc<Request>) -> Option<u64> {
         let (now, mut state) = (Instant::now(), self.state());
@@ -149,7 +149,7 @@ impl Queue {
     }
 
     /// Adds a caller.
-    pub(crate) fn push(&self, caller: QueuedRequest) {
+    pub(crate) fn push(&self, caller: Caller) {
         let mut state = self.state();
         let request = caller.request.clone();
         let waiting = &mut state.asked.entry(request.clone()).or_default().waiting;
@@ -164,8 +164,8 @@ impl Queue {
 
     /// Starts a batch if one is due. Returns its number and its first caller.
     ///
-    /// No other batch starts until [`spawning`](QueueState::spawning) is `false`.
-    pub(crate) fn next_batch(&self, now: Instant) -> Option<(QueuedRequest, u64)> {
+    /// No other batch starts until [`spawning`](CallQueueState::spawning) is `false`.
+    pub(crate) fn next_batch(&self, now: Instant) -> Option<(Caller, u64)> {
         let mut state = self.state();
         while state.is_batch_due(now) {
             let (request, asked) = state.pop_ready()?;
@@ -181,7 +181,7 @@ impl Queue {
     }
 
     /// Fills a batch with `first` and the waiting callers.
-    pub(super) fn collect(&self, id: u64, first: QueuedRequest) -> Batch {
+    pub(super) fn collect(&self, id: u64, first: Caller) -> Batch {
         let mut batch = Batch { kind: self.kind, ..Batch::default() };
         let mut guard = self.state();
         let (state, mut joined) = (&mut *guard, Vec::new());
@@ -236,12 +236,12 @@ impl Queue {
         self.state().asked.get(request).is_some_and(|asked| asked.is_ready)
     }
 
-    fn state(&self) -> MutexGuard<'_, QueueState> {
+    fn state(&self) -> MutexGuard<'_, CallQueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl QueueState {
+impl CallQueueState {
     /// Adds a call. Returns its number.
     fn start(&mut self, request: Arc<Request>, phase: Phase, started: Instant) -> u64 {
         self.calls_started += 1;
@@ -342,11 +342,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 
     async fn take_in_batch(
         &self,
-        queue: &Arc<Queue>,
+        queue: &Arc<CallQueue>,
         request: Arc<Request>,
     ) -> Result<Reply, RedisError> {
         let (tx, mut rx) = oneshot::channel();
-        queue.push(QueuedRequest { request: request.clone(), tx, runtime: runtime()? });
+        queue.push(Caller { request: request.clone(), tx, runtime: runtime()? });
         let (start, mut wait) = (Instant::now(), BATCH_INTERVAL);
         loop {
             // The task of the next batch may have ended, or its runtime may be blocked.
@@ -367,7 +367,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     }
 
     /// Spawns all batches that are due, each on the runtime of its first caller.
-    fn spawn_batches(&self, queue: &Arc<Queue>) {
+    fn spawn_batches(&self, queue: &Arc<CallQueue>) {
         while let Some((first, id)) = queue.next_batch(Instant::now()) {
             let runtime = first.runtime.clone();
             let call = QueuedCall { store: self.clone(), queue: queue.clone(), id };
@@ -397,12 +397,12 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 /// A call in its queue. On drop, it leaves the queue, and the batches that waited for it start.
 struct QueuedCall<C: ConnectionLike + Clone + Send + Sync + 'static> {
     store: RedisStore<C>,
-    queue: Arc<Queue>,
+    queue: Arc<CallQueue>,
     id: u64,
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> QueuedCall<C> {
-    async fn run_batch(self, first: QueuedRequest) {
+    async fn run_batch(self, first: Caller) {
         // Lets requests that arrive at the same moment join the batch.
         yield_now().await;
         let batch = self.queue.collect(self.id, first);
@@ -447,7 +447,7 @@ pub(crate) struct Batch {
 
 /// Callers with equal requests.
 struct Group {
-    callers: SmallVec<[QueuedRequest; 1]>,
+    callers: SmallVec<[Caller; 1]>,
     /// Indices into [`Batch::plans`], counted from 1: one for each account.
     plans: SmallVec<[usize; 2]>,
 }
@@ -470,7 +470,7 @@ impl Batch {
     }
 
     /// Adds callers with equal requests.
-    pub(crate) fn add(&mut self, callers: SmallVec<[QueuedRequest; 1]>) {
+    pub(crate) fn add(&mut self, callers: SmallVec<[Caller; 1]>) {
         let Some(first) = callers.first() else { return };
         self.callers += callers.len() * Slots::weight(&first.request);
         self.size += self.size_of(&first.request);
@@ -603,9 +603,9 @@ mod tests {
 
     const NOW: u64 = 1_700_000_000_000_000;
 
-    fn caller(charges: &[Charge<'_>]) -> QueuedRequest {
+    fn caller(charges: &[Charge<'_>]) -> Caller {
         let request = Arc::new(Request::new(charges, &Addresses::new()));
-        QueuedRequest { request, tx: oneshot::channel().0, runtime: Handle::current() }
+        Caller { request, tx: oneshot::channel().0, runtime: Handle::current() }
     }
 
     /// Creates a batch of requests, each with its number of callers.

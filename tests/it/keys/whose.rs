@@ -248,7 +248,8 @@ async fn has_share(kind: &Kind) -> Option<bool> {
 /// A client has one place in the queue.
 fn has_part_of_queue(kind: &Kind) -> bool {
     let rule = rule(kind, Quota::per_second(1)).max_wait(MINUTE);
-    let layer = RateLimitLayer::rules(rule, FakeClock::new().store(64));
+    // A key has a 64th of the places.
+    let layer = RateLimitLayer::rules(rule, FakeClock::new().store(64)).max_waiters(64);
     let mut service = layer.layer(handler(|_| 200));
     let calls = [(); 3].map(|()| service.call(kind.request.clone()));
     let [mut first, mut second, mut third] = calls.map(tokio_test::task::spawn);
