@@ -166,9 +166,9 @@ impl<K> Rule<K> {
     /// wait, neither for slots nor for a rate beside them: it is denied at once.
     ///
     /// By default, as many requests of a key wait for a rate as have their turn within `time`: one for each
-    /// [interval](crate::Quota::interval) of the slowest quota, and at most 16. For example, ten wait under
-    /// `Quota::per_minute(1)` and a `max_wait` of ten minutes. For slots, as many wait as there are slots.
-    /// In all, 1,024 requests of a layer wait. See
+    /// [interval](crate::Quota::interval) of the slowest quota, but at most 16. For example, ten wait under
+    /// `Quota::per_minute(1)` and a `max_wait` of ten minutes. At most as many wait for slots as there are
+    /// slots. At most 1,024 requests of a layer wait. See
     /// [`max_waiters_per_key`](crate::RateLimitLayer::max_waiters_per_key).
     ///
     /// At the shutdown of a service, [`queue_handle`](crate::RateLimitLayer::queue_handle) ends all waits.

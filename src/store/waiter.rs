@@ -134,19 +134,20 @@ impl Waiter {
         self.0.number
     }
 
-    /// Lets a request wait that is denied, for at most `max_wait` since its call of the store. Returns
-    /// the [`Call`] that ends the wait.
+    /// Lets a request that is denied wait for at most `max_wait`, counted from its call of the store.
+    /// Returns the [`Call`] that ends the wait.
     ///
-    /// Give the [`max_wait`](super::Charge::max_wait) of the charge for which it waits. A request that
-    /// was called calls the store again, and stays in the queue meanwhile, so that no later request
+    /// Give the [`max_wait`](super::Charge::max_wait) of the charge for which it waits. After its call,
+    /// the request asks the store again. It stays in the queue until then, so that no later request
     /// gets its slot.
     ///
-    /// `leave` is called when the request leaves the queue in any other way: its time ends, its client
-    /// goes away, or it joins another queue. If the request was called before, call the next one.
+    /// `leave` removes the request from the queue. It runs if the time of the request ends, its client
+    /// goes away, or it joins another queue. If the request had been called, `leave` must call the
+    /// next one.
     ///
-    /// `queue` is a number by which the store distinguishes its queues. If the request joins the queue
-    /// in which it is, the earlier `leave` is dropped. Otherwise the earlier one is called, so do not
-    /// hold a lock that it needs.
+    /// `queue` is a number by which the store distinguishes its queues. If the request is in another
+    /// queue, the `leave` of that queue runs within this call, so do not hold a lock that it needs. If
+    /// it is in this queue already, its earlier `leave` is dropped.
     pub fn wait(
         &self,
         queue: u64,

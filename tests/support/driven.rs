@@ -13,7 +13,7 @@ use std::{
 
 use http::{Request, Response, StatusCode};
 use tokio::sync::Semaphore;
-use tokio_test::{task, task::Spawn};
+use tokio_test::{assert_ready_ok, task, task::Spawn};
 use tower::{Service, ServiceExt, service_fn};
 use tower_sluice::{
     Decision, Key, Limiter, LocalStore, Quota, Store,
@@ -93,6 +93,14 @@ where
     S: Service<Request<()>, Error: fmt::Debug>,
 {
     task::spawn(service.ready().await.expect("ready").call(request))
+}
+
+/// The status of a call that is ready.
+pub(crate) fn status<F>(asking: &mut Spawn<F>) -> StatusCode
+where
+    F: Future<Output = Result<Response<String>, Infallible>>,
+{
+    assert_ready_ok!(asking.poll()).status()
 }
 
 /// A store that counts its calls. Clones count together.

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 
 use http::{Response, StatusCode};
-use tokio_test::{assert_pending, assert_ready_ok, task::Spawn};
+use tokio_test::{assert_pending, task::Spawn};
 use tower::Layer;
 use tower_sluice::{
     Key, Quota, RateLimitLayer, Rule, Store,
@@ -14,7 +14,7 @@ use tower_sluice::{
 
 use crate::support::{
     Gated, Strict, ask,
-    driven::{Counting, Time, begin, left, limiter, millis, secs},
+    driven::{self, Counting, Time, begin, left, limiter, millis, secs},
     get, with,
 };
 
@@ -35,7 +35,7 @@ fn status(
     asking: &mut Spawn<impl Future<Output = Result<Response<String>, Infallible>>>,
 ) -> StatusCode {
     assert!(asking.is_woken(), "it still waits");
-    assert_ready_ok!(asking.poll()).status()
+    driven::status(asking)
 }
 
 /// One request runs, and five wait for their turns.

@@ -8,8 +8,8 @@ use std::{
     time::Duration,
 };
 
-use http::{Response, StatusCode};
-use tokio_test::{assert_pending, assert_ready_ok, task::Spawn};
+use http::StatusCode;
+use tokio_test::{assert_pending, task::Spawn};
 use tower::{BoxError, Layer};
 use tower_sluice::{
     Decision, LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
@@ -22,7 +22,11 @@ use tower_sluice::{
     },
 };
 
-use crate::support::{Strict, ask, driven::begin, get};
+use crate::support::{
+    Strict, ask,
+    driven::{begin, status},
+    get,
+};
 
 const ONE: Quota = Quota::concurrent(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -178,15 +182,6 @@ impl Store for OneSlot {
     fn supports(&self, _: &[Charge<'_>]) -> Result<(), Unsupported> {
         Ok(())
     }
-}
-
-type Asking<F> = Spawn<F>;
-
-fn status<F>(asking: &mut Asking<F>) -> StatusCode
-where
-    F: Future<Output = Result<Response<String>, Infallible>>,
-{
-    assert_ready_ok!(asking.poll()).status()
 }
 
 #[tokio::test(start_paused = true)]

@@ -28,7 +28,7 @@ use tower_sluice::{
 use super::local::Random;
 use crate::support::{
     Gated, Strict, ask,
-    driven::{Counting, Time, begin, limiter, millis, secs},
+    driven::{Counting, Time, begin, limiter, millis, secs, status},
     get, header,
     several_slots::{AnyStore, never_wait},
     shaky::{Mood, Shaky},
@@ -50,15 +50,6 @@ fn layer<S: Store<Error: CannotFail>>(quotas: &[Quota], store: S) -> Layered<S> 
 /// Takes slots of the key of `layer`, as a running request does.
 fn run(store: &LocalStore, quotas: &[Quota], cost: u32) -> Decision {
     limiter("api", store.clone()).take(Key::everyone(), quotas, cost).now()
-}
-
-type Asking<F> = Spawn<F>;
-
-fn status<F>(asking: &mut Asking<F>) -> StatusCode
-where
-    F: Future<Output = Result<Response<String>, Infallible>>,
-{
-    assert_ready_ok!(asking.poll()).status()
 }
 
 #[tokio::test(start_paused = true)]
