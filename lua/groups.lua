@@ -1,21 +1,20 @@
 -- Main part for groups of equal requests, decided one after another.
 --
--- KEYS: the accounts and the lists of their sliding logs. ARGV: for each group a plan for each
--- account, then the layout, in numbers of two bytes. The layout has for each group the number of
--- requests, the number of accounts, and the index of the key of each account.
+-- KEYS: the distinct accounts and the lists of their sliding logs. ARGV: the plans, then the layout, in
+-- numbers of two bytes. The layout has for each group the number of requests, the number of accounts,
+-- and for each account the index of its key and that of its plan.
 --
 -- The reply is the instant, then for each group the number of allowed requests (they come first) and
 -- the accounts after the group.
-local layout, at, text = ARGV[plans], 1, 0
+local layout, at = ARGV[plans], 1
 local reply = { struct.pack('<I7H', now, nano) }
 while at <= #layout do
   local count, size
   count, size, at = struct.unpack('<HH', layout, at)
   local keys, texts = {}, {}
   for i = 1, size do
-    local key
-    key, at = struct.unpack('<H', layout, at)
-    text = text + 1
+    local key, text
+    key, text, at = struct.unpack('<HH', layout, at)
     keys[i], texts[i] = KEYS[key], ARGV[text]
   end
   reply[#reply + 1] = answer(decide(keys, texts, size, count))

@@ -1,7 +1,7 @@
--- The most common case: one account of one GCRA quota that starts full and is charged. It returns
--- before the other functions are defined. All other cases (an invalid value, a block, a clock that
+-- The most common case: one request with one account of one GCRA quota that starts full and is charged.
+-- It returns before the other functions are defined. All other cases (an invalid value, a block, a clock that
 -- stepped back) continue below; nothing has been changed until then.
-if plans == 1 and #ARGV[1] == 46 then
+if plans == 2 and #ARGV[1] == 46 and ARGV[2] == '\1\0\1\0\1\0\1\0' then
   local address, _, _, cost, cost_nano, room, room_nano = struct.unpack('<I4BBI7Hi7H', ARGV[1], 5)
   local value = redis.pcall('GET', KEYS[1])
   local tat, tat_nano, simple = now, nano, not value

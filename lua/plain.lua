@@ -1,69 +1,157 @@
--- Any number of accounts and GCRA quotas that start full and are all charged, without the tables of
--- the general path. All other cases continue below, with nothing changed.
+-- Main part for groups of equal requests whose quotas all use GCRA, start full and are charged.
+-- Arguments and reply are those of `groups.lua`, and groups are decided one after another as there.
+--
+-- `values` holds each account as the groups so far left it. A changed account is written once, after
+-- the last group. A group with any other value (a block, a reset, an entry of another plan, an invalid
+-- value, a change by a clock that stepped back) is left to the general code, which reads and writes its
+-- accounts itself. Nothing of the group has been changed until then.
+local call, pack, take = redis.call, struct.pack, struct.unpack
+local layout, at = ARGV[plans], 1
+-- The latest TAT of each account to write.
+local ends = {}
+local reply, n = { pack('<I7H', now, nano), '', '' }, 1
+-- For each account of a group of several: its key, its value after the charges, and its latest TAT.
+local keys, charged_values, latests = {}, {}, {}
+-- The last plan, time to live and head of an account, because many are equal.
+local plan, address, cost, cost_nano, room, room_nano, _
+local ms_written, ms_text
+local head, head_charges, head_length
 
--- Returns the value of an account, its value after the charge (false if the charge does not fit),
--- and the microsecond from which on that value may be dropped. Returns nothing for a value that
--- needs the general path.
-local function look(key, plan)
-  local value = redis.pcall('GET', key)
-  if value and (#value < 23 or struct.unpack('<I7', value) > now) then
-    return
+-- `MGET` finds nothing at a key of another type, which the general code replaces.
+local missing = {}
+for key = 1, #KEYS do
+  if not values[key] then
+    missing[#missing + 1] = KEYS[key]
   end
-  local charged, ends, from = struct.pack('<I7', now), 0, 8
-  for at = 5, #plan, 43 do
-    local address, _, _, cost, cost_nano, room, room_nano = struct.unpack('<I4BBI7Hi7H', plan, at)
-    local tat, tat_nano = now, nano
-    if value then
-      -- The states of the plan, in its order. All others need the general path.
-      if from + 15 > #value then
-        return
-      end
-      local letter, length, found, us, ns = struct.unpack('<c1HI4I7H', value, from)
-      from = from + 16
-      if letter ~= 'g' or length ~= 13 or found ~= address or ns >= 1000
-        or us - now > 2 * (room + cost) then
-        return
-      end
-      if before(now, nano, us, ns) then
-        tat, tat_nano = us, ns
-      end
-    end
-    local most, most_nano = plus(now, nano, room, room_nano)
-    if charged and not before(most, most_nano, tat, tat_nano) then
-      tat, tat_nano = plus(tat, tat_nano, cost, cost_nano)
-      charged = struct.pack('<c0c1HI4I7H', charged, 'g', 13, address, tat, tat_nano)
-      ends = math.max(ends, tat + 1)
-    else
-      charged = false
-    end
+end
+if #missing > 0 and call('EXISTS', unpack(missing)) > 0 then
+  for key = 1, #KEYS do
+    values[key] = values[key] or ''
   end
-  if value and from <= #value then
-    return
-  end
-  return value or '', charged, ends
 end
 
-local accounts, allowed = {}, true
-for i = 1, plans do
-  local value, charged, ends = look(KEYS[i], ARGV[i])
-  if not value then
-    accounts = nil
-    break
+-- Returns how many of `most` charges of the last plan fit, one after another, if the first leaves this
+-- much of the room.
+local function fitting(left, left_nano, most)
+  local more = (left + left_nano / 1000) / (cost + cost_nano / 1000)
+  more = more < most - 1 and more - more % 1 or most - 1
+  -- The quotient was rounded. A difference of products is exact, or has the right sign.
+  left, left_nano = left - more * cost, left_nano - more * cost_nano
+  if left * 1000 + left_nano < 0 then
+    return more
+  elseif more < most - 1 and (left - cost) * 1000 + left_nano - cost_nano >= 0 then
+    return more + 2
   end
-  allowed = allowed and charged
-  accounts[i] = { value, charged, ends }
+  return more + 1
 end
-if accounts then
-  local answer = struct.pack('<I7HH', now, nano, allowed and 1 or 0)
-  for i = 1, plans do
-    local value, charged, ends = unpack(accounts[i])
-    local charges = allowed and charged and 1 or 0
-    if charges == 1 then
-      local ms = math.ceil((ends - now) / 1000)
-      redis.call('PSETEX', KEYS[i], math.min(ms, 315360000000) + extra_ttl, charged)
-      value = charged
+
+local function write_changed()
+  for key, latest in pairs(ends) do
+    local ms = (latest + 1000 - real) / 1000
+    ms = ms - ms % 1
+    if ms ~= ms_written then
+      -- Redis takes longer to format a number.
+      ms_written, ms_text = ms, string.format('%d', math.min(ms, 315360000000) + extra_ttl)
     end
-    answer = struct.pack('<c0HBI4c0', answer, charges, 0, #value, value)
+    call('PSETEX', KEYS[key], ms_text, values[key])
   end
-  return answer
+  ends = {}
 end
+
+-- Decides a group by the general code.
+local decide, answer
+local function decide_general(callers, size, from)
+  write_changed()
+  if not decide then
+    decide, answer = general()
+  end
+  local names, texts, indices = {}, {}, {}
+  for i = 1, size do
+    local text
+    indices[i], text, from = take('<HH', layout, from)
+    names[i], texts[i] = KEYS[indices[i]], ARGV[text]
+  end
+  local allowed, accounts = decide(names, texts, size, callers)
+  for i = 1, size do
+    local value = accounts[i].value
+    values[indices[i]] = value ~= '' and value
+  end
+  n = n + 1
+  reply[n] = answer(allowed, accounts)
+end
+
+while at <= #layout do
+  local callers, size, first = take('<HH', layout, at)
+  local passed, usual = callers, true
+  local asked, key, charged, latest
+  -- Accounts before the last one that limits the group have too many charges, so a second round.
+  repeat
+    asked, at = passed, first
+    for i = 1, size do
+      local text
+      key, text, at = take('<HH', layout, at)
+      local value, quotas, from = values[key], ARGV[text], 8
+      latest = now
+      usual = usual and (not value or #value == 7 + (#quotas - 3) / 43 * 16)
+      for quota = 5, #quotas, 43 do
+        if quotas ~= plan or quota > 5 then
+          address, _, cost, cost_nano, room, room_nano = take('<I4HI7Hi7H', quotas, quota)
+          plan = #quotas == 46 and quotas
+        end
+        local tat, tat_nano = now, nano
+        if value and usual then
+          -- The letter `g` and the length 13 are the number 3431.
+          local kind, found, us, ns
+          kind, found, us, ns, from = take('<I3I4I7H', value, from)
+          -- A TAT further ahead is not possible under this quota.
+          usual = kind == 3431 and found == address and ns < 1000 and us - now <= 2 * (room + cost)
+          if us > now or us == now and ns > nano then
+            tat, tat_nano = us, ns
+          end
+        end
+        local left, left_nano = now + room - tat, nano + room_nano - tat_nano
+        if left * 1000 + left_nano < 0 then
+          passed = 0
+        elseif passed > 1 then
+          passed = fitting(left, left_nano, passed)
+        end
+        if passed > 0 then
+          tat, tat_nano = tat + passed * cost, tat_nano + passed * cost_nano
+          if tat_nano >= 1000 then
+            tat, tat_nano = tat + (tat_nano - tat_nano % 1000) / 1000, tat_nano % 1000
+          end
+          latest = tat > latest and tat or latest
+          charged = quota == 5 and pack('<I7I3I4I7H', now, 3431, address, tat, tat_nano)
+            or charged .. pack('<I3I4I7H', 3431, address, tat, tat_nano)
+        end
+      end
+      if size > 1 then
+        keys[i], charged_values[i], latests[i] = key, charged, latest
+      end
+    end
+  until not usual or passed == asked or passed == 0
+  if not usual then
+    decide_general(callers, size, first)
+  else
+    for i = 1, size do
+      if size > 1 then
+        key, charged, latest = keys[i], charged_values[i], latests[i]
+      end
+      if passed > 0 then
+        values[key], ends[key] = charged, latest
+      end
+      local value = values[key] or ''
+      if passed ~= head_charges or #value ~= head_length then
+        head_charges, head_length, head = passed, #value, pack('<HHBI4', passed, passed, 0, #value)
+      end
+      -- The number of allowed requests comes once for the group.
+      reply[n + 1] = i == 1 and head or string.sub(head, 3)
+      reply[n + 2] = value
+      n = n + 2
+    end
+  end
+end
+
+write_changed()
+-- One group leaves a place empty.
+return table.concat(reply, '', 1, n)

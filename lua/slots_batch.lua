@@ -3,7 +3,7 @@
 --
 -- A group of the usual kind needs no general code. A block, a mark, an invalid value, a slot that has
 -- ended, and a clock that stepped back are left to it. Only freed slots have been removed until then.
-local layout, at, text = ARGV[plans], 1, 0
+local layout, at = ARGV[plans], 1
 local reply, after = {}, nil
 local score, scored, decide, answer
 
@@ -46,9 +46,8 @@ local function usual(key, plan, callers)
 end
 
 while at <= #layout do
-  local callers, _, key
-  callers, _, key, at = struct.unpack('<HHH', layout, at)
-  text = text + 1
+  local callers, _, key, text
+  callers, _, key, text, at = struct.unpack('<HHHH', layout, at)
   local part = usual(KEYS[key], ARGV[text], callers)
   if not part then
     if not decide then

@@ -31,7 +31,7 @@ use crate::{
         connection::{TIMEOUT, runtime},
         error::{RedisError, RedisErrorKind},
         protocol::{
-            AccountRequest, Change, QuotaRequests, Request, RequestKind, ScriptOp, reply::Reply,
+            AccountRequest, Change, Layout, Request, RequestKind, ScriptOp, reply::Reply,
             script::ScriptKind,
         },
         slots::{SlotCall, Slots},
@@ -379,7 +379,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 
     async fn call_batch(&self, batch: &Batch) -> Result<SmallVec<[Reply; 1]>, RedisError> {
         let script = match batch.kind {
-            RequestKind::Plain => self.script(ScriptKind::Batch, *b"g"),
+            RequestKind::Plain => self.script(ScriptKind::Plain, *b"g"),
             RequestKind::Slots => self.script(ScriptKind::Slots, *b"c"),
             // All algorithms, so that there is one such script.
             RequestKind::Other => self.script(ScriptKind::Groups, *b"gtfslc"),
@@ -437,19 +437,10 @@ const SMALL: usize = 4;
 #[derive(Default)]
 pub(crate) struct Batch {
     kind: RequestKind,
-    /// Groups of equal requests, in the order of their first requests.
-    groups: Vec<Group>,
-    /// The distinct plans of a batch with only plain quotas.
-    plans: Vec<(QuotaRequests, Vec<u8>)>,
+    /// The callers with equal requests, in the order of their first requests.
+    groups: Vec<SmallVec<[Caller; 1]>>,
     callers: usize,
     size: usize,
-}
-
-/// Callers with equal requests.
-struct Group {
-    callers: SmallVec<[Caller; 1]>,
-    /// Indices into [`Batch::plans`], counted from 1: one for each account.
-    plans: SmallVec<[usize; 2]>,
 }
 
 impl Batch {
@@ -474,74 +465,35 @@ impl Batch {
         let Some(first) = callers.first() else { return };
         self.callers += callers.len() * Slots::weight(&first.request);
         self.size += self.size_of(&first.request);
-        let mut plans = SmallVec::new();
-        if self.kind == RequestKind::Plain {
-            plans.extend(first.request.accounts.iter().map(|account| self.plan_of(account)));
-        }
-        self.groups.push(Group { callers, plans });
-    }
-
-    /// Returns the index of an account's plan, counted from 1 as in Lua.
-    fn plan_of(&mut self, account: &AccountRequest) -> usize {
-        let known = self.plans.iter().position(|(quotas, _)| *quotas == account.quotas);
-        if known.is_none() {
-            let plan = account.plan(0, |_, _| Some(Change::Charge), |_| None, |_| 0);
-            self.plans.push((account.quotas.clone(), plan));
-        }
-        known.map_or(self.plans.len(), |at| at + 1)
+        self.groups.push(callers);
     }
 
     /// Returns the request of each group, with the number of callers.
     pub(crate) fn groups(&self) -> impl Iterator<Item = (&Request, usize)> {
-        self.groups.iter().map(|group| (group.request(), group.callers.len()))
+        self.groups.iter().map(|callers| (&*callers[0].request, callers.len()))
     }
 
     /// Returns the keys and the arguments of the script.
     pub(crate) fn encode(&self, slots: &[SlotCall]) -> (Vec<Cow<'_, str>>, Vec<Vec<u8>>) {
         let mut keys = KeyList::default();
-        let (layout, mut args) = if self.kind == RequestKind::Plain {
-            let plans = self.plans.iter().map(|(_, plan)| plan.clone()).collect();
-            (self.plain_layout(&mut keys), plans)
-        } else {
-            self.layout(&mut keys, slots)
-        };
-        // A batch is small enough that all numbers fit.
-        let layout = layout.into_iter().map(|number| u16::try_from(number).unwrap_or(u16::MAX));
-        args.push(layout.flat_map(u16::to_le_bytes).collect());
-        (keys.keys, args)
-    }
-
-    /// Returns the layout of a batch of plain requests, whose plans are shared.
-    fn plain_layout<'a>(&'a self, keys: &mut KeyList<'a>) -> Vec<usize> {
-        let mut layout = Vec::new();
-        for equal_groups in self.groups.chunk_by(Group::is_alike) {
-            let group = &equal_groups[0];
-            layout.extend([equal_groups.len(), group.callers.len(), group.plans.len()]);
-            layout.extend(&group.plans);
-            for account in equal_groups.iter().flat_map(|group| &group.request().accounts) {
-                layout.push(keys.index(Cow::Borrowed(&account.address)));
-            }
-        }
-        layout
-    }
-
-    /// Returns the layout of a batch, and the plan of each account.
-    fn layout<'a>(
-        &'a self,
-        keys: &mut KeyList<'a>,
-        slots: &[SlotCall],
-    ) -> (Vec<usize>, Vec<Vec<u8>>) {
-        let (mut layout, mut plans) = (Vec::new(), Vec::new());
+        let mut plans = PlanList::default();
+        let mut layout = Layout::default();
         for ((request, callers), slots) in self.groups().zip(slots) {
-            layout.extend([callers, request.accounts.len()]);
+            layout.group(callers, request.accounts.len());
             for (at, account) in request.accounts.iter().enumerate() {
-                layout.push(keys.index(Cow::Borrowed(&account.address)));
-                let slots = |quota| slots.of(at, quota);
-                let index = |key| keys.index(Cow::Owned(key));
-                plans.push(account.plan(request.now, |_, _| Some(Change::Charge), slots, index));
+                let key = keys.index(Cow::Borrowed(&account.address));
+                let plan = if account.is_plain() {
+                    plans.shared(account)
+                } else {
+                    let slots = |quota| slots.of(at, quota);
+                    let index = |key| keys.index(Cow::Owned(key));
+                    plans.add(account.plan(request.now, |_, _| Some(Change::Charge), slots, index))
+                };
+                layout.account(key, plan);
             }
         }
-        (layout, plans)
+        plans.bytes.push(layout.0);
+        (keys.keys, plans.bytes)
     }
 
     /// Sends each caller its reply. The slots of a caller that has left are freed.
@@ -549,12 +501,12 @@ impl Batch {
         let replies = match replies {
             Ok(replies) => replies,
             Err(error) => {
-                let callers = self.groups.into_iter().flat_map(|group| group.callers);
+                let callers = self.groups.into_iter().flatten();
                 return callers.for_each(|caller| drop(caller.tx.send(Err(error.clone()))));
             }
         };
-        for (group, mut reply) in self.groups.into_iter().zip(replies) {
-            for (position, caller) in group.callers.into_iter().enumerate() {
+        for (callers, mut reply) in self.groups.into_iter().zip(replies) {
+            for (position, caller) in callers.into_iter().enumerate() {
                 drop(caller.tx.send(Ok(reply.of(position, &caller.request))));
             }
         }
@@ -578,13 +530,36 @@ impl<'a> KeyList<'a> {
     }
 }
 
-impl Group {
-    fn is_alike(&self, other: &Self) -> bool {
-        self.callers.len() == other.callers.len() && self.plans == other.plans
+/// The plans of a call. Plain accounts with equal demands share a plan.
+#[derive(Default)]
+struct PlanList<'a> {
+    bytes: Vec<Vec<u8>>,
+    shared: Vec<SharedPlan<'a>>,
+}
+
+/// A plan of plain accounts.
+struct SharedPlan<'a> {
+    account: &'a AccountRequest,
+    number: usize,
+}
+
+impl<'a> PlanList<'a> {
+    /// Adds a plan, and returns its number, counted from 1 as in Lua.
+    fn add(&mut self, plan: Vec<u8>) -> usize {
+        self.bytes.push(plan);
+        self.bytes.len()
     }
 
-    fn request(&self) -> &Request {
-        &self.callers[0].request
+    /// Returns the number of the plan of a plain account.
+    fn shared(&mut self, account: &'a AccountRequest) -> usize {
+        for known in &self.shared {
+            if known.account.quotas == account.quotas && known.account.known == account.known {
+                return known.number;
+            }
+        }
+        let number = self.add(account.plan(0, |_, _| Some(Change::Charge), |_| None, |_| 0));
+        self.shared.push(SharedPlan { account, number });
+        number
     }
 }
 
@@ -656,6 +631,19 @@ mod tests {
         Value::BulkString([instant(NOW), groups.concat()].concat())
     }
 
+    /// The number of keys and the arguments of a call.
+    struct EncodedCall {
+        keys: usize,
+        args: Vec<Vec<u8>>,
+    }
+
+    fn encode(batch: &Batch) -> EncodedCall {
+        let slots = Arc::new(Slots::new(Duration::from_secs(60), None));
+        let calls: Vec<_> = batch.groups().map(|(request, _)| slots.begin(request, 0)).collect();
+        let (keys, args) = batch.encode(&calls);
+        EncodedCall { keys: keys.len(), args }
+    }
+
     fn read(batch: &Batch, value: &Value) -> Option<SmallVec<[Reply; 1]>> {
         Reply::read(value, batch.groups()).ok()
     }
@@ -667,14 +655,14 @@ mod tests {
         let one = Charge::new(RuleName::default(), &keys[0], &few);
         let two = Charge::new(RuleName::default(), &keys[1], &more);
         let batch = batch_of(&[(2, &[one]), (1, &[two]), (2, &[two, one])]);
-        let (keys, args) = batch.encode(&[]);
-        assert_eq!((keys.len(), args.len()), (2, 3));
-        // For each group: one of its kind, its callers, its accounts, their plans and their keys.
-        let first = [1, 2, 1, 1, 1];
-        let (second, third) = ([1, 1, 1, 2, 2], [1, 2, 2, 2, 1, 2, 1]);
+        let call = encode(&batch);
+        assert_eq!((call.keys, call.args.len()), (2, 3));
+        // For each group: its callers, its accounts, and the key and the plan of each account.
+        let first = [2, 1, 1, 1];
+        let (second, third) = ([1, 1, 2, 2], [2, 2, 2, 2, 1, 1]);
         let numbers = [&first[..], &second, &third].concat();
         let bytes: Vec<u8> = numbers.into_iter().flat_map(u16::to_le_bytes).collect();
-        assert_eq!(args[2], bytes);
+        assert_eq!(call.args[2], bytes);
     }
 
     #[tokio::test]
@@ -696,7 +684,7 @@ mod tests {
                 batch.add((0..joining).map(|_| caller(&charges)).collect());
                 added += u32::try_from(joining).expect("few");
             }
-            assert_eq!((added, batch.encode(&[]).0.len()), (callers, accounts));
+            assert_eq!((added, encode(&batch).keys), (callers, accounts));
         }
     }
 
@@ -783,7 +771,7 @@ mod tests {
     async fn the_callers_of_a_group_are_answered_one_after_another() {
         let (batch, real) = general();
         let mut replies = read(&batch, &Value::BulkString(real)).expect("a reply");
-        let request = batch.groups[0].request();
+        let request = batch.groups().next().expect("a group").0;
         for (position, allowed, left) in [(0, true, 9), (1, true, 8), (2, false, 8)] {
             let decision = replies[0].of(position, request).decision(request);
             assert_eq!(decision.is_allowed(), allowed);

@@ -406,7 +406,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 
     /// Loads the most common scripts, so that later calls take one round trip.
     async fn load_scripts(&self) {
-        let kinds = [ScriptKind::Plain, ScriptKind::Batch, ScriptKind::Adjust];
+        let kinds = [ScriptKind::Plain, ScriptKind::Adjust];
         join_all(kinds.map(async |kind| {
             let mut load = cmd("SCRIPT");
             self.on_all(load.arg("LOAD").arg(&self.script(kind, [b'g']).text)).await

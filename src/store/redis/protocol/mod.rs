@@ -245,6 +245,17 @@ impl Request {
         (keys, args)
     }
 
+    /// Returns the layout of a call of this request alone, whose keys and plans are in the order of the
+    /// accounts.
+    pub(crate) fn layout(&self) -> Vec<u8> {
+        let mut layout = Layout::default();
+        layout.group(1, self.accounts.len());
+        for number in 1..=self.accounts.len() {
+            layout.account(number, number);
+        }
+        layout.0
+    }
+
     /// Returns the name of the operation in `lua/settle.lua`, and its time in nanoseconds.
     fn named_operation(&self, op: ScriptOp<'_>) -> Option<(&'static str, u64)> {
         Some(match op {
@@ -345,7 +356,7 @@ impl AccountRequest {
 
     /// Returns `true` if all quotas are charged, use GCRA and start full. A report-only account is
     /// not plain.
-    fn is_plain(&self) -> bool {
+    pub(crate) fn is_plain(&self) -> bool {
         let is_plain = |part: &QuotaRequest| {
             part.quota.is_gcra() && part.quota.initial().is_none() && part.demand.cost > 0
         };
@@ -391,6 +402,30 @@ impl AccountRequest {
         demand.headroom = demand.headroom.max(part.demand.headroom);
         demand.max_wait = demand.max_wait.min(part.demand.max_wait);
         index
+    }
+}
+
+/// The argument that says which groups of equal requests a call has, as `lua/groups.lua` reads it.
+#[derive(Debug, Default)]
+pub(crate) struct Layout(pub(crate) Vec<u8>);
+
+impl Layout {
+    /// Appends a group, whose accounts follow.
+    pub(crate) fn group(&mut self, callers: usize, accounts: usize) {
+        self.number(callers);
+        self.number(accounts);
+    }
+
+    /// Appends an account by the numbers of its key and its plan, which start at 1.
+    pub(crate) fn account(&mut self, key: usize, plan: usize) {
+        self.number(key);
+        self.number(plan);
+    }
+
+    fn number(&mut self, number: usize) {
+        // A call is small enough that all numbers fit.
+        let number = u16::try_from(number).unwrap_or(u16::MAX);
+        self.0.extend_from_slice(&number.to_le_bytes());
     }
 }
 

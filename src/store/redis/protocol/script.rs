@@ -40,18 +40,14 @@ const TAKE: &str = include_str!("../../../../lua/take.lua");
 const SINGLE: &str = include_str!("../../../../lua/single.lua");
 const GROUPS: &str = include_str!("../../../../lua/groups.lua");
 const SETTLE: &str = include_str!("../../../../lua/settle.lua");
-const BATCH: &str = include_str!("../../../../lua/batch.lua");
+const GCRA: &str = include_str!("../../../../lua/gcra.lua");
 const CONCURRENT: &str = include_str!("../../../../lua/concurrent.lua");
 const SLOTS_BATCH: &str = include_str!("../../../../lua/slots_batch.lua");
-/// The Lua text before and after the general part of a batch script, which makes that part a
-/// function. The last text is of a batch of slots.
-const GENERAL: [&str; 3] = [
-    "local function general()\n",
-    "return read, write, tat\nend\n",
-    "return decide, answer\nend\n",
-];
+/// The Lua text before and after the general part of a script for the most common requests, which makes
+/// that part a function.
+const GENERAL: [&str; 2] = ["local function general()\n", "return decide, answer\nend\n"];
 const ALGORITHMS: [(u8, &[&str]); 6] = [
-    (b'g', &[include_str!("../../../../lua/gcra.lua")]),
+    (b'g', &[GCRA]),
     (b't', &[include_str!("../../../../lua/token_bucket.lua")]),
     (b'f', &[include_str!("../../../../lua/fixed_window.lua")]),
     (b's', &[include_str!("../../../../lua/sliding_window.lua")]),
@@ -81,15 +77,13 @@ pub(crate) struct Script {
 /// The kind of a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScriptKind {
-    /// Charges only GCRA quotas that start full. Most requests are of this kind.
+    /// Runs one request or many that charge only GCRA quotas that start full. Most are of this kind.
     Plain,
     Take,
     /// Decides as `Take`, and changes nothing.
     Peek,
     Adjust,
-    /// Runs many `Plain` requests in one call.
-    Batch,
-    /// Runs many requests that take slots alone.
+    /// Runs one request or many that take slots alone.
     Slots,
     /// Renews slots.
     Renew,
@@ -116,19 +110,21 @@ impl Script {
         let algorithms = algorithms.flat_map(|(_, (_, texts))| texts.iter().copied());
         let general = [ACCOUNT].into_iter().chain(algorithms);
         let (before, after) = match kind {
-            ScriptKind::Plain => (&[ONE, TIME, PLAIN, STEADY][..], &[TAKE, SINGLE][..]),
+            ScriptKind::Plain => {
+                let general = [GENERAL[0], TIME, ACCOUNT, GCRA, TAKE, GENERAL[1]];
+                return Self::new(&[&[clock, ONE, STEADY][..], &general, &[PLAIN]].concat());
+            }
             ScriptKind::Take => (&[TIME, STEADY][..], &[TAKE, SINGLE][..]),
             ScriptKind::Peek => (&[PEEK, TIME, STEADY][..], &[TAKE, SINGLE][..]),
             ScriptKind::Groups => (&[TIME, STEADY][..], &[TAKE, GROUPS][..]),
             ScriptKind::Adjust => (&[TIME, STEADY][..], &[SETTLE][..]),
             ScriptKind::Slots => {
-                let general = [GENERAL[0], TIME, STEADY, ACCOUNT, CONCURRENT, TAKE, GENERAL[2]];
+                let general = [GENERAL[0], TIME, STEADY, ACCOUNT, CONCURRENT, TAKE, GENERAL[1]];
                 return Self::new(&[&[clock, SLOTS][..], &general, &[SLOTS_BATCH]].concat());
             }
             ScriptKind::Renew => return Self::new(&[clock, SLOTS, RENEW]),
             ScriptKind::Instances => return Self::new(&[clock, SLOTS, INSTANCES]),
             ScriptKind::Probe => return Self::new(&[PROBE]),
-            ScriptKind::Batch => (&[TIME, GENERAL[0]][..], &[GENERAL[1], BATCH][..]),
         };
         let before = [clock].into_iter().chain(before.iter().copied());
         let parts: Vec<_> = before.chain(general).chain(after.iter().copied()).collect();
@@ -184,9 +180,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let takers = usize::from(matches!(op, ScriptOp::Take));
         let call = self.settings.slots.begin(request, takers);
         let (keys, mut args) = request.encode(op, &call);
-        if kind == ScriptKind::Slots {
-            // The layout of one request with one account, whose key is the first.
-            args.push([1_u16; 3].map(u16::to_le_bytes).concat());
+        if matches!(kind, ScriptKind::Plain | ScriptKind::Slots) {
+            args.push(request.layout());
         }
         let script = self.script(kind, request.quotas().map(letter));
         let groups = iter::once((request, 1));
