@@ -30,21 +30,6 @@ if #missing > 0 and call('EXISTS', unpack(missing)) > 0 then
   end
 end
 
--- Returns how many of `most` charges of the last plan fit, one after another, if the first leaves this
--- much of the room.
-local function fitting(left, left_nano, most)
-  local more = (left + left_nano / 1000) / (cost + cost_nano / 1000)
-  more = more < most - 1 and more - more % 1 or most - 1
-  -- The quotient was rounded. A difference of products is exact, or has the right sign.
-  left, left_nano = left - more * cost, left_nano - more * cost_nano
-  if left * 1000 + left_nano < 0 then
-    return more
-  elseif more < most - 1 and (left - cost) * 1000 + left_nano - cost_nano >= 0 then
-    return more + 2
-  end
-  return more + 1
-end
-
 local function write_changed()
   for key, latest in pairs(ends) do
     local ms = (latest + 1000 - real) / 1000
@@ -113,13 +98,10 @@ while at <= #layout do
         if left * 1000 + left_nano < 0 then
           passed = 0
         elseif passed > 1 then
-          passed = fitting(left, left_nano, passed)
+          passed = charges_within(left, left_nano, cost, cost_nano, passed)
         end
         if passed > 0 then
-          tat, tat_nano = tat + passed * cost, tat_nano + passed * cost_nano
-          if tat_nano >= 1000 then
-            tat, tat_nano = tat + (tat_nano - tat_nano % 1000) / 1000, tat_nano % 1000
-          end
+          tat, tat_nano = tat_after(tat, tat_nano, cost, cost_nano, passed)
           latest = tat > latest and tat or latest
           charged = quota == 5 and pack('<I7I3I4I7H', now, 3431, address, tat, tat_nano)
             or charged .. pack('<I3I4I7H', 3431, address, tat, tat_nano)

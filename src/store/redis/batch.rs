@@ -31,8 +31,9 @@ use crate::{
         connection::{TIMEOUT, runtime},
         error::{RedisError, RedisErrorKind},
         protocol::{
-            AccountRequest, Change, Layout, Request, RequestKind, ScriptOp, reply::Reply,
-            script::ScriptKind,
+            AccountRequest, Change, Layout, Request, RequestKind, ScriptOp,
+            reply::Reply,
+            script::{ScriptKind, letter},
         },
         slots::{SlotCall, Slots},
     },
@@ -380,7 +381,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     async fn call_batch(&self, batch: &Batch) -> Result<SmallVec<[Reply; 1]>, RedisError> {
         let script = match batch.kind {
             RequestKind::Plain => self.script(ScriptKind::Plain, *b"g"),
-            RequestKind::Slots => self.script(ScriptKind::Slots, *b"c"),
+            RequestKind::Slots => self.script(ScriptKind::Slots, batch.letters()),
             // All algorithms, so that there is one such script.
             RequestKind::Other => self.script(ScriptKind::Groups, *b"gtfslc"),
         };
@@ -471,6 +472,11 @@ impl Batch {
     /// Returns the request of each group, with the number of callers.
     pub(crate) fn groups(&self) -> impl Iterator<Item = (&Request, usize)> {
         self.groups.iter().map(|callers| (&*callers[0].request, callers.len()))
+    }
+
+    /// Returns the letters of the algorithms of all quotas.
+    fn letters(&self) -> impl Iterator<Item = u8> {
+        self.groups().flat_map(|(request, _)| request.quotas()).map(letter)
     }
 
     /// Returns the keys and the arguments of the script.

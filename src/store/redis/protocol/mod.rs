@@ -41,7 +41,7 @@ pub(crate) struct Request {
 pub(crate) enum RequestKind {
     /// Charges only GCRA quotas that start full.
     Plain,
-    /// Takes slots of one quota alone.
+    /// Takes slots of one quota, alone or with one GCRA quota of the same account that starts full.
     Slots,
     #[default]
     Other,
@@ -97,6 +97,18 @@ pub(crate) struct QuotaRequest {
     pub(crate) quota: Quota,
     pub(crate) address: QuotaAddress,
     pub(crate) demand: Demand,
+}
+
+impl QuotaRequest {
+    /// Returns `true` if the quota is charged, uses GCRA and starts full.
+    fn is_plain(&self) -> bool {
+        self.quota.is_gcra() && self.quota.initial().is_none() && self.demand.cost > 0
+    }
+
+    /// Returns `true` if the quota is of slots, and some are taken.
+    fn takes_slots(&self) -> bool {
+        self.quota.is_concurrent() && self.demand.cost > 0
+    }
 }
 
 /// The quotas of an account. Each has an address of its own.
@@ -216,7 +228,7 @@ impl Request {
             return RequestKind::Plain;
         }
         match &*self.accounts {
-            [account] if account.takes_slots_alone() => RequestKind::Slots,
+            [account] if account.takes_slots_simply() => RequestKind::Slots,
             _ => RequestKind::Other,
         }
     }
@@ -357,16 +369,20 @@ impl AccountRequest {
     /// Returns `true` if all quotas are charged, use GCRA and start full. A report-only account is
     /// not plain.
     pub(crate) fn is_plain(&self) -> bool {
-        let is_plain = |part: &QuotaRequest| {
-            part.quota.is_gcra() && part.quota.initial().is_none() && part.demand.cost > 0
-        };
-        !self.report_only && !self.quotas.is_empty() && self.quotas.iter().all(is_plain)
+        !self.report_only
+            && !self.quotas.is_empty()
+            && self.quotas.iter().all(QuotaRequest::is_plain)
     }
 
-    /// Returns `true` if the account has one quota of slots, and nothing else is charged.
-    fn takes_slots_alone(&self) -> bool {
-        let [part] = &*self.quotas else { return false };
-        self.is_certain() && part.quota.is_concurrent() && part.demand.cost > 0
+    /// Returns `true` if the account has one quota of slots, and at most one other, which is plain.
+    fn takes_slots_simply(&self) -> bool {
+        let simple = match &*self.quotas {
+            [slots] => slots.takes_slots(),
+            [slots, rate] if slots.takes_slots() => rate.is_plain(),
+            [rate, slots] => rate.is_plain() && slots.takes_slots(),
+            _ => false,
+        };
+        simple && !self.report_only
     }
 
     /// Returns the quotas of slots, with their indices in the account.

@@ -32,6 +32,7 @@ const RENEW: &str = include_str!("../../../../lua/renew.lua");
 const INSTANCES: &str = include_str!("../../../../lua/instances.lua");
 const SLOTS: &str = include_str!("../../../../lua/slots.lua");
 const PROBE: &str = include_str!("../../../../lua/probe.lua");
+const CHARGES: &str = include_str!("../../../../lua/charges.lua");
 const PLAIN: &str = include_str!("../../../../lua/plain.lua");
 const PEEK: &str = include_str!("../../../../lua/peek.lua");
 const TIME: &str = include_str!("../../../../lua/time.lua");
@@ -83,7 +84,7 @@ pub(crate) enum ScriptKind {
     /// Decides as `Take`, and changes nothing.
     Peek,
     Adjust,
-    /// Runs one request or many that take slots alone.
+    /// Runs one request or many that take slots of one quota, alone or with one GCRA quota.
     Slots,
     /// Renews slots.
     Renew,
@@ -112,15 +113,23 @@ impl Script {
         let (before, after) = match kind {
             ScriptKind::Plain => {
                 let general = [GENERAL[0], TIME, ACCOUNT, GCRA, TAKE, GENERAL[1]];
-                return Self::new(&[&[clock, ONE, STEADY][..], &general, &[PLAIN]].concat());
+                return Self::new(
+                    &[&[clock, ONE, STEADY, CHARGES][..], &general, &[PLAIN]].concat(),
+                );
             }
             ScriptKind::Take => (&[TIME, STEADY][..], &[TAKE, SINGLE][..]),
             ScriptKind::Peek => (&[PEEK, TIME, STEADY][..], &[TAKE, SINGLE][..]),
             ScriptKind::Groups => (&[TIME, STEADY][..], &[TAKE, GROUPS][..]),
             ScriptKind::Adjust => (&[TIME, STEADY][..], &[SETTLE][..]),
-            ScriptKind::Slots => {
+            ScriptKind::Slots if set & 1 == 0 => {
+                // Without rates, only the general part needs the instant of the call.
                 let general = [GENERAL[0], TIME, STEADY, ACCOUNT, CONCURRENT, TAKE, GENERAL[1]];
                 return Self::new(&[&[clock, SLOTS][..], &general, &[SLOTS_BATCH]].concat());
+            }
+            ScriptKind::Slots => {
+                let general = [GENERAL[0], TIME, ACCOUNT, GCRA, CONCURRENT, TAKE, GENERAL[1]];
+                let before = [clock, STEADY, SLOTS, CHARGES];
+                return Self::new(&[&before[..], &general, &[SLOTS_BATCH]].concat());
             }
             ScriptKind::Renew => return Self::new(&[clock, SLOTS, RENEW]),
             ScriptKind::Instances => return Self::new(&[clock, SLOTS, INSTANCES]),
