@@ -32,7 +32,7 @@ const RENEW: &str = include_str!("../../../../lua/renew.lua");
 const INSTANCES: &str = include_str!("../../../../lua/instances.lua");
 const SLOTS: &str = include_str!("../../../../lua/slots.lua");
 const PROBE: &str = include_str!("../../../../lua/probe.lua");
-const CHARGES: &str = include_str!("../../../../lua/charges.lua");
+const RATE: &str = include_str!("../../../../lua/rate.lua");
 const PLAIN: &str = include_str!("../../../../lua/plain.lua");
 const PEEK: &str = include_str!("../../../../lua/peek.lua");
 const TIME: &str = include_str!("../../../../lua/time.lua");
@@ -114,7 +114,7 @@ impl Script {
             ScriptKind::Plain => {
                 let general = [GENERAL[0], TIME, ACCOUNT, GCRA, TAKE, GENERAL[1]];
                 return Self::new(
-                    &[&[clock, ONE, STEADY, CHARGES][..], &general, &[PLAIN]].concat(),
+                    &[&[clock, ONE, STEADY][..], &general, &[PLAIN]].concat(),
                 );
             }
             ScriptKind::Take => (&[TIME, STEADY][..], &[TAKE, SINGLE][..]),
@@ -128,7 +128,7 @@ impl Script {
             }
             ScriptKind::Slots => {
                 let general = [GENERAL[0], TIME, ACCOUNT, GCRA, CONCURRENT, TAKE, GENERAL[1]];
-                let before = [clock, STEADY, SLOTS, CHARGES];
+                let before = [clock, STEADY, SLOTS, RATE];
                 return Self::new(&[&before[..], &general, &[SLOTS_BATCH]].concat());
             }
             ScriptKind::Renew => return Self::new(&[clock, SLOTS, RENEW]),
