@@ -79,6 +79,8 @@ async fn slots_and_rates_are_taken_together_or_not_at_all() {
         (look.outcomes()[0].held(), look.outcomes()[1].remaining())
     };
     // The server then knows the script.
+    let another = Key::from("another");
+    drop(other.take(&[Charge::new(rule("exports"), &another, &quotas)]).await.expect("a decision"));
     assert_eq!(look().await, (Some(0), 3));
     let calls = server.script_calls().await;
     let holds = [store.take(&[charge]).await, store.take(&[charge]).await];
