@@ -4,6 +4,7 @@ mod batch;
 mod builder;
 mod cluster;
 mod connection;
+mod driver;
 mod error;
 mod instances;
 mod judge;
@@ -24,18 +25,18 @@ use parking_lot::Mutex;
 use redis::aio::ConnectionLike;
 use tokio::time::Instant;
 
-use self::{
-    batch::Queues,
-    cluster::SLOTS,
-    protocol::{Request, ScriptOp, addresses::Addresses, script::Scripts},
-    slots::{MAX_COST, Slots},
-    waiting::Asking,
-};
 pub use self::{
     builder::RedisBuilder,
     cluster::ClusterLink,
     connection::{Link, stream::RedisStream},
     error::{RedisError, RedisErrorKind},
+};
+use self::{
+    cluster::SLOTS,
+    driver::Queues,
+    protocol::{Request, ScriptOp, addresses::Addresses, script::Scripts},
+    slots::{MAX_COST, Slots},
+    waiting::Asking,
 };
 use super::{
     Answer, BoxFuture, Charge, Context, FailureDomain, Health, KnownRules, Op, OwnedCharges, Store,
