@@ -47,6 +47,7 @@ fn same_as_its_text(input: &mut Input<'_>) {
         ("min", 60_000_000_000),
         ("h", 3_600_000_000_000),
         ("day", 86_400_000_000_000),
+        ("week", 604_800_000_000_000),
     ]);
     let [Ok(units), Ok(burst)] = [input.number(), input.number()].map(u32::try_from) else {
         return;

@@ -33,6 +33,41 @@ impl Quota {
     }
 }
 
+/// The feature `calendar`, which no type has without it. The compiler then names the feature, and
+/// not a similar method with a shorter period.
+#[cfg(not(feature = "calendar"))]
+#[diagnostic::on_unimplemented(
+    message = "quotas of calendar periods need the feature `calendar` of tower-sluice",
+    label = "needs the feature `calendar`",
+    note = "enable it by `cargo add tower-sluice --features calendar`"
+)]
+#[doc(hidden)]
+pub trait Calendar: Copy {}
+
+/// The methods that the feature `calendar` adds, for the message of the compiler.
+#[cfg(not(feature = "calendar"))]
+impl Quota {
+    #[doc(hidden)]
+    pub const fn per_month(units: impl Calendar) -> Self {
+        Self::without_calendar(units)
+    }
+
+    #[doc(hidden)]
+    pub const fn per_year(units: impl Calendar) -> Self {
+        Self::without_calendar(units)
+    }
+
+    #[doc(hidden)]
+    pub const fn anchored_at(self, start: impl Calendar) -> Self {
+        Self::without_calendar(start)
+    }
+
+    /// No program calls this, because no type is a [`Calendar`].
+    const fn without_calendar(_: impl Calendar) -> Self {
+        Self::blocked()
+    }
+}
+
 /// An anchor without the feature `calendar`, which no quota has.
 #[cfg(not(feature = "calendar"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -18,6 +18,7 @@ pub use self::text::QuotaError;
 use crate::store::instances::Part;
 
 const SECOND: u64 = 1_000_000_000;
+const WEEK: u64 = 7 * 86_400 * SECOND;
 /// The longest time in which an account may refill: ten years.
 const MAX_REFILL: u64 = 10 * 365 * 86_400 * SECOND;
 /// The maximum units of a sliding log, which keeps one entry per charge.
@@ -25,7 +26,8 @@ const MAX_LOG_UNITS: u64 = 10_000;
 /// The maximum buckets of a sliding window, which keeps one count per bucket.
 const MAX_BUCKETS: u32 = 1_000;
 /// Time units with their nanoseconds, the longest first. The first name is the canonical one.
-const UNITS: [(&[&str], u64); 7] = [
+const UNITS: [(&[&str], u64); 8] = [
+    (&["week", "weeks"], WEEK),
     (&["day", "days", "d"], 86_400 * SECOND),
     (&["h", "hr", "hrs", "hour", "hours"], 3_600 * SECOND),
     (&["min", "mins", "m", "minute", "minutes"], 60 * SECOND),
@@ -126,6 +128,9 @@ pub struct Quota {
 impl Quota {
     /// Creates a quota of `units` per second, with a burst of `units`.
     ///
+    /// For less than one unit per second, use a longer period. One unit in two seconds is
+    /// `Quota::per(1, Duration::from_secs(2))`.
+    ///
     /// # Panics
     ///
     /// Panics if `units` is 0 or above 1 000 000 000. In a constant, this is a compile error.
@@ -162,6 +167,24 @@ impl Quota {
     #[track_caller]
     pub const fn per_day(units: u32) -> Self {
         unwrap(Self::rate(units, 86_400 * SECOND))
+    }
+
+    /// Creates a quota of `units` per week of seven days, with a burst of `units`.
+    ///
+    /// ```
+    /// use tower_sluice::Quota;
+    ///
+    /// const REPORTS: Quota = Quota::per_week(50);
+    /// assert_eq!(REPORTS, "50/week".parse()?);
+    /// # Ok::<(), tower_sluice::quota::QuotaError>(())
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if `units` is 0.
+    #[track_caller]
+    pub const fn per_week(units: u32) -> Self {
+        unwrap(Self::rate(units, WEEK))
     }
 
     /// Creates a quota of `units` per `period`, with a burst of `units`.
@@ -1009,7 +1032,8 @@ mod tests {
             "200/10s",
             "100/min burst 20",
             "5/s",
-            "1/7day",
+            "1/week",
+            "3/2week",
             "3/250ms",
             "9/90s",
             "blocked",
@@ -1019,6 +1043,7 @@ mod tests {
         }
         assert_eq!(" 5 / 1s ".parse(), Ok(Quota::per_second(5)));
         assert_eq!("24/1440min burst 24".parse(), Ok(Quota::per_day(24)));
+        assert_eq!("50/7days".parse(), Ok(Quota::per_week(50)));
     }
 
     #[test]
@@ -1032,7 +1057,8 @@ mod tests {
         assert!(fault("x/s").contains("units is \"x\""));
         assert!(fault("+5/s").contains("units is \"+5\""));
         assert!(fault("-5/s").contains("units is \"-5\""));
-        assert!(fault("5/week").contains("period is \"week\"; end it with one of"));
+        assert!(fault("0.5/s").contains("for less than one, lengthen the period, as 1/2s"));
+        assert!(fault("5/fortnight").contains("period is \"fortnight\"; end it with one of"));
         assert!(fault("5/s burst many").contains("burst is \"many\""));
         assert!(fault("4294967296/s").contains("units is \"4294967296\""));
         assert!(fault("1/99999999999999999999day").contains("at most ten years"));
@@ -1041,6 +1067,16 @@ mod tests {
         assert!(fast.contains("1000000000/s") && fast.contains("units 2000000000"), "{fast}");
         let long = fault("1/day burst 3651");
         assert!(long.contains("burst 3651") && long.contains("86400s"), "{long}");
+    }
+
+    /// A quota that is read has no other text with the feature.
+    #[cfg(not(feature = "calendar"))]
+    #[test]
+    fn the_text_of_a_calendar_period_names_the_feature() {
+        for text in ["5/month", "5/months", "5/year", "5/week from 2024-01-01[Europe/Berlin]"] {
+            let error = fault(text);
+            assert!(error.contains("enable the feature `calendar` of tower-sluice"), "{error}");
+        }
     }
 
     #[test]

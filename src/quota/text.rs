@@ -5,7 +5,7 @@ use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 use super::{Algorithm, Invalid, Quota, UNITS};
 use crate::name::RuleName;
 
-/// Writes `units "/" [n] (ns|us|ms|s|min|h|day) [" burst " n]`, `limit " concurrent"`,
+/// Writes `units "/" [n] (ns|us|ms|s|min|h|day|week) [" burst " n]`, `limit " concurrent"`,
 /// or `blocked`. A calendar period is a unit with an anchor, as
 /// `month from 2024-01-31T09:00:00+01:00[Europe/Berlin]`.
 impl fmt::Display for Quota {
@@ -51,8 +51,8 @@ impl Quota {
     }
 }
 
-/// Reads `"5/s"`, `"200/10s"`, `"100/min burst 20"`, `"5 concurrent"`,
-/// or `"blocked"`.
+/// Reads `"5/s"`, `"200/10s"`, `"100/min burst 20"`, `"50/week"`, `"5 concurrent"`,
+/// or `"blocked"`. A day has 24 hours, and a week has seven days.
 ///
 /// With the feature `calendar`, also `"5000/month"`, `"5000/year"`, and a `day`, `week`, `month` or
 /// `year` with an anchor: `"5000/month from 2024-01-31T09:00[Europe/Berlin]"`.
@@ -92,6 +92,11 @@ impl TextForm<'_> {
         let calendar = self.calendar(units, period)?;
         #[cfg(not(feature = "calendar"))]
         let calendar: Option<Quota> = None;
+        #[cfg(not(feature = "calendar"))]
+        if is_calendar(period) {
+            const FIX: &str = "enable the feature `calendar` of tower-sluice";
+            return Err(self.error("period", period, FIX));
+        }
         let time = || parse_time(period).map_err(|fix| self.error("period", period, fix));
         let quota = calendar.map_or_else(|| Quota::new(units, time()?), Ok)?;
         burst.map_or(Ok(quota), |n| quota.try_with_burst(self.count("burst", n)?))
@@ -99,10 +104,15 @@ impl TextForm<'_> {
 
     fn count(&self, field: &str, text: &str) -> Result<u32, QuotaError> {
         const ZERO: &str = "give at least 1, or \"blocked\" to deny all requests";
+        const WHOLE: &str = "give a whole number from 1 to 4294967295";
+        const FRACTION: &str = "give a whole number; for less than one, lengthen the period, as 1/2s";
         match whole_number(text.trim()) {
             Some(0) => Err(self.error(field, "0", ZERO)),
             Some(n) => Ok(n),
-            None => Err(self.error(field, text.trim(), "give a whole number from 1 to 4294967295")),
+            None => {
+                let fix = if text.contains('.') { FRACTION } else { WHOLE };
+                Err(self.error(field, text.trim(), fix))
+            }
         }
     }
 
@@ -112,12 +122,18 @@ impl TextForm<'_> {
     }
 }
 
+/// Returns `true` for a period that only a calendar has.
+#[cfg(not(feature = "calendar"))]
+fn is_calendar(period: &str) -> bool {
+    period.contains(" from ") || matches!(period, "month" | "months" | "year" | "years")
+}
+
 /// Reads a time such as `"10s"`, or `"min"` for one minute. The error describes the fix.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, &'static str> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (n, unit) = (&text[..digits], text[digits..].trim_start());
     let unit = UNITS.iter().find(|(names, _)| names.contains(&unit));
-    let (_, nanos) = unit.ok_or("end it with one of ns, us, ms, s, min, h or day")?;
+    let (_, nanos) = unit.ok_or("end it with one of ns, us, ms, s, min, h, day or week")?;
     let n: u64 = match n {
         "" => 1,
         n => n.parse().map_err(|_| "give at most ten years")?,

@@ -6,6 +6,7 @@ mod documents;
 mod floors;
 mod language;
 mod manifest;
+mod mistakes;
 mod package;
 mod reruns;
 mod structure;

@@ -163,9 +163,10 @@ fn an_invalid_quota_text_reports_the_invalid_part() {
     for (text, said) in [
         ("5", "quota is \"5\"; write units/period, as 5/s, 200/10s or 100/min burst 20"),
         ("x/s", "units is \"x\"; give a whole number from 1 to 4294967295"),
+        ("0.5/s", "units is \"0.5\"; give a whole number; for less than one, lengthen the period"),
         ("-5/s", "units is \"-5\"; give a whole number from 1 to 4294967295"),
         ("5/s burst many", "burst is \"many\"; give a whole number from 1 to 4294967295"),
-        ("5/week", "period is \"week\"; end it with one of ns, us, ms, s, min, h or day"),
+        ("5/fortnight", "period is \"fortnight\"; end it with one of ns, us, ms, s, min, h, day or week"),
     ] {
         assert_eq!(read(text), format!("quota {text:?}: {said}"));
     }

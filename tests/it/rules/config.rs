@@ -121,7 +121,7 @@ fn units_of_time_have_several_spellings_and_one_canonical_form() {
         ("10/hour", "10/h"),
         ("10/2hrs", "10/2h"),
         ("10/d", "10/day"),
-        ("10/7days", "10/7day"),
+        ("10/7days", "10/week"),
     ] {
         let read: Quota = spelled.parse().expect(spelled);
         assert_eq!(read.to_string(), quota);
@@ -196,8 +196,8 @@ fn an_invalid_route_reports_the_route_and_the_fix() {
             "route \"default\": path \"default\" does not start with a slash; add it",
         ),
         (
-            "{ other = \"5/s\", \"GET /a\" = \"5/week\" }",
-            "quota \"5/week\": period is \"week\"; end it with one of ns, us, ms, s, min, h or day",
+            "{ other = \"5/s\", \"GET /a\" = \"5/fortnight\" }",
+            "quota \"5/fortnight\": period is \"fortnight\"; end it with one of ns, us, ms, s, min, h, day or week",
         ),
         ("\"5/s\"", "invalid type: string \"5/s\", expected a map"),
     ] {
@@ -337,8 +337,8 @@ fn an_invalid_quota_reports_the_field_the_value_and_the_fix() {
         ("{ units = 5 }", "period is missing; add it, as period = \"1min\"".into()),
         ("{ units = 5, period = 60 }", "invalid type: integer `60`, expected a string".into()),
         (
-            "{ units = 5, period = \"week\" }",
-            "quota \"5/week\": period is \"week\"; end it with one of ns, us, ms, s, min, h or day".into(),
+            "{ units = 5, period = \"fortnight\" }",
+            "quota \"5/fortnight\": period is \"fortnight\"; end it with one of ns, us, ms, s, min, h, day or week".into(),
         ),
         (
             "{ units = 5, period = \"4000day\" }",
@@ -436,7 +436,7 @@ fn an_invalid_rule_setting_reports_the_field_the_value_and_the_fix() {
         ("{ quotas = [], max_wait = 2 }", "invalid type: integer `2`, expected a string".into()),
         (
             "{ quotas = [], max_wait = \"2\" }",
-            "max_wait is \"2\"; end it with one of ns, us, ms, s, min, h or day".into(),
+            "max_wait is \"2\"; end it with one of ns, us, ms, s, min, h, day or week".into(),
         ),
         (
             "{ quotas = [], max_wait = \"99999day\" }",
@@ -661,7 +661,7 @@ fn a_penalty_from_a_file_equals_the_same_penalty_in_code() {
 
 #[test]
 fn an_invalid_penalty_reports_the_field_the_value_and_the_fix() {
-    const UNIT: &str = "end it with one of ns, us, ms, s, min, h or day";
+    const UNIT: &str = "end it with one of ns, us, ms, s, min, h, day or week";
     const RANGE: &str = "give 1 s to 365 days";
     const RATE: &str = "give a rate with the algorithm Gcra, such as 20/min";
     const BLOCK: &str = "expected a time, as \"15min\", or a list of them";
@@ -674,7 +674,7 @@ fn an_invalid_penalty_reports_the_field_the_value_and_the_fix() {
             "after = { units = 20, period = 'min', algorithm = 'fixed_window' }",
             format!("penalty: after is 20/min; {RATE}"),
         ),
-        ("after = '20/week'", format!("quota \"20/week\": period is \"week\"; {UNIT}")),
+        ("after = '20/fortnight'", format!("quota \"20/fortnight\": period is \"fortnight\"; {UNIT}")),
         ("after = '20/min', block = '1week'", format!("penalty: block is \"1week\"; {UNIT}")),
         ("after = '20/min', block = ['1min', 'x']", format!("penalty: block is \"x\"; {UNIT}")),
         ("after = '20/min', block = '999ms'", format!("penalty: block is 999ms; {RANGE}")),
