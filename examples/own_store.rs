@@ -69,7 +69,7 @@ impl State {
         }
         let fits = |(card, charge, quota): (Card, &Charge<'_>, &Quota)| {
             let need = u64::from(self.used(&card)) + u64::from(costs[&card]);
-            let most = u64::from(quota.burst()) + u64::from(quota.soft());
+            let most = u64::from(quota.limit()) + u64::from(quota.soft());
             charge.cost() == 0 || need + u64::from(charge.headroom()) <= most
         };
         let fits: Vec<bool> = cards(charges).map(fits).collect();
@@ -84,11 +84,11 @@ impl State {
         for ((card, charge, quota), fits) in cards(charges).zip(fits) {
             let peeked = if allowed && peeks { costs[&card] } else { 0 };
             let used = self.used(&card).saturating_add(peeked);
-            let outcome = Outcome::full(card.0, card.2, quota.burst())
-                .with_remaining(quota.burst().saturating_sub(used))
+            let outcome = Outcome::full(card.0, card.2, quota.limit())
+                .with_remaining(quota.limit().saturating_sub(used))
                 // A full card never empties.
                 .with_retry_after(fits.then_some(Duration::ZERO));
-            if allowed && charge.cost() > 0 && used > quota.burst() {
+            if allowed && charge.cost() > 0 && used > quota.limit() {
                 decision = decision.with_overage();
             }
             decision = decision.with_outcome(outcome);
@@ -135,7 +135,7 @@ impl Store for Punchcards {
             Op::Peek(charges) => state.take(charges, now, true),
             Op::Adjust(charge, units) => state.change(charge, now, |used, quota| {
                 // A late charge stops at twice the limit.
-                let most = i64::from(quota.burst()) * 2;
+                let most = i64::from(quota.limit()) * 2;
                 let used = i64::from(used).saturating_add(units).clamp(0, most);
                 u32::try_from(used).unwrap_or(u32::MAX)
             }),

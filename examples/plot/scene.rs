@@ -107,7 +107,7 @@ impl Scene {
     /// milliseconds.
     pub(crate) fn edges(&self, quota: &Quota) -> Vec<u64> {
         let turns = self.left.windows(2).map(|pair| (pair[0].1, pair[1]));
-        let full = quota.burst();
+        let full = quota.limit();
         match quota.algorithm() {
             Algorithm::FixedWindow { .. } => (1_000..END).step_by(1_000).collect(),
             Algorithm::AnchoredWindow => turns

@@ -65,7 +65,7 @@ impl Bursts {
         capacity: usize,
     ) -> Result<Vec<Self>, String> {
         let flags = rules.iter().flat_map(|rule| rule.quotas.iter().map(move |_| rule));
-        let limits = |least: &SmallestBurst| ladder(least.given.burst(), least.quota()?.burst());
+        let limits = |least: &SmallestBurst| ladder(least.given.limit(), least.quota()?.limit());
         let found =
             flags.zip(found).filter_map(|(flag, least)| Some((flag, least, limits(least)?)));
         let found: Vec<_> = found.collect();
@@ -107,7 +107,7 @@ impl Bursts {
     pub(crate) fn table(self) -> BurstTable {
         let row = |row: Row| BurstRow {
             quota: row.quota.to_string(),
-            limit: row.quota.burst(),
+            limit: row.quota.limit(),
             requests: row.requests,
             keys: row.keys.len().min(KEYS),
             more: row.keys.len() > KEYS,

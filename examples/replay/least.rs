@@ -120,7 +120,7 @@ fn is_countable(quota: &Quota) -> bool {
         Algorithm::FixedWindow { carry_over, .. } => carry_over > 0,
         _ => false,
     };
-    !lends && quota.algorithm() != Algorithm::Concurrent && quota.burst() > 0
+    !lends && quota.algorithm() != Algorithm::Concurrent && quota.limit() > 0
 }
 
 /// Returns this quota with the highest possible limit, but no soft units or pacing.

@@ -123,7 +123,7 @@ impl LeastQuota {
             rule: least.rule.to_string(),
             given: least.given.to_string(),
             least: least.quota().map(|quota| quota.to_string()),
-            limit: least.quota().as_ref().map(Quota::burst),
+            limit: least.quota().as_ref().map(Quota::limit),
         }
     }
 }

@@ -70,7 +70,7 @@ fn same_as_its_text(input: &mut Input<'_>) {
 }
 
 fn is_sound(quota: &Quota) {
-    if quota.burst() == 0 {
+    if quota.limit() == 0 {
         return;
     }
     // Slots are not refilled.
@@ -79,7 +79,7 @@ fn is_sound(quota: &Quota) {
     if has_slots {
         return;
     }
-    let (interval, burst) = (quota.interval().as_nanos(), u128::from(quota.burst()));
+    let (interval, burst) = (quota.interval().as_nanos(), u128::from(quota.limit()));
     assert_eq!(interval, quota.period().as_nanos().div_ceil(quota.units().into()));
     assert!(interval > 0 && burst > 0 && interval * burst <= TEN_YEARS, "{quota}");
 }

@@ -14,7 +14,7 @@ use crate::{
 /// The snapshot has the slots that are held afterwards, if every other quota allows the demand.
 #[inline]
 pub(crate) fn look(held: u64, quota: &Quota, demand: Demand) -> Evaluation {
-    let (limit, need, raised) = (u64::from(quota.burst()), demand.need(), quota.raised_limit());
+    let (limit, need, raised) = (u64::from(quota.limit()), demand.need(), quota.raised_limit());
     let fit = if need == 0 || held.saturating_add(need) <= raised {
         Evaluation::at_once(need > 0 && held + need > limit)
     } else {
@@ -25,7 +25,7 @@ pub(crate) fn look(held: u64, quota: &Quota, demand: Demand) -> Evaluation {
 
 #[inline(always)]
 pub(crate) fn snapshot(held: u64, quota: &Quota, retry_ns: u64) -> Snapshot {
-    Snapshot::Slots { limit: quota.burst(), held, retry_ns, free_in_ns: 0 }
+    Snapshot::Slots { limit: quota.limit(), held, retry_ns, free_in_ns: 0 }
 }
 
 /// Returns the slots that must be freed before the demand fits.

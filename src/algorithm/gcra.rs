@@ -65,7 +65,7 @@ fn fit(reset_ns: u64, quota: &Quota, demand: Demand) -> Evaluation {
     if !is_possible(quota, need) {
         return Evaluation::denied(NEVER);
     }
-    let over = (reset_ns + span(quota, need)).saturating_sub(span(quota, quota.burst().into()));
+    let over = (reset_ns + span(quota, need)).saturating_sub(span(quota, quota.limit().into()));
     let soft = span(quota, quota.soft().into());
     let slack = if quota.soft() > 0 { soft } else { demand.max_wait };
     if over > slack { Evaluation::denied(over - soft) } else { Evaluation::charged(quota, over) }
@@ -141,7 +141,7 @@ pub(super) fn reconstruct(
     let tat = tat(stored, quota, now);
     // A damaged server may report a charge for any headroom.
     let over = tat.saturating_add(quota.interval_nanos().saturating_mul(demand.headroom.into()));
-    let over = over.saturating_sub(now + span(quota, quota.burst().into()));
+    let over = over.saturating_sub(now + span(quota, quota.limit().into()));
     Evaluation::charged(quota, over).with(|_| snapshot(tat - now, quota, 0))
 }
 
@@ -154,13 +154,13 @@ pub(super) fn expires_at(tat: u64, quota: &Quota) -> u64 {
 /// Returns the time for which a full account is kept. It is 0 without `initial`.
 #[inline]
 pub(crate) fn retention(quota: &Quota) -> u64 {
-    quota.initial().map_or(0, |_| span(quota, quota.burst().into()))
+    quota.initial().map_or(0, |_| span(quota, quota.limit().into()))
 }
 
 /// Returns the time until a new account is full.
 #[inline]
 pub(crate) fn initial_reset(quota: &Quota) -> u64 {
-    let missing = quota.initial().map_or(0, |initial| quota.burst().saturating_sub(initial));
+    let missing = quota.initial().map_or(0, |initial| quota.limit().saturating_sub(initial));
     span(quota, missing.into())
 }
 
@@ -177,14 +177,14 @@ fn tat(stored: u64, quota: &Quota, now: u64) -> u64 {
 
 #[inline]
 fn snapshot(reset_ns: u64, quota: &Quota, retry_ns: u64) -> Snapshot {
-    let (interval, limit) = (quota.interval_nanos(), quota.burst());
+    let (interval, limit) = (quota.interval_nanos(), quota.limit());
     Snapshot::Refilling { reset_ns, interval, limit, retry_ns }
 }
 
 /// Returns `true` if a full account can provide `need` units.
 #[inline]
 fn is_possible(quota: &Quota, need: u64) -> bool {
-    need <= u64::from(quota.burst()) + u64::from(quota.soft())
+    need <= u64::from(quota.limit()) + u64::from(quota.soft())
 }
 
 /// Returns the time in which `units` units are refilled, at most ten years, so sums do not overflow.

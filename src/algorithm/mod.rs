@@ -170,7 +170,7 @@ trait Counter {
     /// Returns the time until more units are available, or 0 if the account is full.
     fn next_ns(&self, quota: &Quota, now: u64) -> u64 {
         let left = self.remaining(quota, now);
-        if left < quota.burst().into() { self.wait(quota, now, left + 1, 0) } else { 0 }
+        if left < quota.limit().into() { self.wait(quota, now, left + 1, 0) } else { 0 }
     }
 
     /// Returns the limit of the time in the queue. A charge that must wait this long or longer is
@@ -216,7 +216,7 @@ trait Counter {
 
     fn snapshot(&self, quota: &Quota, now: u64, retry_ns: u64) -> Snapshot {
         Snapshot::Known {
-            limit: quota.burst(),
+            limit: quota.limit(),
             remaining: u32::try_from(self.remaining(quota, now)).unwrap_or(u32::MAX),
             reset_ns: self.reset_ns(quota, now),
             next_ns: self.next_ns(quota, now),
@@ -437,7 +437,7 @@ pub(crate) fn open(account: &mut Option<AccountState>, quota: &Quota, now: u64, 
     if quota.is_gcra() {
         return change_gcra(account, |tat| (gcra::open(tat, quota, now, demand), ()));
     }
-    let possible = demand.need() <= u64::from(quota.burst()) + u64::from(quota.soft());
+    let possible = demand.need() <= u64::from(quota.limit()) + u64::from(quota.soft());
     drop_expired(account, quota, now);
     if quota.initial().is_some() && demand.cost > 0 && possible {
         get_or_open(account, quota, now);

@@ -21,7 +21,7 @@ pub(crate) struct TokenBucket {
 
 impl TokenBucket {
     pub(super) fn new(quota: &Quota, now: u64) -> Self {
-        let tokens = quota.initial().unwrap_or(quota.burst());
+        let tokens = quota.initial().unwrap_or(quota.limit());
         Self { tokens: tokens.into(), anchor: now, opened: now }
     }
 
@@ -57,7 +57,7 @@ impl Counter for TokenBucket {
     }
 
     fn wait(&self, quota: &Quota, now: u64, need: u64, soft: u64) -> u64 {
-        if need > u64::from(quota.burst()) + soft {
+        if need > u64::from(quota.limit()) + soft {
             return NEVER;
         }
         let tokens = need.cast_signed() - soft.cast_signed();
@@ -96,14 +96,14 @@ impl Counter for TokenBucket {
     }
 
     fn expires_at(&self, quota: &Quota) -> u64 {
-        let refills = u64::from(quota.burst()).div_ceil(refill(quota));
+        let refills = u64::from(quota.limit()).div_ceil(refill(quota));
         let retention = quota.initial().map_or(0, |_| refills * quota.period_nanos());
         self.reached_at(quota, burst(quota)).saturating_add(retention)
     }
 }
 
 fn burst(quota: &Quota) -> i64 {
-    quota.burst().into()
+    quota.limit().into()
 }
 
 /// Returns the tokens per refill, at least 1.

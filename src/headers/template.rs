@@ -712,7 +712,7 @@ struct Item {
 
 /// Returns the policy of a quota. A policy of a list has the quoted name and the unit.
 fn policy_text(quota: &Quota, name: Option<&String>) -> String {
-    let (limit, window) = (quota.burst(), window(quota));
+    let (limit, window) = (quota.limit(), window(quota));
     let w = if window == 0 { String::new() } else { format!(";w={window}") };
     let Some(name) = name else { return format!("{limit}{w}") };
     let unit = quota.unit().map(|unit| format!(";qu=\"{unit}\"")).unwrap_or_default();
@@ -737,7 +737,7 @@ impl Item {
     ) -> Self {
         let name = quota.name_in(rule, quotas);
         let is_list = family == Headers::RateLimit;
-        let (limit, window, unit) = (quota.burst(), window(quota), quota.unit());
+        let (limit, window, unit) = (quota.limit(), window(quota), quota.unit());
         let quoted = format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\""));
         let unregistered_unit = unit.filter(|unit| !is_registered_unit(unit));
         let is_listed = unit.is_none() || is_list && unregistered_unit.is_none();
@@ -789,7 +789,7 @@ fn window(quota: &Quota) -> u64 {
     if quota.is_concurrent() {
         return 0;
     }
-    let nanos = quota.period().as_nanos() * u128::from(quota.burst());
+    let nanos = quota.period().as_nanos() * u128::from(quota.limit());
     let refill = nanos.div_ceil(quota.units().max(1).into()).div_ceil(1_000_000_000);
     u64::try_from(refill).unwrap_or(u64::MAX).max(1)
 }

@@ -161,7 +161,7 @@ impl Penalty {
         let times = blocks.iter().map(|time| ("block", time));
         let valid = Duration::from_secs(1)..=LONGEST;
         let invalid = times.chain([("forgive", forgive)]).find(|it| !valid.contains(it.1));
-        Err(if strikes.burst() == 0 || !strikes.is_gcra() {
+        Err(if strikes.limit() == 0 || !strikes.is_gcra() {
             let fix = "give a rate with the algorithm Gcra, such as 20/min";
             format!("penalty: after is {strikes}; {fix}")
         } else if !(1..=MAX_BLOCKS).contains(&blocks.len()) {

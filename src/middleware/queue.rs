@@ -138,7 +138,7 @@ impl Bounds {
 /// Returns the number of requests of a key that wait under a quota. Those that the store admits at
 /// once have a place as well while it decides, so it is at least the units or the burst.
 fn most_waiting(quota: &Quota, charge: &Charge<'_>) -> u64 {
-    let units = u64::from(quota.burst().max(quota.units()));
+    let units = u64::from(quota.limit().max(quota.units()));
     if quota.is_concurrent() {
         return units;
     }

@@ -153,7 +153,7 @@ impl RuleMetrics {
             return;
         }
         let mix = |hash: u64, part: u64| (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let of = |hash, it: &Quota| mix(mix(hash, it.period_nanos()), it.burst().into());
+        let of = |hash, it: &Quota| mix(mix(hash, it.period_nanos()), it.limit().into());
         let (known, hash) = (self.quotas.load(Relaxed), quotas.iter().fold(1, of));
         if known == hash {
             return;
@@ -161,7 +161,7 @@ impl RuleMetrics {
         let gauge_of = |quota: &Quota| {
             let (name, policy) = (quota.name_in(self.rule, quotas), self.rule.as_str());
             let gauge = gauge!("ratelimit.limit", "policy" => policy, "quota" => name.clone());
-            gauge.set(quota.burst());
+            gauge.set(quota.limit());
             (name, gauge)
         };
         let limits: Limits = quotas.iter().map(gauge_of).collect();

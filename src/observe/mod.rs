@@ -200,7 +200,7 @@ pub(crate) fn has_subscriber() -> bool {
 pub(crate) fn late_charge_cut(quota: &Quota) {
     static LOGGED: AtomicBool = AtomicBool::new(false);
     if !LOGGED.swap(true, Relaxed) {
-        let (limit, debt) = (quota.burst(), quota.max_debt_units());
+        let (limit, debt) = (quota.limit(), quota.max_debt_units());
         warn!(
             "a late charge exceeds the max_debt of quota {quota}: {limit} units and a debt of {debt} are \
              charged already, and the excess is dropped; reserve more, or raise \

@@ -294,13 +294,14 @@ impl Quota {
     /// ```
     /// # use tower_sluice::Quota;
     /// let quota = Quota::per_second(5).with_burst(10); // ten at once, then one every 200 ms
-    /// assert_eq!(quota.burst(), 10);
+    /// assert_eq!(quota.limit(), 10);
     /// ```
     ///
     /// # Panics
     ///
     /// Panics if [`try_with_burst`](Quota::try_with_burst) would fail. In a constant, this is a compile
     /// error.
+    #[doc(alias = "burst")]
     #[track_caller]
     pub const fn with_burst(self, units: u32) -> Self {
         unwrap(Self { burst: units, ..self }.checked())
@@ -514,10 +515,10 @@ impl Quota {
         self.units
     }
 
-    /// Returns the burst: the maximum number of units or slots that are available at once, and 0 for a
-    /// [blocked](Quota::blocked) quota.
+    /// Returns the limit: the maximum number of units or slots that are available at once, and 0 for a
+    /// [blocked](Quota::blocked) quota. [`with_burst`](Quota::with_burst) sets it.
     #[must_use]
-    pub const fn burst(&self) -> u32 {
+    pub const fn limit(&self) -> u32 {
         self.burst
     }
 
@@ -1012,8 +1013,8 @@ mod tests {
             let quota = Quota::per_second(100).with_burst(burst);
             let parts = (0..instances).filter_map(|rank| Part::ranked(instances, rank));
             let parts: Vec<_> = parts.map(|part| quota.share(part)).collect();
-            assert_eq!(parts.iter().map(Quota::burst).sum::<u32>(), burst);
-            let with_units = parts.iter().filter(|part| part.burst() > 0);
+            assert_eq!(parts.iter().map(Quota::limit).sum::<u32>(), burst);
+            let with_units = parts.iter().filter(|part| part.limit() > 0);
             let rate: f64 = with_units.map(|part| 1.0 / part.interval().as_secs_f64()).sum();
             assert!((rate - 100.0).abs() < 0.1, "{rate} of {quota}, {instances} processes");
         }
@@ -1104,7 +1105,7 @@ mod tests {
             rate.try_with_algorithm(Algorithm::Concurrent).expect_err("invalid").to_string();
         assert!(error.contains("use Quota::concurrent(limit)"), "{error}");
         assert!(slots.is_concurrent() && !rate.is_concurrent());
-        assert_eq!((slots.burst(), slots.period()), (5, Duration::ZERO));
+        assert_eq!((slots.limit(), slots.period()), (5, Duration::ZERO));
         assert_eq!(slots.with_soft(2).raised_limit(), 7);
         assert!(
             Quota::try_concurrent(u32::MAX)

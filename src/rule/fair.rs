@@ -119,7 +119,7 @@ impl Rule<Everyone> {
              without initial, and the others to another rule",
             self.plan.fixed().map_or(0, <[_]>::len)
         );
-        let burst = self.plan.fixed().and_then(pool).map_or(u32::MAX, Quota::burst);
+        let burst = self.plan.fixed().and_then(pool).map_or(u32::MAX, Quota::limit);
         assert!(
             u64::from(burst) * RESERVE >= 100,
             "rule {name}: fair_by with a burst of {burst}, of which no unit can be left for others; \
@@ -217,7 +217,7 @@ impl<K: KeyExtractor> FairRule<K> {
         };
         self.pool.with_charge(head, &everyone, |charge| {
             let Some(quota) = pool(charge.quotas()) else { return then(&[*charge]) };
-            let reserve = u64::from(quota.burst()) * RESERVE / 100;
+            let reserve = u64::from(quota.limit()) * RESERVE / 100;
             let reserve = u32::try_from(reserve).unwrap_or(u32::MAX);
             let weight = self.sharers.weight.of(head);
             let beyond = charge.with_headroom(charge.headroom().saturating_add(reserve));

@@ -75,10 +75,10 @@ fn answer<E: Into<BoxError>>(answer: Result<Decision, E>) -> Result<Decision, St
 ///
 /// Fails if the wait is wrong.
 pub async fn patience<S: Subject>(subject: &mut S, tick: Duration) -> Result<(), String> {
-    for cost in 1..=QUOTA.burst() {
+    for cost in 1..=QUOTA.limit() {
         let (store, key) = (open(subject), Key::from("patient"));
         let charges = [charge(&key, &[QUOTA]).with_cost(cost)];
-        for _ in 0..QUOTA.burst() / cost {
+        for _ in 0..QUOTA.limit() / cost {
             check(&store, &charges, "").await?;
         }
         let wait = take(&store, &charges, "denied").await?.retry_after();
@@ -179,7 +179,7 @@ where
             }
         };
         std::thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(work))));
-        let (allowed, limit) = (allowed.into_inner(), quotas[0].burst());
+        let (allowed, limit) = (allowed.into_inner(), quotas[0].limit());
         if allowed != limit {
             return Err(format!("{allowed} calls are allowed, expected {limit}"));
         }
@@ -206,7 +206,7 @@ pub async fn queueing<S: Subject>(subject: &mut S) -> Result<(), String> {
     if store.supports(&[queueing]).is_err() {
         return Ok(());
     }
-    for left in (0..QUOTA.burst()).rev() {
+    for left in (0..QUOTA.limit()).rev() {
         check(&store, &[queueing], &format!("allowed, left [{left}]")).await?;
     }
     let mut last = Duration::ZERO;

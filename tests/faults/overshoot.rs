@@ -19,7 +19,7 @@ pub(crate) fn overshoot(admitted: &[(Duration, Duration)], quota: &Quota) -> u64
         for (_, end) in by_end.iter().filter(|(begin, _)| begin >= start) {
             count += 1;
             let back = (*end - *start).as_nanos() / quota.interval().as_nanos();
-            let limit = u128::from(quota.burst()) + back;
+            let limit = u128::from(quota.limit()) + back;
             most = most.max(u128::saturating_sub(count, limit));
         }
     }

@@ -96,7 +96,7 @@ where
     S: Store<Error = RedisError>,
 {
     let look = store.take(&charges(key, quotas, 0)).await.unwrap_or_else(|e| panic!("{e}"));
-    [0, 1, 2, 3].map(|at| u64::from(quotas[at][0].burst() - look.outcomes()[at].remaining()))
+    [0, 1, 2, 3].map(|at| u64::from(quotas[at][0].limit() - look.outcomes()[at].remaining()))
 }
 
 async fn are_exact<S>(store: &S)

@@ -189,7 +189,7 @@ impl Bench {
     async fn decisions(&mut self, account: &Account) -> String {
         self.set(self.now + Duration::from_millis(500));
         let look = account.take(&self.store, 0).await.expect("a decision");
-        let limit = account.quotas.iter().map(Quota::burst).max().expect("a quota");
+        let limit = account.quotas.iter().map(Quota::limit).max().expect("a quota");
         let all = account.take(&self.store, limit).await.expect("a decision");
         let looks = look.outcomes().iter().map(|outcome| {
             format!("{} left, full after {:?}", outcome.remaining(), outcome.reset_after())

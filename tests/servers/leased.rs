@@ -66,9 +66,9 @@ async fn uneven_load_uses_the_limit_and_never_more() {
         let (before, start) = (server.script_calls().await, Instant::now());
         let time = Duration::from_millis(millis);
         let (asked, passed) = uneven(&server.url(), quota, percent, load, time).await;
-        let most = f64::from(quota.burst())
+        let most = f64::from(quota.limit())
             + (start.elapsed().as_secs_f64() / quota.interval().as_secs_f64()).floor();
-        let least = f64::from(quota.burst()) + time.as_secs_f64() / quota.interval().as_secs_f64();
+        let least = f64::from(quota.limit()) + time.as_secs_f64() / quota.interval().as_secs_f64();
         let wanted = least.min(f64::from(asked));
         let trips = server.script_calls().await - before;
         println!("{name}: {passed} of {wanted:.0} passed, {asked} asked, {trips} trips");

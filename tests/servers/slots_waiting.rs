@@ -158,7 +158,7 @@ async fn hold(store: &RedisStore, quota: Quota) -> Decision {
 
 async fn until_free(store: &RedisStore, quota: Quota) {
     let account = account(quota);
-    let limit = u64::from(quota.burst());
+    let limit = u64::from(quota.limit());
     eventually("a slot is free", async || (held(store, &account).await < limit).then_some(()))
         .await;
 }

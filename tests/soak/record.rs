@@ -34,7 +34,7 @@ pub(crate) struct Course {
 /// Returns the units that the quota admits in this time: its burst, and a unit per interval.
 fn allowed(elapsed: Duration) -> u64 {
     let units = elapsed.as_nanos() / STEADY.interval().as_nanos();
-    u64::from(STEADY.burst()) + u64::try_from(units).expect("fits")
+    u64::from(STEADY.limit()) + u64::try_from(units).expect("fits")
 }
 
 fn peak(samples: &[Sample], bytes: impl Fn(&Sample) -> u64) -> u64 {

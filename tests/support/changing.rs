@@ -150,7 +150,7 @@ impl<S: Subject> Changing<S> {
     /// Opens an account that starts at `initial` units, as a denial does.
     fn open_alone(&self, part: Part) {
         let quotas = [part.quota];
-        let whole = self.charge(&quotas, 1).with_headroom(part.quota.burst() - 1);
+        let whole = self.charge(&quotas, 1).with_headroom(part.quota.limit() - 1);
         let model = &self.models[part.kind];
         if part.quota.initial().is_some() && !model.peek(&[whole]).now().is_allowed() {
             let _ = model.take(&[whole]).now();

@@ -151,7 +151,7 @@ pub(crate) async fn a_quota_that_keeps_accounts_longer<S: Subject>(subject: &mut
     for ([old, new], step) in pairs.iter().flat_map(|pair| (0..5).map(move |step| (pair, step))) {
         let it = Replaced::open(subject);
         let first = it.take(old, 10).await;
-        drop(it.take(old, old.burst() - 10).await);
+        drop(it.take(old, old.limit() - 10).await);
         it.adjust(old, 500).await;
         let (block, charge) = (Duration::from_secs(600), it.charge(new, 0));
         match step {

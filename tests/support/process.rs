@@ -78,7 +78,7 @@ impl Process {
     /// share counts.
     pub(crate) fn local_owes(&self, key: &str, quota: Quota) -> u32 {
         let look = Limiter::new(self.local.clone()).peek(key, &quota).now();
-        quota.burst() - left(&look)[0]
+        quota.limit() - left(&look)[0]
     }
 }
 

@@ -133,7 +133,7 @@ impl Overload {
         let in_steps = limit <= before + 1 && limit >= (before * 9 / 10).max(1);
         let in_time = took >= WINDOW.0 && seen.ended >= WINDOW.1;
         let quotas = self.limit.plan().quotas();
-        let is_planned = quotas.as_ref().iter().all(|it| it.burst() == limit);
+        let is_planned = quotas.as_ref().iter().all(|it| it.limit() == limit);
         if limit > self.max || !in_steps || !in_time || !is_planned {
             let text = format!("the limit is {limit}, and was {before}, {took:?} and");
             seen.wrong = Some(format!("{text} {} requests before: {quotas:?}", seen.ended));

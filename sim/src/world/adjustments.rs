@@ -191,7 +191,7 @@ impl Capability for Adjustments {
                 let gap = u64::try_from(2 * quota.interval().as_nanos()).unwrap_or(0);
                 sleep(Duration::from_nanos(random.within(0..gap))).await;
                 let place = random.pick(&world.places);
-                let most = u64::from(quota.burst()) * 3 + 2;
+                let most = u64::from(quota.limit()) * 3 + 2;
                 let change = match Change::random(&mut random) {
                     Change::Take(_) if random.percent(15) => {
                         Change::Take(u32::try_from(random.within(1..most)).expect("few"))
@@ -276,7 +276,7 @@ impl Capability for Adjustments {
     fn refill(&self, world: &World) -> Duration {
         let quota = world.rules.adjusted;
         // A comparison adds at most 16 late charges of 3 units, and a queue of 400 ms.
-        let units = quota.burst() + *lock(&self.late) + 48;
+        let units = quota.limit() + *lock(&self.late) + 48;
         quota.interval() * units + 3 * quota.period()
     }
 

@@ -246,7 +246,7 @@ impl Alternatives {
         for _ in 0..random.within(8..20) {
             sleep(Duration::from_micros(random.within(0..gap + 1))).await;
             let place = random.below(world.places.len());
-            let most = u64::from(self.quotas[random.below(self.quotas.len())].burst());
+            let most = u64::from(self.quotas[random.below(self.quotas.len())].limit());
             let large = random.percent(50);
             let cost = if large { random.within(1..most + 2) } else { random.within(1..4) };
             let cost = u32::try_from(cost).expect("few");
@@ -327,8 +327,8 @@ impl Alternatives {
     async fn blocked(&self, world: &World, mut random: Random, when: &str) {
         let (key, index) = (format!("blocked {when}"), random.below(self.quotas.len()));
         // This cost does not fit the alternatives before it.
-        let most = self.quotas[..index].iter().map(Quota::burst).max().unwrap_or(0);
-        let fits = most < self.quotas[index].burst();
+        let most = self.quotas[..index].iter().map(Quota::limit).max().unwrap_or(0);
+        let fits = most < self.quotas[index].limit();
         let (index, cost) = if fits { (index, most + 1) } else { (0, 1) };
         let (own, time) =
             (Key::from(key.as_str()), Duration::from_millis(random.within(500..3_000)));
@@ -384,7 +384,7 @@ impl Alternatives {
             let unknown_of_all = sum(&|_| true, &times);
             let mut all = (0, 0);
             for (_, index, left) in lock(&self.left).iter().filter(|it| it.0 == key) {
-                let charged = u64::from(self.quotas[*index].burst() - left);
+                let charged = u64::from(self.quotas[*index].limit() - left);
                 let paid = sum(&|it| it.end == End::Paid(*index), &cost);
                 let back = sum(&|it| it.end == End::Paid(*index), &|it| it.back);
                 let unknown = sum(&|it| may_be_charged(*index, it), &cost);
@@ -408,7 +408,7 @@ impl Alternatives {
                 };
                 let fits = |index: usize| {
                     let spent = sum(&|it| may(index, it), &cost);
-                    spent + u64::from(denial.entry.cost) <= u64::from(self.quotas[index].burst())
+                    spent + u64::from(denial.entry.cost) <= u64::from(self.quotas[index].limit())
                 };
                 if let Some(index) = (0..self.quotas.len()).find(|index| fits(*index)) {
                     let text = format!("{denial:?}, but {} has units", NAMES[index]);

@@ -34,7 +34,7 @@ impl Ask {
     /// Returns a cost from one unit to several times the limit.
     pub fn random(random: &mut Random, quota: &Quota, queues: bool) -> Self {
         let few = |random: &mut Random, end| u32::try_from(random.within(0..end)).expect("few");
-        let large = u64::from(quota.burst()) * 3 + 2;
+        let large = u64::from(quota.limit()) * 3 + 2;
         let cost = 1 + if random.percent(80) { few(random, 3) } else { few(random, large) };
         let headroom = if random.percent(25) { few(random, 4) } else { 0 };
         let millis = if queues && random.percent(50) { random.within(0..4_000) } else { 0 };

@@ -170,7 +170,7 @@ async fn burst(world: &World, mut random: Random, when: &str) {
         wrong(&format!("{failed} not decided by a server, and {of_others} of another key"));
     }
     let has_slots = quotas[0].algorithm() == Algorithm::Concurrent;
-    if has_slots && held > quotas[0].burst() {
+    if has_slots && held > quotas[0].limit() {
         wrong(&format!("{held} held"));
     }
     let rate = quotas.iter().find(|quota| quota.algorithm() != Algorithm::Concurrent);
@@ -178,7 +178,7 @@ async fn burst(world: &World, mut random: Random, when: &str) {
         wrong(&format!("{allowed} allowed"));
     }
     // One unit is gone before the burst. With leases, other units may be set aside.
-    let least = quotas.iter().map(|quota| quota.burst() - u32::from(Some(quota) == rate)).min();
+    let least = quotas.iter().map(|quota| quota.limit() - u32::from(Some(quota) == rate)).min();
     if at.wrappers.leases.is_none() && allowed < least.unwrap_or(0) as usize {
         wrong(&format!("only {allowed} allowed"));
     }
@@ -190,7 +190,7 @@ async fn burst(world: &World, mut random: Random, when: &str) {
     }
     // All slots are free again.
     if has_slots && rate.is_none() {
-        let again = send(&service, &key, quotas[0].burst() as usize).await;
+        let again = send(&service, &key, quotas[0].limit() as usize).await;
         let denied = again.iter().filter(|decision| !decision.is_allowed()).count();
         if denied > 0 {
             wrong(&format!("{denied} slots are not free afterwards"));

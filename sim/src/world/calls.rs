@@ -136,7 +136,7 @@ impl Denial {
             return None;
         }
         let is_gcra = self.quota.algorithm() == Algorithm::Gcra;
-        if self.wait == Duration::MAX || is_gcra && need > self.quota.burst() {
+        if self.wait == Duration::MAX || is_gcra && need > self.quota.limit() {
             return Some(Duration::MAX);
         }
         let more = if is_gcra { need - self.need } else { 0 };

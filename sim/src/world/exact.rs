@@ -97,7 +97,7 @@ pub fn numbers(decision: &Decision) -> String {
 /// three quarters of its limit.
 async fn at_least_the_limit(world: &World, when: &str) {
     let quotas = || world.rules.base.iter().flatten();
-    let limit = quotas().map(Quota::burst).min().unwrap_or(0);
+    let limit = quotas().map(Quota::limit).min().unwrap_or(0);
     let mut allowed = 0;
     for _ in 0..limit {
         let call = Call { keys: [0, 0], cost: 1, panics: false };
@@ -114,7 +114,7 @@ async fn at_least_the_limit(world: &World, when: &str) {
 /// Returns the time after which every account is full, also after late charges, which may put it into
 /// debt by as much as its limit.
 pub fn refill(world: &World) -> Duration {
-    let of = |quota: &Quota| 2 * quota.interval() * quota.burst() + 3 * quota.period();
+    let of = |quota: &Quota| 2 * quota.interval() * quota.limit() + 3 * quota.period();
     let rules = [&world.rules.base, &world.rules.other];
     rules.into_iter().flatten().flatten().map(of).max().unwrap_or_default() + LEASE
 }

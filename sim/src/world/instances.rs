@@ -73,7 +73,7 @@ impl Moment<'_> {
             tasks.spawn(async move {
                 let rule = RuleName::new("counted").expect("a name");
                 // More than the limit, so that each share is spent.
-                for _ in 0..=quota.burst() {
+                for _ in 0..=quota.limit() {
                     let quotas = [quota];
                     let answer = process.store.take(&[Charge::new(rule, &key, &quotas)]);
                     let decision = process.run(async { answer.await }).await?.ok()?;
@@ -112,7 +112,7 @@ impl Moment<'_> {
             self.violate(&format!("{counts:?} known of {}", self.running.len()));
         }
         let (quota, admitted) = self.outage(random, "stable").await;
-        if admitted != quota.burst() {
+        if admitted != quota.limit() {
             self.violate(&format!("{admitted} of {quota:?} admitted, stable"));
         }
     }
@@ -121,7 +121,7 @@ impl Moment<'_> {
     async fn moving(&self, random: &mut Random, moved: usize, least: usize) {
         let (quota, admitted) = self.outage(random, "moving").await;
         let (moved, least) = (moved as u64, least as u64);
-        let most = u64::from(quota.burst()) + (u64::from(quota.burst()) * moved).div_ceil(least);
+        let most = u64::from(quota.limit()) + (u64::from(quota.limit()) * moved).div_ceil(least);
         let most = most + self.running.len() as u64;
         if u64::from(admitted) > most {
             self.violate(&format!("{admitted} of {quota:?} admitted, {moved} moved of {least}"));

@@ -78,7 +78,7 @@ fn more(loss: &Loss, quota: &Quota, from: Duration, to: Duration) -> u64 {
         Cause::Split => return limit(quota, loss.to.min(to).saturating_sub(loss.from.max(from))),
         Cause::Returned(units) => return units,
     };
-    limits * u64::from(quota.burst())
+    limits * u64::from(quota.limit())
 }
 
 /// The log of a run.
@@ -104,7 +104,7 @@ pub struct Log {
 
 /// Returns the most units of a quota in a window of length `window`.
 pub fn limit(quota: &Quota, window: Duration) -> u64 {
-    let limit = u64::from(quota.burst());
+    let limit = u64::from(quota.limit());
     let fits = |time: Duration| u64::try_from(window.as_nanos() / time.as_nanos()).unwrap_or(0);
     match quota.algorithm() {
         Algorithm::Gcra => limit + fits(quota.interval()),
@@ -112,7 +112,7 @@ pub fn limit(quota: &Quota, window: Duration) -> u64 {
         Algorithm::SlidingLog => limit * (fits(quota.period()) + 1),
         // All units at the end of a window, then one per interval.
         Algorithm::FixedWindow { paced: true, .. } => {
-            limit + 1 + fits(quota.period() / quota.burst())
+            limit + 1 + fits(quota.period() / quota.limit())
         }
         Algorithm::SlidingWindow { buckets } => {
             // No more than the limit in this time or less, if there are several buckets.
@@ -215,7 +215,7 @@ fn local(
 /// Returns one process's share: a part of the burst, but at least a unit, at a part of the rate. A
 /// run has at least two processes.
 pub fn share(quota: &Quota, processes: u32) -> Quota {
-    let burst = (quota.burst() / processes).max(1);
+    let burst = (quota.limit() / processes).max(1);
     let built = match quota.algorithm() {
         Algorithm::Gcra | Algorithm::TokenBucket => {
             let period = quota.interval() * processes;
@@ -283,7 +283,7 @@ fn by_policy(source: Source) -> bool {
 
 /// Returns `true` if a quota may deny after these charges, which are sorted by their starts.
 fn denies(quota: &Quota, charges: &[Entry], denial: &Entry) -> bool {
-    let (burst, cost) = (u64::from(quota.burst()), u64::from(denial.cost));
+    let (burst, cost) = (u64::from(quota.limit()), u64::from(denial.cost));
     if cost > burst {
         return true;
     }

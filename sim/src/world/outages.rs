@@ -68,7 +68,7 @@ impl Outage<'_> {
         let charge = self.charge(Ask { cost: 0, ..ask }, &shares);
         let local = self.model.take(&[charge]).now().remaining().unwrap_or(0);
         let left = match outcome.remaining() {
-            full if full >= self.quota.burst() => self.share.burst(),
+            full if full >= self.quota.limit() => self.share.limit(),
             left => left / self.world.count(),
         };
         if local > left {

@@ -138,7 +138,7 @@ impl Capability for Queues {
                 return;
             }
             let (place, begin) = (random.below(world.places.len()), Instant::now());
-            let count = quota.burst() + 2;
+            let count = quota.limit() + 2;
             let mut last = begin;
             for _ in 0..count {
                 // One after another: each starts before the next is sent, or waits for its turn.
@@ -160,7 +160,7 @@ impl Capability for Queues {
 
     fn refill(&self, world: &World) -> Duration {
         let quota = world.rules.queued[0];
-        2 * quota.interval() * quota.burst() + 2 * quota.period() + MAX_WAIT
+        2 * quota.interval() * quota.limit() + 2 * quota.period() + MAX_WAIT
     }
 
     fn check(&self, world: &World) {

@@ -67,7 +67,7 @@ impl Capability for Rates {
 
 /// Returns a cost from one unit to several times the limit.
 pub fn cost(world: &World, random: &mut Random) -> u32 {
-    let most = world.rules.base[0].first().map_or(1, Quota::burst);
+    let most = world.rules.base[0].first().map_or(1, Quota::limit);
     if random.percent(10) {
         return u32::try_from(random.within(1..u64::from(most) * 3 + 2)).expect("few");
     }

@@ -68,12 +68,12 @@ fn tighter(random: &mut Random, quota: &Quota) -> Quota {
     let slower = random.percent(50);
     let built = match quota.algorithm() {
         Algorithm::Gcra if slower => Quota::new(half(quota.units()), quota.period())
-            .and_then(|it| it.try_with_burst(half(quota.burst()))),
+            .and_then(|it| it.try_with_burst(half(quota.limit()))),
         Algorithm::Gcra => Quota::new(quota.units(), quota.period())
-            .and_then(|it| it.try_with_burst(half(quota.burst()))),
+            .and_then(|it| it.try_with_burst(half(quota.limit()))),
         // A store drops an account that is full under a smaller burst, as documented.
         Algorithm::TokenBucket => Quota::new(half(quota.units()), quota.period())
-            .and_then(|it| it.try_with_burst(quota.burst())),
+            .and_then(|it| it.try_with_burst(quota.limit())),
         _ => Quota::new(half(quota.units()), quota.period()),
     };
     let built = built.and_then(|it| it.try_with_algorithm(quota.algorithm()));
@@ -87,12 +87,12 @@ pub fn loosest([one, two]: &[Quota; 2]) -> Quota {
         // by at least the shorter interval.
         Algorithm::Gcra => {
             let interval = one.interval().min(two.interval());
-            let ahead = (one.interval() * one.burst()).max(two.interval() * two.burst());
+            let ahead = (one.interval() * one.limit()).max(two.interval() * two.limit());
             let burst = ahead.as_nanos().div_ceil(interval.as_nanos());
             let burst = u32::try_from(burst).expect("few");
             Quota::new(1, interval).and_then(|it| it.try_with_burst(burst)).expect("a quota")
         }
-        _ if one.burst() < two.burst() => *two,
+        _ if one.limit() < two.limit() => *two,
         _ => *one,
     }
 }

@@ -167,7 +167,7 @@ fn share(pool: &Quota, weight: u32, of: u64, cost: u32) -> Quota {
 
 /// The units that clients beyond their share leave.
 fn reserve(pool: &Quota) -> u32 {
-    pool.burst() * 30 / 100
+    pool.limit() * 30 / 100
 }
 
 /// The numbers of a decision: the charged share's units left, those of the pool, or the wait.
@@ -255,7 +255,7 @@ impl<'a> Charges<'a> {
             return None;
         }
         let more = self.beyond().headroom();
-        let fits = self.pool.cost() + more <= quota.burst();
+        let fits = self.pool.cost() + more <= quota.limit();
         let wait = pool.retry_after().filter(|_| fits).map(|it| it + quota.interval() * more);
         Some(wait.unwrap_or(Duration::MAX))
     }
@@ -587,7 +587,7 @@ impl Shares {
         }
         let admitted: Vec<_> = sent.iter().map(|it| it.entry).filter(|it| it.allowed).collect();
         let part = Quota::new(1, pool.interval() * count);
-        let part = part.and_then(|it| it.try_with_burst(pool.burst().div_ceil(count)));
+        let part = part.and_then(|it| it.try_with_burst(pool.limit().div_ceil(count)));
         let part = part.expect("a quota");
         let over = excess(&admitted, &part, &[], Duration::ZERO);
         if let Some((over, from, to)) = over.filter(|_| is_same) {
@@ -595,7 +595,7 @@ impl Shares {
         }
         let ends = || sent.iter().map(|it| it.entry.end);
         let time = ends().max().unwrap_or_default() - ends().min().unwrap_or_default();
-        let burst = f64::from(pool.burst() / count) * 0.7;
+        let burst = f64::from(pool.limit() / count) * 0.7;
         let least = burst + f64::from(rate) / f64::from(count) * time.as_secs_f64() - 4.0;
         if is_same && (admitted.len() as f64) < least {
             let admitted = admitted.len();
@@ -625,10 +625,10 @@ impl Shares {
         let perhaps = |it: &Attempt| !it.is_known || it.is_alone;
         let most = |it: &Attempt| it.entry.cost.max(it.keeps);
         if let Some(left) = *lock(&self.left) {
-            let charged = u64::from(self.quota.burst() - left);
+            let charged = u64::from(self.quota.limit() - left);
             let least = sum(&is_paid, &|it| it.entry.cost.min(it.keeps));
             let most = sum(&is_paid, &most) + sum(&perhaps, &most);
-            if charged > most || charged < least.min(self.quota.burst().into()) {
+            if charged > most || charged < least.min(self.quota.limit().into()) {
                 let text = format!("{charged} charged to the pool, {least} to {most} paid");
                 world.story.violate("shares", text);
             }
@@ -638,7 +638,7 @@ impl Shares {
             let paid = sum(&|it| before(it) && is_paid(it), &most);
             let spent = paid + sum(&|it| before(it) && perhaps(it), &most);
             let wanted = spent + u64::from(denial.entry.cost + reserve(&self.quota));
-            if wanted <= u64::from(self.quota.burst()) {
+            if wanted <= u64::from(self.quota.limit()) {
                 let text = format!("{denial:?}, but {spent} of {:?} are charged", self.quota);
                 return world.story.violate("shares", text);
             }

@@ -124,7 +124,7 @@ fn row<M: Model>(model: &M, quota: &Quota, now: u64, retry: u64) -> Row {
     Row {
         remaining: u32::try_from(model.remaining(now)).expect("fits"),
         full: model.first(now, |t| model.is_full(t)) - now,
-        next: model.next(now, quota.burst().into()),
+        next: model.next(now, quota.limit().into()),
         retry,
     }
 }
@@ -137,7 +137,7 @@ fn decide<M: Model>(model: &mut M, quota: &Quota, now: u64, demand: Demand) -> D
     if need == 0 {
         return decided(true, false, 0, row(&opened, quota, now, 0));
     }
-    if !opened.fits(now, need, soft) && need > u64::from(quota.burst()) + soft {
+    if !opened.fits(now, need, soft) && need > u64::from(quota.limit()) + soft {
         return decided(false, false, 0, row(&opened, quota, now, NEVER));
     }
     let overage = !opened.fits(now, need, 0) && opened.fits(now, need, soft);
@@ -303,8 +303,8 @@ fn snapshot_holds(mut account: Account, quota: &Quota, now: u64, row: Row) -> Te
     if quota.initial().is_none() && !carries_over {
         prop_assert_eq!(expired, now + row.full);
     }
-    let [burst, raised] = [1, quota.soft()].map(|more| quota.burst().saturating_add(more));
-    for cost in [0, 1, quota.burst(), burst, raised] {
+    let [burst, raised] = [1, quota.soft()].map(|more| quota.limit().saturating_add(more));
+    for cost in [0, 1, quota.limit(), burst, raised] {
         let look =
             |account: &Account| Decided::from(account.look(quota, expired, Demand::units(cost)));
         prop_assert_eq!(look(&account), look(&Account::new()));

@@ -74,7 +74,7 @@ impl Proof {
         }
         snapshot_holds(self.account.clone(), &self.quota, self.now, self.last)?;
         let carry = self.quota.algorithm().max_carry_over();
-        let most = u64::from(self.quota.burst()) + u64::from(carry);
+        let most = u64::from(self.quota.limit()) + u64::from(carry);
         prop_assert!(u64::from(self.last.remaining) <= most, "{:?}", self);
         Ok(())
     }
@@ -85,7 +85,7 @@ impl Proof {
         let (evaluation, receipt) = self.account.take(&quota, now, demand);
         let Evaluation { allowed, overage, wait, snapshot } = evaluation;
         self.last = snapshot.into();
-        let raised = u64::from(quota.burst()) + u64::from(quota.soft());
+        let raised = u64::from(quota.limit()) + u64::from(quota.soft());
         if allowed {
             prop_assert!(!overage || (quota.soft() > 0 && wait == 0), "{:?}", self);
             prop_assert!(wait <= demand.max_wait, "{} ns in {:?}", wait, self);
@@ -142,7 +142,7 @@ impl Proof {
             i64::from(quota.soft()) > debt || self.starts.iter().any(|it| it.at > self.now);
         let later = quota.algorithm().is_paced()
             || matches!(quota.algorithm(), Algorithm::SlidingWindow { .. })
-            || quota.burst() == 0;
+            || quota.limit() == 0;
         prop_assert!(after(debt + 1) > 0 || further || later, "{:?}", self);
         Ok(())
     }
@@ -209,7 +209,7 @@ impl Proof {
 /// Returns the most units that a quota may admit from `from` to `to`, both included.
 fn bound(quota: &Quota, from: u64, to: u64) -> u128 {
     let [from, to, period] = [from, to, quota.period_nanos().max(1)].map(u128::from);
-    let [burst, soft, units] = [quota.burst(), quota.soft(), quota.units()].map(u128::from);
+    let [burst, soft, units] = [quota.limit(), quota.soft(), quota.units()].map(u128::from);
     let carry = u128::from(quota.algorithm().max_carry_over());
     let span = to - from;
     match quota.algorithm() {
@@ -263,7 +263,7 @@ fn small(algorithm: Algorithm) -> impl Iterator<Item = Quota> {
 
 /// Returns the steps that each sequence may have next.
 fn choices(quota: &Quota) -> Vec<(u64, Op)> {
-    let (period, burst) = (quota.period_nanos(), quota.burst());
+    let (period, burst) = (quota.period_nanos(), quota.limit());
     let take = |cost, headroom, max_wait| Op::Take { cost, headroom, max_wait };
     let mut ops = vec![take(1, 0, 0), take(burst, 0, 0), take(burst, 1, 0), take(2, 0, 0)];
     ops.extend([Op::Adjust(-1), Op::Adjust(-9), Op::Adjust(1), Op::Undo(0, u32::MAX)]);
@@ -342,7 +342,7 @@ fn slots_keep_their_limit_for_all_numbers() {
         for (cost, headroom) in most().flat_map(|cost| most().map(move |more| (cost, more))) {
             let demand = Demand { cost, headroom, max_wait: 0 };
             let evaluation = concurrent::look(held, quota, demand);
-            let raised = u128::from(quota.burst()) + u128::from(quota.soft());
+            let raised = u128::from(quota.limit()) + u128::from(quota.soft());
             let after = u128::from(held) + u128::from(demand.need());
             assert_eq!(evaluation.allowed, cost == 0 || after <= raised, "{held} {demand:?}");
             let missing = u128::from(concurrent::missing(held, quota, demand));

@@ -26,7 +26,7 @@ impl Model for SlowGcra {
     fn of(quota: &Quota) -> Self {
         Self {
             interval: ceil(quota.period_nanos().into(), quota.units().into()),
-            burst: quota.burst().into(),
+            burst: quota.limit().into(),
             soft: quota.soft().into(),
             initial: quota.initial().map(u64::from),
             late_limit: quota.late_limit(),
@@ -126,7 +126,7 @@ impl Model for SlowBucket {
         Self {
             units: quota.units().into(),
             period: quota.period_nanos(),
-            burst: quota.burst().into(),
+            burst: quota.limit().into(),
             initial: quota.initial().map(u64::from),
             max_debt: quota.max_debt_units().into(),
             account: None,

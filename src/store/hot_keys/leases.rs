@@ -800,7 +800,7 @@ impl Balance {
                 if is_gcra && interval == quota.interval_nanos() =>
             {
                 let time = |units: u32| interval * u64::from(units);
-                let (borrowed, margin) = (time(units), time(quota.burst()) / SAFETY_MARGIN);
+                let (borrowed, margin) = (time(units), time(quota.limit()) / SAFETY_MARGIN);
                 let before = reset_ns.saturating_sub(borrowed).saturating_sub(margin);
                 let from = requested_at.saturating_add(before);
                 Some(Self { units, from, until: from.saturating_add(borrowed), interval })
@@ -849,7 +849,7 @@ fn are_borrowable(charges: &[Charge<'_>], percent: &Percent) -> bool {
                 | Algorithm::AnchoredWindow
                 | Algorithm::FixedWindow { carry_over: 0, paced: false }
         );
-        two_calls <= percent.of(quota.burst())
+        two_calls <= percent.of(quota.limit())
             && algorithm_fits
             && quota.soft() == 0
             && quota.initial().is_none()
@@ -908,7 +908,7 @@ impl Shares {
     fn reserve(self: &Arc<Self>, call: &[(&Charge<'_>, u64)], calls: u32) -> Option<(u32, Share)> {
         let mut reserved = self.reserved.lock();
         let room = call.iter().map(|(charge, tag)| {
-            let limit = charge.quotas().iter().map(Quota::burst).min().unwrap_or(0);
+            let limit = charge.quotas().iter().map(Quota::limit).min().unwrap_or(0);
             let share = self.percent.of(limit);
             let free = share.saturating_sub(reserved.get(tag).copied().unwrap_or(0));
             u32::try_from(free / u64::from(charge.cost())).unwrap_or(u32::MAX)

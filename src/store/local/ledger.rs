@@ -361,7 +361,7 @@ impl Ledger {
         let Some((charge, left)) = left.max_by_key(|(_, left)| *left).filter(|it| it.1 > 0) else {
             return false;
         };
-        let limit = charge.quotas().first().map_or(1, Quota::burst);
+        let limit = charge.quotas().first().map_or(1, Quota::limit);
         let outcome = Outcome::block(charge.rule(), limit, Duration::from_nanos(left));
         *decision = Decision::new(false, now).with_blocked().with_outcome(outcome);
         true

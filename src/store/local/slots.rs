@@ -35,7 +35,7 @@ pub(super) fn take(
     let most = quota.raised_limit().checked_sub(need)?;
     let (held, epoch) = shard.lock().hold_within(most, id, demand.headroom, cost)?;
     decision.hold(hold_of(shard, id, epoch, quota, demand.cost));
-    decision.overage = held + need > quota.burst().into();
+    decision.overage = held + need > quota.limit().into();
     let snapshot = concurrent::snapshot(held + cost, quota, 0);
     decision.outcomes.push(Outcome::with(rule, 0, snapshot));
     Some(())

@@ -196,7 +196,7 @@ impl Slots {
             let AccountRequest { rule, report_only, .. } = request.accounts[named.account];
             let unknown = Outcome::unknown(rule, named.quota_index, Some(Duration::ZERO));
             let outcome = if full.is_of(&unknown) {
-                Outcome::slots(rule, named.quota_index, quota.burst(), quota.burst().into())
+                Outcome::slots(rule, named.quota_index, quota.limit(), quota.limit().into())
                     .with_expected_wait(wait)
             } else {
                 unknown
@@ -406,7 +406,7 @@ impl SlotsState {
     /// Returns the expected time until a slot is freed: the mean hold time, divided by the limit.
     fn time_to_free(&self, rule: RuleName, quota: &Quota) -> Duration {
         let mean = self.hold_times.get(&rule).copied().unwrap_or(0);
-        Duration::from_nanos(mean) / quota.burst().max(1)
+        Duration::from_nanos(mean) / quota.limit().max(1)
     }
 
     /// Returns the milliseconds for which a mark counts, unless its store asks before. A slow call

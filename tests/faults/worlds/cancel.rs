@@ -47,7 +47,7 @@ impl Tally {
             Some(Err(error)) => self.errors.push(error.to_string()),
             Some(Ok(decision)) => {
                 // Some units have returned since, but less than a step.
-                let most = QUOTA.burst() - key * STEP + STEP / 10;
+                let most = QUOTA.limit() - key * STEP + STEP / 10;
                 let own = most - STEP..most;
                 self.mismatches +=
                     u64::from(!own.contains(&decision.remaining().expect("a count")));

@@ -20,7 +20,7 @@ use crate::{
 /// The time for which the layer receives requests while it is on, each time.
 const WHILE: Duration = Duration::from_secs(1);
 /// The requests that pass in that time: a burst, and returning units.
-const LIMIT: u32 = QUOTA.burst() + 10;
+const LIMIT: u32 = QUOTA.limit() + 10;
 /// The requests while it is off.
 const OFF: u32 = 1_000;
 

@@ -153,7 +153,7 @@ fn conforms(quota: Quota, ran: &[Run]) -> Result<(), TestCaseError> {
     let (mut full, interval) = (Duration::ZERO, quota.interval());
     for run in ran {
         full = full.max(run.at) + interval * run.cost;
-        prop_assert!(full <= run.at + interval * quota.burst(), "{:?} of {:?}", run, ran);
+        prop_assert!(full <= run.at + interval * quota.limit(), "{:?} of {:?}", run, ran);
     }
     Ok(())
 }

@@ -55,14 +55,14 @@ fn charged(store: &LocalStore, charge: Charge<'_>) -> u128 {
 fn a_hot_key_gets_exactly_its_burst() {
     let (store, key) = (FakeClock::new().store(16), Key::from("hot"));
     let quota = Quota::per_hour(10_000 * LOAD);
-    let takes = 2 * quota.burst();
+    let takes = 2 * quota.limit();
     let admitted = together(|thread| {
         let cost = 1 + u32::try_from(thread).expect("few") % 3;
         let charge = charge(&key, &quota).with_cost(cost);
         (0..takes).filter(|_| allows(&store, charge)).count() * cost as usize
     });
     let spare = (0..takes).filter(|_| allows(&store, charge(&key, &quota))).count();
-    assert_eq!(admitted.iter().sum::<usize>() + spare, quota.burst() as usize);
+    assert_eq!(admitted.iter().sum::<usize>() + spare, quota.limit() as usize);
 }
 
 /// A thread that finds an account exhausted proceeds faster. So the threads catch up with each
@@ -115,7 +115,7 @@ fn no_window_allows_too_much_while_accounts_are_created_and_dropped() {
         let mut spans: Vec<_> = admitted.iter().flat_map(|thread| &thread[key]).collect();
         spans.sort_by_key(|(_, end)| *end);
         for (at, (from, _)) in spans.iter().enumerate() {
-            let (mut units, limit) = (0, u64::from(quota.burst()));
+            let (mut units, limit) = (0, u64::from(quota.limit()));
             // checks of longer windows are expensive and add nothing
             for (start, end) in spans[at.saturating_sub(50)..].iter().take(100) {
                 units += u64::from(start >= from);
@@ -170,7 +170,7 @@ fn denied_requests_take_nothing_from_others() {
             let denied = |_| !store.take(&[first, second]).now().is_allowed();
             assert!((0..100_000 * LOAD).all(denied));
         });
-        assert!((0..ample.burst()).all(|_| allows(&store, first)));
+        assert!((0..ample.limit()).all(|_| allows(&store, first)));
     });
     assert!(!allows(&store, first));
 }
@@ -204,7 +204,7 @@ fn undone_units_can_be_taken_again_exactly_once() {
 fn refunds_and_resets_allow_no_more_than_they_return() {
     let (clock, quota) = (FakeClock::new(), Quota::per_hour(20));
     let (store, key) = (clock.store(1), Key::from("hot"));
-    let (one, limit) = (charge(&key, &quota), u64::from(quota.burst()));
+    let (one, limit) = (charge(&key, &quota), u64::from(quota.limit()));
     let steps = u64::from(400 * LOAD);
     let taken_and_given = together(|thread| {
         let (mut taken, mut given) = (0, 0);

@@ -28,7 +28,7 @@ use tower_sluice::{
 use crate::support::{answer, get, header, lines, quota, with};
 
 fn same(quota: Quota) -> governor::Quota {
-    let burst = NonZeroU32::new(quota.burst()).expect("not blocked");
+    let burst = NonZeroU32::new(quota.limit()).expect("not blocked");
     governor::Quota::with_period(quota.interval()).expect("above 0").allow_burst(burst)
 }
 

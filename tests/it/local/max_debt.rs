@@ -88,12 +88,12 @@ fn a_lower_cap_does_not_change_the_debt_of_an_account() {
 fn the_settings_of_a_quota_are_read_as_they_were_set() {
     let plain = Quota::per_minute(10);
     assert_eq!([plain.max_debt(), plain.initial()], [None; 2]);
-    assert_eq!([plain.units(), plain.burst(), plain.soft()], [10, 10, 0]);
+    assert_eq!([plain.units(), plain.limit(), plain.soft()], [10, 10, 0]);
     for units in [0, 1, 30] {
         assert_eq!(plain.with_max_debt(units).max_debt(), Some(units));
     }
     assert_eq!(plain.with_initial(4).initial(), Some(4));
-    assert_eq!(plain.with_burst(20).burst(), 20);
+    assert_eq!(plain.with_burst(20).limit(), 20);
     assert_eq!(plain.with_soft(3).soft(), 3);
     assert_eq!(plain.with_algorithm(Algorithm::SlidingLog).algorithm(), Algorithm::SlidingLog);
 }

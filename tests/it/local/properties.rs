@@ -42,7 +42,7 @@ proptest! {
                 for (at, cost) in &admitted[first..] {
                     units += cost;
                     let back = (*at - *start).as_nanos() / quota.interval().as_nanos();
-                    prop_assert!(units <= u128::from(quota.burst()) + back);
+                    prop_assert!(units <= u128::from(quota.limit()) + back);
                 }
             }
         }
@@ -67,7 +67,7 @@ proptest! {
                 clock.advance(nanosecond);
                 prop_assert!(take(&store, &key, &quota, cost).is_allowed());
             } else {
-                prop_assert!(cost > quota.burst());
+                prop_assert!(cost > quota.limit());
             }
         }
     }

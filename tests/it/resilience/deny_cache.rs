@@ -38,7 +38,7 @@ fn cached(time: &Time) -> (Counting<LocalStore>, Cached) {
 /// Exhausts the account and caches a denial of `cost`.
 fn exhaust(store: &Cached, quota: Quota, cost: u32) -> Decision {
     let limiter = Limiter::new(store.clone());
-    drop(limiter.adjust("alice", &quota, i64::from(quota.burst())).now());
+    drop(limiter.adjust("alice", &quota, i64::from(quota.limit())).now());
     let denial = limiter.take("alice", &quota, cost).now();
     assert_eq!((denial.is_allowed(), denial.source()), (false, Source::Local));
     denial

@@ -36,7 +36,7 @@ impl Admitted {
 /// The most that one store allows in this time: `more` at once, and the refilled units, rounded up
 /// together each time.
 fn bound(quota: Quota, time: Duration, more: u32) -> u128 {
-    let (limit, units) = (u128::from(quota.burst() + more), u128::from(quota.units() + more));
+    let (limit, units) = (u128::from(quota.limit() + more), u128::from(quota.units() + more));
     let (time, period) = (time.as_nanos(), quota.period().as_nanos());
     match quota.algorithm() {
         Algorithm::Gcra | Algorithm::TokenBucket => {
@@ -80,7 +80,7 @@ proptest! {
             let first = Process::one_of(n, &time);
             let mut processes = vec![first.clone()];
             processes.extend((1..n).map(|_| Process::beside(&first.shared, n, &time)));
-            let before = first.take("alice", quota, used.min(quota.burst())).await;
+            let before = first.take("alice", quota, used.min(quota.limit())).await;
             prop_assert!(before.is_allowed());
             for process in &processes {
                 drop(process.take("alice", quota, 0).await);
@@ -88,7 +88,7 @@ proptest! {
             first.shared.is(Mood::Failing);
             // the units that the warm key had before the outage are part of its quota
             let (mut alice, mut bob) =
-                (Admitted(used.min(quota.burst()).into()), Admitted::default());
+                (Admitted(used.min(quota.limit()).into()), Admitted::default());
             for (who, later) in requests {
                 time.pass(millis(later)).await;
                 let process = &processes[who % processes.len()];
@@ -245,7 +245,7 @@ async fn a_hundred_thousand_random_calls_all_get_a_decision_and_stay_within_the_
         for admitted in &world.admitted {
             // The store and the shares of the processes allow the quota each. A call that timed out
             // is charged and undone in different stores.
-            let most = 2 * bound(quota, world.time.0.now(), quota.burst() + 3);
+            let most = 2 * bound(quota, world.time.0.now(), quota.limit() + 3);
             assert!(admitted.at_most(most), "step {step}: {} of {most}", admitted.0);
         }
     }

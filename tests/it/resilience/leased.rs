@@ -287,7 +287,7 @@ async fn the_last_units_can_be_taken_too() {
         let holders: Vec<_> = std::iter::once(&first).chain(&others).collect();
         let mut admitted = 0;
         let mut round = 0_usize;
-        while admitted < quota.burst() && round < 2_000 {
+        while admitted < quota.limit() && round < 2_000 {
             // most of the load is on the first
             let holder = holders[[0, 0, 0, 0, 0, 1, 0, 1, 2, 3][round % 10]];
             admitted += u32::from(take(holder, quota).is_allowed());
@@ -295,7 +295,7 @@ async fn the_last_units_can_be_taken_too() {
         }
         // denials are not cached here
         let asked = inner.takes() + admitted as usize - round;
-        assert_eq!((admitted, left(&inner, quota)), (quota.burst(), 0));
+        assert_eq!((admitted, left(&inner, quota)), (quota.limit(), 0));
         assert!(asked <= trips, "{asked} trips of {quota}");
         for holder in holders {
             assert!(!take(holder, quota).is_allowed());
@@ -374,7 +374,7 @@ async fn uneven(quota: Quota, percent: u32, load: u32, seconds: u32) -> (f64, f6
     }
     // an account that was full, or this number of windows
     let full = quota.algorithm() == Algorithm::Gcra;
-    let most = f64::from(quota.burst()) * f64::from(u8::from(full))
+    let most = f64::from(quota.limit()) * f64::from(u8::from(full))
         + f64::from(seconds) / quota.interval().as_secs_f64();
     let wanted = most.min(f64::from(asks));
     assert!(f64::from(admitted) <= most, "{admitted} of {most}");

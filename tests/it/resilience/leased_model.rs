@@ -215,7 +215,7 @@ async fn play(quotas: &[Quota], steps: &[Step]) -> Result<(u32, u32), TestCaseEr
             prop_assert!(shared <= exact, "{} left of {}", shared, exact);
             // a quota that refills quickly is charged for longer than the lease is held
             let slow = quota.interval() > Duration::from_secs(1);
-            let share = quota.burst() * PERCENT / 100 * u32::try_from(HOLDERS).expect("few");
+            let share = quota.limit() * PERCENT / 100 * u32::try_from(HOLDERS).expect("few");
             let share = share + world.returned;
             prop_assert!(!slow || exact - shared <= share, "{} of {}", exact - shared, quota);
         }

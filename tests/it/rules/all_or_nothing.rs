@@ -124,22 +124,22 @@ fn threads_charge_all_three_rules_or_none_and_never_exceed_a_limit() {
             [u128::from(*admitted)],
             "address {at}"
         );
-        assert!(*admitted <= address[0].burst());
+        assert!(*admitted <= address[0].limit());
     }
     for (at, admitted) in (0_u32..).zip(&sum.users) {
         assert_eq!(charged(&store, "user", at, &user), [u128::from(*admitted); 2], "user {at}");
-        assert!(*admitted <= user[1].burst());
+        assert!(*admitted <= user[1].limit());
     }
     assert_eq!(charged(&store, "site", Key::everyone(), &site), [u128::from(sum.site)]);
     assert_eq!(sum.addresses.iter().sum::<u32>(), sum.site);
     assert_eq!(sum.users.iter().sum::<u32>(), sum.site);
-    assert!(sum.site <= site[0].burst());
+    assert!(sum.site <= site[0].limit());
 
     // each of the three rules denied something
     let spent = |accounts: &[u32], limit: u32| accounts.iter().filter(|n| **n + 3 > limit).count();
-    assert!(spent(&sum.addresses, address[0].burst()) > 0);
-    assert!(spent(&sum.users, user[1].burst()) > 0);
-    assert!(sum.site + 3 > site[0].burst() && denied > 0, "{} of {DECISIONS}", sum.site);
+    assert!(spent(&sum.addresses, address[0].limit()) > 0);
+    assert!(spent(&sum.users, user[1].limit()) > 0);
+    assert!(sum.site + 3 > site[0].limit() && denied > 0, "{} of {DECISIONS}", sum.site);
     assert_eq!(store.stats().overflowed, 0, "there was room");
 }
 

@@ -265,7 +265,7 @@ fn quotas() -> impl Strategy<Value = Quota> {
         quota = quota.try_with_soft(soft).unwrap_or(quota);
         quota = debt.map_or(quota, |units| quota.try_with_max_debt(units).unwrap_or(quota));
         if let Some(initial) = initial.filter(|_| refills) {
-            quota = quota.try_with_initial(initial.min(quota.burst())).ok()?;
+            quota = quota.try_with_initial(initial.min(quota.limit())).ok()?;
         }
         Some(name.map_or(quota, |name| quota.with_name(name)))
     })

@@ -55,14 +55,14 @@ struct Debt(u128);
 
 impl Debt {
     fn fits(self, quota: &Quota, need: u128, waited: u128, patience: u128) -> bool {
-        let (limit, interval) = (u128::from(quota.burst()), quota.interval().as_nanos());
+        let (limit, interval) = (u128::from(quota.limit()), quota.interval().as_nanos());
         let owed = self.0.saturating_sub(waited) + need * interval;
         need <= limit && owed <= limit * interval + patience
     }
 
     fn remaining(self, quota: &Quota, waited: u128) -> u32 {
         let fits = |units: &u32| self.fits(quota, (*units).into(), waited, 0);
-        (1..=quota.burst()).rev().find(fits).unwrap_or(0)
+        (1..=quota.limit()).rev().find(fits).unwrap_or(0)
     }
 
     fn row(self, quota: &Quota, need: u128) -> Row {
@@ -144,7 +144,7 @@ impl Trial {
                     let amount = u128::from(units.unsigned_abs());
                     for (debt, quota) in self.debts[*who].iter_mut().zip(&self.quotas) {
                         let amount = amount * quota.interval().as_nanos();
-                        let most = 2 * u128::from(quota.burst()) * quota.interval().as_nanos();
+                        let most = 2 * u128::from(quota.limit()) * quota.interval().as_nanos();
                         debt.0 = match units {
                             0.. => debt.0.saturating_sub(amount),
                             _ => (debt.0 + amount).min(most).max(debt.0),
@@ -204,7 +204,7 @@ impl Trial {
             let interval = quotas[at].interval().as_nanos();
             let debt = &mut self.debts[who][at].0;
             *debt += total * interval;
-            let room = u128::from(quotas[at].burst()) * interval;
+            let room = u128::from(quotas[at].limit()) * interval;
             let queued = *debt + u128::from(headroom) * interval > room;
             ends.push((who, at, self.now + *debt, queued));
             if patience > 0 {

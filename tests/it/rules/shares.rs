@@ -247,7 +247,7 @@ fn no_sequence_exceeds_the_bound_of_the_pool() {
             let all = choosing(&[share, pool].map(|it| it.with_cost(cost)));
             if all.take(&store).decision.is_allowed() {
                 used += i128::from(cost) * i128::try_from(interval).expect("fits");
-                let bound = i128::from(pools[0].burst()) * i128::try_from(interval).expect("fits");
+                let bound = i128::from(pools[0].limit()) * i128::try_from(interval).expect("fits");
                 prop_assert!(used - lowest <= bound, "{used} ns after {lowest}, of {bound}");
             }
         }

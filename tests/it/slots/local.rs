@@ -99,7 +99,7 @@ fn play(steps: &[Step], limits: &[(u32, u32)], rate: Option<u32>) {
     let mut models = [Model::new(None), Model::new(None)];
     let mut taken: HashMap<usize, (usize, u32, Decision)> = HashMap::new();
     for (at, step) in steps.iter().enumerate() {
-        let of = |quota: &Quota| Slots { limit: quota.burst().into(), soft: quota.soft().into() };
+        let of = |quota: &Quota| Slots { limit: quota.limit().into(), soft: quota.soft().into() };
         let all: Vec<_> =
             quotas.iter().filter(|it| it.algorithm() == Algorithm::Concurrent).map(of).collect();
         let key = match *step {

@@ -152,7 +152,7 @@ fn a_low_rate_with_a_large_burst_serves_a_browser() {
                 simulator.decide(&Call { at, parts });
             }
         }
-        assert_eq!(simulator.least()[0].quota().map(|least| least.burst()), Some(burst));
+        assert_eq!(simulator.least()[0].quota().map(|least| least.limit()), Some(burst));
         assert_eq!(most(&[quota.with_burst(burst)], [3_600]), [burst + 3_600 * rate]);
     }
 }

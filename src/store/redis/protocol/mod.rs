@@ -489,7 +489,7 @@ impl EncodedPlan {
     /// Appends one quota with its demand and its change. `key` is the index of the list of a
     /// sliding log in the keys of the script.
     pub(crate) fn quota(self, quota: &Quota, ask: Demand, change: Change, key: usize) -> Self {
-        let capacity = u64::from(quota.burst()) + u64::from(quota.soft());
+        let capacity = u64::from(quota.limit()) + u64::from(quota.soft());
         let possible = ask.need() <= capacity;
         let flag = match change {
             Change::Undo(receipt) => !receipt.queued,
@@ -533,7 +533,7 @@ impl EncodedPlan {
     }
 
     fn token_bucket(self, quota: &Quota, units: u64, period: u64) -> Self {
-        let (burst, refill) = (u64::from(quota.burst()), units.max(1));
+        let (burst, refill) = (u64::from(quota.limit()), units.max(1));
         let initial = quota.initial().map(u64::from);
         let kept = initial.map_or(0, |_| burst.div_ceil(refill) * period);
         let plan = self.int::<5>(burst).int::<5>(quota.soft().into()).int::<5>(refill);
@@ -550,7 +550,7 @@ impl EncodedPlan {
         take: &SlotTake,
         keys: [usize; 2],
     ) -> Self {
-        let limit = u64::from(quota.burst()) + u64::from(quota.soft());
+        let limit = u64::from(quota.limit()) + u64::from(quota.soft());
         let possible = ask.need() <= limit && ask.cost <= MAX_COST;
         let need = if possible { ask.need() } else { MOST_UNITS };
         let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(possible));
@@ -570,7 +570,7 @@ impl EncodedPlan {
     fn gcra(self, quota: &Quota, ask: Demand, change: Change, possible: bool) -> Self {
         let interval = quota.interval_nanos();
         let time_of = |units: u64| interval.saturating_mul(units).min(LONGEST);
-        let limit = u64::from(quota.burst());
+        let limit = u64::from(quota.limit());
         let plan = match change {
             Change::Charge if possible => {
                 let slack = match quota.soft() {

@@ -157,7 +157,7 @@ impl Reply {
             (left > 0).then_some((account, left))
         });
         let (account, left) = left.max_by_key(|(_, left)| *left)?;
-        let limit = account.quotas.first().map_or(1, |part| part.quota.burst());
+        let limit = account.quotas.first().map_or(1, |part| part.quota.limit());
         let outcome = Outcome::block(account.rule, limit, Duration::from_nanos(left));
         let denial = Decision::new(false, clock).with_source(Source::Redis);
         Some(denial.with_blocked().with_outcome(outcome))

@@ -165,7 +165,7 @@ where
         let is_limit = |it: &Outcome| {
             let charge = op.charges().iter().find(|charge| charge.rule() == it.rule());
             let quota = charge.and_then(|charge| charge.quotas().get(it.quota_index()));
-            quota.is_some_and(|quota| quota.burst() > 0)
+            quota.is_some_and(|quota| quota.limit() > 0)
         };
         let is_blocked = decision.is_blocked();
         let none = decision.outcomes.iter_mut().filter(|it| it.is_denied() && it.limit() == 0);

@@ -19,7 +19,7 @@ const QUOTA: Quota = Quota::per_hour(5);
 const HISTORIES: usize = if cfg!(debug_assertions) { 4_000 } else { 20_000 };
 
 fn gcra() -> Gcra {
-    Gcra::new(QUOTA.burst(), nanos(QUOTA.interval()))
+    Gcra::new(QUOTA.limit(), nanos(QUOTA.interval()))
 }
 
 /// Runs stores of one set until the number of histories is reached, and searches an order for each.
@@ -59,7 +59,7 @@ fn every_history_has_an_order_while_time_passes() {
 
 #[test]
 fn every_history_by_the_real_clock_has_an_order() {
-    let counted = Counted(QUOTA.burst().into());
+    let counted = Counted(QUOTA.limit().into());
     have_an_order(&counted, QUOTA, HISTORIES, || (LocalStore::with_capacity(1), Time::Real));
 }
 
@@ -75,6 +75,6 @@ fn every_history_of_each_algorithm_has_an_order() {
     ] {
         let quota = QUOTA.with_algorithm(algorithm);
         let store = || (FakeClock::new().store(1), Time::Still);
-        have_an_order(&Counted(quota.burst().into()), quota, HISTORIES / 5, store);
+        have_an_order(&Counted(quota.limit().into()), quota, HISTORIES / 5, store);
     }
 }

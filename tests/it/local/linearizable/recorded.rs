@@ -98,7 +98,7 @@ impl Recorder {
     fn rounded(&self, said: Said, waits: Waits) -> Said {
         let interval = nanos(self.quota.interval());
         let owed = (waits.full + interval / 2) / interval;
-        let limit = u64::from(self.quota.burst());
+        let limit = u64::from(self.quota.limit());
         Said { remaining: limit.saturating_sub(owed), ..said }
     }
 }

@@ -196,7 +196,7 @@ fn a_store_that_is_too_small_is_reported() {
     };
     let (passed, overflowed, least) = play(16);
     assert!(passed < 2_000 && overflowed > 0, "new keys share accounts");
-    assert!(least.burst() > 1, "{least}");
+    assert!(least.limit() > 1, "{least}");
     assert_eq!(play(100_000), (2_000, 0, Quota::per_hour(1)));
 }
 
@@ -215,7 +215,7 @@ fn measuring_needs_more_capacity_and_reports_it() {
         trace().for_each(|call| drop(simulator.decide(&call)));
         assert_eq!(simulator.stats().overflowed, 0);
         let overflowed = simulator.least_stats().expect("measured").overflowed;
-        (overflowed > 0, simulator.least()[0].quota().expect("a quota").burst())
+        (overflowed > 0, simulator.least()[0].quota().expect("a quota").limit())
     };
     assert_eq!(least(1_000), (false, 100));
     let (overflowed, limit) = least(16);

@@ -88,7 +88,7 @@ fn counted(units: u32, algorithm: Algorithm) -> Quota {
 
 /// Returns the quota with one unit less, if such a quota exists.
 fn less(quota: &Quota) -> Option<Quota> {
-    let units = quota.burst() - 1;
+    let units = quota.limit() - 1;
     match quota.algorithm() {
         Algorithm::Gcra | Algorithm::TokenBucket => quota.try_with_burst(units).ok(),
         _ => {
