@@ -3,13 +3,12 @@
 use std::{
     any::type_name,
     net::IpAddr,
-    sync::{
-        OnceLock,
-        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
-    },
+    slice,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
 };
 
 use http::HeaderMap;
+use parking_lot::Mutex;
 
 use crate::log::warn;
 
@@ -49,65 +48,131 @@ pub(crate) fn warn_of_response_body<B>() {
 const FORWARDING: [&str; 5] =
     ["x-forwarded-for", "forwarded", "x-real-ip", "cf-connecting-ip", "true-client-ip"];
 
-/// A check of the peers of the first requests for signs of a proxy.
-///
-/// A proxy is likely if a request from a private address has a forwarding header, or if all
-/// requests come from one private address.
-#[derive(Debug, Default)]
-pub(crate) struct PeerCheck {
-    requests: AtomicU32,
-    first: OnceLock<IpAddr>,
-    /// `true` once requests came from two addresses or from a public address.
-    is_mixed: AtomicBool,
+/// The origin of the address of a client.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum AddressSource<'a> {
+    /// The peer, whose headers are not read.
+    Peer,
+    /// The peer, which is not a trusted proxy, or a header of trusted proxies with this name.
+    Networks(&'a str),
+    /// A header, after a number of proxies.
+    Hops,
+    /// A header that every peer may send.
+    AnyPeer,
 }
 
-impl PeerCheck {
+impl AddressSource<'_> {
+    /// Returns the setting that no longer counts a proxy as the client.
+    fn fix(self, proxy: IpAddr) -> String {
+        match self {
+            Self::Peer => format!("trust it with ClientIp::behind([\"{proxy}\"])"),
+            Self::Networks(_) => {
+                format!("add \"{proxy}\" or its network to the list of ClientIp::behind")
+            }
+            Self::Hops => "give ClientIp::hops a higher number".to_owned(),
+            Self::AnyPeer => "let it send the address of the client".to_owned(),
+        }
+    }
+}
+
+/// A check of the addresses of the clients in the first requests for signs of a proxy.
+///
+/// A proxy is likely if a request from a private address has a header that is not read, or if nearly
+/// all requests have one address.
+#[derive(Debug, Default)]
+pub(crate) struct ClientCheck {
+    requests: AtomicU32,
+    majority: Mutex<Majority>,
+}
+
+/// The address that leads the vote of the requests (Boyer and Moore), and its lead over all others.
+#[derive(Debug, Default)]
+struct Majority {
+    address: Option<IpAddr>,
+    lead: u32,
+}
+
+/// The lead of an address in the first requests that have nearly all one address.
+const NEARLY_ALL: u32 = SAMPLE / 10 * 9;
+
+impl Majority {
+    fn vote(&mut self, address: IpAddr) {
+        if self.address == Some(address) {
+            self.lead += 1;
+        } else if self.lead > 0 {
+            self.lead -= 1;
+        } else {
+            *self = Self { address: Some(address), lead: 1 };
+        }
+    }
+}
+
+impl ClientCheck {
+    /// Records the client of a request, whose address is that of the peer if `is_peer`.
     #[inline]
-    pub(crate) fn record(&self, address: IpAddr, headers: &HeaderMap) {
+    pub(crate) fn record(
+        &self,
+        client: IpAddr,
+        is_peer: bool,
+        source: AddressSource<'_>,
+        headers: &HeaderMap,
+    ) {
         if is_early(&self.requests) {
-            self.check(address.to_canonical(), headers);
+            self.check(client.to_canonical(), is_peer, source, headers);
         }
     }
 
     #[cold]
-    fn check(&self, address: IpAddr, headers: &HeaderMap) {
-        let private = is_private(address);
-        let header = FORWARDING.into_iter().find(|name| private && headers.contains_key(*name));
-        if let Some(name) = header {
+    fn check(&self, client: IpAddr, is_peer: bool, source: AddressSource<'_>, headers: &HeaderMap) {
+        let unread: &[&str] = match &source {
+            AddressSource::Peer => &FORWARDING,
+            AddressSource::Networks(name) if is_peer => slice::from_ref(name),
+            _ => &[],
+        };
+        let may_warn = is_private(client);
+        let found = unread.iter().find(|name| may_warn && headers.contains_key(**name));
+        if let Some(name) = found {
             if self.requests.swap(SAMPLE, Relaxed) < SAMPLE {
-                warn_of_header(address, name);
+                warn_of_header(client, name, source);
             }
             return;
         }
-        if !private || *self.first.get_or_init(|| address) != address {
-            self.is_mixed.store(true, Relaxed);
-        }
+        let mut majority = self.majority.lock();
+        majority.vote(client);
+        let is_over = is_last(&self.requests);
+        let lead = majority.lead;
+        drop(majority);
         // Logged once per process, because an application may have many extractors.
         static IS_LOGGED: AtomicBool = AtomicBool::new(false);
-        if is_last(&self.requests) && !self.is_mixed.load(Relaxed) && !IS_LOGGED.swap(true, Relaxed)
-        {
-            warn_of_one_peer(address);
+        if is_over && lead >= NEARLY_ALL && !IS_LOGGED.swap(true, Relaxed) {
+            warn_of_one_client(client, source);
         }
     }
 }
 
-fn warn_of_header(address: IpAddr, name: &str) {
+fn warn_of_header(proxy: IpAddr, name: &str, source: AddressSource<'_>) {
+    let reader = match source {
+        AddressSource::Peer => "which PeerIp does not read",
+        _ => "which is not read because that address is not trusted",
+    };
+    let fix = source.fix(proxy);
     warn!(
         target: "tower_sluice::lint",
         lint = "forwarding_header_ignored",
-        "a request from {address}, a private address, has the header {name}, which PeerIp does not \
-         read: behind a proxy all clients share the account of the proxy; trust the proxy with \
-         ClientIp::behind([\"{address}\"]) or by its network, see tower_sluice::guide::proxies"
+        "a request from {proxy}, a private address, has the header {name}, {reader}: behind a proxy all \
+         clients share the account of the proxy; if it is a proxy of yours, {fix}, see \
+         tower_sluice::guide::proxies"
     );
 }
 
-fn warn_of_one_peer(address: IpAddr) {
+fn warn_of_one_client(client: IpAddr, source: AddressSource<'_>) {
+    let fix = source.fix(client);
     warn!(
         target: "tower_sluice::lint",
-        lint = "one_private_peer",
-        "the first {SAMPLE} requests all came from {address}, a private address, so they share one \
-         account: if it is a proxy or a sidecar, trust it with ClientIp::behind([\"{address}\"]); \
-         ignore this warning in a load test"
+        lint = "one_client",
+        "nearly all of the first {SAMPLE} requests have the client address {client}, so they share one \
+         account: if it is a proxy, a balancer or a sidecar, {fix}, see \
+         tower_sluice::guide::proxies; ignore this warning in a load test"
     );
 }
 
@@ -128,7 +193,40 @@ fn is_private(address: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::is_private;
+    use std::net::IpAddr;
+
+    use super::{AddressSource, Majority, NEARLY_ALL, SAMPLE, is_private};
+
+    /// Returns `true` if nearly all of the first requests have one address.
+    fn warns(address: impl Fn(u32) -> [u8; 4]) -> bool {
+        let mut majority = Majority::default();
+        (0..SAMPLE).for_each(|n| majority.vote(IpAddr::from(address(n))));
+        majority.lead >= NEARLY_ALL
+    }
+
+    #[test]
+    fn a_proxy_is_found_among_probes_and_many_clients_are_none() {
+        let [proxy, probe] = [[203, 0, 113, 80], [35, 191, 0, 1]];
+        assert!(warns(|_| proxy));
+        assert!(warns(|n| if n % 50 == 0 { probe } else { proxy }), "the first is a probe");
+        assert!(!warns(|n| if n % 2 == 0 { probe } else { proxy }));
+        assert!(!warns(|n| if n % 10 == 0 { probe } else { proxy }), "a tenth are others");
+        assert!(!warns(|n| [10, 0, (n >> 8) as u8, n as u8]));
+    }
+
+    #[test]
+    fn each_source_of_an_address_has_a_fix() {
+        let proxy = IpAddr::from([203, 0, 113, 80]);
+        let fixes = [
+            (AddressSource::Peer, "ClientIp::behind([\"203.0.113.80\"])"),
+            (AddressSource::Networks("x-real-ip"), "to the list of ClientIp::behind"),
+            (AddressSource::Hops, "ClientIp::hops a higher number"),
+            (AddressSource::AnyPeer, "send the address of the client"),
+        ];
+        for (source, fix) in fixes {
+            assert!(source.fix(proxy).contains(fix), "{source:?}");
+        }
+    }
 
     #[test]
     fn private_addresses_are_recognised() {

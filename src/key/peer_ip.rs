@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{Key, KeyError, KeyExtractor, RequestHead};
-use crate::advice::PeerCheck;
+use crate::advice::{AddressSource, ClientCheck};
 
 /// Extractor for the address of the peer.
 ///
@@ -34,7 +34,7 @@ use crate::advice::PeerCheck;
 pub struct PeerIp {
     ipv4_mask: Ipv4Addr,
     ipv6_mask: Ipv6Addr,
-    check: Arc<PeerCheck>,
+    check: Arc<ClientCheck>,
 }
 
 impl PeerIp {
@@ -93,7 +93,7 @@ impl KeyExtractor for PeerIp {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         match peer(head) {
             Some(address) => {
-                self.check.record(address.ip(), head.headers);
+                self.check.record(address.ip(), true, AddressSource::Peer, head.headers);
                 Ok(Some(masked(address.ip(), self.ipv4_mask, self.ipv6_mask)))
             }
             None => Err(KeyError::no_peer()),

@@ -105,7 +105,8 @@ impl TextForm<'_> {
     fn count(&self, field: &str, text: &str) -> Result<u32, QuotaError> {
         const ZERO: &str = "give at least 1, or \"blocked\" to deny all requests";
         const WHOLE: &str = "give a whole number from 1 to 4294967295";
-        const FRACTION: &str = "give a whole number; for less than one, lengthen the period, as 1/2s";
+        const FRACTION: &str =
+            "give a whole number; for less than one, lengthen the period, as 1/2s";
         match whole_number(text.trim()) {
             Some(0) => Err(self.error(field, "0", ZERO)),
             Some(n) => Ok(n),

@@ -28,11 +28,7 @@ const MISTAKES: &[Mistake] = &[
         line: "let _ = Quota::per_day(5).anchored_at(&\"2024-01-31\");",
         fix: "need the feature `calendar` of tower-sluice",
     },
-    Mistake {
-        name: "burst",
-        line: "let _ = Quota::per_second(5).burst(10);",
-        fix: "with_burst",
-    },
+    Mistake { name: "burst", line: "let _ = Quota::per_second(5).burst(10);", fix: "with_burst" },
 ];
 
 /// Writes a package with a program for each mistake. Returns the errors of the compiler.

@@ -3,7 +3,10 @@
 mod entries;
 mod header;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+};
 
 use http::{HeaderName, StatusCode};
 
@@ -13,7 +16,10 @@ use super::{
     network::{NetworkError, Networks},
     peer_ip::{IPV4_MASK, IPV6_MASK, ipv4_mask, ipv6_mask, masked, peer_address},
 };
-use crate::log::warn;
+use crate::{
+    advice::{AddressSource, ClientCheck},
+    log::warn,
+};
 
 /// The maximum number of entries that are read from a header.
 const MAX_HOPS: u8 = 32;
@@ -77,7 +83,8 @@ const MAX_HOPS: u8 = 32;
 /// then charged to the account of the proxy.
 ///
 /// An [allow list](crate::AccessList::client_networks) never matches an address in the trusted
-/// networks, but a deny list does. Feature `tracing` logs the first request without a client.
+/// networks, but a deny list does. Feature `tracing` logs the first request without a client, and one
+/// warning if the first 1 000 requests suggest a proxy that is not trusted.
 ///
 /// # Limitations
 ///
@@ -93,6 +100,7 @@ pub struct ClientIp {
     unreadable: Unreadable,
     /// The status of a request that a trusted proxy sends without the header.
     without_header: Option<StatusCode>,
+    check: Arc<ClientCheck>,
 }
 
 #[derive(Clone, Debug)]
@@ -120,6 +128,8 @@ pub(crate) struct Client {
     pub(crate) address: IpAddr,
     /// `false` if the address may be that of a trusted proxy.
     pub(crate) is_confirmed: bool,
+    /// `true` for a peer that is not a trusted proxy.
+    is_peer: bool,
 }
 
 impl ClientIp {
@@ -166,12 +176,12 @@ impl ClientIp {
     ///
     /// Panics if `hops` is outside 1 to 32. Without a proxy, use [`PeerIp`](super::PeerIp).
     #[track_caller]
-    pub const fn hops(hops: u8) -> Self {
+    pub fn hops(hops: u8) -> Self {
         assert!(hops >= 1 && hops <= MAX_HOPS, "hops: give 1 to 32; without a proxy, use PeerIp");
         Self::trusting(Trusted::Hops(hops))
     }
 
-    const fn trusting(trusted: Trusted) -> Self {
+    fn trusting(trusted: Trusted) -> Self {
         Self {
             trusted,
             source: ClientHeader::XForwardedFor,
@@ -179,6 +189,7 @@ impl ClientIp {
             ipv6_mask: IPV6_MASK,
             unreadable: Unreadable::Reject(StatusCode::BAD_REQUEST),
             without_header: None,
+            check: Arc::default(),
         }
     }
 
@@ -297,7 +308,7 @@ impl ClientIp {
     }
 
     fn find(&self, head: &RequestHead<'_>) -> Result<Client, UnknownClient> {
-        let confirmed = |address| Client { address, is_confirmed: true };
+        let confirmed = |address| Client { address, is_confirmed: true, is_peer: false };
         let addresses = self.source.addresses(head.headers);
         let mut addresses = addresses.map(|address| address.map_err(UnknownClient::Unreadable));
         let peer = || peer_address(head).ok_or(UnknownClient::Peer);
@@ -305,7 +316,7 @@ impl ClientIp {
             Trusted::Networks(networks) => {
                 let peer = peer()?;
                 if !networks.contain(peer) {
-                    return Ok(confirmed(peer));
+                    return Ok(Client { is_peer: true, ..confirmed(peer) });
                 }
                 let mut leftmost = None;
                 for address in addresses {
@@ -318,7 +329,7 @@ impl ClientIp {
                 match leftmost {
                     Some(proxy) => {
                         self.log_no_client(proxy);
-                        Ok(Client { address: proxy, is_confirmed: false })
+                        Ok(Client { address: proxy, is_confirmed: false, is_peer: false })
                     }
                     None => self.count_as(peer),
                 }
@@ -342,8 +353,17 @@ impl ClientIp {
     fn count_as(&self, peer: IpAddr) -> Result<Client, UnknownClient> {
         self.log_no_client(peer);
         match self.without_header {
-            None => Ok(Client { address: peer, is_confirmed: false }),
+            None => Ok(Client { address: peer, is_confirmed: false, is_peer: false }),
             Some(status) => Err(UnknownClient::WithoutHeader(status)),
+        }
+    }
+
+    #[inline]
+    fn address_source(&self) -> AddressSource<'_> {
+        match &self.trusted {
+            Trusted::Networks(_) => AddressSource::Networks(self.source.name().as_str()),
+            Trusted::Hops(_) => AddressSource::Hops,
+            Trusted::AnyPeer => AddressSource::AnyPeer,
         }
     }
 
@@ -385,6 +405,10 @@ impl KeyExtractor for ClientIp {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         match self.find(head) {
             Ok(client) => {
+                if client.is_confirmed {
+                    let source = self.address_source();
+                    self.check.record(client.address, client.is_peer, source, head.headers);
+                }
                 let key = masked(client.address, self.ipv4_mask, self.ipv6_mask);
                 Ok(Some(if client.is_confirmed { key } else { key.of_proxy() }))
             }

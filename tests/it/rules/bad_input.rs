@@ -166,7 +166,10 @@ fn an_invalid_quota_text_reports_the_invalid_part() {
         ("0.5/s", "units is \"0.5\"; give a whole number; for less than one, lengthen the period"),
         ("-5/s", "units is \"-5\"; give a whole number from 1 to 4294967295"),
         ("5/s burst many", "burst is \"many\"; give a whole number from 1 to 4294967295"),
-        ("5/fortnight", "period is \"fortnight\"; end it with one of ns, us, ms, s, min, h, day or week"),
+        (
+            "5/fortnight",
+            "period is \"fortnight\"; end it with one of ns, us, ms, s, min, h, day or week",
+        ),
     ] {
         assert_eq!(read(text), format!("quota {text:?}: {said}"));
     }

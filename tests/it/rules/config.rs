@@ -674,7 +674,10 @@ fn an_invalid_penalty_reports_the_field_the_value_and_the_fix() {
             "after = { units = 20, period = 'min', algorithm = 'fixed_window' }",
             format!("penalty: after is 20/min; {RATE}"),
         ),
-        ("after = '20/fortnight'", format!("quota \"20/fortnight\": period is \"fortnight\"; {UNIT}")),
+        (
+            "after = '20/fortnight'",
+            format!("quota \"20/fortnight\": period is \"fortnight\"; {UNIT}"),
+        ),
         ("after = '20/min', block = '1week'", format!("penalty: block is \"1week\"; {UNIT}")),
         ("after = '20/min', block = ['1min', 'x']", format!("penalty: block is \"x\"; {UNIT}")),
         ("after = '20/min', block = '999ms'", format!("penalty: block is 999ms; {RANGE}")),
