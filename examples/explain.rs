@@ -13,7 +13,7 @@ use tower_sluice::{
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let price = Cost::from_fn(|head| if head.uri.path() == "/report" { 3 } else { 1 });
+    let price = Cost::from_fn(|head| if head.path() == "/report" { 3 } else { 1 });
     let by_key = [Quota::per_minute(5).with_burst(20), Quota::per_day(10_000)];
     let rules = (
         Rule::new("user", HeaderKey::new("x-api-key"), by_key).cost(price),

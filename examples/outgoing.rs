@@ -19,7 +19,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Ok::<_, Infallible>(Response::new(format!("{} answers", request.uri())))
     });
     // Each host gets five calls per second, evenly spaced. A call waits up to ten seconds.
-    let host = key_fn(|head| head.uri.host().map(str::to_owned));
+    let host = key_fn(|head| head.uri().host().map(str::to_owned));
     let rule = Rule::new("upstream", host, Quota::per_second(5).with_burst(1))
         .max_wait(Duration::from_secs(10));
     let layer = RateLimitLayer::rules(rule, LocalStore::new());

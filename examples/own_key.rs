@@ -17,7 +17,7 @@ impl KeyExtractor for Tenant {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         // HTTP/2 has the host in the URI, which counts before the header (RFC 9112, section 3.2.2).
         let header = head.headers.get("host").and_then(|host| host.to_str().ok());
-        let host = head.uri.authority().map(|it| it.as_str()).or(header);
+        let host = head.uri().authority().map(|it| it.as_str()).or(header);
         let host = host.ok_or_else(|| KeyError::missing("host"))?;
         // All spellings that the server accepts for one tenant have to be one key.
         Ok(host.split(['.', ':']).next().map(str::to_ascii_lowercase).map(Key::from))

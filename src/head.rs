@@ -14,7 +14,7 @@ use http::{
 ///
 /// let request = Request::get("/").header("x-api-key", "k-1").body(())?;
 /// let head = RequestHead::from(&request);
-/// assert_eq!(head.uri.path(), "/");
+/// assert_eq!(head.path(), "/");
 /// let key = HeaderKey::new("x-api-key").extract(&head);
 /// assert_eq!(key, Ok(Some("k-1".into())));
 /// # Ok::<(), http::Error>(())
@@ -24,14 +24,37 @@ use http::{
 pub struct RequestHead<'a> {
     /// The method.
     pub method: &'a Method,
-    /// The target (URI).
-    pub uri: &'a Uri,
+    uri: &'a Uri,
     /// The HTTP version.
     pub version: Version,
     /// The header fields.
     pub headers: &'a HeaderMap,
     /// The values that the server and outer layers have inserted.
     pub extensions: &'a Extensions,
+}
+
+impl<'a> RequestHead<'a> {
+    /// Returns the target (URI), as the outermost router received it.
+    ///
+    /// A nested axum router removes its prefix from the target of the request. This is the target with
+    /// the prefix (axum's `OriginalUri`), so that a path has one meaning in each place of the layer, and
+    /// the same as in `by_route`.
+    #[must_use]
+    pub fn uri(&self) -> &'a Uri {
+        #[cfg(feature = "axum")]
+        if let Some(original) = self.extensions.get::<axum::extract::OriginalUri>() {
+            return &original.0;
+        }
+        self.uri
+    }
+
+    /// Returns the path of the [target](RequestHead::uri), with the prefix of a nested router.
+    ///
+    /// A client can spell one path in many ways, such as `/a`, `/%61` and `//a`.
+    #[must_use]
+    pub fn path(&self) -> &'a str {
+        self.uri().path()
+    }
 }
 
 impl<'a, B> From<&'a Request<B>> for RequestHead<'a> {

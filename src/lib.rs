@@ -48,7 +48,7 @@
 //!     rule::OnMissingKey,
 //! };
 //!
-//! let cost = Cost::from_fn(|head| if head.uri.path() == "/report" { 20 } else { 1 });
+//! let cost = Cost::from_fn(|head| if head.path() == "/report" { 20 } else { 1 });
 //! let by_key = [Quota::per_second(5).with_burst(20), Quota::per_day(10_000)];
 //!
 //! let layer = RateLimitLayer::rules(

@@ -21,7 +21,7 @@ use crate::key::{
 /// AccessList::networks(["10.0.0.0/8", "2001:db8::/32"])?;
 /// AccessList::client_networks(ClientIp::behind(["10.0.0.7"])?, ["203.0.113.0/24"])?;
 /// AccessList::keys(HeaderKey::new("x-api-key"), ["leaked-key"]);
-/// AccessList::from_fn(|head| head.uri.path() == "/health");
+/// AccessList::from_fn(|head| head.path() == "/health");
 /// # Ok::<(), tower_sluice::key::NetworkError>(())
 /// ```
 #[derive(Clone)]

@@ -306,7 +306,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// use tower_sluice::{AccessList, Quota, RateLimitLayer};
     ///
     /// let layer = RateLimitLayer::per_ip(Quota::per_second(10))
-    ///     .allow(AccessList::from_fn(|head| head.uri.path() == "/health"))
+    ///     .allow(AccessList::from_fn(|head| head.path() == "/health"))
     ///     .allow(AccessList::networks(["10.0.0.0/8"])?)
     ///     .deny(AccessList::networks(["203.0.113.0/24"])?);
     /// # Ok::<(), tower_sluice::key::NetworkError>(())

@@ -72,7 +72,7 @@ mod metered {
 /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).on_decision(
 ///     |event: &DecisionEvent<'_>| {
 ///         if !event.is_admitted {
-///             println!("{} was denied by rule {:?}", event.head.uri, event.rule());
+///             println!("{} was denied by rule {:?}", event.head.uri(), event.rule());
 ///         }
 ///     },
 /// );

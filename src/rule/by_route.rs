@@ -273,7 +273,7 @@ impl Route {
     /// Returns the rank of the match, from 0 for the best, or `None` without a match.
     fn rank(&self, head: &RequestHead<'_>, matched: Option<&str>) -> Option<u8> {
         // A router may match a whole service, and tonic matches nothing.
-        let path = if self.grpc && head.uri.path() == &*self.path {
+        let path = if self.grpc && head.path() == &*self.path {
             0
         } else if matched == Some(&*self.path) {
             3

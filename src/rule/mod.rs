@@ -200,7 +200,7 @@ impl<K> Rule<K> {
     /// use tower_sluice::{PeerIp, Quota, Rule, rule::Applies};
     ///
     /// Rule::new("ip", PeerIp::new(), Quota::per_second(10)).applies(|head| {
-    ///     if head.uri.path().starts_with("/static/") { Applies::Skip } else { Applies::Charge }
+    ///     if head.path().starts_with("/static/") { Applies::Skip } else { Applies::Charge }
     /// });
     /// ```
     pub fn applies(

@@ -213,7 +213,7 @@ impl LivePlan {
 /// use tower_sluice::Cost;
 ///
 /// Cost::from(5);
-/// Cost::from_fn(|head| if head.uri.path() == "/export" { 50 } else { 1 });
+/// Cost::from_fn(|head| if head.path() == "/export" { 50 } else { 1 });
 /// ```
 #[derive(Clone)]
 pub struct Cost {

@@ -95,7 +95,7 @@ fn equal_quotas(log: &Log) {
 }
 
 fn twice_by_path(head: &RequestHead<'_>, _: &Key) -> Quotas {
-    match head.uri.path() {
+    match head.path() {
         "/twice" => [Quota::per_hour(5), Quota::per_hour(9)].into(),
         _ => [Quota::per_hour(5), Quota::per_day(9)].into(),
     }

@@ -274,7 +274,7 @@ impl ClientIp {
     ///
     /// let client = ClientIp::behind(["10.0.0.0/24"])?.reject_without_header(StatusCode::BAD_REQUEST);
     /// let layer = RateLimitLayer::new(client, Quota::per_second(10), LocalStore::new())
-    ///     .allow(AccessList::from_fn(|head| head.uri.path() == "/health"));
+    ///     .allow(AccessList::from_fn(|head| head.path() == "/health"));
     /// # drop(layer);
     /// # Ok::<(), tower_sluice::key::NetworkError>(())
     /// ```

@@ -133,12 +133,12 @@ fn readers(value: &str) -> Vec<(&'static str, Box<dyn KeyExtractor + Send + Sync
         ("cookie", Box::new(header("cookie", "id=")), with(&[("cookie", &format!("id={value}"))])),
         (
             "query",
-            Box::new(key_fn(move |head| head.uri.query().map(decode))),
+            Box::new(key_fn(move |head| head.uri().query().map(decode))),
             uri(format!("/?{escaped}")),
         ),
         (
             "path",
-            Box::new(key_fn(move |head| Some(decode(&head.uri.path()[1..])))),
+            Box::new(key_fn(move |head| Some(decode(&head.path()[1..])))),
             uri(format!("/{escaped}")),
         ),
         ("extension", Box::new(ExtensionKey::by(|text: &String| text.clone())), text),
@@ -322,7 +322,7 @@ fn shared_and_boxed_extractors_are_extractors() {
 
 #[test]
 fn a_closure_is_an_extractor() {
-    let tenant = key_fn(|head| head.uri.query().map(str::to_owned));
+    let tenant = key_fn(|head| head.uri().query().map(str::to_owned));
     assert_eq!(key(tenant, get("/?acme")), Ok(Some("acme".into())));
     assert!(key(tenant, get("/")).expect_err("no query").is_missing());
 }

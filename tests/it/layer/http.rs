@@ -210,7 +210,7 @@ async fn each_problem_type_has_one_title() {
 
 #[tokio::test]
 async fn a_cost_above_the_burst_has_no_retry_after() {
-    let by_path = Cost::from_fn(|head| if head.uri.path() == "/export" { 11 } else { 5 });
+    let by_path = Cost::from_fn(|head| if head.path() == "/export" { 11 } else { 5 });
     let rule = Rule::new("api", Everyone, Quota::per_second(10)).cost(by_path);
     let layer = RateLimitLayer::rules(rule, FakeClock::new().store(64));
     let response = answer(&layer, get("/export")).await;
@@ -241,7 +241,7 @@ async fn a_reject_closure_sees_the_decision_and_the_layer_adds_the_fields() {
         let names: Vec<_> = why.violated().collect();
         let wait = why.retry_after().expect("a wait");
         assert_eq!(why.reason(), Reason::Limited);
-        let mut response = Response::new(format!("{} {left:?} {names:?} {wait:?}", head.uri));
+        let mut response = Response::new(format!("{} {left:?} {names:?} {wait:?}", head.uri()));
         *response.status_mut() = StatusCode::IM_A_TEAPOT;
         response
     }));

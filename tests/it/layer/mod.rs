@@ -24,6 +24,8 @@ mod on_decision;
 mod one_limit;
 #[cfg(feature = "testing")]
 mod overcommit;
+#[cfg(feature = "axum")]
+mod paths;
 #[cfg(feature = "testing")]
 mod penalty;
 #[cfg(feature = "testing")]

@@ -32,7 +32,7 @@ impl Lines {
             let left = left.map_or("-".to_owned(), |left| left.to_string());
             let runs = if event.is_admitted { "runs" } else { "rejected" };
             let runs = event.result().map_or(runs.to_owned(), |result| format!("{runs} {result}"));
-            let line = format!("{} {runs} {rule} {left}", event.head.uri.path());
+            let line = format!("{} {runs} {rule} {left}", event.head.path());
             lines.0.lock().expect("no panic").push(line);
         }
     }
@@ -47,7 +47,7 @@ async fn a_hook_gets_the_head_the_decision_and_the_rule_of_each_request() {
     let lines = Lines::default();
     let site = Rule::new("site", Everyone, Quota::per_hour(50));
     let user = Rule::new("user", HeaderKey::new("x-user"), TWO);
-    let health = AccessList::from_fn(|head| head.uri.path() == "/health");
+    let health = AccessList::from_fn(|head| head.path() == "/health");
     let layer = RateLimitLayer::rules((site, user), store()).allow(health);
     let layer = layer.on_decision(lines.hook());
     for _ in 0..3 {

@@ -198,7 +198,7 @@ async fn a_toggle_turns_a_layer_off_and_on_without_store_calls_while_off() {
         200
     });
     let layer = RateLimitLayer::rules(trial().cost(2), store.clone()).enabled(&toggle);
-    let layer = layer.deny(AccessList::from_fn(|head| head.uri.path() == "/denied"));
+    let layer = layer.deny(AccessList::from_fn(|head| head.path() == "/denied"));
     let layer = layer.expose_charge(Adjustment::Keep);
     let (mut one, mut other) = (layer.layer(inner.clone()), layer.clone().layer(inner));
     let mut status = async |path| {

@@ -153,7 +153,7 @@ mod herd {
             drop(limiter.adjust(key, &minute, 6).now());
         }
         let rule = Rule::new(name.as_str(), HeaderKey::new("key"), minute)
-            .cost(Cost::from_fn(|head| if head.uri.path() == "/big" { 3 } else { 1 }));
+            .cost(Cost::from_fn(|head| if head.path() == "/big" { 3 } else { 1 }));
         let layer = RateLimitLayer::rules(rule, store).retry_after(RetryAfter::Queue);
         let mut waits = Vec::new();
         for (key, path) in [("a", "/"), ("a", "/"), ("b", "/"), ("a", "/big"), ("a", "/")] {

@@ -30,7 +30,7 @@ async fn a_change_of_a_rule_has_a_known_outcome() {
 #[tokio::test]
 async fn a_plan_that_chooses_the_algorithm_by_path_allows_one_burst_of_each() {
     let hourly = Quota::per_hour(5);
-    let plan = Plan::from_fn(move |head, _| match head.uri.path() {
+    let plan = Plan::from_fn(move |head, _| match head.path() {
         "/windows" => hourly.with_algorithm(Algorithm::fixed_window()).into(),
         _ => hourly.into(),
     });

@@ -221,7 +221,7 @@ async fn headers_report_the_plan_of_the_request() {
 #[tokio::test]
 async fn headers_report_a_replaced_plan_beside_fixed_quotas() {
     let live = LivePlan::new(Quota::per_minute(10));
-    let user = Rule::new("user", Everyone, &live).applies(|head| match head.uri.path() {
+    let user = Rule::new("user", Everyone, &live).applies(|head| match head.path() {
         "/" => Applies::Charge,
         _ => Applies::Skip,
     });

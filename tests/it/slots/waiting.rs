@@ -307,7 +307,7 @@ async fn a_cost_that_grows_during_the_wait_ends_it() {
 async fn requests_with_less_headroom_come_first() {
     let store = Time::default().store();
     let two = [Quota::concurrent(2)];
-    let batch = |head: &RequestHead<'_>| u32::from(head.uri.path() == "/batch");
+    let batch = |head: &RequestHead<'_>| u32::from(head.path() == "/batch");
     let rule = Rule::new("api", Everyone, two[0]).headroom(Cost::from_fn(batch)).max_wait(secs(2));
     let layer = RateLimitLayer::rules(rule, store.clone()).hold_until(HoldUntil::Head);
     let mut service = layer.layer(Strict::default());
