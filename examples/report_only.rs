@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 
-use axum::{Extension, Router, body::Body, http::Request, routing::get};
+use axum::{Router, body::Body, http::Request, routing::get};
 use http_body_util::BodyExt;
 use tower::ServiceExt;
 use tower_sluice::{
@@ -26,7 +26,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .expose_decision()
         .on_decision(counters.clone())
         .enabled(&switch);
-    let handler = |Extension(decision): Extension<Decision>| async move {
+    let handler = |decision: Decision| async move {
         if decision.would_deny() { "would be denied" } else { "fine" }
     };
     let app = Router::new().route("/", get(handler)).layer(layer);

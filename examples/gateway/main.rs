@@ -9,7 +9,7 @@ mod store;
 
 use std::{convert::Infallible, io, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
-use axum::{Extension, Json, Router, routing::any};
+use axum::{Json, Router, routing::any};
 use clap::{CommandFactory, Parser, ValueEnum, error::ErrorKind};
 use serde::Serialize;
 use tokio::{net::TcpListener, signal::ctrl_c};
@@ -116,7 +116,7 @@ fn router(flags: Flags, store: Arc<DynStore<Infallible>>) -> Result<Router, Stri
         .layer(layer.expose_decision()))
 }
 
-async fn show(Extension(decision): Extension<Decision>) -> Json<Shown> {
+async fn show(decision: Decision) -> Json<Shown> {
     Json(Shown::from(&decision))
 }
 

@@ -2,7 +2,7 @@
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use axum::{Extension, Router, http::HeaderValue, response::IntoResponse, routing::get};
+use axum::{Router, http::HeaderValue, response::IntoResponse, routing::get};
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 use tower_sluice::{
@@ -104,10 +104,7 @@ impl Limit {
     }
 }
 
-async fn answer(
-    Extension(decision): Extension<Decision>,
-    hold: Duration,
-) -> impl IntoResponse + use<> {
+async fn answer(decision: Decision, hold: Duration) -> impl IntoResponse + use<> {
     sleep(hold).await;
     let waited = HeaderValue::from(millis(decision.wait()));
     ([("x-waited-ms", waited)], "allowed\n")

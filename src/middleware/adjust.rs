@@ -11,8 +11,6 @@ use std::{
 };
 
 use http::{Extensions, Response};
-#[cfg(feature = "axum")]
-use http::{StatusCode, request::Parts};
 use smallvec::SmallVec;
 use tokio::runtime;
 
@@ -276,19 +274,5 @@ impl Drop for OpenCharges {
 impl fmt::Debug for ChargeHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ChargeHandle").finish_non_exhaustive()
-    }
-}
-
-/// Fails with 500 and a text that names the fix, if the request has no handle.
-#[cfg(feature = "axum")]
-impl<S: Sync> axum::extract::FromRequestParts<S> for ChargeHandle {
-    type Rejection = (StatusCode, &'static str);
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
-        parts.extensions.get().cloned().ok_or((
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "the request has no `ChargeHandle`; call `expose_charge` on the RateLimitLayer around this \
-             handler",
-        ))
     }
 }

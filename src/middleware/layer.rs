@@ -212,6 +212,22 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// Inserts the [`Decision`](crate::Decision) into the extensions of the request and the
     /// response. If the layer calls no store, as for a request on an allow list, the decision has the
     /// source [`Bypass`](crate::decision::Source::Bypass) and no outcomes.
+    ///
+    /// With the feature `axum`, the decision is also an extractor:
+    ///
+    /// ```
+    /// # #[cfg(feature = "axum")] {
+    /// use axum::{Router, routing::get};
+    /// use tower_sluice::{Decision, Quota, RateLimitLayer};
+    ///
+    /// async fn left(decision: Decision) -> String {
+    ///     format!("{:?} units left", decision.remaining())
+    /// }
+    ///
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).expose_decision();
+    /// let app: Router = Router::new().route("/", get(left)).layer(layer);
+    /// # }
+    /// ```
     pub fn expose_decision(mut self) -> Self {
         self.settings.expose = true;
         self
@@ -431,6 +447,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// use http::{Request, StatusCode};
     /// use tower_sluice::{Quota, RateLimitLayer, middleware::Slot};
     ///
+    /// // With axum, the argument `slot: Slot` extracts the slot.
     /// async fn export<B>(request: Request<B>) -> StatusCode {
     ///     let slot = request.extensions().get::<Slot>().cloned();
     ///     tokio::spawn(async move {

@@ -8,6 +8,8 @@ pub(crate) mod adjust;
 pub(crate) mod admission;
 pub(crate) mod config;
 mod drain;
+#[cfg(feature = "axum")]
+mod exposed;
 pub(crate) mod hold;
 mod layer;
 pub(crate) mod overcommit;

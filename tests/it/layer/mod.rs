@@ -9,6 +9,8 @@ mod body_slot;
 mod cancelled;
 #[cfg(feature = "testing")]
 mod closing;
+#[cfg(feature = "axum")]
+mod exposed;
 #[cfg(feature = "testing")]
 mod handler;
 #[cfg(feature = "testing")]
