@@ -176,6 +176,59 @@ fn warn_of_one_client(client: IpAddr, source: AddressSource<'_>) {
     );
 }
 
+/// A check that an extension is present in one of the first requests.
+#[derive(Debug, Default)]
+pub(crate) struct ExtensionCheck {
+    /// The requests without the extension, or [`FEW`] once it was found.
+    missed: AtomicU32,
+}
+
+/// The number of first requests without an extension before a warning.
+const FEW: u32 = 20;
+
+impl ExtensionCheck {
+    /// Records a request with the extension.
+    #[inline]
+    pub(crate) fn find(&self) {
+        if self.missed.load(Relaxed) < FEW {
+            self.missed.store(FEW, Relaxed);
+        }
+    }
+
+    /// Records a request without the extension, which has the type `T`.
+    #[cold]
+    pub(crate) fn miss<T>(&self) {
+        let is_early = cfg!(feature = "tracing") && self.missed.load(Relaxed) < FEW;
+        if is_early && self.missed.fetch_add(1, Relaxed) == FEW - 1 {
+            warn!(
+                target: "tower_sluice::lint",
+                lint = "extension_missing",
+                "none of the first {FEW} requests has an extension of the type {}, so none has an \
+                 identity: the authentication must insert it in a layer outside of the limiter; in axum, \
+                 add that layer after the limiter, and in a ServiceBuilder before it; ignore this \
+                 warning if these requests were anonymous",
+                type_name::<T>()
+            );
+        }
+    }
+}
+
+/// Warns about the first upgraded response that held slots, which are free from then on.
+#[cold]
+pub(crate) fn warn_of_upgrade() {
+    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
+    if IS_LOGGED.swap(true, Relaxed) {
+        return;
+    }
+    warn!(
+        target: "tower_sluice::lint",
+        lint = "slot_ends_at_upgrade",
+        "a response switches protocols, as for a WebSocket, and its slots end with it, so the quota does \
+         not limit open connections: call RateLimitLayer::expose_slot, and move the Slot into the task \
+         of the connection (logged once)"
+    );
+}
+
 /// Returns `true` for an address that is not reachable from the internet.
 fn is_private(address: IpAddr) -> bool {
     match address {

@@ -1,10 +1,11 @@
 //! Extractors that read one part of a request, and extractors made of several.
 
-use std::{fmt, marker::PhantomData};
+use std::{fmt, marker::PhantomData, sync::Arc};
 
 use http::{HeaderName, Method, StatusCode};
 
 use super::{Key, KeyError, KeyExtractor, RequestHead, extract, unless_blank};
+use crate::advice::ExtensionCheck;
 
 /// Extractor that returns the same key for all requests.
 ///
@@ -165,7 +166,7 @@ impl KeyExtractor for RouteKey {
 ///
 /// A middleware must insert the identity before the limiter runs. In axum, add the middleware after
 /// the limiter, because the last layer runs first. If the order is wrong, no request has an
-/// identity.
+/// identity. Feature `tracing` logs one warning if the first 20 requests have none.
 ///
 /// ```
 /// use tower_sluice::{Key, key::ExtensionKey};
@@ -179,13 +180,14 @@ impl KeyExtractor for RouteKey {
 pub struct ExtensionKey<T, F = fn(&T) -> Key> {
     key: F,
     of: PhantomData<fn(&T)>,
+    check: Arc<ExtensionCheck>,
 }
 
 impl<T: Clone + Into<Key>> ExtensionKey<T> {
     /// Creates an extractor that uses the extension as the key.
     #[must_use]
     pub fn new() -> Self {
-        Self { key: |value| value.clone().into(), of: PhantomData }
+        Self::by(|value| value.clone().into())
     }
 }
 
@@ -202,7 +204,7 @@ where
 {
     /// Creates an extractor that computes the key from the extension.
     pub fn by(key: F) -> Self {
-        Self { key, of: PhantomData }
+        Self { key, of: PhantomData, check: Arc::default() }
     }
 }
 
@@ -213,14 +215,18 @@ where
     K: Into<Key>,
 {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-        let value = head.extensions.get::<T>().ok_or_else(|| KeyError::missing("identity"))?;
+        let Some(value) = head.extensions.get::<T>() else {
+            self.check.miss::<T>();
+            return Err(KeyError::missing("identity"));
+        };
+        self.check.find();
         unless_blank((self.key)(value).into(), "identity")
     }
 }
 
 impl<T, F: Clone> Clone for ExtensionKey<T, F> {
     fn clone(&self) -> Self {
-        Self { key: self.key.clone(), of: PhantomData }
+        Self { key: self.key.clone(), of: PhantomData, check: self.check.clone() }
     }
 }
 

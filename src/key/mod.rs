@@ -285,7 +285,9 @@ impl KeyError {
             kind: KeyErrorKind::NoPeer,
             status: StatusCode::INTERNAL_SERVER_ERROR,
             text: "no peer address in the request's extensions; with axum 0.8, serve \
-                   `app.into_make_service_with_connect_info::<SocketAddr>()`"
+                   `app.into_make_service_with_connect_info::<SocketAddr>()`; a Unix socket has no \
+                   address: use `ClientIp::hops(1)` behind a proxy, or another key; in a test, add \
+                   `.extension(SocketAddr)` to the request"
                 .into(),
         }
     }

@@ -13,7 +13,8 @@ use crate::advice::{AddressSource, ClientCheck};
 /// The server provides the address as axum's `ConnectInfo<SocketAddr>`, tonic's `TcpConnectInfo`
 /// (feature `tonic`), or a [`SocketAddr`] in the request's extensions. With axum 0.8, serve
 /// `into_make_service_with_connect_info::<SocketAddr>()`. Without an address, all requests are
-/// rejected with 500, and a log line describes the fix.
+/// rejected with 500, and a log line describes the fix. A Unix socket has no address: use
+/// [`ClientIp::hops`](super::ClientIp::hops) behind a proxy, or another key.
 ///
 /// An IPv6 address is cut to its first 64 bits, because one customer usually has a whole /64 (RFC
 /// 6177). An IPv4-mapped address is converted to IPv4.

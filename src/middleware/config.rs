@@ -3,7 +3,7 @@
 use std::sync::{Arc, atomic::AtomicBool};
 
 use http::{
-    Extensions, Method, Response,
+    Extensions, Method, Response, StatusCode,
     header::{
         ACCESS_CONTROL_REQUEST_METHOD, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN, TRANSFER_ENCODING,
     },
@@ -22,6 +22,7 @@ use super::{
     retry_after::{Promises, RetryAfter},
 };
 use crate::{
+    advice::warn_of_upgrade,
     decision::{Decision, Outcome, Slot, Source, UNKNOWN_WAIT},
     fingerprint::FingerprintKey,
     head::RequestHead,
@@ -330,6 +331,9 @@ impl ResponseContext {
         if !self.measured.is_empty() {
             let overloaded = config.is_overloaded(&response);
             self.measured.into_iter().for_each(|it| it.complete(overloaded));
+        }
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS && !config.exposed {
+            warn_of_upgrade();
         }
         slot.end_head();
         config.hold(slot, response)

@@ -12,7 +12,10 @@ use http::{Request, Response};
 use tower::{Layer, Service, ServiceExt};
 use tower_sluice::{
     ClientIp, Key, KeyExtractor, Limiter, LivePlan, LocalStore, PeerIp, Plan, Quota,
-    RateLimitLayer, RequestHead, Rule, key::Everyone, rule::Quotas, testing::FakeClock,
+    RateLimitLayer, RequestHead, Rule,
+    key::{Everyone, ExtensionKey},
+    rule::Quotas,
+    testing::FakeClock,
 };
 
 use crate::{
@@ -34,6 +37,8 @@ fn each_mistake_is_logged_once() {
     forwarding_header_ignored(&log);
     untrusted_peer_with_the_header(&log);
     no_client(&log);
+    extension_missing(&log);
+    slot_ends_at_upgrade(&log);
     layer_rebuilt(&log);
     layer_rebuilt_per_request(&log);
     unknown_bodies(&log);
@@ -220,6 +225,59 @@ fn no_client(log: &Log) {
     assert!(lines[0].contains("names no client in x-forwarded-for"), "{lines:?}");
     assert!(lines[0].contains("the proxy 10.0.3.7: for a probe, exempt its path"), "{lines:?}");
     assert!(lines[0].contains("ClientIp::reject_without_header"), "{lines:?}");
+}
+
+fn extension_missing(log: &Log) {
+    #[derive(Clone)]
+    struct User(u64);
+
+    let key = |user: &User| user.0;
+    let miss = |extractor: &dyn KeyExtractor, requests: usize| {
+        let parts = get("/").into_parts().0;
+        for _ in 0..requests {
+            extractor.extract(&RequestHead::from(&parts)).expect_err("no identity");
+        }
+    };
+    let found = ExtensionKey::by(key);
+    let mut request = get("/");
+    request.extensions_mut().insert(User(7));
+    miss(&found, 19);
+    assert_eq!(found.extract(&RequestHead::from(&request)), Ok(Some(7.into())));
+    miss(&found, 3_000);
+    assert_eq!(log.read(), NOTHING, "one request had it");
+
+    let missing = ExtensionKey::by(key);
+    miss(&missing, 19);
+    assert_eq!(log.read(), NOTHING, "too few requests so far");
+    miss(&missing.clone(), 1);
+    let text = warning(log);
+    let start = "none of the first 20 requests has an extension of the type \
+                 logs::lints::extension_missing::User, so none has an identity: the authentication \
+                 must insert it in a layer outside of the limiter;";
+    assert!(text.starts_with(start), "{text}");
+    assert!(text.ends_with("lint=\"extension_missing\""), "{text}");
+    miss(&missing, 3_000);
+    assert_eq!(log.read(), NOTHING, "once");
+}
+
+fn slot_ends_at_upgrade(log: &Log) {
+    let upgrades = |layer: RateLimitLayer<Rule<Everyone>, LocalStore>| {
+        let upgrade = tower::service_fn(async |_: Request<()>| {
+            let response = Response::builder().status(101).body(axum::body::Body::empty());
+            Ok::<_, Infallible>(response.expect("a response"))
+        });
+        tokio_test::block_on(layer.layer(upgrade).oneshot(get("/"))).map(drop).expect("infallible");
+    };
+    let layer = |quota: Quota| RateLimitLayer::new(Everyone, quota, LocalStore::with_capacity(1));
+    upgrades(layer(TEN));
+    upgrades(layer(Quota::concurrent(2)).expose_slot());
+    assert_eq!(log.read(), NOTHING, "no slots, and a slot that the handler holds");
+    upgrades(layer(Quota::concurrent(2)));
+    let text = warning(log);
+    assert!(text.contains("its slots end with it") && text.contains("expose_slot"), "{text}");
+    assert!(text.ends_with("lint=\"slot_ends_at_upgrade\""), "{text}");
+    upgrades(layer(Quota::concurrent(2)));
+    assert_eq!(log.read(), NOTHING, "once");
 }
 
 /// Builds a store on one line, for a layer that is then dropped.
