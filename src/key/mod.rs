@@ -215,6 +215,9 @@ pub(crate) fn share_unless_client<E: KeyExtractor + ?Sized>(
 /// The closure returns `None` for a request without an identity. A blank key also counts as a
 /// missing identity.
 ///
+/// The closure cannot wait, so it cannot be `async`. An identity that must be awaited is inserted by a
+/// middleware in front, and read by an [`ExtensionKey`].
+///
 /// ```
 /// use tower_sluice::key_fn;
 ///

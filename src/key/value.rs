@@ -211,6 +211,34 @@ impl Key {
         Self::bytes(Tag::Parts, &bytes).owned_by(owner)
     }
 
+    /// Returns the text of a key that is text, such as the value of a header. A short key is copied.
+    ///
+    /// Returns `None` for an address, a number, a [joined](Key::join) key, and bytes that are not UTF-8.
+    ///
+    /// ```
+    /// use tower_sluice::{Key, Plan, Quota};
+    ///
+    /// assert_eq!(Key::from("gold").text().as_deref(), Some("gold"));
+    /// assert_eq!(Key::from(7_u64).text(), None);
+    ///
+    /// let plan = Plan::from_fn(|_head, key| match key.text().as_deref() {
+    ///     Some("gold") => Quota::per_second(100).into(),
+    ///     _ => Quota::per_second(5).into(),
+    /// });
+    /// ```
+    #[doc(alias = "as_str")]
+    #[must_use]
+    pub fn text(&self) -> Option<Cow<'_, str>> {
+        if self.kind() != Tag::Text as u8 {
+            return None;
+        }
+        match &self.long {
+            Some(bytes) => std::str::from_utf8(bytes).ok().map(Cow::Borrowed),
+            None => self
+                .with_bytes(|bytes| Some(Cow::Owned(std::str::from_utf8(bytes).ok()?.to_owned()))),
+        }
+    }
+
     /// Returns the length of the content in bytes.
     #[inline]
     pub(crate) fn len(&self) -> usize {
@@ -487,6 +515,7 @@ mod tests {
             let key = Key::from(&text);
             assert_eq!(key.len(), len);
             assert_eq!(&key.to_bytes()[1..], text.as_bytes());
+            assert_eq!(key.text().as_deref(), Some(&*text));
             assert!(same(&key, &key.clone()));
         }
     }
@@ -500,6 +529,16 @@ mod tests {
         assert!(same(&Key::from(7_u32), &Key::from(7_u64)));
         let mapped: IpAddr = "::ffff:10.0.0.1".parse().expect("an address");
         assert!(same(&Key::from(mapped), &Key::from(Ipv4Addr::new(10, 0, 0, 1))));
+    }
+
+    #[test]
+    fn only_text_is_text() {
+        let bytes = Key::from(&[0xff_u8][..]);
+        let joined = Key::join(&[Key::from("a")]);
+        for key in [Key::everyone(), Key::unidentified(), Key::from(7_u32), bytes, joined] {
+            assert_eq!(key.text(), None);
+        }
+        assert_eq!(Key::from(Ipv4Addr::new(10, 0, 0, 1)).text(), None);
     }
 
     #[test]

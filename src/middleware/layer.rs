@@ -33,7 +33,7 @@ use crate::{
     quota::Quota,
     reject::TooManyRequests,
     rule::{self, Candidates, OwnedCandidates, Plan, Rule, RuleError, RuleName, Rules},
-    store::{CannotFail, LocalStore, Store, StoreExt, literal, without_queueing},
+    store::{CannotFail, DynStore, LocalStore, Store, StoreExt, literal, without_queueing},
     toggle::Toggle,
 };
 
@@ -58,7 +58,12 @@ use crate::{
 /// .headers(Headers::RateLimit);
 /// ```
 ///
-/// The type parameters are the rules `K`, the store `S`, and the [`Reject`](crate::Reject) `R`.
+/// The type parameters are the rules `K`, the store `S`, and the [`Reject`](crate::Reject) `R`. Without
+/// parameters, `RateLimitLayer` is the type of a [`boxed`](RateLimitLayer::boxed) layer, for a field of a
+/// struct or an argument of a function.
+///
+/// The layer never fails: a denial is a response, and the error is that of the inner service. It needs
+/// no `HandleErrorLayer`.
 ///
 /// # Shared limits
 ///
@@ -98,7 +103,11 @@ use crate::{
 /// The inner service must be `Clone`. The layer clones the service for each rejection and for each
 /// request that waits.
 #[must_use]
-pub struct RateLimitLayer<K, S, R = TooManyRequests> {
+pub struct RateLimitLayer<
+    K = Arc<dyn Rules + Send + Sync>,
+    S = Arc<DynStore<Infallible>>,
+    R = TooManyRequests,
+> {
     pub(crate) rules: Arc<K>,
     pub(crate) store: Arc<S>,
     pub(super) reject: Arc<R>,
@@ -760,6 +769,27 @@ where
     pub fn expose_charge(mut self, unadjusted: Adjustment) -> Self {
         self.adjust_config().exposed = Some(unadjusted);
         self
+    }
+
+    /// Erases the types of the rules and of the store, so that a struct or a function can name the layer.
+    ///
+    /// The limits stay those of this layer.
+    ///
+    /// ```
+    /// use tower_sluice::{Quota, RateLimitLayer};
+    ///
+    /// struct App {
+    ///     limit: RateLimitLayer,
+    /// }
+    ///
+    /// let app = App { limit: RateLimitLayer::per_ip(Quota::per_second(10)).boxed() };
+    /// ```
+    pub fn boxed(self) -> RateLimitLayer<Arc<dyn Rules + Send + Sync>, Arc<DynStore<Infallible>>, R>
+    where
+        K: Send + Sync + 'static,
+    {
+        let Self { rules, store, reject, settings } = self;
+        RateLimitLayer { rules: Arc::new(rules), store: Arc::new(store.boxed()), reject, settings }
     }
 
     fn adjust_config(&mut self) -> &mut AdjustConfig {

@@ -1,5 +1,7 @@
 //! Sets of rules that form one decision.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 
 use super::{LivePlan, RuleName, attempts::Candidates, sharers::Sharers};
@@ -13,7 +15,9 @@ use crate::{
 /// Rules of a layer: a [`Rule`](crate::Rule), [alternatives](crate::Rule::or), a rule with [fair
 /// shares](crate::Rule::fair_by), a tuple of up to four rules, or a `Vec` of rules.
 ///
-/// A request is charged to the accounts of all rules or to none. Tuples can be nested.
+/// A request is charged to the accounts of all rules or to none. Tuples can be nested. The rules of a
+/// `Vec` have one type: for extractors of several types, box the rules as `Box<dyn Rules + Send + Sync>`,
+/// or use a tuple.
 ///
 /// This trait is sealed: it cannot be implemented outside of this crate.
 ///
@@ -26,7 +30,8 @@ use crate::{
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a rule or a tuple of rules",
-    note = "a tuple has up to four rules; for more, nest tuples, or use a `Vec`",
+    note = "a tuple has up to four rules; for more, nest tuples, or use a `Vec` of rules with one type \
+            of extractors, or of `Box<dyn Rules + Send + Sync>`",
     note = "`RateLimitLayer::new(extractor, quota, store)` creates a rule from an extractor"
 )]
 pub trait Rules: sealed::Sealed {
@@ -244,14 +249,21 @@ impl<R: Rules> Rules for Vec<R> {
     }
 }
 
-impl<R: Rules + ?Sized> sealed::Sealed for Box<R> {
-    fn select<'a>(&'a self, head: &RequestHead<'_>, rules: &mut Selected<'a>) {
-        (**self).select(head, rules);
-    }
+macro_rules! pointer {
+    ($pointer:ident) => {
+        impl<R: Rules + ?Sized> sealed::Sealed for $pointer<R> {
+            fn select<'a>(&'a self, head: &RequestHead<'_>, rules: &mut Selected<'a>) {
+                (**self).select(head, rules);
+            }
+        }
+
+        impl<R: Rules + ?Sized> Rules for $pointer<R> {
+            fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
+                (**self).info(infos);
+            }
+        }
+    };
 }
 
-impl<R: Rules + ?Sized> Rules for Box<R> {
-    fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
-        (**self).info(infos);
-    }
-}
+pointer!(Arc);
+pointer!(Box);

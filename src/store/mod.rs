@@ -365,7 +365,8 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 /// The example `own_store` contains a small store.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a rate limit store",
-    note = "use `LocalStore`, or implement `Store` for a store of your own"
+    note = "use `LocalStore`, or implement `Store` for a store of your own",
+    note = "stores are cheap to clone, and need no lock: pass a clone instead of a `Mutex`"
 )]
 pub trait Store {
     /// The error of a store that cannot decide. A denial is a decision, not an error.

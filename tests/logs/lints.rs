@@ -242,7 +242,7 @@ fn extension_missing(log: &Log) {
     let mut request = get("/");
     request.extensions_mut().insert(User(7));
     miss(&found, 19);
-    assert_eq!(found.extract(&RequestHead::from(&request)), Ok(Some(7.into())));
+    assert_eq!(found.extract(&RequestHead::from(&request)), Ok(Some(7_u64.into())));
     miss(&found, 3_000);
     assert_eq!(log.read(), NOTHING, "one request had it");
 

@@ -29,6 +29,22 @@ const MISTAKES: &[Mistake] = &[
         fix: "need the feature `calendar` of tower-sluice",
     },
     Mistake { name: "burst", line: "let _ = Quota::per_second(5).burst(10);", fix: "with_burst" },
+    Mistake {
+        name: "locked_store",
+        line: "let store = std::sync::Arc::new(std::sync::Mutex::new(LocalStore::new())); \
+               let _ = RateLimitLayer::new(PeerIp::new(), Quota::per_second(5), store);",
+        fix: "stores are cheap to clone, and need no lock",
+    },
+    Mistake {
+        name: "text_of_a_key",
+        line: "let _ = Key::from(\"gold\").as_str();",
+        fix: "there is a method `text`",
+    },
+    Mistake {
+        name: "number_of_a_rule",
+        line: "let _ = RateLimitLayer::rules(PeerIp::new(), LocalStore::new());",
+        fix: "creates a rule from an extractor",
+    },
 ];
 
 /// Writes a package with a program for each mistake. Returns the errors of the compiler.

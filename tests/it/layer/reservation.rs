@@ -8,7 +8,6 @@ use std::{
 
 use axum::{Router, routing};
 use http::{Request, StatusCode};
-use http_body_util::BodyExt;
 use tower::{Layer, ServiceExt};
 use tower_sluice::{
     AccessList, Key, LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,

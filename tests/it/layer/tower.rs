@@ -32,7 +32,7 @@ use tower_sluice::{
     store::{Answer, CannotFail, Context, Op},
 };
 
-use crate::support::{Gated, Strict, ask, get};
+use crate::support::{Gated, Strict, answer, ask, get};
 
 const TWO: Quota = Quota::per_hour(2);
 
@@ -353,4 +353,24 @@ async fn a_timeout_outside_covers_the_decision_and_one_inside_does_not() {
     let stuck = service_fn(|_: Request<()>| pending::<Result<Response<String>, Infallible>>());
     let answer = limit(Timeout::new(stuck, second), store()).oneshot(get("/")).await;
     assert!(answer.expect_err("late").is::<Elapsed>(), "the inner timeout's error passes");
+}
+
+/// A layer in a field, whose type names neither its rules nor its store.
+struct Boxed {
+    limit: RateLimitLayer,
+}
+
+#[tokio::test]
+async fn a_boxed_layer_keeps_its_limits_and_settings() {
+    let rules = (
+        Rule::new("one", Everyone, Quota::per_hour(2)),
+        Rule::new("two", Everyone, Quota::per_hour(9)),
+    );
+    let layer = RateLimitLayer::rules(rules, LocalStore::with_capacity(16)).expose_decision();
+    let boxed = Boxed { limit: layer.clone().boxed() };
+    let first = answer(&boxed.limit, get("/")).await;
+    let decision = first.extensions().get::<Decision>().expect("exposed");
+    assert_eq!((decision.remaining(), decision.outcomes().len()), (Some(1), 2));
+    assert_eq!(answer(&layer, get("/")).await.status(), 200);
+    assert_eq!(answer(&boxed.limit, get("/")).await.status(), 429, "one limit");
 }
