@@ -18,6 +18,10 @@ use crate::store::Clock;
 /// [`max`](Adaptive::max), by default 1 000. Clones share the limit. The
 /// [guide](crate::guide::slots#adaptive-limits) has the details.
 ///
+/// The first windows define the usual latency, so set `initial` to at most the number of requests that
+/// the service serves at once. Otherwise a service that starts under overload keeps the latency of the
+/// overload.
+///
 /// ```
 /// use tower_sluice::{LocalStore, RateLimitLayer, key::Everyone, rule::Adaptive};
 ///
