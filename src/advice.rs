@@ -213,6 +213,21 @@ impl ExtensionCheck {
     }
 }
 
+/// Warns about a key that has as many spellings as a client likes.
+#[cold]
+pub(crate) fn warn_of_authorization() {
+    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
+    if IS_LOGGED.swap(true, Relaxed) {
+        return;
+    }
+    warn!(
+        target: "tower_sluice::lint",
+        lint = "authorization_as_header_key",
+        "HeaderKey reads authorization, so one token has an account for each spelling of its scheme and \
+         spaces; use key::BearerKey (logged once)"
+    );
+}
+
 /// Warns about the first upgraded response that held slots, which are free from then on.
 #[cold]
 pub(crate) fn warn_of_upgrade() {

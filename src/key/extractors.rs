@@ -2,10 +2,10 @@
 
 use std::{fmt, marker::PhantomData, sync::Arc};
 
-use http::{HeaderName, Method, StatusCode};
+use http::{HeaderName, Method, StatusCode, header::AUTHORIZATION};
 
 use super::{Key, KeyError, KeyExtractor, RequestHead, extract, unless_blank};
-use crate::advice::ExtensionCheck;
+use crate::advice::{ExtensionCheck, warn_of_authorization};
 
 /// Extractor that returns the same key for all requests.
 ///
@@ -32,7 +32,9 @@ impl KeyExtractor for Everyone {
 /// Extractor for the value of a request header, byte for byte.
 ///
 /// White space around the value is dropped ([RFC 9110,
-/// §5.5](https://www.rfc-editor.org/rfc/rfc9110#section-5.5)).
+/// §5.5](https://www.rfc-editor.org/rfc/rfc9110#section-5.5)). For `Authorization`, use
+/// [`BearerKey`](super::BearerKey), because clients can spell one token in many ways. Feature `tracing`
+/// logs one warning about that.
 ///
 /// A request without the header, or with a blank value, has no identity. A request with two such
 /// headers is rejected with 400, because the inner service might read the other value.
@@ -70,6 +72,9 @@ impl From<HeaderName> for HeaderKey {
 
 impl KeyExtractor for HeaderKey {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+        if self.0 == AUTHORIZATION {
+            warn_of_authorization();
+        }
         let mut values = head.headers.get_all(&self.0).iter();
         let value = values.next().map_or(&[][..], |value| value.as_bytes().trim_ascii());
         match values.next() {

@@ -7,12 +7,13 @@
 //! middleware in front, and read by [`ExtensionKey`].
 //!
 //! ```
-//! use tower_sluice::key::{ClientIp, HeaderKey, KeyExtractor, MethodKey, PeerIp};
+//! use tower_sluice::key::{BearerKey, ClientIp, HeaderKey, KeyExtractor, MethodKey, PeerIp};
 //!
 //! PeerIp::new();                                  // the address of the peer, IPv6 by /64
 //! PeerIp::new().ipv6_prefix(48);                  // IPv6 by /48, for a second rule
 //! ClientIp::behind(["10.0.0.0/8"])?;              // the address of the client, behind proxies
 //! HeaderKey::new("x-api-key");                       // the value of one header
+//! BearerKey;                                      // the token of `Authorization: Bearer`
 //! (MethodKey, HeaderKey::new("x-api-key"));             // a composite key of both
 //! HeaderKey::new("x-api-key").or(PeerIp::new());     // the address if no key is sent
 //! # Ok::<(), tower_sluice::key::NetworkError>(())
@@ -46,7 +47,7 @@
 //! |---|---|
 //! | [`PeerIp`] | the connection, nothing else |
 //! | [`ClientIp`] | the configured proxies |
-//! | [`HeaderKey`], [`MethodKey`], [`key_fn`] | the client, unless a component before the limiter verified the value |
+//! | [`HeaderKey`], [`BearerKey`], [`MethodKey`], [`key_fn`] | the client, unless a component before the limiter verified the value |
 //! | `RouteKey` | the router |
 //! | [`ExtensionKey`] | the middleware that inserted the extension |
 //!
@@ -60,6 +61,7 @@
 //! - A rule by address limits a client that has many user names.
 //! - A rule by user name limits password guesses from many addresses.
 
+mod bearer;
 mod client_ip;
 mod extractors;
 mod network;
@@ -77,6 +79,7 @@ pub use self::extractors::RouteKey;
 #[cfg(feature = "admin")]
 pub(crate) use self::network::parse_network;
 pub use self::{
+    bearer::BearerKey,
     client_ip::{ClientIp, Unreadable},
     extractors::{Everyone, ExtensionKey, HeaderKey, MethodKey, Or},
     network::NetworkError,

@@ -13,7 +13,7 @@ use tower::{Layer, Service, ServiceExt};
 use tower_sluice::{
     ClientIp, Key, KeyExtractor, Limiter, LivePlan, LocalStore, PeerIp, Plan, Quota,
     RateLimitLayer, RequestHead, Rule,
-    key::{Everyone, ExtensionKey},
+    key::{BearerKey, Everyone, ExtensionKey, HeaderKey},
     rule::Quotas,
     testing::FakeClock,
 };
@@ -38,6 +38,7 @@ fn each_mistake_is_logged_once() {
     untrusted_peer_with_the_header(&log);
     no_client(&log);
     extension_missing(&log);
+    authorization_as_header_key(&log);
     slot_ends_at_upgrade(&log);
     layer_rebuilt(&log);
     layer_rebuilt_per_request(&log);
@@ -257,6 +258,22 @@ fn extension_missing(log: &Log) {
     assert!(text.starts_with(start), "{text}");
     assert!(text.ends_with("lint=\"extension_missing\""), "{text}");
     miss(&missing, 3_000);
+    assert_eq!(log.read(), NOTHING, "once");
+}
+
+fn authorization_as_header_key(log: &Log) {
+    let mut request = get("/");
+    request.headers_mut().insert("authorization", "Bearer a".parse().expect("a value"));
+    let parts = request.into_parts().0;
+    let head = RequestHead::from(&parts);
+    BearerKey.extract(&head).expect("a token");
+    HeaderKey::new("x-authorization").extract(&head).expect_err("no such header");
+    assert_eq!(log.read(), NOTHING);
+    HeaderKey::new("Authorization").extract(&head).expect("a value");
+    let text = warning(log);
+    assert!(text.contains("use key::BearerKey"), "{text}");
+    assert!(text.ends_with("lint=\"authorization_as_header_key\""), "{text}");
+    HeaderKey::new("authorization").extract(&head).expect("a value");
     assert_eq!(log.read(), NOTHING, "once");
 }
 

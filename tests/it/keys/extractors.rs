@@ -125,6 +125,7 @@ fn readers(value: &str) -> Vec<(&'static str, Box<dyn KeyExtractor + Send + Sync
             Box::new(key_fn(|head| Some(Key::from(head.headers.get(USER)?.as_bytes())))),
             named(value),
         ),
+        ("token", Box::new(BearerKey), with(&[("authorization", &format!("Bearer {value}"))])),
         (
             "bearer",
             Box::new(header("authorization", "Bearer ")),
