@@ -22,7 +22,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let store: Arc<DynStore<Infallible>> = match choice.as_str() {
         "open" => redis.fail_open().boxed(),
         "closed" => redis.fail_closed().boxed(),
-        "fallback" => redis.fallback(LocalStore::new()).boxed(),
+        "fallback" => redis.fallback(LocalStore::new(), 1).boxed(),
         other => return Err(format!("{other}: give open, closed or fallback").into()),
     };
     let limiter = Limiter::new(store);

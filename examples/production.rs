@@ -95,8 +95,7 @@ async fn main() -> Result<(), BoxError> {
         .timeout(Timeout::DEFAULT)
         .breaker()
         .deny_cache()
-        .fallback(local.clone())
-        .instances(config.instances);
+        .fallback(local.clone(), config.instances);
 
     // Both rules are charged, or none.
     let client = ClientIp::behind(config.proxies.split(','))?;

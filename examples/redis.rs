@@ -20,7 +20,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // The deadline bounds the wait. The breaker stops calls to a failed server. During an outage
     // this process, one of two, decides with half of the quota.
     let here = LocalStore::with_capacity(100_000);
-    let store = redis.timeout(Timeout::DEFAULT).breaker().fallback(here).instances(2);
+    let store = redis.timeout(Timeout::DEFAULT).breaker().fallback(here, 2);
 
     let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_minute(10), store);
     let app = Router::new().route("/", get(|| async {})).layer(layer);

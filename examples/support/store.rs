@@ -71,7 +71,7 @@ impl StoreFlags {
         Ok(match self.outage {
             Outage::Open => redis.fail_open().boxed(),
             Outage::Closed => redis.fail_closed().boxed(),
-            Outage::Fallback => redis.fallback(local).boxed(),
+            Outage::Fallback => redis.fallback(local, 1).boxed(),
         })
     }
 }

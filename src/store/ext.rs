@@ -161,11 +161,20 @@ pub trait StoreExt: Store + Sized {
     }
 
     /// Wraps this store to decide with the store `local` while this store fails.
-    fn fallback<L>(self, local: L) -> Fallback<Self, LocalShare<L>>
+    ///
+    /// `instances` is the number of processes that share this store: give a number, or
+    /// `RedisStore::live_instances`. While this store fails, each process allows its part of every quota.
+    /// A process that runs alone gives 1.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `instances` is 0.
+    #[track_caller]
+    fn fallback<L>(self, local: L, instances: impl Into<Instances>) -> Fallback<Self, LocalShare<L>>
     where
         L: Store<Error = Infallible, Future = Never<Result<Decision, Infallible>>>,
     {
-        Fallback::new(self, LocalShare::new(Arc::new(local), Instances::from(1)))
+        Fallback::new(self, LocalShare::new(Arc::new(local), instances.into()))
     }
 
     /// Erases the type of this store, so that it can be chosen at run time.

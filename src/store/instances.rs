@@ -22,7 +22,7 @@ const UNKNOWN: u32 = u32::MAX;
 /// let instances = Instances::from(4);
 /// assert_eq!(instances.count(), 4);
 ///
-/// let store = LocalStore::new().fallback(LocalStore::new()).instances(instances);
+/// let store = LocalStore::new().fallback(LocalStore::new(), instances);
 /// ```
 #[derive(Clone, Debug)]
 pub struct Instances(pub(super) Arc<AtomicU64>);

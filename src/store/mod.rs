@@ -38,7 +38,7 @@
 //! | [`deny_cache`](StoreExt::deny_cache) | repeats a recent denial without calling the store |
 //! | [`leases`](StoreExt::leases) | borrows units of a hot key for many requests at once |
 //!
-//! Apply them in this order: `store.timeout(d).breaker().deny_cache().leases(5).fallback(local)`.
+//! Apply them in this order: `store.timeout(d).breaker().deny_cache().leases(5).fallback(local, n)`.
 
 mod answer;
 mod block;
@@ -541,7 +541,7 @@ fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     message = "this store can fail with `{Self}`, and no wrapper handles requests while it fails",
     label = "choose what happens while the store fails",
     note = "`.fail_open()` allows requests without a limit, `.fail_closed()` rejects them with 503, \
-            `.fallback(local)` decides with a store in this process",
+            `.fallback(local, n)` decides with a store in this process",
     note = "a method of a `Limiter` has a form for a store that can fail, which returns a `Result`: \
             use `try_take` instead of `take`, or add `.fail_open()` to the store"
 )]

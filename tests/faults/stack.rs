@@ -67,7 +67,7 @@ impl Stack {
         let guarded = Witness::new(store.timeout(BUDGET).breaker(), heard.clone());
         let processes = u32::try_from(APPS).expect("few");
         let store = match policy {
-            Policy::Fallback => guarded.fallback(LocalStore::new()).instances(processes).boxed(),
+            Policy::Fallback => guarded.fallback(LocalStore::new(), processes).boxed(),
             Policy::FailOpen => guarded.fail_open().boxed(),
             Policy::FailClosed => guarded.fail_closed().boxed(),
         };

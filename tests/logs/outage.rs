@@ -125,7 +125,7 @@ async fn breaker(log: &Log) {
 async fn fallback(log: &Log) {
     let time = Time::default();
     let shared = Shaky::new(time.store());
-    let limiter = Limiter::new(shared.clone().fallback(time.store()));
+    let limiter = Limiter::new(shared.clone().fallback(time.store(), 1));
     let outage = async || {
         shared.is(Mood::FailingSoon);
         for key in ["alice", "bob", "alice"] {

@@ -245,9 +245,6 @@ async fn no_caller_of_a_burst_gets_an_error_under_any_wrapper() {
     check("breaker, fail open", |store| store.timeout(BUDGET).breaker().fail_open()).await;
     check("fail closed", |store| store.timeout(BUDGET).fail_closed()).await;
     check("breaker, fail closed", |store| store.timeout(BUDGET).breaker().fail_closed()).await;
-    check("fallback", |store| store.timeout(BUDGET).fallback(local()).instances(4)).await;
-    check("breaker, fallback", |store| {
-        store.timeout(BUDGET).breaker().fallback(local()).instances(4)
-    })
-    .await;
+    check("fallback", |store| store.timeout(BUDGET).fallback(local(), 4)).await;
+    check("breaker, fallback", |store| store.timeout(BUDGET).breaker().fallback(local(), 4)).await;
 }

@@ -109,7 +109,7 @@ impl Flood {
         match self.policy {
             Policy::FailOpen => store.fail_open().boxed(),
             Policy::FailClosed => store.fail_closed().boxed(),
-            Policy::Fallback => store.fallback(LocalStore::new()).boxed(),
+            Policy::Fallback => store.fallback(LocalStore::new(), 1).boxed(),
         }
     }
 }

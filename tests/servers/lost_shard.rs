@@ -92,7 +92,7 @@ fn lazy(cluster: &Cluster) -> RedisStore<ClusterLink> {
 
 /// Returns the store of a process in production.
 fn guarded(store: RedisStore<ClusterLink>) -> Arc<impl Store<Error = Infallible> + Send + Sync> {
-    Arc::new(store.timeout(BUDGET).breaker().fallback(LocalStore::new()))
+    Arc::new(store.timeout(BUDGET).breaker().fallback(LocalStore::new(), 1))
 }
 
 /// The decisions of one load.

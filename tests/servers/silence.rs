@@ -175,7 +175,7 @@ where
     match policy {
         Policy::FailOpen => store.fail_open().boxed(),
         Policy::FailClosed => store.fail_closed().boxed(),
-        Policy::Fallback => store.fallback(LocalStore::new()).boxed(),
+        Policy::Fallback => store.fallback(LocalStore::new(), 1).boxed(),
     }
 }
 

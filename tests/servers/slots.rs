@@ -236,7 +236,7 @@ async fn a_fallback_counts_what_runs() {
     let mut server = Server::redis().await;
     let ttl = Duration::from_secs(1);
     let shared = RedisStore::connect(&server.url()).slot_ttl(ttl).await.expect("a store");
-    let store = shared.clone().timeout(Timeout::DEFAULT).fallback(LocalStore::with_capacity(64));
+    let store = shared.clone().timeout(Timeout::DEFAULT).fallback(LocalStore::with_capacity(64), 1);
     let account = Account::new("alice", Quota::concurrent(4));
     let take = async || store.take(&[account.charge(1)]).await.expect("infallible");
     let mut running = vec![take().await, take().await, take().await];

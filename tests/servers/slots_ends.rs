@@ -385,10 +385,10 @@ where
     let local = || LocalStore::with_capacity(1_000);
     burst("open", &inner().fail_open(), callers).await;
     burst("closed", &inner().fail_closed(), callers).await;
-    burst("fallback", &inner().fallback(local()).instances(4), callers).await;
+    burst("fallback", &inner().fallback(local(), 4), callers).await;
     burst("breaker, open", &inner().breaker().fail_open(), callers).await;
     burst("breaker, closed", &inner().breaker().fail_closed(), callers).await;
-    burst("breaker, fallback", &inner().breaker().fallback(local()).instances(4), callers).await;
+    burst("breaker, fallback", &inner().breaker().fallback(local(), 4), callers).await;
 }
 
 #[tokio::test]

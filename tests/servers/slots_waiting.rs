@@ -456,13 +456,13 @@ async fn waiting_is_no_outage_under_any_policy() {
     let inner = || store.clone().timeout(TIMEOUT);
     waits("open", &other, inner().fail_open()).await;
     waits("closed", &other, inner().fail_closed()).await;
-    waits("fallback", &other, inner().fallback(local()).instances(4)).await;
-    waits("breaker, fallback", &other, inner().breaker().fallback(local()).instances(4)).await;
+    waits("fallback", &other, inner().fallback(local(), 4)).await;
+    waits("breaker, fallback", &other, inner().breaker().fallback(local(), 4)).await;
     waits("breaker, open", &other, inner().breaker().fail_open()).await;
     waits("breaker inside", &other, store.clone().breaker().timeout(TIMEOUT).fail_closed()).await;
     waits("cache, leases", &other, inner().breaker().deny_cache().leases(5).fail_closed()).await;
     waits("leases, cache", &other, inner().breaker().leases(5).deny_cache().fail_open()).await;
-    let all = inner().breaker().deny_cache().leases(5).fallback(local()).instances(4);
+    let all = inner().breaker().deny_cache().leases(5).fallback(local(), 4);
     waits("all", &other, all).await;
 }
 
@@ -496,7 +496,7 @@ async fn an_outage_ends_the_wait_by_the_policy_for_outages() {
     let local = || LocalStore::with_capacity(1_000);
     outage("open", |it| it.timeout(TIMEOUT).fail_open(), OK).await;
     outage("closed", |it| it.timeout(TIMEOUT).fail_closed(), StatusCode::SERVICE_UNAVAILABLE).await;
-    outage("fallback", |it| it.timeout(TIMEOUT).breaker().fallback(local()), OK).await;
+    outage("fallback", |it| it.timeout(TIMEOUT).breaker().fallback(local(), 1), OK).await;
 }
 
 /// The key is blocked while a call waits for its slot. In an outage, the mirrored block denies the call.
@@ -504,7 +504,7 @@ async fn an_outage_ends_the_wait_by_the_policy_for_outages() {
 async fn a_limiter_keeps_no_place_in_the_queue_while_it_sleeps() {
     for is_down in [false, true] {
         let server = Server::redis().await;
-        let store = connect(&server.url()).await.timeout(TIMEOUT).fallback(LocalStore::new());
+        let store = connect(&server.url()).await.timeout(TIMEOUT).fallback(LocalStore::new(), 1);
         let limiter = Limiter::new(store);
         let take = async || limiter.take("alice", &ONE, 1).await;
         let running = take().await;
@@ -543,7 +543,7 @@ async fn a_request_for_several_slots_waits_on_no_store() {
         let single = prefixed("single").coalesce(false).await.expect("a store");
         never_wait(&name("a call each"), single.fail_closed().boxed()).await;
         let all = prefixed("all").await.expect("a store").timeout(Duration::from_secs(5));
-        let all = all.breaker().deny_cache().leases(5).fallback(local());
+        let all = all.breaker().deny_cache().leases(5).fallback(local(), 1);
         never_wait(&name("wrapped"), all.boxed()).await;
     }
     let cluster = Cluster::start(Flavour::Redis).await;
@@ -603,7 +603,7 @@ async fn a_request_that_never_fits_does_not_wait_behind_another_one() {
 #[tokio::test]
 async fn a_slot_that_is_taken_after_an_outage_counts_in_the_next_one() {
     let (server, local) = (Server::redis().await, LocalStore::new());
-    let store = connect(&server.url()).await.timeout(TIMEOUT).fallback(local.clone());
+    let store = connect(&server.url()).await.timeout(TIMEOUT).fallback(local.clone(), 1);
     let app = app(&[ONE], store.clone(), millis(5_000), millis(3_000));
     let api = account(ONE);
     let running = store.take(&[api.charge(1)]).await.expect("infallible");

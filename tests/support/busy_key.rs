@@ -241,7 +241,7 @@ impl Play {
         let store = match self.bursts.policy {
             Policy::FailOpen => store.fail_open().boxed(),
             Policy::FailClosed => store.fail_closed().boxed(),
-            Policy::Fallback => store.fallback(LocalStore::new()).instances(INSTANCES).boxed(),
+            Policy::Fallback => store.fallback(LocalStore::new(), INSTANCES).boxed(),
         };
         let site = self.kind.site(store, self.runs.clone());
         App { site, is_open: Arc::new(is_open) }

@@ -32,7 +32,7 @@ impl Process {
     /// Creates another process that shares the store.
     pub(crate) fn beside(shared: &Shaky, n: u32, time: &Time) -> Self {
         let (shared, local) = (shared.clone(), time.0.store(1_024));
-        let store = shared.clone().fallback(local.clone()).instances(n);
+        let store = shared.clone().fallback(local.clone(), n);
         Self { shared, local, store }
     }
 

@@ -214,7 +214,7 @@ where
         OnFailure::Closed => store.fail_closed().boxed(),
         OnFailure::Fallback => {
             let local = VirtualLocal::new(wire.story().0.start());
-            store.fallback(local).instances(processes).boxed()
+            store.fallback(local, processes).boxed()
         }
     }
 }

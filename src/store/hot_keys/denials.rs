@@ -52,7 +52,7 @@ const SLOTS_MAX_AGE: u64 = 10_000_000;
 /// - several quotas if one of them has [`initial`](crate::Quota::with_initial) units.
 ///
 /// Apply the cache **outside** the breaker:
-/// `store.timeout(d).breaker().deny_cache().fallback(local)`. While the server is down, cached
+/// `store.timeout(d).breaker().deny_cache().fallback(local, n)`. While the server is down, cached
 /// denials remain in effect. A cached denial does not close a breaker or end a fallback. Denials by
 /// a [`Fallback`](crate::store::Fallback) or a [`FailClosed`](crate::store::FailClosed) inside the
 /// cache are not cached.
@@ -91,7 +91,7 @@ const SLOTS_MAX_AGE: u64 = 10_000_000;
 ///     .deny_cache()
 ///     .max_age(Duration::from_millis(250))
 ///     .capacity(10_000)
-///     .fallback(LocalStore::with_capacity(100_000));
+///     .fallback(LocalStore::with_capacity(100_000), 1);
 /// let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_second(100), store);
 /// ```
 ///

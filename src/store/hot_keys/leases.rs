@@ -121,7 +121,7 @@ type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 /// - a call with two charges of one rule.
 ///
 /// Apply the leases **outside** a [deny cache](crate::StoreExt::deny_cache), and inside the wrapper
-/// that handles failures: `store.timeout(d).breaker().deny_cache().leases(5).fallback(local)`.
+/// that handles failures: `store.timeout(d).breaker().deny_cache().leases(5).fallback(local, n)`.
 /// Without a deny cache, each denial is a round trip, and leases save few round trips at the limit.
 /// Leases admit calls even while the server is down, so such decisions do not show that the server
 /// works.
@@ -158,8 +158,7 @@ type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 ///     .leases(1)
 ///     .max_age(Duration::from_millis(500))
 ///     .capacity(1_000)
-///     .fallback(LocalStore::with_capacity(100_000))
-///     .instances(20);
+///     .fallback(LocalStore::with_capacity(100_000), 20);
 /// let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_minute(60_000), store);
 /// ```
 ///

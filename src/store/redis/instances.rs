@@ -52,8 +52,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// let store = redis
     ///     .timeout(Timeout::DEFAULT)
     ///     .breaker()
-    ///     .fallback(LocalStore::with_capacity(100_000))
-    ///     .instances(instances);
+    ///     .fallback(LocalStore::with_capacity(100_000), instances);
     /// # Ok(())
     /// # }
     /// ```

@@ -96,8 +96,7 @@ const SLOT_TTL: Duration = Duration::from_secs(10);
 ///     .await?
 ///     .timeout(Duration::from_millis(50))
 ///     .breaker()
-///     .fallback(LocalStore::with_capacity(100_000))
-///     .instances(4);
+///     .fallback(LocalStore::with_capacity(100_000), 4);
 /// # Ok(())
 /// # }
 /// ```

@@ -41,7 +41,8 @@ async fn logins_stay_limited_while_the_breaker_is_open() {
     let (clock, shared) = (FakeClock::new(), Shaky::new(FakeClock::new().store(64)));
     shared.is(Mood::FailingSoon);
     let breaker = || shared.clone().breaker();
-    let fallback = RateLimitLayer::new(PeerIp::new(), THREE, breaker().fallback(clock.store(64)));
+    let fallback =
+        RateLimitLayer::new(PeerIp::new(), THREE, breaker().fallback(clock.store(64), 1));
     assert_eq!(statuses(&fallback, requests(0, "1")).await, [(200, 3), (429, 997)]);
     let closed = RateLimitLayer::new(PeerIp::new(), THREE, breaker().fail_closed());
     assert_eq!(statuses(&closed, requests(0, "1")).await, [(503, 1_000)]);

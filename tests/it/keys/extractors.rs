@@ -8,7 +8,7 @@ use std::{
 use http::{HeaderValue, Request, StatusCode};
 use tower_sluice::{
     AccessList, ClientIp, Key, KeyExtractor, LocalStore, PeerIp, Quota, RateLimitLayer, Rule,
-    key::{Everyone, ExtensionKey, HeaderKey, KeyError, MethodKey},
+    key::{BearerKey, Everyone, ExtensionKey, HeaderKey, KeyError, MethodKey},
     key_fn,
     rule::OnMissingKey,
 };

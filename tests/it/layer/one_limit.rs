@@ -156,8 +156,8 @@ fn a_wrapped_store_knows_its_rules_too() {
     assert_eq!(denial(wrapped(store.clone()), TEN), None);
     assert!(denial(wrapped(store.clone()), hourly).is_some());
     assert!(denial(store.clone().fail_open(), hourly).is_some());
-    assert!(denial(store.clone().fallback(local()), hourly).is_some());
-    assert!(denial(local().fallback(store), hourly).is_some());
+    assert!(denial(store.clone().fallback(local(), 1), hourly).is_some());
+    assert!(denial(local().fallback(store, 1), hourly).is_some());
 }
 
 /// Another prefix makes it another store, with other accounts.

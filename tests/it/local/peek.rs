@@ -121,8 +121,8 @@ async fn wrappers_peek_as_they_take() {
     let stores = [
         local().boxed(),
         local().timeout(Timeout::DEFAULT).breaker().fail_closed().boxed(),
-        local().deny_cache().fallback(local()).boxed(),
-        Broken::Later.fallback(local()).instances(2).boxed(),
+        local().deny_cache().fallback(local(), 1).boxed(),
+        Broken::Later.fallback(local(), 2).boxed(),
         Broken::Now.fail_open().boxed(),
         Broken::Now.fail_closed().boxed(),
     ];

@@ -86,7 +86,7 @@ async fn a_busy_process_denies_under_every_policy_and_is_no_failure() {
         let store = subject.breaker.clone().fail_closed();
         subject.ask(store, headers).await;
         let subject = Subject::new();
-        let store = subject.breaker.clone().fallback(LocalStore::new());
+        let store = subject.breaker.clone().fallback(LocalStore::new(), 1);
         subject.ask(store, headers).await;
         let subject = Subject::new();
         let store = subject.breaker.clone().deny_cache().leases(25).fail_open();
@@ -96,7 +96,7 @@ async fn a_busy_process_denies_under_every_policy_and_is_no_failure() {
         subject.ask(store, headers).await;
         let subject = Subject::new();
         let cached = subject.breaker.clone().deny_cache().leases(25);
-        let store = cached.fallback(LocalStore::new());
+        let store = cached.fallback(LocalStore::new(), 1);
         subject.ask(store, headers).await;
     }
 }

@@ -448,7 +448,7 @@ async fn decisions_of_a_fallback_are_not_cached() {
         let denial = limiter.take("alice", &HOURLY, 1).await;
         assert_eq!(denial.source(), Source::FailedClosed);
     }
-    let limiter = Limiter::new(shaky.clone().fallback(here).deny_cache());
+    let limiter = Limiter::new(shaky.clone().fallback(here, 1).deny_cache());
     drop(limiter.take("alice", &HOURLY, 10).await);
     for _ in 0..2 {
         let denial = limiter.take("alice", &HOURLY, 1).await;
@@ -461,7 +461,7 @@ async fn cached_denials_hold_in_an_outage_and_do_not_count_as_successes() {
     let time = Time::default();
     let shaky = Shaky::new(time.store());
     let breaker = shaky.clone().timeout(millis(10)).breaker();
-    let store = breaker.clone().deny_cache().fallback(time.store());
+    let store = breaker.clone().deny_cache().fallback(time.store(), 1);
     let limiter = Limiter::new(store.clone());
     let take = async |key: &str| limiter.take(key, &HOURLY, 1).await;
     drop(limiter.take("alice", &HOURLY, 10).await);

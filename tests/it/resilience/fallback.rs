@@ -179,7 +179,8 @@ fn mirroring_a_store_that_answers_at_once_allocates_nothing() {
     let process = Process::one_of(3, &Time::default());
     let (key, quotas) = (Key::from("alice"), [Quota::per_second(5), HOURLY]);
     let charge = Charge::new(RuleName::default(), &key, &quotas);
-    let (alone, followed) = (process.local.clone(), process.local.clone().fallback(process.local));
+    let (alone, followed) =
+        (process.local.clone(), process.local.clone().fallback(process.local, 1));
     for cost in [1, 1, 9, 0] {
         let count = |work: &dyn Fn()| allocation_counter::measure(work).count_total;
         assert_eq!(count(&|| drop(alone.take(&[charge.with_cost(cost)]))), 0);
@@ -302,7 +303,7 @@ async fn slots_are_mirrored_despite_a_queue_a_block_and_a_full_store() {
     drop(freed);
 
     let local = LocalStore::with_capacity(8);
-    let limiter = Limiter::new(process.shared.clone().fallback(local.clone()));
+    let limiter = Limiter::new(process.shared.clone().fallback(local.clone(), 1));
     let mut running = Vec::new();
     for key in 0..9_u32 {
         running.push(limiter.take(key, &one, 1).await);
@@ -337,7 +338,7 @@ async fn quotas_that_either_store_does_not_support_fail_when_the_layer_is_built(
     let rule = || Rule::new("a", Everyone, HOURLY.with_soft(4)).max_wait(secs(1));
     assert!(RateLimitLayer::try_rules(rule(), process.store).is_err());
     assert!(RateLimitLayer::try_rules(rule(), NoLimit).is_ok());
-    assert!(RateLimitLayer::try_rules(rule(), NoLimit.fallback(process.local)).is_err());
+    assert!(RateLimitLayer::try_rules(rule(), NoLimit.fallback(process.local, 1)).is_err());
 }
 
 #[tokio::test(start_paused = true)]
@@ -345,7 +346,7 @@ async fn layers_with_one_rule_are_built_while_the_number_of_processes_changes() 
     let process = Process::one_of(1, &Time::default());
     let rule = |quota| Rule::new("a", Everyone, quota);
     for instances in [1, 4] {
-        let store = process.shared.clone().fallback(process.local.clone()).instances(instances);
+        let store = process.shared.clone().fallback(process.local.clone(), instances);
         assert!(RateLimitLayer::try_rules(rule(HOURLY), store.clone()).is_ok(), "{instances}");
         assert!(RateLimitLayer::try_rules(rule(Quota::per_hour(9)), store).is_err());
     }
@@ -365,7 +366,7 @@ async fn a_refund_in_an_outage_is_as_whole_as_its_charge() {
 async fn a_layer_keeps_limiting_and_does_not_respond_503() {
     let process = Process::one_of(50, &Time::default());
     process.shared.is(Mood::Hanging);
-    let store = process.shared.timeout(millis(100)).breaker().fallback(process.local).instances(50);
+    let store = process.shared.timeout(millis(100)).breaker().fallback(process.local, 50);
     let layer = RateLimitLayer::new(Everyone, HOURLY, store).expose_decision();
     for expected in [StatusCode::OK, StatusCode::OK, StatusCode::TOO_MANY_REQUESTS] {
         let response = answer(&layer, get("/")).await;

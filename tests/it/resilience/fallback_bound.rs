@@ -172,7 +172,7 @@ impl World {
         let shared = Shaky::new(time.0.store(1_024));
         let stores = [(); 3].map(|()| {
             let guarded = shared.clone().timeout(millis(50)).breaker();
-            guarded.fallback(time.0.store(1_024)).instances(3)
+            guarded.fallback(time.0.store(1_024), 3)
         });
         let (admitted, held) = (Default::default(), Vec::new());
         Self { time, shared, stores, random: Random(seed), admitted, held, fallbacks: 0 }

@@ -39,7 +39,7 @@ async fn nested_stores_report_the_health_of_each() {
     let inner = shaky();
     let local = FakeClock::new().store(64);
     let store = inner.clone().timeout(millis(50)).breaker().deny_cache().leases(5);
-    let store = Arc::new(store.fallback(local));
+    let store = Arc::new(store.fallback(local, 1));
     let found = store.health().await;
     assert!(found.is_healthy(), "{found:?}");
     let (names, states): (Vec<_>, Vec<_>) =

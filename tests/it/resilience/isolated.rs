@@ -114,7 +114,7 @@ fn wrap(store: Any, wrapper: Wrapper) -> Any {
     match wrapper {
         Wrapper::Breaker => AnyError(store.breaker()).boxed(),
         Wrapper::Timeout => AnyError(store.timeout(Timeout::DEFAULT)).boxed(),
-        Wrapper::Fallback => AnyError(store.fallback(LocalStore::new())).boxed(),
+        Wrapper::Fallback => AnyError(store.fallback(LocalStore::new(), 1)).boxed(),
         Wrapper::Leases => AnyError(store.leases(5)).boxed(),
         Wrapper::DenyCache => AnyError(store.deny_cache()).boxed(),
     }
@@ -222,7 +222,7 @@ async fn wrappers_return_the_servers_of_the_inner_store() {
     };
     let store = || inner.clone().timeout(Timeout::DEFAULT).breaker().deny_cache().leases(5);
     check(&|op| store().failure_domains(op));
-    check(&|op| store().fallback(LocalStore::new()).failure_domains(op));
+    check(&|op| store().fallback(LocalStore::new(), 1).failure_domains(op));
     check(&|op| store().fail_open().boxed().failure_domains(op));
     check(&|op| {
         let store = store().fail_closed();
@@ -234,7 +234,7 @@ async fn wrappers_return_the_servers_of_the_inner_store() {
 #[tokio::test(start_paused = true)]
 async fn an_outage_ends_when_no_server_fails() {
     let inner = Sharded::new(FAILING);
-    let store = inner.clone().fallback(LocalStore::new());
+    let store = inner.clone().fallback(LocalStore::new(), 1);
     let take = async |key| take::<_, Infallible>(&store, &[key]).await.map(|it| it.source());
     for _ in 0..3 {
         assert_eq!(take(LOST).await, Ok(Source::Fallback));
@@ -251,7 +251,7 @@ async fn an_outage_ends_when_no_server_fails() {
 #[tokio::test(start_paused = true)]
 async fn a_lost_server_changes_no_account_of_other_servers() {
     let inner = Sharded::new(FAILING);
-    let fallback = inner.clone().timeout(Timeout::DEFAULT).breaker().fallback(LocalStore::new());
+    let fallback = inner.clone().timeout(Timeout::DEFAULT).breaker().fallback(LocalStore::new(), 1);
     let source = async |keys: &[&str]| take(&fallback, keys).await.map(|it| it.source());
     for _ in 0..3 {
         assert_eq!(source(&["here", LOST]).await, Ok(Source::Fallback));

@@ -767,7 +767,7 @@ async fn leased_units_are_used_while_the_store_fails() {
     let time = Time::default();
     let inner = Shaky::new(time.store());
     let store = inner.clone().breaker().deny_cache().leases(5);
-    let layered = store.clone().fallback(time.store()).instances(4);
+    let layered = store.clone().fallback(time.store(), 4);
     let ask =
         async || charged(&[HOURLY], |charge| layered.take(&[charge])).await.expect("infallible");
     for _ in 0..8 {
@@ -812,7 +812,7 @@ async fn fallback_decisions_give_no_lease() {
     let time = Time::default();
     let (inner, local) = (Shaky::new(time.store()), time.store());
     inner.is(Mood::Failing);
-    let store = inner.clone().fallback(local.clone()).leases(5);
+    let store = inner.clone().fallback(local.clone(), 1).leases(5);
     for _ in 0..30 {
         assert_eq!(take(&store, HOURLY).source(), Source::Fallback);
     }

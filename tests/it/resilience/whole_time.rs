@@ -41,7 +41,7 @@ fn wrap(store: Any, wrappers: &[Wrapper]) -> Any {
         Breaker => AnyError(store.breaker()).boxed(),
         DenyCache => AnyError(store.deny_cache()).boxed(),
         Leases => AnyError(store.leases(5)).boxed(),
-        Fallback => AnyError(store.fallback(LocalStore::new())).boxed(),
+        Fallback => AnyError(store.fallback(LocalStore::new(), 1)).boxed(),
         FailOpen => AnyError(store.fail_open()).boxed(),
         FailClosed => AnyError(store.fail_closed()).boxed(),
     };

@@ -470,9 +470,9 @@ fn breaker_settings_out_of_range_report_the_range() {
 #[test]
 fn zero_instances_are_an_error() {
     const TEXT: &str = "instances is 0; give at least 1, because this process counts too";
-    assert_eq!(panic(|| store().fallback(store()).instances(0)), TEXT);
+    assert_eq!(panic(|| store().fallback(store(), 0)), TEXT);
     assert_eq!(panic(|| store().leases(5).instances(0)), TEXT);
-    let _ = store().fallback(store()).instances(u32::MAX);
+    let _ = store().fallback(store(), u32::MAX);
 }
 
 #[test]

@@ -738,7 +738,7 @@ impl Store for Seen {
 #[tokio::test]
 async fn a_share_of_a_quota_is_not_written() {
     let seen = Arc::new(Seen::default());
-    let store = Broken::Now.fallback(seen.clone()).instances(4);
+    let store = Broken::Now.fallback(seen.clone(), 4);
     let whole = Quota::per_second(10);
     assert!(Limiter::new(store).take("alice", &whole, 1).await.is_allowed());
     let share = seen.0.lock().expect("one thread")[0];

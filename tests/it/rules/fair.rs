@@ -84,7 +84,7 @@ async fn a_client_beyond_its_share_leaves_the_reserve() {
 async fn an_outage_starts_with_the_units_that_a_share_has_left() {
     let clock = FakeClock::new();
     let shared = Shaky::new(clock.store(64));
-    let store = shared.clone().fallback(clock.store(64)).instances(4);
+    let store = shared.clone().fallback(clock.store(64), 4);
     let rule = site().cost(20).fair_by(key(), 1);
     let layer = RateLimitLayer::rules(clock.fair(rule), store);
     for mood in [Mood::Well, Mood::Failing] {
@@ -371,7 +371,7 @@ impl Store for Down {
 async fn a_fallback_divides_the_rate_of_shares_and_not_their_burst() {
     let clock = FakeClock::new();
     let rule = Rule::new("site", Everyone, Quota::per_second(100)).cost(20);
-    let store = Down.fallback(clock.store(64)).instances(4);
+    let store = Down.fallback(clock.store(64), 4);
     let layer = RateLimitLayer::rules(clock.fair(rule.fair_by(key(), 1)), store);
     let mut service = layer.layer(handler(|_| 200));
     assert_eq!(ask(&mut service, with(&[("x-api-key", "a")])).await.status(), 200);

@@ -402,7 +402,7 @@ async fn a_shed_request_is_charged_under_no_rate_and_gets_a_503() {
 async fn adaptive_slots_are_free_at_the_head_and_others_at_the_end_of_the_body() {
     let stores = || (LocalStore::with_capacity(64), LocalStore::with_capacity(64));
     let ((store, _), (exposed, _), (first, second)) = (stores(), stores(), stores());
-    let fallback = first.clone().fallback(second.clone()).boxed();
+    let fallback = first.clone().fallback(second.clone(), 1).boxed();
     let cases = [
         ("a store", store.clone().boxed(), [&store, &store], false),
         ("a slot that handlers may keep", exposed.clone().boxed(), [&exposed, &exposed], true),

@@ -339,7 +339,7 @@ fn a_million_acquisitions_leave_every_count_at_zero() {
 async fn wrappers_pass_slots_on() {
     let local = LocalStore::new();
     let store = local.clone().timeout(Duration::from_secs(1)).breaker().deny_cache().leases(5);
-    let limiter = Limiter::new(store.fail_closed().fallback(LocalStore::new()).boxed());
+    let limiter = Limiter::new(store.fail_closed().fallback(LocalStore::new(), 1).boxed());
     let quotas = [Quota::concurrent(1), Quota::per_hour(1_000)];
     for _ in 0..50 {
         let first = limiter.take("alice", &quotas, 1).await;
@@ -366,7 +366,7 @@ async fn a_cached_denial_of_slots_keeps_nobody_from_queueing() {
 
 #[tokio::test]
 async fn a_fallback_mirrors_no_denial_that_waits_for_a_slot() {
-    let store = LocalStore::new().fallback(LocalStore::new());
+    let store = LocalStore::new().fallback(LocalStore::new(), 1);
     let (key, quotas) = (Key::from("alice"), [Quota::concurrent(1)]);
     let charge = Charge::new(RuleName::default(), &key, &quotas);
     let first = store.take(&[charge]).await.expect("infallible");

@@ -99,7 +99,7 @@ fn held_slots_are_a_gauge_and_their_time_a_histogram_under_each_wrapper() {
     check_hold(store().boxed());
     let down = Shaky::new(store());
     down.is(Mood::Failing);
-    check_hold(down.fallback(store()));
+    check_hold(down.fallback(store(), 1));
 }
 
 #[test]

@@ -172,7 +172,7 @@ fn a_fixed_cost_of_more_slots_than_redis_takes_is_an_error_when_the_layer_is_bui
     let _entered = runtime.as_ref().expect("a runtime").enter();
     let layer = |cost, quota| {
         let store = RedisStore::connect("redis://127.0.0.1:1").lazy().expect("an address");
-        RateLimitLayer::try_rules(rule(quota).cost(cost), store.fallback(LocalStore::new()))
+        RateLimitLayer::try_rules(rule(quota).cost(cost), store.fallback(LocalStore::new(), 1))
     };
     assert!(layer(256, Quota::concurrent(1 << 24)).is_ok());
     assert!(layer(257, Quota::per_minute(1_000)).is_ok());

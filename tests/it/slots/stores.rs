@@ -106,8 +106,8 @@ fn wrapped(store: &Noting) -> Vec<(&'static str, Wrapped)> {
         ("deny cache", new().deny_cache().fail_closed().boxed()),
         ("leases", new().leases(5).fail_closed().boxed()),
         ("fail open", new().fail_open().boxed()),
-        ("fallback", new().fallback(local()).boxed()),
-        ("all", all.fallback(local()).boxed()),
+        ("fallback", new().fallback(local(), 1).boxed()),
+        ("all", all.fallback(local(), 1).boxed()),
     ]
 }
 
@@ -122,7 +122,7 @@ async fn every_wrapper_passes_the_waiter_on() {
         }
         let failing = Noting { is_late, fails: true, ..Noting::default() };
         let local = Noting::default();
-        let fallback = failing.clone().fallback(Local(local.clone()));
+        let fallback = failing.clone().fallback(Local(local.clone()), 1);
         let mut service = layer(fallback).layer(Strict::default());
         assert_eq!(ask(&mut service, get("/")).await.status(), StatusCode::OK);
         assert_eq!((failing.noted(), local.noted()), (vec![true], vec![true]), "late: {is_late}");

@@ -254,15 +254,15 @@ fn stores() -> Vec<(&'static str, AnyStore)> {
         ("later", Gated::open(local()).boxed()),
         ("fail_open", shaky().fail_open().boxed()),
         ("fail_closed", shaky().fail_closed().boxed()),
-        ("fallback", shaky().fallback(local()).boxed()),
-        ("fallback in an outage", failing.fallback(local()).boxed()),
+        ("fallback", shaky().fallback(local(), 1).boxed()),
+        ("fallback in an outage", failing.fallback(local(), 1).boxed()),
         ("timeout", shaky().timeout(secs(1)).fail_closed().boxed()),
         ("breaker", shaky().breaker().fail_closed().boxed()),
         ("deny_cache", local().deny_cache().boxed()),
         ("leases", local().leases(5).boxed()),
         (
             "all",
-            shaky().timeout(secs(1)).breaker().deny_cache().leases(5).fallback(local()).boxed(),
+            shaky().timeout(secs(1)).breaker().deny_cache().leases(5).fallback(local(), 1).boxed(),
         ),
     ]
 }
@@ -585,7 +585,7 @@ async fn a_limiter_keeps_no_place_in_the_queue_while_it_sleeps() {
             let limiter = Limiter::new(match what {
                 "store" => shared.clone().fail_closed().boxed(),
                 "cache" => shared.clone().deny_cache().fail_closed().boxed(),
-                _ => shared.clone().fallback(time.store()).boxed(),
+                _ => shared.clone().fallback(time.store(), 1).boxed(),
             });
             let take = async || limiter.take("alice", &ONE, 1).await;
             let running = take().await;

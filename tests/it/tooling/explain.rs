@@ -326,7 +326,7 @@ async fn stores_that_fail_or_cannot_read_are_reported() {
     let said = "would be denied: the store failed closed → retry after 1s\n";
     assert!(tried(closed, alice).await.starts_with(said));
 
-    let fallback = Broken::Now.fallback(FakeClock::new().store(64)).instances(5);
+    let fallback = Broken::Now.fallback(FakeClock::new().store(64), 5);
     let here = RateLimitLayer::new(Everyone, q, fallback);
     let text = tried(here.clone(), alice).await;
     assert!(

@@ -198,7 +198,7 @@ async fn each_policy_has_its_own_statuses_in_an_outage() {
         store.timeout(Timeout::DEFAULT).breaker()
     };
     // One of two processes has half of the quota.
-    let local = redis().fallback(FakeClock::new().store(100)).instances(2);
+    let local = redis().fallback(FakeClock::new().store(100), 2);
     let cases: [(Arc<DynStore<Infallible>>, [u16; 3]); 3] = [
         (redis().fail_open().boxed(), [200, 200, 200]),
         (redis().fail_closed().boxed(), [503, 503, 503]),

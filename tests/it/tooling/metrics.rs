@@ -182,7 +182,7 @@ fn an_outage_shows_in_results_errors_and_the_circuit_state() {
         shaky.is(Mood::Hanging);
         let open = RateLimitLayer::new(Everyone, quota, shaky.clone().fail_open());
         let closed = RateLimitLayer::new(Everyone, quota, shaky.clone().fail_closed());
-        let here = shaky.clone().timeout(millis(100)).breaker().fallback(LocalStore::new());
+        let here = shaky.clone().timeout(millis(100)).breaker().fallback(LocalStore::new(), 1);
         let here = RateLimitLayer::new(Everyone, quota, here);
         for _ in 0..7 {
             answer(&here, get("/")).await;
@@ -270,7 +270,7 @@ fn utilization_is_of_the_fullest_quota_of_a_rule_under_each_wrapper() {
     assert_eq!(of!(store().timeout(millis(100)).breaker().fail_closed()), shares);
     assert_eq!(of!(store().leases(10)), shares);
     assert_eq!(of!(store().boxed()), shares);
-    assert_eq!(of!(down().fallback(store()).instances(2)), [0.5, 1.0, 1.0, 1.0, 1.0], "its share");
+    assert_eq!(of!(down().fallback(store(), 2)), [0.5, 1.0, 1.0, 1.0, 1.0], "its share");
     assert!(of!(down().fail_open()).is_empty(), "no quota is known");
 }
 

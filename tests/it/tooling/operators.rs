@@ -277,10 +277,10 @@ async fn a_full_table_of_blocks_denies_the_block_through_every_wrapper() {
     denies(full().breaker(), key).await;
     denies(full().deny_cache(), key).await;
     denies(full().leases(5), key).await;
-    denies(full().fallback(store()), key).await;
+    denies(full().fallback(store(), 1), key).await;
     denies(Gated::open(full()).fail_closed(), key).await;
-    denies(Broken::Now.fallback(full()), key).await;
-    denies(Broken::Later.fallback(full()), key).await;
+    denies(Broken::Now.fallback(full(), 1), key).await;
+    denies(Broken::Later.fallback(full(), 1), key).await;
     let limited = limiter("user", full());
     assert!(limited.take(key, &FIVE, 1).now().is_allowed(), "the key is not blocked");
     let blocked = full().stats().blocked;

@@ -27,7 +27,7 @@ use crate::{
 /// closes. Otherwise the breaker opens again.
 ///
 /// Apply the breaker **outside** the timeout, and inside the wrapper that handles failures:
-/// `store.timeout(d).breaker().fallback(local)`. Without a timeout, a probe that never completes
+/// `store.timeout(d).breaker().fallback(local, n)`. Without a timeout, a probe that never completes
 /// would prevent every other probe.
 ///
 /// The breaker ignores:

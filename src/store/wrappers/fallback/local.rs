@@ -9,7 +9,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{Fallback, Policy};
+use super::Policy;
 use crate::{
     decision::{Cause, Decision, Hold, Outcome, Source},
     quota::Quota,
@@ -75,23 +75,6 @@ const NO_SHARE: Duration = Duration::from_secs(1);
 impl<L> LocalShare<L> {
     pub(crate) fn new(store: Arc<L>, instances: Instances) -> Self {
         Self { store, instances }
-    }
-}
-
-impl<S, L> Fallback<S, LocalShare<L>> {
-    /// Sets the number of processes that share the inner store. Defaults to 1.
-    ///
-    /// While the inner store fails, each process allows its part of every quota. Give a number, or
-    /// `RedisStore::live_instances`.
-    ///
-    /// # Panics
-    ///
-    /// Panics if `instances` is 0.
-    #[track_caller]
-    #[must_use]
-    pub fn instances(self, instances: impl Into<Instances>) -> Self {
-        let policy = LocalShare::new(self.policy.store.clone(), instances.into());
-        Self { policy: Arc::new(policy), ..self }
     }
 }
 

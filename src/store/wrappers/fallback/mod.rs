@@ -48,7 +48,7 @@ use crate::{
 ///
 /// let shared = LocalStore::new(); // In production: a remote store.
 /// let local = LocalStore::with_capacity(100_000);
-/// let store = shared.timeout(Timeout::DEFAULT).breaker().fallback(local).instances(4);
+/// let store = shared.timeout(Timeout::DEFAULT).breaker().fallback(local, 4);
 /// let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_second(100), store);
 /// ```
 #[derive(Debug)]

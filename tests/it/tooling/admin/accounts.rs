@@ -378,7 +378,7 @@ async fn a_failed_operation_is_distinguished_from_a_successful_one() {
 /// Operations applied locally while the shared store fails are not applied there.
 #[tokio::test]
 async fn a_change_in_this_process_only_is_reported_as_local() {
-    let store = Broken::Later.fallback(LocalStore::with_capacity(64));
+    let store = Broken::Later.fallback(LocalStore::with_capacity(64), 1);
     let app = watched(RateLimitLayer::rules(super::user(), store));
     visit(&app, "alice").await;
     let peeked = done(&app, "peek", &of("alice")).await;

@@ -13,7 +13,7 @@ use crate::support::{
 async fn every_layer_reports_the_health_of_its_store() {
     let mut admin = Admin::new();
     let _local = admin.watch("one", RateLimitLayer::rules(user(), LocalStore::new()));
-    let stack = Broken::Now.fallback(LocalStore::new());
+    let stack = Broken::Now.fallback(LocalStore::new(), 1);
     let stack = admin.watch("two", RateLimitLayer::rules(user(), stack));
     let app = super::site(stack, &admin);
     for _ in 0..2 {
@@ -30,7 +30,7 @@ async fn every_layer_reports_the_health_of_its_store() {
 
 #[tokio::test]
 async fn a_fallback_in_use_is_reported() {
-    let app = watched(RateLimitLayer::rules(user(), Broken::Now.fallback(LocalStore::new())));
+    let app = watched(RateLimitLayer::rules(user(), Broken::Now.fallback(LocalStore::new(), 1)));
     assert_eq!(visit(&app, "alice").await, 200);
     let peeked = super::done(&app, "peek", &super::of("alice")).await;
     assert_eq!(peeked["by"], "fallback");
