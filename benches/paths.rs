@@ -142,7 +142,7 @@ fn run(path: &str, calls: u64) {
             .layer(Hello)
     };
     let fair = |headers| {
-        let rule = Rule::new("site", Everyone, AMPLE).fair_by(PeerIp::new(), 1);
+        let rule = Rule::new("site", Everyone, AMPLE).fair_by(PeerIp::new());
         RateLimitLayer::rules(rule, LocalStore::new()).headers(headers).layer(Hello)
     };
     match path {

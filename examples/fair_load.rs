@@ -87,7 +87,7 @@ where
         weight.and_then(|it| it.parse().ok()).unwrap_or(1)
     });
     let site = Rule::new("site", Everyone, Quota::per_second(RATE).with_burst(BURST));
-    let site = site.fair_by(HeaderKey::new("x-api-key"), weight);
+    let site = site.fair_by(HeaderKey::new("x-api-key")).weight(weight);
     let app = Router::new().route("/", get(async || "hello\n"));
     let app = app.layer(RateLimitLayer::rules(site, store));
     let listener = TcpListener::bind("127.0.0.1:0").await?;

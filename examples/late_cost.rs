@@ -40,7 +40,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let rule = Rule::new("tokens", HeaderKey::new("x-api-key"), TOKENS).cost(100);
     let layer = RateLimitLayer::rules(rule, store.clone()).expose_charge(Adjustment::Keep);
     let app = Router::new().route("/", get(complete)).layer(layer);
-    let accounts = Limiter::named(RuleName::new("tokens")?, store);
+    let accounts = Limiter::named("tokens", store);
     let left = |when| {
         let decision = accounts.peek("alice", &TOKENS).now();
         println!("{when}: {} tokens left", decision.remaining().unwrap_or_default());

@@ -115,7 +115,7 @@ async fn check(address: SocketAddr, store: LocalStore) -> Result<(), Box<dyn Err
         let request = Request::post(format!("http://{address}/completions"));
         client.request(request.header("x-api-key", "alice").body(prompt.to_owned()).expect("valid"))
     };
-    let accounts = Limiter::named(RuleName::new("tokens")?, store.clone());
+    let accounts = Limiter::named("tokens", store.clone());
     let used = || 1_000 - accounts.peek("alice", &TOKENS).now().remaining().unwrap_or_default();
     let running = async |expected: u64| {
         let start = Instant::now();

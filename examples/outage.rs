@@ -25,7 +25,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         "fallback" => redis.fallback(LocalStore::new(), 1).boxed(),
         other => return Err(format!("{other}: give open, closed or fallback").into()),
     };
-    let limiter = Limiter::new(store);
+    let limiter = Limiter::named("jobs", store);
 
     // A hundred requests per second, under a limit of twenty.
     let (quota, mut ticks) = (Quota::per_second(20), interval(Duration::from_millis(10)));

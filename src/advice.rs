@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_is_found_among_probes_and_many_clients_are_none() {
+    fn a_proxy_is_found_among_probes_but_not_among_many_clients() {
         let [proxy, probe] = [[203, 0, 113, 80], [35, 191, 0, 1]];
         assert!(warns(|_| proxy));
         assert!(warns(|n| if n % 50 == 0 { probe } else { proxy }), "the first is a probe");

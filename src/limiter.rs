@@ -16,8 +16,8 @@ use crate::{
     quota::Quota,
     rule::RuleName,
     store::{
-        self, Answer, BlockFuture, CannotFail, Certain, Charge, LocalStore, Op, Store, StoreExt,
-        Waiter, certain,
+        self, Answer, BlockFuture, CannotFail, Certain, Charge, LocalStore, Op, Receipt,
+        ReserveFuture, Store, StoreExt, Waiter, certain, literal,
     },
 };
 
@@ -66,19 +66,32 @@ impl Limiter<LocalStore> {
     /// Creates a limiter with its own embedded store.
     #[must_use]
     pub fn local() -> Self {
-        Self::new(LocalStore::new())
+        Self::named("default", LocalStore::new())
     }
 }
 
 impl<S: Store> Limiter<S> {
-    /// Creates a limiter on `store`, for the accounts of the rule `default`.
-    pub fn new(store: S) -> Self {
-        Self::named(RuleName::default(), store)
-    }
-
     /// Creates a limiter on `store`, for the accounts of the rule `name`.
-    pub fn named(name: RuleName, store: S) -> Self {
-        Self { store, name }
+    ///
+    /// Limiters, and rules of layers, with one name and one store share their accounts.
+    ///
+    /// ```
+    /// use tower_sluice::{Limiter, LocalStore, Quota};
+    ///
+    /// let store = LocalStore::new();
+    /// let mails = Limiter::named("mails", store.clone());
+    /// let jobs = Limiter::named("jobs", store);
+    /// assert!(mails.take("alice", &Quota::per_hour(1), 1).now().is_allowed());
+    /// assert!(jobs.take("alice", &Quota::per_hour(1), 1).now().is_allowed());
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if `name` is not a valid [`RuleName`]. For a name known only at run time, create the
+    /// [`RuleName`] first, and pass its text.
+    #[track_caller]
+    pub fn named(name: &str, store: S) -> Self {
+        Self { store, name: literal(RuleName::new(name)) }
     }
 
     /// Takes `cost` units from every quota, or from none.
@@ -123,11 +136,11 @@ impl<S: Store> Limiter<S> {
     /// let quota = Quota::per_minute(5);
     /// let store = LocalStore::new().timeout(Timeout::DEFAULT); // such as a `RedisStore`
     ///
-    /// let limiter = Limiter::new(store.clone());
+    /// let limiter = Limiter::named("default", store.clone());
     /// let taken: Result<_, _> = limiter.try_take("alice", &quota, 1).await;
     /// assert!(taken?.is_allowed());
     ///
-    /// let limiter = Limiter::new(store.fail_open());
+    /// let limiter = Limiter::named("default", store.fail_open());
     /// assert!(limiter.take("alice", &quota, 1).await.is_allowed());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// # }).unwrap();
@@ -225,35 +238,70 @@ impl<S: Store> Limiter<S> {
         })
     }
 
-    /// Undoes an earlier [`take`](Limiter::take) with the given cost and decision.
-    ///
-    /// If `units` is given, at most this number of units is refunded. Units that were already
-    /// refilled over time are not refunded again. See [`Store::undo`].
+    /// Takes units as [`take`](Limiter::take) does, for work whose cost is known later. Returns a receipt,
+    /// which owns the key and the quotas.
     ///
     /// ```
     /// use tower_sluice::{Limiter, Quota};
     ///
     /// let (limiter, tokens) = (Limiter::local(), Quota::per_minute(10_000));
-    /// let taken = limiter.take("alice", &tokens, 500).now();
-    /// limiter.undo("alice", &tokens, 500, &taken, Some(470)); // it cost 30
+    /// let taken = limiter.reserve("alice", &tokens, 500).now();
+    /// if taken.is_allowed() {
+    ///     limiter.adjust_to(taken, 30); // the work cost 30
+    /// }
     /// assert_eq!(limiter.peek("alice", &tokens).now().remaining(), Some(9_970));
     /// ```
-    pub fn undo(
+    #[must_use = "nothing may be charged until the answer is awaited: add `.await`, or `.now()` for \
+                  a `LocalStore`"]
+    pub fn reserve(
         &self,
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
         cost: u32,
-        taken: &Decision,
-        units: Option<u32>,
-    ) {
-        let undo = |charge: Charge<'_>| self.store.undo(&[charge.with_cost(cost)], taken, units);
-        self.charge(&key.into(), quotas.as_ref(), undo);
+    ) -> Answer<Certain<ReserveFuture<S::Future>>>
+    where
+        S::Error: CannotFail,
+    {
+        self.try_reserve(key, quotas, cost).certain()
+    }
+
+    /// Takes units as [`reserve`](Limiter::reserve) does, from a store that can fail.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store cannot decide.
+    #[must_use = "nothing may be charged until the answer is awaited: add `.await`, or `.now()` for \
+                  a `LocalStore`"]
+    pub fn try_reserve(
+        &self,
+        key: impl Into<Key>,
+        quotas: &(impl AsRef<[Quota]> + ?Sized),
+        cost: u32,
+    ) -> Answer<ReserveFuture<S::Future>> {
+        self.charge(&key.into(), quotas.as_ref(), |charge| {
+            store::reserve(&self.store, charge.with_cost(cost))
+        })
+    }
+
+    /// Adjusts the charge of a [`reserve`](Limiter::reserve) of this limiter to the actual cost.
+    ///
+    /// - A lower cost refunds the difference, but not units that were already refilled over time.
+    /// - A higher cost charges the difference, even beyond the limit.
+    /// - A denied receipt changes nothing.
+    ///
+    /// The call does not wait for a remote store such as Redis. It needs a Tokio runtime there, and a
+    /// charge that the store lost is logged.
+    pub fn adjust_to(&self, taken: Receipt, units: u32)
+    where
+        S::Future: 'static,
+    {
+        taken.adjust(&self.store, units);
     }
 
     /// Charges `units` units to every quota, even beyond the limit. See [`StoreExt::adjust`].
     ///
-    /// A negative number refunds units, including units that were already refilled over time. To
-    /// reverse a [`take`](Limiter::take), use [`undo`](Limiter::undo).
+    /// A negative number refunds units, including units that were already refilled over time. For a cost
+    /// that is known later, use [`reserve`](Limiter::reserve).
     #[must_use = "nothing may be adjusted until the answer is awaited: add `.await`, or `.now()` for \
                   a `LocalStore`"]
     pub fn adjust(

@@ -113,7 +113,7 @@ fn layer_adds_only_header_fields_to_a_plain_body() {
 
 #[test]
 fn a_fair_share_allocates_nothing() {
-    let rule = Rule::new("site", Everyone, Quota::per_minute(900)).fair_by(PeerIp::new(), 1);
+    let rule = Rule::new("site", Everyone, Quota::per_minute(900)).fair_by(PeerIp::new());
     let layer = RateLimitLayer::rules(rule, LocalStore::new());
     let mut quiet = layer.headers(Headers::None).layer(Hello);
     let (bare, _) = serve::<_, Full<Bytes>>(&mut Hello, 1);

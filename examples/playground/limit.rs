@@ -112,7 +112,7 @@ async fn answer(decision: Decision, hold: Duration) -> impl IntoResponse + use<>
 
 /// Returns a limiter on the accounts of the layer.
 pub(crate) fn limiter(store: Arc<DynStore<Infallible>>) -> Limiter<Arc<DynStore<Infallible>>> {
-    Limiter::named(NAME.parse().expect("a name"), store)
+    Limiter::named(NAME, store)
 }
 
 /// The state of an account; times are in milliseconds, rounded up.

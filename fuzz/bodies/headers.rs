@@ -35,7 +35,11 @@ pub(crate) fn check(bytes: &[u8]) {
     for _ in 0..=input.byte() % 3 {
         let Some((name, quotas)) = rule(&mut input) else { return };
         let owed = i64::try_from(input.number()).unwrap_or(i64::MAX);
-        drop(Limiter::named(name, store.clone()).adjust(Key::everyone(), &quotas, owed).now());
+        drop(
+            Limiter::named(name.as_str(), store.clone())
+                .adjust(Key::everyone(), &quotas, owed)
+                .now(),
+        );
         let cost = u32::try_from(input.number()).unwrap_or(1);
         rules.push(Rule::new(name.as_str(), Everyone, quotas).cost(Cost::from_fn(move |_| cost)));
     }

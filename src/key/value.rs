@@ -226,7 +226,6 @@ impl Key {
     ///     _ => Quota::per_second(5).into(),
     /// });
     /// ```
-    #[doc(alias = "as_str")]
     #[must_use]
     pub fn text(&self) -> Option<Cow<'_, str>> {
         if self.kind() != Tag::Text as u8 {

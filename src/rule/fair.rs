@@ -42,7 +42,7 @@ pub struct FairRule<K> {
 impl Rule<Everyone> {
     /// Shares the limit of the rule, the *pool*, among the clients that use it.
     ///
-    /// A client with the weight *w* has the share *w / W* of the rate, where *W* is the sum of the
+    /// A client with the [weight](FairRule::weight) *w* has the share *w / W* of the rate, where *W* is the sum of the
     /// weights of the clients that were admitted in the last second, and of the one that asks. A request
     /// that uses nothing of the pool, because it is denied or costs nothing, changes no share of others.
     /// A request within the share of its client needs only a unit of the pool.
@@ -58,7 +58,7 @@ impl Rule<Everyone> {
     /// // 1,000 requests per second for all. Paying customers have four times the share of others.
     /// let weight = Cost::from_fn(|head| if head.extensions.get::<Paid>().is_some() { 4 } else { 1 });
     /// let site = Rule::new("site", Everyone, Quota::per_second(1_000).with_burst(200))
-    ///     .fair_by(HeaderKey::new("x-api-key"), weight);
+    ///     .fair_by(HeaderKey::new("x-api-key")).weight(weight);
     /// let layer = RateLimitLayer::rules(site, LocalStore::new());
     /// ```
     ///
@@ -111,7 +111,7 @@ impl Rule<Everyone> {
     /// [`max_wait`](Rule::max_wait) or [`if_no_key`](Rule::if_no_key); or if its name is longer than 58
     /// bytes.
     #[track_caller]
-    pub fn fair_by<K: KeyExtractor>(self, key: K, weight: impl Into<Cost>) -> FairRule<K> {
+    pub fn fair_by<K: KeyExtractor>(self, key: K) -> FairRule<K> {
         let name = self.name;
         assert!(
             self.plan.fixed().is_none_or(|quotas| pool(quotas).is_some()),
@@ -141,13 +141,20 @@ impl Rule<Everyone> {
             .max_key_len(self.max_key_len)
             .report_only(self.report_only.clone());
         let clients = Arc::new(Clients::new(OnceLock::new(), CLIENTS));
-        let weight = weight.into();
+        let weight = Cost::from(1);
         let sharers = Sharers { pool: name, share: share.name, weight, clients };
         FairRule { pool: self, share, sharers }
     }
 }
 
 impl<K> FairRule<K> {
+    /// Sets the weight of a client, as a number or from the head of its request. Defaults to 1.
+    ///
+    /// A request with the weight 0 is charged to the pool as a client beyond its share.
+    pub fn weight(self, weight: impl Into<Cost>) -> Self {
+        Self { sharers: Sharers { weight: weight.into(), ..self.sharers }, ..self }
+    }
+
     /// Sets the number of clients that have a share of their own, rounded up to a power of two. Defaults
     /// to 1,024.
     ///

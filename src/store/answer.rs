@@ -136,7 +136,7 @@ pin_project_lite::pin_project! {
     #[derive(Debug)]
     pub struct Certain<F> {
         #[pin]
-        inner: F,
+        pub(super) inner: F,
     }
 }
 

@@ -20,7 +20,7 @@ use crate::decision::{Cause, Decision};
 /// use std::time::Duration;
 /// use tower_sluice::{Limiter, LocalStore, store::BlockError};
 ///
-/// let limiter = Limiter::new(LocalStore::with_capacity(16)); // A table of 16 blocks.
+/// let limiter = Limiter::named("default", LocalStore::with_capacity(16)); // A table of 16 blocks.
 /// let mut blocks = (0..17_u64).map(|key| limiter.block(key, Duration::from_secs(60)).now());
 /// assert_eq!(blocks.find_map(Result::err), Some(BlockError::Full));
 /// ```

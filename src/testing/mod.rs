@@ -7,7 +7,7 @@
 //! use tower_sluice::{Limiter, Quota, testing::FakeClock};
 //!
 //! let clock = FakeClock::new();
-//! let limiter = Limiter::new(clock.store(100));
+//! let limiter = Limiter::named("default", clock.store(100));
 //! let quota = Quota::per_hour(1);
 //!
 //! assert!(limiter.take("alice", &quota, 1).now().is_allowed());
@@ -44,7 +44,7 @@ use crate::{
 /// use tower_sluice::{Limiter, Quota, testing::FakeClock};
 ///
 /// let clock = FakeClock::new();
-/// let limiter = Limiter::new(clock.store(100));
+/// let limiter = Limiter::named("default", clock.store(100));
 /// let quota = Quota::per_hour(1);
 ///
 /// assert!(limiter.take("alice", &quota, 1).now().is_allowed());

@@ -103,7 +103,7 @@ async fn load(
     stop: &AtomicBool,
     mut see: impl FnMut(&Entry),
 ) -> Vec<Entry> {
-    let limiter = Limiter::new(stack.store.clone());
+    let limiter = Limiter::named("default", stack.store.clone());
     let names: Vec<_> = (0..plan.keys).map(name).collect();
     let (send, mut receive) = mpsc::unbounded_channel::<Entry>();
     let (began, mut sent, mut entries) = (now(), 0_u64, Vec::new());

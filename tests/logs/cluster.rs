@@ -20,7 +20,8 @@ fn a_log_may_use_the_cluster_whose_outage_it_writes() {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let _entered = runtime.enter();
         let cluster = RedisStore::cluster(&["redis://127.0.0.1:1"]).lazy().expect("a store");
-        let limiter = Limiter::new(cluster.timeout(Timeout::DEFAULT).breaker().fail_open());
+        let limiter =
+            Limiter::named("default", cluster.timeout(Timeout::DEFAULT).breaker().fail_open());
         let (log, own) = (Log::default(), limiter.clone());
         let written = log.clone();
         let writer = move || {

@@ -9,7 +9,7 @@ use crate::{alone, log::Log};
 const HOURLY: Quota = Quota::per_hour(1);
 
 fn flood(store: &LocalStore, quota: Quota, keys: std::ops::Range<u32>) {
-    let limiter = Limiter::new(store.clone());
+    let limiter = Limiter::named("default", store.clone());
     for key in keys {
         drop(limiter.take(key, &quota, 1).now());
     }
@@ -89,7 +89,7 @@ fn windows(log: &Log) {
 }
 
 fn charges_after_the_fact(log: &Log) {
-    let limiter = Limiter::new(FakeClock::new().store(64));
+    let limiter = Limiter::named("default", FakeClock::new().store(64));
     for key in 0..10_000_u32 {
         drop(limiter.adjust(key, &HOURLY.with_max_debt(20_000), 1).now());
     }
@@ -97,7 +97,7 @@ fn charges_after_the_fact(log: &Log) {
 }
 
 fn blocks(log: &Log) {
-    let limiter = Limiter::new(FakeClock::new().store(64));
+    let limiter = Limiter::named("default", FakeClock::new().store(64));
     for key in 0..10_000_u32 {
         drop(limiter.block(key, Duration::from_secs(60)).now());
     }

@@ -323,7 +323,7 @@ fn layer_rebuilt(log: &Log) {
     let rule = |name: &str| Rule::new(name, Everyone, TEN);
     let tenants: Vec<_> =
         (0..5_000).map(|n| RateLimitLayer::rules(rule(&n.to_string()), clock.store(1))).collect();
-    (0..5_000).for_each(|_| drop(Limiter::new(clock.store(1))));
+    (0..5_000).for_each(|_| drop(Limiter::named("default", clock.store(1))));
     let shared = clock.store(1);
     (0..5_000).for_each(|_| drop(RateLimitLayer::rules(rule("one"), shared.clone())));
     clock.advance(minute);

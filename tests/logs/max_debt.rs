@@ -13,7 +13,7 @@ use crate::{alone, log::Log, support::ask};
 fn a_late_charge_beyond_max_debt_is_logged_once() {
     let _turn = alone();
     let (log, _guard) = Log::start(tracing::Level::INFO);
-    let limiter = Limiter::new(FakeClock::new().store(10_000));
+    let limiter = Limiter::named("default", FakeClock::new().store(10_000));
     let quota = Quota::per_minute(5).with_max_debt(2);
     for key in 0..100_u32 {
         drop(limiter.adjust(key, &quota, 7).now());

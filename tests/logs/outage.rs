@@ -23,9 +23,20 @@ async fn an_outage_logs_two_lines_without_a_key() {
     fallback(&log).await;
     let time = Time::default();
     let shared = Shaky::new(time.store());
-    open_or_closed(&log, &shared, Limiter::new(shared.clone().fail_open()), "without a limit")
-        .await;
-    open_or_closed(&log, &shared, Limiter::new(shared.clone().fail_closed()), "with 503").await;
+    open_or_closed(
+        &log,
+        &shared,
+        Limiter::named("default", shared.clone().fail_open()),
+        "without a limit",
+    )
+    .await;
+    open_or_closed(
+        &log,
+        &shared,
+        Limiter::named("default", shared.clone().fail_closed()),
+        "with 503",
+    )
+    .await;
     leased(&log).await;
 }
 
@@ -33,7 +44,7 @@ async fn an_outage_logs_two_lines_without_a_key() {
 async fn leased(log: &Log) {
     advance(secs(10)).await;
     let shared = Shaky::new(Time::default().store());
-    let limiter = Limiter::new(shared.clone().leases(5).fail_open());
+    let limiter = Limiter::named("default", shared.clone().leases(5).fail_open());
     let ask = async |key| {
         let decision = limiter.take(key, &HOURLY, 1).await;
         decision.source()
@@ -82,7 +93,7 @@ async fn open_or_closed<S: Store<Error = std::convert::Infallible>>(
 async fn breaker(log: &Log) {
     let shared = Shaky::new(Time::default().store());
     shared.is(Mood::FailingSoon);
-    let limiter = Limiter::new(shared.clone().breaker());
+    let limiter = Limiter::named("default", shared.clone().breaker());
     for _ in 0..5 {
         limiter.try_take("alice", &HOURLY, 1).await.expect_err("it fails");
     }
@@ -125,7 +136,7 @@ async fn breaker(log: &Log) {
 async fn fallback(log: &Log) {
     let time = Time::default();
     let shared = Shaky::new(time.store());
-    let limiter = Limiter::new(shared.clone().fallback(time.store(), 1));
+    let limiter = Limiter::named("default", shared.clone().fallback(time.store(), 1));
     let outage = async || {
         shared.is(Mood::FailingSoon);
         for key in ["alice", "bob", "alice"] {

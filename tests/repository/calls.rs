@@ -13,8 +13,9 @@ use std::{
 use serde_json::Value;
 
 /// The methods with an [answer](tower_sluice::store::Answer), and their arguments.
-const ANSWERS: [(&str, &str); 6] = [
+const ANSWERS: [(&str, &str); 7] = [
     ("take", r#""alice", &QUOTA, 1"#),
+    ("reserve", r#""alice", &QUOTA, 1"#),
     ("peek", r#""alice", &QUOTA"#),
     ("adjust", r#""alice", &QUOTA, 1"#),
     ("reset", r#""alice", &QUOTA"#),
@@ -29,7 +30,7 @@ const FUTURES: [(&str, &str); 4] = [
     ("throttle", r#""alice", &QUOTA, async {}"#),
 ];
 /// The methods that do not return what the store answers.
-const OTHERS: [&str; 3] = ["new", "named", "undo"];
+const OTHERS: [&str; 2] = ["named", "adjust_to"];
 
 const HEAD: &str = "
 #![allow(dead_code, unused_imports)]

@@ -36,12 +36,7 @@ const MISTAKES: &[Mistake] = &[
         fix: "stores are cheap to clone, and need no lock",
     },
     Mistake {
-        name: "text_of_a_key",
-        line: "let _ = Key::from(\"gold\").as_str();",
-        fix: "there is a method `text`",
-    },
-    Mistake {
-        name: "number_of_a_rule",
+        name: "extractor_for_a_rule",
         line: "let _ = RateLimitLayer::rules(PeerIp::new(), LocalStore::new());",
         fix: "creates a rule from an extractor",
     },

@@ -244,7 +244,7 @@ async fn a_thread_without_a_runtime_refunds_a_charge() {
     const TEN: Quota = Quota::per_hour(10);
     let server = Server::redis().await;
     let store = connect(&server.url()).await;
-    let limiter = Limiter::named(rule("api"), store.clone());
+    let limiter = Limiter::named(rule("api").as_str(), store.clone());
     let api = Rule::new("api", Everyone, TEN).cost(4);
     let layer = RateLimitLayer::rules(api, store.fail_closed()).expose_charge(Adjustment::Keep);
     let handler = service_fn(|request: Request<()>| {

@@ -34,7 +34,7 @@ fn sharer() {
         let instances = redis.live_instances(1);
         let local = LocalStore::with_capacity(1_000);
         let store = redis.timeout(BUDGET).breaker().fallback(local, instances.clone());
-        let (limiter, probe) = (Limiter::new(store.clone()), Quota::per_second(1_000));
+        let (limiter, probe) = (Limiter::named("default", store.clone()), Quota::per_second(1_000));
         let (mut count, mut was_failing) = (0, false);
         say("ready");
         loop {

@@ -344,7 +344,7 @@ async fn calls_of_a_flood(server: &Server, stores: &[Arc<DynStore<Infallible>>])
     const TIME: Duration = Duration::from_secs(4);
     let layer = |store: &Arc<DynStore<Infallible>>| {
         let site = Rule::new("site", Everyone, Quota::per_second(RATE).with_burst(BURST));
-        RateLimitLayer::rules(site.fair_by(HeaderKey::new("x-api-key"), 1), store.clone())
+        RateLimitLayer::rules(site.fair_by(HeaderKey::new("x-api-key")), store.clone())
     };
     let layers: Vec<_> = stores.iter().map(layer).collect();
     let sent = AtomicU32::new(0);

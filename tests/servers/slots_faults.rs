@@ -105,7 +105,7 @@ fn contender() {
             let store = store.clone();
             async move {
                 let (account, mut random) = (account(), Dice(task + u64::from(std::process::id())));
-                let limiter = Limiter::new(store.clone());
+                let limiter = Limiter::named("default", store.clone());
                 for turn in 0.. {
                     let pause = Duration::from_millis((5 + random.below(40)).into());
                     let decision = if task % 2 == 0 {

@@ -46,7 +46,7 @@ async fn processes_get_similar_numbers_of_slots() {
         let key = Account::new(what.clone(), quota);
         for ((store, count), time) in stores.iter().zip(&counts).zip(times) {
             for _ in 0..clients {
-                let limiter = Limiter::new(store.clone());
+                let limiter = Limiter::named("default", store.clone());
                 let (count, key) = (count.clone(), key.clone());
                 tasks.push(tokio::spawn(async move {
                     loop {

@@ -505,7 +505,7 @@ async fn a_limiter_keeps_no_place_in_the_queue_while_it_sleeps() {
     for is_down in [false, true] {
         let server = Server::redis().await;
         let store = connect(&server.url()).await.timeout(TIMEOUT).fallback(LocalStore::new(), 1);
-        let limiter = Limiter::new(store);
+        let limiter = Limiter::named("default", store);
         let take = async || limiter.take("alice", &ONE, 1).await;
         let running = take().await;
         let waiting = limiter.clone();
@@ -584,7 +584,7 @@ async fn a_called_request_that_leaves_calls_the_next_at_once() {
 #[tokio::test]
 async fn a_request_that_never_fits_does_not_wait_behind_another_one() {
     let server = Server::redis().await;
-    let limiter = Limiter::new(connect(&server.url()).await);
+    let limiter = Limiter::named("default", connect(&server.url()).await);
     let running = limiter.try_take("alice", &TWO, 2).await.expect("an answer");
     let waiting = limiter.clone();
     let waits = tokio::spawn(async move { waiting.try_until_ready("alice", &TWO, 1).await });
@@ -878,7 +878,7 @@ async fn random_waits_never_exceed_the_limit_and_leave_nothing() {
     let key = Account::new("random", Quota::concurrent(LIMIT));
     let (running, ran) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let tasks = (0..64_u64).map(|n| {
-        let limiter = Limiter::new(stores[usize::from(n % 2 == 0)].clone());
+        let limiter = Limiter::named("default", stores[usize::from(n % 2 == 0)].clone());
         let (key, mut random) = (key.clone(), Dice(n));
         let (running, ran) = (running.clone(), ran.clone());
         tokio::spawn(async move {

@@ -41,7 +41,7 @@ where
     S: Store<Future: Send, Error: Send> + Clone + Send + Sync + 'static,
 {
     pub(crate) fn on(store: S) -> Self {
-        let (limiter, counts) = (Limiter::new(store), Arc::default());
+        let (limiter, counts) = (Limiter::named("default", store), Arc::default());
         Self { limiter, counts, ticks: interval(TICK), gone: 0 }
     }
 

@@ -113,7 +113,7 @@ pub(crate) async fn corpus() -> Vec<Case> {
 async fn case(family: &'static str, headers: Headers, row: Row<'_>) -> Case {
     let (name, quotas, owed, cost, items) = row;
     let (store, name) = (FakeClock::new().store(64), RuleName::new(name).expect("a name"));
-    drop(Limiter::named(name, store.clone()).adjust(Key::everyone(), &quotas, owed).now());
+    drop(Limiter::named(name.as_str(), store.clone()).adjust(Key::everyone(), &quotas, owed).now());
     let rule = Rule::new(name.as_str(), Everyone, quotas).cost(cost);
     let layer = RateLimitLayer::rules(rule, store).headers(headers);
     let made = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();

@@ -47,7 +47,7 @@ pub(crate) const fn secs(n: u64) -> Duration {
 
 /// A limiter over the accounts of the rule `name`.
 pub(crate) fn limiter<S: Store>(name: &str, store: S) -> Limiter<S> {
-    Limiter::named(RuleName::new(name).expect("a name"), store)
+    Limiter::named(name, store)
 }
 
 /// Returns the units left for `key` under rule `name`.

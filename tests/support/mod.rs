@@ -152,7 +152,7 @@ pub(crate) fn owing(quotas: &[Quota], owed: i64) -> Owing {
 
     let store = FakeClock::new().store(64);
     let name = RuleName::new("api").expect("a name");
-    drop(Limiter::named(name, store.clone()).adjust(Key::everyone(), quotas, owed).now());
+    drop(Limiter::named(name.as_str(), store.clone()).adjust(Key::everyone(), quotas, owed).now());
     RateLimitLayer::rules(Rule::new(name.as_str(), Everyone, quotas), store)
 }
 

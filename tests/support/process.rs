@@ -37,7 +37,7 @@ impl Process {
     }
 
     pub(crate) fn limiter(&self) -> Limiter<Fallback<Shaky, LocalShare<LocalStore>>> {
-        Limiter::new(self.store.clone())
+        Limiter::named("default", self.store.clone())
     }
 
     pub(crate) async fn take(&self, key: &str, quotas: impl AsRef<[Quota]>, cost: u32) -> Decision {
@@ -71,13 +71,13 @@ impl Process {
 
     /// Returns the units left in the shared store.
     pub(crate) fn shared_left(&self, key: &str, quotas: impl AsRef<[Quota]>) -> Vec<u32> {
-        left(&Limiter::new(self.shared.store.clone()).peek(key, &quotas).now())
+        left(&Limiter::named("default", self.shared.store.clone()).peek(key, &quotas).now())
     }
 
     /// Returns the units used in this process's store, against the whole quota: each unit of the
     /// share counts.
     pub(crate) fn local_owes(&self, key: &str, quota: Quota) -> u32 {
-        let look = Limiter::new(self.local.clone()).peek(key, &quota).now();
+        let look = Limiter::named("default", self.local.clone()).peek(key, &quota).now();
         quota.limit() - left(&look)[0]
     }
 }

@@ -151,7 +151,7 @@ impl Kind {
             }
             Self::FairBy => {
                 let pool = rate(LEASABLE, Algorithm::Gcra);
-                let rule = Rule::new("pool", Everyone, pool).fair_by(key(), 1);
+                let rule = Rule::new("pool", Everyone, pool).fair_by(key());
                 let layer = RateLimitLayer::rules(rule, store).expose_decision();
                 BoxCloneSyncService::new(layer.layer(handler))
             }

@@ -60,7 +60,7 @@ impl Client<'_> {
 
     fn limiter(&self, rule: &str) -> Limiter<AnyStore> {
         let rule = RuleName::new(&format!("{rule}{}", self.name)).expect("a name");
-        Limiter::named(rule, self.store.clone())
+        Limiter::named(rule.as_str(), self.store.clone())
     }
 
     /// Waits for slots with a limiter, which answers at once.

@@ -77,7 +77,7 @@ impl Service {
         let site = Rule::new(name, Everyone, quota);
         let site = site.cost(Cost::from_fn(|head| number(head, "x-cost")));
         let weight = Cost::from_fn(|head| number(head, "x-weight"));
-        let site = site.fair_by(HeaderKey::new("x-client"), weight).max_clients(clients);
+        let site = site.fair_by(HeaderKey::new("x-client")).weight(weight).max_clients(clients);
         let clock = FakeClock::new();
         let store = record(world, store);
         let layer = RateLimitLayer::rules(clock.fair(site), store).expose_decision();

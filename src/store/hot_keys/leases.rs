@@ -134,7 +134,7 @@ type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 ///
 /// let shared = LocalStore::new(); // in production a remote store
 /// let store = shared.leases(5);
-/// let (limiter, quota) = (Limiter::new(store.clone()), Quota::per_hour(10_000));
+/// let (limiter, quota) = (Limiter::named("default", store.clone()), Quota::per_hour(10_000));
 ///
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// for _ in 0..1_000 {

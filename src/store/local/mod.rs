@@ -122,7 +122,7 @@ const SLOTS_PER_KEY: usize = 2;
 /// use tower_sluice::{Limiter, LocalStore, Quota};
 ///
 /// let store = LocalStore::with_capacity(1_000_000); // 32 MB
-/// let limiter = Limiter::new(store.clone());
+/// let limiter = Limiter::named("default", store.clone());
 /// assert!(limiter.take("alice", &Quota::per_minute(5), 1).now().is_allowed());
 /// assert_eq!(store.stats().active, 1);
 /// ```

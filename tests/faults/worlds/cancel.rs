@@ -61,7 +61,7 @@ async fn leave(options: &Options, mut row: Row) -> Row {
     let server = options.server().await;
     let store = RedisStore::connect(&server.url()).await.expect("connects");
     let guarded = store.timeout(BUDGET).breaker();
-    let limiter = Limiter::new(guarded.clone());
+    let limiter = Limiter::named("default", guarded.clone());
     for key in 0..KEYS {
         drop(limiter.try_take(key.to_string(), &QUOTA, key * STEP + 1).await.expect("charged"));
     }

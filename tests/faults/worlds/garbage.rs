@@ -116,7 +116,7 @@ impl Garbage {
     /// changed: each byte to each other value, or to some of them.
     async fn decided_by_garbage(&self) -> Decided {
         let store = RedisStore::connect(&self.fake.url()).lazy().expect("a URL").timeout(BUDGET);
-        let (limiter, mut decided) = (Limiter::new(store), Decided::default());
+        let (limiter, mut decided) = (Limiter::named("default", store), Decided::default());
         let (denial, step) = (denial(), if self.long { 1 } else { 16 });
         let changed = |at: usize, by: u8| {
             let mut reply = denial.clone();

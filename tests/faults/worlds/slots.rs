@@ -130,7 +130,8 @@ where
     let (ran, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let quota = Quota::concurrent(LIMIT);
     let tasks = (0..32_u64).map(|n| {
-        let limiter = Limiter::new(stores[usize::from(n % 2 == 0)].clone().timeout(BUDGET));
+        let limiter =
+            Limiter::named("default", stores[usize::from(n % 2 == 0)].clone().timeout(BUDGET));
         let (running, peak, ran, over) = (running.clone(), peak.clone(), ran.clone(), over.clone());
         tokio::spawn(async move {
             while !over.load(SeqCst) {
@@ -180,7 +181,8 @@ where
 
 /// Returns the time until no slot is held, if it is at most one time to live.
 async fn until_free<S: Store>(store: &S) -> Option<Duration> {
-    let (start, limiter, quota) = (Instant::now(), Limiter::new(store), Quota::concurrent(LIMIT));
+    let (start, limiter, quota) =
+        (Instant::now(), Limiter::named("default", store), Quota::concurrent(LIMIT));
     while start.elapsed() < TTL + Duration::from_secs(1) {
         let look = limiter.try_peek("hot", &quota).await;
         let held = look.ok().and_then(|decision| decision.outcomes()[0].held());

@@ -36,7 +36,7 @@ async fn storm(options: &Options, mut row: Row) -> Row {
         let door = Turnstile::to(server.address()).await;
         let Door::Server(url) = door.door() else { unreachable!("a server") };
         let store = RedisStore::connect(&url).await.expect("connects");
-        let limiter = Limiter::new(store.timeout(BUDGET).breaker().fail_open());
+        let limiter = Limiter::named("default", store.timeout(BUDGET).breaker().fail_open());
         doors.push(door);
         stores.push(limiter.clone());
         drop(tokio::spawn(async move {

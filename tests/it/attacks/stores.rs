@@ -81,7 +81,7 @@ fn adjustments_by_extreme_numbers_give_no_more_than_the_limit() {
     let limit = 5_u32;
     for algorithm in ALGORITHMS {
         let clock = FakeClock::new();
-        let limiter = Limiter::new(clock.store(64) as LocalStore);
+        let limiter = Limiter::named("default", clock.store(64) as LocalStore);
         let quota = Quota::per_minute(limit).with_algorithm(algorithm);
         for units in [i64::MAX, i64::MIN, 1, i64::MIN, i64::MAX, i64::MAX, -1, i64::MIN, i64::MIN] {
             let left = limiter.adjust("key", &quota, units).now().remaining();

@@ -27,7 +27,7 @@ fn layer(store: &LocalStore) -> RateLimitLayer<Rule<Everyone>, LocalStore> {
 }
 
 fn left(store: &LocalStore) -> u32 {
-    let limiter = Limiter::named(RuleName::new("calls").expect("a name"), store.clone());
+    let limiter = Limiter::named("calls", store.clone());
     limiter.peek(Key::everyone(), &HOURLY).now().outcomes()[0].remaining()
 }
 

@@ -235,7 +235,7 @@ async fn has_share(kind: &Kind) -> Option<bool> {
     let clock = FakeClock::new();
     let site = Rule::new("site", Everyone, Quota::per_second(100));
     let site = site.on_missing_key(OnMissingKey::Share);
-    let site = built(|| clock.fair(site.fair_by(Beside(kind.extractor.clone()), 3)))?;
+    let site = built(|| clock.fair(site.fair_by(Beside(kind.extractor.clone())).weight(3)))?;
     let layer = RateLimitLayer::rules(site, clock.store(64)).expose_decision();
     let mut service = layer.layer(handler(|_| 200));
     ask(&mut service, with(&[("x-other", "other")])).await;
@@ -297,7 +297,7 @@ fn a_penalty_of_all_clients_is_not_built() {
          clients; give the penalty to a rule with a key such as PeerIp or ClientIp"
     );
     let share = error(|| {
-        drop(Rule::new("site", Everyone, Quota::per_second(9)).fair_by(MethodKey, 1));
+        drop(Rule::new("site", Everyone, Quota::per_second(9)).fair_by(MethodKey));
     });
     assert!(
         share.starts_with("rule site: fair_by a key that is never that of one client"),

@@ -1,4 +1,4 @@
-//! What a layer exposes to handlers, each value as an extractor of axum.
+//! Each value that a layer exposes to handlers, as an extractor of axum.
 
 use std::net::SocketAddr;
 

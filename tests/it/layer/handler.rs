@@ -33,7 +33,7 @@ fn store() -> LocalStore {
 }
 
 fn take(store: &LocalStore) -> Decision {
-    Limiter::new(store.clone()).take(Key::everyone(), &ONE, 1).now()
+    Limiter::named("default", store.clone()).take(Key::everyone(), &ONE, 1).now()
 }
 
 #[tokio::test]
@@ -68,7 +68,7 @@ async fn the_fields_of_an_allowed_call_equal_those_of_a_layer() {
 
 #[test]
 fn a_denial_without_a_wait_has_no_retry_after() {
-    let blocked = Limiter::new(store()).take("key", &Quota::blocked(), 1).now();
+    let blocked = Limiter::named("default", store()).take("key", &Quota::blocked(), 1).now();
     let quota = Quota::blocked();
     let response = blocked.rejection::<String>(&quota, &Request::new(())).expect("a denial");
     assert_eq!(response.status(), StatusCode::FORBIDDEN);

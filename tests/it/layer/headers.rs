@@ -441,7 +441,7 @@ async fn fields_can_be_sent_with_rejections_only() {
 fn respond(name: &str, quota: Quota, owed: i64, cost: u32) -> Response<String> {
     let (store, key) = (FakeClock::new().store(64), Key::everyone());
     let name = RuleName::new(name).expect("a name");
-    drop(Limiter::named(name, store.clone()).adjust(key, &quota, owed).now());
+    drop(Limiter::named(name.as_str(), store.clone()).adjust(key, &quota, owed).now());
     let rule = Rule::new(name.as_str(), Everyone, quota).cost(Cost::from_fn(move |_| cost));
     let layer = RateLimitLayer::rules(rule, store).expose_decision();
     futures::executor::block_on(ask(&mut layer.layer(Strict::default()), get("/")))
@@ -631,7 +631,7 @@ async fn a_denial_reports_the_units_that_are_left() {
             let grpc = grpc.body(()).expect("a request");
             let json = with(&[("accept", "application/problem+json")]);
             let mut written = HeaderMap::new();
-            let limiter = Limiter::new(FakeClock::new().store(64));
+            let limiter = Limiter::named("default", FakeClock::new().store(64));
             drop(limiter.adjust("key", &FIVE, denied.used).now());
             let decision = limiter.take("key", &FIVE, denied.cost).now();
             family.write(&decision, &FIVE, &mut written);

@@ -30,7 +30,7 @@ fn example() -> RateLimitLayer<Rule<Everyone>, LocalStore> {
     ];
     let clock = FakeClock::new();
     let store = clock.store(64);
-    drop(Limiter::new(store.clone()).adjust(Key::everyone(), &quotas, 389).now());
+    drop(Limiter::named("default", store.clone()).adjust(Key::everyone(), &quotas, 389).now());
     clock.advance(Duration::from_secs(4));
     RateLimitLayer::new(Everyone, quotas, store)
 }
@@ -38,7 +38,12 @@ fn example() -> RateLimitLayer<Rule<Everyone>, LocalStore> {
 /// One request per hour, which is used up.
 fn spent() -> RateLimitLayer<Rule<Everyone>, LocalStore> {
     let (quota, store) = (Quota::per_hour(1), FakeClock::new().store(64));
-    assert!(Limiter::new(store.clone()).take(Key::everyone(), &quota, 1).now().is_allowed());
+    assert!(
+        Limiter::named("default", store.clone())
+            .take(Key::everyone(), &quota, 1)
+            .now()
+            .is_allowed()
+    );
     RateLimitLayer::new(Everyone, quota, store)
 }
 
@@ -178,7 +183,7 @@ async fn each_problem_type_has_one_title() {
         format!("{} {kind} {} {} {wait}", json["status"], text("title"), text("detail"))
     };
     let store = FakeClock::new().store(64);
-    let limiter = Limiter::new(store.clone());
+    let limiter = Limiter::named("default", store.clone());
     let wait = Duration::from_secs(60);
     drop(limiter.block(Key::everyone(), wait).now().expect("room for a block"));
     let blocked = RateLimitLayer::new(Everyone, Quota::per_hour(1), store);

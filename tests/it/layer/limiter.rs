@@ -19,12 +19,12 @@ fn store() -> LocalStore {
 }
 
 fn named(name: &str, store: &LocalStore) -> Limiter<LocalStore> {
-    Limiter::named(name.parse().expect("a name"), store.clone())
+    Limiter::named(name, store.clone())
 }
 
 #[test]
 fn take_charges_the_whole_cost_or_nothing() {
-    let limiter = Limiter::new(store());
+    let limiter = Limiter::named("default", store());
     let first = limiter.take("alice", &FIVE, 3).now();
     assert_eq!((first.is_allowed(), first.remaining()), (true, Some(2)));
     assert_eq!(first.retry_after(), Some(Duration::ZERO));
@@ -39,7 +39,7 @@ fn take_charges_the_whole_cost_or_nothing() {
 #[test]
 fn peek_charges_nothing_and_opens_no_account() {
     let store = store();
-    let limiter = Limiter::new(store.clone());
+    let limiter = Limiter::named("default", store.clone());
     for _ in 0..9 {
         let look = limiter.peek("alice", &FIVE).now();
         assert_eq!((look.is_allowed(), look.remaining()), (true, Some(5)));
@@ -69,7 +69,7 @@ fn reset_clears_one_account() {
 
 #[test]
 fn adjust_refunds_and_charges_late() {
-    let limiter = Limiter::new(store());
+    let limiter = Limiter::named("default", store());
     let adjust = |units| {
         let adjusted = limiter.adjust("alice", &FIVE, units).now();
         assert_eq!(adjusted.remaining(), limiter.peek("alice", &FIVE).now().remaining());
@@ -85,7 +85,7 @@ fn adjust_refunds_and_charges_late() {
 #[test]
 fn several_quotas_are_charged_all_or_none() {
     let (clock, quotas) = (FakeClock::new(), [Quota::per_second(2), Quota::per_hour(3)]);
-    let limiter = Limiter::new(clock.store(64));
+    let limiter = Limiter::named("default", clock.store(64));
     let take = || {
         let decision = limiter.take("alice", &quotas, 1).now();
         let left: Vec<_> = decision.outcomes().iter().map(|o| o.remaining()).collect();
@@ -129,24 +129,30 @@ async fn the_layer_of_an_extractor_and_the_plain_limiter_are_both_called_default
     let store = store();
     let layer = RateLimitLayer::new(Everyone, FIVE, store.clone());
     answer(&layer, get("/")).await;
-    assert_eq!(Limiter::new(store.clone()).peek(Key::everyone(), &FIVE).now().remaining(), Some(4));
-    let named = Limiter::named(RuleName::default(), store);
+    assert_eq!(
+        Limiter::named("default", store.clone()).peek(Key::everyone(), &FIVE).now().remaining(),
+        Some(4)
+    );
+    let named = Limiter::named(RuleName::default().as_str(), store);
     assert_eq!(named.peek(Key::everyone(), &FIVE).now().remaining(), Some(4));
 }
 
 #[tokio::test]
 async fn answers_of_any_store_are_awaited() {
-    let limiter = Limiter::new(Gated::open(store()));
+    let limiter = Limiter::named("default", Gated::open(store()));
     let taken = limiter.take("alice", &FIVE, 2).await;
     assert_eq!(taken.remaining(), Some(3));
     let adjusted = limiter.adjust("alice", &FIVE, -1).await;
     assert_eq!(adjusted.remaining(), Some(4));
-    let boxed = Limiter::new(store().boxed());
+    let boxed = Limiter::named("default", store().boxed());
     assert_eq!(boxed.take("alice", &FIVE, 2).await.remaining(), Some(3));
     for broken in [Broken::Now, Broken::Later] {
-        let error = Limiter::new(broken).try_take("alice", &FIVE, 1).await.expect_err("an outage");
+        let error = Limiter::named("default", broken)
+            .try_take("alice", &FIVE, 1)
+            .await
+            .expect_err("an outage");
         assert!(error.to_string().contains("down"));
-        let open = Limiter::new(broken.fail_open()).take("alice", &FIVE, 1).await;
+        let open = Limiter::named("default", broken.fail_open()).take("alice", &FIVE, 1).await;
         assert_eq!(open.source(), Source::FailedOpen);
     }
 }

@@ -191,7 +191,7 @@ proptest! {
             quota.with_burst(bursts[at])
         };
         let (quotas, clock) = ([quota(0), quota(1)], FakeClock::new());
-        let [shared, one, two] = [(); 3].map(|()| Limiter::new(clock.store(16)));
+        let [shared, one, two] = [(); 3].map(|()| Limiter::named("default", clock.store(16)));
         let alone = [one, two];
         for (at, cost, millis) in asks {
             clock.advance(Duration::from_millis(millis));

@@ -57,7 +57,7 @@ proptest! {
         let quota = Quota::new(1, Duration::from_nanos(period)).expect("a quota");
         let (clock, key) = (FakeClock::new(), Key::everyone());
         let store = clock.store(64);
-        let limiter = Limiter::new(store.clone());
+        let limiter = Limiter::named("default", store.clone());
         let response = |store| {
             let mut service = RateLimitLayer::new(Everyone, quota, store).layer(Strict::default());
             futures::executor::block_on(ask(&mut service, get("/")))
@@ -148,7 +148,7 @@ mod herd {
         let clock = FakeClock::new();
         let store = clock.store(64);
         let (name, minute) = (RuleName::new("api").expect("a name"), quota("6/min"));
-        let limiter = Limiter::named(name, store.clone());
+        let limiter = Limiter::named(name.as_str(), store.clone());
         for key in ["a", "b"] {
             drop(limiter.adjust(key, &minute, 6).now());
         }
@@ -171,7 +171,7 @@ mod herd {
 
         let clock = FakeClock::new();
         let site = Rule::new("site", Everyone, quota("6/min"));
-        let rule = clock.fair(site.fair_by(HeaderKey::new("key"), 1));
+        let rule = clock.fair(site.fair_by(HeaderKey::new("key")));
         let layer = RateLimitLayer::rules(rule, clock.store(64)).retry_after(RetryAfter::Queue);
         let wait = async |key| {
             let request = http::Request::get("/").header("key", key).body(()).expect("a request");

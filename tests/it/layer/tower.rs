@@ -51,7 +51,7 @@ fn is_ready<S: Service<Request<()>>>(service: &mut S) -> bool {
 }
 
 fn left(store: &LocalStore) -> u32 {
-    let look = Limiter::new(store.clone()).peek(Key::everyone(), &TWO).now();
+    let look = Limiter::named("default", store.clone()).peek(Key::everyone(), &TWO).now();
     look.remaining().expect("one quota")
 }
 

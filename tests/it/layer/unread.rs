@@ -94,7 +94,7 @@ async fn rejection<B: 'static>(
     permits: &Arc<Semaphore>,
 ) -> (StatusCode, Response<Full<Bytes>>) {
     let store = LocalStore::with_capacity(64);
-    let limiter = Limiter::named(RuleName::new("api").expect("a name"), store.clone());
+    let limiter = Limiter::named("api", store.clone());
     let everyone = Key::everyone();
     let spend = || drop(limiter.take(everyone.clone(), &HOURLY, 1).now());
     let rule = |quota: Quota| Rule::new("api", Everyone, quota);

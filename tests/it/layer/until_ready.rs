@@ -46,7 +46,7 @@ impl Store for Impatient {
 
 async fn even<S: Store<Error = Infallible> + Clone + Sync>(time: &Time, store: S) {
     let store = Counting::new(store);
-    let limiter = Limiter::new(store.clone());
+    let limiter = Limiter::named("default", store.clone());
     let ready = |_| task::spawn(limiter.until_ready("upstream", &FIVE, 1));
     let mut ready: Vec<_> = (0..6).map(ready).collect();
     let first = assert_ready_ok!(ready[0].poll());
@@ -73,7 +73,7 @@ async fn calls_continue_evenly_in_order_with_one_store_call_each() {
 async fn a_store_that_cannot_queue_is_called_again_after_its_wait() {
     let time = Time::default();
     let store = Counting::new(Impatient(time.store()));
-    let limiter = Limiter::new(store.clone());
+    let limiter = Limiter::named("default", store.clone());
     drop(assert_ready_ok!(task::spawn(limiter.until_ready("upstream", &FIVE, 1)).poll()));
     let mut second = task::spawn(limiter.until_ready("upstream", &FIVE, 1));
     assert_pending!(second.poll());
@@ -88,7 +88,7 @@ async fn a_store_that_cannot_queue_is_called_again_after_its_wait() {
 async fn a_cancelled_wait_undoes_its_charge() {
     let time = Time::default();
     let store = time.store();
-    let limiter = Limiter::new(store.clone());
+    let limiter = Limiter::named("default", store.clone());
     drop(limiter.until_ready("upstream", &FIVE, 1).await.expect("at once"));
     {
         let mut gone = task::spawn(limiter.until_ready("upstream", &FIVE, 1));
@@ -109,7 +109,7 @@ async fn a_cancelled_wait_undoes_its_charge() {
 #[tokio::test(start_paused = true)]
 async fn a_request_that_never_fits_does_not_wait_and_is_not_charged() {
     let store = Time::default().store();
-    let limiter = Limiter::new(store.clone());
+    let limiter = Limiter::named("default", store.clone());
     let two = Quota::per_hour(2);
     let both = [Quota::per_hour(9), two];
     assert_eq!(limiter.until_ready("a", &two, 3).await.err(), Some(NotReady::Never));
@@ -125,7 +125,7 @@ async fn a_request_that_never_fits_does_not_wait_and_is_not_charged() {
 #[tokio::test(start_paused = true)]
 async fn a_store_that_fails_is_an_error_and_not_a_wait() {
     for broken in [Broken::Now, Broken::Later] {
-        let limiter = Limiter::new(broken);
+        let limiter = Limiter::named("default", broken);
         let error = limiter.try_until_ready("a", &FIVE, 1).await.expect_err("an outage");
         assert!(matches!(error, NotReady::Store(_)) && error.to_string().contains("down"));
         assert!(limiter.try_take("a", &FIVE, 1).await.is_err());
@@ -138,7 +138,7 @@ async fn a_store_that_fails_is_an_error_and_not_a_wait() {
 #[tokio::test(start_paused = true)]
 async fn a_blocked_key_is_ready_when_its_block_ends() {
     let time = Time::default();
-    let limiter = Limiter::new(time.store());
+    let limiter = Limiter::named("default", time.store());
     drop(limiter.block("upstream", secs(3)).now().expect("room"));
     let mut ready = task::spawn(limiter.until_ready("upstream", &FIVE, 1));
     assert_pending!(ready.poll());
@@ -151,7 +151,7 @@ async fn a_blocked_key_is_ready_when_its_block_ends() {
 #[tokio::test(start_paused = true)]
 async fn throttled_work_starts_with_its_unit() {
     let time = Time::default();
-    let limiter = Limiter::new(time.store());
+    let limiter = Limiter::named("default", time.store());
     let begun = Cell::new(0);
     let work = || async {
         begun.set(begun.get() + 1);
@@ -172,7 +172,7 @@ async fn throttled_work_starts_with_its_unit() {
 #[tokio::test(start_paused = true)]
 async fn take_returns_at_once_whether_it_charged() {
     async fn tries<S: Store<Error = Infallible>>(time: &Time, store: S) {
-        let limiter = &Limiter::new(store);
+        let limiter = &Limiter::named("default", store);
         let take = async |cost| limiter.take("a", &FIVE, cost).await.is_allowed();
         assert_eq!([take(1).await, take(1).await, take(2).await], [true, false, false]);
         time.pass(STEP).await;
@@ -186,7 +186,7 @@ async fn take_returns_at_once_whether_it_charged() {
 #[tokio::test]
 async fn take_up_to_takes_only_units_that_every_quota_has() {
     async fn grants<S: Store<Error = Infallible> + Sync>(clock: &FakeClock, store: S) {
-        let limiter = Limiter::new(store);
+        let limiter = Limiter::named("default", store);
         let quotas = [Quota::per_second(10), Quota::per_hour(15)];
         let granted = async |most| limiter.take_up_to("a", &quotas, most).await;
         assert_eq!((granted(0).await, granted(7).await), (0, 7));
@@ -203,7 +203,8 @@ async fn take_up_to_takes_only_units_that_every_quota_has() {
 #[test]
 fn concurrent_take_up_to_calls_take_exactly_the_available_units() {
     const HAS: u32 = 50_000;
-    let (limiter, quota) = (Limiter::new(FakeClock::new().store(16)), Quota::per_hour(HAS));
+    let (limiter, quota) =
+        (Limiter::named("default", FakeClock::new().store(16)), Quota::per_hour(HAS));
     let (granted, start) = (AtomicU32::new(0), Barrier::new(8));
     let (granted, start, limiter) = (&granted, &start, &limiter);
     thread::scope(|scope| {

@@ -63,7 +63,9 @@ async fn a_block_applies_to_later_requests_and_not_to_queued_ones() {
     passes(&mut begin(&mut service, get("/")).await);
     let mut waiting = begin(&mut service, get("/")).await;
     let name = RuleName::new("api").expect("a name");
-    drop(Limiter::named(name, store).block(Key::everyone(), secs(60)).now().expect("room"));
+    drop(
+        Limiter::named(name.as_str(), store).block(Key::everyone(), secs(60)).now().expect("room"),
+    );
     let mut later = begin(&mut service, get("/")).await;
     assert_eq!(assert_ready_ok!(later.poll()).status(), StatusCode::TOO_MANY_REQUESTS);
     time.pass(STEP).await;
@@ -257,7 +259,7 @@ async fn the_time_of_the_store_call_is_part_of_the_deadline() {
         assert_pending!(asking.poll());
         time.pass(millis(100)).await;
         // The store answers after 100 ms, with a wait of 200 ms.
-        drop(Limiter::named(name, local.clone()).take(Key::everyone(), &FIVE, 1).now());
+        drop(Limiter::named(name.as_str(), local.clone()).take(Key::everyone(), &FIVE, 1).now());
         gated.admit(1);
         if runs {
             assert_pending!(asking.poll());

@@ -26,7 +26,7 @@ const ROUNDS: u64 = 10;
 const TOO_LONG: Duration = secs(30);
 
 fn owed(store: &LocalStore) -> u128 {
-    let look = Limiter::new(store.clone()).peek(Key::everyone(), &QUOTA).now();
+    let look = Limiter::named("default", store.clone()).peek(Key::everyone(), &QUOTA).now();
     look.outcomes()[0].reset_after().as_nanos() / QUOTA.interval().as_nanos()
 }
 
@@ -92,7 +92,7 @@ async fn a_full_queue_denies_and_leaks_no_position() {
 
         // the wait is far away, so this number of requests queue and no more
         drop(
-            Limiter::new(store.clone())
+            Limiter::named("default", store.clone())
                 .adjust(Key::everyone(), &QUOTA.with_burst(u32::MAX), 50_000 * 60)
                 .now(),
         );
@@ -108,7 +108,7 @@ async fn a_full_queue_denies_and_leaks_no_position() {
 async fn calls_that_stop_waiting_return_their_units() {
     for round in 0..ROUNDS {
         let store = FakeClock::new().store(64);
-        let limiter = Limiter::new(store.clone());
+        let limiter = Limiter::named("default", store.clone());
         let ready = |_| {
             let limiter = limiter.clone();
             tokio::spawn(async move { limiter.until_ready(Key::everyone(), &QUOTA, 1).await })

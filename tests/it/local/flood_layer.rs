@@ -53,7 +53,7 @@ fn random(n: u64) -> String {
 const AMPLE: Quota = Quota::per_hour(1_000_000);
 
 fn charge(store: &LocalStore, key: u32) {
-    assert!(Limiter::new(store.clone()).take(key, &AMPLE, 1).now().is_allowed());
+    assert!(Limiter::named("default", store.clone()).take(key, &AMPLE, 1).now().is_allowed());
 }
 
 /// The table stores only the hash of a key: five hundred thousand headers leave no memory
@@ -140,7 +140,7 @@ fn a_long_header_costs_no_more_memory_than_a_short_one() {
 /// accepts new keys.
 fn crafted(clock: &FakeClock, store: &LocalStore, wanted: usize) -> Vec<u32> {
     let full = |store: &LocalStore| store.stats().active == store.stats().slots;
-    let free = |key| drop(Limiter::new(store.clone()).reset(key, &AMPLE).now());
+    let free = |key| drop(Limiter::named("default", store.clone()).reset(key, &AMPLE).now());
     (0..10_000).for_each(|key| charge(store, key));
     assert!(full(store));
     let has_slot = |key: &u32| {

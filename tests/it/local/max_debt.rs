@@ -14,7 +14,7 @@ const COST: u32 = 100_000;
 /// as allowed, and cost 100 000.
 fn spends_in_an_hour(quota: Quota) -> u64 {
     let clock = FakeClock::new();
-    let limiter = Limiter::new(clock.store(64));
+    let limiter = Limiter::named("default", clock.store(64));
     let (mut spent, mut passed) = (0, Duration::ZERO);
     while passed < HOUR {
         let mut open = 0;
@@ -54,7 +54,7 @@ fn with_the_debt_of_the_formula_no_unit_is_lost() {
         let quota = Quota::per_second(limit).with_max_debt(open * cost - limit);
         for algorithm in [Algorithm::Gcra, Algorithm::TokenBucket, Algorithm::fixed_window()] {
             let quota = quota.with_algorithm(algorithm);
-            let limiter = Limiter::new(FakeClock::new().store(64));
+            let limiter = Limiter::named("default", FakeClock::new().store(64));
             for _ in 0..open {
                 assert!(limiter.take("alice", &quota, reserved).now().is_allowed());
             }
@@ -74,7 +74,7 @@ fn a_lower_cap_does_not_change_the_debt_of_an_account() {
     let (deep, none) =
         (Quota::per_minute(10).with_max_debt(30), Quota::per_minute(10).with_max_debt(0));
     for algorithm in ALGORITHMS {
-        let limiter = Limiter::new(FakeClock::new().store(64));
+        let limiter = Limiter::named("default", FakeClock::new().store(64));
         let [deep, none] = [deep, none].map(|quota| quota.with_algorithm(algorithm));
         drop(limiter.adjust("mallory", &deep, 40).now());
         drop(limiter.adjust("mallory", &none, 40).now());

@@ -38,7 +38,7 @@ struct Allowed {
 impl Allowed {
     fn new(quota: Quota) -> Self {
         let clock = FakeClock::new();
-        let limiter = Limiter::new(clock.store(16));
+        let limiter = Limiter::named("default", clock.store(16));
         Self { clock, limiter, quota, now: 0, instants: Vec::new() }
     }
 

@@ -26,7 +26,7 @@ fn a_flood_of_new_keys_does_not_free_an_exhausted_key_or_grow_the_store() {
     for quota in quotas(2) {
         let clock = FakeClock::new();
         let store: LocalStore = clock.store(64);
-        let limiter = Limiter::new(store.clone());
+        let limiter = Limiter::named("default", store.clone());
         let take = |key: Key| limiter.take(key, &quota, 1).now().is_allowed();
         assert!(take("victim".into()) && take("victim".into()) && !take("victim".into()));
 
@@ -48,7 +48,7 @@ fn a_window_that_ends_now_is_no_account() {
     let (clock, nanosecond) = (FakeClock::new(), Duration::from_nanos(1));
     let store: LocalStore = clock.store(64);
     let quota = Quota::per_hour(2).with_algorithm(Algorithm::AnchoredWindow);
-    drop(Limiter::new(store.clone()).take("key", &quota, 1).now());
+    drop(Limiter::named("default", store.clone()).take("key", &quota, 1).now());
     clock.advance(HOUR - nanosecond);
     assert_eq!(store.stats().active, 1);
     clock.advance(nanosecond);
@@ -58,7 +58,7 @@ fn a_window_that_ends_now_is_no_account() {
 #[test]
 fn threads_get_exactly_the_available_units() {
     for quota in quotas(500) {
-        let limiter = Limiter::new(FakeClock::new().store(64));
+        let limiter = Limiter::named("default", FakeClock::new().store(64));
         let admitted = AtomicU32::new(0);
         thread::scope(|scope| {
             for _ in 0..8 {
@@ -76,7 +76,7 @@ fn threads_get_exactly_the_available_units() {
 
 #[test]
 fn a_decision_over_gcra_and_windows_charges_all_or_none() {
-    let limiter = Limiter::new(FakeClock::new().store(64));
+    let limiter = Limiter::named("default", FakeClock::new().store(64));
     let mixed: Vec<Quota> = [Quota::per_hour(9)].into_iter().chain(quotas(5)).collect();
     for _ in 0..5 {
         assert!(limiter.take("a", &mixed, 1).now().is_allowed());
@@ -91,7 +91,7 @@ fn a_decision_over_gcra_and_windows_charges_all_or_none() {
 #[test]
 fn keys_within_the_capacity_do_not_share() {
     for quota in quotas(1) {
-        let limiter = Limiter::new(FakeClock::new().store(1_024));
+        let limiter = Limiter::named("default", FakeClock::new().store(1_024));
         let admitted = (0..256_u32).filter(|key| limiter.take(*key, &quota, 1).now().is_allowed());
         assert_eq!(admitted.count(), 256, "{quota:?}");
     }
@@ -103,7 +103,7 @@ fn expired_accounts_make_room_for_other_keys() {
     for quota in quotas(1) {
         let clock = FakeClock::new();
         let store: LocalStore = clock.store(64);
-        let limiter = Limiter::new(store.clone());
+        let limiter = Limiter::named("default", store.clone());
         let take = |key: u32| limiter.take(key, &quota, 1).now();
         for key in 0..2_000 {
             let _ = take(key);

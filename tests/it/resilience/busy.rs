@@ -109,6 +109,6 @@ async fn a_block_by_a_busy_process_is_reported_as_not_made() {
     let store = subject.breaker.fail_open();
     let decision = store.block(&charge, SECOND).await.expect("infallible");
     assert_eq!(decision.source(), Source::Busy);
-    let limiter = tower_sluice::Limiter::new(store);
+    let limiter = tower_sluice::Limiter::named("default", store);
     assert!(matches!(limiter.block("mallory", SECOND).await, Err(BlockError::Unavailable)));
 }

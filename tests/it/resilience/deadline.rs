@@ -35,7 +35,7 @@ fn charged<T>(read: impl FnOnce(Charge<'_>) -> T) -> T {
 
 #[test]
 fn outside_a_runtime_immediate_answers_pass_unchanged() {
-    let limiter = Limiter::new(shaky(Mood::Well).timeout(BUDGET));
+    let limiter = Limiter::named("default", shaky(Mood::Well).timeout(BUDGET));
     let decision = tokio_test::block_on(async { limiter.try_take("alice", &HOURLY, 3).await });
     let decision = decision.expect("a decision");
     assert_eq!((decision.source(), decision.remaining()), (Source::Local, Some(7)));
@@ -70,7 +70,7 @@ async fn the_timeout_covers_the_whole_answer_of_every_call() {
 async fn the_timeout_starts_with_the_call_and_not_with_the_first_poll() {
     let store = shaky(Mood::Hanging);
     let start = Instant::now();
-    let answer = Limiter::new(store.timeout(BUDGET)).try_take("alice", &HOURLY, 1);
+    let answer = Limiter::named("default", store.timeout(BUDGET)).try_take("alice", &HOURLY, 1);
     advance(millis(60)).await;
     answer.await.expect_err("too late");
     assert_eq!(start.elapsed(), BUDGET);
@@ -79,7 +79,7 @@ async fn the_timeout_starts_with_the_call_and_not_with_the_first_poll() {
 #[tokio::test(start_paused = true)]
 async fn a_late_answer_is_dropped() {
     let store = shaky(Mood::Late(millis(150)));
-    let limiter = Limiter::new(store.clone().timeout(BUDGET));
+    let limiter = Limiter::named("default", store.clone().timeout(BUDGET));
     let mut answer = task::spawn(limiter.try_take("alice", &HOURLY, 1).into_future());
     assert_pending!(answer.poll());
     advance(millis(99)).await;
@@ -98,7 +98,8 @@ async fn a_late_answer_is_dropped() {
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_is_ready_counts_even_if_its_task_is_polled_late() {
     let store = shaky(Mood::Late(millis(50))).timeout(BUDGET);
-    let mut answer = task::spawn(Limiter::new(store).try_take("alice", &HOURLY, 1).into_future());
+    let mut answer =
+        task::spawn(Limiter::named("default", store).try_take("alice", &HOURLY, 1).into_future());
     assert_pending!(answer.poll());
     advance(secs(10)).await;
     assert!(matches!(answer.poll(), Poll::Ready(Ok(_))));
@@ -107,7 +108,7 @@ async fn an_answer_that_is_ready_counts_even_if_its_task_is_polled_late() {
 #[tokio::test(start_paused = true)]
 async fn errors_of_the_store_pass_through() {
     for mood in [Mood::Failing, Mood::FailingLate(millis(5))] {
-        let limiter = Limiter::new(shaky(mood).timeout(BUDGET));
+        let limiter = Limiter::named("default", shaky(mood).timeout(BUDGET));
         let error = limiter.try_take("alice", &HOURLY, 1).await.expect_err("it fails");
         assert_eq!(error.to_string(), "redis://10.0.0.7 is down");
         assert!(matches!(error, TimeoutError::Store(_)));
@@ -147,5 +148,5 @@ fn a_timeout_of_zero_panics() {
 #[tokio::test(start_paused = true)]
 async fn the_longest_timeout_does_not_overflow() {
     let store = shaky(Mood::Late(millis(1))).timeout(Duration::MAX);
-    assert!(Limiter::new(store).try_take("alice", &HOURLY, 1).await.is_ok());
+    assert!(Limiter::named("default", store).try_take("alice", &HOURLY, 1).await.is_ok());
 }

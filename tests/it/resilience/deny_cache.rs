@@ -37,7 +37,7 @@ fn cached(time: &Time) -> (Counting<LocalStore>, Cached) {
 
 /// Exhausts the account and caches a denial of `cost`.
 fn exhaust(store: &Cached, quota: Quota, cost: u32) -> Decision {
-    let limiter = Limiter::new(store.clone());
+    let limiter = Limiter::named("default", store.clone());
     drop(limiter.adjust("alice", &quota, i64::from(quota.limit())).now());
     let denial = limiter.take("alice", &quota, cost).now();
     assert_eq!((denial.is_allowed(), denial.source()), (false, Source::Local));
@@ -56,7 +56,7 @@ async fn a_denied_key_calls_the_store_once_per_lifetime() {
     let mut wait = exhaust(&store, HOURLY, 1).retry_after();
     for n in 1..5_000 {
         time.pass(millis(1)).await;
-        let denial = Limiter::new(store.clone()).take("alice", &HOURLY, 1).now();
+        let denial = Limiter::named("default", store.clone()).take("alice", &HOURLY, 1).now();
         wait = wait.map(|wait| wait - millis(1));
         let source = if n % 1_000 == 0 { Source::Local } else { Source::DenyCache };
         assert_eq!((denial.source(), denial.retry_after()), (source, wait), "after {n} ms");
@@ -71,7 +71,7 @@ async fn a_key_calls_the_store_from_the_nanosecond_its_wait_ends() {
     let quota = Quota::per_second(5);
     let wait = exhaust(&store, quota, 1).retry_after().expect("a wait");
     time.pass(wait - NANO).await;
-    let limiter = Limiter::new(store);
+    let limiter = Limiter::named("default", store);
     let last = limiter.take("alice", &quota, 1).now();
     assert_eq!((last.source(), last.retry_after()), (Source::DenyCache, Some(NANO)));
     time.pass(NANO).await;
@@ -83,13 +83,13 @@ async fn a_key_calls_the_store_from_the_nanosecond_its_wait_ends() {
 async fn a_greater_cost_gets_its_own_wait_and_a_smaller_one_calls_the_store() {
     let time = Time::default();
     let (inner, store) = cached(&time);
-    let limiter = Limiter::new(store.clone());
+    let limiter = Limiter::named("default", store.clone());
     drop(limiter.take("alice", &HOURLY, 7).now());
     assert!(!limiter.take("alice", &HOURLY, 5).now().is_allowed());
     time.pass(millis(700)).await;
     for cost in [5, 6, 10, 11] {
         let denial = limiter.take("alice", &HOURLY, cost).now();
-        let plain = Limiter::new(inner.store()).take("alice", &HOURLY, cost).now();
+        let plain = Limiter::named("default", inner.store()).take("alice", &HOURLY, cost).now();
         assert_eq!((denial.source(), plain.source()), (Source::DenyCache, Source::Local));
         assert_eq!(rows(&denial), rows(&plain), "cost {cost}");
     }
@@ -102,7 +102,7 @@ async fn a_greater_cost_gets_its_own_wait_and_a_smaller_one_calls_the_store() {
 #[tokio::test(start_paused = true)]
 async fn a_cost_that_never_fits_is_cached_too() {
     let (inner, store) = cached(&Time::default());
-    let limiter = Limiter::new(store);
+    let limiter = Limiter::named("default", store);
     for quota in [HOURLY, HOURLY.with_algorithm(Algorithm::SlidingLog)] {
         let asked = inner.takes();
         for source in [Source::Local, Source::DenyCache, Source::DenyCache] {
@@ -216,7 +216,7 @@ async fn a_block_and_its_end_are_cached() {
 async fn another_plan_drops_the_denials_of_the_first() {
     let (inner, store) = cached(&Time::default());
     drop(exhaust(&store, HOURLY, 1));
-    let limiter = Limiter::new(store);
+    let limiter = Limiter::named("default", store);
     let dear = Quota::per_hour(100).with_burst(200);
     assert!(limiter.take("alice", &dear, 1).now().is_allowed());
     assert!(!limiter.take("alice", &HOURLY, 1).now().is_allowed());
@@ -230,8 +230,8 @@ async fn another_plan_drops_the_denials_of_the_first() {
 async fn keys_and_rules_are_cached_separately() {
     let (_, store) = cached(&Time::default());
     drop(exhaust(&store, HOURLY, 1));
-    assert!(Limiter::new(store.clone()).take("bob", &HOURLY, 1).now().is_allowed());
-    let other = Limiter::named(RuleName::new("other").expect("a name"), store);
+    assert!(Limiter::named("default", store.clone()).take("bob", &HOURLY, 1).now().is_allowed());
+    let other = Limiter::named("other", store);
     assert!(other.take("alice", &HOURLY, 1).now().is_allowed());
 }
 
@@ -243,10 +243,10 @@ async fn changes_of_another_process_apply_after_the_lifetime() {
         (secs(1), shared.clone().deny_cache()),
         (millis(250), shared.clone().deny_cache().max_age(millis(250))),
     ] {
-        let limiter = Limiter::new(store);
+        let limiter = Limiter::named("default", store);
         drop(limiter.adjust("alice", &HOURLY, 10).now());
         assert!(!limiter.take("alice", &HOURLY, 1).now().is_allowed());
-        drop(Limiter::new(shared.clone()).reset("alice", &HOURLY).now());
+        drop(Limiter::named("default", shared.clone()).reset("alice", &HOURLY).now());
         time.pass(life - NANO).await;
         assert!(!limiter.take("alice", &HOURLY, 1).now().is_allowed(), "not yet");
         time.pass(NANO).await;
@@ -258,8 +258,8 @@ async fn changes_of_another_process_apply_after_the_lifetime() {
 async fn a_lifetime_starts_with_the_call_and_its_wait_with_the_answer() {
     let time = Time::default();
     let inner = Slow::new(time.store());
-    let limiter = Limiter::new(inner.clone().deny_cache());
-    drop(Limiter::new(inner.store.clone()).adjust("alice", &HOURLY, 10).now());
+    let limiter = Limiter::named("default", inner.clone().deny_cache());
+    drop(Limiter::named("default", inner.store.clone()).adjust("alice", &HOURLY, 10).now());
     let mut asked = task::spawn(limiter.take("alice", &HOURLY, 1).into_future());
     assert_pending!(asked.poll());
     time.pass(millis(300)).await;
@@ -269,7 +269,7 @@ async fn a_lifetime_starts_with_the_call_and_its_wait_with_the_answer() {
     let decision = limiter.take("alice", &HOURLY, 1).await;
     assert_eq!(decision.source(), Source::DenyCache);
     assert_eq!(decision.retry_after(), Some(wait - (millis(700) - NANO)));
-    let now = Limiter::new(inner.store.clone()).take("alice", &HOURLY, 1).now();
+    let now = Limiter::named("default", inner.store.clone()).take("alice", &HOURLY, 1).now();
     assert!(decision.retry_after() >= now.retry_after(), "no wait is reported too short");
     time.pass(NANO).await;
     inner.tell(1);
@@ -314,8 +314,8 @@ async fn an_answer_older_than_a_change_is_not_cached() {
 #[tokio::test(start_paused = true)]
 async fn a_change_that_is_not_awaited_drops_the_cached_denial() {
     let inner = Slow::new(Time::default().store());
-    let limiter = Limiter::new(inner.clone().deny_cache());
-    drop(Limiter::new(inner.store.clone()).adjust("alice", &HOURLY, 10).now());
+    let limiter = Limiter::named("default", inner.clone().deny_cache());
+    drop(Limiter::named("default", inner.store.clone()).adjust("alice", &HOURLY, 10).now());
     inner.tell(1);
     assert!(!limiter.take("alice", &HOURLY, 1).await.is_allowed());
     drop(limiter.reset("alice", &HOURLY));
@@ -443,12 +443,12 @@ async fn decisions_of_a_fallback_are_not_cached() {
     let shaky = Shaky::new(Time::default().store());
     let (closed, here) = (shaky.clone().fail_closed(), Time::default().store());
     shaky.is(Mood::Failing);
-    let limiter = Limiter::new(closed.deny_cache());
+    let limiter = Limiter::named("default", closed.deny_cache());
     for _ in 0..2 {
         let denial = limiter.take("alice", &HOURLY, 1).await;
         assert_eq!(denial.source(), Source::FailedClosed);
     }
-    let limiter = Limiter::new(shaky.clone().fallback(here, 1).deny_cache());
+    let limiter = Limiter::named("default", shaky.clone().fallback(here, 1).deny_cache());
     drop(limiter.take("alice", &HOURLY, 10).await);
     for _ in 0..2 {
         let denial = limiter.take("alice", &HOURLY, 1).await;
@@ -462,7 +462,7 @@ async fn cached_denials_hold_in_an_outage_and_do_not_count_as_successes() {
     let shaky = Shaky::new(time.store());
     let breaker = shaky.clone().timeout(millis(10)).breaker();
     let store = breaker.clone().deny_cache().fallback(time.store(), 1);
-    let limiter = Limiter::new(store.clone());
+    let limiter = Limiter::named("default", store.clone());
     let take = async |key: &str| limiter.take(key, &HOURLY, 1).await;
     drop(limiter.take("alice", &HOURLY, 10).await);
     assert_eq!(take("alice").await.source(), Source::Local);
@@ -486,7 +486,7 @@ async fn cached_denials_hold_in_an_outage_and_do_not_count_as_successes() {
     // now with the breaker around the cache
     let shaky = Shaky::new(time.store());
     let store = shaky.clone().deny_cache().breaker().failures(2).rate(100, 1_000);
-    let limiter = Limiter::new(store.clone());
+    let limiter = Limiter::named("default", store.clone());
     drop(limiter.try_take("alice", &HOURLY, 10).await.expect("it works"));
     drop(limiter.try_take("alice", &HOURLY, 1).await.expect("it works"));
     shaky.is(Mood::FailingSoon);
@@ -505,7 +505,7 @@ async fn cached_denials_hold_in_an_outage_and_do_not_count_as_successes() {
 async fn a_flood_of_denials_denies_no_other_key_and_stays_within_the_capacity() {
     const KEYS: u64 = 1_000_000;
     let store = Time::default().store().deny_cache().capacity(1_000);
-    let limiter = Limiter::new(store.clone());
+    let limiter = Limiter::named("default", store.clone());
     let nobody = Quota::blocked();
     let is_known = |key: &u64| {
         let decision = limiter.take(*key, &nobody, 1).now();
@@ -522,7 +522,7 @@ async fn a_flood_of_denials_denies_no_other_key_and_stays_within_the_capacity() 
 async fn a_full_set_evicts_the_denial_that_ends_first() {
     let time = Time::default();
     let store = time.store().deny_cache().capacity(1);
-    let limiter = Limiter::new(store.clone());
+    let limiter = Limiter::named("default", store.clone());
     let quick = Quota::per_second(20);
     drop(limiter.adjust("quick", &quick, 20).now());
     assert!(!limiter.take("quick", &quick, 1).now().is_allowed());

@@ -50,7 +50,7 @@ impl Store for Yielding {
 #[test]
 fn a_cached_denial_does_not_outlive_a_change() {
     let store = Yielding(LocalStore::with_capacity(100_000)).deny_cache();
-    let limiter = Limiter::new(store.clone());
+    let limiter = Limiter::named("default", store.clone());
     let (start, end) = (Barrier::new(THREADS as usize + 1), Barrier::new(THREADS as usize + 1));
     let (denied, mut wrong) = (AtomicU32::new(0), Vec::new());
     thread::scope(|scope| {

@@ -145,7 +145,8 @@ async fn an_outdated_answer_does_not_lower_the_debt() {
     // the slow answer reports 90 left, and arrives after one that reports 10
     process.shared.is(Mood::Well);
     drop(process.take("alice", HOURLY, 90).await);
-    let before = Limiter::new(process.shared.store.clone()).reset("alice", &HOURLY).now();
+    let before =
+        Limiter::named("default", process.shared.store.clone()).reset("alice", &HOURLY).now();
     assert_eq!(left(&before), [100]);
     assert_eq!(left(&slow.await.expect("no panic")), [90]);
     assert_eq!(process.local_owes("alice", HOURLY), 90);
@@ -195,7 +196,7 @@ async fn refunds_lower_the_mirrored_debt_but_not_below_the_reported_debt() {
     drop(process.adjust("alice", HOURLY, -20).await);
     assert_eq!(process.local_owes("alice", HOURLY), 30);
     // a refund of sixty does not remove the fifty units of other processes
-    drop(Limiter::new(process.shared.store.clone()).take("alice", &HOURLY, 50).now());
+    drop(Limiter::named("default", process.shared.store.clone()).take("alice", &HOURLY, 50).now());
     drop(process.take("alice", HOURLY, 0).await);
     drop(process.adjust("alice", HOURLY, -60).await);
     assert_eq!(process.local_owes("alice", HOURLY), 20);
@@ -303,7 +304,7 @@ async fn slots_are_mirrored_despite_a_queue_a_block_and_a_full_store() {
     drop(freed);
 
     let local = LocalStore::with_capacity(8);
-    let limiter = Limiter::new(process.shared.clone().fallback(local.clone(), 1));
+    let limiter = Limiter::named("default", process.shared.clone().fallback(local.clone(), 1));
     let mut running = Vec::new();
     for key in 0..9_u32 {
         running.push(limiter.take(key, &one, 1).await);

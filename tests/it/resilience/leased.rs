@@ -101,7 +101,8 @@ async fn a_key_that_is_not_hot_calls_the_store_each_time() {
     let (inner, store) = leased(&time, 5);
     for n in 0..100_u32 {
         for key in 0..2_u32 {
-            let decision = Limiter::new(store.clone()).take(n % 7 + key, &HOURLY, 1).now();
+            let decision =
+                Limiter::named("default", store.clone()).take(n % 7 + key, &HOURLY, 1).now();
             assert_eq!(decision.source(), Source::Local);
         }
         time.pass(millis(51)).await;
@@ -892,7 +893,7 @@ async fn keys_beyond_the_capacity_call_the_store_each_time() {
     let time = Time::default();
     let (inner, store) = leased(&time, 5);
     let store = store.capacity(8);
-    let limiter = Limiter::new(store.clone());
+    let limiter = Limiter::named("default", store.clone());
     for key in 0..20_u32 {
         for _ in 0..20 {
             assert!(limiter.take(key, &HOURLY, 1).now().is_allowed());

@@ -270,14 +270,14 @@ fn a_quota_that_the_store_cannot_count_fails_to_build() {
 
 #[test]
 fn per_second_multiplies() {
-    let (limiter, quota) = (Limiter::new(store()), Quota::per_second(60));
+    let (limiter, quota) = (Limiter::named("default", store()), Quota::per_second(60));
     assert!((0..60).all(|_| limiter.take("alice", &quota, 1).now().is_allowed()));
     assert_eq!(quota.to_string(), "60/s");
 }
 
 #[test]
 fn a_cost_of_zero_reads_the_account() {
-    let limiter = Limiter::new(store());
+    let limiter = Limiter::named("default", store());
     let quota = Quota::per_hour(1);
     assert!(limiter.take("alice", &quota, 1).now().is_allowed());
     let look = limiter.take("alice", &quota, 0).now();

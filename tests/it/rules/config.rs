@@ -582,7 +582,7 @@ fn quotas_from_a_file_are_plans_and_work_outside_http() {
         Quotas::from([Quota::per_minute(20).with_burst(40), Quota::per_day(200)])
     );
     assert_eq!(plans["partner"], Quotas::from([]));
-    let limiter = Limiter::new(FakeClock::new().store(64));
+    let limiter = Limiter::named("default", FakeClock::new().store(64));
     assert_eq!(limiter.take("alice", &user.quotas, 3).now().outcomes().len(), 2);
 }
 
@@ -740,7 +740,7 @@ async fn a_share_of_a_quota_is_not_written() {
     let seen = Arc::new(Seen::default());
     let store = Broken::Now.fallback(seen.clone(), 4);
     let whole = Quota::per_second(10);
-    assert!(Limiter::new(store).take("alice", &whole, 1).await.is_allowed());
+    assert!(Limiter::named("default", store).take("alice", &whole, 1).await.is_allowed());
     let share = seen.0.lock().expect("one thread")[0];
     assert!(share.interval() > whole.interval(), "{share:?}");
     let wrong = serde_json::to_string(&share).expect_err("not written").to_string();

@@ -69,7 +69,7 @@ fn used(store: &LocalStore, client: &Key, pool: Quota) -> (u32, Duration) {
 #[tokio::test]
 async fn a_client_beyond_its_share_leaves_the_reserve() {
     let clock = FakeClock::new();
-    let layer = layer(&clock, site().fair_by(key(), 1));
+    let layer = layer(&clock, site().fair_by(key()));
     // The only client has the whole rate as its share: half a second of it, and 20 that are left.
     assert_eq!(send(&layer, "large", 500).await, 70);
     // Another client has half of the rate, of which half a second, and then the pool is at its reserve.
@@ -85,7 +85,7 @@ async fn an_outage_starts_with_the_units_that_a_share_has_left() {
     let clock = FakeClock::new();
     let shared = Shaky::new(clock.store(64));
     let store = shared.clone().fallback(clock.store(64), 4);
-    let rule = site().cost(20).fair_by(key(), 1);
+    let rule = site().cost(20).fair_by(key());
     let layer = RateLimitLayer::rules(clock.fair(rule), store);
     for mood in [Mood::Well, Mood::Failing] {
         shared.is(mood);
@@ -100,7 +100,7 @@ async fn weights_divide_the_rate_of_busy_clients() {
         [b'0'..=b'9'] => u32::from(head.headers["x-api-key"].as_bytes()[0] - b'0'),
         _ => 1,
     });
-    let layer = layer(&clock, site().fair_by(key(), weight));
+    let layer = layer(&clock, site().fair_by(key()).weight(weight));
     let mut admitted = [0; 3];
     for at in 0..200 * 22 {
         if at == 200 * 2 {
@@ -121,7 +121,7 @@ async fn weights_divide_the_rate_of_busy_clients() {
 #[tokio::test]
 async fn a_denied_client_returns_when_the_wait_is_over_and_not_earlier() {
     let clock = FakeClock::new();
-    let layer = layer(&clock, site().fair_by(key(), 1));
+    let layer = layer(&clock, site().fair_by(key()));
     assert_eq!(send(&layer, "other", 1).await, 1);
     send(&layer, "large", 500).await;
     for _ in 0..20 {
@@ -140,7 +140,7 @@ async fn a_denied_client_returns_when_the_wait_is_over_and_not_earlier() {
 #[tokio::test]
 async fn fields_describe_the_pool_and_explanations_both() {
     let clock = FakeClock::new();
-    let layer = layer(&clock, site().fair_by(key(), 1));
+    let layer = layer(&clock, site().fair_by(key()));
     let first = answer(&layer, with(&[("x-api-key", "a")])).await;
     assert_eq!(header(first.headers(), "ratelimit-policy"), "\"site\";q=100;w=1");
     assert!(header(first.headers(), "ratelimit").starts_with("\"site\";r=99"), "{first:?}");
@@ -164,7 +164,7 @@ async fn a_request_without_a_client_is_rejected_shares_or_borrows() {
         let clock = FakeClock::new();
         let rule = site().applies(move |_| applies);
         let rule = policy.into_iter().fold(rule, Rule::on_missing_key);
-        let layer = layer(&clock, rule.fair_by(key(), 1));
+        let layer = layer(&clock, rule.fair_by(key()));
         let (mut admitted, mut last) = (0, 0);
         for _ in 0..200 {
             let answer = answer(&layer, get("/")).await;
@@ -183,7 +183,7 @@ async fn a_request_without_a_client_is_rejected_shares_or_borrows() {
 #[tokio::test]
 async fn a_client_without_weight_borrows_only() {
     let clock = FakeClock::new();
-    let layer = layer(&clock, site().fair_by(key(), Cost::from_fn(|_| 0)));
+    let layer = layer(&clock, site().fair_by(key()).weight(Cost::from_fn(|_| 0)));
     assert_eq!(send(&layer, "a", 200).await, 70);
     clock.advance(SECOND / 100);
     assert_eq!(send(&layer, "b", 200).await, 1);
@@ -192,7 +192,7 @@ async fn a_client_without_weight_borrows_only() {
 #[tokio::test]
 async fn clients_beyond_the_most_have_one_share_together() {
     let clock = FakeClock::new();
-    let layer = layer(&clock, site().fair_by(key(), 1).max_clients(2));
+    let layer = layer(&clock, site().fair_by(key()).max_clients(2));
     assert_eq!(send(&layer, "a", 1).await + send(&layer, "b", 1).await, 2);
     // A third of the rate for half a second, and what is left of the 98 above the reserve.
     assert_eq!(send(&layer, "c", 500).await, 68);
@@ -207,7 +207,7 @@ async fn a_cost_is_charged_to_both_and_an_adjustment_changes_both() {
     for (units, left) in [(60, 40), (10, 90), (70, 30)] {
         let (clock, client) = (FakeClock::new(), Key::from("a"));
         let store = clock.store(64);
-        let rule = clock.fair(site().cost(60).fair_by(key(), 1));
+        let rule = clock.fair(site().cost(60).fair_by(key()));
         let layer = RateLimitLayer::rules(rule, store.clone()).expose_charge(Adjustment::Keep);
         let inner = handler(move |request| {
             let handle: &ChargeHandle = request.extensions().get().expect("a handle");
@@ -224,7 +224,7 @@ async fn a_cost_is_charged_to_both_and_an_adjustment_changes_both() {
 #[tokio::test]
 async fn a_live_plan_without_a_rate_has_no_shares() {
     let (clock, live) = (FakeClock::new(), LivePlan::new(Quota::per_second(100)));
-    let rule = Rule::new("site", Everyone, &live).fair_by(key(), 1);
+    let rule = Rule::new("site", Everyone, &live).fair_by(key());
     let layer = layer(&clock, rule);
     assert_eq!(send(&layer, "a", 200).await, 70);
     live.replace([Quota::per_second(100), Quota::per_day(71)]);
@@ -239,7 +239,7 @@ async fn a_live_plan_without_a_rate_has_no_shares() {
 #[tokio::test]
 async fn a_report_only_rule_denies_nobody() {
     let clock = FakeClock::new();
-    let layer = layer(&clock, site().report_only(true).fair_by(key(), 1));
+    let layer = layer(&clock, site().report_only(true).fair_by(key()));
     assert_eq!(send(&layer, "a", 200).await, 200);
     let answer = answer(&layer, with(&[("x-api-key", "a")])).await;
     let decision: &Decision = answer.extensions().get().expect("a decision");
@@ -251,7 +251,7 @@ async fn other_rules_are_charged_all_or_nothing() {
     let clock = FakeClock::new();
     let store = clock.store(64);
     let user = Rule::new("user", key(), Quota::per_second(20));
-    let rules = (user, clock.fair(site().fair_by(key(), 1)));
+    let rules = (user, clock.fair(site().fair_by(key())));
     let layer = RateLimitLayer::rules(rules, store.clone());
     assert_eq!(send(&layer, "a", 500).await, 20);
     let (left, share) = used(&store, &Key::from("a"), Quota::per_second(100));
@@ -263,7 +263,7 @@ async fn other_rules_are_charged_all_or_nothing() {
 async fn late_charges_of_a_share_have_the_limit_of_the_pool() {
     let (clock, client) = (FakeClock::new(), Key::from("a"));
     let store = clock.store(64);
-    let rule = clock.fair(site().fair_by(key(), 1));
+    let rule = clock.fair(site().fair_by(key()));
     let layer = RateLimitLayer::rules(rule, store.clone()).expose_charge(Adjustment::Charge(9_000));
     assert_eq!(
         ask(&mut layer.layer(handler(|_| 200)), with(&[("x-api-key", "a")])).await.status(),
@@ -277,7 +277,7 @@ async fn late_charges_of_a_share_have_the_limit_of_the_pool() {
 async fn a_block_and_a_reset_of_a_client_leave_the_pool_as_it_is() {
     let clock = FakeClock::new();
     let store = clock.store(64);
-    let rule = clock.fair(site().cost(20).fair_by(key(), 1));
+    let rule = clock.fair(site().cost(20).fair_by(key()));
     let layer = RateLimitLayer::rules(rule, store.clone()).expose_charge(Adjustment::Keep);
     let inner = handler(|request| {
         let handle: &ChargeHandle = request.extensions().get().expect("a handle");
@@ -296,7 +296,7 @@ async fn a_block_and_a_reset_of_a_client_leave_the_pool_as_it_is() {
 #[tokio::test]
 async fn a_handler_blocks_a_client_beyond_its_share() {
     let clock = FakeClock::new();
-    let rule = clock.fair(site().cost(20).fair_by(key(), 1));
+    let rule = clock.fair(site().cost(20).fair_by(key()));
     let layer = RateLimitLayer::rules(rule, clock.store(64)).expose_charge(Adjustment::Keep);
     let mut service = layer.layer(handler(|request| {
         if request.headers().contains_key("x-block") {
@@ -321,7 +321,7 @@ async fn a_handler_blocks_a_client_beyond_its_share() {
 #[tokio::test]
 async fn a_block_of_a_client_without_a_place_leaves_the_others() {
     let clock = FakeClock::new();
-    let rule = clock.fair(site().fair_by(key(), 1).max_clients(1));
+    let rule = clock.fair(site().fair_by(key()).max_clients(1));
     let layer = RateLimitLayer::rules(rule, clock.store(64)).expose_charge(Adjustment::Keep);
     let mut service = layer.layer(handler(|request| {
         let handle: &ChargeHandle = request.extensions().get().expect("a handle");
@@ -339,7 +339,7 @@ async fn a_block_of_a_client_without_a_place_leaves_the_others() {
 #[tokio::test]
 async fn a_shared_limit_stands_beside_alternatives() {
     let clock = FakeClock::new();
-    let fair = || clock.fair(site().fair_by(key(), 1));
+    let fair = || clock.fair(site().fair_by(key()));
     let alternatives = || {
         let credits = Rule::new("credits", key(), Quota::per_day(2));
         Rule::new("plan", key(), Quota::per_day(1)).or(credits)
@@ -372,7 +372,7 @@ async fn a_fallback_divides_the_rate_of_shares_and_not_their_burst() {
     let clock = FakeClock::new();
     let rule = Rule::new("site", Everyone, Quota::per_second(100)).cost(20);
     let store = Down.fallback(clock.store(64), 4);
-    let layer = RateLimitLayer::rules(clock.fair(rule.fair_by(key(), 1)), store);
+    let layer = RateLimitLayer::rules(clock.fair(rule.fair_by(key())), store);
     let mut service = layer.layer(handler(|_| 200));
     assert_eq!(ask(&mut service, with(&[("x-api-key", "a")])).await.status(), 200);
 }
@@ -381,7 +381,7 @@ async fn a_fallback_divides_the_rate_of_shares_and_not_their_burst() {
 fn settings_that_cannot_be_shared_are_errors() {
     let small = || Rule::new("site", Everyone, Quota::per_second(9).with_burst(3));
     let error = |rule: fn() -> Rule<Everyone>| {
-        let panic = catch_unwind(move || drop(rule().fair_by(key(), 1))).expect_err("a panic");
+        let panic = catch_unwind(move || drop(rule().fair_by(key()))).expect_err("a panic");
         panic.downcast_ref::<String>().cloned().expect("a text")
     };
     let several = || Rule::new("site", Everyone, [Quota::per_second(1), Quota::per_day(9)]);
@@ -404,7 +404,7 @@ fn settings_that_cannot_be_shared_are_errors() {
     assert!(error(small).starts_with("rule site: fair_by with a burst of 3"));
     for rule in ["site", "site.share"] {
         let penalty = catch_unwind(|| {
-            let layer = RateLimitLayer::rules(site().fair_by(key(), 1), LocalStore::new());
+            let layer = RateLimitLayer::rules(site().fair_by(key()), LocalStore::new());
             drop(layer.penalty(rule, Penalty::after(Quota::per_minute(3))));
         });
         let panic = penalty.expect_err("no denial is of one client");
@@ -412,7 +412,7 @@ fn settings_that_cannot_be_shared_are_errors() {
     }
     let anonymous = || site().if_no_key(Rule::new("ip", PeerIp::new(), Quota::per_second(1)));
     assert!(error(anonymous).starts_with("rule site: if_no_key with fair_by"));
-    let clients = catch_unwind(|| drop(site().fair_by(key(), 1).max_clients(0))).expect_err("0");
+    let clients = catch_unwind(|| drop(site().fair_by(key()).max_clients(0))).expect_err("0");
     let text = clients.downcast_ref::<String>().expect("a text");
     assert_eq!(text, "rule site: max_clients is 0; give 1 to 1048576");
 }
@@ -432,14 +432,14 @@ impl Store for Plain {
 
 #[test]
 fn a_layer_with_a_store_that_has_no_shares_is_not_built() {
-    let layer = RateLimitLayer::try_rules(site().fair_by(key(), 1), Plain(LocalStore::new()));
+    let layer = RateLimitLayer::try_rules(site().fair_by(key()), Plain(LocalStore::new()));
     assert!(layer.is_ok(), "any store can do it");
-    assert!(RateLimitLayer::try_rules(site().fair_by(key(), 1), NoLimit).is_ok());
-    let twice = (Rule::new("site.share", key(), Quota::per_second(1)), site().fair_by(key(), 1));
+    assert!(RateLimitLayer::try_rules(site().fair_by(key()), NoLimit).is_ok());
+    let twice = (Rule::new("site.share", key(), Quota::per_second(1)), site().fair_by(key()));
     let error = RateLimitLayer::try_rules(twice, LocalStore::new()).expect_err("the same name");
     assert!(matches!(error, RuleError::SameName(name) if name.as_str() == "site.share"));
     let infos = &mut Vec::new();
-    let rule = site().fair_by(key(), 1);
+    let rule = site().fair_by(key());
     rule.info(infos);
     let shared: Vec<_> = infos.iter().map(|it| it.share_of.map(|of| of.to_string())).collect();
     assert_eq!(shared, [Some("site".to_owned()), None]);

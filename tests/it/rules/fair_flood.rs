@@ -77,7 +77,7 @@ fn site(useless: Option<Useless>) -> FairRule<PeerIp> {
     };
     let headroom = if useless == Some(Useless::Headroom) { RATE } else { 0 };
     let site = Rule::new("site", Everyone, Quota::per_second(RATE));
-    site.cost(cost).headroom(units(0, headroom)).fair_by(PeerIp::new(), 1)
+    site.cost(cost).headroom(units(0, headroom)).fair_by(PeerIp::new())
 }
 
 fn layer(clock: &FakeClock, useless: Useless) -> Limit {
@@ -171,7 +171,7 @@ async fn admitted_keys_of_a_network_have_a_share_each_unless_the_key_is_the_netw
     for bits in [64, 48] {
         let clock = FakeClock::new();
         let rule = Rule::new("site", Everyone, Quota::per_second(RATE));
-        let rule = clock.fair(rule.fair_by(PeerIp::new().ipv6_prefix(bits), 1));
+        let rule = clock.fair(rule.fair_by(PeerIp::new().ipv6_prefix(bits)));
         let layer = RateLimitLayer::rules(rule, clock.store(4_096));
         percent.push(flood(&clock, &layer, false).await.percent());
     }

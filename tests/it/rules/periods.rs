@@ -192,7 +192,7 @@ async fn each_customer_renews_on_another_day() {
 #[tokio::test]
 async fn explanations_name_the_period() {
     let clock = at("2024-02-10T00:00:00Z");
-    let limiter = Limiter::new(clock.store(64));
+    let limiter = Limiter::named("default", clock.store(64));
     let quota = MONTHLY.anchored_at(&zoned("2024-01-17[UTC]"));
     let text = limiter.explain("alice", &quota, 1).await.to_string();
     let wanted = "(5/month from 2024-01-17T00:00:00+00:00[UTC], fixed window)";
@@ -217,7 +217,7 @@ async fn a_store_without_a_calendar_is_an_error() {
 async fn a_fallback_counts_by_the_same_periods() {
     let clock = at("2024-02-10T00:00:00Z");
     let inner = Shaky::new(clock.store(64));
-    let limiter = Limiter::new(inner.clone().fallback(clock.store(64), 2));
+    let limiter = Limiter::named("default", inner.clone().fallback(clock.store(64), 2));
     let quota = Quota::per_month(6).anchored_at(&zoned("2024-01-17[UTC]"));
     let take = async |allowed: bool| {
         let decision = limiter.take("alice", &quota, 1).await;

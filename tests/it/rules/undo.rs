@@ -5,8 +5,11 @@
 use std::{sync::Arc, time::Duration};
 
 use tower_sluice::{
-    Decision, Key, Limiter, LocalStore, Quota, Store, StoreExt, decision::Outcome, rule::RuleName,
-    store::Charge, testing::FakeClock,
+    Decision, Key, Limiter, LocalStore, Quota, Store, StoreExt,
+    decision::Outcome,
+    rule::RuleName,
+    store::{Charge, Receipt},
+    testing::FakeClock,
 };
 
 use crate::support::all_algorithms;
@@ -144,22 +147,43 @@ fn a_charge_to_a_shared_account_is_not_undone() {
 #[test]
 fn a_limiter_undoes_its_charges() {
     let (clock, quota) = (FakeClock::new(), Quota::per_minute(5));
-    let limiter = Limiter::new(clock.store(64));
+    let limiter = Limiter::named("default", clock.store(64));
     let mut held = Vec::new();
     for _ in 0..300 {
-        held.push(limiter.take("me", &quota, 1).now());
+        held.push(limiter.reserve("me", &quota, 1).now());
         clock.advance(Duration::from_secs(12));
     }
-    assert!(held.iter().all(Decision::is_allowed));
-    let burst = limiter.take("me", &quota, 5).now();
+    assert!(held.iter().all(Receipt::is_allowed));
+    let burst = limiter.reserve("me", &quota, 5).now();
     assert!(burst.is_allowed());
-    for taken in &held {
-        limiter.undo("me", &quota, 1, taken, None);
+    for taken in held {
+        limiter.adjust_to(taken, 0);
     }
     assert!(!limiter.take("me", &quota, 1).now().is_allowed(), "300 were held for an hour");
-    limiter.undo("me", &quota, 5, &burst, Some(4));
+    limiter.adjust_to(burst, 1);
     let passed = (0..9).take_while(|_| limiter.take("me", &quota, 1).now().is_allowed()).count();
     assert_eq!(passed, 4);
+}
+
+/// The actual cost of a reservation of three out of ten units, and the units left.
+#[tokio::test]
+async fn a_receipt_is_adjusted_to_the_actual_cost() {
+    for (cost, left) in [(0, 10), (1, 9), (3, 7), (4, 6), (10, 0), (12, 0)] {
+        for algorithm in all_algorithms() {
+            let (store, quota) = (FakeClock::new().store(64), TEN.with_algorithm(algorithm));
+            let limiter = Limiter::named("jobs", store);
+            let taken = limiter.reserve("me", &quota, 3).await;
+            assert_eq!(taken.decision().remaining(), Some(7));
+            limiter.adjust_to(taken, cost);
+            let decision = limiter.peek("me", &quota).await;
+            assert_eq!(decision.remaining(), Some(left), "{algorithm:?}, {cost}");
+        }
+    }
+    let limiter = Limiter::named("jobs", FakeClock::new().store(64));
+    let denied = limiter.reserve("me", &TEN, 11).await;
+    assert!(!denied.is_allowed());
+    limiter.adjust_to(denied, 5);
+    assert_eq!(limiter.peek("me", &TEN).await.remaining(), Some(10), "nothing was taken");
 }
 
 #[test]

@@ -112,7 +112,7 @@ fn nanos(seconds: f64) -> u64 {
 /// Plays a queue with several servers behind `limit`, and measures from `from` on.
 fn play(limit: Limit, work: Work, phases: &[Phase], from: f64) -> Figures {
     let (clock, mut random) = (FakeClock::new(), Random(0x9e37_79b9_7f4a_7c15));
-    let (limiter, adaptive) = (Limiter::new(clock.store(64)), limit.adaptive(&clock));
+    let (limiter, adaptive) = (Limiter::named("default", clock.store(64)), limit.adaptive(&clock));
     let fixed = if let Limit::Fixed(limit) = limit { limit } else { 1 };
     let quota = || match &adaptive {
         Some(limit) => limit.plan().quotas(),
@@ -329,7 +329,11 @@ struct Requests {
 impl Requests {
     fn new(limit: Adaptive) -> Self {
         let clock = FakeClock::new();
-        Self { limiter: Limiter::new(clock.store(64)), limit: clock.adaptive(limit), clock }
+        Self {
+            limiter: Limiter::named("default", clock.store(64)),
+            limit: clock.adaptive(limit),
+            clock,
+        }
     }
 
     fn begin(&self) -> Option<(Slot, Measurement)> {
@@ -373,7 +377,7 @@ async fn a_shed_request_is_charged_under_no_rate_and_gets_a_503() {
     let rules =
         (Rule::new("overload", Everyone, limit.plan()), Rule::new("api", Everyone, rate[0]));
     let layer = RateLimitLayer::rules(rules, store.clone()).hold_until(HoldUntil::Head);
-    let limiter = |name| Limiter::named(RuleName::new(name).expect("a name"), store.clone());
+    let limiter = |name| Limiter::named(name, store.clone());
     let inner =
         service_fn(async |_| Ok::<_, std::convert::Infallible>(Response::new(String::new())));
     let service = layer.layer(inner);

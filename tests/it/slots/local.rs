@@ -245,7 +245,7 @@ fn a_reset_frees_no_slot_of_a_later_request() {
 #[test]
 fn a_blocked_key_holds_no_slot() {
     let clock = FakeClock::new();
-    let (limiter, one) = (Limiter::new(clock.store(64)), Quota::concurrent(1));
+    let (limiter, one) = (Limiter::named("default", clock.store(64)), Quota::concurrent(1));
     drop(limiter.block("alice", Duration::from_secs(9)).now().expect("room"));
     let denied = limiter.take("alice", &one, 1).now();
     assert!(denied.is_blocked() && denied.retry_after() == Some(Duration::from_secs(9)));
@@ -255,7 +255,8 @@ fn a_blocked_key_holds_no_slot() {
 
 #[test]
 fn a_full_table_of_slots_denies_new_keys_and_runs_nothing_uncounted() {
-    let (limiter, two) = (Limiter::new(LocalStore::with_capacity(8)), Quota::concurrent(2));
+    let (limiter, two) =
+        (Limiter::named("default", LocalStore::with_capacity(8)), Quota::concurrent(2));
     let all: Vec<_> = (0..8_u64).map(|key| limiter.take(key, &two, 1).now()).collect();
     assert!(all.iter().all(Decision::is_allowed));
     for quotas in [&[two][..], &[two, Quota::per_hour(100)]] {
@@ -275,7 +276,7 @@ fn a_full_table_of_slots_denies_new_keys_and_runs_nothing_uncounted() {
 #[test]
 fn the_expected_wait_is_measured_between_freed_slots() {
     let clock = FakeClock::new();
-    let (limiter, two) = (Limiter::new(clock.store(64)), Quota::concurrent(2));
+    let (limiter, two) = (Limiter::named("default", clock.store(64)), Quota::concurrent(2));
     let mut running: Vec<_> = (0..2).map(|_| limiter.take("alice", &two, 1).now()).collect();
     let wait = || limiter.take("alice", &two, 1).now().expected_wait();
     assert_eq!(wait(), Some(Duration::from_secs(1)), "at least a second");
@@ -305,7 +306,7 @@ fn a_million_acquisitions_leave_every_count_at_zero() {
     let (store, running) = (LocalStore::new(), [const { AtomicU64::new(0) }; 4]);
     thread::scope(|scope| {
         for seed in 0..THREADS {
-            let (limiter, running) = (Limiter::new(store.clone()), &running);
+            let (limiter, running) = (Limiter::named("default", store.clone()), &running);
             scope.spawn(move || {
                 let (mut random, mut held) = (Random(seed), Vec::new());
                 for _ in 0..250_000 {
@@ -339,7 +340,8 @@ fn a_million_acquisitions_leave_every_count_at_zero() {
 async fn wrappers_pass_slots_on() {
     let local = LocalStore::new();
     let store = local.clone().timeout(Duration::from_secs(1)).breaker().deny_cache().leases(5);
-    let limiter = Limiter::new(store.fail_closed().fallback(LocalStore::new(), 1).boxed());
+    let limiter =
+        Limiter::named("default", store.fail_closed().fallback(LocalStore::new(), 1).boxed());
     let quotas = [Quota::concurrent(1), Quota::per_hour(1_000)];
     for _ in 0..50 {
         let first = limiter.take("alice", &quotas, 1).await;
@@ -421,7 +423,8 @@ impl Store for Full {
 
 #[tokio::test]
 async fn a_store_without_a_queue_for_slots_fails_at_once() {
-    let waiting = Limiter::new(Full).until_ready("alice", &Quota::concurrent(2), 1).await;
+    let waiting =
+        Limiter::named("default", Full).until_ready("alice", &Quota::concurrent(2), 1).await;
     let error = waiting.expect_err("none is free").to_string();
     assert!(error.contains("the wait is unknown"), "{error}");
 }

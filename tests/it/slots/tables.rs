@@ -17,7 +17,7 @@ async fn requests_wait_as_in_the_published_table() {
 #[tokio::test]
 async fn limits_adapt_as_in_the_published_table() {
     for case in &adaptive() {
-        let limiter = Limiter::new(LocalStore::new());
+        let limiter = Limiter::named("default", LocalStore::new());
         let limited = async |quota, limit| {
             let all = limiter.take("all", &[quota], limit).now();
             assert!(all.is_allowed() && !limiter.take("all", &[quota], 1).now().is_allowed());

@@ -483,7 +483,7 @@ async fn a_million_acquisitions_that_may_wait_leave_every_count_at_zero() {
     const LIMIT: u32 = 3;
     let (store, running) = (LocalStore::new(), Arc::new([const { AtomicUsize::new(0) }; 4]));
     let tasks = (0..TASKS).map(|seed| {
-        let (limiter, running) = (Limiter::new(store.clone()), running.clone());
+        let (limiter, running) = (Limiter::named("default", store.clone()), running.clone());
         tokio::spawn(async move {
             let mut random = Random(seed);
             let quotas = [Quota::concurrent(LIMIT), Quota::per_second(1_000_000_000)];
@@ -559,7 +559,7 @@ async fn a_request_that_waits_holds_no_permit_of_an_inner_limit() {
 #[tokio::test(start_paused = true)]
 async fn a_limiter_waits_for_slots_in_order() {
     let store = Time::default().store();
-    let limiter = Limiter::new(store.clone());
+    let limiter = Limiter::named("default", store.clone());
     let running = limiter.take("alice", &ONE, 1).now();
     let mut first = task::spawn(limiter.until_ready("alice", &ONE, 1));
     let mut second = task::spawn(limiter.throttle("alice", &ONE, async { 7 }));
@@ -582,11 +582,14 @@ async fn a_limiter_keeps_no_place_in_the_queue_while_it_sleeps() {
         {
             let time = Time::default();
             let shared = Shaky::new(time.store());
-            let limiter = Limiter::new(match what {
-                "store" => shared.clone().fail_closed().boxed(),
-                "cache" => shared.clone().deny_cache().fail_closed().boxed(),
-                _ => shared.clone().fallback(time.store(), 1).boxed(),
-            });
+            let limiter = Limiter::named(
+                "default",
+                match what {
+                    "store" => shared.clone().fail_closed().boxed(),
+                    "cache" => shared.clone().deny_cache().fail_closed().boxed(),
+                    _ => shared.clone().fallback(time.store(), 1).boxed(),
+                },
+            );
             let take = async || limiter.take("alice", &ONE, 1).await;
             let running = take().await;
             let mut waits = task::spawn(async {

@@ -68,7 +68,7 @@ proptest! {
         prop_assume!(quotas.len() == 1 || !quotas.iter().any(windows));
         let clock = FakeClock::new();
         clock.advance(secs(1_000));
-        let limiter = Limiter::new(clock.store(64));
+        let limiter = Limiter::named("default", clock.store(64));
         for (pass, cost) in steps {
             clock.advance(Duration::from_nanos(pass));
             let _ = limiter.take("alice", &quotas, cost).now();

@@ -29,7 +29,8 @@ fn by_the_layer(case: &Case, seconds: f64) -> Tally {
         });
         let weight = Cost::from_fn(|head| head.extensions.get::<Client>().map_or(1, |it| it.1));
         let site = Rule::new("site", Everyone, Quota::per_second(1_000).with_burst(200));
-        let site = clock.fair(site.fair_by(key, weight).max_clients(case.tracked.min(1_024)));
+        let site =
+            clock.fair(site.fair_by(key).weight(weight).max_clients(case.tracked.min(1_024)));
         let inner = tower::service_fn(async |_: http::Request<()>| {
             Ok::<_, std::convert::Infallible>(http::Response::new(()))
         });

@@ -23,7 +23,7 @@ use crate::support::{answer, get, header, quota, with};
 /// second.
 fn most<const N: usize>(quotas: &[Quota], seconds: [u64; N]) -> [u32; N] {
     let clock = FakeClock::new();
-    let limiter = Limiter::new(clock.store(16));
+    let limiter = Limiter::named("default", clock.store(16));
     let (mut all, mut now) = (0, 0);
     seconds.map(|second| {
         loop {
@@ -67,7 +67,7 @@ fn only_sliding_algorithms_keep_a_period_that_begins_anywhere() {
     let in_61_seconds = |algorithm| {
         let quota = Quota::per_minute(10).with_algorithm(algorithm);
         let clock = FakeClock::new();
-        let limiter = Limiter::new(clock.store(16));
+        let limiter = Limiter::named("default", clock.store(16));
         let take = |most: usize| {
             (0..most).filter(|_| limiter.take("alice", &quota, 1).now().is_allowed()).count()
         };

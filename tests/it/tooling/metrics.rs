@@ -278,7 +278,7 @@ fn utilization_is_of_the_fullest_quota_of_a_rule_under_each_wrapper() {
 fn a_blocked_key_has_no_utilization() {
     let store = Time::default().store();
     let layer = RateLimitLayer::new(Everyone, Quota::per_hour(4), store.clone());
-    drop(Limiter::new(store).block(Key::everyone(), millis(9)).now().expect("room"));
+    drop(Limiter::named("default", store).block(Key::everyone(), millis(9)).now().expect("room"));
     assert!(utilization(&layer).is_empty());
 }
 
@@ -335,7 +335,7 @@ fn stats_set_the_gauges() {
     let recorded = recorded(async || {
         let store = Time::default().store();
         for key in 0..3_u64 {
-            drop(Limiter::new(store.clone()).take(key, &Quota::per_hour(1), 1).now());
+            drop(Limiter::named("default", store.clone()).take(key, &Quota::per_hour(1), 1).now());
         }
         assert_eq!(store.stats().active, 3);
     });
@@ -349,7 +349,7 @@ fn keys_that_find_no_room_are_counted() {
     let recorded = recorded(async || {
         let store = LocalStore::with_capacity(1);
         for key in 0..100_u64 {
-            drop(Limiter::new(store.clone()).take(key, &Quota::per_hour(1), 1).now());
+            drop(Limiter::named("default", store.clone()).take(key, &Quota::per_hour(1), 1).now());
         }
         overflowed = store.stats().overflowed;
     });
@@ -359,7 +359,7 @@ fn keys_that_find_no_room_are_counted() {
 #[test]
 fn blocks_that_find_no_room_are_counted() {
     let recorded = recorded(async || {
-        let limiter = Limiter::new(LocalStore::with_capacity(1));
+        let limiter = Limiter::named("default", LocalStore::with_capacity(1));
         let held = (0..100_u64).filter(|key| limiter.block(*key, millis(9)).now().is_ok());
         assert_eq!(held.count(), 16);
     });

@@ -48,7 +48,7 @@ async fn look<S: Store<Error = Infallible>>(limiter: &Limiter<S>, key: &str) -> 
 #[test]
 fn a_short_block_of_one_key_does_not_end_a_long_block_of_another() {
     let clock = FakeClock::new();
-    let limiter = Limiter::new(clock.store(64));
+    let limiter = Limiter::named("default", clock.store(64));
     drop(limiter.block("alice", secs(60)).now().expect("room"));
     drop(limiter.block("bob", secs(5)).now().expect("room"));
     clock.advance(secs(6));
@@ -57,7 +57,7 @@ fn a_short_block_of_one_key_does_not_end_a_long_block_of_another() {
 }
 
 async fn blocks_exactly<S: Store<Error = Infallible>>(clock: &FakeClock, store: S) {
-    let limiter = Limiter::new(store);
+    let limiter = Limiter::named("default", store);
     drop(take(&limiter, "alice").await);
     drop(take(&limiter, "alice").await);
     let before = look(&limiter, "alice").await;
@@ -115,10 +115,10 @@ async fn a_block_ends_at_its_time_and_leaves_no_debt_on_every_store() {
 #[tokio::test]
 async fn a_failing_store_reports_whether_the_block_holds() {
     for broken in [Broken::Now, Broken::Later] {
-        assert!(Limiter::new(broken).try_block("alice", secs(1)).await.is_err());
-        let open = Limiter::new(broken.fail_open()).block("alice", secs(1)).await;
+        assert!(Limiter::named("default", broken).try_block("alice", secs(1)).await.is_err());
+        let open = Limiter::named("default", broken.fail_open()).block("alice", secs(1)).await;
         assert_eq!(open.map(drop), Err(BlockError::Unavailable));
-        let closed = Limiter::new(broken.fail_closed()).block("alice", secs(1)).await;
+        let closed = Limiter::named("default", broken.fail_closed()).block("alice", secs(1)).await;
         assert_eq!(closed.map(drop), Err(BlockError::Unavailable));
     }
 }
@@ -143,7 +143,7 @@ fn a_block_of_one_key_of_one_rule_denies_all_charges_of_its_requests() {
 #[test]
 fn a_permanent_block_ends_with_unblock() {
     let (clock, forever) = (FakeClock::new(), Duration::MAX);
-    let limiter = Limiter::new(clock.store(64));
+    let limiter = Limiter::named("default", clock.store(64));
     drop(limiter.block("alice", forever).now().expect("room"));
     clock.advance(100 * 365 * secs(86_400));
     assert!(!limiter.take("alice", &FIVE, 1).now().is_allowed());
@@ -223,7 +223,7 @@ async fn a_blocked_key_is_denied_under_a_plan_without_quotas_too() {
 fn a_flood_of_blocks_is_bounded_and_reports_which_blocks_hold() {
     let clock = FakeClock::new();
     let store = clock.store(4_000);
-    let limiter = Limiter::new(store.clone());
+    let limiter = Limiter::named("default", store.clone());
     let flood = |from: u64| {
         let block = |key: &u64| limiter.block(*key, secs(60)).now().is_ok();
         (from..from + 20_000).filter(block).collect::<Vec<_>>()
@@ -261,7 +261,8 @@ async fn a_full_table_of_blocks_denies_the_block_through_every_wrapper() {
             Err(_) => panic!("a full table is a decision"),
         };
         assert_eq!((denied.is_allowed(), denied.source()), (false, Source::Overflow));
-        let Err(BlockError::Full) = Limiter::named(name, store).try_block(key, secs(60)).await
+        let Err(BlockError::Full) =
+            Limiter::named(name.as_str(), store).try_block(key, secs(60)).await
         else {
             panic!("the key is not blocked, and the limiter reports no error");
         };
@@ -317,7 +318,7 @@ fn key_of(key: u64) -> impl tower_sluice::KeyExtractor {
 fn there_is_room_for_a_block_for_every_eight_keys_of_the_capacity() {
     for keys in [8_000, 131_072] {
         let store = LocalStore::with_capacity(keys);
-        let limiter = Limiter::new(store.clone());
+        let limiter = Limiter::named("default", store.clone());
         let blocks = keys as u64 / 8;
         let denied = (0..blocks).filter(|key| limiter.block(*key, secs(60)).now().is_err()).count();
         assert!(denied * 100 <= keys / 8, "{denied} of {blocks} blocks were denied");
@@ -327,7 +328,7 @@ fn there_is_room_for_a_block_for_every_eight_keys_of_the_capacity() {
 
 #[test]
 fn reset_clears_an_account_and_keeps_its_block() {
-    let limiter = Limiter::new(store());
+    let limiter = Limiter::named("default", store());
     drop(limiter.take("alice", &FIVE, 5).now());
     drop(limiter.block("alice", secs(30)).now().expect("room"));
     assert_eq!(limiter.reset("alice", &FIVE).now().remaining(), Some(5));

@@ -65,7 +65,7 @@ async fn a_flood_evicts_the_least_recently_used_account() {
 
 #[tokio::test]
 async fn our_embedded_store_evicts_no_debt() {
-    let limiter = Limiter::new(LocalStore::with_capacity(1_024));
+    let limiter = Limiter::named("default", LocalStore::with_capacity(1_024));
     let quota = Quota::new(LIMIT, LONG).expect("a quota");
     for _ in 0..LIMIT {
         assert!(limiter.take("alice", &quota, 1).now().is_allowed());

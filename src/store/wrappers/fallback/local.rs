@@ -24,7 +24,7 @@ use crate::{
 /// During an outage, a limit still applies and the service remains available. The
 /// [source](Decision::source) of a local decision is [`Source::Fallback`].
 ///
-/// - **Shares.** Each of `n` processes ([`instances`](Fallback::instances)) allows its share of
+/// - **Shares.** Each of the `n` processes of [`fallback`](crate::StoreExt::fallback) allows its share of
 ///   each quota. A quota with a burst of `B` units and one unit per time `T` becomes a burst of
 ///   `B/n` units and one unit per time `n·T`. So does a
 ///   [token bucket](crate::Algorithm::TokenBucket), which refills continuously if `n` is above 1. In

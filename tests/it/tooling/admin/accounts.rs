@@ -409,7 +409,7 @@ async fn asynchronous_stores_are_awaited() {
 async fn a_block_without_room_is_reported() {
     let store = LocalStore::with_capacity(16);
     let name = RuleName::new("user").expect("a name");
-    let limiter = Limiter::named(name, store.clone());
+    let limiter = Limiter::named(name.as_str(), store.clone());
     let hour = std::time::Duration::from_secs(3_600);
     let is_full = |key: &u32| limiter.block(key.to_string(), hour).now().is_err();
     let full = (0..100_000_u32).find(is_full);
