@@ -16,7 +16,6 @@ use tower_sluice::{
     Limiter, LocalStore, Quota, RateLimitLayer, Rule,
     key::HeaderKey,
     middleware::{Adjustment, ChargeHandle},
-    rule::RuleName,
 };
 
 const TOKENS: Quota = Quota::per_hour(1_000);

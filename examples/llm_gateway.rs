@@ -31,7 +31,6 @@ use tower_sluice::{
     Cost, Limiter, LocalStore, Quota, RateLimitLayer, RequestHead, Rule,
     key::HeaderKey,
     middleware::{Adjustment, ChargeHandle},
-    rule::RuleName,
 };
 
 const STREAMS: Quota = Quota::concurrent(2);

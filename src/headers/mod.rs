@@ -1,6 +1,7 @@
 //! Header fields that report decisions to clients.
 //!
-//! All times in header fields are whole seconds, rounded up. [`Headers`] describes the fields.
+//! All times in header fields are whole seconds, rounded up, except for
+//! [`retry-after-ms`](crate::RateLimitLayer::retry_after_ms). [`Headers`] describes the fields.
 //!
 //! # Fields that a response already has
 //!
@@ -27,6 +28,8 @@ static RATELIMIT: [HeaderName; 1] = [HeaderName::from_static("ratelimit")];
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 /// A field of this crate, sent if the request was allowed beyond a quota.
 const OVERAGE: HeaderName = HeaderName::from_static("x-ratelimit-overage");
+/// The wait of a denial in milliseconds, for clients that read it.
+pub(crate) const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 static TRIPLET: [HeaderName; 3] = [
     HeaderName::from_static("ratelimit-limit"),
     HeaderName::from_static("ratelimit-remaining"),
@@ -51,7 +54,7 @@ static X_TRIPLET: [HeaderName; 3] = [
 /// ```
 #[must_use]
 pub fn exposed_headers() -> Vec<HeaderName> {
-    [&[RETRY_AFTER, POLICY, OVERAGE], &RATELIMIT[..], &TRIPLET, &X_TRIPLET].concat()
+    [&[RETRY_AFTER, RETRY_AFTER_MS, POLICY, OVERAGE], &RATELIMIT[..], &TRIPLET, &X_TRIPLET].concat()
 }
 
 /// Family of header fields that report quotas to clients.

@@ -25,14 +25,14 @@ use super::{
 use crate::{
     decision::{Decision, Source},
     head::RequestHead,
-    headers::{Lines, Template},
+    headers::{Lines, RETRY_AFTER_MS, Template},
     key::KeyError,
     log::error,
     observe::DecisionEvent,
     quota::Quota,
     reject::{Reject, Rejection},
     rule::{self, Attempts, Bypass, Candidates, OwnedCandidates, Rules, deadline},
-    store::{self, Answer, CannotFail, Charge, Op, Store, StoreExt},
+    store::{self, Answer, CannotFail, Charge, Op, Store, StoreExt, millis},
 };
 
 /// The next step of a request. `P` is the type of responses.
@@ -450,7 +450,11 @@ where
         let fitting = settings.template.fit(charges);
         let template = fitting.as_deref().unwrap_or(&settings.template);
         let why = self.rejection(Ok(decision), retry_after, template);
-        Admission::Rejected(why.response(&*self.reject, head, charges, settings.expose))
+        let mut response = why.response(&*self.reject, head, charges, settings.expose);
+        if let Some(wait) = retry_after.filter(|_| settings.retry_after_ms) {
+            response.headers_mut().entry(RETRY_AFTER_MS).or_insert_with(|| millis(wait).into());
+        }
+        Admission::Rejected(response)
     }
 
     /// Admits a request.

@@ -50,6 +50,8 @@ pub(crate) struct LayerConfig {
     /// While on, no request is denied.
     pub(crate) report_only: Toggle,
     pub(crate) retry_after: RetryAfter,
+    /// `true` if rejections have the field `retry-after-ms`.
+    pub(crate) retry_after_ms: bool,
     /// For [`RetryAfter::Queue`].
     pub(crate) promises: Arc<Promises>,
     /// `true` if a rule may have slots.
@@ -103,6 +105,7 @@ impl LayerConfig {
             has_exceptions: true,
             report_only: Toggle::off(),
             retry_after: RetryAfter::Earliest,
+            retry_after_ms: false,
             promises: Arc::default(),
             may_hold: infos.iter().any(may_hold),
             shares: infos.iter().filter_map(RuleInfo::with_pool).collect(),

@@ -295,6 +295,25 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
+    /// Adds the field `retry-after-ms` to rejections: the wait in milliseconds, rounded up and at least 1.
+    ///
+    /// The clients of OpenAI and Azure read it before `Retry-After`. With a burst below the units of one
+    /// second, whole seconds are too coarse: at 10 units per second with a burst of 1, two hundred clients
+    /// that obey them need 200 s instead of 20. With this field and [`RetryAfter::Queue`], clients that read
+    /// it need no more than 20.
+    ///
+    /// ```
+    /// use tower_sluice::{Quota, RateLimitLayer, middleware::RetryAfter};
+    ///
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10).with_burst(1))
+    ///     .retry_after(RetryAfter::Queue)
+    ///     .retry_after_ms();
+    /// ```
+    pub fn retry_after_ms(mut self) -> Self {
+        self.settings.retry_after_ms = true;
+        self
+    }
+
     /// Lets CORS preflights pass without a charge. By default, they are charged.
     ///
     /// Use this for a service that answers preflights itself. If a CORS layer is outside the

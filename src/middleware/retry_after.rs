@@ -61,7 +61,9 @@ pub enum RetryAfter {
     ///   units that another client waits for.
     /// - Each process has its own queue. With several processes, clients of different processes
     ///   receive the same times.
-    /// - `Retry-After` counts whole seconds: all clients of one second return together.
+    /// - `Retry-After` counts whole seconds: all clients of one second return together. With a burst below
+    ///   the units of a second, most of them are denied again, unless they read
+    ///   [`retry-after-ms`](crate::RateLimitLayer::retry_after_ms).
     /// - The layer remembers 4 096 keys, in 32 KiB. A key beyond that may replace another, whose
     ///   queue then starts again at the earliest time.
     /// - A block, and a wait that is unknown, have no queue.

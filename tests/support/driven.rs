@@ -17,7 +17,6 @@ use tokio_test::{assert_ready_ok, task, task::Spawn};
 use tower::{Service, ServiceExt, service_fn};
 use tower_sluice::{
     Decision, Key, Limiter, LocalStore, Quota, Store,
-    rule::RuleName,
     store::{Answer, BoxFuture, Charge, Context, Op, Unsupported},
     testing::FakeClock,
 };

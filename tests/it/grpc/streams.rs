@@ -12,8 +12,7 @@ use tonic_health::{
 };
 use tonic_types::StatusExt;
 use tower_sluice::{
-    Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule, key::Everyone, rule::RuleName,
-    testing::FakeClock,
+    Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule, key::Everyone, testing::FakeClock,
 };
 
 use crate::support::echo::{Echo, channel, connect, echo, gather, incoming};

@@ -6,7 +6,8 @@ use http::{StatusCode, header::RETRY_AFTER};
 use proptest::prelude::*;
 use tower::Layer;
 use tower_sluice::{
-    Key, Limiter, Quota, RateLimitLayer, key::Everyone, middleware::RetryAfter, testing::FakeClock,
+    Key, Limiter, LocalStore, Quota, RateLimitLayer, key::Everyone, middleware::RetryAfter,
+    testing::FakeClock,
 };
 
 use crate::support::{ALGORITHMS, Strict, answer, ask, get, header, owing, periods, quota};
@@ -101,6 +102,60 @@ mod herd {
             }
         }
         (requests, now)
+    }
+
+    /// Lets clients that read `retry-after-ms` retry until each was allowed once. Returns the number of
+    /// requests and the time until the last one was allowed.
+    async fn drain_by_millis(clients: u32, quota: Quota) -> (u32, Duration) {
+        let clock = FakeClock::new();
+        let layer = RateLimitLayer::new(Everyone, quota, clock.store(64));
+        let layer = layer.retry_after(RetryAfter::Queue).retry_after_ms();
+        let mut service = layer.layer(Strict::default());
+        let mut waiting: BinaryHeap<_> = (0..clients).map(|client| Reverse((0, client))).collect();
+        let (mut now, mut requests) = (0, 0);
+        while let Some(Reverse((at, client))) = waiting.pop() {
+            let time = Duration::from_millis(at - now);
+            clock.advance(time);
+            tokio::time::advance(time).await;
+            (now, requests) = (at, requests + 1);
+            let response = ask(&mut service, get("/")).await;
+            if response.status() == StatusCode::TOO_MANY_REQUESTS {
+                let wait: u64 =
+                    header(response.headers(), "retry-after-ms").parse().expect("a wait");
+                waiting.push(Reverse((now + wait, client)));
+            }
+        }
+        (requests, Duration::from_millis(now))
+    }
+
+    /// Whole seconds would take 197 s at 10 per second with a burst of 1.
+    #[tokio::test(start_paused = true)]
+    async fn clients_that_read_milliseconds_need_little_more_than_the_ideal_time() {
+        for text in ["10/s", "10/s burst 3", "10/s burst 1", "100/s burst 1", "30/min burst 1"] {
+            let quota = quota(text);
+            let ideal = quota.interval() * (200 - quota.limit());
+            let (requests, time) = drain_by_millis(200, quota).await;
+            assert!(time <= ideal.mul_f64(1.05) + Duration::from_millis(10), "{text}: {time:?}");
+            assert!(requests <= 1_000, "{text}: {requests} requests");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_rejections_with_a_wait_have_milliseconds_and_only_if_asked_for() {
+        let fields = async |layer: RateLimitLayer<Rule<Everyone>, LocalStore>, requests: usize| {
+            let mut field = None;
+            for _ in 0..requests {
+                let response = answer(&layer, get("/")).await;
+                field = response.headers().get("retry-after-ms").cloned();
+            }
+            field.map(|it| it.to_str().expect("text").to_owned())
+        };
+        let layer = || RateLimitLayer::new(Everyone, quota("1/1500ms"), FakeClock::new().store(64));
+        assert_eq!(fields(layer(), 2).await, None);
+        assert_eq!(fields(layer().retry_after_ms(), 1).await, None, "allowed");
+        assert_eq!(fields(layer().retry_after_ms(), 2).await.as_deref(), Some("1500"));
+        let blocked = RateLimitLayer::new(Everyone, Quota::blocked(), FakeClock::new().store(64));
+        assert_eq!(fields(blocked.retry_after_ms(), 1).await, None, "waiting does not help");
     }
 
     const TEN: Quota = Quota::per_second(10);

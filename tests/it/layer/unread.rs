@@ -36,7 +36,7 @@ use tower_sluice::{
     key::{Everyone, HeaderKey},
     middleware::HoldUntil,
     reject::{Reject, reject_fn},
-    rule::{RuleName, Rules},
+    rule::Rules,
     store::CannotFail,
 };
 

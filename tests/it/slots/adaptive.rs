@@ -19,7 +19,7 @@ use tower_sluice::{
     Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule, StoreExt,
     key::{Everyone, HeaderKey},
     middleware::{HoldUntil, Slot},
-    rule::{Adaptive, Measurement, RuleName},
+    rule::{Adaptive, Measurement},
     testing::FakeClock,
 };
 
