@@ -7,10 +7,13 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
 };
 
-use http::HeaderMap;
+use http::{Extensions, HeaderMap};
 use parking_lot::Mutex;
 
-use crate::log::warn;
+use crate::{
+    log::{is_received, warn},
+    name::RuleName,
+};
 
 /// The number of first requests of an extractor or of a rule that are checked.
 pub(crate) const SAMPLE: u32 = 1_000;
@@ -211,6 +214,67 @@ impl ExtensionCheck {
             );
         }
     }
+}
+
+/// A check that no two layers around each other count a request by one rule.
+#[derive(Debug)]
+pub(crate) struct NestingCheck {
+    requests: AtomicU32,
+    rules: Box<[RuleName]>,
+}
+
+/// The rules of layers outside that have counted a request, in its extensions.
+#[derive(Clone, Debug, Default)]
+struct CountedBy(Vec<CountingRule>);
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct CountingRule {
+    /// The number of the store's accounts.
+    accounts: usize,
+    rule: RuleName,
+}
+
+impl NestingCheck {
+    /// Creates the check of a layer with these rules.
+    pub(crate) fn new(rules: impl Iterator<Item = RuleName>) -> Self {
+        Self { requests: AtomicU32::new(0), rules: rules.collect() }
+    }
+
+    /// Returns `true` for the first requests.
+    #[inline]
+    pub(crate) fn is_early(&self) -> bool {
+        is_early(&self.requests)
+    }
+
+    /// Records that a layer lets a request pass, whose store has these accounts.
+    #[cold]
+    pub(crate) fn record(&self, accounts: Option<usize>, extensions: &mut Extensions) {
+        self.requests.fetch_add(1, Relaxed);
+        let Some(accounts) = accounts.filter(|_| is_received()) else { return };
+        let mut counted = extensions.remove::<CountedBy>().unwrap_or_default();
+        for rule in &self.rules {
+            let counting = CountingRule { accounts, rule: *rule };
+            if counted.0.contains(&counting) {
+                warn_of_second_count(*rule);
+            } else {
+                counted.0.push(counting);
+            }
+        }
+        extensions.insert(counted);
+    }
+}
+
+fn warn_of_second_count(rule: RuleName) {
+    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
+    if IS_LOGGED.swap(true, Relaxed) {
+        return;
+    }
+    warn!(
+        target: "tower_sluice::lint",
+        lint = "request_counted_twice",
+        "a request passed two layers with the rule {rule} of one store, which counts it twice: remove one \
+         of the layers, or give their rules different names (logged once)"
+    );
 }
 
 /// Warns about a key that has as many spellings as a client likes.

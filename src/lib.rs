@@ -163,7 +163,8 @@
 //! - A log line at level warn when a store begins to fail, when a breaker opens, and for a probable
 //!   mistake, with the field `lint`: see [the list](guide::troubleshooting#warnings-in-the-log).
 //!
-//! Keys are never logged. A layer with [`fingerprint`](RateLimitLayer::fingerprint) adds a
+//! Keys are never logged, with one exception: if nearly all of the first 1 000 requests have one client
+//! address, a warning names it, because it is probably that of a proxy. A layer with [`fingerprint`](RateLimitLayer::fingerprint) adds a
 //! [`Fingerprint`](fingerprint::Fingerprint) of the key as the field `ratelimit.key` to spans and
 //! debug lines.
 //!

@@ -22,7 +22,7 @@ use super::{
     retry_after::{Promises, RetryAfter},
 };
 use crate::{
-    advice::warn_of_upgrade,
+    advice::{NestingCheck, warn_of_upgrade},
     decision::{Decision, Outcome, Slot, Source, UNKNOWN_WAIT},
     fingerprint::FingerprintKey,
     head::RequestHead,
@@ -83,6 +83,7 @@ pub(crate) struct LayerConfig {
     pub(crate) is_watched: bool,
     /// `true` if every request has a [`ResponseContext`].
     pub(crate) has_context: bool,
+    pub(super) nesting: Arc<NestingCheck>,
     /// `true` once the log has the mistakes of the layer.
     pub(crate) advised: Arc<AtomicBool>,
 }
@@ -127,6 +128,7 @@ impl LayerConfig {
             secret: None,
             is_watched: false,
             has_context: true,
+            nesting: Arc::new(NestingCheck::new(infos.iter().map(|it| it.name))),
             advised: Arc::default(),
         }
     }

@@ -481,6 +481,13 @@ pub trait Store {
         Vec::new()
     }
 
+    /// Returns a number that values with the same accounts share, and no other store of this process has.
+    /// Defaults to `None`, for a store that does not know. Warnings about layers use it.
+    #[doc(hidden)]
+    fn accounts(&self) -> Option<usize> {
+        None
+    }
+
     /// Returns the health of the store and of the stores that it wraps.
     ///
     /// This method may call a server, so do not call it for every request. Defaults to an unknown

@@ -12,7 +12,7 @@ use http::{Request, Response};
 use tower::{Layer, Service, ServiceExt};
 use tower_sluice::{
     ClientIp, Key, KeyExtractor, Limiter, LivePlan, LocalStore, PeerIp, Plan, Quota,
-    RateLimitLayer, RequestHead, Rule,
+    RateLimitLayer, RequestHead, Rule, StoreExt,
     key::{BearerKey, Everyone, ExtensionKey, HeaderKey},
     rule::Quotas,
     testing::FakeClock,
@@ -40,6 +40,7 @@ fn each_mistake_is_logged_once() {
     extension_missing(&log);
     authorization_as_header_key(&log);
     slot_ends_at_upgrade(&log);
+    request_counted_twice(&log);
     layer_rebuilt(&log);
     layer_rebuilt_per_request(&log);
     unknown_bodies(&log);
@@ -294,6 +295,31 @@ fn slot_ends_at_upgrade(log: &Log) {
     assert!(text.contains("its slots end with it") && text.contains("expose_slot"), "{text}");
     assert!(text.ends_with("lint=\"slot_ends_at_upgrade\""), "{text}");
     upgrades(layer(Quota::concurrent(2)));
+    assert_eq!(log.read(), NOTHING, "once");
+}
+
+fn request_counted_twice(log: &Log) {
+    let store = LocalStore::with_capacity(16);
+    let layer = |name: &str, store: &LocalStore| {
+        RateLimitLayer::rules(Rule::new(name, Everyone, TEN), store.clone())
+    };
+    let serve = |outer: &RateLimitLayer<_, LocalStore>, inner: &RateLimitLayer<_, LocalStore>| {
+        let mut service = outer.layer(inner.layer(Strict::default()));
+        drop(tokio_test::block_on(ask_once(&mut service, get("/"))));
+    };
+    let one = layer("one", &store);
+    serve(&one, &layer("two", &store));
+    serve(&one, &layer("one", &LocalStore::with_capacity(16)));
+    assert_eq!(log.read(), NOTHING, "another rule, and another store");
+    // A wrapper has the accounts of its store.
+    let timed = store.timeout(Duration::from_secs(1)).fail_open();
+    let wrapped = RateLimitLayer::rules(Rule::new("one", Everyone, TEN), timed);
+    let mut service = one.layer(wrapped.layer(Strict::default()));
+    drop(tokio_test::block_on(ask_once(&mut service, get("/"))));
+    let text = warning(log);
+    assert!(text.contains("two layers with the rule one of one store"), "{text}");
+    assert!(text.ends_with("lint=\"request_counted_twice\""), "{text}");
+    serve(&one, &one);
     assert_eq!(log.read(), NOTHING, "once");
 }
 

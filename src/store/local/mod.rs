@@ -222,6 +222,10 @@ impl Store for LocalStore {
         Ok(())
     }
 
+    fn accounts(&self) -> Option<usize> {
+        Some(Arc::as_ptr(&self.ledger).addr())
+    }
+
     fn health(&self) -> BoxFuture<Health> {
         let store = self.clone();
         Box::pin(async move {

@@ -43,6 +43,11 @@ macro_rules! forward {
             $inner.failure_domains(op)
         }
     };
+    (@accounts $self:ident $inner:expr) => {
+        fn accounts(&$self) -> Option<usize> {
+            $inner.accounts()
+        }
+    };
     (@health $self:ident $inner:expr) => {
         fn health(&$self) -> $crate::store::BoxFuture<$crate::store::Health> {
             $inner.health()

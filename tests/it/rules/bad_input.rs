@@ -163,7 +163,10 @@ fn an_invalid_quota_text_reports_the_invalid_part() {
     for (text, said) in [
         ("5", "quota is \"5\"; write units/period, as 5/s, 200/10s or 100/min burst 20"),
         ("x/s", "units is \"x\"; give a whole number from 1 to 4294967295"),
-        ("0.5/s", "units is \"0.5\"; give a whole number; for less than one, lengthen the period"),
+        (
+            "0.5/s",
+            "units is \"0.5\"; give a whole number; for less than one, lengthen the period, as 1/2s",
+        ),
         ("-5/s", "units is \"-5\"; give a whole number from 1 to 4294967295"),
         ("5/s burst many", "burst is \"many\"; give a whole number from 1 to 4294967295"),
         (
@@ -490,7 +493,9 @@ async fn a_missing_peer_address_reports_the_fix() {
     assert_eq!(
         error.to_string(),
         "no peer address in the request's extensions; with axum 0.8, serve \
-         `app.into_make_service_with_connect_info::<SocketAddr>()`"
+         `app.into_make_service_with_connect_info::<SocketAddr>()`; a Unix socket has no address: use \
+         `ClientIp::hops(1)` behind a proxy, or another key; in a test, add `.extension(SocketAddr)` to \
+         the request"
     );
     let behind = ClientIp::behind(["10.0.0.0/8"]).expect("a network");
     assert_eq!(behind.extract(&RequestHead::from(&parts)), Err(error));

@@ -678,7 +678,7 @@ fn an_invalid_penalty_reports_the_field_the_value_and_the_fix() {
             "after = '20/fortnight'",
             format!("quota \"20/fortnight\": period is \"fortnight\"; {UNIT}"),
         ),
-        ("after = '20/min', block = '1week'", format!("penalty: block is \"1week\"; {UNIT}")),
+        ("after = '20/min', block = '1moon'", format!("penalty: block is \"1moon\"; {UNIT}")),
         ("after = '20/min', block = ['1min', 'x']", format!("penalty: block is \"x\"; {UNIT}")),
         ("after = '20/min', block = '999ms'", format!("penalty: block is 999ms; {RANGE}")),
         ("after = '20/min', block = '366day'", format!("penalty: block is 31622400s; {RANGE}")),

@@ -106,7 +106,7 @@ fn a_wrong_setting_is_an_error_with_the_fix() {
         MONTHLY.try_with_algorithm(Algorithm::Gcra),
         MONTHLY.try_with_burst(9),
         "5/month from now".parse(),
-        "5/week".parse(),
+        "5/fortnight".parse(),
     ];
     let fixes = [
         "use Quota::per_day, Quota::per_month or Quota::per_year",

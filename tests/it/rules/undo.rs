@@ -12,7 +12,7 @@ use tower_sluice::{
     testing::FakeClock,
 };
 
-use crate::support::all_algorithms;
+use crate::support::{ALGORITHMS, all_algorithms};
 
 const TEN: Quota = Quota::per_hour(10);
 const NANOSECOND: Duration = Duration::from_nanos(1);
@@ -169,9 +169,9 @@ fn a_limiter_undoes_its_charges() {
 #[tokio::test]
 async fn a_receipt_is_adjusted_to_the_actual_cost() {
     for (cost, left) in [(0, 10), (1, 9), (3, 7), (4, 6), (10, 0), (12, 0)] {
-        for algorithm in all_algorithms() {
-            let (store, quota) = (FakeClock::new().store(64), TEN.with_algorithm(algorithm));
-            let limiter = Limiter::named("jobs", store);
+        for algorithm in ALGORITHMS {
+            let quota = TEN.with_algorithm(algorithm);
+            let limiter = Limiter::named("jobs", FakeClock::new().store(64));
             let taken = limiter.reserve("me", &quota, 3).await;
             assert_eq!(taken.decision().remaining(), Some(7));
             limiter.adjust_to(taken, cost);

@@ -290,7 +290,7 @@ fn config_applies_new_limits_to_a_running_server_without_a_refill() {
     assert_eq!(of("carol"), (429, "5".into()));
 
     for (user, said) in [
-        ("quotas = '5/week'", "period is \"week\"; end it with one of"),
+        ("quotas = '5/fortnight'", "period is \"fortnight\"; end it with one of"),
         ("quotas = '7/h'\nrate = 7", "unknown field `rate`, expected one of `name`, `quotas`"),
         ("quotas = '7/h", "TOML parse error at line 7"),
         ("quotas = '7/h'\ncost = 8", "rule user: cost 8 is above the quota's limit 7"),
@@ -463,7 +463,7 @@ fn gateway_names_the_flag_the_value_and_the_fix() {
         rule("name= key=peer quota=5/s", "it is empty; give 1 to 64"),
         rule("name=ip key=cookie quota=5/s", "key is \"cookie\"; give peer, client, header"),
         rule("name=ip key=header: quota=5/s", "key is \"header:\": invalid"),
-        rule("name=ip key=peer quota=5/week", "period is \"week\"; end it with one of"),
+        rule("name=ip key=peer quota=5/fortnight", "period is \"fortnight\"; end it with one of"),
         rule("name=ip key=peer quota=0/s", "units is \"0\"; give at least 1, or \"blocked\""),
         rule("name=ip key=peer quota=5/s burst 10", "\"burst\" is not field=value; quote"),
         rule("name=ip key=peer quota=\"5/s", "a quote is not closed; close it"),

@@ -178,7 +178,7 @@ where
         }
     }
 
-    forward!(self => self.inner; supports, register, failure_domains);
+    forward!(self => self.inner; supports, register, accounts, failure_domains);
 
     fn health(&self) -> BoxFuture<Health> {
         let (state, detail) = match self.is_open() {

@@ -183,7 +183,7 @@ where
         self.policy.register(charges)
     }
 
-    forward!(self => self.inner; failure_domains);
+    forward!(self => self.inner; accounts, failure_domains);
 
     fn health(&self) -> BoxFuture<Health> {
         let (failing, inner, local) =
