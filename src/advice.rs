@@ -343,7 +343,7 @@ mod tests {
         assert!(warns(|n| if n % 50 == 0 { probe } else { proxy }), "the first is a probe");
         assert!(!warns(|n| if n % 2 == 0 { probe } else { proxy }));
         assert!(!warns(|n| if n % 10 == 0 { probe } else { proxy }), "a tenth are others");
-        assert!(!warns(|n| [10, 0, (n >> 8) as u8, n as u8]));
+        assert!(!warns(|n| (0x0a00_0000 + n).to_be_bytes()));
     }
 
     #[test]
