@@ -297,7 +297,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
 
     /// Adds the field `retry-after-ms` to rejections: the wait in milliseconds, rounded up and at least 1.
     ///
-    /// The clients of OpenAI and Azure read it before `Retry-After`. With a burst below the units of one
+    /// The clients of language models read it before `Retry-After`. With a burst below the units of one
     /// second, whole seconds are too coarse: at 10 units per second with a burst of 1, two hundred clients
     /// that obey them need 200 s instead of 20. With this field and [`RetryAfter::Queue`], clients that read
     /// it need no more than 20.

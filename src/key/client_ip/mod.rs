@@ -177,7 +177,7 @@ impl ClientIp {
     /// Panics if `hops` is outside 1 to 32. Without a proxy, use [`PeerIp`](super::PeerIp).
     #[track_caller]
     pub fn hops(hops: u8) -> Self {
-        assert!(hops >= 1 && hops <= MAX_HOPS, "hops: give 1 to 32; without a proxy, use PeerIp");
+        assert!((1..=MAX_HOPS).contains(&hops), "hops: give 1 to 32; without a proxy, use PeerIp");
         Self::trusting(Trusted::Hops(hops))
     }
 
