@@ -131,6 +131,7 @@ fn media_ranges(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
 /// Returns the text of a plain-text rejection.
 #[inline]
 fn plain(why: &Rejection<'_>) -> Bytes {
+    // A line feed at the end, as in a text file: the prompt of a shell then starts a line.
     static COMMON: [OnceLock<Bytes>; COMMON_WAITS] = [const { OnceLock::new() }; COMMON_WAITS];
     let seconds = why.retry_after_seconds();
     if let Some(n) = seconds
@@ -139,9 +140,13 @@ fn plain(why: &Rejection<'_>) -> Bytes {
         && let Some(text) = usize::try_from(n).ok().and_then(|n| COMMON.get(n))
     {
         // A static text has no counter that all threads change.
-        return text.get_or_init(|| Bytes::from_static(limited("", n).leak().as_bytes())).clone();
+        let text = text.get_or_init(|| {
+            let line = limited("", n) + "\n";
+            Bytes::from_static(line.leak().as_bytes())
+        });
+        return text.clone();
     }
-    Bytes::from(detail(why))
+    Bytes::from(detail(why) + "\n")
 }
 
 /// Returns the problem+json text.

@@ -42,6 +42,21 @@ fn no_line_of_the_readme_is_wider_than_a_terminal() {
     }
 }
 
+/// One command runs the main job on the embedded store, and one passes all tests.
+#[test]
+fn the_readme_starts_with_the_commands_of_a_checkout() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readme = fs::read_to_string(root.join("README.md")).expect("text");
+    let (start, _) = readme.split_once("\n## ").expect("a section");
+    for command in ["`cargo run --example quickstart`", "`scripts/test`"] {
+        assert!(start.contains(command), "{command} in {start}");
+    }
+    let example = fs::read_to_string(root.join("examples/quickstart.rs")).expect("an example");
+    assert!(example.contains("RateLimitLayer::per_ip"), "the embedded store");
+    let script = fs::read_to_string(root.join("scripts/test")).expect("a script");
+    assert!(script.contains("scripts/servers"), "it installs the servers");
+}
+
 #[test]
 fn cells_of_code_blocks_do_not_count() {
     let text = "| a | b c |\n|---|---|\n```\n| d |\n```\n";

@@ -55,7 +55,7 @@ impl Client {
         let answer = self.http(key).await;
         assert_eq!(answer.status, 429, "{answer:?}");
         let wait: u64 = answer.header("retry-after").expect("a wait").parse().expect("seconds");
-        assert_eq!(answer.body, format!("Quota exhausted; retry in {wait} s."));
+        assert_eq!(answer.body, format!("Quota exhausted; retry in {wait} s.\n"));
         // the plain request was sent later
         assert!(wait <= reported.expect("a delay").as_secs() + 1, "{wait} s after {reported:?}");
     }

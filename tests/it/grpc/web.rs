@@ -97,5 +97,5 @@ async fn a_rejection_outside_the_translation_is_429() {
     tokio::spawn(server);
     let (status, headers, body) = call(address, "application/grpc-web+proto").await;
     assert_eq!((status, header(&headers, "grpc-status")), (StatusCode::TOO_MANY_REQUESTS, ""));
-    assert_eq!(body, "Quota exhausted; retry in 3600 s.");
+    assert_eq!(body, "Quota exhausted; retry in 3600 s.\n");
 }

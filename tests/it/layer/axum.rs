@@ -1,6 +1,7 @@
 //! A real axum server over TCP, limited by address.
 
 use std::{
+    collections::BTreeSet,
     net::SocketAddr,
     time::{Duration, Instant},
 };
@@ -148,7 +149,7 @@ async fn http_1_and_2_share_an_account() {
         assert_eq!((denied.status, denied.version), (StatusCode::TOO_MANY_REQUESTS, version));
         assert_eq!(denied.header("retry-after"), "1800");
         assert_eq!(denied.header("content-length"), denied.body.len().to_string());
-        assert_eq!(denied.body, "Quota exhausted; retry in 1800 s.");
+        assert_eq!(denied.body, "Quota exhausted; retry in 1800 s.\n");
     }
 }
 
@@ -203,6 +204,30 @@ async fn problem_json_and_legacy_fields_go_over_the_wire() {
     }
     let json: serde_json::Value = serde_json::from_str(body).expect("JSON");
     assert_eq!((&json["status"], &json["violated-policies"][0]), (&429.into(), &"default".into()));
+}
+
+#[tokio::test]
+async fn a_denied_client_gets_what_the_readme_shows() {
+    let quota = Quota::per_second(5).with_burst(10);
+    let layer = RateLimitLayer::new(PeerIp::new(), quota, still());
+    let app = Router::new().route("/", get(async || "hello\n")).layer(layer);
+    let address = serve(app).await;
+    let request = "GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    for _ in 0..10 {
+        assert!(raw(address, request).await.starts_with("HTTP/1.1 200 OK"));
+    }
+    let readme = include_str!("../../../README.md");
+    let shown = readme.split("```text\n").find(|block| block.starts_with("HTTP/1.1 429"));
+    let shown =
+        shown.and_then(|block| block.split("```").next()).expect("a response in the README");
+    let lines = |response: &str| {
+        let is_fixed = |line: &&str| !line.starts_with("date: ") && *line != "connection: close";
+        let lines = response.lines().filter(is_fixed).map(str::to_owned);
+        lines.collect::<BTreeSet<_>>()
+    };
+    let denied = raw(address, request).await;
+    assert_eq!(lines(&denied), lines(shown));
+    assert!(shown.ends_with("s.\n") && denied.ends_with("s.\n"), "the body ends its line");
 }
 
 /// axum polls the readiness of each added layer within the call. The layers of one `ServiceBuilder`

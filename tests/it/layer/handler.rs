@@ -76,7 +76,7 @@ fn a_denial_without_a_wait_has_no_retry_after() {
     let response = Decision::deny().rejection::<String>(&ONE, &Request::new(()));
     let response = response.expect("a denial");
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(response.body(), "Quota exhausted; retry later.");
+    assert_eq!(response.body(), "Quota exhausted; retry later.\n");
 }
 
 /// A body without `Default`.

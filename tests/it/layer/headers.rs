@@ -128,7 +128,7 @@ async fn fields_have_only_units_of_the_registry() {
     assert_eq!((policy, state, status), (nothing.0.clone(), nothing.1.clone(), 200));
     let (policy, state, status, text) = reported(&layer).await;
     assert_eq!((policy, state, status), (nothing.0, nothing.1, 429));
-    assert_eq!(text, "Quota exhausted: 300 of 1000 tokens left; retry in 24 s.");
+    assert_eq!(text, "Quota exhausted: 300 of 1000 tokens left; retry in 24 s.\n");
 }
 
 #[test]

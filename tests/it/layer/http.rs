@@ -82,7 +82,7 @@ async fn plain_text_is_the_default() {
     let response = answer(&example(), get("/")).await;
     assert_eq!(header(response.headers(), "content-type"), "text/plain; charset=utf-8");
     assert_eq!(header(response.headers(), "cache-control"), "no-store");
-    assert_eq!(response.body(), "Quota exhausted; retry in 2 s.");
+    assert_eq!(response.body(), "Quota exhausted; retry in 2 s.\n");
 }
 
 #[tokio::test]
@@ -208,7 +208,7 @@ async fn each_problem_type_has_one_title() {
         assert_eq!(problem(layer).await, expected);
     }
     let text = answer(&blocked, get("/")).await;
-    assert_eq!(text.body(), "Access is blocked; retry in 60 s.");
+    assert_eq!(text.body(), "Access is blocked; retry in 60 s.\n");
     let denied = blocked.reject(TooManyRequests::new().blocked_status(StatusCode::FORBIDDEN));
     assert_eq!(answer(&denied, get("/")).await.status(), StatusCode::FORBIDDEN);
 }

@@ -203,7 +203,7 @@ async fn each_fix_of_a_layer_inside_compiles_and_fills_the_rejection() {
         assert_eq!(response.status(), StatusCode::FORBIDDEN);
         assert_eq!(header(response.headers(), "content-type"), "text/plain; charset=utf-8");
         let text = response.into_body().collect().await.expect("a body").to_bytes();
-        assert_eq!(text, "Access is blocked.");
+        assert_eq!(text, "Access is blocked.\n");
     }
     let service = ServiceBuilder::new()
         .layer(TraceLayer::new_for_http())

@@ -517,7 +517,7 @@ async fn an_unusable_key_reports_the_reason_and_is_counted() {
         (&[("x-user", &long)], "key of 1025 bytes is too long; send at most 1024"),
     ] {
         let (status, body, headers) = response(&layer, headers).await;
-        assert_eq!((status, body), (400, format!("Request rejected: {said}.")));
+        assert_eq!((status, body), (400, format!("Request rejected: {said}.\n")));
         assert!(!headers.contains_key("retry-after"));
     }
     let client = ClientIp::hops(2);
@@ -527,7 +527,7 @@ async fn an_unusable_key_reports_the_reason_and_is_counted() {
         ("203.0.113.9, unknown", "header x-forwarded-for has an entry without a valid address"),
     ] {
         let (status, body, _) = response(&layer, &[("x-forwarded-for", value)]).await;
-        assert_eq!((status, body), (400, format!("Request rejected: {said}.")));
+        assert_eq!((status, body), (400, format!("Request rejected: {said}.\n")));
     }
     let denied = RateLimitLayer::per_ip(TEN)
         .on_decision(counters.clone())

@@ -165,7 +165,7 @@ async fn a_blocked_request_gets_429_with_the_exact_wait() {
         assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(header(denied.headers(), "retry-after"), "2");
         assert_eq!(header(denied.headers(), "ratelimit"), r#""user";r=0;t=2"#);
-        assert_eq!(denied.body(), "Access is blocked; retry in 2 s.");
+        assert_eq!(denied.body(), "Access is blocked; retry in 2 s.\n");
         assert_eq!(as_user("bob").await.status(), StatusCode::OK);
         clock.advance(millis(1_500));
         let after = as_user("alice").await;
