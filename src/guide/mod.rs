@@ -11,6 +11,7 @@
 //! | [proxies] | Client addresses behind nginx, Kubernetes, Traefik, Envoy, AWS, Cloudflare and others |
 //! | [slots] | Requests that run at the same time: exports, streams and upgrades |
 //! | [plans] | Quotas per user, changes at run time, and costs per request |
+//! | [settings] | Every setting, with its default |
 //! | [redis] | Data in Redis, possible losses, permissions and tuning |
 //! | [outages] | Responses while the store is down, and alerts |
 //! | [production] | A server to copy, metrics, alerts, a dashboard, and a checklist |
@@ -78,6 +79,13 @@ pub mod plans {
 pub mod slots {
     #![doc = include_str!("slots.md")]
     #![cfg_attr(not(all(feature = "axum", feature = "redis")), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
+pub mod settings {
+    #![doc = include_str!("settings.md")]
+    #![cfg_attr(not(feature = "axum"), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
 }

@@ -9,5 +9,6 @@ mod manifest;
 mod mistakes;
 mod package;
 mod reruns;
+mod settings;
 mod structure;
 mod troubleshooting;
