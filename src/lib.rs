@@ -144,8 +144,8 @@
 //! - `store` is the [`Source`](decision::Source) of the decision, such as `redis` or `deny_cache`.
 //! - `kind` is `timeout`, or for Redis a [`RedisErrorKind`].
 //! - `quota` is the name of the quota in header fields. The limit is that of the latest decision, so
-//!   it follows a [`LivePlan`] and an [adaptive](rule::Adaptive) limit. A plan that is chosen for each
-//!   request has none, and a quota that was removed has 0. Rules of several layers need different names.
+//!   it follows a [`LivePlan`] and an [adaptive](rule::Adaptive) limit. It is absent
+//!   for plans that are chosen for each request, and 0 after a quota was removed. Rules of several layers need different names.
 //! - `ratelimit.utilization` has one sample per rule and decision: the part of the limit that the
 //!   request's key has used afterwards, from 0 to 1, under the rule's fullest quota. For slots, it is
 //!   held / limit. It describes the keys of the requests, not all keys of the store.
