@@ -28,7 +28,7 @@ const TTL: Duration = Duration::from_secs(10);
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Counts the processes that share this store while they run, for
-    /// [`Fallback::instances`](crate::store::Fallback::instances) and
+    /// [`fallback`](crate::StoreExt::fallback) and
     /// [`Leased::instances`](crate::store::Leased::instances).
     ///
     /// A task registers this process on the server every three seconds. It ends with the last clone of
