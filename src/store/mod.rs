@@ -104,7 +104,8 @@ use crate::{algorithm::Demand, decision::Decision, key::Key, name::RuleName, quo
 ///
 /// The rule's name, the key, and the algorithm, period and unit of the quota identify an account. The
 /// order and the number of the quotas, and their limits, do not. A changed limit therefore keeps the
-/// account, and refills nobody. A changed period is another account.
+/// account, and refills nobody. A changed period is another account. Quotas of one charge that have the
+/// same algorithm, period and unit have an account each, in their order.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Charge<'a> {

@@ -123,7 +123,10 @@ async fn without_a_log_the_first_response_of_a_debug_build_has_the_fix() {
     assert_eq!(first.body().contains(FIX), cfg!(debug_assertions), "{}", first.body());
     for _ in 0..2 {
         let later = answer(&layer, get("/")).await.into_body();
-        assert_eq!(later, "The rate limiter found no peer address; the server log shows the fix.");
+        assert_eq!(
+            later,
+            "The rate limiter found no peer address; the server log shows the fix.\n"
+        );
     }
 }
 

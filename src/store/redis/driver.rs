@@ -422,7 +422,7 @@ mod tests {
         assert_eq!(run_task(&queue), None);
         let _others = push(&queue, &other);
         assert_eq!(run_task(&queue), Some(1), "another request does not wait");
-        queue.end(first, &[hot.clone()]);
+        queue.end(first, std::slice::from_ref(&hot));
         assert_eq!(run_task(&queue), Some(2), "a call has ended");
         let _waiting = push(&queue, &hot);
         assert_eq!(run_task(&queue), None);
@@ -466,7 +466,7 @@ mod tests {
         let started = queue.start_alone(&one).expect("no call is in flight");
         advance(TIMEOUT).await;
         let again = queue.start_alone(&one).expect("the call is forgotten");
-        queue.end(started, &[one.clone()]);
+        queue.end(started, std::slice::from_ref(&one));
         assert_eq!(queue.start_alone(&one), None, "the second call is in flight");
         queue.end(again, &[one]);
         assert!(is_empty(&queue));

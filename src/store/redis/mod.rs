@@ -429,6 +429,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
         are_apart(charges)
     }
 
+    fn accounts(&self) -> Option<usize> {
+        Some(Arc::as_ptr(&self.shared).addr())
+    }
+
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         for charge in charges.iter().filter(|charge| charge.cost() > MAX_COST) {
             if charge.charged_quotas().any(|(_, quota)| quota.is_concurrent()) {

@@ -316,7 +316,7 @@ async fn a_computed_cost_above_the_limit_is_denied_without_retry_after() {
     let rule = Rule::new("api", Everyone, TEN).cost(Cost::from_fn(|_| 11));
     let (status, body, headers) = response(&RateLimitLayer::rules(rule, store()), &[]).await;
     assert_eq!(status, 429);
-    assert_eq!(body, "This request costs more than its quota ever allows.");
+    assert_eq!(body, "This request costs more than its quota ever allows.\n");
     assert!(!headers.contains_key("retry-after"));
 }
 

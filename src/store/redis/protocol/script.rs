@@ -113,9 +113,7 @@ impl Script {
         let (before, after) = match kind {
             ScriptKind::Plain => {
                 let general = [GENERAL[0], TIME, ACCOUNT, GCRA, TAKE, GENERAL[1]];
-                return Self::new(
-                    &[&[clock, ONE, STEADY][..], &general, &[PLAIN]].concat(),
-                );
+                return Self::new(&[&[clock, ONE, STEADY][..], &general, &[PLAIN]].concat());
             }
             ScriptKind::Take => (&[TIME, STEADY][..], &[TAKE, SINGLE][..]),
             ScriptKind::Peek => (&[PEEK, TIME, STEADY][..], &[TAKE, SINGLE][..]),
