@@ -112,6 +112,23 @@ impl Decision {
         self
     }
 
+    /// Sets the instant of the charge, for a store of your own: a time of its clock, from any start.
+    ///
+    /// An [undo](crate::Store::undo) reads it, so that units which were refilled since are not returned
+    /// twice.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sluice::Decision;
+    ///
+    /// let taken = Decision::allow().with_charged_at(Duration::from_secs(1_700_000_000));
+    /// assert_eq!(taken.charged_at(), Duration::from_secs(1_700_000_000));
+    /// ```
+    pub fn with_charged_at(mut self, time: Duration) -> Self {
+        self.charged_at = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self
+    }
+
     /// Marks the request as allowed beyond a [soft](crate::Quota::with_soft) quota.
     ///
     /// # Panics
@@ -223,6 +240,15 @@ impl Decision {
     /// Returns one outcome per quota, in the order of the charges.
     pub fn outcomes(&self) -> &[Outcome] {
         &self.outcomes
+    }
+
+    /// Returns the instant of the charge, by the clock of the store that decided: the time since its
+    /// start, or zero if the store gave none.
+    ///
+    /// The clocks of two stores differ, so this is for [`Store::undo`](crate::Store::undo).
+    #[must_use]
+    pub fn charged_at(&self) -> Duration {
+        Duration::from_nanos(self.charged_at)
     }
 
     /// Returns the outcome of the decisive quota, or `None` if no quota applies.

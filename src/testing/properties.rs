@@ -3,6 +3,7 @@
 //! Each check runs on a new store. An error contains the measured and the expected value.
 
 use std::{
+    future::poll_fn,
     sync::{
         Barrier,
         atomic::{AtomicU32, Ordering::Relaxed},
@@ -10,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use tokio::time::timeout;
 use tower::BoxError;
 
 use super::Subject;
@@ -18,7 +20,7 @@ use crate::{
     key::Key,
     quota::Quota,
     rule::RuleName,
-    store::{Answer, Charge, Store, StoreExt},
+    store::{Answer, Charge, Context, Op, Store, StoreExt, Waiter},
 };
 
 const QUOTA: Quota = Quota::per_second(3).with_burst(5);
@@ -306,4 +308,62 @@ pub async fn undo<S: Subject>(subject: &mut S) -> Result<(), String> {
     // Units beyond the limit are not reported as left.
     check(&store, &[charge.with_cost(left)], "allowed, left [0]").await?;
     take(&store, &[charge], "denied").await.map(drop)
+}
+
+/// The time in which a store calls a request, if that takes a server.
+const CALLED: Duration = Duration::from_secs(10);
+
+/// Charges as [`take`] does, for a request that may wait.
+async fn take_or_wait<S: Store>(
+    store: &S,
+    charge: Charge<'_>,
+    waiter: &Waiter,
+    expected: &str,
+) -> Result<Decision, String> {
+    let charges = [charge];
+    let context = Context::default().with_waiter(waiter);
+    let decision = answer(store.call(Op::Take(&charges), &context).await)?;
+    if decision.is_allowed() == (expected == "allowed") {
+        return Ok(decision);
+    }
+    Err(format!("a request that may wait is {}, expected {expected}", text(&decision)))
+}
+
+/// Waits until the store has called the request.
+async fn called(waiter: &Waiter, who: &str) -> Result<(), String> {
+    let call = poll_fn(|cx| waiter.poll_called(cx));
+    let called = timeout(CALLED, call).await;
+    called.map_err(|_| format!("{who} was not called within {CALLED:?}"))
+}
+
+/// Checks that requests which wait for a slot are called: the first when the slot is free, and the next
+/// if the first goes away.
+///
+/// A store without slots must return an error from [`Store::supports`], and passes this check. It needs a
+/// tokio runtime with a timer.
+///
+/// # Errors
+///
+/// Fails if a request is not called within ten seconds, or is denied after its call.
+pub async fn waiting<S: Subject>(subject: &mut S) -> Result<(), String> {
+    let (store, key) = (open(subject), Key::from("waiting"));
+    let slots = [Quota::concurrent(1)];
+    let charge = charge(&key, &slots).with_max_wait(Duration::from_secs(60));
+    if store.supports(&[charge]).is_err() {
+        return Ok(());
+    }
+    let (first, second) = (Waiter::new(), Waiter::new());
+    let held = take(&store, &[charge], "allowed").await?;
+    for waiter in [&first, &second] {
+        drop(take_or_wait(&store, charge, waiter, "denied").await?);
+    }
+    drop(held);
+    subject.finish(&store).await;
+    called(&first, "the first request").await?;
+    // It leaves without asking again.
+    drop(first);
+    subject.finish(&store).await;
+    called(&second, "the request behind one that left").await?;
+    drop(take_or_wait(&store, charge, &second, "allowed").await?);
+    Ok(())
 }

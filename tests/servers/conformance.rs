@@ -46,6 +46,7 @@ where
     assert_eq!(properties::overage(&mut subject).await, Ok(()));
     assert_eq!(properties::blocks(&mut subject).await, Ok(()));
     assert_eq!(properties::undo(&mut subject).await, Ok(()));
+    assert_eq!(properties::waiting(&mut subject).await, Ok(()));
     let runtime = Handle::current();
     let exact = || properties::no_over_admission(&mut subject, |answer| runtime.block_on(answer));
     assert_eq!(tokio::task::block_in_place(exact), Ok(()));

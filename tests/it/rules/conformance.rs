@@ -31,6 +31,7 @@ async fn the_local_store_passes() {
     assert_eq!(properties::overage(&mut local).await, Ok(()));
     assert_eq!(properties::blocks(&mut local).await, Ok(()));
     assert_eq!(properties::undo(&mut local).await, Ok(()));
+    assert_eq!(properties::waiting(&mut local).await, Ok(()));
 }
 
 #[cfg(feature = "axum")]
@@ -75,6 +76,7 @@ mod example {
         assert_eq!(properties::overage(&mut example).await, Ok(()));
         assert_eq!(properties::blocks(&mut example).await, Ok(()));
         assert_eq!(properties::undo(&mut example).await, Ok(()));
+        assert_eq!(properties::waiting(&mut example).await, Ok(()));
     }
 }
 
@@ -168,6 +170,24 @@ async fn a_store_whose_late_undo_returns_too_much_fails() {
     let broken = properties::undo(&mut Planted(FakeClock::new(), generous)).await;
     let found = "costs of [100] are allowed, left [1], expected";
     assert!(broken.as_ref().is_err_and(|text| text.starts_with(found)), "{broken:?}");
+}
+
+/// A store that lets no request wait.
+struct Impatient(LocalStore);
+
+impl Store for Impatient {
+    type Error = Infallible;
+    type Future = Never<Result<Decision, Infallible>>;
+
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
+        self.0.call(op, &context.with_waiter(None))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_calls_no_request_fails() {
+    let broken = properties::waiting(&mut Planted(FakeClock::new(), Impatient)).await;
+    assert_eq!(broken, Err("the first request was not called within 10s".to_owned()));
 }
 
 /// A store whose clock runs at another speed.
