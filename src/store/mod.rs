@@ -394,7 +394,8 @@ pub trait Store {
     ///
     /// An undo may return fewer units than were charged, or none:
     ///
-    /// - **Refilled units** are not returned, because they could then be used twice.
+    /// - **Refilled units** are not returned, because they could then be used twice. The units were
+    ///   charged at [`Decision::charged_at`].
     /// - **A queued charge** ([`max_wait`](Charge::max_wait)) is undone only while it is the last
     ///   in the queue. Otherwise its units stay charged until they are refilled, so that later
     ///   requests keep their intervals.
