@@ -16,7 +16,7 @@ use crate::{
     quota::Quota,
     rule::RuleName,
     store::{
-        self, Answer, BlockFuture, CannotFail, Certain, Charge, LocalStore, Op, Receipt,
+        self, Answer, BlockFuture, CannotFail, Certain, Charge, LocalStore, Op, Reservation,
         ReserveFuture, Store, StoreExt, Waiter, certain, literal,
     },
 };
@@ -238,7 +238,7 @@ impl<S: Store> Limiter<S> {
         })
     }
 
-    /// Takes units as [`take`](Limiter::take) does, for work whose cost is known later. Returns a receipt,
+    /// Takes units as [`take`](Limiter::take) does, for work whose cost is known later. Returns a reservation,
     /// which owns the key and the quotas.
     ///
     /// ```
@@ -287,11 +287,11 @@ impl<S: Store> Limiter<S> {
     ///
     /// - A lower cost refunds the difference, but not units that were already refilled over time.
     /// - A higher cost charges the difference, even beyond the limit.
-    /// - A denied receipt changes nothing.
+    /// - A denied reservation changes nothing.
     ///
     /// The call does not wait for a remote store such as Redis. It needs a Tokio runtime there, and a
     /// charge that the store lost is logged.
-    pub fn adjust_to(&self, taken: Receipt, units: u32)
+    pub fn adjust_to(&self, taken: Reservation, units: u32)
     where
         S::Future: 'static,
     {

@@ -51,9 +51,9 @@ mod hot_keys;
 pub(crate) mod instances;
 mod local;
 mod op;
-mod receipt;
 #[cfg(feature = "redis")]
 mod redis;
+mod reservation;
 mod sync;
 mod waiter;
 mod wrappers;
@@ -80,7 +80,7 @@ pub(crate) use self::local::Clock;
 pub use self::redis::{
     ClusterLink, Link, RedisBuilder, RedisError, RedisErrorKind, RedisStore, RedisStream,
 };
-pub(crate) use self::{answer::certain, block::block, hot_keys::for_cost_of, receipt::reserve};
+pub(crate) use self::{answer::certain, block::block, hot_keys::for_cost_of, reservation::reserve};
 pub use self::{
     answer::{Answer, BoxFuture, Certain, Never, Resolve},
     block::{BlockError, BlockFuture},
@@ -90,7 +90,7 @@ pub use self::{
     hot_keys::{DenyCache, Leased},
     local::{LocalStore, Stats},
     op::{Op, OwnedOp},
-    receipt::{Receipt, ReserveFuture},
+    reservation::{Reservation, ReserveFuture},
     waiter::{Call, Waiter},
     wrappers::{
         breaker::{Breaker, BreakerError, circuit::FailureDomain},

@@ -22,10 +22,11 @@ const FILES: [&str; 16] = [
     "src/store/wrappers",
 ];
 /// Methods of this form that change no setting of a user.
-const OTHERS: [&str; 3] = [
+const OTHERS: [&str; 4] = [
     "boxed",         // erases types
     "lazy",          // ends a builder
     "on_account_of", // for models of shares
+    "write",         // adds fields to a response
 ];
 
 /// Returns the Rust files of a file or folder.

@@ -8,7 +8,7 @@ use tower_sluice::{
     Decision, Key, Limiter, LocalStore, Quota, Store, StoreExt,
     decision::Outcome,
     rule::RuleName,
-    store::{Charge, Receipt},
+    store::{Charge, Reservation},
     testing::FakeClock,
 };
 
@@ -153,7 +153,7 @@ fn a_limiter_undoes_its_charges() {
         held.push(limiter.reserve("me", &quota, 1).now());
         clock.advance(Duration::from_secs(12));
     }
-    assert!(held.iter().all(Receipt::is_allowed));
+    assert!(held.iter().all(Reservation::is_allowed));
     let burst = limiter.reserve("me", &quota, 5).now();
     assert!(burst.is_allowed());
     for taken in held {
@@ -167,7 +167,7 @@ fn a_limiter_undoes_its_charges() {
 
 /// The actual cost of a reservation of three out of ten units, and the units left.
 #[tokio::test]
-async fn a_receipt_is_adjusted_to_the_actual_cost() {
+async fn a_reservation_is_adjusted_to_the_actual_cost() {
     for (cost, left) in [(0, 10), (1, 9), (3, 7), (4, 6), (10, 0), (12, 0)] {
         for algorithm in ALGORITHMS {
             let quota = TEN.with_algorithm(algorithm);

@@ -1,4 +1,4 @@
-//! The receipt of a charge whose cost is adjusted later.
+//! A charge whose cost is adjusted later.
 
 use std::{
     convert::Infallible,
@@ -14,20 +14,20 @@ use crate::{
     observe,
 };
 
-/// Receipt of the units that a [`Limiter`](crate::Limiter) took, to adjust the charge to its actual cost.
+/// The units that a [`Limiter`](crate::Limiter) took, to adjust the charge to its actual cost.
 ///
 /// [`Limiter::reserve`](crate::Limiter::reserve) returns it, and
-/// [`Limiter::adjust_to`](crate::Limiter::adjust_to) takes it. A receipt that is dropped leaves the charge
+/// [`Limiter::adjust_to`](crate::Limiter::adjust_to) takes it. A reservation that is dropped leaves the charge
 /// as it is. It holds the slots of concurrent quotas, as its decision does.
 #[derive(Debug)]
-#[must_use = "the units may not have been taken, and are adjusted by the receipt: check \
+#[must_use = "the units may not have been taken, and are adjusted by the reservation: check \
               `is_allowed()`, and pass it to `adjust_to`"]
-pub struct Receipt {
+pub struct Reservation {
     decision: Decision,
     charges: Box<OwnedCharges>,
 }
 
-impl Receipt {
+impl Reservation {
     /// Returns `true` if the units were taken.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
@@ -69,12 +69,14 @@ impl Receipt {
     }
 }
 
-/// Takes the units of a charge. Returns the receipt.
+/// Takes the units of a charge. Returns the reservation.
 pub(crate) fn reserve<S: Store>(store: &S, charge: Charge<'_>) -> Answer<ReserveFuture<S::Future>> {
     let taken = [charge];
     let charges = Box::new(OwnedCharges::from(&taken[..]));
     match store.call(Op::Take(&taken), &super::Context::default()) {
-        Answer::Now(answer) => Answer::Now(answer.map(|decision| Receipt { decision, charges })),
+        Answer::Now(answer) => {
+            Answer::Now(answer.map(|decision| Reservation { decision, charges }))
+        }
         Answer::Later(inner) => Answer::Later(ReserveFuture { inner, charges: Some(charges) }),
     }
 }
@@ -90,7 +92,7 @@ pin_project! {
 }
 
 impl<E, F: Future<Output = Result<Decision, E>>> Future for ReserveFuture<F> {
-    type Output = Result<Receipt, E>;
+    type Output = Result<Reservation, E>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
@@ -98,15 +100,15 @@ impl<E, F: Future<Output = Result<Decision, E>>> Future for ReserveFuture<F> {
         let Some(charges) = this.charges.take() else {
             panic!("a reservation was polled after it completed");
         };
-        Poll::Ready(answer.map(|decision| Receipt { decision, charges }))
+        Poll::Ready(answer.map(|decision| Reservation { decision, charges }))
     }
 }
 
 impl Answer<Certain<ReserveFuture<Never<Result<Decision, Infallible>>>>> {
-    /// Returns the receipt of a store that answers immediately and cannot fail.
-    pub fn now(self) -> Receipt {
+    /// Returns the reservation of a store that answers immediately and cannot fail.
+    pub fn now(self) -> Reservation {
         match self {
-            Self::Now(receipt) => receipt,
+            Self::Now(reservation) => reservation,
             Self::Later(later) => match later.inner.inner.0 {},
         }
     }
