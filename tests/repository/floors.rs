@@ -26,7 +26,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("store/instances", 0),
     ("store/wrappers", 4),
     ("store/block", 5),
-    ("store/receipt", 7),
+    ("store/reservation", 7),
     ("store/context", 2),
     ("store/ext", 6),
     ("store/health", 2),
