@@ -182,6 +182,10 @@ impl Store for Impatient {
     fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         self.0.call(op, &context.with_waiter(None))
     }
+
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.0.supports(charges)
+    }
 }
 
 #[tokio::test(start_paused = true)]
