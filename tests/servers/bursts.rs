@@ -129,8 +129,8 @@ async fn a_batch_occupies_the_server_briefly() {
             let decisions = join_all(takes).await;
             assert!(decisions.iter().all(|one| one.as_ref().is_ok_and(Decision::is_allowed)));
             let time = cpu(&server).await - spent;
-            // Sixteen are alone.
-            let batches = server.script_calls().await - before - 16;
+            // One is alone.
+            let batches = server.script_calls().await - before - 1;
             println!("{quotas:?} {round}: {batches} batches, {:?} each", time / batches);
             let full = KEYS / 64 * u32::try_from(quotas.len()).expect("few");
             // In the first round, the server learns the scripts.

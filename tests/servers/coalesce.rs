@@ -18,8 +18,6 @@ use crate::{
     support::{random::rows, regressions::keeping},
 };
 
-/// The number of callers that make a call each before others wait.
-const ALONE: u32 = 16;
 const DAY: Duration = Duration::from_secs(86_400);
 
 /// Returns the reads and writes of accounts so far.
@@ -37,9 +35,9 @@ fn slow(units: u32) -> Quota {
     Quota::new(units, DAY).expect("a quota")
 }
 
-/// Callers that make later callers wait.
-fn first_callers() -> Vec<Account> {
-    (0..ALONE).map(|n| Account::new(format!("other {n}"), slow(1_000_000))).collect()
+/// A caller whose call makes later callers wait.
+fn first_caller() -> Account {
+    Account::new("first", slow(1_000_000))
 }
 
 /// A charge of a rule and a key, given by their indices.
@@ -154,14 +152,13 @@ impl Both<'_> {
         order
     }
 
-    /// Sends all requests at once, behind other callers.
+    /// Sends all requests at once, behind another caller.
     fn at_once(&self, batch: &[Vec<Demand>]) -> Vec<Decision> {
         self.runtime.block_on(async {
-            let first_callers = first_callers();
-            let others =
-                join_all(first_callers.iter().map(async |one| one.passes(&self.redis).await));
+            let first_caller = first_caller();
+            let first = first_caller.passes(&self.redis);
             let takes = batch.iter().map(|all| self.redis.take(&self.charges(all)).into_future());
-            let (_, decisions) = tokio::join!(biased; others, join_all(takes));
+            let (_, decisions) = tokio::join!(biased; first, join_all(takes));
             decisions.into_iter().map(|decision| decision.expect("a decision")).collect()
         })
     }
@@ -237,8 +234,8 @@ fn decide_as_one_by_one(flavour: Flavour, cases: u32) {
     let more = runtime.block_on(server.script_calls()) - before;
     let (asked, rounds) = (asked.get(), rounds.get());
     assert!(asked > 20 * rounds as usize, "{asked} requests in {rounds} rounds");
-    // The other callers, a batch, and the events before and between batches.
-    assert!(more < rounds * 24 + cases * 40, "{more} calls in {rounds} rounds");
+    // The first caller, a batch, and the events before and between batches.
+    assert!(more < rounds * 8 + cases * 40, "{more} calls in {rounds} rounds");
 }
 
 #[test]
@@ -263,7 +260,7 @@ async fn odd_accounts_are_decided_as_one_by_one() {
     let both = [second[0], quota(20, DAY)];
     let keys: Vec<_> = (0..12_u32).map(Key::from).collect();
     let start = Duration::from_secs(1_700_000_000);
-    let first_callers = first_callers();
+    let first_caller = first_caller();
     let steps: [(u64, &[Quota]); 7] = [
         (0, &second),
         (700, &second),
@@ -284,9 +281,9 @@ async fn odd_accounts_are_decided_as_one_by_one() {
                 if n % 4 == 0 { vec![own, shared] } else { vec![own] }
             })
             .collect();
-        let others = join_all(first_callers.iter().map(async |one| one.passes(&batched).await));
+        let first = first_caller.passes(&batched);
         let takes = requests.iter().map(|charges| batched.take(charges).into_future());
-        let (_, taken) = tokio::join!(biased; others, join_all(takes));
+        let (_, taken) = tokio::join!(biased; first, join_all(takes));
         // Equal requests are adjacent, at the position of the first.
         for at in (0..12).flat_map(|at| [at, at + 12, at + 24]) {
             let single = alone.take(&requests[at]).await.expect("a decision");
@@ -304,7 +301,7 @@ async fn equal_requests_of_three_rules_read_and_write_each_account_once() {
         let store = connect(&server.url()).await;
         // The server then has the script.
         assert!(Account::new("warm", slow(1)).passes(&store).await);
-        let (first_callers, key) = (first_callers(), Key::from("hot"));
+        let (first_caller, key) = (first_caller(), Key::from("hot"));
         let quotas = [700, 300, 500].map(|units| [slow(units), slow(1_000)]);
         let names = ["one", "two", "three"].map(rule);
         let charges: Vec<_> = names
@@ -313,16 +310,16 @@ async fn equal_requests_of_three_rules_read_and_write_each_account_once() {
             .map(|(name, quotas)| Charge::new(*name, &key, quotas))
             .collect();
         let (calls_before, before) = (server.script_calls().await, accesses(&server).await);
-        let others = join_all(first_callers.iter().map(async |one| one.passes(&store).await));
+        let first = first_caller.passes(&store);
         let takes = join_all((0..CALLERS).map(|_| store.take(&charges).into_future()));
-        let (_, taken) = tokio::join!(biased; others, takes);
+        let (_, taken) = tokio::join!(biased; first, takes);
         let passed = taken.into_iter().filter(|one| one.as_ref().is_ok_and(Decision::is_allowed));
         assert_eq!(passed.count(), 300, "{flavour:?}: the limit of the second rule");
-        let batches = server.script_calls().await - calls_before - ALONE;
-        assert!((1..=2 + CALLERS / 64).contains(&batches), "{flavour:?}: {batches} batches");
+        let batches = server.script_calls().await - calls_before - 1;
+        assert_eq!(batches, 1, "{flavour:?}");
         // A lone call reads and writes its account. A batch has two commands that read, and one for
         // each account that it writes.
-        let most = ALONE * 2 + batches * 5;
+        let most = 2 + batches * 5;
         let made = accesses(&server).await - before;
         assert!(made <= most, "{flavour:?}: {made} commands in {batches} batches");
     }
@@ -332,11 +329,11 @@ async fn equal_requests_of_three_rules_read_and_write_each_account_once() {
 async fn equal_callers_each_see_the_units_left_after_their_own_charge() {
     let server = Server::redis().await;
     let store = connect(&server.url()).await;
-    let (first_callers, one) = (first_callers(), Account::new("one", slow(25)));
+    let (first_caller, one) = (first_caller(), Account::new("one", slow(25)));
     for round in 0..3 {
-        let others = join_all(first_callers.iter().map(async |one| one.passes(&store).await));
+        let first = first_caller.passes(&store);
         let takes = join_all((0..20).map(|_| one.take(&store, 1)));
-        let (_, taken) = tokio::join!(biased; others, takes);
+        let (_, taken) = tokio::join!(biased; first, takes);
         let left: Vec<_> = taken
             .into_iter()
             .map(|decision| {
@@ -355,10 +352,10 @@ async fn equal_callers_each_see_the_units_left_after_their_own_charge() {
 }
 
 #[tokio::test]
-async fn a_lone_decision_is_one_call() {
+async fn a_lone_decision_is_one_call_and_others_share_the_next() {
     let server = Server::redis().await;
     let store = connect(&server.url()).await;
-    let accounts: Vec<_> = (0..ALONE).map(|n| Account::new(format!("{n}"), slow(1_000))).collect();
+    let accounts: Vec<_> = (0..16).map(|n| Account::new(format!("{n}"), slow(1_000))).collect();
     // The server then has the script.
     assert!(accounts[0].passes(&store).await);
     let before = server.script_calls().await;
@@ -370,11 +367,10 @@ async fn a_lone_decision_is_one_call() {
     for _ in 0..10 {
         join_all(accounts.iter().map(|account| account.passes(&store))).await;
     }
-    assert_eq!(
-        server.script_calls().await - before,
-        10 * ALONE,
-        "a few at once are not batched either"
-    );
+    // The first is alone at first. Callers that share a call and ask again at once share the next one,
+    // too, unless the machine stops for longer than the interval between them.
+    let made = server.script_calls().await - before;
+    assert!((2 + 9..20).contains(&made), "{made} calls");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -426,9 +422,9 @@ async fn a_thousand_callers_of_two_stores_get_the_limit_exactly() {
 async fn a_caller_that_leaves_while_waiting_is_not_charged() {
     let server = Server::redis().await;
     let store = connect(&server.url()).await;
-    let (first_callers, one) = (first_callers(), Account::new("one", slow(100)));
-    let mut others = pin!(join_all(first_callers.iter().map(|one| one.passes(&store))));
-    assert!(poll!(&mut others).is_pending());
+    let (first_caller, one) = (first_caller(), Account::new("one", slow(100)));
+    let mut first = pin!(first_caller.passes(&store));
+    assert!(poll!(&mut first).is_pending());
     let mut waiting: Vec<_> = (0..50).map(|_| Some(Box::pin(one.take(&store, 1)))).collect();
     for caller in waiting.iter_mut().flatten() {
         assert!(poll!(caller).is_pending());
@@ -438,7 +434,7 @@ async fn a_caller_that_leaves_while_waiting_is_not_charged() {
             *caller = None;
         }
     }
-    let (_, taken) = tokio::join!(others, join_all(waiting.into_iter().flatten()));
+    let (_, taken) = tokio::join!(first, join_all(waiting.into_iter().flatten()));
     let left: Vec<_> =
         taken.iter().map(|one| one.as_ref().expect("a decision").remaining()).collect();
     let staid = u32::try_from(left.len()).expect("few");

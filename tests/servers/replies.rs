@@ -152,19 +152,21 @@ async fn replies_of_another_shape_are_errors() {
 #[tokio::test]
 async fn an_answer_to_another_request_replaces_the_connection() {
     let (now, mut asked) = (1_700_000_000_000_000_u64, 0);
-    // Each answer contains the next one, as if a byte of its length had changed.
+    // The second answer contains the next one, as if a byte of its length had changed.
     let server = FakeServer::start(move |_| {
         asked += 1;
         let account = gcra_account(HOUR, stored_micros(now), 0);
         let reply = reply_of(1, now, 1, 0, &account);
         match asked {
-            1 => [b"$85\r\n", &reply[..], b"\r\n"].concat().into(),
+            2 => [b"$85\r\n", &reply[..], b"\r\n"].concat().into(),
             _ => bulk(&reply).into(),
         }
     });
     let server = server.await;
     let store = lazy(&server.url());
     let [account, other] = ["a", "b"].map(|key| Account::new(key, Quota::per_hour(5)));
+    // The connection is open, so that the calls are sent in their order.
+    assert!(account.passes(&store).await);
     let two = [account.take(&store, 1), other.take(&store, 1)];
     let answers = timeout(PATIENCE, join_all(two)).await.expect("answers in time");
     let error = answers.into_iter().find_map(Result::err).expect("an error");

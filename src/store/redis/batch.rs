@@ -3,14 +3,14 @@
 use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
 use redis::aio::ConnectionLike;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use tokio::{runtime::Handle, sync::oneshot};
 
 use crate::store::redis::{
     RedisStore,
     error::RedisError,
     protocol::{
-        AccountRequest, Change, Layout, Request, RequestKind,
+        AccountRequest, Change, Layout, Request, RequestKind, ScriptOp,
         reply::Reply,
         script::{ScriptKind, letter},
     },
@@ -18,7 +18,7 @@ use crate::store::redis::{
 };
 
 /// The maximum [size](Batch::size_of) of a batch. A larger request has a batch of its own.
-pub(crate) const MAX_SIZE: usize = 64;
+const MAX_SIZE: usize = 64;
 /// The maximum number of callers in a batch, including those with equal requests.
 const MAX_CALLERS: usize = 4_096;
 /// The number of accounts that a small request with only plain quotas may have.
@@ -28,9 +28,16 @@ const SMALL: usize = 4;
 pub(crate) struct Caller {
     pub(crate) request: Arc<Request>,
     /// Closed once the caller is dropped.
-    pub(crate) tx: oneshot::Sender<Result<Reply, RedisError>>,
+    pub(crate) tx: oneshot::Sender<Answered>,
     /// The runtime of the caller.
     pub(crate) runtime: Handle,
+}
+
+/// The answer to a caller.
+pub(crate) struct Answered {
+    pub(crate) reply: Result<Reply, RedisError>,
+    /// `true` if the call had other callers, too.
+    pub(crate) is_shared: bool,
 }
 
 /// The callers that share one call.
@@ -48,6 +55,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         &self,
         batch: &Batch,
     ) -> Result<SmallVec<[Reply; 1]>, RedisError> {
+        if let Some(request) = batch.lone_request() {
+            // Its script costs the server less.
+            return Ok(smallvec![self.execute(request, ScriptOp::Take).await?]);
+        }
         let script = match batch.kind {
             RequestKind::Plain => self.script(ScriptKind::Plain, *b"g"),
             RequestKind::Slots => self.script(ScriptKind::Slots, batch.letters()),
@@ -68,10 +79,6 @@ impl Batch {
     /// Creates an empty batch of requests of one kind.
     pub(super) fn new(kind: RequestKind) -> Self {
         Self { kind, ..Self::default() }
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.groups.is_empty()
     }
 
     /// Returns the share of a group of requests in the time of a batch.
@@ -131,18 +138,36 @@ impl Batch {
         (keys.keys, plans.bytes)
     }
 
+    /// Returns the request if the batch has one caller.
+    fn lone_request(&self) -> Option<&Request> {
+        match &*self.groups {
+            [callers] if callers.len() == 1 => Some(&callers[0].request),
+            _ => None,
+        }
+    }
+
+    /// Returns `true` if the batch has more than one caller.
+    pub(super) fn is_shared(&self) -> bool {
+        self.lone_request().is_none()
+    }
+
     /// Sends each caller its reply. The slots of a caller that has left are freed.
-    pub(crate) fn reply(self, replies: Result<SmallVec<[Reply; 1]>, RedisError>) {
+    pub(super) fn reply(self, replies: Result<SmallVec<[Reply; 1]>, RedisError>) {
+        let is_shared = self.is_shared();
         let replies = match replies {
             Ok(replies) => replies,
             Err(error) => {
-                let callers = self.groups.into_iter().flatten();
-                return callers.for_each(|caller| drop(caller.tx.send(Err(error.clone()))));
+                for caller in self.groups.into_iter().flatten() {
+                    let reply = Err(error.clone());
+                    drop(caller.tx.send(Answered { reply, is_shared }));
+                }
+                return;
             }
         };
         for (callers, mut reply) in self.groups.into_iter().zip(replies) {
             for (position, caller) in callers.into_iter().enumerate() {
-                drop(caller.tx.send(Ok(reply.of(position, &caller.request))));
+                let reply = Ok(reply.of(position, &caller.request));
+                drop(caller.tx.send(Answered { reply, is_shared }));
             }
         }
     }

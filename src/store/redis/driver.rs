@@ -1,22 +1,23 @@
 //! Decisions that wait at the same time and share one call.
 //!
-//! While few calls are in flight, each decision is sent immediately in its own call. Under load,
-//! decisions wait for a batch. A batch is sent when an earlier batch is answered, when the batch is
-//! full, or [`BATCH_INTERVAL`] after an earlier batch.
+//! A request that arrives while no call is in flight makes its own call, unless others shared a call a
+//! moment ago. Others wait for a task, which lets those of the same moment arrive, collects as many as
+//! fit into a batch, calls the server and answers them. At its end, the next task starts. Further tasks
+//! start while fewer than [`MAX_CALLS`] calls are in flight, or [`INTERVAL`] after the last one.
 //!
 //! On a cluster, only decisions whose accounts are in one slot can share a call.
 
 use std::{
-    collections::{HashMap, VecDeque},
-    mem,
+    collections::{HashMap, VecDeque, hash_map::Entry},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
 use foldhash::quality::RandomState;
 use redis::aio::ConnectionLike;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use tokio::{
+    runtime::Handle,
     sync::oneshot,
     task::yield_now,
     time::{Instant, timeout},
@@ -26,28 +27,22 @@ use crate::{
     observe::store_failed,
     store::redis::{
         RedisStore,
-        batch::{Batch, Caller, MAX_SIZE},
+        batch::{Answered, Batch, Caller},
         connection::{TIMEOUT, runtime},
         error::{RedisError, RedisErrorKind},
         protocol::{Request, RequestKind, ScriptOp, reply::Reply},
     },
 };
 
-/// The maximum number of direct calls in flight. Further requests wait for a batch.
-const MAX_DIRECT: usize = 16;
-/// The maximum number of calls with equal requests that started in the last [`BATCH_INTERVAL`].
-/// Further ones wait, and share the next call.
+/// The maximum number of calls in flight. Further requests wait, at most for [`INTERVAL`].
+const MAX_CALLS: usize = 16;
+/// The maximum number of calls in flight with equal requests. Further ones wait, at most for
+/// [`INTERVAL`], and share the next call.
 const MAX_EQUAL: usize = 2;
-/// The maximum number of batches in flight. Exceptions are a full batch, and a batch that starts
-/// [`BATCH_INTERVAL`] after the previous batch.
-const MAX_IN_FLIGHT: usize = 2;
-/// The time after which another call may start, even at [`MAX_EQUAL`] or [`MAX_IN_FLIGHT`]. On a
-/// slow link, requests would otherwise wait for one round trip before their own.
-const BATCH_INTERVAL: Duration = Duration::from_millis(5);
-/// The time after which other batches no longer wait until a batch is sent, because its runtime may be
-/// blocked.
-const STALL_TIMEOUT: Duration = Duration::from_millis(100);
-/// The longest wait for a batch. The server is judged long before, so the runtime of the batch is blocked.
+/// The time after which a call no longer delays others. On a slow link, requests would otherwise wait
+/// for one round trip before their own. The runtime of a call may also be blocked.
+const INTERVAL: Duration = Duration::from_millis(5);
+/// The longest wait for a call. The server is judged long before, so the runtime of the call is blocked.
 const LONGEST: Duration = Duration::from_secs(10);
 
 /// The queues of a store: for each slot of a cluster, one for each [kind](RequestKind) of requests.
@@ -68,7 +63,7 @@ impl Queues {
     }
 }
 
-/// The queue of waiting requests, and the calls in flight.
+/// The requests that wait, and the calls in flight.
 pub(crate) struct CallQueue {
     kind: RequestKind,
     state: Mutex<CallQueueState>,
@@ -76,150 +71,144 @@ pub(crate) struct CallQueue {
 
 #[derive(Default)]
 struct CallQueueState {
-    /// The requests that wait or are in flight, once for equal ones.
-    asked: HashMap<Arc<Request>, Asked, RandomState>,
-    /// The requests that may join the next batch, in the order of their first callers.
-    ready: VecDeque<Arc<Request>>,
-    calls: Vec<RunningCall>,
-    /// The number of calls that have been started so far.
-    calls_started: u64,
-    /// `true` while a task spawns batches.
-    spawning: bool,
+    /// The callers that wait, by their request.
+    waiting: HashMap<Arc<Request>, SmallVec<[Caller; 1]>, RandomState>,
+    /// The requests that wait, in the order of their first callers.
+    order: VecDeque<Arc<Request>>,
+    /// The starts of the last calls in flight of each request.
+    running: HashMap<Arc<Request>, SmallVec<[Instant; MAX_EQUAL]>, RandomState>,
+    /// The starts of the calls in flight, in order.
+    calls: Vec<Instant>,
+    /// The instant at which the last task was spawned, until it has collected its callers.
+    collecting: Option<Instant>,
+    /// The end of the last call of several callers. Their next requests probably come together, too.
+    shared: Option<Instant>,
 }
 
-/// The callers with equal requests.
-#[derive(Default)]
-struct Asked {
-    waiting: SmallVec<[Caller; 1]>,
-    /// The number of calls in flight that started in the last [`BATCH_INTERVAL`], at most
-    /// [`MAX_EQUAL`].
-    in_flight: usize,
-    is_ready: bool,
-}
-
-/// A call in progress.
-struct RunningCall {
-    id: u64,
-    /// Empty if equal requests no longer wait for the call.
-    requests: Vec<Arc<Request>>,
+/// The callers of a call, which is in flight from now on.
+struct Collected {
+    batch: Batch,
+    requests: SmallVec<[Arc<Request>; 1]>,
     started: Instant,
-    phase: Phase,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    /// The call of one request.
-    Direct,
-    /// The batch is not sent yet, so new requests can join.
-    Collecting,
-    InFlight,
-    /// The batch is answered, and its callers may send new requests.
-    Replying,
 }
 
 impl CallQueue {
-    /// Starts a direct call and returns its number, or `None` if the request must wait.
-    pub(crate) fn start_direct(&self, request: &Arc<Request>) -> Option<u64> {
-        let (now, mut state) = (Instant::now(), self.state());
-        state.release_old(now);
-        let has_batches = state.calls.iter().any(|call| call.phase != Phase::Direct);
-        if has_batches || !state.ready.is_empty() || state.calls.len() >= MAX_DIRECT {
+    /// Starts the call of a request if no other one waits or is in flight.
+    fn start_alone(&self, request: &Arc<Request>) -> Option<Instant> {
+        let mut state = self.state();
+        let now = Instant::now();
+        state.forget_old(now);
+        let is_first = state.calls.is_empty() && state.collecting.is_none();
+        if !is_first || !state.order.is_empty() || state.shared.is_some() {
             return None;
         }
-        let asked = state.asked.entry(request.clone()).or_default();
-        if asked.in_flight > 0 {
-            return None;
-        }
-        asked.in_flight += 1;
-        Some(state.start(request.clone(), Phase::Direct, now))
+        state.start(request.clone(), now);
+        state.calls.push(now);
+        Some(now)
     }
 
     /// Adds a caller.
-    pub(crate) fn push(&self, caller: Caller) {
-        let mut state = self.state();
-        let request = caller.request.clone();
-        let waiting = &mut state.asked.entry(request.clone()).or_default().waiting;
-        if waiting.len() == waiting.capacity() {
-            // Removes dropped callers to make room.
-            waiting.retain(|caller| !caller.tx.is_closed());
-            waiting.reserve(waiting.len() + 1);
-        }
-        waiting.push(caller);
-        state.make_ready(request);
-    }
-
-    /// Starts a batch if one is due. Returns its number and its first caller.
-    ///
-    /// No other batch starts until [`spawning`](CallQueueState::spawning) is `false`.
-    pub(crate) fn next_batch(&self, now: Instant) -> Option<(Caller, u64)> {
-        let mut state = self.state();
-        while state.is_batch_due(now) {
-            let (request, asked) = state.pop_ready()?;
-            asked.waiting.retain(|caller| !caller.tx.is_closed());
-            if !asked.waiting.is_empty() {
-                let first = asked.waiting.remove(0);
-                state.spawning = true;
-                return Some((first, state.start(request, Phase::Collecting, now)));
-            }
-            state.release([request]);
-        }
-        None
-    }
-
-    /// Fills a batch with `first` and the waiting callers.
-    pub(super) fn collect(&self, id: u64, first: Caller) -> Batch {
-        let mut batch = Batch::new(self.kind);
+    fn push(&self, caller: Caller) {
         let mut guard = self.state();
-        let (state, mut joined) = (&mut *guard, Vec::new());
-        let mut request = first.request.clone();
-        let mut callers: SmallVec<[_; 1]> = [first].into_iter().collect();
-        loop {
-            let room = batch.room(&request).saturating_sub(callers.len());
-            if let Some(asked) = state.asked.get_mut(&request) {
-                let joining = asked.waiting.len().min(room);
-                callers.extend(asked.waiting.drain(..joining));
+        let state = &mut *guard;
+        match state.waiting.entry(caller.request.clone()) {
+            Entry::Vacant(entry) => {
+                state.order.push_back(caller.request.clone());
+                entry.insert(smallvec![caller]);
             }
+            Entry::Occupied(mut entry) => {
+                let callers = entry.get_mut();
+                if callers.len() == callers.capacity() {
+                    // Removes dropped callers to make room.
+                    callers.retain(|caller| !caller.tx.is_closed());
+                }
+                callers.push(caller);
+            }
+        }
+    }
+
+    /// Returns the runtime of the first caller if a task is due. It is to be spawned.
+    fn start_task(&self) -> Option<Handle> {
+        let mut state = self.state();
+        if state.order.is_empty() {
+            return None;
+        }
+        let now = Instant::now();
+        state.forget_old(now);
+        let delays = state.calls.last().is_some_and(|last| is_recent(last, now));
+        if state.collecting.is_some() || delays && state.calls.len() >= MAX_CALLS {
+            return None;
+        }
+        let Some(first) = state.first_caller(now) else {
+            state.forget_left();
+            return None;
+        };
+        let runtime = first.runtime.clone();
+        state.collecting = Some(now);
+        Some(runtime)
+    }
+
+    /// Collects the callers of a call. Returns `None` if no request may join one.
+    fn collect(&self) -> Option<Collected> {
+        let mut batch = Batch::new(self.kind);
+        let mut requests = SmallVec::new();
+        let mut later = Vec::new();
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let now = Instant::now();
+        state.collecting = None;
+        while let Some(request) = state.order.front() {
+            let room = batch.room(request);
+            if room == 0 {
+                break;
+            }
+            let Some(request) = state.order.pop_front() else { break };
+            if state.must_wait(&request, now) {
+                later.push(request);
+                continue;
+            }
+            let mut callers = state.waiting.remove(&request).unwrap_or_default();
             callers.retain(|caller| !caller.tx.is_closed());
-            batch.add(mem::take(&mut callers));
-            state.make_ready(request);
-            let fits = state.ready.front().is_some_and(|next| batch.room(next) > 0);
-            let next = if fits { state.pop_ready() } else { None };
-            let Some((next, _)) = next else { break };
-            joined.push(next.clone());
-            request = next;
+            if callers.len() > room {
+                state.waiting.insert(request.clone(), callers.drain(room..).collect());
+                later.push(request.clone());
+            }
+            if !callers.is_empty() {
+                batch.add(callers);
+                state.start(request.clone(), now);
+                requests.push(request);
+            }
         }
-        if let Some(call) = state.calls.iter_mut().find(|call| call.id == id) {
-            call.phase = Phase::InFlight;
-            call.requests.append(&mut joined);
-        } else {
-            // The batch was given up.
-            state.release(joined);
+        for request in later.into_iter().rev() {
+            state.order.push_front(request);
         }
-        batch
+        if requests.is_empty() {
+            return None;
+        }
+        state.calls.push(now);
+        Some(Collected { batch, requests, started: now })
     }
 
-    /// Marks a batch as answered, so that the next batch may be sent.
-    pub(crate) fn replying(&self, id: u64) {
+    /// Notes that callers shared a call, whose answers they get now.
+    fn note_shared(&self) {
+        self.state().shared = Some(Instant::now());
+    }
+
+    /// Ends a call.
+    fn end(&self, started: Instant, requests: &[Arc<Request>]) {
         let mut state = self.state();
-        if let Some(call) = state.calls.iter_mut().find(|call| call.id == id) {
-            call.phase = Phase::Replying;
-            let requests = mem::take(&mut call.requests);
-            state.release(requests);
+        // Calls that started at one instant are equal here.
+        if let Some(at) = state.calls.iter().position(|call| *call == started) {
+            state.calls.remove(at);
+        }
+        for request in requests {
+            state.end(request, started);
         }
     }
 
-    /// Removes a call.
-    pub(crate) fn end(&self, id: u64) {
-        let mut state = self.state();
-        if let Some(at) = state.calls.iter().position(|call| call.id == id) {
-            let call = state.calls.remove(at);
-            state.release(call.requests);
-        }
-    }
-
-    /// Returns `true` if the request waits for the next batch.
-    fn is_ready(&self, request: &Arc<Request>) -> bool {
-        self.state().asked.get(request).is_some_and(|asked| asked.is_ready)
+    /// Returns `true` if callers of the request wait for a task.
+    fn has_waiting(&self, request: &Arc<Request>) -> bool {
+        self.state().waiting.contains_key(request)
     }
 
     fn state(&self) -> MutexGuard<'_, CallQueueState> {
@@ -228,77 +217,61 @@ impl CallQueue {
 }
 
 impl CallQueueState {
-    /// Adds a call. Returns its number.
-    fn start(&mut self, request: Arc<Request>, phase: Phase, started: Instant) -> u64 {
-        self.calls_started += 1;
-        let (id, requests) = (self.calls_started, vec![request]);
-        self.calls.push(RunningCall { id, requests, started, phase });
-        id
+    /// Forgets what no longer delays others, and calls of runtimes that may never be driven again.
+    fn forget_old(&mut self, now: Instant) {
+        self.calls.retain(|started| now < *started + TIMEOUT);
+        self.collecting = self.collecting.filter(|spawned| is_recent(spawned, now));
+        self.shared = self.shared.filter(|ended| is_recent(ended, now));
     }
 
-    /// Returns `true` if another batch may start. See [`MAX_IN_FLIGHT`].
-    fn is_batch_due(&mut self, now: Instant) -> bool {
-        self.release_old(now);
-        if self.spawning || self.ready.is_empty() {
-            return false;
-        }
-        let count = |phase| self.calls.iter().filter(|call| call.phase == phase).count();
-        let (collecting, in_flight) = (count(Phase::Collecting), count(Phase::InFlight));
-        let last = self.calls.iter().rfind(|call| call.phase != Phase::Direct);
-        let is_next = last.is_some_and(|batch| now >= batch.started + BATCH_INTERVAL);
-        let has_room = collecting == 0 && (in_flight < MAX_IN_FLIGHT || is_next);
-        has_room || self.ready.len() >= MAX_SIZE * (collecting + 1)
-    }
-
-    /// Lets equal requests no longer wait for calls that started [`BATCH_INTERVAL`] ago, and any
-    /// requests for a batch that has not been sent for [`STALL_TIMEOUT`].
-    fn release_old(&mut self, now: Instant) {
-        let mut old: SmallVec<[_; 4]> = SmallVec::new();
-        for call in &mut self.calls {
-            let collecting = call.phase == Phase::Collecting;
-            if now >= call.started + if collecting { STALL_TIMEOUT } else { BATCH_INTERVAL } {
-                call.phase = if collecting { Phase::InFlight } else { call.phase };
-                old.extend(call.requests.drain(..));
+    /// Forgets requests whose callers have all left.
+    fn forget_left(&mut self) {
+        let waiting = &mut self.waiting;
+        self.order.retain(|request| {
+            let mut callers = waiting.get(request).into_iter().flatten();
+            let stays = callers.any(|caller| !caller.tx.is_closed());
+            if !stays {
+                waiting.remove(request);
             }
-        }
-        // The task of a runtime that is no longer driven may never end.
-        self.calls.retain(|call| call.phase == Phase::Direct || now < call.started + TIMEOUT);
-        self.release(old);
+            stays
+        });
     }
 
-    /// Lets a request join the next batch, if callers wait and not too many calls are in flight.
-    fn make_ready(&mut self, request: Arc<Request>) {
-        if let Some(asked) = self.asked.get_mut(&request)
-            && !asked.is_ready
-            && !asked.waiting.is_empty()
-            && asked.in_flight < MAX_EQUAL
-        {
-            asked.is_ready = true;
-            self.ready.push_back(request);
-        }
+    /// Returns the first caller whose request may join a call.
+    fn first_caller(&self, now: Instant) -> Option<&Caller> {
+        let requests = self.order.iter().filter(|request| !self.must_wait(request, now));
+        let mut callers = requests.filter_map(|request| self.waiting.get(request)).flatten();
+        callers.find(|caller| !caller.tx.is_closed())
     }
 
-    /// Removes the first ready request, whose callers join a call.
-    fn pop_ready(&mut self) -> Option<(Arc<Request>, &mut Asked)> {
-        let request = self.ready.pop_front()?;
-        let asked = self.asked.get_mut(&request)?;
-        asked.is_ready = false;
-        asked.in_flight += 1;
-        Some((request, asked))
+    /// Returns `true` if the request waits for a call of equal ones.
+    fn must_wait(&self, request: &Arc<Request>, now: Instant) -> bool {
+        let Some(starts) = self.running.get(request) else { return false };
+        starts.iter().filter(|started| is_recent(started, now)).count() >= MAX_EQUAL
     }
 
-    /// Ends a call for each of the requests.
-    fn release(&mut self, requests: impl IntoIterator<Item = Arc<Request>>) {
-        for request in requests {
-            let Some(asked) = self.asked.get_mut(&request) else { continue };
-            asked.in_flight = asked.in_flight.saturating_sub(1);
-            if asked.in_flight == 0 && asked.waiting.is_empty() && !asked.is_ready {
-                self.asked.remove(&request);
-            } else {
-                self.make_ready(request);
-            }
+    /// Notes that a call of the request starts.
+    fn start(&mut self, request: Arc<Request>, now: Instant) {
+        let starts = self.running.entry(request).or_default();
+        starts.retain(|started| is_recent(started, now));
+        starts.push(now);
+    }
+
+    /// Notes that a call of the request has ended.
+    fn end(&mut self, request: &Arc<Request>, started: Instant) {
+        let Some(starts) = self.running.get_mut(request) else { return };
+        if let Some(at) = starts.iter().position(|start| *start == started) {
+            starts.remove(at);
+        }
+        if starts.is_empty() {
+            self.running.remove(request);
         }
     }
+}
+
+/// Returns `true` if a call that started at this instant still delays others.
+fn is_recent(started: &Instant, now: Instant) -> bool {
+    now < *started + INTERVAL
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
@@ -309,89 +282,227 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         }
         let slot = request.accounts.first().map_or(0, |it| it.slot(self.settings.sharded));
         let queue = self.settings.queues.get(slot, request.kind());
-        if let Some(id) = queue.start_direct(request) {
-            let _call = QueuedCall { store: self.clone(), queue: queue.clone(), id };
-            // Boxed, so that the futures of waiting callers stay small.
+        if let Some(started) = queue.start_alone(request) {
+            let requests = smallvec![request.clone()];
+            let _call = QueuedCall { store: self.clone(), queue: queue.clone(), started, requests };
+            // Not in a task, which may start on another thread, and later. Boxed, so that the futures of
+            // waiting callers stay small.
             return Box::pin(self.execute(request, ScriptOp::Take)).await;
         }
-        match self.take_in_batch(queue, request.clone()).await {
-            // The server has rejected the whole batch and charged nothing. If it has no memory,
-            // denials still need none. While a slot moves, an account may be on either server.
-            Err(error)
-                if matches!(error.kind(), RedisErrorKind::Memory | RedisErrorKind::Cluster) =>
-            {
-                Box::pin(self.execute(request, ScriptOp::Take)).await
-            }
-            reply => reply.inspect_err(|error| store_failed(error.kind().as_str())),
+        let answered = self.wait_for_call(queue, request).await;
+        let answered = answered.inspect_err(|error| store_failed(error.kind().as_str()))?;
+        let Answered { reply: Err(error), is_shared: true } = answered else {
+            return answered.reply;
+        };
+        // The server has rejected the whole batch and charged nothing. If it has no memory, denials
+        // still need none. While a slot moves, an account may be on either server.
+        if matches!(error.kind(), RedisErrorKind::Memory | RedisErrorKind::Cluster) {
+            return Box::pin(self.execute(request, ScriptOp::Take)).await;
         }
+        store_failed(error.kind().as_str());
+        Err(error)
     }
 
-    async fn take_in_batch(
+    /// Waits for a task whose call the request joins.
+    async fn wait_for_call(
         &self,
         queue: &Arc<CallQueue>,
-        request: Arc<Request>,
-    ) -> Result<Reply, RedisError> {
+        request: &Arc<Request>,
+    ) -> Result<Answered, RedisError> {
+        let runtime = runtime()?;
         let (tx, mut rx) = oneshot::channel();
-        queue.push(Caller { request: request.clone(), tx, runtime: runtime()? });
-        let (start, mut wait) = (Instant::now(), BATCH_INTERVAL);
+        queue.push(Caller { request: request.clone(), tx, runtime: runtime.clone() });
+        self.start_task(queue, Some(&runtime));
+        let start = Instant::now();
+        let mut pause = INTERVAL;
         loop {
-            // The task of the next batch may have ended, or its runtime may be blocked.
-            self.spawn_batches(queue);
-            match timeout(wait, &mut rx).await {
-                Ok(Ok(reply)) => return reply,
-                Ok(Err(_)) => {
-                    let text = "the task of the batch ended";
-                    return Err(RedisError::new(RedisErrorKind::Other, text));
-                }
-                Err(_) if start.elapsed() < LONGEST => {
-                    let is_ready = queue.is_ready(&request);
-                    wait = if is_ready { BATCH_INTERVAL } else { STALL_TIMEOUT };
-                }
-                Err(_) => return Err(RedisError::new(RedisErrorKind::Timeout, "no reply in time")),
+            if let Ok(answered) = timeout(pause, &mut rx).await {
+                let text = "the task of the batch ended";
+                return answered.map_err(|_| RedisError::new(RedisErrorKind::Other, text));
+            }
+            pause = LONGEST.saturating_sub(start.elapsed());
+            if pause.is_zero() {
+                return Err(RedisError::new(RedisErrorKind::Timeout, "no reply in time"));
+            }
+            if queue.has_waiting(request) {
+                // The last task may have ended, or its runtime may be blocked.
+                self.start_task(queue, Some(&runtime));
+                pause = INTERVAL;
             }
         }
     }
 
-    /// Spawns all batches that are due, each on the runtime of its first caller.
-    fn spawn_batches(&self, queue: &Arc<CallQueue>) {
-        while let Some((first, id)) = queue.next_batch(Instant::now()) {
-            let runtime = first.runtime.clone();
-            let call = QueuedCall { store: self.clone(), queue: queue.clone(), id };
-            // A runtime that shuts down drops the task, which spawns the next batch.
-            drop(runtime.spawn(call.run_batch(first)));
-            queue.state().spawning = false;
-        }
+    /// Spawns a task if one is due, on the caller's `own` runtime or on that of the first caller.
+    fn start_task(&self, queue: &Arc<CallQueue>, own: Option<&Handle>) {
+        let Some(first) = queue.start_task() else { return };
+        let task = run_call(self.clone(), queue.clone());
+        // A runtime that shuts down drops the task. Its requests then wait for the next one.
+        drop(own.unwrap_or(&first).spawn(task));
     }
 }
 
-/// A call in its queue. On drop, it leaves the queue, and the batches that waited for it start.
+/// Makes a call for the requests that wait.
+async fn run_call<C: ConnectionLike + Clone + Send + Sync + 'static>(
+    store: RedisStore<C>,
+    queue: Arc<CallQueue>,
+) {
+    // Lets requests that arrive at the same moment join the call.
+    yield_now().await;
+    let Some(Collected { batch, requests, started }) = queue.collect() else { return };
+    let call = QueuedCall { store, queue, started, requests };
+    // More requests may wait than fit into a call.
+    call.store.start_task(&call.queue, None);
+    // No caller waits longer than this timeout.
+    let Ok(replies) = timeout(LONGEST, call.store.call_batch(&batch)).await else { return };
+    if batch.is_shared() {
+        call.queue.note_shared();
+    }
+    batch.reply(replies);
+}
+
+/// A call in its queue. On drop, it leaves the queue, and the next task starts.
 struct QueuedCall<C: ConnectionLike + Clone + Send + Sync + 'static> {
     store: RedisStore<C>,
     queue: Arc<CallQueue>,
-    id: u64,
-}
-
-impl<C: ConnectionLike + Clone + Send + Sync + 'static> QueuedCall<C> {
-    async fn run_batch(self, first: Caller) {
-        // Lets requests that arrive at the same moment join the batch.
-        yield_now().await;
-        let batch = self.queue.collect(self.id, first);
-        if batch.is_empty() {
-            return;
-        }
-        // No caller waits longer than this timeout.
-        let Ok(reply) = timeout(LONGEST, self.store.call_batch(&batch)).await else { return };
-        self.queue.replying(self.id);
-        self.store.spawn_batches(&self.queue);
-        batch.reply(reply);
-        // Keeps the callers together, so that their next requests join one batch.
-        yield_now().await;
-    }
+    started: Instant,
+    requests: SmallVec<[Arc<Request>; 1]>,
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> Drop for QueuedCall<C> {
     fn drop(&mut self) {
-        self.queue.end(self.id);
-        self.store.spawn_batches(&self.queue);
+        self.queue.end(self.started, &self.requests);
+        self.store.start_task(&self.queue, None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::slice;
+
+    use tokio::{sync::oneshot::Receiver, time::advance};
+
+    use super::*;
+    use crate::{
+        key::Key,
+        name::RuleName,
+        quota::Quota,
+        store::{Charge, redis::protocol::addresses::Addresses},
+    };
+
+    fn queue() -> CallQueue {
+        CallQueue { kind: RequestKind::Plain, state: Mutex::default() }
+    }
+
+    fn request(key: u32) -> Arc<Request> {
+        let (key, quotas) = (Key::from(key), [Quota::per_day(10)]);
+        Arc::new(Request::new(
+            &[Charge::new(RuleName::default(), &key, &quotas)],
+            &Addresses::new(),
+        ))
+    }
+
+    /// Lets a caller wait.
+    fn push(queue: &CallQueue, request: &Arc<Request>) -> Receiver<Answered> {
+        let (tx, rx) = oneshot::channel();
+        queue.push(Caller { request: request.clone(), tx, runtime: Handle::current() });
+        rx
+    }
+
+    /// Runs a task, if one is due. Returns the number of callers of its call.
+    fn run_task(queue: &CallQueue) -> Option<usize> {
+        queue.start_task()?;
+        let Collected { batch, .. } = queue.collect()?;
+        Some(batch.groups().map(|(_, callers)| callers).sum())
+    }
+
+    fn is_empty(queue: &CallQueue) -> bool {
+        let state = queue.state();
+        state.waiting.is_empty() && state.order.is_empty() && state.running.is_empty()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_third_call_of_equal_requests_starts_after_the_interval_or_the_end_of_another() {
+        let (queue, hot, other) = (queue(), request(1), request(2));
+        let first = queue.start_alone(&hot).expect("no call is in flight");
+        assert_eq!(queue.start_alone(&hot), None);
+        let _second = push(&queue, &hot);
+        assert_eq!(run_task(&queue), Some(1));
+        let _waiting = [push(&queue, &hot), push(&queue, &hot)];
+        assert_eq!(run_task(&queue), None);
+        let _others = push(&queue, &other);
+        assert_eq!(run_task(&queue), Some(1), "another request does not wait");
+        queue.end(first, slice::from_ref(&hot));
+        assert_eq!(run_task(&queue), Some(2), "a call has ended");
+        let _waiting = push(&queue, &hot);
+        assert_eq!(run_task(&queue), None);
+        advance(INTERVAL).await;
+        assert_eq!(run_task(&queue), Some(1), "the last calls are old");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_beyond_the_maximum_starts_after_the_interval_or_the_end_of_another() {
+        let queue = queue();
+        let started = queue.start_alone(&request(0)).expect("no call is in flight");
+        let number = u32::try_from(MAX_CALLS).expect("few");
+        let waiting: Vec<_> =
+            (1..number).map(|key| (push(&queue, &request(key)), run_task(&queue))).collect();
+        assert!(waiting.iter().all(|(_, callers)| *callers == Some(1)));
+        let _waiting: Vec<_> = (0..3).map(|key| push(&queue, &request(number + key))).collect();
+        assert_eq!(run_task(&queue), None);
+        queue.end(started, &[request(0)]);
+        assert_eq!(run_task(&queue), Some(3));
+        let _waiting = push(&queue, &request(number + 3));
+        assert_eq!(run_task(&queue), None);
+        advance(INTERVAL).await;
+        assert_eq!(run_task(&queue), Some(1), "a slow link");
+    }
+
+    /// A runtime that ends drops its tasks, and one that is blocked does not run them.
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_never_runs_delays_others_for_the_interval() {
+        let queue = queue();
+        let _waiting = push(&queue, &request(1));
+        assert!(queue.start_task().is_some());
+        let _waiting = push(&queue, &request(2));
+        assert_eq!(run_task(&queue), None);
+        advance(INTERVAL).await;
+        assert_eq!(run_task(&queue), Some(2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_never_ends_is_forgotten() {
+        let (queue, one) = (queue(), request(1));
+        let started = queue.start_alone(&one).expect("no call is in flight");
+        advance(TIMEOUT).await;
+        let again = queue.start_alone(&one).expect("the call is forgotten");
+        queue.end(started, slice::from_ref(&one));
+        assert_eq!(queue.start_alone(&one), None, "the second call is in flight");
+        queue.end(again, &[one]);
+        assert!(is_empty(&queue));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_request_is_alone_soon_after_several_shared_a_call() {
+        let (queue, hot) = (queue(), request(1));
+        queue.note_shared();
+        assert_eq!(queue.start_alone(&hot), None);
+        advance(INTERVAL).await;
+        assert!(queue.start_alone(&hot).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn callers_that_have_left_are_forgotten() {
+        let queue = queue();
+        drop(push(&queue, &request(1)));
+        assert_eq!(run_task(&queue), None, "nobody waits");
+        assert!(is_empty(&queue));
+        let (left, _waiting) = (push(&queue, &request(1)), push(&queue, &request(1)));
+        let other = push(&queue, &request(2));
+        assert!(queue.start_task().is_some());
+        drop((left, other));
+        let Collected { batch, requests, started } = queue.collect().expect("a caller waits");
+        assert_eq!(batch.groups().map(|(_, callers)| callers).collect::<Vec<_>>(), [1]);
+        queue.end(started, &requests);
+        assert!(is_empty(&queue));
     }
 }

@@ -63,13 +63,14 @@ const SLOT_TTL: Duration = Duration::from_secs(10);
 /// [`hash_tag_by_key`](RedisBuilder::hash_tag_by_key), all accounts of a key are on one server, and are
 /// charged in one call.
 ///
-/// Under load, decisions that wait at the same time share one call, called a batch. A batch has up
-/// to 64 different quotas, or requests with only GCRA quotas that start full, and up to 4,096
-/// callers. Equal requests are sent once. Different requests are decided in the order of arrival. A
-/// decision waits only while sixteen calls, an equal one or a batch are in flight. Of equal requests,
-/// at most two calls start within 5 ms, so that a burst of one key waits for two calls, and on a
-/// slow link no request waits for more than 5 ms before its own call. On a cluster, each slot has
-/// its own batches. See [`coalesce`](RedisBuilder::coalesce).
+/// Decisions that are made at the same time share one call, called a batch. A batch has up to 64
+/// different quotas, or requests with only GCRA quotas that start full, and up to 4,096 callers. Equal
+/// requests are sent once. Different requests are decided in the order of arrival. A decision has a
+/// call of its own if no other call is in flight. Otherwise, it joins the next batch, which is sent at
+/// once, unless sixteen calls or two equal ones are in flight. The batch is then sent when one of them
+/// is answered, or 5 ms after the last one was sent. A burst of one key therefore waits for two calls,
+/// and on a slow link, no request waits for more than 5 ms before its own call. On a cluster, each slot
+/// has its own batches. See [`coalesce`](RedisBuilder::coalesce).
 ///
 /// The store can fail. A layer accepts it only together with a policy for failures:
 ///
@@ -117,8 +118,8 @@ const SLOT_TTL: Duration = Duration::from_secs(10);
 ///   [`timeout`](crate::StoreExt::timeout) is a denial by [`Source::Busy`](crate::decision::Source::Busy).
 /// - A caller that is dropped while it waits for a batch is not charged. A caller that is dropped
 ///   later may be charged.
-/// - All decisions of one call fail together. A batch runs on the tokio runtime of its first
-///   caller. If that runtime shuts down, callers on other runtimes may receive an error.
+/// - All decisions of one call fail together. A batch runs on the tokio runtime of one of its
+///   callers. If that runtime shuts down, callers on other runtimes may receive an error.
 /// - A client that can write to the server can change the limits.
 #[derive(Clone)]
 #[must_use]
