@@ -120,8 +120,9 @@ async fn any_number_of_callers_share_one_connection_attempt() {
     .await;
     let attempts = proxy.accepted().len() - hung.len();
     println!("{attempts} attempts in {fails:?}, while {CALLERS} callers had {errors} errors");
-    // With callers waiting all the time, there is at most one attempt in a tenth of a second.
-    let most = in_time(fails, SECOND / 10) + 6;
+    // With callers waiting all the time, a pause is a tenth of a second, or less by chance: the first
+    // ones, and then one in ten.
+    let most = in_time(fails, SECOND / 10) + 12;
     assert!((1..=most).contains(&attempts), "{attempts} in {fails:?}");
     proxy.set(Mode::Pass).await;
     let well = async || account().take(&store, 1).await.ok();
