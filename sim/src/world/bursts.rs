@@ -20,13 +20,18 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_sluice::{
-    Algorithm, Decision, Quota, RateLimitLayer, Rule, decision::Source, key::HeaderKey,
+    Algorithm, Decision, Quota, RateLimitLayer, Rule,
+    decision::Source,
+    key::{Everyone, HeaderKey},
     middleware::HoldUntil,
+    rule::Rules,
+    testing::FakeClock,
 };
 
 use super::{
     World,
     capability::{BoxFuture, Capability},
+    deployment::Kind,
     oracle::limit,
     process::Process,
 };
@@ -38,6 +43,10 @@ const WORK: Duration = Duration::from_millis(300);
 const FREED: Duration = Duration::from_secs(1);
 /// The callers that share a call at most.
 const CALLERS: usize = 1_024;
+/// The least limit of a pool that clients share.
+const LEAST_POOL: u32 = 4;
+/// The limit of the rule that admits what another one denies.
+const OTHERWISE: u32 = 3;
 /// The requests of another key that are sent within some bursts.
 const OTHERS: usize = 3;
 
@@ -73,9 +82,55 @@ fn quotas(random: &mut Random) -> Vec<Quota> {
     }
 }
 
+/// The rules of a burst, and the number of bursts of calls that its attempts make.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Form {
+    One,
+    /// The quotas, or else another rule.
+    Or,
+    /// A client of a pool.
+    Fair,
+}
+
+impl Form {
+    fn random(random: &mut Random, world: &World, quotas: &[Quota]) -> Self {
+        // A share and its pool are on two servers of a cluster, and one denies what the other admits.
+        let can_be_pool = world.nodes.kind != Kind::Cluster
+            && quotas.len() == 1
+            && quotas[0].algorithm() == Algorithm::Gcra
+            && quotas[0].limit() >= LEAST_POOL;
+        match random.within(0..4) {
+            0 => Self::Or,
+            1 | 2 if can_be_pool => Self::Fair,
+            _ => Self::One,
+        }
+    }
+
+    fn attempts(self) -> usize {
+        if self == Self::One { 1 } else { 2 }
+    }
+
+    fn rules(self, name: &str, quotas: &[Quota]) -> Arc<dyn Rules + Send + Sync> {
+        let key = HeaderKey::new("x-key");
+        match self {
+            Self::One => Arc::new(Rule::new(name, key, quotas.to_vec())),
+            Self::Or => {
+                let other =
+                    Rule::new(&format!("{name}_or"), key.clone(), Quota::per_day(OTHERWISE));
+                Arc::new(Rule::new(name, key, quotas.to_vec()).or(other))
+            }
+            Self::Fair => {
+                let pool = Rule::new(name, Everyone, quotas.to_vec());
+                Arc::new(FakeClock::new().fair(pool.fair_by(key)))
+            }
+        }
+    }
+}
+
 /// Returns a layer of a process whose requests hold slots while their handler works.
 fn service(
     name: &str,
+    form: Form,
     process: &Process,
     quotas: &[Quota],
     running: &Arc<Running>,
@@ -91,9 +146,9 @@ fn service(
             Ok::<_, Infallible>(Response::new(()))
         }
     });
-    let rule = Rule::new(name, HeaderKey::new("x-key"), quotas.to_vec());
-    let layer = RateLimitLayer::rules(rule, process.store.clone()).expose_decision();
-    BoxCloneSyncService::new(layer.hold_until(HoldUntil::Head).layer(inner))
+    let layer = RateLimitLayer::rules(form.rules(name, quotas), process.store.clone());
+    let layer = layer.expose_decision().hold_until(HoldUntil::Head);
+    BoxCloneSyncService::new(layer.layer(inner))
 }
 
 async fn call(service: Service, key: String) -> Decision {
@@ -122,12 +177,14 @@ async fn burst(world: &World, mut random: Random, when: &str) {
     let at = random.pick(&world.places);
     let (quotas, count) = (quotas(&mut random), *random.pick(&[200, 500, 2_000, 2_000]));
     let others = *random.pick(&[0, OTHERS]);
+    let form = Form::random(&mut random, world, &quotas);
     // A busy machine. Requests that are not merged would keep a server busy for longer than a timeout.
     let work = Duration::from_millis(if at.wrappers.coalesce { *random.pick(&[0, 1]) } else { 0 });
     let (process, running) = (at.process(), Arc::<Running>::default());
-    let service = service(&when.replace(' ', "_"), &process, &quotas, &running, WORK);
+    let service = service(&when.replace(' ', "_"), form, &process, &quotas, &running, WORK);
     let other = self::service(
         "other",
+        Form::One,
         &process,
         &[Quota::per_second(1_000)],
         &Arc::default(),
@@ -137,7 +194,8 @@ async fn burst(world: &World, mut random: Random, when: &str) {
     let wrong = |what: &str| {
         let quotas = quotas.iter().map(|it| format!("{it} {:?}", it.algorithm()));
         let quotas = quotas.collect::<Vec<_>>().join(" and ");
-        let text = format!("{when}: {count} callers of {quotas}, {}: {what}", at.wrappers);
+        let text =
+            format!("{when}: {count} callers of {form:?}, {quotas}, {}: {what}", at.wrappers);
         world.story.violate("burst", text);
     };
     // The connections are open and the scripts are loaded.
@@ -163,28 +221,33 @@ async fn burst(world: &World, mut random: Random, when: &str) {
     let allowed = decisions.iter().filter(|decision| decision.is_allowed()).count();
     world.story.record(&at.name, || {
         format!(
-            "burst of {count}: {allowed} allowed, {failed} failed, {held} at a time, {calls} calls"
+            "burst of {count}, {form:?}: {allowed} allowed, {failed} failed, {held} at a time, {calls} calls"
         )
     });
     if failed + of_others > 0 {
         wrong(&format!("{failed} not decided by a server, and {of_others} of another key"));
     }
     let has_slots = quotas[0].algorithm() == Algorithm::Concurrent;
-    if has_slots && held > quotas[0].limit() {
+    let otherwise = if form == Form::Or { OTHERWISE } else { 0 };
+    if has_slots && held > quotas[0].limit() + otherwise {
         wrong(&format!("{held} held"));
     }
     let rate = quotas.iter().find(|quota| quota.algorithm() != Algorithm::Concurrent);
-    if rate.is_some_and(|rate| allowed as u64 > limit(rate, time)) {
+    if rate.is_some_and(|rate| allowed as u64 > limit(rate, time) + u64::from(otherwise)) {
         wrong(&format!("{allowed} allowed"));
     }
     // One unit is gone before the burst. With leases, other units may be set aside.
     let least = quotas.iter().map(|quota| quota.limit() - u32::from(Some(quota) == rate)).min();
-    if at.wrappers.leases.is_none() && allowed < least.unwrap_or(0) as usize {
+    let least = least.unwrap_or(0);
+    // A part of a pool is left for other clients.
+    let least = if form == Form::Fair { least / 2 } else { least };
+    if at.wrappers.leases.is_none() && allowed < least as usize {
         wrong(&format!("only {allowed} allowed"));
     }
     // A lease is borrowed and returned.
     let leases = if at.wrappers.leases.is_some() { 2 } else { 0 };
-    let most = 2 + count.div_ceil(CALLERS) + others + usize::from(has_slots) + leases;
+    let burst = 2 + count.div_ceil(CALLERS) + leases;
+    let most = form.attempts() * burst + others + usize::from(has_slots);
     if at.wrappers.coalesce && calls > most as u64 {
         wrong(&format!("{calls} calls instead of {most}"));
     }
