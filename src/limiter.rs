@@ -189,7 +189,7 @@ impl<S: Store> Limiter<S> {
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
     ) -> Answer<S::Future> {
-        self.charge(&key.into(), quotas.as_ref(), |it| self.store.peek(&[it.with_cost(0)]))
+        self.charge(&key.into(), quotas.as_ref(), |charge| self.store.peek(&[charge.with_cost(0)]))
     }
 
     /// Explains the decision that [`take`](Limiter::take) would make, without taking units.
@@ -575,7 +575,8 @@ impl<S: Store> Limiter<S> {
                 }
                 let wait = decision.retry_after().filter(|_| !charge.takes_several_slots());
                 let Some(wait) = wait else {
-                    let is_unknown = decision.binding().is_some_and(|it| it.retry_ns() != NEVER);
+                    let is_unknown =
+                        decision.binding().is_some_and(|outcome| outcome.retry_ns() != NEVER);
                     return Err(if is_unknown { NotReady::UnknownWait } else { NotReady::Never });
                 };
                 // A block or a rate denies this call, and others may take the slots while it sleeps.

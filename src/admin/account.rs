@@ -101,8 +101,9 @@ pub(super) async fn run(
         return Err(why.to_owned().into());
     }
     let account = ManagedAccount::find(operation, layers, body)?;
-    let why =
-        |it| Problem(StatusCode::NOT_IMPLEMENTED, format!("the store does not support this: {it}"));
+    let why = |error| {
+        Problem(StatusCode::NOT_IMPLEMENTED, format!("the store does not support this: {error}"))
+    };
     account.layer.store.supports(&[account.charge().with_cost(0)]).map_err(why)?;
     match operation {
         "peek" => account.peek().await,
@@ -140,7 +141,7 @@ impl<'a> ManagedAccount<'a> {
         let Ok(would) = Explanation::look(store, &[next]).await;
         let blocked = would.decision.as_ref().ok().filter(|decision| decision.is_blocked());
         let mut response = self.response(&current);
-        response["quotas"] = current.outcomes().iter().map(|it| self.quota(it)).collect();
+        response["quotas"] = current.outcomes().iter().map(|outcome| self.quota(outcome)).collect();
         response["blocked_ms"] = json!(blocked.and_then(Decision::retry_after).map(millis));
         response["would"] = would.fingerprint(self.layer.secret).to_string().into();
         Ok(response)

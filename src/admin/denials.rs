@@ -91,7 +91,7 @@ impl OnDecision for DenialLog {
 
 impl DenialLog {
     pub(super) fn new(rules: &[RuleInfo<'_>]) -> Self {
-        let record = |it: &RuleInfo<'_>| RuleRecord { name: it.name, ..RuleRecord::default() };
+        let record = |info: &RuleInfo<'_>| RuleRecord { name: info.name, ..RuleRecord::default() };
         Self(rules.iter().map(record).collect())
     }
 
@@ -128,7 +128,7 @@ impl RuleRecord {
     /// Returns the wait for this rule, or `None` if waiting does not help.
     fn wait(&self, decision: &Decision) -> Option<Duration> {
         let outcomes = decision.outcomes().iter();
-        let denied = outcomes.filter(|it| it.rule() == self.name && it.is_denied());
+        let denied = outcomes.filter(|outcome| outcome.rule() == self.name && outcome.is_denied());
         denied.map(Outcome::expected_wait).reduce(|a, b| Some(a?.max(b?))).flatten()
     }
 }
@@ -144,14 +144,14 @@ impl Listed {
         if self.top.len() < MOST {
             return self.top.push(new);
         }
-        let free = |it: &&mut DeniedKey| it.blocked_until_ms.is_none_or(|end| end <= now_ms);
-        if let Some(least) = self.top.iter_mut().filter(free).min_by_key(|it| it.count()) {
+        let free = |key: &&mut DeniedKey| key.blocked_until_ms.is_none_or(|end| end <= now_ms);
+        if let Some(least) = self.top.iter_mut().filter(free).min_by_key(|key| key.count()) {
             *least = DeniedKey { replaced: least.count(), ..new };
         }
     }
 
     pub(super) fn find(&mut self, key: &Key) -> Option<&mut DeniedKey> {
-        self.top.iter_mut().find(|it| it.key == *key)
+        self.top.iter_mut().find(|denied| denied.key == *key)
     }
 }
 

@@ -51,12 +51,12 @@ impl ManagedLayer {
 
     /// Finds a key among the most denied keys of a rule.
     pub(super) fn listed_key(&self, rule: RuleName, given: &str) -> Result<Key, String> {
-        let is_given = |it: &&DeniedKey| it.fingerprint.to_string() == given;
+        let is_given = |denied: &&DeniedKey| denied.fingerprint.to_string() == given;
         let listed = self.denial_log.find(rule).map(|record| record.listed.lock());
-        let found = listed.and_then(|it| it.top.iter().find(is_given).cloned());
+        let found = listed.and_then(|rule| rule.top.iter().find(is_given).cloned());
         let why =
             || format!("fingerprint is {given:?}, which rule {rule:?} does not list; give the key");
-        found.map(|it| it.key).ok_or_else(why)
+        found.map(|denied| denied.key).ok_or_else(why)
     }
 
     /// Turns report-only on or off, for the whole layer or for one rule.
@@ -83,7 +83,7 @@ impl ManagedLayer {
     fn report(&self, info: &RuleInfo<'_>) -> Option<Value> {
         let record = self.denial_log.find(info.name)?;
         let mut listed = record.listed.lock().clone();
-        listed.top.sort_by_key(|it| Reverse(it.denied));
+        listed.top.sort_by_key(|denied| Reverse(denied.denied));
         for it in listed.top.iter_mut().filter(|_| self.shows_keys) {
             it.clear = Some(it.key.clear_text());
         }

@@ -14,7 +14,9 @@ use crate::{
 /// The snapshot has the slots that are held afterwards, if every other quota allows the demand.
 #[inline]
 pub(crate) fn look(held: u64, quota: &Quota, demand: Demand) -> Evaluation {
-    let (limit, need, raised) = (u64::from(quota.limit()), demand.need(), quota.raised_limit());
+    let limit = u64::from(quota.limit());
+    let need = demand.need();
+    let raised = quota.raised_limit();
     let fit = if need == 0 || held.saturating_add(need) <= raised {
         Evaluation::at_once(need > 0 && held + need > limit)
     } else {

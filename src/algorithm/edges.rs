@@ -63,7 +63,8 @@ fn a_changed_quota_of_the_same_algorithm_keeps_earlier_charges() {
 fn a_changed_number_of_buckets_keeps_earlier_charges() {
     let of = |buckets| Quota::per_second(20).with_algorithm(Algorithm::SlidingWindow { buckets });
     for (before, after) in [(1, 10), (10, 1), (4, 5), (10, 1_000), (1_000, 8)] {
-        let (before, after) = (of(before), of(after));
+        let before = of(before);
+        let after = of(after);
         let mut account = Account::new();
         let late = SECOND * 9 / 10;
         for step in [0, 1, 5, 6, 9] {
@@ -96,7 +97,8 @@ fn finer_buckets_count_a_charge_at_the_latest_possible_instant() {
 fn a_changed_algorithm_starts_with_a_new_account() {
     let windows = &kinds()[1..];
     for (before, after) in windows.iter().zip(windows.iter().skip(1)) {
-        let (one, other) = (before.algorithm(), after.algorithm());
+        let one = before.algorithm();
+        let other = after.algorithm();
         if std::mem::discriminant(&one) == std::mem::discriminant(&other) {
             continue;
         }

@@ -93,7 +93,8 @@ pub(super) fn adjust(
     now: u64,
     units: i64,
 ) -> (Option<u64>, (Snapshot, bool)) {
-    let (before, is_live) = (tat(stored, quota, now), is_live(stored, quota, now));
+    let before = tat(stored, quota, now);
+    let is_live = is_live(stored, quota, now);
     let time = quota.interval_nanos().saturating_mul(units.unsigned_abs());
     let whole = before.saturating_add(time);
     let after = if units > 0 {
@@ -177,7 +178,8 @@ fn tat(stored: u64, quota: &Quota, now: u64) -> u64 {
 
 #[inline]
 fn snapshot(reset_ns: u64, quota: &Quota, retry_ns: u64) -> Snapshot {
-    let (interval, limit) = (quota.interval_nanos(), quota.limit());
+    let interval = quota.interval_nanos();
+    let limit = quota.limit();
     Snapshot::Refilling { reset_ns, interval, limit, retry_ns }
 }
 

@@ -115,7 +115,8 @@ impl Receipt {
         units: Option<u32>,
     ) -> Option<Self> {
         let by_own_clock = |instant: u64| instant.saturating_add_signed(outcome.skew());
-        let (at, waits) = (by_own_clock(taken.at), taken.wait > 0);
+        let at = by_own_clock(taken.at);
+        let waits = taken.wait > 0;
         let (reset_ns, queued) = match *outcome.snapshot() {
             Snapshot::Refilling { reset_ns, interval, limit, .. } => {
                 let need =
@@ -458,7 +459,8 @@ pub(crate) fn adjust(
         return change_gcra(account, |tat| gcra::adjust(tat, quota, now, units));
     }
     drop_expired(account, quota, now);
-    let (late, mut is_cut) = (units.unsigned_abs(), false);
+    let late = units.unsigned_abs();
+    let mut is_cut = false;
     if units > 0 {
         let counter = get_or_open(account, quota, now);
         let room = counter.late_room(quota, now);

@@ -119,7 +119,8 @@ impl Counter for Sliding {
             return NEVER;
         };
         let buckets = Buckets::of(quota);
-        let (mut newer, mut last) = (self.total, None);
+        let mut newer = self.total;
+        let mut last = None;
         let mut charges = self.entries.iter().peekable();
         while newer > room
             && let Some(oldest) = charges.next()

@@ -221,7 +221,9 @@ impl Decision {
     /// Returns `true` if a report-only rule would have denied the request.
     #[must_use]
     pub fn would_deny(&self) -> bool {
-        let would = |it: &Outcome| it.is_report_only() && it.is_denied() && !it.is_passed_over();
+        let would = |outcome: &Outcome| {
+            outcome.is_report_only() && outcome.is_denied() && !outcome.is_passed_over()
+        };
         self.outcomes.iter().any(would)
     }
 
@@ -273,12 +275,15 @@ impl Decision {
 
     /// Returns the outcome of the decisive quota among some quotas.
     pub(crate) fn binding_among(&self, some: impl Fn(&Outcome) -> bool) -> Option<&Outcome> {
-        let deciding = self.outcomes.iter().filter(|it| it.is_deciding() && some(it));
+        let deciding =
+            self.outcomes.iter().filter(|outcome| outcome.is_deciding() && some(outcome));
         if self.allowed {
             deciding.min_by_key(|outcome| outcome.remaining())
         } else {
             // Picks the first of equal outcomes, as `min_by_key` does.
-            let wait = |it: &&Outcome| (it.retry_ns() == NEVER, it.is_denied(), it.expected_wait());
+            let wait = |outcome: &&Outcome| {
+                (outcome.retry_ns() == NEVER, outcome.is_denied(), outcome.expected_wait())
+            };
             deciding.rev().max_by_key(wait)
         }
     }
@@ -312,7 +317,7 @@ impl Decision {
         if self.allowed {
             return Some(Duration::ZERO);
         }
-        let unknown = |it: &Outcome| it.is_wait_unknown() && it.is_deciding();
+        let unknown = |outcome: &Outcome| outcome.is_wait_unknown() && outcome.is_deciding();
         if self.outcomes.iter().any(unknown) { None } else { self.binding()?.retry_after() }
     }
 

@@ -43,7 +43,10 @@ pub(crate) struct Hold {
 impl Hold {
     #[inline]
     pub(crate) fn new(counted_by: Arc<dyn FreeSlots>, id: u64, epoch: u64, units: u32) -> Self {
-        let (until_head, freed, loss, next) = (false, AtomicBool::new(false), None, None);
+        let until_head = false;
+        let freed = AtomicBool::new(false);
+        let loss = None;
+        let next = None;
         Self { counted_by, id, epoch, units, until_head, freed, loss, next }
     }
 
@@ -175,7 +178,7 @@ impl Slot {
         let signals = self.holds().filter_map(|hold| hold.loss.as_deref());
         let mut signals: Vec<_> = signals.map(|signal| Box::pin(signal.acquire())).collect();
         poll_fn(|cx| {
-            let is_raised = signals.iter_mut().any(|it| it.as_mut().poll(cx).is_ready());
+            let is_raised = signals.iter_mut().any(|signal| signal.as_mut().poll(cx).is_ready());
             if is_raised { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
@@ -184,7 +187,8 @@ impl Slot {
     /// Adds a hold to those of other accounts.
     #[inline(always)]
     pub(super) fn add(slot: &mut Option<Self>, mut own: Hold) {
-        own.next = slot.take().map(|it| it.shared.into_inner().unwrap_or_else(|| it.own.into()));
+        own.next =
+            slot.take().map(|slot| slot.shared.into_inner().unwrap_or_else(|| slot.own.into()));
         *slot = Some(Self { own, shared: OnceLock::new() });
     }
 

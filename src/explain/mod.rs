@@ -219,7 +219,9 @@ impl Explanation {
 
 /// Creates one report for each outcome of the decision.
 fn reports(decision: &Decision, charges: &[Charge<'_>]) -> Vec<QuotaReport> {
-    let all = || charges.iter().flat_map(|it| it.charged_quotas().map(move |quota| (it, quota)));
+    let all = || {
+        charges.iter().flat_map(|charge| charge.charged_quotas().map(move |quota| (charge, quota)))
+    };
     let report = |(at, outcome): (usize, &Outcome)| {
         let is_its = |(charge, (index, _)): &(&Charge<'_>, (usize, &Quota))| {
             charge.rule() == outcome.rule() && *index == outcome.quota_index()

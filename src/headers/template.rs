@@ -123,8 +123,10 @@ fn policy<'a>(items: impl Iterator<Item = &'a Item>) -> Option<HeaderValue> {
 impl Template {
     fn of(family: Headers, items: Vec<Item>) -> Self {
         let shown = || items.iter().filter(|item| !item.is_reporting && item.is_listed());
-        let (policy, shown) = (policy(shown()), shown().count());
-        let (reports_allowed, is_per_request) = (family != Headers::None, false);
+        let policy = policy(shown());
+        let shown = shown().count();
+        let reports_allowed = family != Headers::None;
+        let is_per_request = false;
         Self {
             family,
             reports_allowed,
@@ -146,18 +148,18 @@ impl Template {
         infos: &[RuleInfo<'_>],
     ) -> Self {
         let secret = secret.filter(|_| family == Headers::RateLimit);
-        let hidden = infos.iter().filter(|it| it.is_hidden()).map(|it| it.name).collect();
-        let infos: Vec<_> = infos.iter().filter(|it| !it.is_hidden()).collect();
-        let quotas = |it: &RuleInfo<'_>| match it.live {
+        let hidden = infos.iter().filter(|info| info.is_hidden()).map(|info| info.name).collect();
+        let infos: Vec<_> = infos.iter().filter(|info| !info.is_hidden()).collect();
+        let quotas = |info: &RuleInfo<'_>| match info.live {
             Some(live) => live.quotas(),
-            None => it.quotas.unwrap_or_default().into(),
+            None => info.quotas.unwrap_or_default().into(),
         };
         let rules: Vec<_> =
-            infos.iter().map(|it| (it.name, quotas(it), it.report_only.is_on())).collect();
-        let is_live = infos.iter().any(|it| it.live.is_some());
+            infos.iter().map(|info| (info.name, quotas(info), info.report_only.is_on())).collect();
+        let is_live = infos.iter().any(|info| info.live.is_some());
         let mut template = Self::prepared(family, rules.iter().map(borrowed));
         template.reports_allowed &= !only_denied;
-        template.is_per_request = secret.is_some() || infos.iter().any(|it| it.is_chosen());
+        template.is_per_request = secret.is_some() || infos.iter().any(|info| info.is_chosen());
         template.secret = secret;
         template.hidden = hidden;
         if is_live && !template.is_per_request {
@@ -194,7 +196,7 @@ impl Template {
     fn renewed(&self, charges: &[Charge<'_>]) -> Self {
         let mut rules = self.rules.clone();
         for (rule, quotas, _) in &mut rules {
-            if let Some(charge) = charges.iter().find(|it| it.rule() == *rule) {
+            if let Some(charge) = charges.iter().find(|charge| charge.rule() == *rule) {
                 *quotas = charge.quotas().into();
             }
         }
@@ -215,8 +217,8 @@ impl Template {
         secret: Option<&FingerprintKey>,
         hidden: &[RuleName],
     ) -> Arc<Self> {
-        let shown = charges.iter().filter(|it| !hidden.contains(&it.rule()));
-        let rules = shown.map(|it| (it.rule(), it.quotas(), it.is_report_only()));
+        let shown = charges.iter().filter(|charge| !hidden.contains(&charge.rule()));
+        let rules = shown.map(|charge| (charge.rule(), charge.quotas(), charge.is_report_only()));
         let mut items = Item::named(rules, family);
         if let Some(secret) = secret {
             items.iter_mut().for_each(|item| item.set_partition_key(charges, secret));
@@ -246,7 +248,7 @@ impl Template {
         }
         let latest = self.latest.as_ref()?;
         let template = latest.load();
-        let is_shown = |it: &&Charge<'_>| !self.hidden.contains(&it.rule());
+        let is_shown = |charge: &&Charge<'_>| !self.hidden.contains(&charge.rule());
         if charges.iter().filter(is_shown).all(|charge| template.has(charge)) {
             return Some(template);
         }
@@ -337,7 +339,7 @@ impl Template {
                 && self.reading(decision, outcome).is_some()
         };
         let decisive = decision.binding_among(decides).and_then(|binding| self.find(binding));
-        match readings.iter().position(|it| Some(usize::from(it.item)) == decisive) {
+        match readings.iter().position(|reading| Some(usize::from(reading.item)) == decisive) {
             Some(at) => readings.swap(0, at),
             None => readings.clear(),
         }
@@ -366,7 +368,8 @@ impl Template {
             // The effective window of the units that are left could end after `Retry-After`.
             false => (left, 0),
         };
-        let (item, overage) = (u16::try_from(at).ok()?, decision.is_overage());
+        let item = u16::try_from(at).ok()?;
+        let overage = decision.is_overage();
         Some(Reading { item, overage, remaining, time })
     }
 
@@ -456,7 +459,7 @@ impl Template {
             }
         }
         let (remaining, overage) =
-            readings.first().map_or((0, false), |it| (it.remaining, it.overage));
+            readings.first().map_or((0, false), |reading| (reading.remaining, reading.overage));
         Lines(Arc::new(Fields { family: self.family, remaining, overage, map }))
     }
 
@@ -473,10 +476,10 @@ impl Template {
     /// A denial may have no outcome of a rule that did not deny.
     #[inline(never)]
     fn policy_of(&self, readings: &[Reading], charges: &[Charge<'_>]) -> Option<HeaderValue> {
-        let must_fit = |it: &Charge<'_>| !it.is_report_only();
+        let must_fit = |charge: &Charge<'_>| !charge.is_report_only();
         let charged = |item: &&Item| {
-            readings.iter().any(|it| self.item(it).rule == item.rule)
-                || charges.iter().any(|it| it.rule() == item.rule && must_fit(it))
+            readings.iter().any(|reading| self.item(reading).rule == item.rule)
+                || charges.iter().any(|charge| charge.rule() == item.rule && must_fit(charge))
         };
         policy(self.items.iter().filter(charged))
     }
@@ -499,7 +502,8 @@ impl Template {
     }
 
     fn find(&self, outcome: &Outcome) -> Option<usize> {
-        let (rule, index) = (outcome.rule(), outcome.quota_index());
+        let rule = outcome.rule();
+        let index = outcome.quota_index();
         self.items.iter().position(|item| item.rule == rule && item.place == index)
     }
 
@@ -656,7 +660,7 @@ impl Recent {
     #[inline]
     fn slot((template, retry, readings): (u64, u64, [Option<Reading>; 2])) -> usize {
         let mix = |hash: u64, part: u64| (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let part = |it: Reading| u64::from(it.remaining) | u64::from(it.time) << 32;
+        let part = |reading: Reading| u64::from(reading.remaining) | u64::from(reading.time) << 32;
         let hash = readings.into_iter().flatten().map(part).fold(mix(template, retry), mix);
         usize::try_from(hash >> 32).unwrap_or(0) % RECENT
     }
@@ -712,7 +716,8 @@ struct Item {
 
 /// Returns the policy of a quota. A policy of a list has the quoted name and the unit.
 fn policy_text(quota: &Quota, name: Option<&String>) -> String {
-    let (limit, window) = (quota.limit(), window(quota));
+    let limit = quota.limit();
+    let window = window(quota);
     let w = if window == 0 { String::new() } else { format!(";w={window}") };
     let Some(name) = name else { return format!("{limit}{w}") };
     let unit = quota.unit().map(|unit| format!(";qu=\"{unit}\"")).unwrap_or_default();
@@ -737,7 +742,9 @@ impl Item {
     ) -> Self {
         let name = quota.name_in(rule, quotas);
         let is_list = family == Headers::RateLimit;
-        let (limit, window, unit) = (quota.limit(), window(quota), quota.unit());
+        let limit = quota.limit();
+        let window = window(quota);
+        let unit = quota.unit();
         let quoted = format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\""));
         let unregistered_unit = unit.filter(|unit| !is_registered_unit(unit));
         let is_listed = unit.is_none() || is_list && unregistered_unit.is_none();

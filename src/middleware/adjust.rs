@@ -115,7 +115,8 @@ impl ChargeHandle {
         charged: bool,
     ) -> Self {
         let adjusted = charges.iter().map(|_| AtomicBool::new(!charged)).collect();
-        let (config, charges) = (config.clone(), charges.into());
+        let config = config.clone();
+        let charges = charges.into();
         let runtime = runtime::Handle::try_current().ok();
         Self(Arc::new(OpenCharges { config, charges, decision, runtime, adjusted }))
     }
@@ -182,16 +183,20 @@ impl ChargeHandle {
     /// Ends a [`block`](ChargeHandle::block) of the keys of this request.
     pub fn unblock(&self) {
         let store = &self.0.config.store;
-        self.0.with(|charges| of_client(charges).for_each(|it| store.unblock(it).detach(drop)));
+        self.0.with(|charges| {
+            of_client(charges).for_each(|charge| store.unblock(charge).detach(drop))
+        });
     }
 
     /// Resets the charged accounts of this request to those of new keys, except accounts that other
     /// clients use too, as for a [`block`](ChargeHandle::block).
     pub fn reset(&self) {
         let store = &self.0.config.store;
-        let is_charged = |it: &&Charge<'_>| self.0.decision.charged(it.rule());
+        let is_charged = |charge: &&Charge<'_>| self.0.decision.charged(charge.rule());
         self.0.with(|charges| {
-            of_client(charges).filter(is_charged).for_each(|it| store.reset(it).detach(drop));
+            of_client(charges)
+                .filter(is_charged)
+                .for_each(|charge| store.reset(charge).detach(drop));
         });
     }
 
@@ -212,7 +217,8 @@ fn of_client<'c, 'a>(charges: &'c [Charge<'a>]) -> impl Iterator<Item = &'c Char
 impl OpenCharges {
     /// Calls `call` with the charges, in the runtime of the request, because remote stores spawn tasks.
     fn with<T>(&self, call: impl FnOnce(&[Charge<'_>]) -> T) -> T {
-        let ends = runtime::Handle::try_current().is_err_and(|it| it.is_thread_local_destroyed());
+        let ends =
+            runtime::Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed());
         let _inside = self.runtime.as_ref().filter(|_| !ends).map(runtime::Handle::enter);
         self.charges.with(call)
     }
@@ -234,14 +240,15 @@ impl OpenCharges {
         self.with(|charges| {
             for (charge, adjusted) in charges.iter().zip(&self.adjusted) {
                 // A share is adjusted with its pool.
-                let share = self.config.shares.iter().find(|it| it.0 == charge.rule());
-                let owner = share.map_or(charge.rule(), |it| it.1);
+                let share = self.config.shares.iter().find(|share| share.0 == charge.rule());
+                let owner = share.map_or(charge.rule(), |share| share.1);
                 let other = rule.is_some_and(|name| owner.as_str() != name);
                 let other = other || !self.decision.charged(charge.rule());
                 if other || adjusted.swap(true, AcqRel) {
                     continue;
                 }
-                let (before, after) = (charge.cost(), cost(charge.cost()));
+                let before = charge.cost();
+                let after = cost(charge.cost());
                 if after < before {
                     store.undo(&[*charge], &self.decision, Some(before - after));
                 } else if after > before {
@@ -249,7 +256,8 @@ impl OpenCharges {
                     let mut live = self.config.live.iter();
                     let plan = live.find(|(name, _)| *name == charge.rule());
                     let current = plan.map(|(_, plan)| plan.quotas());
-                    let quotas = current.as_ref().map_or(charge.quotas(), |it| it.charged());
+                    let quotas =
+                        current.as_ref().map_or(charge.quotas(), |quotas| quotas.charged());
                     let late = i64::from(after - before);
                     let rule = charge.rule();
                     let report = move |Ok(made): Result<Decision, Infallible>| {

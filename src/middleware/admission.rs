@@ -444,7 +444,7 @@ where
         if settings.is_observed() {
             self.notify(head, Ok(decision), false, false, charges);
         }
-        settings.penalties(strikes).for_each(|it| it.deny(decision, charges));
+        settings.penalties(strikes).for_each(|penalty| penalty.deny(decision, charges));
         let retry_after =
             settings.retry_after.wait(&settings.promises, decision, charges, &settings.shares);
         let fitting = settings.template.fit(charges);
@@ -499,8 +499,8 @@ where
         is_delayed: bool,
         charges: &[Charge<'_>],
     ) {
-        let charge_of = |rule| charges.iter().find(|it| it.rule() == rule);
-        let charged = &|rule| charge_of(rule).map(|it| (it.key(), it.quotas()));
+        let charge_of = |rule| charges.iter().find(|charge| charge.rule() == rule);
+        let charged = &|rule| charge_of(rule).map(|charge| (charge.key(), charge.quotas()));
         let secret = self.settings.secret.as_ref();
         let event = DecisionEvent { head, decision, is_admitted, is_delayed, charged, secret };
         self.settings.notify(&event);
@@ -510,8 +510,8 @@ where
 /// Returns `true` if a charge takes slots that limit its request.
 #[inline(never)]
 fn needs_slot(charges: &[Charge<'_>]) -> bool {
-    let takes = |it: &Charge<'_>| it.cost() > 0 && !it.is_report_only();
-    charges.iter().any(|it| takes(it) && it.quotas().iter().any(Quota::is_concurrent))
+    let takes = |charge: &Charge<'_>| charge.cost() > 0 && !charge.is_report_only();
+    charges.iter().any(|charge| takes(charge) && charge.quotas().iter().any(Quota::is_concurrent))
 }
 
 /// Returns the instant of a store call, for metrics.

@@ -97,7 +97,7 @@ pub(crate) enum Override {
 impl LayerConfig {
     /// Creates the default settings for these rules.
     pub(crate) fn new(infos: &[RuleInfo<'_>]) -> Self {
-        let controller = |it: &RuleInfo<'_>| Some((it.name, it.live?.controller.clone()?));
+        let controller = |info: &RuleInfo<'_>| Some((info.name, info.live?.controller.clone()?));
         Self {
             headers: HeaderPolicy::default(),
             template: Arc::new(Template::new(HeaderPolicy::default(), infos)),
@@ -122,13 +122,13 @@ impl LayerConfig {
             hold: Arc::default(),
             drain: Arc::default(),
             adaptive: infos.iter().filter_map(controller).collect(),
-            sharers: infos.iter().filter_map(|it| it.sharers.cloned()).collect(),
-            metrics: Metrics::new(infos.iter().map(|it| (it.name, it.is_chosen()))),
+            sharers: infos.iter().filter_map(|info| info.sharers.cloned()).collect(),
+            metrics: Metrics::new(infos.iter().map(|info| (info.name, info.is_chosen()))),
             hooks: Vec::new(),
             secret: None,
             is_watched: false,
             has_context: true,
-            nesting: Arc::new(NestingCheck::new(infos.iter().map(|it| it.name))),
+            nesting: Arc::new(NestingCheck::new(infos.iter().map(|info| info.name))),
             advised: Arc::default(),
         }
     }
@@ -185,11 +185,11 @@ impl LayerConfig {
             return;
         }
         let limit = |outcome: &Outcome| {
-            let charge = charges.iter().find(|it| it.rule() == outcome.rule())?;
+            let charge = charges.iter().find(|charge| charge.rule() == outcome.rule())?;
             let controller = self.adaptive.iter().find(|(rule, _)| *rule == charge.rule())?;
             (outcome.held().is_some()).then(|| (charge.demand().need(), controller.1.max))
         };
-        let denies = |it: &&mut Outcome| it.is_denied() && it.is_deciding();
+        let denies = |outcome: &&mut Outcome| outcome.is_denied() && outcome.is_deciding();
         let mut sheds = None;
         for outcome in decision.outcomes.iter_mut().filter(denies) {
             let found = limit(outcome);
@@ -246,7 +246,7 @@ impl LayerConfig {
         self.has_context = self.expose
             || self.after.is_some()
             || self.overcommit.is_some()
-            || self.penalties.iter().any(|it| it.reads_responses());
+            || self.penalties.iter().any(|penalty| penalty.reads_responses());
     }
 
     /// Adds a request to the queue. Returns `None` if the queue is full or closed, or the layer is
@@ -262,8 +262,8 @@ impl LayerConfig {
     /// Returns a bit for each penalty under which a denial is a strike although the request has no place
     /// in the queue: requests of its own key are enough to keep it from one.
     pub(crate) fn own_strikes(&self, charges: &[Charge<'_>]) -> u64 {
-        let is_full = |it: &Charge<'_>| self.queue.is_key_full(it, self.queue_bounds);
-        let is_own = |it: &RulePenalty| it.find(charges).is_some_and(is_full);
+        let is_full = |charge: &Charge<'_>| self.queue.is_key_full(charge, self.queue_bounds);
+        let is_own = |penalty: &RulePenalty| penalty.find(charges).is_some_and(is_full);
         let bits =
             self.penalties.iter().zip(0..).map(|(it, at)| u64::from(is_own(it)) << at.min(63));
         bits.fold(0, |all, bit| all | bit)
@@ -312,8 +312,8 @@ impl ResponseContext {
     /// Returns the context of a request that bypassed the store.
     pub(super) fn uncharged(settings: &LayerConfig) -> Option<Box<Self>> {
         let bypass = || Decision::allow().with_source(Source::Bypass);
-        let after = settings.after.as_ref().filter(|it| it.exposed.is_some());
-        let charge = after.map(|it| ChargeHandle::new(it, &[], bypass(), false));
+        let after = settings.after.as_ref().filter(|after| after.exposed.is_some());
+        let charge = after.map(|after| ChargeHandle::new(after, &[], bypass(), false));
         let decision = settings.expose.then(|| Box::new(bypass()));
         let is_used = charge.is_some() || decision.is_some();
         is_used.then(|| Box::new(Self { charge, decision, ..Self::default() }))
@@ -331,11 +331,11 @@ impl ResponseContext {
         if let Some(charge) = &self.charge {
             charge.classify(&response);
         }
-        self.watched.iter().for_each(|it| it.classify(&response));
+        self.watched.iter().for_each(|watched| watched.classify(&response));
         let Some((mut slot, config)) = self.slot else { return response };
         if !self.measured.is_empty() {
             let overloaded = config.is_overloaded(&response);
-            self.measured.into_iter().for_each(|it| it.complete(overloaded));
+            self.measured.into_iter().for_each(|measured| measured.complete(overloaded));
         }
         if response.status() == StatusCode::SWITCHING_PROTOCOLS && !config.exposed {
             warn_of_upgrade();
@@ -381,8 +381,9 @@ impl ResponseContext {
             context.slot = Some((slot, settings.hold.clone()));
             for (rule, controller) in &settings.adaptive {
                 let mut charges = charges.iter();
-                let charge = charges.find(|it| it.rule() == *rule && decision.charged(*rule));
-                context.measured.extend(charge.map(|it| controller.hold(it.cost())));
+                let charge =
+                    charges.find(|charge| charge.rule() == *rule && decision.charged(*rule));
+                context.measured.extend(charge.map(|charge| controller.hold(charge.cost())));
             }
         }
         for it in settings.penalties.iter().filter(|_| !settings.report_only.is_on()) {

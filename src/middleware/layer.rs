@@ -706,9 +706,11 @@ where
         explanation.secret = settings.secret;
         if !explanation.is_allowed() {
             let reason =
-                settings.override_denial(explanation.decision.as_ref().ok()).map(|it| match it {
-                    Override::ReportOnly => "the layer only reports",
-                    Override::Overcommit(_) => "the layer overcommits, and there is capacity",
+                settings.override_denial(explanation.decision.as_ref().ok()).map(|denial| {
+                    match denial {
+                        Override::ReportOnly => "the layer only reports",
+                        Override::Overcommit(_) => "the layer overcommits, and there is capacity",
+                    }
                 });
             explanation.allowed_because = reason;
         }
@@ -817,7 +819,8 @@ where
             let infos = rule::infos(&**rules);
             let rules = infos.iter().map(|info| info.name).collect();
             let live = infos.iter().filter_map(|info| Some((info.name, info.live?.clone())));
-            let (store, live) = (store.clone().boxed(), live.collect());
+            let store = store.clone().boxed();
+            let live = live.collect();
             let shares = settings.shares.clone();
             AdjustConfig { store, rules, shares, live, exposed: None, classify: None }
         })

@@ -151,7 +151,8 @@ impl Penalty {
     }
 
     pub(super) fn unchecked(quota: Quota) -> Self {
-        let (blocks, forgive) = (DEFAULT_BLOCKS.into(), DEFAULT_FORGIVE);
+        let blocks = DEFAULT_BLOCKS.into();
+        let forgive = DEFAULT_FORGIVE;
         Self { strikes: quota, blocks, forgive, is_strike: None, capacity: KEYS }
     }
 
@@ -160,7 +161,8 @@ impl Penalty {
         let Self { strikes, blocks, forgive, capacity, .. } = &self;
         let times = blocks.iter().map(|time| ("block", time));
         let valid = Duration::from_secs(1)..=LONGEST;
-        let invalid = times.chain([("forgive", forgive)]).find(|it| !valid.contains(it.1));
+        let invalid =
+            times.chain([("forgive", forgive)]).find(|setting| !valid.contains(setting.1));
         Err(if strikes.limit() == 0 || !strikes.is_gcra() {
             let fix = "give a rate with the algorithm Gcra, such as 20/min";
             format!("penalty: after is {strikes}; {fix}")
@@ -280,7 +282,8 @@ impl StrikeShard {
 impl Strikes {
     /// Counts a strike. Returns the time of a block if the key has too many.
     fn count(&self, key: &Key, penalty: &Penalty) -> Option<Duration> {
-        let (now, id) = (nanos(self.created.elapsed()), self.seed.hash_one(key));
+        let now = nanos(self.created.elapsed());
+        let id = self.seed.hash_one(key);
         #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash are random")]
         let mut shard = self.shards[id as usize % SHARDS].lock();
         let entry = shard.entry(id, now, penalty.capacity.div_ceil(SHARDS))?;
@@ -292,7 +295,8 @@ impl Strikes {
             entry.tat = tat.unwrap_or(entry.tat);
             return None;
         }
-        let (last, forgive) = (penalty.blocks.len() - 1, nanos(penalty.forgive));
+        let last = penalty.blocks.len() - 1;
+        let forgive = nanos(penalty.forgive);
         let recent = entry.forgiven_at.saturating_sub(now).div_ceil(forgive);
         let level = usize::try_from(recent).unwrap_or(last).min(last);
         entry.forgiven_at = now.saturating_add(forgive.saturating_mul(level as u64 + 1));
@@ -327,7 +331,9 @@ impl RulePenalty {
     /// Counts a strike if the rule denied this request.
     pub(crate) fn deny(&self, decision: &Decision, charges: &[Charge<'_>]) {
         let is_limited = !decision.is_blocked() && decision.cause().is_strike();
-        let denies = |it: &Outcome| it.rule() == self.rule && it.is_denied() && it.is_deciding();
+        let denies = |outcome: &Outcome| {
+            outcome.rule() == self.rule && outcome.is_denied() && outcome.is_deciding()
+        };
         if is_limited && !self.reads_responses() && decision.outcomes().iter().any(denies) {
             self.find(charges).into_iter().for_each(|charge| self.strike(charge));
         }
@@ -345,7 +351,9 @@ impl RulePenalty {
         }
         let Some(time) = self.strikes.count(charge.key(), &self.penalty) else { return };
         warn_of_chosen_key(charge.key(), self.rule);
-        let (rule, store, log) = (self.rule, self.store.clone(), self.log.clone());
+        let rule = self.rule;
+        let store = self.store.clone();
+        let log = self.log.clone();
         // A block is not seen by a charge of nothing.
         let charge = &charge.with_cost(charge.cost().max(1));
         let charges = OwnedCharges::from(slice::from_ref(charge));
@@ -417,8 +425,8 @@ impl Watched {
     ) -> Option<Self> {
         let is_watched = penalty.reads_responses() && decision.is_allowed();
         let charge = is_watched.then(|| penalty.find(charges)).flatten()?;
-        let charge =
-            Some(charge).filter(|it| !it.is_report_only() && decision.charged(it.rule()))?;
+        let charge = Some(charge)
+            .filter(|charge| !charge.is_report_only() && decision.charged(charge.rule()))?;
         Some(Self(penalty.clone(), slice::from_ref(charge).into()))
     }
 
@@ -469,9 +477,11 @@ where
             "penalty: the key of rule {name} is never that of one client, so a block would be one of all \
              clients; give the penalty to a rule with a key such as PeerIp or ClientIp"
         );
-        let (seed, created) = (RandomState::new(), Instant::now());
+        let seed = RandomState::new();
+        let created = Instant::now();
         let strikes = Strikes { shards: Default::default(), seed, created };
-        let (store, log) = (self.store.clone().boxed(), Arc::default());
+        let store = self.store.clone().boxed();
+        let log = Arc::default();
         let penalty = RulePenalty { rule: name, penalty, strikes, store, log };
         self.settings.penalties.push(Arc::new(penalty));
         self

@@ -84,8 +84,11 @@ impl LastDecision {
     pub(super) fn undo<S: Store>(&self, store: &S) {
         if self.decision.is_allowed() {
             self.charges.with(|charges| {
-                let made: SmallVec<[Charge<'_>; 4]> =
-                    charges.iter().filter(|it| self.decision.charged(it.rule())).copied().collect();
+                let made: SmallVec<[Charge<'_>; 4]> = charges
+                    .iter()
+                    .filter(|charge| self.decision.charged(charge.rule()))
+                    .copied()
+                    .collect();
                 store.undo(&made, &self.decision, None);
             });
         }
@@ -318,7 +321,7 @@ impl<S: Store> QueuedRequest<S> {
         decision: &Decision,
         charges: &[Charge<'_>],
     ) {
-        let queues = |rule| charges.iter().any(|it| it.rule() == rule && it.queues());
+        let queues = |rule| charges.iter().any(|charge| charge.rule() == rule && charge.queues());
         self.observed = self.observed.take().or_else(|| metrics.queue(decision, queues));
     }
 

@@ -140,7 +140,8 @@ impl Promises {
 
     /// Returns the wait until the next free instant, and takes `time` from there.
     fn promise(&self, key: u64, earliest: Duration, time: Duration) -> Duration {
-        let (now, tag) = (self.created.elapsed(), key >> INSTANT_BITS);
+        let now = self.created.elapsed();
+        let tag = key >> INSTANT_BITS;
         let first = now.saturating_add(earliest);
         let last = first.saturating_add(MAX_DELAY);
         let next = |cell: u64| {

@@ -89,7 +89,8 @@ where
             }
             Admission::Extended(mut context) => {
                 context.attach(request.extensions_mut());
-                let (future, context) = (self.inner.call(request), Some(context));
+                let future = self.inner.call(request);
+                let context = Some(context);
                 ResponseFuture { state: State::Extended { future, context } }
             }
             Admission::Rejected(response) => {
@@ -282,7 +283,8 @@ where
             }
             Admission::Extended(mut context) if self.is_ready => {
                 context.attach(self.request.extensions_mut());
-                let (future, context) = (self.inner.call(self.request), Some(context));
+                let future = self.inner.call(self.request);
+                let context = Some(context);
                 return State::Extended { future, context };
             }
             Admission::Waiting(_) => {

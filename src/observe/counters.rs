@@ -59,13 +59,15 @@ impl Counters {
 
 impl OnDecision for Counters {
     fn on_decision(&self, event: &DecisionEvent<'_>) {
-        let (admitted, decision) = (event.is_admitted, event.decision.ok());
-        let allowed = decision.is_some_and(|it| it.is_allowed());
+        let admitted = event.is_admitted;
+        let decision = event.decision.ok();
+        let allowed = decision.is_some_and(|decision| decision.is_allowed());
         let events = [
             admitted && allowed,
             !admitted && decision.is_some(),
-            admitted && decision.is_none_or(|it| !it.is_allowed() || it.would_deny()),
-            admitted && decision.is_some_and(|it| it.is_overage()),
+            admitted
+                && decision.is_none_or(|decision| !decision.is_allowed() || decision.would_deny()),
+            admitted && decision.is_some_and(|decision| decision.is_overage()),
             event.is_delayed,
             !admitted && decision.is_none(),
         ];

@@ -76,8 +76,8 @@ impl Metrics {
         describe();
         let mut rules: Vec<_> = rules.map(RuleMetrics::new).collect();
         // Rules without quotas may have equal names.
-        rules.sort_by_key(|it| it.rule.as_str());
-        rules.dedup_by_key(|it| it.rule);
+        rules.sort_by_key(|metered| metered.rule.as_str());
+        rules.dedup_by_key(|metered| metered.rule);
         let durations = Arc::new(from_fn(|_| OnceLock::new()));
         Self { rules: rules.into(), durations, attempts: Arc::default() }
     }
@@ -123,9 +123,11 @@ impl Metrics {
         decision: &Decision,
         queues: impl Fn(RuleName) -> bool,
     ) -> Option<Active> {
-        let name =
-            decision.binding_among(|it| queues(it.rule())).or_else(|| decision.binding())?.rule();
-        let rule = self.rules.iter().find(|it| it.rule == name)?;
+        let name = decision
+            .binding_among(|outcome| queues(outcome.rule()))
+            .or_else(|| decision.binding())?
+            .rule();
+        let rule = self.rules.iter().find(|metered| metered.rule == name)?;
         let make = || rule.active("ratelimit.queued_requests", "ratelimit.time_in_queue");
         Some(Active::new(rule.queue.get_or_init(make), 1))
     }
@@ -154,19 +156,23 @@ impl RuleMetrics {
         }
         let mix = |hash: u64, part: u64| (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let of = |hash, it: &Quota| mix(mix(hash, it.period_nanos()), it.limit().into());
-        let (known, hash) = (self.quotas.load(Relaxed), quotas.iter().fold(1, of));
+        let known = self.quotas.load(Relaxed);
+        let hash = quotas.iter().fold(1, of);
         if known == hash {
             return;
         }
         let gauge_of = |quota: &Quota| {
-            let (name, policy) = (quota.name_in(self.rule, quotas), self.rule.as_str());
+            let name = quota.name_in(self.rule, quotas);
+            let policy = self.rule.as_str();
             let gauge = gauge!("ratelimit.limit", "policy" => policy, "quota" => name.clone());
             gauge.set(quota.limit());
             (name, gauge)
         };
         let limits: Limits = quotas.iter().map(gauge_of).collect();
         let gone = mem::replace(&mut *self.limits.lock(), limits.clone());
-        for (_, gauge) in gone.iter().filter(|(name, _)| limits.iter().all(|it| it.0 != *name)) {
+        for (_, gauge) in
+            gone.iter().filter(|(name, _)| limits.iter().all(|limit| limit.0 != *name))
+        {
             gauge.set(0);
         }
         // Another thread has set the gauges meanwhile, maybe from an older plan.
@@ -178,9 +184,10 @@ impl RuleMetrics {
     /// Records the largest share that the key of a decision has used of a quota of the rule, and
     /// counts an allowed request that is close to the limit.
     fn record_utilization(&self, decision: &Decision) {
-        let used = |it: &Outcome| {
-            let (limit, left) = (it.limit(), it.remaining());
-            let is_known = it.rule() == self.rule && limit > 0 && !it.is_passed_over();
+        let used = |outcome: &Outcome| {
+            let limit = outcome.limit();
+            let left = outcome.remaining();
+            let is_known = outcome.rule() == self.rule && limit > 0 && !outcome.is_passed_over();
             is_known.then(|| f64::from(limit.saturating_sub(left)) / f64::from(limit))
         };
         let most = decision.outcomes().iter().filter_map(used).reduce(f64::max);
@@ -202,7 +209,8 @@ impl RuleMetrics {
 
 impl Active {
     fn new((gauge, duration): &(Gauge, Histogram), units: u32) -> Self {
-        let (units, since) = (units.into(), tokio::time::Instant::now());
+        let units = units.into();
+        let since = tokio::time::Instant::now();
         gauge.increment(units);
         Self { gauge: gauge.clone(), duration: duration.clone(), units, since }
     }

@@ -165,7 +165,7 @@ impl<'a> DecisionEvent<'a> {
         if decision.outcomes().is_empty() {
             return Some(cause);
         }
-        let is_its = |it: &&Outcome| it.rule() == rule && !it.is_passed_over();
+        let is_its = |outcome: &&Outcome| outcome.rule() == rule && !outcome.is_passed_over();
         let mut its = decision.outcomes().iter().filter(is_its);
         let is_report_only = its.clone().next()?.is_report_only();
         // A request beyond the limit that is admitted by `Overcommit` has an allowed decision.
@@ -200,7 +200,8 @@ pub(crate) fn has_subscriber() -> bool {
 pub(crate) fn late_charge_cut(quota: &Quota) {
     static LOGGED: AtomicBool = AtomicBool::new(false);
     if !LOGGED.swap(true, Relaxed) {
-        let (limit, debt) = (quota.limit(), quota.max_debt_units());
+        let limit = quota.limit();
+        let debt = quota.max_debt_units();
         warn!(
             "a late charge exceeds the max_debt of quota {quota}: {limit} units and a debt of {debt} are \
              charged already, and the excess is dropped; reserve more, or raise \
@@ -237,7 +238,7 @@ pub(crate) fn record(event: &DecisionEvent<'_>) {
     let policy = event.rule().map(|rule| rule.as_str());
     // The wait of a denial in milliseconds, rounded up.
     let wait = decision.expected_wait().filter(|_| !decision.is_allowed());
-    let wait = wait.and_then(|it| u64::try_from(it.as_nanos().div_ceil(1_000_000)).ok());
+    let wait = wait.and_then(|wait| u64::try_from(wait.as_nanos().div_ceil(1_000_000)).ok());
     if let Some(field) = field {
         span.record(&field, result);
         span.record("ratelimit.store", store);

@@ -78,7 +78,7 @@ impl Anchor {
 
     /// Returns the unit, and the anchor in the text form unless it is the first of a month in UTC.
     pub(super) fn text(self) -> (&'static str, String) {
-        let name = UNITS.into_iter().find(|it| it.1 == self.unit).map_or("", |it| it.0);
+        let name = UNITS.into_iter().find(|unit| unit.1 == self.unit).map_or("", |unit| unit.0);
         let is_short = matches!(name, "month" | "year") && self == Self::in_utc(self.unit);
         (name, if is_short { String::new() } else { format!(" from {}", self.start()) })
     }
@@ -99,7 +99,8 @@ impl Anchor {
 
     /// Returns the edges of the period that contains `instant`, and of its two neighbours.
     pub(super) fn edges_around(self, instant: u64) -> Edges {
-        let (start, now) = (self.start(), self.local(Timestamp::from_nanosecond(instant.into())));
+        let start = self.start();
+        let now = self.local(Timestamp::from_nanosecond(instant.into()));
         let span = start.datetime().until((self.unit, now.datetime())).unwrap_or_default();
         let near = match self.unit {
             Unit::Day => span.get_days().into(),
@@ -217,7 +218,7 @@ impl Quota {
     pub fn try_anchored_at(self, start: &ZonedDateTime) -> Result<Self, QuotaError> {
         let unit = match self.anchor {
             Some(anchor) => Some(anchor.unit),
-            None => UNITS[..2].iter().find(|it| it.2 == self.period).map(|it| it.1),
+            None => UNITS[..2].iter().find(|unit| unit.2 == self.period).map(|unit| unit.1),
         };
         let unit = unit.ok_or(Invalid(
             "quota: only days, weeks, months and years have an anchor; use Quota::per_day, \
@@ -254,9 +255,9 @@ impl TextForm<'_> {
             Some((name, start)) => (name.trim_end(), Some(start.trim_start())),
             None => (period, None),
         };
-        let unit = UNITS.into_iter().find(|it| it.0 == name);
+        let unit = UNITS.into_iter().find(|unit| unit.0 == name);
         // Without an anchor, a day has 24 hours.
-        let unit = unit.filter(|it| start.is_some() || it.2 >= 31 * DAY);
+        let unit = unit.filter(|unit| start.is_some() || unit.2 >= 31 * DAY);
         let Some((_, unit, longest)) = unit else { return Ok(None) };
         let quota = Quota::in_utc(units, unit, longest)?;
         let Some(start) = start else { return Ok(Some(quota)) };

@@ -660,7 +660,8 @@ impl Quota {
             return self.slower(n);
         }
         let part = |units: u32| of.of(units);
-        let (burst, soft) = (of.of_burst(self.burst), part(self.soft));
+        let burst = of.of_burst(self.burst);
+        let soft = part(self.soft);
         if burst == 0 {
             let Self { name, unit, address, .. } = *self;
             return Self { name, unit, address, ..Self::blocked() };
@@ -689,7 +690,8 @@ impl Quota {
         let interval = u128::from(self.interval) * u128::from(of) / u128::from(weight.max(1));
         let interval = u64::try_from(interval).unwrap_or(longest).clamp(1, longest);
         let burst = u32::try_from((SECOND / 2).div_ceil(interval)).unwrap_or(u32::MAX).max(cost);
-        let (address, is_part) = (self.address, true);
+        let address = self.address;
+        let is_part = true;
         let share = Self { units: 1, burst, period: interval, interval, ..Self::blocked() };
         let share = Self { address, is_part, ..share };
         let debt = self.late_limit().saturating_sub(burst.into()).min(share.longest_debt());
@@ -741,7 +743,8 @@ impl Quota {
     /// Returns the fault of an invalid quota, with the fix.
     const fn fault(&self) -> Option<&'static str> {
         let Self { units, burst, soft, initial, max_debt, .. } = *self;
-        let (window, buckets) = (self.algorithm.is_window(), self.algorithm.buckets());
+        let window = self.algorithm.is_window();
+        let buckets = self.algorithm.buckets();
         // Only a number of slots has no period.
         let slots = self.period == 0;
         let raised = burst as u64 + soft as u64;

@@ -118,7 +118,8 @@ impl TextForm<'_> {
     }
 
     pub(super) fn error(&self, field: &str, value: &str, fix: &str) -> QuotaError {
-        let (text, value) = (excerpt(self.0), excerpt(value));
+        let text = excerpt(self.0);
+        let value = excerpt(value);
         QuotaError(format!("quota {text}: {field} is {value}; {fix}"))
     }
 }
@@ -132,7 +133,8 @@ fn is_calendar(period: &str) -> bool {
 /// Reads a time such as `"10s"`, or `"min"` for one minute. The error describes the fix.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, &'static str> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (n, unit) = (&text[..digits], text[digits..].trim_start());
+    let n = &text[..digits];
+    let unit = text[digits..].trim_start();
     let unit = UNITS.iter().find(|(names, _)| names.contains(&unit));
     let (_, nanos) = unit.ok_or("end it with one of ns, us, ms, s, min, h, day or week")?;
     let n: u64 = match n {

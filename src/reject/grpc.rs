@@ -93,7 +93,8 @@ fn status_message(code: u16, message: &str, why: &Rejection<'_>) -> Vec<u8> {
 
 /// Encodes `google.rpc.RetryInfo { retry_delay }`, for a wait in milliseconds.
 fn retry_info(wait: u64) -> Vec<u8> {
-    let (mut delay, mut info) = (Vec::new(), Vec::new());
+    let mut delay = Vec::new();
+    let mut info = Vec::new();
     number(&mut delay, 1, wait / 1_000);
     number(&mut delay, 2, wait % 1_000 * 1_000_000);
     bytes(&mut info, 1, &delay);

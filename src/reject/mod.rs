@@ -180,7 +180,8 @@ impl<'a> Rejection<'a> {
         expose: bool,
     ) -> Response<B> {
         let mut response = reject.reject(self, head);
-        let (headers, decision) = (response.headers_mut(), self.decision());
+        let headers = response.headers_mut();
+        let decision = self.decision();
         self.template.complete(headers, decision, charges, self.retry_after);
         if response.extensions_mut().remove::<text::Unfilled>().is_some() {
             response.headers_mut().remove(CONTENT_TYPE);
@@ -267,7 +268,8 @@ impl<'a> Rejection<'a> {
         let template = self.template;
         let decision = self.decision().filter(|_| !self.cause.is_unavailable());
         let outcomes = decision.map_or(&[][..], Decision::outcomes);
-        let denying = outcomes.iter().filter(|it| it.is_denied() && it.is_deciding());
+        let denying =
+            outcomes.iter().filter(|outcome| outcome.is_denied() && outcome.is_deciding());
         denying.map(|outcome| template.name(outcome))
     }
 }

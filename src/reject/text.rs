@@ -47,7 +47,8 @@ pub(super) fn response<B: Default + 'static>(
     head: &RequestHead<'_>,
     status: StatusCode,
 ) -> Response<B> {
-    let (is_json, is_head) = (accepts_json(head.headers), head.method == Method::HEAD);
+    let is_json = accepts_json(head.headers);
+    let is_head = head.method == Method::HEAD;
     if is_json || is_head {
         return special_response(why, status, is_json, is_head);
     }

@@ -76,7 +76,8 @@ impl Adaptive {
     /// Panics if `limit` is 0 or above the [`max`](Adaptive::max).
     #[track_caller]
     pub fn initial(self, limit: u32) -> Self {
-        let (clock, max) = (self.controller.clock.clone(), self.controller.max);
+        let clock = self.controller.clock.clone();
+        let max = self.controller.max;
         assert!(
             (1..=max).contains(&limit),
             "adaptive: initial is {limit}; give 1 to max, which is {max}"
@@ -93,14 +94,16 @@ impl Adaptive {
     #[track_caller]
     pub fn max(self, limit: u32) -> Self {
         assert!(limit > 0, "adaptive: max is 0; give at least 1");
-        let (clock, initial) = (self.controller.clock.clone(), self.limit().min(limit));
+        let clock = self.controller.clock.clone();
+        let initial = self.limit().min(limit);
         self.with(clock, initial, limit)
     }
 
     /// Creates a limit like this one, which measures with `clock`.
     #[cfg(feature = "testing")]
     pub(crate) fn on(self, clock: Clock) -> Self {
-        let (initial, max) = (self.limit(), self.controller.max);
+        let initial = self.limit();
+        let max = self.controller.max;
         self.with(clock, initial, max)
     }
 

@@ -281,7 +281,8 @@ impl Attempts {
             self.finish_choice(at, all, decision);
         }
         if decision.outcomes.len() > before {
-            let place = |it: &Outcome| all.charges.iter().position(|of| of.rule() == it.rule());
+            let place =
+                |outcome: &Outcome| all.charges.iter().position(|of| of.rule() == outcome.rule());
             decision.outcomes.sort_by_key(place);
         }
     }
@@ -314,9 +315,10 @@ impl Attempts {
 
     /// Adds the outcomes of a charge in a range that was tried before.
     fn add_known(&self, choice: usize, charge: &Charge<'_>, decision: &mut Decision) {
-        let is_its =
-            |it: &&DeniedOutcome| it.choice == choice && it.outcome.rule() == charge.rule();
-        decision.outcomes.extend(self.denied.iter().filter(is_its).map(|it| it.outcome));
+        let is_its = |denied: &&DeniedOutcome| {
+            denied.choice == choice && denied.outcome.rule() == charge.rule()
+        };
+        decision.outcomes.extend(self.denied.iter().filter(is_its).map(|denied| denied.outcome));
     }
 
     /// Passes over the outcomes of a denied choice that do not decide. Returns the range that does.
@@ -327,8 +329,9 @@ impl Attempts {
         let soonest = self.soonest(at, all, outcomes);
         let charges = choice.charges(all, soonest.range);
         // The last range may wait for what the soonest one needs.
-        let is_part = soonest.range != tried && last.iter().all(|it| has(charges, it.rule()));
-        for outcome in outcomes.iter_mut().filter(|it| has(last, it.rule())) {
+        let is_part =
+            soonest.range != tried && last.iter().all(|charge| has(charges, charge.rule()));
+        for outcome in outcomes.iter_mut().filter(|outcome| has(last, outcome.rule())) {
             if is_part {
                 outcome.set_retry_ns(soonest.wait_ns);
             } else if !has(charges, outcome.rule()) {
@@ -354,8 +357,9 @@ impl Attempts {
         let mut soonest = Soonest { range: tried, wait_ns: longest(last.iter().filter(is_last)) };
         // The first of equal waits.
         for range in (0..tried).rev() {
-            let its = self.denied.iter().filter(|it| it.choice == at && it.range == range);
-            let wait_ns = longest(its.map(|it| &it.outcome));
+            let its =
+                self.denied.iter().filter(|denied| denied.choice == at && denied.range == range);
+            let wait_ns = longest(its.map(|denied| &denied.outcome));
             if wait_ns <= soonest.wait_ns {
                 soonest = Soonest { range, wait_ns };
             }
@@ -391,7 +395,7 @@ fn is_beyond_patience(charges: &[Charge<'_>], outcome: &Outcome) -> bool {
 fn foresee(next: &[Charge<'_>], known: &[Outcome]) -> Option<SmallVec<[Outcome; 2]>> {
     let mut foreseen = SmallVec::new();
     for charge in next {
-        if let Some(outcome) = known.iter().find(|it| it.rule() == charge.rule()) {
+        if let Some(outcome) = known.iter().find(|outcome| outcome.rule() == charge.rule()) {
             let outcome = for_cost_of(charge, outcome);
             foreseen.push(outcome.with_report_only(charge.is_report_only()));
         }

@@ -190,7 +190,8 @@ impl<K> ByRoute<K> {
     /// Returns the rule that charges a request.
     fn rule(&self, head: &RequestHead<'_>) -> &Rule<K> {
         let matched = head.extensions.get::<MatchedPath>().map(MatchedPath::as_str);
-        let ranked = self.routes.iter().filter_map(|it| Some((it.0.rank(head, matched)?, it)));
+        let ranked =
+            self.routes.iter().filter_map(|entry| Some((entry.0.rank(head, matched)?, entry)));
         let best = ranked.min_by_key(|(rank, _)| *rank).map(|(_, it)| it);
         if is_early(&self.requests) {
             if let Some((route, _)) = best {

@@ -150,12 +150,13 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
         }
         let first = info.first_alternative;
         let mut others =
-            limiting.iter().filter(|it| first.is_some() && it.first_alternative == first);
-        let exceeded = |it: &RuleInfo<'_>| it.exceeded(it.quotas.unwrap_or_default());
+            limiting.iter().filter(|info| first.is_some() && info.first_alternative == first);
+        let exceeded = |info: &RuleInfo<'_>| info.exceeded(info.quotas.unwrap_or_default());
         if let Some(limit) = exceeded(info)
-            && others.all(|it| exceeded(it).is_some())
+            && others.all(|info| exceeded(info).is_some())
         {
-            let (cost, headroom) = (info.cost.unwrap_or(1), info.headroom.unwrap_or(0));
+            let cost = info.cost.unwrap_or(1);
+            let headroom = info.headroom.unwrap_or(0);
             return Err(RuleError::CostAboveLimit { rule, cost, headroom, limit });
         }
     }
@@ -170,7 +171,8 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
     let mut before: Option<&RuleInfo<'_>> = None;
     for (info, live) in limiting.iter().zip(&live) {
         let is_pool = before.is_some_and(|share| share.share_of == Some(info.name));
-        let is_next = before.is_some_and(|it| it.first_alternative == info.first_alternative);
+        let is_next = before
+            .is_some_and(|alternative| alternative.first_alternative == info.first_alternative);
         before = Some(info);
         let current = live.as_ref().map(AsRef::as_ref).filter(|quotas| !quotas.is_empty());
         let share = info.share_of.map(|_| SHARE.as_slice());

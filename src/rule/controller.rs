@@ -98,7 +98,9 @@ impl Controller {
         let window = LatencyWindow { start: clock.now(), ..LatencyWindow::default() };
         let state = LimitState { finder, limit: initial.into(), typical: 0.0, window };
         let quotas = Arc::new(ArcSwap::from_pointee(quotas(initial)));
-        let (in_flight, peak, state) = (0.into(), 0.into(), state.into());
+        let in_flight = 0.into();
+        let peak = 0.into();
+        let state = state.into();
         Self { clock, quotas, max, in_flight, peak, state }
     }
 

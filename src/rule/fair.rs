@@ -209,7 +209,8 @@ impl<K: KeyExtractor> FairRule<K> {
         before: Candidates<'_, '_>,
         then: &mut Then<'_>,
     ) {
-        let (everyone, others) = (Key::everyone(), Key::unidentified());
+        let everyone = Key::everyone();
+        let others = Key::unidentified();
         let mut then = |own: &[Charge<'_>]| {
             let start = before.charges.len();
             let choice = (own.len() > 1).then(|| Choice::new(start, [2, 1]));
@@ -257,7 +258,8 @@ impl<K: KeyExtractor> Sealed for FairRule<K> {
             then(before);
             return Ok(());
         }
-        let (found, mut made) = (self.share.extractor.extract(head), None);
+        let found = self.share.extractor.extract(head);
+        let mut made = None;
         let client = self.share.key(&found, &mut made, applies).map_err(Clone::clone)?;
         self.with_charges(head, client, before, then);
         Ok(())
@@ -269,7 +271,8 @@ impl<K: KeyExtractor> Rules for FairRule<K> {
         self.share.info(infos);
         let share = infos.len() - 1;
         self.pool.info(infos);
-        let (cost, share) = (self.pool.cost.fixed(), &mut infos[share]);
+        let cost = self.pool.cost.fixed();
+        let share = &mut infos[share];
         (share.quotas, share.cost, share.share_of) = (None, cost, Some(self.pool.name));
         share.sharers = Some(&self.sharers);
     }

@@ -188,7 +188,8 @@ pub(crate) fn charges<T>(
     then: impl FnOnce(Candidates<'_, '_>) -> T,
     bypassed: impl FnOnce(Bypass) -> T,
 ) -> T {
-    let (mut then, mut result) = (Some(then), None);
+    let mut then = Some(then);
+    let mut result = None;
     let charged = rules.charge(head, Candidates::from(&[][..]), &mut |all| {
         if !all.charges.is_empty()
             && let Some(then) = then.take()

@@ -41,7 +41,7 @@ impl Sharers {
         decision: &Decision,
         charges: &[Charge<'_>],
     ) {
-        let Some(share) = charges.iter().find(|it| it.rule() == self.share) else { return };
+        let Some(share) = charges.iter().find(|charge| charge.rule() == self.share) else { return };
         let has_used = !decision.outcomes().is_empty() && decision.charged(self.pool);
         if share.cost() > 0 && has_used {
             self.clients.count(share.key(), self.weight.of(head));
@@ -93,8 +93,10 @@ pub(super) struct ClientPart {
 
 impl Clients {
     pub(super) fn new(clock: OnceLock<Clock>, most: usize) -> Self {
-        let (none, places) = (SeenClient::default(), most.next_power_of_two());
-        let (places, weights) = (vec![none; places].into(), [0; 2]);
+        let none = SeenClient::default();
+        let places = most.next_power_of_two();
+        let places = vec![none; places].into();
+        let weights = [0; 2];
         let seen = Seen { generation: 0, weights, places, others: none, was_full: false };
         Self { clock, seed: random_state(), seen: Mutex::new(seen) }
     }

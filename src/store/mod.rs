@@ -120,7 +120,9 @@ pub struct Charge<'a> {
 impl<'a> Charge<'a> {
     /// Creates a charge of one unit.
     pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
-        let (demand, report_only, only) = (Demand::units(1), false, None);
+        let demand = Demand::units(1);
+        let report_only = false;
+        let only = None;
         Self { rule, key, quotas, demand, report_only, only }
     }
 
@@ -202,7 +204,9 @@ impl<'a> Charge<'a> {
 
     /// Returns the rule and the index of each charged quota.
     pub(crate) fn quota_ids(charges: &[Self]) -> impl Iterator<Item = (RuleName, usize)> + Clone {
-        charges.iter().flat_map(|it| it.charged_quotas().map(|(place, _)| (it.rule, place)))
+        charges
+            .iter()
+            .flat_map(|charge| charge.charged_quotas().map(|(place, _)| (charge.rule, place)))
     }
 
     /// Returns the quotas to charge, each with its index.

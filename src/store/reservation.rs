@@ -49,7 +49,7 @@ impl Reservation {
             return;
         }
         charges.with(|charges| {
-            for charge in charges.iter().filter(|it| decision.charged(it.rule())) {
+            for charge in charges.iter().filter(|charge| decision.charged(charge.rule())) {
                 let before = charge.cost();
                 if units < before {
                     store.undo(&[*charge], &decision, Some(before - units));

@@ -78,7 +78,8 @@ fn answer<E: Into<BoxError>>(answer: Result<Decision, E>) -> Result<Decision, St
 /// Fails if the wait is wrong.
 pub async fn patience<S: Subject>(subject: &mut S, tick: Duration) -> Result<(), String> {
     for cost in 1..=QUOTA.limit() {
-        let (store, key) = (open(subject), Key::from("patient"));
+        let store = open(subject);
+        let key = Key::from("patient");
         let charges = [charge(&key, &[QUOTA]).with_cost(cost)];
         for _ in 0..QUOTA.limit() / cost {
             check(&store, &charges, "").await?;
@@ -102,9 +103,12 @@ pub async fn patience<S: Subject>(subject: &mut S, tick: Duration) -> Result<(),
 ///
 /// Fails if the wrong number of units is charged.
 pub async fn all_or_nothing<S: Subject>(subject: &mut S) -> Result<(), String> {
-    let (store, one, two) = (open(subject), Key::from("one"), Key::from("two"));
+    let store = open(subject);
+    let one = Key::from("one");
+    let two = Key::from("two");
     let small = [QUOTA, HUNDRED[0]];
-    let (first, second) = (charge(&one, &small), charge(&two, &HUNDRED));
+    let first = charge(&one, &small);
+    let second = charge(&two, &HUNDRED);
     for (charges, expected) in [
         ([first.with_cost(5), second.with_cost(5)], "allowed, left [0, 95, 95]"),
         ([first, second], "denied, left [0, 95, 95]"),
@@ -126,8 +130,10 @@ pub async fn all_or_nothing<S: Subject>(subject: &mut S) -> Result<(), String> {
 ///
 /// Fails if a report-only charge causes a denial or charges a wrong number of units.
 pub async fn report_only<S: Subject>(subject: &mut S) -> Result<(), String> {
-    let (store, key) = (open(subject), Key::from("reported"));
-    let (trial, real) = ([HUNDRED[0], Quota::per_hour(2)], [Quota::per_hour(4)]);
+    let store = open(subject);
+    let key = Key::from("reported");
+    let trial = [HUNDRED[0], Quota::per_hour(2)];
+    let real = [Quota::per_hour(4)];
     let rules = ["one", "two", "three"].map(|name| RuleName::new(name).unwrap_or_default());
     let one = Charge::new(rules[0], &key, &trial).with_report_only(true);
     let two = Charge::new(rules[1], &key, &trial).with_report_only(true).with_cost(2);
@@ -168,8 +174,10 @@ where
     const TAKES: u32 = 200;
     let quotas = [Quota::per_day(500)];
     for round in 0..20_u32 {
-        let (store, key) = (open(subject), Key::from(round));
-        let (allowed, start) = (AtomicU32::new(0), Barrier::new(THREADS));
+        let store = open(subject);
+        let key = Key::from(round);
+        let allowed = AtomicU32::new(0);
+        let start = Barrier::new(THREADS);
         let work = || {
             start.wait();
             for _ in 0..TAKES {
@@ -177,11 +185,15 @@ where
                     Answer::Now(decision) => decision,
                     Answer::Later(future) => block_on(future),
                 };
-                allowed.fetch_add(decision.is_ok_and(|it| it.is_allowed()).into(), Relaxed);
+                allowed.fetch_add(
+                    decision.is_ok_and(|decision| decision.is_allowed()).into(),
+                    Relaxed,
+                );
             }
         };
         std::thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(work))));
-        let (allowed, limit) = (allowed.into_inner(), quotas[0].limit());
+        let allowed = allowed.into_inner();
+        let limit = quotas[0].limit();
         if allowed != limit {
             return Err(format!("{allowed} calls are allowed, expected {limit}"));
         }
@@ -200,7 +212,8 @@ where
 ///
 /// Fails if the store accepts such charges but does not queue them.
 pub async fn queueing<S: Subject>(subject: &mut S) -> Result<(), String> {
-    let (store, key) = (open(subject), Key::from("queued"));
+    let store = open(subject);
+    let key = Key::from("queued");
     // Enough for three units, whose times are rounded up.
     let longest = Duration::from_millis(1_100);
     let plain = charge(&key, &[QUOTA]);
@@ -231,7 +244,8 @@ pub async fn queueing<S: Subject>(subject: &mut S) -> Result<(), String> {
 ///
 /// Fails if a mark is missing or wrong.
 pub async fn overage<S: Subject>(subject: &mut S) -> Result<(), String> {
-    let (store, key) = (open(subject), Key::from("soft"));
+    let store = open(subject);
+    let key = Key::from("soft");
     let quotas = [Quota::per_hour(2).with_soft(1)];
     let charges = [charge(&key, &quotas)];
     if store.supports(&charges).is_err() {
@@ -254,8 +268,11 @@ pub async fn overage<S: Subject>(subject: &mut S) -> Result<(), String> {
 /// Fails if a block has another effect.
 pub async fn blocks<S: Subject>(subject: &mut S) -> Result<(), String> {
     const MINUTE: Duration = Duration::from_secs(60);
-    let (store, one, two) = (open(subject), Key::from("one"), Key::from("two"));
-    let (one, two) = (charge(&one, &HUNDRED), charge(&two, &HUNDRED));
+    let store = open(subject);
+    let one = Key::from("one");
+    let two = Key::from("two");
+    let one = charge(&one, &HUNDRED);
+    let two = charge(&two, &HUNDRED);
     if answer(store.block(&one, MINUTE).await)?.source() == Source::Unsupported {
         return Ok(());
     }
@@ -286,7 +303,8 @@ pub async fn undo<S: Subject>(subject: &mut S) -> Result<(), String> {
     if !subject.undoes() {
         return Ok(());
     }
-    let (store, key) = (open(subject), Key::from("undone"));
+    let store = open(subject);
+    let key = Key::from("undone");
     let charge = charge(&key, &HUNDRED);
     for (cost, units, left) in
         [(10, Some(3), 93), (10, Some(50), 93), (10, None, 93), (10, Some(0), 83), (84, None, 83)]
@@ -346,13 +364,15 @@ async fn called(waiter: &Waiter, who: &str) -> Result<(), String> {
 ///
 /// Fails if a request is not called within ten seconds, or is denied after its call.
 pub async fn waiting<S: Subject>(subject: &mut S) -> Result<(), String> {
-    let (store, key) = (open(subject), Key::from("waiting"));
+    let store = open(subject);
+    let key = Key::from("waiting");
     let slots = [Quota::concurrent(1)];
     let charge = charge(&key, &slots).with_max_wait(Duration::from_secs(60));
     if store.supports(&[charge]).is_err() {
         return Ok(());
     }
-    let (first, second) = (Waiter::new(), Waiter::new());
+    let first = Waiter::new();
+    let second = Waiter::new();
     let held = take(&store, &[charge], "allowed").await?;
     for waiter in [&first, &second] {
         drop(take_or_wait(&store, charge, waiter, "denied").await?);

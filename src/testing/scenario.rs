@@ -353,7 +353,8 @@ impl QuotaRow {
 /// Fails if the store fails, if the case is invalid, or with the first decision that differs from
 /// the expected result. The text has the step and both results.
 pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxError> {
-    let (mut rules, key) = (case.rules()?, Key::from("somebody"));
+    let mut rules = case.rules()?;
+    let key = Key::from("somebody");
     let mut processes = BTreeMap::from([("", subject.open())]);
     let undoes = case.steps.iter().any(|step| step.op == StepOp::Undo);
     let charges = case.charges(&rules, &key, 0, 1);
@@ -401,7 +402,7 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxE
             StepOp::Reset => store.reset(&read[0]).await,
             StepOp::Undo => {
                 let units = step.units.map(|_| step.cost()).transpose()?;
-                let undone = step.step.and_then(|it| Some((it, taken.get_mut(it)?.take()?)));
+                let undone = step.step.and_then(|nth| Some((nth, taken.get_mut(nth)?.take()?)));
                 let (undone, receipt) =
                     undone.ok_or_else(|| format!("step {at} undoes no charge"))?;
                 let undone = &case.steps[undone];
@@ -492,7 +493,7 @@ async fn look_at_others<S: Store>(
         }
         for outcome in decision.outcomes.iter_mut().filter(|outcome| is_other(outcome)) {
             let mut its = look.outcomes().iter();
-            if let Some(seen) = its.find(|it| it.quota_index() == outcome.quota_index()) {
+            if let Some(seen) = its.find(|other| other.quota_index() == outcome.quota_index()) {
                 *outcome = seen.with_passed_over(true);
             }
         }
@@ -502,8 +503,9 @@ async fn look_at_others<S: Store>(
 
 /// Returns the index of the alternative of each group that a decision charged.
 fn paid(decision: &Decision, rules: &[CaseRule]) -> Vec<usize> {
-    let unpaid =
-        |rule| decision.outcomes().iter().any(|it| it.rule() == rule && it.is_passed_over());
+    let unpaid = |rule| {
+        decision.outcomes().iter().any(|outcome| outcome.rule() == rule && outcome.is_passed_over())
+    };
     let group = |of: u8| rules.iter().filter(move |(_, group, _)| *group == of);
     let groups = rules.last().map_or(0, |(_, group, _)| *group);
     (1..=groups).filter_map(|of| group(of).position(|(rule, ..)| !unpaid(*rule))).collect()

@@ -11,7 +11,8 @@ type Allowed = Vec<u64>;
 ///
 /// A take has an instant and a cost. A cost of `None` takes all units left.
 fn allowed(quota: &Quota, takes: &[(u64, Option<u32>)]) -> [Allowed; 2] {
-    let (mut fast, mut slow) = (Account::new(), SlowSliding::of(quota));
+    let mut fast = Account::new();
+    let mut slow = SlowSliding::of(quota);
     let mut instants = [Allowed::new(), Allowed::new()];
     for (now, cost) in takes.iter().copied() {
         let left = [

@@ -41,7 +41,8 @@ impl Periods {
         };
         let local = if months > 0 {
             let month = i32::from(self.start.month()) - 1 + n * months;
-            let (year, month) = (month.div_euclid(12), month.rem_euclid(12) + 1);
+            let year = month.div_euclid(12);
+            let month = month.rem_euclid(12) + 1;
             let year = i16::try_from(i32::from(self.start.year()) + year).expect("a year");
             let month = i8::try_from(month).expect("a month");
             let day = self.start.day().min(date(year, month, 1).days_in_month());
@@ -120,7 +121,8 @@ impl Slow {
     }
 
     fn row(&self, periods: &Periods, units: u32, now: u64, retry: u64) -> Row {
-        let (used, left) = (self.used(periods, now), periods.end(now) - now);
+        let used = self.used(periods, now);
+        let left = periods.end(now) - now;
         let remaining = u32::try_from(u64::from(units).saturating_sub(used)).expect("few");
         let [full, next] = [used > 0, remaining < units].map(|is| if is { left } else { 0 });
         Row { remaining, full, next, retry }
@@ -155,10 +157,13 @@ proptest! {
         steps in steps(),
     ) {
         const UNITS: u32 = 5;
-        let (mut account, mut slow, mut now) = (Account::new(), Slow::default(), start);
+        let mut account = Account::new();
+        let mut slow = Slow::default();
+        let mut now = start;
         let mut taken: Vec<(u64, u64, Receipt)> = Vec::new();
         for (jump, plan, action) in steps {
-            let (periods, quota) = (plans[plan], plans[plan].quota(UNITS));
+            let periods = plans[plan];
+            let quota = plans[plan].quota(UNITS);
             now = match u64::MAX - jump {
                 before @ 0..2 => periods.end(now) - before,
                 _ => now + jump,

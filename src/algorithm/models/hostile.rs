@@ -65,7 +65,8 @@ proptest! {
             Algorithm::SlidingLog,
         ];
         let quota = quota(units, 4 * period).with_algorithm(algorithm[kind]);
-        let (mut now, mut last) = (start, Row { remaining: 0, full: 0, next: 0, retry: 0 });
+        let mut now = start;
+        let mut last = Row { remaining: 0, full: 0, next: 0, retry: 0 };
         let mut with = Account::new();
         with.take(&quota, now, Demand::units(first));
         // Without the charge, the account would have expired and started again at another instant.
@@ -106,7 +107,8 @@ proptest! {
         steps in prop::collection::vec((0usize..4, jump(), 0u64..3, op()), 1..24),
     ) {
         let mut account = Account::new();
-        let (mut now, mut last) = (start, Row { remaining: 0, full: 0, next: 0, retry: 0 });
+        let mut now = start;
+        let mut last = Row { remaining: 0, full: 0, next: 0, retry: 0 };
         let mut charges = Vec::new();
         for (which, jump, behind, op) in steps {
             let quota = &quotas[which % quotas.len()];

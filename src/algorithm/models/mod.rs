@@ -75,7 +75,8 @@ trait Model: Clone + Debug {
         while !pred(now + width) {
             width *= 2;
         }
-        let (mut no, mut yes) = (now, now + width);
+        let mut no = now;
+        let mut yes = now + width;
         if pred(no) {
             return no;
         }
@@ -133,7 +134,8 @@ fn row<M: Model>(model: &M, quota: &Quota, now: u64, retry: u64) -> Row {
 fn decide<M: Model>(model: &mut M, quota: &Quota, now: u64, demand: Demand) -> Decided {
     let opened = model.opened(now);
     let decided = |allowed, overage, wait, row| Decided { allowed, overage, wait, row };
-    let (need, soft) = (demand.need(), u64::from(quota.soft()));
+    let need = demand.need();
+    let soft = u64::from(quota.soft());
     if need == 0 {
         return decided(true, false, 0, row(&opened, quota, now, 0));
     }
@@ -187,7 +189,8 @@ fn run<M: Model>(quota: Quota, start: u64, steps: Vec<(Jump, Op)>) -> TestCaseRe
     let mut fast = Account::new();
     let mut slow = M::of(&quota);
     let mut charges: Vec<Charge> = Vec::new();
-    let (mut now, mut last) = (start, Row { remaining: 0, full: 0, next: 0, retry: 0 });
+    let mut now = start;
+    let mut last = Row { remaining: 0, full: 0, next: 0, retry: 0 };
     for (jump, op) in steps {
         now += jump.nanos(&quota, last);
         slow.arrive(now);

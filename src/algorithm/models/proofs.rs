@@ -54,7 +54,9 @@ impl Proof {
     fn new(quota: Quota, now: u64) -> Self {
         let last = Row { remaining: 0, full: 0, next: 0, retry: 0 };
         let account = Account::new();
-        let (starts, returned, receipts) = (Vec::new(), Vec::new(), Vec::new());
+        let starts = Vec::new();
+        let returned = Vec::new();
+        let receipts = Vec::new();
         Self { quota, account, now, last, starts, returned, receipts }
     }
 
@@ -80,7 +82,9 @@ impl Proof {
     }
 
     fn take(&mut self, demand: Demand) -> TestCaseResult {
-        let (mut before, quota, now) = (self.account.clone(), self.quota, self.now);
+        let mut before = self.account.clone();
+        let quota = self.quota;
+        let now = self.now;
         before.open(&quota, now, demand);
         let (evaluation, receipt) = self.account.take(&quota, now, demand);
         let Evaluation { allowed, overage, wait, snapshot } = evaluation;
@@ -93,7 +97,8 @@ impl Proof {
                 retry_holds(&before, &quota, now, demand, wait)?;
             }
             self.receipts.push((self.starts.len(), receipt));
-            let (at, units) = (now + wait, demand.cost.into());
+            let at = now + wait;
+            let units = demand.cost.into();
             self.starts.push(Start { decided: now, at, units });
             return self.is_within_its_bound();
         }
@@ -109,7 +114,8 @@ impl Proof {
 
     /// A late charge of many units equals the same units one at a time, up to the debt.
     fn charge_late(&mut self, units: i64) -> TestCaseResult {
-        let (before, mut single) = (self.row(), self.account.clone());
+        let before = self.row();
+        let mut single = self.account.clone();
         let (snapshot, is_cut) =
             adjust(&mut self.account.0, &self.quota, self.now, units.saturating_neg());
         self.last = snapshot.into();
@@ -127,7 +133,8 @@ impl Proof {
 
     /// After endless late charges, the account has units again as soon as its debt is refunded.
     fn ends_at_the_debt(&self) -> TestCaseResult {
-        let (quota, debt) = (&self.quota, i64::from(self.quota.max_debt_units()));
+        let quota = &self.quota;
+        let debt = i64::from(self.quota.max_debt_units());
         let mut charged = self.account.clone();
         charged.adjust(quota, self.now, i64::MAX);
         let after = |units: i64| {
@@ -158,7 +165,8 @@ impl Proof {
 
     /// An undone charge counts as if it had never been made.
     fn undo(&mut self, nth: usize, units: u32) -> TestCaseResult {
-        let (before, state) = (self.row(), format!("{:?}", self.account));
+        let before = self.row();
+        let state = format!("{:?}", self.account);
         if let Some(at) = self.receipts.len().checked_sub(nth + 1) {
             let (start, receipt) = self.receipts.remove(at);
             let units = receipt.units.min(units);
@@ -169,7 +177,8 @@ impl Proof {
                 self.starts[start].units -= u64::from(units);
                 // A request that waits keeps its start, so that a later one may start with it. Units
                 // that were refunded before are units of other charges then.
-                let (since, now) = (self.starts[start].decided, self.now);
+                let since = self.starts[start].decided;
+                let now = self.now;
                 let before = self.returned.iter().filter(|(at, _)| *at >= since);
                 let before: u64 = before.map(|(_, units)| units).sum();
                 let waits = self.starts.iter().any(|it| it.at > now);
@@ -216,7 +225,8 @@ fn bound(quota: &Quota, from: u64, to: u64) -> u128 {
         Algorithm::Gcra => burst + soft + span / u128::from(quota.interval_nanos().max(1)),
         Algorithm::TokenBucket => burst + soft + units * span.div_ceil(period),
         Algorithm::FixedWindow { paced, .. } => {
-            let (windows, into) = (to / period - from / period, to % period);
+            let windows = to / period - from / period;
+            let into = to % period;
             let all = burst + carry;
             let last = if paced { all.min(into * all / period + 1) } else { burst };
             let carried = if paced && windows == 0 { 0 } else { carry };
@@ -263,7 +273,8 @@ fn small(algorithm: Algorithm) -> impl Iterator<Item = Quota> {
 
 /// Returns the steps that each sequence may have next.
 fn choices(quota: &Quota) -> Vec<(u64, Op)> {
-    let (period, burst) = (quota.period_nanos(), quota.limit());
+    let period = quota.period_nanos();
+    let burst = quota.limit();
     let take = |cost, headroom, max_wait| Op::Take { cost, headroom, max_wait };
     let mut ops = vec![take(1, 0, 0), take(burst, 0, 0), take(burst, 1, 0), take(2, 0, 0)];
     ops.extend([Op::Adjust(-1), Op::Adjust(-9), Op::Adjust(1), Op::Undo(0, u32::MAX)]);

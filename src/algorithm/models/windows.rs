@@ -28,7 +28,8 @@ impl SlowAligned {
     }
     /// Returns the instants at which the units of a window are released.
     fn instants(&self, window: u64) -> Vec<u64> {
-        let (start, allowance) = (window * self.period, self.allowance(window));
+        let start = window * self.period;
+        let allowance = self.allowance(window);
         let spaced = |k| ceil(u128::from(k) * u128::from(self.period), allowance.into());
         let offset = |k| if self.paced { spaced(k) } else { 0 };
         (0..allowance).map(|k| start + offset(k)).collect()
@@ -80,7 +81,8 @@ impl Model for SlowAligned {
         *count = count.saturating_sub(units);
     }
     fn next_at(&self, now: u64) -> u64 {
-        let (window, end) = (now / self.period, self.queue_end(now));
+        let window = now / self.period;
+        let end = self.queue_end(now);
         let count = usize::try_from(self.count(window)).expect("fits");
         self.instants(window).get(count).map_or(end, |instant| end.min(*instant))
     }
@@ -97,7 +99,8 @@ impl Model for SlowAligned {
         self.coming(now).find(|t| pred(*t)).expect("two windows are enough")
     }
     fn next(&self, now: u64, _limit: u64) -> u64 {
-        let (left, end) = (self.remaining(now), (now / self.period + 1) * self.period);
+        let left = self.remaining(now);
+        let end = (now / self.period + 1) * self.period;
         let mut coming = self.coming(now).take_while(|t| *t <= end);
         coming.find(|t| self.remaining(*t) > left).map_or(0, |t| t - now)
     }
@@ -122,7 +125,8 @@ impl SlowAnchored {
 
 impl Model for SlowAnchored {
     fn of(quota: &Quota) -> Self {
-        let (units, period) = (quota.units().into(), quota.period_nanos());
+        let units = quota.units().into();
+        let period = quota.period_nanos();
         Self { units, late_limit: quota.late_limit(), period, charges: Vec::new() }
     }
     fn arrive(&mut self, now: u64) {
@@ -197,7 +201,8 @@ impl SlowSliding {
 
 impl Model for SlowSliding {
     fn of(quota: &Quota) -> Self {
-        let (units, period) = (quota.units().into(), quota.period_nanos());
+        let units = quota.units().into();
+        let period = quota.period_nanos();
         let width = match quota.algorithm() {
             Algorithm::SlidingWindow { buckets } => Some(period / u64::from(buckets)),
             _ => None,

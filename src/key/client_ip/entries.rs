@@ -53,7 +53,9 @@ struct Commas {
 impl Commas {
     /// Finds the commas of a line. Returns `None` if a quoted string does not end.
     fn of(line: &[u8]) -> Option<Self> {
-        let (mut commas, mut quoted, mut escaped) = (Self::default(), false, false);
+        let mut commas = Self::default();
+        let mut quoted = false;
+        let mut escaped = false;
         for (at, byte) in line.iter().enumerate() {
             match byte {
                 _ if escaped => escaped = false,
@@ -77,7 +79,9 @@ impl Commas {
 
 impl<'a> Entries<'a> {
     pub(super) fn of(lines: &GetAll<'a, HeaderValue>, separator: Separator) -> Self {
-        let (lines, entries, bytes) = (lines.iter().rev(), MAX_ENTRIES, MAX_BYTES);
+        let lines = lines.iter().rev();
+        let entries = MAX_ENTRIES;
+        let bytes = MAX_BYTES;
         Self { lines, separator, line: None, commas: None, entries, bytes, fault: None }
     }
 

@@ -162,7 +162,9 @@ fn value(text: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
 
 /// Returns the address in a text with escapes.
 fn unescaped_address(text: &[u8]) -> Option<IpAddr> {
-    let (mut plain, mut length, mut escaped) = ([0; MAX_LENGTH], 0, false);
+    let mut plain = [0; MAX_LENGTH];
+    let mut length = 0;
+    let mut escaped = false;
     for byte in text {
         escaped = *byte == b'\\' && !escaped;
         if !escaped {

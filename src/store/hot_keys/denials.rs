@@ -226,7 +226,8 @@ impl DenyCacheCall {
         for (index, (charge, account)) in charges.iter().zip(&mut self.accounts).enumerate() {
             let mut entries = self.table.lock(account.key);
             account.changes = self.table.changes(&[account.key.tag]);
-            let covers = |it: &&mut CachedDenial| account.cacheable && it.covers(charge, self.at);
+            let covers =
+                |cached: &&mut CachedDenial| account.cacheable && cached.covers(charge, self.at);
             let Some(denial) = entries.of(account.key).find(covers) else { continue };
             let outcomes: SmallVec<_> = denial.outcomes_for(charge, self.at).collect();
             let priority = (denial.blocked, outcomes.iter().map(Outcome::retry_ns).max());
@@ -289,7 +290,7 @@ fn repeated(
             let unknown = charge.charged_quotas().map(|(index, _)| unknown(index));
             decision
                 .outcomes
-                .extend(unknown.map(|it| it.with_report_only(charge.is_report_only())));
+                .extend(unknown.map(|outcome| outcome.with_report_only(charge.is_report_only())));
         }
     }
     if blocked { decision.with_blocked() } else { decision }
@@ -327,7 +328,8 @@ impl CachedDenial {
     /// Creates an entry, or returns `None` if the account did not deny the call.
     fn new(call: &DenyCacheCall, account: &CalledAccount, denial: &Decision) -> Option<Self> {
         let own = denial.outcomes().iter().filter(|outcome| outcome.rule() == account.rule);
-        let retry = own.clone().filter(|it| it.is_denied()).map(Outcome::retry_ns).max()?;
+        let retry =
+            own.clone().filter(|outcome| outcome.is_denied()).map(Outcome::retry_ns).max()?;
         // With `initial`, the store may create the account again during a denial without end.
         if retry == NEVER && account.has_initial {
             return None;
@@ -346,8 +348,9 @@ impl CachedDenial {
 
     /// Returns `true` if the charge is denied for longer than the caller may queue.
     fn covers(&self, charge: &Charge<'_>, now: u64) -> bool {
-        let (need, max_wait) = (charge.demand().need(), charge.demand().max_wait);
-        let is_refilling = || self.outcomes.iter().all(|it| it.interval().is_some());
+        let need = charge.demand().need();
+        let max_wait = charge.demand().max_wait;
+        let is_refilling = || self.outcomes.iter().all(|outcome| outcome.interval().is_some());
         let is_covered = need == self.need || need > self.need && (self.blocked || is_refilling());
         // A caller may queue for a slot.
         let queues = max_wait > 0 && self.outcomes.iter().any(Outcome::is_wait_unknown);

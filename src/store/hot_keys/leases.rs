@@ -281,7 +281,8 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
         if !are_borrowable(charges, &self.shares.percent) {
             return bypass();
         }
-        let (key, now) = (self.table.key(charges), self.table.now());
+        let key = self.table.key(charges);
+        let now = self.table.now();
         let mut entries = self.table.lock(key);
         if entries.of(key).next().is_none() {
             entries.add(key, HotCall::default(), HotCall::rank);
@@ -330,7 +331,8 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
     ) -> Option<Borrow<S>> {
         let now = self.table.now();
         let size = call.lease_size(now)?;
-        let tagged: SmallVec<[_; 2]> = charges.iter().map(|it| (it, self.table.tag(it))).collect();
+        let tagged: SmallVec<[_; 2]> =
+            charges.iter().map(|charge| (charge, self.table.tag(charge))).collect();
         let tags: SmallVec<[u64; 2]> = tagged.iter().map(|(_, tag)| *tag).collect();
         let changes = self.table.changes(&tags);
         let (calls, share) = self.shares.reserve(&tagged, size)?;
@@ -358,7 +360,8 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
             while exists {
                 sleep(Duration::from_nanos(SPAN / 2)).await;
                 let Some(leases) = leases.upgrade() else { return };
-                let (now, max_age) = (leases.table.now(), leases.table.max_age);
+                let now = leases.table.now();
+                let max_age = leases.table.max_age;
                 exists = false;
                 leases.end(leases.table.set(key.tag).entries.lock(), now, |lease| {
                     exists |= lease.requested_at == requested_at;
@@ -611,7 +614,8 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
 
     fn update(&self, change: impl FnOnce(&mut HotCall, u64)) {
         let table = &self.leases.table;
-        let (now, mut entries) = (table.now(), table.set(self.key.tag).entries.lock());
+        let now = table.now();
+        let mut entries = table.set(self.key.tag).entries.lock();
         if let Some(call) = entries.of(self.key).next() {
             change(call, now);
         }
@@ -741,7 +745,8 @@ impl Lease {
     /// another piece of the borrowed span. All undos together therefore refund no more than was
     /// borrowed.
     fn decision(&self, now: u64) -> Decision {
-        let (age, at) = (now.saturating_sub(self.received_at), self.with_clock_error(now));
+        let age = now.saturating_sub(self.received_at);
+        let at = self.with_clock_error(now);
         let mut decision = Decision::new(true, self.taken.at.saturating_add(age));
         decision.charged_at = self.taken.charged_at;
         for (outcome, balance) in self.taken.outcomes().iter().zip(&self.balances) {
@@ -799,7 +804,8 @@ impl Balance {
                 if is_gcra && interval == quota.interval_nanos() =>
             {
                 let time = |units: u32| interval * u64::from(units);
-                let (borrowed, margin) = (time(units), time(quota.limit()) / SAFETY_MARGIN);
+                let borrowed = time(units);
+                let margin = time(quota.limit()) / SAFETY_MARGIN;
                 let before = reset_ns.saturating_sub(borrowed).saturating_sub(margin);
                 let from = requested_at.saturating_add(before);
                 Some(Self { units, from, until: from.saturating_add(borrowed), interval })

@@ -183,7 +183,7 @@ impl<T> HotEntries<T> {
 pub(crate) fn for_cost_of(charge: &Charge<'_>, outcome: &Outcome) -> Outcome {
     let demand = Demand { max_wait: 0, ..charge.demand() };
     let quota = charge.quotas().get(outcome.quota_index());
-    if let (Some(quota), Some(_)) = (quota.filter(|it| it.is_gcra()), outcome.interval()) {
+    if let (Some(quota), Some(_)) = (quota.filter(|quota| quota.is_gcra()), outcome.interval()) {
         let snapshot = gcra::look(outcome.reset_ns(), quota, 0, demand).snapshot;
         return Outcome::with(outcome.rule(), outcome.quota_index(), snapshot);
     }
@@ -198,6 +198,7 @@ fn is_plain(charge: &Charge<'_>) -> bool {
 
 /// Returns `true` if no two charges have the same rule, so that outcomes identify their charge.
 fn have_distinct_rules(charges: &[Charge<'_>]) -> bool {
-    let is_new = |at: usize| charges[..at].iter().all(|it| it.rule() != charges[at].rule());
+    let is_new =
+        |at: usize| charges[..at].iter().all(|earlier| earlier.rule() != charges[at].rule());
     (1..charges.len()).all(is_new)
 }

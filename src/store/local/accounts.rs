@@ -81,13 +81,13 @@ impl<'a> Accounts<'a> {
     /// Returns `true` if the evaluated demands are allowed.
     #[inline]
     pub(super) fn are_allowed(&self) -> bool {
-        self.distinct.iter().all(|it| it.evaluation.allowed || it.report_only)
+        self.distinct.iter().all(|account| account.evaluation.allowed || account.report_only)
     }
 
     /// Returns the longest wait of the denied demands.
     pub(super) fn retry_ns(&self) -> u64 {
-        let deciding = self.distinct.iter().filter(|it| !it.report_only);
-        deciding.map(|it| it.evaluation.snapshot.retry_ns()).max().unwrap_or(NEVER)
+        let deciding = self.distinct.iter().filter(|account| !account.report_only);
+        deciding.map(|account| account.evaluation.snapshot.retry_ns()).max().unwrap_or(NEVER)
     }
 
     /// Adds the evaluated demands to a decision, which was made at `now`.
@@ -109,7 +109,9 @@ pub(super) fn report<'a>(
     now: u64,
     decision: &mut Decision,
 ) {
-    let (mut allowed, mut overage, mut wait) = (true, false, 0);
+    let mut allowed = true;
+    let mut overage = false;
+    let mut wait = 0;
     for (.., by) in all.clone().filter(|(_, _, report_only, _)| !report_only) {
         (allowed, overage, wait) = (allowed & by.allowed, overage | by.overage, wait.max(by.wait));
     }

@@ -16,9 +16,11 @@ impl Ledger {
         units: i64,
         followed: Option<&Followed<'_>>,
     ) -> Decision {
-        let (mut cut, mut overflowed) = (None, false);
+        let mut cut = None;
+        let mut overflowed = false;
         let decision = self.each(charge, |account, locked| {
-            let (quota, now) = (account.quota, locked.now);
+            let quota = account.quota;
+            let now = locked.now;
             let units = match followed {
                 Some(followed) => followed.late(account.at.quota_index, snapshot(account, locked)),
                 None => units,
@@ -67,7 +69,8 @@ impl Ledger {
             // Slots are freed with the decision.
             let is_rate = !account.quota.is_concurrent();
             let charged = first.filter(|outcome| is_rate && taken.charged(outcome.rule()));
-            let receipt = charged.and_then(|it| Receipt::new(taken, it, account.demand, units));
+            let receipt =
+                charged.and_then(|charged| Receipt::new(taken, charged, account.demand, units));
             if let Some(receipt) = receipt {
                 let undo = |state: &mut _| algorithm::undo(state, account.quota, now, receipt);
                 locked.undo(&account.at, account.quota, receipt.charged, undo);
@@ -84,13 +87,15 @@ impl Ledger {
         let mut accounts = self.accounts(&[charge.with_cost(0)]);
         // Slots are neither charged late nor refunded. They are read first, because a decision locks
         // them before the shared accounts.
-        for account in accounts.distinct.iter_mut().filter(|it| it.quota.is_concurrent()) {
+        for account in accounts.distinct.iter_mut().filter(|account| account.quota.is_concurrent())
+        {
             let held = self.held.shard(account.at.id).lock().held(account.at.id);
             let slots = concurrent::look(held, account.quota, account.demand);
             account.evaluation.snapshot = slots.snapshot;
         }
         let mut locked = self.table.lock(&mut accounts.distinct, self.clock.now());
-        for account in accounts.distinct.iter_mut().filter(|it| !it.quota.is_concurrent()) {
+        for account in accounts.distinct.iter_mut().filter(|account| !account.quota.is_concurrent())
+        {
             account.evaluation.snapshot = change(account, &mut locked);
         }
         let mut decision = Decision::new(true, locked.now);
@@ -101,6 +106,8 @@ impl Ledger {
 
 /// Returns the snapshot of an account.
 fn snapshot(account: &Account<'_>, locked: &mut LockedAccounts<'_>) -> Snapshot {
-    let (quota, demand, now) = (account.quota, account.demand, locked.now);
+    let quota = account.quota;
+    let demand = account.demand;
+    let now = locked.now;
     locked.look(&account.at, |state| algorithm::look(state, quota, now, demand)).snapshot
 }

@@ -72,7 +72,8 @@ impl Ledger {
     pub(super) fn stats(&self) -> Stats {
         let now = self.clock.now();
         let (holding, held) = self.held.counts();
-        let (slots, active) = (self.table.slots(), self.table.active(now));
+        let slots = self.table.slots();
+        let active = self.table.active(now);
         self.almost_full.record_use(now, active, slots);
         Stats {
             slots,
@@ -114,9 +115,10 @@ impl Ledger {
             }
             now = Some(at);
         }
-        let has_slots = |it: &&Charge<'_>| it.quotas().first().is_some_and(Quota::is_concurrent);
+        let has_slots =
+            |charge: &&Charge<'_>| charge.quotas().first().is_some_and(Quota::is_concurrent);
         let slots = charges.first().filter(has_slots).filter(|_| charges.len() == 1);
-        let is_timed = slots.is_none_or(|it| it.quotas().len() > 1);
+        let is_timed = slots.is_none_or(|charge| charge.quotas().len() > 1);
         let now = now.unwrap_or_else(|| if is_timed { clock() } else { 0 });
         if let Some(charge) = slots
             && context.waiter.is_none()
@@ -149,7 +151,9 @@ impl Ledger {
         }
         let quota = |at: usize| &all[at].quotas()[0];
         let (old, locked) = self.table.lock_instants(ids, now)?;
-        let (mut new, mut evaluations, mut retry_ns) = (old, [Evaluation::at_once(false); N], 0);
+        let mut new = old;
+        let mut evaluations = [Evaluation::at_once(false); N];
+        let mut retry_ns = 0;
         for at in 0..N {
             let (tat, by) = gcra::take_from(old[at].max(now), quota(at), now, all[at].demand());
             if !by.allowed && !all[at].is_report_only() {
@@ -189,7 +193,8 @@ impl Ledger {
         {
             return None;
         }
-        let (key, rule) = (self.key_id(charge), charge.rule());
+        let key = self.key_id(charge);
+        let rule = charge.rule();
         let id = quota_id(key, quota.address());
         let Some(rate) = rate else {
             return slots::take(self.held.shard(id), id, (rule, quota), demand, decision);
@@ -229,10 +234,12 @@ impl Ledger {
     /// Holds slots that a request holds in another store.
     #[cold]
     fn hold(&self, charge: &Charge<'_>) -> Decision {
-        let (mut decision, key) = (Decision::new(true, 0), self.key_id(charge));
+        let mut decision = Decision::new(true, 0);
+        let key = self.key_id(charge);
         for (index, quota) in charge.charged_quotas().filter(|(_, it)| it.is_concurrent()) {
             let address = QuotaAddress::at(charge.quotas(), index);
-            let (id, cost) = (quota_id(key, address), charge.cost());
+            let id = quota_id(key, address);
+            let cost = charge.cost();
             let shard = self.held.shard(id);
             let epoch = shard.lock().hold(id, cost.into());
             decision.hold(slots::hold_of(shard, id, epoch, quota, cost));
@@ -358,7 +365,8 @@ impl Ledger {
         let now = self.clock.now();
         let deciding = charges.iter().filter(|c| c.cost() > 0 && !c.is_report_only());
         let left = deciding.map(|charge| (charge, blocks.left(self.key_id(charge), now)));
-        let Some((charge, left)) = left.max_by_key(|(_, left)| *left).filter(|it| it.1 > 0) else {
+        let Some((charge, left)) = left.max_by_key(|(_, left)| *left).filter(|found| found.1 > 0)
+        else {
             return false;
         };
         let limit = charge.quotas().first().map_or(1, Quota::limit);
@@ -380,8 +388,11 @@ impl Ledger {
     /// Adds the accounts of these charges. Returning them would move them, which is slow.
     pub(super) fn collect<'a>(&self, charges: &[Charge<'a>], accounts: &mut Accounts<'a>) {
         for charge in charges {
-            let (key, rule, only) = (self.key_id(charge), charge.rule(), charge.quota_index());
-            let (demand, report_only) = (charge.demand(), charge.is_report_only());
+            let key = self.key_id(charge);
+            let rule = charge.rule();
+            let only = charge.quota_index();
+            let demand = charge.demand();
+            let report_only = charge.is_report_only();
             for (quota_index, quota) in charge.quotas().iter().enumerate() {
                 if only.is_some_and(|only| only != quota_index) {
                     continue;
@@ -465,7 +476,8 @@ fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluatio
         return slots::look(account, slots);
     }
     let Account { at, quota, demand, .. } = account;
-    let (now, mut others) = (locked.rates.now, 0);
+    let now = locked.rates.now;
+    let mut others = 0;
     if is_plain(quota)
         && let Some(instant) = locked.rates.instant(at)
     {
@@ -504,7 +516,8 @@ fn charge(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, decision: &mut D
             continue;
         }
         let account = &mut accounts.distinct[index];
-        let (quota, demand) = (account.quota, account.demand);
+        let quota = account.quota;
+        let demand = account.demand;
         if let (true, Some(slots)) = (quota.is_concurrent(), &mut locked.slots) {
             if charges {
                 slots::hold(account, slots, decision);
@@ -567,7 +580,9 @@ fn deny(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, clock: impl FnOnce
 /// Creates an account with `initial` units, without a charge.
 #[inline]
 fn open(account: &mut Account<'_>, locked: &mut LockedAccounts<'_>) {
-    let (quota, demand, now) = (account.quota, account.demand, locked.now);
+    let quota = account.quota;
+    let demand = account.demand;
+    let now = locked.now;
     // A new key may have been denied because its quota cannot have a shared account.
     if quota.initial().is_some() && account.evaluation.snapshot.is_known() {
         let open = |state: &mut _| algorithm::open(state, quota, now, demand);

@@ -196,7 +196,7 @@ impl Store for LocalStore {
     fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         Answer::Now(Ok(match op {
             Op::Take(charges) => {
-                return self.ledger.take(charges, context, |it| Answer::Now(Ok(it)));
+                return self.ledger.take(charges, context, |decision| Answer::Now(Ok(decision)));
             }
             Op::Peek(charges) => self.ledger.peek(charges, self.ledger.clock.now()),
             Op::Adjust(charge, units) => self.ledger.adjust(charge, units, context.followed),

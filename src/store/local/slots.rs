@@ -31,7 +31,8 @@ pub(super) fn take(
     demand: Demand,
     decision: &mut Decision,
 ) -> Option<()> {
-    let (need, cost) = (demand.need(), demand.cost.into());
+    let need = demand.need();
+    let cost = demand.cost.into();
     let most = quota.raised_limit().checked_sub(need)?;
     let (held, epoch) = shard.lock().hold_within(most, id, demand.headroom, cost)?;
     decision.hold(hold_of(shard, id, epoch, quota, demand.cost));
@@ -44,7 +45,9 @@ pub(super) fn take(
 /// Returns the result of an account's demand.
 #[inline]
 pub(super) fn look(account: &Account<'_>, slots: &mut LockedSlots<'_>) -> Evaluation {
-    let (id, quota, demand) = (account.at.id, account.quota, account.demand);
+    let id = account.at.id;
+    let quota = account.quota;
+    let demand = account.demand;
     let rank = Rank::new(slots.waiter, demand.headroom);
     let room = slots.get(id).and_then(|keys| keys.room(id, rank));
     let (held, is_next) = room.unwrap_or((0, false));
@@ -115,11 +118,11 @@ pub(super) fn deny(
     if peeks {
         return;
     }
-    let denies = |it: &&Account<'_>| !(it.report_only || it.evaluation.allowed);
+    let denies = |account: &&Account<'_>| !(account.report_only || account.evaluation.allowed);
     let mut denying = accounts.iter().filter(denies);
-    let waits = |it: &Account<'_>| {
-        let is_unknown = it.evaluation.snapshot.retry_ns() == UNKNOWN_WAIT;
-        it.demand.max_wait > 0 && is_unknown
+    let waits = |account: &Account<'_>| {
+        let is_unknown = account.evaluation.snapshot.retry_ns() == UNKNOWN_WAIT;
+        account.demand.max_wait > 0 && is_unknown
     };
     if let Some(first) = denying.clone().next()
         && !slots.full

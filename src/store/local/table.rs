@@ -154,13 +154,15 @@ impl Table {
         ids: [u64; N],
         now: u64,
     ) -> Option<([u64; N], LockedInstants<'_, N>)> {
-        let (mut sets, mut order) = ([0; N], [0; N]);
+        let mut sets = [0; N];
+        let mut order = [0; N];
         for at in 0..N {
             (sets[at], order[at]) = (self.index(ids[at]), at);
         }
         order.sort_unstable_by_key(|at| sets[*at]);
         // Accounts of one set have the lock of the first of them.
-        let (mut locks, mut lock) = ([const { None }; N], [0; N]);
+        let mut locks = [const { None }; N];
+        let mut lock = [0; N];
         for (n, at) in order.into_iter().enumerate() {
             let is_locked = n > 0 && sets[order[n - 1]] == sets[at];
             lock[at] = if is_locked { lock[order[n - 1]] } else { at };
@@ -168,7 +170,9 @@ impl Table {
                 locks[at] = Some(self.sets[sets[at]].0.lock());
             }
         }
-        let (mut slots, mut old, mut are_known) = ([WAYS; N], [0; N], true);
+        let mut slots = [WAYS; N];
+        let mut old = [0; N];
+        let mut are_known = true;
         for at in 0..N {
             let set: &mut MutexGuard<'_, Set> = locks[lock[at]].as_mut()?;
             match set.find(ids[at]) {
@@ -232,9 +236,11 @@ impl Table {
     where
         A: AsRef<Located> + AsMut<Located>,
     {
-        let (sets, shared) = (SmallVec::new(), None);
+        let sets = SmallVec::new();
+        let shared = None;
         let mut locked = LockedAccounts { table: self, sets, shared, now, overflowed: false };
-        let (mut first, mut is_known) = (usize::MAX, true);
+        let mut first = usize::MAX;
+        let mut is_known = true;
         for account in accounts.iter_mut().map(A::as_mut) {
             if account.place != Place::Elsewhere {
                 account.set = self.index(account.id);
@@ -242,7 +248,8 @@ impl Table {
             }
         }
         while first < usize::MAX {
-            let (set, mut next) = (self.sets[first].0.lock(), usize::MAX);
+            let set = self.sets[first].0.lock();
+            let mut next = usize::MAX;
             for account in accounts.iter_mut().map(A::as_mut) {
                 if account.set == first {
                     account.lock = locked.sets.len();
@@ -423,7 +430,7 @@ impl LockedAccounts<'_> {
             return None;
         }
         let accounts = self.shared.as_ref()?.get(&account.shared_group())?;
-        let left = accounts.iter().map(|it| it.expires_at.saturating_sub(self.now));
+        let left = accounts.iter().map(|account| account.expires_at.saturating_sub(self.now));
         let left = left.filter(|left| *left > 0);
         if left.clone().count() < SHARED_QUOTAS { None } else { left.min() }
     }
@@ -442,8 +449,9 @@ impl LockedAccounts<'_> {
             accounts.retain(|shared| shared.expires_at > now || shared.address == account.address);
         }
         let at = accounts.iter().position(|shared| shared.address == account.address);
-        let stored = at.map(|at| accounts.swap_remove(at)).filter(|it| it.expires_at > now);
-        let mut stored = stored.map(|it| it.state);
+        let stored =
+            at.map(|at| accounts.swap_remove(at)).filter(|account| account.expires_at > now);
+        let mut stored = stored.map(|account| account.state);
         let result = change(&mut stored);
         if let Some(state) = stored {
             let expires_at = state.expires_at(quota);
@@ -503,7 +511,8 @@ impl Set {
     /// Returns a free slot for `id` for which `except` returns `false`: the one that expired first. A
     /// slot that expired later may belong to a key that comes back soon.
     pub(super) fn room(&self, id: u64, now: u64, except: impl Fn(usize) -> bool) -> Option<usize> {
-        let (mut room, mut least) = (None, now.saturating_add(1));
+        let mut room = None;
+        let mut least = now.saturating_add(1);
         for at in probe(id) {
             if self.expires_at[at] < least && !except(at) {
                 (room, least) = (Some(at), self.expires_at[at]);
@@ -564,7 +573,7 @@ impl Set {
     fn put(&mut self, at: usize, account: Option<AccountState>, quota: &Quota, now: u64) {
         self.newest = self.newest.max(now);
         let old = self.expires_at[at % WAYS];
-        let expires_at = account.as_ref().map_or(old.min(now), |it| it.expires_at(quota));
+        let expires_at = account.as_ref().map_or(old.min(now), |account| account.expires_at(quota));
         self.store(at, account, expires_at);
     }
 

@@ -104,7 +104,8 @@ pub(super) struct RebuildDetector {
 impl RebuildDetector {
     #[track_caller]
     pub(super) fn new(clock: Clock) -> Self {
-        let (created, location) = (clock.now(), Location::caller());
+        let created = clock.now();
+        let location = Location::caller();
         Self { clock, created, location, has_layer: AtomicBool::new(false) }
     }
 

@@ -280,7 +280,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         if !self.settings.coalesces {
             return Box::pin(self.execute(request, ScriptOp::Take)).await;
         }
-        let slot = request.accounts.first().map_or(0, |it| it.slot(self.settings.sharded));
+        let slot =
+            request.accounts.first().map_or(0, |account| account.slot(self.settings.sharded));
         let queue = self.settings.queues.get(slot, request.kind());
         if let Some(started) = queue.start_alone(request) {
             let requests = smallvec![request.clone()];

@@ -64,9 +64,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     #[must_use]
     pub fn live_instances(&self, expected: u32) -> Instances {
         let instances = Instances::from(expected);
-        let (store, counted) = (self.clone(), Arc::downgrade(&instances.0));
+        let store = self.clone();
+        let counted = Arc::downgrade(&instances.0);
         tokio::spawn(async move {
-            let (mut ticks, mut last) = (interval(PERIOD), None);
+            let mut ticks = interval(PERIOD);
+            let mut last = None;
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;

@@ -367,7 +367,7 @@ struct AskingWaiter {
 /// Returns an error for charges of one rule that the scripts cannot keep apart.
 fn are_apart(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     for (at, charge) in charges.iter().enumerate() {
-        for other in charges[..at].iter().filter(|it| it.rule() == charge.rule()) {
+        for other in charges[..at].iter().filter(|earlier| earlier.rule() == charge.rule()) {
             let is_same = other.key() == charge.key();
             if is_same && other.is_report_only() != charge.is_report_only() {
                 return Err(Unsupported::new(
@@ -445,7 +445,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
     }
 
     fn failure_domains(&self, op: Op<'_>) -> Vec<FailureDomain> {
-        let address = |it: &Charge<'_>| self.settings.addresses.account(it.rule(), it.key());
+        let address =
+            |charge: &Charge<'_>| self.settings.addresses.account(charge.rule(), charge.key());
         let accounts = op.charges().iter().map(address);
         self.cluster_link().map_or_else(Vec::new, |cluster| cluster.servers(accounts))
     }

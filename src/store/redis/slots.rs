@@ -181,7 +181,8 @@ impl Slots {
 
     /// Numbers the slots that equal requests of several callers take.
     pub(crate) fn begin(self: &Arc<Self>, request: &Request, callers: usize) -> SlotCall {
-        let (slots, sent_at) = (self.clone(), self.now());
+        let slots = self.clone();
+        let sent_at = self.now();
         let mut call = SlotCall { slots, sent_at, takes: SmallVec::new() };
         for (account_index, account) in request.accounts.iter().enumerate() {
             for (index, part) in account.slots() {
@@ -190,17 +191,21 @@ impl Slots {
                 // No more callers than fit.
                 let most = quota.raised_limit().checked_div(cost.into()).unwrap_or(0);
                 let callers = u32::try_from(most.min(callers as u64)).unwrap_or(u32::MAX);
-                let (set, rule) = (set(account, part), account.rule);
-                let (id, units) = (self.id(&set), u64::from(cost) * u64::from(callers));
+                let set = set(account, part);
+                let rule = account.rule;
+                let id = self.id(&set);
+                let units = u64::from(cost) * u64::from(callers);
                 let mut state = self.state();
                 let own = state.units.get(&id).copied().unwrap_or(0);
                 state.taking += 1;
-                let (first, freed) = (state.next, state.freed(&set));
+                let first = state.next;
+                let freed = state.freed(&set);
                 let waits = if account.report_only || callers == 0 { 0 } else { ask.max_wait };
                 let waits = waits * state.mark_millis(rule);
                 state.next += units;
                 drop(state);
-                let (at, until_head) = ((account_index, index), quota.sheds());
+                let at = (account_index, index);
+                let until_head = quota.sheds();
                 call.takes.push(SlotTake {
                     at,
                     set,
@@ -231,7 +236,8 @@ impl Slots {
 
     /// Returns the freed slots that the server may still count.
     fn to_free(&self) -> Vec<RequestSlots> {
-        let (now, mut state) = (self.now(), self.state());
+        let now = self.now();
+        let mut state = self.state();
         state.freed.retain(|_, freed| freed.ends_at > now);
         let all = state.freed.iter();
         all.map(|((set, first), freed)| (set.clone(), *first, freed.units)).collect()
@@ -241,7 +247,9 @@ impl Slots {
     /// that were not taken in the last step, and those that have missed it. Slots with near numbers
     /// have their turn together.
     fn to_renew(&self, step: Option<u32>) -> Vec<RequestSlots> {
-        let (now, period, state) = (self.now(), nanos(self.ttl) / 3, self.state());
+        let now = self.now();
+        let period = nanos(self.ttl) / 3;
+        let state = self.state();
         let due = state.held.iter().filter(|(first, held)| {
             let turn = **first / u64::from(MAX_RENEWED) % u64::from(STEPS);
             let age = now.saturating_sub(held.renewed_at);
@@ -262,13 +270,15 @@ impl Slots {
 
     /// Records a renewal that was sent at an instant, with `1` for each request whose slots count.
     fn renewed(&self, requests: Vec<RequestSlots>, counted: &[u8], sent_at: u64) {
-        let (mut state, mut lost) = (self.state(), Vec::new());
+        let mut state = self.state();
+        let mut lost = Vec::new();
         for ((_, first, _), counts) in requests.into_iter().zip(counted) {
             match state.held.get_mut(&first) {
                 Some(held) if *counts == b'1' => held.renewed_at = sent_at,
                 _ => {
                     let held = state.held.remove(&first);
-                    held.iter().for_each(|it| subtract(&mut state.units, it.id, it.units.into()));
+                    held.iter()
+                        .for_each(|held| subtract(&mut state.units, held.id, held.units.into()));
                     lost.extend(held);
                 }
             }
@@ -313,7 +323,8 @@ impl SlotsState {
 impl FreeSlots for Slots {
     /// Frees the slots from the number `first` on, unless they were lost.
     fn free(&self, first: u64, _: u64, _: u64) {
-        let (now, ends_at) = (self.now(), self.end());
+        let now = self.now();
+        let ends_at = self.end();
         let mut state = self.state();
         let Some(held) = state.held.remove(&first) else { return };
         let RunningSlots { set, id, units, rule, started_at, .. } = held;
@@ -365,7 +376,8 @@ impl SlotTake {
 
     /// Returns the number of the first slot of each caller.
     fn firsts(&self) -> impl Iterator<Item = u64> {
-        let (first, cost) = (self.first, u64::from(self.cost));
+        let first = self.first;
+        let cost = u64::from(self.cost);
         (0..u64::from(self.callers)).map(move |caller| first + caller * cost)
     }
 }
@@ -394,7 +406,9 @@ impl SlotCall {
     ///
     /// If the answer is later than one time to live, they may have ended, and begin as lost.
     pub(crate) fn answered(mut self, accounts: &[AccountReply]) -> Vec<Vec<Hold>> {
-        let (mut holds, sent_at, ends_at) = (Vec::new(), self.sent_at, self.slots.end());
+        let mut holds = Vec::new();
+        let sent_at = self.sent_at;
+        let ends_at = self.slots.end();
         let are_lost = self.slots.now().saturating_sub(sent_at) >= nanos(self.slots.ttl);
         for take in mem::take(&mut self.takes) {
             let mut state = self.slots.state();
@@ -403,10 +417,13 @@ impl SlotCall {
                 state.freed.remove(&(take.set.clone(), *first));
             }
             let charges = accounts[take.at.0].charges;
-            let admitted = u32::try_from(charges).map_or(take.callers, |it| it.min(take.callers));
+            let admitted =
+                u32::try_from(charges).map_or(take.callers, |charges| charges.min(take.callers));
             state.add(take.id, if are_lost { 0 } else { take.units(admitted) });
             for (caller, first) in take.firsts().take(charges).enumerate() {
-                let (set, units, lost) = (take.set.clone(), take.cost, Arc::new(Semaphore::new(0)));
+                let set = take.set.clone();
+                let units = take.cost;
+                let lost = Arc::new(Semaphore::new(0));
                 if are_lost {
                     lost.close();
                     state.freed.insert((set, first), FreedSlots { units, ends_at });
@@ -517,7 +534,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             let store = self.clone();
             state.task = Some(runtime()?.spawn(async move {
                 let mut end = TaskEnd { slots: store.settings.slots.clone(), is_idle: false };
-                let (freeing, renewing) = (pin!(store.keep_freeing()), pin!(store.keep_renewing()));
+                let freeing = pin!(store.keep_freeing());
+                let renewing = pin!(store.keep_renewing());
                 let calling = pin!(store.keep_calling());
                 select(select(freeing, renewing), calling).await;
                 end.is_idle = true;
@@ -528,7 +546,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 
     /// Frees slots when they were freed, until this process holds none.
     async fn keep_freeing(&self) {
-        let (slots, mut passes, mut skipped) = (&self.settings.slots, Passes::default(), 0);
+        let slots = &self.settings.slots;
+        let mut passes = Passes::default();
+        let mut skipped = 0;
         loop {
             passes.run_until(slots.wake.notified()).await;
             // A look takes a small part of this time, however many slots it skips.
@@ -543,7 +563,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Renews all held slots in each third of their time to live, until this process holds none. What
     /// failed in one step is tried again in the next.
     async fn keep_renewing(&self) {
-        let (slots, mut passes) = (&self.settings.slots, Passes::default());
+        let slots = &self.settings.slots;
+        let mut passes = Passes::default();
         let mut ticks = interval(slots.ttl / (3 * STEPS));
         for step in (0..STEPS).cycle() {
             passes.run_until(ticks.tick()).await;
@@ -562,9 +583,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         found: Vec<RequestSlots>,
         passes: &mut Passes,
     ) -> u32 {
-        let (mut servers, mut skipped) = (HashMap::<_, Vec<_>>::new(), 0);
+        let mut servers = HashMap::<_, Vec<_>>::new();
+        let mut skipped = 0;
         for slots in found {
-            let server = self.cluster_link().and_then(|it| it.server(slot(slots.0.as_bytes())));
+            let server = self.cluster_link().and_then(|link| link.server(slot(slots.0.as_bytes())));
             if passes.servers.contains(&server) {
                 skipped += 1;
             } else {
@@ -611,7 +633,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let max = if change == SlotChange::Renew { MAX_RENEWED } else { MAX_FREED };
         let splits = self.settings.sharded && change == SlotChange::Renew;
         let shard = |(set, ..): &RequestSlots| if splits { slot(set.as_bytes()) } else { 0 };
-        found.sort_by_cached_key(|it| (shard(it), it.clone()));
+        found.sort_by_cached_key(|member| (shard(member), member.clone()));
         let mut units = 0;
         let calls = found.chunk_by(|last, next| {
             units += last.2;
@@ -666,7 +688,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     async fn renew(&self, requests: &[RequestSlots]) -> Result<Vec<u8>, RedisError> {
         let slots = &self.settings.slots;
         let head = EncodedPlan::default().int::<7>(slots.ttl_micros()).int::<8>(slots.store);
-        let (mut keys, mut args) = (Vec::new(), vec![head.0]);
+        let mut keys = Vec::new();
+        let mut args = vec![head.0];
         for group in by_set(requests) {
             let list = group.iter().map(|(_, first, units)| (*first, *units));
             keys.push(&*group[0].0);

@@ -58,7 +58,8 @@ pub(super) struct WaitingRequests {
 
 impl WaitingRequests {
     fn new(interval: Duration) -> Self {
-        let (queue, due) = (SlotQueue::default(), Instant::now() + interval);
+        let queue = SlotQueue::default();
+        let due = Instant::now() + interval;
         let answered_in = Duration::ZERO;
         Self { queue, asking: 0, frees: 0, failing: false, answered_in, interval, due }
     }
@@ -140,7 +141,8 @@ pub(super) struct Asking {
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        let (mut calls, mut state) = (Vec::new(), self.slots.state());
+        let mut calls = Vec::new();
+        let mut state = self.slots.state();
         for needed in needed(&self.request) {
             let id = self.slots.id(&needed.set());
             let Some(waiting) = state.waiting.get_mut(&id) else { continue };
@@ -209,7 +211,8 @@ impl Slots {
 
     /// Starts the call of a request that may wait.
     pub(super) fn ask(self: &Arc<Self>, request: &Arc<Request>) -> Asking {
-        let (mut state, mut frees) = (self.state(), SmallVec::new());
+        let mut state = self.state();
+        let mut frees = SmallVec::new();
         for needed in needed(request) {
             let interval = state.interval(needed.account.rule);
             let waiting = state.waiting.entry(self.id(&needed.set()));
@@ -218,7 +221,9 @@ impl Slots {
             frees.push(waiting.frees);
         }
         drop(state);
-        let (slots, request, started) = (self.clone(), request.clone(), Instant::now());
+        let slots = self.clone();
+        let request = request.clone();
+        let started = Instant::now();
         Asking { slots, request, frees, started, has_failed: false, is_answered: false }
     }
 
@@ -234,11 +239,13 @@ impl Slots {
     ) {
         let allowed = decision.is_allowed();
         decision.slot.iter().for_each(Slot::start);
-        let waits = |it: &Outcome| it.is_wait_unknown() && max_wait(charges, it.rule()).is_some();
-        let denying = |it: &&Outcome| it.is_denied() && it.is_deciding();
+        let waits = |outcome: &Outcome| {
+            outcome.is_wait_unknown() && max_wait(charges, outcome.rule()).is_some()
+        };
+        let denying = |outcome: &&Outcome| outcome.is_denied() && outcome.is_deciding();
         let mut denying = decision.outcomes.iter().filter(denying);
         let first = denying.clone().next().filter(|_| denying.all(waits));
-        let joined = needed(request).find(|it| first.is_some_and(|first| it.is_of(first)));
+        let joined = needed(request).find(|needed| first.is_some_and(|first| needed.is_of(first)));
         match (joined, waiter) {
             (Some(joined), _) => self.join(&joined, charges, waiter, false),
             (None, Some(waiter)) if !allowed => waiter.leave_unless(|_| false),
@@ -256,7 +263,8 @@ impl Slots {
             let frees = frees.pop();
             let outcome = decision.outcomes.iter_mut().find(|outcome| needed.is_of(outcome));
             let Needed { account, quota, ask, .. } = needed;
-            let Some((outcome, held)) = outcome.and_then(|it| it.held().map(|held| (it, held)))
+            let Some((outcome, held)) =
+                outcome.and_then(|outcome| outcome.held().map(|held| (outcome, held)))
             else {
                 continue;
             };
@@ -269,7 +277,8 @@ impl Slots {
                 continue;
             }
             let set = needed.set();
-            let (id, interval) = (self.id(&set), state.interval(account.rule));
+            let id = self.id(&set);
+            let interval = state.interval(account.rule);
             // These slots were freed after the call was sent.
             let room = (quota.raised_limit() + state.to_free(&set)).saturating_sub(held);
             let Some(waiting) = state.waiting.get_mut(&id) else { continue };
@@ -315,7 +324,8 @@ impl Slots {
         let id = self.id(&at.set());
         let rank = Rank::new(Some(waiter), ask.headroom);
         waiter.leave_unless(|other| other == id);
-        let (mut calls, mut state) = (Vec::new(), self.state());
+        let mut calls = Vec::new();
+        let mut state = self.state();
         let interval = state.interval(account.rule);
         let waiting = state.waiting.entry(id).or_insert_with(|| WaitingRequests::new(interval));
         if waiting.queue.waiting.is_empty() {
@@ -337,7 +347,8 @@ impl Slots {
 
     /// Removes a request from its queue. The next request may then be called.
     fn leave(&self, id: u64, rank: Rank) {
-        let (mut calls, mut state) = (Vec::new(), self.state());
+        let mut calls = Vec::new();
+        let mut state = self.state();
         let Some(waiting) = state.waiting.get_mut(&id) else { return };
         let left = waiting.queue.waiting.remove(&rank);
         if matches!(left, Some(None)) {
@@ -355,8 +366,9 @@ impl Slots {
     /// Calls the first request of each queue that is due at an instant. Returns the next instant at
     /// which one is.
     fn call_due(&self, now: Instant) -> Option<Instant> {
-        let (mut calls, mut state) = (Vec::new(), self.state());
-        let all = state.waiting.values_mut().filter(|it| !it.queue.waiting.is_empty());
+        let mut calls = Vec::new();
+        let mut state = self.state();
+        let all = state.waiting.values_mut().filter(|waiting| !waiting.queue.waiting.is_empty());
         let next = all.map(|waiting| {
             if waiting.due <= now {
                 waiting.due = now + waiting.interval;

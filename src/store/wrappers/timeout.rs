@@ -90,7 +90,8 @@ where
     forward!(self => self.inner; undo, supports, register, accounts, failure_domains);
 
     fn health(&self) -> BoxFuture<Health> {
-        let (limit, inner) = (self.limit, self.inner.health());
+        let limit = self.limit;
+        let inner = self.inner.health();
         Box::pin(async move {
             match timeout(limit, inner).await {
                 Ok(inner) => Health::healthy("timeout", format!("{limit:?}")).around(inner),

@@ -117,7 +117,7 @@ impl<'r> Parts<'r> {
     fn permit(&self) -> bool {
         let mut calls = self.parts.iter().zip(&self.replies);
         calls.all(|(part, reply)| {
-            reply.as_ref().is_ok_and(|it| it.allowed > 0 && !it.is_outside(part))
+            reply.as_ref().is_ok_and(|reply| reply.allowed > 0 && !reply.is_outside(part))
         })
     }
 
@@ -136,7 +136,7 @@ impl<'r> Parts<'r> {
         let of = |account: &AccountRequest| {
             let mut all = self.parts.iter().zip(&replies);
             all.find_map(|(part, reply)| {
-                let at = part.accounts.iter().position(|it| it.address == account.address)?;
+                let at = part.accounts.iter().position(|other| other.address == account.address)?;
                 let own = &reply.accounts[at];
                 Some(if keeps { own.clone() } else { own.undone(account) })
             })

@@ -95,7 +95,7 @@ impl ClusterLink {
         for key in accounts {
             let master = self.routes.master(slot(key.as_bytes()));
             let server =
-                master.map_or_else(|_| self.routes.missing.clone(), |it| it.domain.clone());
+                master.map_or_else(|_| self.routes.missing.clone(), |master| master.domain.clone());
             if !servers.contains(&server) {
                 servers.push(server);
             }
@@ -142,7 +142,9 @@ impl ClusterLink {
         self.routes.loaded(deadline).await?;
         let unanswered = RefreshOnDrop(&self.routes);
         let mut node = self.routes.master(slot)?;
-        let (mut asking, mut redirections, mut pause) = (false, 0, TRY_AGAIN);
+        let mut asking = false;
+        let mut redirections = 0;
+        let mut pause = TRY_AGAIN;
         loop {
             let error = match node.call(command, asking, deadline).await {
                 Err(error) if error.kind() != Raw::Server(Server::NoScript) => error,
@@ -288,7 +290,8 @@ impl Routes {
             return Ok(());
         }
         // A later call does not wait for a cluster that was not there.
-        let (mut updates, mut waits) = (self.owners.subscribe(), self.refresh()?);
+        let mut updates = self.owners.subscribe();
+        let mut waits = self.refresh()?;
         loop {
             match &*updates.borrow_and_update() {
                 owners if !owners.masters.is_empty() => return Ok(()),
@@ -351,7 +354,8 @@ impl Routes {
 
     /// Returns the servers to ask for the slots, with failing servers last.
     fn candidates(&self) -> Vec<Arc<Node>> {
-        let (mut all, owners) = (self.masters(), self.owners.borrow());
+        let mut all = self.masters();
+        let owners = self.owners.borrow();
         let count = all.len().max(1);
         // Each refresh asks another server, because one may have an old view.
         all.rotate_left(self.refreshes.fetch_add(1, Relaxed) % count);
@@ -372,7 +376,8 @@ impl Routes {
 
     /// Returns the owners of reported ranges. Known nodes keep their connections.
     fn owners_of(&self, ranges: &[SlotRange], known: &HashMap<String, Arc<Node>>) -> SlotOwners {
-        let (mut nodes, mut masters) = (HashMap::new(), vec![None; SLOTS.into()]);
+        let mut nodes = HashMap::new();
+        let mut masters = vec![None; SLOTS.into()];
         for range in ranges {
             let servers = range.servers.iter().map(|(host, port)| {
                 let node = self.node(known, host, *port);
@@ -385,7 +390,8 @@ impl Routes {
     }
 
     fn update(&self, ranges: RedisResult<Vec<SlotRange>>) {
-        let (before, mut failed) = (self.masters(), None);
+        let before = self.masters();
+        let mut failed = None;
         self.owners.send_modify(|owners| match ranges {
             Ok(ranges) => *owners = self.owners_of(&ranges, &owners.nodes),
             Err(error) => {
@@ -434,7 +440,8 @@ fn is_answer(error: &RedisError) -> bool {
 
 /// Asks the servers for the slots, at most [`STAGGER`] apart, and returns the first valid reply.
 async fn ask(candidates: Vec<Arc<Node>>) -> RedisResult<Vec<SlotRange>> {
-    let (mut candidates, mut asked) = (candidates.into_iter(), FuturesUnordered::new());
+    let mut candidates = candidates.into_iter();
+    let mut asked = FuturesUnordered::new();
     let mut failed = not_connected("no server of the cluster replies");
     loop {
         match candidates.next() {
@@ -472,9 +479,11 @@ pub(crate) struct Node {
 impl Node {
     /// Creates a node that connects on its first call.
     pub(crate) fn new(connector: &Connector, host: &str, port: u16) -> Arc<Self> {
-        let (address, host) = (format!("{host}:{port}"), host.to_owned());
+        let address = format!("{host}:{port}");
+        let host = host.to_owned();
         let domain = FailureDomain::new(address.clone());
-        let (connect, name) = (connector.connect.clone(), host.clone());
+        let connect = connector.connect.clone();
+        let name = host.clone();
         let link = Link::new(Box::new(move || connect(&name, port)), connector.is_judged);
         Arc::new(Self { host, address, domain, link })
     }
@@ -562,7 +571,8 @@ pub(crate) fn split_address(address: &str) -> Option<(&str, u16)> {
 fn read(range: &Value, host: &str) -> Option<SlotRange> {
     let [first, last, servers @ ..] = range.as_sequence()? else { return None };
     let int = |value: &Value| from_redis_value_ref::<u16>(value).ok();
-    let (first, last) = (int(first)?, int(last)?);
+    let first = int(first)?;
+    let last = int(last)?;
     let address = |server: &Value| {
         let [name, port, ..] = server.as_sequence()? else { return None };
         let name = from_redis_value_ref::<Option<String>>(name).ok()?.unwrap_or_default();

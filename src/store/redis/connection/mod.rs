@@ -154,7 +154,8 @@ impl Link {
 
     /// Returns the connection. Waits for a short time while the link reconnects.
     async fn connected(&self) -> RedisResult<OpenConnection> {
-        let (start, mut states) = (Instant::now(), self.0.state.subscribe());
+        let start = Instant::now();
+        let mut states = self.0.state.subscribe();
         let wait = async {
             loop {
                 match &*states.borrow_and_update() {
@@ -192,7 +193,7 @@ impl Link {
     /// Records a request. Returns `true` if the connection must be replaced first.
     fn is_dead(&self, open: &OpenConnection) -> bool {
         let silence = open.silence.as_ref();
-        let is_silent = silence.is_some_and(|it| it.until_silent_for(TIMEOUT).is_zero());
+        let is_silent = silence.is_some_and(|silence| silence.until_silent_for(TIMEOUT).is_zero());
         let longest = if silence.is_some() { STALL_TIMEOUT } else { MAX_SILENCE };
         self.0.watchdog.request_sent(longest) || is_silent
     }
@@ -238,7 +239,8 @@ impl Link {
 async fn reconnect(link: Weak<LinkInner>, mut last: OwnedMutexGuard<Instant>) {
     loop {
         let Some(inner) = link.upgrade() else { return };
-        let (attempt, wanted) = (inner.attempts.fetch_add(1, Relaxed), inner.wanted.clone());
+        let attempt = inner.attempts.fetch_add(1, Relaxed);
+        let wanted = inner.wanted.clone();
         drop(inner);
         if attempt > 0 {
             let pause = backoff(attempt);

@@ -191,7 +191,8 @@ impl RedisStore {
         let mut sentinels = addresses(urls)?;
         let servers: Arc<[_]> = sentinels.iter().map(|server| server.addr().clone()).collect();
         let lines = FirstLines::default();
-        let (master, address) = (sentinels[0].redis_settings().clone(), sentinels[0].addr());
+        let master = sentinels[0].redis_settings().clone();
+        let address = sentinels[0].addr();
         let tls = match address {
             TcpTls { insecure: true, .. } => Some(TlsMode::Insecure),
             TcpTls { .. } => Some(TlsMode::Secure),
@@ -204,7 +205,8 @@ impl RedisStore {
         let node = tls.into_iter().fold(node, SentinelNodeConnectionInfo::set_tls_mode);
         let name = name.to_owned();
         let connect = move || {
-            let (sentinels, node) = (sentinels.clone(), Some(node.clone()));
+            let sentinels = sentinels.clone();
+            let node = Some(node.clone());
             let kind = SentinelServerType::Master;
             let client = SentinelClient::build(sentinels, name.clone(), node, kind);
             let servers = servers.clone();
@@ -382,7 +384,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         };
         // A server that does not reply costs one timeout in all.
         let (infos, ran) = join(self.on_all(&info), script).await;
-        let (mut warnings, servers, mut missing) = (Vec::new(), infos.len(), 0);
+        let mut warnings = Vec::new();
+        let servers = infos.len();
+        let mut missing = 0;
         for (server, info) in infos {
             match info.and_then(|info| Ok(from_redis_value(info)?)).map_err(RedisError::from) {
                 Ok(info) => add_warnings(&mut warnings, &info)?,
@@ -442,7 +446,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Reads the probe's account, and returns the health of the store.
     pub(crate) async fn look(self) -> Health {
         let started = Instant::now();
-        let (key, quotas) = (Key::everyone(), [Quota::per_second(1)]);
+        let key = Key::everyone();
+        let quotas = [Quota::per_second(1)];
         let look = Charge::new(rule(), &key, &quotas).with_cost(0);
         let failing = self.cluster_link().map(ClusterLink::failing).unwrap_or_default();
         match self.call(Op::Take(&[look]), &Context::default()).await {

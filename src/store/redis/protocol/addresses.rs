@@ -40,7 +40,8 @@ impl Addresses {
         // The capacity is reserved in one allocation, because this code runs for every decision.
         let mut address = String::with_capacity(self.prefix.len() + 2 * HASH + 8);
         [&self.prefix, ":", VERSION, ":{"].iter().for_each(|part| address.push_str(part));
-        let (rule, key) = (rule.as_str().as_bytes(), &*key.small_bytes());
+        let rule = rule.as_str().as_bytes();
+        let key = &*key.small_bytes();
         if self.tagged {
             self.push(&mut address, &[key]);
             address.push_str("}:");

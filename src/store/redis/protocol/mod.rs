@@ -191,7 +191,7 @@ impl Request {
         for (at, account) in self.accounts.iter().enumerate().filter(|(at, _)| keep(*at)) {
             let named = self.named.iter().filter(|named| named.account == at);
             let account_index = part.accounts.len();
-            part.named.extend(named.map(|it| NamedQuota { account: account_index, ..*it }));
+            part.named.extend(named.map(|quota| NamedQuota { account: account_index, ..*quota }));
             part.accounts.push(account.clone());
         }
         part
@@ -325,7 +325,8 @@ impl AccountRequest {
         slots: impl Fn(usize) -> Option<(&'s Slots, &'s SlotTake)>,
         mut key: impl FnMut(String) -> usize,
     ) -> Vec<u8> {
-        let (mut plan, mut count) = (EncodedPlan::default(), 0);
+        let mut plan = EncodedPlan::default();
+        let mut count = 0;
         for (index, part) in self.quotas.iter().enumerate() {
             let QuotaRequest { quota, demand, .. } = part;
             let change = if quota.is_concurrent() { None } else { change(index, *demand) };
@@ -510,7 +511,8 @@ impl EncodedPlan {
 
     /// Appends the settings of a quota that is not counted by GCRA.
     fn counted(self, quota: &Quota, end: u64, key: usize) -> Self {
-        let (units, period) = (u64::from(quota.units()), quota.period_nanos() / 1_000);
+        let units = u64::from(quota.units());
+        let period = quota.period_nanos() / 1_000;
         if quota.algorithm() == Algorithm::TokenBucket {
             return self.token_bucket(quota, units, period);
         }
@@ -533,7 +535,8 @@ impl EncodedPlan {
     }
 
     fn token_bucket(self, quota: &Quota, units: u64, period: u64) -> Self {
-        let (burst, refill) = (u64::from(quota.limit()), units.max(1));
+        let burst = u64::from(quota.limit());
+        let refill = units.max(1);
         let initial = quota.initial().map(u64::from);
         let kept = initial.map_or(0, |_| burst.div_ceil(refill) * period);
         let plan = self.int::<5>(burst).int::<5>(quota.soft().into()).int::<5>(refill);

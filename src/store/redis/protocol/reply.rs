@@ -75,7 +75,7 @@ impl Reply {
             return Err(RedisError::invalid_reply("more allowed than requests"));
         }
         let accounts = request.accounts.iter();
-        let accounts = accounts.map(|it| AccountReply::read(bytes, it, now, allowed));
+        let accounts = accounts.map(|parts| AccountReply::read(bytes, parts, now, allowed));
         let accounts = accounts.collect::<Result<_, _>>()?;
         Ok(Self { allowed, accounts, holds: Vec::new() })
     }
@@ -127,12 +127,14 @@ impl Reply {
 
     /// Computes the decision. The accounts may be on several servers, each with its own clock.
     pub(crate) fn decision(&self, request: &Request) -> Decision {
-        let (allowed, clock) = (self.allowed > 0, self.accounts.first().map_or(0, |it| it.now));
+        let allowed = self.allowed > 0;
+        let clock = self.accounts.first().map_or(0, |account| account.now);
         if !allowed && let Some(denial) = self.blocked(request, clock) {
             return denial;
         }
         let mut decision = Decision::new(allowed, clock).with_source(Source::Redis);
-        let (mut overage, mut wait) = (false, 0);
+        let mut overage = false;
+        let mut wait = 0;
         for (named, step) in request.named.iter().zip(self.evaluations(request)) {
             let (account, reply) =
                 (&request.accounts[named.account], &self.accounts[named.account]);
@@ -175,7 +177,8 @@ impl AccountReply {
         now: u64,
         allowed: usize,
     ) -> Result<Self, RedisError> {
-        let (charges, sign) = (bytes.count()?, bytes.int::<1>()?);
+        let charges = bytes.count()?;
+        let sign = bytes.int::<1>()?;
         let expected = if account.charges() { allowed } else { 0 };
         // An account that does not bind may have fewer charges.
         if sign > 2 || charges > expected || charges < expected && account.is_certain() {
@@ -272,12 +275,14 @@ fn parse_state(content: &mut Reader<'_>, quota: &Quota) -> Result<AccountState, 
             let tokens = content.int::<6>()?;
             // The number has six bytes, and the sign is in the highest byte.
             let tokens = (tokens << 16).cast_signed() >> 16;
-            let (anchor, opened) = (content.instant()?, content.instant()?);
+            let anchor = content.instant()?;
+            let opened = content.instant()?;
             AccountState::TokenBucket(TokenBucket { tokens, anchor, opened })
         }
         Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow => {
             let start = content.instant()?;
-            let (count, bonus) = (content.int::<5>()?, content.int::<5>()?);
+            let count = content.int::<5>()?;
+            let bonus = content.int::<5>()?;
             AccountState::FixedWindow(FixedWindow { start, count, bonus })
         }
         Algorithm::SlidingWindow { .. } => {
@@ -319,7 +324,8 @@ impl<'a> Reader<'a> {
 
     /// Reads an instant, in nanoseconds of Unix time.
     fn instant(&mut self) -> Result<u64, RedisError> {
-        let (micros, nanos) = (self.int::<7>()?, self.int::<2>()?);
+        let micros = self.int::<7>()?;
+        let nanos = self.int::<2>()?;
         if micros > LATEST || nanos > 999 {
             return Err(RedisError::invalid_reply("an instant out of range"));
         }

@@ -145,7 +145,7 @@ where
         let whole = slice::from_ref(&self.whole);
         let servers = if servers.is_empty() { whole } else { &servers };
         let permits: Result<SmallVec<[Permit; 1]>, _> =
-            servers.iter().map(|it| it.acquire(&self.config)).collect();
+            servers.iter().map(|server| server.acquire(&self.config)).collect();
         let permits = match permits {
             Ok(permits) => permits,
             Err(retry_after) => return Answer::Now(Err(BreakerError::Open { retry_after })),

@@ -145,14 +145,17 @@ where
         let mut decision =
             self.with_shares(op.charges(), |shares| self.store.call(op.on(shares), context).now());
         // Of a small limit, a process may have no unit. That is no permanent denial.
-        let is_limit = |it: &Outcome| {
-            let charge = op.charges().iter().find(|charge| charge.rule() == it.rule());
-            let quota = charge.and_then(|charge| charge.quotas().get(it.quota_index()));
+        let is_limit = |outcome: &Outcome| {
+            let charge = op.charges().iter().find(|charge| charge.rule() == outcome.rule());
+            let quota = charge.and_then(|charge| charge.quotas().get(outcome.quota_index()));
             quota.is_some_and(|quota| quota.limit() > 0)
         };
         let is_blocked = decision.is_blocked();
-        let none = decision.outcomes.iter_mut().filter(|it| it.is_denied() && it.limit() == 0);
-        for outcome in none.filter(|it| !is_blocked && is_limit(it)) {
+        let none = decision
+            .outcomes
+            .iter_mut()
+            .filter(|outcome| outcome.is_denied() && outcome.limit() == 0);
+        for outcome in none.filter(|outcome| !is_blocked && is_limit(outcome)) {
             let unknown = Outcome::unknown(outcome.rule(), outcome.quota_index(), Some(NO_SHARE));
             *outcome = unknown.with_report_only(outcome.is_report_only());
         }
@@ -206,8 +209,8 @@ where
     fn mirror_block(&self, charges: &[Charge<'_>], denial: &Decision) {
         for outcome in denial.outcomes() {
             let time = outcome.retry_after().unwrap_or(Duration::MAX);
-            let denies = |it: &&Charge<'_>| it.cost() > 0 && !it.is_report_only();
-            let of_rule = |it: &&Charge<'_>| it.rule() == outcome.rule();
+            let denies = |charge: &&Charge<'_>| charge.cost() > 0 && !charge.is_report_only();
+            let of_rule = |charge: &&Charge<'_>| charge.rule() == outcome.rule();
             let mut charges = charges.iter().filter(denies).filter(of_rule);
             // The outcome does not name the blocked key of the rule.
             if let Some(charge) = charges.next()

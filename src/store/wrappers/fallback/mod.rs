@@ -265,10 +265,11 @@ impl Policy for FailOpen {
         context: &Context<'_>,
         is_supported: bool,
     ) -> (&'static str, Decision) {
-        let limits = |it: &Charge<'_>| it.cost() > 0 && !it.quotas().is_empty();
+        let limits = |charge: &Charge<'_>| charge.cost() > 0 && !charge.quotas().is_empty();
         match op {
             Op::Take(charges) | Op::Peek(charges)
-                if !is_supported && charges.iter().any(|it| limits(it) && !it.is_report_only()) =>
+                if !is_supported
+                    && charges.iter().any(|charge| limits(charge) && !charge.is_report_only()) =>
             {
                 FailClosed::POLICY.decide(op, context, is_supported)
             }
@@ -285,8 +286,9 @@ impl Policy for FailClosed {
     fn decide(&self, op: Op<'_>, _: &Context<'_>, is_supported: bool) -> (&'static str, Decision) {
         const REPORTED: &str = "requests are allowed, because their rules are report-only";
         let decides = matches!(op, Op::Take(_) | Op::Peek(_));
-        let may_deny = |it: &&Charge<'_>| it.cost() > 0 || !decides || !is_supported;
-        let denying = op.charges().iter().filter(may_deny).min_by_key(|it| it.is_report_only());
+        let may_deny = |charge: &&Charge<'_>| charge.cost() > 0 || !decides || !is_supported;
+        let denying =
+            op.charges().iter().filter(may_deny).min_by_key(|charge| charge.is_report_only());
         let Some(charge) = denying else {
             return (Self::EFFECT, Decision::allow().with_source(Self::SOURCE));
         };
