@@ -97,7 +97,8 @@ impl FingerprintKey {
     /// ```
     /// use tower_sluice::{Key, fingerprint::FingerprintKey};
     ///
-    /// let (one, other) = (FingerprintKey::random(), FingerprintKey::random());
+    /// let one = FingerprintKey::random();
+    /// let other = FingerprintKey::random();
     /// assert_ne!(Key::from("alice").fingerprint(&one), Key::from("alice").fingerprint(&other));
     /// ```
     #[must_use]

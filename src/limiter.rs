@@ -200,7 +200,8 @@ impl<S: Store> Limiter<S> {
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use tower_sluice::{Limiter, Quota};
     ///
-    /// let (limiter, quota) = (Limiter::local(), Quota::per_hour(2));
+    /// let limiter = Limiter::local();
+    /// let quota = Quota::per_hour(2);
     /// let would = limiter.explain("alice", &quota, 1).await;
     /// assert!(would.is_allowed());
     /// print!("{would}");
@@ -244,7 +245,8 @@ impl<S: Store> Limiter<S> {
     /// ```
     /// use tower_sluice::{Limiter, Quota};
     ///
-    /// let (limiter, tokens) = (Limiter::local(), Quota::per_minute(10_000));
+    /// let limiter = Limiter::local();
+    /// let tokens = Quota::per_minute(10_000);
     /// let taken = limiter.reserve("alice", &tokens, 500).now();
     /// if taken.is_allowed() {
     ///     limiter.adjust_to(taken, 30); // the work cost 30
@@ -432,7 +434,8 @@ impl<S: Store> Limiter<S> {
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use tower_sluice::{Limiter, Quota};
     ///
-    /// let (limiter, quota) = (Limiter::local(), Quota::per_hour(10));
+    /// let limiter = Limiter::local();
+    /// let quota = Quota::per_hour(10);
     /// assert_eq!(limiter.take_up_to("alice", &quota, 7).await, 7);
     /// assert_eq!(limiter.take_up_to("alice", &quota, 7).await, 3);
     /// # });
@@ -494,7 +497,8 @@ impl<S: Store> Limiter<S> {
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use tower_sluice::{Limiter, Quota};
     ///
-    /// let (limiter, quota) = (Limiter::local(), Quota::per_second(100).with_burst(1));
+    /// let limiter = Limiter::local();
+    /// let quota = Quota::per_second(100).with_burst(1);
     /// for _ in 0..3 {
     ///     limiter.until_ready("upstream", &quota, 1).await?; // 10 ms apart
     /// }

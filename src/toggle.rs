@@ -17,7 +17,8 @@ use std::sync::{
 /// ```
 /// use tower_sluice::{Quota, RateLimitLayer, middleware::Toggle};
 ///
-/// let (limits, trial) = (Toggle::on(), Toggle::off());
+/// let limits = Toggle::on();
+/// let trial = Toggle::off();
 /// let layer = RateLimitLayer::per_ip(Quota::per_second(10))
 ///     .enabled(&limits)
 ///     .report_only(&trial);

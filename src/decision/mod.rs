@@ -576,7 +576,8 @@ impl Outcome {
     /// use std::time::Duration;
     /// use tower_sluice::{decision::Outcome, rule::RuleName};
     ///
-    /// let (ten, minute) = (Duration::from_secs(10), Duration::from_secs(60));
+    /// let ten = Duration::from_secs(10);
+    /// let minute = Duration::from_secs(60);
     /// let denied = Outcome::full(RuleName::default(), 0, 6)
     ///     .with_remaining(0)
     ///     .with_reset_after(minute)

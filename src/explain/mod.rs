@@ -7,7 +7,8 @@
 //! ```
 //! use tower_sluice::{Limiter, Quota};
 //!
-//! let (limiter, quota) = (Limiter::local(), Quota::per_hour(2));
+//! let limiter = Limiter::local();
+//! let quota = Quota::per_hour(2);
 //! assert!(limiter.take("alice", &quota, 2).now().is_allowed());
 //! let text = limiter.take("alice", &quota, 1).now().explain().to_string();
 //! assert!(text.starts_with("denied by rule \"default\" → retry after "), "{text}");
@@ -114,7 +115,9 @@ impl Explanation {
     ///     Key, LocalStore, Quota, explain::Explanation, rule::RuleName, store::Charge,
     /// };
     ///
-    /// let (store, key, quotas) = (LocalStore::new(), Key::from("alice"), [Quota::per_second(5)]);
+    /// let store = LocalStore::new();
+    /// let key = Key::from("alice");
+    /// let quotas = [Quota::per_second(5)];
     /// let charge = Charge::new(RuleName::default(), &key, &quotas).with_cost(3);
     /// let would = Explanation::look(&store, &[charge]).await?;
     /// assert!(would.is_allowed());

@@ -174,8 +174,9 @@ impl Template {
     fn prepared<'a>(family: Headers, rules: impl Iterator<Item = RuleQuotas<'a>>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let template = Self::of(family, Item::named(rules, family));
-        let (id, fields, denial) =
-            (NEXT.fetch_add(1, Relaxed), template.blank(false), template.blank(true));
+        let id = NEXT.fetch_add(1, Relaxed);
+        let fields = template.blank(false);
+        let denial = template.blank(true);
         Self { prepared: Some(Prepared { id, fields, denial }), ..template }
     }
 
@@ -547,7 +548,8 @@ impl Template {
 
     /// Renders `limit=5, remaining=4, reset=1`.
     fn dictionary(&self, first: &Reading) -> Option<HeaderValue> {
-        let (Reading { remaining, time, .. }, limit) = (first, self.item(first).limit);
+        let Reading { remaining, time, .. } = first;
+        let limit = self.item(first).limit;
         HeaderValue::try_from(format!("limit={limit}, remaining={remaining}, reset={time}")).ok()
     }
 

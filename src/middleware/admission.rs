@@ -279,7 +279,8 @@ where
         if self.cannot_hold::<B>(charges) {
             return self.deny_unheld(head, charges);
         }
-        let (store, asked): (&S, _) = (&self.store, (asked_at(), u64::MAX));
+        let store: &S = &self.store;
+        let asked = (asked_at(), u64::MAX);
         match store.take(charges) {
             Answer::Now(ref mut decision) => self.conclude(head, decision, charges, asked, None),
             Answer::Later(decision) => Admission::Deciding(Box::pin(PendingCharge {

@@ -195,7 +195,9 @@ impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
         }
         for info in rule::infos(&*self.rules) {
             let limit = info.live.and_then(|live| info.exceeded(live.quotas().charged()));
-            let (rule, need, Some(limit)) = (info.name, info.min_need(), limit) else { continue };
+            let Some(limit) = limit else { continue };
+            let rule = info.name;
+            let need = info.min_need();
             warn!(
                 target: "tower_sluice::lint",
                 lint = "cost_above_limit",

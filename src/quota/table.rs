@@ -120,8 +120,8 @@ impl Serialize for Quota {
         let is_default_algorithm =
             slots || self.is_calendar() || self.algorithm == Algorithm::default();
         let algorithm = (!is_default_algorithm).then_some(self.algorithm);
-        let name = |name: Option<&str>| name.and_then(|name| RuleName::new(name).ok());
-        let (name, unit) = (name(self.name), name(self.unit));
+        let name = self.name.and_then(|name| RuleName::new(name).ok());
+        let unit = self.unit.and_then(|unit| RuleName::new(unit).ok());
         let mut table =
             QuotaTable { algorithm, initial, soft, max_debt, name, unit, ..<_>::default() };
         if is_default(&table) {

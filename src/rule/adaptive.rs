@@ -124,7 +124,8 @@ impl Adaptive {
     /// ```
     /// use tower_sluice::{Limiter, rule::Adaptive};
     ///
-    /// let (limiter, limit) = (Limiter::local(), Adaptive::gradient());
+    /// let limiter = Limiter::local();
+    /// let limit = Adaptive::gradient();
     /// let running = limiter.take("all", &limit.plan().quotas(), 1).now();
     /// if running.is_allowed() {
     ///     let measurement = limit.start(1);

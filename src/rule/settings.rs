@@ -152,7 +152,8 @@ impl RuleSettings {
     /// ```
     /// use tower_sluice::{Quota, rule::RuleSettings};
     ///
-    /// let (old, mut new) = (Quota::per_second(5), RuleSettings::new(Quota::per_second(10)));
+    /// let old = Quota::per_second(5);
+    /// let mut new = RuleSettings::new(Quota::per_second(10));
     /// assert_eq!(RuleSettings::new(old).needs_restart(&new), None);
     /// new.cost = 2;
     /// assert_eq!(RuleSettings::new(old).needs_restart(&new), Some("cost"));

@@ -17,7 +17,8 @@ use crate::decision::Decision;
 /// use tower_sluice::{Key, LocalStore, Quota, StoreExt, rule::RuleName, store::{Charge, Timeout}};
 ///
 /// let store = LocalStore::new().timeout(Timeout::DEFAULT).breaker().fail_open();
-/// let (alice, quotas) = (Key::from("alice"), [Quota::per_minute(5)]);
+/// let alice = Key::from("alice");
+/// let quotas = [Quota::per_minute(5)];
 /// let charge = Charge::new(RuleName::default(), &alice, &quotas);
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// assert!(store.take(&[charge]).await?.is_allowed());
@@ -49,7 +50,9 @@ pub trait StoreExt: Store + Sized {
     /// ```
     /// use tower_sluice::{Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge};
     ///
-    /// let (store, key, quotas) = (LocalStore::new(), Key::from("alice"), [Quota::per_hour(5)]);
+    /// let store = LocalStore::new();
+    /// let key = Key::from("alice");
+    /// let quotas = [Quota::per_hour(5)];
     /// let charge = Charge::new(RuleName::default(), &key, &quotas).with_cost(3);
     /// assert_eq!(store.peek(&[charge]).now().remaining(), Some(2));
     /// assert_eq!(store.take(&[charge]).now().remaining(), Some(2));

@@ -13,8 +13,10 @@
 //! use tower_sluice::{Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge};
 //!
 //! let store = LocalStore::with_capacity(10_000);
-//! let (second, day) = (Quota::per_second(5), Quota::per_day(10_000));
-//! let (alice, quotas) = (Key::from("alice"), [second, day]);
+//! let second = Quota::per_second(5);
+//! let day = Quota::per_day(10_000);
+//! let alice = Key::from("alice");
+//! let quotas = [second, day];
 //!
 //! let charge = Charge::new(RuleName::default(), &alice, &quotas).with_cost(2);
 //! let decision = store.take(&[charge]).now();
@@ -166,7 +168,8 @@ impl<'a> Charge<'a> {
     /// ```
     /// use tower_sluice::{Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge};
     ///
-    /// let (store, key) = (LocalStore::new(), Key::from("alice"));
+    /// let store = LocalStore::new();
+    /// let key = Key::from("alice");
     /// let quotas = [Quota::per_second(5), Quota::per_day(100)];
     /// let charge = Charge::new(RuleName::default(), &key, &quotas);
     /// let _late = store.adjust(&charge.with_quota_index(1), 3).now();
@@ -425,7 +428,9 @@ pub trait Store {
     /// };
     ///
     /// let clock = FakeClock::new();
-    /// let (store, key, quotas) = (clock.store(100), Key::from("alice"), [Quota::per_minute(60)]);
+    /// let store = clock.store(100);
+    /// let key = Key::from("alice");
+    /// let quotas = [Quota::per_minute(60)];
     /// let charge = Charge::new(RuleName::default(), &key, &quotas).with_cost(10);
     /// let left = || store.take(&[charge.with_cost(0)]).now().remaining();
     ///

@@ -28,7 +28,9 @@ pub struct Taken<'a> {
 ///     Key, LocalStore, Quota, rule::{Candidates, Choice, RuleName}, store::Charge, testing,
 /// };
 ///
-/// let (store, key, quotas) = (LocalStore::new(), Key::from("alice"), [Quota::per_day(1)]);
+/// let store = LocalStore::new();
+/// let key = Key::from("alice");
+/// let quotas = [Quota::per_day(1)];
 /// let charge = |name| RuleName::new(name).map(|rule| Charge::new(rule, &key, &quotas));
 /// let charges = [charge("plan")?, charge("credits")?];
 /// // one of the two

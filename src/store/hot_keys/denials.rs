@@ -64,7 +64,8 @@ const SLOTS_MAX_AGE: u64 = 10_000_000;
 ///
 /// let shared = LocalStore::new(); // In production: a remote store.
 /// let store = shared.deny_cache();
-/// let (limiter, quota) = (Limiter::named("default", store.clone()), Quota::per_hour(1));
+/// let limiter = Limiter::named("default", store.clone());
+/// let quota = Quota::per_hour(1);
 ///
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// assert!(limiter.take("alice", &quota, 1).await.is_allowed());

@@ -134,7 +134,8 @@ type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 ///
 /// let shared = LocalStore::new(); // in production a remote store
 /// let store = shared.leases(5);
-/// let (limiter, quota) = (Limiter::named("default", store.clone()), Quota::per_hour(10_000));
+/// let limiter = Limiter::named("default", store.clone());
+/// let quota = Quota::per_hour(10_000);
 ///
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// for _ in 0..1_000 {
@@ -354,7 +355,8 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
 
     /// Returns the units of the lease that was borrowed at `requested_at` when it is unused or old.
     fn return_unused(self: &Arc<Self>, key: HotKey, requested_at: u64) {
-        let (leases, Ok(runtime)) = (Arc::downgrade(self), Handle::try_current()) else { return };
+        let Ok(runtime) = Handle::try_current() else { return };
+        let leases = Arc::downgrade(self);
         drop(runtime.spawn(async move {
             let mut exists = true;
             while exists {

@@ -143,7 +143,8 @@ impl<'a> LockedSlots<'a> {
 
     /// Adds the request to the queue of an account. It must have a waiter.
     pub(super) fn join(&mut self, id: u64, headroom: u32, limit: u64, max_wait: u64) {
-        let (Some(waiter), shard) = (self.waiter, self.table.shard(id).clone()) else { return };
+        let Some(waiter) = self.waiter else { return };
+        let shard = self.table.shard(id).clone();
         let Some(entry) = self.get(id).and_then(|keys| keys.entries.get_mut(&id)) else { return };
         let rank = Rank::new(Some(waiter), headroom);
         let call = waiter.wait(id, Duration::from_nanos(max_wait), move || leave(&shard, id, rank));

@@ -318,9 +318,8 @@ impl Slots {
         is_new: bool,
     ) {
         let Needed { account, quota, ask, .. } = *at;
-        let (Some(waiter), Some(max_wait)) = (waiter, max_wait(charges, account.rule)) else {
-            return;
-        };
+        let Some(waiter) = waiter else { return };
+        let Some(max_wait) = max_wait(charges, account.rule) else { return };
         let id = self.id(&at.set());
         let rank = Rank::new(Some(waiter), ask.headroom);
         waiter.leave_unless(|other| other == id);

@@ -70,8 +70,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     pub(crate) fn undo_parts(&self, request: &Request, taken: &Decision, units: Option<u32>) {
         let Ok(runtime) = runtime() else { return };
         for part in request.charged(taken).split(self.settings.sharded) {
-            let (store, taken, undoing) =
-                (self.clone(), taken.clone(), self.shared.undoing.clone());
+            let store = self.clone();
+            let taken = taken.clone();
+            let undoing = self.shared.undoing.clone();
             let mut undo = Box::pin(async move {
                 store.undo_part(part, taken, units).await;
                 drop(undoing);

@@ -252,7 +252,8 @@ impl RedisStore<ClusterLink> {
             Tcp(host, port) | TcpTls { host, port, .. } => Ok((host.as_str(), *port)),
             _ => Err(RedisError::new(RedisErrorKind::Config, NO_TCP)),
         });
-        let (seeds, first) = (seeds.collect::<Result<Vec<_>, _>>()?, nodes[0].clone());
+        let seeds = seeds.collect::<Result<Vec<_>, _>>()?;
+        let first = nodes[0].clone();
         let lines = FirstLines::default();
         let connect = move |name: &str, number| {
             let mut node = first.addr().clone();

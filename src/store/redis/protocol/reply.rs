@@ -136,8 +136,8 @@ impl Reply {
         let mut overage = false;
         let mut wait = 0;
         for (named, step) in request.named.iter().zip(self.evaluations(request)) {
-            let (account, reply) =
-                (&request.accounts[named.account], &self.accounts[named.account]);
+            let account = &request.accounts[named.account];
+            let reply = &self.accounts[named.account];
             let Some(step) = step else { continue };
             let outcome = Outcome::with(account.rule, named.quota_index, step.snapshot);
             if allowed && !account.report_only {
@@ -223,7 +223,8 @@ impl AccountReply {
     fn before(&self, charges: usize, account: &AccountRequest) -> Self {
         let mut before = self.clone();
         for (state, part) in before.quotas.iter_mut().zip(&account.quotas) {
-            let (Some(state), QuotaRequest { quota, demand, .. }) = (state, part) else { continue };
+            let Some(state) = state else { continue };
+            let QuotaRequest { quota, demand, .. } = part;
             let units = u64::from(demand.cost).saturating_mul(charges as u64);
             if units > 0 {
                 *state = algorithm::before(state, quota, self.now, units);

@@ -211,7 +211,8 @@ pub(super) struct Permit {
 impl Permit {
     /// Records the answer.
     pub(super) fn record(self, config: &BreakerConfig, ok: bool) {
-        let (domain, now) = (&self.domain, Instant::now());
+        let domain = &self.domain;
+        let now = Instant::now();
         let mut circuit = domain.0.circuit.lock();
         if circuit.epoch != self.epoch {
             return;
@@ -221,7 +222,8 @@ impl Permit {
             domain.close(circuit, "recovered");
         } else if probe || circuit.count(config, now, ok) {
             let time = circuit.open(config, now);
-            let (name, should_log) = (domain.name(), circuit.log.should_log_failure());
+            let name = domain.name();
+            let should_log = circuit.log.should_log_failure();
             drop(circuit);
             domain.report(2);
             if should_log {

@@ -47,7 +47,8 @@ use crate::{
 /// use std::time::Duration;
 /// use tower_sluice::{LocalStore, StoreExt, store::Timeout};
 ///
-/// let (min, max) = (Duration::from_millis(200), Duration::from_secs(5));
+/// let min = Duration::from_millis(200);
+/// let max = Duration::from_secs(5);
 /// let store = LocalStore::new() // In production: a remote store.
 ///     .timeout(Timeout::DEFAULT)
 ///     .breaker()
@@ -150,7 +151,8 @@ where
             Ok(permits) => permits,
             Err(retry_after) => return Answer::Now(Err(BreakerError::Open { retry_after })),
         };
-        let (config, start) = (self.config, Instant::now().into_std());
+        let config = self.config;
+        let start = Instant::now().into_std();
         match self.inner.call(op, context) {
             // No server was called, so nothing is recorded.
             Answer::Now(Ok(decision)) if !decision.cause().is_answer() => Answer::Now(Ok(decision)),

@@ -223,7 +223,8 @@ where
 
     /// Replaces each quota by the share of this process, and calls `read`.
     fn with_shares<T>(&self, charges: &[Charge<'_>], read: impl FnOnce(&[Charge<'_>]) -> T) -> T {
-        let (mut quotas, part) = (SmallVec::<[Quota; 8]>::new(), self.instances.part());
+        let mut quotas = SmallVec::<[Quota; 8]>::new();
+        let part = self.instances.part();
         for charge in charges {
             let part = part.for_key(|| {
                 let mut hasher = DefaultHasher::new();

@@ -119,7 +119,8 @@ fn finish<S: Store, P: Policy>(
     epoch: u64,
     answer: Result<Decision, S::Error>,
 ) -> Decision {
-    let (Fallback { inner, policy, outages }, is_take) = (fallback, matches!(op, Op::Take(_)));
+    let Fallback { inner, policy, outages } = fallback;
+    let is_take = matches!(op, Op::Take(_));
     match answer {
         Ok(decision) => {
             if decision.cause() == Cause::Busy {
@@ -155,7 +156,8 @@ where
         match self.inner.call(op, context) {
             Answer::Now(answer) => Answer::Now(Ok(finish(self, op, context, epoch, answer))),
             Answer::Later(later) => {
-                let (store, op) = (self.clone(), OwnedOp::from(op));
+                let store = self.clone();
+                let op = OwnedOp::from(op);
                 let context = OwnedContext::from(context);
                 Answer::Later(Box::pin(async move {
                     let answer = later.await;
@@ -186,8 +188,9 @@ where
     forward!(self => self.inner; accounts, failure_domains);
 
     fn health(&self) -> BoxFuture<Health> {
-        let (failing, inner, local) =
-            (self.is_failing(), self.inner.health(), self.policy.health());
+        let failing = self.is_failing();
+        let inner = self.inner.health();
+        let local = self.policy.health();
         Box::pin(async move {
             let inner = inner.await;
             let (status, detail) = match inner.status {
