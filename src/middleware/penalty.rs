@@ -280,6 +280,10 @@ impl StrikeShard {
 }
 
 impl Strikes {
+    fn new() -> Self {
+        Self { shards: Default::default(), seed: RandomState::new(), created: Instant::now() }
+    }
+
     /// Counts a strike. Returns the time of a block if the key has too many.
     fn count(&self, key: &Key, penalty: &Penalty) -> Option<Duration> {
         let now = nanos(self.created.elapsed());
@@ -324,6 +328,35 @@ struct PenaltyLog {
 }
 
 impl RulePenalty {
+    /// Creates the penalty of the rule with this name.
+    #[track_caller]
+    fn new(
+        rule: &str,
+        penalty: Penalty,
+        infos: &[RuleInfo<'_>],
+        store: Arc<DynStore<Infallible>>,
+    ) -> Self {
+        let Some(info) = infos.iter().find(|info| info.name.as_str() == rule) else {
+            let known = infos.iter().map(|info| info.name).collect();
+            panic!("penalty: {}", RuleError::Unknown { name: rule.into(), known });
+        };
+        let rule = info.name;
+        let is_shared = |info: &RuleInfo<'_>| {
+            info.share_of.is_some_and(|pool| pool == rule || info.name == rule)
+        };
+        assert!(
+            !infos.iter().any(is_shared),
+            "penalty: clients share rule {rule} (fair_by), so no denial is one client's alone; give the \
+             penalty to another rule"
+        );
+        assert!(
+            info.can_be_client,
+            "penalty: the key of rule {rule} is never that of one client, so a block would be one of all \
+             clients; give the penalty to a rule with a key such as PeerIp or ClientIp"
+        );
+        Self { rule, penalty, strikes: Strikes::new(), store, log: Arc::default() }
+    }
+
     pub(crate) fn reads_responses(&self) -> bool {
         self.penalty.is_strike.is_some()
     }
@@ -460,29 +493,7 @@ where
     #[track_caller]
     pub fn penalty(mut self, rule: &str, penalty: Penalty) -> Self {
         let infos = rule::infos(&*self.rules);
-        let names: Arc<[_]> = infos.iter().map(|info| info.name).collect();
-        let Some(&name) = names.iter().find(|name| name.as_str() == rule) else {
-            panic!("penalty: {}", RuleError::Unknown { name: rule.into(), known: names });
-        };
-        let is_shared = |info: &RuleInfo<'_>| {
-            info.share_of.is_some_and(|pool| pool == name || info.name == name)
-        };
-        assert!(
-            !infos.iter().any(is_shared),
-            "penalty: clients share rule {name} (fair_by), so no denial is one client's alone; give the \
-             penalty to another rule"
-        );
-        assert!(
-            infos.iter().any(|info| info.name == name && info.can_be_client),
-            "penalty: the key of rule {name} is never that of one client, so a block would be one of all \
-             clients; give the penalty to a rule with a key such as PeerIp or ClientIp"
-        );
-        let seed = RandomState::new();
-        let created = Instant::now();
-        let strikes = Strikes { shards: Default::default(), seed, created };
-        let store = self.store.clone().boxed();
-        let log = Arc::default();
-        let penalty = RulePenalty { rule: name, penalty, strikes, store, log };
+        let penalty = RulePenalty::new(rule, penalty, &infos, self.store.clone().boxed());
         self.settings.penalties.push(Arc::new(penalty));
         self
     }
@@ -496,8 +507,7 @@ mod tests {
 
     #[test]
     fn strikes_of_invented_keys_take_no_more_room_than_the_capacity() {
-        let (seed, created) = (RandomState::default(), Instant::now());
-        let strikes = Strikes { shards: Default::default(), seed, created };
+        let strikes = Strikes::new();
         let penalty = Penalty::after(Quota::per_hour(9)).capacity(64);
         for key in 0..10_000_u64 {
             assert_eq!(strikes.count(&Key::from(key), &penalty), None);
