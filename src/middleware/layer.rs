@@ -8,7 +8,6 @@ use std::{
 };
 
 use http_body::Body;
-use tower::Layer;
 
 use super::{
     access::AccessList,
@@ -17,9 +16,9 @@ use super::{
     drain::DrainConfig,
     hold::{HoldConfig, HoldUntil},
     overcommit::Overcommit,
+    penalty::{Penalty, RulePenalty},
     queue::QueueHandle,
     retry_after::RetryAfter,
-    service::RateLimit,
 };
 use crate::{
     decision::{Decision, Slot},
@@ -189,7 +188,7 @@ where
 
 impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
     /// Warns about a live plan that denies every request, once per layer and its clones.
-    fn advise(&self) {
+    pub(super) fn advise(&self) {
         if !cfg!(feature = "tracing") || self.settings.advised.swap(true, Relaxed) {
             return;
         }
@@ -794,6 +793,25 @@ where
         self
     }
 
+    /// Blocks the keys of a rule that have too many strikes.
+    ///
+    /// Requests on an [allow list](RateLimitLayer::allow), and those that run because the layer or the
+    /// rule is report-only, have no strikes. [`Limiter::unblock`](crate::Limiter::unblock) ends a block
+    /// at once.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the layer has no rule of this name, if the key of the rule is [never that of a
+    /// client](KeyExtractor::can_be_client), as with `Everyone`, or if its clients
+    /// [share](Rule::fair_by) the limit.
+    #[track_caller]
+    pub fn penalty(mut self, rule: &str, penalty: Penalty) -> Self {
+        let infos = rule::infos(&*self.rules);
+        let penalty = RulePenalty::new(rule, penalty, &infos, self.store.clone().boxed());
+        self.settings.penalties.push(Arc::new(penalty));
+        self
+    }
+
     /// Erases the types of the rules and of the store, so that a struct or a function can name the layer.
     ///
     /// The limits stay those of this layer.
@@ -826,17 +844,6 @@ where
             let shares = settings.shares.clone();
             AdjustConfig { store, rules, shares, live, exposed: None, classify: None }
         })
-    }
-}
-
-impl<I, K: Rules, S, R> Layer<I> for RateLimitLayer<K, S, R> {
-    type Service = RateLimit<I, K, S, R>;
-
-    fn layer(&self, inner: I) -> Self::Service {
-        self.advise();
-        let mut layer = self.clone();
-        layer.settings.prepare(&rule::infos(&*self.rules));
-        RateLimit { inner, layer: Arc::new(layer) }
     }
 }
 

@@ -14,7 +14,6 @@ use http::Response;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::RateLimitLayer;
 #[cfg(feature = "serde")]
 use super::penalty_settings::PenaltySettings;
 use crate::{
@@ -24,8 +23,8 @@ use crate::{
     key::Key,
     log::{LogCount, LogLimit, info, warn},
     quota::Quota,
-    rule::{self, RuleError, RuleInfo, RuleName, Rules},
-    store::{self, BlockError, Charge, DynStore, OwnedCharges, Store, StoreExt, literal, nanos},
+    rule::{RuleError, RuleInfo, RuleName},
+    store::{self, BlockError, Charge, DynStore, OwnedCharges, StoreExt, literal, nanos},
 };
 
 /// The default number of keys whose strikes are counted.
@@ -58,7 +57,7 @@ type IsStrike = Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>;
 /// Strikes and recent blocks are counted in this process, in a table of bounded size. Only a block
 /// calls the store, and never one of a key that is blocked already.
 ///
-/// Set by [`RateLimitLayer::penalty`].
+/// Set by [`RateLimitLayer::penalty`](crate::RateLimitLayer::penalty).
 ///
 /// ```
 /// use std::time::Duration;
@@ -330,7 +329,7 @@ struct PenaltyLog {
 impl RulePenalty {
     /// Creates the penalty of the rule with this name.
     #[track_caller]
-    fn new(
+    pub(super) fn new(
         rule: &str,
         penalty: Penalty,
         infos: &[RuleInfo<'_>],
@@ -470,32 +469,6 @@ impl Watched {
         if is_strike.is_some_and(|is_strike| is_strike(&ResponseHead::from(response))) {
             charges.with(|charges| charges.iter().for_each(|charge| penalty.strike(charge)));
         }
-    }
-}
-
-impl<K, S, R> RateLimitLayer<K, S, R>
-where
-    K: Rules,
-    S: Store<Error = Infallible> + Send + Sync + 'static,
-    S::Future: 'static,
-{
-    /// Blocks the keys of a rule that have too many strikes.
-    ///
-    /// Requests on an [allow list](RateLimitLayer::allow), and those that run because the layer or the
-    /// rule is report-only, have no strikes. [`Limiter::unblock`](crate::Limiter::unblock) ends a block
-    /// at once.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the layer has no rule of this name, if the key of the rule is [never that of a
-    /// client](crate::KeyExtractor::can_be_client), as with `Everyone`, or if its clients
-    /// [share](crate::Rule::fair_by) the limit.
-    #[track_caller]
-    pub fn penalty(mut self, rule: &str, penalty: Penalty) -> Self {
-        let infos = rule::infos(&*self.rules);
-        let penalty = RulePenalty::new(rule, penalty, &infos, self.store.clone().boxed());
-        self.settings.penalties.push(Arc::new(penalty));
-        self
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use http::{Request, Response};
 use pin_project_lite::pin_project;
-use tower::Service;
+use tower::{Layer, Service};
 
 use super::{
     RateLimitLayer,
@@ -21,7 +21,7 @@ use crate::{
     head::RequestHead,
     headers::Lines,
     reject::{Reject, TooManyRequests},
-    rule::Rules,
+    rule::{self, Rules},
     store::{CannotFail, Store},
 };
 
@@ -34,6 +34,17 @@ use crate::{
 pub struct RateLimit<I, K, S, R = TooManyRequests> {
     pub(super) inner: I,
     pub(super) layer: Arc<RateLimitLayer<K, S, R>>,
+}
+
+impl<I, K: Rules, S, R> Layer<I> for RateLimitLayer<K, S, R> {
+    type Service = RateLimit<I, K, S, R>;
+
+    fn layer(&self, inner: I) -> Self::Service {
+        self.advise();
+        let mut layer = self.clone();
+        layer.settings.prepare(&rule::infos(&*self.rules));
+        RateLimit { inner, layer: Arc::new(layer) }
+    }
 }
 
 impl<I, K, S, R> RateLimit<I, K, S, R> {
