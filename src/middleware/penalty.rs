@@ -14,8 +14,6 @@ use http::Response;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-#[cfg(feature = "serde")]
-use super::penalty_settings::PenaltySettings;
 use crate::{
     algorithm::{Demand, gcra},
     decision::{Decision, Outcome},
@@ -124,8 +122,6 @@ type IsStrike = Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>;
 ///   the last line.
 /// - The store must support blocks. With a `GovernorStore`, nothing is blocked, and the log says so.
 #[derive(Clone)]
-#[cfg_attr(feature = "serde", derive(serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(try_from = "PenaltySettings"))]
 #[must_use]
 pub struct Penalty {
     strikes: Quota,

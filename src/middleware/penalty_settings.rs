@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, de::Error};
 
-use super::Penalty;
+use super::penalty::Penalty;
 use crate::{
     config::{self, Setting},
     quota::{Quota, read_time},
@@ -12,25 +12,30 @@ use crate::{
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a table, as { after = \"20/min\", block = \"15min\" }")]
-pub(super) struct PenaltySettings {
+struct PenaltySettings {
     after: Quota,
     block: Option<BlockTimes>,
     forgive: Option<String>,
     capacity: Option<usize>,
 }
 
-impl TryFrom<PenaltySettings> for Penalty {
-    type Error = String;
+impl<'de> Deserialize<'de> for Penalty {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        let settings = PenaltySettings::deserialize(value)?;
+        settings.penalty().map_err(D::Error::custom)
+    }
+}
 
-    fn try_from(settings: PenaltySettings) -> Result<Self, String> {
-        let mut penalty = Self::unchecked(settings.after);
-        if let Some(BlockTimes(times)) = settings.block {
+impl PenaltySettings {
+    fn penalty(self) -> Result<Penalty, String> {
+        let mut penalty = Penalty::unchecked(self.after);
+        if let Some(BlockTimes(times)) = self.block {
             penalty.blocks = times.into();
         }
-        if let Some(time) = settings.forgive {
+        if let Some(time) = self.forgive {
             penalty.forgive = read_time("penalty: forgive", &time)?;
         }
-        penalty.capacity = settings.capacity.unwrap_or(penalty.capacity);
+        penalty.capacity = self.capacity.unwrap_or(penalty.capacity);
         penalty.checked()
     }
 }
