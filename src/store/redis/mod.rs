@@ -2,6 +2,7 @@
 
 mod batch;
 mod builder;
+mod call;
 mod cluster;
 mod connection;
 mod driver;
@@ -9,6 +10,7 @@ mod error;
 mod instances;
 mod judge;
 mod protocol;
+mod renewal;
 mod slots;
 mod waiting;
 
@@ -226,6 +228,13 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         // The scripts have another clock, too.
         self.shared = Arc::default();
         self.with_slot_ttl(SLOT_TTL)
+    }
+
+    /// Returns a store on the same accounts, which holds slots as another process.
+    pub(crate) fn with_slot_ttl(mut self, time: Duration) -> Self {
+        let settings = Arc::make_mut(&mut self.settings);
+        settings.slots = Arc::new(Slots::new(time, settings.test_clock.clone()));
+        self
     }
 
     /// Replaces this process's clock, which chooses the calendar periods of a request, in nanoseconds

@@ -1,14 +1,13 @@
-//! The slots that this process holds, and the task that frees and renews them.
+//! The slots that this process holds.
 //!
 //! Each slot is an entry of its own on the server, and has a number that no other slot of this
 //! process has. Taking, freeing and renewing a slot are therefore idempotent, and calls on one
 //! account need no order.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     hash::{BuildHasher, RandomState},
     mem,
-    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -16,17 +15,11 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{
-    StreamExt,
-    future::{Either, ready, select, try_join_all},
-    stream::{self, FuturesUnordered},
-};
-use redis::{Value, aio::ConnectionLike};
 use smallvec::SmallVec;
 use tokio::{
     sync::{Notify, Semaphore},
     task::JoinHandle,
-    time::{Instant, interval, sleep},
+    time::Instant,
 };
 
 use super::waiting::WaitingRequests;
@@ -34,19 +27,9 @@ use crate::{
     decision::{FreeSlots, Hold},
     log::warn,
     name::RuleName,
-    observe::store_failed,
     store::{
-        BoxFuture, nanos,
-        redis::{
-            RedisStore,
-            cluster::slot,
-            connection::runtime,
-            error::{RedisError, code},
-            protocol::{
-                AccountRequest, EncodedPlan, QuotaRequest, Request, reply::AccountReply,
-                script::ScriptKind,
-            },
-        },
+        nanos,
+        redis::protocol::{AccountRequest, QuotaRequest, Request, reply::AccountReply},
         subtract,
     },
 };
@@ -54,30 +37,24 @@ use crate::{
 /// The maximum number of slots that one request takes.
 pub(crate) const MAX_COST: u32 = 256;
 /// The maximum number of slots that a call frees.
-const MAX_FREED: u32 = 1_024;
+pub(super) const MAX_FREED: u32 = 1_024;
 /// The maximum number of slots that a call renews.
-const MAX_RENEWED: u32 = 256;
-/// The maximum number of calls of a pass at the same time.
-const MAX_CALLS: usize = 16;
+pub(super) const MAX_RENEWED: u32 = 256;
 /// The number of steps over which the renewals of a third of the time to live are spread.
-const STEPS: u32 = 16;
-/// The time in which freed slots are collected, so that one call frees them.
-const COLLECT: Duration = Duration::from_millis(1);
-/// The pause after a call that failed.
-const RETRY: Duration = Duration::from_millis(250);
+pub(super) const STEPS: u32 = 16;
 
 /// The slots that this process holds.
 pub(crate) struct Slots {
     /// The first half of the members of all slots.
     pub(crate) store: u64,
     /// The time for which a slot counts, unless it is renewed.
-    ttl: Duration,
+    pub(super) ttl: Duration,
     created: Instant,
-    test_clock: Option<Arc<AtomicU64>>,
+    pub(super) test_clock: Option<Arc<AtomicU64>>,
     state: Mutex<SlotsState>,
     seed: RandomState,
     /// Wakes the task, to free slots.
-    wake: Notify,
+    pub(super) wake: Notify,
     /// Wakes the task, to call requests that wait.
     pub(super) waits: Notify,
 }
@@ -99,7 +76,7 @@ pub(super) struct SlotsState {
     /// The number of takes without an answer.
     taking: usize,
     /// The task that renews and frees slots, while it is needed.
-    task: Option<JoinHandle<()>>,
+    pub(super) task: Option<JoinHandle<()>>,
 }
 
 struct RunningSlots {
@@ -140,7 +117,7 @@ impl Slots {
     }
 
     /// Returns the nanoseconds of a clock that does not step back.
-    fn now(&self) -> u64 {
+    pub(super) fn now(&self) -> u64 {
         let real = || nanos(self.created.elapsed());
         self.test_clock.as_ref().map_or_else(real, |clock| clock.load(Relaxed))
     }
@@ -225,7 +202,7 @@ impl Slots {
     }
 
     /// Returns `true` if this process neither holds nor frees slots. The task then ends.
-    fn ends(&self) -> bool {
+    pub(super) fn ends(&self) -> bool {
         let mut state = self.state();
         let ends = state.is_idle();
         if ends {
@@ -235,9 +212,8 @@ impl Slots {
     }
 
     /// Returns the freed slots that the server may still count.
-    fn to_free(&self) -> Vec<RequestSlots> {
-        let now = self.now();
-        let mut state = self.state();
+    pub(super) fn to_free(&self) -> Vec<RequestSlots> {
+        let (now, mut state) = (self.now(), self.state());
         state.freed.retain(|_, freed| freed.ends_at > now);
         let all = state.freed.iter();
         all.map(|((set, first), freed)| (set.clone(), *first, freed.units)).collect()
@@ -246,10 +222,8 @@ impl Slots {
     /// Returns the held slots to renew in a step, or all: those whose numbers have their turn and
     /// that were not taken in the last step, and those that have missed it. Slots with near numbers
     /// have their turn together.
-    fn to_renew(&self, step: Option<u32>) -> Vec<RequestSlots> {
-        let now = self.now();
-        let period = nanos(self.ttl) / 3;
-        let state = self.state();
+    pub(super) fn to_renew(&self, step: Option<u32>) -> Vec<RequestSlots> {
+        let (now, period, state) = (self.now(), nanos(self.ttl) / 3, self.state());
         let due = state.held.iter().filter(|(first, held)| {
             let turn = **first / u64::from(MAX_RENEWED) % u64::from(STEPS);
             let age = now.saturating_sub(held.renewed_at);
@@ -261,7 +235,7 @@ impl Slots {
     }
 
     /// Records that the server no longer counts slots.
-    fn removed(&self, requests: Vec<RequestSlots>) {
+    pub(super) fn removed(&self, requests: Vec<RequestSlots>) {
         let mut state = self.state();
         for (set, first, _) in requests {
             state.freed.remove(&(set, first));
@@ -269,9 +243,8 @@ impl Slots {
     }
 
     /// Records a renewal that was sent at an instant, with `1` for each request whose slots count.
-    fn renewed(&self, requests: Vec<RequestSlots>, counted: &[u8], sent_at: u64) {
-        let mut state = self.state();
-        let mut lost = Vec::new();
+    pub(super) fn renewed(&self, requests: Vec<RequestSlots>, counted: &[u8], sent_at: u64) {
+        let (mut state, mut lost) = (self.state(), Vec::new());
         for ((_, first, _), counts) in requests.into_iter().zip(counted) {
             match state.held.get_mut(&first) {
                 Some(held) if *counts == b'1' => held.renewed_at = sent_at,
@@ -297,7 +270,7 @@ impl SlotsState {
     }
 
     /// Returns `true` if this process neither holds, takes nor frees slots, and no request waits.
-    fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         let is_used = self.taking > 0 || !self.held.is_empty() || !self.freed.is_empty();
         !is_used && self.waiting.is_empty()
     }
@@ -481,247 +454,7 @@ fn too_many(cost: u32) -> u32 {
 }
 
 /// The slots of one request: the key of their set, the first number, and how many.
-type RequestSlots = (Arc<str>, u64, u32);
-
-/// The passes that renew slots, or those that free them: at most one on each server of a cluster, so that
-/// a server that does not reply delays no others.
-#[derive(Default)]
-struct Passes {
-    /// The address of each server on which a pass is running, or `None` outside of a cluster.
-    servers: HashSet<Option<String>>,
-    running: FuturesUnordered<BoxFuture<Option<String>>>,
-}
-
-impl Passes {
-    /// Runs the passes until an event.
-    async fn run_until(&mut self, event: impl Future) {
-        let mut event = pin!(event);
-        loop {
-            match select(event.as_mut(), self.running.next()).await {
-                Either::Left(_) => return,
-                Either::Right((Some(server), _)) => _ = self.servers.remove(&server),
-                Either::Right((None, event)) => {
-                    event.await;
-                    return;
-                }
-            }
-        }
-    }
-}
-
-/// A change of slots.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SlotChange {
-    Free,
-    Renew,
-}
-
-impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
-    /// Returns a store on the same accounts, which holds slots as another process.
-    pub(crate) fn with_slot_ttl(mut self, time: Duration) -> Self {
-        let settings = Arc::make_mut(&mut self.settings);
-        settings.slots = Arc::new(Slots::new(time, settings.test_clock.clone()));
-        self
-    }
-
-    /// Starts the task of this process if it takes slots and the task does not run.
-    pub(in crate::store::redis) fn start_renewing(&self) -> Result<(), RedisError> {
-        let slots = &self.settings.slots;
-        let mut state = slots.state();
-        // A runtime that shuts down drops the task, which then starts again with the next call.
-        let runs = state.task.as_ref().is_some_and(|task| !task.is_finished());
-        if !runs && !state.is_idle() && slots.test_clock.is_none() {
-            let store = self.clone();
-            state.task = Some(runtime()?.spawn(async move {
-                let mut end = TaskEnd { slots: store.settings.slots.clone(), is_idle: false };
-                let freeing = pin!(store.keep_freeing());
-                let renewing = pin!(store.keep_renewing());
-                let calling = pin!(store.keep_calling());
-                select(select(freeing, renewing), calling).await;
-                end.is_idle = true;
-            }));
-        }
-        Ok(())
-    }
-
-    /// Frees slots when they were freed, until this process holds none.
-    async fn keep_freeing(&self) {
-        let slots = &self.settings.slots;
-        let mut passes = Passes::default();
-        let mut skipped = 0;
-        loop {
-            passes.run_until(slots.wake.notified()).await;
-            // A look takes a small part of this time, however many slots it skips.
-            passes.run_until(sleep(COLLECT * (1 + skipped / 256))).await;
-            skipped = self.start_passes(SlotChange::Free, slots.to_free(), &mut passes);
-            if slots.ends() {
-                return;
-            }
-        }
-    }
-
-    /// Renews all held slots in each third of their time to live, until this process holds none. What
-    /// failed in one step is tried again in the next.
-    async fn keep_renewing(&self) {
-        let slots = &self.settings.slots;
-        let mut passes = Passes::default();
-        let mut ticks = interval(slots.ttl / (3 * STEPS));
-        for step in (0..STEPS).cycle() {
-            passes.run_until(ticks.tick()).await;
-            self.start_passes(SlotChange::Renew, slots.to_renew(Some(step)), &mut passes);
-            if slots.ends() {
-                return;
-            }
-        }
-    }
-
-    /// Starts to renew or free slots on each server on which no such pass is running. Returns the
-    /// number of requests on the other servers.
-    fn start_passes(
-        &self,
-        change: SlotChange,
-        found: Vec<RequestSlots>,
-        passes: &mut Passes,
-    ) -> u32 {
-        let mut servers = HashMap::<_, Vec<_>>::new();
-        let mut skipped = 0;
-        for slots in found {
-            let server = self.cluster_link().and_then(|link| link.server(slot(slots.0.as_bytes())));
-            if passes.servers.contains(&server) {
-                skipped += 1;
-            } else {
-                servers.entry(server).or_default().push(slots);
-            }
-        }
-        for (server, found) in servers {
-            let store = self.clone();
-            passes.servers.insert(server.clone());
-            passes.running.push(Box::pin(async move {
-                let result = store.change_all(change, found).await;
-                if change == SlotChange::Free {
-                    if result.is_err() {
-                        sleep(RETRY).await;
-                    }
-                    // Others may have been freed on this server.
-                    store.settings.slots.wake.notify_one();
-                }
-                server
-            }));
-        }
-        skipped
-    }
-
-    /// Frees all freed slots that the server may still count.
-    #[cfg(feature = "testing")]
-    pub(crate) async fn free_slots(&self) -> Result<(), RedisError> {
-        self.change_all(SlotChange::Free, self.settings.slots.to_free()).await
-    }
-
-    /// Renews all held slots.
-    #[cfg(feature = "testing")]
-    pub(crate) async fn renew_slots(&self) -> Result<(), RedisError> {
-        self.change_all(SlotChange::Renew, self.settings.slots.to_renew(None)).await
-    }
-
-    /// Renews or frees slots, in calls of a bounded size. On a cluster, a script has one hash slot. An
-    /// error of one call does not end the others.
-    async fn change_all(
-        &self,
-        change: SlotChange,
-        mut found: Vec<RequestSlots>,
-    ) -> Result<(), RedisError> {
-        let max = if change == SlotChange::Renew { MAX_RENEWED } else { MAX_FREED };
-        let splits = self.settings.sharded && change == SlotChange::Renew;
-        let shard = |(set, ..): &RequestSlots| if splits { slot(set.as_bytes()) } else { 0 };
-        found.sort_by_cached_key(|member| (shard(member), member.clone()));
-        let mut units = 0;
-        let calls = found.chunk_by(|last, next| {
-            units += last.2;
-            let fits = units + next.2 <= max && shard(last) == shard(next);
-            units = if fits { units } else { 0 };
-            fits
-        });
-        let calls: Vec<_> = calls.map(<[_]>::to_vec).collect();
-        let calls = stream::iter(calls).map(|call| self.change_slots(change, call));
-        let calls = calls.buffer_unordered(MAX_CALLS);
-        calls.fold(Ok(()), |all, result| ready(all.and(result))).await
-    }
-
-    async fn change_slots(
-        &self,
-        change: SlotChange,
-        requests: Vec<RequestSlots>,
-    ) -> Result<(), RedisError> {
-        let slots = &self.settings.slots;
-        let changed = match change {
-            SlotChange::Free => self.remove(&requests).await.map(|()| slots.removed(requests)),
-            SlotChange::Renew => {
-                let sent_at = slots.now();
-                let counted = self.renew(&requests).await;
-                counted.map(|counted| slots.renewed(requests, &counted, sent_at))
-            }
-        };
-        changed.inspect_err(|error| store_failed(error.kind().as_str()))
-    }
-
-    /// Removes slots. This needs no script, which takes the server several times as long.
-    async fn remove(&self, requests: &[RequestSlots]) -> Result<(), RedisError> {
-        let store = self.settings.slots.store;
-        let removals = by_set(requests).map(async |group| {
-            let mut command = redis::cmd("ZREM");
-            command.arg(&*group[0].0);
-            for (_, first, units) in group {
-                for number in *first..first + u64::from(*units) {
-                    command.arg(EncodedPlan::default().int::<8>(store).int::<8>(number).0);
-                }
-            }
-            match self.send(&command).await {
-                // A value of another type has no slots. The next take replaces it.
-                Err(error) if code(&error) == Some("WRONGTYPE") => Ok(()),
-                reply => reply.map(drop),
-            }
-        });
-        Ok(try_join_all(removals).await.map(drop)?)
-    }
-
-    /// Renews slots. Returns `1` for each request whose slots count.
-    async fn renew(&self, requests: &[RequestSlots]) -> Result<Vec<u8>, RedisError> {
-        let slots = &self.settings.slots;
-        let head = EncodedPlan::default().int::<7>(slots.ttl_micros()).int::<8>(slots.store);
-        let mut keys = Vec::new();
-        let mut args = vec![head.0];
-        for group in by_set(requests) {
-            let list = group.iter().map(|(_, first, units)| (*first, *units));
-            keys.push(&*group[0].0);
-            args.push(EncodedPlan::default().slot_list(list).0);
-        }
-        let script = self.script(ScriptKind::Renew, []);
-        match self.run(script, &keys, args).await? {
-            Value::BulkString(counted) if counted.len() == requests.len() => Ok(counted),
-            _ => self.checked(Err(RedisError::invalid_reply("not one byte for each request"))),
-        }
-    }
-}
-
-/// Returns the requests of each set, which are neighbours.
-fn by_set(requests: &[RequestSlots]) -> impl Iterator<Item = &[RequestSlots]> {
-    requests.chunk_by(|(one, ..), (other, ..)| one == other)
-}
-
-/// The end of the task. If its runtime shuts down, requests that wait on another one start it again.
-struct TaskEnd {
-    slots: Arc<Slots>,
-    is_idle: bool,
-}
-
-impl Drop for TaskEnd {
-    fn drop(&mut self) {
-        if !self.is_idle {
-            self.slots.state().task = None;
-            self.slots.call_all();
-        }
-    }
-}
+pub(super) type RequestSlots = (Arc<str>, u64, u32);
 
 #[cfg(test)]
 mod tests {

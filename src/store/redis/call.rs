@@ -1,0 +1,86 @@
+//! Calls of the scripts that decide on requests and change accounts.
+
+use std::{iter, sync::atomic::Ordering::Relaxed};
+
+use redis::aio::ConnectionLike;
+use smallvec::SmallVec;
+
+use super::{
+    RedisStore,
+    error::RedisError,
+    protocol::{
+        Request, RequestKind, ScriptOp,
+        reply::Reply,
+        script::{Script, ScriptKind, letter},
+    },
+    slots::SlotCall,
+};
+use crate::{log::warn, observe::store_failed};
+
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
+    pub(crate) async fn execute(
+        &self,
+        request: &Request,
+        op: ScriptOp<'_>,
+    ) -> Result<Reply, RedisError> {
+        let kind = match op {
+            ScriptOp::Take => match request.kind() {
+                RequestKind::Plain => ScriptKind::Plain,
+                RequestKind::Slots => ScriptKind::Slots,
+                RequestKind::Other => ScriptKind::Take,
+            },
+            ScriptOp::Peek => ScriptKind::Peek,
+            _ => ScriptKind::Adjust,
+        };
+        let takers = usize::from(matches!(op, ScriptOp::Take));
+        let call = self.settings.slots.begin(request, takers);
+        let (keys, mut args) = request.encode(op, &call);
+        if matches!(kind, ScriptKind::Plain | ScriptKind::Slots) {
+            args.push(request.layout());
+        }
+        let script = self.script(kind, request.quotas().map(letter));
+        let groups = iter::once((request, 1));
+        let replies = self.call_script(script, &keys, args, groups, [call].into()).await;
+        let mut replies = replies.inspect_err(|error| store_failed(error.kind().as_str()))?;
+        if !matches!(op, ScriptOp::Peek) {
+            self.count_losses(&replies);
+        }
+        replies.pop().ok_or_else(|| RedisError::invalid_reply("empty"))
+    }
+
+    /// Calls a script for groups of equal requests, each with its number of requests.
+    pub(crate) async fn call_script<'r, K: redis::ToRedisArgs>(
+        &self,
+        script: &Script,
+        keys: &[K],
+        args: Vec<Vec<u8>>,
+        groups: impl Iterator<Item = (&'r Request, usize)>,
+        slots: SmallVec<[SlotCall; 1]>,
+    ) -> Result<SmallVec<[Reply; 1]>, RedisError> {
+        if slots.iter().any(|call| !call.takes.is_empty()) {
+            self.start_renewing()?;
+        }
+        let value = self.run(script, keys, args).await?;
+        let mut replies = self.checked(Reply::read(&value, groups))?;
+        for (reply, call) in replies.iter_mut().zip(slots) {
+            reply.holds = call.answered(&reply.accounts);
+        }
+        Ok(replies)
+    }
+
+    /// Counts the accounts whose value in Redis was invalid, and those that lost a state.
+    pub(crate) fn count_losses(&self, replies: &[Reply]) {
+        for account in replies.iter().flat_map(|reply| &reply.accounts) {
+            if account.healed {
+                self.shared.healed.fetch_add(1, Relaxed);
+            }
+            if account.dropped && self.shared.dropped_states.fetch_add(1, Relaxed) == 0 {
+                warn!(
+                    "a key has states of more than sixteen quotas that are not full, besides those of \
+                     its plan, and the state that ends first was dropped; let the plans of a rule have \
+                     equal periods and algorithms (logged once)"
+                );
+            }
+        }
+    }
+}
