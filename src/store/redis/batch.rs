@@ -10,9 +10,8 @@ use crate::store::redis::{
     RedisStore,
     error::RedisError,
     protocol::{
-        AccountRequest, Change, Layout, Request, RequestKind, ScriptOp,
-        reply::Reply,
-        script::{ScriptKind, letter},
+        AccountRequest, Change, Layout, Request, RequestKind, letter, reply::Reply,
+        script::ScriptKind,
     },
     slots::{SlotCall, Slots},
 };

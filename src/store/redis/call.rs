@@ -9,9 +9,9 @@ use super::{
     RedisStore,
     error::RedisError,
     protocol::{
-        Request, RequestKind, ScriptOp,
+        Request, RequestKind, ScriptOp, letter,
         reply::Reply,
-        script::{Script, ScriptKind, letter},
+        script::{Script, ScriptKind},
     },
     slots::SlotCall,
 };

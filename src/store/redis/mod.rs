@@ -36,8 +36,8 @@ pub use self::{
 use self::{
     cluster::SLOTS,
     driver::Queues,
-    protocol::{Request, ScriptOp, addresses::Addresses, script::Scripts},
-    slots::{MAX_COST, Slots},
+    protocol::{MAX_COST, Request, ScriptOp, addresses::Addresses, script::Scripts},
+    slots::Slots,
     waiting::Asking,
 };
 use super::{

@@ -29,13 +29,11 @@ use crate::{
     name::RuleName,
     store::{
         nanos,
-        redis::protocol::{AccountRequest, QuotaRequest, Request, reply::AccountReply},
+        redis::protocol::{AccountRequest, MAX_COST, QuotaRequest, Request, reply::AccountReply},
         subtract,
     },
 };
 
-/// The maximum number of slots that one request takes.
-pub(crate) const MAX_COST: u32 = 256;
 /// The maximum number of slots that a call frees.
 pub(super) const MAX_FREED: u32 = 1_024;
 /// The maximum number of slots that a call renews.

@@ -15,8 +15,8 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{
     RedisStore,
-    protocol::{AccountRequest, QuotaRequest, Request},
-    slots::{MAX_COST, Slots, SlotsState, set},
+    protocol::{AccountRequest, MAX_COST, QuotaRequest, Request},
+    slots::{Slots, SlotsState, set},
 };
 use crate::{
     algorithm::{Demand, concurrent::missing},

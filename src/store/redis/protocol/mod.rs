@@ -12,7 +12,7 @@ use std::hash::{Hash, Hasher};
 
 use smallvec::SmallVec;
 
-use self::{addresses::Addresses, script::letter};
+use self::addresses::Addresses;
 use crate::{
     algorithm::{Demand, Receipt, fixed_window::retention, gcra},
     decision::{Decision, Outcome},
@@ -22,10 +22,25 @@ use crate::{
         Charge, Unsupported,
         redis::{
             cluster::slot,
-            slots::{MAX_COST, SlotCall, SlotTake, Slots},
+            slots::{SlotCall, SlotTake, Slots},
         },
     },
 };
+
+/// The maximum number of slots that one request takes.
+pub(crate) const MAX_COST: u32 = 256;
+
+/// Returns the letter that stands for the algorithm in script arguments and stored accounts.
+pub(crate) fn letter(quota: &Quota) -> u8 {
+    match quota.algorithm() {
+        Algorithm::Gcra => b'g',
+        Algorithm::TokenBucket => b't',
+        Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow => b'f',
+        Algorithm::SlidingWindow { .. } => b's',
+        Algorithm::SlidingLog => b'l',
+        Algorithm::Concurrent => b'c',
+    }
+}
 
 /// The accounts of a call. `named` are the charged quotas, in the order of the charges.
 #[derive(Clone, Debug, Default)]

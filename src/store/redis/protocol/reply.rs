@@ -5,15 +5,12 @@ use std::{mem, time::Duration};
 use redis::Value;
 use smallvec::{SmallVec, smallvec};
 
-use super::{AccountRequest, NamedQuota, QuotaRequest, Request, script};
+use super::{AccountRequest, MAX_COST, NamedQuota, QuotaRequest, Request, letter};
 use crate::{
     algorithm::{self, AccountState, Demand, Evaluation, FixedWindow, TokenBucket},
     decision::{Decision, Hold, Outcome, Source},
     quota::{Algorithm, Quota},
-    store::redis::{
-        error::{RedisError, RedisErrorKind},
-        slots::MAX_COST,
-    },
+    store::redis::error::{RedisError, RedisErrorKind},
 };
 
 /// The latest valid instant in microseconds. The sum of two instants fits into 64 bits.
@@ -246,21 +243,21 @@ fn read_entries(
         bytes.int::<7>()?;
     }
     while !bytes.0.is_empty() {
-        let letter = bytes.take(1)?[0];
+        let kind = bytes.take(1)?[0];
         let length = bytes.count()?;
         let mut content = Reader(bytes.take(length)?);
-        if letter == b'b' {
+        if kind == b'b' {
             block = Some(content.instant()?);
             continue;
         }
         let address = content.int::<4>()?;
         // Resets, and states of other plans, are for the scripts only.
         let index = account.quotas.iter().position(|part| {
-            script::letter(&part.quota) == letter && u64::from(part.address.number()) == address
+            letter(&part.quota) == kind && u64::from(part.address.number()) == address
         });
         let Some(index) = index else { continue };
         // Held slots have no end, and a plain GCRA state ends with its instant.
-        if letter != b'c' && !(letter == b'g' && length == 13) {
+        if kind != b'c' && !(kind == b'g' && length == 13) {
             content.int::<7>()?;
         }
         quotas[index] = Some(parse_state(&mut content, &account.quotas[index].quota)?);

@@ -6,13 +6,10 @@ use std::{
     sync::{OnceLock, atomic::Ordering::Relaxed},
 };
 
-use crate::{
-    quota::{Algorithm, Quota},
-    store::redis::{
-        RedisStore,
-        connection::{self, Link},
-        error::RedisError,
-    },
+use crate::store::redis::{
+    RedisStore,
+    connection::{self, Link},
+    error::RedisError,
 };
 use redis::{Cmd, ErrorKind as Raw, ServerErrorKind as Server, Value, aio::ConnectionLike};
 
@@ -49,18 +46,6 @@ const ALGORITHMS: [(u8, &[&str]); 6] = [
     (b'c', &[SLOTS, CONCURRENT]),
 ];
 const SETS: usize = 1 << ALGORITHMS.len();
-
-/// Returns the letter that stands for the algorithm in script arguments and stored accounts.
-pub(crate) fn letter(quota: &Quota) -> u8 {
-    match quota.algorithm() {
-        Algorithm::Gcra => b'g',
-        Algorithm::TokenBucket => b't',
-        Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow => b'f',
-        Algorithm::SlidingWindow { .. } => b's',
-        Algorithm::SlidingLog => b'l',
-        Algorithm::Concurrent => b'c',
-    }
-}
 
 /// A script and its SHA-1 hash.
 pub(crate) struct Script {
