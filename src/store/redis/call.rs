@@ -34,7 +34,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         };
         let takers = usize::from(matches!(op, ScriptOp::Take));
         let call = self.settings.slots.begin(request, takers);
-        let (keys, mut args) = request.encode(op, &call);
+        let (keys, mut args) = request.encode(op, |account, quota| call.of(account, quota));
         if matches!(kind, ScriptKind::Plain | ScriptKind::Slots) {
             args.push(request.layout());
         }
@@ -57,7 +57,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         groups: impl Iterator<Item = (&'r Request, usize)>,
         slots: SmallVec<[SlotCall; 1]>,
     ) -> Result<SmallVec<[Reply; 1]>, RedisError> {
-        if slots.iter().any(|call| !call.takes.is_empty()) {
+        if !slots.iter().all(SlotCall::is_empty) {
             self.start_renewing()?;
         }
         let value = self.run(script, keys, args).await?;

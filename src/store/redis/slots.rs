@@ -29,7 +29,9 @@ use crate::{
     name::RuleName,
     store::{
         nanos,
-        redis::protocol::{AccountRequest, MAX_COST, QuotaRequest, Request, reply::AccountReply},
+        redis::protocol::{
+            AccountRequest, MAX_COST, QuotaRequest, Request, SlotTake, reply::AccountReply,
+        },
         subtract,
     },
 };
@@ -156,9 +158,8 @@ impl Slots {
 
     /// Numbers the slots that equal requests of several callers take.
     pub(crate) fn begin(self: &Arc<Self>, request: &Request, callers: usize) -> SlotCall {
-        let slots = self.clone();
         let sent_at = self.now();
-        let mut call = SlotCall { slots, sent_at, takes: SmallVec::new() };
+        let mut call = SlotCall { slots: self.clone(), sent_at, takes: SmallVec::new() };
         for (account_index, account) in request.accounts.iter().enumerate() {
             for (index, part) in account.slots() {
                 let QuotaRequest { quota, demand: ask, .. } = part;
@@ -166,33 +167,32 @@ impl Slots {
                 // No more callers than fit.
                 let most = quota.raised_limit().checked_div(cost.into()).unwrap_or(0);
                 let callers = u32::try_from(most.min(callers as u64)).unwrap_or(u32::MAX);
-                let set = set(account, part);
                 let rule = account.rule;
+                let set = set(account, part);
                 let id = self.id(&set);
-                let units = u64::from(cost) * u64::from(callers);
-                let mut state = self.state();
-                let own = state.units.get(&id).copied().unwrap_or(0);
-                state.taking += 1;
-                let first = state.next;
-                let freed = state.freed(&set);
                 let waits = if account.report_only || callers == 0 { 0 } else { ask.max_wait };
-                let waits = waits * state.mark_millis(rule);
-                state.next += units;
-                drop(state);
-                let at = (account_index, index);
-                let until_head = quota.sheds();
-                call.takes.push(SlotTake {
-                    at,
+                let mut state = self.state();
+                let take = SlotTake {
+                    store: self.store,
+                    first: state.next,
+                    cost,
+                    ttl_micros: self.ttl_micros(),
+                    own: state.units.get(&id).copied().unwrap_or(0),
+                    waits: waits * state.mark_millis(rule),
+                    freed: state.freed(&set),
                     set,
+                };
+                state.taking += 1;
+                state.next += u64::from(cost) * u64::from(callers);
+                drop(state);
+                call.takes.push(CallSlots {
+                    take,
+                    account: account_index,
+                    quota: index,
                     id,
                     rule,
-                    own,
-                    first,
-                    cost,
-                    until_head,
-                    waits,
+                    until_head: quota.sheds(),
                     callers,
-                    freed,
                 });
             }
         }
@@ -316,39 +316,31 @@ impl FreeSlots for Slots {
 }
 
 /// The slots of one quota in a call. The callers of equal requests have consecutive slots.
-pub(crate) struct SlotTake {
-    /// The index of the account in the request, and that of the quota.
-    at: (usize, usize),
-    /// The key of the sorted set.
-    pub(crate) set: Arc<str>,
+struct CallSlots {
+    take: SlotTake,
+    /// The index of the account in the request.
+    account: usize,
+    /// The index of the quota in the account.
+    quota: usize,
     /// The [id](Slots::id) of the account.
     id: u64,
     rule: RuleName,
-    /// The slots of the account that this process holds.
-    pub(crate) own: u64,
-    /// The number of the first slot of the first caller.
-    pub(crate) first: u64,
-    /// The slots that each caller takes.
-    pub(crate) cost: u32,
     /// `true` if the slots are free at the head of the response.
     until_head: bool,
-    /// The milliseconds for which the mark of a denied request counts, or 0 if it does not wait.
-    pub(crate) waits: u64,
     /// The number of callers that take slots.
     callers: u32,
-    pub(crate) freed: Vec<(u64, u32)>,
 }
 
-impl SlotTake {
+impl CallSlots {
     /// Returns the slots of a number of callers.
     fn units(&self, callers: u32) -> u64 {
-        u64::from(callers) * u64::from(self.cost)
+        u64::from(callers) * u64::from(self.take.cost)
     }
 
     /// Returns the number of the first slot of each caller.
     fn firsts(&self) -> impl Iterator<Item = u64> {
-        let first = self.first;
-        let cost = u64::from(self.cost);
+        let first = self.take.first;
+        let cost = u64::from(self.take.cost);
         (0..u64::from(self.callers)).map(move |caller| first + caller * cost)
     }
 }
@@ -357,7 +349,7 @@ impl SlotTake {
 pub(crate) struct SlotCall {
     slots: Arc<Slots>,
     sent_at: u64,
-    pub(crate) takes: SmallVec<[SlotTake; 1]>,
+    takes: SmallVec<[CallSlots; 1]>,
 }
 
 /// Returns the key of the sorted set of a quota, which is in the cluster slot of its account.
@@ -367,9 +359,15 @@ pub(super) fn set(account: &AccountRequest, part: &QuotaRequest) -> Arc<str> {
 
 impl SlotCall {
     /// Returns the slots of one quota, by the indices of its account and of itself.
-    pub(crate) fn of(&self, account: usize, quota: usize) -> Option<(&Slots, &SlotTake)> {
-        let take = self.takes.iter().find(|take| take.at == (account, quota))?;
-        Some((&*self.slots, take))
+    pub(crate) fn of(&self, account: usize, quota: usize) -> Option<&SlotTake> {
+        let mut all = self.takes.iter();
+        let found = all.find(|slots| slots.account == account && slots.quota == quota)?;
+        Some(&found.take)
+    }
+
+    /// Returns `true` if the call takes no slots.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.takes.is_empty()
     }
 
     /// Records the answer, with the number of callers that took the slots of each account. Returns
@@ -377,23 +375,22 @@ impl SlotCall {
     ///
     /// If the answer is later than one time to live, they may have ended, and begin as lost.
     pub(crate) fn answered(mut self, accounts: &[AccountReply]) -> Vec<Vec<Hold>> {
-        let mut holds = Vec::new();
         let sent_at = self.sent_at;
         let ends_at = self.slots.end();
         let are_lost = self.slots.now().saturating_sub(sent_at) >= nanos(self.slots.ttl);
-        for take in mem::take(&mut self.takes) {
+        let mut holds = Vec::new();
+        for taken in mem::take(&mut self.takes) {
             let mut state = self.slots.state();
             state.taking -= 1;
-            for (first, _) in &take.freed {
-                state.freed.remove(&(take.set.clone(), *first));
+            for (first, _) in &taken.take.freed {
+                state.freed.remove(&(taken.take.set.clone(), *first));
             }
-            let charges = accounts[take.at.0].charges;
-            let admitted =
-                u32::try_from(charges).map_or(take.callers, |charges| charges.min(take.callers));
-            state.add(take.id, if are_lost { 0 } else { take.units(admitted) });
-            for (caller, first) in take.firsts().take(charges).enumerate() {
-                let set = take.set.clone();
-                let units = take.cost;
+            let charges = accounts[taken.account].charges;
+            let admitted = u32::try_from(charges).map_or(taken.callers, |it| it.min(taken.callers));
+            state.add(taken.id, if are_lost { 0 } else { taken.units(admitted) });
+            for (caller, first) in taken.firsts().take(charges).enumerate() {
+                let set = taken.take.set.clone();
+                let units = taken.take.cost;
                 let lost = Arc::new(Semaphore::new(0));
                 if are_lost {
                     lost.close();
@@ -401,9 +398,9 @@ impl SlotCall {
                 } else {
                     let held = RunningSlots {
                         set,
-                        id: take.id,
+                        id: taken.id,
                         units,
-                        rule: take.rule,
+                        rule: taken.rule,
                         started_at: None,
                         renewed_at: sent_at,
                         lost: lost.clone(),
@@ -412,7 +409,7 @@ impl SlotCall {
                 }
                 let hold = Hold::new(self.slots.clone(), first, 0, units);
                 holds.resize_with(holds.len().max(caller + 1), Vec::new);
-                holds[caller].push(hold.until_head(take.until_head).with_loss(lost));
+                holds[caller].push(hold.until_head(taken.until_head).with_loss(lost));
             }
             // Also frees those that are lost.
             if are_lost {
@@ -427,11 +424,12 @@ impl SlotCall {
 impl Drop for SlotCall {
     fn drop(&mut self) {
         let ends_at = self.slots.end();
-        for take in &self.takes {
+        for taken in &self.takes {
             let mut state = self.slots.state();
             state.taking -= 1;
-            let freed = FreedSlots { units: take.cost, ends_at };
-            state.freed.extend(take.firsts().map(|first| ((take.set.clone(), first), freed)));
+            let freed = FreedSlots { units: taken.take.cost, ends_at };
+            let set = &taken.take.set;
+            state.freed.extend(taken.firsts().map(|first| ((set.clone(), first), freed)));
             drop(state);
             self.slots.wake.notify_one();
         }

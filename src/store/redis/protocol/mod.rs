@@ -8,7 +8,10 @@ pub(crate) mod addresses;
 pub(crate) mod reply;
 pub(crate) mod script;
 
-use std::hash::{Hash, Hasher};
+use std::{
+    hash::{Hash, Hasher},
+    sync::Arc,
+};
 
 use smallvec::SmallVec;
 
@@ -18,13 +21,7 @@ use crate::{
     decision::{Decision, Outcome},
     name::RuleName,
     quota::{Algorithm, Quota, QuotaAddress},
-    store::{
-        Charge, Unsupported,
-        redis::{
-            cluster::slot,
-            slots::{SlotCall, SlotTake, Slots},
-        },
-    },
+    store::{Charge, Unsupported, redis::cluster::slot},
 };
 
 /// The maximum number of slots that one request takes.
@@ -253,8 +250,13 @@ impl Request {
         self.accounts.iter().flat_map(|account| &account.quotas).map(|part| &part.quota)
     }
 
-    /// Returns the keys and the arguments of the script.
-    pub(crate) fn encode(&self, op: ScriptOp<'_>, slots: &SlotCall) -> (Vec<String>, Vec<Vec<u8>>) {
+    /// Returns the keys and the arguments of the script. `slots` returns those of a quota, by the indices
+    /// of its account and of itself.
+    pub(crate) fn encode<'s>(
+        &self,
+        op: ScriptOp<'_>,
+        slots: impl Fn(usize, usize) -> Option<&'s SlotTake>,
+    ) -> (Vec<String>, Vec<Vec<u8>>) {
         let mut keys: Vec<_> = self.accounts.iter().map(|a| a.address.clone()).collect();
         let mut args = Vec::with_capacity(self.accounts.len() + 2);
         if let Some((name, nanos)) = self.named_operation(op) {
@@ -266,8 +268,7 @@ impl Request {
                 keys.push(key);
                 keys.len()
             };
-            let slots = |quota| slots.of(at, quota);
-            args.push(account.plan(self.now, change, slots, index));
+            args.push(account.plan(self.now, change, |quota| slots(at, quota), index));
         }
         (keys, args)
     }
@@ -337,7 +338,7 @@ impl AccountRequest {
         &self,
         now: u64,
         change: impl Fn(usize, Demand) -> Option<Change>,
-        slots: impl Fn(usize) -> Option<(&'s Slots, &'s SlotTake)>,
+        slots: impl Fn(usize) -> Option<&'s SlotTake>,
         mut key: impl FnMut(String) -> usize,
     ) -> Vec<u8> {
         let mut plan = EncodedPlan::default();
@@ -355,11 +356,11 @@ impl AccountRequest {
                     let edges = quota.calendar_edges(now).into_iter().flatten();
                     edges.fold(plan, |plan, edge| plan.int::<7>(edge / 1_000))
                 }
-                (None, Some((slots, take))) => {
+                (None, Some(take)) => {
                     let set = key(take.set.to_string());
                     let mark = if take.waits > 0 { key(format!("{}w", take.set)) } else { 0 };
                     let plan = plan.address(quota, part.address);
-                    plan.slots(quota, *demand, slots, take, [set, mark])
+                    plan.slots(quota, *demand, take, [set, mark])
                 }
                 (None, None) => continue,
             };
@@ -435,6 +436,26 @@ impl AccountRequest {
         demand.max_wait = demand.max_wait.min(part.demand.max_wait);
         index
     }
+}
+
+/// The slots of one quota that a call takes.
+pub(crate) struct SlotTake {
+    /// The key of the sorted set.
+    pub(crate) set: Arc<str>,
+    /// The first half of the members of all slots of this process.
+    pub(crate) store: u64,
+    /// The number of the first slot of the first caller.
+    pub(crate) first: u64,
+    /// The slots that each caller takes.
+    pub(crate) cost: u32,
+    /// The microseconds for which a slot counts, unless it is renewed.
+    pub(crate) ttl_micros: u64,
+    /// The slots of the account that this process holds.
+    pub(crate) own: u64,
+    /// The milliseconds for which the mark of a denied request counts, or 0 if it does not wait.
+    pub(crate) waits: u64,
+    /// The slots that the call frees: the first number of each request, and how many.
+    pub(crate) freed: Vec<(u64, u32)>,
 }
 
 /// The argument that says which groups of equal requests a call has, as `lua/groups.lua` reads it.
@@ -564,7 +585,6 @@ impl EncodedPlan {
         self,
         quota: &Quota,
         ask: Demand,
-        slots: &Slots,
         take: &SlotTake,
         keys: [usize; 2],
     ) -> Self {
@@ -575,7 +595,7 @@ impl EncodedPlan {
         let plan = plan.int::<2>(take.cost.into()).int::<5>(need).int::<5>(limit);
         let plan = keys.into_iter().fold(plan, |plan, key| plan.int::<2>(key as u64));
         let plan = plan.int::<2>(take.waits).int::<5>(take.own.min(MOST_UNITS));
-        let plan = plan.int::<7>(slots.ttl_micros()).int::<8>(slots.store);
+        let plan = plan.int::<7>(take.ttl_micros).int::<8>(take.store);
         let plan = plan.int::<8>(take.first).int::<2>(take.freed.len() as u64 * 10);
         plan.slot_list(take.freed.iter().copied())
     }
