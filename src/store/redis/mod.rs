@@ -13,6 +13,7 @@ mod protocol;
 mod renewal;
 mod slots;
 mod waiting;
+mod waits;
 
 use std::{
     fmt,

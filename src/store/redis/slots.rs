@@ -22,7 +22,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::waiting::WaitingRequests;
+use super::waits::Waits;
 use crate::{
     decision::{FreeSlots, Hold},
     log::warn,
@@ -70,9 +70,7 @@ pub(super) struct SlotsState {
     /// Slots that the server may still count, by the key of their sorted set.
     freed: BTreeMap<(Arc<str>, u64), FreedSlots>,
     /// The requests that wait, by the [id](Slots::id) of the account.
-    pub(super) waiting: HashMap<u64, WaitingRequests>,
-    /// The mean time in nanoseconds for which this process held slots of a rule.
-    pub(super) hold_times: HashMap<RuleName, u64>,
+    pub(super) waits: Waits,
     /// The number of takes without an answer.
     taking: usize,
     /// The task that renews and frees slots, while it is needed.
@@ -178,7 +176,7 @@ impl Slots {
                     cost,
                     ttl_micros: self.ttl_micros(),
                     own: state.units.get(&id).copied().unwrap_or(0),
-                    waits: waits * state.mark_millis(rule),
+                    waits: waits * state.waits.mark_millis(rule),
                     freed: state.freed(&set),
                     set,
                 };
@@ -270,7 +268,7 @@ impl SlotsState {
     /// Returns `true` if this process neither holds, takes nor frees slots, and no request waits.
     pub(super) fn is_idle(&self) -> bool {
         let is_used = self.taking > 0 || !self.held.is_empty() || !self.freed.is_empty();
-        !is_used && self.waiting.is_empty()
+        !is_used && self.waits.is_empty()
     }
 
     /// Returns the number of freed slots in a set that the server may still count.
@@ -301,8 +299,11 @@ impl FreeSlots for Slots {
         let RunningSlots { set, id, units, rule, started_at, .. } = held;
         subtract(&mut state.units, id, units.into());
         state.freed.insert((set.clone(), first), FreedSlots { units, ends_at });
-        let time = started_at.map(|start| now.saturating_sub(start));
-        let calls = state.freed_after(time, rule, &set, id);
+        if let Some(start) = started_at {
+            state.waits.record_hold(rule, now.saturating_sub(start));
+        }
+        let room = if state.waits.is_empty() { 0 } else { state.to_free(&set) };
+        let calls = state.waits.freed(id, room);
         drop(state);
         // A waker may run any code, so the lock is released first.
         drop(calls);

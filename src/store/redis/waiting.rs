@@ -16,76 +16,16 @@ use tokio::time::{Instant, sleep_until};
 use super::{
     RedisStore,
     protocol::{AccountRequest, MAX_COST, QuotaRequest, Request},
-    slots::{Slots, SlotsState, set},
+    slots::{Slots, set},
+    waits::MAX_INTERVAL,
 };
 use crate::{
     algorithm::{Demand, concurrent::missing},
     decision::{Decision, Outcome, Slot, Source},
     name::RuleName,
     quota::Quota,
-    store::{
-        Call, Charge, Waiter, nanos,
-        waiter::{Rank, SlotQueue},
-    },
+    store::{Charge, Waiter, waiter::Rank},
 };
-
-/// The time until the first request of a queue asks again, if this process has held no slot of the
-/// rule.
-const FIRST_INTERVAL: Duration = Duration::from_millis(100);
-const MIN_INTERVAL: Duration = Duration::from_millis(10);
-const MAX_INTERVAL: Duration = Duration::from_secs(1);
-/// The shortest time between two looks at all queues.
-const PAUSE: Duration = Duration::from_millis(5);
-/// The weight of a new hold time in the mean is one divided by this number.
-const WEIGHT: u64 = 8;
-
-/// The requests that wait for slots of one account, or ask for them and may then wait.
-pub(super) struct WaitingRequests {
-    queue: SlotQueue,
-    /// The number of requests that ask.
-    asking: usize,
-    /// The number of times that this process freed slots.
-    frees: u64,
-    /// `true` if the last call had no answer. Each request then asks at once.
-    failing: bool,
-    /// The longest time after which a call was answered, since a request left during its call.
-    answered_in: Duration,
-    /// The mean hold time, bounded.
-    interval: Duration,
-    /// The instant at which the first request asks again.
-    due: Instant,
-}
-
-impl WaitingRequests {
-    fn new(interval: Duration) -> Self {
-        let queue = SlotQueue::default();
-        let due = Instant::now() + interval;
-        let answered_in = Duration::ZERO;
-        Self { queue, asking: 0, frees: 0, failing: false, answered_in, interval, due }
-    }
-
-    /// Calls the requests that fit into `room` slots.
-    ///
-    /// The room is at most the limit: it may count slots that a call without an answer never took.
-    fn call_for(&mut self, room: u64, calls: &mut Vec<Call>) {
-        let room = room.min(self.queue.limit);
-        for (before, (rank, call)) in (0..).zip(&mut self.queue.waiting) {
-            if before + u64::from(rank.headroom) >= room {
-                break;
-            }
-            calls.extend(call.take());
-        }
-    }
-
-    /// Calls the first request, which may find slots that other processes have freed.
-    fn call_first(&mut self, calls: &mut Vec<Call>) {
-        calls.extend(self.queue.waiting.values_mut().next().and_then(Option::take));
-    }
-
-    fn is_unused(&self) -> bool {
-        self.asking == 0 && self.queue.waiting.is_empty()
-    }
-}
 
 /// Slots of one quota that a request needs.
 #[derive(Clone, Copy)]
@@ -145,7 +85,7 @@ impl Drop for Asking {
         let mut state = self.slots.state();
         for needed in needed(&self.request) {
             let id = self.slots.id(&needed.set());
-            let Some(waiting) = state.waiting.get_mut(&id) else { continue };
+            let Some(waiting) = state.waits.get_mut(id) else { continue };
             waiting.asking -= 1;
             if !self.is_answered {
                 // If the next call has no answer either, it counts as a failure.
@@ -156,9 +96,7 @@ impl Drop for Asking {
                 }
                 waiting.call_first(&mut calls);
             }
-            if waiting.is_unused() {
-                state.waiting.remove(&id);
-            }
+            state.waits.remove_unused(id);
         }
         self.slots.end_if_idle(&state);
         drop(state);
@@ -176,14 +114,14 @@ impl Slots {
         waiter: Option<&Waiter>,
     ) -> Option<Decision> {
         let state = self.state();
-        if state.waiting.is_empty() {
+        if state.waits.is_empty() {
             return None;
         }
         let is_behind = |needed: &Needed<'_>| {
             let Needed { quota, ask, .. } = *needed;
             let id = self.id(&needed.set());
             let rank = Rank::new(waiter, ask.headroom);
-            let queue = state.waiting.get(&id).filter(|waiting| !waiting.failing);
+            let queue = state.waits.get(id).filter(|waiting| !waiting.failing);
             let is_called = waiter.is_some_and(|waiter| waiter.is_called(id));
             // The server denies a request that never fits.
             let may_fit = ask.need() <= quota.raised_limit() && ask.cost <= MAX_COST;
@@ -191,7 +129,7 @@ impl Slots {
         };
         let full = needed(request).find(is_behind)?;
         let Needed { account, quota, .. } = full;
-        let wait = state.time_to_free(account.rule, quota);
+        let wait = state.waits.time_to_free(account.rule, quota);
         drop(state);
         let mut decision = Decision::new(false, 0).with_source(Source::DenyCache);
         for named in &request.named {
@@ -214,9 +152,7 @@ impl Slots {
         let mut state = self.state();
         let mut frees = SmallVec::new();
         for needed in needed(request) {
-            let interval = state.interval(needed.account.rule);
-            let waiting = state.waiting.entry(self.id(&needed.set()));
-            let waiting = waiting.or_insert_with(|| WaitingRequests::new(interval));
+            let waiting = state.waits.queue(self.id(&needed.set()), needed.account.rule);
             waiting.asking += 1;
             frees.push(waiting.frees);
         }
@@ -270,18 +206,17 @@ impl Slots {
             };
             if outcome.is_wait_unknown() {
                 let missing = missing(held, quota, *ask).try_into().unwrap_or(u32::MAX);
-                let wait = state.time_to_free(account.rule, quota).saturating_mul(missing);
+                let wait = state.waits.time_to_free(account.rule, quota).saturating_mul(missing);
                 *outcome = outcome.with_expected_wait(wait);
             }
-            if state.waiting.is_empty() {
+            if state.waits.is_empty() {
                 continue;
             }
             let set = needed.set();
-            let id = self.id(&set);
-            let interval = state.interval(account.rule);
+            let (id, interval) = (self.id(&set), state.waits.interval(account.rule));
             // These slots were freed after the call was sent.
             let room = (quota.raised_limit() + state.to_free(&set)).saturating_sub(held);
-            let Some(waiting) = state.waiting.get_mut(&id) else { continue };
+            let Some(waiting) = state.waits.get_mut(id) else { continue };
             if let Some(waiter) = waiter.filter(|_| allowed)
                 && let Some(place) = waiter.take_place(|queue| queue == id)
             {
@@ -323,10 +258,9 @@ impl Slots {
         let id = self.id(&at.set());
         let rank = Rank::new(Some(waiter), ask.headroom);
         waiter.leave_unless(|other| other == id);
-        let mut calls = Vec::new();
-        let mut state = self.state();
-        let interval = state.interval(account.rule);
-        let waiting = state.waiting.entry(id).or_insert_with(|| WaitingRequests::new(interval));
+        let (mut calls, mut state) = (Vec::new(), self.state());
+        let interval = state.waits.interval(account.rule);
+        let waiting = state.waits.queue(id, account.rule);
         if waiting.queue.waiting.is_empty() {
             waiting.due = Instant::now() + interval;
             self.waits.notify_one();
@@ -346,17 +280,14 @@ impl Slots {
 
     /// Removes a request from its queue. The next request may then be called.
     fn leave(&self, id: u64, rank: Rank) {
-        let mut calls = Vec::new();
-        let mut state = self.state();
-        let Some(waiting) = state.waiting.get_mut(&id) else { return };
+        let (mut calls, mut state) = (Vec::new(), self.state());
+        let Some(waiting) = state.waits.get_mut(id) else { return };
         let left = waiting.queue.waiting.remove(&rank);
         if matches!(left, Some(None)) {
             // It was called, and takes no slot.
             waiting.call_first(&mut calls);
         }
-        if waiting.is_unused() {
-            state.waiting.remove(&id);
-        }
+        state.waits.remove_unused(id);
         self.end_if_idle(&state);
         drop(state);
         drop((left, calls));
@@ -367,15 +298,7 @@ impl Slots {
     fn call_due(&self, now: Instant) -> Option<Instant> {
         let mut calls = Vec::new();
         let mut state = self.state();
-        let all = state.waiting.values_mut().filter(|waiting| !waiting.queue.waiting.is_empty());
-        let next = all.map(|waiting| {
-            if waiting.due <= now {
-                waiting.due = now + waiting.interval;
-                waiting.call_first(&mut calls);
-            }
-            waiting.due.max(now + PAUSE)
-        });
-        let next = next.min();
+        let next = state.waits.call_due(now, &mut calls);
         drop(state);
         drop(calls);
         next
@@ -384,51 +307,6 @@ impl Slots {
     /// Lets the first request of each queue ask, and thereby start the task again.
     pub(super) fn call_all(&self) {
         self.call_due(Instant::now() + MAX_INTERVAL);
-    }
-}
-
-impl SlotsState {
-    /// Records that slots of a set, whose hash is `id`, were freed after a `time` in nanoseconds,
-    /// if a request held them.
-    /// Returns the calls of the requests that may take them.
-    pub(super) fn freed_after(
-        &mut self,
-        time: Option<u64>,
-        rule: RuleName,
-        set: &Arc<str>,
-        id: u64,
-    ) -> Vec<Call> {
-        let mut calls = Vec::new();
-        if let Some(time) = time {
-            let mean = self.hold_times.entry(rule).or_insert(time);
-            *mean = *mean - *mean / WEIGHT + time / WEIGHT;
-        }
-        if !self.waiting.is_empty() {
-            let room = self.to_free(set);
-            if let Some(waiting) = self.waiting.get_mut(&id) {
-                waiting.frees += 1;
-                waiting.call_first(&mut calls);
-                waiting.call_for(room, &mut calls);
-            }
-        }
-        calls
-    }
-
-    /// Returns the expected time until a slot is freed: the mean hold time, divided by the limit.
-    fn time_to_free(&self, rule: RuleName, quota: &Quota) -> Duration {
-        let mean = self.hold_times.get(&rule).copied().unwrap_or(0);
-        Duration::from_nanos(mean) / quota.limit().max(1)
-    }
-
-    /// Returns the milliseconds for which a mark counts, unless its store asks before. A slow call
-    /// may be late.
-    pub(super) fn mark_millis(&self, rule: RuleName) -> u64 {
-        nanos(self.interval(rule) + FIRST_INTERVAL) / 1_000_000
-    }
-
-    fn interval(&self, rule: RuleName) -> Duration {
-        let mean = self.hold_times.get(&rule).copied().map(Duration::from_nanos);
-        mean.unwrap_or(FIRST_INTERVAL).clamp(MIN_INTERVAL, MAX_INTERVAL)
     }
 }
 

@@ -1,0 +1,161 @@
+//! The queues of requests that wait for slots, one for each account.
+
+use std::{collections::HashMap, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::{
+    name::RuleName,
+    quota::Quota,
+    store::{Call, nanos, waiter::SlotQueue},
+};
+
+/// The time until the first request of a queue asks again, if this process has held no slot of the
+/// rule.
+const FIRST_INTERVAL: Duration = Duration::from_millis(100);
+const MIN_INTERVAL: Duration = Duration::from_millis(10);
+pub(super) const MAX_INTERVAL: Duration = Duration::from_secs(1);
+/// The shortest time between two looks at all queues.
+const PAUSE: Duration = Duration::from_millis(5);
+/// The weight of a new hold time in the mean is one divided by this number.
+const WEIGHT: u64 = 8;
+
+/// The requests of this process that wait for slots, or ask for them and may then wait.
+#[derive(Default)]
+pub(super) struct Waits {
+    /// The queues, by the hash of the key of the sorted set.
+    queues: HashMap<u64, WaitingRequests>,
+    /// The mean time in nanoseconds for which this process held slots of a rule.
+    hold_times: HashMap<RuleName, u64>,
+}
+
+/// The requests that wait for slots of one account, or ask for them and may then wait.
+pub(super) struct WaitingRequests {
+    pub(super) queue: SlotQueue,
+    /// The number of requests that ask.
+    pub(super) asking: usize,
+    /// The number of times that this process freed slots.
+    pub(super) frees: u64,
+    /// `true` if the last call had no answer. Each request then asks at once.
+    pub(super) failing: bool,
+    /// The longest time after which a call was answered, since a request left during its call.
+    pub(super) answered_in: Duration,
+    /// The mean hold time, bounded.
+    pub(super) interval: Duration,
+    /// The instant at which the first request asks again.
+    pub(super) due: Instant,
+}
+
+impl WaitingRequests {
+    fn new(interval: Duration) -> Self {
+        Self {
+            queue: SlotQueue::default(),
+            asking: 0,
+            frees: 0,
+            failing: false,
+            answered_in: Duration::ZERO,
+            interval,
+            due: Instant::now() + interval,
+        }
+    }
+
+    /// Calls the requests that fit into `room` slots.
+    ///
+    /// The room is at most the limit: it may count slots that a call without an answer never took.
+    pub(super) fn call_for(&mut self, room: u64, calls: &mut Vec<Call>) {
+        let room = room.min(self.queue.limit);
+        for (before, (rank, call)) in (0..).zip(&mut self.queue.waiting) {
+            if before + u64::from(rank.headroom) >= room {
+                break;
+            }
+            calls.extend(call.take());
+        }
+    }
+
+    /// Calls the first request, which may find slots that other processes have freed.
+    pub(super) fn call_first(&mut self, calls: &mut Vec<Call>) {
+        calls.extend(self.queue.waiting.values_mut().next().and_then(Option::take));
+    }
+
+    fn is_unused(&self) -> bool {
+        self.asking == 0 && self.queue.waiting.is_empty()
+    }
+}
+
+impl Waits {
+    /// Returns `true` if no request waits, or asks and may then wait.
+    pub(super) fn is_empty(&self) -> bool {
+        self.queues.is_empty()
+    }
+
+    pub(super) fn get(&self, id: u64) -> Option<&WaitingRequests> {
+        self.queues.get(&id)
+    }
+
+    pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut WaitingRequests> {
+        self.queues.get_mut(&id)
+    }
+
+    /// Returns the queue of an account of a rule. Adds one if there is none.
+    pub(super) fn queue(&mut self, id: u64, rule: RuleName) -> &mut WaitingRequests {
+        let interval = self.interval(rule);
+        self.queues.entry(id).or_insert_with(|| WaitingRequests::new(interval))
+    }
+
+    /// Removes a queue without requests.
+    pub(super) fn remove_unused(&mut self, id: u64) {
+        if self.queues.get(&id).is_some_and(WaitingRequests::is_unused) {
+            self.queues.remove(&id);
+        }
+    }
+
+    /// Records that a request of a rule held slots for a time in nanoseconds.
+    pub(super) fn record_hold(&mut self, rule: RuleName, time: u64) {
+        let mean = self.hold_times.entry(rule).or_insert(time);
+        *mean = *mean - *mean / WEIGHT + time / WEIGHT;
+    }
+
+    /// Records that slots of an account were freed, `room` of which the server may still count.
+    /// Returns the calls of the requests that may take them.
+    pub(super) fn freed(&mut self, id: u64, room: u64) -> Vec<Call> {
+        let mut calls = Vec::new();
+        if let Some(waiting) = self.queues.get_mut(&id) {
+            waiting.frees += 1;
+            waiting.call_first(&mut calls);
+            waiting.call_for(room, &mut calls);
+        }
+        calls
+    }
+
+    /// Calls the first request of each queue that is due at an instant. Returns the next instant at
+    /// which one is.
+    pub(super) fn call_due(&mut self, now: Instant, calls: &mut Vec<Call>) -> Option<Instant> {
+        let mut next: Option<Instant> = None;
+        for waiting in self.queues.values_mut().filter(|it| !it.queue.waiting.is_empty()) {
+            if waiting.due <= now {
+                waiting.due = now + waiting.interval;
+                waiting.call_first(calls);
+            }
+            let due = waiting.due.max(now + PAUSE);
+            next = Some(next.map_or(due, |next| next.min(due)));
+        }
+        next
+    }
+
+    /// Returns the expected time until a slot is freed: the mean hold time, divided by the limit.
+    pub(super) fn time_to_free(&self, rule: RuleName, quota: &Quota) -> Duration {
+        let mean = self.hold_times.get(&rule).copied().unwrap_or(0);
+        Duration::from_nanos(mean) / quota.limit().max(1)
+    }
+
+    /// Returns the milliseconds for which a mark counts, unless its store asks before. A slow call
+    /// may be late.
+    pub(super) fn mark_millis(&self, rule: RuleName) -> u64 {
+        nanos(self.interval(rule) + FIRST_INTERVAL) / 1_000_000
+    }
+
+    pub(super) fn interval(&self, rule: RuleName) -> Duration {
+        let mean = self.hold_times.get(&rule).copied().map(Duration::from_nanos);
+        mean.unwrap_or(FIRST_INTERVAL).clamp(MIN_INTERVAL, MAX_INTERVAL)
+    }
+}
