@@ -2,7 +2,6 @@
 
 use std::{
     hash::{BuildHasher, RandomState},
-    sync::Arc,
     time::Duration,
 };
 
@@ -37,8 +36,8 @@ where
 
     fn open(&mut self) -> Self {
         let random = RandomState::new().hash_one(0);
-        let store = self.clone().with_prefix(format!("test-{random:x}"));
-        *self = store.with_test_clock(Arc::default()).with_slot_ttl(UNLIMITED);
+        let store = self.clone().with_test_clock(format!("test-{random:x}"));
+        *self = store.with_slot_ttl(UNLIMITED);
         self.clone()
     }
 

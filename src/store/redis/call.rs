@@ -57,7 +57,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         groups: impl Iterator<Item = (&'r Request, usize)>,
         slots: SmallVec<[SlotCall; 1]>,
     ) -> Result<SmallVec<[Reply; 1]>, RedisError> {
-        if !slots.iter().all(SlotCall::is_empty) {
+        if slots.iter().any(SlotCall::takes_any) {
             self.start_renewing()?;
         }
         let value = self.run(script, keys, args).await?;

@@ -214,18 +214,14 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         self.shared.dropped_states.load(Relaxed)
     }
 
+    /// Replaces the prefix of the keys, and the clock of the server by one that a test drives.
     #[cfg(feature = "testing")]
-    pub(crate) fn with_prefix(mut self, prefix: String) -> Self {
-        self.settings_mut().addresses.prefix = prefix;
-        self
-    }
-
-    /// Replaces the server's clock by `test_clock`, in nanoseconds of Unix time.
-    #[cfg(feature = "testing")]
-    pub(crate) fn with_test_clock(mut self, test_clock: Arc<AtomicU64>) -> Self {
+    pub(crate) fn with_test_clock(mut self, prefix: String) -> Self {
         let settings = self.settings_mut();
-        (settings.test_clock, settings.process_clock) =
-            (Some(test_clock.clone()), Some(test_clock));
+        let test_clock = Arc::new(AtomicU64::new(0));
+        settings.addresses.prefix = prefix;
+        settings.test_clock = Some(test_clock.clone());
+        settings.process_clock = Some(test_clock);
         // The scripts have another clock, too.
         self.shared = Arc::default();
         self.with_slot_ttl(SLOT_TTL)
@@ -247,7 +243,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         self
     }
 
-    /// Sets the clock that replaces the server's, if any.
+    /// Sets the clock that replaces the server's, in nanoseconds of Unix time, if any.
     #[cfg(feature = "testing")]
     pub(crate) fn set_test_clock(&self, now: u64) {
         if let Some(clock) = &self.settings.test_clock {

@@ -366,9 +366,9 @@ impl SlotCall {
         Some(&found.take)
     }
 
-    /// Returns `true` if the call takes no slots.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.takes.is_empty()
+    /// Returns `true` if the call may take slots.
+    pub(crate) fn takes_any(&self) -> bool {
+        !self.takes.is_empty()
     }
 
     /// Records the answer, with the number of callers that took the slots of each account. Returns
