@@ -9,7 +9,7 @@ use super::{
     RedisStore,
     error::RedisError,
     protocol::{
-        Request, RequestKind, ScriptOp, letter,
+        Request, ScriptOp, letter,
         reply::Reply,
         script::{Script, ScriptKind},
     },
@@ -23,45 +23,33 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         request: &Request,
         op: ScriptOp<'_>,
     ) -> Result<Reply, RedisError> {
-        let kind = match op {
-            ScriptOp::Take => match request.kind() {
-                RequestKind::Plain => ScriptKind::Plain,
-                RequestKind::Slots => ScriptKind::Slots,
-                RequestKind::Other => ScriptKind::Take,
-            },
-            ScriptOp::Peek => ScriptKind::Peek,
-            _ => ScriptKind::Adjust,
-        };
-        let takers = usize::from(matches!(op, ScriptOp::Take));
-        let call = self.settings.slots.begin(request, takers);
-        let (keys, mut args) = request.encode(op, |account, quota| call.of(account, quota));
-        if matches!(kind, ScriptKind::Plain | ScriptKind::Slots) {
-            args.push(request.layout());
-        }
+        let kind = request.script(op);
+        let call = self.settings.slots.begin(request, usize::from(op.takes()));
+        let (keys, args) = request.encode(op, |account, quota| call.of(account, quota));
         let script = self.script(kind, request.quotas().map(letter));
-        let groups = iter::once((request, 1));
-        let replies = self.call_script(script, &keys, args, groups, [call].into()).await;
+        let requests = iter::once((request, 1));
+        let replies = self.call_script(script, &keys, args, requests, [call].into()).await;
         let mut replies = replies.inspect_err(|error| store_failed(error.kind().as_str()))?;
-        if !matches!(op, ScriptOp::Peek) {
+        if kind != ScriptKind::Peek {
             self.count_losses(&replies);
         }
         replies.pop().ok_or_else(|| RedisError::invalid_reply("empty"))
     }
 
-    /// Calls a script for groups of equal requests, each with its number of requests.
+    /// Calls a script for requests, each with the number of its callers.
     pub(crate) async fn call_script<'r, K: redis::ToRedisArgs>(
         &self,
         script: &Script,
         keys: &[K],
         args: Vec<Vec<u8>>,
-        groups: impl Iterator<Item = (&'r Request, usize)>,
+        requests: impl Iterator<Item = (&'r Request, usize)>,
         slots: SmallVec<[SlotCall; 1]>,
     ) -> Result<SmallVec<[Reply; 1]>, RedisError> {
         if slots.iter().any(SlotCall::takes_any) {
             self.start_renewing()?;
         }
         let value = self.run(script, keys, args).await?;
-        let mut replies = self.checked(Reply::read(&value, groups))?;
+        let mut replies = self.checked(Reply::read(&value, requests))?;
         for (reply, call) in replies.iter_mut().zip(slots) {
             reply.holds = call.answered(&reply.accounts);
         }

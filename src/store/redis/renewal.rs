@@ -204,10 +204,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Removes slots. This needs no script, which takes the server several times as long.
     async fn remove(&self, requests: &[RequestSlots]) -> Result<(), RedisError> {
         let store = self.settings.slots.store;
-        let removals = by_set(requests).map(async |group| {
+        let removals = by_set(requests).map(async |requests| {
             let mut command = redis::cmd("ZREM");
-            command.arg(&*group[0].0);
-            for (_, first, units) in group {
+            command.arg(&*requests[0].0);
+            for (_, first, units) in requests {
                 for number in *first..first + u64::from(*units) {
                     command.arg(EncodedPlan::default().int::<8>(store).int::<8>(number).0);
                 }
@@ -226,9 +226,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let slots = &self.settings.slots;
         let head = EncodedPlan::default().int::<7>(slots.ttl_micros()).int::<8>(slots.store);
         let (mut keys, mut args) = (Vec::new(), vec![head.0]);
-        for group in by_set(requests) {
-            let list = group.iter().map(|(_, first, units)| (*first, *units));
-            keys.push(&*group[0].0);
+        for slots in by_set(requests) {
+            let list = slots.iter().map(|(_, first, units)| (*first, *units));
+            keys.push(&*slots[0].0);
             args.push(EncodedPlan::default().slot_list(list).0);
         }
         let script = self.script(ScriptKind::Renew, []);

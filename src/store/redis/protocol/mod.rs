@@ -15,7 +15,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use self::addresses::Addresses;
+use self::{addresses::Addresses, script::ScriptKind};
 use crate::{
     algorithm::{Demand, Receipt, fixed_window::retention, gcra},
     decision::{Decision, Outcome},
@@ -141,6 +141,13 @@ pub(crate) enum ScriptOp<'a> {
     Unblock,
 }
 
+impl ScriptOp<'_> {
+    /// Returns `true` if the operation charges the accounts if all demands fit.
+    pub(crate) fn takes(self) -> bool {
+        matches!(self, ScriptOp::Take)
+    }
+}
+
 impl Request {
     /// Creates a request. The costs of charges to one account are added.
     pub(crate) fn new(charges: &[Charge<'_>], addresses: &Addresses) -> Self {
@@ -245,6 +252,23 @@ impl Request {
         }
     }
 
+    /// Returns the kind of the script for an operation.
+    pub(crate) fn script(&self, op: ScriptOp<'_>) -> ScriptKind {
+        match op {
+            ScriptOp::Take => match self.kind() {
+                RequestKind::Plain => ScriptKind::Plain,
+                RequestKind::Slots => ScriptKind::Slots,
+                RequestKind::Other => ScriptKind::Take,
+            },
+            ScriptOp::Peek => ScriptKind::Peek,
+            ScriptOp::Adjust(_)
+            | ScriptOp::Undo(..)
+            | ScriptOp::Reset
+            | ScriptOp::Block(_)
+            | ScriptOp::Unblock => ScriptKind::Adjust,
+        }
+    }
+
     /// Returns the quotas of all accounts.
     pub(crate) fn quotas(&self) -> impl Iterator<Item = &Quota> {
         self.accounts.iter().flat_map(|account| &account.quotas).map(|part| &part.quota)
@@ -270,12 +294,15 @@ impl Request {
             };
             args.push(account.plan(self.now, change, |quota| slots(at, quota), index));
         }
+        if matches!(self.script(op), ScriptKind::Plain | ScriptKind::Slots) {
+            args.push(self.layout());
+        }
         (keys, args)
     }
 
     /// Returns the layout of a call of this request alone, whose keys and plans are in the order of the
     /// accounts.
-    pub(crate) fn layout(&self) -> Vec<u8> {
+    fn layout(&self) -> Vec<u8> {
         let mut layout = Layout::default();
         layout.group(1, self.accounts.len());
         for number in 1..=self.accounts.len() {

@@ -44,10 +44,10 @@ pub(crate) struct AccountReply {
 }
 
 impl Reply {
-    /// Parses the replies of a script to groups of equal requests, each with its number of requests.
+    /// Parses the replies of a script to requests, each with the number of its callers.
     pub(crate) fn read<'r>(
         value: &Value,
-        groups: impl Iterator<Item = (&'r Request, usize)>,
+        requests: impl Iterator<Item = (&'r Request, usize)>,
     ) -> Result<SmallVec<[Self; 1]>, RedisError> {
         let Value::BulkString(bytes) = value else {
             return Err(RedisError::invalid_reply("not a bulk string"));
@@ -55,7 +55,7 @@ impl Reply {
         let mut bytes = Reader(bytes);
         let now = bytes.instant()?;
         let replies =
-            groups.map(|(request, count)| Self::read_one(&mut bytes, request, count, now));
+            requests.map(|(request, count)| Self::read_one(&mut bytes, request, count, now));
         let replies = replies.collect::<Result<_, _>>()?;
         if bytes.0.is_empty() { Ok(replies) } else { Err(RedisError::invalid_reply("too long")) }
     }
