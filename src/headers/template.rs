@@ -50,8 +50,6 @@ pub(crate) struct Template {
     prepared: Option<Prepared>,
     /// The rules of a layer with a live plan, to make the template again when the plan is replaced.
     rules: Vec<(RuleName, Quotas, bool)>,
-    /// The rules of shares, because the fields describe their pools.
-    hidden: Vec<RuleName>,
     /// The template of the current quotas, if the layer has a live plan.
     latest: Option<ArcSwap<Self>>,
 }
@@ -137,7 +135,6 @@ impl Template {
             secret: None,
             prepared: None,
             rules: Vec::new(),
-            hidden: Vec::new(),
             latest: None,
         }
     }
@@ -148,9 +145,8 @@ impl Template {
         infos: &[RuleInfo<'_>],
     ) -> Self {
         let secret = secret.filter(|_| family == Headers::RateLimit);
-        let hidden = infos.iter().filter(|info| info.is_hidden()).map(|info| info.name).collect();
-        let infos: Vec<_> = infos.iter().filter(|info| !info.is_hidden()).collect();
-        let quotas = |info: &RuleInfo<'_>| match info.live {
+        let infos: Vec<_> = infos.iter().filter(|it| !it.is_hidden()).collect();
+        let quotas = |it: &RuleInfo<'_>| match it.live {
             Some(live) => live.quotas(),
             None => info.quotas.unwrap_or_default().into(),
         };
@@ -161,7 +157,6 @@ impl Template {
         template.reports_allowed &= !only_denied;
         template.is_per_request = secret.is_some() || infos.iter().any(|info| info.is_chosen());
         template.secret = secret;
-        template.hidden = hidden;
         if is_live && !template.is_per_request {
             let mut latest = Self::prepared(family, rules.iter().map(borrowed));
             latest.rules = rules;
@@ -216,10 +211,9 @@ impl Template {
         family: Headers,
         charges: &[Charge<'_>],
         secret: Option<&FingerprintKey>,
-        hidden: &[RuleName],
     ) -> Arc<Self> {
-        let shown = charges.iter().filter(|charge| !hidden.contains(&charge.rule()));
-        let rules = shown.map(|charge| (charge.rule(), charge.quotas(), charge.is_report_only()));
+        let shown = charges.iter().filter(|charge| is_shown(charge));
+        let rules = shown.map(|it| (it.rule(), it.quotas(), it.is_report_only()));
         let mut items = Item::named(rules, family);
         if let Some(secret) = secret {
             items.iter_mut().for_each(|item| item.set_partition_key(charges, secret));
@@ -231,7 +225,7 @@ impl Template {
     pub(crate) fn of_call(family: Headers, decision: &Decision, quotas: &[Quota]) -> Arc<Self> {
         let rule = decision.outcomes().first().map(Outcome::rule).unwrap_or_default();
         let key = Key::everyone();
-        Self::of_charges(family, &[Charge::new(rule, &key, quotas)], None, &[])
+        Self::of_charges(family, &[Charge::new(rule, &key, quotas)], None)
     }
 
     /// Returns the template for the charges of a request, unless it is this one.
@@ -244,13 +238,12 @@ impl Template {
     #[inline(never)]
     fn find_fitting(&self, charges: &[Charge<'_>]) -> Option<Guard<Arc<Self>>> {
         if self.is_per_request {
-            let own = Self::of_charges(self.family, charges, self.secret.as_ref(), &self.hidden);
+            let own = Self::of_charges(self.family, charges, self.secret.as_ref());
             return Some(Guard::from_inner(own));
         }
         let latest = self.latest.as_ref()?;
         let template = latest.load();
-        let is_shown = |charge: &&Charge<'_>| !self.hidden.contains(&charge.rule());
-        if charges.iter().filter(is_shown).all(|charge| template.has(charge)) {
+        if charges.iter().all(|charge| !is_shown(charge) || template.has(charge)) {
             return Some(template);
         }
         let template = Arc::new(template.renewed(charges));
@@ -683,6 +676,11 @@ pub(crate) fn check_names(infos: &[RuleInfo<'_>]) -> Result<(), RuleError> {
 
 /// The name and the quotas of a rule, and `true` if the rule is report-only.
 type RuleQuotas<'a> = (RuleName, &'a [Quota], bool);
+
+/// Returns `true` if the fields describe the rule: it is no part of another one.
+fn is_shown(charge: &Charge<'_>) -> bool {
+    charge.owner() == charge.rule()
+}
 
 fn borrowed((rule, quotas, is_report_only): &(RuleName, Quotas, bool)) -> RuleQuotas<'_> {
     (*rule, quotas.as_ref(), *is_report_only)

@@ -93,8 +93,6 @@ pub(crate) struct AdjustConfig {
     pub(crate) store: Arc<DynStore<Infallible>>,
     /// The names of all rules of the layer.
     pub(crate) rules: Arc<[RuleName]>,
-    /// The rule of each share, and that of its pool.
-    pub(crate) shares: Arc<[(RuleName, RuleName)]>,
     /// The plans of the rules whose quotas can be replaced.
     pub(crate) live: Arc<[(RuleName, LivePlan)]>,
     /// The adjustment of a charge that nobody adjusts, if handlers get a handle.
@@ -239,10 +237,7 @@ impl OpenCharges {
         let store = &self.config.store;
         self.with(|charges| {
             for (charge, adjusted) in charges.iter().zip(&self.adjusted) {
-                // A share is adjusted with its pool.
-                let share = self.config.shares.iter().find(|share| share.0 == charge.rule());
-                let owner = share.map_or(charge.rule(), |share| share.1);
-                let other = rule.is_some_and(|name| owner.as_str() != name);
+                let other = rule.is_some_and(|name| charge.owner().as_str() != name);
                 let other = other || !self.decision.charged(charge.rule());
                 if other || adjusted.swap(true, AcqRel) {
                     continue;

@@ -236,7 +236,9 @@ impl<K: KeyExtractor> FairRule<K> {
             }
             let key = if part.is_known { client } else { &others };
             let quotas = [quota.part(part.weight, part.sum, charge.cost())];
-            let share = Charge::new(self.share.name, key, &quotas).with_cost(charge.cost());
+            let share = Charge::new(self.share.name, key, &quotas)
+                .with_cost(charge.cost())
+                .with_owner(self.pool.name);
             then(&[share, *charge, beyond]);
         });
     }

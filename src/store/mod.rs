@@ -117,15 +117,14 @@ pub struct Charge<'a> {
     demand: Demand,
     report_only: bool,
     only: Option<u8>,
+    owner: RuleName,
 }
 
 impl<'a> Charge<'a> {
     /// Creates a charge of one unit.
     pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
         let demand = Demand::units(1);
-        let report_only = false;
-        let only = None;
-        Self { rule, key, quotas, demand, report_only, only }
+        Self { rule, key, quotas, demand, report_only: false, only: None, owner: rule }
     }
 
     /// Sets the units to charge. Defaults to 1.
@@ -181,6 +180,17 @@ impl<'a> Charge<'a> {
     pub fn with_quota_index(mut self, index: usize) -> Self {
         self.only = Some(u8::try_from(index).unwrap_or(u8::MAX));
         self
+    }
+
+    /// Sets the rule that this one is a part of. Users know only that rule. Defaults to this rule.
+    pub(crate) fn with_owner(mut self, owner: RuleName) -> Self {
+        self.owner = owner;
+        self
+    }
+
+    /// Returns the rule that this one is a part of, or this rule.
+    pub(crate) fn owner(&self) -> RuleName {
+        self.owner
     }
 
     /// Returns the rule.
@@ -283,13 +293,20 @@ struct OwnedCharge {
     demand: Demand,
     report_only: bool,
     only: Option<u8>,
+    owner: RuleName,
 }
 
 impl OwnedCharge {
     fn as_charge(&self) -> Charge<'_> {
-        let Self { rule, key, quotas, demand, report_only, only } = self;
-        let charge = Charge::new(*rule, key, quotas);
-        Charge { demand: *demand, report_only: *report_only, only: *only, ..charge }
+        Charge {
+            rule: self.rule,
+            key: &self.key,
+            quotas: &self.quotas,
+            demand: self.demand,
+            report_only: self.report_only,
+            only: self.only,
+            owner: self.owner,
+        }
     }
 }
 
@@ -310,6 +327,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
             demand: charge.demand,
             report_only: charge.report_only,
             only: charge.only,
+            owner: charge.owner,
         };
         Self(charges.iter().map(own).collect())
     }
