@@ -28,7 +28,7 @@ use crate::{
     headers::{Lines, RETRY_AFTER_MS, Template},
     key::KeyError,
     log::error,
-    observe::DecisionEvent,
+    observe::{Charged, DecisionEvent},
     quota::Quota,
     reject::{Reject, Rejection},
     rule::{self, Attempts, Bypass, Candidates, OwnedCandidates, Rules, deadline},
@@ -109,10 +109,7 @@ where
         let Some(last) = queued.last.take() else { return self.admit_again(head, queued) };
         let LastDecision { mut decision, charges } = *last;
         if is_charged {
-            return charges.with(|charges| {
-                self.settings.count_client(head, &decision, charges);
-                self.respond(head, &mut decision, charges, None, true)
-            });
+            return charges.with(|charges| self.respond(head, &mut decision, charges, None, true));
         }
         // That the layer ends all waits is no fault of the client.
         let strikes = if queued.is_released() { 0 } else { u64::MAX };
@@ -341,7 +338,6 @@ where
         } else if decision.wait > 0 {
             self.wait_for_turn(head, decision, charges, queued)
         } else {
-            self.settings.count_client(head, decision, charges);
             let has_waited = queued.is_some_and(|queued| queued.has_waited);
             self.respond(head, decision, charges, None, has_waited)
         }
@@ -500,8 +496,10 @@ where
         is_delayed: bool,
         charges: &[Charge<'_>],
     ) {
-        let charge_of = |rule| charges.iter().find(|charge| charge.rule() == rule);
-        let charged = &|rule| charge_of(rule).map(|charge| (charge.key(), charge.quotas()));
+        let charged = &|rule| {
+            let charge = charges.iter().find(|charge| charge.rule() == rule)?;
+            Some(Charged { key: charge.key(), quotas: charge.quotas(), cost: charge.cost() })
+        };
         let secret = self.settings.secret.as_ref();
         let event = DecisionEvent { head, decision, is_admitted, is_delayed, charged, secret };
         self.settings.notify(&event);

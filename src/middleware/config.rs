@@ -29,7 +29,7 @@ use crate::{
     headers::{HeaderPolicy, Lines, Template},
     observe::{self, DecisionEvent, Metrics, OnDecision},
     quota::Quota,
-    rule::{Bypass, Controller, Measurement, RuleInfo, RuleName, Sharers},
+    rule::{Bypass, Controller, Measurement, RuleInfo, RuleName},
     store::{Charge, Store},
     toggle::Toggle,
 };
@@ -73,9 +73,8 @@ pub(crate) struct LayerConfig {
     pub(super) drain: Arc<DrainConfig>,
     /// The controllers of rules with adaptive limits.
     pub(crate) adaptive: Vec<(RuleName, Arc<Controller>)>,
-    /// The clients of rules with fair shares.
-    sharers: Vec<Sharers>,
     pub(crate) metrics: Metrics,
+    /// The hooks of rules and of the user.
     pub(crate) hooks: Vec<Arc<dyn OnDecision>>,
     /// The secret for fingerprints of keys in logs, spans and explanations.
     pub(crate) secret: Option<FingerprintKey>,
@@ -122,9 +121,8 @@ impl LayerConfig {
             hold: Arc::default(),
             drain: Arc::default(),
             adaptive: infos.iter().filter_map(controller).collect(),
-            sharers: infos.iter().filter_map(|info| info.sharers.cloned()).collect(),
-            metrics: Metrics::new(infos.iter().map(|info| (info.name, info.is_chosen()))),
-            hooks: Vec::new(),
+            metrics: Metrics::new(infos.iter().map(|it| (it.name, it.is_chosen()))),
+            hooks: infos.iter().filter_map(RuleInfo::hook).collect(),
             secret: None,
             is_watched: false,
             has_context: true,
@@ -200,19 +198,6 @@ impl LayerConfig {
         }
         if sheds == Some(true) {
             decision.source = Source::Overload;
-        }
-    }
-
-    /// Counts the client of an admitted request in the rules with fair shares.
-    #[inline]
-    pub(crate) fn count_client(
-        &self,
-        head: &RequestHead<'_>,
-        decision: &Decision,
-        charges: &[Charge<'_>],
-    ) {
-        for sharers in &self.sharers {
-            sharers.count(head, decision, charges);
         }
     }
 

@@ -232,8 +232,8 @@ impl OnDecision for Metrics {
             return;
         };
         for it in &*self.rules {
-            if let Some((_, quotas)) = (event.charged)(it.rule) {
-                it.set_limits(quotas);
+            if let Some(charged) = (event.charged)(it.rule) {
+                it.set_limits(charged.quotas);
                 it.record_utilization(decision);
             }
             let Some(cause) = event.cause(it.rule) else { continue };

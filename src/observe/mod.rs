@@ -113,9 +113,18 @@ pub struct DecisionEvent<'a> {
     pub is_admitted: bool,
     /// `true` if the request runs after a wait in the [queue](crate::Rule::max_wait).
     pub is_delayed: bool,
-    /// Returns the key that a rule charges, and the quotas.
-    pub(crate) charged: &'a dyn Fn(RuleName) -> Option<(&'a Key, &'a [Quota])>,
+    /// Returns the charge of a rule.
+    pub(crate) charged: &'a dyn Fn(RuleName) -> Option<Charged<'a>>,
     pub(crate) secret: Option<&'a FingerprintKey>,
+}
+
+/// Charge of a rule, for a hook.
+#[derive(Clone, Copy)]
+pub(crate) struct Charged<'a> {
+    pub(crate) key: &'a Key,
+    #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "for metrics"))]
+    pub(crate) quotas: &'a [Quota],
+    pub(crate) cost: u32,
 }
 
 impl<'a> DecisionEvent<'a> {
@@ -134,7 +143,7 @@ impl<'a> DecisionEvent<'a> {
 
     /// Returns the key that a rule charges, and its fingerprint.
     pub(crate) fn key(&self, rule: RuleName) -> Option<(&'a Key, Fingerprint)> {
-        let (key, _) = (self.charged)(rule)?;
+        let key = (self.charged)(rule)?.key;
         Some((key, key.fingerprint(self.secret?)))
     }
 

@@ -50,7 +50,6 @@ pub(crate) use self::{
     controller::Controller,
     plan::deadline,
     rules::{charges, infos},
-    sharers::Sharers,
 };
 pub use crate::name::{NameError, RuleName};
 use crate::{

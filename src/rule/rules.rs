@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use super::{LivePlan, RuleName, attempts::Candidates, sharers::Sharers};
 use crate::{
     key::{KeyError, RequestHead},
+    observe::OnDecision,
     quota::Quota,
     store::Charge,
     toggle::Toggle,
@@ -131,6 +132,11 @@ impl RuleInfo<'_> {
     /// Returns `true` if header fields do not describe the rule: the shares of a pool.
     pub(crate) fn is_hidden(&self) -> bool {
         self.share_of.is_some()
+    }
+
+    /// Returns the hook that the rule needs, if any.
+    pub(crate) fn hook(&self) -> Option<Arc<dyn OnDecision>> {
+        Some(Arc::new(self.sharers?.clone()))
     }
 
     /// Returns the name of the rule and that of its pool, if this is the rule of the shares.

@@ -12,9 +12,10 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::{Cost, RuleName};
 use crate::{
-    decision::Decision,
-    key::{Key, RequestHead, random_state},
-    store::{Charge, Clock},
+    decision::Outcome,
+    key::{Key, random_state},
+    observe::{DecisionEvent, OnDecision},
+    store::Clock,
 };
 
 /// The time of a generation. Clients of this one and of the last have weight.
@@ -33,18 +34,18 @@ pub(crate) struct Sharers {
     pub(super) clients: Arc<Clients>,
 }
 
-impl Sharers {
+impl OnDecision for Sharers {
     /// Counts the client of an admitted request, if the request has used the pool.
-    pub(crate) fn count(
-        &self,
-        head: &RequestHead<'_>,
-        decision: &Decision,
-        charges: &[Charge<'_>],
-    ) {
-        let Some(share) = charges.iter().find(|charge| charge.rule() == self.share) else { return };
-        let has_used = !decision.outcomes().is_empty() && decision.charged(self.pool);
-        if share.cost() > 0 && has_used {
-            self.clients.count(share.key(), self.weight.of(head));
+    fn on_decision(&self, event: &DecisionEvent<'_>) {
+        let Some(share) = (event.charged)(self.share).filter(|share| share.cost > 0) else {
+            return;
+        };
+        let Ok(decision) = event.decision else { return };
+        let uses_pool = |outcome: &Outcome| {
+            outcome.rule() == self.pool && !outcome.is_denied() && !outcome.is_passed_over()
+        };
+        if decision.is_allowed() && decision.outcomes().iter().any(uses_pool) {
+            self.clients.count(share.key, self.weight.of(event.head));
         }
     }
 }
