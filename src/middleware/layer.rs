@@ -801,9 +801,8 @@ where
     ///
     /// # Panics
     ///
-    /// Panics if the layer has no rule of this name, if the key of the rule is [never that of a
-    /// client](KeyExtractor::can_be_client), as with `Everyone`, or if its clients
-    /// [share](Rule::fair_by) the limit.
+    /// Panics if the layer has no rule of this name, or if the key of the rule is [never that of a
+    /// client](KeyExtractor::can_be_client), as with `Everyone`.
     #[track_caller]
     pub fn penalty(mut self, rule: &str, penalty: Penalty) -> Self {
         let infos = rule::infos(&*self.rules);

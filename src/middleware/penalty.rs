@@ -331,19 +331,12 @@ impl RulePenalty {
         infos: &[RuleInfo<'_>],
         store: Arc<DynStore<Infallible>>,
     ) -> Self {
-        let Some(info) = infos.iter().find(|info| info.name.as_str() == rule) else {
-            let known = infos.iter().map(|info| info.name).collect();
+        let shown = infos.iter().filter(|info| !info.is_hidden());
+        let Some(info) = shown.clone().find(|info| info.name.as_str() == rule) else {
+            let known = shown.map(|info| info.name).collect();
             panic!("penalty: {}", RuleError::Unknown { name: rule.into(), known });
         };
         let rule = info.name;
-        let is_shared = |info: &RuleInfo<'_>| {
-            info.share_of.is_some_and(|pool| pool == rule || info.name == rule)
-        };
-        assert!(
-            !infos.iter().any(is_shared),
-            "penalty: clients share rule {rule} (fair_by), so no denial is one client's alone; give the \
-             penalty to another rule"
-        );
         assert!(
             info.can_be_client,
             "penalty: the key of rule {rule} is never that of one client, so a block would be one of all \

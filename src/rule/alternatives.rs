@@ -151,7 +151,11 @@ impl Rules for Alternatives {
         let start = infos.len();
         self.0.iter().for_each(|rule| rule.info(infos));
         let first = infos[start].name;
-        infos[start..].iter_mut().for_each(|info| info.first_alternative = Some(first));
+        for info in &mut infos[start..] {
+            info.first_alternative = Some(first);
+            // A store must support alternatives whose quotas are not known yet.
+            info.sample = Some(&[]);
+        }
     }
 }
 

@@ -120,9 +120,6 @@ impl fmt::Display for RuleError {
 
 impl std::error::Error for RuleError {}
 
-/// A quota of a share, which depends on the clients.
-const SHARE: [Quota; 1] = [Quota::per_second(1)];
-
 /// Checks that each quota of a rule has an account of its own.
 fn check_accounts(rule: RuleName, quotas: &[Quota]) -> Result<(), RuleError> {
     match Quotas::first_equal(quotas) {
@@ -170,15 +167,10 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
     let mut choices: Vec<Choice> = Vec::new();
     let mut before: Option<&RuleInfo<'_>> = None;
     for (info, live) in limiting.iter().zip(&live) {
-        let is_pool = before.is_some_and(|share| share.share_of == Some(info.name));
-        let is_next = before
-            .is_some_and(|alternative| alternative.first_alternative == info.first_alternative);
+        let is_next = before.is_some_and(|it| it.first_alternative == info.first_alternative);
         before = Some(info);
         let current = live.as_ref().map(AsRef::as_ref).filter(|quotas| !quotas.is_empty());
-        let share = info.share_of.map(|_| SHARE.as_slice());
-        // Alternatives whose quotas are not known yet must be supported as well.
-        let unknown = info.first_alternative.map(|_| [].as_slice());
-        let Some(quotas) = info.quotas.or(current).or(share).or(unknown) else { continue };
+        let Some(quotas) = info.quotas.or(current).or(info.sample) else { continue };
         if waits_as_alternative(info, quotas) {
             return Err(RuleError::Unsupported(Unsupported::new(
                 "max_wait of an alternative with a concurrent quota; remove the max_wait",
@@ -189,13 +181,10 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
             return Err(RuleError::SeveralSlotsWait { rule: info.name, cost: charge.cost() });
         }
         charges.push(charge);
-        if info.quotas.is_some() && info.share_of.is_none() {
+        if info.quotas.is_some() {
             fixed.push(charge);
         }
-        if is_pool {
-            choices.push(Choice::new(charges.len() - 2, [2, 1]));
-            charges.push(charge.with_headroom(charge.headroom().max(1)));
-        } else if info.first_alternative.is_some() {
+        if info.first_alternative.is_some() {
             match choices.last_mut().filter(|_| is_next) {
                 Some(choice) => choice.add(1),
                 None => choices.push(Choice::new(charges.len() - 1, [1])),
@@ -215,13 +204,10 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
 /// Returns a charge of a rule, for a store that is asked about it.
 fn charge_of<'a>(info: &RuleInfo<'_>, quotas: &'a [Quota], key: &'a Key) -> Charge<'a> {
     let charge = Charge::new(info.name, key, quotas).with_cost(info.cost.unwrap_or(1));
-    if info.share_of.is_some() {
-        return charge;
-    }
     let wait = if info.queues { Duration::from_nanos(1) } else { Duration::ZERO };
     let may_report = info.report_only.is_on() || !info.report_only.is_fixed();
     // A headroom from the request may be above 0.
-    let headroom = info.headroom.unwrap_or(1);
+    let headroom = info.headroom.unwrap_or(1).max(info.reserve);
     charge.with_max_wait(wait).with_headroom(headroom).with_report_only(may_report)
 }
 

@@ -28,6 +28,9 @@ const MAX_CLIENTS: usize = 1 << 20;
 /// The part of the burst that clients beyond their share leave for others, in percent.
 const RESERVE: u64 = 30;
 
+/// A quota of a share, which depends on the clients.
+const SAMPLE: [Quota; 1] = [Quota::per_second(1)];
+
 /// Rule whose limit is shared fairly by the clients that use it, created by
 /// [`Rule::fair_by`](crate::Rule::fair_by).
 #[derive(Clone)]
@@ -271,12 +274,17 @@ impl<K: KeyExtractor> Sealed for FairRule<K> {
 impl<K: KeyExtractor> Rules for FairRule<K> {
     fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
         self.share.info(infos);
-        let share = infos.len() - 1;
+        if let Some(share) = infos.last_mut() {
+            share.quotas = None;
+            share.cost = self.pool.cost.fixed();
+            share.share_of = Some(self.pool.name);
+            share.sharers = Some(&self.sharers);
+            share.sample = Some(&SAMPLE);
+        }
         self.pool.info(infos);
-        let cost = self.pool.cost.fixed();
-        let share = &mut infos[share];
-        (share.quotas, share.cost, share.share_of) = (None, cost, Some(self.pool.name));
-        share.sharers = Some(&self.sharers);
+        if let Some(pool) = infos.last_mut() {
+            pool.reserve = 1;
+        }
     }
 }
 

@@ -455,6 +455,8 @@ impl<K: KeyExtractor> Rules for Rule<K> {
             can_be_client: self.extractor.can_be_client(),
             share_of: None,
             sharers: None,
+            sample: None,
+            reserve: 0,
         });
         if let Some(rules) = &self.if_no_key {
             rules.info(infos);

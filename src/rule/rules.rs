@@ -126,6 +126,10 @@ pub struct RuleInfo<'a> {
     pub share_of: Option<RuleName>,
     /// The clients of the shares, if this rule is that of them.
     pub(crate) sharers: Option<&'a Sharers>,
+    /// Quotas that stand for those of requests while they are not known.
+    pub(crate) sample: Option<&'a [Quota]>,
+    /// Units that some requests leave besides their headroom, at least.
+    pub(crate) reserve: u32,
 }
 
 impl RuleInfo<'_> {

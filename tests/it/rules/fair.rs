@@ -402,13 +402,15 @@ fn settings_that_cannot_be_shared_are_errors() {
         "rule site: max_wait with fair_by; remove one of them"
     );
     assert!(error(small).starts_with("rule site: fair_by with a burst of 3"));
-    for rule in ["site", "site.share"] {
+    let reasons =
+        [("site", "never that of one client"), ("site.share", "unknown rule `site.share`")];
+    for (rule, reason) in reasons {
         let penalty = catch_unwind(|| {
             let layer = RateLimitLayer::rules(site().fair_by(key()), LocalStore::new());
             drop(layer.penalty(rule, Penalty::after(Quota::per_minute(3))));
         });
         let panic = penalty.expect_err("no denial is of one client");
-        assert!(panic.downcast_ref::<String>().expect("a text").contains("clients share rule"));
+        assert!(panic.downcast_ref::<String>().expect("a text").contains(reason));
     }
     let anonymous = || site().if_no_key(Rule::new("ip", PeerIp::new(), Quota::per_second(1)));
     assert!(error(anonymous).starts_with("rule site: if_no_key with fair_by"));
