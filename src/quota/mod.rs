@@ -1,21 +1,22 @@
 //! Quotas: units per period with a burst, or slots for requests that run at the same time.
 
 mod address;
+mod algorithm;
 #[cfg(feature = "calendar")]
 mod anchor;
 mod calendar;
+mod part;
 #[cfg(feature = "serde")]
 mod table;
 mod text;
 
-use std::{fmt, num::NonZeroU32, time::Duration};
+use std::time::Duration;
 
 pub(crate) use self::address::QuotaAddress;
 use self::calendar::Anchor;
 #[cfg(feature = "serde")]
 pub(crate) use self::table::{max_wait, read_time};
-pub use self::text::QuotaError;
-use crate::store::instances::Part;
+pub use self::{algorithm::Algorithm, text::QuotaError};
 
 const SECOND: u64 = 1_000_000_000;
 const WEEK: u64 = 7 * 86_400 * SECOND;
@@ -647,71 +648,6 @@ impl Quota {
         self.burst as u64 + self.max_debt_units() as u64
     }
 
-    /// Returns the part of the quota for one of `n` processes, which is the same for every charge.
-    ///
-    /// All parts together allow no more than the quota, except that each part of unranked processes
-    /// allows at least one unit. The part of a token bucket refills continuously.
-    pub(crate) fn share(&self, of: Part) -> Self {
-        let n = of.instances;
-        if self.is_blocked() || n == NonZeroU32::MIN {
-            return *self;
-        }
-        if self.is_part {
-            return self.slower(n);
-        }
-        let part = |units: u32| of.of(units);
-        let burst = of.of_burst(self.burst);
-        let soft = part(self.soft);
-        if burst == 0 {
-            let Self { name, unit, address, .. } = *self;
-            return Self { name, unit, address, ..Self::blocked() };
-        }
-        if self.is_concurrent() {
-            return Self { units: burst, burst, soft, ..*self };
-        }
-        let algorithm = self.algorithm.share(of);
-        let (units, interval) = if algorithm.is_window() {
-            (burst, self.period.div_ceil(burst.into()))
-        } else {
-            // Without a unit of the burst, a process refills nothing either.
-            (self.units, self.interval.saturating_mul(of.holders(self.burst).into()))
-        };
-        let interval = interval.min(MAX_REFILL / (u64::from(burst) + u64::from(soft)));
-        let initial = self.initial.map(|units| part(units).min(burst));
-        let share = Self { units, burst, interval, algorithm, initial, soft, ..*self };
-        let longest = u32::try_from(share.longest_debt()).unwrap_or(u32::MAX);
-        Self { max_debt: self.max_debt.map(|units| part(units).min(longest)), ..share }
-    }
-
-    /// Returns the share of a client with a weight, of all weights: its part of the rate, with a burst of
-    /// half a second that has at least `cost` units. Its late charges have the limit of the pool's.
-    pub(crate) fn part(&self, weight: u32, of: u64, cost: u32) -> Self {
-        let longest = MAX_REFILL / u64::from(cost.max(1));
-        let interval = u128::from(self.interval) * u128::from(of) / u128::from(weight.max(1));
-        let interval = u64::try_from(interval).unwrap_or(longest).clamp(1, longest);
-        let burst = u32::try_from((SECOND / 2).div_ceil(interval)).unwrap_or(u32::MAX).max(cost);
-        let address = self.address;
-        let is_part = true;
-        let share = Self { units: 1, burst, period: interval, interval, ..Self::blocked() };
-        let share = Self { address, is_part, ..share };
-        let debt = self.late_limit().saturating_sub(burst.into()).min(share.longest_debt());
-        Self { max_debt: Some(u32::try_from(debt).unwrap_or(u32::MAX)), ..share }
-    }
-
-    /// Returns `true` for the share of a client.
-    pub(crate) fn is_part(&self) -> bool {
-        self.is_part
-    }
-
-    /// Returns the share of a client in one of `n` processes, whose pool is smaller as well.
-    fn slower(&self, n: NonZeroU32) -> Self {
-        let interval = self.interval.saturating_mul(u64::from(n.get()));
-        let interval = interval.min(MAX_REFILL / u64::from(self.burst.max(1)));
-        let share = Self { period: interval, interval, ..*self };
-        let longest = u32::try_from(share.longest_debt()).unwrap_or(u32::MAX);
-        Self { max_debt: self.max_debt.map(|units| units.min(longest)), ..share }
-    }
-
     /// Creates a quota with the default algorithm and burst.
     #[allow(clippy::result_large_err, reason = "a constant function cannot allocate")]
     const fn rate(units: u32, period: u64) -> Result<Self, Invalid> {
@@ -860,167 +796,12 @@ impl AsRef<[Self]> for Quota {
     }
 }
 
-/// Algorithm that counts the units of a quota.
-///
-/// The guide has [pictures](crate::guide::algorithms) of all algorithms.
-///
-/// | | maximum burst | memory | use it for |
-/// |---|---|---|---|
-/// | [`Gcra`](Algorithm::Gcra) | `burst` | one instant | almost everything |
-/// | [`TokenBucket`](Algorithm::TokenBucket) | `burst` | two numbers | "n more every minute" |
-/// | [`FixedWindow`](Algorithm::FixedWindow) | `2 × units`, at the edge of two windows | two numbers | calendar quotas, such as "n per day" |
-/// | [`AnchoredWindow`](Algorithm::AnchoredWindow) | `2 × units`, at the edge of two windows | two numbers | "n per hour from the first request" |
-/// | [`SlidingWindow`](Algorithm::SlidingWindow) | `units` | `buckets` + 1 counts | smooth windows of many units |
-/// | [`SlidingLog`](Algorithm::SlidingLog) | `units` | one entry per charge | exact windows of few units |
-/// | [`Concurrent`](Algorithm::Concurrent) | `limit` | one count, while a request runs | requests that run at the same time |
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(remote = "Self", rename_all = "snake_case"))]
-#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
-#[non_exhaustive]
-pub enum Algorithm {
-    /// Generic cell rate algorithm (ITU-T I.371). Refills one unit every interval.
-    #[default]
-    Gcra,
-    /// Token bucket. Refills all `units` together, once per period after the first charge.
-    TokenBucket,
-    /// Windows of one period, aligned to the Unix epoch.
-    ///
-    /// Without these settings, use [`Algorithm::fixed_window`].
-    FixedWindow {
-        /// The maximum number of unused units of a window that are added to the next window. A window
-        /// without any charge adds nothing.
-        #[cfg_attr(feature = "serde", serde(default))]
-        carry_over: u32,
-        /// Releases the units of a window at even intervals.
-        ///
-        /// A cost of several units fits only late in each window, after that many units were
-        /// released. A retry that comes after the end of the window is denied again. `Retry-After` is
-        /// in whole seconds, so under a window of a second a client that obeys it may never be served.
-        #[cfg_attr(feature = "serde", serde(default))]
-        paced: bool,
-    },
-    /// Window of one period that starts with the first charge.
-    AnchoredWindow,
-    /// Window that always covers the last period, counted in equal buckets.
-    ///
-    /// The oldest bucket is partly outside the period, and its units count in proportion to the
-    /// part inside. With one bucket, this is the well-known algorithm with two counters.
-    ///
-    /// Allows at most `units` in any span of `period × (1 − 1 / buckets)`, and less than twice the
-    /// units in any period. To allow at most `units` in any period, use
-    /// [`SlidingLog`](Algorithm::SlidingLog).
-    SlidingWindow {
-        /// The number of buckets, 1 to 1 000.
-        buckets: u32,
-    },
-    /// Log of all charges of the last period. Allows at most `units` in any period.
-    SlidingLog,
-    /// Slots that requests hold while they run, for [`Quota::concurrent`](crate::Quota::concurrent)
-    /// only.
-    #[cfg_attr(feature = "serde", serde(skip_deserializing))]
-    Concurrent,
-}
-
-impl Algorithm {
-    /// Creates windows of one period, aligned to the Unix epoch.
-    ///
-    /// ```
-    /// use tower_sluice::{Algorithm, Quota};
-    ///
-    /// const DAILY: Quota = Quota::per_day(100).with_algorithm(Algorithm::fixed_window());
-    /// let lending = Algorithm::FixedWindow { carry_over: 30, paced: false };
-    /// ```
-    #[must_use]
-    pub const fn fixed_window() -> Self {
-        Self::FixedWindow { carry_over: 0, paced: false }
-    }
-
-    /// Returns `true` for windows and logs, whose burst equals their units.
-    pub(crate) const fn is_window(self) -> bool {
-        match self {
-            Self::Gcra | Self::TokenBucket | Self::Concurrent => false,
-            Self::FixedWindow { .. }
-            | Self::AnchoredWindow
-            | Self::SlidingWindow { .. }
-            | Self::SlidingLog => true,
-        }
-    }
-
-    /// Returns `true` for a window whose units are released at even intervals.
-    pub(crate) const fn is_paced(self) -> bool {
-        matches!(self, Self::FixedWindow { paced: true, .. })
-    }
-
-    /// Returns `true` if a charge may wait in a queue.
-    pub(crate) const fn can_queue(self) -> bool {
-        matches!(self, Self::Gcra) || self.is_paced()
-    }
-
-    /// Returns the maximum number of units that a window adds to the next window.
-    pub(crate) const fn max_carry_over(self) -> u32 {
-        match self {
-            Self::FixedWindow { carry_over, .. } => carry_over,
-            _ => 0,
-        }
-    }
-
-    /// Returns the number of buckets of a window. Other windows than sliding windows have one.
-    pub(crate) const fn buckets(self) -> u32 {
-        match self {
-            Self::SlidingWindow { buckets } => buckets,
-            _ => 1,
-        }
-    }
-
-    /// Returns the algorithm for one of the processes that share a quota.
-    fn share(self, of: Part) -> Self {
-        match self {
-            Self::TokenBucket => Self::Gcra,
-            Self::FixedWindow { carry_over, paced } => {
-                Self::FixedWindow { carry_over: of.of(carry_over), paced }
-            }
-            other => other,
-        }
-    }
-}
-
-impl fmt::Display for Algorithm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Gcra => "gcra",
-            Self::TokenBucket => "token bucket",
-            Self::FixedWindow { .. } => "fixed window",
-            Self::AnchoredWindow => "anchored window",
-            Self::SlidingWindow { .. } => "sliding window",
-            Self::SlidingLog => "sliding log",
-            Self::Concurrent => "slots",
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
     fn fault(text: &str) -> String {
         text.parse::<Quota>().unwrap_err().to_string()
-    }
-
-    #[cfg(feature = "redis")]
-    #[test]
-    fn the_parts_of_counted_processes_add_up_to_the_rate_and_the_burst() {
-        for (burst, instances) in [(1, 4), (2, 4), (5, 4), (200, 7)] {
-            let quota = Quota::per_second(100).with_burst(burst);
-            let parts = (0..instances).filter_map(|rank| Part::ranked(instances, rank));
-            let parts: Vec<_> = parts.map(|part| quota.share(part)).collect();
-            assert_eq!(parts.iter().map(Quota::limit).sum::<u32>(), burst);
-            let with_units = parts.iter().filter(|part| part.limit() > 0);
-            let rate: f64 = with_units.map(|part| 1.0 / part.interval().as_secs_f64()).sum();
-            assert!((rate - 100.0).abs() < 0.1, "{rate} of {quota}, {instances} processes");
-        }
     }
 
     #[test]
@@ -1159,130 +940,5 @@ mod tests {
         assert_eq!(Quota::per_second(5).with_burst(9).late_limit(), 18);
         assert_eq!(Quota::per_second(5).with_max_debt(1).with_burst(9).late_limit(), 10);
         assert_eq!(Quota::per_second(5).with_max_debt(0).late_limit(), 5);
-    }
-
-    const ALGORITHMS: [Algorithm; 7] = [
-        Algorithm::Gcra,
-        Algorithm::TokenBucket,
-        Algorithm::fixed_window(),
-        Algorithm::FixedWindow { carry_over: 7, paced: true },
-        Algorithm::AnchoredWindow,
-        Algorithm::SlidingWindow { buckets: 1 },
-        Algorithm::SlidingLog,
-    ];
-
-    fn n(processes: u32) -> Part {
-        Part::equal(NonZeroU32::new(processes).expect("above 0"))
-    }
-
-    /// Generates valid quotas of every algorithm.
-    fn quota() -> impl Strategy<Value = Quota> {
-        let units = prop_oneof![1..20_u32, 1..10_000_u32, 1..=u32::MAX];
-        let period = prop_oneof![1..100_u64, 1..=MAX_REFILL, MAX_REFILL - 20..=MAX_REFILL];
-        let more = prop_oneof![Just(0), 1..20_u32, 1..=u32::MAX];
-        let algorithm = prop::sample::select(ALGORITHMS.to_vec());
-        let initial = prop::option::of(0..100_u32);
-        let debt = prop::option::of(prop_oneof![0..20_u32, 1..=u32::MAX]);
-        let parts = (units.clone(), period, units, more, algorithm, initial, debt);
-        parts.prop_filter_map("valid", |parts| {
-            let (units, period, burst, soft, algorithm, initial, max_debt) = parts;
-            let quota = Quota::rate(units, period).ok()?;
-            let burst = match algorithm {
-                Algorithm::Gcra | Algorithm::TokenBucket => burst,
-                _ => units,
-            };
-            let quota = Quota { burst, soft, algorithm, initial, max_debt, ..quota };
-            quota.fault().is_none().then_some(quota)
-        })
-    }
-
-    proptest! {
-        #![proptest_config(crate::keeping_regressions())]
-
-        #[test]
-        fn a_share_is_valid_and_at_most_its_part(
-            quota in quota(),
-            processes in prop_oneof![1..10_u32, 1..=u32::MAX],
-        ) {
-            let share = quota.share(n(processes));
-            prop_assert_eq!(share.fault(), None, "{:?}", share);
-            prop_assert_eq!(share.burst, (quota.burst / processes).max(1));
-            prop_assert_eq!(share.soft, quota.soft / processes);
-            prop_assert!(share.interval >= quota.interval, "{:?}", share);
-            prop_assert!(share.max_debt <= quota.max_debt, "{:?}", share);
-            prop_assert_eq!(quota.share(n(1)), quota);
-        }
-    }
-
-    #[test]
-    fn a_share_divides_the_settings_of_each_algorithm() {
-        let share = |quota: Quota| quota.share(n(4));
-        let gcra = share(Quota::per_second(10).with_burst(9).with_soft(5).with_initial(7));
-        assert_eq!((gcra.interval, gcra.burst, gcra.soft), (400_000_000, 2, 1));
-        assert_eq!(gcra.initial, Some(1));
-        let late = share(Quota::per_second(10).with_max_debt(9));
-        assert_eq!((late.max_debt, share(late).max_debt), (Some(2), Some(0)));
-        let bucket = Quota::per_minute(10).with_burst(9);
-        // The share keeps the account of the whole.
-        let tokens = bucket.with_algorithm(Algorithm::TokenBucket);
-        assert_eq!(share(tokens), Quota { address: tokens.address, ..share(bucket) });
-        let lending = Algorithm::FixedWindow { carry_over: 6, paced: false };
-        let window = share(Quota::per_day(100).with_algorithm(lending));
-        assert_eq!((window.units, window.burst, window.period), (25, 25, 86_400_000_000_000));
-        assert_eq!(window.algorithm, Algorithm::FixedWindow { carry_over: 1, paced: false });
-        let few = share(Quota::per_hour(3).with_algorithm(Algorithm::SlidingLog));
-        assert_eq!((few.units, few.burst), (1, 1));
-        assert_eq!(share(Quota::blocked()), Quota::blocked());
-        assert_eq!(share(Quota::concurrent(9).with_soft(5)), Quota::concurrent(2).with_soft(1));
-        assert_eq!(share(Quota::concurrent(3)), Quota::concurrent(1));
-    }
-
-    #[test]
-    fn a_share_refills_within_ten_years() {
-        let slow = Quota::per_day(1).with_burst(3650);
-        assert_eq!(slow.share(n(10)).interval, 864_000_000_000_000);
-        let bucket = slow.with_algorithm(Algorithm::TokenBucket);
-        let share = Quota { address: bucket.address, ..slow.share(n(10)) };
-        assert_eq!(bucket.share(n(10)), share);
-        assert_eq!(slow.share(n(u32::MAX)).interval, MAX_REFILL);
-    }
-
-    /// Fails to compile if an algorithm is added without a picture.
-    ///
-    /// A picture needs a line in `examples/plot/pictures.rs` and a section in
-    /// `src/guide/algorithms.md`.
-    fn picture(algorithm: Algorithm) -> &'static str {
-        match algorithm {
-            Algorithm::Gcra => include_str!("../guide/plots/gcra.svg"),
-            Algorithm::TokenBucket => include_str!("../guide/plots/token_bucket.svg"),
-            Algorithm::FixedWindow { paced: true, .. } => {
-                include_str!("../guide/plots/paced_window.svg")
-            }
-            Algorithm::FixedWindow { carry_over: 0, .. } => {
-                include_str!("../guide/plots/fixed_window.svg")
-            }
-            Algorithm::FixedWindow { .. } => include_str!("../guide/plots/carry_over.svg"),
-            Algorithm::AnchoredWindow => include_str!("../guide/plots/anchored_window.svg"),
-            Algorithm::SlidingWindow { .. } => include_str!("../guide/plots/sliding_window.svg"),
-            Algorithm::SlidingLog => include_str!("../guide/plots/sliding_log.svg"),
-            // Slots have a chapter of their own, without a picture.
-            Algorithm::Concurrent => include_str!("../guide/slots.md"),
-        }
-    }
-
-    #[test]
-    fn every_algorithm_has_a_picture_in_the_guide() {
-        for (algorithm, title) in [
-            (Algorithm::Gcra, "GCRA\n"),
-            (Algorithm::TokenBucket, "Token bucket"),
-            (Algorithm::fixed_window(), "Fixed window\n"),
-            (Algorithm::FixedWindow { carry_over: 3, paced: false }, "Fixed window, carry-over"),
-            (Algorithm::FixedWindow { carry_over: 0, paced: true }, "Fixed window, paced"),
-            (Algorithm::AnchoredWindow, "Anchored window"),
-            (Algorithm::SlidingWindow { buckets: 4 }, "Sliding window"),
-            (Algorithm::SlidingLog, "Sliding log"),
-        ] {
-            assert!(picture(algorithm).contains(title), "{algorithm:?}");
-        }
     }
 }

@@ -1,0 +1,188 @@
+//! The algorithms that count the units of a quota.
+
+use std::fmt;
+
+use crate::store::instances::Part;
+
+/// Algorithm that counts the units of a quota.
+///
+/// The guide has [pictures](crate::guide::algorithms) of all algorithms.
+///
+/// | | maximum burst | memory | use it for |
+/// |---|---|---|---|
+/// | [`Gcra`](Algorithm::Gcra) | `burst` | one instant | almost everything |
+/// | [`TokenBucket`](Algorithm::TokenBucket) | `burst` | two numbers | "n more every minute" |
+/// | [`FixedWindow`](Algorithm::FixedWindow) | `2 × units`, at the edge of two windows | two numbers | calendar quotas, such as "n per day" |
+/// | [`AnchoredWindow`](Algorithm::AnchoredWindow) | `2 × units`, at the edge of two windows | two numbers | "n per hour from the first request" |
+/// | [`SlidingWindow`](Algorithm::SlidingWindow) | `units` | `buckets` + 1 counts | smooth windows of many units |
+/// | [`SlidingLog`](Algorithm::SlidingLog) | `units` | one entry per charge | exact windows of few units |
+/// | [`Concurrent`](Algorithm::Concurrent) | `limit` | one count, while a request runs | requests that run at the same time |
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(remote = "Self", rename_all = "snake_case"))]
+#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// Generic cell rate algorithm (ITU-T I.371). Refills one unit every interval.
+    #[default]
+    Gcra,
+    /// Token bucket. Refills all `units` together, once per period after the first charge.
+    TokenBucket,
+    /// Windows of one period, aligned to the Unix epoch.
+    ///
+    /// Without these settings, use [`Algorithm::fixed_window`].
+    FixedWindow {
+        /// The maximum number of unused units of a window that are added to the next window. A window
+        /// without any charge adds nothing.
+        #[cfg_attr(feature = "serde", serde(default))]
+        carry_over: u32,
+        /// Releases the units of a window at even intervals.
+        ///
+        /// A cost of several units fits only late in each window, after that many units were
+        /// released. A retry that comes after the end of the window is denied again. `Retry-After` is
+        /// in whole seconds, so under a window of a second a client that obeys it may never be served.
+        #[cfg_attr(feature = "serde", serde(default))]
+        paced: bool,
+    },
+    /// Window of one period that starts with the first charge.
+    AnchoredWindow,
+    /// Window that always covers the last period, counted in equal buckets.
+    ///
+    /// The oldest bucket is partly outside the period, and its units count in proportion to the
+    /// part inside. With one bucket, this is the well-known algorithm with two counters.
+    ///
+    /// Allows at most `units` in any span of `period × (1 − 1 / buckets)`, and less than twice the
+    /// units in any period. To allow at most `units` in any period, use
+    /// [`SlidingLog`](Algorithm::SlidingLog).
+    SlidingWindow {
+        /// The number of buckets, 1 to 1 000.
+        buckets: u32,
+    },
+    /// Log of all charges of the last period. Allows at most `units` in any period.
+    SlidingLog,
+    /// Slots that requests hold while they run, for [`Quota::concurrent`](crate::Quota::concurrent)
+    /// only.
+    #[cfg_attr(feature = "serde", serde(skip_deserializing))]
+    Concurrent,
+}
+
+impl Algorithm {
+    /// Creates windows of one period, aligned to the Unix epoch.
+    ///
+    /// ```
+    /// use tower_sluice::{Algorithm, Quota};
+    ///
+    /// const DAILY: Quota = Quota::per_day(100).with_algorithm(Algorithm::fixed_window());
+    /// let lending = Algorithm::FixedWindow { carry_over: 30, paced: false };
+    /// ```
+    #[must_use]
+    pub const fn fixed_window() -> Self {
+        Self::FixedWindow { carry_over: 0, paced: false }
+    }
+
+    /// Returns `true` for windows and logs, whose burst equals their units.
+    pub(crate) const fn is_window(self) -> bool {
+        match self {
+            Self::Gcra | Self::TokenBucket | Self::Concurrent => false,
+            Self::FixedWindow { .. }
+            | Self::AnchoredWindow
+            | Self::SlidingWindow { .. }
+            | Self::SlidingLog => true,
+        }
+    }
+
+    /// Returns `true` for a window whose units are released at even intervals.
+    pub(crate) const fn is_paced(self) -> bool {
+        matches!(self, Self::FixedWindow { paced: true, .. })
+    }
+
+    /// Returns `true` if a charge may wait in a queue.
+    pub(crate) const fn can_queue(self) -> bool {
+        matches!(self, Self::Gcra) || self.is_paced()
+    }
+
+    /// Returns the maximum number of units that a window adds to the next window.
+    pub(crate) const fn max_carry_over(self) -> u32 {
+        match self {
+            Self::FixedWindow { carry_over, .. } => carry_over,
+            _ => 0,
+        }
+    }
+
+    /// Returns the number of buckets of a window. Other windows than sliding windows have one.
+    pub(crate) const fn buckets(self) -> u32 {
+        match self {
+            Self::SlidingWindow { buckets } => buckets,
+            _ => 1,
+        }
+    }
+
+    /// Returns the algorithm for one of the processes that share a quota.
+    pub(super) fn share(self, of: Part) -> Self {
+        match self {
+            Self::TokenBucket => Self::Gcra,
+            Self::FixedWindow { carry_over, paced } => {
+                Self::FixedWindow { carry_over: of.of(carry_over), paced }
+            }
+            other => other,
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Gcra => "gcra",
+            Self::TokenBucket => "token bucket",
+            Self::FixedWindow { .. } => "fixed window",
+            Self::AnchoredWindow => "anchored window",
+            Self::SlidingWindow { .. } => "sliding window",
+            Self::SlidingLog => "sliding log",
+            Self::Concurrent => "slots",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fails to compile if an algorithm is added without a picture.
+    ///
+    /// A picture needs a line in `examples/plot/pictures.rs` and a section in
+    /// `src/guide/algorithms.md`.
+    fn picture(algorithm: Algorithm) -> &'static str {
+        match algorithm {
+            Algorithm::Gcra => include_str!("../guide/plots/gcra.svg"),
+            Algorithm::TokenBucket => include_str!("../guide/plots/token_bucket.svg"),
+            Algorithm::FixedWindow { paced: true, .. } => {
+                include_str!("../guide/plots/paced_window.svg")
+            }
+            Algorithm::FixedWindow { carry_over: 0, .. } => {
+                include_str!("../guide/plots/fixed_window.svg")
+            }
+            Algorithm::FixedWindow { .. } => include_str!("../guide/plots/carry_over.svg"),
+            Algorithm::AnchoredWindow => include_str!("../guide/plots/anchored_window.svg"),
+            Algorithm::SlidingWindow { .. } => include_str!("../guide/plots/sliding_window.svg"),
+            Algorithm::SlidingLog => include_str!("../guide/plots/sliding_log.svg"),
+            // Slots have a chapter of their own, without a picture.
+            Algorithm::Concurrent => include_str!("../guide/slots.md"),
+        }
+    }
+
+    #[test]
+    fn every_algorithm_has_a_picture_in_the_guide() {
+        for (algorithm, title) in [
+            (Algorithm::Gcra, "GCRA\n"),
+            (Algorithm::TokenBucket, "Token bucket"),
+            (Algorithm::fixed_window(), "Fixed window\n"),
+            (Algorithm::FixedWindow { carry_over: 3, paced: false }, "Fixed window, carry-over"),
+            (Algorithm::FixedWindow { carry_over: 0, paced: true }, "Fixed window, paced"),
+            (Algorithm::AnchoredWindow, "Anchored window"),
+            (Algorithm::SlidingWindow { buckets: 4 }, "Sliding window"),
+            (Algorithm::SlidingLog, "Sliding log"),
+        ] {
+            assert!(picture(algorithm).contains(title), "{algorithm:?}");
+        }
+    }
+}

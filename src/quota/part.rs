@@ -1,0 +1,179 @@
+//! Parts of a quota: for one of several processes, and for one of several clients.
+
+use std::num::NonZeroU32;
+
+use super::{MAX_REFILL, Quota, SECOND};
+use crate::store::instances::Part;
+
+impl Quota {
+    /// Returns the part of the quota for one of `n` processes, which is the same for every charge.
+    ///
+    /// All parts together allow no more than the quota, except that each part of unranked processes
+    /// allows at least one unit. The part of a token bucket refills continuously.
+    pub(crate) fn share(&self, of: Part) -> Self {
+        let n = of.instances;
+        if self.is_blocked() || n == NonZeroU32::MIN {
+            return *self;
+        }
+        if self.is_part {
+            return self.slower(n);
+        }
+        let part = |units: u32| of.of(units);
+        let (burst, soft) = (of.of_burst(self.burst), part(self.soft));
+        if burst == 0 {
+            let Self { name, unit, address, .. } = *self;
+            return Self { name, unit, address, ..Self::blocked() };
+        }
+        if self.is_concurrent() {
+            return Self { units: burst, burst, soft, ..*self };
+        }
+        let algorithm = self.algorithm.share(of);
+        let (units, interval) = if algorithm.is_window() {
+            (burst, self.period.div_ceil(burst.into()))
+        } else {
+            // Without a unit of the burst, a process refills nothing either.
+            (self.units, self.interval.saturating_mul(of.holders(self.burst).into()))
+        };
+        let interval = interval.min(MAX_REFILL / (u64::from(burst) + u64::from(soft)));
+        let initial = self.initial.map(|units| part(units).min(burst));
+        let share = Self { units, burst, interval, algorithm, initial, soft, ..*self };
+        let longest = u32::try_from(share.longest_debt()).unwrap_or(u32::MAX);
+        Self { max_debt: self.max_debt.map(|units| part(units).min(longest)), ..share }
+    }
+
+    /// Returns the share of a client with a weight, of all weights: its part of the rate, with a burst of
+    /// half a second that has at least `cost` units. Its late charges have the limit of the pool's.
+    pub(crate) fn part(&self, weight: u32, of: u64, cost: u32) -> Self {
+        let longest = MAX_REFILL / u64::from(cost.max(1));
+        let interval = u128::from(self.interval) * u128::from(of) / u128::from(weight.max(1));
+        let interval = u64::try_from(interval).unwrap_or(longest).clamp(1, longest);
+        let burst = u32::try_from((SECOND / 2).div_ceil(interval)).unwrap_or(u32::MAX).max(cost);
+        let (address, is_part) = (self.address, true);
+        let share = Self { units: 1, burst, period: interval, interval, ..Self::blocked() };
+        let share = Self { address, is_part, ..share };
+        let debt = self.late_limit().saturating_sub(burst.into()).min(share.longest_debt());
+        Self { max_debt: Some(u32::try_from(debt).unwrap_or(u32::MAX)), ..share }
+    }
+
+    /// Returns `true` for the share of a client.
+    pub(crate) fn is_part(&self) -> bool {
+        self.is_part
+    }
+
+    /// Returns the share of a client in one of `n` processes, whose pool is smaller as well.
+    fn slower(&self, n: NonZeroU32) -> Self {
+        let interval = self.interval.saturating_mul(u64::from(n.get()));
+        let interval = interval.min(MAX_REFILL / u64::from(self.burst.max(1)));
+        let share = Self { period: interval, interval, ..*self };
+        let longest = u32::try_from(share.longest_debt()).unwrap_or(u32::MAX);
+        Self { max_debt: self.max_debt.map(|units| units.min(longest)), ..share }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::quota::Algorithm;
+
+    const ALGORITHMS: [Algorithm; 7] = [
+        Algorithm::Gcra,
+        Algorithm::TokenBucket,
+        Algorithm::fixed_window(),
+        Algorithm::FixedWindow { carry_over: 7, paced: true },
+        Algorithm::AnchoredWindow,
+        Algorithm::SlidingWindow { buckets: 1 },
+        Algorithm::SlidingLog,
+    ];
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn the_parts_of_counted_processes_add_up_to_the_rate_and_the_burst() {
+        for (burst, instances) in [(1, 4), (2, 4), (5, 4), (200, 7)] {
+            let quota = Quota::per_second(100).with_burst(burst);
+            let parts = (0..instances).filter_map(|rank| Part::ranked(instances, rank));
+            let parts: Vec<_> = parts.map(|part| quota.share(part)).collect();
+            assert_eq!(parts.iter().map(Quota::limit).sum::<u32>(), burst);
+            let with_units = parts.iter().filter(|part| part.limit() > 0);
+            let rate: f64 = with_units.map(|part| 1.0 / part.interval().as_secs_f64()).sum();
+            assert!((rate - 100.0).abs() < 0.1, "{rate} of {quota}, {instances} processes");
+        }
+    }
+
+    fn n(processes: u32) -> Part {
+        Part::equal(NonZeroU32::new(processes).expect("above 0"))
+    }
+
+    /// Generates valid quotas of every algorithm.
+    fn quota() -> impl Strategy<Value = Quota> {
+        let units = prop_oneof![1..20_u32, 1..10_000_u32, 1..=u32::MAX];
+        let period = prop_oneof![1..100_u64, 1..=MAX_REFILL, MAX_REFILL - 20..=MAX_REFILL];
+        let more = prop_oneof![Just(0), 1..20_u32, 1..=u32::MAX];
+        let algorithm = prop::sample::select(ALGORITHMS.to_vec());
+        let initial = prop::option::of(0..100_u32);
+        let debt = prop::option::of(prop_oneof![0..20_u32, 1..=u32::MAX]);
+        let parts = (units.clone(), period, units, more, algorithm, initial, debt);
+        parts.prop_filter_map("valid", |parts| {
+            let (units, period, burst, soft, algorithm, initial, max_debt) = parts;
+            let quota = Quota::rate(units, period).ok()?;
+            let burst = match algorithm {
+                Algorithm::Gcra | Algorithm::TokenBucket => burst,
+                _ => units,
+            };
+            let quota = Quota { burst, soft, algorithm, initial, max_debt, ..quota };
+            quota.fault().is_none().then_some(quota)
+        })
+    }
+
+    proptest! {
+        #![proptest_config(crate::keeping_regressions())]
+
+        #[test]
+        fn a_share_is_valid_and_at_most_its_part(
+            quota in quota(),
+            processes in prop_oneof![1..10_u32, 1..=u32::MAX],
+        ) {
+            let share = quota.share(n(processes));
+            prop_assert_eq!(share.fault(), None, "{:?}", share);
+            prop_assert_eq!(share.burst, (quota.burst / processes).max(1));
+            prop_assert_eq!(share.soft, quota.soft / processes);
+            prop_assert!(share.interval >= quota.interval, "{:?}", share);
+            prop_assert!(share.max_debt <= quota.max_debt, "{:?}", share);
+            prop_assert_eq!(quota.share(n(1)), quota);
+        }
+    }
+
+    #[test]
+    fn a_share_divides_the_settings_of_each_algorithm() {
+        let share = |quota: Quota| quota.share(n(4));
+        let gcra = share(Quota::per_second(10).with_burst(9).with_soft(5).with_initial(7));
+        assert_eq!((gcra.interval, gcra.burst, gcra.soft), (400_000_000, 2, 1));
+        assert_eq!(gcra.initial, Some(1));
+        let late = share(Quota::per_second(10).with_max_debt(9));
+        assert_eq!((late.max_debt, share(late).max_debt), (Some(2), Some(0)));
+        let bucket = Quota::per_minute(10).with_burst(9);
+        // The share keeps the account of the whole.
+        let tokens = bucket.with_algorithm(Algorithm::TokenBucket);
+        assert_eq!(share(tokens), Quota { address: tokens.address, ..share(bucket) });
+        let lending = Algorithm::FixedWindow { carry_over: 6, paced: false };
+        let window = share(Quota::per_day(100).with_algorithm(lending));
+        assert_eq!((window.units, window.burst, window.period), (25, 25, 86_400_000_000_000));
+        assert_eq!(window.algorithm, Algorithm::FixedWindow { carry_over: 1, paced: false });
+        let few = share(Quota::per_hour(3).with_algorithm(Algorithm::SlidingLog));
+        assert_eq!((few.units, few.burst), (1, 1));
+        assert_eq!(share(Quota::blocked()), Quota::blocked());
+        assert_eq!(share(Quota::concurrent(9).with_soft(5)), Quota::concurrent(2).with_soft(1));
+        assert_eq!(share(Quota::concurrent(3)), Quota::concurrent(1));
+    }
+
+    #[test]
+    fn a_share_refills_within_ten_years() {
+        let slow = Quota::per_day(1).with_burst(3650);
+        assert_eq!(slow.share(n(10)).interval, 864_000_000_000_000);
+        let bucket = slow.with_algorithm(Algorithm::TokenBucket);
+        let share = Quota { address: bucket.address, ..slow.share(n(10)) };
+        assert_eq!(bucket.share(n(10)), share);
+        assert_eq!(slow.share(n(u32::MAX)).interval, MAX_REFILL);
+    }
+}
