@@ -5,6 +5,8 @@
 //! computed in Rust, because numbers in Lua lose digits.
 
 pub(crate) mod addresses;
+mod algorithms;
+mod reader;
 pub(crate) mod reply;
 pub(crate) mod script;
 
@@ -15,29 +17,18 @@ use std::{
 
 use smallvec::SmallVec;
 
+pub(crate) use self::algorithms::{check, letter};
 use self::{addresses::Addresses, script::ScriptKind};
 use crate::{
-    algorithm::{Demand, Receipt, fixed_window::retention, gcra},
+    algorithm::{Demand, Receipt, gcra},
     decision::{Decision, Outcome},
     name::RuleName,
-    quota::{Algorithm, Quota, QuotaAddress},
-    store::{Charge, Unsupported, redis::cluster::slot},
+    quota::{Quota, QuotaAddress},
+    store::{Charge, redis::cluster::slot},
 };
 
 /// The maximum number of slots that one request takes.
 pub(crate) const MAX_COST: u32 = 256;
-
-/// Returns the letter that stands for the algorithm in script arguments and stored accounts.
-pub(crate) fn letter(quota: &Quota) -> u8 {
-    match quota.algorithm() {
-        Algorithm::Gcra => b'g',
-        Algorithm::TokenBucket => b't',
-        Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow => b'f',
-        Algorithm::SlidingWindow { .. } => b's',
-        Algorithm::SlidingLog => b'l',
-        Algorithm::Concurrent => b'c',
-    }
-}
 
 /// The accounts of a call. `named` are the charged quotas, in the order of the charges.
 #[derive(Clone, Debug, Default)]
@@ -515,8 +506,6 @@ const MAX_ABSENT: usize = 255;
 pub(crate) const LONGEST: u64 = 10 * 365 * 86_400 * 1_000_000_000;
 /// The maximum units of an account.
 const MOST_UNITS: u64 = 1 << 39;
-/// The bound below which a double represents every integer.
-const EXACT: u64 = 1 << 53;
 
 /// The bytes of a plan. Its numbers are little-endian.
 #[derive(Debug, Default)]
@@ -572,40 +561,6 @@ impl EncodedPlan {
         plan.int::<5>(quota.late_limit()).counted(quota, end, key)
     }
 
-    /// Appends the settings of a quota that is not counted by GCRA.
-    fn counted(self, quota: &Quota, end: u64, key: usize) -> Self {
-        let units = u64::from(quota.units());
-        let period = quota.period_nanos() / 1_000;
-        if quota.algorithm() == Algorithm::TokenBucket {
-            return self.token_bucket(quota, units, period);
-        }
-        let plan = self.int::<5>(units).int::<5>(quota.soft().into());
-        match quota.algorithm() {
-            Algorithm::SlidingWindow { buckets } => {
-                let buckets = u64::from(buckets.max(1));
-                plan.int::<7>(period / buckets).int::<4>(buckets)
-            }
-            Algorithm::SlidingLog => plan.int::<7>(period).int::<2>(key as u64),
-            Algorithm::FixedWindow { carry_over, paced } => {
-                let plan = plan.int::<7>(retention(quota) / 1_000).int::<5>(carry_over.into());
-                let kind = if quota.is_calendar() { 3 } else { u64::from(paced) * 2 };
-                plan.int::<1>(kind).nanos(end)
-            }
-            Algorithm::AnchoredWindow => plan.int::<7>(period).int::<5>(0).int::<1>(1).nanos(end),
-            // Their plans are others.
-            Algorithm::Gcra | Algorithm::TokenBucket | Algorithm::Concurrent => plan,
-        }
-    }
-
-    fn token_bucket(self, quota: &Quota, units: u64, period: u64) -> Self {
-        let burst = u64::from(quota.limit());
-        let refill = units.max(1);
-        let initial = quota.initial().map(u64::from);
-        let kept = initial.map_or(0, |_| burst.div_ceil(refill) * period);
-        let plan = self.int::<5>(burst).int::<5>(quota.soft().into()).int::<5>(refill);
-        plan.int::<5>(initial.unwrap_or(burst)).int::<7>(period).int::<7>(kept)
-    }
-
     /// Appends a quota of slots with its demand. `key` is the index of the sorted set in the keys of
     /// the script.
     pub(crate) fn slots(
@@ -656,31 +611,4 @@ impl EncodedPlan {
         };
         plan.nanos(gcra::retention(quota)).nanos(gcra::initial_reset(quota))
     }
-}
-
-/// Returns an error if the scripts cannot count the quota exactly.
-pub(crate) fn check(quota: &Quota) -> Result<(), Unsupported> {
-    let (width, product) = match quota.algorithm() {
-        Algorithm::Gcra | Algorithm::Concurrent => return Ok(()),
-        Algorithm::SlidingWindow { buckets } => (quota.period_nanos() / u64::from(buckets), true),
-        Algorithm::FixedWindow { paced, .. } => (quota.period_nanos(), paced),
-        Algorithm::TokenBucket | Algorithm::AnchoredWindow | Algorithm::SlidingLog => {
-            (quota.period_nanos(), false)
-        }
-    };
-    if !width.is_multiple_of(1_000) {
-        return Err(Unsupported::new(
-            "a window, bucket or refill that is not a whole number of microseconds, the resolution \
-             of Redis's clock; choose another period, or Gcra",
-        ));
-    }
-    let beyond = quota.units().max(quota.max_debt_units());
-    let units = u64::from(quota.units()) + u64::from(beyond) + u64::from(quota.soft());
-    if product && units.saturating_mul(width / 1_000) >= EXACT {
-        return Err(Unsupported::new(
-            "(units + max_debt + soft) * width of a sliding or paced window, in microseconds, is \
-             2^53 or more, which exceeds Lua's numbers; use more buckets, or Gcra",
-        ));
-    }
-    Ok(())
 }

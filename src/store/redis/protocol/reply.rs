@@ -5,16 +5,17 @@ use std::{mem, time::Duration};
 use redis::Value;
 use smallvec::{SmallVec, smallvec};
 
-use super::{AccountRequest, MAX_COST, NamedQuota, QuotaRequest, Request, letter};
+use super::{
+    AccountRequest, MAX_COST, NamedQuota, QuotaRequest, Request,
+    algorithms::{letter, parse_state},
+    reader::Reader,
+};
 use crate::{
-    algorithm::{self, AccountState, Demand, Evaluation, FixedWindow, TokenBucket},
+    algorithm::{self, AccountState, Demand, Evaluation},
     decision::{Decision, Hold, Outcome, Source},
-    quota::{Algorithm, Quota},
+    quota::Quota,
     store::redis::error::{RedisError, RedisErrorKind},
 };
-
-/// The latest valid instant in microseconds. The sum of two instants fits into 64 bits.
-const LATEST: u64 = 1 << 53;
 
 /// The reply to equal requests. The first `allowed` of them were allowed, and the others were denied.
 #[derive(Debug)]
@@ -265,84 +266,6 @@ fn read_entries(
     Ok((block, quotas))
 }
 
-/// Parses the state of an account under the algorithm of its quota.
-fn parse_state(content: &mut Reader<'_>, quota: &Quota) -> Result<AccountState, RedisError> {
-    Ok(match quota.algorithm() {
-        Algorithm::Gcra => AccountState::Gcra(content.instant()?),
-        Algorithm::TokenBucket => {
-            let tokens = content.int::<6>()?;
-            // The number has six bytes, and the sign is in the highest byte.
-            let tokens = (tokens << 16).cast_signed() >> 16;
-            let anchor = content.instant()?;
-            let opened = content.instant()?;
-            AccountState::TokenBucket(TokenBucket { tokens, anchor, opened })
-        }
-        Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow => {
-            let start = content.instant()?;
-            let count = content.int::<5>()?;
-            let bonus = content.int::<5>()?;
-            AccountState::FixedWindow(FixedWindow { start, count, bonus })
-        }
-        Algorithm::SlidingWindow { .. } => {
-            content.int::<5>()?;
-            AccountState::SlidingWindow(content.entries()?.into())
-        }
-        Algorithm::SlidingLog => {
-            content.int::<5>()?;
-            content.instant()?;
-            AccountState::SlidingLog(content.entries()?.into())
-        }
-        Algorithm::Concurrent => AccountState::Slots(content.int::<4>()?),
-    })
-}
-
-/// A reader of little-endian numbers.
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, length: usize) -> Result<&'a [u8], RedisError> {
-        let Some((taken, rest)) = self.0.split_at_checked(length) else {
-            return Err(RedisError::invalid_reply("too short"));
-        };
-        self.0 = rest;
-        Ok(taken)
-    }
-
-    fn int<const N: usize>(&mut self) -> Result<u64, RedisError> {
-        let mut bytes = [0; 8];
-        bytes[..N].copy_from_slice(self.take(N)?);
-        Ok(u64::from_le_bytes(bytes))
-    }
-
-    /// Reads a number of two bytes.
-    fn count(&mut self) -> Result<usize, RedisError> {
-        let bytes = self.take(2)?;
-        Ok(u16::from_le_bytes([bytes[0], bytes[1]]).into())
-    }
-
-    /// Reads an instant, in nanoseconds of Unix time.
-    fn instant(&mut self) -> Result<u64, RedisError> {
-        let micros = self.int::<7>()?;
-        let nanos = self.int::<2>()?;
-        if micros > LATEST || nanos > 999 {
-            return Err(RedisError::invalid_reply("an instant out of range"));
-        }
-        Ok(micros * 1_000 + nanos)
-    }
-
-    /// Reads the remaining pairs of an instant and units, oldest first.
-    fn entries(&mut self) -> Result<Vec<(u64, u64)>, RedisError> {
-        let mut entries = Vec::with_capacity(self.0.len() / 14);
-        while !self.0.is_empty() {
-            match (self.instant()?, self.int::<5>()?) {
-                (_, 0) => return Err(RedisError::invalid_reply("an entry of 0 units")),
-                entry => entries.push(entry),
-            }
-        }
-        Ok(entries)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::iter;
@@ -351,6 +274,7 @@ mod tests {
     use crate::{
         key::Key,
         name::RuleName,
+        quota::Algorithm,
         store::{Charge, redis::protocol::addresses::Addresses},
     };
 

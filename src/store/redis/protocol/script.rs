@@ -6,6 +6,7 @@ use std::{
     sync::{OnceLock, atomic::Ordering::Relaxed},
 };
 
+use super::algorithms::{ALGORITHMS, CONCURRENT, GCRA, SETS, SLOTS};
 use crate::store::redis::{
     RedisStore,
     connection::{self, Link},
@@ -20,7 +21,6 @@ const STEADY: &str = include_str!("../../../../lua/steady.lua");
 const ONE: &str = include_str!("../../../../lua/one.lua");
 const RENEW: &str = include_str!("../../../../lua/renew.lua");
 const INSTANCES: &str = include_str!("../../../../lua/instances.lua");
-const SLOTS: &str = include_str!("../../../../lua/slots.lua");
 const PROBE: &str = include_str!("../../../../lua/probe.lua");
 const RATE: &str = include_str!("../../../../lua/rate.lua");
 const PLAIN: &str = include_str!("../../../../lua/plain.lua");
@@ -31,22 +31,10 @@ const TAKE: &str = include_str!("../../../../lua/take.lua");
 const SINGLE: &str = include_str!("../../../../lua/single.lua");
 const GROUPS: &str = include_str!("../../../../lua/groups.lua");
 const SETTLE: &str = include_str!("../../../../lua/settle.lua");
-const GCRA: &str = include_str!("../../../../lua/gcra.lua");
-const CONCURRENT: &str = include_str!("../../../../lua/concurrent.lua");
 const SLOTS_BATCH: &str = include_str!("../../../../lua/slots_batch.lua");
 /// The Lua text before and after the general part of a script for the most common requests, which makes
 /// that part a function.
 const GENERAL: [&str; 2] = ["local function general()\n", "return decide, answer\nend\n"];
-const ALGORITHMS: [(u8, &[&str]); 6] = [
-    (b'g', &[GCRA]),
-    (b't', &[include_str!("../../../../lua/token_bucket.lua")]),
-    (b'f', &[include_str!("../../../../lua/fixed_window.lua")]),
-    (b's', &[include_str!("../../../../lua/sliding_window.lua")]),
-    (b'l', &[include_str!("../../../../lua/sliding_log.lua")]),
-    (b'c', &[SLOTS, CONCURRENT]),
-];
-const SETS: usize = 1 << ALGORITHMS.len();
-
 /// A script and its SHA-1 hash.
 pub(crate) struct Script {
     pub(crate) text: String,
