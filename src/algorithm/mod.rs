@@ -243,15 +243,24 @@ impl AccountState {
 
     /// Returns the counter, or `None` for GCRA, and if the quota now uses another algorithm.
     fn counter(&self, quota: &Quota) -> Option<&dyn Counter> {
-        match (self, quota.algorithm()) {
-            (Self::TokenBucket(counter), Algorithm::TokenBucket) => Some(counter),
+        match (quota.algorithm(), self) {
+            (Algorithm::TokenBucket, Self::TokenBucket(counter)) => Some(counter),
             (
-                Self::FixedWindow(counter),
                 Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow,
+                Self::FixedWindow(counter),
             ) => Some(counter),
-            (Self::SlidingWindow(counter), Algorithm::SlidingWindow { .. })
-            | (Self::SlidingLog(counter), Algorithm::SlidingLog) => Some(counter),
-            _ => None,
+            (Algorithm::SlidingWindow { .. }, Self::SlidingWindow(counter))
+            | (Algorithm::SlidingLog, Self::SlidingLog(counter)) => Some(counter),
+            (
+                Algorithm::Gcra
+                | Algorithm::TokenBucket
+                | Algorithm::FixedWindow { .. }
+                | Algorithm::AnchoredWindow
+                | Algorithm::SlidingWindow { .. }
+                | Algorithm::SlidingLog
+                | Algorithm::Concurrent,
+                _,
+            ) => None,
         }
     }
 

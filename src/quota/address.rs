@@ -1,7 +1,7 @@
 //! Addresses of accounts. A quota finds its account by what it counts, so that the order and the number
 //! of a rule's quotas, and a changed limit, mean nothing.
 
-use super::{Algorithm, Quota};
+use super::Quota;
 
 /// Identifies what a quota counts: its algorithm, its period and its unit.
 ///
@@ -20,11 +20,15 @@ impl QuotaAddress {
         if quota.is_blocked() {
             return Self::BLOCKED;
         }
-        let mut hash = Fnv::new().byte(quota.letter());
+        let letter = match quota.anchor {
+            Some(anchor) => anchor.letter(),
+            None => quota.algorithm.letter(),
+        };
+        let mut hash = Fnv::new().byte(letter);
         if !quota.is_concurrent() && !quota.is_calendar() {
             hash = hash.bytes(&quota.period.to_le_bytes());
         }
-        if let Algorithm::SlidingWindow { buckets } = quota.algorithm {
+        if let Some(buckets) = quota.algorithm.counted_buckets() {
             hash = hash.bytes(&buckets.to_le_bytes());
         }
         if let Some(unit) = quota.unit {
@@ -49,24 +53,6 @@ impl QuotaAddress {
     /// Returns the number that stores keep.
     pub(crate) const fn number(self) -> u32 {
         self.0
-    }
-}
-
-impl Quota {
-    /// Returns the letter of what the quota counts.
-    const fn letter(&self) -> u8 {
-        if let Some(anchor) = self.anchor {
-            return anchor.letter();
-        }
-        match self.algorithm {
-            Algorithm::Gcra => b'g',
-            Algorithm::TokenBucket => b't',
-            Algorithm::FixedWindow { .. } => b'f',
-            Algorithm::AnchoredWindow => b'a',
-            Algorithm::SlidingWindow { .. } => b's',
-            Algorithm::SlidingLog => b'l',
-            Algorithm::Concurrent => b'c',
-        }
     }
 }
 
@@ -100,6 +86,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::quota::Algorithm;
 
     #[test]
     fn the_hash_is_fnv_1a() {

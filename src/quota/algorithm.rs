@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::{MAX_LOG_UNITS, MAX_REFILL, Quota};
 use crate::store::instances::Part;
 
 /// Algorithm that counts the units of a quota.
@@ -98,22 +99,74 @@ impl Algorithm {
 
     /// Returns `true` if a charge may wait in a queue.
     pub(crate) const fn can_queue(self) -> bool {
-        matches!(self, Self::Gcra) || self.is_paced()
+        match self {
+            Self::Gcra => true,
+            Self::FixedWindow { paced, .. } => paced,
+            Self::TokenBucket
+            | Self::AnchoredWindow
+            | Self::SlidingWindow { .. }
+            | Self::SlidingLog
+            | Self::Concurrent => false,
+        }
+    }
+
+    /// Returns `true` if units can be charged in advance, for later requests: they then fit as well as
+    /// now, until a refill.
+    pub(crate) const fn can_lease(self) -> bool {
+        match self {
+            Self::Gcra | Self::AnchoredWindow => true,
+            Self::FixedWindow { carry_over, paced } => carry_over == 0 && !paced,
+            Self::TokenBucket
+            | Self::SlidingWindow { .. }
+            | Self::SlidingLog
+            | Self::Concurrent => false,
+        }
     }
 
     /// Returns the maximum number of units that a window adds to the next window.
     pub(crate) const fn max_carry_over(self) -> u32 {
         match self {
             Self::FixedWindow { carry_over, .. } => carry_over,
-            _ => 0,
+            Self::Gcra
+            | Self::TokenBucket
+            | Self::AnchoredWindow
+            | Self::SlidingWindow { .. }
+            | Self::SlidingLog
+            | Self::Concurrent => 0,
+        }
+    }
+
+    /// Returns the number of buckets of a sliding window, which is part of the address of its account.
+    pub(super) const fn counted_buckets(self) -> Option<u32> {
+        match self {
+            Self::SlidingWindow { buckets } => Some(buckets),
+            Self::Gcra
+            | Self::TokenBucket
+            | Self::FixedWindow { .. }
+            | Self::AnchoredWindow
+            | Self::SlidingLog
+            | Self::Concurrent => None,
         }
     }
 
     /// Returns the number of buckets of a window. Other windows than sliding windows have one.
     pub(crate) const fn buckets(self) -> u32 {
+        match self.counted_buckets() {
+            Some(buckets) => buckets,
+            None => 1,
+        }
+    }
+
+    /// Returns the letter that stands for the algorithm in the address of an account.
+    pub(super) const fn letter(self) -> u8 {
         match self {
-            Self::SlidingWindow { buckets } => buckets,
-            _ => 1,
+            Self::Gcra => b'g',
+            Self::TokenBucket => b't',
+            Self::FixedWindow { .. } => b'f',
+            Self::AnchoredWindow => b'a',
+            Self::SlidingWindow { .. } => b's',
+            Self::SlidingLog => b'l',
+            Self::Concurrent => b'c',
         }
     }
 
@@ -124,7 +177,42 @@ impl Algorithm {
             Self::FixedWindow { carry_over, paced } => {
                 Self::FixedWindow { carry_over: of.of(carry_over), paced }
             }
-            other => other,
+            Self::Gcra
+            | Self::AnchoredWindow
+            | Self::SlidingWindow { .. }
+            | Self::SlidingLog
+            | Self::Concurrent => self,
+        }
+    }
+}
+
+impl Quota {
+    /// Returns the number of units that refill within ten years.
+    pub(super) const fn longest_refill(&self) -> u64 {
+        let by_interval = MAX_REFILL / self.interval;
+        match self.algorithm {
+            Algorithm::TokenBucket => {
+                let by_period = (self.units as u64).saturating_mul(MAX_REFILL / self.period);
+                if by_period < by_interval { by_period } else { by_interval }
+            }
+            Algorithm::Gcra
+            | Algorithm::FixedWindow { .. }
+            | Algorithm::AnchoredWindow
+            | Algorithm::SlidingWindow { .. }
+            | Algorithm::SlidingLog
+            | Algorithm::Concurrent => by_interval,
+        }
+    }
+
+    /// Returns the maximum valid debt.
+    pub(super) const fn longest_debt(&self) -> u64 {
+        match self.algorithm {
+            Algorithm::Gcra | Algorithm::TokenBucket => self.longest_refill(),
+            Algorithm::SlidingLog => MAX_LOG_UNITS,
+            Algorithm::Concurrent => 0,
+            Algorithm::FixedWindow { .. }
+            | Algorithm::AnchoredWindow
+            | Algorithm::SlidingWindow { .. } => u32::MAX as u64,
         }
     }
 }

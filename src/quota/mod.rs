@@ -735,30 +735,6 @@ impl Quota {
         };
         Some(fault)
     }
-
-    /// Returns the number of units that refill within ten years.
-    const fn longest_refill(&self) -> u64 {
-        let by_interval = MAX_REFILL / self.interval;
-        match self.algorithm {
-            Algorithm::TokenBucket => {
-                let by_period = (self.units as u64).saturating_mul(MAX_REFILL / self.period);
-                if by_period < by_interval { by_period } else { by_interval }
-            }
-            _ => by_interval,
-        }
-    }
-
-    /// Returns the maximum valid debt.
-    const fn longest_debt(&self) -> u64 {
-        match self.algorithm {
-            Algorithm::Gcra | Algorithm::TokenBucket => self.longest_refill(),
-            Algorithm::SlidingLog => MAX_LOG_UNITS,
-            Algorithm::Concurrent => 0,
-            Algorithm::FixedWindow { .. }
-            | Algorithm::AnchoredWindow
-            | Algorithm::SlidingWindow { .. } => u32::MAX as u64,
-        }
-    }
 }
 
 /// The fault of an invalid quota, with the fix.

@@ -37,7 +37,7 @@ use super::{HotEntries, HotKey, HotKeys, for_cost_of, have_distinct_rules, is_pl
 use crate::{
     algorithm::Demand,
     decision::{Decision, Outcome, Snapshot, Source},
-    quota::{Algorithm, Quota},
+    quota::Quota,
     store::{
         Answer, BoxFuture, Charge, Context, Health, Instances, Op, OwnedCharges, Store,
         context::OwnedContext, subtract, wrappers::forward,
@@ -850,14 +850,8 @@ impl Balance {
 fn are_borrowable(charges: &[Charge<'_>], percent: &Percent) -> bool {
     let is_borrowable = |(charge, quota): (&Charge<'_>, &Quota)| {
         let two_calls = u64::from(charge.cost()) * 2;
-        let algorithm_fits = matches!(
-            quota.algorithm(),
-            Algorithm::Gcra
-                | Algorithm::AnchoredWindow
-                | Algorithm::FixedWindow { carry_over: 0, paced: false }
-        );
         two_calls <= percent.of(quota.limit())
-            && algorithm_fits
+            && quota.algorithm().can_lease()
             && quota.soft() == 0
             && quota.initial().is_none()
             && !quota.is_blocked()
@@ -943,7 +937,7 @@ impl Drop for Share {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{key::Key, name::RuleName, store::hot_keys::HotSet};
+    use crate::{key::Key, name::RuleName, quota::Algorithm, store::hot_keys::HotSet};
 
     const MILLI: u64 = 1_000_000;
 

@@ -66,34 +66,52 @@ pub(crate) fn check(quota: &Quota) -> Result<(), Unsupported> {
 impl EncodedPlan {
     /// Appends the settings of a quota that is not counted by GCRA.
     pub(super) fn counted(self, quota: &Quota, end: u64, key: usize) -> Self {
-        let (units, period) = (u64::from(quota.units()), quota.period_nanos() / 1_000);
-        if quota.algorithm() == Algorithm::TokenBucket {
-            return self.token_bucket(quota, units, period);
-        }
-        let plan = self.int::<5>(units).int::<5>(quota.soft().into());
+        let period = quota.period_nanos() / 1_000;
         match quota.algorithm() {
+            Algorithm::TokenBucket => self.token_bucket(quota, period),
             Algorithm::SlidingWindow { buckets } => {
                 let buckets = u64::from(buckets.max(1));
-                plan.int::<7>(period / buckets).int::<4>(buckets)
+                self.window(quota).int::<7>(period / buckets).int::<4>(buckets)
             }
-            Algorithm::SlidingLog => plan.int::<7>(period).int::<2>(key as u64),
+            Algorithm::SlidingLog => self.window(quota).int::<7>(period).int::<2>(key as u64),
             Algorithm::FixedWindow { carry_over, paced } => {
-                let plan = plan.int::<7>(retention(quota) / 1_000).int::<5>(carry_over.into());
                 let kind = if quota.is_calendar() { 3 } else { u64::from(paced) * 2 };
-                plan.int::<1>(kind).nanos(end)
+                let plan = self.window(quota).int::<7>(retention(quota) / 1_000);
+                plan.int::<5>(carry_over.into()).int::<1>(kind).nanos(end)
             }
-            Algorithm::AnchoredWindow => plan.int::<7>(period).int::<5>(0).int::<1>(1).nanos(end),
+            Algorithm::AnchoredWindow => {
+                self.window(quota).int::<7>(period).int::<5>(0).int::<1>(1).nanos(end)
+            }
             // Their plans are others.
-            Algorithm::Gcra | Algorithm::TokenBucket | Algorithm::Concurrent => plan,
+            Algorithm::Gcra | Algorithm::Concurrent => self,
         }
     }
 
-    fn token_bucket(self, quota: &Quota, units: u64, period: u64) -> Self {
-        let (burst, refill) = (u64::from(quota.limit()), units.max(1));
+    /// Appends the units of a window or a log.
+    fn window(self, quota: &Quota) -> Self {
+        self.int::<5>(quota.units().into()).int::<5>(quota.soft().into())
+    }
+
+    fn token_bucket(self, quota: &Quota, period: u64) -> Self {
+        let burst = u64::from(quota.limit());
+        let refill = u64::from(quota.units()).max(1);
         let initial = quota.initial().map(u64::from);
         let kept = initial.map_or(0, |_| burst.div_ceil(refill) * period);
         let plan = self.int::<5>(burst).int::<5>(quota.soft().into()).int::<5>(refill);
         plan.int::<5>(initial.unwrap_or(burst)).int::<7>(period).int::<7>(kept)
+    }
+}
+
+/// Returns `true` if an account has a list beside its value, in a key of its own.
+pub(super) fn has_list(quota: &Quota) -> bool {
+    match quota.algorithm() {
+        Algorithm::SlidingLog => true,
+        Algorithm::Gcra
+        | Algorithm::TokenBucket
+        | Algorithm::FixedWindow { .. }
+        | Algorithm::AnchoredWindow
+        | Algorithm::SlidingWindow { .. }
+        | Algorithm::Concurrent => false,
     }
 }
 

@@ -366,9 +366,9 @@ impl AccountRequest {
             let change = if quota.is_concurrent() { None } else { change(index, *demand) };
             plan = match (change, slots(index)) {
                 (Some(change), _) => {
-                    let log = letter(quota) == b'l';
-                    // The list of a sliding log is in the cluster slot of its account.
-                    let key = if log { key(self.part_key(":", part.address)) } else { 0 };
+                    // The list is in the cluster slot of its account.
+                    let has_list = algorithms::has_list(quota);
+                    let key = if has_list { key(self.part_key(":", part.address)) } else { 0 };
                     let plan = plan.address(quota, part.address);
                     let plan = plan.quota(quota, *demand, change, key);
                     let edges = quota.calendar_edges(now).into_iter().flatten();
