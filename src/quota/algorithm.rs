@@ -231,9 +231,41 @@ impl fmt::Display for Algorithm {
     }
 }
 
+/// The algorithms that count units, some with several settings.
+#[cfg(test)]
+pub(crate) const EXAMPLES: [Algorithm; 8] = [
+    Algorithm::Gcra,
+    Algorithm::TokenBucket,
+    Algorithm::fixed_window(),
+    Algorithm::FixedWindow { carry_over: 3, paced: true },
+    Algorithm::AnchoredWindow,
+    Algorithm::SlidingWindow { buckets: 1 },
+    Algorithm::SlidingWindow { buckets: 5 },
+    Algorithm::SlidingLog,
+];
+
 #[cfg(test)]
 mod tests {
+    use std::{collections::HashSet, mem};
+
     use super::*;
+
+    #[test]
+    fn each_algorithm_that_counts_units_is_an_example() {
+        let is_counting = |algorithm: &Algorithm| match algorithm {
+            // A new algorithm belongs into the examples.
+            Algorithm::Gcra
+            | Algorithm::TokenBucket
+            | Algorithm::FixedWindow { .. }
+            | Algorithm::AnchoredWindow
+            | Algorithm::SlidingWindow { .. }
+            | Algorithm::SlidingLog => true,
+            Algorithm::Concurrent => false,
+        };
+        let kinds: HashSet<_> = EXAMPLES.iter().map(mem::discriminant).collect();
+        assert!(EXAMPLES.iter().all(is_counting));
+        assert_eq!(kinds.len(), 6);
+    }
 
     /// Fails to compile if an algorithm is added without a picture.
     ///

@@ -13,6 +13,8 @@ mod text;
 use std::time::Duration;
 
 pub(crate) use self::address::QuotaAddress;
+#[cfg(test)]
+pub(crate) use self::algorithm::EXAMPLES;
 use self::calendar::Anchor;
 #[cfg(feature = "serde")]
 pub(crate) use self::table::{max_wait, read_time};

@@ -75,17 +75,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::quota::Algorithm;
-
-    const ALGORITHMS: [Algorithm; 7] = [
-        Algorithm::Gcra,
-        Algorithm::TokenBucket,
-        Algorithm::fixed_window(),
-        Algorithm::FixedWindow { carry_over: 7, paced: true },
-        Algorithm::AnchoredWindow,
-        Algorithm::SlidingWindow { buckets: 1 },
-        Algorithm::SlidingLog,
-    ];
+    use crate::quota::{Algorithm, EXAMPLES};
 
     #[cfg(feature = "redis")]
     #[test]
@@ -110,7 +100,7 @@ mod tests {
         let units = prop_oneof![1..20_u32, 1..10_000_u32, 1..=u32::MAX];
         let period = prop_oneof![1..100_u64, 1..=MAX_REFILL, MAX_REFILL - 20..=MAX_REFILL];
         let more = prop_oneof![Just(0), 1..20_u32, 1..=u32::MAX];
-        let algorithm = prop::sample::select(ALGORITHMS.to_vec());
+        let algorithm = prop::sample::select(EXAMPLES.to_vec());
         let initial = prop::option::of(0..100_u32);
         let debt = prop::option::of(prop_oneof![0..20_u32, 1..=u32::MAX]);
         let parts = (units.clone(), period, units, more, algorithm, initial, debt);

@@ -592,40 +592,16 @@ fn open(account: &mut Account<'_>, locked: &mut LockedAccounts<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use std::{mem, time::Duration};
+    use std::time::Duration;
 
     use super::*;
-    use crate::{key::Key, name::RuleName, quota::Algorithm};
+    use crate::{
+        key::Key,
+        name::RuleName,
+        quota::{Algorithm, EXAMPLES},
+    };
 
     const SECOND: u64 = 1_000_000_000;
-    const ALGORITHMS: [Algorithm; 7] = [
-        Algorithm::Gcra,
-        Algorithm::TokenBucket,
-        Algorithm::fixed_window(),
-        Algorithm::FixedWindow { carry_over: 3, paced: false },
-        Algorithm::AnchoredWindow,
-        Algorithm::SlidingWindow { buckets: 4 },
-        Algorithm::SlidingLog,
-    ];
-
-    #[test]
-    fn each_algorithm_that_counts_units_is_in_the_list() {
-        let is_counting = |algorithm: &Algorithm| match algorithm {
-            // A new algorithm belongs into the list.
-            Algorithm::Gcra
-            | Algorithm::TokenBucket
-            | Algorithm::FixedWindow { .. }
-            | Algorithm::AnchoredWindow
-            | Algorithm::SlidingWindow { .. }
-            | Algorithm::SlidingLog => true,
-            Algorithm::Concurrent => false,
-        };
-        let kinds: std::collections::HashSet<_> =
-            ALGORITHMS.iter().map(mem::discriminant).collect();
-        assert!(ALGORITHMS.iter().all(is_counting));
-        assert_eq!(kinds.len(), 6);
-    }
-
     /// Creates a ledger whose clock stands at ten seconds.
     fn ledger() -> Ledger {
         let (clock, mock) = Clock::driven();
@@ -646,7 +622,7 @@ mod tests {
     /// their set have expired by then.
     #[test]
     fn clients_that_return_keep_their_slots() {
-        for algorithm in ALGORITHMS {
+        for algorithm in EXAMPLES.into_iter().filter(|algorithm| !algorithm.is_paced()) {
             let (clock, mock) = Clock::driven();
             mock.increment(10 * SECOND);
             let (ledger, quotas) =
@@ -686,7 +662,7 @@ mod tests {
     fn an_older_reading_of_the_clock_does_not_cause_a_denial() {
         let (one, two) = (Key::from("one"), Key::from("two"));
         let three = Quota::per_hour(3);
-        for algorithm in ALGORITHMS {
+        for algorithm in EXAMPLES.into_iter().filter(|algorithm| !algorithm.is_paced()) {
             let quotas =
                 [three.with_algorithm(algorithm), Quota::per_day(3).with_algorithm(algorithm)];
             let charge = |key, n: usize| Charge::new(RuleName::default(), key, &quotas[..n]);
@@ -760,7 +736,7 @@ mod tests {
     #[test]
     fn a_late_charge_and_its_undo_leave_each_account_as_it_was() {
         let (one, two) = (Key::from("one"), Key::from("two"));
-        for algorithm in ALGORITHMS {
+        for algorithm in EXAMPLES.into_iter().filter(|algorithm| !algorithm.is_paced()) {
             let quotas = [Quota::per_second(10), Quota::per(20, Duration::from_secs(5))];
             let quotas = quotas.map(|quota| quota.with_algorithm(algorithm));
             let charge = |key, n: usize| Charge::new(RuleName::default(), key, &quotas[..n]);
@@ -802,7 +778,7 @@ mod tests {
             random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
             (random >> 33) % n
         };
-        for algorithm in ALGORITHMS {
+        for algorithm in EXAMPLES.into_iter().filter(|algorithm| !algorithm.is_paced()) {
             let quota = match algorithm {
                 Algorithm::Gcra => Quota::per_second(1_000).with_burst(10),
                 _ => Quota::per(10, Duration::from_millis(10)).with_algorithm(algorithm),
