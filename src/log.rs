@@ -54,8 +54,8 @@ pub(crate) use skip as warn;
 /// Returns `true` if the program has a subscriber for log lines.
 pub(crate) fn is_received() -> bool {
     #[cfg(feature = "tracing")]
-    return tracing::dispatcher::get_default(|dispatch| {
-        !dispatch.is::<tracing::subscriber::NoSubscriber>()
+    return tracing::dispatcher::get_default(|subscriber| {
+        !subscriber.is::<tracing::subscriber::NoSubscriber>()
     });
     #[cfg(not(feature = "tracing"))]
     false

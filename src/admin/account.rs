@@ -101,8 +101,8 @@ pub(super) async fn run(
         return Err(why.to_owned().into());
     }
     let account = ManagedAccount::find(operation, layers, body)?;
-    let why = |error| {
-        Problem(StatusCode::NOT_IMPLEMENTED, format!("the store does not support this: {error}"))
+    let why = |why| {
+        Problem(StatusCode::NOT_IMPLEMENTED, format!("the store does not support this: {why}"))
     };
     account.layer.store.supports(&[account.charge().with_cost(0)]).map_err(why)?;
     match operation {

@@ -144,8 +144,9 @@ impl Listed {
         if self.top.len() < MOST {
             return self.top.push(new);
         }
-        let free = |key: &&mut DeniedKey| key.blocked_until_ms.is_none_or(|end| end <= now_ms);
-        if let Some(least) = self.top.iter_mut().filter(free).min_by_key(|key| key.count()) {
+        let free =
+            |denied: &&mut DeniedKey| denied.blocked_until_ms.is_none_or(|end| end <= now_ms);
+        if let Some(least) = self.top.iter_mut().filter(free).min_by_key(|denied| denied.count()) {
             *least = DeniedKey { replaced: least.count(), ..new };
         }
     }

@@ -53,7 +53,7 @@ impl ManagedLayer {
     pub(super) fn listed_key(&self, rule: RuleName, given: &str) -> Result<Key, String> {
         let is_given = |denied: &&DeniedKey| denied.fingerprint.to_string() == given;
         let listed = self.denial_log.find(rule).map(|record| record.listed.lock());
-        let found = listed.and_then(|rule| rule.top.iter().find(is_given).cloned());
+        let found = listed.and_then(|listed| listed.top.iter().find(is_given).cloned());
         let why =
             || format!("fingerprint is {given:?}, which rule {rule:?} does not list; give the key");
         found.map(|denied| denied.key).ok_or_else(why)

@@ -188,7 +188,7 @@ impl Slot {
     #[inline(always)]
     pub(super) fn add(slot: &mut Option<Self>, mut own: Hold) {
         own.next =
-            slot.take().map(|slot| slot.shared.into_inner().unwrap_or_else(|| slot.own.into()));
+            slot.take().map(|held| held.shared.into_inner().unwrap_or_else(|| held.own.into()));
         *slot = Some(Self { own, shared: OnceLock::new() });
     }
 

@@ -145,8 +145,8 @@ impl Template {
         infos: &[RuleInfo<'_>],
     ) -> Self {
         let secret = secret.filter(|_| family == Headers::RateLimit);
-        let infos: Vec<_> = infos.iter().filter(|it| !it.is_hidden()).collect();
-        let quotas = |it: &RuleInfo<'_>| match it.live {
+        let infos: Vec<_> = infos.iter().filter(|info| !info.is_hidden()).collect();
+        let quotas = |info: &RuleInfo<'_>| match info.live {
             Some(live) => live.quotas(),
             None => info.quotas.unwrap_or_default().into(),
         };
@@ -213,7 +213,7 @@ impl Template {
         secret: Option<&FingerprintKey>,
     ) -> Arc<Self> {
         let shown = charges.iter().filter(|charge| is_shown(charge));
-        let rules = shown.map(|it| (it.rule(), it.quotas(), it.is_report_only()));
+        let rules = shown.map(|charge| (charge.rule(), charge.quotas(), charge.is_report_only()));
         let mut items = Item::named(rules, family);
         if let Some(secret) = secret {
             items.iter_mut().for_each(|item| item.set_partition_key(charges, secret));

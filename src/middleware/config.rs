@@ -121,7 +121,7 @@ impl LayerConfig {
             hold: Arc::default(),
             drain: Arc::default(),
             adaptive: infos.iter().filter_map(controller).collect(),
-            metrics: Metrics::new(infos.iter().map(|it| (it.name, it.is_chosen()))),
+            metrics: Metrics::new(infos.iter().map(|info| (info.name, info.is_chosen()))),
             hooks: infos.iter().filter_map(RuleInfo::hook).collect(),
             secret: None,
             is_watched: false,

@@ -707,8 +707,8 @@ where
         explanation.secret = settings.secret;
         if !explanation.is_allowed() {
             let reason =
-                settings.override_denial(explanation.decision.as_ref().ok()).map(|denial| {
-                    match denial {
+                settings.override_denial(explanation.decision.as_ref().ok()).map(|reason| {
+                    match reason {
                         Override::ReportOnly => "the layer only reports",
                         Override::Overcommit(_) => "the layer overcommits, and there is capacity",
                     }

@@ -156,8 +156,7 @@ impl Penalty {
         let Self { strikes, blocks, forgive, capacity, .. } = &self;
         let times = blocks.iter().map(|time| ("block", time));
         let valid = Duration::from_secs(1)..=LONGEST;
-        let invalid =
-            times.chain([("forgive", forgive)]).find(|setting| !valid.contains(setting.1));
+        let invalid = times.chain([("forgive", forgive)]).find(|time| !valid.contains(time.1));
         Err(if strikes.limit() == 0 || !strikes.is_gcra() {
             let fix = "give a rate with the algorithm Gcra, such as 20/min";
             format!("penalty: after is {strikes}; {fix}")

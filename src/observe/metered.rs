@@ -76,8 +76,8 @@ impl Metrics {
         describe();
         let mut rules: Vec<_> = rules.map(RuleMetrics::new).collect();
         // Rules without quotas may have equal names.
-        rules.sort_by_key(|metered| metered.rule.as_str());
-        rules.dedup_by_key(|metered| metered.rule);
+        rules.sort_by_key(|rule| rule.rule.as_str());
+        rules.dedup_by_key(|rule| rule.rule);
         let durations = Arc::new(from_fn(|_| OnceLock::new()));
         Self { rules: rules.into(), durations, attempts: Arc::default() }
     }
@@ -110,9 +110,9 @@ impl Metrics {
     ) {
         let quota = quotas.iter().find(|quota| quota.is_concurrent() && cost > 0);
         let Some(quota) = quota.filter(|_| decision.charged(rule)) else { return };
-        let Some(metered) = self.rules.iter().find(|metered| metered.rule == rule) else { return };
-        let make = || metered.active("ratelimit.active_slots", "ratelimit.slot.duration");
-        let active = Active::new(metered.slots.get_or_init(make), cost);
+        let Some(it) = self.rules.iter().find(|known| known.rule == rule) else { return };
+        let make = || it.active("ratelimit.active_slots", "ratelimit.slot.duration");
+        let active = Active::new(it.slots.get_or_init(make), cost);
         decision.hold(Hold::on_free(|| drop(active)).until_head(quota.sheds()));
     }
 
@@ -127,7 +127,7 @@ impl Metrics {
             .binding_among(|outcome| queues(outcome.rule()))
             .or_else(|| decision.binding())?
             .rule();
-        let rule = self.rules.iter().find(|metered| metered.rule == name)?;
+        let rule = self.rules.iter().find(|known| known.rule == name)?;
         let make = || rule.active("ratelimit.queued_requests", "ratelimit.time_in_queue");
         Some(Active::new(rule.queue.get_or_init(make), 1))
     }
@@ -185,8 +185,7 @@ impl RuleMetrics {
     /// counts an allowed request that is close to the limit.
     fn record_utilization(&self, decision: &Decision) {
         let used = |outcome: &Outcome| {
-            let limit = outcome.limit();
-            let left = outcome.remaining();
+            let (limit, left) = (outcome.limit(), outcome.remaining());
             let is_known = outcome.rule() == self.rule && limit > 0 && !outcome.is_passed_over();
             is_known.then(|| f64::from(limit.saturating_sub(left)) / f64::from(limit))
         };

@@ -78,7 +78,7 @@ impl Anchor {
 
     /// Returns the unit, and the anchor in the text form unless it is the first of a month in UTC.
     pub(super) fn text(self) -> (&'static str, String) {
-        let name = UNITS.into_iter().find(|unit| unit.1 == self.unit).map_or("", |unit| unit.0);
+        let name = UNITS.into_iter().find(|known| known.1 == self.unit).map_or("", |known| known.0);
         let is_short = matches!(name, "month" | "year") && self == Self::in_utc(self.unit);
         (name, if is_short { String::new() } else { format!(" from {}", self.start()) })
     }
@@ -218,7 +218,7 @@ impl Quota {
     pub fn try_anchored_at(self, start: &ZonedDateTime) -> Result<Self, QuotaError> {
         let unit = match self.anchor {
             Some(anchor) => Some(anchor.unit),
-            None => UNITS[..2].iter().find(|unit| unit.2 == self.period).map(|unit| unit.1),
+            None => UNITS[..2].iter().find(|known| known.2 == self.period).map(|known| known.1),
         };
         let unit = unit.ok_or(Invalid(
             "quota: only days, weeks, months and years have an anchor; use Quota::per_day, \
@@ -255,9 +255,9 @@ impl TextForm<'_> {
             Some((name, start)) => (name.trim_end(), Some(start.trim_start())),
             None => (period, None),
         };
-        let unit = UNITS.into_iter().find(|unit| unit.0 == name);
+        let unit = UNITS.into_iter().find(|known| known.0 == name);
         // Without an anchor, a day has 24 hours.
-        let unit = unit.filter(|unit| start.is_some() || unit.2 >= 31 * DAY);
+        let unit = unit.filter(|known| start.is_some() || known.2 >= 31 * DAY);
         let Some((_, unit, longest)) = unit else { return Ok(None) };
         let quota = Quota::in_utc(units, unit, longest)?;
         let Some(start) = start else { return Ok(Some(quota)) };

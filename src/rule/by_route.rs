@@ -191,7 +191,7 @@ impl<K> ByRoute<K> {
     fn rule(&self, head: &RequestHead<'_>) -> &Rule<K> {
         let matched = head.extensions.get::<MatchedPath>().map(MatchedPath::as_str);
         let ranked =
-            self.routes.iter().filter_map(|entry| Some((entry.0.rank(head, matched)?, entry)));
+            self.routes.iter().filter_map(|route| Some((route.0.rank(head, matched)?, route)));
         let best = ranked.min_by_key(|(rank, _)| *rank).map(|(_, it)| it);
         if is_early(&self.requests) {
             if let Some((route, _)) = best {

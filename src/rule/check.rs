@@ -147,10 +147,10 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
         }
         let first = info.first_alternative;
         let mut others =
-            limiting.iter().filter(|info| first.is_some() && info.first_alternative == first);
+            limiting.iter().filter(|other| first.is_some() && other.first_alternative == first);
         let exceeded = |info: &RuleInfo<'_>| info.exceeded(info.quotas.unwrap_or_default());
         if let Some(limit) = exceeded(info)
-            && others.all(|info| exceeded(info).is_some())
+            && others.all(|other| exceeded(other).is_some())
         {
             let cost = info.cost.unwrap_or(1);
             let headroom = info.headroom.unwrap_or(0);
@@ -167,7 +167,8 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
     let mut choices: Vec<Choice> = Vec::new();
     let mut before: Option<&RuleInfo<'_>> = None;
     for (info, live) in limiting.iter().zip(&live) {
-        let is_next = before.is_some_and(|it| it.first_alternative == info.first_alternative);
+        let is_next =
+            before.is_some_and(|before| before.first_alternative == info.first_alternative);
         before = Some(info);
         let current = live.as_ref().map(AsRef::as_ref).filter(|quotas| !quotas.is_empty());
         let Some(quotas) = info.quotas.or(current).or(info.sample) else { continue };

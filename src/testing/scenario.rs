@@ -402,7 +402,7 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxE
             StepOp::Reset => store.reset(&read[0]).await,
             StepOp::Undo => {
                 let units = step.units.map(|_| step.cost()).transpose()?;
-                let undone = step.step.and_then(|nth| Some((nth, taken.get_mut(nth)?.take()?)));
+                let undone = step.step.and_then(|step| Some((step, taken.get_mut(step)?.take()?)));
                 let (undone, receipt) =
                     undone.ok_or_else(|| format!("step {at} undoes no charge"))?;
                 let undone = &case.steps[undone];

@@ -228,7 +228,7 @@ impl DenyCacheCall {
             let mut entries = self.table.lock(account.key);
             account.changes = self.table.changes(&[account.key.tag]);
             let covers =
-                |cached: &&mut CachedDenial| account.cacheable && cached.covers(charge, self.at);
+                |denial: &&mut CachedDenial| account.cacheable && denial.covers(charge, self.at);
             let Some(denial) = entries.of(account.key).find(covers) else { continue };
             let outcomes: SmallVec<_> = denial.outcomes_for(charge, self.at).collect();
             let priority = (denial.blocked, outcomes.iter().map(Outcome::retry_ns).max());
@@ -349,8 +349,7 @@ impl CachedDenial {
 
     /// Returns `true` if the charge is denied for longer than the caller may queue.
     fn covers(&self, charge: &Charge<'_>, now: u64) -> bool {
-        let need = charge.demand().need();
-        let max_wait = charge.demand().max_wait;
+        let (need, max_wait) = (charge.demand().need(), charge.demand().max_wait);
         let is_refilling = || self.outcomes.iter().all(|outcome| outcome.interval().is_some());
         let is_covered = need == self.need || need > self.need && (self.blocked || is_refilling());
         // A caller may queue for a slot.

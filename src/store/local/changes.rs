@@ -70,7 +70,7 @@ impl Ledger {
             let is_rate = !account.quota.is_concurrent();
             let charged = first.filter(|outcome| is_rate && taken.charged(outcome.rule()));
             let receipt =
-                charged.and_then(|charged| Receipt::new(taken, charged, account.demand, units));
+                charged.and_then(|outcome| Receipt::new(taken, outcome, account.demand, units));
             if let Some(receipt) = receipt {
                 let undo = |state: &mut _| algorithm::undo(state, account.quota, now, receipt);
                 locked.undo(&account.at, account.quota, receipt.charged, undo);

@@ -365,7 +365,8 @@ impl Ledger {
         let now = self.clock.now();
         let deciding = charges.iter().filter(|c| c.cost() > 0 && !c.is_report_only());
         let left = deciding.map(|charge| (charge, blocks.left(self.key_id(charge), now)));
-        let Some((charge, left)) = left.max_by_key(|(_, left)| *left).filter(|found| found.1 > 0)
+        let Some((charge, left)) =
+            left.max_by_key(|(_, left)| *left).filter(|longest| longest.1 > 0)
         else {
             return false;
         };

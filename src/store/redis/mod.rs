@@ -373,7 +373,7 @@ struct AskingWaiter {
 /// Returns an error for charges of one rule that the scripts cannot keep apart.
 fn are_apart(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     for (at, charge) in charges.iter().enumerate() {
-        for other in charges[..at].iter().filter(|earlier| earlier.rule() == charge.rule()) {
+        for other in charges[..at].iter().filter(|other| other.rule() == charge.rule()) {
             let is_same = other.key() == charge.key();
             if is_same && other.is_report_only() != charge.is_report_only() {
                 return Err(Unsupported::new(

@@ -123,7 +123,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     ) -> u32 {
         let (mut servers, mut skipped) = (HashMap::<_, Vec<_>>::new(), 0);
         for slots in found {
-            let server = self.cluster_link().and_then(|it| it.server(slot(slots.0.as_bytes())));
+            let server = self.cluster_link().and_then(|link| link.server(slot(slots.0.as_bytes())));
             if passes.servers.contains(&server) {
                 skipped += 1;
             } else {
@@ -170,7 +170,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let max = if change == SlotChange::Renew { MAX_RENEWED } else { MAX_FREED };
         let splits = self.settings.sharded && change == SlotChange::Renew;
         let shard = |(set, ..): &RequestSlots| if splits { slot(set.as_bytes()) } else { 0 };
-        found.sort_by_cached_key(|it| (shard(it), it.clone()));
+        found.sort_by_cached_key(|slots| (shard(slots), slots.clone()));
         let mut units = 0;
         let calls = found.chunk_by(|last, next| {
             units += last.2;

@@ -387,7 +387,8 @@ impl SlotCall {
                 state.freed.remove(&(taken.take.set.clone(), *first));
             }
             let charges = accounts[taken.account].charges;
-            let admitted = u32::try_from(charges).map_or(taken.callers, |it| it.min(taken.callers));
+            let admitted =
+                u32::try_from(charges).map_or(taken.callers, |charges| charges.min(taken.callers));
             state.add(taken.id, if are_lost { 0 } else { taken.units(admitted) });
             for (caller, first) in taken.firsts().take(charges).enumerate() {
                 let set = taken.take.set.clone();

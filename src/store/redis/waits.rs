@@ -131,7 +131,8 @@ impl Waits {
     /// which one is.
     pub(super) fn call_due(&mut self, now: Instant, calls: &mut Vec<Call>) -> Option<Instant> {
         let mut next: Option<Instant> = None;
-        for waiting in self.queues.values_mut().filter(|it| !it.queue.waiting.is_empty()) {
+        for waiting in self.queues.values_mut().filter(|waiting| !waiting.queue.waiting.is_empty())
+        {
             if waiting.due <= now {
                 waiting.due = now + waiting.interval;
                 waiting.call_first(calls);

@@ -95,7 +95,7 @@ impl ClusterLink {
         for key in accounts {
             let master = self.routes.master(slot(key.as_bytes()));
             let server =
-                master.map_or_else(|_| self.routes.missing.clone(), |master| master.domain.clone());
+                master.map_or_else(|_| self.routes.missing.clone(), |node| node.domain.clone());
             if !servers.contains(&server) {
                 servers.push(server);
             }

@@ -201,7 +201,7 @@ impl Request {
         for (at, account) in self.accounts.iter().enumerate().filter(|(at, _)| keep(*at)) {
             let named = self.named.iter().filter(|named| named.account == at);
             let account_index = part.accounts.len();
-            part.named.extend(named.map(|quota| NamedQuota { account: account_index, ..*quota }));
+            part.named.extend(named.map(|named| NamedQuota { account: account_index, ..*named }));
             part.accounts.push(account.clone());
         }
         part

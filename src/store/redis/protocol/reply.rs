@@ -73,7 +73,7 @@ impl Reply {
             return Err(RedisError::invalid_reply("more allowed than requests"));
         }
         let accounts = request.accounts.iter();
-        let accounts = accounts.map(|parts| AccountReply::read(bytes, parts, now, allowed));
+        let accounts = accounts.map(|account| AccountReply::read(bytes, account, now, allowed));
         let accounts = accounts.collect::<Result<_, _>>()?;
         Ok(Self { allowed, accounts, holds: Vec::new() })
     }
@@ -125,8 +125,8 @@ impl Reply {
 
     /// Computes the decision. The accounts may be on several servers, each with its own clock.
     pub(crate) fn decision(&self, request: &Request) -> Decision {
-        let allowed = self.allowed > 0;
-        let clock = self.accounts.first().map_or(0, |account| account.now);
+        let (allowed, clock) =
+            (self.allowed > 0, self.accounts.first().map_or(0, |account| account.now));
         if !allowed && let Some(denial) = self.blocked(request, clock) {
             return denial;
         }
