@@ -838,7 +838,8 @@ where
             let infos = rule::infos(&**rules);
             let rules = infos.iter().map(|info| info.name).collect();
             let live = infos.iter().filter_map(|info| Some((info.name, info.live?.clone())));
-            let (store, live) = (store.clone().boxed(), live.collect());
+            let store = store.clone().boxed();
+            let live = live.collect();
             AdjustConfig { store, rules, live, exposed: None, classify: None }
         })
     }

@@ -59,7 +59,8 @@ impl Counters {
 
 impl OnDecision for Counters {
     fn on_decision(&self, event: &DecisionEvent<'_>) {
-        let (admitted, decision) = (event.is_admitted, event.decision.ok());
+        let admitted = event.is_admitted;
+        let decision = event.decision.ok();
         let allowed = decision.is_some_and(|decision| decision.is_allowed());
         let events = [
             admitted && allowed,

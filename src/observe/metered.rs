@@ -185,7 +185,8 @@ impl RuleMetrics {
     /// counts an allowed request that is close to the limit.
     fn record_utilization(&self, decision: &Decision) {
         let used = |outcome: &Outcome| {
-            let (limit, left) = (outcome.limit(), outcome.remaining());
+            let limit = outcome.limit();
+            let left = outcome.remaining();
             let is_known = outcome.rule() == self.rule && limit > 0 && !outcome.is_passed_over();
             is_known.then(|| f64::from(limit.saturating_sub(left)) / f64::from(limit))
         };

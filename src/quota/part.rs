@@ -19,7 +19,8 @@ impl Quota {
             return self.slower(n);
         }
         let part = |units: u32| of.of(units);
-        let (burst, soft) = (of.of_burst(self.burst), part(self.soft));
+        let burst = of.of_burst(self.burst);
+        let soft = part(self.soft);
         if burst == 0 {
             let Self { name, unit, address, .. } = *self;
             return Self { name, unit, address, ..Self::blocked() };
@@ -48,7 +49,8 @@ impl Quota {
         let interval = u128::from(self.interval) * u128::from(of) / u128::from(weight.max(1));
         let interval = u64::try_from(interval).unwrap_or(longest).clamp(1, longest);
         let burst = u32::try_from((SECOND / 2).div_ceil(interval)).unwrap_or(u32::MAX).max(cost);
-        let (address, is_part) = (self.address, true);
+        let address = self.address;
+        let is_part = true;
         let share = Self { units: 1, burst, period: interval, interval, ..Self::blocked() };
         let share = Self { address, is_part, ..share };
         let debt = self.late_limit().saturating_sub(burst.into()).min(share.longest_debt());

@@ -57,7 +57,7 @@ async fn take<S: Store>(
     expected: &str,
 ) -> Result<Decision, String> {
     let decision = answer(store.take(charges).await)?;
-    let got = text(&decision);
+    let got: _ = text(&decision);
     let costs: Vec<_> = charges.iter().map(Charge::cost).collect();
     let error = || format!("costs of {costs:?} are {got}, expected {expected}");
     got.starts_with(expected).then_some(decision).ok_or_else(error)

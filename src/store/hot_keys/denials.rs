@@ -349,7 +349,8 @@ impl CachedDenial {
 
     /// Returns `true` if the charge is denied for longer than the caller may queue.
     fn covers(&self, charge: &Charge<'_>, now: u64) -> bool {
-        let (need, max_wait) = (charge.demand().need(), charge.demand().max_wait);
+        let need = charge.demand().need();
+        let max_wait = charge.demand().max_wait;
         let is_refilling = || self.outcomes.iter().all(|outcome| outcome.interval().is_some());
         let is_covered = need == self.need || need > self.need && (self.blocked || is_refilling());
         // A caller may queue for a slot.

@@ -76,7 +76,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             let store = self.clone();
             state.task = Some(runtime()?.spawn(async move {
                 let mut end = TaskEnd { slots: store.settings.slots.clone(), is_idle: false };
-                let (freeing, renewing) = (pin!(store.keep_freeing()), pin!(store.keep_renewing()));
+                let freeing = pin!(store.keep_freeing());
+                let renewing = pin!(store.keep_renewing());
                 let calling = pin!(store.keep_calling());
                 select(select(freeing, renewing), calling).await;
                 end.is_idle = true;
@@ -87,7 +88,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 
     /// Frees slots when they were freed, until this process holds none.
     async fn keep_freeing(&self) {
-        let (slots, mut passes, mut skipped) = (&self.settings.slots, Passes::default(), 0);
+        let slots = &self.settings.slots;
+        let mut passes = Passes::default();
+        let mut skipped = 0;
         loop {
             passes.run_until(slots.wake.notified()).await;
             // A look takes a small part of this time, however many slots it skips.
@@ -102,7 +105,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Renews all held slots in each third of their time to live, until this process holds none. What
     /// failed in one step is tried again in the next.
     async fn keep_renewing(&self) {
-        let (slots, mut passes) = (&self.settings.slots, Passes::default());
+        let slots = &self.settings.slots;
+        let mut passes = Passes::default();
         let mut ticks = interval(slots.ttl / (3 * STEPS));
         for step in (0..STEPS).cycle() {
             passes.run_until(ticks.tick()).await;
@@ -121,7 +125,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         found: Vec<RequestSlots>,
         passes: &mut Passes,
     ) -> u32 {
-        let (mut servers, mut skipped) = (HashMap::<_, Vec<_>>::new(), 0);
+        let mut servers = HashMap::<_, Vec<_>>::new();
+        let mut skipped = 0;
         for slots in found {
             let server = self.cluster_link().and_then(|link| link.server(slot(slots.0.as_bytes())));
             if passes.servers.contains(&server) {
@@ -225,7 +230,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     async fn renew(&self, requests: &[RequestSlots]) -> Result<Vec<u8>, RedisError> {
         let slots = &self.settings.slots;
         let head = EncodedPlan::default().int::<7>(slots.ttl_micros()).int::<8>(slots.store);
-        let (mut keys, mut args) = (Vec::new(), vec![head.0]);
+        let mut keys = Vec::new();
+        let mut args = vec![head.0];
         for slots in by_set(requests) {
             let list = slots.iter().map(|(_, first, units)| (*first, *units));
             keys.push(&*slots[0].0);

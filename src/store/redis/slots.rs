@@ -209,7 +209,8 @@ impl Slots {
 
     /// Returns the freed slots that the server may still count.
     pub(super) fn to_free(&self) -> Vec<RequestSlots> {
-        let (now, mut state) = (self.now(), self.state());
+        let now = self.now();
+        let mut state = self.state();
         state.freed.retain(|_, freed| freed.ends_at > now);
         let all = state.freed.iter();
         all.map(|((set, first), freed)| (set.clone(), *first, freed.units)).collect()
@@ -219,7 +220,9 @@ impl Slots {
     /// that were not taken in the last step, and those that have missed it. Slots with near numbers
     /// have their turn together.
     pub(super) fn to_renew(&self, step: Option<u32>) -> Vec<RequestSlots> {
-        let (now, period, state) = (self.now(), nanos(self.ttl) / 3, self.state());
+        let now = self.now();
+        let period = nanos(self.ttl) / 3;
+        let state = self.state();
         let due = state.held.iter().filter(|(first, held)| {
             let turn = **first / u64::from(MAX_RENEWED) % u64::from(STEPS);
             let age = now.saturating_sub(held.renewed_at);
@@ -240,7 +243,8 @@ impl Slots {
 
     /// Records a renewal that was sent at an instant, with `1` for each request whose slots count.
     pub(super) fn renewed(&self, requests: Vec<RequestSlots>, counted: &[u8], sent_at: u64) {
-        let (mut state, mut lost) = (self.state(), Vec::new());
+        let mut state = self.state();
+        let mut lost = Vec::new();
         for ((_, first, _), counts) in requests.into_iter().zip(counted) {
             match state.held.get_mut(&first) {
                 Some(held) if *counts == b'1' => held.renewed_at = sent_at,

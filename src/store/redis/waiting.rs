@@ -213,7 +213,8 @@ impl Slots {
                 continue;
             }
             let set = needed.set();
-            let (id, interval) = (self.id(&set), state.waits.interval(account.rule));
+            let id = self.id(&set);
+            let interval = state.waits.interval(account.rule);
             // These slots were freed after the call was sent.
             let room = (quota.raised_limit() + state.to_free(&set)).saturating_sub(held);
             let Some(waiting) = state.waits.get_mut(id) else { continue };
@@ -258,7 +259,8 @@ impl Slots {
         let id = self.id(&at.set());
         let rank = Rank::new(Some(waiter), ask.headroom);
         waiter.leave_unless(|other| other == id);
-        let (mut calls, mut state) = (Vec::new(), self.state());
+        let mut calls = Vec::new();
+        let mut state = self.state();
         let interval = state.waits.interval(account.rule);
         let waiting = state.waits.queue(id, account.rule);
         if waiting.queue.waiting.is_empty() {
@@ -280,7 +282,8 @@ impl Slots {
 
     /// Removes a request from its queue. The next request may then be called.
     fn leave(&self, id: u64, rank: Rank) {
-        let (mut calls, mut state) = (Vec::new(), self.state());
+        let mut calls = Vec::new();
+        let mut state = self.state();
         let Some(waiting) = state.waits.get_mut(id) else { return };
         let left = waiting.queue.waiting.remove(&rank);
         if matches!(left, Some(None)) {

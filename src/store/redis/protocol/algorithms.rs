@@ -126,12 +126,14 @@ pub(super) fn parse_state(
             let tokens = content.int::<6>()?;
             // The number has six bytes, and the sign is in the highest byte.
             let tokens = (tokens << 16).cast_signed() >> 16;
-            let (anchor, opened) = (content.instant()?, content.instant()?);
+            let anchor = content.instant()?;
+            let opened = content.instant()?;
             AccountState::TokenBucket(TokenBucket { tokens, anchor, opened })
         }
         Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow => {
             let start = content.instant()?;
-            let (count, bonus) = (content.int::<5>()?, content.int::<5>()?);
+            let count = content.int::<5>()?;
+            let bonus = content.int::<5>()?;
             AccountState::FixedWindow(FixedWindow { start, count, bonus })
         }
         Algorithm::SlidingWindow { .. } => {

@@ -31,7 +31,8 @@ impl<'a> Reader<'a> {
 
     /// Reads an instant, in nanoseconds of Unix time.
     pub(super) fn instant(&mut self) -> Result<u64, RedisError> {
-        let (micros, nanos) = (self.int::<7>()?, self.int::<2>()?);
+        let micros = self.int::<7>()?;
+        let nanos = self.int::<2>()?;
         if micros > LATEST || nanos > 999 {
             return Err(RedisError::invalid_reply("an instant out of range"));
         }

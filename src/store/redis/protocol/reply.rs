@@ -125,8 +125,8 @@ impl Reply {
 
     /// Computes the decision. The accounts may be on several servers, each with its own clock.
     pub(crate) fn decision(&self, request: &Request) -> Decision {
-        let (allowed, clock) =
-            (self.allowed > 0, self.accounts.first().map_or(0, |account| account.now));
+        let allowed = self.allowed > 0;
+        let clock = self.accounts.first().map_or(0, |account| account.now);
         if !allowed && let Some(denial) = self.blocked(request, clock) {
             return denial;
         }
