@@ -126,7 +126,7 @@
 //! | `ratelimit.near_limit` | counter: requests allowed from 80 % of a limit on | `policy` |
 //! | `ratelimit.unidentified` | counter: requests rejected before the store was called | |
 //! | `ratelimit.decision.duration` | histogram: seconds until the store answered | `store` |
-//! | `ratelimit.attempts` | histogram: store calls of a request with [alternatives](Rule::or) or a [fair share](Rule::fair_by) | |
+//! | `ratelimit.attempts` | histogram: store calls of a request that may be charged in one of several ways, as with [alternatives](Rule::or) | |
 //! | `ratelimit.store.errors` | counter | `kind` |
 //! | `ratelimit.store.circuit` | gauge: 0 closed, 1 probing, 2 open | on a cluster `server` |
 //! | `ratelimit.overflows` | counter: decisions on shared accounts, because the store is full | |

@@ -98,8 +98,7 @@ impl Key {
     /// Returns `true` if the key is that of one client.
     ///
     /// Only such a key is blocked by a [`Penalty`](crate::middleware::Penalty) or a
-    /// [`ChargeHandle`](crate::middleware::ChargeHandle::block), and has a [fair
-    /// share](crate::Rule::fair_by) of its own.
+    /// [`ChargeHandle`](crate::middleware::ChargeHandle::block).
     ///
     /// | key | `is_client` |
     /// |---|---|

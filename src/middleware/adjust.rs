@@ -157,9 +157,8 @@ impl ChargeHandle {
     ///
     /// Use a block to penalize a client. Denials alone charge nothing. Only keys of [one
     /// client](crate::Key::is_client) are blocked: not the key of all requests, of a route or of a proxy,
-    /// the account of requests without an identity, or a pool that clients [share
-    /// fairly](crate::Rule::fair_by). **A key of your own that identifies no client is blocked for all
-    /// clients**, unless its extractor [says so](crate::KeyExtractor::can_be_client).
+    /// or the account of requests without an identity. **A key of your own that identifies no client is
+    /// blocked for all clients**, unless its extractor [says so](crate::KeyExtractor::can_be_client).
     ///
     /// The call does not wait for a remote store such as Redis. `Ok` then means that the block was
     /// sent.

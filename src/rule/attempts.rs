@@ -23,8 +23,7 @@ pub struct Candidates<'c, 'a> {
 
 /// Choice between lists of neighboring charges: the first list that fits is charged.
 ///
-/// [`Rule::or`](crate::Rule::or) chooses between lists of one charge, and
-/// [`Rule::fair_by`](crate::Rule::fair_by) between a share with its pool and the pool with a reserve.
+/// For example, [`Rule::or`](crate::Rule::or) chooses between lists of one charge.
 #[derive(Clone, Debug)]
 pub struct Choice {
     start: usize,
