@@ -21,19 +21,7 @@ impl Networks {
     pub(super) fn trusted<N: AsRef<str>>(
         networks: impl IntoIterator<Item = N>,
     ) -> Result<Self, NetworkError> {
-        let trusted = |text: N| {
-            let text = text.as_ref();
-            let network = network(text)?;
-            let why = if network.prefix_len() == 0 {
-                "contains all addresses; give the networks of the proxies"
-            } else if !text.contains('/') && looks_like_a_network(network.addr()) {
-                "looks like a network; give its prefix length, or /32 or /128 for one address"
-            } else {
-                return Ok(network);
-            };
-            Err(NetworkError { text: text.to_owned(), why })
-        };
-        networks.into_iter().map(trusted).collect::<Result<_, _>>().map(Self)
+        networks.into_iter().map(|text| trusted(text.as_ref())).collect::<Result<_, _>>().map(Self)
     }
 
     /// Returns `true` if one of the networks contains the address.

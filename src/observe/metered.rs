@@ -110,9 +110,9 @@ impl Metrics {
     ) {
         let quota = quotas.iter().find(|quota| quota.is_concurrent() && cost > 0);
         let Some(quota) = quota.filter(|_| decision.charged(rule)) else { return };
-        let Some(it) = self.rules.iter().find(|known| known.rule == rule) else { return };
-        let make = || it.active("ratelimit.active_slots", "ratelimit.slot.duration");
-        let active = Active::new(it.slots.get_or_init(make), cost);
+        let Some(metered) = self.rules.iter().find(|metered| metered.rule == rule) else { return };
+        let make = || metered.active("ratelimit.active_slots", "ratelimit.slot.duration");
+        let active = Active::new(metered.slots.get_or_init(make), cost);
         decision.hold(Hold::on_free(|| drop(active)).until_head(quota.sheds()));
     }
 

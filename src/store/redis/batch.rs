@@ -10,7 +10,7 @@ use crate::store::redis::{
     RedisStore,
     error::RedisError,
     protocol::{
-        AccountRequest, Change, Layout, Request, RequestKind, letter, reply::Reply,
+        AccountRequest, Change, Layout, Request, RequestKind, ScriptOp, letter, reply::Reply,
         script::ScriptKind,
     },
     slots::{SlotCall, Slots},
