@@ -16,6 +16,8 @@ use crate::name::RuleName;
 pub(crate) const NEVER: u64 = u64::MAX;
 /// The value of `retry_ns` if the wait is unknown.
 pub(crate) const UNKNOWN_WAIT: u64 = NEVER - 1;
+/// The value of `at` if the store gave no instant.
+const NO_INSTANT: u64 = u64::MAX;
 
 /// Decision of a store on a request.
 ///
@@ -43,7 +45,7 @@ pub struct Decision {
     /// `true` if the request was denied because its key is blocked.
     pub(crate) blocked: bool,
     pub(crate) source: Source,
-    /// The instant of the decision, in nanoseconds of the store's clock.
+    /// The instant of the decision, in nanoseconds of the store's clock, or [`NO_INSTANT`].
     pub(crate) at: u64,
     /// The instant of the charge, in nanoseconds of the store's clock.
     ///
@@ -58,7 +60,7 @@ pub struct Decision {
 impl Decision {
     /// Creates a decision that allows the request.
     pub fn allow() -> Self {
-        Self::new(true, 0)
+        Self { at: NO_INSTANT, ..Self::new(true, 0) }
     }
 
     /// Creates a decision that denies the request.
@@ -251,6 +253,12 @@ impl Decision {
     #[must_use]
     pub fn charged_at(&self) -> Duration {
         Duration::from_nanos(self.charged_at)
+    }
+
+    /// Returns the instant of the decision, in nanoseconds of the store's clock, if the store is one of
+    /// this crate.
+    pub(crate) fn instant(&self) -> Option<u64> {
+        (self.at != NO_INSTANT).then_some(self.at)
     }
 
     /// Returns the outcome of the decisive quota, or `None` if no quota applies.

@@ -300,8 +300,8 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     ///
     /// The clients of language models read it before `Retry-After`. With a burst below the units of one
     /// second, whole seconds are too coarse: at 10 units per second with a burst of 1, two hundred clients
-    /// that obey them need 200 s instead of 20. With this field and [`RetryAfter::Queue`], clients that read
-    /// it need no more than 20.
+    /// that obey them need 199 s instead of 20. With this field and [`RetryAfter::Queue`], clients that read
+    /// it need 22 s. For other clients, let requests wait: see [`RetryAfter`](RetryAfter#whole-seconds).
     ///
     /// ```
     /// use tower_sluice::{Quota, RateLimitLayer, middleware::RetryAfter};

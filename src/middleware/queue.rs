@@ -125,7 +125,7 @@ impl Bounds {
     /// Returns the maximum for the key of `charge`.
     ///
     /// [`max_waiters_per_key`](crate::RateLimitLayer::max_waiters_per_key) documents the default.
-    fn of(self, charge: &Charge<'_>) -> usize {
+    pub(super) fn of(self, charge: &Charge<'_>) -> usize {
         if let Some(max) = self.per_key {
             return max;
         }

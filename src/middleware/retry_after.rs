@@ -9,12 +9,14 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
-
+use super::{config::LayerConfig, queue::Bounds};
 use crate::{
-    decision::{Decision, Outcome},
+    decision::{Decision, Outcome, Source},
+    head::RequestHead,
+    quota::Quota,
+    reject,
     rule::RuleName,
-    store::Charge,
+    store::{Charge, Clock},
 };
 
 /// The wait that denials report, set by
@@ -22,7 +24,7 @@ use crate::{
 ///
 /// The wait is sent as `Retry-After`, in problem+json and in the gRPC `RetryInfo`. It is never
 /// shorter than the time until an identical request would be allowed, with the exceptions of
-/// [`Decision::retry_after`]. The `t` of the field `RateLimit` is not changed.
+/// [`Decision::retry_after`], and except for `Queue`, after whose times a request may wait in the layer. The `t` of the field `RateLimit` is not changed.
 ///
 /// If a thousand clients are denied at once, and each receives the same time, all of them return at
 /// that time, and most are denied again. For a quota of ten per second, with a burst of ten, and a
@@ -31,22 +33,51 @@ use crate::{
 /// | | requests until all were allowed | last one allowed after |
 /// |---|--:|--:|
 /// | `Earliest` | 50 500 | 99 s |
-/// | `Jitter(10)` | 50 500 | 99 s |
+/// | `Jitter(10)` | 25 700 | 100 s |
 /// | `Queue` | 2 370 | 99 s |
 ///
 /// The table comes from a simulation, which the test `herd` repeats.
+///
+/// # Whole seconds
+///
+/// `Retry-After` counts whole seconds, so all clients that were denied together, and whose times are in
+/// one second, return together. No more of them are admitted than the burst has units: with a burst of
+/// 1, two hundred clients need 199 s, at any rate. Three settings help, each with `Queue`. For two hundred
+/// clients that are denied at once:
+///
+/// | quota | ideal | whole seconds | with `max_wait` of 1 s | [`retry_after_ms`] |
+/// |---|--:|--:|--:|--:|
+/// | `10/s` | 19 s | 19 s | 19 s | 19 s |
+/// | `10/s burst 3` | 20 s | 66 s | 20 s | 20 s |
+/// | `10/s burst 1` | 20 s | 199 s | 20 s | 22 s |
+/// | `100/s burst 1` | 2 s | 199 s | 2 s | 2.2 s |
+/// | `30/min burst 1` | 398 s | 398 s | 398 s | 438 s |
+///
+/// - A burst of at least the units of one second.
+/// - [`Rule::max_wait`](crate::Rule::max_wait) of one second, and a
+///   [`max_waiters_per_key`](crate::RateLimitLayer::max_waiters_per_key) of at least the units of one
+///   second: the requests of a second then wait in the layer for their turn.
+/// - [`retry_after_ms`], for clients that read it. gRPC clients read exact waits without it.
+///
+/// [`retry_after_ms`]: crate::RateLimitLayer::retry_after_ms
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RetryAfter {
     /// The time until an identical request would be allowed. The default.
     #[default]
     Earliest,
-    /// The earliest time, increased at random by up to this number of percent, at most 10.
+    /// The earliest time, increased at random by up to this number of percent, at most 10, or by up to
+    /// one second if that is longer. 0 increases nothing.
     Jitter(u8),
     /// A time of its own for each denial of a key, one after another at the rate of the quota.
     ///
     /// The layer remembers the last time that it reported for a key. The next denial of that key
-    /// gets the time of one more charge, at most a minute after the earliest time.
+    /// gets the time of one more charge, at most a minute after the earliest time. In whole seconds, as
+    /// many requests have the same time as the account admits at once: the units of the burst, and those
+    /// whose turn comes within [`max_wait`](crate::Rule::max_wait).
+    ///
+    /// The times follow the clock of the embedded store, also that of a `FakeClock`, and that of the
+    /// process for other stores.
     ///
     /// # Limitations
     ///
@@ -61,9 +92,9 @@ pub enum RetryAfter {
     ///   units that another client waits for.
     /// - Each process has its own queue. With several processes, clients of different processes
     ///   receive the same times.
-    /// - `Retry-After` counts whole seconds: all clients of one second return together. With a burst below
-    ///   the units of a second, most of them are denied again, unless they read
-    ///   [`retry-after-ms`](crate::RateLimitLayer::retry_after_ms).
+    /// - [Whole seconds](#whole-seconds) are too coarse for a burst below the units of one second.
+    /// - Exact times (`retry_after_ms`, gRPC) are a tenth of the interval further apart if the burst is
+    ///   one request, since a request that is a millisecond early would be denied.
     /// - The layer remembers 4 096 keys, in 32 KiB. A key beyond that may replace another, whose
     ///   queue then starts again at the earliest time.
     /// - A block, and a wait that is unknown, have no queue.
@@ -75,23 +106,122 @@ impl RetryAfter {
     #[inline]
     pub(super) fn wait(
         self,
-        promises: &Promises,
+        settings: &LayerConfig,
+        head: &RequestHead<'_>,
         denial: &Decision,
         charges: &[Charge<'_>],
-        shares: &[(RuleName, RuleName)],
     ) -> Option<Duration> {
         let earliest = denial.expected_wait()?;
+        if self == Self::Earliest {
+            return Some(earliest);
+        }
+        let is_exact = settings.retry_after_ms || reject::is_grpc(head);
+        let step = if is_exact { MILLISECOND } else { SECOND };
         Some(match self {
-            Self::Earliest => earliest,
-            Self::Jitter(percent) => with_jitter(earliest, percent),
-            Self::Queue => promises.queue(earliest, denial, charges, shares),
+            Self::Earliest | Self::Jitter(0) => earliest,
+            Self::Jitter(percent) => with_jitter(earliest, percent, step),
+            Self::Queue => {
+                let Some(turn) = Turn::of(denial, charges, settings, step) else {
+                    return Some(earliest);
+                };
+                settings.promises.promise(&turn, now(denial), earliest)
+            }
         })
     }
 }
 
-fn with_jitter(earliest: Duration, percent: u8) -> Duration {
-    let share = RandomState::new().hash_one(0) % (u64::from(percent) + 1);
-    earliest.saturating_add(earliest.mul_f64(share as f64 / 100.0))
+const SECOND: Duration = Duration::from_secs(1);
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+fn with_jitter(earliest: Duration, percent: u8, step: Duration) -> Duration {
+    let earliest = round_up(earliest, step);
+    let longest = (earliest.saturating_mul(percent.into()) / 100).max(SECOND);
+    let steps = longest.as_nanos() / step.as_nanos();
+    let random = u128::from(RandomState::new().hash_one(0)) % (steps + 1);
+    earliest.saturating_add(step.saturating_mul(u32::try_from(random).unwrap_or(u32::MAX)))
+}
+
+/// Returns a time in whole steps, at least one.
+fn round_up(time: Duration, step: Duration) -> Duration {
+    let steps = time.as_nanos().div_ceil(step.as_nanos()).max(1);
+    u32::try_from(steps).map_or(time, |steps| step.saturating_mul(steps))
+}
+
+/// Returns the instant of a denial, by the clock of the embedded store or of the process.
+fn now(denial: &Decision) -> Duration {
+    let is_embedded = matches!(denial.source(), Source::Local | Source::Overflow);
+    let by_store = denial.instant().filter(|_| is_embedded);
+    Duration::from_nanos(by_store.unwrap_or_else(|| Clock::shared().now()))
+}
+
+/// The account that denied a request, and the times at which it admits such requests.
+struct Turn<'a> {
+    rule: RuleName,
+    key: &'a crate::Key,
+    quota_index: usize,
+    /// The time in which the units of one request are refilled.
+    interval: Duration,
+    /// The time by which a request may come early, because the burst has more units than it needs.
+    tolerance: Duration,
+    /// The time by which it may also come early, because it waits in the layer.
+    max_wait: Duration,
+    /// Clients wait for multiples of this time.
+    step: Duration,
+}
+
+impl<'a> Turn<'a> {
+    /// Finds the account, or returns `None` if its denials have no queue.
+    fn of(
+        denial: &Decision,
+        charges: &'a [Charge<'_>],
+        settings: &LayerConfig,
+        step: Duration,
+    ) -> Option<Self> {
+        let has_queue = |outcome: &&Outcome| !denial.is_blocked() && !outcome.is_wait_unknown();
+        let outcome = denial.binding().filter(has_queue)?;
+        // The denials of a client do not lengthen the waits of others at the pool of its share.
+        let mut shares = settings.shares.iter();
+        let own = shares.find(|(_, pool)| *pool == outcome.rule()).map(|(share, _)| *share);
+        let mut all = charges.iter();
+        let charge = own.and_then(|share| all.clone().find(|charge| charge.rule() == share));
+        let charge = charge.or_else(|| all.find(|charge| charge.rule() == outcome.rule()))?;
+        let is_denying = |(index, _): &(usize, &Quota)| *index == outcome.quota_index();
+        let (quota_index, quota) = charge.charged_quotas().find(is_denying)?;
+        let spare_units = quota.raised_limit().saturating_sub(charge.demand().need());
+        let spare_units = u32::try_from(spare_units).unwrap_or(u32::MAX);
+        Some(Self {
+            rule: charge.rule(),
+            key: charge.key(),
+            quota_index,
+            interval: quota.interval().saturating_mul(charge.cost()),
+            tolerance: quota.interval().saturating_mul(spare_units),
+            max_wait: longest_wait(charge, quota, settings.queue_bounds),
+            step,
+        })
+    }
+
+    /// Returns the time between two requests.
+    ///
+    /// Without a tolerance, a request that comes at the exact time is denied if the one before came
+    /// late. Whole seconds are late anyway.
+    fn spacing(&self) -> Duration {
+        let is_exact = self.step < SECOND;
+        let early = self.tolerance.saturating_add(self.max_wait);
+        let margin = if is_exact { self.interval / 10 } else { Duration::ZERO };
+        self.interval.saturating_add(margin.saturating_sub(early))
+    }
+}
+
+/// Returns the longest time for which a request waits in the layer.
+///
+/// The last of the requests of a key that may wait has the longest turn.
+fn longest_wait(charge: &Charge<'_>, quota: &Quota, bounds: Bounds) -> Duration {
+    // A quota with soft units has no queue.
+    if quota.soft() > 0 {
+        return Duration::ZERO;
+    }
+    let waiters = u32::try_from(bounds.of(charge)).unwrap_or(u32::MAX);
+    charge.max_wait().min(quota.interval().saturating_mul(waiters))
 }
 
 /// The number of keys with a promise.
@@ -101,63 +231,52 @@ const MAX_DELAY: Duration = Duration::from_secs(60);
 
 /// The next free instant of each denied key.
 ///
-/// A cell holds 16 bits of the key's hash and the instant in microseconds, in 48 bits.
+/// A cell holds 16 bits of the key's hash and the instant in microseconds, modulo 48 bits.
+#[derive(Default)]
 pub(crate) struct Promises {
     seed: RandomState,
-    created: Instant,
     /// Allocated on first use.
     cells: OnceLock<Box<[AtomicU64]>>,
 }
 
-impl Default for Promises {
-    fn default() -> Self {
-        Self { seed: RandomState::new(), created: Instant::now(), cells: OnceLock::new() }
-    }
-}
-
 impl Promises {
-    fn queue(
-        &self,
-        earliest: Duration,
-        denial: &Decision,
-        charges: &[Charge<'_>],
-        shares: &[(RuleName, RuleName)],
-    ) -> Duration {
-        let has_queue = |outcome: &&Outcome| !denial.is_blocked() && !outcome.is_wait_unknown();
-        let outcome = denial.binding().filter(has_queue);
-        // The denials of a client do not lengthen the waits of others at the pool of its share.
-        let Some(outcome) = outcome else { return earliest };
-        let own = shares.iter().find(|(_, pool)| *pool == outcome.rule()).map(|(share, _)| *share);
-        let mut all = charges.iter();
-        let charge = own.and_then(|share| all.clone().find(|charge| charge.rule() == share));
-        let charge = charge.or_else(|| all.find(|charge| charge.rule() == outcome.rule()));
-        let Some(charge) = charge else { return earliest };
-        let quota = charge.charged_quotas().find(|(place, _)| *place == outcome.quota_index());
-        let Some((place, quota)) = quota else { return earliest };
-        let key = self.seed.hash_one((charge.rule(), charge.key(), place));
-        self.promise(key, earliest, quota.interval().saturating_mul(charge.cost()))
-    }
-
-    /// Returns the wait until the next free instant, and takes `time` from there.
-    fn promise(&self, key: u64, earliest: Duration, time: Duration) -> Duration {
-        let now = self.created.elapsed();
-        let tag = key >> INSTANT_BITS;
-        let first = now.saturating_add(earliest);
+    /// Returns the wait until the next free instant, in steps, and takes the time of a request from
+    /// there.
+    fn promise(&self, turn: &Turn<'_>, now: Duration, earliest: Duration) -> Duration {
+        // The earliest time is that of a request that does not wait.
+        let first = earliest.saturating_sub(turn.max_wait);
         let last = first.saturating_add(MAX_DELAY);
-        let next = |cell: u64| {
-            let free = if cell >> INSTANT_BITS == tag { cell & INSTANT } else { 0 };
-            Duration::from_micros(free).clamp(first, last)
+        if last.saturating_add(turn.spacing()) > FARTHEST {
+            return earliest;
+        }
+        let key = self.seed.hash_one((turn.rule, turn.key, turn.quota_index));
+        let now = micros(now);
+        let tag = key >> INSTANT_BITS;
+        // The time until the account is free for one more request.
+        let free = |cell: u64| {
+            let ahead = cell.wrapping_sub(now) & INSTANT;
+            let is_known = cell >> INSTANT_BITS == tag && ahead <= micros(FARTHEST);
+            Duration::from_micros(if is_known { ahead } else { 0 }).clamp(first, last)
         };
         let new = || (0..CELLS).map(|_| AtomicU64::new(0)).collect();
         let cell = &self.cells.get_or_init(new)[usize::try_from(key % CELLS as u64).unwrap_or(0)];
         let taken = cell.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |cell| {
-            let after = next(cell).saturating_add(time).as_micros();
-            let after = u64::try_from(after).unwrap_or(INSTANT).min(INSTANT);
-            Some(tag << INSTANT_BITS | after)
+            let free = free(cell);
+            // A request that comes later than it could delays those after it, beyond the tolerance.
+            let early = turn.tolerance.saturating_add(turn.max_wait);
+            let late = round_up(free, turn.step).saturating_sub(early);
+            let after = free.max(late).saturating_add(turn.spacing());
+            Some(tag << INSTANT_BITS | now.wrapping_add(micros(after)) & INSTANT)
         });
-        next(taken.unwrap_or(0)).saturating_sub(now)
+        round_up(free(taken.unwrap_or(0)), turn.step)
     }
 }
 
 const INSTANT_BITS: u32 = 48;
 const INSTANT: u64 = (1 << INSTANT_BITS) - 1;
+/// The longest time ahead that a cell can hold: a farther instant counts as past.
+const FARTHEST: Duration = Duration::from_micros(1 << (INSTANT_BITS - 1));
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}

@@ -119,6 +119,11 @@ pub trait Reject<B> {
 
 const _: Option<&dyn Reject<()>> = None;
 
+/// Returns `true` for a call whose client reads exact waits.
+pub(crate) fn is_grpc(head: &RequestHead<'_>) -> bool {
+    grpc::is_call(head) || grpc::is_translated(head)
+}
+
 /// Creates a [`Reject`] from a closure. See the [module](self) for an example.
 pub fn reject_fn<F, B>(f: F) -> RejectFn<F>
 where

@@ -1,6 +1,6 @@
 //! `Retry-After`: a client that waits for this time is allowed, and not a second too late.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use http::{StatusCode, header::RETRY_AFTER};
 use proptest::prelude::*;
@@ -44,6 +44,26 @@ async fn jitter_lengthens_the_wait_by_at_most_its_share() {
     assert!(1_000 <= least && least < most && most <= 1_100, "{least} {most}");
 }
 
+#[tokio::test]
+async fn jitter_of_a_short_wait_is_up_to_a_second() {
+    for (text, earliest) in [("1/300ms", 1), ("1/1s", 1), ("1/2100ms", 3), ("1/9s", 9)] {
+        let layer = owing(&[quota(text)], 1).retry_after(RetryAfter::Jitter(10));
+        let mut waits = BTreeSet::new();
+        for _ in 0..100 {
+            let response = answer(&layer, get("/")).await;
+            waits
+                .insert(header(response.headers(), "retry-after").parse::<u64>().expect("seconds"));
+        }
+        assert_eq!(Vec::from_iter(waits), [earliest, earliest + 1], "{text}");
+    }
+    let layer = owing(&[quota("1/300ms")], 1).retry_after(RetryAfter::Jitter(1)).retry_after_ms();
+    for _ in 0..100 {
+        let response = answer(&layer, get("/")).await;
+        let millis = header(response.headers(), "retry-after-ms").parse::<u64>().expect("a wait");
+        assert!((300..=1_300).contains(&millis), "{millis} ms");
+    }
+}
+
 #[test]
 #[should_panic(expected = "11 percent")]
 fn jitter_above_ten_percent_panics() {
@@ -76,71 +96,214 @@ proptest! {
 
 /// Clients that are all denied at once, and obey `Retry-After`.
 mod herd {
-    use std::{cmp::Reverse, collections::BinaryHeap};
+    use std::{
+        cmp::Reverse,
+        collections::BinaryHeap,
+        sync::{Arc, Mutex},
+    };
 
+    use axum::{Router, body::Body, routing};
+    use http::{HeaderMap, Request};
+    use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+    use tokio::{net::TcpListener, task::JoinSet, time::Instant};
     use tower_sluice::rule::{Rule, RuleName};
 
     use super::*;
 
-    /// Lets clients retry until each was allowed once. Returns the number of requests and the
-    /// seconds until the last one was allowed.
-    async fn drain(clients: usize, quota: Quota, retry_after: RetryAfter) -> (usize, u64) {
+    /// The field that clients obey.
+    #[derive(Clone, Copy, Debug)]
+    enum Obeyed {
+        Seconds,
+        Millis,
+    }
+
+    impl Obeyed {
+        fn wait(self, headers: &HeaderMap) -> Duration {
+            let number = |name| header(headers, name).parse().expect("a number");
+            match self {
+                Self::Seconds => Duration::from_secs(number("retry-after")),
+                Self::Millis => Duration::from_millis(number("retry-after-ms")),
+            }
+        }
+    }
+
+    /// What clients needed until each was allowed once.
+    #[derive(Debug, PartialEq, Eq)]
+    struct Drained {
+        requests: usize,
+        time: Duration,
+    }
+
+    fn drained(requests: usize, seconds: u64) -> Drained {
+        Drained { requests, time: Duration::from_secs(seconds) }
+    }
+
+    /// Lets clients retry until each was allowed once. Only the clock of the store advances.
+    async fn drain(clients: usize, quota: Quota, retry_after: RetryAfter) -> Drained {
         let clock = FakeClock::new();
         let layer = RateLimitLayer::new(Everyone, quota, clock.store(64)).retry_after(retry_after);
-        let mut service = layer.layer(Strict::default());
-        let mut waiting: BinaryHeap<_> = (0..clients).map(|client| Reverse((0, client))).collect();
-        let (mut now, mut requests) = (0, 0);
-        while let Some(Reverse((second, client))) = waiting.pop() {
-            let time = Duration::from_secs(second - now);
-            clock.advance(time);
-            tokio::time::advance(time).await;
-            (now, requests) = (second, requests + 1);
-            let response = ask(&mut service, get("/")).await;
-            if response.status() == StatusCode::TOO_MANY_REQUESTS {
-                let wait: u64 = header(response.headers(), "retry-after").parse().expect("seconds");
-                waiting.push(Reverse((now + wait, client)));
-            }
-        }
-        (requests, now)
+        drain_layer(clients, &layer, &clock, Obeyed::Seconds).await
     }
 
-    /// Lets clients that read `retry-after-ms` retry until each was allowed once. Returns the number of
-    /// requests and the time until the last one was allowed.
-    async fn drain_by_millis(clients: u32, quota: Quota) -> (u32, Duration) {
-        let clock = FakeClock::new();
-        let layer = RateLimitLayer::new(Everyone, quota, clock.store(64));
-        let layer = layer.retry_after(RetryAfter::Queue).retry_after_ms();
+    async fn drain_layer(
+        clients: usize,
+        layer: &RateLimitLayer<Rule<Everyone>, LocalStore>,
+        clock: &FakeClock,
+        obeyed: Obeyed,
+    ) -> Drained {
         let mut service = layer.layer(Strict::default());
-        let mut waiting: BinaryHeap<_> = (0..clients).map(|client| Reverse((0, client))).collect();
-        let (mut now, mut requests) = (0, 0);
+        let mut waiting: BinaryHeap<_> =
+            (0..clients).map(|client| Reverse((Duration::ZERO, client))).collect();
+        let mut drained = drained(0, 0);
         while let Some(Reverse((at, client))) = waiting.pop() {
-            let time = Duration::from_millis(at - now);
-            clock.advance(time);
-            tokio::time::advance(time).await;
-            (now, requests) = (at, requests + 1);
+            clock.advance(at - drained.time);
+            drained.time = at;
+            drained.requests += 1;
             let response = ask(&mut service, get("/")).await;
             if response.status() == StatusCode::TOO_MANY_REQUESTS {
-                let wait: u64 =
-                    header(response.headers(), "retry-after-ms").parse().expect("a wait");
-                waiting.push(Reverse((now + wait, client)));
+                waiting.push(Reverse((at + obeyed.wait(response.headers()), client)));
             }
         }
-        (requests, Duration::from_millis(now))
+        drained
     }
 
-    /// Whole seconds would take 197 s at 10 per second with a burst of 1.
-    #[tokio::test(start_paused = true)]
+    /// The time that 200 clients need if each unit is used at once.
+    fn ideal(quota: Quota) -> Duration {
+        quota.interval() * (200 - quota.limit())
+    }
+
+    const COARSE: [&str; 5] =
+        ["10/s", "10/s burst 3", "10/s burst 1", "100/s burst 1", "30/min burst 1"];
+
+    #[tokio::test]
     async fn clients_that_read_milliseconds_need_little_more_than_the_ideal_time() {
-        for text in ["10/s", "10/s burst 3", "10/s burst 1", "100/s burst 1", "30/min burst 1"] {
-            let quota = quota(text);
-            let ideal = quota.interval() * (200 - quota.limit());
-            let (requests, time) = drain_by_millis(200, quota).await;
-            assert!(time <= ideal.mul_f64(1.05) + Duration::from_millis(10), "{text}: {time:?}");
-            assert!(requests <= 1_000, "{text}: {requests} requests");
+        for text in COARSE {
+            let (quota, clock) = (quota(text), FakeClock::new());
+            let layer = RateLimitLayer::new(Everyone, quota, clock.store(64));
+            let layer = layer.retry_after(RetryAfter::Queue).retry_after_ms();
+            let drained = drain_layer(200, &layer, &clock, Obeyed::Millis).await;
+            assert!(
+                drained.time <= ideal(quota).mul_f64(1.11) + Duration::from_millis(10),
+                "{text}: {drained:?}"
+            );
+            assert!(drained.requests <= 1_100, "{text}: {drained:?}");
         }
     }
 
+    /// Clients that were denied together return together, and the burst admits no more of them.
+    #[tokio::test]
+    async fn a_whole_second_is_given_to_as_many_clients_as_the_burst_has_units() {
+        for (text, seconds, requests) in [
+            ("10/s", 19, 390),
+            ("10/s burst 3", 66, 411),
+            ("10/s burst 1", 199, 630),
+            ("100/s burst 1", 199, 630),
+            ("30/min burst 1", 398, 942),
+        ] {
+            let found = drain(200, quota(text), RetryAfter::Queue).await;
+            assert_eq!(found, drained(requests, seconds), "{text}");
+        }
+    }
+
+    /// Requests that wait in the layer for their turn make whole seconds fine enough.
     #[tokio::test(start_paused = true)]
+    async fn with_a_queue_of_a_second_whole_seconds_are_fine_enough() {
+        for text in COARSE {
+            let (quota, clock) = (quota(text), FakeClock::new());
+            let rule = Rule::new("default", Everyone, quota).max_wait(Duration::from_secs(1));
+            let layer = RateLimitLayer::rules(rule, clock.store(64));
+            let layer = layer.retry_after(RetryAfter::Queue).max_waiters_per_key(128);
+            let found = drain_queueing(200, &layer, &clock).await;
+            assert!(found.time <= ideal(quota).mul_f64(1.3), "{text}: {found:?}");
+            assert!(found.requests <= 1_000, "{text}: {found:?}");
+        }
+    }
+
+    /// Like [`drain_layer`], for requests that may wait. The clocks advance in steps of 5 ms.
+    async fn drain_queueing(
+        clients: usize,
+        layer: &RateLimitLayer<Rule<Everyone>, LocalStore>,
+        clock: &FakeClock,
+    ) -> Drained {
+        let step = Duration::from_millis(5);
+        let service = layer.layer(Strict::default());
+        let counts = Arc::new(Mutex::new(drained(0, 0)));
+        let start = Instant::now();
+        let client = || {
+            let (mut service, counts) = (service.clone(), counts.clone());
+            async move {
+                loop {
+                    let response = ask(&mut service, get("/")).await;
+                    counts.lock().expect("a lock").requests += 1;
+                    if response.status() == StatusCode::OK {
+                        counts.lock().expect("a lock").time = start.elapsed();
+                        return;
+                    }
+                    let wait = Obeyed::Seconds.wait(response.headers());
+                    tokio::time::sleep(wait).await;
+                }
+            }
+        };
+        let mut all: JoinSet<()> = (0..clients).map(|_| client()).collect();
+        while !all.is_empty() {
+            for _ in 0..4 {
+                tokio::task::yield_now().await;
+            }
+            while all.try_join_next().is_some() {}
+            clock.advance(step);
+            tokio::time::advance(step).await;
+        }
+        Arc::into_inner(counts).expect("no client is left").into_inner().expect("a lock")
+    }
+
+    /// Over real connections, and without a fake clock.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn forty_clients_need_little_more_than_the_ideal_time() {
+        let quota = quota("10/s burst 1");
+        let ideal = quota.interval() * 39;
+        let queueing = Rule::new("default", Everyone, quota).max_wait(Duration::from_secs(1));
+        let queueing = RateLimitLayer::rules(queueing, LocalStore::new());
+        let exact = RateLimitLayer::new(Everyone, quota, LocalStore::new()).retry_after_ms();
+        let queueing = drain_server(queueing, Obeyed::Seconds);
+        let exact = drain_server(exact, Obeyed::Millis);
+        let (queueing, exact) = tokio::join!(queueing, exact);
+        println!("whole seconds with a queue: {queueing:?}, milliseconds: {exact:?}");
+        assert!(queueing.time <= ideal.mul_f64(1.3), "{queueing:?}");
+        assert!(exact.time <= ideal.mul_f64(1.3), "{exact:?}");
+    }
+
+    async fn drain_server(
+        layer: RateLimitLayer<Rule<Everyone>, LocalStore>,
+        obeyed: Obeyed,
+    ) -> Drained {
+        let layer = layer.retry_after(RetryAfter::Queue);
+        let app = Router::new().route("/", routing::get(async || "hello")).layer(layer);
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("http://{}/", listener.local_addr().expect("an address"));
+        let server = tokio::spawn(axum::serve(listener, app).into_future());
+        let start = Instant::now();
+        let clients: JoinSet<usize> = (0..40).map(|_| visit(url.clone(), obeyed)).collect();
+        let requests = clients.join_all().await.into_iter().sum();
+        server.abort();
+        Drained { requests, time: start.elapsed() }
+    }
+
+    /// Asks with a client of its own until it is allowed. Returns the number of requests.
+    async fn visit(url: String, obeyed: Obeyed) -> usize {
+        let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
+        let mut requests = 0;
+        loop {
+            requests += 1;
+            let request = Request::get(&url).body(Body::empty()).expect("a request");
+            let response = client.request(request).await.expect("a response");
+            if response.status() == StatusCode::OK {
+                return requests;
+            }
+            tokio::time::sleep(obeyed.wait(response.headers())).await;
+        }
+    }
+
+    #[tokio::test]
     async fn only_rejections_with_a_wait_have_milliseconds_and_only_if_asked_for() {
         let fields = async |layer: RateLimitLayer<Rule<Everyone>, LocalStore>, requests: usize| {
             let mut field = None;
@@ -160,29 +323,33 @@ mod herd {
 
     const TEN: Quota = Quota::per_second(10);
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_queue_drains_with_few_requests() {
-        for retry_after in [RetryAfter::Earliest, RetryAfter::Jitter(10)] {
-            let (requests, seconds) = drain(1_000, TEN, retry_after).await;
-            assert_eq!((requests, seconds), (50_500, 99), "{retry_after:?}");
-        }
-        let (requests, seconds) = drain(1_000, TEN, RetryAfter::Queue).await;
-        assert_eq!((requests, seconds), (2_370, 99));
+        let found = drain(1_000, TEN, RetryAfter::Earliest).await;
+        assert_eq!(found, drained(50_500, 99));
+        let found = drain(1_000, TEN, RetryAfter::Jitter(10)).await;
+        assert!(found.requests < 40_000 && found.time <= Duration::from_secs(102), "{found:?}");
+        assert_eq!(drain(1_000, TEN, RetryAfter::Queue).await, drained(2_370, 99));
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_queue_drains_with_few_requests_by_every_algorithm() {
         for algorithm in ALGORITHMS {
             let quota = TEN.with_algorithm(algorithm);
-            let (herd, shortest) = drain(300, quota, RetryAfter::Earliest).await;
-            let (requests, seconds) = drain(300, quota, RetryAfter::Queue).await;
-            assert!(requests <= herd / 4 && seconds <= shortest + 1, "{algorithm:?}: {requests}");
+            let herd = drain(300, quota, RetryAfter::Earliest).await;
+            let queue = drain(300, quota, RetryAfter::Queue).await;
+            let is_fast = queue.time <= herd.time + Duration::from_secs(1);
+            assert!(queue.requests <= herd.requests / 4 && is_fast, "{algorithm:?}: {queue:?}");
         }
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn each_denial_of_a_key_gets_a_time_of_its_own_and_never_an_earlier_one() {
-        let layer = owing(&[quota("1/10s")], 1).retry_after(RetryAfter::Queue);
+        let (clock, quota) = (FakeClock::new(), quota("1/10s"));
+        let store = clock.store(64);
+        drop(Limiter::named("api", store.clone()).adjust(Key::everyone(), &quota, 1).now());
+        let rule = Rule::new("api", Everyone, quota);
+        let layer = RateLimitLayer::rules(rule, store).retry_after(RetryAfter::Queue);
         let mut waits = Vec::new();
         for _ in 0..9 {
             let response = answer(&layer, get("/")).await;
@@ -191,12 +358,13 @@ mod herd {
         }
         // At most a minute later than the earliest time.
         assert_eq!(waits, ["10", "20", "30", "40", "50", "60", "70", "70", "70"]);
-        tokio::time::advance(Duration::from_secs(300)).await;
+        clock.advance(Duration::from_secs(300));
+        drop(answer(&layer, get("/")).await);
         let later = answer(&layer, get("/")).await;
         assert_eq!(header(later.headers(), "retry-after"), "10", "the queue ends by itself");
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn keys_and_costs_have_places_of_their_own() {
         use tower_sluice::{Cost, key::HeaderKey};
 
@@ -220,7 +388,7 @@ mod herd {
         assert_eq!(waits, ["10", "20", "10", "30", "60"]);
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn denials_of_a_client_do_not_lengthen_the_waits_of_others_at_a_fair_limit() {
         use tower_sluice::key::HeaderKey;
 
