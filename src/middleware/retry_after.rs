@@ -187,14 +187,14 @@ impl<'a> Turn<'a> {
         let charge = charge.or_else(|| all.find(|charge| charge.rule() == outcome.rule()))?;
         let is_denying = |(index, _): &(usize, &Quota)| *index == outcome.quota_index();
         let (quota_index, quota) = charge.charged_quotas().find(is_denying)?;
-        let spare_units = quota.raised_limit().saturating_sub(charge.demand().need());
-        let spare_units = u32::try_from(spare_units).unwrap_or(u32::MAX);
+        let extra_units = quota.raised_limit().saturating_sub(charge.demand().need());
+        let extra_units = u32::try_from(extra_units).unwrap_or(u32::MAX);
         Some(Self {
             rule: charge.rule(),
             key: charge.key(),
             quota_index,
             interval: quota.interval().saturating_mul(charge.cost()),
-            tolerance: quota.interval().saturating_mul(spare_units),
+            tolerance: quota.interval().saturating_mul(extra_units),
             max_wait: longest_wait(charge, quota, settings.queue_bounds),
             step,
         })

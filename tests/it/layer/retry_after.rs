@@ -127,7 +127,7 @@ mod herd {
         }
     }
 
-    /// What clients needed until each was allowed once.
+    /// The requests and the time of all clients until each was allowed once.
     #[derive(Debug, PartialEq, Eq)]
     struct Drained {
         requests: usize,
