@@ -9,6 +9,7 @@
 //! layer keeps what such a field says, unless it can hold only one quota:
 //!
 //! - The fields of [`Headers::RateLimit`] are lists. The layer appends its quotas.
+//! - The fields of [`Headers::ByUnit`] for a unit report one quota, as those of the families below.
 //! - The fields of all other families report one quota, the one with the fewest units left. If that
 //!   is a quota of the layer, the layer replaces all fields of the family, including the policy.
 //!   Otherwise, all stay. Fields without a readable number of units left are replaced.
@@ -40,8 +41,19 @@ static X_TRIPLET: [HeaderName; 3] = [
     HeaderName::from_static("x-ratelimit-remaining"),
     HeaderName::from_static("x-ratelimit-reset"),
 ];
+/// The fields of [`Headers::ByUnit`] for the units of language models.
+static BY_UNIT: [HeaderName; 6] = [
+    HeaderName::from_static("x-ratelimit-limit-requests"),
+    HeaderName::from_static("x-ratelimit-limit-tokens"),
+    HeaderName::from_static("x-ratelimit-remaining-requests"),
+    HeaderName::from_static("x-ratelimit-remaining-tokens"),
+    HeaderName::from_static("x-ratelimit-reset-requests"),
+    HeaderName::from_static("x-ratelimit-reset-tokens"),
+];
 
 /// Returns all header fields that a layer may set, for `Access-Control-Expose-Headers`.
+///
+/// Of [`Headers::ByUnit`], these are the fields for requests and tokens.
 ///
 /// Browser scripts can read only exposed fields. Place the CORS layer outside the limiter, so that
 /// rejections also get CORS headers.
@@ -54,7 +66,8 @@ static X_TRIPLET: [HeaderName; 3] = [
 /// ```
 #[must_use]
 pub fn exposed_headers() -> Vec<HeaderName> {
-    [&[RETRY_AFTER, RETRY_AFTER_MS, POLICY, OVERAGE], &RATELIMIT[..], &TRIPLET, &X_TRIPLET].concat()
+    let others = [RETRY_AFTER, RETRY_AFTER_MS, POLICY, OVERAGE];
+    [&others, &RATELIMIT[..], &TRIPLET, &X_TRIPLET, &BY_UNIT].concat()
 }
 
 /// Family of header fields that report quotas to clients.
@@ -62,7 +75,7 @@ pub fn exposed_headers() -> Vec<HeaderName> {
 /// `Retry-After` is sent with every family.
 ///
 /// With feature `serde`, the values are `"ratelimit"`, `"draft07"`, `"draft06"`, `"x-ratelimit"`,
-/// `"x-ratelimit-delta"` and `"none"`.
+/// `"x-ratelimit-delta"`, `"by-unit"` and `"none"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
@@ -88,7 +101,7 @@ pub enum Headers {
     /// A quota with a unit that the draft does not know, such as tokens, is in neither field. An
     /// [adaptive](crate::rule::Adaptive) limit is in `RateLimit` only, because it is no policy.
     ///
-    /// All other families report one quota, in the same numbers. A denial without `t` has the seconds of
+    /// [`ByUnit`](Headers::ByUnit) adds fields to these. All other families report one quota, in the same numbers. A denial without `t` has the seconds of
     /// `Retry-After` as its reset, or 0 without them. They know no units, so they report quotas of requests
     /// only.
     #[default]
@@ -108,11 +121,48 @@ pub enum Headers {
     /// Parsers that expect Unix time read this reset as a date in 1970.
     #[cfg_attr(feature = "serde", serde(rename = "x-ratelimit-delta"))]
     XRateLimitDelta,
+    /// The fields of [`RateLimit`](Headers::RateLimit), and `X-RateLimit-Limit-`, `-Remaining-` and
+    /// `-Reset-` with the name of a unit, for clients of language models.
+    ///
+    /// ```text
+    /// x-ratelimit-limit-requests: 60
+    /// x-ratelimit-remaining-requests: 59
+    /// x-ratelimit-reset-requests: 1s
+    /// x-ratelimit-limit-tokens: 150000
+    /// x-ratelimit-remaining-tokens: 149984
+    /// x-ratelimit-reset-tokens: 7ms
+    /// ```
+    ///
+    /// This is the form of OpenAI, section [Rate limits in headers][openai]. A quota without a
+    /// [unit](crate::Quota::with_unit) counts requests. Any unit whose name may be part of a field name
+    /// has fields. The reset is the time until all units are available again, rounded up: milliseconds
+    /// below one second (`120ms`), and seconds from there (`1s`, `6m0s`, `1h0m0s`).
+    ///
+    /// Of several quotas of one unit, the fields report the decisive one. Slots have no such fields.
+    ///
+    /// ```
+    /// use tower_sluice::{Headers, Limiter, Quota};
+    ///
+    /// const TOKENS: Quota = Quota::per_minute(150_000).with_unit("tokens");
+    /// let decision = Limiter::local().take("alice", &TOKENS, 16).now();
+    /// let mut response = http::Response::new("answer");
+    /// Headers::ByUnit.write(&decision, &TOKENS, response.headers_mut());
+    /// assert_eq!(response.headers()["x-ratelimit-remaining-tokens"], "149984");
+    /// assert_eq!(response.headers()["x-ratelimit-reset-tokens"], "7ms");
+    /// ```
+    ///
+    /// [openai]: https://platform.openai.com/docs/guides/rate-limits#rate-limits-in-headers
+    ByUnit,
     /// No quota fields.
     None,
 }
 
 impl Headers {
+    /// Returns `true` if the family has the lists of [`RateLimit`](Headers::RateLimit).
+    fn has_lists(self) -> bool {
+        matches!(self, Self::RateLimit | Self::ByUnit)
+    }
+
     /// Sends the fields with rejections only.
     ///
     /// ```
@@ -129,8 +179,8 @@ impl Headers {
     /// quota is whose.
     ///
     /// The value is the [fingerprint](crate::Key::fingerprint) of the key: eight bytes, in Base64.
-    /// Nobody can compute the key from it without the secret. Only
-    /// [`RateLimit`](Headers::RateLimit) has this parameter.
+    /// Nobody can compute the key from it without the secret. Only the lists of
+    /// [`RateLimit`](Headers::RateLimit) have this parameter.
     ///
     /// ```
     /// use tower_sluice::{Headers, Quota, RateLimitLayer, fingerprint::FingerprintKey};

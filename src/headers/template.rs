@@ -99,7 +99,7 @@ const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 fn names(family: Headers) -> (&'static [HeaderName], bool) {
     match family {
         Headers::None => (&[], false),
-        Headers::RateLimit | Headers::Draft07 => (&RATELIMIT, true),
+        Headers::RateLimit | Headers::ByUnit | Headers::Draft07 => (&RATELIMIT, true),
         Headers::Draft06 => (&TRIPLET, true),
         Headers::XRateLimit | Headers::XRateLimitDelta => (&X_TRIPLET, false),
     }
@@ -144,9 +144,10 @@ impl Template {
         HeaderPolicy { family, only_denied, secret }: HeaderPolicy,
         infos: &[RuleInfo<'_>],
     ) -> Self {
-        let secret = secret.filter(|_| family == Headers::RateLimit);
-        let infos: Vec<_> = infos.iter().filter(|info| !info.is_hidden()).collect();
-        let quotas = |info: &RuleInfo<'_>| match info.live {
+        let secret = secret.filter(|_| family.has_lists());
+        let hidden = infos.iter().filter(|it| it.is_hidden()).map(|it| it.name).collect();
+        let infos: Vec<_> = infos.iter().filter(|it| !it.is_hidden()).collect();
+        let quotas = |it: &RuleInfo<'_>| match it.live {
             Some(live) => live.quotas(),
             None => info.quotas.unwrap_or_default().into(),
         };
@@ -275,6 +276,7 @@ impl Template {
         if let Some(decision) = decision
             && retry_after.is_some()
             && headers.capacity() == 0
+            && self.family != Headers::ByUnit
             && let Some(fields) = self.fields(decision, charges, retry_after, true)
         {
             return fields.replace(headers);
@@ -325,7 +327,7 @@ impl Template {
                 readings.push(reading);
             }
         }
-        if self.family == Headers::RateLimit {
+        if self.family.has_lists() {
             return;
         }
         let decides = |outcome: &Outcome| {
@@ -402,6 +404,9 @@ impl Template {
         let mut readings = Readings::new();
         let wait = wait.map(retry_seconds);
         self.read(decision, wait, &mut readings);
+        if self.family == Headers::ByUnit {
+            return self.fields_by_unit(decision, charges, &readings);
+        }
         if readings.is_empty() {
             return None;
         }
@@ -431,6 +436,42 @@ impl Template {
             }
         });
         Some(cached.unwrap_or_else(|_| render()))
+    }
+
+    /// Returns the lists, and the fields of each unit. The times of these change too often for a cache.
+    #[inline(never)]
+    fn fields_by_unit(
+        &self,
+        decision: &Decision,
+        charges: &[Charge<'_>],
+        readings: &[Reading],
+    ) -> Option<Lines> {
+        let mut map = match readings {
+            [] => HeaderMap::new(),
+            _ => Arc::unwrap_or_clone(self.render(readings, charges, 0).0).map,
+        };
+        for item in &self.items {
+            let Some([limit, remaining, reset]) = &item.unit_fields else { continue };
+            if map.contains_key(limit) {
+                continue;
+            }
+            let is_of_unit = |outcome: &Outcome| {
+                let item = self.find(outcome).map(|at| &self.items[at]);
+                let fields = item.and_then(|item| item.unit_fields.as_ref());
+                outcome.is_known() && fields.is_some_and(|fields| fields[0] == *limit)
+            };
+            let Some(outcome) = decision.binding_among(is_of_unit) else { continue };
+            map.insert(limit.clone(), number(outcome.limit().into()));
+            map.insert(remaining.clone(), number(outcome.remaining().into()));
+            if let Ok(time) = HeaderValue::try_from(time_text(outcome.reset_after())) {
+                map.insert(reset.clone(), time);
+            }
+        }
+        if map.is_empty() {
+            return None;
+        }
+        let (overage, remaining) = (decision.is_overage(), 0);
+        Some(Lines(Arc::new(Fields { family: self.family, remaining, overage, map })))
     }
 
     #[inline(never)]
@@ -483,7 +524,7 @@ impl Template {
         let Some(first) = readings.first() else { return };
         let value = match self.family {
             Headers::None => return,
-            Headers::RateLimit => self.list(readings),
+            Headers::RateLimit | Headers::ByUnit => self.list(readings),
             Headers::Draft07 => self.dictionary(first),
             Headers::Draft06 | Headers::XRateLimit | Headers::XRateLimitDelta => {
                 let values = self.triplet(first);
@@ -603,6 +644,9 @@ impl Lines {
 impl Fields {
     #[inline(never)]
     fn add_to(&self, headers: &mut HeaderMap) {
+        if self.family == Headers::ByUnit {
+            return self.add_by_unit(headers);
+        }
         let is_list = self.family == Headers::RateLimit;
         let left = if is_list { None } else { left_inside(self.family, headers) };
         if left.is_some_and(|left| left <= self.remaining.into()) {
@@ -616,6 +660,35 @@ impl Fields {
             }
         }
     }
+}
+
+impl Fields {
+    /// Appends the lists. Of each unit, the fields with fewer units left stay.
+    fn add_by_unit(&self, headers: &mut HeaderMap) {
+        for (name, ours) in &self.map {
+            let Some(unit) = name.as_str().strip_prefix(UNIT_FIELDS[1]) else {
+                let is_list = *name == POLICY || RATELIMIT.contains(name);
+                if is_list {
+                    headers.append(name, ours.clone());
+                }
+                continue;
+            };
+            let theirs = headers.get(name).and_then(units);
+            if theirs.is_some_and(|theirs| units(ours).is_none_or(|ours| theirs <= ours)) {
+                continue;
+            }
+            for field in UNIT_FIELDS {
+                let Ok(name) = HeaderName::try_from(format!("{field}{unit}")) else { continue };
+                if let Some(value) = self.map.get(&name) {
+                    headers.insert(name, value.clone());
+                }
+            }
+        }
+    }
+}
+
+fn units(field: &HeaderValue) -> Option<u64> {
+    field.to_str().ok()?.parse().ok()
 }
 
 /// Returns the units left that an inner limiter reports in fields of one quota.
@@ -712,6 +785,38 @@ struct Item {
     unregistered_unit: Option<&'static str>,
     /// The parameter `pk`, if partition keys are enabled.
     pk: Option<String>,
+    /// The limit, remaining and reset fields of the unit, if the family has some.
+    unit_fields: Option<[HeaderName; 3]>,
+}
+
+/// The starts of the names of limit, remaining and reset fields. The name of the unit follows.
+const UNIT_FIELDS: [&str; 3] =
+    ["x-ratelimit-limit-", "x-ratelimit-remaining-", "x-ratelimit-reset-"];
+
+/// Returns the fields of the unit of a rate, unless its name cannot be part of a field name.
+fn unit_fields(quota: &Quota) -> Option<[HeaderName; 3]> {
+    if quota.is_concurrent() {
+        return None;
+    }
+    let unit = quota.unit().unwrap_or("requests");
+    let name = |field| HeaderName::try_from(format!("{field}{unit}")).ok();
+    let [limit, remaining, reset] = UNIT_FIELDS.map(name);
+    Some([limit?, remaining?, reset?])
+}
+
+/// Returns a time as `120ms`, `1s`, `6m0s` or `1h0m0s`, rounded up.
+fn time_text(time: Duration) -> String {
+    let millis = time.as_nanos().div_ceil(1_000_000);
+    if (1..1_000).contains(&millis) {
+        return format!("{millis}ms");
+    }
+    let seconds = millis.div_ceil(1_000);
+    let (hours, minutes) = (seconds / 3_600, seconds / 60 % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{seconds}s"),
+        (0, _) => format!("{minutes}m{}s", seconds % 60),
+        _ => format!("{hours}h{minutes}m{}s", seconds % 60),
+    }
 }
 
 /// Returns the policy of a quota. A policy of a list has the quoted name and the unit.
@@ -741,10 +846,8 @@ impl Item {
         family: Headers,
     ) -> Self {
         let name = quota.name_in(rule, quotas);
-        let is_list = family == Headers::RateLimit;
-        let limit = quota.limit();
-        let window = window(quota);
-        let unit = quota.unit();
+        let is_list = family.has_lists();
+        let (limit, window, unit) = (quota.limit(), window(quota), quota.unit());
         let quoted = format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\""));
         let unregistered_unit = unit.filter(|unit| !is_registered_unit(unit));
         let is_listed = unit.is_none() || is_list && unregistered_unit.is_none();
@@ -761,6 +864,7 @@ impl Item {
             window,
             unregistered_unit,
             pk: None,
+            unit_fields: unit_fields(quota).filter(|_| family == Headers::ByUnit),
         }
     }
 

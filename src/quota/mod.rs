@@ -486,8 +486,8 @@ impl Quota {
     /// Sets the unit, for a quota that does not count requests.
     ///
     /// Clients see the unit `content-bytes` in the field `RateLimit-Policy`. The registry of units
-    /// is closed: a quota with any other unit, such as tokens, is in no header field. The text of its
-    /// rejection has its numbers.
+    /// is closed: a quota with any other unit, such as tokens, is in the fields of
+    /// [`Headers::ByUnit`](crate::Headers::ByUnit) only. The text of its rejection has its numbers.
     ///
     /// ```
     /// use tower_sluice::Quota;

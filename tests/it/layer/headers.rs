@@ -672,3 +672,122 @@ async fn a_denial_reports_the_units_that_are_left() {
         }
     }
 }
+
+/// The fields of OpenAI, which clients of language models read.
+mod by_unit {
+    use tower_sluice::rule::Rule;
+
+    use super::*;
+
+    const REQUESTS: Quota = Quota::per_minute(60);
+    const TOKENS: Quota = Quota::per_minute(150_000).with_unit("tokens");
+
+    fn fields(headers: &HeaderMap, unit: &str) -> [String; 3] {
+        ["limit", "remaining", "reset"]
+            .map(|part| header(headers, &format!("x-ratelimit-{part}-{unit}")).to_owned())
+    }
+
+    #[tokio::test]
+    async fn each_unit_has_fields_beside_the_lists() {
+        let rules = (
+            Rule::new("requests", Everyone, REQUESTS),
+            Rule::new("tokens", Everyone, TOKENS).cost(16),
+        );
+        let layer =
+            RateLimitLayer::rules(rules, FakeClock::new().store(64)).headers(Headers::ByUnit);
+        let response = answer(&layer, get("/")).await;
+        let headers = response.headers();
+        assert_eq!(fields(headers, "requests"), ["60", "59", "1s"]);
+        assert_eq!(fields(headers, "tokens"), ["150000", "149984", "7ms"]);
+        assert_eq!(header(headers, "ratelimit"), r#""requests";r=59;t=59"#);
+        assert_eq!(header(headers, "ratelimit-policy"), r#""requests";q=60;w=60"#);
+    }
+
+    #[tokio::test]
+    async fn a_denial_reports_each_unit_and_the_decisive_quota_of_a_unit() {
+        let (clock, hourly) = (FakeClock::new(), Quota::per_hour(400_000).with_unit("tokens"));
+        let tokens = [TOKENS.with_name("minute"), hourly.with_name("hour")];
+        let rules = (
+            Rule::new("requests", Everyone, REQUESTS),
+            Rule::new("tokens", Everyone, tokens).cost(150_000),
+        );
+        let layer = RateLimitLayer::rules(rules, clock.store(64)).headers(Headers::ByUnit);
+        for _ in 0..2 {
+            let response = answer(&layer, get("/")).await;
+            assert_eq!(response.status(), StatusCode::OK);
+            assert_eq!(fields(response.headers(), "tokens"), ["150000", "0", "1m0s"]);
+            clock.advance(Duration::from_secs(60));
+        }
+        let denied = answer(&layer, get("/")).await;
+        assert_eq!(fields(denied.headers(), "tokens"), ["400000", "113333", "43m0s"]);
+        assert_eq!(fields(denied.headers(), "requests"), ["60", "60", "0s"]);
+        assert_eq!(header(denied.headers(), "retry-after"), "330");
+    }
+
+    #[test]
+    fn slots_have_lists_only() {
+        let slots = Quota::concurrent(9);
+        let decision = Limiter::local().take("a", &slots, 1).now();
+        let mut headers = HeaderMap::new();
+        Headers::ByUnit.write(&decision, &slots, &mut headers);
+        assert_eq!(
+            limits(&headers),
+            [
+                r#"ratelimit-policy: "default";q=9;qu="concurrent-requests""#,
+                r#"ratelimit: "default";r=8"#,
+            ]
+        );
+    }
+
+    #[tokio::test]
+    async fn only_tokens_have_no_lists_and_a_plain_rejection() {
+        let layer = owing(&[TOKENS], 150_000).headers(Headers::ByUnit);
+        let response = answer(&layer, get("/")).await;
+        let headers = response.headers();
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(fields(headers, "tokens"), ["150000", "0", "1m0s"]);
+        assert_eq!((header(headers, "ratelimit"), header(headers, "ratelimit-policy")), ("", ""));
+        assert_eq!(header(headers, "retry-after"), "1");
+        assert_eq!(header(headers, "content-type"), "text/plain; charset=utf-8");
+    }
+
+    #[tokio::test]
+    async fn the_reset_is_a_text_of_hours_minutes_and_seconds_or_of_milliseconds() {
+        for (text, owed, reset) in [
+            ("1/120ms", 1, "120ms"),
+            ("1/999ms", 1, "999ms"),
+            ("1/999999us", 1, "1s"),
+            ("1/1001ms", 1, "2s"),
+            ("1/min", 1, "1m0s"),
+            ("6/h", 4, "40m0s"),
+            ("1/h", 1, "1h0m0s"),
+            ("1/day", 1, "24h0m0s"),
+        ] {
+            let layer = owing(&[quota(text)], owed).headers(Headers::ByUnit);
+            let response = answer(&layer, get("/")).await;
+            let reset_field = header(response.headers(), "x-ratelimit-reset-requests");
+            if response.status() != StatusCode::OK {
+                assert_eq!(reset_field, reset, "{text}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn the_tighter_quota_of_a_unit_stays_and_lists_are_appended() {
+        let layer = || owing(&[quota("10/s")], 0).headers(Headers::ByUnit);
+        let inner = [
+            ("ratelimit", "\"inner\";r=1"),
+            ("x-ratelimit-limit-requests", "5"),
+            ("x-ratelimit-remaining-requests", "1"),
+            ("x-ratelimit-reset-requests", "7s"),
+        ];
+        let kept = beside(&layer(), &inner).await;
+        assert_eq!(fields(&kept, "requests"), ["5", "1", "7s"]);
+        let lists: Vec<_> = kept.get_all("ratelimit").iter().collect();
+        assert_eq!(lists, ["\"inner\";r=1", "\"api\";r=9;t=1"]);
+        let wider =
+            [("x-ratelimit-remaining-requests", "50"), ("x-ratelimit-limit-requests", "99")];
+        let replaced = beside(&layer(), &wider).await;
+        assert_eq!(fields(&replaced, "requests"), ["10", "9", "100ms"]);
+    }
+}

@@ -213,6 +213,7 @@ fn header_families_names_and_policies_have_text_forms() {
         (Headers::Draft06, "draft06"),
         (Headers::XRateLimit, "x-ratelimit"),
         (Headers::XRateLimitDelta, "x-ratelimit-delta"),
+        (Headers::ByUnit, "by-unit"),
         (Headers::None, "none"),
     ] {
         assert_eq!(written(&family), word);
