@@ -19,7 +19,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let body = json!({
             "error": format!("{:?}", why.reason()),
             "limits": why.violated().collect::<Vec<_>>(),
-            "seconds": why.retry_after_seconds(),
+            "seconds": why.retry_after().map(|wait| wait.as_secs()),
         });
         (why.status(), Json(body)).into_response()
     });

@@ -577,7 +577,7 @@ impl<S: Store> Limiter<S> {
                     waiter.wait_for(max_wait).await;
                     continue;
                 }
-                let wait = decision.retry_after().filter(|_| !charge.takes_several_slots());
+                let wait = decision.exact_retry_after().filter(|_| !charge.takes_several_slots());
                 let Some(wait) = wait else {
                     let is_unknown =
                         decision.binding().is_some_and(|outcome| outcome.retry_ns() != NEVER);

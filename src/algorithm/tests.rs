@@ -74,7 +74,7 @@ impl From<Snapshot> for Row {
             remaining: outcome.remaining(),
             full: nanos(outcome.reset_after()),
             next: nanos(outcome.next_after()),
-            retry: outcome.retry_after().map_or(NEVER, nanos),
+            retry: outcome.exact_retry_after().map_or(NEVER, nanos),
         }
     }
 }

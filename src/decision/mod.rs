@@ -1,4 +1,17 @@
 //! Decisions of a store, with one outcome per quota.
+//!
+//! # Waits
+//!
+//! | word | time until | for |
+//! |---|---|---|
+//! | [`retry_after`](Decision::retry_after) | the same request would be allowed | the client that was denied, as `Retry-After` |
+//! | [`next_after`](Outcome::next_after) | more units are available | a client that plans its requests, as the `t` of `RateLimit` |
+//! | [`reset_after`](Outcome::reset_after) | all units are available | a page that shows the use of a quota |
+//!
+//! Under [slots](crate::Quota::concurrent), `retry_after` is an
+//! [estimate](Outcome::is_estimated), because another request may end at any time. A
+//! [`Rejection`](crate::reject::Rejection::retry_after) rounds it up to the whole seconds that the client
+//! reads.
 
 pub(crate) mod cause;
 mod slot;
@@ -263,9 +276,8 @@ impl Decision {
 
     /// Returns the outcome of the decisive quota, or `None` if no quota applies.
     ///
-    /// In a denial, the decisive quota has the longest [expected wait](Outcome::expected_wait).
-    /// Otherwise it has the fewest units
-    /// left. Report-only quotas and [alternatives that were passed over](Outcome::is_passed_over) are
+    /// In a denial, the decisive quota has the longest [wait](Outcome::retry_after). Otherwise it has the
+    /// fewest units left. Report-only quotas and [alternatives that were passed over](Outcome::is_passed_over) are
     /// never decisive.
     #[must_use]
     #[inline]
@@ -289,9 +301,7 @@ impl Decision {
             deciding.min_by_key(|outcome| outcome.remaining())
         } else {
             // Picks the first of equal outcomes, as `min_by_key` does.
-            let wait = |outcome: &&Outcome| {
-                (outcome.retry_ns() == NEVER, outcome.is_denied(), outcome.expected_wait())
-            };
+            let wait = |it: &&Outcome| (it.retry_ns() == NEVER, it.is_denied(), it.retry_after());
             deciding.rev().max_by_key(wait)
         }
     }
@@ -307,10 +317,12 @@ impl Decision {
         self.outcomes.iter().map(Outcome::remaining).min().unwrap_or(0)
     }
 
-    /// Returns the shortest wait until an identical request would be allowed.
+    /// Returns the shortest wait until an identical request would be allowed, to report to a denied
+    /// client.
     ///
-    /// The wait is zero if the request was allowed. Returns `None` if waiting does not help, or if
-    /// the wait is [unknown](Outcome::is_wait_unknown).
+    /// The wait is zero if the request was allowed. Returns `None` if waiting does not help. If a quota
+    /// can only [estimate](Outcome::is_estimated) its wait, this may be an estimate. The
+    /// [module](self#waits) compares the waits.
     ///
     /// # Limitations
     ///
@@ -321,24 +333,16 @@ impl Decision {
     /// is left of the block, which may end before enough units are available. In both cases, the
     /// request is then denied with another wait.
     #[must_use]
+    #[inline]
     pub fn retry_after(&self) -> Option<Duration> {
-        if self.allowed {
-            return Some(Duration::ZERO);
-        }
-        let unknown = |outcome: &Outcome| outcome.is_wait_unknown() && outcome.is_deciding();
-        if self.outcomes.iter().any(unknown) { None } else { self.binding()?.retry_after() }
+        if self.allowed { Some(Duration::ZERO) } else { self.binding()?.retry_after() }
     }
 
-    /// Returns the wait to report to a denied client.
-    ///
-    /// This is [`retry_after`](Decision::retry_after) or, if a quota reports an
-    /// [unknown](Outcome::is_wait_unknown) wait, the longest [expected
-    /// wait](Outcome::expected_wait) of the quotas that denied the request. Returns `None` if
-    /// waiting does not help.
-    #[must_use]
-    #[inline]
-    pub fn expected_wait(&self) -> Option<Duration> {
-        if self.allowed { Some(Duration::ZERO) } else { self.binding()?.expected_wait() }
+    /// Returns [`retry_after`](Decision::retry_after), or `None` if a quota can only estimate it.
+    pub(crate) fn exact_retry_after(&self) -> Option<Duration> {
+        let is_estimated = |it: &Outcome| it.is_estimated() && it.is_deciding();
+        let is_exact = self.allowed || !self.outcomes.iter().any(is_estimated);
+        self.retry_after().filter(|_| is_exact)
     }
 
     /// Returns `true` if an allowed request was charged under `rule`.
@@ -376,7 +380,7 @@ impl Decision {
 
     /// Returns `true` for a denial that [`Overcommit`](crate::middleware::Overcommit) may reverse.
     pub(crate) fn may_pass_beyond(&self) -> bool {
-        self.expected_wait().is_some() && !self.blocked && !self.cause().is_unavailable()
+        self.retry_after().is_some() && !self.blocked && !self.cause().is_unavailable()
     }
 
     /// Converts a queued decision into a denial. The time in the queue becomes `retry_after`.
@@ -608,9 +612,10 @@ impl Outcome {
     /// use tower_sluice::{decision::Outcome, rule::RuleName};
     ///
     /// let denied = Outcome::slots(RuleName::default(), 0, 5, 5)
-    ///     .with_expected_wait(Duration::from_secs(2));
+    ///     .with_estimated_retry_after(Duration::from_secs(2));
     /// assert_eq!((denied.held(), denied.remaining()), (Some(5), 0));
-    /// assert_eq!(denied.retry_after(), None);
+    /// assert_eq!(denied.retry_after(), Some(Duration::from_secs(2)));
+    /// assert!(denied.is_estimated());
     /// ```
     pub fn slots(rule: RuleName, quota_index: usize, limit: u32, held: u64) -> Self {
         Self::with(rule, quota_index, Snapshot::Slots { limit, held, retry_ns: 0, free_in_ns: 0 })
@@ -649,12 +654,12 @@ impl Outcome {
         self
     }
 
-    /// Marks the outcome as a denial with an unknown wait, as by a
+    /// Marks the outcome as a denial whose wait is an [estimate](Outcome::is_estimated), as by a
     /// [concurrent](crate::Quota::concurrent) quota.
     ///
-    /// The `Retry-After` of the response is the [expected wait](Outcome::expected_wait): `time`, at
-    /// least 1 s, if the outcome is one of [`slots`](Outcome::slots).
-    pub fn with_expected_wait(mut self, time: Duration) -> Self {
+    /// [`retry_after`](Outcome::retry_after) is then `time`, at least 1 s, if the outcome is one of
+    /// [`slots`](Outcome::slots), and `None` otherwise.
+    pub fn with_estimated_retry_after(mut self, time: Duration) -> Self {
         self.set_retry_ns(UNKNOWN_WAIT);
         self.snapshot.set_free_in(nanos(time));
         self
@@ -785,7 +790,7 @@ impl Outcome {
         }
     }
 
-    /// Returns the time until the account is full.
+    /// Returns the time until the account is full, or zero for slots.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         Duration::from_nanos(self.reset_ns())
@@ -813,34 +818,30 @@ impl Outcome {
 
     /// Returns the shortest wait until an identical cost would be allowed.
     ///
-    /// The wait is zero if the cost was allowed. Returns `None` if waiting does not help, or if the
-    /// wait is [unknown](Outcome::is_wait_unknown).
-    #[must_use]
-    pub fn retry_after(&self) -> Option<Duration> {
-        let retry_ns = self.retry_ns();
-        (retry_ns < UNKNOWN_WAIT).then(|| Duration::from_nanos(retry_ns))
-    }
-
-    /// Returns the wait to report to a denied client.
-    ///
-    /// This is [`retry_after`](Outcome::retry_after) or, if the wait is
-    /// [unknown](Outcome::is_wait_unknown), the time until a slot is probably free. The embedded
-    /// store measures the time between two freed slots of an exhausted key. Returns `None` if waiting
-    /// does not help.
+    /// The wait is zero if the cost was allowed. Returns `None` if waiting does not help. If all slots are
+    /// held, this is an [estimate](Outcome::is_estimated) of the time until one is free, at least 1 s. The
+    /// embedded store measures the time between two freed slots of an exhausted key.
     #[must_use]
     #[inline]
-    pub fn expected_wait(&self) -> Option<Duration> {
+    pub fn retry_after(&self) -> Option<Duration> {
         match self.snapshot {
             Snapshot::Slots { retry_ns: UNKNOWN_WAIT, free_in_ns, .. } => {
                 Some(Duration::from_nanos(free_in_ns).max(Duration::from_secs(1)))
             }
-            _ => self.retry_after(),
+            _ => self.exact_retry_after(),
         }
     }
 
-    /// Returns `true` for a denial with an [unknown](Outcome::with_expected_wait) wait.
+    /// Returns [`retry_after`](Outcome::retry_after), or `None` for an estimate.
+    pub(crate) fn exact_retry_after(&self) -> Option<Duration> {
+        let retry_ns = self.retry_ns();
+        (retry_ns < UNKNOWN_WAIT).then(|| Duration::from_nanos(retry_ns))
+    }
+
+    /// Returns `true` for a denial whose [`retry_after`](Outcome::retry_after) is an estimate, because
+    /// another request may free a [slot](crate::Quota::concurrent) at any time.
     #[must_use]
-    pub fn is_wait_unknown(&self) -> bool {
+    pub fn is_estimated(&self) -> bool {
         self.retry_ns() == UNKNOWN_WAIT
     }
 

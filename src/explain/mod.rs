@@ -293,7 +293,7 @@ fn summarize_denial(f: &mut fmt::Formatter<'_>, decision: &Decision) -> fmt::Res
     if decision.is_blocked() {
         f.write_str(", whose key is blocked")?;
     }
-    let wait = decision.retry_after();
+    let wait = decision.exact_retry_after();
     wait.map_or(Ok(()), |wait| write!(f, " → retry after {wait:?}"))
 }
 
@@ -329,9 +329,9 @@ fn write_denial(f: &mut fmt::Formatter<'_>, outcome: &Outcome, is_allowed: bool)
         return Ok(());
     }
     f.write_str(if is_allowed { "; would be denied" } else { "; denied" })?;
-    match outcome.retry_after() {
+    match outcome.exact_retry_after() {
         Some(wait) => write!(f, " for {wait:?}"),
-        None if outcome.is_wait_unknown() => f.write_str(" until another request ends"),
+        None if outcome.is_estimated() => f.write_str(" until another request ends"),
         None => f.write_str(": waiting does not help"),
     }
 }

@@ -217,7 +217,7 @@ impl Headers {
         quotas: &(impl AsRef<[Quota]> + ?Sized),
         headers: &mut HeaderMap,
     ) {
-        let wait = if decision.is_allowed() { None } else { decision.expected_wait() };
+        let wait = if decision.is_allowed() { None } else { decision.retry_after() };
         let template = Template::of_call(self, decision, quotas.as_ref());
         template.add_to(headers, Some(decision), &[], wait);
     }

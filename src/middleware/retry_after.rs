@@ -97,7 +97,7 @@ pub enum RetryAfter {
     ///   one request, since a request that is a millisecond early would be denied.
     /// - The layer remembers 4 096 keys, in 32 KiB. A key beyond that may replace another, whose
     ///   queue then starts again at the earliest time.
-    /// - A block, and a wait that is unknown, have no queue.
+    /// - A block, and a wait that is [estimated](crate::decision::Outcome::is_estimated), have no queue.
     Queue,
 }
 
@@ -111,7 +111,7 @@ impl RetryAfter {
         denial: &Decision,
         charges: &[Charge<'_>],
     ) -> Option<Duration> {
-        let earliest = denial.expected_wait()?;
+        let earliest = denial.retry_after()?;
         if self == Self::Earliest {
             return Some(earliest);
         }
@@ -177,7 +177,7 @@ impl<'a> Turn<'a> {
         settings: &LayerConfig,
         step: Duration,
     ) -> Option<Self> {
-        let has_queue = |outcome: &&Outcome| !denial.is_blocked() && !outcome.is_wait_unknown();
+        let has_queue = |outcome: &&Outcome| !denial.is_blocked() && !outcome.is_estimated();
         let outcome = denial.binding().filter(has_queue)?;
         // The denials of a client do not lengthen the waits of others at the pool of its share.
         let mut shares = settings.shares.iter();

@@ -58,7 +58,7 @@ pub(super) fn response<B: Default>(why: &Rejection<'_>, status: StatusCode) -> R
 /// Returns the wait in milliseconds, or a negative number to forbid a retry (gRFC A6). With `None`,
 /// the client decides when to retry.
 fn pushback(why: &Rejection<'_>) -> Option<i64> {
-    match why.retry_after() {
+    match why.exact_retry_after() {
         Some(wait) => Some(i64::try_from(millis(wait)).unwrap_or(i64::MAX)),
         None => why.cause.forbids_retry().then_some(-1),
     }
@@ -81,7 +81,7 @@ fn status_message(code: u16, message: &str, why: &Rejection<'_>) -> Vec<u8> {
     let mut out = Vec::with_capacity(256);
     number(&mut out, 1, code.into());
     bytes(&mut out, 2, message.as_bytes());
-    if let Some(wait) = why.retry_after().map(millis) {
+    if let Some(wait) = why.exact_retry_after().map(millis) {
         any(&mut out, "google.rpc.RetryInfo", &retry_info(wait));
     }
     let failure = quota_failure(why);

@@ -40,7 +40,7 @@
 //! | `grpc-status` | 8 `RESOURCE_EXHAUSTED`; 14 `UNAVAILABLE` for a failed store or an overload; 7 for status 403; for a request without a usable key, 3, 7, 8, 13, 14 or 16 by its status |
 //! | `grpc-message` | the text of the plain response |
 //! | `grpc-status-details-bin` | `google.rpc.RetryInfo` with the wait in milliseconds, unless waiting does not help; `QuotaFailure` with `policy:<name>` for each quota that denied the request |
-//! | `grpc-retry-pushback-ms` | the wait in milliseconds; -1 forbids a retry ([gRFC A6]); absent if the wait is unknown, but for slots the expected wait |
+//! | `grpc-retry-pushback-ms` | the wait in milliseconds; -1 forbids a retry ([gRFC A6]); absent if the wait is unknown; an estimate for slots |
 //! | `retry-after`, `ratelimit`, … | as in other responses |
 //!
 //! A client obeys `grpc-retry-pushback-ms` only if its service config has a retry policy for the
@@ -255,16 +255,18 @@ impl<'a> Rejection<'a> {
         self.decided.err()
     }
 
-    /// Returns the wait to report, or `None` if waiting does not help.
+    /// Returns the wait that `Retry-After` reports: whole seconds, rounded up and at least 1. Returns
+    /// `None` if waiting does not help.
+    ///
+    /// [`Decision::retry_after`] is the wait without rounding.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        self.retry_after
+        self.retry_after.map(retry_seconds).map(Duration::from_secs)
     }
 
-    /// Returns the wait in whole seconds, rounded up and at least 1, as in `Retry-After`.
-    #[must_use]
-    pub fn retry_after_seconds(&self) -> Option<u64> {
-        self.retry_after.map(retry_seconds)
+    /// Returns the wait to report, without rounding.
+    fn exact_retry_after(&self) -> Option<Duration> {
+        self.retry_after
     }
 
     /// Returns the names of the quotas that denied the request, as in header fields. A store that
@@ -456,7 +458,7 @@ impl Decision {
             return None;
         }
         let template = Template::of_call(Headers::RateLimit, self, quotas.as_ref());
-        let why = Rejection::new(Ok(self), self.expected_wait(), &template, None, None);
+        let why = Rejection::new(Ok(self), self.retry_after(), &template, None, None);
         Some(why.response(&TooManyRequests::new(), &head.into(), &[], false))
     }
 }

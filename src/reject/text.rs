@@ -134,7 +134,7 @@ fn media_ranges(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
 fn plain(why: &Rejection<'_>) -> Bytes {
     // A line feed at the end, as in a text file: the prompt of a shell then starts a line.
     static COMMON: [OnceLock<Bytes>; COMMON_WAITS] = [const { OnceLock::new() }; COMMON_WAITS];
-    let seconds = why.retry_after_seconds();
+    let seconds = why.retry_after().map(|wait| wait.as_secs());
     if let Some(n) = seconds
         && why.cause == Cause::Quota
         && !why.template.has_unregistered_unit()
@@ -180,7 +180,7 @@ fn kind_and_title(cause: Cause, status: StatusCode) -> (&'static str, &'static s
 }
 
 pub(super) fn detail(why: &Rejection<'_>) -> String {
-    let seconds = why.retry_after_seconds();
+    let seconds = why.retry_after().map(|wait| wait.as_secs());
     let left = unregistered_units(why).unwrap_or_default();
     match (why.cause, seconds) {
         (Cause::Unkeyed, _) => unkeyed(why.key_error()),

@@ -371,7 +371,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 /// - has a [wait](Decision::with_wait) if a charge queues;
 /// - is an [overage](Decision::with_overage) if a charge uses soft units;
 /// - is [blocked](Decision::with_blocked) if a key is blocked;
-/// - may have an [unknown wait](crate::decision::Outcome::with_expected_wait) if it is a denial;
+/// - may have an [estimated wait](crate::decision::Outcome::with_estimated_retry_after) if it is a denial;
 /// - has a [slot](Decision::with_slot) for each charged [concurrent](crate::Quota::concurrent)
 ///   quota.
 ///

@@ -83,7 +83,7 @@ const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
 ///             let leave = move || store.change(|state| drop(state.waiting.remove(&number)));
 ///             state.waiting.insert(number, Some(waiter.wait(0, charge.max_wait(), leave)));
 ///         }
-///         let held = Outcome::slots(charge.rule(), 0, 1, 1).with_expected_wait(Duration::ZERO);
+///         let held = Outcome::slots(charge.rule(), 0, 1, 1).with_estimated_retry_after(Duration::ZERO);
 ///         Answer::Now(Ok(Decision::deny().with_outcome(held)))
 ///     }
 ///

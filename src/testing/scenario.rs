@@ -456,15 +456,15 @@ impl Step {
             full: nanos(outcome.reset_after()),
             next: nanos(outcome.next_after()),
             retry: (self.op == StepOp::Take)
-                .then(|| retry(outcome.retry_after(), outcome.is_wait_unknown())),
+                .then(|| retry(outcome.exact_retry_after(), outcome.is_estimated())),
         };
-        let waits = decision.outcomes().iter().any(Outcome::is_wait_unknown);
+        let waits = decision.outcomes().iter().any(Outcome::is_estimated);
         Self {
             allowed: decision.is_allowed(),
             wait: nanos(decision.wait()),
             overage: decision.is_overage(),
             paid: self.paid.as_ref().map(|_| paid(decision, rules)),
-            retry: self.retry.as_ref().map(|_| retry(decision.retry_after(), waits)),
+            retry: self.retry.as_ref().map(|_| retry(decision.exact_retry_after(), waits)),
             outcomes: decision.outcomes().iter().map(row).collect(),
             ..self.clone()
         }

@@ -55,7 +55,7 @@ async fn processes_share_slots_and_a_freed_one_is_free_at_once() {
         assert!(first.is_allowed() && second.is_allowed());
         for store in [&one, &two] {
             let denied = account.take(store, 1).await.expect("a decision");
-            assert!(!denied.is_allowed() && denied.outcomes()[0].is_wait_unknown());
+            assert!(!denied.is_allowed() && denied.outcomes()[0].is_estimated());
             assert_eq!(denied.source(), Source::Redis);
         }
         let start = Instant::now();
@@ -264,7 +264,7 @@ async fn a_deny_cache_repeats_a_denial_of_slots_until_one_is_freed() {
     let (before, start, mut cached) = (server.script_calls().await, Instant::now(), 0);
     for _ in 0..1_000 {
         let denied = take().await;
-        assert!(!denied.is_allowed() && denied.outcomes()[0].is_wait_unknown());
+        assert!(!denied.is_allowed() && denied.outcomes()[0].is_estimated());
         cached += u64::from(denied.source() == Source::DenyCache);
     }
     let calls = u64::from(server.script_calls().await - before);

@@ -355,7 +355,7 @@ async fn a_request_for_more_slots_than_a_call_takes_never_passes() {
     assert!(most.is_allowed());
     let denied = account.take(&store, 257).await.expect("a decision");
     assert!(!denied.is_allowed() && denied.outcomes()[0].retry_after().is_none(), "{denied:?}");
-    assert!(!denied.outcomes()[0].is_wait_unknown(), "never");
+    assert!(!denied.outcomes()[0].is_estimated(), "never");
     assert_eq!(held(&store, &account).await, 256);
     drop(most);
     until_held(&store, &account, 0).await;

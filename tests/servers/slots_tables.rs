@@ -161,7 +161,7 @@ async fn denials_expect_the_driven_hold_times() {
         let wait = async |cost| {
             let denied = account.take(&store, cost).await.expect("a decision");
             assert!(!denied.is_allowed(), "{flavour:?}");
-            denied.expected_wait().map(|wait| wait.as_nanos())
+            denied.retry_after().map(|wait| wait.as_nanos())
         };
         subject.set(now);
         let running = [account.take(&store, 1).await, account.take(&store, 1).await];

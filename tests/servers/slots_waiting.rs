@@ -390,7 +390,7 @@ async fn a_new_request_does_not_overtake_those_that_wait() {
     drop(running);
     until_held(&other, &account(ONE), 0).await;
     let denied = account(ONE).take(&store, 1).await.expect("a decision");
-    assert!(!denied.is_allowed() && denied.outcomes()[0].is_wait_unknown(), "{denied:?}");
+    assert!(!denied.is_allowed() && denied.outcomes()[0].is_estimated(), "{denied:?}");
     assert_eq!(denied.source(), Source::DenyCache);
     assert_eq!(all(sent).await[0].0, OK);
     assert!(account(ONE).take(&store, 1).await.expect("a decision").is_allowed());
@@ -403,7 +403,7 @@ async fn a_denial_reports_the_mean_hold_time_divided_by_the_limit() {
     let wait = async || {
         let denied = account(two).take(&store, 1).await.expect("a decision");
         assert!(!denied.is_allowed());
-        denied.expected_wait().expect("an expectation")
+        denied.retry_after().expect("an expectation")
     };
     let running = [hold(&store, two).await, hold(&store, two).await];
     assert_eq!(wait().await, Duration::from_secs(1), "nothing is known");
@@ -737,7 +737,7 @@ async fn the_mean_hold_time_has_no_slots_that_no_request_held() {
     eventually("all are free", async || (look().await == Some(0)).then_some(())).await;
     let running = [store.take(&[slots]).await, store.take(&[slots]).await];
     let denied = store.take(&[slots]).await.expect("a decision");
-    let wait = denied.expected_wait().expect("an expectation");
+    let wait = denied.retry_after().expect("an expectation");
     assert!(wait > millis(1_250) && wait < millis(1_600), "{wait:?}");
     drop(running);
 }

@@ -183,7 +183,7 @@ impl<S: Subject> Changing<S> {
             return;
         }
         let fits_never = |look: &Outcome| {
-            look.is_denied() && look.retry_after().is_none() && !look.is_wait_unknown()
+            look.is_denied() && look.retry_after().is_none() && !look.is_estimated()
         };
         let is_never = looks.iter().any(fits_never);
         if !is_never {
@@ -191,7 +191,7 @@ impl<S: Subject> Changing<S> {
         }
         self.compare(&real, plan);
         let full = real.outcomes().iter().map(Outcome::reset_after).max();
-        assert!(real.retry_after() <= full, "no wait is longer than to refill: {real:?}");
+        assert!(exact_wait(&real) <= full, "no wait is longer than to refill: {real:?}");
         for (outcome, look) in
             real.outcomes().iter().zip(&looks).filter(|(_, look)| look.is_denied())
         {

@@ -10,7 +10,15 @@ use tower_sluice::{Decision, Quota, decision::Outcome};
 pub(crate) type Row = (u32, Duration, Duration, Option<Duration>);
 
 fn row(outcome: &Outcome) -> Row {
-    (outcome.remaining(), outcome.reset_after(), outcome.next_after(), outcome.retry_after())
+    let retry = outcome.retry_after().filter(|_| !outcome.is_estimated());
+    (outcome.remaining(), outcome.reset_after(), outcome.next_after(), retry)
+}
+
+/// Returns the wait of a decision, unless it is an estimate, which two stores need not share.
+pub(crate) fn exact_wait(decision: &Decision) -> Option<Duration> {
+    let is_deciding = |it: &&Outcome| !it.is_report_only() && !it.is_passed_over();
+    let is_estimated = decision.outcomes().iter().filter(is_deciding).any(Outcome::is_estimated);
+    decision.retry_after().filter(|_| decision.is_allowed() || !is_estimated)
 }
 
 pub(crate) fn rows(decision: &Decision) -> Vec<Row> {

@@ -136,7 +136,7 @@ impl Model {
             false => {
                 allowed == (fits && left >= cost)
                     && slots.held() == Some(after.into())
-                    && slots.is_wait_unknown() == unknown
+                    && slots.is_estimated() == unknown
                     && rate.remaining() == if allowed { look(cost) } else { left }
             }
         };

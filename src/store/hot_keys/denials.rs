@@ -336,7 +336,7 @@ impl CachedDenial {
             return None;
         }
         // Another process may free a slot at any time.
-        let unknown = own.clone().any(Outcome::is_wait_unknown);
+        let unknown = own.clone().any(Outcome::is_estimated);
         let max_age = if unknown { SLOTS_MAX_AGE } else { u64::MAX }.min(call.table.max_age);
         Some(Self {
             need: if denial.is_blocked() { 1 } else { account.need },
@@ -354,7 +354,7 @@ impl CachedDenial {
         let is_refilling = || self.outcomes.iter().all(|outcome| outcome.interval().is_some());
         let is_covered = need == self.need || need > self.need && (self.blocked || is_refilling());
         // A caller may queue for a slot.
-        let queues = max_wait > 0 && self.outcomes.iter().any(Outcome::is_wait_unknown);
+        let queues = max_wait > 0 && self.outcomes.iter().any(Outcome::is_estimated);
         is_covered && now.saturating_add(max_wait) < self.until && !queues
     }
 

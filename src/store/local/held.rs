@@ -26,7 +26,7 @@ use crate::store::{
 const SHARDS: usize = 64;
 /// An empty shard with room for more entries than this gives its memory back.
 const KEPT_ENTRIES: usize = 64;
-/// The longest expected wait before the first slot is freed, in nanoseconds.
+/// The longest estimated wait before the first slot is freed, in nanoseconds.
 const MAX_GUESS: u64 = 60_000_000_000;
 
 /// A part of the table with one lock.
@@ -357,7 +357,7 @@ impl HeldKeys {
     /// The time between two freed slots of an exhausted key is its mean hold time divided by its
     /// limit. Without a freed slot, the time since the first denial is a lower bound. A stream of a
     /// day would make it a day, so it is at most a minute.
-    pub(super) fn expected_wait(&self, id: u64, missing: u64, now: u64) -> u64 {
+    pub(super) fn estimated_wait(&self, id: u64, missing: u64, now: u64) -> u64 {
         let Some(entry) = self.entries.get(&id) else { return 0 };
         let Some(exhaustion) = entry.exhaustion else { return 0 };
         let elapsed = now.saturating_sub(exhaustion.since);

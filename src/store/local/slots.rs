@@ -94,9 +94,9 @@ pub(super) fn add_held(evaluation: &mut Evaluation, cost: u32) {
     }
 }
 
-/// Adds the expected wait to each denial, and the request of a denied decision to the queue of the
+/// Adds the estimated wait to each denial, and the request of a denied decision to the queue of the
 /// first account without enough free slots, unless another account denies it as well. A peek only adds
-/// the expected waits.
+/// the estimated waits.
 pub(super) fn deny(
     accounts: &mut [Account<'_>],
     slots: &mut LockedSlots<'_>,
@@ -112,7 +112,7 @@ pub(super) fn deny(
                 keys.deny(at.id, now);
             }
             let missing = concurrent::missing(held, quota, *demand);
-            evaluation.snapshot.set_free_in(keys.expected_wait(at.id, missing, now));
+            evaluation.snapshot.set_free_in(keys.estimated_wait(at.id, missing, now));
         }
     }
     if peeks {
@@ -146,13 +146,13 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn the_expected_wait_is_the_time_between_two_freed_slots() {
+    fn the_estimated_wait_is_the_time_between_two_freed_slots() {
         let shard = HeldKeys::shard(16);
         let epoch = shard.lock().hold(7, 5);
         let deny = |missing, at: u64| {
             let mut keys = shard.lock();
             keys.deny(7, at * SECOND);
-            keys.expected_wait(7, missing, at * SECOND) / SECOND
+            keys.estimated_wait(7, missing, at * SECOND) / SECOND
         };
         assert_eq!(deny(1, 100), 0, "the first denial");
         assert_eq!(deny(1, 130), 30, "no slot was freed in 30 s");

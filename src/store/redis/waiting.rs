@@ -137,7 +137,7 @@ impl Slots {
             let unknown = Outcome::unknown(rule, named.quota_index, Some(Duration::ZERO));
             let outcome = if full.is_of(&unknown) {
                 Outcome::slots(rule, named.quota_index, quota.limit(), quota.limit().into())
-                    .with_expected_wait(wait)
+                    .with_estimated_retry_after(wait)
             } else {
                 unknown
             };
@@ -163,7 +163,7 @@ impl Slots {
         Asking { slots, request, frees, started, has_failed: false, is_answered: false }
     }
 
-    /// Adds the expected waits to a denial, and lets the request wait if it may. Calls the requests
+    /// Adds the estimated waits to a denial, and lets the request wait if it may. Calls the requests
     /// for which there is room.
     pub(super) fn decided(
         self: &Arc<Self>,
@@ -175,10 +175,8 @@ impl Slots {
     ) {
         let allowed = decision.is_allowed();
         decision.slot.iter().for_each(Slot::start);
-        let waits = |outcome: &Outcome| {
-            outcome.is_wait_unknown() && max_wait(charges, outcome.rule()).is_some()
-        };
-        let denying = |outcome: &&Outcome| outcome.is_denied() && outcome.is_deciding();
+        let waits = |it: &Outcome| it.is_estimated() && max_wait(charges, it.rule()).is_some();
+        let denying = |it: &&Outcome| it.is_denied() && it.is_deciding();
         let mut denying = decision.outcomes.iter().filter(denying);
         let first = denying.clone().next().filter(|_| denying.all(waits));
         let joined = needed(request).find(|needed| first.is_some_and(|first| needed.is_of(first)));
@@ -204,10 +202,10 @@ impl Slots {
             else {
                 continue;
             };
-            if outcome.is_wait_unknown() {
+            if outcome.is_estimated() {
                 let missing = missing(held, quota, *ask).try_into().unwrap_or(u32::MAX);
-                let wait = state.waits.time_to_free(account.rule, quota).saturating_mul(missing);
-                *outcome = outcome.with_expected_wait(wait);
+                let wait = state.time_to_free(account.rule, quota).saturating_mul(missing);
+                *outcome = outcome.with_estimated_retry_after(wait);
             }
             if state.waits.is_empty() {
                 continue;

@@ -97,7 +97,7 @@ fn adjustments_by_extreme_numbers_give_no_more_than_the_limit() {
 async fn a_denial_with_an_unknown_wait_reports_no_wait() {
     let outcome = Outcome::full(RuleName::default(), 0, 5)
         .with_remaining(0)
-        .with_expected_wait(Duration::ZERO);
+        .with_estimated_retry_after(Duration::ZERO);
     let denied = layer(Decision::deny().with_outcome(outcome));
     let handler = |_| ready(Ok::<_, Infallible>(Response::new(String::new())));
     let call =

@@ -68,7 +68,7 @@ fn wish() -> impl Strategy<Value = Wish> {
 fn parts(decision: &Decision) -> impl PartialEq + std::fmt::Debug {
     let held: Vec<_> = decision.outcomes().iter().map(Outcome::held).collect();
     let overage = decision.is_allowed() && decision.is_overage();
-    let source = (decision.source(), decision.is_blocked(), decision.expected_wait());
+    let source = (decision.source(), decision.is_blocked(), decision.retry_after());
     (decision.is_allowed(), overage, decision.wait(), held, rows(decision), source)
 }
 

@@ -17,8 +17,13 @@ use tower_sluice::{
 };
 
 use crate::support::{
-    ALGORITHMS, all_algorithms, answer, ask, choices::Choosing, driven::handler, get, header,
-    random::rows, regressions::keeping, with,
+    ALGORITHMS, all_algorithms, answer, ask,
+    choices::Choosing,
+    driven::handler,
+    get, header,
+    random::{exact_wait, rows},
+    regressions::keeping,
+    with,
 };
 
 fn rule(name: &str) -> RuleName {
@@ -31,8 +36,8 @@ const NEVER: u128 = u128::MAX;
 /// Returns the longest wait of some quotas.
 fn longest(outcomes: &[Outcome]) -> u128 {
     let wait = |it: &Outcome| match it.retry_after() {
+        _ if it.is_estimated() => UNKNOWN,
         Some(wait) => wait.as_nanos(),
-        None if it.is_wait_unknown() => UNKNOWN,
         None => NEVER,
     };
     outcomes.iter().map(wait).max().unwrap_or(0)
@@ -58,7 +63,7 @@ impl Decided {
             allowed: decision.is_allowed(),
             overage: decision.is_overage(),
             wait: decision.wait(),
-            retry: decision.retry_after(),
+            retry: exact_wait(decision),
             rows: all
                 .map(|((left, full, next, retry), over)| (left, full, next, retry, over))
                 .collect(),

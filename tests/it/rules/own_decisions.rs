@@ -23,7 +23,7 @@ fn exhausted() -> Outcome {
 /// Returns the denial of a concurrent quota, with the time until a slot is probably free.
 fn no_slot(free_in: Duration) -> Outcome {
     let outcome = Outcome::slots(RuleName::default(), 0, 5, 5);
-    outcome.with_expected_wait(free_in)
+    outcome.with_estimated_retry_after(free_in)
 }
 
 #[test]
@@ -63,39 +63,39 @@ fn the_settings_of_an_outcome_read_back() {
     assert_eq!((denied.next_after(), denied.retry_after()), (SECOND, Some(2 * SECOND)));
     assert_eq!(exhausted().with_retry_after(None).retry_after(), None);
 
-    let unknown = exhausted().with_expected_wait(Duration::ZERO);
-    assert!(unknown.is_denied() && unknown.is_wait_unknown());
-    assert_eq!((unknown.retry_after(), unknown.expected_wait()), (None, None));
+    let unknown = exhausted().with_estimated_retry_after(Duration::ZERO);
+    assert!(unknown.is_denied() && unknown.is_estimated());
+    assert_eq!(unknown.retry_after(), None, "only slots have an estimate");
     let unknown = Outcome::unknown(RuleName::default(), 0, Some(SECOND));
     assert_eq!((unknown.limit(), unknown.remaining(), unknown.held()), (0, 0, None));
     assert_eq!((unknown.next_after(), unknown.retry_after()), (Duration::ZERO, Some(SECOND)));
 }
 
 #[test]
-fn the_expected_wait_is_the_longest_of_the_slots_that_deny() {
+fn the_wait_is_the_longest_of_the_slots_that_deny() {
     let slots = Outcome::slots(RuleName::default(), 0, 5, 3);
     assert_eq!((slots.limit(), slots.held(), slots.remaining()), (5, Some(3), 2));
-    assert_eq!(slots.expected_wait(), Some(Duration::ZERO));
-    assert_eq!(no_slot(Duration::ZERO).expected_wait(), Some(SECOND), "at least a second");
+    assert_eq!(slots.retry_after(), Some(Duration::ZERO));
+    assert_eq!(no_slot(Duration::ZERO).retry_after(), Some(SECOND), "at least a second");
 
     let decision = Decision::deny()
         .with_outcome(no_slot(2 * SECOND))
         .with_outcome(no_slot(3 * SECOND))
         .with_outcome(no_slot(9 * SECOND).with_report_only(true))
         .with_outcome(exhausted().with_reset_after(9 * SECOND));
-    assert_eq!((decision.retry_after(), decision.expected_wait()), (None, Some(3 * SECOND)));
+    assert_eq!(decision.retry_after(), Some(3 * SECOND));
 
     let of_a_rate = exhausted().with_retry_after(Some(4 * SECOND));
     let decision = Decision::deny().with_outcome(of_a_rate);
-    assert_eq!(decision.expected_wait(), Some(4 * SECOND));
+    assert_eq!(decision.retry_after(), Some(4 * SECOND));
     let decision = Decision::deny().with_outcome(no_slot(SECOND)).with_outcome(of_a_rate);
-    assert_eq!((decision.retry_after(), decision.expected_wait()), (None, Some(4 * SECOND)));
+    assert_eq!(decision.retry_after(), Some(4 * SECOND));
     let wait = decision.binding().and_then(Outcome::retry_after);
     assert_eq!(wait, Some(4 * SECOND), "the quota of the wait decides");
     let never = exhausted().with_retry_after(None);
     let decision = Decision::deny().with_outcome(of_a_rate).with_outcome(never);
-    assert_eq!((decision.retry_after(), decision.expected_wait()), (None, None));
-    assert_eq!(Decision::allow().with_outcome(exhausted()).expected_wait(), Some(Duration::ZERO));
+    assert_eq!(decision.retry_after(), None);
+    assert_eq!(Decision::allow().with_outcome(exhausted()).retry_after(), Some(Duration::ZERO));
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn charge<'a>(key: &'a Key, quotas: &'a [Quota]) -> Charge<'a> {
 fn result(outcome: &Outcome) -> Option<Denied> {
     match outcome.is_denied() {
         false => None,
-        true if outcome.is_wait_unknown() => Some(Denied::UnknownWait),
+        true if outcome.is_estimated() => Some(Denied::UnknownWait),
         true => Some(Denied::Never),
     }
 }
@@ -263,8 +263,8 @@ fn a_full_table_of_slots_denies_new_keys_and_runs_nothing_uncounted() {
         let denied = limiter.take(8_u64, quotas, 1).now();
         assert!(!denied.is_allowed());
         assert_eq!(denied.source(), Source::Overflow);
-        assert_eq!((denied.outcomes()[0].held(), denied.retry_after()), (Some(0), None));
-        assert_eq!(denied.expected_wait(), Some(Duration::from_secs(1)));
+        assert!(denied.outcomes()[0].held() == Some(0) && denied.outcomes()[0].is_estimated());
+        assert_eq!(denied.retry_after(), Some(Duration::from_secs(1)));
     }
     assert!(limiter.peek(8_u64, &two).now().is_allowed());
     let second = limiter.take(0_u64, &two, 1).now();
@@ -274,11 +274,11 @@ fn a_full_table_of_slots_denies_new_keys_and_runs_nothing_uncounted() {
 }
 
 #[test]
-fn the_expected_wait_is_measured_between_freed_slots() {
+fn the_estimated_wait_is_measured_between_freed_slots() {
     let clock = FakeClock::new();
     let (limiter, two) = (Limiter::named("default", clock.store(64)), Quota::concurrent(2));
     let mut running: Vec<_> = (0..2).map(|_| limiter.take("alice", &two, 1).now()).collect();
-    let wait = || limiter.take("alice", &two, 1).now().expected_wait();
+    let wait = || limiter.take("alice", &two, 1).now().retry_after();
     assert_eq!(wait(), Some(Duration::from_secs(1)), "at least a second");
     for _ in 0..10 {
         clock.advance(Duration::from_secs(30));
@@ -290,12 +290,12 @@ fn the_expected_wait_is_measured_between_freed_slots() {
     let rate = [two, Quota::per_hour(1)];
     let first = limiter.take("bob", &rate, 1).now();
     let both = limiter.take("bob", &rate, 1).now();
-    assert_eq!(both.expected_wait(), Some(Duration::from_secs(3_600)), "the rate denies");
+    assert_eq!(both.retry_after(), Some(Duration::from_secs(3_600)), "the rate denies");
     let mixed = [Quota::concurrent(1), Quota::per_hour(1)];
     let second = limiter.take("carol", &mixed, 1).now();
     let both = limiter.take("carol", &mixed, 1).now();
-    assert_eq!(both.retry_after(), None, "the wait for a slot is unknown");
-    assert_eq!(both.expected_wait(), Some(Duration::from_secs(3_600)), "the longer of both");
+    assert!(both.outcomes()[0].is_estimated() && !both.outcomes()[1].is_estimated());
+    assert_eq!(both.retry_after(), Some(Duration::from_secs(3_600)), "the longer of both");
     drop((first, second));
 }
 
@@ -416,7 +416,8 @@ impl Store for Full {
     type Future = Never<Result<Decision, Self::Error>>;
 
     fn call(&self, _: Op<'_>, _: &Context<'_>) -> Answer<Self::Future> {
-        let full = Outcome::slots(RuleName::default(), 0, 2, 2).with_expected_wait(Duration::ZERO);
+        let full =
+            Outcome::slots(RuleName::default(), 0, 2, 2).with_estimated_retry_after(Duration::ZERO);
         Answer::Now(Ok(Decision::deny().with_outcome(full)))
     }
 }

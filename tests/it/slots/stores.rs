@@ -175,7 +175,7 @@ impl Store for OneSlot {
             let call = waiter.wait(0, charge.max_wait(), leave);
             state.waiting.insert(number, Some(call));
         }
-        let held = Outcome::slots(charge.rule(), 0, 1, 1).with_expected_wait(SECOND);
+        let held = Outcome::slots(charge.rule(), 0, 1, 1).with_estimated_retry_after(SECOND);
         Answer::Now(Ok(Decision::deny().with_outcome(held)))
     }
 
