@@ -157,7 +157,7 @@ impl<S: Store> Limiter<S> {
         quotas: &(impl AsRef<[Quota]> + ?Sized),
         cost: u32,
     ) -> Answer<S::Future> {
-        self.charge(&key.into(), quotas.as_ref(), |charge| {
+        self.with_charge(&key.into(), quotas.as_ref(), |charge| {
             self.store.take(&[charge.with_cost(cost)])
         })
     }
@@ -189,7 +189,7 @@ impl<S: Store> Limiter<S> {
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
     ) -> Answer<S::Future> {
-        self.charge(&key.into(), quotas.as_ref(), |charge| self.store.peek(&[charge.with_cost(0)]))
+        self.with_charge(&key.into(), quotas.as_ref(), |it| self.store.peek(&[it.with_cost(0)]))
     }
 
     /// Explains the decision that [`take`](Limiter::take) would make, without taking units.
@@ -234,7 +234,7 @@ impl<S: Store> Limiter<S> {
     where
         S: Sync,
     {
-        self.charge(&key.into(), quotas.as_ref(), |charge| {
+        self.with_charge(&key.into(), quotas.as_ref(), |charge| {
             Explanation::look(&self.store, &[charge.with_cost(cost)])
         })
     }
@@ -280,7 +280,7 @@ impl<S: Store> Limiter<S> {
         quotas: &(impl AsRef<[Quota]> + ?Sized),
         cost: u32,
     ) -> Answer<ReserveFuture<S::Future>> {
-        self.charge(&key.into(), quotas.as_ref(), |charge| {
+        self.with_charge(&key.into(), quotas.as_ref(), |charge| {
             store::reserve(&self.store, charge.with_cost(cost))
         })
     }
@@ -300,38 +300,84 @@ impl<S: Store> Limiter<S> {
         taken.adjust(&self.store, units);
     }
 
-    /// Charges `units` units to every quota, even beyond the limit. See [`StoreExt::adjust`].
+    /// Charges `units` units to every quota, even beyond the limit, and is never denied. See
+    /// [`StoreExt::adjust`].
     ///
-    /// A negative number refunds units, including units that were already refilled over time. For a cost
-    /// that is known later, use [`reserve`](Limiter::reserve).
-    #[must_use = "nothing may be adjusted until the answer is awaited: add `.await`, or `.now()` for \
+    /// For a cost that is known later, use [`reserve`](Limiter::reserve).
+    ///
+    /// ```
+    /// use tower_sluice::{Limiter, Quota};
+    ///
+    /// let (limiter, tokens) = (Limiter::local(), Quota::per_minute(1_000));
+    /// assert_eq!(limiter.charge("alice", &tokens, 300).now().remaining(), Some(700));
+    /// assert_eq!(limiter.refund("alice", &tokens, 100).now().remaining(), Some(800));
+    /// ```
+    #[must_use = "nothing may be charged until the answer is awaited: add `.await`, or `.now()` for \
                   a `LocalStore`"]
-    pub fn adjust(
+    pub fn charge(
         &self,
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
-        units: i64,
+        units: u32,
     ) -> Answer<Certain<S::Future>>
     where
         S::Error: CannotFail,
     {
-        self.try_adjust(key, quotas, units).certain()
+        self.try_charge(key, quotas, units).certain()
     }
 
-    /// Charges units as [`adjust`](Limiter::adjust) does, in a store that can fail.
+    /// Charges units as [`charge`](Limiter::charge) does, in a store that can fail.
     ///
     /// # Errors
     ///
     /// Fails if the store cannot charge them.
-    #[must_use = "nothing may be adjusted until the answer is awaited: add `.await`, or `.now()` for \
+    #[must_use = "nothing may be charged until the answer is awaited: add `.await`, or `.now()` for \
                   a `LocalStore`"]
-    pub fn try_adjust(
+    pub fn try_charge(
         &self,
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
-        units: i64,
+        units: u32,
     ) -> Answer<S::Future> {
-        self.charge(&key.into(), quotas.as_ref(), |charge| self.store.adjust(&charge, units))
+        self.adjust(&key.into(), quotas.as_ref(), i64::from(units))
+    }
+
+    /// Returns `units` units to every quota, including units that were already refilled over time.
+    ///
+    /// An account has at most its limit. To return the units of a request, use
+    /// [`reserve`](Limiter::reserve) and [`adjust_to`](Limiter::adjust_to).
+    #[must_use = "nothing may be refunded until the answer is awaited: add `.await`, or `.now()` for \
+                  a `LocalStore`"]
+    pub fn refund(
+        &self,
+        key: impl Into<Key>,
+        quotas: &(impl AsRef<[Quota]> + ?Sized),
+        units: u32,
+    ) -> Answer<Certain<S::Future>>
+    where
+        S::Error: CannotFail,
+    {
+        self.try_refund(key, quotas, units).certain()
+    }
+
+    /// Returns units as [`refund`](Limiter::refund) does, in a store that can fail.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store cannot refund them.
+    #[must_use = "nothing may be refunded until the answer is awaited: add `.await`, or `.now()` for \
+                  a `LocalStore`"]
+    pub fn try_refund(
+        &self,
+        key: impl Into<Key>,
+        quotas: &(impl AsRef<[Quota]> + ?Sized),
+        units: u32,
+    ) -> Answer<S::Future> {
+        self.adjust(&key.into(), quotas.as_ref(), -i64::from(units))
+    }
+
+    fn adjust(&self, key: &Key, quotas: &[Quota], units: i64) -> Answer<S::Future> {
+        self.with_charge(key, quotas, |charge| self.store.adjust(&charge, units))
     }
 
     /// Resets the account of the key, as if the key were new.
@@ -360,7 +406,7 @@ impl<S: Store> Limiter<S> {
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
     ) -> Answer<S::Future> {
-        self.charge(&key.into(), quotas.as_ref(), |charge| self.store.reset(&charge))
+        self.with_charge(&key.into(), quotas.as_ref(), |charge| self.store.reset(&charge))
     }
 
     /// Denies the key for `time`, even if units are left. See [`StoreExt::block`].
@@ -401,7 +447,7 @@ impl<S: Store> Limiter<S> {
     #[must_use = "nothing may be blocked until the answer is awaited: add `.await`, or `.now()` for \
                   a `LocalStore`"]
     pub fn try_block(&self, key: impl Into<Key>, time: Duration) -> Answer<BlockFuture<S::Future>> {
-        self.charge(&key.into(), &[], |charge| store::block(&self.store, &charge, time))
+        self.with_charge(&key.into(), &[], |charge| store::block(&self.store, &charge, time))
     }
 
     /// Ends a [`block`](Limiter::block).
@@ -422,7 +468,7 @@ impl<S: Store> Limiter<S> {
     #[must_use = "nothing may be unblocked until the answer is awaited: add `.await`, or `.now()` for \
                   a `LocalStore`"]
     pub fn try_unblock(&self, key: impl Into<Key>) -> Answer<S::Future> {
-        self.charge(&key.into(), &[], |charge| self.store.unblock(&charge))
+        self.with_charge(&key.into(), &[], |charge| self.store.unblock(&charge))
     }
 
     /// Takes `max` units, or all units left if there are fewer. Returns the number of taken units.
@@ -624,7 +670,7 @@ impl<S: Store> Limiter<S> {
         Throttled { ready: self.try_until_ready(key, quotas, 1), work, running: None }
     }
 
-    fn charge<T>(&self, key: &Key, quotas: &[Quota], then: impl FnOnce(Charge<'_>) -> T) -> T {
+    fn with_charge<T>(&self, key: &Key, quotas: &[Quota], then: impl FnOnce(Charge<'_>) -> T) -> T {
         then(Charge::new(self.name, key, quotas))
     }
 }

@@ -34,10 +34,10 @@ pub(crate) fn check(bytes: &[u8]) {
     let mut rules = Vec::new();
     for _ in 0..=input.byte() % 3 {
         let Some((name, quotas)) = rule(&mut input) else { return };
-        let owed = i64::try_from(input.number()).unwrap_or(i64::MAX);
+        let owed = u32::try_from(input.number()).unwrap_or(u32::MAX);
         drop(
             Limiter::named(name.as_str(), store.clone())
-                .adjust(Key::everyone(), &quotas, owed)
+                .charge(Key::everyone(), &quotas, owed)
                 .now(),
         );
         let cost = u32::try_from(input.number()).unwrap_or(1);

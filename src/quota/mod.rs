@@ -404,7 +404,7 @@ impl Quota {
     ///
     /// An account gets into debt if a request costs more than was charged, and the handler charges
     /// the difference (see [`ChargeHandle`](crate::middleware::ChargeHandle) and
-    /// [`Limiter::adjust`](crate::Limiter::adjust)). Such a charge never fails, but stops when the
+    /// [`Limiter::charge`](crate::Limiter::charge)). Such a charge never fails, but stops when the
     /// debt reaches `max_debt`. **Further units are never charged.** With `with_max_debt(0)`, an account
     /// can be emptied, but not put into debt. Units that a window
     /// [carried over](Algorithm::FixedWindow) do not raise this bound, so they may be left.
@@ -436,7 +436,7 @@ impl Quota {
     ///
     /// let limiter = Limiter::local();
     /// assert!(limiter.take("alice", &TOKENS, 100).now().is_allowed());
-    /// let _late = limiter.adjust("alice", &TOKENS, 400).now(); // the request cost 500
+    /// let _late = limiter.charge("alice", &TOKENS, 400).now(); // the request cost 500
     /// assert!(!limiter.take("alice", &TOKENS, 501).now().is_allowed());
     /// ```
     ///

@@ -105,7 +105,7 @@ fn uploads() -> RateLimitLayer<Rule<Everyone>, LocalStore> {
     let store = LocalStore::with_capacity(64);
     let quota = Quota::per_day(1);
     let name = RuleName::new("upload").expect("a name");
-    drop(Limiter::named(name.as_str(), store.clone()).adjust(Key::everyone(), &quota, 1).now());
+    drop(Limiter::named(name.as_str(), store.clone()).charge(Key::everyone(), &quota, 1).now());
     RateLimitLayer::rules(Rule::new(name.as_str(), Everyone, quota), store)
 }
 
@@ -127,7 +127,7 @@ async fn exhaust(State(server): State<Server>, Path((client, n)): Path<(String, 
     for (name, quota) in quotas() {
         let limiter = Limiter::named(name.as_str(), server.store.clone());
         drop(limiter.reset(client.as_str(), &quota).now());
-        drop(limiter.adjust(client.as_str(), &quota, i64::from(BURST - 1 + n)).now());
+        drop(limiter.charge(client.as_str(), &quota, BURST - 1 + n).now());
     }
     server.seen.forget(&client);
 }

@@ -91,7 +91,7 @@ fn windows(log: &Log) {
 fn charges_after_the_fact(log: &Log) {
     let limiter = Limiter::named("default", FakeClock::new().store(64));
     for key in 0..10_000_u32 {
-        drop(limiter.adjust(key, &HOURLY.with_max_debt(20_000), 1).now());
+        drop(limiter.charge(key, &HOURLY.with_max_debt(20_000), 1).now());
     }
     assert_eq!(log.read().len(), 1);
 }

@@ -16,15 +16,15 @@ fn a_late_charge_beyond_max_debt_is_logged_once() {
     let limiter = Limiter::named("default", FakeClock::new().store(10_000));
     let quota = Quota::per_minute(5).with_max_debt(2);
     for key in 0..100_u32 {
-        drop(limiter.adjust(key, &quota, 7).now());
-        drop(limiter.adjust(key, &quota, -9).now());
-        drop(limiter.adjust(key, &quota.with_algorithm(Algorithm::SlidingLog), -9).now());
-        drop(limiter.adjust(key, &quota, 7).now());
+        drop(limiter.charge(key, &quota, 7).now());
+        drop(limiter.refund(key, &quota, 9).now());
+        drop(limiter.refund(key, &quota.with_algorithm(Algorithm::SlidingLog), 9).now());
+        drop(limiter.charge(key, &quota, 7).now());
     }
     assert_eq!(log.read(), [""; 0], "all units are charged");
     for key in 0..100_u32 {
-        drop(limiter.adjust(key, &quota, 1).now());
-        drop(limiter.adjust(key, &quota.with_algorithm(Algorithm::SlidingLog), 9).now());
+        drop(limiter.charge(key, &quota, 1).now());
+        drop(limiter.charge(key, &quota.with_algorithm(Algorithm::SlidingLog), 9).now());
     }
     let lines = log.read();
     assert_eq!(lines.len(), 1, "{lines:?}");

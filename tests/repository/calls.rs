@@ -13,11 +13,12 @@ use std::{
 use serde_json::Value;
 
 /// The methods with an [answer](tower_sluice::store::Answer), and their arguments.
-const ANSWERS: [(&str, &str); 7] = [
+const ANSWERS: [(&str, &str); 8] = [
     ("take", r#""alice", &QUOTA, 1"#),
     ("reserve", r#""alice", &QUOTA, 1"#),
     ("peek", r#""alice", &QUOTA"#),
-    ("adjust", r#""alice", &QUOTA, 1"#),
+    ("charge", r#""alice", &QUOTA, 1"#),
+    ("refund", r#""alice", &QUOTA, 1"#),
     ("reset", r#""alice", &QUOTA"#),
     ("block", r#""alice", Duration::MAX"#),
     ("unblock", r#""alice""#),

@@ -13,6 +13,8 @@ use tower_sluice::{
     testing::{FakeClock, Subject},
 };
 
+use super::random::exact_wait;
+
 const HOUR: Duration = Duration::from_secs(3_600);
 /// The time of the first step.
 const START: Duration = Duration::from_secs(1_700_000_000);

@@ -54,7 +54,7 @@ type Told = (&'static str, u64, u64, u64, u64);
 
 /// A rule's name, its quotas, the units in debt, the cost of a request, and the reported values of
 /// each quota.
-type Row<'a> = (&'a str, &'a [Quota], i64, u32, &'a [Told]);
+type Row<'a> = (&'a str, &'a [Quota], u32, u32, &'a [Told]);
 
 /// Returns every row in every family.
 pub(crate) async fn corpus() -> Vec<Case> {
@@ -113,7 +113,7 @@ pub(crate) async fn corpus() -> Vec<Case> {
 async fn case(family: &'static str, headers: Headers, row: Row<'_>) -> Case {
     let (name, quotas, owed, cost, items) = row;
     let (store, name) = (FakeClock::new().store(64), RuleName::new(name).expect("a name"));
-    drop(Limiter::named(name.as_str(), store.clone()).adjust(Key::everyone(), &quotas, owed).now());
+    drop(Limiter::named(name.as_str(), store.clone()).charge(Key::everyone(), &quotas, owed).now());
     let rule = Rule::new(name.as_str(), Everyone, quotas).cost(cost);
     let layer = RateLimitLayer::rules(rule, store).headers(headers);
     let made = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();

@@ -147,12 +147,12 @@ pub(crate) type Owing = RateLimitLayer<Rule<Everyone>, LocalStore>;
 
 /// Creates a layer of rule `api` over `quotas`, whose accounts are `owed` units in debt.
 #[cfg(feature = "testing")]
-pub(crate) fn owing(quotas: &[Quota], owed: i64) -> Owing {
+pub(crate) fn owing(quotas: &[Quota], owed: u32) -> Owing {
     use tower_sluice::{Key, Limiter, rule::RuleName, testing::FakeClock};
 
     let store = FakeClock::new().store(64);
     let name = RuleName::new("api").expect("a name");
-    drop(Limiter::named(name.as_str(), store.clone()).adjust(Key::everyone(), quotas, owed).now());
+    drop(Limiter::named(name.as_str(), store.clone()).charge(Key::everyone(), quotas, owed).now());
     RateLimitLayer::rules(Rule::new(name.as_str(), Everyone, quotas), store)
 }
 

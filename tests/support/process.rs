@@ -50,7 +50,11 @@ impl Process {
         quotas: impl AsRef<[Quota]>,
         units: i64,
     ) -> Decision {
-        self.limiter().adjust(key, &quotas, units).await
+        let count = u32::try_from(units.unsigned_abs()).expect("few");
+        match units {
+            ..0 => self.limiter().refund(key, &quotas, count).await,
+            _ => self.limiter().charge(key, &quotas, count).await,
+        }
     }
 
     /// Returns the number of single units that pass, at most `most`.

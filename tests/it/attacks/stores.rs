@@ -10,12 +10,12 @@ use http::{Request, Response, Version};
 use tokio_test::{assert_pending, task};
 use tower::{Layer as _, Service as _, ServiceExt as _, service_fn};
 use tower_sluice::{
-    Decision, Limiter, LocalStore, Quota, RateLimitLayer, Rule, Store,
+    Decision, Key, Limiter, Quota, RateLimitLayer, Rule, Store, StoreExt,
     decision::{Outcome, Source},
     key::Everyone,
     middleware::Overcommit,
     rule::RuleName,
-    store::{Answer, Context, Op},
+    store::{Answer, Charge, Context, Op},
     testing::FakeClock,
 };
 
@@ -81,10 +81,13 @@ fn adjustments_by_extreme_numbers_give_no_more_than_the_limit() {
     let limit = 5_u32;
     for algorithm in ALGORITHMS {
         let clock = FakeClock::new();
-        let limiter = Limiter::named("default", clock.store(64) as LocalStore);
+        let store = clock.store(64);
+        let limiter = Limiter::named("default", store.clone());
         let quota = Quota::per_minute(limit).with_algorithm(algorithm);
+        let (key, quotas) = (Key::from("key"), [quota]);
+        let charge = Charge::new(RuleName::default(), &key, &quotas);
         for units in [i64::MAX, i64::MIN, 1, i64::MIN, i64::MAX, i64::MAX, -1, i64::MIN, i64::MIN] {
-            let left = limiter.adjust("key", &quota, units).now().remaining();
+            let left = store.adjust(&charge, units).now().remaining();
             assert!(left.is_some_and(|left| left <= limit), "{algorithm:?} {units}: {left:?}");
             clock.advance(Duration::from_millis(1));
         }

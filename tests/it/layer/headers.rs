@@ -438,10 +438,10 @@ async fn fields_can_be_sent_with_rejections_only() {
 }
 
 /// Returns the response of a layer in which `name` has this quota and a request costs `cost`.
-fn respond(name: &str, quota: Quota, owed: i64, cost: u32) -> Response<String> {
+fn respond(name: &str, quota: Quota, owed: u32, cost: u32) -> Response<String> {
     let (store, key) = (FakeClock::new().store(64), Key::everyone());
     let name = RuleName::new(name).expect("a name");
-    drop(Limiter::named(name.as_str(), store.clone()).adjust(key, &quota, owed).now());
+    drop(Limiter::named(name.as_str(), store.clone()).charge(key, &quota, owed).now());
     let rule = Rule::new(name.as_str(), Everyone, quota).cost(Cost::from_fn(move |_| cost));
     let layer = RateLimitLayer::rules(rule, store).expose_decision();
     futures::executor::block_on(ask(&mut layer.layer(Strict::default()), get("/")))
@@ -470,11 +470,13 @@ proptest! {
         name in string_regex("[ -~]{1,64}").expect("a pattern"),
         units in (0_u32..32, 1_u32..).prop_map(|(shift, n)| (n >> shift).max(1)),
         period in periods(),
-        (owed, cost) in (0..=200_i64, 0..=100_u64),
+        (owed, cost) in (0..=200_u64, 0..=100_u64),
     ) {
         let Ok(quota) = Quota::new(units, Duration::from_nanos(period)) else { return Ok(()) };
         let cost = u32::try_from(u64::from(units) * cost / 100).expect("at most the limit");
-        let response = respond(&name, quota, i64::from(units) * owed / 100, cost);
+        // A debt is at most the limit.
+        let owed = (u64::from(units) * owed / 100).min(u32::MAX.into());
+        let response = respond(&name, quota, u32::try_from(owed).expect("at most the limit"), cost);
         let decision = response.extensions().get::<Decision>().expect("exposed");
         let outcome = decision.outcomes()[0];
         let (reported, policy) = item(header(response.headers(), "ratelimit-policy"));
@@ -556,7 +558,7 @@ async fn fields_that_are_kept_equal_those_of_the_first_response() {
 
 /// A denied request, and the numbers of its fields.
 struct Denied {
-    used: i64,
+    used: u32,
     cost: u32,
     left: u32,
     /// The seconds until the next unit, only if no unit is left.
@@ -620,7 +622,7 @@ async fn a_denial_reports_the_units_that_are_left() {
                 let (store, key) = (FakeClock::new().store(64), Key::everyone());
                 let name = RuleName::new("api").expect("a name");
                 let quotas = [FIVE];
-                drop(store.adjust(&Charge::new(name, &key, &quotas), denied.used).now());
+                drop(store.adjust(&Charge::new(name, &key, &quotas), denied.used.into()).now());
                 let rule =
                     Rule::new("api", Everyone, FIVE).cost(Cost::from_fn(move |_| denied.cost));
                 RateLimitLayer::rules(rule, store).headers(family)
@@ -632,7 +634,7 @@ async fn a_denial_reports_the_units_that_are_left() {
             let json = with(&[("accept", "application/problem+json")]);
             let mut written = HeaderMap::new();
             let limiter = Limiter::named("default", FakeClock::new().store(64));
-            drop(limiter.adjust("key", &FIVE, denied.used).now());
+            drop(limiter.charge("key", &FIVE, denied.used).now());
             let decision = limiter.take("key", &FIVE, denied.cost).now();
             family.write(&decision, &FIVE, &mut written);
             let all = [

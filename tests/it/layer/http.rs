@@ -30,7 +30,7 @@ fn example() -> RateLimitLayer<Rule<Everyone>, LocalStore> {
     ];
     let clock = FakeClock::new();
     let store = clock.store(64);
-    drop(Limiter::named("default", store.clone()).adjust(Key::everyone(), &quotas, 389).now());
+    drop(Limiter::named("default", store.clone()).charge(Key::everyone(), &quotas, 389).now());
     clock.advance(Duration::from_secs(4));
     RateLimitLayer::new(Everyone, quotas, store)
 }

@@ -68,10 +68,14 @@ fn reset_clears_one_account() {
 }
 
 #[test]
-fn adjust_refunds_and_charges_late() {
+fn units_are_charged_late_and_refunded() {
     let limiter = Limiter::named("default", store());
-    let adjust = |units| {
-        let adjusted = limiter.adjust("alice", &FIVE, units).now();
+    let adjust = |units: i64| {
+        let count = u32::try_from(units.unsigned_abs()).unwrap_or(u32::MAX);
+        let adjusted = match units {
+            ..0 => limiter.refund("alice", &FIVE, count).now(),
+            _ => limiter.charge("alice", &FIVE, count).now(),
+        };
         assert_eq!(adjusted.remaining(), limiter.peek("alice", &FIVE).now().remaining());
         (adjusted.remaining().expect("one quota"), adjusted.outcomes()[0].reset_after().as_millis())
     };
@@ -142,7 +146,7 @@ async fn answers_of_any_store_are_awaited() {
     let limiter = Limiter::named("default", Gated::open(store()));
     let taken = limiter.take("alice", &FIVE, 2).await;
     assert_eq!(taken.remaining(), Some(3));
-    let adjusted = limiter.adjust("alice", &FIVE, -1).await;
+    let adjusted = limiter.refund("alice", &FIVE, 1).await;
     assert_eq!(adjusted.remaining(), Some(4));
     let boxed = Limiter::named("default", store().boxed());
     assert_eq!(boxed.take("alice", &FIVE, 2).await.remaining(), Some(3));

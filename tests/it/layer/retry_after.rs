@@ -347,7 +347,7 @@ mod herd {
     async fn each_denial_of_a_key_gets_a_time_of_its_own_and_never_an_earlier_one() {
         let (clock, quota) = (FakeClock::new(), quota("1/10s"));
         let store = clock.store(64);
-        drop(Limiter::named("api", store.clone()).adjust(Key::everyone(), &quota, 1).now());
+        drop(Limiter::named("api", store.clone()).charge(Key::everyone(), &quota, 1).now());
         let rule = Rule::new("api", Everyone, quota);
         let layer = RateLimitLayer::rules(rule, store).retry_after(RetryAfter::Queue);
         let mut waits = Vec::new();
@@ -373,7 +373,7 @@ mod herd {
         let (name, minute) = (RuleName::new("api").expect("a name"), quota("6/min"));
         let limiter = Limiter::named(name.as_str(), store.clone());
         for key in ["a", "b"] {
-            drop(limiter.adjust(key, &minute, 6).now());
+            drop(limiter.charge(key, &minute, 6).now());
         }
         let rule = Rule::new(name.as_str(), HeaderKey::new("key"), minute)
             .cost(Cost::from_fn(|head| if head.path() == "/big" { 3 } else { 1 }));

@@ -93,7 +93,7 @@ async fn a_full_queue_denies_and_leaks_no_position() {
         // the wait is far away, so this number of requests queue and no more
         drop(
             Limiter::named("default", store.clone())
-                .adjust(Key::everyone(), &QUOTA.with_burst(u32::MAX), 50_000 * 60)
+                .charge(Key::everyone(), &QUOTA.with_burst(u32::MAX), 50_000 * 60)
                 .now(),
         );
         let mut waiting: Vec<_> =

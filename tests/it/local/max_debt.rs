@@ -22,7 +22,7 @@ fn spends_in_an_hour(quota: Quota) -> u64 {
             open += 1;
         }
         for _ in 0..open {
-            drop(limiter.adjust("mallory", &quota, i64::from(COST) - i64::from(RESERVED)).now());
+            drop(limiter.charge("mallory", &quota, COST - RESERVED).now());
             spent += u64::from(COST);
         }
         let full = limiter.peek("mallory", &quota).now().outcomes()[0].reset_after();
@@ -59,11 +59,11 @@ fn with_the_debt_of_the_formula_no_unit_is_lost() {
                 assert!(limiter.take("alice", &quota, reserved).now().is_allowed());
             }
             for _ in 0..open {
-                drop(limiter.adjust("alice", &quota, i64::from(cost) - i64::from(reserved)).now());
+                drop(limiter.charge("alice", &quota, cost - reserved).now());
             }
             // all of it can be refunded, so no more was charged
-            let back = i64::from(open * cost - 1);
-            assert_eq!(limiter.adjust("alice", &quota, -back).now().remaining(), Some(limit - 1));
+            let back = open * cost - 1;
+            assert_eq!(limiter.refund("alice", &quota, back).now().remaining(), Some(limit - 1));
         }
     }
 }
@@ -76,10 +76,10 @@ fn a_lower_cap_does_not_change_the_debt_of_an_account() {
     for algorithm in ALGORITHMS {
         let limiter = Limiter::named("default", FakeClock::new().store(64));
         let [deep, none] = [deep, none].map(|quota| quota.with_algorithm(algorithm));
-        drop(limiter.adjust("mallory", &deep, 40).now());
-        drop(limiter.adjust("mallory", &none, 40).now());
-        assert_eq!(limiter.adjust("mallory", &none, -30).now().remaining(), Some(0), "{none:?}");
-        assert_eq!(limiter.adjust("mallory", &none, -4).now().remaining(), Some(4), "{none:?}");
+        drop(limiter.charge("mallory", &deep, 40).now());
+        drop(limiter.charge("mallory", &none, 40).now());
+        assert_eq!(limiter.refund("mallory", &none, 30).now().remaining(), Some(0), "{none:?}");
+        assert_eq!(limiter.refund("mallory", &none, 4).now().remaining(), Some(4), "{none:?}");
     }
 }
 

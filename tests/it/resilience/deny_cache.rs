@@ -38,7 +38,7 @@ fn cached(time: &Time) -> (Counting<LocalStore>, Cached) {
 /// Exhausts the account and caches a denial of `cost`.
 fn exhaust(store: &Cached, quota: Quota, cost: u32) -> Decision {
     let limiter = Limiter::named("default", store.clone());
-    drop(limiter.adjust("alice", &quota, i64::from(quota.limit())).now());
+    drop(limiter.charge("alice", &quota, quota.limit()).now());
     let denial = limiter.take("alice", &quota, cost).now();
     assert_eq!((denial.is_allowed(), denial.source()), (false, Source::Local));
     denial
@@ -244,7 +244,7 @@ async fn changes_of_another_process_apply_after_the_lifetime() {
         (millis(250), shared.clone().deny_cache().max_age(millis(250))),
     ] {
         let limiter = Limiter::named("default", store);
-        drop(limiter.adjust("alice", &HOURLY, 10).now());
+        drop(limiter.charge("alice", &HOURLY, 10).now());
         assert!(!limiter.take("alice", &HOURLY, 1).now().is_allowed());
         drop(Limiter::named("default", shared.clone()).reset("alice", &HOURLY).now());
         time.pass(life - NANO).await;
@@ -259,7 +259,7 @@ async fn a_lifetime_starts_with_the_call_and_its_wait_with_the_answer() {
     let time = Time::default();
     let inner = Slow::new(time.store());
     let limiter = Limiter::named("default", inner.clone().deny_cache());
-    drop(Limiter::named("default", inner.store.clone()).adjust("alice", &HOURLY, 10).now());
+    drop(Limiter::named("default", inner.store.clone()).charge("alice", &HOURLY, 10).now());
     let mut asked = task::spawn(limiter.take("alice", &HOURLY, 1).into_future());
     assert_pending!(asked.poll());
     time.pass(millis(300)).await;
@@ -315,7 +315,7 @@ async fn an_answer_older_than_a_change_is_not_cached() {
 async fn a_change_that_is_not_awaited_drops_the_cached_denial() {
     let inner = Slow::new(Time::default().store());
     let limiter = Limiter::named("default", inner.clone().deny_cache());
-    drop(Limiter::named("default", inner.store.clone()).adjust("alice", &HOURLY, 10).now());
+    drop(Limiter::named("default", inner.store.clone()).charge("alice", &HOURLY, 10).now());
     inner.tell(1);
     assert!(!limiter.take("alice", &HOURLY, 1).await.is_allowed());
     drop(limiter.reset("alice", &HOURLY));
@@ -524,7 +524,7 @@ async fn a_full_set_evicts_the_denial_that_ends_first() {
     let store = time.store().deny_cache().capacity(1);
     let limiter = Limiter::named("default", store.clone());
     let quick = Quota::per_second(20);
-    drop(limiter.adjust("quick", &quick, 20).now());
+    drop(limiter.charge("quick", &quick, 20).now());
     assert!(!limiter.take("quick", &quick, 1).now().is_allowed());
     let nobody = Quota::blocked();
     for key in 0..8_u32 {

@@ -67,11 +67,11 @@ fn a_cached_denial_does_not_outlive_a_change() {
             });
         }
         for round in 0..ROUNDS {
-            drop(limiter.adjust(round, &QUOTA, 10).now());
+            drop(limiter.charge(round, &QUOTA, 10).now());
             start.wait();
             let decision = match round % 3 {
                 0 => limiter.reset(round, &QUOTA).now(),
-                1 => limiter.adjust(round, &QUOTA, -10).now(),
+                1 => limiter.refund(round, &QUOTA, 10).now(),
                 _ => {
                     let blocked = limiter.block(round, Duration::from_secs(9));
                     drop(futures::executor::block_on(blocked.into_future()).expect("room"));

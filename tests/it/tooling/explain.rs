@@ -166,10 +166,10 @@ fn user(quota: Quota) -> Rule<HeaderKey> {
 fn owing(
     rule: Rule<HeaderKey>,
     quota: Quota,
-    owed: i64,
+    owed: u32,
 ) -> RateLimitLayer<Rule<HeaderKey>, LocalStore> {
     let store = FakeClock::new().store(64);
-    drop(limiter("user", store.clone()).adjust("alice", &quota, owed).now());
+    drop(limiter("user", store.clone()).charge("alice", &quota, owed).now());
     RateLimitLayer::rules(rule, store)
 }
 
@@ -261,7 +261,7 @@ async fn every_kind_of_quota_is_explained() {
     let report = user(Q).report_only(true);
     let store = FakeClock::new().store(64);
     drop(limiter("user", store.clone()).block("alice", secs(3_600)).now().expect("room"));
-    drop(limiter("site", store.clone()).adjust(Key::everyone(), &Q, 5).now());
+    drop(limiter("site", store.clone()).charge(Key::everyone(), &Q, 5).now());
     let both = RateLimitLayer::rules((report, Rule::new("site", Everyone, Q)), store.clone());
     let text = tried(both, alice).await;
     assert!(text.contains("would be denied by rule \"site\""), "{text}");
