@@ -3,6 +3,7 @@
 use std::{
     any::type_name,
     net::IpAddr,
+    panic::Location,
     slice,
     sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
 };
@@ -220,7 +221,8 @@ impl ExtensionCheck {
 #[derive(Debug)]
 pub(crate) struct NestingCheck {
     requests: AtomicU32,
-    rules: Box<[RuleName]>,
+    /// The number of the store's accounts, or `None` if the store does not know it.
+    accounts: Option<usize>,
 }
 
 /// The rules of layers outside that have counted a request, in its extensions.
@@ -235,24 +237,24 @@ struct CountingRule {
 }
 
 impl NestingCheck {
-    /// Creates the check of a layer with these rules.
-    pub(crate) fn new(rules: impl Iterator<Item = RuleName>) -> Self {
-        Self { requests: AtomicU32::new(0), rules: rules.collect() }
+    /// Creates the check of a layer whose store has these accounts: a number that no other store has.
+    pub(crate) fn new(accounts: Option<usize>) -> Self {
+        Self { requests: AtomicU32::new(0), accounts }
     }
 
     /// Returns `true` for the first requests.
     #[inline]
     pub(crate) fn is_early(&self) -> bool {
-        is_early(&self.requests)
+        is_early(&self.requests) && self.accounts.is_some() && is_received()
     }
 
-    /// Records that a layer lets a request pass, whose store has these accounts.
+    /// Records the rules that have charged a request.
     #[cold]
-    pub(crate) fn record(&self, accounts: Option<usize>, extensions: &mut Extensions) {
+    pub(crate) fn record(&self, charged: &[RuleName], extensions: &mut Extensions) {
         self.requests.fetch_add(1, Relaxed);
-        let Some(accounts) = accounts.filter(|_| is_received()) else { return };
+        let Some(accounts) = self.accounts else { return };
         let mut counted = extensions.remove::<CountedBy>().unwrap_or_default();
-        for rule in &self.rules {
+        for rule in charged {
             let counting = CountingRule { accounts, rule: *rule };
             if counted.0.contains(&counting) {
                 warn_of_second_count(*rule);
@@ -274,6 +276,25 @@ fn warn_of_second_count(rule: RuleName) {
         lint = "request_counted_twice",
         "a request passed two layers with the rule {rule} of one store, which counts it twice: remove one \
          of the layers, or give their rules different names (logged once)"
+    );
+}
+
+/// Warns about two lines of code that build layers on one store without a name for their rules.
+#[cold]
+pub(crate) fn warn_of_shared_default(
+    first: &'static Location<'static>,
+    second: &'static Location<'static>,
+) {
+    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
+    if IS_LOGGED.swap(true, Relaxed) {
+        return;
+    }
+    warn!(
+        target: "tower_sluice::lint",
+        lint = "default_rule_shared",
+        "the layers of {first} and {second} have one store and the rule name `default`, so they share \
+         the accounts of their keys: give one a name, RateLimitLayer::rules(Rule::new(\"other\", key, \
+         quota), store), or clone one layer to share its limit (logged once)"
     );
 }
 

@@ -468,7 +468,7 @@ where
             self.notify(head, Ok(decision), true, has_waited, charges);
         }
         let lines = settings.template.lines(charges, decision);
-        if settings.has_context || decision.slot.is_some() {
+        if settings.has_context || decision.slot.is_some() || settings.nesting.is_early() {
             let context = ResponseContext::new(lines, settings, decision, charges, in_flight);
             return Admission::Extended(context);
         }

@@ -94,9 +94,9 @@ pub(crate) enum Override {
 }
 
 impl LayerConfig {
-    /// Creates the default settings for these rules.
-    pub(crate) fn new(infos: &[RuleInfo<'_>]) -> Self {
-        let controller = |info: &RuleInfo<'_>| Some((info.name, info.live?.controller.clone()?));
+    /// Creates the default settings for these rules, on a store with these accounts.
+    pub(crate) fn new(infos: &[RuleInfo<'_>], accounts: Option<usize>) -> Self {
+        let controller = |it: &RuleInfo<'_>| Some((it.name, it.live?.controller.clone()?));
         Self {
             headers: HeaderPolicy::default(),
             template: Arc::new(Template::new(HeaderPolicy::default(), infos)),
@@ -126,7 +126,7 @@ impl LayerConfig {
             secret: None,
             is_watched: false,
             has_context: true,
-            nesting: Arc::new(NestingCheck::new(infos.iter().map(|info| info.name))),
+            nesting: Arc::new(NestingCheck::new(accounts)),
             advised: Arc::default(),
         }
     }
@@ -291,6 +291,8 @@ pub(crate) struct ResponseContext {
     slot: Option<(Slot, Arc<HoldConfig>)>,
     measured: SmallVec<[Measurement; 1]>,
     _in_flight: Option<InFlight>,
+    /// For the first requests: the rules that charged the request.
+    counted: Option<(Arc<NestingCheck>, SmallVec<[RuleName; 4]>)>,
 }
 
 impl ResponseContext {
@@ -331,6 +333,9 @@ impl ResponseContext {
 
     /// Inserts the extensions for the handler, which is called next.
     pub(super) fn attach(&mut self, extensions: &mut Extensions) {
+        if let Some((nesting, rules)) = self.counted.take() {
+            nesting.record(&rules, extensions);
+        }
         if let Some(decision) = &self.decision {
             extensions.insert(Decision::clone(decision));
         }
@@ -379,6 +384,11 @@ impl ResponseContext {
                 decision.is_allowed() && in_flight.is_none() && !decision.cause().is_undone();
             ChargeHandle::new(after, charges, decision.clone(), charged)
         };
+        if settings.nesting.is_early() && decision.is_allowed() && in_flight.is_none() {
+            let counts = |it: &&Charge<'_>| it.cost() > 0 && decision.charged(it.rule());
+            let rules = charges.iter().filter(counts).map(Charge::rule).collect();
+            context.counted = Some((settings.nesting.clone(), rules));
+        }
         context.decision = settings.expose.then(|| decision.clone().into());
         context.charge = settings.after.as_ref().map(charge);
         context._in_flight =

@@ -3,6 +3,8 @@
 use std::{
     convert::Infallible,
     fmt,
+    panic::Location,
+    ptr,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -134,12 +136,19 @@ where
     ///
     /// A plan is one quota, several quotas, or a function that chooses quotas per request.
     ///
+    /// Two such layers on one store share the accounts of their keys, and the log warns. To share a limit,
+    /// clone the layer. For two limits, use [`rules`](RateLimitLayer::rules) with names.
+    ///
     /// # Panics
     ///
     /// Panics if [`try_rules`](RateLimitLayer::try_rules) returns an error.
     #[track_caller]
     pub fn new(extractor: K, plan: impl Into<Plan>, store: S) -> Self {
-        Self::rules(Rule::named(RuleName::default(), extractor, plan), store)
+        let layer = Self::rules(Rule::named(RuleName::default(), extractor, plan), store);
+        if let Some(rules) = layer.store.known_rules() {
+            rules.check_unnamed(Location::caller());
+        }
+        layer
     }
 }
 
@@ -176,7 +185,8 @@ where
         let infos = rule::infos(&rules);
         rule::check(&infos, &store)?;
         check_names(&infos)?;
-        let settings = LayerConfig::new(&infos);
+        let accounts = store.known_rules().map(|rules| ptr::from_ref(rules).addr());
+        let settings = LayerConfig::new(&infos, accounts);
         Ok(Self {
             rules: Arc::new(rules),
             store: Arc::new(store),

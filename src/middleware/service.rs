@@ -90,10 +90,6 @@ where
         let readiness = Readiness(&mut self.inner);
         let admission = self.layer.admit(&RequestHead::from(&request));
         mem::forget(readiness);
-        let nesting = &self.layer.settings.nesting;
-        if nesting.is_early() && !matches!(admission, Admission::Rejected(_)) {
-            nesting.record(self.layer.store.accounts(), request.extensions_mut());
-        }
         match admission {
             Admission::Admitted(lines) => {
                 ResponseFuture { state: State::Running { future: self.inner.call(request), lines } }

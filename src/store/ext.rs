@@ -217,7 +217,7 @@ impl<S: Store + 'static> Store for Boxed<S> {
         }
     }
 
-    forward!(self => self.0; undo, supports, register, accounts, failure_domains, health);
+    forward!(self => self.0; undo, supports, register, known_rules, failure_domains, health);
 }
 
 macro_rules! for_pointers {
@@ -231,7 +231,7 @@ macro_rules! for_pointers {
                 (**self).call(op, context)
             }
 
-            forward!(self => (**self); undo, supports, register, accounts, failure_domains, health);
+            forward!(self => (**self); undo, supports, register, known_rules, failure_domains, health);
         }
     )*};
 }

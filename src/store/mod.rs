@@ -67,7 +67,8 @@ use std::{
     error::Error,
     fmt,
     future::ready,
-    sync::{Mutex, PoisonError},
+    panic::Location,
+    sync::{Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -100,7 +101,10 @@ pub use self::{
         timeout::{Timeout, TimeoutError},
     },
 };
-use crate::{algorithm::Demand, decision::Decision, key::Key, name::RuleName, quota::Quota};
+use crate::{
+    advice::warn_of_shared_default, algorithm::Demand, decision::Decision, key::Key,
+    name::RuleName, quota::Quota,
+};
 
 /// Charge of one rule to one key: `cost` units under each of `quotas`.
 ///
@@ -510,10 +514,10 @@ pub trait Store {
         Vec::new()
     }
 
-    /// Returns a number that values with the same accounts share, and no other store of this process has.
-    /// Defaults to `None`, for a store that does not know. Warnings about layers use it.
+    /// Returns the rules of the layers on these accounts, which only this store and its clones have.
+    /// Defaults to `None`, for a store that does not know. Warnings about layers use them.
     #[doc(hidden)]
-    fn accounts(&self) -> Option<usize> {
+    fn known_rules(&self) -> Option<&KnownRules> {
         None
     }
 
@@ -642,14 +646,19 @@ impl fmt::Display for Unsupported {
 
 impl Error for Unsupported {}
 
-/// The registered quotas of each rule, to find layers that give one rule different quotas.
+/// The rules of the layers on a store, to find layers that share accounts by mistake.
+#[doc(hidden)]
 #[derive(Debug, Default)]
-struct KnownRules(Mutex<HashMap<RuleName, Vec<Quota>>>);
+pub struct KnownRules {
+    quotas: Mutex<HashMap<RuleName, Vec<Quota>>>,
+    /// The line that built the first layer whose rule has no name of its own.
+    first_unnamed: OnceLock<&'static Location<'static>>,
+}
 
 impl KnownRules {
     /// Registers the quotas of charges. Fails if a rule is registered with other quotas.
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.quotas.lock().unwrap_or_else(PoisonError::into_inner);
         let differs = |charge: &&Charge<'_>| {
             known.get(&charge.rule()).is_some_and(|quotas| quotas != charge.quotas())
         };
@@ -663,6 +672,14 @@ impl KnownRules {
         }
         known.extend(charges.iter().map(|charge| (charge.rule(), charge.quotas().to_vec())));
         Ok(())
+    }
+
+    /// Warns if another line of code has built a layer whose rule has no name of its own.
+    pub(crate) fn check_unnamed(&self, built_at: &'static Location<'static>) {
+        let first = *self.first_unnamed.get_or_init(|| built_at);
+        if first != built_at {
+            warn_of_shared_default(first, built_at);
+        }
     }
 }
 

@@ -11,9 +11,10 @@ use std::{
 use http::{Request, Response};
 use tower::{Layer, Service, ServiceExt};
 use tower_sluice::{
-    ClientIp, Key, KeyExtractor, Limiter, LivePlan, LocalStore, PeerIp, Plan, Quota,
+    AccessList, ClientIp, Key, KeyExtractor, Limiter, LivePlan, LocalStore, PeerIp, Plan, Quota,
     RateLimitLayer, RequestHead, Rule, StoreExt,
     key::{BearerKey, Everyone, ExtensionKey, HeaderKey},
+    middleware::Toggle,
     rule::Quotas,
     testing::FakeClock,
 };
@@ -41,6 +42,7 @@ fn each_mistake_is_logged_once() {
     authorization_as_header_key(&log);
     slot_ends_at_upgrade(&log);
     request_counted_twice(&log);
+    default_rule_shared(&log);
     layer_rebuilt(&log);
     layer_rebuilt_per_request(&log);
     unknown_bodies(&log);
@@ -298,6 +300,24 @@ fn slot_ends_at_upgrade(log: &Log) {
     assert_eq!(log.read(), NOTHING, "once");
 }
 
+/// Two layers by `new` on one store, built at two lines.
+fn default_rule_shared(log: &Log) {
+    let store = LocalStore::with_capacity(16);
+    let build = || RateLimitLayer::new(Everyone, TEN, store.clone());
+    drop((build(), build(), build().clone()));
+    assert_eq!(log.read(), NOTHING, "one line, as of a factory");
+    drop(RateLimitLayer::new(Everyone, TEN, LocalStore::with_capacity(16)));
+    drop(RateLimitLayer::rules(Rule::new("other", Everyone, TEN), store.clone()));
+    assert_eq!(log.read(), NOTHING, "another store, and another name");
+    let timed = store.clone().timeout(Duration::from_secs(1)).fail_open();
+    drop(RateLimitLayer::new(PeerIp::new(), TEN, timed));
+    let text = warning(log);
+    assert!(text.contains("lints.rs") && text.contains("Rule::new(\"other\", key"), "{text}");
+    assert!(text.ends_with("lint=\"default_rule_shared\""), "{text}");
+    drop(RateLimitLayer::new(HeaderKey::new("x-key"), TEN, store));
+    assert_eq!(log.read(), NOTHING, "once");
+}
+
 fn request_counted_twice(log: &Log) {
     let store = LocalStore::with_capacity(16);
     let layer = |name: &str, store: &LocalStore| {
@@ -311,6 +331,11 @@ fn request_counted_twice(log: &Log) {
     serve(&one, &layer("two", &store));
     serve(&one, &layer("one", &LocalStore::with_capacity(16)));
     assert_eq!(log.read(), NOTHING, "another rule, and another store");
+    serve(&layer("one", &store).allow(AccessList::from_fn(|_| true)), &one);
+    serve(&one, &layer("one", &store).enabled(Toggle::off()));
+    let free = || RateLimitLayer::rules(Rule::new("one", Everyone, TEN).cost(0), store.clone());
+    serve(&one, &free());
+    assert_eq!(log.read(), NOTHING, "one of the layers charges nothing");
     // A wrapper has the accounts of its store.
     let timed = store.timeout(Duration::from_secs(1)).fail_open();
     let wrapped = RateLimitLayer::rules(Rule::new("one", Everyone, TEN), timed);

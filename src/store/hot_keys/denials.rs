@@ -166,7 +166,7 @@ impl<S: Store + 'static> Store for DenyCache<S> {
         }
     }
 
-    forward!(self => self.inner; supports, register, accounts, failure_domains);
+    forward!(self => self.inner; supports, register, known_rules, failure_domains);
 
     fn health(&self) -> BoxFuture<Health> {
         Health::wrapping("deny_cache", self.inner.health(), None, "")

@@ -420,7 +420,7 @@ impl<S: Store + Send + Sync + 'static> Store for Leased<S> {
     }
 
     // A charge is undone in the store, even if a lease admitted the call.
-    forward!(self => self.0.inner; undo, supports, register, accounts, failure_domains);
+    forward!(self => self.0.inner; undo, supports, register, known_rules, failure_domains);
 
     fn health(&self) -> BoxFuture<Health> {
         Health::wrapping("leased", self.0.inner.health(), None, "")

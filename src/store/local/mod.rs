@@ -16,7 +16,10 @@ use std::{
 };
 
 use self::ledger::Ledger;
-use super::{Answer, BoxFuture, Charge, Context, Health, Never, Op, Store, Unsupported, can_queue};
+use super::{
+    Answer, BoxFuture, Charge, Context, Health, KnownRules, Never, Op, Store, Unsupported,
+    can_queue,
+};
 use crate::{decision::Decision, observe::set_keys};
 
 /// The number of slots per key of the capacity. With two slots per key, about 1 % of new keys find
@@ -222,8 +225,8 @@ impl Store for LocalStore {
         Ok(())
     }
 
-    fn accounts(&self) -> Option<usize> {
-        Some(Arc::as_ptr(&self.ledger).addr())
+    fn known_rules(&self) -> Option<&KnownRules> {
+        Some(&self.ledger.rules)
     }
 
     fn health(&self) -> BoxFuture<Health> {

@@ -435,8 +435,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
         are_apart(charges)
     }
 
-    fn accounts(&self) -> Option<usize> {
-        Some(Arc::as_ptr(&self.shared).addr())
+    fn known_rules(&self) -> Option<&KnownRules> {
+        Some(&self.settings.rules)
     }
 
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {

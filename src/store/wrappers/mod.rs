@@ -43,9 +43,9 @@ macro_rules! forward {
             $inner.failure_domains(op)
         }
     };
-    (@accounts $self:ident $inner:expr) => {
-        fn accounts(&$self) -> Option<usize> {
-            $inner.accounts()
+    (@known_rules $self:ident $inner:expr) => {
+        fn known_rules(&$self) -> Option<&$crate::store::KnownRules> {
+            $inner.known_rules()
         }
     };
     (@health $self:ident $inner:expr) => {

@@ -87,7 +87,7 @@ where
         }))
     }
 
-    forward!(self => self.inner; undo, supports, register, accounts, failure_domains);
+    forward!(self => self.inner; undo, supports, register, known_rules, failure_domains);
 
     fn health(&self) -> BoxFuture<Health> {
         let limit = self.limit;

@@ -180,7 +180,7 @@ where
         }
     }
 
-    forward!(self => self.inner; supports, register, accounts, failure_domains);
+    forward!(self => self.inner; supports, register, known_rules, failure_domains);
 
     fn health(&self) -> BoxFuture<Health> {
         let (state, detail) = match self.is_open() {

@@ -185,7 +185,7 @@ where
         self.policy.register(charges)
     }
 
-    forward!(self => self.inner; accounts, failure_domains);
+    forward!(self => self.inner; known_rules, failure_domains);
 
     fn health(&self) -> BoxFuture<Health> {
         let failing = self.is_failing();
