@@ -245,7 +245,17 @@ impl NestingCheck {
     /// Returns `true` for the first requests.
     #[inline]
     pub(crate) fn is_early(&self) -> bool {
-        is_early(&self.requests) && self.accounts.is_some() && is_received()
+        is_early(&self.requests) && self.is_read()
+    }
+
+    /// Returns `true` if a warning would be read. Otherwise, the request is counted here.
+    #[cold]
+    fn is_read(&self) -> bool {
+        let is_read = self.accounts.is_some() && is_received();
+        if !is_read {
+            self.requests.fetch_add(1, Relaxed);
+        }
+        is_read
     }
 
     /// Records the rules that have charged a request.
