@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     LivePlan,
-    controller::{Controller, Finder, Measurement},
+    controller::{Controller, Finder, Gradient, Measurement},
 };
 use crate::store::Clock;
 
@@ -18,9 +18,9 @@ use crate::store::Clock;
 /// [`max`](Adaptive::max), by default 1 000. Clones share the limit. The
 /// [guide](crate::guide::slots#adaptive-limits) has the details.
 ///
-/// The first windows define the usual latency, so set `initial` to at most the number of requests that
-/// the service serves at once. Otherwise a service that starts under overload keeps the latency of the
-/// overload.
+/// The first ten windows define the usual latency of [`gradient`](Adaptive::gradient). If the limit is
+/// reached in most of them, as under an overload, the limit is halved for six windows, and again while
+/// that lowers the latency. The lowest latency is then the usual one.
 ///
 /// ```
 /// use tower_sluice::{LocalStore, RateLimitLayer, key::Everyone, rule::Adaptive};
@@ -40,8 +40,7 @@ impl Adaptive {
     /// Creates a limit that falls when the mean latency of a window rises above 1.5 times its
     /// long-term mean, or when a tenth of its responses show an overload.
     pub fn gradient() -> Self {
-        let gradient = Finder::Gradient { windows: 0, long: 0.0, before: None };
-        Self::new(Clock::shared(), 20, 1_000, gradient)
+        Self::new(Clock::shared(), 20, 1_000, Finder::Gradient(Gradient::default()))
     }
 
     /// Creates a limit that falls by a tenth when a tenth of the responses show an overload or take

@@ -172,19 +172,11 @@ impl LimitState {
 /// An algorithm that finds the limit.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Finder {
-    /// The gradient of the latency, after Netflix's `Gradient2Limit`.
-    ///
-    /// Unlike there, the long-term mean does not follow windows in which the limit was reached. In a
-    /// long overload, it would otherwise rise with the queue, and the limit with it.
-    Gradient {
-        windows: u32,
-        /// The long-term mean of the latency.
-        long: f64,
-        /// The limit and the latency before the limit was lowered.
-        before: Option<(f64, f64)>,
-    },
+    Gradient(Gradient),
     /// The timeout is in nanoseconds.
-    Aimd { timeout: u64 },
+    Aimd {
+        timeout: u64,
+    },
 }
 
 impl Finder {
@@ -196,39 +188,120 @@ impl Finder {
     /// Returns the limit after a window with this mean latency, in which at most `peak` slots were
     /// held.
     fn next(&mut self, limit: f64, short: f64, peak: f64, dropped: bool) -> f64 {
+        match self {
+            Self::Aimd { .. } if dropped => limit * DECREASE,
+            Self::Aimd { .. } => limit + f64::from(u8::from(is_used(limit, peak))),
+            Self::Gradient(gradient) => gradient.next(limit, short, peak, dropped),
+        }
+    }
+}
+
+/// Returns `true` if half of the slots were held.
+fn is_used(limit: f64, peak: f64) -> bool {
+    peak * 2.0 >= limit
+}
+
+/// The gradient of the latency, after Netflix's `Gradient2Limit`.
+///
+/// Unlike there, the long-term mean does not follow windows in which the limit was reached. In a
+/// long overload, it would otherwise rise with the queue, and the limit with it. If the limit was reached
+/// while the mean was learned, the latency may be that of an overload: a [`Probe`] finds out.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Gradient {
+    windows: u32,
+    /// The windows of the warmup in which the limit was reached.
+    full: u32,
+    probe: Option<Probe>,
+    /// The long-term mean of the latency.
+    long: f64,
+    /// The limit and the latency before the limit was lowered.
+    before: Option<(f64, f64)>,
+}
+
+/// A comparison of the latency with that of half of the limit, for some windows.
+///
+/// If half of the limit has about the same latency, no request waited in the service.
+#[derive(Clone, Copy, Debug)]
+struct Probe {
+    /// The limit and the latency before it was halved.
+    limit: f64,
+    latency: f64,
+    windows: u32,
+    /// The mean latency of the windows.
+    mean: f64,
+}
+
+/// The number of windows until the long-term mean is known.
+const WARMUP: u32 = 10;
+
+impl Gradient {
+    fn next(&mut self, limit: f64, short: f64, peak: f64, dropped: bool) -> f64 {
         /// The ratio of the latencies up to which the limit grows.
         const TOLERANCE: f64 = 1.5;
         /// The part of a window in the new limit.
         const SMOOTHING: f64 = 0.2;
         /// The requests by which the limit grows, before smoothing.
         const QUEUE: f64 = 4.0;
-        let is_used = peak * 2.0 >= limit;
-        match self {
-            Self::Aimd { .. } if dropped => limit * DECREASE,
-            Self::Aimd { .. } => limit + f64::from(u8::from(is_used)),
-            Self::Gradient { windows, long, before } => {
-                *windows = windows.saturating_add(1);
-                *long = long_term_mean(*long, short, *windows, peak >= limit.floor());
-                if dropped {
-                    return limit * DECREASE;
+        if let Some(probe) = self.probe {
+            return if dropped { limit * DECREASE } else { self.probe(probe, limit, short) };
+        }
+        let is_full = peak >= limit.floor();
+        self.windows = self.windows.saturating_add(1);
+        self.long = long_term_mean(self.long, short, self.windows, is_full);
+        if dropped {
+            return limit * DECREASE;
+        }
+        if self.windows <= WARMUP {
+            self.full += u32::from(is_full);
+        }
+        // Most windows, because those at the start of an overload have no queue yet.
+        if self.windows == WARMUP && self.full * 5 >= WARMUP * 4 && limit >= 2.0 {
+            return self.halve(limit, self.long);
+        }
+        let gradient = (TOLERANCE * self.long / short).clamp(0.5, 1.0);
+        let grown = SMOOTHING * (gradient * limit + QUEUE);
+        let next = if is_used(limit, peak) { (1.0 - SMOOTHING) * limit + grown } else { limit };
+        // A higher latency is accepted if half of the limit has about the same latency. The
+        // queue is then not its cause.
+        self.before = match self.before {
+            _ if gradient >= 1.0 => None,
+            Some((limit, latency)) if next <= limit && latency >= 0.9 * short => {
+                if next <= limit / 2.0 && short > 0.75 * latency {
+                    self.long = short;
                 }
-                let gradient = (TOLERANCE * *long / short).clamp(0.5, 1.0);
-                let grown = SMOOTHING * (gradient * limit + QUEUE);
-                let next = if is_used { (1.0 - SMOOTHING) * limit + grown } else { limit };
-                // A higher latency is accepted if half of the limit has about the same latency. The
-                // queue is then not its cause.
-                *before = match *before {
-                    _ if gradient >= 1.0 => None,
-                    Some((limit, latency)) if next <= limit && latency >= 0.9 * short => {
-                        if next <= limit / 2.0 && short > 0.75 * latency {
-                            *long = short;
-                        }
-                        (next > limit / 2.0).then_some((limit, latency))
-                    }
-                    _ => Some((next, short)),
-                };
-                next
+                (next > limit / 2.0).then_some((limit, latency))
             }
+            _ => Some((next, short)),
+        };
+        next
+    }
+
+    /// Starts to compare `latency` with that of half of the limit. Returns that half.
+    fn halve(&mut self, limit: f64, latency: f64) -> f64 {
+        self.probe = Some(Probe { limit, latency, windows: 0, mean: 0.0 });
+        limit / 2.0
+    }
+
+    /// Adds a window to the comparison. Returns the next limit.
+    fn probe(&mut self, mut probe: Probe, limit: f64, short: f64) -> f64 {
+        /// The windows of a comparison. The first one still has requests of the larger limit.
+        const WINDOWS: u32 = 6;
+        probe.windows += 1;
+        if probe.windows > 1 {
+            probe.mean += (short - probe.mean) / f64::from(probe.windows - 1);
+        }
+        if probe.windows < WINDOWS {
+            self.probe = Some(probe);
+            return limit;
+        }
+        self.probe = None;
+        self.long = self.long.min(probe.mean);
+        if probe.mean >= 0.9 * probe.latency {
+            probe.limit
+        } else if limit >= 2.0 {
+            self.halve(limit, probe.mean)
+        } else {
+            limit
         }
     }
 }
@@ -237,8 +310,6 @@ impl Finder {
 fn long_term_mean(mut long: f64, short: f64, windows: u32, is_full: bool) -> f64 {
     /// The number of windows of the long-term mean.
     const LONG: f64 = 600.0;
-    /// The number of windows until the long-term mean is known.
-    const WARMUP: u32 = 10;
     if windows <= WARMUP {
         long += (short - long) / f64::from(windows);
     } else if !is_full {

@@ -211,6 +211,30 @@ fn an_overload_keeps_the_goodput_and_the_latency() {
     }
 }
 
+/// The first windows have the latency of the overload, which is not learned as the usual one.
+#[test]
+fn an_overload_from_the_start_is_not_learned() {
+    for servers in [4, 10, 16, 64] {
+        for work in ALL {
+            let idle = steady_on(servers, 0.2, 60.0);
+            let unloaded = play(Limit::Fixed(1_000), work, &idle, 10.0).p99;
+            let part = servers as f64 / SERVERS as f64;
+            for load in [2.0, 5.0] {
+                let phases = [Phase { end: 40.0, load: load * part, servers }];
+                let best = play(Limit::Fixed(3 * servers as u32), work, &phases, 10.0).goodput;
+                let found = play(Limit::Gradient, work, &phases, 10.0);
+                let (goodput, p99) = (found.goodput / best, found.p99 / unloaded);
+                println!(
+                    "{servers} servers {work:?} {load}: goodput {:.1} %, p99 {p99:.2}",
+                    goodput * 100.0
+                );
+                assert!(goodput >= 0.9, "{servers} servers {work:?} {load}: {goodput}");
+                assert!(p99 <= 2.5, "{servers} servers {work:?} {load}: {p99}");
+            }
+        }
+    }
+}
+
 /// The limit has room for about four more requests than it needs, which a single server feels most.
 #[test]
 fn an_overload_of_few_and_of_many_servers_keeps_the_goodput() {
