@@ -189,7 +189,9 @@ impl<S: Store> Limiter<S> {
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
     ) -> Answer<S::Future> {
-        self.with_charge(&key.into(), quotas.as_ref(), |it| self.store.peek(&[it.with_cost(0)]))
+        self.with_charge(&key.into(), quotas.as_ref(), |charge| {
+            self.store.peek(&[charge.with_cost(0)])
+        })
     }
 
     /// Explains the decision that [`take`](Limiter::take) would make, without taking units.

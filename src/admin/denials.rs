@@ -128,7 +128,7 @@ impl RuleRecord {
     /// Returns the wait for this rule, or `None` if waiting does not help.
     fn wait(&self, decision: &Decision) -> Option<Duration> {
         let outcomes = decision.outcomes().iter();
-        let denied = outcomes.filter(|it| it.rule() == self.name && it.is_denied());
+        let denied = outcomes.filter(|outcome| outcome.rule() == self.name && outcome.is_denied());
         denied.map(Outcome::retry_after).reduce(|a, b| Some(a?.max(b?))).flatten()
     }
 }

@@ -301,7 +301,9 @@ impl Decision {
             deciding.min_by_key(|outcome| outcome.remaining())
         } else {
             // Picks the first of equal outcomes, as `min_by_key` does.
-            let wait = |it: &&Outcome| (it.retry_ns() == NEVER, it.is_denied(), it.retry_after());
+            let wait = |outcome: &&Outcome| {
+                (outcome.retry_ns() == NEVER, outcome.is_denied(), outcome.retry_after())
+            };
             deciding.rev().max_by_key(wait)
         }
     }

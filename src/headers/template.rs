@@ -145,9 +145,8 @@ impl Template {
         infos: &[RuleInfo<'_>],
     ) -> Self {
         let secret = secret.filter(|_| family.has_lists());
-        let hidden = infos.iter().filter(|it| it.is_hidden()).map(|it| it.name).collect();
-        let infos: Vec<_> = infos.iter().filter(|it| !it.is_hidden()).collect();
-        let quotas = |it: &RuleInfo<'_>| match it.live {
+        let infos: Vec<_> = infos.iter().filter(|info| !info.is_hidden()).collect();
+        let quotas = |info: &RuleInfo<'_>| match info.live {
             Some(live) => live.quotas(),
             None => info.quotas.unwrap_or_default().into(),
         };
@@ -847,7 +846,9 @@ impl Item {
     ) -> Self {
         let name = quota.name_in(rule, quotas);
         let is_list = family.has_lists();
-        let (limit, window, unit) = (quota.limit(), window(quota), quota.unit());
+        let limit = quota.limit();
+        let window = window(quota);
+        let unit = quota.unit();
         let quoted = format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\""));
         let unregistered_unit = unit.filter(|unit| !is_registered_unit(unit));
         let is_listed = unit.is_none() || is_list && unregistered_unit.is_none();

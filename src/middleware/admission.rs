@@ -441,7 +441,7 @@ where
         if settings.is_observed() {
             self.notify(head, Ok(decision), false, false, charges);
         }
-        settings.penalties(strikes).for_each(|it| it.deny(decision, charges));
+        settings.penalties(strikes).for_each(|penalty| penalty.deny(decision, charges));
         let retry_after = settings.retry_after.wait(settings, head, decision, charges);
         let fitting = settings.template.fit(charges);
         let template = fitting.as_deref().unwrap_or(&settings.template);

@@ -56,8 +56,6 @@ pub(crate) struct LayerConfig {
     pub(crate) promises: Arc<Promises>,
     /// `true` if a rule may have slots.
     pub(super) may_hold: bool,
-    /// The rule of each [share](crate::Rule::fair_by), and that of its pool.
-    pub(crate) shares: Arc<[(RuleName, RuleName)]>,
     /// `true` if a rule lets requests wait.
     pub(crate) may_queue: bool,
     pub(crate) queue_bounds: Bounds,
@@ -96,7 +94,7 @@ pub(crate) enum Override {
 impl LayerConfig {
     /// Creates the default settings for these rules, on a store with these accounts.
     pub(crate) fn new(infos: &[RuleInfo<'_>], accounts: Option<usize>) -> Self {
-        let controller = |it: &RuleInfo<'_>| Some((it.name, it.live?.controller.clone()?));
+        let controller = |info: &RuleInfo<'_>| Some((info.name, info.live?.controller.clone()?));
         Self {
             headers: HeaderPolicy::default(),
             template: Arc::new(Template::new(HeaderPolicy::default(), infos)),
@@ -108,7 +106,6 @@ impl LayerConfig {
             retry_after_ms: false,
             promises: Arc::default(),
             may_hold: infos.iter().any(may_hold),
-            shares: infos.iter().filter_map(RuleInfo::with_pool).collect(),
             may_queue: infos.iter().any(|info| info.queues),
             queue_bounds: Bounds { all: MAX_WAITERS, per_key: None },
             queue: Arc::default(),

@@ -179,12 +179,10 @@ impl<'a> Turn<'a> {
     ) -> Option<Self> {
         let has_queue = |outcome: &&Outcome| !denial.is_blocked() && !outcome.is_estimated();
         let outcome = denial.binding().filter(has_queue)?;
-        // The denials of a client do not lengthen the waits of others at the pool of its share.
-        let mut shares = settings.shares.iter();
-        let own = shares.find(|(_, pool)| *pool == outcome.rule()).map(|(share, _)| *share);
-        let mut all = charges.iter();
-        let charge = own.and_then(|share| all.clone().find(|charge| charge.rule() == share));
-        let charge = charge.or_else(|| all.find(|charge| charge.rule() == outcome.rule()))?;
+        // The part of a client comes first: its denials do not lengthen the waits of others at the whole.
+        let has_rule =
+            |charge: &&Charge<'_>| [charge.rule(), charge.owner()].contains(&outcome.rule());
+        let charge = charges.iter().find(has_rule)?;
         let is_denying = |(index, _): &(usize, &Quota)| *index == outcome.quota_index();
         let (quota_index, quota) = charge.charged_quotas().find(is_denying)?;
         let extra_units = quota.raised_limit().saturating_sub(charge.demand().need());

@@ -247,7 +247,7 @@ pub(crate) fn record(event: &DecisionEvent<'_>) {
     let policy = event.rule().map(|rule| rule.as_str());
     // The wait of a denial in milliseconds, rounded up.
     let wait = decision.retry_after().filter(|_| !decision.is_allowed());
-    let wait = wait.and_then(|it| u64::try_from(it.as_nanos().div_ceil(1_000_000)).ok());
+    let wait = wait.and_then(|wait| u64::try_from(wait.as_nanos().div_ceil(1_000_000)).ok());
     if let Some(field) = field {
         span.record(&field, result);
         span.record("ratelimit.store", store);

@@ -143,11 +143,6 @@ impl RuleInfo<'_> {
         Some(Arc::new(self.sharers?.clone()))
     }
 
-    /// Returns the name of the rule and that of its pool, if this is the rule of the shares.
-    pub(crate) fn with_pool(&self) -> Option<(RuleName, RuleName)> {
-        Some((self.name, self.share_of?))
-    }
-
     /// Returns `true` if the quotas are chosen for each request.
     pub(crate) fn is_chosen(&self) -> bool {
         self.quotas.is_none() && self.live.is_none()

@@ -175,8 +175,10 @@ impl Slots {
     ) {
         let allowed = decision.is_allowed();
         decision.slot.iter().for_each(Slot::start);
-        let waits = |it: &Outcome| it.is_estimated() && max_wait(charges, it.rule()).is_some();
-        let denying = |it: &&Outcome| it.is_denied() && it.is_deciding();
+        let waits = |outcome: &Outcome| {
+            outcome.is_estimated() && max_wait(charges, outcome.rule()).is_some()
+        };
+        let denying = |outcome: &&Outcome| outcome.is_denied() && outcome.is_deciding();
         let mut denying = decision.outcomes.iter().filter(denying);
         let first = denying.clone().next().filter(|_| denying.all(waits));
         let joined = needed(request).find(|needed| first.is_some_and(|first| needed.is_of(first)));
@@ -204,7 +206,7 @@ impl Slots {
             };
             if outcome.is_estimated() {
                 let missing = missing(held, quota, *ask).try_into().unwrap_or(u32::MAX);
-                let wait = state.time_to_free(account.rule, quota).saturating_mul(missing);
+                let wait = state.waits.time_to_free(account.rule, quota).saturating_mul(missing);
                 *outcome = outcome.with_estimated_retry_after(wait);
             }
             if state.waits.is_empty() {
