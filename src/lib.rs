@@ -87,7 +87,7 @@
 //! | [testing](guide::testing) | tests without sleeping |
 //! | [migrating](guide::migrating) | migration from other limiters |
 //! | [security](guide::security) | attacks, and limits by kind of route |
-//! | [features](guide::features) | each feature and its test, other limiters, measured figures |
+//! | [features](guide::features) | other limiters, measured figures |
 //! | [glossary](guide::glossary) | terms of this crate and of other libraries |
 //!
 //! # Beyond allow and deny

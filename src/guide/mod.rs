@@ -21,7 +21,7 @@
 //! | [testing] | Tests of limits without sleeping, and of custom stores |
 //! | [migrating] | Migration from Rust crates, Express, Java, .NET, nginx and Envoy |
 //! | [security] | Attacks, the limits of the protection, and limits by kind of route |
-//! | [features] | Each feature with its test, other rate limiters for Tower, and figures |
+//! | [features] | Other rate limiters for Tower, and figures |
 //! | [glossary] | The terms of this crate, and terms of other libraries |
 
 /// Items that chapters link to without a path.

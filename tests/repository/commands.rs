@@ -13,9 +13,10 @@ use serde_json::Value;
 
 use crate::manifest::packages_of_this_workspace;
 
-const PLACES: [&str; 10] = [
+const PLACES: [&str; 11] = [
     "README.md",
     "CONTRIBUTING.md",
+    "DESIGN.md",
     "SECURITY.md",
     "Cargo.toml",
     "dev",

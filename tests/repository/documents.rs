@@ -83,7 +83,8 @@ fn the_files_that_documents_name_exist() {
     let guide = guide.map(|entry| entry.expect("an entry").path());
     let pages = guide.filter(|path| path.extension().is_some_and(|it| it == "md"));
     // Not the README, which names files of a new project.
-    let names = ["SECURITY.md", "CONTRIBUTING.md", "lua/README.md", "sim/README.md"];
+    let names =
+        ["SECURITY.md", "CONTRIBUTING.md", "DESIGN.md", "lua/README.md", "sim/README.md"];
     let mut count = 0;
     for page in pages.chain(names.map(|name| root.join(name))) {
         let text = fs::read_to_string(&page).expect("text");
@@ -115,7 +116,7 @@ fn module(root: &Path, program: &str, path: &[&str]) -> String {
 #[test]
 fn each_known_defect_names_a_test_or_a_seed() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let text = fs::read_to_string(root.join("SECURITY.md")).expect("text");
+    let text = fs::read_to_string(root.join("tests/defects.md")).expect("text");
     let (_, defects) = text.split_once("| what a user would have seen |").expect("a table");
     let rows: Vec<_> = defects.lines().skip(2).take_while(|line| line.starts_with('|')).collect();
     let seeds = fs::read_to_string(root.join("sim/seeds.txt")).expect("seeds");

@@ -13,6 +13,7 @@ use std::{
 const PLACES: &[&str] = &[
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "DESIGN.md",
     "README.md",
     "SECURITY.md",
     "benches",

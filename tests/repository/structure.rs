@@ -164,7 +164,7 @@ fn the_readme_names_examples_that_exist() {
 /// The last cell of a row begins with a kind and has names in backticks.
 #[test]
 fn the_proof_of_each_row_of_the_features_exists() {
-    const PAGE: &str = "src/guide/features.md";
+    const PAGE: &str = "tests/features.md";
     let text = read(&root().join(PAGE));
     let cells = text.lines().filter_map(|line| line.strip_suffix(" |")?.rsplit(" | ").next());
     let shown = cells
