@@ -1,7 +1,27 @@
 //! Slots: the number of requests that run at the same time.
 //!
 //! An account is the number of held slots. A demand is allowed if the held slots and the demand are
-//! together at most the limit. No clock takes part.
+//! together at most the limit. No clock takes part, so a denial knows no wait: the store estimates one
+//! from the time for which slots of the key were held before.
+//!
+//! **Invariant.** At most `limit` slots are held, and `soft` more under a soft quota, after each demand
+//! that was allowed. A lower limit ends no request: until enough of them have ended, more are held.
+//!
+//! **Example.** Two slots.
+//!
+//! ```
+//! use tower_sluice::{Limiter, Quota};
+//!
+//! let limiter = Limiter::local();
+//! let quota = Quota::concurrent(2);
+//! let one = limiter.take("alice", &quota, 1).now();
+//! let other = limiter.take("alice", &quota, 1).now();
+//! assert!(!limiter.take("alice", &quota, 1).now().is_allowed());
+//!
+//! drop(one); // frees its slot
+//! assert!(limiter.take("alice", &quota, 1).now().is_allowed());
+//! # drop(other);
+//! ```
 
 use super::{Demand, Evaluation};
 use crate::{

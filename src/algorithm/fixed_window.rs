@@ -3,7 +3,44 @@
 //! A window lasts one period. Aligned windows start at multiples of the period since the Unix
 //! epoch. An anchored window starts with the first charge.
 //!
-//! A client can use all units at the end of a window, and all units again at the start of the next.
+//! **State.** The start of the window, the units charged in it, and the units carried over into it. A
+//! window that has ended is replaced when the account is read.
+//!
+//! **Invariant.** The count is at most the units and the bonus of the window. A client can use all units
+//! at the end of a window, and all units again at the start of the next: a span of one period may have
+//! twice the units, and a span of `n` periods `n + 1` times.
+//!
+//! **Example.** Five a minute, aligned: the windows start at full minutes.
+//!
+//! | time | start | count | demand | decision |
+//! |--:|--:|--:|--:|---|
+//! | 0:50 | 0:00 | 0 | 5 | allowed |
+//! | 0:55 | 0:00 | 5 | 1 | denied: the wait ends with the window, in 5 s |
+//! | 1:00 | 1:00 | 0 | 5 | allowed: ten units within ten seconds |
+//!
+//! With `paced`, unit number `k` of a window is released `(k - 1)·period/units` after its start: at 0:00,
+//! 0:12, 0:24, 0:36 and 0:48. Released units that nobody uses stay until the window ends.
+//!
+//! ```
+//! # #[cfg(feature = "testing")] {
+//! use std::time::Duration;
+//! use tower_sluice::{Algorithm, Limiter, Quota, testing::FakeClock};
+//!
+//! let clock = FakeClock::new();
+//! let into_the_minute = Duration::from_secs(clock.now().as_secs() % 60);
+//! clock.advance(Duration::from_secs(60 + 50) - into_the_minute);
+//! let limiter = Limiter::named("api", clock.store(100));
+//! let quota = Quota::per_minute(5).with_algorithm(Algorithm::fixed_window());
+//! assert!(limiter.take("alice", &quota, 5).now().is_allowed());
+//!
+//! clock.advance(Duration::from_secs(5));
+//! let denied = limiter.take("alice", &quota, 1).now();
+//! assert_eq!(denied.retry_after(), Some(Duration::from_secs(5)));
+//!
+//! clock.advance(Duration::from_secs(5));
+//! assert!(limiter.take("alice", &quota, 5).now().is_allowed());
+//! # }
+//! ```
 //!
 //! A calendar window is a period of a calendar. Its start is not stored, because the anchor of a
 //! quota may change: the units count until the end of the period that contains the last charge.

@@ -4,6 +4,42 @@
 //! again. Each charged unit moves the TAT forward by the interval `T`. A charge is allowed if the
 //! TAT is then at most `burst·T` in the future.
 //!
+//! **Invariant.** The TAT is at most `burst·T` in the future after each charge that was allowed, and at
+//! most `(burst + max_debt)·T` after a late one. In a span of length `t` the TAT moves by at most
+//! `t + burst·T`, so at most `burst + t/T` units are charged in it, wherever the span begins.
+//!
+//! **Why one instant is enough.** Under a token bucket, an account has a number of tokens and the instant
+//! at which they were counted. Here both are one number: `(TAT - now) / T` units are missing. Nothing is
+//! rounded until an answer is computed, so an account of eight bytes is exact to the nanosecond.
+//!
+//! **Example.** Two units a second, three at once: `T` is 0.5 s, and `burst·T` 1.5 s.
+//!
+//! | time | TAT before | demand | TAT after | decision |
+//! |--:|--:|--:|--:|---|
+//! | 0.0 | 0.0 | 3 | 1.5 | allowed: 1.5 is not more than 0.0 + 1.5. No unit is left |
+//! | 0.2 | 1.5 | 1 | 1.5 | denied: 2.0 is more than 0.2 + 1.5, by 0.3 s, which is the wait |
+//! | 0.5 | 1.5 | 1 | 2.0 | allowed: 2.0 is not more than 0.5 + 1.5 |
+//! | 2.0 | 2.0 | | | full: the account is dropped |
+//!
+//! ```
+//! # #[cfg(feature = "testing")] {
+//! use std::time::Duration;
+//! use tower_sluice::{Limiter, Quota, testing::FakeClock};
+//!
+//! let clock = FakeClock::new();
+//! let limiter = Limiter::named("api", clock.store(100));
+//! let quota = Quota::per_second(2).with_burst(3);
+//! assert!(limiter.take("alice", &quota, 3).now().is_allowed());
+//!
+//! clock.advance(Duration::from_millis(200));
+//! let denied = limiter.take("alice", &quota, 1).now();
+//! assert_eq!(denied.retry_after(), Some(Duration::from_millis(300)));
+//!
+//! clock.advance(Duration::from_millis(300));
+//! assert_eq!(limiter.take("alice", &quota, 1).now().remaining(), Some(0));
+//! # }
+//! ```
+//!
 //! A full account is dropped, because a new account is also full. A quota with
 //! [`initial`](Quota::with_initial) starts new accounts with fewer units. Its full accounts are
 //! therefore kept, for the time in which a whole burst is refilled.

@@ -2,6 +2,18 @@
 //!
 //! An unused account is `None`. `now` is the time of the store's clock, in nanoseconds since the
 //! Unix epoch.
+//!
+//! **How they fit together.** A store finds the state of an account, or none, and asks with a [`Demand`].
+//! [`take`] answers with an [`Evaluation`] and charges. All rounding is against the client: waits are
+//! rounded up, units down. GCRA has functions of its own, since its state is one instant ([`gcra`]), and so
+//! have slots, which no clock changes ([`concurrent`]). All others are a [`Counter`]: a state that says how
+//! many units remain, how long a need waits, and how it is charged. Whatever is the same for all of them,
+//! such as a soft limit, a queue or a cut of a late charge, is written once, in this file.
+//!
+//! **What every algorithm keeps.** A cost of 0 is allowed and changes nothing. A demand that was denied
+//! changes nothing, except that an account with `initial` units is opened. A refund gives at most what is
+//! missing, and an undo at most what has not come back by itself. No argument overflows: times are at most
+//! ten years, and units below 2^32.
 
 pub(crate) mod concurrent;
 pub(crate) mod fixed_window;

@@ -7,9 +7,50 @@
 //! Any time span that is one bucket shorter than the period has at most the units of the quota. A
 //! whole period has less than twice these units.
 //!
-//! Each bucket keeps the instant of its last charge, because the number of buckets can change.
+//! **State.** The charges of the last period, oldest first, each with its instant; those of one bucket are
+//! one entry, and those of one instant are one entry of a log. Each bucket keeps the instant of its last
+//! charge, because the number of buckets can change.
 //!
-//! The log is exact. It needs one entry per charge, so the units of its quotas are limited.
+//! **Invariant.** The weighted sum of the entries is at most the units after each charge that was allowed.
+//! The weight of a bucket is 1 while it is inside the period, and falls to 0 while it leaves. It is the
+//! same for all charges of a bucket, so a client that charges early in a bucket waits longer, and never
+//! gains.
+//!
+//! **Example.** Ten a minute, in two buckets of 30 s.
+//!
+//! | time | buckets with their weight | sum | demand | decision |
+//! |--:|---|--:|--:|---|
+//! | 0:10 | | 0 | 6 | allowed |
+//! | 0:40 | 6·1 | 6 | 4 | allowed |
+//! | 1:00 | 6·1, 4·1 | 10 | 2 | denied: the first bucket must lose a third of its weight, in 10 s |
+//! | 1:10 | 6·⅔, 4·1 | 8 | 2 | allowed |
+//!
+//! ```
+//! # #[cfg(feature = "testing")] {
+//! use std::time::Duration;
+//! use tower_sluice::{Algorithm, Limiter, Quota, testing::FakeClock};
+//!
+//! let clock = FakeClock::new();
+//! let into_the_minute = Duration::from_secs(clock.now().as_secs() % 60);
+//! clock.advance(Duration::from_secs(60 + 10) - into_the_minute);
+//! let limiter = Limiter::named("api", clock.store(100));
+//! let quota = Quota::per_minute(10).with_algorithm(Algorithm::SlidingWindow { buckets: 2 });
+//! assert!(limiter.take("alice", &quota, 6).now().is_allowed());
+//!
+//! clock.advance(Duration::from_secs(30));
+//! assert!(limiter.take("alice", &quota, 4).now().is_allowed());
+//!
+//! clock.advance(Duration::from_secs(20));
+//! let denied = limiter.take("alice", &quota, 2).now();
+//! assert_eq!(denied.retry_after(), Some(Duration::from_secs(10)));
+//!
+//! clock.advance(Duration::from_secs(10));
+//! assert!(limiter.take("alice", &quota, 2).now().is_allowed());
+//! # }
+//! ```
+//!
+//! The log is exact: its buckets are as short as the clock can tell, so nothing is ever partly outside. It
+//! needs one entry per charge, so the units of its quotas are limited.
 
 use std::collections::VecDeque;
 

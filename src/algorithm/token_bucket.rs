@@ -1,8 +1,44 @@
 //! The token bucket with interval refill: all units are refilled together, once per period.
 //!
-//! Periods are counted from the first charge. A full account is dropped, because a new account is
-//! also full. With `initial`, a new account is not full, so a full account is kept for the time in
-//! which an empty account refills.
+//! **State.** The tokens at one instant, the anchor, which is that of the last refill. All later refills
+//! are computed when the account is read, so nothing runs between requests. Periods are counted from the
+//! first charge of a full account, and not from the clock.
+//!
+//! **Invariant.** There are never more tokens than the burst, and at least `-max_debt`. Each period adds
+//! `units` tokens, so in a span of length `t` at most `burst + units·(⌊t/period⌋ + 1)` are charged.
+//!
+//! **Example.** Three tokens every ten seconds, at most five.
+//!
+//! | time | tokens | anchor | demand | decision |
+//! |--:|--:|--:|--:|---|
+//! | 4 | 5 | 4 | 4 | allowed. The first charge sets the anchor. One token is left |
+//! | 13 | 1 | 4 | 2 | denied: the refill comes at 14, so the wait is 1 s |
+//! | 14 | 4 | 14 | 2 | allowed. Two tokens are left |
+//! | 24 | 5 | 24 | | full: the account is dropped |
+//!
+//! ```
+//! # #[cfg(feature = "testing")] {
+//! use std::time::Duration;
+//! use tower_sluice::{Algorithm, Limiter, Quota, testing::FakeClock};
+//!
+//! let clock = FakeClock::new();
+//! let limiter = Limiter::named("api", clock.store(100));
+//! let quota = Quota::new(3, Duration::from_secs(10))?.with_burst(5);
+//! let quota = quota.with_algorithm(Algorithm::TokenBucket);
+//! assert_eq!(limiter.take("alice", &quota, 4).now().remaining(), Some(1));
+//!
+//! clock.advance(Duration::from_secs(9));
+//! let denied = limiter.take("alice", &quota, 2).now();
+//! assert_eq!(denied.retry_after(), Some(Duration::from_secs(1)));
+//!
+//! clock.advance(Duration::from_secs(1));
+//! assert_eq!(limiter.take("alice", &quota, 2).now().remaining(), Some(2));
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A full account is dropped, because a new account is also full. With `initial`, a new account is not
+//! full, so a full account is kept for the time in which an empty account refills.
 //!
 //! RFC 2697 describes the continuous form, which is [`gcra`](super::gcra).
 
