@@ -133,7 +133,7 @@ pub enum Headers {
     /// x-ratelimit-reset-tokens: 7ms
     /// ```
     ///
-    /// This is the form of OpenAI, section [Rate limits in headers][openai]. A quota without a
+    /// This is the form of `OpenAI`, section [Rate limits in headers][openai]. A quota without a
     /// [unit](crate::Quota::with_unit) counts requests. Any unit whose name may be part of a field name
     /// has fields. The reset is the time until all units are available again, rounded up: milliseconds
     /// below one second (`120ms`), and seconds from there (`1s`, `6m0s`, `1h0m0s`).

@@ -201,7 +201,7 @@ struct Window {
 pub(crate) fn adaptive() -> Vec<AdaptiveCase> {
     let text = include_str!("../it/slots/cases/adaptive.json");
     let cases: Vec<_> = serde_json::from_str(text).expect("a list of cases");
-    assert_eq!(cases.len(), 15);
+    assert_eq!(cases.len(), 16);
     cases
 }
 

@@ -675,7 +675,7 @@ async fn a_denial_reports_the_units_that_are_left() {
     }
 }
 
-/// The fields of OpenAI, which clients of language models read.
+/// The fields of `OpenAI`, which clients of language models read.
 mod by_unit {
     use tower_sluice::rule::Rule;
 

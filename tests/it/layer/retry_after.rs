@@ -267,7 +267,6 @@ mod herd {
             let exact = RateLimitLayer::new(Everyone, quota, LocalStore::new()).retry_after_ms();
             let queueing = drain_server(queueing, Obeyed::Seconds).await;
             let exact = drain_server(exact, Obeyed::Millis).await;
-            println!("whole seconds with a queue: {queueing:?}, milliseconds: {exact:?}");
             if queueing.time <= most && exact.time <= most {
                 return;
             }
