@@ -98,8 +98,11 @@ const LONGEST: usize = 64;
 
 /// Computes the FNV-1a hash. Names come from the operator, so a simple hash is enough.
 fn fnv(bytes: &[u8]) -> u64 {
-    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for byte in bytes {
+        hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+    hash
 }
 
 pub(crate) const fn is_valid(name: &str) -> bool {

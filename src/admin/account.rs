@@ -101,10 +101,10 @@ pub(super) async fn run(
         return Err(why.to_owned().into());
     }
     let account = ManagedAccount::find(operation, layers, body)?;
-    let why = |why| {
-        Problem(StatusCode::NOT_IMPLEMENTED, format!("the store does not support this: {why}"))
-    };
-    account.layer.store.supports(&[account.charge().with_cost(0)]).map_err(why)?;
+    if let Err(error) = account.layer.store.supports(&[account.charge().with_cost(0)]) {
+        let why = format!("the store does not support this: {error}");
+        return Err(Problem(StatusCode::NOT_IMPLEMENTED, why));
+    }
     match operation {
         "peek" => account.peek().await,
         _ => account.change(operation, time).await,

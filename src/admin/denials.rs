@@ -91,8 +91,8 @@ impl OnDecision for DenialLog {
 
 impl DenialLog {
     pub(super) fn new(rules: &[RuleInfo<'_>]) -> Self {
-        let record = |info: &RuleInfo<'_>| RuleRecord { name: info.name, ..RuleRecord::default() };
-        Self(rules.iter().map(record).collect())
+        let records = rules.iter().map(|info| RuleRecord { name: info.name, ..Default::default() });
+        Self(records.collect())
     }
 
     pub(super) fn find(&self, name: RuleName) -> Option<&RuleRecord> {
@@ -144,9 +144,11 @@ impl Listed {
         if self.top.len() < MOST {
             return self.top.push(new);
         }
-        let free =
-            |denied: &&mut DeniedKey| denied.blocked_until_ms.is_none_or(|end| end <= now_ms);
-        if let Some(least) = self.top.iter_mut().filter(free).min_by_key(|denied| denied.count()) {
+        let free = self
+            .top
+            .iter_mut()
+            .filter(|denied| denied.blocked_until_ms.is_none_or(|end| end <= now_ms));
+        if let Some(least) = free.min_by_key(|denied| denied.count()) {
             *least = DeniedKey { replaced: least.count(), ..new };
         }
     }

@@ -11,10 +11,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::{
-    Problem,
-    denials::{DenialLog, DeniedKey},
-};
+use super::{Problem, denials::DenialLog};
 use crate::{
     fingerprint::FingerprintKey,
     key::Key,
@@ -51,12 +48,15 @@ impl ManagedLayer {
 
     /// Finds a key among the most denied keys of a rule.
     pub(super) fn listed_key(&self, rule: RuleName, given: &str) -> Result<Key, String> {
-        let is_given = |denied: &&DeniedKey| denied.fingerprint.to_string() == given;
-        let listed = self.denial_log.find(rule).map(|record| record.listed.lock());
-        let found = listed.and_then(|listed| listed.top.iter().find(is_given).cloned());
-        let why =
-            || format!("fingerprint is {given:?}, which rule {rule:?} does not list; give the key");
-        found.map(|denied| denied.key).ok_or_else(why)
+        if let Some(record) = self.denial_log.find(rule) {
+            let listed = record.listed.lock();
+            for denied in &listed.top {
+                if denied.fingerprint.to_string() == given {
+                    return Ok(denied.key.clone());
+                }
+            }
+        }
+        Err(format!("fingerprint is {given:?}, which rule {rule:?} does not list; give the key"))
     }
 
     /// Turns report-only on or off, for the whole layer or for one rule.
@@ -124,23 +124,26 @@ fn unknown(field: &str, name: &str) -> Problem {
 
 /// Returns the layers with their switches and rules.
 pub(super) fn layers(layers: &[ManagedLayer]) -> Value {
-    let report = |layer: &ManagedLayer| {
+    let mut reports = Vec::with_capacity(layers.len());
+    for layer in layers {
         let rules = infos(&*layer.rules);
-        json!({
+        reports.push(json!({
             "layer": layer.name,
             "on": layer.switch.is_on(),
             "report_only": layer.report_only.is_on(),
             "rules": rules.iter().filter_map(|info| layer.report(info)).collect::<Vec<_>>(),
-        })
-    };
-    json!({ "layers": layers.iter().map(report).collect::<Vec<_>>() })
+        }));
+    }
+    json!({ "layers": reports })
 }
 
 /// Returns the health of each store. A store is failing if it does not respond in time.
 pub(super) async fn health(layers: &[ManagedLayer]) -> Value {
     // Concurrent, because a store may be slow.
-    let check = |layer: &ManagedLayer| tokio::spawn(timeout(HEALTH_TIMEOUT, layer.store.health()));
-    let checks: Vec<_> = layers.iter().map(check).collect();
+    let mut checks = Vec::with_capacity(layers.len());
+    for layer in layers {
+        checks.push(tokio::spawn(timeout(HEALTH_TIMEOUT, layer.store.health())));
+    }
     let mut reports = Vec::with_capacity(layers.len());
     for (layer, check) in layers.iter().zip(checks) {
         // `None` after a panic, too.

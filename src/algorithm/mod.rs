@@ -126,8 +126,8 @@ impl Receipt {
         demand: Demand,
         units: Option<u32>,
     ) -> Option<Self> {
-        let by_own_clock = |instant: u64| instant.saturating_add_signed(outcome.skew());
-        let at = by_own_clock(taken.at);
+        let skew = outcome.skew();
+        let at = taken.at.saturating_add_signed(skew);
         let waits = taken.wait > 0;
         let (reset_ns, queued) = match *outcome.snapshot() {
             Snapshot::Refilling { reset_ns, interval, limit, .. } => {
@@ -143,7 +143,7 @@ impl Receipt {
             Snapshot::Slots { .. } | Snapshot::Unknown { .. } => return None,
         };
         Some(Self {
-            charged: by_own_clock(taken.charged_at),
+            charged: taken.charged_at.saturating_add_signed(skew),
             at,
             end: at.saturating_add(reset_ns),
             cost: demand.cost,

@@ -756,6 +756,11 @@ impl Outcome {
         self.retry_ns() > 0
     }
 
+    /// Returns `true` if the outcome denies the request.
+    pub(crate) fn denies(&self) -> bool {
+        self.is_denied() && self.is_deciding()
+    }
+
     /// Returns the maximum number of units.
     #[must_use]
     pub fn limit(&self) -> u32 {

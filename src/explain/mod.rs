@@ -53,7 +53,7 @@ use crate::{
     key::{Key, RequestHead},
     quota::Quota,
     rule::{self, Bypass, Candidates, OwnedCandidates, Rules},
-    store::{Charge, Store, StoreExt},
+    store::{Charge, ChargedQuota, Store, StoreExt},
 };
 
 /// Explained decision. See the [module](self) for an example.
@@ -220,25 +220,28 @@ impl Explanation {
     }
 }
 
+/// Returns `true` for the outcome of this quota.
+fn is_of(outcome: &Outcome, charged: &ChargedQuota<'_>) -> bool {
+    charged.charge.rule() == outcome.rule() && charged.index == outcome.quota_index()
+}
+
 /// Creates one report for each outcome of the decision.
 fn reports(decision: &Decision, charges: &[Charge<'_>]) -> Vec<QuotaReport> {
-    let all = || {
-        charges.iter().flat_map(|charge| charge.charged_quotas().map(move |quota| (charge, quota)))
-    };
-    let report = |(at, outcome): (usize, &Outcome)| {
-        let is_its = |(charge, (index, _)): &(&Charge<'_>, (usize, &Quota))| {
-            charge.rule() == outcome.rule() && *index == outcome.quota_index()
-        };
-        let found = all().nth(at).filter(is_its).or_else(|| all().find(is_its));
-        QuotaReport {
+    let all = Charge::all_quotas(charges);
+    let mut reports = Vec::new();
+    for (at, outcome) in decision.outcomes().iter().enumerate() {
+        // Several charges may have the same rule.
+        let found = all.clone().nth(at).filter(|charged| is_of(outcome, charged));
+        let found = found.or_else(|| all.clone().find(|charged| is_of(outcome, charged)));
+        reports.push(QuotaReport {
             outcome: *outcome,
-            quota: found.map(|(_, (_, quota))| *quota),
-            key: found.map(|(of, _)| of.key().clone()),
-            cost: found.map(|(of, _)| of.cost()),
-            headroom: found.map(|(of, _)| of.headroom()),
-        }
-    };
-    decision.outcomes().iter().enumerate().map(report).collect()
+            quota: found.map(|charged| *charged.quota),
+            key: found.map(|charged| charged.charge.key().clone()),
+            cost: found.map(|charged| charged.charge.cost()),
+            headroom: found.map(|charged| charged.charge.headroom()),
+        });
+    }
+    reports
 }
 
 /// Writes the decision, and a line for each quota.
@@ -298,12 +301,11 @@ fn summarize_denial(f: &mut fmt::Formatter<'_>, decision: &Decision) -> fmt::Res
 }
 
 fn summarize_allowed(f: &mut fmt::Formatter<'_>, decision: &Decision) -> fmt::Result {
-    let denies = |outcome: &Outcome| outcome.is_denied() && outcome.is_deciding();
     if decision.outcomes().is_empty() {
         f.write_str(": no quota applies")
     } else if !decision.wait().is_zero() {
         write!(f, ", after {:?} in the queue", decision.wait())
-    } else if decision.is_overage() && decision.outcomes().iter().any(denies) {
+    } else if decision.is_overage() && decision.outcomes().iter().any(Outcome::denies) {
         f.write_str(", uncharged, beyond its quota: the layer has capacity")
     } else if decision.is_overage() {
         f.write_str(" as overage, beyond a soft quota")

@@ -24,7 +24,7 @@ use super::{HeaderPolicy, Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLE
 use crate::{
     decision::{Decision, Outcome},
     fingerprint::FingerprintKey,
-    key::Key,
+    key::{Key, mix},
     quota::{Quota, is_registered_unit},
     rule::{Quotas, RuleError, RuleInfo, RuleName},
     store::Charge,
@@ -49,7 +49,7 @@ pub(crate) struct Template {
     /// Set if many requests share the template.
     prepared: Option<Prepared>,
     /// The rules of a layer with a live plan, to make the template again when the plan is replaced.
-    rules: Vec<(RuleName, Quotas, bool)>,
+    rules: Vec<LiveRule>,
     /// The template of the current quotas, if the layer has a live plan.
     latest: Option<ArcSwap<Self>>,
 }
@@ -120,9 +120,9 @@ fn policy<'a>(items: impl Iterator<Item = &'a Item>) -> Option<HeaderValue> {
 
 impl Template {
     fn of(family: Headers, items: Vec<Item>) -> Self {
-        let shown = || items.iter().filter(|item| !item.is_reporting && item.is_listed());
-        let policy = policy(shown());
-        let shown = shown().count();
+        let shown = items.iter().filter(|item| !item.is_reporting && item.is_listed());
+        let policy = policy(shown.clone());
+        let shown = shown.count();
         let reports_allowed = family != Headers::None;
         let is_per_request = false;
         Self {
@@ -146,19 +146,14 @@ impl Template {
     ) -> Self {
         let secret = secret.filter(|_| family.has_lists());
         let infos: Vec<_> = infos.iter().filter(|info| !info.is_hidden()).collect();
-        let quotas = |info: &RuleInfo<'_>| match info.live {
-            Some(live) => live.quotas(),
-            None => info.quotas.unwrap_or_default().into(),
-        };
-        let rules: Vec<_> =
-            infos.iter().map(|info| (info.name, quotas(info), info.report_only.is_on())).collect();
+        let rules: Vec<_> = infos.iter().map(|info| LiveRule::new(info)).collect();
         let is_live = infos.iter().any(|info| info.live.is_some());
-        let mut template = Self::prepared(family, rules.iter().map(borrowed));
+        let mut template = Self::prepared(family, rules.iter().map(LiveRule::current));
         template.reports_allowed &= !only_denied;
         template.is_per_request = secret.is_some() || infos.iter().any(|info| info.is_chosen());
         template.secret = secret;
         if is_live && !template.is_per_request {
-            let mut latest = Self::prepared(family, rules.iter().map(borrowed));
+            let mut latest = Self::prepared(family, rules.iter().map(LiveRule::current));
             latest.rules = rules;
             template.latest = Some(ArcSwap::from_pointee(latest));
         }
@@ -191,19 +186,19 @@ impl Template {
     #[cold]
     fn renewed(&self, charges: &[Charge<'_>]) -> Self {
         let mut rules = self.rules.clone();
-        for (rule, quotas, _) in &mut rules {
-            if let Some(charge) = charges.iter().find(|charge| charge.rule() == *rule) {
-                *quotas = charge.quotas().into();
+        for rule in &mut rules {
+            if let Some(charge) = Charge::find(charges, rule.name) {
+                rule.quotas = charge.quotas().into();
             }
         }
-        let template = Self::prepared(self.family, rules.iter().map(borrowed));
+        let template = Self::prepared(self.family, rules.iter().map(LiveRule::current));
         Self { rules, ..template }
     }
 
     /// Returns `true` if the template has the quotas of this charge.
     fn has(&self, charge: &Charge<'_>) -> bool {
         let mut rules = self.rules.iter();
-        rules.any(|(rule, quotas, _)| *rule == charge.rule() && quotas.as_ref() == charge.quotas())
+        rules.any(|rule| rule.name == charge.rule() && rule.quotas.as_ref() == charge.quotas())
     }
 
     /// Creates the template of one request. With a secret, each quota has a partition key.
@@ -213,7 +208,11 @@ impl Template {
         secret: Option<&FingerprintKey>,
     ) -> Arc<Self> {
         let shown = charges.iter().filter(|charge| is_shown(charge));
-        let rules = shown.map(|charge| (charge.rule(), charge.quotas(), charge.is_report_only()));
+        let rules = shown.map(|charge| RuleQuotas {
+            rule: charge.rule(),
+            quotas: charge.quotas(),
+            is_reporting: charge.is_report_only(),
+        });
         let mut items = Item::named(rules, family);
         if let Some(secret) = secret {
             items.iter_mut().for_each(|item| item.set_partition_key(charges, secret));
@@ -329,11 +328,11 @@ impl Template {
         if self.family.has_lists() {
             return;
         }
-        let decides = |outcome: &Outcome| {
+        let binding = decision.binding_among(|outcome| {
             (decision.is_allowed() || outcome.is_denied())
                 && self.reading(decision, outcome).is_some()
-        };
-        let decisive = decision.binding_among(decides).and_then(|binding| self.find(binding));
+        });
+        let decisive = binding.and_then(|outcome| self.find(outcome));
         match readings.iter().position(|reading| Some(usize::from(reading.item)) == decisive) {
             Some(at) => readings.swap(0, at),
             None => readings.clear(),
@@ -410,31 +409,34 @@ impl Template {
             return None;
         }
         let retry = wait.filter(|_| is_plain).unwrap_or(0);
-        let render = || self.render(&readings, charges, retry);
         let is_cached = self.family != Headers::XRateLimit // has the time of the clock
             && !readings.spilled()
             && (charges.is_empty() || self.are_all(&readings));
         let Some(Prepared { id, .. }) = self.prepared.as_ref().filter(|_| is_cached) else {
-            return Some(render());
+            return Some(self.render(&readings, charges, retry));
+        };
+        let key = RecentKey {
+            template: *id,
+            retry,
+            readings: [readings.first().copied(), readings.get(1).copied()],
         };
         let cached = CACHE.try_with(|cache| {
             let mut cache = cache.borrow_mut();
             if cache.is_empty() {
                 cache.resize_with(RECENT, Recent::default);
             }
-            let key = (*id, retry, [readings.first().copied(), readings.get(1).copied()]);
-            let recent = &mut cache[Recent::slot(key)];
+            let recent = &mut cache[key.slot()];
             match &recent.lines {
                 Some(lines) if recent.key == key => lines.clone(),
                 _ => {
-                    let lines = render();
+                    let lines = self.render(&readings, charges, retry);
                     let kept = (recent.key == key).then(|| lines.for_one_thread());
                     *recent = Recent { key, lines: kept };
                     lines
                 }
             }
         });
-        Some(cached.unwrap_or_else(|_| render()))
+        Some(cached.unwrap_or_else(|_| self.render(&readings, charges, retry)))
     }
 
     /// Returns the lists, and the fields of each unit. The times of these change too often for a cache.
@@ -510,12 +512,11 @@ impl Template {
     /// A denial may have no outcome of a rule that did not deny.
     #[inline(never)]
     fn policy_of(&self, readings: &[Reading], charges: &[Charge<'_>]) -> Option<HeaderValue> {
-        let must_fit = |charge: &Charge<'_>| !charge.is_report_only();
-        let charged = |item: &&Item| {
-            readings.iter().any(|reading| self.item(reading).rule == item.rule)
-                || charges.iter().any(|charge| charge.rule() == item.rule && must_fit(charge))
-        };
-        policy(self.items.iter().filter(charged))
+        policy(self.items.iter().filter(|item| {
+            let rule = item.rule;
+            readings.iter().any(|reading| self.item(reading).rule == rule)
+                || charges.iter().any(|charge| charge.rule() == rule && !charge.is_report_only())
+        }))
     }
 
     /// Sets the values of the fields, except for the policy.
@@ -692,15 +693,18 @@ fn units(field: &HeaderValue) -> Option<u64> {
 
 /// Returns the units left that an inner limiter reports in fields of one quota.
 fn left_inside(family: Headers, headers: &HeaderMap) -> Option<u64> {
-    let field = |name| headers.get(name)?.to_str().ok();
     match names(family).0 {
-        [_, remaining, _] => field(remaining)?.parse().ok(),
+        [_, remaining, _] => text(headers, remaining)?.parse().ok(),
         [dictionary] => {
-            let mut members = field(dictionary)?.split(',');
+            let mut members = text(headers, dictionary)?.split(',');
             members.find_map(|member| member.trim().strip_prefix("remaining=")?.parse().ok())
         }
         _ => None,
     }
+}
+
+fn text<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h str> {
+    headers.get(name)?.to_str().ok()
 }
 
 /// Recently rendered fields.
@@ -709,10 +713,18 @@ fn left_inside(family: Headers, headers: &HeaderMap) -> Option<u64> {
 /// waits of denials are whole seconds. Each thread has a cache, which needs no lock.
 #[derive(Default)]
 struct Recent {
-    /// The template, the seconds of `Retry-After`, and at most two readings.
-    key: (u64, u64, [Option<Reading>; 2]),
+    key: RecentKey,
     /// Set if the readings occurred twice in succession, because keeping fields has a cost.
     lines: Option<Lines>,
+}
+
+/// Identifies the fields of a response.
+#[derive(Clone, Copy, Default, PartialEq)]
+struct RecentKey {
+    template: u64,
+    /// The seconds of `Retry-After`.
+    retry: u64,
+    readings: [Option<Reading>; 2],
 }
 
 /// The number of cached responses of a thread, at about 0.7 KiB each.
@@ -722,13 +734,14 @@ thread_local! {
     static CACHE: RefCell<Vec<Recent>> = const { RefCell::new(Vec::new()) };
 }
 
-impl Recent {
-    /// Returns the slot in the cache for a key.
+impl RecentKey {
+    /// Returns the slot in the cache.
     #[inline]
-    fn slot((template, retry, readings): (u64, u64, [Option<Reading>; 2])) -> usize {
-        let mix = |hash: u64, part: u64| (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let part = |reading: Reading| u64::from(reading.remaining) | u64::from(reading.time) << 32;
-        let hash = readings.into_iter().flatten().map(part).fold(mix(template, retry), mix);
+    fn slot(&self) -> usize {
+        let mut hash = mix(self.template, self.retry);
+        for reading in self.readings.iter().flatten() {
+            hash = mix(hash, u64::from(reading.remaining) | u64::from(reading.time) << 32);
+        }
         usize::try_from(hash >> 32).unwrap_or(0) % RECENT
     }
 }
@@ -746,21 +759,46 @@ pub(crate) fn check_names(infos: &[RuleInfo<'_>]) -> Result<(), RuleError> {
     Ok(())
 }
 
-/// The name and the quotas of a rule, and `true` if the rule is report-only.
-type RuleQuotas<'a> = (RuleName, &'a [Quota], bool);
+/// The quotas of a rule.
+#[derive(Clone, Copy)]
+struct RuleQuotas<'a> {
+    rule: RuleName,
+    quotas: &'a [Quota],
+    is_reporting: bool,
+}
+
+/// A rule with its current quotas.
+#[derive(Clone, Debug)]
+struct LiveRule {
+    name: RuleName,
+    quotas: Quotas,
+    is_reporting: bool,
+}
+
+impl LiveRule {
+    fn new(info: &RuleInfo<'_>) -> Self {
+        let quotas = match info.live {
+            Some(live) => live.quotas(),
+            None => info.quotas.unwrap_or_default().into(),
+        };
+        Self { name: info.name, quotas, is_reporting: info.report_only.is_on() }
+    }
+
+    fn current(&self) -> RuleQuotas<'_> {
+        let Self { name, quotas, is_reporting } = self;
+        RuleQuotas { rule: *name, quotas: quotas.as_ref(), is_reporting: *is_reporting }
+    }
+}
 
 /// Returns `true` if the fields describe the rule: it is no part of another one.
 fn is_shown(charge: &Charge<'_>) -> bool {
     charge.owner() == charge.rule()
 }
 
-fn borrowed((rule, quotas, is_report_only): &(RuleName, Quotas, bool)) -> RuleQuotas<'_> {
-    (*rule, quotas.as_ref(), *is_report_only)
-}
-
 /// Returns the fixed quotas of a rule.
 fn fixed<'a>(info: &RuleInfo<'a>) -> RuleQuotas<'a> {
-    (info.name, info.quotas.unwrap_or_default(), info.report_only.is_on())
+    let quotas = info.quotas.unwrap_or_default();
+    RuleQuotas { rule: info.name, quotas, is_reporting: info.report_only.is_on() }
 }
 
 /// A quota as clients see it.
@@ -831,19 +869,21 @@ fn policy_text(quota: &Quota, name: Option<&String>) -> String {
 impl Item {
     /// Returns the quotas of these rules, for the fields of `family`.
     fn named<'a>(rules: impl Iterator<Item = RuleQuotas<'a>>, family: Headers) -> Vec<Self> {
-        let of = |rule: RuleQuotas<'a>| {
-            let quotas = rule.1.iter().enumerate();
-            quotas.map(move |(place, quota)| Self::new(rule, place, quota, family))
-        };
-        rules.flat_map(of).collect()
+        let mut items = Vec::new();
+        for rule in rules {
+            for place in 0..rule.quotas.len() {
+                items.push(Self::new(rule, place, family));
+            }
+        }
+        items
     }
 
     fn new(
-        (rule, quotas, is_reporting): RuleQuotas<'_>,
+        RuleQuotas { rule, quotas, is_reporting }: RuleQuotas<'_>,
         place: usize,
-        quota: &Quota,
         family: Headers,
     ) -> Self {
+        let quota = &quotas[place];
         let name = quota.name_in(rule, quotas);
         let is_list = family.has_lists();
         let limit = quota.limit();
@@ -871,7 +911,7 @@ impl Item {
 
     /// Adds the partition key of the charge.
     fn set_partition_key(&mut self, charges: &[Charge<'_>], secret: &FingerprintKey) {
-        let Some(charge) = charges.iter().find(|charge| charge.rule() == self.rule) else { return };
+        let Some(charge) = Charge::find(charges, self.rule) else { return };
         let key = charge.key().fingerprint(secret).0.to_be_bytes();
         let pk = format!(";pk=:{}:", STANDARD.encode(key));
         let policy = self.policy.as_ref().map(|policy| [policy.as_bytes(), pk.as_bytes()].concat());

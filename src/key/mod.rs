@@ -86,7 +86,11 @@ pub use self::{
     peer_ip::PeerIp,
     value::Key,
 };
-pub(crate) use self::{network::Networks, peer_ip::peer_address, value::random_state};
+pub(crate) use self::{
+    network::Networks,
+    peer_ip::peer_address,
+    value::{mix, random_state},
+};
 pub use crate::head::RequestHead;
 
 /// Extracts the key of a request, which selects the account to charge.

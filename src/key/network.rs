@@ -42,7 +42,7 @@ fn trusted(text: &str) -> Result<IpNet, NetworkError> {
     } else {
         return Ok(network);
     };
-    Err(NetworkError { text: text.to_owned(), why })
+    Err(NetworkError::new(text, why))
 }
 
 /// Returns `true` if the last octet of an IPv4 address, or the last 64 bits of an IPv6 address, are
@@ -55,15 +55,12 @@ fn looks_like_a_network(address: IpAddr) -> bool {
 }
 
 fn network(text: &str) -> Result<IpNet, NetworkError> {
-    let error = |why| NetworkError { text: text.to_owned(), why };
-    let network = parse_network(text.trim());
-    let network =
-        network.ok_or_else(|| error("is not a network; write 10.0.0.0/8 or 2001:db8::/32"))?;
-    if network.addr() != network.network() {
-        Err(error("has bits set beyond its prefix; clear them or lengthen the prefix"))
-    } else {
-        Ok(network)
-    }
+    let why = match parse_network(text.trim()) {
+        None => "is not a network; write 10.0.0.0/8 or 2001:db8::/32",
+        Some(network) if network.addr() == network.network() => return Ok(network),
+        Some(_) => "has bits set beyond its prefix; clear them or lengthen the prefix",
+    };
+    Err(NetworkError::new(text, why))
 }
 
 /// Parses a network, and converts an IPv4-mapped one to IPv4.
@@ -94,6 +91,12 @@ fn to_canonical(network: IpNet) -> IpNet {
 pub struct NetworkError {
     text: String,
     why: &'static str,
+}
+
+impl NetworkError {
+    fn new(text: &str, why: &'static str) -> Self {
+        Self { text: text.to_owned(), why }
+    }
 }
 
 impl fmt::Display for NetworkError {

@@ -381,6 +381,12 @@ fn clear_text(kind: u64, bytes: &[u8]) -> Option<String> {
     })
 }
 
+/// Mixes a number into a hash, for numbers that clients cannot choose.
+#[inline]
+pub(crate) fn mix(hash: u64, part: u64) -> u64 {
+    (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
 /// Returns a hasher with random seeds of the operating system. Those of `foldhash` itself come from
 /// addresses and the time.
 pub(crate) fn random_state() -> SeedableRandomState {

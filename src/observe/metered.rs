@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use super::{DecisionEvent, OnDecision};
 use crate::{
     decision::{Decision, Hold, Outcome},
+    key::mix,
     name::RuleName,
     quota::Quota,
 };
@@ -39,8 +40,7 @@ struct RuleMetrics {
     is_chosen: bool,
     /// A hash of the quotas whose limits the gauges have, or 0.
     quotas: AtomicU64,
-    /// The gauges of the limits, by the name of the quota.
-    limits: Mutex<Limits>,
+    limits: Mutex<Vec<LimitGauge>>,
     /// The counters by their label `result`.
     results: [Labelled<Counter>; RESULTS],
     near: OnceLock<Counter>,
@@ -59,7 +59,12 @@ pub(crate) struct Active {
     since: tokio::time::Instant,
 }
 
-type Limits = Vec<(Cow<'static, str>, Gauge)>;
+/// The gauge of the limit of a quota.
+#[derive(Clone)]
+struct LimitGauge {
+    name: Cow<'static, str>,
+    gauge: Gauge,
+}
 
 /// A metric with the value of its label, once it is used.
 type Labelled<T> = OnceLock<(&'static str, T)>;
@@ -111,8 +116,10 @@ impl Metrics {
         let quota = quotas.iter().find(|quota| quota.is_concurrent() && cost > 0);
         let Some(quota) = quota.filter(|_| decision.charged(rule)) else { return };
         let Some(metered) = self.rules.iter().find(|metered| metered.rule == rule) else { return };
-        let make = || metered.active("ratelimit.active_slots", "ratelimit.slot.duration");
-        let active = Active::new(metered.slots.get_or_init(make), cost);
+        let slots = metered
+            .slots
+            .get_or_init(|| metered.active("ratelimit.active_slots", "ratelimit.slot.duration"));
+        let active = Active::new(slots, cost);
         decision.hold(Hold::on_free(|| drop(active)).until_head(quota.sheds()));
     }
 
@@ -127,9 +134,11 @@ impl Metrics {
             .binding_among(|outcome| queues(outcome.rule()))
             .or_else(|| decision.binding())?
             .rule();
-        let rule = self.rules.iter().find(|known| known.rule == name)?;
-        let make = || rule.active("ratelimit.queued_requests", "ratelimit.time_in_queue");
-        Some(Active::new(rule.queue.get_or_init(make), 1))
+        let rule = self.rules.iter().find(|metered| metered.rule == name)?;
+        let queue = rule
+            .queue
+            .get_or_init(|| rule.active("ratelimit.queued_requests", "ratelimit.time_in_queue"));
+        Some(Active::new(queue, 1))
     }
 }
 
@@ -154,26 +163,25 @@ impl RuleMetrics {
         if self.is_chosen {
             return;
         }
-        let mix = |hash: u64, part: u64| (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let of = |hash, it: &Quota| mix(mix(hash, it.period_nanos()), it.limit().into());
         let known = self.quotas.load(Relaxed);
-        let hash = quotas.iter().fold(1, of);
+        let mut hash = 1;
+        for quota in quotas {
+            hash = mix(mix(hash, quota.period_nanos()), quota.limit().into());
+        }
         if known == hash {
             return;
         }
-        let gauge_of = |quota: &Quota| {
+        let mut limits = Vec::with_capacity(quotas.len());
+        for quota in quotas {
             let name = quota.name_in(self.rule, quotas);
             let policy = self.rule.as_str();
             let gauge = gauge!("ratelimit.limit", "policy" => policy, "quota" => name.clone());
             gauge.set(quota.limit());
-            (name, gauge)
-        };
-        let limits: Limits = quotas.iter().map(gauge_of).collect();
+            limits.push(LimitGauge { name, gauge });
+        }
         let gone = mem::replace(&mut *self.limits.lock(), limits.clone());
-        for (_, gauge) in
-            gone.iter().filter(|(name, _)| limits.iter().all(|limit| limit.0 != *name))
-        {
-            gauge.set(0);
+        for old in gone.iter().filter(|old| limits.iter().all(|limit| limit.name != old.name)) {
+            old.gauge.set(0);
         }
         // Another thread has set the gauges meanwhile, maybe from an older plan.
         if self.quotas.compare_exchange(known, hash, Relaxed, Relaxed).is_err() {
@@ -184,21 +192,26 @@ impl RuleMetrics {
     /// Records the largest share that the key of a decision has used of a quota of the rule, and
     /// counts an allowed request that is close to the limit.
     fn record_utilization(&self, decision: &Decision) {
-        let used = |outcome: &Outcome| {
-            let limit = outcome.limit();
-            let left = outcome.remaining();
-            let is_known = outcome.rule() == self.rule && limit > 0 && !outcome.is_passed_over();
-            is_known.then(|| f64::from(limit.saturating_sub(left)) / f64::from(limit))
-        };
-        let most = decision.outcomes().iter().filter_map(used).reduce(f64::max);
-        let Some(most) = most.filter(|_| !decision.is_blocked()) else { return };
+        let used = decision.outcomes().iter().filter_map(|outcome| self.used(outcome));
+        let Some(most) = used.reduce(f64::max).filter(|_| !decision.is_blocked()) else { return };
         let policy = self.rule.as_str();
-        let made = || histogram!("ratelimit.utilization", "policy" => policy);
-        self.utilization.get_or_init(made).record(most);
+        self.utilization
+            .get_or_init(|| histogram!("ratelimit.utilization", "policy" => policy))
+            .record(most);
         if decision.is_allowed() && most >= 0.8 {
-            let made = || counter!("ratelimit.near_limit", "policy" => policy);
-            self.near.get_or_init(made).increment(1);
+            self.near
+                .get_or_init(|| counter!("ratelimit.near_limit", "policy" => policy))
+                .increment(1);
         }
+    }
+
+    /// Returns the used share of a quota of the rule.
+    fn used(&self, outcome: &Outcome) -> Option<f64> {
+        let limit = outcome.limit();
+        if outcome.rule() != self.rule || limit == 0 || outcome.is_passed_over() {
+            return None;
+        }
+        Some(f64::from(limit.saturating_sub(outcome.remaining())) / f64::from(limit))
     }
 
     fn active(&self, gauge: &'static str, duration: &'static str) -> (Gauge, Histogram) {
@@ -231,16 +244,16 @@ impl OnDecision for Metrics {
             }
             return;
         };
-        for it in &*self.rules {
-            if let Some(charged) = (event.charged)(it.rule) {
-                it.set_limits(charged.quotas);
-                it.record_utilization(decision);
+        for metered in &*self.rules {
+            if let Some(charged) = (event.charged)(metered.rule) {
+                metered.set_limits(charged.quotas);
+                metered.record_utilization(decision);
             }
-            let Some(cause) = event.cause(it.rule) else { continue };
-            let policy = it.rule.as_str();
+            let Some(cause) = event.cause(metered.rule) else { continue };
+            let policy = metered.rule.as_str();
             let result = cause.label(event.is_admitted);
             let counter = labelled(
-                &it.results,
+                &metered.results,
                 result,
                 || counter!("ratelimit.decisions", "policy" => policy, "result" => result),
             );
@@ -312,8 +325,11 @@ pub(crate) fn store_failed(kind: &'static str) {
 ///
 /// On a cluster, each server has a breaker.
 pub(crate) fn circuit(server: Option<&str>, state: u8) {
-    let of = |server: &str| gauge!("ratelimit.store.circuit", "server" => server.to_owned());
-    server.map_or_else(|| gauge!("ratelimit.store.circuit"), of).set(state);
+    let gauge = match server {
+        Some(server) => gauge!("ratelimit.store.circuit", "server" => server.to_owned()),
+        None => gauge!("ratelimit.store.circuit"),
+    };
+    gauge.set(state);
 }
 
 /// Counts a decision on a shared account. New keys share an account while the store is full.

@@ -174,8 +174,10 @@ impl<'a> DecisionEvent<'a> {
         if decision.outcomes().is_empty() {
             return Some(cause);
         }
-        let is_its = |outcome: &&Outcome| outcome.rule() == rule && !outcome.is_passed_over();
-        let mut its = decision.outcomes().iter().filter(is_its);
+        let mut its = decision
+            .outcomes()
+            .iter()
+            .filter(|outcome| outcome.rule() == rule && !outcome.is_passed_over());
         let is_report_only = its.clone().next()?.is_report_only();
         // A request beyond the limit that is admitted by `Overcommit` has an allowed decision.
         let is_reported = is_report_only || self.is_admitted && !decision.is_allowed();

@@ -86,13 +86,13 @@ impl Part {
     /// Returns this process's part of `units`. The parts of all ranks together are `units`.
     #[expect(clippy::cast_possible_truncation, reason = "a part is at most the whole")]
     pub(crate) fn of(self, units: u32) -> u32 {
-        let all = u64::from(self.instances.get());
-        let rank = u64::from(self.rank);
-        let up_to = |rank: u64| u64::from(units) * rank / all;
         if self.rank == UNKNOWN {
             units / self.instances
         } else {
-            (up_to(rank + 1) - up_to(rank)) as u32
+            let all = u64::from(self.instances.get());
+            let start = u64::from(units) * u64::from(self.rank);
+            let end = start + u64::from(units);
+            (end / all - start / all) as u32
         }
     }
 

@@ -235,6 +235,15 @@ impl<'a> Charge<'a> {
         all.filter(move |(place, _)| only.is_none_or(|only| only == *place))
     }
 
+    /// Returns the charged quotas of all charges.
+    pub(crate) fn all_quotas<'c>(
+        charges: &'c [Charge<'c>],
+    ) -> impl Iterator<Item = ChargedQuota<'c>> + Clone {
+        charges.iter().flat_map(|charge| {
+            charge.charged_quotas().map(move |(index, quota)| ChargedQuota { charge, index, quota })
+        })
+    }
+
     /// Returns the units to charge.
     #[must_use]
     pub fn cost(&self) -> u32 {
@@ -273,6 +282,16 @@ impl<'a> Charge<'a> {
         self.report_only
     }
 
+    /// Returns `true` if the charge denies a request that it does not fit.
+    pub(crate) fn may_deny(&self) -> bool {
+        self.demand.cost > 0 && !self.report_only
+    }
+
+    /// Returns the first charge of a rule, if any.
+    pub(crate) fn find<'c>(charges: &'c [Self], rule: RuleName) -> Option<&'c Self> {
+        charges.iter().find(|charge| charge.rule == rule)
+    }
+
     #[inline]
     pub(crate) fn demand(&self) -> Demand {
         let queues = self.demand.max_wait > 0 && !self.takes_several_slots();
@@ -283,6 +302,14 @@ impl<'a> Charge<'a> {
     pub(crate) fn with_quotas(self, quotas: &'a [Quota]) -> Self {
         Self { quotas, ..self }
     }
+}
+
+/// A quota that a charge is made to.
+#[derive(Clone, Copy)]
+pub(crate) struct ChargedQuota<'c> {
+    pub(crate) charge: &'c Charge<'c>,
+    pub(crate) index: usize,
+    pub(crate) quota: &'c Quota,
 }
 
 /// Owned copies of charges, for futures and wrappers.
@@ -301,6 +328,11 @@ struct OwnedCharge {
 }
 
 impl OwnedCharge {
+    fn new(charge: &Charge<'_>) -> Self {
+        let Charge { rule, key, quotas, demand, report_only, only, owner } = *charge;
+        Self { rule, key: key.clone(), quotas: quotas.into(), demand, report_only, only, owner }
+    }
+
     fn as_charge(&self) -> Charge<'_> {
         Charge {
             rule: self.rule,
@@ -324,16 +356,7 @@ impl OwnedCharges {
 
 impl From<&[Charge<'_>]> for OwnedCharges {
     fn from(charges: &[Charge<'_>]) -> Self {
-        let own = |charge: &Charge<'_>| OwnedCharge {
-            rule: charge.rule,
-            key: charge.key.clone(),
-            quotas: charge.quotas.into(),
-            demand: charge.demand,
-            report_only: charge.report_only,
-            only: charge.only,
-            owner: charge.owner,
-        };
-        Self(charges.iter().map(own).collect())
+        Self(charges.iter().map(OwnedCharge::new).collect())
     }
 }
 
@@ -548,10 +571,10 @@ pub(crate) fn without_queueing<'a>(charges: &[Charge<'a>]) -> SmallVec<[Charge<'
 
 /// Returns an error if a charge needs slots or a calendar, for a store that has neither.
 fn plain_quotas(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-    let has = |is: fn(&Quota) -> bool| charges.iter().flat_map(Charge::quotas).any(is);
-    Err(Unsupported::new(if has(Quota::is_concurrent) {
+    let mut quotas = charges.iter().flat_map(Charge::quotas);
+    Err(Unsupported::new(if quotas.clone().any(Quota::is_concurrent) {
         "this store cannot hold slots of a concurrent quota; use LocalStore or RedisStore"
-    } else if has(Quota::is_calendar) {
+    } else if quotas.any(Quota::is_calendar) {
         "this store cannot count calendar periods; use LocalStore or RedisStore"
     } else {
         return Ok(());
@@ -659,16 +682,15 @@ impl KnownRules {
     /// Registers the quotas of charges. Fails if a rule is registered with other quotas.
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         let mut known = self.quotas.lock().unwrap_or_else(PoisonError::into_inner);
-        let differs = |charge: &&Charge<'_>| {
-            known.get(&charge.rule()).is_some_and(|quotas| quotas != charge.quotas())
-        };
-        if let Some(charge) = charges.iter().find(differs) {
-            let what = format!(
-                "rule {} has different quotas in another layer on this store, and both would \
-                 charge the same accounts; rename one, or give each layer its own store",
-                charge.rule()
-            );
-            return Err(Unsupported(what.into()));
+        for charge in charges {
+            let rule = charge.rule();
+            if known.get(&rule).is_some_and(|quotas| quotas != charge.quotas()) {
+                let what = format!(
+                    "rule {rule} has different quotas in another layer on this store, and both \
+                     would charge the same accounts; rename one, or give each layer its own store"
+                );
+                return Err(Unsupported(what.into()));
+            }
         }
         known.extend(charges.iter().map(|charge| (charge.rule(), charge.quotas().to_vec())));
         Ok(())

@@ -57,10 +57,12 @@ async fn take<S: Store>(
     expected: &str,
 ) -> Result<Decision, String> {
     let decision = answer(store.take(charges).await)?;
-    let got: _ = text(&decision);
+    let got = text(&decision);
+    if got.starts_with(expected) {
+        return Ok(decision);
+    }
     let costs: Vec<_> = charges.iter().map(Charge::cost).collect();
-    let error = || format!("costs of {costs:?} are {got}, expected {expected}");
-    got.starts_with(expected).then_some(decision).ok_or_else(error)
+    Err(format!("costs of {costs:?} are {got}, expected {expected}"))
 }
 
 /// Charges as [`take`] does, where only the text of the decision matters.
@@ -89,8 +91,9 @@ pub async fn patience<S: Subject>(subject: &mut S, tick: Duration) -> Result<(),
         let wait = wait.ok_or_else(|| format!("cost {cost} has no retry time under {QUOTA}"))?;
         for (now, expected) in [(wait.saturating_sub(tick), "denied"), (wait, "allowed")] {
             subject.set(now);
-            let late = |error| format!("at {now:?}, with a wait of {wait:?}, {error}");
-            check(&store, &charges, expected).await.map_err(late)?;
+            check(&store, &charges, expected)
+                .await
+                .map_err(|error| format!("at {now:?}, with a wait of {wait:?}, {error}"))?;
         }
     }
     Ok(())
@@ -179,20 +182,21 @@ where
         let key = Key::from(round);
         let allowed = AtomicU32::new(0);
         let start = Barrier::new(THREADS);
-        let work = || {
-            start.wait();
-            for _ in 0..TAKES {
-                let decision = match store.take(&[charge(&key, &quotas)]) {
-                    Answer::Now(decision) => decision,
-                    Answer::Later(future) => block_on(future),
-                };
-                allowed.fetch_add(
-                    decision.is_ok_and(|decision| decision.is_allowed()).into(),
-                    Relaxed,
-                );
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    start.wait();
+                    for _ in 0..TAKES {
+                        let decision = match store.take(&[charge(&key, &quotas)]) {
+                            Answer::Now(decision) => decision,
+                            Answer::Later(future) => block_on(future),
+                        };
+                        let is_allowed = decision.is_ok_and(|decision| decision.is_allowed());
+                        allowed.fetch_add(is_allowed.into(), Relaxed);
+                    }
+                });
             }
-        };
-        std::thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(work))));
+        });
         let allowed = allowed.into_inner();
         let limit = quotas[0].limit();
         if allowed != limit {
@@ -315,8 +319,9 @@ pub async fn undo<S: Subject>(subject: &mut S) -> Result<(), String> {
         store.undo(&charges, &taken, units);
         subject.finish(&store).await;
         let expected = format!("allowed, left [{left}]");
-        let undone = |error| format!("after an undo of {units:?} of {cost}, {error}");
-        check(&store, &[charge.with_cost(0)], &expected).await.map_err(undone)?;
+        check(&store, &[charge.with_cost(0)], &expected)
+            .await
+            .map_err(|error| format!("after an undo of {units:?} of {cost}, {error}"))?;
     }
     let charges = [charge.with_cost(10)];
     let taken = take(&store, &charges, "allowed").await?;

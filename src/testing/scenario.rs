@@ -198,8 +198,19 @@ struct Row {
     retry: Option<Value>,
 }
 
-/// A rule, the number of its group or 0, and its quotas.
-type CaseRule = (RuleName, u8, Vec<Quota>);
+struct CaseRule {
+    name: RuleName,
+    /// The number of the group, or 0.
+    group: u8,
+    quotas: Vec<Quota>,
+}
+
+impl CaseRule {
+    /// Creates the rule of a case without groups.
+    fn new(rows: &[QuotaRow]) -> Result<Self, BoxError> {
+        Ok(Self { name: RuleName::default(), group: 0, quotas: quotas(rows)? })
+    }
+}
 
 impl Case {
     /// Reads the cases of a table.
@@ -266,13 +277,16 @@ impl Case {
     /// Returns the quotas of each rule, with the number of its group.
     fn rules(&self) -> Result<Vec<CaseRule>, BoxError> {
         let first = self.plans.first().unwrap_or(&self.quotas);
-        let mut rules = vec![(RuleName::default(), 0, quotas(first)?)];
+        let mut rules = Vec::new();
         for (group, alternatives) in (1..).zip(&self.groups) {
             for (at, rows) in alternatives.iter().enumerate() {
-                rules.push((RuleName::new(&format!("{group}.{at}"))?, group, quotas(rows)?));
+                let name = RuleName::new(&format!("{group}.{at}"))?;
+                rules.push(CaseRule { name, group, quotas: quotas(rows)? });
             }
         }
-        rules.retain(|(_, group, _)| *group > 0 || self.groups.is_empty());
+        if self.groups.is_empty() {
+            rules.push(CaseRule::new(first)?);
+        }
         Ok(rules)
     }
 
@@ -285,11 +299,12 @@ impl Case {
         cost: u32,
     ) -> Vec<Charge<'a>> {
         let wait = Duration::from_nanos(self.max_wait);
-        let charge = |(rule, _, quotas): &'a CaseRule| {
-            let charge = Charge::new(*rule, key, quotas).with_cost(cost);
-            charge.with_headroom(headroom).with_max_wait(wait)
-        };
-        rules.iter().map(charge).collect()
+        let mut charges = Vec::with_capacity(rules.len());
+        for rule in rules {
+            let charge = Charge::new(rule.name, key, &rule.quotas).with_cost(cost);
+            charges.push(charge.with_headroom(headroom).with_max_wait(wait));
+        }
+        charges
     }
 
     /// Compares a decision with the expected result of a step.
@@ -367,7 +382,7 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxE
         return Ok(false);
     }
     for rows in &case.plans {
-        let plan = [(RuleName::default(), 0, quotas(rows)?)];
+        let plan = [CaseRule::new(rows)?];
         if processes[""].supports(&case.charges(&plan, &key, 0, 1)).is_err() {
             return Ok(false);
         }
@@ -380,24 +395,26 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxE
     let mut taken: Vec<Option<Decision>> = Vec::new();
     for (at, step) in case.steps.iter().enumerate() {
         subject.set(Duration::from_nanos(step.at));
-        if let (Some(limit), Some(first)) = (step.limit, rules[0].2.first_mut()) {
+        if let (Some(limit), Some(first)) = (step.limit, rules[0].quotas.first_mut()) {
             *first = Quota::try_concurrent(limit)?.try_with_soft(first.soft())?;
         }
         if let (Some(period), Some(row)) = (&step.period, case.quotas.first()) {
-            rules[0].2[0] = QuotaRow { period: period.clone(), ..row.clone() }.quota()?;
+            rules[0].quotas[0] = QuotaRow { period: period.clone(), ..row.clone() }.quota()?;
         }
         if let Some(plan) = step.plan {
             let plan = case.plans.get(plan).ok_or_else(|| format!("step {at}: no plan {plan}"))?;
-            rules[0].2 = quotas(plan)?;
+            rules[0].quotas = quotas(plan)?;
         }
-        let of = |step: &Step, cost| case.charges(&rules, &key, step.headroom, cost);
-        let read = of(step, 0);
+        let read = case.charges(&rules, &key, step.headroom, 0);
         let store = processes.get(&*step.process).unwrap_or(observer);
         let answer = match step.op {
-            StepOp::Take => case.take(at, step, store, &of(step, step.cost()?), &rules).await?,
+            StepOp::Take => {
+                let charges = case.charges(&rules, &key, step.headroom, step.cost()?);
+                case.take(at, step, store, &charges, &rules).await?
+            }
             StepOp::Settle => {
                 let units = step.units.unwrap_or(0).saturating_neg();
-                store.adjust(&of(step, 1)[0], units).await
+                store.adjust(&read[0].with_cost(1), units).await
             }
             StepOp::Reset => store.reset(&read[0]).await,
             StepOp::Undo => {
@@ -406,14 +423,15 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxE
                 let (undone, receipt) =
                     undone.ok_or_else(|| format!("step {at} undoes no charge"))?;
                 let undone = &case.steps[undone];
-                let mut charges = of(undone, undone.cost()?);
+                let mut charges = case.charges(&rules, &key, undone.headroom, undone.cost()?);
                 charges.retain(|charge| receipt.charged(charge.rule()));
                 store.undo(&charges, &receipt, units);
                 subject.finish(store).await;
                 store.take(&read).await
             }
             StepOp::Release => {
-                let mut held = case.steps.iter().zip(&mut taken).filter(|(it, _)| it.holds(step));
+                let steps = case.steps.iter().zip(&mut taken);
+                let mut held = steps.filter(|(earlier, _)| earlier.holds(step));
                 drop(held.find_map(|(_, decision)| decision.take()));
                 subject.finish(store).await;
                 observer.take(&read).await
@@ -445,19 +463,6 @@ impl Step {
 
     /// Returns the step with `decision` as its result, under these rules.
     fn with(&self, decision: &Decision, rules: &[CaseRule]) -> Self {
-        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let retry = |wait: Option<Duration>, is_unknown| match wait {
-            Some(wait) => Value::from(nanos(wait)),
-            None => if is_unknown { "unknown" } else { "never" }.into(),
-        };
-        let row = |outcome: &Outcome| Row {
-            held: outcome.held(),
-            remaining: outcome.remaining(),
-            full: nanos(outcome.reset_after()),
-            next: nanos(outcome.next_after()),
-            retry: (self.op == StepOp::Take)
-                .then(|| retry(outcome.exact_retry_after(), outcome.is_estimated())),
-        };
         let waits = decision.outcomes().iter().any(Outcome::is_estimated);
         Self {
             allowed: decision.is_allowed(),
@@ -465,9 +470,33 @@ impl Step {
             overage: decision.is_overage(),
             paid: self.paid.as_ref().map(|_| paid(decision, rules)),
             retry: self.retry.as_ref().map(|_| retry(decision.exact_retry_after(), waits)),
-            outcomes: decision.outcomes().iter().map(row).collect(),
+            outcomes: decision.outcomes().iter().map(|outcome| self.row(outcome)).collect(),
             ..self.clone()
         }
+    }
+
+    fn row(&self, outcome: &Outcome) -> Row {
+        let is_take = self.op == StepOp::Take;
+        let wait = outcome.exact_retry_after();
+        Row {
+            held: outcome.held(),
+            remaining: outcome.remaining(),
+            full: nanos(outcome.reset_after()),
+            next: nanos(outcome.next_after()),
+            retry: is_take.then(|| retry(wait, outcome.is_estimated())),
+        }
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Returns the field `retry` for a wait.
+fn retry(wait: Option<Duration>, is_unknown: bool) -> Value {
+    match wait {
+        Some(wait) => nanos(wait).into(),
+        None => if is_unknown { "unknown" } else { "never" }.into(),
     }
 }
 
@@ -478,10 +507,7 @@ async fn look_at_others<S: Store>(
     decision: &mut Decision,
 ) -> Result<(), S::Error> {
     for charge in charges {
-        let is_other = |outcome: &Outcome| {
-            outcome.rule() == charge.rule() && outcome.is_passed_over() && !outcome.is_known()
-        };
-        if !decision.outcomes.iter().any(is_other) {
+        if !decision.outcomes.iter().any(|outcome| was_not_asked(outcome, charge)) {
             continue;
         }
         let mut look = store.take(&[charge.with_cost(0)]).await?;
@@ -491,7 +517,10 @@ async fn look_at_others<S: Store>(
                 look = alone;
             }
         }
-        for outcome in decision.outcomes.iter_mut().filter(|outcome| is_other(outcome)) {
+        for outcome in &mut decision.outcomes {
+            if !was_not_asked(outcome, charge) {
+                continue;
+            }
             let mut its = look.outcomes().iter();
             if let Some(seen) = its.find(|other| other.quota_index() == outcome.quota_index()) {
                 *outcome = seen.with_passed_over(true);
@@ -501,12 +530,20 @@ async fn look_at_others<S: Store>(
     Ok(())
 }
 
+/// Returns `true` for an outcome of an alternative that was not asked.
+fn was_not_asked(outcome: &Outcome, charge: &Charge<'_>) -> bool {
+    outcome.rule() == charge.rule() && outcome.is_passed_over() && !outcome.is_known()
+}
+
 /// Returns the index of the alternative of each group that a decision charged.
 fn paid(decision: &Decision, rules: &[CaseRule]) -> Vec<usize> {
-    let unpaid = |rule| {
-        decision.outcomes().iter().any(|outcome| outcome.rule() == rule && outcome.is_passed_over())
-    };
-    let group = |of: u8| rules.iter().filter(move |(_, group, _)| *group == of);
-    let groups = rules.last().map_or(0, |(_, group, _)| *group);
-    (1..=groups).filter_map(|of| group(of).position(|(rule, ..)| !unpaid(*rule))).collect()
+    let outcomes = decision.outcomes().iter();
+    let mut paid = Vec::new();
+    for group in 1..=rules.last().map_or(0, |rule| rule.group) {
+        let mut own = rules.iter().filter(|rule| rule.group == group);
+        paid.extend(own.position(|rule| {
+            !outcomes.clone().any(|other| other.rule() == rule.name && other.is_passed_over())
+        }));
+    }
+    paid
 }

@@ -144,8 +144,10 @@ fn value(text: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
     let Some(inside) = text.strip_prefix(b"\"") else {
         let end = text.iter().position(|byte| *byte == b';').unwrap_or(text.len());
         let bare = text[..end].trim_ascii_end();
-        let stray = |byte: &u8| matches!(byte, b'"' | b'\\' | b',') || byte.is_ascii_whitespace();
-        return (!bare.iter().any(stray)).then(|| (bare, text.get(end + 1..)));
+        if bare.iter().any(|byte| b"\"\\,".contains(byte) || byte.is_ascii_whitespace()) {
+            return None;
+        }
+        return Some((bare, text.get(end + 1..)));
     };
     let mut escaped = false;
     let end = inside.iter().position(|byte| {
@@ -177,8 +179,9 @@ fn unescaped_address(text: &[u8]) -> Option<IpAddr> {
 
 /// Returns `true` if the text is a token (RFC 9110, 5.6.2).
 fn is_token(text: &[u8]) -> bool {
-    let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte);
-    !text.is_empty() && text.iter().all(is_part)
+    let mut bytes = text.iter();
+    !text.is_empty()
+        && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte))
 }
 
 #[cfg(test)]

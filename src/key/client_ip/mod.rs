@@ -132,6 +132,16 @@ pub(crate) struct Client {
     is_peer: bool,
 }
 
+impl Client {
+    fn confirmed(address: IpAddr) -> Self {
+        Self { address, is_confirmed: true, is_peer: false }
+    }
+}
+
+fn peer(head: &RequestHead<'_>) -> Result<IpAddr, UnknownClient> {
+    peer_address(head).ok_or(UnknownClient::Peer)
+}
+
 impl ClientIp {
     /// Trusts the proxies in these networks.
     ///
@@ -308,21 +318,19 @@ impl ClientIp {
     }
 
     fn find(&self, head: &RequestHead<'_>) -> Result<Client, UnknownClient> {
-        let confirmed = |address| Client { address, is_confirmed: true, is_peer: false };
         let addresses = self.source.addresses(head.headers);
         let mut addresses = addresses.map(|address| address.map_err(UnknownClient::Unreadable));
-        let peer = || peer_address(head).ok_or(UnknownClient::Peer);
         match &self.trusted {
             Trusted::Networks(networks) => {
-                let peer = peer()?;
+                let peer = peer(head)?;
                 if !networks.contain(peer) {
-                    return Ok(Client { is_peer: true, ..confirmed(peer) });
+                    return Ok(Client { is_peer: true, ..Client::confirmed(peer) });
                 }
                 let mut leftmost = None;
                 for address in addresses {
                     let address = address?;
                     if !networks.contain(address) {
-                        return Ok(confirmed(address));
+                        return Ok(Client::confirmed(address));
                     }
                     leftmost = Some(address);
                 }
@@ -340,11 +348,17 @@ impl ClientIp {
                 let hops = if single { 1 } else { usize::from(*hops) };
                 let mut nearer = addresses.by_ref().take(hops - 1);
                 nearer.try_for_each(|address| address.map(drop))?;
-                addresses.next().unwrap_or(Err(UnknownClient::Missing)).map(confirmed)
+                addresses.next().unwrap_or(Err(UnknownClient::Missing)).map(Client::confirmed)
             }
             Trusted::AnyPeer => {
-                let leftmost = addresses.try_fold(None, |_, address| address.map(Some))?;
-                leftmost.map_or_else(|| self.count_as(peer()?), |address| Ok(confirmed(address)))
+                let mut leftmost = None;
+                for address in addresses {
+                    leftmost = Some(address?);
+                }
+                match leftmost {
+                    Some(address) => Ok(Client::confirmed(address)),
+                    None => self.count_as(peer(head)?),
+                }
             }
         }
     }

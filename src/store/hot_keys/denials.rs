@@ -155,8 +155,8 @@ impl<S: Store + 'static> Store for DenyCache<S> {
             return Answer::Now(Ok(denial));
         }
         call.is_change = !matches!(op, Op::Take(_) | Op::Peek(_));
-        let finish = move |answer| if is_take { call.finish(answer) } else { answer };
-        self.inner.call(op, context).then(finish)
+        let answer = self.inner.call(op, context);
+        answer.then(move |answer| if is_take { call.finish(answer) } else { answer })
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
@@ -200,22 +200,19 @@ struct CalledAccount {
 
 impl DenyCacheCall {
     fn new(table: Arc<HotKeys<CachedDenial>>, charges: &[Charge<'_>]) -> Self {
-        let quotas = || charges.iter().flat_map(Charge::quotas);
-        let has_initial = quotas().any(|quota| quota.initial().is_some());
+        let mut quotas = charges.iter().flat_map(Charge::quotas);
+        let has_initial = quotas.clone().any(|quota| quota.initial().is_some());
         // With `initial`, a denied call may create the accounts of other quotas.
-        let cacheable = have_distinct_rules(charges) && !(has_initial && quotas().nth(1).is_some());
-        // Units may expire, or the units left may exceed the limit.
-        let may_lose_units =
-            |quota: &Quota| quota.algorithm().max_carry_over() > 0 || quota.algorithm().is_paced();
-        let account = |charge: &Charge<'_>| CalledAccount {
+        let cacheable = have_distinct_rules(charges) && !(has_initial && quotas.nth(1).is_some());
+        let accounts = charges.iter().map(|charge| CalledAccount {
             key: table.key(slice::from_ref(charge)),
             rule: charge.rule(),
             need: charge.demand().need(),
             cacheable: cacheable && is_plain(charge) && !charge.quotas().iter().any(may_lose_units),
             has_initial,
             changes: 0,
-        };
-        let accounts = charges.iter().map(account).collect();
+        });
+        let accounts = accounts.collect();
         Self { at: table.now(), table, is_change: false, accounts }
     }
 
@@ -223,21 +220,23 @@ impl DenyCacheCall {
     ///
     /// Returns the longest of several denials, but a block before all others.
     fn known_denial(&mut self, charges: &[Charge<'_>]) -> Option<Decision> {
-        let mut known: Option<(usize, (bool, Option<u64>), SmallVec<[Outcome; 4]>)> = None;
+        let mut longest: Option<KnownDenial> = None;
         for (index, (charge, account)) in charges.iter().zip(&mut self.accounts).enumerate() {
             let mut entries = self.table.lock(account.key);
             account.changes = self.table.changes(&[account.key.tag]);
-            let covers =
-                |denial: &&mut CachedDenial| account.cacheable && denial.covers(charge, self.at);
-            let Some(denial) = entries.of(account.key).find(covers) else { continue };
+            if !account.cacheable {
+                continue;
+            }
+            let mut own = entries.of(account.key);
+            let Some(denial) = own.find(|denial| denial.covers(charge, self.at)) else { continue };
             let outcomes: SmallVec<_> = denial.outcomes_for(charge, self.at).collect();
-            let priority = (denial.blocked, outcomes.iter().map(Outcome::retry_ns).max());
-            if known.as_ref().is_none_or(|(_, other, _)| *other < priority) {
-                known = Some((index, priority, outcomes));
+            let wait = outcomes.iter().map(Outcome::retry_ns).max();
+            let known = KnownDenial { index, blocked: denial.blocked, wait, outcomes };
+            if longest.as_ref().is_none_or(|longest| longest.is_shorter(&known)) {
+                longest = Some(known);
             }
         }
-        let (index, (blocked, _), outcomes) = known?;
-        Some(repeated(charges, index, &outcomes, blocked))
+        longest.map(|known| known.decision(charges))
     }
 
     fn finish<E>(mut self, answer: Result<Decision, E>) -> Result<Decision, E> {
@@ -266,35 +265,49 @@ impl DenyCacheCall {
             };
             let mut entries = self.table.lock(account.key);
             if self.table.changes(&[account.key.tag]) == account.changes {
-                let is_old =
-                    |key: HotKey, old: &CachedDenial| key == account.key && old.need == denial.need;
-                entries.list.retain(|(key, old)| !is_old(*key, old));
+                entries.list.retain(|(key, old)| *key != account.key || old.need != denial.need);
                 entries.add(account.key, denial, |old| Some(old.until));
             }
         }
     }
 }
 
-/// Returns a denial with the known outcomes of one charge. Those of the other charges are unknown.
-fn repeated(
-    charges: &[Charge<'_>],
-    known_index: usize,
-    outcomes: &[Outcome],
+/// Returns `true` if units may expire, or the units left may exceed the limit.
+fn may_lose_units(quota: &Quota) -> bool {
+    quota.algorithm().max_carry_over() > 0 || quota.algorithm().is_paced()
+}
+
+/// A cached denial of one of several charges.
+struct KnownDenial {
+    /// The index of the charge.
+    index: usize,
     blocked: bool,
-) -> Decision {
-    let mut decision = Decision::new(false, 0).with_source(Source::DenyCache);
-    for (index, charge) in charges.iter().enumerate() {
-        if index == known_index {
-            decision.outcomes.extend_from_slice(outcomes);
-        } else if !blocked {
-            let unknown = |index| Outcome::unknown(charge.rule(), index, Some(Duration::ZERO));
-            let unknown = charge.charged_quotas().map(|(index, _)| unknown(index));
-            decision
-                .outcomes
-                .extend(unknown.map(|outcome| outcome.with_report_only(charge.is_report_only())));
-        }
+    wait: Option<u64>,
+    outcomes: SmallVec<[Outcome; 4]>,
+}
+
+impl KnownDenial {
+    /// Returns `true` if the other denial is longer, or a block.
+    fn is_shorter(&self, other: &Self) -> bool {
+        (self.blocked, self.wait) < (other.blocked, other.wait)
     }
-    if blocked { decision.with_blocked() } else { decision }
+
+    /// Returns a denial with the known outcomes. Those of the other charges are unknown.
+    fn decision(&self, charges: &[Charge<'_>]) -> Decision {
+        let mut decision = Decision::new(false, 0).with_source(Source::DenyCache);
+        for (index, charge) in charges.iter().enumerate() {
+            if index == self.index {
+                decision.outcomes.extend_from_slice(&self.outcomes);
+            } else if !self.blocked {
+                for (quota_index, _) in charge.charged_quotas() {
+                    let unknown =
+                        Outcome::unknown(charge.rule(), quota_index, Some(Duration::ZERO));
+                    decision.outcomes.push(unknown.with_report_only(charge.is_report_only()));
+                }
+            }
+        }
+        if self.blocked { decision.with_blocked() } else { decision }
+    }
 }
 
 impl Drop for DenyCacheCall {
@@ -347,12 +360,16 @@ impl CachedDenial {
         })
     }
 
+    fn is_refilling(&self) -> bool {
+        self.outcomes.iter().all(|outcome| outcome.interval().is_some())
+    }
+
     /// Returns `true` if the charge is denied for longer than the caller may queue.
     fn covers(&self, charge: &Charge<'_>, now: u64) -> bool {
         let need = charge.demand().need();
         let max_wait = charge.demand().max_wait;
-        let is_refilling = || self.outcomes.iter().all(|outcome| outcome.interval().is_some());
-        let is_covered = need == self.need || need > self.need && (self.blocked || is_refilling());
+        let is_covered =
+            need == self.need || need > self.need && (self.blocked || self.is_refilling());
         // A caller may queue for a slot.
         let queues = max_wait > 0 && self.outcomes.iter().any(Outcome::is_estimated);
         is_covered && now.saturating_add(max_wait) < self.until && !queues

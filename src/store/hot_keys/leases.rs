@@ -278,9 +278,8 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
         context: &Context<'_>,
         waits: u8,
     ) -> Answer<Later<S>> {
-        let bypass = || self.inner.call(Op::Take(charges), context).then(identity);
         if !are_borrowable(charges, &self.shares.percent) {
-            return bypass();
+            return self.bypass(charges, context);
         }
         let key = self.table.key(charges);
         let now = self.table.now();
@@ -290,7 +289,7 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
         }
         let Some(call) = entries.of(key).next() else {
             drop(entries);
-            return bypass();
+            return self.bypass(charges, context);
         };
         let lease = call.lease.as_mut().filter(|lease| lease.age(now) < self.table.max_age);
         if let Some(decision) = lease.and_then(|lease| lease.admit(charges, now)) {
@@ -311,16 +310,19 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
             return borrow.run(charges, context);
         }
         let wait = other.filter(|(start, _)| waits < MAX_WAITS && start.elapsed() < MAX_WAIT);
-        let Some((start, mut end)) = wait else { return bypass() };
+        let Some((start, mut end)) = wait else { return self.bypass(charges, context) };
         let leases = self.clone();
         let charges = OwnedCharges::from(charges);
         let context = OwnedContext::from(context);
         Answer::Later(Box::pin(async move {
             // Only the end of the operation changes the channel.
             let _ = timeout_at(start + MAX_WAIT, end.changed()).await;
-            let take = |charges: &[Charge<'_>]| leases.take(charges, &context.get(), waits + 1);
-            charges.with(take).await
+            charges.with(|charges| leases.take(charges, &context.get(), waits + 1)).await
         }))
+    }
+
+    fn bypass(&self, charges: &[Charge<'_>], context: &Context<'_>) -> Answer<Later<S>> {
+        self.inner.call(Op::Take(charges), context).then(identity)
     }
 
     /// Starts to borrow units, if the call is hot and the store is not short of units.
@@ -510,8 +512,8 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
     /// Borrows units. The operation continues if the caller is dropped.
     fn run(mut self, charges: &[Charge<'_>], context: &Context<'_>) -> Answer<Later<S>> {
         self.requested_at = self.leases.table.now();
-        let take = |all: &[Charge<'_>]| self.leases.inner.call(Op::Take(all), context);
-        let later = match with_calls(charges, self.calls, take) {
+        let all = for_calls(charges, self.calls);
+        let later = match self.leases.inner.call(Op::Take(&all), context) {
             Answer::Now(answer) => return self.decide(charges, context, answer),
             Answer::Later(later) => later,
         };
@@ -556,8 +558,8 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
         let Some(mut lease) = lease.filter(|_| taken.cause().is_cacheable()) else {
             // The next decision will probably lack the same data.
             self.limit(0, SPAN);
-            let undo = |rest: &[Charge<'_>]| self.leases.inner.undo(rest, &taken, None);
-            with_calls(charges, self.calls - 1, undo);
+            let rest = for_calls(charges, self.calls - 1);
+            self.leases.inner.undo(&rest, &taken, None);
             return taken;
         };
         lease.spend(charges, lease.requested_at.saturating_sub(1_000));
@@ -565,7 +567,7 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
         lease.share = self.share.take();
         let mut unused = Some(Box::new(lease));
         // The next lease is gathered as well, unless the store has enough units for it.
-        let is_scarce = self.scarce && available_calls(charges, &taken).0 < self.calls;
+        let is_scarce = self.scarce && available_calls(charges, &taken).now < self.calls;
         self.update(|call, now| {
             if is_scarce {
                 call.limited_until = now + SPAN;
@@ -586,7 +588,7 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
     /// If the store recently had too few units, denies calls until a whole lease is available:
     /// single units would cost a round trip each.
     fn handle_denied(&mut self, charges: &[Charge<'_>], denial: Decision) -> Option<Decision> {
-        let (left, soon) = available_calls(charges, &denial);
+        let AvailableCalls { now: left, soon } = available_calls(charges, &denial);
         let gathers = self.scarce && self.calls <= soon;
         if !gathers && (soon > 1 || left == 0) {
             let wait = denial.outcomes().iter().map(Outcome::retry_ns).max().unwrap_or(SPAN);
@@ -599,8 +601,8 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
             return None;
         }
         let mut own = denial.clone();
-        for ((charge, _), outcome) in per_quota(charges).zip(&mut own.outcomes) {
-            *outcome = for_cost_of(charge, outcome);
+        for (charged, outcome) in Charge::all_quotas(charges).zip(&mut own.outcomes) {
+            *outcome = for_cost_of(charged.charge, outcome);
         }
         // The units left may be enough for one call.
         let is_denial = own.outcomes().iter().any(Outcome::is_denied) && !gathers;
@@ -624,23 +626,40 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
     }
 }
 
-/// Passes charges to `read` that cost `calls` times as much.
-fn with_calls<T>(charges: &[Charge<'_>], calls: u32, read: impl FnOnce(&[Charge<'_>]) -> T) -> T {
+/// Returns charges that cost `calls` times as much.
+fn for_calls<'a>(charges: &[Charge<'a>], calls: u32) -> SmallVec<[Charge<'a>; 4]> {
     let all = charges.iter().map(|charge| charge.with_cost(charge.cost().saturating_mul(calls)));
-    read(&all.collect::<SmallVec<[_; 4]>>())
+    all.collect()
 }
 
-/// Returns the number of calls for which units are left, and for which 100 ms refill units.
-fn available_calls(charges: &[Charge<'_>], denial: &Decision) -> (u32, u32) {
-    let outcomes = || per_quota(charges).zip(denial.outcomes());
-    let known = outcomes().filter(|(_, outcome)| outcome.is_known() || outcome.is_denied());
-    let left = known.map(|((charge, _), outcome)| outcome.remaining() / charge.cost());
-    let refilled = |((charge, quota), outcome): ((&Charge<'_>, &Quota), &Outcome)| {
-        let each = outcome.interval().map(|_| quota.interval_nanos() * u64::from(charge.cost()));
-        each.map_or(0, |each| u32::try_from(SPAN / 2 / each).unwrap_or(u32::MAX))
-    };
-    let soon = outcomes().filter(|(_, outcome)| outcome.is_denied()).map(refilled);
-    (left.min().unwrap_or(0), soon.min().unwrap_or(0))
+/// Numbers of calls.
+struct AvailableCalls {
+    /// Those for which units are left.
+    now: u32,
+    /// Those for which 100 ms refill units.
+    soon: u32,
+}
+
+/// Returns the numbers of calls for which a decision leaves units.
+fn available_calls(charges: &[Charge<'_>], decision: &Decision) -> AvailableCalls {
+    let mut now = None;
+    let mut soon = None;
+    for (charged, outcome) in Charge::all_quotas(charges).zip(decision.outcomes()) {
+        let cost = charged.charge.cost();
+        if outcome.is_known() || outcome.is_denied() {
+            let left = outcome.remaining() / cost;
+            now = Some(now.unwrap_or(left).min(left));
+        }
+        if outcome.is_denied() {
+            let mut refilled = 0;
+            if outcome.interval().is_some() {
+                let each = charged.quota.interval_nanos() * u64::from(cost);
+                refilled = u32::try_from(SPAN / 2 / each).unwrap_or(u32::MAX);
+            }
+            soon = Some(soon.unwrap_or(refilled).min(refilled));
+        }
+    }
+    AvailableCalls { now: now.unwrap_or(0), soon: soon.unwrap_or(0) }
 }
 
 /// A future, and `true` if it has completed. Completes in the background if it is dropped.
@@ -686,19 +705,21 @@ impl Lease {
         taken: &Decision,
         [requested_at, received_at]: [u64; 2],
     ) -> Option<Self> {
-        let rules = per_quota(charges).map(|(charge, _)| charge.rule());
+        let quotas = Charge::all_quotas(charges);
+        let rules = quotas.clone().map(|charged| charged.charge.rule());
         if !rules.eq(taken.outcomes().iter().map(Outcome::rule)) {
             return None;
         }
         // A clock of whole microseconds may be behind by one.
         let from = requested_at.saturating_sub(1_000);
-        let balance = |((charge, quota), outcome): ((&Charge<'_>, &Quota), &Outcome)| {
-            Balance::new(quota, outcome, charge.cost().saturating_mul(calls), from)
-        };
-        let balances = per_quota(charges).zip(taken.outcomes()).map(balance);
+        let mut balances = SmallVec::new();
+        for (charged, outcome) in quotas.zip(taken.outcomes()) {
+            let units = charged.charge.cost().saturating_mul(calls);
+            balances.push(Balance::new(charged.quota, outcome, units, from)?);
+        }
         Some(Self {
             tags: tags.into(),
-            balances: balances.collect::<Option<_>>()?,
+            balances,
             charges: charges.into(),
             taken: taken.clone(),
             requested_at,
@@ -717,8 +738,8 @@ impl Lease {
     fn calls_gone(&self, now: u64) -> u32 {
         let at = self.with_clock_error(now);
         let left = self.charges.with(|charges| {
-            let balances = per_quota(charges).zip(&self.balances);
-            balances.map(|((charge, _), balance)| balance.units(at) / charge.cost()).min()
+            let balances = Charge::all_quotas(charges).zip(&self.balances);
+            balances.map(|(charged, balance)| balance.units(at) / charged.charge.cost()).min()
         });
         self.calls.saturating_sub(left.unwrap_or(0))
     }
@@ -726,9 +747,10 @@ impl Lease {
     /// Admits a call if enough units are left.
     fn admit(&mut self, charges: &[Charge<'_>], now: u64) -> Option<Decision> {
         let at = self.with_clock_error(now);
-        let mut needed = per_quota(charges).zip(&self.balances);
-        if !needed.all(|((charge, _), balance)| charge.cost() <= balance.units(at)) {
-            return None;
+        for (charged, balance) in Charge::all_quotas(charges).zip(&self.balances) {
+            if charged.charge.cost() > balance.units(at) {
+                return None;
+            }
         }
         self.spend(charges, at);
         self.last = now;
@@ -736,8 +758,8 @@ impl Lease {
     }
 
     fn spend(&mut self, charges: &[Charge<'_>], at: u64) {
-        for ((charge, _), balance) in per_quota(charges).zip(&mut self.balances) {
-            balance.spend(at, charge.cost());
+        for (charged, balance) in Charge::all_quotas(charges).zip(&mut self.balances) {
+            balance.spend(at, charged.charge.cost());
         }
     }
 
@@ -805,9 +827,8 @@ impl Balance {
             Snapshot::Refilling { reset_ns, interval, .. }
                 if is_gcra && interval == quota.interval_nanos() =>
             {
-                let time = |units: u32| interval * u64::from(units);
-                let borrowed = time(units);
-                let margin = time(quota.limit()) / SAFETY_MARGIN;
+                let borrowed = interval * u64::from(units);
+                let margin = interval * u64::from(quota.limit()) / SAFETY_MARGIN;
                 let before = reset_ns.saturating_sub(borrowed).saturating_sub(margin);
                 let from = requested_at.saturating_add(before);
                 Some(Self { units, from, until: from.saturating_add(borrowed), interval })
@@ -848,26 +869,25 @@ impl Balance {
 
 /// Returns `true` if units for at least two calls can be borrowed.
 fn are_borrowable(charges: &[Charge<'_>], percent: &Percent) -> bool {
-    let is_borrowable = |(charge, quota): (&Charge<'_>, &Quota)| {
-        let two_calls = u64::from(charge.cost()) * 2;
-        two_calls <= percent.of(quota.limit())
-            && quota.algorithm().can_lease()
-            && quota.soft() == 0
-            && quota.initial().is_none()
-            && !quota.is_blocked()
-    };
-    let at_once =
-        |charge: &Charge<'_>| is_plain(charge) && charge.demand() == Demand::units(charge.cost());
-    charges.iter().all(at_once)
-        && have_distinct_rules(charges)
-        && per_quota(charges).all(is_borrowable)
+    for charge in charges {
+        let cost = charge.cost();
+        let two_calls = u64::from(cost) * 2;
+        if !is_plain(charge)
+            || charge.demand() != Demand::units(cost)
+            || charge.quotas().iter().any(|quota| two_calls > percent.of(quota.limit()))
+            || !charge.quotas().iter().all(is_borrowable)
+        {
+            return false;
+        }
+    }
+    have_distinct_rules(charges)
 }
 
-/// Returns each quota of a call with its charge.
-fn per_quota<'a, 'c>(
-    charges: &'c [Charge<'a>],
-) -> impl Iterator<Item = (&'c Charge<'a>, &'a Quota)> {
-    charges.iter().flat_map(|charge| charge.quotas().iter().map(move |quota| (charge, quota)))
+fn is_borrowable(quota: &Quota) -> bool {
+    quota.algorithm().can_lease()
+        && quota.soft() == 0
+        && quota.initial().is_none()
+        && !quota.is_blocked()
 }
 
 /// The share of each limit that one process may hold.
@@ -908,22 +928,24 @@ impl Shares {
     /// Reserves units for up to `calls` calls. Returns the number of calls, if several fit.
     fn reserve(self: &Arc<Self>, call: &[(&Charge<'_>, u64)], calls: u32) -> Option<(u32, Share)> {
         let mut reserved = self.reserved.lock();
-        let room = call.iter().map(|(charge, tag)| {
+        let mut calls = calls;
+        for (charge, tag) in call {
             let limit = charge.quotas().iter().map(Quota::limit).min().unwrap_or(0);
             let share = self.percent.of(limit);
             let free = share.saturating_sub(reserved.get(tag).copied().unwrap_or(0));
-            u32::try_from(free / u64::from(charge.cost())).unwrap_or(u32::MAX)
-        });
-        let calls = room.fold(calls, u32::min);
+            let most = u32::try_from(free / u64::from(charge.cost())).unwrap_or(u32::MAX);
+            calls = calls.min(most);
+        }
         if calls < 2 {
             return None;
         }
-        let parts = call.iter().map(|(charge, tag)| {
+        let mut parts = SmallVec::new();
+        for (charge, tag) in call {
             let units = u64::from(charge.cost()) * u64::from(calls);
             *reserved.entry(*tag).or_default() += units;
-            (*tag, units)
-        });
-        Some((calls, Share { parts: parts.collect(), shares: self.clone() }))
+            parts.push((*tag, units));
+        }
+        Some((calls, Share { parts, shares: self.clone() }))
     }
 }
 

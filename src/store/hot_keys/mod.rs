@@ -84,13 +84,15 @@ impl<T> HotKeys<T> {
             "max_age is {max_age:?}; give a time such as 1s, at most {LONGEST_AGE:?}: until then, \
              a reset by another process has no effect here"
         );
-        let empty = || HotEntries { list: Vec::new() };
-        let set = |_| HotSet { changes: AtomicU64::new(0), entries: Mutex::new(empty()) };
+        let sets = (0..capacity.div_ceil(WAYS)).map(|_| HotSet {
+            changes: AtomicU64::new(0),
+            entries: Mutex::new(HotEntries { list: Vec::new() }),
+        });
         Self {
             seed: random_state(),
             created: Instant::now(),
             max_age: nanos(max_age),
-            sets: (0..capacity.div_ceil(WAYS)).map(set).collect(),
+            sets: sets.collect(),
         }
     }
 
@@ -164,7 +166,7 @@ fn high_half(hash: u64) -> u32 {
 impl<T> HotEntries<T> {
     /// Returns the values of a key.
     fn of(&mut self, key: HotKey) -> impl Iterator<Item = &mut T> {
-        self.list.iter_mut().filter(move |(it, _)| *it == key).map(|(_, value)| value)
+        self.list.iter_mut().filter(move |(known, _)| *known == key).map(|(_, value)| value)
     }
 
     /// Adds an entry. A full set replaces the entry with the lowest rank, if any has a rank.
@@ -193,12 +195,11 @@ pub(crate) fn for_cost_of(charge: &Charge<'_>, outcome: &Outcome) -> Outcome {
 
 /// Returns `true` for a charge of units under all quotas of its rule.
 fn is_plain(charge: &Charge<'_>) -> bool {
-    charge.cost() > 0 && !charge.is_report_only() && charge.quota_index().is_none()
+    charge.may_deny() && charge.quota_index().is_none()
 }
 
 /// Returns `true` if no two charges have the same rule, so that outcomes identify their charge.
 fn have_distinct_rules(charges: &[Charge<'_>]) -> bool {
-    let is_new =
-        |at: usize| charges[..at].iter().all(|earlier| earlier.rule() != charges[at].rule());
-    (1..charges.len()).all(is_new)
+    let mut all = charges.iter().enumerate();
+    all.all(|(at, charge)| Charge::find(&charges[..at], charge.rule()).is_none())
 }

@@ -61,11 +61,11 @@ impl<'a> Accounts<'a> {
     #[inline]
     pub(super) fn charges(&self, index: usize) -> bool {
         let account = &self.distinct[index];
-        let fits = || {
-            let mut all = self.distinct.iter().filter(|other| other.at.rule == account.at.rule);
-            all.all(|other| other.evaluation.allowed)
-        };
-        account.demand.cost > 0 && (!account.report_only || fits())
+        if account.demand.cost == 0 || !account.report_only {
+            return account.demand.cost > 0;
+        }
+        let mut of_rule = self.distinct.iter().filter(|other| other.at.rule == account.at.rule);
+        of_rule.all(|other| other.evaluation.allowed)
     }
 
     /// Returns the accounts that count held slots.
@@ -94,31 +94,45 @@ impl<'a> Accounts<'a> {
     #[inline]
     pub(super) fn report(&self, now: u64, decision: &mut Decision) {
         let all = self.order.iter().map(|index| {
-            let it = &self.distinct[usize::from(*index)];
-            (it.at.rule, it.at.quota_index, it.report_only, &it.evaluation)
+            let Account { at, report_only, evaluation, .. } = &self.distinct[usize::from(*index)];
+            let Located { rule, quota_index, .. } = *at;
+            Evaluated { rule, quota_index, report_only: *report_only, evaluation }
         });
         report(all, now, decision);
     }
 }
 
-/// Makes a decision from each demand: its rule and quota index, `true` if its rule is report-only, and
-/// its evaluation.
+/// A demand with its evaluation.
+pub(super) struct Evaluated<'a> {
+    pub(super) rule: RuleName,
+    pub(super) quota_index: usize,
+    pub(super) report_only: bool,
+    pub(super) evaluation: &'a Evaluation,
+}
+
+/// Makes a decision from all demands.
 #[inline(always)]
 pub(super) fn report<'a>(
-    all: impl Iterator<Item = (RuleName, usize, bool, &'a Evaluation)> + Clone,
+    all: impl Iterator<Item = Evaluated<'a>> + Clone,
     now: u64,
     decision: &mut Decision,
 ) {
     let mut allowed = true;
     let mut overage = false;
     let mut wait = 0;
-    for (.., by) in all.clone().filter(|(_, _, report_only, _)| !report_only) {
-        (allowed, overage, wait) = (allowed & by.allowed, overage | by.overage, wait.max(by.wait));
+    for demand in all.clone().filter(|demand| !demand.report_only) {
+        let by = demand.evaluation;
+        allowed &= by.allowed;
+        overage |= by.overage;
+        wait = wait.max(by.wait);
     }
-    (decision.allowed, decision.at, decision.charged_at) = (allowed, now, now);
-    (decision.overage, decision.wait) = (allowed && overage, if allowed { wait } else { 0 });
-    for (rule, quota_index, report_only, by) in all {
-        let outcome = Outcome::with(rule, quota_index, by.snapshot);
+    decision.allowed = allowed;
+    decision.at = now;
+    decision.charged_at = now;
+    decision.overage = allowed && overage;
+    decision.wait = if allowed { wait } else { 0 };
+    for Evaluated { rule, quota_index, report_only, evaluation } in all {
+        let outcome = Outcome::with(rule, quota_index, evaluation.snapshot);
         decision.outcomes.push(outcome.with_report_only(report_only));
     }
 }

@@ -31,8 +31,9 @@ impl Ledger {
                 return snapshot(account, locked);
             }
             overflowed |= units > 0 && locked.overflowed;
-            let adjust = |state: &mut _| algorithm::adjust(state, quota, now, units);
-            let (after, is_cut) = locked.update(&mut account.at, quota, adjust);
+            let (after, is_cut) = locked.update(&mut account.at, quota, |state| {
+                algorithm::adjust(state, quota, now, units)
+            });
             if is_cut {
                 cut = Some(quota);
             }
@@ -72,8 +73,9 @@ impl Ledger {
             let receipt =
                 charged.and_then(|outcome| Receipt::new(taken, outcome, account.demand, units));
             if let Some(receipt) = receipt {
-                let undo = |state: &mut _| algorithm::undo(state, account.quota, now, receipt);
-                locked.undo(&account.at, account.quota, receipt.charged, undo);
+                locked.undo(&account.at, account.quota, receipt.charged, |state| {
+                    algorithm::undo(state, account.quota, now, receipt);
+                });
             }
         }
     }

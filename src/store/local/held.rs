@@ -57,8 +57,10 @@ impl HeldSlots {
 
     #[inline]
     fn at(&self, index: usize) -> &Arc<Shard> {
-        let new = || (0..self.shards).map(|_| HeldKeys::shard(self.capacity)).collect();
-        &self.all.get_or_init(new)[index]
+        let all = self
+            .all
+            .get_or_init(|| (0..self.shards).map(|_| HeldKeys::shard(self.capacity)).collect());
+        &all[index]
     }
 
     #[inline]
@@ -103,12 +105,16 @@ impl HeldSlots {
 
     /// Returns the numbers of keys with held slots and of held slots.
     pub(super) fn counts(&self) -> (usize, u64) {
-        let shards = self.all.get().into_iter().flatten();
-        shards.fold((0, 0), |(keys, slots), shard| {
+        let mut keys = 0;
+        let mut slots = 0;
+        for shard in self.all.get().into_iter().flatten() {
             let shard = shard.lock();
-            let used = shard.entries.values().filter(|entry| !entry.is_unused());
-            used.fold((keys, slots), |(keys, slots), entry| (keys + 1, slots + entry.held))
-        })
+            for entry in shard.entries.values().filter(|entry| !entry.is_unused()) {
+                keys += 1;
+                slots += entry.held;
+            }
+        }
+        (keys, slots)
     }
 }
 

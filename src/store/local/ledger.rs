@@ -16,7 +16,7 @@ use foldhash::quality::SeedableRandomState;
 
 use super::{
     Clock, SLOTS_PER_KEY, Stats,
-    accounts::{Account, Accounts, quota_id, report},
+    accounts::{Account, Accounts, Evaluated, quota_id, report},
     held::{HeldSlots, LockedSlots},
     slots,
     table::{Located, LockedAccounts, Table},
@@ -115,9 +115,10 @@ impl Ledger {
             }
             now = Some(at);
         }
-        let has_slots =
-            |charge: &&Charge<'_>| charge.quotas().first().is_some_and(Quota::is_concurrent);
-        let slots = charges.first().filter(has_slots).filter(|_| charges.len() == 1);
+        let slots = match charges {
+            [charge] if charge.quotas().first().is_some_and(Quota::is_concurrent) => Some(charge),
+            _ => None,
+        };
         let is_timed = slots.is_none_or(|charge| charge.quotas().len() > 1);
         let now = now.unwrap_or_else(|| if is_timed { clock() } else { 0 });
         if let Some(charge) = slots
@@ -149,13 +150,13 @@ impl Ledger {
         for at in 0..N {
             ids[at] = quota_id(self.key_id(&all[at]), all[at].quotas()[0].address());
         }
-        let quota = |at: usize| &all[at].quotas()[0];
         let (old, locked) = self.table.lock_instants(ids, now)?;
         let mut new = old;
         let mut evaluations = [Evaluation::at_once(false); N];
         let mut retry_ns = 0;
         for at in 0..N {
-            let (tat, by) = gcra::take_from(old[at].max(now), quota(at), now, all[at].demand());
+            let quota = &all[at].quotas()[0];
+            let (tat, by) = gcra::take_from(old[at].max(now), quota, now, all[at].demand());
             if !by.allowed && !all[at].is_report_only() {
                 retry_ns = by.snapshot.retry_ns().max(retry_ns);
             }
@@ -170,7 +171,7 @@ impl Ledger {
             if evaluations[at].allowed {
                 // The waits of a denial are those of callers that do not queue.
                 let demand = Demand { max_wait: 0, ..all[at].demand() };
-                evaluations[at] = gcra::look(old[at], quota(at), now, demand);
+                evaluations[at] = gcra::look(old[at], &all[at].quotas()[0], now, demand);
             }
         }
         self.later(all, now, retry_ns).is_none().then_some(evaluations)
@@ -197,14 +198,14 @@ impl Ledger {
         let rule = charge.rule();
         let id = quota_id(key, quota.address());
         let Some(rate) = rate else {
-            return slots::take(self.held.shard(id), id, (rule, quota), demand, decision);
+            return slots::take(self.held.shard(id), id, rule, quota, demand, decision);
         };
         let (old, locked) = self.table.lock_instants([quota_id(key, rate.address())], now)?;
         let (tat, by) = gcra::take(old[0], rate, now, demand);
         if !by.allowed {
             return None;
         }
-        slots::take(self.held.shard(id), id, (rule, quota), demand, decision)?;
+        slots::take(self.held.shard(id), id, rule, quota, demand, decision)?;
         Table::store_instants(locked, [tat.unwrap_or(old[0])]);
         (decision.overage, decision.wait) = (decision.overage || by.overage, by.wait);
         decision.outcomes.push(Outcome::with(rule, 1, by.snapshot));
@@ -236,7 +237,7 @@ impl Ledger {
     fn hold(&self, charge: &Charge<'_>) -> Decision {
         let mut decision = Decision::new(true, 0);
         let key = self.key_id(charge);
-        for (index, quota) in charge.charged_quotas().filter(|(_, it)| it.is_concurrent()) {
+        for (index, quota) in charge.charged_quotas().filter(|(_, quota)| quota.is_concurrent()) {
             let address = QuotaAddress::at(charge.quotas(), index);
             let id = quota_id(key, address);
             let cost = charge.cost();
@@ -363,7 +364,7 @@ impl Ledger {
     fn deny_blocked(&self, charges: &[Charge<'_>], decision: &mut Decision) -> bool {
         let Some(blocks) = self.blocks.get() else { return false };
         let now = self.clock.now();
-        let deciding = charges.iter().filter(|c| c.cost() > 0 && !c.is_report_only());
+        let deciding = charges.iter().filter(|charge| charge.may_deny());
         let left = deciding.map(|charge| (charge, blocks.left(self.key_id(charge), now)));
         let Some((charge, left)) =
             left.max_by_key(|(_, left)| *left).filter(|longest| longest.1 > 0)
@@ -447,7 +448,12 @@ fn plain_decision<const N: usize>(
 ) -> Decision {
     let mut decision = Decision::new(true, now);
     let all = charges.iter().zip(&evaluations);
-    let all = all.map(|(it, by)| (it.rule(), 0, it.is_report_only(), by));
+    let all = all.map(|(charge, evaluation)| Evaluated {
+        rule: charge.rule(),
+        quota_index: 0,
+        report_only: charge.is_report_only(),
+        evaluation,
+    });
     report(all, now, &mut decision);
     decision
 }
@@ -533,8 +539,9 @@ fn charge(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, decision: &mut D
             *instant = new.unwrap_or(*instant);
             account.evaluation = evaluation;
         } else {
-            let take = |state: &mut _| algorithm::take(state, quota, now, demand);
-            account.evaluation = locked.rates.update(&mut account.at, quota, take);
+            account.evaluation = locked
+                .rates
+                .update(&mut account.at, quota, |state| algorithm::take(state, quota, now, demand));
         }
     }
 }
@@ -586,8 +593,7 @@ fn open(account: &mut Account<'_>, locked: &mut LockedAccounts<'_>) {
     let now = locked.now;
     // A new key may have been denied because its quota cannot have a shared account.
     if quota.initial().is_some() && account.evaluation.snapshot.is_known() {
-        let open = |state: &mut _| algorithm::open(state, quota, now, demand);
-        locked.update(&mut account.at, quota, open);
+        locked.update(&mut account.at, quota, |state| algorithm::open(state, quota, now, demand));
     }
 }
 

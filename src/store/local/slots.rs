@@ -27,7 +27,8 @@ impl FreeSlots for Shard {
 pub(super) fn take(
     shard: &Arc<Shard>,
     id: u64,
-    (rule, quota): (RuleName, &Quota),
+    rule: RuleName,
+    quota: &Quota,
     demand: Demand,
     decision: &mut Decision,
 ) -> Option<()> {
@@ -94,6 +95,11 @@ pub(super) fn add_held(evaluation: &mut Evaluation, cost: u32) {
     }
 }
 
+/// Returns `true` if the request may wait for slots of the account.
+fn may_wait(account: &Account<'_>) -> bool {
+    account.demand.max_wait > 0 && account.evaluation.snapshot.retry_ns() == UNKNOWN_WAIT
+}
+
 /// Adds the estimated wait to each denial, and the request of a denied decision to the queue of the
 /// first account without enough free slots, unless another account denies it as well. A peek only adds
 /// the estimated waits.
@@ -118,15 +124,11 @@ pub(super) fn deny(
     if peeks {
         return;
     }
-    let denies = |account: &&Account<'_>| !(account.report_only || account.evaluation.allowed);
-    let mut denying = accounts.iter().filter(denies);
-    let waits = |account: &Account<'_>| {
-        let is_unknown = account.evaluation.snapshot.retry_ns() == UNKNOWN_WAIT;
-        account.demand.max_wait > 0 && is_unknown
-    };
+    let mut denying =
+        accounts.iter().filter(|account| !account.report_only && !account.evaluation.allowed);
     if let Some(first) = denying.clone().next()
         && !slots.full
-        && denying.all(waits)
+        && denying.all(may_wait)
     {
         let Demand { headroom, max_wait, .. } = first.demand;
         slots.join(first.at.id, headroom, first.quota.raised_limit(), max_wait);

@@ -128,8 +128,12 @@ impl Table {
 
     /// Counts the accounts that have not expired. Reads every slot.
     pub(super) fn active(&self, now: u64) -> usize {
-        let active = |set: &Set| set.expires_at.iter().filter(|instant| **instant > now).count();
-        self.sets.iter().map(|set| active(&set.0.lock())).sum()
+        let mut active = 0;
+        for set in &self.sets {
+            let set = set.0.lock();
+            active += set.expires_at.iter().filter(|instant| **instant > now).count();
+        }
+        active
     }
 
     /// Returns the index of the set for `id`.
@@ -182,10 +186,11 @@ impl Table {
         }
         if !are_known {
             for at in 0..N {
-                let is_used = |slot| (0..N).any(|n| lock[n] == lock[at] && slots[n] == slot);
                 let set = locks[lock[at]].as_mut()?;
                 if slots[at] == WAYS {
-                    slots[at] = set.claim_without_debt(ids[at], now, is_used)?;
+                    slots[at] = set.claim_without_debt(ids[at], now, |slot| {
+                        (0..N).any(|n| lock[n] == lock[at] && slots[n] == slot)
+                    })?;
                 }
             }
         }
@@ -296,15 +301,16 @@ impl LockedAccounts<'_> {
     {
         for index in 0..accounts.len() {
             let Located { id, lock, place, .. } = *accounts[index].as_ref();
-            let is_used = |at| {
+            if place != Place::Shared {
+                continue;
+            }
+            let room = self.sets[lock].room(id, self.now, |at| {
                 let mut all = accounts.iter().map(A::as_ref).filter(|other| other.lock == lock);
                 all.any(|other| [Place::Slot(at), Place::Room(at)].contains(&other.place))
-            };
-            if place == Place::Shared {
-                match self.sets[lock].room(id, self.now, is_used) {
-                    Some(at) => accounts[index].as_mut().place = Place::Room(at),
-                    None => self.overflowed = true,
-                }
+            });
+            match room {
+                Some(at) => accounts[index].as_mut().place = Place::Room(at),
+                None => self.overflowed = true,
             }
         }
     }
@@ -399,8 +405,8 @@ impl LockedAccounts<'_> {
             self.update(account, quota, |stored| *stored = None);
         }
         let groups = self.table.sets.len().min(RESET_GROUPS);
-        let new = || (0..groups).map(|_| AtomicU64::new(0)).collect();
-        let all = self.table.void_before.get_or_init(new);
+        let all =
+            self.table.void_before.get_or_init(|| (0..groups).map(|_| AtomicU64::new(0)).collect());
         all[account.set % groups].fetch_max(clock() + 1, AcqRel);
     }
 

@@ -126,9 +126,12 @@ impl Batch {
                 let plan = if account.is_plain() {
                     plans.shared(account)
                 } else {
-                    let slots = |quota| slots.of(at, quota);
-                    let index = |key| keys.index(Cow::Owned(key));
-                    plans.add(account.plan(request.now, |_, _| Some(Change::Charge), slots, index))
+                    plans.add(account.plan(
+                        request.now,
+                        |_, _| Some(Change::Charge),
+                        |quota| slots.of(at, quota),
+                        |key| keys.index(Cow::Owned(key)),
+                    ))
                 };
                 layout.account(key, plan);
             }

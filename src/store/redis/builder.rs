@@ -63,9 +63,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisBuilder<C> {
     /// `[A-Za-z0-9_.:-]`. A brace would put all accounts on one node of a cluster.
     #[track_caller]
     pub fn prefix(self, prefix: &str) -> Self {
-        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte);
+        let mut bytes = prefix.bytes();
         assert!(
-            (1..=64).contains(&prefix.len()) && prefix.bytes().all(allowed),
+            (1..=64).contains(&prefix.len())
+                && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte)),
             "prefix {prefix:?}: give 1 to 64 of [A-Za-z0-9_.:-]"
         );
         self.with(|settings| settings.addresses.prefix = prefix.to_owned())

@@ -57,9 +57,11 @@ impl Queues {
 
     /// Returns the queue of the slot.
     pub(super) fn get(&self, slot: u16, kind: RequestKind) -> &Arc<CallQueue> {
-        let new = |kind| Arc::new(CallQueue { kind, state: Mutex::default() });
-        let kinds = [RequestKind::Plain, RequestKind::Slots, RequestKind::Other];
-        &self.0[usize::from(slot)].get_or_init(|| kinds.map(new))[kind as usize]
+        let queues = self.0[usize::from(slot)].get_or_init(|| {
+            let kinds = [RequestKind::Plain, RequestKind::Slots, RequestKind::Other];
+            kinds.map(|kind| Arc::new(CallQueue { kind, state: Mutex::default() }))
+        });
+        &queues[kind as usize]
     }
 }
 

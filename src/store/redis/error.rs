@@ -134,11 +134,14 @@ fn kind(error: &redis::RedisError) -> RedisErrorKind {
 /// For a command in a script, Redis 6 reports the code at the end of another error:
 /// `ERR Error running script (…): @user_script: 12: -OOM command not allowed`.
 pub(super) fn code(error: &redis::RedisError) -> Option<&str> {
-    let inner = || error.detail()?.rsplit_once(": -")?.1.split(' ').next();
     match error.code() {
-        Some("ERR") => inner().or(Some("ERR")),
+        Some("ERR") => error.detail().and_then(inner_code).or(Some("ERR")),
         code => code,
     }
+}
+
+fn inner_code(detail: &str) -> Option<&str> {
+    detail.rsplit_once(": -")?.1.split(' ').next()
 }
 
 /// Returns `true` if the user has no permission for a command.

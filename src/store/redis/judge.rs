@@ -117,10 +117,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 
 /// Returns the answer to a call whose answer is not read in time.
 fn busy(request: &Request, decides: bool) -> Decision {
-    let charges = |demands: &super::protocol::QuotaRequests| {
-        !decides || demands.iter().any(|part| part.demand.cost > 0)
-    };
-    let denying = request.accounts.iter().filter(|account| charges(&account.quotas));
+    let denying = request
+        .accounts
+        .iter()
+        .filter(|account| !decides || account.quotas.iter().any(|part| part.demand.cost > 0));
     let Some(account) = denying.min_by_key(|account| decides && account.report_only) else {
         return Decision::allow().with_source(Source::Busy);
     };

@@ -271,9 +271,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     fn request(&self, charges: &[Charge<'_>]) -> Request {
         let mut request = Request::new(charges, &self.settings.addresses);
         if request.quotas().any(Quota::is_calendar) {
-            let unix = || nanos(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
-            let process_clock = self.settings.process_clock.as_ref();
-            request.now = process_clock.map_or_else(unix, |clock| clock.load(Relaxed));
+            request.now = match &self.settings.process_clock {
+                Some(clock) => clock.load(Relaxed),
+                None => nanos(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
+            };
         }
         request
     }
@@ -351,8 +352,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
                 return Ok(decision);
             };
             let AskingWaiter { asking, waiter, charges } = &mut *asking;
-            let failed = |_: &RedisError| asking.has_failed = true;
-            let mut decision = decision.await.inspect_err(failed)?;
+            let mut decision = decision.await.inspect_err(|_| asking.has_failed = true)?;
             charges.with(|charges| {
                 slots.decided(&request, charges, Some(waiter), Some(asking), &mut decision);
             });
@@ -400,8 +400,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
             Op::Adjust(charge, units) => {
                 let amount = units.unsigned_abs();
                 // The script reduces a charge above the limit, but does not report it.
-                let cut = |(_, quota): &(usize, &Quota)| units > 0 && amount > quota.late_limit();
-                if let Some((_, quota)) = charge.charged_quotas().find(cut) {
+                let mut quotas = charge.charged_quotas().map(|(_, quota)| quota);
+                if units > 0
+                    && let Some(quota) = quotas.find(|quota| amount > quota.late_limit())
+                {
                     late_charge_cut(quota);
                 }
                 (charge, ScriptOp::Adjust(units))
@@ -451,10 +453,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
     }
 
     fn failure_domains(&self, op: Op<'_>) -> Vec<FailureDomain> {
-        let address =
-            |charge: &Charge<'_>| self.settings.addresses.account(charge.rule(), charge.key());
-        let accounts = op.charges().iter().map(address);
-        self.cluster_link().map_or_else(Vec::new, |cluster| cluster.servers(accounts))
+        let Some(cluster) = self.cluster_link() else { return Vec::new() };
+        let addresses = &self.settings.addresses;
+        let charges = op.charges().iter();
+        cluster.servers(charges.map(|charge| addresses.account(charge.rule(), charge.key())))
     }
 
     /// Reads an account of the server.

@@ -20,7 +20,10 @@ use crate::{
         RedisStore,
         connection::runtime,
         error::{RedisError, RedisErrorKind},
-        protocol::{AccountRequest, Request, ScriptOp, reply::Reply},
+        protocol::{
+            AccountRequest, Request, ScriptOp,
+            reply::{AccountReply, Reply},
+        },
     },
 };
 
@@ -96,8 +99,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 
 /// Returns the accounts that a call has charged, and its decision, or `None` without a charge.
 fn charged_part(part: &Request, reply: &Reply) -> Option<(Request, Decision)> {
-    let is_charged = |at: usize| reply.accounts[at].charges > 0 && part.accounts[at].has_rates();
-    let charged = part.part(is_charged);
+    let charged = part.part(|at| reply.accounts[at].charges > 0 && part.accounts[at].has_rates());
     (!charged.accounts.is_empty()).then(|| (charged, reply.decision(part)))
 }
 
@@ -132,18 +134,22 @@ impl<'r> Parts<'r> {
         // The slots of a denied request are freed at once.
         let holds = self.replies.iter_mut().flatten().map(|reply| mem::take(&mut reply.holds));
         let holds = holds.filter(|_| keeps).flatten().collect();
-        let replies: Result<Vec<_>, _> = self.replies.iter().map(Result::as_ref).collect();
-        let replies = replies.map_err(RedisError::clone)?;
-        let of = |account: &AccountRequest| {
-            let mut all = self.parts.iter().zip(&replies);
-            all.find_map(|(part, reply)| {
-                let at = part.accounts.iter().position(|other| other.address == account.address)?;
-                let own = &reply.accounts[at];
-                Some(if keeps { own.clone() } else { own.undone(account) })
-            })
-        };
-        let accounts = self.request.accounts.iter().filter_map(of).collect();
+        for reply in &self.replies {
+            reply.as_ref().map_err(RedisError::clone)?;
+        }
+        let accounts = self.request.accounts.iter().filter_map(|account| {
+            let own = self.reply_to(account)?;
+            Some(if keeps { own.clone() } else { own.undone(account) })
+        });
+        let accounts = accounts.collect();
         let allowed = keeps.into();
         Reply { allowed, accounts, holds }.into_decision(self.request)
+    }
+
+    fn reply_to(&self, account: &AccountRequest) -> Option<&AccountReply> {
+        self.parts.iter().zip(&self.replies).find_map(|(part, reply)| {
+            let at = part.accounts.iter().position(|other| other.address == account.address)?;
+            Some(&reply.as_ref().ok()?.accounts[at])
+        })
     }
 }

@@ -123,11 +123,11 @@ impl ClusterLink {
         slots: impl Iterator<Item = u16>,
         time: Duration,
     ) -> ServerState {
-        let of = |slot| {
-            let master = self.routes.master(slot);
-            master.map_or(ServerState::Silent, |node| node.link.server_state(time))
-        };
-        slots.map(of).min().unwrap_or(ServerState::Answers(time))
+        let states = slots.map(|slot| match self.routes.master(slot) {
+            Ok(node) => node.link.server_state(time),
+            Err(_) => ServerState::Silent,
+        });
+        states.min().unwrap_or(ServerState::Answers(time))
     }
 
     /// Returns the addresses of the masters whose circuit breaker is open.
@@ -369,8 +369,8 @@ impl Routes {
 
     fn node(&self, nodes: &HashMap<String, Arc<Node>>, host: &str, port: u16) -> Arc<Node> {
         let address = format!("{host}:{port}");
-        let seed = || self.seeds.iter().find(|seed| seed.address == address);
-        let known = nodes.get(&address).or_else(seed);
+        let known =
+            nodes.get(&address).or_else(|| self.seeds.iter().find(|seed| seed.address == address));
         known.cloned().unwrap_or_else(|| Node::new(&self.connect, host, port))
     }
 
@@ -404,8 +404,11 @@ impl Routes {
             warn!("redis: no server of the cluster reports its slots: {error}");
         }
         let after = self.masters();
-        let is_gone = |node: &&Arc<Node>| !after.iter().any(|other| Arc::ptr_eq(node, other));
-        before.iter().filter(is_gone).for_each(|node| node.domain.retire());
+        for node in before {
+            if !after.iter().any(|other| Arc::ptr_eq(&node, other)) {
+                node.domain.retire();
+            }
+        }
         let is_missing = self.owners.borrow().masters.iter().any(Option::is_none);
         if !after.is_empty() && !is_missing {
             self.missing.retire();
@@ -546,9 +549,14 @@ pub(crate) fn slot(key: &[u8]) -> u16 {
     // Each key of this store contains braces, and the text inside of them selects the slot.
     let inside =
         key.split(|byte| *byte == b'{').nth(1).and_then(|rest| rest.split(|b| *b == b'}').next());
-    let shift = |crc: u16, _| if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 };
-    let crc = |crc: u16, byte: &u8| (0..8).fold(crc ^ u16::from(*byte) << 8, shift);
-    inside.unwrap_or(key).iter().fold(0, crc) % SLOTS
+    let mut crc = 0;
+    for byte in inside.unwrap_or(key) {
+        crc ^= u16::from(*byte) << 8;
+        for _ in 0..8 {
+            crc = if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 };
+        }
+    }
+    crc % SLOTS
 }
 
 /// Parses the reply to `CLUSTER SLOTS`. An empty host in the reply stands for `host`, the host of
@@ -570,20 +578,24 @@ pub(crate) fn split_address(address: &str) -> Option<(&str, u16)> {
 
 fn read(range: &Value, host: &str) -> Option<SlotRange> {
     let [first, last, servers @ ..] = range.as_sequence()? else { return None };
-    let int = |value: &Value| from_redis_value_ref::<u16>(value).ok();
     let first = int(first)?;
     let last = int(last)?;
-    let address = |server: &Value| {
-        let [name, port, ..] = server.as_sequence()? else { return None };
-        let name = from_redis_value_ref::<Option<String>>(name).ok()?.unwrap_or_default();
-        let name = if name.is_empty() { host.to_owned() } else { name };
-        // A question mark is the host of a server that the replying server does not know.
-        (name != "?").then_some((name, int(port)?))
-    };
     // Without its master, a range has no server for writes.
-    address(servers.first()?)?;
-    let servers = servers.iter().filter_map(address).collect();
+    read_address(servers.first()?, host)?;
+    let servers = servers.iter().filter_map(|server| read_address(server, host)).collect();
     (first <= last && last < SLOTS).then_some(SlotRange { first, last, servers })
+}
+
+fn read_address(server: &Value, host: &str) -> Option<(String, u16)> {
+    let [name, port, ..] = server.as_sequence()? else { return None };
+    let name = from_redis_value_ref::<Option<String>>(name).ok()?.unwrap_or_default();
+    let name = if name.is_empty() { host.to_owned() } else { name };
+    // A question mark is the host of a server that the replying server does not know.
+    (name != "?").then_some((name, int(port)?))
+}
+
+fn int(value: &Value) -> Option<u16> {
+    from_redis_value_ref(value).ok()
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::{
 use futures_util::future::{join, join_all};
 use redis::{
     Client, Cmd,
-    ConnectionAddr::{Tcp, TcpTls},
+    ConnectionAddr::{self, Tcp, TcpTls},
     ConnectionInfo, InfoDict, IntoConnectionInfo, RedisConnectionInfo, RedisResult, TlsMode, Value,
     aio::{ConnectionLike, MultiplexedConnection},
     cmd, from_redis_value,
@@ -76,8 +76,8 @@ impl RedisStore {
         let place = server.addr().to_string();
         let client = Client::open(server)?;
         let lines = FirstLines::default();
-        let connect = move || Box::pin(open(client.clone(), lines.clone())) as _;
-        let link = Link::new(Box::new(connect), true);
+        let link =
+            Link::new(Box::new(move || Box::pin(open(client.clone(), lines.clone())) as _), true);
         Ok(Self::with_connection(link).at(&place))
     }
 
@@ -111,11 +111,8 @@ impl RedisStore {
         F: Fn() -> Fut + Send + Sync + 'static,
         Fut: Future<Output = RedisResult<MultiplexedConnection>> + Send + 'static,
     {
-        let connect = move || {
-            let connection = connect();
-            Box::pin(async { Ok(Dialed { connection: connection.await?, silence: None }) }) as _
-        };
-        Self::with_connection(Link::new(Box::new(connect), false))
+        let link = Link::new(Box::new(move || Box::pin(unjudged(connect())) as _), false);
+        Self::with_connection(link)
     }
 
     /// Returns the settings of a store on streams that `open` opens, for example through a tunnel, or
@@ -166,11 +163,14 @@ impl RedisStore {
         S: Into<RedisStream> + 'static,
     {
         let open = Arc::new(open);
-        let connect = move || {
-            let open = open.clone();
-            Box::pin(log_in(move || open())) as _
-        };
-        Self::with_connection(Link::new(Box::new(connect), true))
+        let link = Link::new(
+            Box::new(move || {
+                let open = open.clone();
+                Box::pin(log_in(move || open())) as _
+            }),
+            true,
+        );
+        Self::with_connection(link)
     }
 
     /// Returns the settings of a store on the master `name` that the sentinels at `urls` report.
@@ -202,22 +202,21 @@ impl RedisStore {
         let node = SentinelNodeConnectionInfo::default()
             .set_redis_connection_info(master)
             .set_tcp_settings(tcp());
-        let node = tls.into_iter().fold(node, SentinelNodeConnectionInfo::set_tls_mode);
-        let name = name.to_owned();
-        let connect = move || {
-            let sentinels = sentinels.clone();
-            let node = Some(node.clone());
-            let kind = SentinelServerType::Master;
-            let client = SentinelClient::build(sentinels, name.clone(), node, kind);
-            let servers = servers.clone();
-            let lines = lines.clone();
-            Box::pin(async move {
-                let mut client = client?;
-                let opening = async { dial(client.async_get_client().await?).await };
-                lines.explain(&servers, opening).await
-            }) as _
+        let node = match tls {
+            Some(tls) => node.set_tls_mode(tls),
+            None => node,
         };
-        Ok(Self::with_connection(Link::new(Box::new(connect), true)))
+        let name = name.to_owned();
+        let link = Link::new(
+            Box::new(move || {
+                let kind = SentinelServerType::Master;
+                let node = Some(node.clone());
+                let client = SentinelClient::build(sentinels.clone(), name.clone(), node, kind);
+                Box::pin(open_master(client, servers.clone(), lines.clone())) as _
+            }),
+            true,
+        );
+        Ok(Self::with_connection(link))
     }
 }
 
@@ -255,7 +254,7 @@ impl RedisStore<ClusterLink> {
         let seeds = seeds.collect::<Result<Vec<_>, _>>()?;
         let first = nodes[0].clone();
         let lines = FirstLines::default();
-        let connect = move |name: &str, number| {
+        let connect = Arc::new(move |name: &str, number| {
             let mut node = first.addr().clone();
             if let Tcp(host, port) | TcpTls { host, port, .. } = &mut node {
                 (*host, *port) = (name.to_owned(), number);
@@ -263,8 +262,8 @@ impl RedisStore<ClusterLink> {
             let client = Client::open(first.clone().set_addr(node));
             let lines = lines.clone();
             Box::pin(async move { open(client?, lines).await }) as _
-        };
-        Ok(Self::sharded(ClusterLink::new(&seeds, Arc::new(connect), true)?))
+        });
+        Ok(Self::sharded(ClusterLink::new(&seeds, connect, true)?))
     }
 
     /// Returns the settings of a store on a cluster, whose connections `connect` opens from a host and
@@ -299,11 +298,9 @@ impl RedisStore<ClusterLink> {
         F: Fn(String, u16) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = RedisResult<MultiplexedConnection>> + Send + 'static,
     {
-        let connect = move |host: &str, port| {
-            let connection = connect(host.into(), port);
-            Box::pin(async { Ok(Dialed { connection: connection.await?, silence: None }) }) as _
-        };
-        Self::on_seeds(seeds, Arc::new(connect), false)
+        let connect =
+            Arc::new(move |host: &str, port| Box::pin(unjudged(connect(host.into(), port))) as _);
+        Self::on_seeds(seeds, connect, false)
     }
 
     /// Returns the settings of a store on a cluster, on streams that `open` opens to a host and a
@@ -342,12 +339,12 @@ impl RedisStore<ClusterLink> {
         S: Into<RedisStream> + 'static,
     {
         let open = Arc::new(open);
-        let connect = move |host: &str, port| {
+        let connect = Arc::new(move |host: &str, port| {
             let open = open.clone();
             let host = host.to_owned();
             Box::pin(log_in(move || open(host.clone(), port))) as _
-        };
-        Self::on_seeds(seeds, Arc::new(connect), true)
+        });
+        Self::on_seeds(seeds, connect, true)
     }
 
     fn on_seeds(
@@ -470,6 +467,22 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 async fn open(client: Client, lines: FirstLines) -> RedisResult<Dialed> {
     let servers = [client.get_connection_info().addr().clone()];
     lines.explain(&servers, dial(client)).await
+}
+
+async fn open_master(
+    client: RedisResult<SentinelClient>,
+    servers: Arc<[ConnectionAddr]>,
+    lines: FirstLines,
+) -> RedisResult<Dialed> {
+    let mut client = client?;
+    lines.explain(&servers, async { dial(client.async_get_client().await?).await }).await
+}
+
+/// Opens a connection that does not note silence.
+async fn unjudged(
+    connection: impl Future<Output = RedisResult<MultiplexedConnection>>,
+) -> RedisResult<Dialed> {
+    Ok(Dialed { connection: connection.await?, silence: None })
 }
 
 /// Opens a stream and logs in. If the server ends the stream, the first line on another one explains

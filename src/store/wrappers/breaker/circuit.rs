@@ -119,9 +119,8 @@ impl FailureDomain {
     /// Permits a call, or returns the time until a call is permitted.
     pub(super) fn acquire(&self, config: &BreakerConfig) -> Result<Permit, Duration> {
         let mut circuit = self.0.circuit.lock();
-        let permit = |epoch| Permit { domain: self.clone(), epoch };
         let until = match circuit.state {
-            CircuitState::Closed => return Ok(permit(circuit.epoch)),
+            CircuitState::Closed => return Ok(self.permit(circuit.epoch)),
             // The next open time is at least half of the shortest one.
             CircuitState::Probing => return Err(config.min_open / 2),
             CircuitState::Open { until } => until,
@@ -131,10 +130,14 @@ impl FailureDomain {
             return Err(left);
         }
         circuit.set(CircuitState::Probing);
-        let permit = permit(circuit.epoch);
+        let permit = self.permit(circuit.epoch);
         drop(circuit);
         self.report(1);
         Ok(permit)
+    }
+
+    fn permit(&self, epoch: u64) -> Permit {
+        Permit { domain: self.clone(), epoch }
     }
 
     fn close(&self, mut circuit: MutexGuard<'_, Circuit>, what: &str) {

@@ -144,20 +144,22 @@ where
         };
         let mut decision =
             self.with_shares(op.charges(), |shares| self.store.call(op.on(shares), context).now());
+        if decision.is_blocked() {
+            return decision;
+        }
         // Of a small limit, a process may have no unit. That is no permanent denial.
-        let is_limit = |outcome: &Outcome| {
-            let charge = op.charges().iter().find(|charge| charge.rule() == outcome.rule());
-            let quota = charge.and_then(|charge| charge.quotas().get(outcome.quota_index()));
-            quota.is_some_and(|quota| quota.limit() > 0)
-        };
-        let is_blocked = decision.is_blocked();
-        let none = decision
-            .outcomes
-            .iter_mut()
-            .filter(|outcome| outcome.is_denied() && outcome.limit() == 0);
-        for outcome in none.filter(|outcome| !is_blocked && is_limit(outcome)) {
-            let unknown = Outcome::unknown(outcome.rule(), outcome.quota_index(), Some(NO_SHARE));
-            *outcome = unknown.with_report_only(outcome.is_report_only());
+        for outcome in &mut decision.outcomes {
+            if !outcome.is_denied() || outcome.limit() > 0 {
+                continue;
+            }
+            let rule = outcome.rule();
+            let index = outcome.quota_index();
+            let charge = Charge::find(op.charges(), rule);
+            let quota = charge.and_then(|charge| charge.quotas().get(index));
+            if quota.is_some_and(|quota| quota.limit() > 0) {
+                let unknown = Outcome::unknown(rule, index, Some(NO_SHARE));
+                *outcome = unknown.with_report_only(outcome.is_report_only());
+            }
         }
         decision
     }
@@ -209,9 +211,9 @@ where
     fn mirror_block(&self, charges: &[Charge<'_>], denial: &Decision) {
         for outcome in denial.outcomes() {
             let time = outcome.retry_after().unwrap_or(Duration::MAX);
-            let denies = |charge: &&Charge<'_>| charge.cost() > 0 && !charge.is_report_only();
-            let of_rule = |charge: &&Charge<'_>| charge.rule() == outcome.rule();
-            let mut charges = charges.iter().filter(denies).filter(of_rule);
+            let rule = outcome.rule();
+            let mut charges =
+                charges.iter().filter(|charge| charge.may_deny() && charge.rule() == rule);
             // The outcome does not name the blocked key of the rule.
             if let Some(charge) = charges.next()
                 && charges.all(|other| other.key() == charge.key())

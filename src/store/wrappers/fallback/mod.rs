@@ -268,16 +268,13 @@ impl Policy for FailOpen {
         context: &Context<'_>,
         is_supported: bool,
     ) -> (&'static str, Decision) {
-        let limits = |charge: &Charge<'_>| charge.cost() > 0 && !charge.quotas().is_empty();
-        match op {
-            Op::Take(charges) | Op::Peek(charges)
-                if !is_supported
-                    && charges.iter().any(|charge| limits(charge) && !charge.is_report_only()) =>
-            {
-                FailClosed::POLICY.decide(op, context, is_supported)
-            }
-            _ => (Self::EFFECT, Decision::allow().with_source(Self::SOURCE)),
+        if let Op::Take(charges) | Op::Peek(charges) = op
+            && !is_supported
+            && charges.iter().any(|charge| charge.may_deny() && !charge.quotas().is_empty())
+        {
+            return FailClosed::POLICY.decide(op, context, is_supported);
         }
+        (Self::EFFECT, Decision::allow().with_source(Self::SOURCE))
     }
 }
 
@@ -289,10 +286,9 @@ impl Policy for FailClosed {
     fn decide(&self, op: Op<'_>, _: &Context<'_>, is_supported: bool) -> (&'static str, Decision) {
         const REPORTED: &str = "requests are allowed, because their rules are report-only";
         let decides = matches!(op, Op::Take(_) | Op::Peek(_));
-        let may_deny = |charge: &&Charge<'_>| charge.cost() > 0 || !decides || !is_supported;
-        let denying =
-            op.charges().iter().filter(may_deny).min_by_key(|charge| charge.is_report_only());
-        let Some(charge) = denying else {
+        let needs_cost = decides && is_supported;
+        let denying = op.charges().iter().filter(|charge| charge.cost() > 0 || !needs_cost);
+        let Some(charge) = denying.min_by_key(|charge| charge.is_report_only()) else {
             return (Self::EFFECT, Decision::allow().with_source(Self::SOURCE));
         };
         let report_only = decides && charge.is_report_only();
