@@ -7,7 +7,7 @@
 //! [`take`] answers with an [`Evaluation`] and charges. All rounding is against the client: waits are
 //! rounded up, units down. GCRA has functions of its own, since its state is one instant ([`gcra`]), and so
 //! have slots, which no clock changes ([`concurrent`]). All others are a [`Counter`]: a state that says how
-//! many units remain, how long a need waits, and how it is charged. Whatever is the same for all of them,
+//! many units remain, how long a need waits, and how it is charged. All that they have in common,
 //! such as a soft limit, a queue or a cut of a late charge, is written once, in this file.
 //!
 //! **What every algorithm keeps.** A cost of 0 is allowed and changes nothing. A demand that was denied

@@ -49,7 +49,7 @@
 //! # }
 //! ```
 //!
-//! The log is exact: its buckets are as short as the clock can tell, so nothing is ever partly outside. It
+//! The log is exact: its buckets are as short as its clock shows, so nothing is ever partly outside. It
 //! needs one entry per charge, so the units of its quotas are limited.
 
 use std::collections::VecDeque;

@@ -749,16 +749,17 @@ impl Outcome {
         !(self.report_only | self.passed_over)
     }
 
+    /// Returns `true` if the quota denied the request.
+    #[inline]
+    pub(crate) fn denies(&self) -> bool {
+        self.is_denied() && self.is_deciding()
+    }
+
     /// Returns `true` if the quota denied the request, or would have denied it if it were not
     /// report-only.
     #[must_use]
     pub fn is_denied(&self) -> bool {
         self.retry_ns() > 0
-    }
-
-    /// Returns `true` if the outcome denies the request.
-    pub(crate) fn denies(&self) -> bool {
-        self.is_denied() && self.is_deciding()
     }
 
     /// Returns the maximum number of units.

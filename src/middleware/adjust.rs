@@ -189,10 +189,9 @@ impl ChargeHandle {
     /// clients use too, as for a [`block`](ChargeHandle::block).
     pub fn reset(&self) {
         let store = &self.0.config.store;
-        let is_charged = |charge: &&Charge<'_>| self.0.decision.charged(charge.rule());
         self.0.with(|charges| {
             of_client(charges)
-                .filter(is_charged)
+                .filter(|charge| self.0.decision.charged(charge.rule()))
                 .for_each(|charge| store.reset(charge).detach(drop));
         });
     }

@@ -130,8 +130,11 @@ where
     where
         R: Reject<B>,
     {
-        let decide = |all: Candidates<'_, '_>| self.decide_queueing(head, all, Some(queued));
-        self.charges(head, decide, |bypass| self.bypass(head, bypass))
+        self.charges(
+            head,
+            |all| self.decide_queueing(head, all, Some(queued)),
+            |bypass| self.bypass(head, bypass),
+        )
     }
 
     /// Calls `then` with the charges of a request. If no store call is needed, calls `bypassed`.

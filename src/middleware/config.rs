@@ -94,7 +94,6 @@ pub(crate) enum Override {
 impl LayerConfig {
     /// Creates the default settings for these rules, on a store with these accounts.
     pub(crate) fn new(infos: &[RuleInfo<'_>], accounts: Option<usize>) -> Self {
-        let controller = |info: &RuleInfo<'_>| Some((info.name, info.live?.controller.clone()?));
         Self {
             headers: HeaderPolicy::default(),
             template: Arc::new(Template::new(HeaderPolicy::default(), infos)),
@@ -117,7 +116,10 @@ impl LayerConfig {
             penalties: Vec::new(),
             hold: Arc::default(),
             drain: Arc::default(),
-            adaptive: infos.iter().filter_map(controller).collect(),
+            adaptive: infos
+                .iter()
+                .filter_map(|info| Some((info.name, info.live?.controller.clone()?)))
+                .collect(),
             metrics: Metrics::new(infos.iter().map(|info| (info.name, info.is_chosen()))),
             hooks: infos.iter().filter_map(RuleInfo::hook).collect(),
             secret: None,
@@ -184,9 +186,8 @@ impl LayerConfig {
             let controller = self.adaptive.iter().find(|(rule, _)| *rule == charge.rule())?;
             (outcome.held().is_some()).then(|| (charge.demand().need(), controller.1.max))
         };
-        let denies = |outcome: &&mut Outcome| outcome.is_denied() && outcome.is_deciding();
         let mut sheds = None;
-        for outcome in decision.outcomes.iter_mut().filter(denies) {
+        for outcome in decision.outcomes.iter_mut().filter(|outcome| outcome.denies()) {
             let found = limit(outcome);
             sheds = Some(sheds.unwrap_or(true) && found.is_some());
             if found.is_some_and(|(need, max)| need <= max.into()) {

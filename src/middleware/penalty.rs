@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::{
     algorithm::{Demand, gcra},
-    decision::{Decision, Outcome},
+    decision::Decision,
     head::ResponseHead,
     key::Key,
     log::{LogCount, LogLimit, info, warn},
@@ -351,10 +351,13 @@ impl RulePenalty {
     /// Counts a strike if the rule denied this request.
     pub(crate) fn deny(&self, decision: &Decision, charges: &[Charge<'_>]) {
         let is_limited = !decision.is_blocked() && decision.cause().is_strike();
-        let denies = |outcome: &Outcome| {
-            outcome.rule() == self.rule && outcome.is_denied() && outcome.is_deciding()
-        };
-        if is_limited && !self.reads_responses() && decision.outcomes().iter().any(denies) {
+        if is_limited
+            && !self.reads_responses()
+            && decision
+                .outcomes()
+                .iter()
+                .any(|outcome| outcome.rule() == self.rule && outcome.denies())
+        {
             self.find(charges).into_iter().for_each(|charge| self.strike(charge));
         }
     }

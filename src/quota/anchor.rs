@@ -2,10 +2,7 @@
 
 use std::{cell::Cell, ops::Range, sync::LazyLock};
 
-use jiff::{
-    Error, Span, Timestamp, Unit, ZonedDateTime,
-    tz::{Offset, TimeZone},
-};
+use jiff::{Error, Span, Timestamp, Unit, ZonedDateTime, tz::TimeZone};
 use parking_lot::RwLock;
 
 use super::{Algorithm, Edges, Invalid, Quota, QuotaError, SECOND, text::TextForm, unwrap};
@@ -36,8 +33,8 @@ pub(super) struct Anchor {
 
 /// Returns the index of a time zone, or `None` for a zone that has no text form.
 fn index(zone: &TimeZone) -> Option<u16> {
-    let is_whole = |offset: Offset| offset.seconds() % 60 == 0;
-    let has_text = zone.iana_name().is_some() || zone.to_fixed_offset().is_ok_and(is_whole);
+    let has_text = zone.iana_name().is_some()
+        || zone.to_fixed_offset().is_ok_and(|offset| offset.seconds() % 60 == 0);
     let find = |zones: &[TimeZone]| zones.iter().position(|known| known == zone);
     let known = find(&ZONES.read());
     let at = known.or_else(|| {
@@ -242,8 +239,9 @@ impl Quota {
     pub fn calendar_period(&self, now: Timestamp) -> Option<Range<Timestamp>> {
         let anchor = self.anchor?;
         let now = u64::try_from(now.as_nanosecond()).unwrap_or(0);
-        let edge = |nanos: u64| Timestamp::from_nanosecond(nanos.into()).unwrap_or(Timestamp::MAX);
-        let [_, start, end, _] = anchor.edges_around(now).map(edge);
+        let [_, start, end, _] = anchor
+            .edges_around(now)
+            .map(|nanos| Timestamp::from_nanosecond(nanos.into()).unwrap_or(Timestamp::MAX));
         Some(start..end)
     }
 }

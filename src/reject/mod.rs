@@ -275,8 +275,7 @@ impl<'a> Rejection<'a> {
         let template = self.template;
         let decision = self.decision().filter(|_| !self.cause.is_unavailable());
         let outcomes = decision.map_or(&[][..], Decision::outcomes);
-        let denying =
-            outcomes.iter().filter(|outcome| outcome.is_denied() && outcome.is_deciding());
+        let denying = outcomes.iter().filter(|outcome| outcome.denies());
         denying.map(|outcome| template.name(outcome))
     }
 }

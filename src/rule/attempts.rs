@@ -195,8 +195,9 @@ impl Attempts {
         for (at, choice) in all.choices.iter().enumerate() {
             made.extend_from_slice(&all.charges[end..choice.start]);
             let tried = choice.charges(all, self.tried(at));
-            let is_other = |charge: &&Charge<'_>| !has(tried, charge.rule());
-            made.extend(choice.charges(all, 0).iter().filter(is_other).copied());
+            made.extend(
+                choice.charges(all, 0).iter().filter(|charge| !has(tried, charge.rule())).copied(),
+            );
             made.extend_from_slice(tried);
             end = choice.end();
         }
@@ -222,9 +223,9 @@ impl Attempts {
 
     /// Moves each choice that was denied on. Returns `true` if the store must be asked again.
     fn try_next(&mut self, all: Candidates<'_, '_>, denial: &mut Decision) -> bool {
-        let is_longer = |outcome: &Outcome| is_beyond_patience(all.charges, outcome);
         // Without a longer wait, any denial must be the reason.
-        let is_explained = denial.outcomes.iter().any(is_longer);
+        let is_explained =
+            denial.outcomes.iter().any(|outcome| is_beyond_patience(all.charges, outcome));
         let mut asks_again = false;
         for at in 0..all.choices.len() {
             asks_again |= self.try_next_of(at, all, denial, is_explained);
@@ -250,7 +251,7 @@ impl Attempts {
                 if is_explained {
                     return is_beyond_patience(all.charges, outcome);
                 }
-                outcome.is_denied() && outcome.is_deciding()
+                outcome.denies()
             };
             if !outcomes.iter().any(denies) {
                 return false;
@@ -314,10 +315,12 @@ impl Attempts {
 
     /// Adds the outcomes of a charge in a range that was tried before.
     fn add_known(&self, choice: usize, charge: &Charge<'_>, decision: &mut Decision) {
-        let is_its = |denied: &&DeniedOutcome| {
-            denied.choice == choice && denied.outcome.rule() == charge.rule()
-        };
-        decision.outcomes.extend(self.denied.iter().filter(is_its).map(|denied| denied.outcome));
+        decision.outcomes.extend(
+            self.denied
+                .iter()
+                .filter(|denied| denied.choice == choice && denied.outcome.rule() == charge.rule())
+                .map(|denied| denied.outcome),
+        );
     }
 
     /// Passes over the outcomes of a denied choice that do not decide. Returns the range that does.
@@ -399,8 +402,7 @@ fn foresee(next: &[Charge<'_>], known: &[Outcome]) -> Option<SmallVec<[Outcome; 
             foreseen.push(outcome.with_report_only(charge.is_report_only()));
         }
     }
-    let denies = |outcome: &Outcome| outcome.is_denied() && outcome.is_deciding();
-    foreseen.iter().any(denies).then_some(foreseen)
+    foreseen.iter().any(Outcome::denies).then_some(foreseen)
 }
 
 /// Adds outcomes for a charge whose accounts were not asked for.

@@ -258,10 +258,9 @@ impl Route {
             ))
         })?;
         let route = Self { method, path: path.into(), grpc: is_grpc(path), met: Arc::default() };
-        let foreign = |c: char| c.is_ascii_control() || matches!(c, ' ' | '?' | '#');
         let fault = if !path.starts_with('/') {
             "does not start with a slash; add it"
-        } else if path.contains(foreign) {
+        } else if path.contains(|c: char| c.is_ascii_control() || matches!(c, ' ' | '?' | '#')) {
             "contains a space, a query or a fragment; drop it"
         } else if path.contains("/:") || path.contains("/*") {
             "has a parameter in the syntax of axum 0.7; write {name} or {*name}"

@@ -130,8 +130,8 @@ fn check_accounts(rule: RuleName, quotas: &[Quota]) -> Result<(), RuleError> {
 
 /// Checks the rules of a layer, and registers them with the store.
 pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), RuleError> {
-    let limits = |info: &&RuleInfo<'_>| info.quotas.is_none_or(|quotas| !quotas.is_empty());
-    let limiting: Vec<_> = infos.iter().filter(limits).collect();
+    let limiting: Vec<_> =
+        infos.iter().filter(|info| info.quotas.is_none_or(|quotas| !quotas.is_empty())).collect();
     for (at, info) in limiting.iter().enumerate() {
         let rule = info.name;
         if limiting[..at].iter().any(|earlier| earlier.name == rule) {

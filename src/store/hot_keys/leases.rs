@@ -632,15 +632,14 @@ fn for_calls<'a>(charges: &[Charge<'a>], calls: u32) -> SmallVec<[Charge<'a>; 4]
     all.collect()
 }
 
-/// Numbers of calls.
+/// The numbers of calls that a decision leaves units for.
 struct AvailableCalls {
-    /// Those for which units are left.
+    /// The calls for which units are left.
     now: u32,
-    /// Those for which 100 ms refill units.
+    /// The calls for which 100 ms refill units.
     soon: u32,
 }
 
-/// Returns the numbers of calls for which a decision leaves units.
 fn available_calls(charges: &[Charge<'_>], decision: &Decision) -> AvailableCalls {
     let mut now = None;
     let mut soon = None;

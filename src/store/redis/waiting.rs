@@ -62,8 +62,7 @@ impl Needed<'_> {
 
 /// Returns the longest wait of a rule, if its charge may wait.
 fn max_wait(charges: &[Charge<'_>], rule: RuleName) -> Option<Duration> {
-    let waits = |charge: &&Charge<'_>| charge.rule() == rule && charge.queues();
-    charges.iter().find(waits).map(Charge::max_wait)
+    charges.iter().find(|charge| charge.rule() == rule && charge.queues()).map(Charge::max_wait)
 }
 
 /// A call for slots by a request that may wait. If it fails or times out, all that wait ask at once,
@@ -178,8 +177,7 @@ impl Slots {
         let waits = |outcome: &Outcome| {
             outcome.is_estimated() && max_wait(charges, outcome.rule()).is_some()
         };
-        let denying = |outcome: &&Outcome| outcome.is_denied() && outcome.is_deciding();
-        let mut denying = decision.outcomes.iter().filter(denying);
+        let mut denying = decision.outcomes.iter().filter(|outcome| outcome.denies());
         let first = denying.clone().next().filter(|_| denying.all(waits));
         let joined = needed(request).find(|needed| first.is_some_and(|first| needed.is_of(first)));
         match (joined, waiter) {

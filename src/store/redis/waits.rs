@@ -96,7 +96,7 @@ impl Waits {
         self.queues.get_mut(&id)
     }
 
-    /// Returns the queue of an account of a rule. Adds one if there is none.
+    /// Returns the queue of an account of a rule. Adds one if needed.
     pub(super) fn queue(&mut self, id: u64, rule: RuleName) -> &mut WaitingRequests {
         let interval = self.interval(rule);
         self.queues.entry(id).or_insert_with(|| WaitingRequests::new(interval))

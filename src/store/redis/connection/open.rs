@@ -76,8 +76,7 @@ impl RedisStore {
         let place = server.addr().to_string();
         let client = Client::open(server)?;
         let lines = FirstLines::default();
-        let link =
-            Link::new(Box::new(move || Box::pin(open(client.clone(), lines.clone())) as _), true);
+        let link = Link::new(Box::new(move || Box::pin(open(client.clone(), lines.clone()))), true);
         Ok(Self::with_connection(link).at(&place))
     }
 
@@ -111,7 +110,7 @@ impl RedisStore {
         F: Fn() -> Fut + Send + Sync + 'static,
         Fut: Future<Output = RedisResult<MultiplexedConnection>> + Send + 'static,
     {
-        let link = Link::new(Box::new(move || Box::pin(unjudged(connect())) as _), false);
+        let link = Link::new(Box::new(move || Box::pin(unjudged(connect()))), false);
         Self::with_connection(link)
     }
 
@@ -166,7 +165,7 @@ impl RedisStore {
         let link = Link::new(
             Box::new(move || {
                 let open = open.clone();
-                Box::pin(log_in(move || open())) as _
+                Box::pin(log_in(move || open()))
             }),
             true,
         );
@@ -212,7 +211,7 @@ impl RedisStore {
                 let kind = SentinelServerType::Master;
                 let node = Some(node.clone());
                 let client = SentinelClient::build(sentinels.clone(), name.clone(), node, kind);
-                Box::pin(open_master(client, servers.clone(), lines.clone())) as _
+                Box::pin(open_master(client, servers.clone(), lines.clone()))
             }),
             true,
         );
@@ -254,16 +253,20 @@ impl RedisStore<ClusterLink> {
         let seeds = seeds.collect::<Result<Vec<_>, _>>()?;
         let first = nodes[0].clone();
         let lines = FirstLines::default();
-        let connect = Arc::new(move |name: &str, number| {
-            let mut node = first.addr().clone();
-            if let Tcp(host, port) | TcpTls { host, port, .. } = &mut node {
-                (*host, *port) = (name.to_owned(), number);
-            }
-            let client = Client::open(first.clone().set_addr(node));
-            let lines = lines.clone();
-            Box::pin(async move { open(client?, lines).await }) as _
-        });
-        Ok(Self::sharded(ClusterLink::new(&seeds, connect, true)?))
+        let link = ClusterLink::new(
+            &seeds,
+            Arc::new(move |name, number| {
+                let mut node = first.addr().clone();
+                if let Tcp(host, port) | TcpTls { host, port, .. } = &mut node {
+                    (*host, *port) = (name.to_owned(), number);
+                }
+                let client = Client::open(first.clone().set_addr(node));
+                let lines = lines.clone();
+                Box::pin(async move { open(client?, lines).await })
+            }),
+            true,
+        );
+        Ok(Self::sharded(link?))
     }
 
     /// Returns the settings of a store on a cluster, whose connections `connect` opens from a host and
@@ -298,9 +301,11 @@ impl RedisStore<ClusterLink> {
         F: Fn(String, u16) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = RedisResult<MultiplexedConnection>> + Send + 'static,
     {
-        let connect =
-            Arc::new(move |host: &str, port| Box::pin(unjudged(connect(host.into(), port))) as _);
-        Self::on_seeds(seeds, connect, false)
+        Self::on_seeds(
+            seeds,
+            Arc::new(move |host, port| Box::pin(unjudged(connect(host.into(), port)))),
+            false,
+        )
     }
 
     /// Returns the settings of a store on a cluster, on streams that `open` opens to a host and a
@@ -339,12 +344,15 @@ impl RedisStore<ClusterLink> {
         S: Into<RedisStream> + 'static,
     {
         let open = Arc::new(open);
-        let connect = Arc::new(move |host: &str, port| {
-            let open = open.clone();
-            let host = host.to_owned();
-            Box::pin(log_in(move || open(host.clone(), port))) as _
-        });
-        Self::on_seeds(seeds, connect, true)
+        Self::on_seeds(
+            seeds,
+            Arc::new(move |host, port| {
+                let open = open.clone();
+                let host = host.to_owned();
+                Box::pin(log_in(move || open(host.clone(), port)))
+            }),
+            true,
+        )
     }
 
     fn on_seeds(

@@ -184,10 +184,12 @@ impl AccountReply {
         }
         let length = usize::try_from(bytes.int::<4>()?).unwrap_or(usize::MAX);
         let (block, quotas) = read_entries(Reader(bytes.take(length)?), account)?;
-        let lacks = |(state, part): (&Option<AccountState>, &QuotaRequest)| {
-            state.is_none() && part.demand.cost > 0
-        };
-        if charges > 0 && quotas.iter().zip(&account.quotas).any(lacks) {
+        if charges > 0
+            && quotas
+                .iter()
+                .zip(&account.quotas)
+                .any(|(state, part)| state.is_none() && part.demand.cost > 0)
+        {
             return Err(RedisError::invalid_reply("charged without a state"));
         }
         Ok(Self { now, charges, healed: sign == 1, dropped: sign == 2, block, quotas })
