@@ -181,7 +181,7 @@ impl ChargeHandle {
     pub fn unblock(&self) {
         let store = &self.0.config.store;
         self.0.with(|charges| {
-            of_client(charges).for_each(|charge| store.unblock(charge).detach(drop))
+            of_client(charges).for_each(|charge| store.unblock(charge).detach(drop));
         });
     }
 
