@@ -445,12 +445,12 @@ where
             self.notify(head, Ok(decision), false, false, charges);
         }
         settings.penalties(strikes).for_each(|penalty| penalty.deny(decision, charges));
-        let retry_after = settings.retry_after.wait(settings, head, decision, charges);
+        let retry_after = settings.retries.wait(settings.queue_bounds, head, decision, charges);
         let fitting = settings.template.fit(charges);
         let template = fitting.as_deref().unwrap_or(&settings.template);
         let why = self.rejection(Ok(decision), retry_after, template);
         let mut response = why.response(&*self.reject, head, charges, settings.expose);
-        if let Some(wait) = retry_after.filter(|_| settings.retry_after_ms) {
+        if let Some(wait) = retry_after.filter(|_| settings.retries.in_milliseconds) {
             response.headers_mut().entry(RETRY_AFTER_MS).or_insert_with(|| millis(wait).into());
         }
         Admission::Rejected(response)

@@ -19,7 +19,7 @@ use super::{
     overcommit::{InFlight, Overcommit},
     penalty::{RulePenalty, Watched},
     queue::{Bounds, Queue, QueuedRequest},
-    retry_after::{Promises, RetryAfter},
+    retry_after::Retries,
 };
 use crate::{
     advice::{NestingCheck, warn_of_upgrade},
@@ -49,11 +49,7 @@ pub(crate) struct LayerConfig {
     pub(crate) has_exceptions: bool,
     /// While on, no request is denied.
     pub(crate) report_only: Toggle,
-    pub(crate) retry_after: RetryAfter,
-    /// `true` if rejections have the field `retry-after-ms`.
-    pub(crate) retry_after_ms: bool,
-    /// For [`RetryAfter::Queue`].
-    pub(crate) promises: Arc<Promises>,
+    pub(crate) retries: Retries,
     /// `true` if a rule may have slots.
     pub(super) may_hold: bool,
     /// `true` if a rule lets requests wait.
@@ -101,9 +97,7 @@ impl LayerConfig {
             exempt_preflights: false,
             has_exceptions: true,
             report_only: Toggle::off(),
-            retry_after: RetryAfter::Earliest,
-            retry_after_ms: false,
-            promises: Arc::default(),
+            retries: Retries::default(),
             may_hold: infos.iter().any(may_hold),
             may_queue: infos.iter().any(|info| info.queues),
             queue_bounds: Bounds { all: MAX_WAITERS, per_key: None },

@@ -302,7 +302,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         if let RetryAfter::Jitter(percent) = retry_after {
             assert!(percent <= 10, "retry jitter: {percent} percent; give 0 to 10");
         }
-        (self.settings.retry_after, self.settings.promises) = (retry_after, Arc::default());
+        self.settings.retries.set_policy(retry_after);
         self
     }
 
@@ -321,7 +321,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     ///     .retry_after_ms();
     /// ```
     pub fn retry_after_ms(mut self) -> Self {
-        self.settings.retry_after_ms = true;
+        self.settings.retries.in_milliseconds = true;
         self
     }
 

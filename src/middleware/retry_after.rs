@@ -3,13 +3,13 @@
 use std::{
     hash::{BuildHasher, RandomState},
     sync::{
-        OnceLock,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use super::{config::LayerConfig, queue::Bounds};
+use super::queue::Bounds;
 use crate::{
     decision::{Decision, Outcome, Source},
     head::RequestHead,
@@ -101,32 +101,54 @@ pub enum RetryAfter {
     Queue,
 }
 
-impl RetryAfter {
-    /// Returns the wait to report, or `None` if waiting does not help.
+/// The waits that the denials of a layer report.
+#[derive(Clone)]
+pub(crate) struct Retries {
+    policy: RetryAfter,
+    /// `true` if rejections have the field `retry-after-ms`.
+    pub(super) in_milliseconds: bool,
+    promises: Arc<Promises>,
+}
+
+impl Default for Retries {
+    fn default() -> Self {
+        let policy = RetryAfter::Earliest;
+        Self { policy, in_milliseconds: false, promises: Arc::default() }
+    }
+}
+
+impl Retries {
+    /// Sets the policy, whose queues are empty.
+    pub(super) fn set_policy(&mut self, policy: RetryAfter) {
+        self.policy = policy;
+        self.promises = Arc::default();
+    }
+
+    /// Returns the wait to report, or `None` if waiting does not help. Requests wait in the layer within
+    /// these bounds.
     #[inline]
     pub(super) fn wait(
-        self,
-        settings: &LayerConfig,
+        &self,
+        bounds: Bounds,
         head: &RequestHead<'_>,
         denial: &Decision,
         charges: &[Charge<'_>],
     ) -> Option<Duration> {
         let earliest = denial.retry_after()?;
-        if self == Self::Earliest {
-            return Some(earliest);
-        }
-        let is_exact = settings.retry_after_ms || reject::is_grpc(head);
+        let percent = match self.policy {
+            RetryAfter::Earliest | RetryAfter::Jitter(0) => return Some(earliest),
+            RetryAfter::Jitter(percent) => Some(percent),
+            RetryAfter::Queue => None,
+        };
+        let is_exact = self.in_milliseconds || reject::is_grpc(head);
         let step = if is_exact { MILLISECOND } else { SECOND };
-        Some(match self {
-            Self::Earliest | Self::Jitter(0) => earliest,
-            Self::Jitter(percent) => with_jitter(earliest, percent, step),
-            Self::Queue => {
-                let Some(turn) = Turn::of(denial, charges, settings, step) else {
-                    return Some(earliest);
-                };
-                settings.promises.promise(&turn, now(denial), earliest)
-            }
-        })
+        if let Some(percent) = percent {
+            return Some(with_jitter(earliest, percent, step));
+        }
+        let Some(turn) = Turn::of(denial, charges, bounds, step) else {
+            return Some(earliest);
+        };
+        Some(self.promises.promise(&turn, now(denial), earliest))
     }
 }
 
@@ -174,7 +196,7 @@ impl<'a> Turn<'a> {
     fn of(
         denial: &Decision,
         charges: &'a [Charge<'_>],
-        settings: &LayerConfig,
+        bounds: Bounds,
         step: Duration,
     ) -> Option<Self> {
         let has_queue = |outcome: &&Outcome| !denial.is_blocked() && !outcome.is_estimated();
@@ -193,7 +215,7 @@ impl<'a> Turn<'a> {
             quota_index,
             interval: quota.interval().saturating_mul(charge.cost()),
             tolerance: quota.interval().saturating_mul(extra_units),
-            max_wait: longest_wait(charge, quota, settings.queue_bounds),
+            max_wait: longest_wait(charge, quota, bounds),
             step,
         })
     }
