@@ -100,7 +100,8 @@ impl Rule<Everyone> {
     /// - Requests are not served in any order, and nobody waits.
     /// - A share of much less than one request per second refills slowly, also after other clients have
     ///   left. Until it has refilled, its client uses what others leave.
-    /// - A request beyond its share that the pool admits needs two calls to the store, and any other one.
+    /// - A request beyond its share that the pool admits needs two calls to the store. Any other request
+    ///   needs one.
     ///   The time of a [`Timeout`](crate::store::Timeout) applies to each.
     /// - It has no [penalty](crate::RateLimitLayer::penalty). The queue of a
     ///   [`RetryAfter`](crate::middleware::RetryAfter) spreads the retries of each client, but not those
