@@ -288,7 +288,7 @@ impl<'a> Charge<'a> {
     }
 
     /// Returns the first charge of a rule, if any.
-    pub(crate) fn find<'c>(charges: &'c [Self], rule: RuleName) -> Option<&'c Self> {
+    pub(crate) fn find(charges: &[Self], rule: RuleName) -> Option<&Self> {
         charges.iter().find(|charge| charge.rule == rule)
     }
 
