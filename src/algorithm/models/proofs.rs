@@ -180,7 +180,7 @@ impl Proof {
                 let since = self.starts[start].decided;
                 let now = self.now;
                 let before = self.returned.iter().filter(|(at, _)| *at >= since);
-                let before: u64 = before.map(|(_, units)| units).sum();
+                let before = before.fold(0_u64, |sum, (_, units)| sum.saturating_add(*units));
                 let waits = self.starts.iter().any(|it| it.at > now);
                 let again = if waits { units.into() } else { before.min(units.into()) };
                 self.returned.push((now, again));
