@@ -10,8 +10,8 @@ use crate::store::redis::{
     RedisStore,
     error::RedisError,
     protocol::{
-        AccountRequest, Change, Layout, Request, RequestKind, ScriptOp, letter, reply::Reply,
-        script::ScriptKind,
+        AccountRequest, Change, Layout, Request, RequestKind, ScriptOp, all_letters, letter,
+        reply::Reply, script::ScriptKind,
     },
     slots::{SlotCall, Slots},
 };
@@ -62,7 +62,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             RequestKind::Plain => self.script(ScriptKind::Plain, *b"g"),
             RequestKind::Slots => self.script(ScriptKind::Slots, batch.letters()),
             // All algorithms, so that there is one such script.
-            RequestKind::Other => self.script(ScriptKind::Groups, *b"gtfslc"),
+            RequestKind::Other => self.script(ScriptKind::Groups, all_letters()),
         };
         let slots = batch.groups();
         let slots: SmallVec<_> =

@@ -24,6 +24,11 @@ pub(super) const ALGORITHMS: [(u8, &[&str]); 6] = [
 /// The number of sets of algorithms.
 pub(super) const SETS: usize = 1 << ALGORITHMS.len();
 
+/// Returns the letters of all algorithms.
+pub(crate) fn all_letters() -> impl Iterator<Item = u8> {
+    ALGORITHMS.iter().map(|(letter, _)| *letter)
+}
+
 /// Returns the letter that stands for the algorithm in script arguments and stored accounts.
 pub(crate) fn letter(quota: &Quota) -> u8 {
     match quota.algorithm() {

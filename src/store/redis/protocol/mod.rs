@@ -17,7 +17,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-pub(crate) use self::algorithms::{check, letter};
+pub(crate) use self::algorithms::{all_letters, check, letter};
 use self::{addresses::Addresses, script::ScriptKind};
 use crate::{
     algorithm::{Demand, Receipt, gcra},
