@@ -24,7 +24,8 @@ use crate::{
 ///
 /// The wait is sent as `Retry-After`, in problem+json and in the gRPC `RetryInfo`. It is never
 /// shorter than the time until an identical request would be allowed, with the exceptions of
-/// [`Decision::retry_after`], and except for `Queue`, after whose times a request may wait in the layer. The `t` of the field `RateLimit` is not changed.
+/// [`Decision::retry_after`]. After a time of `Queue`, a request may also wait in the layer. The `t` of the
+/// field `RateLimit` is not changed.
 ///
 /// If a thousand clients are denied at once, and each receives the same time, all of them return at
 /// that time, and most are denied again. For a quota of ten per second, with a burst of ten, and a
