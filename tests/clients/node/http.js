@@ -5,6 +5,7 @@ import axios from 'axios';
 import axiosRetry from 'axios-retry';
 import got from 'got';
 import ky from 'ky';
+import OpenAI from 'openai';
 import { Agent, RetryAgent, request } from 'undici';
 
 import { check, exhaust, seen, server } from './report.js';
@@ -25,6 +26,10 @@ const clients = {
     await body.dump();
     await dispatcher.close();
     return statusCode;
+  },
+  openai: async (headers) => {
+    const client = new OpenAI({ baseURL: server, apiKey: 'any' });
+    return (await client.get('/', { headers }).asResponse()).status;
   },
 };
 

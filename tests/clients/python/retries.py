@@ -2,6 +2,7 @@
 Their settings are the usual ones."""
 
 import httpx
+import tenacity
 import urllib3
 from httpx_retries import RetryTransport
 
@@ -9,7 +10,24 @@ from report import all_at_once, check, exhaust, seen, server
 
 URL = f"{server}/"
 by_httpx = httpx.Client(transport=RetryTransport())
+
+
+def wanted(error):
+    """Returns the wait that a denial reports."""
+    return float(error.response.headers["retry-after"])
+
+
+@tenacity.retry(
+    retry=tenacity.retry_if_exception_type(httpx.HTTPStatusError),
+    wait=tenacity.wait_exception(wanted),
+    stop=tenacity.stop_after_attempt(3),
+)
+def by_tenacity(headers):
+    return httpx.get(URL, headers=headers).raise_for_status().status_code
+
+
 clients = {
+    "tenacity": by_tenacity,
     "urllib3": lambda headers: urllib3.request("GET", URL, headers=headers).status,
     "httpx-retries": lambda headers: by_httpx.get(URL, headers=headers).status_code,
 }
