@@ -499,7 +499,7 @@ where
         charges: &[Charge<'_>],
     ) {
         let charged = &|rule| {
-            let charge = charges.iter().find(|charge| charge.rule() == rule)?;
+            let charge = Charge::find(charges, rule)?;
             Some(Charged { key: charge.key(), quotas: charge.quotas(), cost: charge.cost() })
         };
         let secret = self.settings.secret.as_ref();
@@ -511,8 +511,9 @@ where
 /// Returns `true` if a charge takes slots that limit its request.
 #[inline(never)]
 fn needs_slot(charges: &[Charge<'_>]) -> bool {
-    let takes = |charge: &Charge<'_>| charge.cost() > 0 && !charge.is_report_only();
-    charges.iter().any(|charge| takes(charge) && charge.quotas().iter().any(Quota::is_concurrent))
+    charges
+        .iter()
+        .any(|charge| charge.may_deny() && charge.quotas().iter().any(Quota::is_concurrent))
 }
 
 /// Returns the instant of a store call, for metrics.

@@ -210,7 +210,9 @@ impl LayerConfig {
 
     /// Calls the hooks, and records metrics and log lines.
     pub(crate) fn notify(&self, event: &DecisionEvent<'_>) {
-        observe::record(event);
+        if observe::has_subscriber() {
+            observe::record(event);
+        }
         self.metrics.on_decision(event);
         self.hooks.iter().for_each(|hook| hook.on_decision(event));
     }
