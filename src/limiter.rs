@@ -310,7 +310,8 @@ impl<S: Store> Limiter<S> {
     /// ```
     /// use tower_sluice::{Limiter, Quota};
     ///
-    /// let (limiter, tokens) = (Limiter::local(), Quota::per_minute(1_000));
+    /// let limiter = Limiter::local();
+    /// let tokens = Quota::per_minute(1_000);
     /// assert_eq!(limiter.charge("alice", &tokens, 300).now().remaining(), Some(700));
     /// assert_eq!(limiter.refund("alice", &tokens, 100).now().remaining(), Some(800));
     /// ```
@@ -348,6 +349,15 @@ impl<S: Store> Limiter<S> {
     ///
     /// An account has at most its limit. To return the units of a request, use
     /// [`reserve`](Limiter::reserve) and [`adjust_to`](Limiter::adjust_to).
+    ///
+    /// ```
+    /// use tower_sluice::{Limiter, Quota};
+    ///
+    /// let limiter = Limiter::local();
+    /// let quota = Quota::per_hour(5);
+    /// assert_eq!(limiter.take("alice", &quota, 4).now().remaining(), Some(1));
+    /// assert_eq!(limiter.refund("alice", &quota, 9).now().remaining(), Some(5));
+    /// ```
     #[must_use = "nothing may be refunded until the answer is awaited: add `.await`, or `.now()` for \
                   a `LocalStore`"]
     pub fn refund(

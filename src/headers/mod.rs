@@ -53,7 +53,7 @@ static BY_UNIT: [HeaderName; 6] = [
 
 /// Returns all header fields that a layer may set, for `Access-Control-Expose-Headers`.
 ///
-/// Of [`Headers::ByUnit`], these are the fields for requests and tokens.
+/// The fields of [`Headers::ByUnit`] are those for requests and tokens.
 ///
 /// Browser scripts can read only exposed fields. Place the CORS layer outside the limiter, so that
 /// rejections also get CORS headers.
@@ -138,7 +138,7 @@ pub enum Headers {
     /// has fields. The reset is the time until all units are available again, rounded up: milliseconds
     /// below one second (`120ms`), and seconds from there (`1s`, `6m0s`, `1h0m0s`).
     ///
-    /// Of several quotas of one unit, the fields report the decisive one. Slots have no such fields.
+    /// The fields of a unit with several quotas report the decisive one. Slots have no such fields.
     ///
     /// ```
     /// use tower_sluice::{Headers, Limiter, Quota};

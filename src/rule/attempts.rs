@@ -1,6 +1,6 @@
 //! Attempts of a request: lists of charges, of which the first that fits is made.
 
-use std::{ops::Range, time::Duration};
+use std::ops::Range;
 
 use smallvec::SmallVec;
 
@@ -302,7 +302,7 @@ impl Attempts {
             let start = decision.outcomes.len();
             self.add_known(at, charge, decision);
             if decision.outcomes.len() == start {
-                add_unknown(charge, decision);
+                charge.add_unknown(decision);
             }
             if has(decisive, charge.rule()) {
                 continue;
@@ -403,12 +403,4 @@ fn foresee(next: &[Charge<'_>], known: &[Outcome]) -> Option<SmallVec<[Outcome; 
         }
     }
     foreseen.iter().any(Outcome::denies).then_some(foreseen)
-}
-
-/// Adds outcomes for a charge whose accounts were not asked for.
-fn add_unknown(charge: &Charge<'_>, decision: &mut Decision) {
-    for (quota_index, _) in charge.charged_quotas() {
-        let outcome = Outcome::unknown(charge.rule(), quota_index, Some(Duration::ZERO));
-        decision.outcomes.push(outcome.with_report_only(charge.is_report_only()));
-    }
 }

@@ -102,8 +102,12 @@ pub use self::{
     },
 };
 use crate::{
-    advice::warn_of_shared_default, algorithm::Demand, decision::Decision, key::Key,
-    name::RuleName, quota::Quota,
+    advice::warn_of_shared_default,
+    algorithm::Demand,
+    decision::{Decision, Outcome},
+    key::Key,
+    name::RuleName,
+    quota::Quota,
 };
 
 /// Charge of one rule to one key: `cost` units under each of `quotas`.
@@ -285,6 +289,14 @@ impl<'a> Charge<'a> {
     /// Returns `true` if the charge denies a request that it does not fit.
     pub(crate) fn may_deny(&self) -> bool {
         self.demand.cost > 0 && !self.report_only
+    }
+
+    /// Adds outcomes for the quotas, whose accounts the store was not asked for.
+    pub(crate) fn add_unknown(&self, decision: &mut Decision) {
+        for (quota_index, _) in self.charged_quotas() {
+            let outcome = Outcome::unknown(self.rule, quota_index, Some(Duration::ZERO));
+            decision.outcomes.push(outcome.with_report_only(self.report_only));
+        }
     }
 
     /// Returns the first charge of a rule, if any.

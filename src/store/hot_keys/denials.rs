@@ -299,11 +299,7 @@ impl KnownDenial {
             if index == self.index {
                 decision.outcomes.extend_from_slice(&self.outcomes);
             } else if !self.blocked {
-                for (quota_index, _) in charge.charged_quotas() {
-                    let unknown =
-                        Outcome::unknown(charge.rule(), quota_index, Some(Duration::ZERO));
-                    decision.outcomes.push(unknown.with_report_only(charge.is_report_only()));
-                }
+                charge.add_unknown(&mut decision);
             }
         }
         if self.blocked { decision.with_blocked() } else { decision }
