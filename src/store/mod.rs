@@ -403,7 +403,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 ///
 /// The decision of a store:
 ///
-/// - has one [`Outcome`](crate::decision::Outcome) per charged quota, in the order of the charges
+/// - has one [`Outcome`] per charged quota, in the order of the charges
 ///   and of their quotas;
 /// - marks the outcomes of [report-only](Charge::is_report_only) charges;
 /// - has the source [`Source::Other`](crate::decision::Source::Other);
