@@ -1,31 +1,65 @@
 -- Accounts and their storage format.
 --
--- An account is one string, little-endian. It starts with the instant of the last change
--- (microseconds, 7 bytes). A block may follow: `b`, a length (2 bytes) and the instant of its end.
--- Entries follow, each with a letter, a length (2), the address of a quota (4), the microsecond of its
--- end (7), and a content. The letter of a state is that of its algorithm. `r` is a reset of the quota:
+-- An account is one string, little-endian. It starts with its head, the instant of the last change
+-- (microseconds, 7 bytes). Entries follow, each with a letter and a length (2 bytes). A block is `b` and the
+-- instant of its end. All others have the address of a quota (4), the microsecond of their end (7), and a
+-- content. The letter of a state is that of its algorithm. `r` is a reset of the quota:
 -- its content is the instant, and its end the microsecond from which on no receipt of an earlier charge
 -- holds any units. A GCRA state that ends with its TAT has no end of its own.
+--
+-- An entry that an earlier call changed last has a capital letter, and the instant of that change (7) in
+-- front of its other parts. Only a clock that steps back makes it matter: each state moves by its own step.
 --
 -- An entry is found by its letter and its address. Entries of quotas that are not part of the call, such
 -- as those of another plan, are kept until they end, at most `most_others` of them.
 local algorithms = {}
 local most_others = 16
 
+-- An instant from which on a double is not exact.
+local latest_instant = 9007199254740992
+
+local function pack_raw(letter, parts)
+  return struct.pack('<c1Hc0', letter, #parts, parts)
+end
+
 local function pack_entry(letter, address, ends, content)
   return struct.pack('<c1HI4I7c0', letter, 11 + #content, address, ends, content)
 end
 
 -- Parses an entry of a quota that is not part of the call. Returns false if it is invalid.
-local function parse_other(value, at, letter, length, from)
+local function parse_other(value, letter, from, length, last)
+  local raw, ends = pack_raw(letter, string.sub(value, from, from + length - 1)), nil
   if letter == 'g' and length == 13 then
-    local us = instant(value, from + 4)
-    return us and { raw = string.sub(value, at, from + length - 1), ends = us + 1 }
-  elseif length < 11 then
+    ends = instant(value, from + 4)
+    ends = ends and ends + 1
+  elseif length >= 11 then
+    ends = struct.unpack('<I7', value, from + 4)
+  end
+  return ends and ends < latest_instant and { raw = raw, last = last, ends = ends }
+end
+
+-- Parses an entry that is no block. Returns false if it is invalid.
+local function parse_entry(account, value, letter, from, length, last)
+  if length < 13 or not string.find('rgtfsl', letter, 1, true) then
     return false
   end
-  local ends = struct.unpack('<I7', value, from + 4)
-  return ends < 9007199254740992 and { raw = string.sub(value, at, from + length - 1), ends = ends }
+  local place = account.known[struct.unpack('<I4', value, from)]
+  if not place or letter ~= 'r' and place.algorithm.letter ~= letter then
+    local other = parse_other(value, letter, from, length, last)
+    account.others[#account.others + 1] = other or nil
+    return other
+  end
+  place.last = last
+  if letter == 'r' then
+    place.void, place.reset, place.reset_nano = struct.unpack('<I7I7H', value, from + 4)
+    return length == 20 and place.void < latest_instant
+  elseif letter == 'g' and length == 13 then
+    place.state = place.algorithm.read(place, value, from + 4, 9)
+    return place.state
+  end
+  place.stored_end = struct.unpack('<I7', value, from + 4)
+  place.state = place.algorithm.read(place, value, from + 11, length - 11)
+  return place.state and place.stored_end < latest_instant
 end
 
 -- Parses a value into the places of the plan. Returns false if the value is invalid.
@@ -33,75 +67,39 @@ local function parse(account, value)
   if type(value) ~= 'string' or #value < 10 then
     return false
   end
-  account.last = struct.unpack('<I7', value)
-  if account.last >= 9007199254740992 then
-    return false
-  end
-  local at = 8
+  local head, at = struct.unpack('<I7', value)
   while at <= #value do
     if at + 2 > #value then
       return false
     end
     local letter, length, from = struct.unpack('<c1H', value, at)
-    local after = from + length
+    local last, after = head, from + length
     if after > #value + 1 then
       return false
+    elseif letter < 'a' then
+      if length < 7 then
+        return false
+      end
+      letter, last, from = string.lower(letter), struct.unpack('<I7', value, from)
+      length = after - from
+    end
+    if last >= latest_instant then
+      return false
     elseif letter == 'b' then
-      if length ~= 9 or at > 8 then
+      if length ~= 9 or account.block then
         return false
       end
       account.block, account.block_nano = instant(value, from)
+      account.block_last = last
       if not account.block then
         return false
       end
-    elseif length < 13 or not string.find('rgtfsl', letter, 1, true) then
+    elseif not parse_entry(account, value, letter, from, length, last) then
       return false
-    else
-      local place = account.known[struct.unpack('<I4', value, from)]
-      if place and letter == 'r' then
-        place.void, place.reset, place.reset_nano = struct.unpack('<I7I7H', value, from + 4)
-        if length ~= 20 or place.void >= 9007199254740992 then
-          return false
-        end
-      elseif place and place.algorithm.letter == letter then
-        local content, content_length = from + 11, length - 11
-        if letter == 'g' and length == 13 then
-          content, content_length = from + 4, 9
-        else
-          place.stored_end = struct.unpack('<I7', value, from + 4)
-        end
-        place.state = place.algorithm.read(place, value, content, content_length)
-        if not place.state or (place.stored_end or 0) >= 9007199254740992 then
-          return false
-        end
-      else
-        local other = parse_other(value, at, letter, length, from)
-        if not other then
-          return false
-        end
-        account.others[#account.others + 1] = other
-      end
     end
     at = after
   end
   return true
-end
-
--- Moves an entry of a quota that is not part of the call. A call of the quota moves its instants, except
--- for a TAT, which may be in the future.
-local function move_other(other, back)
-  local letter, length, address, us, ns = struct.unpack('<c1HI4I7H', other.raw)
-  other.ends = math.max(0, other.ends - back)
-  if length == 13 then
-    other.raw = struct.pack('<c1HI4I7H', 'g', 13, address, math.max(0, us - back), ns)
-    return
-  end
-  local content = string.sub(other.raw, 15)
-  if letter == 'g' then
-    us, ns = struct.unpack('<I7H', content)
-    content = struct.pack('<I7H', math.max(0, us - back), ns)
-  end
-  other.raw = pack_entry(letter, address, other.ends, content)
 end
 
 -- Returns the entry of a place with state, and its end.
@@ -119,6 +117,7 @@ end
 
 -- Lets the plan of the call decide for how long a state is kept. An undo does not: its plan may be older.
 local function own(place)
+  place.last = nil
   if place.state then
     place.raw, place.stored_end = nil, nil
   end
@@ -132,23 +131,33 @@ local function has_ended(place)
   return not before(now, nano, place.state.us, place.state.ns)
 end
 
--- Updates an account to the instant of the call: moves it if the clock stepped far back, and ends expired
--- state. Expired state is kept until it ends under the plan that stored it, or a charge replaces it.
+-- Moves a place back whose last change is ahead of the instant of the call.
+local function move(place)
+  local back = place.last - now
+  place.stored_end = place.stored_end and place.stored_end - back
+  place.void = place.void and place.void - back
+  if place.state then
+    place.algorithm.follow(place, back, place.last)
+  end
+  place.last = nil
+end
+
+-- Updates an account to the instant of the call: moves what is ahead of it, and ends expired state. Expired
+-- state is kept until it ends under the plan that stored it, or a charge replaces it. What changes in this
+-- call has no instant of an earlier change.
 local function refresh(account)
-  local back, places, others = account.last - now, account.places, {}
+  local places, others = account.places, {}
   for i = 1, #places do
     local place = places[i]
-    if back > 0 then
-      place.stored_end = place.stored_end and place.stored_end - back
-      place.void = place.void and place.void - back
+    if place.state then
+      -- Only a value that no call has written has a later instant.
+      place.last = math.max(place.last, place.algorithm.newest(place))
+    end
+    if place.last and place.last > now then
+      move(place)
+      account.changed = true
     end
     if place.state then
-      -- A call without this quota may have been the first after a step back.
-      local ahead = math.max(back, place.algorithm.newest(place) - now)
-      if ahead > 0 then
-        place.algorithm.follow(place, ahead, now + ahead)
-        account.changed = true
-      end
       if has_ended(place) then
         place.state = nil
       elseif not place.algorithm.is_active(place) then
@@ -160,18 +169,17 @@ local function refresh(account)
     end
   end
   for i = 1, #account.others do
+    -- The next call of its quota moves it.
     local other = account.others[i]
-    if back > 0 then
-      move_other(other, back)
-    end
+    other.ends = other.ends - math.max(0, other.last - now)
     if other.ends > now then
       others[#others + 1] = other
     end
   end
   account.others = others
-  if back > 0 then
-    account.block = account.block and account.block - back
-    account.changed = true
+  if account.block and account.block_last > now then
+    account.block = account.block - (account.block_last - now)
+    account.block_last, account.changed = nil, true
   end
   if account.block and not before(now, nano, account.block, account.block_nano) then
     account.block, account.changed = nil, true
@@ -198,7 +206,7 @@ local function clear(account)
   account.healed, account.changed, account.block, account.value = true, true, nil, nil
   account.others = {}
   for _, place in ipairs(account.places) do
-    place.state, place.raw, place.reset, place.void, place.stored_end = nil, nil, nil, nil, nil
+    place.state, place.raw, place.reset, place.void, place.stored_end, place.last = nil, nil, nil, nil, nil, nil
     if place.list then
       redis.call('DEL', place.list)
     end
@@ -252,7 +260,7 @@ local function read(key, plan, unbounded)
   local places, known = {}, {}
   local account = {
     key = key, binding = binding == 1, places = places, known = known, others = {}, absent = absent,
-    value = false, last = 0, changed = false, charging = false, times = 0, lists = false,
+    value = false, changed = false, charging = false, times = 0, lists = false,
   }
   for i = 1, count do
     local letter, address, from = struct.unpack('<c1I4', plan, at)
@@ -281,35 +289,53 @@ local function read(key, plan, unbounded)
   return account
 end
 
+-- Appends an entry that was last changed at an instant, or by this call.
+local function add_entry(entries, raw, last, ends)
+  local size = entries.size + 1
+  last = last or now
+  entries.size, entries[size], entries.lasts[size] = size, raw, last
+  entries.head = math.max(entries.head, last)
+  entries.ends = math.max(entries.ends, ends)
+end
+
 -- Returns the account as a string, and the microsecond from which on it may be dropped. `how` is `write`
 -- for the stored form and `show` for the reply, which may contain more.
 local function encode(account, how)
-  local parts, latest = { struct.pack('<I7', now) }, 0
+  local entries = { size = 0, lasts = {}, head = 0, ends = 0 }
   if account.block then
-    parts[2] = struct.pack('<c1HI7H', 'b', 9, account.block, account.block_nano)
-    latest = account.block + 1
+    local block = struct.pack('<c1HI7H', 'b', 9, account.block, account.block_nano)
+    add_entry(entries, block, account.block_last, account.block + 1)
   end
   for _, place in ipairs(account.places) do
     if place.void then
       local content = struct.pack('<I7H', place.reset, place.reset_nano)
-      parts[#parts + 1] = pack_entry('r', place.address, place.void, content)
-      latest = math.max(latest, place.void)
+      add_entry(entries, pack_entry('r', place.address, place.void, content), place.last, place.void)
     end
     if place.held then
       if how == 'show' then
-        parts[#parts + 1] = struct.pack('<c1HI4I4', 'c', 8, place.address, place.held)
+        add_entry(entries, struct.pack('<c1HI4I4', 'c', 8, place.address, place.held), now, 0)
       end
     elseif place.state then
       local entry, ends = entry_of(place, how)
-      parts[#parts + 1], latest = entry, math.max(latest, ends)
+      add_entry(entries, entry, place.last, ends)
     elseif place.raw then
-      parts[#parts + 1], latest = place.raw, math.max(latest, place.stored_end)
+      add_entry(entries, place.raw, place.last, place.stored_end)
     end
   end
   for _, other in ipairs(account.others) do
-    parts[#parts + 1], latest = other.raw, math.max(latest, other.ends)
+    add_entry(entries, other.raw, other.last, other.ends)
   end
-  return #parts > 1 and table.concat(parts) or '', latest
+  if entries.size == 0 then
+    return '', 0
+  end
+  for i = 1, entries.size do
+    local last = entries.lasts[i]
+    if last < entries.head then
+      local letter, parts = string.upper(string.sub(entries[i], 1, 1)), string.sub(entries[i], 4)
+      entries[i] = pack_raw(letter, struct.pack('<I7', last) .. parts)
+    end
+  end
+  return struct.pack('<I7', entries.head) .. table.concat(entries), entries.ends
 end
 
 -- Stores the account with a time to live that ends when it may be dropped.

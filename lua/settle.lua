@@ -28,7 +28,7 @@ for _, account in ipairs(outside and {} or accounts) do
       ends = math.max(ends, now + place.algorithm.longest(place))
       -- A key lives for ten years at most.
       place.void = math.max(place.void or 0, math.min(ends, now + 315360000000000))
-      place.state, place.raw, place.stored_end = nil, nil, nil
+      place.state, place.raw, place.stored_end, place.last = nil, nil, nil, nil
       if place.list then
         redis.call('DEL', place.list)
       end
@@ -38,6 +38,7 @@ for _, account in ipairs(outside and {} or accounts) do
       end
       if place.state then
         place.algorithm[what](place, us, ns)
+        place.last = nil
         if what ~= 'undo' then
           own(place)
         end
@@ -50,6 +51,7 @@ for _, account in ipairs(outside and {} or accounts) do
   end
   if what == 'block' then
     account.block, account.block_nano = plus(now, nano, us, ns)
+    account.block_last = nil
   elseif what == 'unblock' then
     account.block = nil
   end

@@ -123,7 +123,6 @@ algorithms.l = {
   read = function(place, value, from, length)
     local us, ns = instant(value, from + 5)
     if length == 14 and us then
-      place.last = struct.unpack('<I7', value)
       return { total = struct.unpack('<I5', value, from), us = us, ns = ns }
     end
   end,

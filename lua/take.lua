@@ -68,7 +68,7 @@ local function decide(keys, texts, size, count)
         elseif possible and not blocked and not place.state and place.possible == 1 then
           -- The first request opens an account that starts at `initial`.
           place.algorithm.open(place)
-          account.changed = account.changed or place.state
+          place.last, account.changed = nil, account.changed or place.state
         end
         if place.mark then
           -- The requests up to `rates` are denied by slots alone.

@@ -32,7 +32,7 @@ where
         ("refunds.json", 158),
         ("combined.json", 6),
         ("alternatives.json", 40),
-        ("plans.json", 45),
+        ("plans.json", 47),
         ("slots.json", 69),
         #[cfg(feature = "calendar")]
         ("periods.json", 50),

@@ -76,6 +76,7 @@ fn cases() -> Vec<(&'static str, Vec<Quota>, Vec<Step>)> {
         ("slots, reset", vec![Quota::concurrent(5), five], vec![Take(2), Reset, Take(1)]),
         ("block", vec![five], vec![Block(Duration::from_secs(90))]),
         ("block and charge", vec![five], vec![Take(2), Block(Duration::from_secs(90))]),
+        ("block after a charge", vec![five], vec![Take(2), SECOND, Block(Duration::from_secs(90))]),
         ("reset", vec![five], vec![Take(2), SECOND, Reset]),
         ("reset, block and charge", vec![five], {
             vec![Take(2), Reset, Take(1), Block(Duration::from_secs(90))]

@@ -242,13 +242,18 @@ fn read_entries(
     let mut block = None;
     let mut quotas = smallvec![None; account.quotas.len()];
     if !bytes.0.is_empty() {
-        // The instant of the last change.
+        // The instant of the last change. Only the scripts need the instants of changes.
         bytes.int::<7>()?;
     }
     while !bytes.0.is_empty() {
-        let kind = bytes.take(1)?[0];
+        let letter_of_entry = bytes.take(1)?[0];
         let length = bytes.count()?;
         let mut content = Reader(bytes.take(length)?);
+        if letter_of_entry.is_ascii_uppercase() {
+            // An earlier call changed the entry last.
+            content.int::<7>()?;
+        }
+        let kind = letter_of_entry.to_ascii_lowercase();
         if kind == b'b' {
             block = Some(content.instant()?);
             continue;
@@ -260,7 +265,7 @@ fn read_entries(
         });
         let Some(index) = index else { continue };
         // Held slots have no end, and a plain GCRA state ends with its instant.
-        if kind != b'c' && !(kind == b'g' && length == 13) {
+        if kind != b'c' && !(kind == b'g' && content.0.len() == 9) {
             content.int::<7>()?;
         }
         quotas[index] = Some(parse_state(&mut content, &account.quotas[index].quota)?);
