@@ -1,0 +1,576 @@
+//! The types and traits of other crates in the public interface.
+//!
+//! A major version of one of their crates is a breaking change of this one. The sources are read with
+//! all features, as far as `lib.rs` reaches them. In the body of a macro, each type or trait counts.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path as FilePath, PathBuf},
+};
+
+use syn::{
+    Attribute, Block, File, ImplItem, Item, ItemImpl, ItemMacro, ItemMod, Meta, Path, Type,
+    UseTree, Visibility,
+    visit::{self, Visit},
+};
+
+/// The types and traits by crate.
+const ALLOWED: &[(&str, &[&str])] = &[
+    (
+        "axum",
+        &[
+            "Router",
+            "extract::FromRequestParts",
+            "extract::Request",
+            "response::IntoResponse",
+            "routing::Route",
+        ],
+    ),
+    ("bytes", &["Bytes"]),
+    (
+        "governor",
+        &[
+            "NotUntil",
+            "RateLimiter",
+            "clock::Clock",
+            "middleware::RateLimitingMiddleware",
+            "state::keyed::KeyedStateStore",
+        ],
+    ),
+    (
+        "http",
+        &[
+            "Extensions",
+            "HeaderMap",
+            "HeaderName",
+            "HeaderValue",
+            "Method",
+            "Request",
+            "Response",
+            "StatusCode",
+            "Uri",
+            "Version",
+            "request::Parts",
+        ],
+    ),
+    ("http_body", &["Body"]),
+    ("jiff", &["Timestamp", "ZonedDateTime"]),
+    (
+        "redis",
+        &[
+            "RedisConnectionInfo",
+            "RedisError",
+            "RedisResult",
+            "aio::ConnectionLike",
+            "aio::MultiplexedConnection",
+        ],
+    ),
+    ("serde", &["Deserialize", "Serialize"]),
+    ("tokio", &["io::AsyncRead", "io::AsyncWrite"]),
+    ("tower", &["BoxError", "Layer", "Service"]),
+];
+
+/// The most steps from a name to its meaning.
+const MOST_STEPS: usize = 16;
+
+/// Meaning of a name in a module.
+enum Meaning {
+    Import(Vec<String>),
+    Item { public: bool },
+    Alias(Type),
+}
+
+/// Result of following a path.
+enum Target<'a> {
+    /// A path of another crate.
+    Foreign(String),
+    Own {
+        public: bool,
+    },
+    Alias {
+        module: Vec<String>,
+        meant: &'a Type,
+    },
+}
+
+#[derive(Default)]
+struct Module {
+    items: Vec<Item>,
+    names: BTreeMap<String, Vec<Meaning>>,
+    /// The modules whose names are imported.
+    globs: Vec<Vec<String>>,
+    /// A module whose traits nobody else can name.
+    sealed: bool,
+}
+
+/// The modules of a crate, by path.
+struct Sources {
+    /// The crates that it depends on.
+    crates: BTreeSet<String>,
+    modules: BTreeMap<Vec<String>, Module>,
+}
+
+fn join(path: &[String], more: &[String]) -> Vec<String> {
+    [path, more].concat()
+}
+
+fn is_public(visibility: &Visibility) -> bool {
+    matches!(visibility, Visibility::Public(_))
+}
+
+/// Returns `true` for items that only tests have.
+fn is_of_tests(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|attribute| match &attribute.meta {
+        Meta::List(list) if attribute.path().is_ident("cfg") => {
+            let condition = list.tokens.to_string();
+            condition == "test" || condition.starts_with("all (test")
+        }
+        _ => false,
+    })
+}
+
+fn attributes(item: &Item) -> &[Attribute] {
+    match item {
+        Item::Const(item) => &item.attrs,
+        Item::Enum(item) => &item.attrs,
+        Item::Fn(item) => &item.attrs,
+        Item::Impl(item) => &item.attrs,
+        Item::Macro(item) => &item.attrs,
+        Item::Mod(item) => &item.attrs,
+        Item::Static(item) => &item.attrs,
+        Item::Struct(item) => &item.attrs,
+        Item::Trait(item) => &item.attrs,
+        Item::Type(item) => &item.attrs,
+        Item::Use(item) => &item.attrs,
+        _ => panic!("an item of a new kind: extend this test"),
+    }
+}
+
+/// Returns the paths in a text of tokens.
+fn paths(tokens: &str) -> Vec<Vec<String>> {
+    let text = tokens.replace(" :: ", "::");
+    let is_part = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
+    let words = text.split(|c| !is_part(c)).filter(|word| !word.is_empty());
+    words.map(|word| word.split("::").map(str::to_owned).collect()).collect()
+}
+
+impl Sources {
+    fn new(crates: BTreeSet<String>) -> Self {
+        Self { crates, modules: BTreeMap::new() }
+    }
+
+    /// Reads the crate of this repository.
+    fn of_this_crate() -> Self {
+        let root = FilePath::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let manifest = fs::read_to_string(root.join("Cargo.toml")).expect("Cargo.toml");
+        let manifest: toml::Table = manifest.parse().expect("TOML");
+        let dependencies = manifest["dependencies"].as_table().expect("a table");
+        let mut sources =
+            Self::new(dependencies.keys().map(|name| name.replace('-', "_")).collect());
+        sources.read_file(Vec::new(), &root.join("src/lib.rs"), &root.join("src"));
+        sources
+    }
+
+    fn read_file(&mut self, path: Vec<String>, file: &FilePath, folder: &FilePath) {
+        let text = fs::read_to_string(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+        let parsed = syn::parse_file(&text).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+        self.read(path, parsed.items, folder);
+    }
+
+    /// Reads a module, whose modules are files of `folder`.
+    fn read(&mut self, path: Vec<String>, items: Vec<Item>, folder: &FilePath) {
+        let sealed = path.last().is_some_and(|name| name == "sealed");
+        let mut module = Module { sealed, ..Module::default() };
+        let mut open = items;
+        open.reverse();
+        while let Some(item) = open.pop() {
+            if is_of_tests(attributes(&item)) {
+                continue;
+            }
+            match item {
+                Item::Mod(inner) => self.read_inner(&path, inner, folder),
+                Item::Macro(call) => match call.mac.parse_body::<File>() {
+                    Ok(body) => open.extend(body.items.into_iter().rev()),
+                    Err(_) => module.items.push(Item::Macro(call)),
+                },
+                item => {
+                    module.define(&item);
+                    module.items.push(item);
+                }
+            }
+        }
+        for glob in &module.globs {
+            assert!(!self.crates.contains(&glob[0]), "{glob:?}: import names instead of all");
+        }
+        self.modules.insert(path, module);
+    }
+
+    fn read_inner(&mut self, above: &[String], module: ItemMod, folder: &FilePath) {
+        let name = module.ident.to_string();
+        let path = join(above, std::slice::from_ref(&name));
+        let inner = folder.join(&name);
+        if let Some((_, items)) = module.content {
+            return self.read(path, items, &inner);
+        }
+        let files: [PathBuf; 2] = [inner.with_extension("rs"), inner.join("mod.rs")];
+        let file = files.iter().find(|file| file.exists());
+        self.read_file(path, file.unwrap_or_else(|| panic!("no file for {name}")), &inner);
+    }
+
+    /// Follows a path that the code of a module names.
+    fn follow(&self, module: &[String], path: &[String], steps: usize) -> Vec<Target<'_>> {
+        assert!(steps < MOST_STEPS, "{path:?} in {module:?} goes round");
+        let Some((first, rest)) = path.split_first() else { return Vec::new() };
+        match first.as_str() {
+            "crate" => return self.look_up(&[], rest, steps),
+            "self" => return self.look_up(module, rest, steps),
+            "super" => {
+                let above = &module[..module.len() - 1];
+                if rest.first().is_some_and(|next| next == "super") {
+                    return self.follow(above, rest, steps);
+                }
+                return self.look_up(above, rest, steps);
+            }
+            _ => {}
+        }
+        let found = self.look_up(module, path, steps);
+        if found.is_empty() && self.crates.contains(first) && !rest.is_empty() {
+            return vec![Target::Foreign(path.join("::"))];
+        }
+        found
+    }
+
+    /// Follows a path that starts in a module.
+    fn look_up(&self, module: &[String], path: &[String], steps: usize) -> Vec<Target<'_>> {
+        let Some((first, rest)) = path.split_first() else { return Vec::new() };
+        let inner = join(module, std::slice::from_ref(first));
+        if self.modules.contains_key(&inner) {
+            return self.look_up(&inner, rest, steps);
+        }
+        let Some(names) = self.modules.get(module) else { return Vec::new() };
+        let mut found = Vec::new();
+        for meaning in names.names.get(first).into_iter().flatten() {
+            match meaning {
+                // A macro, under its own name.
+                Meaning::Import(path) if path == std::slice::from_ref(first) => {}
+                Meaning::Import(path) => {
+                    found.extend(self.follow_import(module, &join(path, rest), steps + 1));
+                }
+                Meaning::Item { public } => found.push(Target::Own { public: *public }),
+                Meaning::Alias(meant) => {
+                    found.push(Target::Alias { module: module.to_owned(), meant });
+                }
+            }
+        }
+        if found.is_empty() {
+            for glob in &names.globs {
+                found.extend(self.follow(module, &join(glob, path), steps + 1));
+            }
+        }
+        found
+    }
+
+    /// Follows the path of an import, whose first name may be that of a crate and of the import.
+    fn follow_import(&self, module: &[String], path: &[String], steps: usize) -> Vec<Target<'_>> {
+        if self.crates.contains(&path[0]) && !self.modules.contains_key(&join(module, &path[..1])) {
+            return vec![Target::Foreign(path.join("::"))];
+        }
+        self.follow(module, path, steps)
+    }
+
+    /// Returns the foreign types and traits of the public interface, each with a module that names it.
+    fn foreign_names(&self) -> BTreeMap<String, String> {
+        let mut found = BTreeMap::new();
+        for (path, module) in self.modules.iter().filter(|(_, module)| !module.sealed) {
+            let mut names = Names { sources: self, module: path.clone(), found: &mut found };
+            for item in &module.items {
+                names.item(item);
+            }
+        }
+        found
+    }
+}
+
+impl Module {
+    /// Records the names that an item defines or imports.
+    fn define(&mut self, item: &Item) {
+        let (name, public) = match item {
+            Item::Use(item) => return self.import(Vec::new(), &item.tree),
+            Item::Type(item) if !is_public(&item.vis) => {
+                let meant = Meaning::Alias((*item.ty).clone());
+                return self.names.entry(item.ident.to_string()).or_default().push(meant);
+            }
+            Item::Enum(item) => (&item.ident, is_public(&item.vis)),
+            Item::Struct(item) => (&item.ident, is_public(&item.vis)),
+            Item::Trait(item) => (&item.ident, is_public(&item.vis)),
+            Item::Type(item) => (&item.ident, true),
+            _ => return,
+        };
+        let public = public && !self.sealed;
+        self.names.entry(name.to_string()).or_default().push(Meaning::Item { public });
+    }
+
+    /// Records the imports of a tree below `path`.
+    fn import(&mut self, path: Vec<String>, tree: &UseTree) {
+        let (name, target) = match tree {
+            UseTree::Path(tree) => {
+                return self.import(join(&path, &[tree.ident.to_string()]), &tree.tree);
+            }
+            UseTree::Group(group) => {
+                return group.items.iter().for_each(|tree| self.import(path.clone(), tree));
+            }
+            UseTree::Glob(_) => return self.globs.push(path),
+            UseTree::Name(tree) if tree.ident == "self" => {
+                (path.last().expect("a module").clone(), path)
+            }
+            UseTree::Name(tree) => (tree.ident.to_string(), join(&path, &[tree.ident.to_string()])),
+            UseTree::Rename(tree) => {
+                (tree.rename.to_string(), join(&path, &[tree.ident.to_string()]))
+            }
+        };
+        self.names.entry(name).or_default().push(Meaning::Import(target));
+    }
+}
+
+/// Collects the foreign names of public items.
+struct Names<'a> {
+    sources: &'a Sources,
+    module: Vec<String>,
+    found: &'a mut BTreeMap<String, String>,
+}
+
+impl Names<'_> {
+    fn item(&mut self, item: &Item) {
+        match item {
+            Item::Const(item) if is_public(&item.vis) => self.visit_type(&item.ty),
+            Item::Static(item) if is_public(&item.vis) => self.visit_type(&item.ty),
+            Item::Fn(item) if is_public(&item.vis) => self.visit_signature(&item.sig),
+            Item::Trait(item) if is_public(&item.vis) => self.visit_item_trait(item),
+            Item::Type(item) if is_public(&item.vis) => self.visit_item_type(item),
+            Item::Enum(item) if is_public(&item.vis) => {
+                self.derives(&item.attrs);
+                self.visit_item_enum(item);
+            }
+            Item::Struct(item) if is_public(&item.vis) => {
+                self.derives(&item.attrs);
+                self.visit_generics(&item.generics);
+                for field in item.fields.iter().filter(|field| is_public(&field.vis)) {
+                    self.visit_type(&field.ty);
+                }
+            }
+            Item::Use(item) if is_public(&item.vis) => self.exports(&[], &item.tree),
+            Item::Impl(item) => self.implementation(item),
+            Item::Macro(item) => self.macro_body(item),
+            _ => {}
+        }
+    }
+
+    /// Adds what a path stands for, if another crate has it.
+    fn name(&mut self, path: &[String]) {
+        for target in self.sources.follow(&self.module, path, 0) {
+            match target {
+                Target::Foreign(name) => self.foreign(&name),
+                Target::Own { .. } => {}
+                Target::Alias { module, meant } => {
+                    let mut inner = Names { sources: self.sources, module, found: self.found };
+                    inner.visit_type(meant);
+                }
+            }
+        }
+    }
+
+    /// Adds a name without the items of a type, such as an associated type. One segment is a crate.
+    fn foreign(&mut self, name: &str) {
+        let mut parts: Vec<&str> = name.split("::").collect();
+        let is_type = |part: &&str| part.starts_with(char::is_uppercase);
+        if let Some(at) = parts.iter().position(is_type) {
+            parts.truncate(at + 1);
+        }
+        if parts.len() > 1 {
+            self.found.insert(parts.join("::"), self.module.join("::"));
+        }
+    }
+
+    fn derives(&mut self, attributes: &[Attribute]) {
+        for attribute in attributes {
+            let Meta::List(list) = &attribute.meta else { continue };
+            let tokens = list.tokens.to_string();
+            let derived = match attribute.path() {
+                path if path.is_ident("derive") => &tokens[..],
+                path if path.is_ident("cfg_attr") => {
+                    tokens.split_once("derive").map_or("", |(_, derived)| derived)
+                }
+                _ => continue,
+            };
+            for path in paths(derived) {
+                self.name(&path);
+            }
+        }
+    }
+
+    fn exports(&mut self, path: &[String], tree: &UseTree) {
+        match tree {
+            UseTree::Path(tree) => {
+                self.exports(&join(path, &[tree.ident.to_string()]), &tree.tree);
+            }
+            UseTree::Group(group) => {
+                for tree in &group.items {
+                    self.exports(path, tree);
+                }
+            }
+            UseTree::Glob(_) => {}
+            UseTree::Name(tree) => self.name(&join(path, &[tree.ident.to_string()])),
+            UseTree::Rename(tree) => self.name(&join(path, &[tree.ident.to_string()])),
+        }
+    }
+
+    /// Returns `false` for a type that only this crate can name.
+    fn is_public_type(&self, meant: &Type) -> bool {
+        match meant {
+            Type::Path(path) => self.is_public_path(&path.path),
+            Type::Reference(reference) => self.is_public_type(&reference.elem),
+            _ => true,
+        }
+    }
+
+    fn is_public_path(&self, path: &Path) -> bool {
+        let targets = self.sources.follow(&self.module, &segments(path), 0);
+        !targets.iter().any(|target| matches!(target, Target::Own { public: false }))
+    }
+
+    fn implementation(&mut self, item: &ItemImpl) {
+        if !self.is_public_type(&item.self_ty) {
+            return;
+        }
+        if let Some((path, _)) = &item.trait_ {
+            if self.is_public_path(path) {
+                self.visit_generics(&item.generics);
+                self.visit_path(path);
+                self.visit_type(&item.self_ty);
+                for item in &item.items {
+                    if let ImplItem::Type(item) = item {
+                        self.visit_type(&item.ty);
+                    }
+                }
+            }
+            return;
+        }
+        let mut public = false;
+        for item in &item.items {
+            match item {
+                ImplItem::Const(item) if is_public(&item.vis) => self.visit_type(&item.ty),
+                ImplItem::Fn(item) if is_public(&item.vis) => self.visit_signature(&item.sig),
+                _ => continue,
+            }
+            public = true;
+        }
+        if public {
+            self.visit_generics(&item.generics);
+        }
+    }
+
+    /// Adds the types and traits that the text of a macro names, in signatures or not.
+    fn macro_body(&mut self, item: &ItemMacro) {
+        for path in paths(&item.mac.tokens.to_string()) {
+            if !path.iter().any(|name| name.starts_with(char::is_uppercase)) {
+                continue;
+            }
+            for target in self.sources.follow(&self.module, &path, 0) {
+                if let Target::Foreign(name) = target {
+                    self.foreign(&name);
+                }
+            }
+        }
+    }
+}
+
+fn segments(path: &Path) -> Vec<String> {
+    path.segments.iter().map(|segment| segment.ident.to_string()).collect()
+}
+
+impl<'ast> Visit<'ast> for Names<'_> {
+    fn visit_path(&mut self, path: &'ast Path) {
+        self.name(&segments(path));
+        visit::visit_path(self, path);
+    }
+
+    fn visit_attribute(&mut self, _: &'ast Attribute) {}
+
+    fn visit_block(&mut self, _: &'ast Block) {}
+}
+
+#[test]
+fn the_interface_has_only_these_types_of_other_crates() {
+    let sources = Sources::of_this_crate();
+    assert!(sources.modules.len() > 80, "{} modules", sources.modules.len());
+    let allowed = ALLOWED.iter().flat_map(|(name, types)| types.iter().map(move |it| (name, it)));
+    let allowed: BTreeSet<_> = allowed.map(|(name, it)| format!("{name}::{it}")).collect();
+    let mut new = sources.foreign_names();
+    let gone: Vec<_> = allowed.iter().filter(|name| !new.contains_key(*name)).collect();
+    assert!(gone.is_empty(), "no longer in the public interface: {gone:#?}");
+    new.retain(|name, _| !allowed.contains(name));
+    assert!(new.is_empty(), "new in the public interface, by module: {new:#?}");
+}
+
+/// Returns the foreign names of a crate of one file.
+fn names_of(text: &str) -> Vec<String> {
+    let mut sources = Sources::new(["http", "serde"].map(str::to_owned).into());
+    let items = syn::parse_file(text).expect("Rust").items;
+    sources.read(Vec::new(), items, FilePath::new(""));
+    sources.foreign_names().into_keys().collect()
+}
+
+#[test]
+fn each_part_of_an_interface_is_read() {
+    for text in [
+        "pub fn f(of: http::Uri) {}",
+        "use http::Uri; pub fn f() -> Option<Uri> { None }",
+        "use http::{Uri as Address}; pub struct S { pub of: Address }",
+        "pub enum E { A { of: http::Uri } }",
+        "pub trait T: Into<http::Uri> {}",
+        "pub trait T { fn f(&self) -> impl Iterator<Item = http::Uri>; }",
+        "pub type A = [http::Uri; 2];",
+        "pub const C: fn(http::Uri) = drop;",
+        "pub use http::Uri;",
+        "type A = http::Uri; pub fn f(of: &A) {}",
+        "mod a { pub(crate) use http::Uri; } pub mod b { pub fn f(of: crate::a::Uri) {} }",
+        "mod a { pub(crate) use http::Uri; } mod b { use super::a::*; pub fn f(of: Uri) {} }",
+        "pub struct S; impl S { pub fn f(self) -> http::Uri { todo() } }",
+        "pub struct S; impl From<http::Uri> for S { fn from(_: http::Uri) -> S { S } }",
+        "pub struct S; impl Iterator for S { type Item = http::Uri; }",
+        "pub struct S; impl<T> Clone for S where T: Into<http::Uri> {}",
+        "pin_project! { pub struct S { pub of: http::Uri } }",
+        "macro_rules! m { ($a:ty) => { impl From<http::Uri> for $a {} }; }",
+    ] {
+        assert_eq!(names_of(text), ["http::Uri"], "{text}");
+    }
+    for text in [
+        "#[derive(Debug, serde::Serialize)] pub struct S;",
+        "use serde::Serialize; #[cfg_attr(feature = \"serde\", derive(Serialize))] pub enum E {}",
+        "pub fn f<T: serde::Serialize>(of: T) -> <T as serde::Serialize>::Ok { of.ok() }",
+    ] {
+        assert_eq!(names_of(text), ["serde::Serialize"], "{text}");
+    }
+}
+
+#[test]
+fn private_items_bodies_and_tests_are_no_interface() {
+    for text in [
+        "fn f(of: http::Uri) {}",
+        "pub(crate) fn f(of: http::Uri) {}",
+        "pub fn f() { let of: http::Uri; }",
+        "pub struct S { of: http::Uri }",
+        "pub struct S(pub(crate) http::Uri);",
+        "struct S; impl From<http::Uri> for S {}",
+        "trait T {} impl T for http::Uri {}",
+        "pub struct S; impl S { fn f(of: http::Uri) {} }",
+        "mod sealed { pub trait Sealed { fn f(of: http::Uri); } }",
+        "#[cfg(test)] pub mod tests { pub fn f(of: http::Uri) {} }",
+        "/// [`http::Uri`]\n#[serde(untagged)] pub struct S;",
+        "mod http { pub struct Uri; } pub fn f(of: http::Uri) {}",
+        "macro_rules! m { () => { http::uri!() }; } pub(crate) use m;",
+    ] {
+        assert_eq!(names_of(text), [""; 0], "{text}");
+    }
+}
