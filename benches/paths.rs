@@ -2,7 +2,8 @@
 //! them, so any path that becomes longer is visible.
 //!
 //! `cargo bench -p dev --bench paths` prints them, and fails if a path has grown by more than a
-//! fiftieth over `benches/paths.txt`. `-- --record` writes that file. Requires valgrind.
+//! fiftieth over `benches/paths.txt`. `-- --record` writes that file, and `-- --record-of FILE` reads
+//! another one. Requires valgrind.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "prints a table")]
 
 #[path = "support/hello.rs"]
@@ -14,7 +15,7 @@ use std::{
     fs,
     hint::black_box,
     net::{Ipv4Addr, SocketAddr},
-    path::PathBuf,
+    path::{Path, PathBuf},
     pin::pin,
     process::{Command, ExitCode},
     task::{Context, Waker},
@@ -78,22 +79,31 @@ fn main() -> ExitCode {
             own.iter().map(|(path, count)| format!("{count:>6}  {path}\n")).collect();
         fs::write(record(), lines).expect("the file can be written");
     }
-    compare(&own)
+    let other = arguments.iter().skip_while(|argument| *argument != "--record-of").nth(1);
+    compare(&own, &other.map_or_else(record, PathBuf::from))
 }
 
 fn record() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../benches/paths.txt")
 }
 
-/// Prints the counts beside the recorded ones. Fails if a path has grown.
-fn compare(counts: &[(&str, u64)]) -> ExitCode {
-    let known = fs::read_to_string(record()).expect("benches/paths.txt; `-- --record` writes it");
+/// Prints the counts beside the recorded ones. Fails if a path has grown. Other revisions may lack a
+/// path, but not `benches/paths.txt`.
+fn compare(counts: &[(&str, u64)], file: &Path) -> ExitCode {
+    let known = fs::read_to_string(file).expect("a record");
     let mut code = ExitCode::SUCCESS;
     println!("instructions of a call, and of it as recorded");
     for (path, count) in counts {
         let line = known.lines().find_map(|line| line.trim_start().strip_suffix(path));
-        let before: u64 =
-            line.and_then(|line| line.trim().parse().ok()).expect("every path is there");
+        let Some(line) = line else {
+            println!("  {path:<37} {count:>6}    new");
+            if file == record() {
+                eprintln!("{path}: not in benches/paths.txt; `-- --record` writes it");
+                code = ExitCode::FAILURE;
+            }
+            continue;
+        };
+        let before: u64 = line.trim().parse().expect("a number");
         println!("  {path:<37} {count:>6} {before:>6}");
         if *count > before + before / 50 {
             eprintln!("{path}: {count} instructions, where {before} are recorded");
