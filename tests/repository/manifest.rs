@@ -198,3 +198,13 @@ fn the_readme_states_the_rust_version_of_the_manifest() {
         }
     }
 }
+
+#[test]
+fn the_workflow_installs_the_rust_version_of_the_manifest() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(".github/workflows/ci.yml");
+    let workflow = fs::read_to_string(path).expect("a workflow");
+    let installs = workflow.split("toolchain install ").skip(1);
+    let oldest: Vec<_> = installs.filter(|rest| rest.starts_with("1.")).collect();
+    assert_eq!(oldest.len(), 1);
+    assert!(oldest[0].starts_with(&format!("{} ", env!("CARGO_PKG_RUST_VERSION"))));
+}
