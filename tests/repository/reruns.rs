@@ -1,14 +1,16 @@
-//! Tests that `scripts/test` may run again, and the files of property tests.
+//! The programs that `scripts/test` runs, tests that it may run again, and the files of property tests.
 //!
 //! A second run can hide a race. Only tests that wait for a real server may run again, in modules
 //! of `tests/servers` that have only such tests.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     process::Command,
 };
+
+use crate::manifest::packages_of_this_workspace;
 
 /// Types of `tests/support/servers` that start their own server.
 const SERVERS: [&str; 3] = ["Server::", "Cluster::", "Sentinels::"];
@@ -23,9 +25,9 @@ fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(root().join(path)).expect("a file")
 }
 
-/// Returns the modules that the script lists.
-fn listed(script: &str) -> Vec<&str> {
-    let (_, list) = script.split_once("\nmay_run_again=(").expect("a list");
+/// Returns the words of a list in the script.
+fn listed<'a>(script: &'a str, name: &str) -> Vec<&'a str> {
+    let (_, list) = script.split_once(&format!("\n{name}=(")).expect("a list");
     list.split(')').next().expect("an end").split_whitespace().collect()
 }
 
@@ -83,7 +85,7 @@ fn without_server<'a>(functions: &BTreeMap<&'a str, (bool, &str)>) -> Vec<&'a st
 #[test]
 fn modules_that_may_run_again_need_a_real_server_in_every_test() {
     let script = read("scripts/test");
-    let listed = listed(&script);
+    let listed = listed(&script, "may_run_again");
     assert!(listed.len() > 5, "{listed:?}");
     for module in listed {
         let text = read(format!("tests/servers/{}.rs", module.replace("::", "/")));
@@ -93,6 +95,21 @@ fn modules_that_may_run_again_need_a_real_server_in_every_test() {
         assert_eq!(without_server(&functions), [""; 0], "tests of {module}");
         assert!(!text.contains("proptest"), "{module} draws random cases");
     }
+}
+
+#[test]
+fn each_test_program_is_in_a_list_of_the_script() {
+    let script = read("scripts/test");
+    let listed: Vec<_> = [listed(&script, "alone"), listed(&script, "with_servers")].concat();
+    let mut programs = Vec::new();
+    for package in packages_of_this_workspace().values() {
+        let targets = package["targets"].as_array().expect("targets").iter();
+        let tests = targets.filter(|target| target["kind"][0] == "test" && target["test"] == true);
+        programs.extend(tests.map(|target| target["name"].as_str().expect("a name").to_owned()));
+    }
+    let given: BTreeSet<_> = listed.iter().copied().collect();
+    assert_eq!(given, programs.iter().map(String::as_str).collect());
+    assert_eq!(listed.len(), given.len(), "each once");
 }
 
 #[test]
@@ -109,7 +126,7 @@ fn a_test_without_a_server_is_found() {
 #[test]
 fn the_list_is_read_from_the_script() {
     assert_eq!(
-        listed("a=(x)\nmay_run_again=(\n  one two\n  three\n)\nb=(y)\n"),
+        listed("a=(x)\nmay_run_again=(\n  one two\n  three\n)\nb=(y)\n", "may_run_again"),
         ["one", "two", "three"]
     );
 }
