@@ -13,8 +13,10 @@ use serde_json::Value;
 
 use crate::manifest::packages_of_this_workspace;
 
-const PLACES: [&str; 11] = [
+const PLACES: [&str; 13] = [
+    ".github",
     "README.md",
+    "RELEASE.md",
     "CONTRIBUTING.md",
     "DESIGN.md",
     "SECURITY.md",
