@@ -187,8 +187,8 @@ pub(crate) struct ExtensionCheck {
     missed: AtomicU32,
 }
 
-/// The number of first requests without an extension before a warning.
-const FEW: u32 = 20;
+/// The number of first requests without an extension, or without a route, before a warning.
+pub(crate) const FEW: u32 = 20;
 
 impl ExtensionCheck {
     /// Records a request with the extension.
@@ -215,6 +215,58 @@ impl ExtensionCheck {
             );
         }
     }
+}
+
+/// A check that one of the first requests is charged.
+#[derive(Debug, Default)]
+pub(crate) struct ChargeCheck {
+    /// The requests that were not charged, or [`UNCHARGED`] once one was.
+    uncharged: AtomicU32,
+}
+
+/// The number of first requests without a charge before a warning.
+const UNCHARGED: u32 = 100;
+
+impl ChargeCheck {
+    /// Records a request that was charged, or denied.
+    #[inline]
+    pub(crate) fn find(&self) {
+        if self.uncharged.load(Relaxed) < UNCHARGED {
+            self.uncharged.store(UNCHARGED, Relaxed);
+        }
+    }
+
+    /// Records a request that passed without a charge.
+    #[cold]
+    pub(crate) fn miss(&self) {
+        let is_early = cfg!(feature = "tracing") && self.uncharged.load(Relaxed) < UNCHARGED;
+        if is_early && self.uncharged.fetch_add(1, Relaxed) == UNCHARGED - 1 {
+            warn!(
+                target: "tower_sluice::lint",
+                lint = "nothing_charged",
+                "none of the first {UNCHARGED} requests of a layer was charged: each is on an allow list, \
+                 costs 0 or has an empty list of quotas, so that nothing is limited; \
+                 RateLimitLayer::explain shows the reason for a request; ignore this warning if these \
+                 requests were probes"
+            );
+        }
+    }
+}
+
+/// Warns about the first response with CORS fields from the inside of the limiter.
+#[cold]
+pub(crate) fn warn_of_inner_cors() {
+    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
+    if IS_LOGGED.swap(true, Relaxed) {
+        return;
+    }
+    warn!(
+        target: "tower_sluice::lint",
+        lint = "cors_inside",
+        "a response from the inside of the limiter has access-control-allow-origin, which denials of the \
+         limiter lack, so that browsers hide them from scripts: add the CORS layer outside of the limiter, \
+         in axum after it (logged once)"
+    );
 }
 
 /// A check that no two layers around each other count a request by one rule.

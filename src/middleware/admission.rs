@@ -354,6 +354,11 @@ where
         R: Reject<B>,
     {
         let settings = &self.settings;
+        let is_exempt = matches!(bypass, Bypass::Exempt(_));
+        // Later requests, and those of an unknown store, do not record that they were charged.
+        if is_exempt && settings.enabled.is_on() && settings.nesting.is_early() {
+            settings.charging.miss();
+        }
         if let Bypass::Rejected(error) = bypass {
             let is_admitted = settings.report_only.is_on();
             self.notify(head, Err(&error), is_admitted, false, &[]);
@@ -441,6 +446,7 @@ where
             }
             return self.respond(head, decision, charges, in_flight, false);
         }
+        settings.charging.find();
         if settings.is_observed() {
             self.notify(head, Ok(decision), false, false, charges);
         }

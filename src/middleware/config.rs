@@ -5,7 +5,8 @@ use std::sync::{Arc, atomic::AtomicBool};
 use http::{
     Extensions, Method, Response, StatusCode,
     header::{
-        ACCESS_CONTROL_REQUEST_METHOD, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN, TRANSFER_ENCODING,
+        ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_REQUEST_METHOD, CONTENT_LENGTH, CONTENT_TYPE,
+        ORIGIN, TRANSFER_ENCODING,
     },
 };
 
@@ -22,7 +23,7 @@ use super::{
     retry_after::Retries,
 };
 use crate::{
-    advice::{NestingCheck, warn_of_upgrade},
+    advice::{ChargeCheck, NestingCheck, warn_of_inner_cors, warn_of_upgrade},
     decision::{Decision, Outcome, Slot, Source, UNKNOWN_WAIT},
     fingerprint::FingerprintKey,
     head::RequestHead,
@@ -77,6 +78,7 @@ pub(crate) struct LayerConfig {
     /// `true` if every request has a [`ResponseContext`].
     pub(crate) has_context: bool,
     pub(super) nesting: Arc<NestingCheck>,
+    pub(super) charging: Arc<ChargeCheck>,
     /// `true` once the log has the mistakes of the layer.
     pub(crate) advised: Arc<AtomicBool>,
 }
@@ -120,6 +122,7 @@ impl LayerConfig {
             is_watched: false,
             has_context: true,
             nesting: Arc::new(NestingCheck::new(accounts)),
+            charging: Arc::default(),
             advised: Arc::default(),
         }
     }
@@ -287,6 +290,8 @@ pub(crate) struct ResponseContext {
     _in_flight: Option<InFlight>,
     /// For the first requests: the rules that charged the request.
     counted: Option<(Arc<NestingCheck>, SmallVec<[RuleName; 4]>)>,
+    /// `true` for the first requests.
+    is_early: bool,
 }
 
 impl ResponseContext {
@@ -303,6 +308,9 @@ impl ResponseContext {
     /// Writes header fields and extensions to a response, adjusts the charge, and makes the body
     /// hold the slots.
     pub(super) fn apply<B: 'static>(self: Box<Self>, mut response: Response<B>) -> Response<B> {
+        if self.is_early && response.headers().contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
+            warn_of_inner_cors();
+        }
         if let Some(lines) = self.lines {
             lines.write(response.headers_mut());
         }
@@ -380,8 +388,15 @@ impl ResponseContext {
         };
         if settings.nesting.is_early() && decision.is_allowed() && in_flight.is_none() {
             let counts = |it: &&Charge<'_>| it.cost() > 0 && decision.charged(it.rule());
-            let rules = charges.iter().filter(counts).map(Charge::rule).collect();
+            let rules: SmallVec<_> = charges.iter().filter(counts).map(Charge::rule).collect();
+            let is_free = charges.iter().all(|it| it.cost() == 0 || it.quotas().is_empty());
+            if is_free && settings.after.is_none() {
+                settings.charging.miss();
+            } else {
+                settings.charging.find();
+            }
             context.counted = Some((settings.nesting.clone(), rules));
+            context.is_early = true;
         }
         context.decision = settings.expose.then(|| decision.clone().into());
         context.charge = settings.after.as_ref().map(charge);

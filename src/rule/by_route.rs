@@ -16,7 +16,7 @@ use super::{
     rules::{Selected, sealed::Sealed},
 };
 use crate::{
-    advice::{SAMPLE, is_early, is_last},
+    advice::{FEW, SAMPLE, is_early, is_last},
     key::{Everyone, KeyExtractor, METHODS, RequestHead},
     log::warn,
     store::literal,
@@ -68,9 +68,10 @@ use crate::{
 /// Add the layer with `Router::layer`, because axum matches routes inside the router. A layer
 /// around the router charges all requests to the rule `other`.
 ///
-/// The rule cannot know the routes of the router. After the first 1,000 requests, the log names the
-/// routes that none of them met (`route_never_met`). To find a mistake
-/// earlier, send one request to each route in a test, and check the `RateLimit` header field.
+/// The rule cannot know the routes of the router. The log warns (`route_never_met`) of a request whose
+/// route ends with a template, which then lacks its prefix, of twenty requests without a matched route, and,
+/// after the first 1,000 requests, of routes that none of them met. To find any mistake before, send one
+/// request to each route in a test, and check the `RateLimit` header field.
 ///
 /// # Names
 ///
@@ -128,13 +129,23 @@ pub fn try_by_route<P: AsRef<str>, Q: Into<Plan>>(
 pub struct ByRoute<K> {
     routes: Vec<(Route, Rule<K>)>,
     other: Rule<K>,
-    requests: Arc<AtomicU32>,
+    check: Arc<RouteCheck>,
+}
+
+/// The first requests, which are checked for signs of a wrong template or place of the layer.
+#[derive(Debug, Default)]
+struct RouteCheck {
+    requests: AtomicU32,
+    /// The requests without a matched route, or [`FEW`] once one had a route.
+    unmatched: AtomicU32,
+    /// `true` once the log has a template without its prefix.
+    has_warned: AtomicBool,
 }
 
 impl ByRoute<Everyone> {
     pub(super) fn of(default: Plan) -> Self {
         let other = Rule::new("other", Everyone, default);
-        Self { routes: Vec::new(), other, requests: Arc::default() }
+        Self { routes: Vec::new(), other, check: Arc::default() }
     }
 }
 
@@ -183,7 +194,7 @@ impl<K> ByRoute<K> {
         ByRoute {
             routes: self.routes.into_iter().map(|(route, rule)| (route, named(rule))).collect(),
             other: named(self.other),
-            requests: self.requests,
+            check: self.check,
         }
     }
 
@@ -193,15 +204,41 @@ impl<K> ByRoute<K> {
         let ranked =
             self.routes.iter().filter_map(|route| Some((route.0.rank(head, matched)?, route)));
         let best = ranked.min_by_key(|(rank, _)| *rank).map(|(_, it)| it);
-        if is_early(&self.requests) {
-            if let Some((route, _)) = best {
-                route.met.store(true, Relaxed);
-            }
-            if is_last(&self.requests) {
-                self.warn_unmet();
-            }
+        if is_early(&self.check.requests) {
+            self.record(head, matched, best.map(|(route, _)| route));
         }
         best.map_or(&self.other, |(_, rule)| rule)
+    }
+
+    /// Checks one of the first requests, whose route of these rules is `best`.
+    #[cold]
+    fn record(&self, head: &RequestHead<'_>, matched: Option<&str>, best: Option<&Route>) {
+        match (best, matched) {
+            (Some(route), _) => {
+                route.met.store(true, Relaxed);
+                self.check.unmatched.store(FEW, Relaxed);
+            }
+            (None, Some(matched)) => {
+                self.check.unmatched.store(FEW, Relaxed);
+                let lacks_prefix = |route: &&Route| route.lacks_prefix(head, matched);
+                let mut routes = self.routes.iter().map(|(route, _)| route);
+                if let Some(route) = routes.find(lacks_prefix)
+                    && !self.check.has_warned.swap(true, Relaxed)
+                {
+                    warn_of_prefix(route, matched);
+                }
+            }
+            (None, None) => {
+                let is_early = self.check.unmatched.load(Relaxed) < FEW;
+                let has_grpc = self.routes.iter().any(|(route, _)| route.grpc);
+                if is_early && !has_grpc && self.check.unmatched.fetch_add(1, Relaxed) == FEW - 1 {
+                    warn_of_place();
+                }
+            }
+        }
+        if is_last(&self.check.requests) {
+            self.warn_unmet();
+        }
     }
 
     /// Logs the routes that no request of the sample has met.
@@ -221,6 +258,26 @@ impl<K> ByRoute<K> {
             );
         }
     }
+}
+
+fn warn_of_prefix(route: &Route, matched: &str) {
+    warn!(
+        target: "tower_sluice::lint",
+        lint = "route_never_met",
+        "a request of the route {matched} is charged to the rule `other`, and not to \"{route}\": write \
+         each path as in the outermost router, with the path it is nested under: {matched:?} (logged \
+         once); ignore this warning if the two are different routes"
+    );
+}
+
+fn warn_of_place() {
+    warn!(
+        target: "tower_sluice::lint",
+        lint = "route_never_met",
+        "none of the first {FEW} requests has a matched route, so the rule `other` charges them: add the \
+         layer to the axum Router that has the routes, by Router::layer, and not around it; ignore this \
+         warning if they were answered with 404"
+    );
 }
 
 impl<K: KeyExtractor> Sealed for ByRoute<K> {
@@ -268,6 +325,16 @@ impl Route {
             return Ok(route);
         };
         Err(RuleError::Route(format!("route \"{route}\": path {path:?} {fault}")))
+    }
+
+    /// Returns `true` if the request seems to have this route, in a router that is nested under a path.
+    fn lacks_prefix(&self, head: &RequestHead<'_>, matched: &str) -> bool {
+        let method = self.method.as_ref();
+        method.is_none_or(|method| method == head.method)
+            && !self.met.load(Relaxed)
+            && self.path.len() > 1
+            && matched.len() > self.path.len()
+            && matched.ends_with(&*self.path)
     }
 
     /// Returns the rank of the match, from 0 for the best, or `None` without a match.

@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    future::ready,
     net::{IpAddr, SocketAddr},
     panic::Location,
     thread,
@@ -45,6 +46,8 @@ fn each_mistake_is_logged_once() {
     default_rule_shared(&log);
     layer_rebuilt(&log);
     layer_rebuilt_per_request(&log);
+    nothing_charged(&log);
+    cors_inside(&log);
     unknown_bodies(&log);
     #[cfg(feature = "axum")]
     routes::route_never_met(&log);
@@ -437,6 +440,77 @@ fn layer_rebuilt_per_request(log: &Log) {
     assert_eq!(log.read(), NOTHING);
 }
 
+type EveryoneLayer = RateLimitLayer<Rule<Everyone>, LocalStore>;
+
+/// Creates a layer of one rule on a store of its own.
+fn alone_on_a_store(rule: Rule<Everyone>) -> EveryoneLayer {
+    RateLimitLayer::rules(rule, LocalStore::with_capacity(1))
+}
+
+/// Sends requests for a path through a layer.
+fn send(layer: &EveryoneLayer, path: &str, requests: u32) {
+    let mut service = layer.clone().layer(Strict::default());
+    for _ in 0..requests {
+        drop(tokio_test::block_on(ask_once(&mut service, get(path))));
+    }
+}
+
+fn nothing_charged(log: &Log) {
+    let ten = Rule::new("api", Everyone, TEN);
+    let free = Plan::from_fn(|_, _| Quotas::from([]));
+    for layer in [
+        alone_on_a_store(ten.clone()).allow(AccessList::from_fn(|_| true)),
+        alone_on_a_store(ten.clone().cost(0)),
+        alone_on_a_store(Rule::new("api", Everyone, free)),
+        alone_on_a_store(Rule::new("api", Everyone, Quotas::from([]))),
+    ] {
+        send(&layer, "/", 99);
+        assert_eq!(log.read(), NOTHING, "too few requests so far");
+        send(&layer, "/", 1);
+        let text = warning(log);
+        let start =
+            "none of the first 100 requests of a layer was charged: each is on an allow list,";
+        assert!(text.starts_with(start), "{text}");
+        assert!(text.ends_with("lint=\"nothing_charged\""), "{text}");
+        send(&layer, "/", 300);
+        assert_eq!(log.read(), NOTHING, "once");
+    }
+
+    let probes = AccessList::from_fn(|head| head.path() == "/health");
+    let charged = alone_on_a_store(ten.clone()).allow(probes);
+    send(&charged, "/", 1);
+    send(&charged, "/health", 300);
+    send(&alone_on_a_store(ten).enabled(Toggle::off()), "/", 300);
+    send(&alone_on_a_store(Rule::new("api", Everyone, Quota::blocked())), "/", 300);
+    assert_eq!(log.read(), NOTHING, "one was charged, the layer is off, and all were denied");
+}
+
+/// Sends a request to a service that answers with these fields.
+fn answer_with(fields: &[(&'static str, &'static str)]) {
+    let mut response = Response::new(axum::body::Body::empty());
+    for (name, value) in fields {
+        response.headers_mut().insert(*name, value.parse().expect("a value"));
+    }
+    let parts = response.into_parts().0;
+    let inner = tower::service_fn(move |_: Request<()>| {
+        let response = Response::from_parts(parts.clone(), axum::body::Body::empty());
+        ready(Ok::<_, Infallible>(response))
+    });
+    let layer = alone_on_a_store(Rule::new("api", Everyone, TEN));
+    tokio_test::block_on(layer.layer(inner).oneshot(get("/"))).map(drop).expect("infallible");
+}
+
+fn cors_inside(log: &Log) {
+    answer_with(&[("vary", "origin")]);
+    assert_eq!(log.read(), NOTHING);
+    answer_with(&[("access-control-allow-origin", "*")]);
+    let text = warning(log);
+    assert!(text.contains("add the CORS layer outside of the limiter"), "{text}");
+    assert!(text.ends_with("lint=\"cors_inside\""), "{text}");
+    answer_with(&[("access-control-allow-origin", "https://example.com")]);
+    assert_eq!(log.read(), NOTHING, "once");
+}
+
 /// Each is logged once per process.
 fn unknown_bodies(log: &Log) {
     type Unknown = http_body_util::combinators::UnsyncBoxBody<bytes::Bytes, &'static str>;
@@ -523,7 +597,16 @@ mod routes {
         let app = Router::new().nest("/api", inner).merge(rpc).layer(layer(&templates));
         request(&app, "/met", 1);
         request(&app, "/rpc.Cart/Buy", 1);
-        request(&app, "/api/url/7", 500);
+        assert_eq!(log.read(), NOTHING, "no sign of a mistake so far");
+        request(&app, "/api/url/7", 1);
+        assert_eq!(
+            warning(log),
+            "a request of the route /api/url/{id} is charged to the rule `other`, and not to \
+             \"GET /url/{id}\": write each path as in the outermost router, with the path it is nested \
+             under: \"/api/url/{id}\" (logged once); ignore this warning if the two are different \
+             routes lint=\"route_never_met\""
+        );
+        request(&app, "/api/url/7", 499);
         request(&app, "/api/users/7", 497);
         assert_eq!(log.read(), NOTHING, "too few requests so far");
         request(&app, "/nope", 1);
@@ -534,8 +617,21 @@ mod routes {
 
         // A layer around the router, where no path is matched.
         let around = layer(&["/url/{id}"]).layer(router(&["/url/{id}"]));
-        request(&around, "/url/7", 1_000);
+        request(&around, "/url/7", 19);
+        assert_eq!(log.read(), NOTHING, "too few requests so far");
+        request(&around, "/url/7", 1);
+        let text = warning(log);
+        assert!(text.contains("add the layer to the axum Router that has the routes"), "{text}");
+        request(&around, "/url/7", 980);
         assert_eq!(warning(log), unmet("\"GET /url/{id}\""));
+
+        // A server whose first requests are unknown paths, and one of gRPC, which matches no path.
+        let app = router(&["/url/{id}"]).layer(layer(&["/url/{id}"]));
+        request(&app, "/url/7", 1);
+        request(&app, "/unknown", 50);
+        let grpc = layer(&["/rpc.Cart/Buy"]).layer(router(&[]));
+        request(&grpc, "/rpc.Cart/Sell", 50);
+        assert_eq!(log.read(), NOTHING);
 
         // All routes were met, by one of the first requests.
         let app = router(&["/url/{id}", "/"]).layer(layer(&["/url/{id}"]));
