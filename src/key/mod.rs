@@ -232,10 +232,27 @@ pub(crate) fn share_unless_client<E: KeyExtractor + ?Sized>(
 /// ```
 pub fn key_fn<F, T>(f: F) -> KeyFn<F>
 where
-    F: Fn(&RequestHead<'_>) -> Option<T>,
-    T: Into<Key>,
+    F: Fn(&RequestHead<'_>) -> T,
+    T: FoundKey,
 {
     KeyFn(f)
+}
+
+/// Result of a closure of [`key_fn`]: an [`Option`] of anything that becomes a [`Key`].
+#[diagnostic::on_unimplemented(
+    message = "a closure of `key_fn` returns an `Option` of a key, not `{Self}`",
+    note = "it cannot be `async`: await the identity in a middleware in front, which inserts it into the \
+            extensions of the request, and read it with `ExtensionKey`"
+)]
+pub trait FoundKey {
+    /// Returns the key, or `None` without an identity.
+    fn into_key(self) -> Option<Key>;
+}
+
+impl<T: Into<Key>> FoundKey for Option<T> {
+    fn into_key(self) -> Option<Key> {
+        self.map(Into::into)
+    }
 }
 
 /// Extractor created by [`key_fn`].
@@ -244,12 +261,12 @@ pub struct KeyFn<F>(F);
 
 impl<F, T> KeyExtractor for KeyFn<F>
 where
-    F: Fn(&RequestHead<'_>) -> Option<T>,
-    T: Into<Key>,
+    F: Fn(&RequestHead<'_>) -> T,
+    T: FoundKey,
 {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-        let key = (self.0)(head).ok_or_else(|| KeyError::missing("key"))?;
-        unless_blank(key.into(), "key")
+        let key = (self.0)(head).into_key().ok_or_else(|| KeyError::missing("key"))?;
+        unless_blank(key, "key")
     }
 }
 

@@ -50,6 +50,26 @@ impl<T> Answer<Certain<Never<Result<T, Infallible>>>> {
     }
 }
 
+/// A value that an answer has before it is awaited, which no answer has.
+#[diagnostic::on_unimplemented(
+    message = "the decision of an `Answer` is not there yet",
+    label = "await the answer first",
+    note = "add `.await` before the method, or `.now()` outside of async code if the store is a `LocalStore`"
+)]
+#[doc(hidden)]
+pub trait Awaited {}
+
+/// Methods of a [`Decision`](crate::Decision), for the message of the compiler.
+impl<F: Future> Answer<F> {
+    #[doc(hidden)]
+    pub fn is_allowed(&self) -> bool
+    where
+        Self: Awaited,
+    {
+        false
+    }
+}
+
 impl<T, E: CannotFail, F: Future<Output = Result<T, E>>> Answer<F> {
     /// Returns the answer without its error, which never occurs.
     #[inline]

@@ -75,6 +75,8 @@ use std::{
 use smallvec::SmallVec;
 use tower::BoxError;
 
+#[doc(hidden)]
+pub use self::answer::Awaited;
 #[cfg(feature = "governor")]
 pub use self::governor::GovernorStore;
 pub use self::instances::Instances;

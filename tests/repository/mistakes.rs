@@ -36,6 +36,22 @@ const MISTAKES: &[Mistake] = &[
         fix: "stores are cheap to clone, and need no lock",
     },
     Mistake {
+        name: "async_key",
+        line: "async fn user(_: &RequestHead<'_>) -> Option<Key> { None } \
+               let _ = key_fn(|head| user(head));",
+        fix: "await the identity in a middleware in front",
+    },
+    Mistake {
+        name: "async_block_as_a_key",
+        line: "let _ = key_fn(|head| async { head.headers.get(\"x-user\").map(Key::from) });",
+        fix: "await the identity in a middleware in front",
+    },
+    Mistake {
+        name: "decision_before_await",
+        line: "let _ = Limiter::local().take(\"a\", &Quota::per_second(5), 1).is_allowed();",
+        fix: "add `.await` before the method",
+    },
+    Mistake {
         name: "extractor_for_a_rule",
         line: "let _ = RateLimitLayer::rules(PeerIp::new(), LocalStore::new());",
         fix: "creates a rule from an extractor",
