@@ -22,6 +22,8 @@ mod guide;
 mod metrics;
 #[cfg(feature = "testing")]
 mod operators;
+#[cfg(all(feature = "axum", feature = "testing"))]
+mod outgoing;
 #[cfg(feature = "testing")]
 mod parsers;
 #[cfg(all(feature = "axum", feature = "serde"))]
