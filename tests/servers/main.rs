@@ -49,6 +49,8 @@ mod penalty;
 #[cfg(feature = "calendar")]
 mod periods;
 mod permissions;
+#[cfg(all(unix, feature = "axum"))]
+mod postgres;
 mod probe;
 mod reconnect;
 mod replies;

@@ -15,6 +15,8 @@ mod home;
 mod link;
 mod migration;
 mod port;
+#[cfg(unix)]
+mod postgres;
 mod proxy;
 mod sentinel;
 mod server;
@@ -32,6 +34,8 @@ pub(crate) use cluster::Cluster;
 pub(crate) use fake::{FakeServer, Reply, handshake};
 pub(crate) use flavour::Flavour;
 pub(crate) use migration::Migration;
+#[cfg(unix)]
+pub(crate) use postgres::Postgres;
 pub(crate) use proxy::{Mode, Proxy};
 pub(crate) use sentinel::Sentinels;
 pub(crate) use server::Server;
@@ -41,6 +45,9 @@ pub(crate) use words::{Words, name};
 /// The longest wait, on a machine that is busy with other tests.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The time between two looks.
+const LOOK: Duration = Duration::from_millis(20);
+
 /// Polls `look` until it returns a value.
 pub(crate) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let start = Instant::now();
@@ -49,7 +56,7 @@ pub(crate) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Opt
             return found;
         }
         assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::time::sleep(LOOK).await;
     }
 }
 
