@@ -230,6 +230,36 @@ async fn an_old_server_is_an_error_and_a_new_one_is_not() {
     }
 }
 
+/// A server that says this about itself.
+async fn named(info: &'static str) -> FakeServer {
+    FakeServer::start(move |words| {
+        let text = if name(words) == "INFO" { info } else { "" };
+        Reply::from(format!("${}\r\n{text}\r\n", text.len()).into_bytes())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn garnet_is_an_error_and_dragonfly_a_warning() {
+    let garnet = named("# Server\r\ngarnet_version:1.0.87\r\nredis_version:7.4.3\r\n").await;
+    let error = RedisStore::connect(&garnet.url()).await.expect_err("not atomic");
+    assert_eq!(error.kind(), Kind::Config);
+    let said = "redis: the server is Garnet 1.0.87: its scripts are not atomic by default, and its \
+                PSETEX ends at 24 days; use Redis or Valkey";
+    assert_eq!(error.to_string(), said);
+    let dragonfly =
+        named("# Server\r\nredis_version:7.4.0\r\ndragonfly_version:df-v1.40.1\r\n").await;
+    let store = RedisStore::connect(&dragonfly.url()).await.expect("a store");
+    let warnings = store.probe().await.expect("a server that answers");
+    assert_eq!(
+        warnings,
+        [
+            "the server is Dragonfly, whose clock stands still during a millisecond: waits are up to 1 \
+          ms too long; this crate is not tested on it"
+        ]
+    );
+}
+
 #[tokio::test]
 async fn a_wrong_password_is_denied_and_shown_nowhere() {
     let server = Server::start(Flavour::Redis, &["--requirepass", "secret"]).await;

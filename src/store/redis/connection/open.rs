@@ -375,8 +375,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the server cannot be reached, is a replica, is older than Redis 6.2, or
-    /// does not permit the commands of the scripts. The text lists the commands to permit.
+    /// Returns an error if the server cannot be reached, is a replica, is older than Redis 6.2, is
+    /// Garnet, or does not permit the commands of the scripts. The text lists the commands to permit.
     pub async fn probe(&self) -> Result<Vec<String>, RedisError> {
         let info = cmd("INFO");
         let key = [self.settings.addresses.account(rule(), &Key::everyone())];
@@ -558,6 +558,12 @@ fn rule() -> RuleName {
 /// Adds warnings on the settings of a server. Fails if its version is too old.
 fn add_warnings(warnings: &mut Vec<String>, info: &InfoDict) -> Result<(), RedisError> {
     check_version(info)?;
+    check_engine(info)?;
+    if info.get::<String>("dragonfly_version").is_some() {
+        let warning = "the server is Dragonfly, whose clock stands still during a millisecond: waits are \
+                       up to 1 ms too long; this crate is not tested on it";
+        warnings.push(warning.to_owned());
+    }
     let policy = info.get::<String>("maxmemory_policy");
     if let Some(policy) = policy.filter(|policy| policy != "noeviction") {
         let warning = format!(
@@ -579,6 +585,17 @@ fn check_version(info: &InfoDict) -> Result<(), RedisError> {
             let text = format!("the server is Redis {version}; {major}.{minor} or later is needed");
             return Err(RedisError::new(RedisErrorKind::Config, text));
         }
+    }
+    Ok(())
+}
+
+fn check_engine(info: &InfoDict) -> Result<(), RedisError> {
+    if let Some(version) = info.get::<String>("garnet_version") {
+        let text = format!(
+            "the server is Garnet {version}: its scripts are not atomic by default, and its PSETEX \
+             ends at 24 days; use Redis or Valkey"
+        );
+        return Err(RedisError::new(RedisErrorKind::Config, text));
     }
     Ok(())
 }
@@ -629,6 +646,8 @@ mod tests {
         assert_eq!(report("redis_version:6.2.0"), [""; 0]);
         assert_eq!(report("redis_version:7.2.4\r\nmaxmemory_policy:noeviction"), [""; 0]);
         assert_eq!(report("gibberish"), [""; 0]);
+        let dragonfly = report("redis_version:7.4.0\r\ndragonfly_version:df-v1.40.1\r\n");
+        assert!(dragonfly[0].contains("Dragonfly"), "{dragonfly:?}");
     }
 
     #[test]
