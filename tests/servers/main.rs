@@ -43,6 +43,7 @@ mod link;
 #[path = "../support/log.rs"]
 mod log;
 mod lost_shard;
+mod lua54;
 mod parity;
 mod patterns;
 mod penalty;
