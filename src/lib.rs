@@ -79,6 +79,7 @@
 //! | [slots](guide::slots) | requests that run at the same time |
 //! | [plans](guide::plans) | quotas per user, changes at run time, costs |
 //! | [redis](guide::redis) | accounts shared by processes |
+//! | [beyond](guide::beyond) | regions, PostgreSQL, Envoy, servers that look like Redis |
 //! | [outages](guide::outages) | decisions while the store is down |
 //! | [production](guide::production) | a server to copy, metrics, alerts, a dashboard |
 //! | [login](guide::login) | failures only, by address and by account |

@@ -13,6 +13,7 @@
 //! | [plans] | Quotas per user, changes at run time, and costs per request |
 //! | [settings] | Every setting, with its default |
 //! | [redis] | Data in Redis, possible losses, permissions and tuning |
+//! | [beyond] | Several regions, PostgreSQL, Envoy, servers that look like Redis, clients that obey |
 //! | [outages] | Responses while the store is down, and alerts |
 //! | [production] | A server to copy, metrics, alerts, a dashboard, and a checklist |
 //! | [login] | A login in which only failures count, without lock-out from elsewhere |
@@ -92,6 +93,13 @@ pub mod settings {
 
 pub mod redis {
     #![doc = include_str!("redis.md")]
+    #![cfg_attr(not(all(feature = "redis", feature = "testing")), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
+pub mod beyond {
+    #![doc = include_str!("beyond.md")]
     #![cfg_attr(not(all(feature = "redis", feature = "testing")), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
