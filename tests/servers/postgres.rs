@@ -16,7 +16,7 @@ use std::{
 use tokio::{runtime::Handle, task::JoinSet};
 use tokio_postgres::NoTls;
 use tower_sluice::{
-    Algorithm, Key, Quota, Store, StoreExt,
+    Algorithm, Key, Quota, StoreExt,
     rule::RuleName,
     store::{BoxFuture, Charge},
     testing::{Subject, TABLES, properties},
