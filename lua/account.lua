@@ -18,17 +18,13 @@ local most_others = 16
 -- An instant from which on a double is not exact.
 local latest_instant = 9007199254740992
 
-local function pack_raw(letter, parts)
-  return struct.pack('<c1Hc0', letter, #parts, parts)
-end
-
 local function pack_entry(letter, address, ends, content)
   return struct.pack('<c1HI4I7c0', letter, 11 + #content, address, ends, content)
 end
 
 -- Parses an entry of a quota that is not part of the call. Returns false if it is invalid.
 local function parse_other(value, letter, from, length, last)
-  local raw, ends = pack_raw(letter, string.sub(value, from, from + length - 1)), nil
+  local raw, ends = struct.pack('<c1H', letter, length) .. string.sub(value, from, from + length - 1), nil
   if letter == 'g' and length == 13 then
     ends = instant(value, from + 4)
     ends = ends and ends + 1
@@ -289,53 +285,58 @@ local function read(key, plan, unbounded)
   return account
 end
 
--- Appends an entry that was last changed at an instant, or by this call.
-local function add_entry(entries, raw, last, ends)
-  local size = entries.size + 1
-  last = last or now
-  entries.size, entries[size], entries.lasts[size] = size, raw, last
-  entries.head = math.max(entries.head, last)
-  entries.ends = math.max(entries.ends, ends)
+-- Gives each entry that an earlier call changed last the instant of that change, unless it is the latest
+-- of all. Returns the latest one.
+local function add_lasts(entries, lasts)
+  local head = 0
+  for i = 1, #entries do
+    head = math.max(head, lasts[i] or now)
+  end
+  for i = 1, #entries do
+    local last, entry = lasts[i] or now, entries[i]
+    if last < head then
+      local letter = string.upper(string.sub(entry, 1, 1))
+      entries[i] = struct.pack('<c1HI7', letter, #entry + 4, last) .. string.sub(entry, 4)
+    end
+  end
+  return head
 end
 
 -- Returns the account as a string, and the microsecond from which on it may be dropped. `how` is `write`
 -- for the stored form and `show` for the reply, which may contain more.
 local function encode(account, how)
-  local entries = { size = 0, lasts = {}, head = 0, ends = 0 }
+  local entries, lasts, latest, head = {}, {}, 0, now
   if account.block then
-    local block = struct.pack('<c1HI7H', 'b', 9, account.block, account.block_nano)
-    add_entry(entries, block, account.block_last, account.block + 1)
+    entries[1] = struct.pack('<c1HI7H', 'b', 9, account.block, account.block_nano)
+    lasts[1], latest = account.block_last, account.block + 1
   end
   for _, place in ipairs(account.places) do
     if place.void then
       local content = struct.pack('<I7H', place.reset, place.reset_nano)
-      add_entry(entries, pack_entry('r', place.address, place.void, content), place.last, place.void)
+      entries[#entries + 1] = pack_entry('r', place.address, place.void, content)
+      lasts[#entries], latest = place.last, math.max(latest, place.void)
     end
     if place.held then
       if how == 'show' then
-        add_entry(entries, struct.pack('<c1HI4I4', 'c', 8, place.address, place.held), now, 0)
+        entries[#entries + 1] = struct.pack('<c1HI4I4', 'c', 8, place.address, place.held)
       end
     elseif place.state then
       local entry, ends = entry_of(place, how)
-      add_entry(entries, entry, place.last, ends)
+      entries[#entries + 1], latest = entry, math.max(latest, ends)
+      lasts[#entries] = place.last
     elseif place.raw then
-      add_entry(entries, place.raw, place.last, place.stored_end)
+      entries[#entries + 1], latest = place.raw, math.max(latest, place.stored_end)
+      lasts[#entries] = place.last
     end
   end
   for _, other in ipairs(account.others) do
-    add_entry(entries, other.raw, other.last, other.ends)
+    entries[#entries + 1], latest = other.raw, math.max(latest, other.ends)
+    lasts[#entries] = other.last
   end
-  if entries.size == 0 then
-    return '', 0
+  if next(lasts) then
+    head = add_lasts(entries, lasts)
   end
-  for i = 1, entries.size do
-    local last = entries.lasts[i]
-    if last < entries.head then
-      local letter, parts = string.upper(string.sub(entries[i], 1, 1)), string.sub(entries[i], 4)
-      entries[i] = pack_raw(letter, struct.pack('<I7', last) .. parts)
-    end
-  end
-  return struct.pack('<I7', entries.head) .. table.concat(entries), entries.ends
+  return #entries > 0 and struct.pack('<I7', head) .. table.concat(entries) or '', latest
 end
 
 -- Stores the account with a time to live that ends when it may be dropped.

@@ -124,6 +124,13 @@ fn broken(real: &Found) -> Vec<Found> {
             value[at..at + 7].copy_from_slice(&instant.to_le_bytes()[..7]);
             values.push(value);
         }
+        // A last change of the entry's own, far from that of the account.
+        let length = u16::from_le_bytes([real.value[8], real.value[9]]) + 7;
+        let letter = [real.value[7].to_ascii_uppercase()];
+        let last = &instant.to_le_bytes()[..7];
+        let head = &real.value[..7];
+        let content = &real.value[10..];
+        values.push([head, &letter, &length.to_le_bytes(), last, content].concat());
         // A block that lasts.
         let block = [b"b\x09\0", &instant.to_le_bytes()[..7], &[0, 0]].concat();
         values.push([&real.value[..7], &block, &real.value[7..]].concat());
