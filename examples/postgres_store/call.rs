@@ -271,9 +271,10 @@ fn counted(quota: &Quota) -> String {
     format!("{}{}{unit}", kind(quota), nanos(quota.period()))
 }
 
-/// Returns the name of the row that blocks the key of a charge.
+/// Returns the name of the row that blocks the key of a charge. No account has it, because no rule has an
+/// empty name.
 pub(crate) fn block_name(prefix: &str, charge: &Charge<'_>) -> Vec<u8> {
-    let head = format!("{prefix}\0block\0{}\0", charge.rule());
+    let head = format!("{prefix}\0\0{}\0", charge.rule());
     [head.as_bytes(), &charge.key().to_bytes()].concat()
 }
 
