@@ -2,9 +2,9 @@
 
 use std::{
     env,
-    fs::{self, File},
+    fs::{self, File, Permissions},
     os::unix::{
-        fs::{MetadataExt, chown},
+        fs::{MetadataExt, PermissionsExt, chown},
         process::CommandExt,
     },
     path::PathBuf,
@@ -72,6 +72,11 @@ impl Postgres {
         fs::create_dir(self.data()).expect("a folder");
         if is_root(&self.folder) {
             chown(self.data(), Some(NOBODY), Some(NOBODY)).expect("another owner");
+            // Under a strict umask, no other user may enter the folders.
+            for folder in self.folder.path().ancestors().take(2) {
+                let rights = Permissions::from_mode(0o755);
+                fs::set_permissions(folder, rights).expect("other rights");
+            }
         }
         let mut create = self.command("initdb");
         create.args(["--auth=trust", "--username=sluice", "--no-sync", "--locale=C"]);
