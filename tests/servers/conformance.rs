@@ -39,16 +39,24 @@ where
     ] {
         assert_eq!(all_pass(&mut subject, file).await, (cases, 0), "{file}");
     }
-    assert_eq!(properties::patience(&mut subject, TICK).await, Ok(()));
-    assert_eq!(properties::all_or_nothing(&mut subject).await, Ok(()));
-    assert_eq!(properties::report_only(&mut subject).await, Ok(()));
-    assert_eq!(properties::queueing(&mut subject).await, Ok(()));
-    assert_eq!(properties::overage(&mut subject).await, Ok(()));
-    assert_eq!(properties::blocks(&mut subject).await, Ok(()));
-    assert_eq!(properties::undo(&mut subject).await, Ok(()));
-    assert_eq!(properties::waiting(&mut subject).await, Ok(()));
+    properties_hold(&mut subject).await;
+}
+
+/// Checks the properties that each store has.
+pub(crate) async fn properties_hold<S>(subject: &mut S)
+where
+    S: Subject<Store: Store<Future: 'static> + Send + Sync>,
+{
+    assert_eq!(properties::patience(subject, TICK).await, Ok(()));
+    assert_eq!(properties::all_or_nothing(subject).await, Ok(()));
+    assert_eq!(properties::report_only(subject).await, Ok(()));
+    assert_eq!(properties::queueing(subject).await, Ok(()));
+    assert_eq!(properties::overage(subject).await, Ok(()));
+    assert_eq!(properties::blocks(subject).await, Ok(()));
+    assert_eq!(properties::undo(subject).await, Ok(()));
+    assert_eq!(properties::waiting(subject).await, Ok(()));
     let runtime = Handle::current();
-    let exact = || properties::no_over_admission(&mut subject, |answer| runtime.block_on(answer));
+    let exact = || properties::no_over_admission(subject, |answer| runtime.block_on(answer));
     assert_eq!(tokio::task::block_in_place(exact), Ok(()));
 }
 

@@ -13,25 +13,24 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tokio::{runtime::Handle, task::JoinSet};
+use tokio::task::JoinSet;
 use tokio_postgres::NoTls;
 use tower_sluice::{
     Algorithm, Key, Quota, StoreExt,
     rule::RuleName,
     store::{BoxFuture, Charge},
-    testing::{Subject, TABLES, properties},
+    testing::{Subject, TABLES},
 };
 
 use self::store::PostgresStore;
 use crate::{
+    conformance::properties_hold,
     servers::{Postgres, eventually},
     support::{
         programs::{ANY_PORT, Server, example},
         tables::all_pass,
     },
 };
-
-const TICK: Duration = Duration::from_nanos(1);
 
 /// A store whose clock the test drives.
 struct Driven {
@@ -97,17 +96,7 @@ async fn the_store_passes_the_conformance_kit() {
             ("combined.json", (4, 2)),
         ]
     );
-    assert_eq!(properties::patience(&mut subject, TICK).await, Ok(()));
-    assert_eq!(properties::all_or_nothing(&mut subject).await, Ok(()));
-    assert_eq!(properties::report_only(&mut subject).await, Ok(()));
-    assert_eq!(properties::queueing(&mut subject).await, Ok(()));
-    assert_eq!(properties::overage(&mut subject).await, Ok(()));
-    assert_eq!(properties::blocks(&mut subject).await, Ok(()));
-    assert_eq!(properties::undo(&mut subject).await, Ok(()));
-    assert_eq!(properties::waiting(&mut subject).await, Ok(()));
-    let runtime = Handle::current();
-    let exact = || properties::no_over_admission(&mut subject, |answer| runtime.block_on(answer));
-    assert_eq!(tokio::task::block_in_place(exact), Ok(()));
+    properties_hold(&mut subject).await;
 }
 
 /// Half of the clients name the accounts in the other order.
