@@ -38,7 +38,7 @@ type Card = (RuleName, Key, usize);
 /// Returns the cards of the charges, each with its charge and its quota.
 fn cards<'a>(charges: &'a [Charge<'a>]) -> impl Iterator<Item = (Card, &'a Charge<'a>, &'a Quota)> {
     charges.iter().flat_map(|charge| {
-        let card = |index| (charge.rule(), charge.key().clone(), index);
+        let card = |index| (charge.rule, charge.key.clone(), index);
         charge.charged_quotas().map(move |(index, quota)| (card(index), charge, quota))
     })
 }
@@ -65,12 +65,12 @@ impl State {
         let mut costs: HashMap<Card, u32> = HashMap::new();
         for (card, charge, _) in cards(charges) {
             let cost = costs.entry(card).or_default();
-            *cost = cost.saturating_add(charge.cost());
+            *cost = cost.saturating_add(charge.cost);
         }
         let fits = |(card, charge, quota): (Card, &Charge<'_>, &Quota)| {
             let need = u64::from(self.used(&card)) + u64::from(costs[&card]);
             let most = u64::from(quota.limit()) + u64::from(quota.soft());
-            charge.cost() == 0 || need + u64::from(charge.headroom()) <= most
+            charge.cost == 0 || need + u64::from(charge.headroom) <= most
         };
         let fits: Vec<bool> = cards(charges).map(fits).collect();
         let allowed = fits.iter().all(|fits| *fits);
@@ -88,7 +88,7 @@ impl State {
                 .with_remaining(quota.limit().saturating_sub(used))
                 // A full card never empties.
                 .with_retry_after(fits.then_some(Duration::ZERO));
-            if allowed && charge.cost() > 0 && used > quota.limit() {
+            if allowed && charge.cost > 0 && used > quota.limit() {
                 decision = decision.with_overage();
             }
             decision = decision.with_outcome(outcome);
@@ -98,10 +98,10 @@ impl State {
 
     fn deny_blocked(&self, charges: &[Charge<'_>], now: Duration) -> Option<Decision> {
         let left = |charge: &Charge<'_>| {
-            let until = self.blocked_until.get(&(charge.rule(), charge.key().clone()))?;
-            Some((charge.rule(), until.checked_sub(now).filter(|left| !left.is_zero())?))
+            let until = self.blocked_until.get(&(charge.rule, charge.key.clone()))?;
+            Some((charge.rule, until.checked_sub(now).filter(|left| !left.is_zero())?))
         };
-        let charging = charges.iter().filter(|charge| charge.cost() > 0);
+        let charging = charges.iter().filter(|charge| charge.cost > 0);
         let (rule, left) = charging.filter_map(left).max_by_key(|(_, left)| *left)?;
         let block = Outcome::full(rule, 0, 1).with_remaining(0).with_retry_after(Some(left));
         Some(Decision::deny().with_outcome(block).with_blocked())
@@ -129,7 +129,7 @@ impl Store for Punchcards {
     fn call(&self, op: Op<'_>, _: &Context<'_>) -> Answer<Self::Future> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = (self.now)();
-        let blocked = |charge: &Charge<'_>| (charge.rule(), charge.key().clone());
+        let blocked = |charge: &Charge<'_>| (charge.rule, charge.key.clone());
         let decision = match op {
             Op::Take(charges) => state.take(charges, now, false),
             Op::Peek(charges) => state.take(charges, now, true),
@@ -156,21 +156,21 @@ impl Store for Punchcards {
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         for (card, charge, _) in cards(charges).filter(|_| taken.is_allowed()) {
-            let units = units.unwrap_or(u32::MAX).min(charge.cost());
+            let units = units.unwrap_or(u32::MAX).min(charge.cost);
             let used = state.used.entry(card).or_default();
             *used = used.saturating_sub(units);
         }
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        if charges.iter().any(|charge| !charge.max_wait().is_zero()) {
+        if charges.iter().any(|charge| !charge.max_wait.is_zero()) {
             return Err(Unsupported::new("max_wait, because cards have no refill; remove it"));
         }
-        if charges.iter().flat_map(Charge::quotas).any(|it| it.algorithm() == Algorithm::Concurrent)
-        {
+        let mut quotas = charges.iter().flat_map(|charge| charge.quotas);
+        if quotas.any(|quota| quota.algorithm() == Algorithm::Concurrent) {
             return Err(Unsupported::new("slots, because cards are not returned; use LocalStore"));
         }
-        if charges.iter().any(Charge::is_report_only) {
+        if charges.iter().any(|charge| charge.report_only) {
             return Err(Unsupported::new("report-only rules; use LocalStore"));
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::{
     fmt,
     hash::{Hash, Hasher},
     str::FromStr,
-    sync::{LazyLock, Mutex, PoisonError},
+    sync::{LazyLock, Mutex, OnceLock, PoisonError},
 };
 
 /// Name of a rule: 1 to 64 printable ASCII characters, by convention `[a-z0-9_-]`.
@@ -31,6 +31,8 @@ pub struct RuleName(&'static Interned);
 struct Interned {
     name: &'static str,
     hash: u64,
+    /// The rule whose shares have this name.
+    pool: OnceLock<RuleName>,
 }
 
 static NAMES: LazyLock<Mutex<HashMap<&'static str, RuleName>>> = LazyLock::new(Mutex::default);
@@ -76,6 +78,18 @@ impl RuleName {
         self.0.name
     }
 
+    /// Returns the name of the shares of this rule.
+    pub(crate) fn share(self) -> Result<Self, NameError> {
+        let share = Self::new(&format!("{self}.share"))?;
+        share.0.pool.get_or_init(|| self);
+        Ok(share)
+    }
+
+    /// Returns the rule that users know: that of the pool for shares, or else this one.
+    pub(crate) fn owner(self) -> Self {
+        self.0.pool.get().copied().unwrap_or(self)
+    }
+
     /// Returns a hash of the name that is equal in all processes.
     pub(crate) fn hash64(self) -> u64 {
         self.0.hash
@@ -87,7 +101,8 @@ impl RuleName {
             return *known;
         }
         let name: &'static str = Box::leak(name.into());
-        let made = Self(Box::leak(Box::new(Interned { name, hash: fnv(name.as_bytes()) })));
+        let hash = fnv(name.as_bytes());
+        let made = Self(Box::leak(Box::new(Interned { name, hash, pool: OnceLock::new() })));
         names.insert(name, made);
         made
     }

@@ -254,7 +254,7 @@ fn a_slot_is_held_without_allocating() {
                 let denied = store.take(&[charges[0].with_cost(2)]).now();
                 (held[0].is_allowed(), held[1].is_allowed(), denied.is_allowed())
             });
-            let costly = charges[0].rule() == name("site");
+            let costly = charges[0].rule == name("site");
             assert_eq!((count, held), (0, (true, true, costly)));
         }
     }

@@ -69,10 +69,10 @@ impl Call {
         let mut call = Self { parts: Vec::new(), accounts, blocks: Vec::new() };
         for charge in charges {
             call.add_parts(prefix, charge);
-            if charge.cost() > 0 {
-                let limit = charge.quotas().first().map_or(1, Quota::limit);
+            if charge.cost > 0 {
+                let limit = charge.quotas.first().map_or(1, Quota::limit);
                 call.blocks.push(Block {
-                    rule: charge.rule(),
+                    rule: charge.rule,
                     limit,
                     name: block_name(prefix, charge),
                 });
@@ -86,11 +86,11 @@ impl Call {
             let name = account_name(prefix, charge, quota_index);
             let account = self.accounts.partition_point(|account| account.name < name);
             self.parts.push(Part {
-                rule: charge.rule(),
+                rule: charge.rule,
                 quota_index,
                 quota: *quota,
-                cost: charge.cost(),
-                headroom: charge.headroom(),
+                cost: charge.cost,
+                headroom: charge.headroom,
                 most: most(quota),
                 account,
             });
@@ -208,9 +208,9 @@ impl Part {
 
 impl Account {
     fn new(prefix: &str, charge: &Charge<'_>, quota_index: usize, quota: &Quota) -> Self {
-        let need = match charge.cost() {
+        let need = match charge.cost {
             0 => 0,
-            cost => i64::from(cost) + i64::from(charge.headroom()),
+            cost => i64::from(cost) + i64::from(charge.headroom),
         };
         let limit = i64::from(quota.limit());
         let max_debt = i64::from(quota.max_debt().unwrap_or_else(|| quota.limit()));
@@ -218,7 +218,7 @@ impl Account {
             name: account_name(prefix, charge, quota_index),
             kind: kind(quota),
             period: nanos(quota.period()),
-            cost: scaled(quota, charge.cost().into()),
+            cost: scaled(quota, charge.cost.into()),
             need: scaled(quota, need),
             most: most(quota),
             late_most: scaled(quota, limit + max_debt),
@@ -258,11 +258,11 @@ impl Account {
 /// Returns the name of an account: the rule, the key, and what the quota counts. Limits are no part of
 /// it. Quotas of a rule that count the same have an account each.
 fn account_name(prefix: &str, charge: &Charge<'_>, quota_index: usize) -> Vec<u8> {
-    let quotas = &charge.quotas()[..=quota_index];
+    let quotas = &charge.quotas[..=quota_index];
     let counted = counted(&quotas[quota_index]);
     let number = quotas.iter().filter(|quota| self::counted(quota) == counted).count();
-    let head = format!("{prefix}\0{}\0{number}{counted}\0", charge.rule());
-    [head.as_bytes(), &charge.key().to_bytes()].concat()
+    let head = format!("{prefix}\0{}\0{number}{counted}\0", charge.rule);
+    [head.as_bytes(), &charge.key.to_bytes()].concat()
 }
 
 /// Returns what a quota counts.
@@ -274,8 +274,8 @@ fn counted(quota: &Quota) -> String {
 /// Returns the name of the row that blocks the key of a charge. No account has it, because no rule has an
 /// empty name.
 pub(crate) fn block_name(prefix: &str, charge: &Charge<'_>) -> Vec<u8> {
-    let head = format!("{prefix}\0\0{}\0", charge.rule());
-    [head.as_bytes(), &charge.key().to_bytes()].concat()
+    let head = format!("{prefix}\0\0{}\0", charge.rule);
+    [head.as_bytes(), &charge.key.to_bytes()].concat()
 }
 
 fn kind(quota: &Quota) -> &'static str {

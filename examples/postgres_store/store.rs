@@ -242,13 +242,13 @@ impl Store for PostgresStore {
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         Plain.supports(charges)?;
         for charge in charges {
-            if charge.is_report_only() {
+            if charge.report_only {
                 return Err(Unsupported::new("report-only rules; use RedisStore"));
             }
-            if !charge.max_wait().is_zero() {
+            if !charge.max_wait.is_zero() {
                 return Err(Unsupported::new("max_wait; use RedisStore"));
             }
-            for quota in charge.quotas() {
+            for quota in charge.quotas {
                 supports_quota(quota)?;
             }
         }

@@ -66,23 +66,22 @@ impl Measure {
 
     /// Records the charges of a request at `now`. Those of one rule and key are alternatives to the first.
     pub(super) fn note(&mut self, charges: &[Charge<'_>], now: Duration) {
-        for (at, charge) in charges.iter().enumerate().filter(|(_, charge)| charge.cost() > 0) {
-            let is_same =
-                |other: &Charge<'_>| other.rule() == charge.rule() && other.key() == charge.key();
+        for (at, charge) in charges.iter().enumerate().filter(|(_, charge)| charge.cost > 0) {
+            let is_same = |other: &Charge<'_>| other.rule == charge.rule && other.key == charge.key;
             if charges[..at].iter().any(is_same) {
                 continue;
             }
-            let wide: Vec<_> = charge.quotas().iter().map(widest).collect();
+            let wide: Vec<_> = charge.quotas.iter().map(widest).collect();
             for (index, given) in charge.charged_quotas() {
                 let Self { store, found } = self;
                 let Some(least) = entry(found, charge, index, given) else { continue };
                 let Some(most) = least.most else { continue };
-                let alone = Charge::new(charge.rule(), charge.key(), &wide).with_quota_index(index);
-                let ask = alone.with_cost(charge.cost()).with_headroom(charge.headroom());
+                let alone = Charge::new(charge.rule, charge.key, &wide).with_quota_index(index);
+                let ask = alone.with_cost(charge.cost).with_headroom(charge.headroom);
                 let decision = store.take(&[ask]).now();
                 let outcome = decision.outcomes().first().filter(|_| decision.is_allowed());
                 let needs = outcome.map(|it| u64::from(it.limit() - it.remaining()));
-                let needs = needs.map(|used| used + u64::from(charge.headroom()));
+                let needs = needs.map(|used| used + u64::from(charge.headroom));
                 let needs = needs.and_then(|units| paced(given, units, now));
                 least.most = needs.map(|units| most.max(units));
             }
@@ -104,7 +103,7 @@ fn entry<'a>(
     index: usize,
     given: &Quota,
 ) -> Option<&'a mut SmallestBurst> {
-    let rule = charge.rule();
+    let rule = charge.rule;
     let is_it = |it: &SmallestBurst| it.rule == rule && it.index == index && it.given == *given;
     let at = found.iter().position(is_it).unwrap_or(found.len());
     if at == found.len() && at < MAX_QUOTAS {

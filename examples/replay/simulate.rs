@@ -86,17 +86,17 @@ impl<R: Rules> Simulator<R> {
             if let Some(measure) = measure {
                 measure.note(all.charges, now);
             }
-            let queues = all.charges.iter().any(|charge| !charge.max_wait().is_zero());
+            let queues = all.charges.iter().any(|charge| !charge.max_wait.is_zero());
             let may_wait = queues && waiting.values().sum::<usize>() < MAX_WAITING;
             let mut short = if may_wait { short(store, all.charges) } else { Vec::new() };
             let wait = |charge: &Charge<'_>| {
-                if may_wait { charge.max_wait() } else { Duration::ZERO }
+                if may_wait { charge.max_wait } else { Duration::ZERO }
             };
             let charges: Vec<_> = all.charges.iter().map(|it| it.with_max_wait(wait(it))).collect();
             let taking = testing::take(store, Candidates { charges: &charges, ..all });
             let Some(Ok(taken)) = taking.now_or_never() else { return };
             if !taken.decision.wait().is_zero() {
-                short.retain(|rule| taken.charges.iter().any(|charge| charge.rule() == *rule));
+                short.retain(|rule| taken.charges.iter().any(|charge| charge.rule == *rule));
                 waits_for = short;
                 *waiting.entry(now + taken.decision.wait()).or_default() += 1;
             }
@@ -130,19 +130,19 @@ impl<R> Simulator<R> {
 /// Returns the rules that make a request wait.
 fn short(store: &LocalStore, charges: &[Charge<'_>]) -> Vec<RuleName> {
     if let [alone] = charges {
-        return vec![alone.rule()];
+        return vec![alone.rule];
     }
     let looks: Vec<_> = charges.iter().map(|charge| charge.with_cost(0)).collect();
     let seen = store.peek(&looks).now();
     let is_short = |charge: &&Charge<'_>| {
-        let need = match charge.cost() {
+        let need = match charge.cost {
             0 => 0,
-            cost => u64::from(cost) + u64::from(charge.headroom()),
+            cost => u64::from(cost) + u64::from(charge.headroom),
         };
-        let mut its = seen.outcomes().iter().filter(|outcome| outcome.rule() == charge.rule());
-        !charge.is_report_only() && its.any(|outcome| u64::from(outcome.remaining()) < need)
+        let mut its = seen.outcomes().iter().filter(|outcome| outcome.rule() == charge.rule);
+        !charge.report_only && its.any(|outcome| u64::from(outcome.remaining()) < need)
     };
-    charges.iter().filter(is_short).map(Charge::rule).collect()
+    charges.iter().filter(is_short).map(|charge| charge.rule).collect()
 }
 
 impl<R: fmt::Debug> fmt::Debug for Simulator<R> {

@@ -222,7 +222,7 @@ impl Explanation {
 
 /// Returns `true` for the outcome of this quota.
 fn is_of(outcome: &Outcome, charged: &ChargedQuota<'_>) -> bool {
-    charged.charge.rule() == outcome.rule() && charged.index == outcome.quota_index()
+    charged.charge.rule == outcome.rule() && charged.index == outcome.quota_index()
 }
 
 /// Creates one report for each outcome of the decision.
@@ -236,9 +236,9 @@ fn reports(decision: &Decision, charges: &[Charge<'_>]) -> Vec<QuotaReport> {
         reports.push(QuotaReport {
             outcome: *outcome,
             quota: found.map(|charged| *charged.quota),
-            key: found.map(|charged| charged.charge.key().clone()),
-            cost: found.map(|charged| charged.charge.cost()),
-            headroom: found.map(|charged| charged.charge.headroom()),
+            key: found.map(|charged| charged.charge.key.clone()),
+            cost: found.map(|charged| charged.charge.cost),
+            headroom: found.map(|charged| charged.charge.headroom),
         });
     }
     reports

@@ -188,7 +188,7 @@ impl Template {
         let mut rules = self.rules.clone();
         for rule in &mut rules {
             if let Some(charge) = Charge::find(charges, rule.name) {
-                rule.quotas = charge.quotas().into();
+                rule.quotas = charge.quotas.into();
             }
         }
         let template = Self::prepared(self.family, rules.iter().map(LiveRule::current));
@@ -198,7 +198,7 @@ impl Template {
     /// Returns `true` if the template has the quotas of this charge.
     fn has(&self, charge: &Charge<'_>) -> bool {
         let mut rules = self.rules.iter();
-        rules.any(|rule| rule.name == charge.rule() && rule.quotas.as_ref() == charge.quotas())
+        rules.any(|rule| rule.name == charge.rule && rule.quotas.as_ref() == charge.quotas)
     }
 
     /// Creates the template of one request. With a secret, each quota has a partition key.
@@ -209,9 +209,9 @@ impl Template {
     ) -> Arc<Self> {
         let shown = charges.iter().filter(|charge| is_shown(charge));
         let rules = shown.map(|charge| RuleQuotas {
-            rule: charge.rule(),
-            quotas: charge.quotas(),
-            is_reporting: charge.is_report_only(),
+            rule: charge.rule,
+            quotas: charge.quotas,
+            is_reporting: charge.report_only,
         });
         let mut items = Item::named(rules, family);
         if let Some(secret) = secret {
@@ -515,7 +515,7 @@ impl Template {
         policy(self.items.iter().filter(|item| {
             let rule = item.rule;
             readings.iter().any(|reading| self.item(reading).rule == rule)
-                || charges.iter().any(|charge| charge.rule() == rule && !charge.is_report_only())
+                || charges.iter().any(|charge| charge.rule == rule && !charge.report_only)
         }))
     }
 
@@ -792,7 +792,7 @@ impl LiveRule {
 
 /// Returns `true` if the fields describe the rule: it is no part of another one.
 fn is_shown(charge: &Charge<'_>) -> bool {
-    charge.owner() == charge.rule()
+    charge.rule.owner() == charge.rule
 }
 
 /// Returns the fixed quotas of a rule.
@@ -912,7 +912,7 @@ impl Item {
     /// Adds the partition key of the charge.
     fn set_partition_key(&mut self, charges: &[Charge<'_>], secret: &FingerprintKey) {
         let Some(charge) = Charge::find(charges, self.rule) else { return };
-        let key = charge.key().fingerprint(secret).0.to_be_bytes();
+        let key = charge.key.fingerprint(secret).0.to_be_bytes();
         let pk = format!(";pk=:{}:", STANDARD.encode(key));
         let policy = self.policy.as_ref().map(|policy| [policy.as_bytes(), pk.as_bytes()].concat());
         self.policy = policy.and_then(|policy| HeaderValue::try_from(policy).ok());

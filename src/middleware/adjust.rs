@@ -191,7 +191,7 @@ impl ChargeHandle {
         let store = &self.0.config.store;
         self.0.with(|charges| {
             of_client(charges)
-                .filter(|charge| self.0.decision.charged(charge.rule()))
+                .filter(|charge| self.0.decision.charged(charge.rule))
                 .for_each(|charge| store.reset(charge).detach(drop));
         });
     }
@@ -207,7 +207,7 @@ impl ChargeHandle {
 
 /// Returns the charges of accounts that only this client uses.
 fn of_client<'c, 'a>(charges: &'c [Charge<'a>]) -> impl Iterator<Item = &'c Charge<'a>> {
-    charges.iter().filter(|charge| charge.key().is_client())
+    charges.iter().filter(|charge| charge.key.is_client())
 }
 
 impl OpenCharges {
@@ -235,24 +235,23 @@ impl OpenCharges {
         let store = &self.config.store;
         self.with(|charges| {
             for (charge, adjusted) in charges.iter().zip(&self.adjusted) {
-                let other = rule.is_some_and(|name| charge.owner().as_str() != name);
-                let other = other || !self.decision.charged(charge.rule());
+                let other = rule.is_some_and(|name| charge.rule.owner().as_str() != name);
+                let other = other || !self.decision.charged(charge.rule);
                 if other || adjusted.swap(true, AcqRel) {
                     continue;
                 }
-                let before = charge.cost();
-                let after = cost(charge.cost());
+                let before = charge.cost;
+                let after = cost(charge.cost);
                 if after < before {
                     store.undo(&[*charge], &self.decision, Some(before - after));
                 } else if after > before {
                     // An older quota could end the account of the current one.
                     let mut live = self.config.live.iter();
-                    let plan = live.find(|(name, _)| *name == charge.rule());
+                    let plan = live.find(|(name, _)| *name == charge.rule);
                     let current = plan.map(|(_, plan)| plan.quotas());
-                    let quotas =
-                        current.as_ref().map_or(charge.quotas(), |quotas| quotas.charged());
+                    let quotas = current.as_ref().map_or(charge.quotas, |quotas| quotas.charged());
                     let late = i64::from(after - before);
-                    let rule = charge.rule();
+                    let rule = charge.rule;
                     let report = move |Ok(made): Result<Decision, Infallible>| {
                         let cause = made.cause();
                         if cause.is_undone() || cause == Cause::Unsupported {

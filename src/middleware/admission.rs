@@ -177,7 +177,7 @@ where
         let strikes = if has_own_reason { u64::MAX } else { self.settings.own_strikes(charges) };
         let mut waiting: SmallVec<[Charge<'_>; 4]> = SmallVec::from_slice(charges);
         for charge in &mut waiting {
-            *charge = charge.with_max_wait(charge.max_wait().saturating_sub(waited));
+            *charge = charge.with_max_wait(charge.max_wait.saturating_sub(waited));
         }
         let all = Candidates { charges: &waiting, ..all };
         self.attempt(head, all, Attempts::default(), (asked_at(), strikes), queued)
@@ -506,7 +506,7 @@ where
     ) {
         let charged = &|rule| {
             let charge = Charge::find(charges, rule)?;
-            Some(Charged { key: charge.key(), quotas: charge.quotas(), cost: charge.cost() })
+            Some(Charged { key: charge.key, quotas: charge.quotas, cost: charge.cost })
         };
         let secret = self.settings.secret.as_ref();
         let event = DecisionEvent { head, decision, is_admitted, is_delayed, charged, secret };
@@ -517,9 +517,7 @@ where
 /// Returns `true` if a charge takes slots that limit its request.
 #[inline(never)]
 fn needs_slot(charges: &[Charge<'_>]) -> bool {
-    charges
-        .iter()
-        .any(|charge| charge.may_deny() && charge.quotas().iter().any(Quota::is_concurrent))
+    charges.iter().any(|charge| charge.may_deny() && charge.quotas.iter().any(Quota::is_concurrent))
 }
 
 /// Returns the instant of a store call, for metrics.

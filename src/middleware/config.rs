@@ -179,8 +179,8 @@ impl LayerConfig {
             return;
         }
         let limit = |outcome: &Outcome| {
-            let charge = charges.iter().find(|charge| charge.rule() == outcome.rule())?;
-            let controller = self.adaptive.iter().find(|(rule, _)| *rule == charge.rule())?;
+            let charge = charges.iter().find(|charge| charge.rule == outcome.rule())?;
+            let controller = self.adaptive.iter().find(|(rule, _)| *rule == charge.rule)?;
             (outcome.held().is_some()).then(|| (charge.demand().need(), controller.1.max))
         };
         let mut sheds = None;
@@ -365,7 +365,7 @@ impl ResponseContext {
         context.lines = lines;
         if decision.slot.is_some() {
             for it in charges {
-                settings.metrics.hold(decision, it.rule(), it.quotas(), it.cost());
+                settings.metrics.hold(decision, it.rule, it.quotas, it.cost);
             }
         }
         // Clones of the decision hold no slots.
@@ -373,9 +373,8 @@ impl ResponseContext {
             context.slot = Some((slot, settings.hold.clone()));
             for (rule, controller) in &settings.adaptive {
                 let mut charges = charges.iter();
-                let charge =
-                    charges.find(|charge| charge.rule() == *rule && decision.charged(*rule));
-                context.measured.extend(charge.map(|charge| controller.hold(charge.cost())));
+                let charge = charges.find(|charge| charge.rule == *rule && decision.charged(*rule));
+                context.measured.extend(charge.map(|charge| controller.hold(charge.cost)));
             }
         }
         for it in settings.penalties.iter().filter(|_| !settings.report_only.is_on()) {
@@ -387,9 +386,10 @@ impl ResponseContext {
             ChargeHandle::new(after, charges, decision.clone(), charged)
         };
         if settings.nesting.is_early() && decision.is_allowed() && in_flight.is_none() {
-            let counts = |it: &&Charge<'_>| it.cost() > 0 && decision.charged(it.rule());
-            let rules: SmallVec<_> = charges.iter().filter(counts).map(Charge::rule).collect();
-            let is_free = charges.iter().all(|it| it.cost() == 0 || it.quotas().is_empty());
+            let counts = |it: &&Charge<'_>| it.cost > 0 && decision.charged(it.rule);
+            let rules: SmallVec<_> =
+                charges.iter().filter(counts).map(|charge| charge.rule).collect();
+            let is_free = charges.iter().all(|it| it.cost == 0 || it.quotas.is_empty());
             if is_free && settings.after.is_none() {
                 settings.charging.miss();
             } else {

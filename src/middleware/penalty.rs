@@ -364,21 +364,21 @@ impl RulePenalty {
 
     /// Returns the charge of the rule.
     pub(super) fn find<'c, 'a>(&self, charges: &'c [Charge<'a>]) -> Option<&'c Charge<'a>> {
-        charges.iter().find(|charge| charge.rule() == self.rule)
+        charges.iter().find(|charge| charge.rule == self.rule)
     }
 
     /// Counts a strike. Blocks the key if it has too many, unless it is blocked already.
     fn strike(&self, charge: &Charge<'_>) {
-        if !charge.key().is_client() {
+        if !charge.key.is_client() {
             return;
         }
-        let Some(time) = self.strikes.count(charge.key(), &self.penalty) else { return };
-        warn_of_chosen_key(charge.key(), self.rule);
+        let Some(time) = self.strikes.count(charge.key, &self.penalty) else { return };
+        warn_of_chosen_key(charge.key, self.rule);
         let rule = self.rule;
         let store = self.store.clone();
         let log = self.log.clone();
         // A block is not seen by a charge of nothing.
-        let charge = &charge.with_cost(charge.cost().max(1));
+        let charge = &charge.with_cost(charge.cost.max(1));
         let charges = OwnedCharges::from(slice::from_ref(charge));
         self.store.peek(slice::from_ref(charge)).detach(move |seen| {
             charges.with(|charges| block(&store, &charges[0], (rule, log), &seen, time));
@@ -448,8 +448,8 @@ impl Watched {
     ) -> Option<Self> {
         let is_watched = penalty.reads_responses() && decision.is_allowed();
         let charge = is_watched.then(|| penalty.find(charges)).flatten()?;
-        let charge = Some(charge)
-            .filter(|charge| !charge.is_report_only() && decision.charged(charge.rule()))?;
+        let charge =
+            Some(charge).filter(|charge| !charge.report_only && decision.charged(charge.rule))?;
         Some(Self(penalty.clone(), slice::from_ref(charge).into()))
     }
 

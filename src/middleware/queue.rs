@@ -86,7 +86,7 @@ impl LastDecision {
             self.charges.with(|charges| {
                 let made: SmallVec<[Charge<'_>; 4]> = charges
                     .iter()
-                    .filter(|charge| self.decision.charged(charge.rule()))
+                    .filter(|charge| self.decision.charged(charge.rule))
                     .copied()
                     .collect();
                 store.undo(&made, &self.decision, None);
@@ -129,10 +129,10 @@ impl Bounds {
         if let Some(max) = self.per_key {
             return max;
         }
-        if !charge.key().has_part_of_queue() {
+        if !charge.key.has_part_of_queue() {
             return self.all;
         }
-        let limit = charge.quotas().iter().map(|quota| most_waiting(quota, charge)).min();
+        let limit = charge.quotas.iter().map(|quota| most_waiting(quota, charge)).min();
         let limit = usize::try_from(limit.unwrap_or(0)).unwrap_or(usize::MAX);
         limit.min(self.all / PLACES_PER_KEY_PLACE).max(1)
     }
@@ -145,7 +145,7 @@ fn most_waiting(quota: &Quota, charge: &Charge<'_>) -> u64 {
     if quota.is_concurrent() {
         return units;
     }
-    let turns = nanos(charge.max_wait()) / quota.interval_nanos().max(1);
+    let turns = nanos(charge.max_wait) / quota.interval_nanos().max(1);
     turns.max(units)
 }
 
@@ -171,7 +171,7 @@ impl Queue {
             *state.keys.entry(*key).or_default() += 1;
         }
         drop(state);
-        let may_hold = |charge: &Charge<'_>| charge.quotas().iter().any(Quota::is_concurrent);
+        let may_hold = |charge: &Charge<'_>| charge.quotas.iter().any(Quota::is_concurrent);
         let waits = charges.iter().any(|charge| charge.queues() && may_hold(charge));
         let now = Instant::now();
         Some(Box::new(QueuedRequest {
@@ -211,7 +211,7 @@ impl Queue {
         charges: &'a [Charge<'a>],
     ) -> impl Iterator<Item = (u64, &'a Charge<'a>)> {
         let queueing = charges.iter().filter(|charge| charge.queues());
-        queueing.map(|charge| (self.seed.hash_one((charge.rule(), charge.key())), charge))
+        queueing.map(|charge| (self.seed.hash_one((charge.rule, charge.key)), charge))
     }
 
     /// Returns `true` if no further request waits.
@@ -321,7 +321,7 @@ impl<S: Store> QueuedRequest<S> {
         decision: &Decision,
         charges: &[Charge<'_>],
     ) {
-        let queues = |rule| charges.iter().any(|charge| charge.rule() == rule && charge.queues());
+        let queues = |rule| charges.iter().any(|charge| charge.rule == rule && charge.queues());
         self.observed = self.observed.take().or_else(|| metrics.queue(decision, queues));
     }
 

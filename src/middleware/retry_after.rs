@@ -204,17 +204,17 @@ impl<'a> Turn<'a> {
         let outcome = denial.binding().filter(has_queue)?;
         // The part of a client comes first: its denials do not lengthen the waits of others at the whole.
         let has_rule =
-            |charge: &&Charge<'_>| [charge.rule(), charge.owner()].contains(&outcome.rule());
+            |charge: &&Charge<'_>| [charge.rule, charge.rule.owner()].contains(&outcome.rule());
         let charge = charges.iter().find(has_rule)?;
         let is_denying = |(index, _): &(usize, &Quota)| *index == outcome.quota_index();
         let (quota_index, quota) = charge.charged_quotas().find(is_denying)?;
         let extra_units = quota.raised_limit().saturating_sub(charge.demand().need());
         let extra_units = u32::try_from(extra_units).unwrap_or(u32::MAX);
         Some(Self {
-            rule: charge.rule(),
-            key: charge.key(),
+            rule: charge.rule,
+            key: charge.key,
             quota_index,
-            interval: quota.interval().saturating_mul(charge.cost()),
+            interval: quota.interval().saturating_mul(charge.cost),
             tolerance: quota.interval().saturating_mul(extra_units),
             max_wait: longest_wait(charge, quota, bounds),
             step,
@@ -242,7 +242,8 @@ fn longest_wait(charge: &Charge<'_>, quota: &Quota, bounds: Bounds) -> Duration 
         return Duration::ZERO;
     }
     let waiters = u32::try_from(bounds.of(charge)).unwrap_or(u32::MAX);
-    charge.max_wait().min(quota.interval().saturating_mul(waiters))
+    let wait = Duration::from_nanos(charge.demand().max_wait);
+    wait.min(quota.interval().saturating_mul(waiters))
 }
 
 /// The number of keys with a promise.

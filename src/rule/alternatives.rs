@@ -117,7 +117,7 @@ impl Sealed for Alternatives {
         let start = before.charges.len();
         chain(&rules, head, before, &mut |all| {
             let own = &all.charges[start..];
-            let mut unlimited = own.iter().filter(|charge| charge.quotas().is_empty()).peekable();
+            let mut unlimited = own.iter().filter(|charge| charge.quotas.is_empty()).peekable();
             if unlimited.peek().is_some() {
                 // A block holds without quotas, too.
                 let charges: SmallVec<[_; 4]> =
@@ -143,7 +143,7 @@ impl Sealed for Alternatives {
 
 /// Returns `true` for a charge that would wait in a queue for slots, which alternatives do not have.
 fn waits_for_slots(charge: &Charge<'_>) -> bool {
-    charge.queues() && charge.quotas().iter().any(Quota::is_concurrent)
+    charge.queues() && charge.quotas.iter().any(Quota::is_concurrent)
 }
 
 impl Rules for Alternatives {

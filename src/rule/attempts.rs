@@ -196,7 +196,7 @@ impl Attempts {
             made.extend_from_slice(&all.charges[end..choice.start]);
             let tried = choice.charges(all, self.tried(at));
             made.extend(
-                choice.charges(all, 0).iter().filter(|charge| !has(tried, charge.rule())).copied(),
+                choice.charges(all, 0).iter().filter(|charge| !has(tried, charge.rule)).copied(),
             );
             made.extend_from_slice(tried);
             end = choice.end();
@@ -282,7 +282,7 @@ impl Attempts {
         }
         if decision.outcomes.len() > before {
             let place =
-                |outcome: &Outcome| all.charges.iter().position(|of| of.rule() == outcome.rule());
+                |outcome: &Outcome| all.charges.iter().position(|of| of.rule == outcome.rule());
             decision.outcomes.sort_by_key(place);
         }
     }
@@ -296,7 +296,7 @@ impl Attempts {
             choice.charges(all, self.deny(at, all, &mut decision.outcomes))
         };
         for charge in &all.charges[choice.start..choice.end()] {
-            if has(last, charge.rule()) {
+            if has(last, charge.rule) {
                 continue;
             }
             let start = decision.outcomes.len();
@@ -304,7 +304,7 @@ impl Attempts {
             if decision.outcomes.len() == start {
                 charge.add_unknown(decision);
             }
-            if has(decisive, charge.rule()) {
+            if has(decisive, charge.rule) {
                 continue;
             }
             for outcome in &mut decision.outcomes[start..] {
@@ -318,7 +318,7 @@ impl Attempts {
         decision.outcomes.extend(
             self.denied
                 .iter()
-                .filter(|denied| denied.choice == choice && denied.outcome.rule() == charge.rule())
+                .filter(|denied| denied.choice == choice && denied.outcome.rule() == charge.rule)
                 .map(|denied| denied.outcome),
         );
     }
@@ -331,8 +331,7 @@ impl Attempts {
         let soonest = self.soonest(at, all, outcomes);
         let charges = choice.charges(all, soonest.range);
         // The last range may wait for what the soonest one needs.
-        let is_part =
-            soonest.range != tried && last.iter().all(|charge| has(charges, charge.rule()));
+        let is_part = soonest.range != tried && last.iter().all(|charge| has(charges, charge.rule));
         for outcome in outcomes.iter_mut().filter(|outcome| has(last, outcome.rule())) {
             if is_part {
                 outcome.set_retry_ns(soonest.wait_ns);
@@ -345,7 +344,7 @@ impl Attempts {
         let charges = choice.charges(all, decisive);
         let has_all = |range: &usize| {
             let other = choice.charges(all, *range);
-            charges.iter().all(|charge| has(other, charge.rule()))
+            charges.iter().all(|charge| has(other, charge.rule))
         };
         self.tried.resize(all.choices.len(), 0);
         self.tried[at] = (0..decisive).find(has_all).unwrap_or(decisive);
@@ -371,7 +370,7 @@ impl Attempts {
 }
 
 fn has(charges: &[Charge<'_>], rule: RuleName) -> bool {
-    charges.iter().any(|charge| charge.rule() == rule)
+    charges.iter().any(|charge| charge.rule == rule)
 }
 
 fn outcomes_of(charges: &[Charge<'_>], outcomes: &[Outcome]) -> SmallVec<[Outcome; 2]> {
@@ -388,7 +387,7 @@ fn longest<'o>(outcomes: impl Iterator<Item = &'o Outcome>) -> u64 {
 ///
 /// The waits of a denial are those of callers that do not queue, so a shorter one may be allowed.
 fn is_beyond_patience(charges: &[Charge<'_>], outcome: &Outcome) -> bool {
-    let its = charges.iter().filter(|charge| charge.rule() == outcome.rule());
+    let its = charges.iter().filter(|charge| charge.rule == outcome.rule());
     let patience = its.map(|charge| charge.demand().max_wait).max().unwrap_or(0);
     outcome.is_deciding() && outcome.retry_ns() > patience
 }
@@ -397,9 +396,9 @@ fn is_beyond_patience(charges: &[Charge<'_>], outcome: &Outcome) -> bool {
 fn foresee(next: &[Charge<'_>], known: &[Outcome]) -> Option<SmallVec<[Outcome; 2]>> {
     let mut foreseen = SmallVec::new();
     for charge in next {
-        if let Some(outcome) = known.iter().find(|outcome| outcome.rule() == charge.rule()) {
+        if let Some(outcome) = known.iter().find(|outcome| outcome.rule() == charge.rule) {
             let outcome = for_cost_of(charge, outcome);
-            foreseen.push(outcome.with_report_only(charge.is_report_only()));
+            foreseen.push(outcome.with_report_only(charge.report_only));
         }
     }
     foreseen.iter().any(Outcome::denies).then_some(foreseen)

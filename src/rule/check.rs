@@ -179,7 +179,7 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
         }
         let charge = charge_of(info, quotas, &key);
         if info.queues && charge.takes_several_slots() {
-            return Err(RuleError::SeveralSlotsWait { rule: info.name, cost: charge.cost() });
+            return Err(RuleError::SeveralSlotsWait { rule: info.name, cost: charge.cost });
         }
         charges.push(charge);
         if info.quotas.is_some() {

@@ -139,7 +139,7 @@ impl Rule<Everyone> {
             "rule {name}: fair_by a key that is never that of one client; use one such as PeerIp or \
              ClientIp"
         );
-        let share = literal(RuleName::new(&format!("{name}.share")));
+        let share = literal(name.share());
         let share = Rule::named(share, key, Quotas::from(&[][..]))
             .on_missing_key(self.on_missing_key)
             .max_key_len(self.max_key_len)
@@ -228,21 +228,19 @@ impl<K: KeyExtractor> FairRule<K> {
             then(Candidates { charges: &charges, choices: &choices });
         };
         self.pool.with_charge(head, &everyone, |charge| {
-            let Some(quota) = pool(charge.quotas()) else { return then(&[*charge]) };
+            let Some(quota) = pool(charge.quotas) else { return then(&[*charge]) };
             let reserve = u64::from(quota.limit()) * RESERVE / 100;
             let reserve = u32::try_from(reserve).unwrap_or(u32::MAX);
             let weight = self.sharers.weight.of(head);
-            let beyond = charge.with_headroom(charge.headroom().saturating_add(reserve));
+            let beyond = charge.with_headroom(charge.headroom.saturating_add(reserve));
             let Some(client) = client.filter(|_| weight > 0) else { return then(&[beyond]) };
             let part = self.sharers.clients.part(client, weight);
             if let Some(places) = part.full {
                 warn_of_full_table(self.pool.name, places);
             }
             let key = if part.is_known { client } else { &others };
-            let quotas = [quota.part(part.weight, part.sum, charge.cost())];
-            let share = Charge::new(self.share.name, key, &quotas)
-                .with_cost(charge.cost())
-                .with_owner(self.pool.name);
+            let quotas = [quota.part(part.weight, part.sum, charge.cost)];
+            let share = Charge::new(self.share.name, key, &quotas).with_cost(charge.cost);
             then(&[share, *charge, beyond]);
         });
     }

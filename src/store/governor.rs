@@ -85,8 +85,8 @@ where
             }
             _ => return Answer::Now(Err(unsupported(CHANGE))),
         };
-        let rule = charge.rule();
-        let decision = match self.0.check_key_n(charge.key(), cost) {
+        let rule = charge.rule;
+        let decision = match self.0.check_key_n(charge.key, cost) {
             Ok(Ok(allowed)) => {
                 let left = (&allowed as &dyn Any).downcast_ref::<StateSnapshot>();
                 Decision::allow().with_outcome(match left {
@@ -139,14 +139,14 @@ fn refilling(rule: RuleName, quota: Quota, reset: Duration, wait: Duration) -> O
 fn single<'a>(charges: &'a [Charge<'_>]) -> Result<(&'a Charge<'a>, NonZeroU32), Unsupported> {
     plain_quotas(charges)?;
     Err(unsupported(match charges {
-        [it] if it.quotas().len() == 1 => match NonZeroU32::new(it.cost()) {
-            _ if it.quotas()[0].is_blocked() => {
+        [it] if it.quotas.len() == 1 => match NonZeroU32::new(it.cost) {
+            _ if it.quotas[0].is_blocked() => {
                 "cannot deny every request; use LocalStore for Quota::blocked()"
             }
-            _ if it.headroom() > 0 || it.queues() => {
+            _ if it.headroom > 0 || it.queues() => {
                 "does not support headroom or max_wait; use LocalStore"
             }
-            _ if it.is_report_only() => {
+            _ if it.report_only => {
                 "does not support report-only charges; use RateLimitLayer::report_only, or \
                  LocalStore"
             }

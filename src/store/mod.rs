@@ -118,61 +118,72 @@ use crate::{
 /// order and the number of the quotas, and their limits, do not. A changed limit therefore keeps the
 /// account, and refills nobody. A changed period is another account. Quotas of one charge that have the
 /// same algorithm, period and unit have an account each, in their order.
+///
+/// A store reads the fields. A caller starts with [`Charge::new`].
 #[derive(Clone, Copy, Debug)]
 #[must_use]
+#[non_exhaustive]
 pub struct Charge<'a> {
-    rule: RuleName,
-    key: &'a Key,
-    quotas: &'a [Quota],
-    demand: Demand,
-    report_only: bool,
-    only: Option<u8>,
-    owner: RuleName,
+    /// The rule.
+    pub rule: RuleName,
+    /// The key of the accounts.
+    pub key: &'a Key,
+    /// All quotas of the rule. [`charged_quotas`](Charge::charged_quotas) are those to charge.
+    pub quotas: &'a [Quota],
+    /// The units to charge. A cost of 0 reads the accounts.
+    pub cost: u32,
+    /// The units that must remain after the charge.
+    pub headroom: u32,
+    /// The longest time that the caller will queue. Each store limits it to ten years.
+    ///
+    /// A charge of more than one slot of a [concurrent](crate::Quota::concurrent) quota never queues,
+    /// whatever this time is.
+    pub max_wait: Duration,
+    /// `true` if the charge is report-only: it is made if it fits, and never denies a request.
+    pub report_only: bool,
+    /// The index of the only quota to charge, from 0. `None` charges all quotas.
+    pub quota_index: Option<usize>,
 }
 
 impl<'a> Charge<'a> {
-    /// Creates a charge of one unit.
+    /// Creates a charge of one unit, which does not queue, to all of these quotas.
     pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
-        let demand = Demand::units(1);
-        Self { rule, key, quotas, demand, report_only: false, only: None, owner: rule }
+        Self {
+            rule,
+            key,
+            quotas,
+            cost: 1,
+            headroom: 0,
+            max_wait: Duration::ZERO,
+            report_only: false,
+            quota_index: None,
+        }
     }
 
-    /// Sets the units to charge. Defaults to 1.
-    ///
-    /// A cost of 0 reads the account.
-    pub fn with_cost(mut self, units: u32) -> Self {
-        self.demand.cost = units;
-        self
+    /// Sets the [`cost`](Charge::cost). Defaults to 1.
+    pub fn with_cost(self, cost: u32) -> Self {
+        Self { cost, ..self }
     }
 
-    /// Sets the units that must remain after the charge. Defaults to 0.
-    pub fn with_headroom(mut self, units: u32) -> Self {
-        self.demand.headroom = units;
-        self
+    /// Sets the [`headroom`](Charge::headroom). Defaults to 0.
+    pub fn with_headroom(self, headroom: u32) -> Self {
+        Self { headroom, ..self }
     }
 
-    /// Sets the longest time that the caller will queue. Defaults to zero, and is limited to ten
-    /// years.
-    ///
-    /// A charge of more than one slot of a [concurrent](crate::Quota::concurrent) quota never queues.
-    pub fn with_max_wait(mut self, time: Duration) -> Self {
-        const LONGEST: u64 = 10 * 365 * 86_400 * 1_000_000_000;
-        self.demand.max_wait = u64::try_from(time.as_nanos()).map_or(LONGEST, |ns| ns.min(LONGEST));
-        self
+    /// Sets the [longest time in the queue](Charge::max_wait). Defaults to zero.
+    pub fn with_max_wait(self, max_wait: Duration) -> Self {
+        Self { max_wait, ..self }
     }
 
-    /// Sets if the charge is report-only. A report-only charge is made if it fits, and never denies a
-    /// request. A `RedisStore` does not support such a charge beside one of the same rule and key that
-    /// is not report-only.
-    pub fn with_report_only(mut self, report_only: bool) -> Self {
-        self.report_only = report_only;
-        self
+    /// Sets if the charge is [report-only](Charge::report_only). A `RedisStore` does not support such a
+    /// charge beside one of the same rule and key that is not report-only.
+    pub fn with_report_only(self, report_only: bool) -> Self {
+        Self { report_only, ..self }
     }
 
     /// Restricts the charge to the quota at this index, from 0.
     ///
-    /// Use several such charges to charge different units to the quotas of one rule. No quota has
-    /// an index of 255 or above.
+    /// Use several such charges to charge different units to the quotas of one rule.
     ///
     /// ```
     /// use tower_sluice::{Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge};
@@ -187,42 +198,8 @@ impl<'a> Charge<'a> {
     /// assert_eq!(left.outcomes()[0].remaining(), 5);
     /// assert_eq!(left.outcomes()[1].remaining(), 97);
     /// ```
-    pub fn with_quota_index(mut self, index: usize) -> Self {
-        self.only = Some(u8::try_from(index).unwrap_or(u8::MAX));
-        self
-    }
-
-    /// Sets the rule that this one is a part of. Users know only that rule. Defaults to this rule.
-    pub(crate) fn with_owner(mut self, owner: RuleName) -> Self {
-        self.owner = owner;
-        self
-    }
-
-    /// Returns the rule that this one is a part of, or this rule.
-    pub(crate) fn owner(&self) -> RuleName {
-        self.owner
-    }
-
-    /// Returns the rule.
-    #[must_use]
-    pub fn rule(&self) -> RuleName {
-        self.rule
-    }
-
-    /// Returns the key of the account.
-    #[must_use]
-    pub fn key(&self) -> &'a Key {
-        self.key
-    }
-
-    /// Returns all quotas of the rule. See also [`charged_quotas`](Charge::charged_quotas).
-    pub fn quotas(&self) -> &'a [Quota] {
-        self.quotas
-    }
-
-    /// Returns the index of the quota to which the charge is restricted, if any.
-    pub(crate) fn quota_index(&self) -> Option<usize> {
-        self.only.map(usize::from)
+    pub fn with_quota_index(self, index: usize) -> Self {
+        Self { quota_index: Some(index), ..self }
     }
 
     /// Returns the rule and the index of each charged quota.
@@ -236,7 +213,7 @@ impl<'a> Charge<'a> {
     ///
     /// Includes all quotas, unless [`with_quota_index`](Charge::with_quota_index) selects one.
     pub fn charged_quotas(&self) -> impl Iterator<Item = (usize, &'a Quota)> + Clone + use<'a> {
-        let only = self.quota_index();
+        let only = self.quota_index;
         let all = self.quotas.iter().enumerate();
         all.filter(move |(place, _)| only.is_none_or(|only| only == *place))
     }
@@ -250,25 +227,6 @@ impl<'a> Charge<'a> {
         })
     }
 
-    /// Returns the units to charge.
-    #[must_use]
-    pub fn cost(&self) -> u32 {
-        self.demand.cost
-    }
-
-    /// Returns the units that must remain after the charge.
-    #[must_use]
-    pub fn headroom(&self) -> u32 {
-        self.demand.headroom
-    }
-
-    /// Returns the longest time that the caller will queue. It is zero for a charge of more than one
-    /// slot.
-    #[must_use]
-    pub fn max_wait(&self) -> Duration {
-        Duration::from_nanos(self.demand().max_wait)
-    }
-
     /// Returns `true` if the charge may queue.
     #[inline]
     pub(crate) fn queues(&self) -> bool {
@@ -279,18 +237,12 @@ impl<'a> Charge<'a> {
     /// queue, it would keep others from free slots.
     #[inline]
     pub(crate) fn takes_several_slots(&self) -> bool {
-        self.demand.cost > 1 && self.charged_quotas().any(|(_, quota)| quota.is_concurrent())
-    }
-
-    /// Returns `true` if the charge is report-only.
-    #[must_use]
-    pub fn is_report_only(&self) -> bool {
-        self.report_only
+        self.cost > 1 && self.charged_quotas().any(|(_, quota)| quota.is_concurrent())
     }
 
     /// Returns `true` if the charge denies a request that it does not fit.
     pub(crate) fn may_deny(&self) -> bool {
-        self.demand.cost > 0 && !self.report_only
+        self.cost > 0 && !self.report_only
     }
 
     /// Adds outcomes for the quotas, whose accounts the store was not asked for.
@@ -306,10 +258,15 @@ impl<'a> Charge<'a> {
         charges.iter().find(|charge| charge.rule == rule)
     }
 
+    /// Returns what the charge asks of an account.
     #[inline]
     pub(crate) fn demand(&self) -> Demand {
-        let queues = self.demand.max_wait > 0 && !self.takes_several_slots();
-        Demand { max_wait: if queues { self.demand.max_wait } else { 0 }, ..self.demand }
+        const LONGEST: u64 = 10 * 365 * 86_400 * 1_000_000_000;
+        let mut max_wait = 0;
+        if !self.max_wait.is_zero() && !self.takes_several_slots() {
+            max_wait = nanos(self.max_wait).min(LONGEST);
+        }
+        Demand { cost: self.cost, headroom: self.headroom, max_wait }
     }
 
     /// Replaces the quotas.
@@ -335,27 +292,33 @@ struct OwnedCharge {
     rule: RuleName,
     key: Key,
     quotas: SmallVec<[Quota; 2]>,
-    demand: Demand,
+    cost: u32,
+    headroom: u32,
+    max_wait: Duration,
     report_only: bool,
-    only: Option<u8>,
-    owner: RuleName,
+    quota_index: Option<usize>,
 }
 
 impl OwnedCharge {
     fn new(charge: &Charge<'_>) -> Self {
-        let Charge { rule, key, quotas, demand, report_only, only, owner } = *charge;
-        Self { rule, key: key.clone(), quotas: quotas.into(), demand, report_only, only, owner }
+        let Charge { rule, key, quotas, cost, headroom, max_wait, report_only, quota_index } =
+            *charge;
+        let key = key.clone();
+        let quotas = quotas.into();
+        Self { rule, key, quotas, cost, headroom, max_wait, report_only, quota_index }
     }
 
     fn as_charge(&self) -> Charge<'_> {
+        let Self { rule, key, quotas, cost, headroom, max_wait, report_only, quota_index } = self;
         Charge {
-            rule: self.rule,
-            key: &self.key,
-            quotas: &self.quotas,
-            demand: self.demand,
-            report_only: self.report_only,
-            only: self.only,
-            owner: self.owner,
+            rule: *rule,
+            key,
+            quotas,
+            cost: *cost,
+            headroom: *headroom,
+            max_wait: *max_wait,
+            report_only: *report_only,
+            quota_index: *quota_index,
         }
     }
 }
@@ -407,7 +370,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 ///
 /// - has one [`Outcome`] per charged quota, in the order of the charges
 ///   and of their quotas;
-/// - marks the outcomes of [report-only](Charge::is_report_only) charges;
+/// - marks the outcomes of [report-only](Charge::report_only) charges;
 /// - has the source [`Source::Other`](crate::decision::Source::Other);
 /// - has a [wait](Decision::with_wait) if a charge queues;
 /// - is an [overage](Decision::with_overage) if a charge uses soft units;
@@ -585,7 +548,7 @@ pub(crate) fn without_queueing<'a>(charges: &[Charge<'a>]) -> SmallVec<[Charge<'
 
 /// Returns an error if a charge needs slots or a calendar, for a store that has neither.
 fn plain_quotas(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-    let mut quotas = charges.iter().flat_map(Charge::quotas);
+    let mut quotas = charges.iter().flat_map(|charge| charge.quotas);
     Err(Unsupported::new(if quotas.clone().any(Quota::is_concurrent) {
         "this store cannot hold slots of a concurrent quota; use LocalStore or RedisStore"
     } else if quotas.any(Quota::is_calendar) {
@@ -697,8 +660,8 @@ impl KnownRules {
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         let mut known = self.quotas.lock().unwrap_or_else(PoisonError::into_inner);
         for charge in charges {
-            let rule = charge.rule();
-            if known.get(&rule).is_some_and(|quotas| quotas != charge.quotas()) {
+            let rule = charge.rule;
+            if known.get(&rule).is_some_and(|quotas| quotas != charge.quotas) {
                 let what = format!(
                     "rule {rule} has different quotas in another layer on this store, and both \
                      would charge the same accounts; rename one, or give each layer its own store"
@@ -706,7 +669,7 @@ impl KnownRules {
                 return Err(Unsupported(what.into()));
             }
         }
-        known.extend(charges.iter().map(|charge| (charge.rule(), charge.quotas().to_vec())));
+        known.extend(charges.iter().map(|charge| (charge.rule, charge.quotas.to_vec())));
         Ok(())
     }
 

@@ -49,12 +49,12 @@ impl Reservation {
             return;
         }
         charges.with(|charges| {
-            for charge in charges.iter().filter(|charge| decision.charged(charge.rule())) {
-                let before = charge.cost();
+            for charge in charges.iter().filter(|charge| decision.charged(charge.rule)) {
+                let before = charge.cost;
                 if units < before {
                     store.undo(&[*charge], &decision, Some(before - units));
                 } else if units > before {
-                    let rule = charge.rule();
+                    let rule = charge.rule;
                     store.adjust(charge, i64::from(units - before)).detach(move |made| {
                         let is_lost = made.map_or(true, |made: Decision| {
                             made.cause().is_undone() || made.cause() == Cause::Unsupported

@@ -77,13 +77,13 @@ const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
 ///             return Answer::Now(Ok(Decision::allow().with_slot(free)));
 ///         }
 ///         if let Some(waiter) = context.waiter
-///             && !charge.max_wait().is_zero()
+///             && !charge.max_wait.is_zero()
 ///         {
 ///             let store = self.clone();
 ///             let leave = move || store.change(|state| drop(state.waiting.remove(&number)));
-///             state.waiting.insert(number, Some(waiter.wait(0, charge.max_wait(), leave)));
+///             state.waiting.insert(number, Some(waiter.wait(0, charge.max_wait, leave)));
 ///         }
-///         let held = Outcome::slots(charge.rule(), 0, 1, 1).with_estimated_retry_after(Duration::ZERO);
+///         let held = Outcome::slots(charge.rule, 0, 1, 1).with_estimated_retry_after(Duration::ZERO);
 ///         Answer::Now(Ok(Decision::deny().with_outcome(held)))
 ///     }
 ///

@@ -39,7 +39,7 @@ pub struct Taken<'a> {
 /// for paid in ["plan", "credits"] {
 ///     let taken = testing::take(&store, all).await?;
 ///     assert!(taken.decision.is_allowed());
-///     assert_eq!(taken.charges[0].rule().as_str(), paid);
+///     assert_eq!(taken.charges[0].rule.as_str(), paid);
 /// }
 /// assert!(!testing::take(&store, all).await?.decision.is_allowed());
 /// # Ok::<(), tower::BoxError>(())

@@ -61,7 +61,7 @@ async fn take<S: Store>(
     if got.starts_with(expected) {
         return Ok(decision);
     }
-    let costs: Vec<_> = charges.iter().map(Charge::cost).collect();
+    let costs: Vec<_> = charges.iter().map(|charge| charge.cost).collect();
     Err(format!("costs of {costs:?} are {got}, expected {expected}"))
 }
 
@@ -286,7 +286,7 @@ pub async fn blocks<S: Subject>(subject: &mut S) -> Result<(), String> {
         return Err(format!("a key that is blocked for {MINUTE:?} has a wait of {wait:?}"));
     }
     check(&store, &[one.with_cost(0)], "allowed").await?;
-    let unlimited = Charge::new(one.rule(), one.key(), &[]);
+    let unlimited = Charge::new(one.rule, one.key, &[]);
     check(&store, &[unlimited], "denied, blocked").await?;
     check(&store, &[unlimited.with_cost(0)], "allowed").await?;
     check(&store, &[two], "allowed").await?;

@@ -424,7 +424,7 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxE
                     undone.ok_or_else(|| format!("step {at} undoes no charge"))?;
                 let undone = &case.steps[undone];
                 let mut charges = case.charges(&rules, &key, undone.headroom, undone.cost()?);
-                charges.retain(|charge| receipt.charged(charge.rule()));
+                charges.retain(|charge| receipt.charged(charge.rule));
                 store.undo(&charges, &receipt, units);
                 subject.finish(store).await;
                 store.take(&read).await
@@ -532,7 +532,7 @@ async fn look_at_others<S: Store>(
 
 /// Returns `true` for an outcome of an alternative that was not asked.
 fn was_not_asked(outcome: &Outcome, charge: &Charge<'_>) -> bool {
-    outcome.rule() == charge.rule() && outcome.is_passed_over() && !outcome.is_known()
+    outcome.rule() == charge.rule && outcome.is_passed_over() && !outcome.is_known()
 }
 
 /// Returns the index of the alternative of each group that a decision charged.

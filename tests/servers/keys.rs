@@ -76,7 +76,7 @@ async fn work(store: &RedisStore, dice: &mut Dice, keys: &[Key], taken: &mut Vec
     let quotas: Vec<_> = (0..count).map(|_| *dice.pick(&kinds)).collect();
     let charge = Charge::new(*dice.pick(&rules), dice.pick(keys), &quotas);
     let other = Charge::new(*dice.pick(&rules), dice.pick(keys), &quotas[..1]);
-    let is_same = (other.rule(), other.key()) == (charge.rule(), charge.key());
+    let is_same = (other.rule, other.key) == (charge.rule, charge.key);
     let charges = [charge.with_cost(dice.below(4)), other.with_report_only(!is_same)];
     let answer = match dice.below(8) {
         0 => store.adjust(&charge, -i64::from(dice.below(5))),

@@ -238,7 +238,7 @@ where
         assert_eq!(row(&own), row(&decided), "{name}: {all:?}");
         assert_eq!(row(&own), row(&peek), "{name}: a peek at {all:?}");
         if own.is_allowed() {
-            taken.push((client, quotas, all[0].cost(), is_whole, own, decided));
+            taken.push((client, quotas, all[0].cost, is_whole, own, decided));
         }
         // A charge that is undone or not is read until both stores agree.
         if dice.below(4) == 0 && !taken.is_empty() {

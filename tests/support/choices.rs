@@ -24,10 +24,10 @@ impl<'a> Choosing<'a> {
     /// Returns what [`Rule::fair_by`](tower_sluice::Rule::fair_by) gives for the share of the charge after
     /// it, whose headroom is the reserve.
     pub(crate) fn of_share(charges: &[Charge<'a>], share: RuleName) -> Self {
-        let at = charges.iter().position(|it| it.rule() == share).expect("a share");
+        let at = charges.iter().position(|it| it.rule == share).expect("a share");
         let mut all = charges.to_vec();
         let pool = all[at + 1];
-        all.insert(at + 2, pool.with_headroom(pool.headroom() + all[at].headroom()));
+        all.insert(at + 2, pool.with_headroom(pool.headroom + all[at].headroom));
         all[at] = all[at].with_headroom(0).with_report_only(false);
         Self { charges: all, choices: vec![Choice::new(at, [2, 1])] }
     }

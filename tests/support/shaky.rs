@@ -131,7 +131,7 @@ impl Shaky {
                 broken()
             })),
             Mood::Busy => {
-                let rule = op.charges().first().map(Charge::rule);
+                let rule = op.charges().first().map(|charge| charge.rule);
                 let outcome = Outcome::unknown(rule.unwrap_or_default(), 0, Some(RETRY_AFTER));
                 let busy = Decision::deny().with_source(Source::Busy).with_outcome(outcome);
                 Answer::Later(Box::pin(async move {

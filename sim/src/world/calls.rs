@@ -87,7 +87,7 @@ impl Store for Recorder {
         let answer = self.store.call(op, context);
         let Op::Take(charges) = op else { return answer };
         let Ok(calls) = CALLS.try_with(Clone::clone) else { return answer };
-        let asked = charges.iter().map(|it| (it.rule(), it.headroom())).collect();
+        let asked = charges.iter().map(|it| (it.rule, it.headroom)).collect();
         let nodes = self.nodes.clone();
         let note = move |decision: &Decision| {
             let (script, end) = (nodes.last_run(), Instant::now());
@@ -176,10 +176,10 @@ impl Model {
 
     /// Returns the units above `keeps` of a taken charge, or charges those below it.
     pub fn keep(&self, charge: Charge<'_>, taken: &Decision, keeps: u32) {
-        if keeps < charge.cost() {
-            self.store.undo(&[charge], taken, Some(charge.cost() - keeps));
-        } else if keeps > charge.cost() {
-            drop(self.store.adjust(&charge, i64::from(keeps - charge.cost())).now());
+        if keeps < charge.cost {
+            self.store.undo(&[charge], taken, Some(charge.cost - keeps));
+        } else if keeps > charge.cost {
+            drop(self.store.adjust(&charge, i64::from(keeps - charge.cost)).now());
         }
     }
 
@@ -195,7 +195,7 @@ impl Model {
         charges: &[Charge<'_>],
         call: &Call,
     ) -> Result<Decision, String> {
-        let asked: Vec<_> = charges.iter().map(|it| (it.rule(), it.headroom())).collect();
+        let asked: Vec<_> = charges.iter().map(|it| (it.rule, it.headroom)).collect();
         if asked != call.asked {
             return Err(format!("a call with {:?} instead of {asked:?}", call.asked));
         }
@@ -225,10 +225,10 @@ impl Model {
             if outcome.is_denied() {
                 self.denials.push(Denial {
                     place,
-                    rule: charge.rule(),
-                    key: charge.key().clone(),
-                    quota: charge.quotas()[0],
-                    need: charge.cost() + charge.headroom(),
+                    rule: charge.rule,
+                    key: charge.key.clone(),
+                    quota: charge.quotas[0],
+                    need: charge.cost + charge.headroom,
                     wait: outcome.retry_after().unwrap_or(Duration::MAX),
                     end: call.end,
                 });
@@ -253,12 +253,12 @@ impl Model {
                 continue;
             }
             let wait = outcome.retry_after().unwrap_or(Duration::MAX);
-            let need = charge.cost() + charge.headroom();
+            let need = charge.cost + charge.headroom;
             let is_its = |it: &&Denial| {
                 it.place == place
-                    && it.rule == charge.rule()
-                    && it.key == *charge.key()
-                    && it.quota == charge.quotas()[0]
+                    && it.rule == charge.rule
+                    && it.key == *charge.key
+                    && it.quota == charge.quotas[0]
             };
             let mut waits =
                 self.denials.iter().filter(is_its).filter_map(|it| it.repeated(need, call.end));

@@ -200,7 +200,7 @@ struct Charges<'a> {
 
 impl<'a> Charges<'a> {
     fn beyond(self) -> Charge<'a> {
-        self.pool.with_headroom(reserve(&self.pool.quotas()[0]))
+        self.pool.with_headroom(reserve(&self.pool.quotas[0]))
     }
 
     /// Explains a decision by its calls: one within the share of its client, and one beyond it. Returns
@@ -250,12 +250,12 @@ impl<'a> Charges<'a> {
             let look = model.peek(self.beyond());
             return (!look.is_allowed()).then(|| wait(&look));
         }
-        let (pool, quota) = (denied.decision.outcomes().last()?, &self.pool.quotas()[0]);
+        let (pool, quota) = (denied.decision.outcomes().last()?, &self.pool.quotas[0]);
         if !pool.is_denied() {
             return None;
         }
-        let more = self.beyond().headroom();
-        let fits = self.pool.cost() + more <= quota.limit();
+        let more = self.beyond().headroom;
+        let fits = self.pool.cost + more <= quota.limit();
         let wait = pool.retry_after().filter(|_| fits).map(|it| it + quota.interval() * more);
         Some(wait.unwrap_or(Duration::MAX))
     }

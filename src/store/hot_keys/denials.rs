@@ -200,15 +200,15 @@ struct CalledAccount {
 
 impl DenyCacheCall {
     fn new(table: Arc<HotKeys<CachedDenial>>, charges: &[Charge<'_>]) -> Self {
-        let mut quotas = charges.iter().flat_map(Charge::quotas);
+        let mut quotas = charges.iter().flat_map(|charge| charge.quotas);
         let has_initial = quotas.clone().any(|quota| quota.initial().is_some());
         // With `initial`, a denied call may create the accounts of other quotas.
         let cacheable = have_distinct_rules(charges) && !(has_initial && quotas.nth(1).is_some());
         let accounts = charges.iter().map(|charge| CalledAccount {
             key: table.key(slice::from_ref(charge)),
-            rule: charge.rule(),
+            rule: charge.rule,
             need: charge.demand().need(),
-            cacheable: cacheable && is_plain(charge) && !charge.quotas().iter().any(may_lose_units),
+            cacheable: cacheable && is_plain(charge) && !charge.quotas.iter().any(may_lose_units),
             has_initial,
             changes: 0,
         });

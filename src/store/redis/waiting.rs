@@ -62,7 +62,10 @@ impl Needed<'_> {
 
 /// Returns the longest wait of a rule, if its charge may wait.
 fn max_wait(charges: &[Charge<'_>], rule: RuleName) -> Option<Duration> {
-    charges.iter().find(|charge| charge.rule() == rule && charge.queues()).map(Charge::max_wait)
+    charges
+        .iter()
+        .find(|charge| charge.rule == rule && charge.queues())
+        .map(|charge| charge.max_wait)
 }
 
 /// A call for slots by a request that may wait. If it fails or times out, all that wait ask at once,

@@ -34,12 +34,12 @@ impl Store for Impatient {
     type Future = Never<Result<Decision, Infallible>>;
 
     fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
-        assert!(op.charges().iter().all(|charge| charge.max_wait().is_zero()));
+        assert!(op.charges().iter().all(|charge| charge.max_wait.is_zero()));
         self.0.call(op, context)
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        let patient = charges.iter().any(|charge| !charge.max_wait().is_zero());
+        let patient = charges.iter().any(|charge| !charge.max_wait.is_zero());
         if patient { Err(Unsupported::new("queues; ask again")) } else { Ok(()) }
     }
 }

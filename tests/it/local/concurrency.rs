@@ -47,7 +47,7 @@ fn allows(store: &LocalStore, charge: Charge<'_>) -> bool {
 /// Returns the units charged to the account.
 fn charged(store: &LocalStore, charge: Charge<'_>) -> u128 {
     let decision = store.take(&[charge.with_cost(0)]).now();
-    let interval = charge.quotas()[0].interval().as_nanos();
+    let interval = charge.quotas[0].interval().as_nanos();
     decision.outcomes()[0].reset_after().as_nanos() / interval
 }
 

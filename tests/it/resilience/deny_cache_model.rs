@@ -157,7 +157,7 @@ impl Pair<'_> {
         let before = self.counted.takes();
         let (plain, reported, gcra, places) = self.charges(asked, |charges| {
             let places = charges.iter().map(|it| it.charged_quotas().count()).sum::<usize>();
-            let mut quotas = charges.iter().flat_map(Charge::quotas);
+            let mut quotas = charges.iter().flat_map(|charge| charge.quotas);
             let gcra = quotas.all(|quota| quota.algorithm() == Algorithm::Gcra);
             (self.plain.take(charges).now(), self.cached.take(charges).now(), gcra, places)
         });

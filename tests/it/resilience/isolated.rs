@@ -89,7 +89,7 @@ impl Store for Sharded {
     fn failure_domains(&self, op: Op<'_>) -> Vec<FailureDomain> {
         let mut servers = Vec::new();
         for charge in op.charges() {
-            let server = &self.servers[usize::from(*charge.key() != Key::from(LOST))];
+            let server = &self.servers[usize::from(*charge.key != Key::from(LOST))];
             if !servers.contains(server) {
                 servers.push(server.clone());
             }

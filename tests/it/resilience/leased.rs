@@ -837,12 +837,12 @@ impl Store for Silent {
         let Op::Take(charges) = op else { return self.0.call(op, context) };
         let decision = self.0.take(charges).now();
         assert!(decision.is_allowed());
-        let unknown = Outcome::unknown(charges[0].rule(), 0, Some(Duration::ZERO));
+        let unknown = Outcome::unknown(charges[0].rule, 0, Some(Duration::ZERO));
         Answer::Now(Ok(Decision::allow().with_outcome(unknown)))
     }
 
     fn undo(&self, charges: &[Charge<'_>], _: &Decision, _: Option<u32>) {
-        drop(self.0.adjust(&charges[0], -i64::from(charges[0].cost())).now());
+        drop(self.0.adjust(&charges[0], -i64::from(charges[0].cost)).now());
     }
 }
 

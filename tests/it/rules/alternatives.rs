@@ -84,7 +84,7 @@ fn seen(
         if !is_unknown || !outcome.is_passed_over() || at >= expected.rows.len() {
             continue;
         }
-        let its = charges.iter().find(|it| it.rule() == outcome.rule()).expect("its charge");
+        let its = charges.iter().find(|it| it.rule == outcome.rule()).expect("its charge");
         let look = store.peek(&[its.with_cost(0)]).now();
         let (left, full, next, _) = rows(&look)[outcome.quota_index()];
         seen.rows[at] = (left, full, next, expected.rows[at].3, true);
@@ -114,7 +114,7 @@ fn model<'a>(
         let decision = store.take(&chosen).now();
         let rows_of = |charge: &Charge<'_>| {
             let its = decision.outcomes().iter().zip(rows(&decision));
-            its.filter(|(it, _)| it.rule() == charge.rule()).map(|it| it.1).collect::<Vec<_>>()
+            its.filter(|(it, _)| it.rule() == charge.rule).map(|it| it.1).collect::<Vec<_>>()
         };
         let all = all.iter().zip(&made).zip(looks).flat_map(|((charge, made), looks)| {
             let rows = if *made { rows_of(charge) } else { looks };
@@ -131,13 +131,13 @@ fn model<'a>(
     }
     // The waits of a denial are those of callers that do not queue.
     let denials = all.iter().map(|charge| {
-        let binding = Charge::new(charge.rule(), charge.key(), charge.quotas());
-        let binding = binding.with_cost(charge.cost()).with_headroom(charge.headroom());
+        let binding = Charge::new(charge.rule, charge.key, charge.quotas);
+        let binding = binding.with_cost(charge.cost).with_headroom(charge.headroom);
         let peek = store.peek(&[binding]).now();
         if peek.is_allowed() { left(charge) } else { peek }
     });
     let denials: Vec<_> = denials.collect();
-    let wait = |at: usize| match all[at].is_report_only() {
+    let wait = |at: usize| match all[at].report_only {
         true => 0,
         false => longest(denials[at].outcomes()),
     };

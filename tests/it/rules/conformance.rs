@@ -151,8 +151,8 @@ impl Store for Generous {
 
     fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         match op {
-            Op::Take([one]) if one.cost() > 1 && self.1.load(SeqCst) == 3 => {
-                self.0.take(&[one.with_cost(one.cost() - 1)])
+            Op::Take([one]) if one.cost > 1 && self.1.load(SeqCst) == 3 => {
+                self.0.take(&[one.with_cost(one.cost - 1)])
             }
             _ => self.0.call(op, context),
         }
@@ -259,7 +259,7 @@ impl Store for Gcra {
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        let mut quotas = charges.iter().flat_map(|charge| charge.quotas());
+        let mut quotas = charges.iter().flat_map(|charge| charge.quotas);
         match quotas.all(|quota| quota.algorithm() == Algorithm::Gcra) {
             true => self.0.supports(charges),
             false => Err(Unsupported::new("only GCRA")),

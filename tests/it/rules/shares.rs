@@ -50,11 +50,10 @@ struct Effect<'a> {
 
 /// Looks at a share and its pool, each as a charge that must fit.
 fn of_share<'a>(store: &LocalStore, share: &Charge<'a>, pool: &Charge<'a>) -> Effect<'a> {
-    let plain =
-        |it: &Charge<'a>| Charge::new(it.rule(), it.key(), it.quotas()).with_cost(it.cost());
+    let plain = |it: &Charge<'a>| Charge::new(it.rule, it.key, it.quotas).with_cost(it.cost);
     let own = plain(share);
-    let whole = plain(pool).with_headroom(pool.headroom());
-    let spare = plain(pool).with_headroom(pool.headroom() + share.headroom());
+    let whole = plain(pool).with_headroom(pool.headroom);
+    let spare = plain(pool).with_headroom(pool.headroom + share.headroom);
     let peek = |it: &Charge<'a>| store.peek(&[*it]).now();
     let (by_own, by_whole, by_spare) = (peek(&own), peek(&whole), peek(&spare));
     let charged = match (by_own.is_allowed(), by_whole.is_allowed(), by_spare.is_allowed()) {
@@ -66,17 +65,17 @@ fn of_share<'a>(store: &LocalStore, share: &Charge<'a>, pool: &Charge<'a>) -> Ef
         true => wait(&by_spare).min(wait(&by_own).max(wait(&by_whole))),
         false => 0,
     };
-    let denies = charged.is_empty() && !pool.is_report_only();
+    let denies = charged.is_empty() && !pool.report_only;
     let waits = vec![(wait(&by_own), charged.len() < 2), (pool_wait, false)];
     Effect { charged, waits, denies }
 }
 
 fn of_plain<'a>(store: &LocalStore, it: &Charge<'a>) -> Effect<'a> {
-    let plain = Charge::new(it.rule(), it.key(), it.quotas()).with_cost(it.cost());
-    let plain = plain.with_headroom(it.headroom());
+    let plain = Charge::new(it.rule, it.key, it.quotas).with_cost(it.cost);
+    let plain = plain.with_headroom(it.headroom);
     let peek = store.peek(&[plain]).now();
     let charged = Some(plain).filter(|_| peek.is_allowed()).into_iter().collect();
-    let denies = !peek.is_allowed() && !it.is_report_only();
+    let denies = !peek.is_allowed() && !it.report_only;
     Effect { charged, waits: vec![(wait(&peek), false)], denies }
 }
 
@@ -87,7 +86,7 @@ fn model<'a>(
 ) -> (Decided, Option<(Vec<Charge<'a>>, Decision)>) {
     let (mut effects, mut at) = (Vec::new(), 0);
     while at < all.len() {
-        let is_share = all[at].rule() == rule("site.share");
+        let is_share = all[at].rule == rule("site.share");
         effects.push(match is_share {
             true => of_share(store, &all[at], &all[at + 1]),
             false => of_plain(store, &all[at]),
@@ -103,14 +102,14 @@ fn model<'a>(
         (charged, decision)
     });
     let rows = all.iter().zip(&waits).map(|(charge, (wait, passed_over))| {
-        let read = Charge::new(charge.rule(), charge.key(), charge.quotas()).with_cost(0);
+        let read = Charge::new(charge.rule, charge.key, charge.quotas).with_cost(0);
         let (left, full, next, _) = rows(&store.take(&[read]).now())[0];
         let wait = if allowed && *passed_over { 0 } else { *wait };
         let retry = u64::try_from(wait).ok().map(Duration::from_nanos);
         (left, full, next, retry, *passed_over)
     });
     let rows: Vec<Row> = rows.collect();
-    let deciding = all.iter().zip(&waits).filter(|(it, (_, over))| !(it.is_report_only() || *over));
+    let deciding = all.iter().zip(&waits).filter(|(it, (_, over))| !(it.report_only || *over));
     let longest = deciding.map(|(_, (wait, _))| *wait).max().filter(|_| !allowed).unwrap_or(0);
     let retry = u64::try_from(longest).ok().map(Duration::from_nanos);
     (Decided { allowed, retry, rows }, made)

@@ -172,10 +172,10 @@ impl Store for OneSlot {
         if let Some(waiter) = context.waiter {
             let store = self.clone();
             let leave = move || store.change(|state| drop(state.waiting.remove(&number)));
-            let call = waiter.wait(0, charge.max_wait(), leave);
+            let call = waiter.wait(0, charge.max_wait, leave);
             state.waiting.insert(number, Some(call));
         }
-        let held = Outcome::slots(charge.rule(), 0, 1, 1).with_estimated_retry_after(SECOND);
+        let held = Outcome::slots(charge.rule, 0, 1, 1).with_estimated_retry_after(SECOND);
         Answer::Now(Ok(Decision::deny().with_outcome(held)))
     }
 

@@ -144,13 +144,13 @@ impl Request {
     pub(crate) fn new(charges: &[Charge<'_>], addresses: &Addresses) -> Self {
         let mut request = Self::default();
         for charge in charges {
-            let at = request.account(charge.rule(), addresses.account(charge.rule(), charge.key()));
+            let at = request.account(charge.rule, addresses.account(charge.rule, charge.key));
             let account = &mut request.accounts[at];
             // Without quotas and cost, not even a block holds.
-            let reads = charge.cost() == 0 && charge.charged_quotas().next().is_none();
-            account.report_only &= charge.is_report_only() || reads;
+            let reads = charge.cost == 0 && charge.charged_quotas().next().is_none();
+            account.report_only &= charge.report_only || reads;
             // A charge without quotas, as of a block, does not know those of its rule.
-            let known = if charge.quotas().is_empty() { MAX_ABSENT } else { charge.quotas().len() };
+            let known = if charge.quotas.is_empty() { MAX_ABSENT } else { charge.quotas.len() };
             account.known = account.known.max(known);
             let waits = u64::from(charge.queues());
             for (quota_index, quota) in charge.charged_quotas() {
@@ -162,7 +162,7 @@ impl Request {
                 let added = account.add(QuotaRequest {
                     index: quota_index,
                     quota: *quota,
-                    address: QuotaAddress::at(charge.quotas(), quota_index),
+                    address: QuotaAddress::at(charge.quotas, quota_index),
                     demand: ask,
                 });
                 let outcome = request.named.len();

@@ -155,7 +155,7 @@ where
             let rule = outcome.rule();
             let index = outcome.quota_index();
             let charge = Charge::find(op.charges(), rule);
-            let quota = charge.and_then(|charge| charge.quotas().get(index));
+            let quota = charge.and_then(|charge| charge.quotas.get(index));
             if quota.is_some_and(|quota| quota.limit() > 0) {
                 let unknown = Outcome::unknown(rule, index, Some(NO_SHARE));
                 *outcome = unknown.with_report_only(outcome.is_report_only());
@@ -173,7 +173,7 @@ where
         let mut outcomes = decided.outcomes();
         for charge in charges {
             // The share of a client keeps its burst.
-            let is_part = charge.quotas().iter().any(Quota::is_part);
+            let is_part = charge.quotas.iter().any(Quota::is_part);
             let instances = if is_part { 1 } else { self.instances.count() };
             let own;
             (own, outcomes) = outcomes.split_at(charge.charged_quotas().count());
@@ -192,7 +192,7 @@ where
             return decision;
         }
         for charge in charges {
-            if charge.cost() == 0 || !decision.charged(charge.rule()) {
+            if charge.cost == 0 || !decision.charged(charge.rule) {
                 continue;
             }
             for (index, quota) in charge.charged_quotas().filter(|(_, it)| it.is_concurrent()) {
@@ -213,10 +213,10 @@ where
             let time = outcome.retry_after().unwrap_or(Duration::MAX);
             let rule = outcome.rule();
             let mut charges =
-                charges.iter().filter(|charge| charge.may_deny() && charge.rule() == rule);
+                charges.iter().filter(|charge| charge.may_deny() && charge.rule == rule);
             // The outcome does not name the blocked key of the rule.
             if let Some(charge) = charges.next()
-                && charges.all(|other| other.key() == charge.key())
+                && charges.all(|other| other.key == charge.key)
             {
                 let _ = self.store.call(Op::Block(charge, time), &Context::default()).now();
             }
@@ -230,16 +230,16 @@ where
         for charge in charges {
             let part = part.for_key(|| {
                 let mut hasher = DefaultHasher::new();
-                charge.key().hash(&mut hasher);
+                charge.key.hash(&mut hasher);
                 hasher.finish()
             });
-            quotas.extend(charge.quotas().iter().map(|quota| quota.share(part)));
+            quotas.extend(charge.quotas.iter().map(|quota| quota.share(part)));
         }
         let mut rest = quotas.as_slice();
         let shares = charges.iter().map(|charge| {
-            let (quotas, others) = rest.split_at(charge.quotas().len());
+            let (quotas, others) = rest.split_at(charge.quotas.len());
             rest = others;
-            charge.with_quotas(quotas).with_headroom(charge.headroom() / part.instances)
+            charge.with_quotas(quotas).with_headroom(charge.headroom / part.instances)
         });
         read(&shares.collect::<SmallVec<[Charge<'_>; 4]>>())
     }

@@ -270,7 +270,7 @@ impl Policy for FailOpen {
     ) -> (&'static str, Decision) {
         if let Op::Take(charges) | Op::Peek(charges) = op
             && !is_supported
-            && charges.iter().any(|charge| charge.may_deny() && !charge.quotas().is_empty())
+            && charges.iter().any(|charge| charge.may_deny() && !charge.quotas.is_empty())
         {
             return FailClosed::POLICY.decide(op, context, is_supported);
         }
@@ -287,17 +287,17 @@ impl Policy for FailClosed {
         const REPORTED: &str = "requests are allowed, because their rules are report-only";
         let decides = matches!(op, Op::Take(_) | Op::Peek(_));
         let needs_cost = decides && is_supported;
-        let denying = op.charges().iter().filter(|charge| charge.cost() > 0 || !needs_cost);
-        let Some(charge) = denying.min_by_key(|charge| charge.is_report_only()) else {
+        let denying = op.charges().iter().filter(|charge| charge.cost > 0 || !needs_cost);
+        let Some(charge) = denying.min_by_key(|charge| charge.report_only) else {
             return (Self::EFFECT, Decision::allow().with_source(Self::SOURCE));
         };
-        let report_only = decides && charge.is_report_only();
+        let report_only = decides && charge.report_only;
         let (effect, decision) = match report_only {
             true => (REPORTED, Decision::allow()),
             false => (Self::EFFECT, Decision::deny()),
         };
-        let outcome = Outcome::unknown(charge.rule(), 0, Some(self.retry_after))
-            .with_report_only(report_only);
+        let outcome =
+            Outcome::unknown(charge.rule, 0, Some(self.retry_after)).with_report_only(report_only);
         (effect, decision.with_source(Self::SOURCE).with_outcome(outcome))
     }
 }
