@@ -3,6 +3,7 @@
 //! | path | |
 //! |---|---|
 //! | `GET /` | limited by `x-client`, one request a second |
+//! | `GET /x` | the same limit, told by the fields of GitHub |
 //! | `/grpc.health.v1.Health/…`, `/test.Echo/…` | limited by `x-client`, one call per 1.5 s |
 //! | `POST /upload` | denied |
 //! | `POST /large` | denied, and bodies of 1 MB are read |
@@ -25,7 +26,7 @@ use tokio::net::TcpListener;
 use tonic::service::Routes;
 use tower::ServiceExt as _;
 use tower_sluice::{
-    Cost, Key, KeyExtractor, Limiter, LocalStore, Quota, RateLimitLayer, Rule,
+    Cost, Headers, Key, KeyExtractor, Limiter, LocalStore, Quota, RateLimitLayer, Rule,
     key::{Everyone, KeyError},
     rule::RuleName,
 };
@@ -82,12 +83,14 @@ pub(crate) async fn start() -> SocketAddr {
             server.store.clone(),
         )
     });
+    let as_github = http.clone().headers(Headers::XRateLimit);
     let echo = Echo.map_request(|request: Request| request.map(tonic::body::Body::new));
     let (_reporter, health) = tonic_health::server::health_reporter();
     let app = Routes::new(health)
         .into_axum_router()
         .route_service("/test.Echo/{method}", echo)
         .layer(rpc)
+        .merge(Router::new().route("/x", get(async || "served\n")).layer(as_github))
         .merge(Router::new().route("/", get(async || "served\n")).layer(http))
         .merge(Router::new().route("/upload", post(async || "served\n")).layer(uploads()))
         .merge(Router::new().route("/large", post(async || "served\n")).layer(large_uploads()))
