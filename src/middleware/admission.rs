@@ -211,22 +211,25 @@ where
         if self.cannot_hold::<B>(all.charges) {
             return self.deny_unheld(head, all.charges);
         }
+        let store: &S = &self.store;
         loop {
             let mut made = SmallVec::new();
             let waiter = queued.as_ref().and_then(|queued| queued.waiter.as_ref());
             let context = store::Context::default().with_waiter(waiter);
             let take = Op::Take(attempts.charges(all, &mut made));
-            let mut decision = match self.store.call(take, &context) {
-                Answer::Now(decision) => decision,
+            match store.call(take, &context) {
+                Answer::Now(ref mut decision) => {
+                    let taken = decision.as_mut().unwrap_or_else(|error| error.never());
+                    if !attempts.advance(all, taken) {
+                        return self
+                            .conclude_attempts(head, decision, all, &attempts, asked, queued);
+                    }
+                }
                 Answer::Later(decision) => {
                     let charges = all.into();
                     let pending = PendingCharge { decision, charges, attempts, asked, queued };
                     return Admission::Deciding(Box::pin(pending));
                 }
-            };
-            let taken = decision.as_mut().unwrap_or_else(|error| error.never());
-            if !attempts.advance(all, taken) {
-                return self.conclude_attempts(head, &mut decision, all, &attempts, asked, queued);
             }
         }
     }

@@ -258,9 +258,10 @@ impl LayerConfig {
     }
 }
 
-/// Returns `true` if a rule has slots, or may have slots later or for some requests.
+/// Returns `true` if a rule has slots, or may have slots later or for some requests. Shares have none.
 fn may_hold(info: &RuleInfo<'_>) -> bool {
-    info.quotas.is_none_or(|quotas| quotas.iter().any(Quota::is_concurrent))
+    let quotas = info.quotas;
+    info.share_of.is_none() && quotas.is_none_or(|quotas| quotas.iter().any(Quota::is_concurrent))
 }
 
 /// Returns `true` for a CORS preflight without a body (Fetch standard, section 3.2.2).

@@ -335,12 +335,12 @@ impl<K: KeyExtractor> Rule<K> {
     ) -> T {
         let mut made = None;
         let quotas = self.plan.quotas(head, key, &mut made);
-        let mut charge = Charge::new(self.name, key, quotas)
-            .with_cost(self.cost.of(head))
-            .with_headroom(self.headroom.of(head))
-            .with_report_only(self.report_only.is_on());
+        let mut charge = Charge::new(self.name, key, quotas);
+        charge.cost = self.cost.of(head);
+        charge.headroom = self.headroom.of(head);
+        charge.report_only = self.report_only.is_on();
         if let Some(max_wait) = self.max_wait {
-            charge = charge.with_max_wait(deadline(head, max_wait));
+            charge.max_wait = deadline(head, max_wait);
         }
         then(&charge)
     }

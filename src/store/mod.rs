@@ -161,24 +161,28 @@ impl<'a> Charge<'a> {
     }
 
     /// Sets the [`cost`](Charge::cost). Defaults to 1.
-    pub fn with_cost(self, cost: u32) -> Self {
-        Self { cost, ..self }
+    pub fn with_cost(mut self, cost: u32) -> Self {
+        self.cost = cost;
+        self
     }
 
     /// Sets the [`headroom`](Charge::headroom). Defaults to 0.
-    pub fn with_headroom(self, headroom: u32) -> Self {
-        Self { headroom, ..self }
+    pub fn with_headroom(mut self, headroom: u32) -> Self {
+        self.headroom = headroom;
+        self
     }
 
     /// Sets the [longest time in the queue](Charge::max_wait). Defaults to zero.
-    pub fn with_max_wait(self, max_wait: Duration) -> Self {
-        Self { max_wait, ..self }
+    pub fn with_max_wait(mut self, max_wait: Duration) -> Self {
+        self.max_wait = max_wait;
+        self
     }
 
     /// Sets if the charge is [report-only](Charge::report_only). A `RedisStore` does not support such a
     /// charge beside one of the same rule and key that is not report-only.
-    pub fn with_report_only(self, report_only: bool) -> Self {
-        Self { report_only, ..self }
+    pub fn with_report_only(mut self, report_only: bool) -> Self {
+        self.report_only = report_only;
+        self
     }
 
     /// Restricts the charge to the quota at this index, from 0.
@@ -198,8 +202,9 @@ impl<'a> Charge<'a> {
     /// assert_eq!(left.outcomes()[0].remaining(), 5);
     /// assert_eq!(left.outcomes()[1].remaining(), 97);
     /// ```
-    pub fn with_quota_index(self, index: usize) -> Self {
-        Self { quota_index: Some(index), ..self }
+    pub fn with_quota_index(mut self, index: usize) -> Self {
+        self.quota_index = Some(index);
+        self
     }
 
     /// Returns the rule and the index of each charged quota.
@@ -261,12 +266,15 @@ impl<'a> Charge<'a> {
     /// Returns what the charge asks of an account.
     #[inline]
     pub(crate) fn demand(&self) -> Demand {
-        const LONGEST: u64 = 10 * 365 * 86_400 * 1_000_000_000;
-        let mut max_wait = 0;
-        if !self.max_wait.is_zero() && !self.takes_several_slots() {
-            max_wait = nanos(self.max_wait).min(LONGEST);
-        }
+        let max_wait = if self.max_wait.is_zero() { 0 } else { self.max_wait_nanos() };
         Demand { cost: self.cost, headroom: self.headroom, max_wait }
+    }
+
+    /// Returns the longest time that the charge queues, in nanoseconds.
+    #[inline(never)]
+    fn max_wait_nanos(&self) -> u64 {
+        const LONGEST: u64 = 10 * 365 * 86_400 * 1_000_000_000;
+        if self.takes_several_slots() { 0 } else { nanos(self.max_wait).min(LONGEST) }
     }
 
     /// Replaces the quotas.
