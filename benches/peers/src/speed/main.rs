@@ -7,6 +7,7 @@
 mod cases;
 mod counts;
 mod floods;
+mod floor;
 #[path = "../resident.rs"]
 mod resident;
 mod subject;
@@ -47,13 +48,17 @@ fn table(rounds: usize, title: &str) {
         let of = |wanted| &costs.iter().find(|(subject, _)| *subject == wanted).expect("it ran").1;
         let (quiet, told) = (of(Subject::Governor), of(Subject::GovernorTold));
         println!("\n### {}\n", case.title);
-        println!("| | of tower_governor | of it with 2 fields | ns |\n|---|---|---|---|");
+        println!(
+            "| | of the floor | of tower_governor | of it with 2 fields | ns |\n|---|---|---|---|---|"
+        );
         for (subject, costs) in &costs {
             let ratio = |to: &[f64]| spread(costs.iter().zip(to).map(|(cost, to)| cost / to));
             let ([least, quiet, most], [_, told, _]) = (ratio(quiet), ratio(told));
+            let [low, floor, high] = ratio(of(subject.floor()));
             let [_, cost, _] = spread(costs.iter().copied());
             println!(
-                "| {} | {quiet:.2} ({least:.2} to {most:.2}) | {told:.2} | {cost:.0} |",
+                "| {} | {floor:.2} ({low:.2} to {high:.2}) | {quiet:.2} ({least:.2} to {most:.2}) | \
+                 {told:.2} | {cost:.0} |",
                 subject.title()
             );
         }

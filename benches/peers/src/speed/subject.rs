@@ -21,6 +21,8 @@ use tower_sluice::{
     rule::Adaptive,
 };
 
+use crate::floor::FloorLayer;
+
 /// Serves requests in sequence.
 pub type Runner = Box<dyn FnMut(Vec<Request<Body>>) -> Served + Send>;
 
@@ -35,6 +37,8 @@ pub struct Served {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
     Bare,
+    Floor,
+    FloorTold,
     Governor,
     GovernorTold,
     Ours,
@@ -103,8 +107,10 @@ pub enum Limit {
 
 impl Subject {
     /// The subjects that can be exhausted.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 19] = [
         Self::Bare,
+        Self::Floor,
+        Self::FloorTold,
         Self::Governor,
         Self::Ours,
         Self::RateNet,
@@ -124,8 +130,10 @@ impl Subject {
     ];
 
     /// The subjects that take less than a microsecond.
-    pub const FAST: [Self; 8] = [
+    pub const FAST: [Self; 10] = [
         Self::Bare,
+        Self::Floor,
+        Self::FloorTold,
         Self::Governor,
         Self::Ours,
         Self::RateNet,
@@ -136,8 +144,10 @@ impl Subject {
     ];
 
     /// This crate's forms beside tower_governor.
-    pub const OWN: [Self; 8] = [
+    pub const OWN: [Self; 10] = [
         Self::Bare,
+        Self::Floor,
+        Self::FloorTold,
         Self::Governor,
         Self::GovernorTold,
         Self::RateNet,
@@ -151,6 +161,8 @@ impl Subject {
     pub fn title(self) -> &'static str {
         match self {
             Self::Bare => "no layer",
+            Self::Floor => "the floor",
+            Self::FloorTold => "the floor, 2 fields",
             Self::Governor => "tower_governor",
             Self::GovernorTold => "tower_governor, 2 fields",
             Self::Ours => "tower-sluice",
@@ -169,6 +181,11 @@ impl Subject {
             Self::RateTierTold => "tower-rate-tier, 3 fields, key in a header",
             Self::ThrottleKitTold => "throttle-kit, 2 fields",
         }
+    }
+
+    /// Returns the floor to which this subject is compared.
+    pub fn floor(self) -> Self {
+        if self.title().contains("fields") { Self::FloorTold } else { Self::Floor }
     }
 
     pub fn named(title: &str) -> Option<Self> {
@@ -194,6 +211,8 @@ impl Subject {
         let limit = setup.limit;
         match self {
             Self::Bare => runners(&tower::layer::util::Identity::new(), setup),
+            Self::Floor => runners(&floor(limit, false), setup),
+            Self::FloorTold => runners(&floor(limit, true), setup),
             Self::Governor => runners(&tower_governor(limit), setup),
             Self::GovernorTold => runners(&tower_governor_told(limit), setup),
             Self::Ours => runners(&ours(setup, Headers::None), setup),
@@ -206,8 +225,9 @@ impl Subject {
             // Limits the running requests of all clients, of which there are too few to be denied.
             Self::OursAdaptive => runners(&ours_of(Adaptive::gradient().plan(), setup), setup),
             Self::OursTwo => {
-                let other = quota(limit).with_name("other");
-                runners(&ours_of([quota(limit), other], setup), setup)
+                let (burst, interval) = limit.parts();
+                let other = Quota::new(1, 2 * interval).expect("a quota").with_burst(burst);
+                runners(&ours_of([quota(limit), other.with_name("other")], setup), setup)
             }
             Self::AxumGovernor => runners(&axum_governor(limit), setup),
             Self::LimiterGcra => runners(&limiter_gcra(limit, Fields::Disabled), setup),
@@ -249,6 +269,11 @@ impl Limit {
         let quota = governor::Quota::with_period(interval).expect("a period");
         quota.allow_burst(burst.try_into().expect("above 0"))
     }
+}
+
+fn floor(limit: Limit, has_fields: bool) -> FloorLayer {
+    let (burst, interval) = limit.parts();
+    FloorLayer::new(burst, interval, has_fields)
 }
 
 fn ours_by_text(limit: Limit) -> impl Layer<Hello, Service: Limited> {
