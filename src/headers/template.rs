@@ -3,6 +3,7 @@
 use std::{
     borrow::Cow,
     cell::RefCell,
+    collections::BTreeSet,
     io::{self, Write},
     mem,
     sync::{
@@ -18,6 +19,7 @@ use http::{
     HeaderMap, HeaderName, HeaderValue,
     header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER},
 };
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::{HeaderPolicy, Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET};
@@ -118,6 +120,26 @@ fn policy<'a>(items: impl Iterator<Item = &'a Item>) -> Option<HeaderValue> {
     HeaderValue::from_bytes(&text).ok()
 }
 
+/// Returns a field whose clones have no common counter, which threads would contend for.
+///
+/// Its text stays in memory for the life of the process. Beyond 1,024 texts, the field is returned as it
+/// is.
+fn permanent(field: HeaderValue) -> HeaderValue {
+    const MOST: usize = 1_024;
+    static TEXTS: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let Ok(text) = field.to_str() else { return field };
+    let mut texts = TEXTS.lock();
+    if let Some(known) = texts.get(text) {
+        return HeaderValue::from_static(known);
+    }
+    if texts.len() >= MOST {
+        return field;
+    }
+    let known: &'static str = Box::leak(text.into());
+    texts.insert(known);
+    HeaderValue::from_static(known)
+}
+
 impl Template {
     fn of(family: Headers, items: Vec<Item>) -> Self {
         let shown = items.iter().filter(|item| !item.is_reporting && item.is_listed());
@@ -163,7 +185,8 @@ impl Template {
     /// Creates a template with prepared fields, which many requests share.
     fn prepared<'a>(family: Headers, rules: impl Iterator<Item = RuleQuotas<'a>>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let template = Self::of(family, Item::named(rules, family));
+        let mut template = Self::of(family, Item::named(rules, family));
+        template.policy = template.policy.map(permanent);
         let id = NEXT.fetch_add(1, Relaxed);
         let fields = template.blank(false);
         let denial = template.blank(true);
@@ -430,7 +453,7 @@ impl Template {
                 Some(lines) if recent.key == key => lines.clone(),
                 _ => {
                     let lines = self.render(&readings, charges, retry);
-                    let kept = (recent.key == key).then(|| lines.for_one_thread());
+                    let kept = (recent.key == key).then(|| lines.clone());
                     *recent = Recent { key, lines: kept };
                     lines
                 }
@@ -601,19 +624,6 @@ impl Template {
 }
 
 impl Lines {
-    /// Returns a copy whose policy has no counter that other threads change, which is slow.
-    fn for_one_thread(&self) -> Self {
-        let mut fields = Fields::clone(&self.0);
-        if let Some(policy) = fields.map.get_mut(POLICY)
-            && let Ok(copy) = HeaderValue::from_bytes(policy.as_bytes())
-        {
-            // The first clone of a value allocates its counter.
-            drop(copy.clone());
-            *policy = copy;
-        }
-        Self(Arc::new(fields))
-    }
-
     /// Adds the fields to a response, which may already have fields of an inner limiter. The
     /// [module](super) documents existing fields.
     #[inline(always)]

@@ -1,7 +1,9 @@
 //! Decisions about one or several accounts. All accounts are charged, or none.
 
 use std::{
+    array,
     hash::{BuildHasher, Hasher},
+    ptr,
     sync::{
         OnceLock,
         atomic::{
@@ -108,10 +110,10 @@ impl Ledger {
         then: impl FnOnce(Decision) -> T,
     ) -> T {
         let mut now = None;
-        if let Some(one) = plain_charges::<1>(charges) {
+        if let Some(one) = plain_rules::<1>(charges) {
             let at = clock();
-            if let Some(by) = self.take_plain(one, at) {
-                return then(plain_decision(one, by, at));
+            if let Some(by) = self.take_plain(&one, charges, at) {
+                return then(plain_decision(&one, &by, at));
             }
             now = Some(at);
         }
@@ -133,31 +135,37 @@ impl Ledger {
         then(self.take_several(charges, context, now))
     }
 
-    /// Charges `N` plain charges, whose accounts have slots in the table.
+    /// Charges `N` plain quotas, which are those of `charges` and whose accounts have slots in the table.
     ///
     /// Returns `None` for other accounts, and for a denial that a later reading of the clock may
     /// change.
     #[inline(always)]
     fn take_plain<const N: usize>(
         &self,
-        all: &[Charge<'_>; N],
+        all: &[PlainQuota<'_>; N],
+        charges: &[Charge<'_>],
         now: u64,
     ) -> Option<[Evaluation; N]> {
         if self.may_be_blocked(now) {
             return None;
         }
         let mut ids = [0; N];
+        let mut key = 0;
         for at in 0..N {
-            ids[at] = quota_id(self.key_id(&all[at]), all[at].quotas[0].address());
+            let PlainQuota { charge, index, .. } = all[at];
+            if at == 0 || !ptr::eq(charge, all[at - 1].charge) {
+                key = self.key_id(charge);
+            }
+            ids[at] = quota_id(key, QuotaAddress::at(charge.quotas, index));
         }
         let (old, locked) = self.table.lock_instants(ids, now)?;
         let mut new = old;
         let mut evaluations = [Evaluation::at_once(false); N];
         let mut retry_ns = 0;
         for at in 0..N {
-            let quota = &all[at].quotas[0];
-            let (tat, by) = gcra::take_from(old[at].max(now), quota, now, all[at].demand());
-            if !by.allowed && !all[at].report_only {
+            let PlainQuota { charge, quota, .. } = all[at];
+            let (tat, by) = gcra::take_from(old[at].max(now), quota, now, charge.demand());
+            if !by.allowed && !charge.report_only {
                 retry_ns = by.snapshot.retry_ns().max(retry_ns);
             }
             (new[at], evaluations[at]) = (tat.unwrap_or(old[at]), by);
@@ -169,12 +177,13 @@ impl Ledger {
         drop(locked);
         for at in 0..N {
             if evaluations[at].allowed {
+                let PlainQuota { charge, quota, .. } = all[at];
                 // The waits of a denial are those of callers that do not queue.
-                let demand = Demand { max_wait: 0, ..all[at].demand() };
-                evaluations[at] = gcra::look(old[at], &all[at].quotas[0], now, demand);
+                let demand = Demand { max_wait: 0, ..charge.demand() };
+                evaluations[at] = gcra::look(old[at], quota, now, demand);
             }
         }
-        self.later(all, now, retry_ns).is_none().then_some(evaluations)
+        self.later(charges, now, retry_ns).is_none().then_some(evaluations)
     }
 
     /// Takes the slots of a rule, which may also have a plain rate, if all are free. Returns `None` for
@@ -219,15 +228,15 @@ impl Ledger {
         {
             return self.hold(charge);
         }
-        if let Some(two) = plain_charges::<2>(charges)
-            && let Some(by) = self.take_plain(two, now)
+        if let Some(two) = plain_rules::<2>(charges).or_else(|| plain_quotas(charges))
+            && let Some(by) = self.take_plain(&two, charges, now)
         {
-            return plain_decision(two, by, now);
+            return plain_decision(&two, &by, now);
         }
-        if let Some(three) = plain_charges::<3>(charges)
-            && let Some(by) = self.take_plain(three, now)
+        if let Some(three) = plain_rules::<3>(charges).or_else(|| plain_quotas(charges))
+            && let Some(by) = self.take_plain(&three, charges, now)
         {
-            return plain_decision(three, by, now);
+            return plain_decision(&three, &by, now);
         }
         self.decide(charges, context.waiter, now)
     }
@@ -419,9 +428,17 @@ impl Ledger {
     }
 }
 
-/// Returns the charges if they are `N` rules with one plain GCRA quota each.
+/// A plain GCRA quota of a charge.
+#[derive(Clone, Copy)]
+struct PlainQuota<'c> {
+    charge: &'c Charge<'c>,
+    quota: &'c Quota,
+    index: usize,
+}
+
+/// Returns the quotas of different rules with one quota each, if these are `N` plain GCRA quotas.
 #[inline(always)]
-fn plain_charges<'c, 'a, const N: usize>(charges: &'c [Charge<'a>]) -> Option<&'c [Charge<'a>; N]> {
+fn plain_rules<'c, const N: usize>(charges: &'c [Charge<'_>]) -> Option<[PlainQuota<'c>; N]> {
     let all: &[Charge<'_>; N] = charges.try_into().ok()?;
     for (at, charge) in all.iter().enumerate() {
         let [quota] = charge.quotas else { return None };
@@ -430,7 +447,19 @@ fn plain_charges<'c, 'a, const N: usize>(charges: &'c [Charge<'a>]) -> Option<&'
             return None;
         }
     }
-    Some(all)
+    Some(array::from_fn(|at| PlainQuota { charge: &all[at], quota: &all[at].quotas[0], index: 0 }))
+}
+
+/// Returns the quotas of one rule, if these are `N` plain GCRA quotas.
+#[inline(always)]
+fn plain_quotas<'c, const N: usize>(charges: &'c [Charge<'_>]) -> Option<[PlainQuota<'c>; N]> {
+    let [charge] = charges else { return None };
+    let quotas: &[Quota; N] = charge.quotas.try_into().ok()?;
+    // A report-only charge is made to all of its quotas, or to none.
+    if charge.report_only || charge.quota_index.is_some() || !quotas.iter().all(is_plain) {
+        return None;
+    }
+    Some(array::from_fn(|index| PlainQuota { charge, quota: &quotas[index], index }))
 }
 
 /// Returns `true` if one instant is the whole state of an account.
@@ -439,19 +468,18 @@ fn is_plain(quota: &Quota) -> bool {
     quota.is_gcra() && quota.initial().is_none()
 }
 
-/// Returns the decision on charges with one quota each.
+/// Returns the decision on plain quotas.
 #[inline(always)]
 fn plain_decision<const N: usize>(
-    charges: &[Charge<'_>; N],
-    evaluations: [Evaluation; N],
+    quotas: &[PlainQuota<'_>; N],
+    evaluations: &[Evaluation; N],
     now: u64,
 ) -> Decision {
     let mut decision = Decision::new(true, now);
-    let all = charges.iter().zip(&evaluations);
-    let all = all.map(|(charge, evaluation)| Evaluated {
-        rule: charge.rule,
-        quota_index: 0,
-        report_only: charge.report_only,
+    let all = quotas.iter().zip(evaluations).map(|(plain, evaluation)| Evaluated {
+        rule: plain.charge.rule,
+        quota_index: plain.index,
+        report_only: plain.charge.report_only,
         evaluation,
     });
     report(all, now, &mut decision);

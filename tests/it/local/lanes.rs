@@ -1,4 +1,5 @@
-//! Decisions over few rules need no lists. They equal those with lists, which further rules need.
+//! Decisions over few rules, or few quotas of one rule, need no lists. They equal those with lists, which
+//! further rules need.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use tower_sluice::{
     Key, Quota, StoreExt, decision::Outcome, rule::RuleName, store::Charge, testing::FakeClock,
 };
 
-/// The largest number of rules without lists.
+/// The largest number of rules or quotas without lists.
 const FEW: usize = 3;
 
 #[derive(Clone, Debug)]
@@ -39,19 +40,23 @@ proptest! {
     #[test]
     fn decisions_without_lists_equal_those_with_lists(
         calls in vec((0..800_u64, vec(wish(), 1..=FEW)), 1..60),
+        is_one_rule in any::<bool>(),
     ) {
         let (clock, ample) = (FakeClock::new(), [Quota::per_second(1_000_000)]);
         let (short, long) = (clock.store(1_000), clock.store(1_000));
-        let quotas = [3, 5, 8].map(|units| [Quota::per_second(units)]);
+        let quotas = [(3, 1), (5, 2), (8, 3)]
+            .map(|(units, seconds)| Quota::per(units, Duration::from_secs(seconds)));
         let names = ["a", "b", "c", "w", "x", "y", "z"].map(|name| RuleName::new(name).expect("a name"));
         for (pause, wishes) in calls {
             clock.advance(Duration::from_millis(pause));
             let keys: Vec<_> = wishes.iter().map(|wish| Key::from(u32::from(wish.key))).collect();
-            let mut charges: Vec<_> = wishes
+            let rules = if is_one_rule { 1 } else { wishes.len() };
+            let mut charges: Vec<_> = wishes[..rules]
                 .iter()
                 .enumerate()
                 .map(|(at, wish)| {
-                    let charge = Charge::new(names[at], &keys[at], &quotas[at])
+                    let own = if is_one_rule { &quotas[..wishes.len()] } else { &quotas[at..=at] };
+                    let charge = Charge::new(names[at], &keys[at], own)
                         .with_cost(wish.cost)
                         .with_headroom(wish.headroom)
                         .with_max_wait(wish.max_wait);
