@@ -57,12 +57,6 @@ fn the_readme_starts_with_the_commands_of_a_checkout() {
     assert!(script.contains("scripts/servers"), "it installs the servers");
 }
 
-#[test]
-fn cells_of_code_blocks_do_not_count() {
-    let text = "| a | b c |\n|---|---|\n```\n| d |\n```\n";
-    assert_eq!(cells(text).collect::<Vec<_>>(), [(1, "a"), (1, "b c"), (2, "---|---")]);
-}
-
 /// The folders of the repository, each as the start of a path.
 const FOLDERS: [&str; 9] =
     ["benches/", "dev/", "examples/", "fuzz/", "lua/", "scripts/", "sim/", "src/", "tests/"];
@@ -104,12 +98,6 @@ fn the_files_that_documents_name_exist() {
         assert!(!marked, "{}: an unfinished merge", page.display());
     }
     assert!(count > 60, "{count} paths");
-}
-
-#[test]
-fn paths_are_code_that_begins_with_a_folder() {
-    let text = "`src/a.rs` src/b.rs `scripts/c --all` `GET /src` `tests/{d}`";
-    assert_eq!(paths(text).collect::<Vec<_>>(), ["src/a.rs", "scripts/c"]);
 }
 
 /// Returns the file of a module of a test program.

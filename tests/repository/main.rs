@@ -4,7 +4,6 @@ mod calls;
 mod commands;
 mod documents;
 mod floors;
-mod language;
 mod manifest;
 mod mistakes;
 mod package;

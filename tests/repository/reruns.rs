@@ -7,7 +7,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use crate::manifest::packages_of_this_workspace;
@@ -110,126 +109,6 @@ fn each_test_program_is_in_a_list_of_the_script() {
     let given: BTreeSet<_> = listed.iter().copied().collect();
     assert_eq!(given, programs.iter().map(String::as_str).collect());
     assert_eq!(listed.len(), given.len(), "each once");
-}
-
-#[test]
-fn a_test_without_a_server_is_found() {
-    let text = "fn start() {\n    Server::redis();\n}\n\n#[test]\nfn a() {\n    start();\n}\n\n\
-                #[tokio::test(flavor = \"multi_thread\")]\nasync fn b() {\n    restart();\n}\n\n\
-                #[test]\nfn c() {\n    FakeServer::start();\n}\n\n\
-                #[test]\nfn worker() {\n}\n";
-    let functions = functions(text);
-    assert_eq!(functions.values().filter(|(test, _)| *test).count(), 4);
-    assert_eq!(without_server(&functions), ["b", "c"]);
-}
-
-#[test]
-fn the_list_is_read_from_the_script() {
-    assert_eq!(
-        listed("a=(x)\nmay_run_again=(\n  one two\n  three\n)\nb=(y)\n", "may_run_again"),
-        ["one", "two", "three"]
-    );
-}
-
-/// Returns the output of cargo for a run in which these targets fail, and in `servers` these tests.
-fn said(targets: &[&str], failed: &[&str]) -> String {
-    let mut said = "     Running tests/servers/main.rs (target/debug/deps/servers-0)\n".to_owned();
-    for name in failed {
-        said += &format!("test {name} ... FAILED\n");
-    }
-    said += "test link::another ... ok\n";
-    let counts = |passed, failed| format!("{passed} passed; {failed} failed; 0 ignored");
-    said += &match failed.len() {
-        0 => format!("test result: ok. {}\n", counts(7, 0)),
-        failed => format!("test result: FAILED. {}\n", counts(7 - failed, failed)),
-    };
-    said += "   Doc-tests tower_sluice\n";
-    said += &format!("test result: ok. {}\n", counts(100, 0));
-    let list: String = targets.iter().map(|target| format!("    `{target}`\n")).collect();
-    said + "error: some targets failed:\n" + &list
-}
-
-/// Runs the script's function `tests`. The fake cargo first prints `first`, and fails if that names a target; later it prints `second`. Returns whether the
-/// function succeeds, and the commands that ran.
-fn run(first: &str, second: &str) -> (bool, Vec<String>) {
-    let script = read("scripts/test");
-    let (_, functions) = script.split_once("\nagain=()\n").expect("a start");
-    let (functions, _) = functions.split_once("\nneed_rust\n").expect("an end");
-    let status = if first.contains("    `-") { 101 } else { 0 };
-    let cargo = format!(
-        "cargo() {{\n  echo \"ran $*\" >>\"$ran\"\n  if [[ $* == *--no-fail-fast* ]]; then\n    \
-         cat <<'END'\n{first}END\n    return {status}\n  fi\n  echo '{second}'\n}}\n"
-    );
-    let text = format!(
-        "set -euo pipefail\nran=$(mktemp)\ntrap 'cat \"$ran\"' EXIT\nagain=()\n{functions}\n{cargo}\
-         tests --all-features\necho \"ran again: ${{again[*]}}\" >>\"$ran\"\n"
-    );
-    let output = Command::new("bash").args(["-c", &text]).output().expect("bash runs");
-    let said = String::from_utf8(output.stdout).expect("text");
-    let ran = said.lines().filter_map(|line| line.strip_prefix("ran "));
-    (output.status.success(), ran.map(str::to_owned).collect())
-}
-
-const PASSES: &str = "test result: ok. 1 passed; 0 failed; 0 ignored";
-
-#[test]
-fn only_tests_of_listed_modules_run_again_and_are_named() {
-    let failed = ["link::a", "kit::failover::b - should panic"];
-    let (passes, ran) = run(&said(&["-p dev --test servers"], &failed), PASSES);
-    assert!(passes, "{ran:?}");
-    let ran: Vec<_> = ran.iter().filter(|line| !line.contains("no-fail-fast")).collect();
-    assert_eq!(
-        ran,
-        [
-            "test --all-features --test servers -- --exact link::a",
-            "test --all-features --test servers -- --exact kit::failover::b",
-            "again: servers::link::a servers::kit::failover::b"
-        ]
-    );
-}
-
-#[test]
-fn any_other_failure_is_final() {
-    for (targets, failed) in [
-        (&["-p dev --test it"][..], &[][..]),
-        (&["-p dev --test servers", "-p dev --test it"], &["link::a"]),
-        (&["-p tower-sluice --lib"], &[]),
-        (&["-p tower-sluice --doc"], &["link::a"]),
-        (&["-p dev --test servers"], &["parity::a"]),
-        (&["-p dev --test servers"], &["link::a", "parity::a"]),
-        (&["-p dev --test servers"], &["linked::a"]),
-        (&["-p dev --test servers"], &["kit::server::a"]),
-        (&["-p dev --bin servers"], &["link::a"]),
-        // The program ended before it named a test.
-        (&["-p dev --test servers"], &[]),
-    ] {
-        let (passes, ran) = run(&said(targets, failed), PASSES);
-        assert!(!passes, "{targets:?} {failed:?}");
-        let once = ran.iter().all(|line| line.contains("no-fail-fast"));
-        assert!(once, "{targets:?} {failed:?}: {ran:?}");
-    }
-    // Some of the names are missing.
-    let lost = said(&["-p dev --test servers"], &["link::a"]).replace("6 passed; 1", "5 passed; 2");
-    assert!(!run(&lost, PASSES).0);
-    // The program did not compile.
-    assert!(!run("error: could not compile\n    `-\n", PASSES).0);
-}
-
-#[test]
-fn a_second_failure_is_final() {
-    let first = said(&["-p dev --test servers"], &["link::a"]);
-    for second in ["test result: FAILED. 0 passed", "test result: ok. 0 passed"] {
-        let (passes, ran) = run(&first, second);
-        assert!(!passes && ran.len() == 2, "{ran:?}");
-    }
-}
-
-/// Documentation tests do not count.
-#[test]
-fn a_run_without_tests_is_a_failure() {
-    let first = said(&[], &[]);
-    assert!(run(&first, PASSES).0);
-    assert!(!run(&first.replace("7 passed", "0 passed"), PASSES).0);
 }
 
 fn sources(folder: PathBuf, found: &mut Vec<PathBuf>) {

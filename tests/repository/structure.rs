@@ -194,16 +194,3 @@ fn the_readme_links_to_chapters_that_exist() {
         assert!(known, "{README}: the guide has no chapter {name:?}");
     }
 }
-
-#[test]
-fn comments_blank_lines_and_tests_are_not_code() {
-    let text =
-        "//! Why.\n\nfn a() {} // what\n    /// How.\n#[cfg(test)]\nmod tests {\n  f();\n}\n";
-    assert_eq!(code(text).collect::<Vec<_>>(), ["fn a() {} // what"]);
-}
-
-#[test]
-fn words_match_whole() {
-    assert!(has_word("x = unsafe { y }", "unsafe") && has_word("todo!()", "todo!"));
-    assert!(!has_word("#![forbid(unsafe_code)]", "unsafe") && !has_word("my_dbg!(x)", "dbg!"));
-}

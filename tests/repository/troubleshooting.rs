@@ -206,12 +206,3 @@ fn each_kind_of_redis_error_has_an_entry() {
         assert!(page.contains(&format!("| `{kind}` |")), "the page has no kind `{kind}`");
     }
 }
-
-#[test]
-fn messages_are_cut_to_their_first_fixed_phrase() {
-    let text = "tracing::warn!(lint = \"a_b\", \"x {y} is (so) wrong\");\n\
-                tracing::warn!(\n  \"redis: {it} is not \\\n   there, \\\"{at}\\\"; wait\");";
-    let (messages, lints) = logged(text);
-    assert_eq!((messages, lints), (vec!["is not there".to_owned()], vec!["a_b".to_owned()]));
-    assert_eq!(phrase("{only} values"), None);
-}

@@ -7,23 +7,22 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
-use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
-use http_body_util::{BodyExt, Full};
+use http::{HeaderMap, Request, Response, StatusCode, Version};
+use http_body_util::BodyExt;
 use hyper::body::Body as _;
 use tonic::{Code, Status, body::Body, transport::Server};
 use tonic_types::{ErrorDetails, StatusExt};
 use tower::{Layer, Service};
 use tower_sluice::{
-    Cost, KeyExtractor, LocalStore, PeerIp, Quota, RateLimit, RateLimitLayer, Rule, StoreExt,
+    KeyExtractor, LocalStore, PeerIp, Quota, RateLimit, RateLimitLayer, Rule, StoreExt,
     key::{Everyone, HeaderKey, KeyError},
     rule::OnMissingKey,
 };
 
 use crate::support::{
-    Broken, Owing, ask,
+    Broken, ask,
     echo::{Echo, connect, echo, incoming},
-    header, lines, owing, quota, with,
+    header, lines, owing, quota,
 };
 
 fn pushback(status: &Status) -> i64 {
@@ -49,21 +48,6 @@ async fn a_tonic_client_gets_the_retry_delay() {
     assert_eq!(u128::try_from(pushback(&status)), Ok(retry.as_millis()));
     let failure = status.get_details_quota_failure().expect("QuotaFailure");
     assert_eq!(failure.violations[0].subject, "policy:default");
-}
-
-#[tokio::test]
-async fn a_tonic_client_gets_no_retry_delay_for_a_cost_above_the_quota() {
-    let (incoming, address) = incoming();
-    let rule = Rule::new("api", PeerIp::new(), Quota::per_hour(2)).cost(Cost::from_fn(|_| 3));
-    let server = Server::builder()
-        .layer(RateLimitLayer::rules(rule, LocalStore::with_capacity(16)))
-        .serve_with_incoming(Echo, incoming);
-    tokio::spawn(server);
-    let status = echo(&mut connect(address).await).await.expect_err("denied");
-    assert_eq!((status.code(), pushback(&status)), (Code::ResourceExhausted, -1));
-    assert!(status.get_details_retry_info().is_none());
-    let failure = status.get_details_quota_failure().expect("QuotaFailure");
-    assert_eq!(failure.violations[0].subject, "policy:api");
 }
 
 #[derive(Clone)]
@@ -152,81 +136,6 @@ async fn only_grpc_requests_get_a_grpc_rejection() {
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "{other}");
         assert_eq!(header(response.headers(), "grpc-status"), "", "{other}");
     }
-}
-
-/// Caches, logs and alerts would read a 200 as a response of the service.
-#[tokio::test]
-async fn an_http_request_with_a_grpc_content_type_gets_a_plain_rejection() {
-    let length = ("content-length", "5");
-    let translated = [("te", "trailers")];
-    let table = [
-        (Method::GET, Version::HTTP_11, &[][..]),
-        (Method::GET, Version::HTTP_2, &[]),
-        (Method::HEAD, Version::HTTP_2, &[]),
-        (Method::OPTIONS, Version::HTTP_2, &[]),
-        (Method::PUT, Version::HTTP_2, &[]),
-        (Method::POST, Version::HTTP_09, &translated),
-        (Method::POST, Version::HTTP_10, &translated),
-        (Method::POST, Version::HTTP_11, &[]),
-        (Method::POST, Version::HTTP_11, &translated),
-        (Method::POST, Version::HTTP_11, &[length]),
-        (Method::POST, Version::HTTP_11, &[length, translated[0]]),
-        (Method::POST, Version::HTTP_11, &[("te", "gzip")]),
-        (Method::GET, Version::HTTP_11, &translated),
-        (Method::GET, Version::HTTP_2, &translated),
-    ];
-    for (method, version, lines) in table {
-        let said = format!("{method} {version:?} {lines:?}");
-        let mut request = with(&[&[("content-type", "application/grpc+\"x")], lines].concat());
-        (*request.method_mut(), *request.version_mut()) = (method, version);
-        let response = ask(&mut owing(&[quota("1/h")], 1).layer(Served), request).await;
-        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "{said}");
-        let summary = |name| header(response.headers(), name);
-        assert_eq!(summary("content-type"), "text/plain; charset=utf-8", "{said}");
-        assert_eq!((summary("cache-control"), summary("grpc-status")), ("no-store", ""), "{said}");
-        assert_eq!(summary("retry-after"), "3600", "{said}");
-    }
-    for version in [Version::HTTP_2, Version::HTTP_3] {
-        let mut request = with(&[("content-type", "application/grpc+\"x")]);
-        (*request.method_mut(), *request.version_mut()) = (Method::POST, version);
-        let response = ask(&mut owing(&[quota("1/h")], 1).layer(Served), request).await;
-        assert_eq!(response.status(), StatusCode::OK, "{version:?}");
-        let summary = |name| header(response.headers(), name);
-        assert_eq!(summary("content-type"), "application/grpc");
-        assert_eq!((summary("cache-control"), summary("grpc-status")), ("no-store", "8"));
-    }
-}
-
-/// A tonic server ignores the method: a call that claims to be a preflight runs.
-#[tokio::test]
-async fn a_call_sent_as_a_preflight_is_charged() {
-    let call = |content_type: Option<&str>| {
-        let request = Request::options("/test.Echo/Echo").version(Version::HTTP_2);
-        let request = request.header("origin", "https://a.example");
-        let request = request.header("access-control-request-method", "POST");
-        let request = match content_type {
-            Some(kind) => request.header("content-type", kind),
-            None => request,
-        };
-        // a message of five bytes
-        let message = Full::new(Bytes::from_static(b"\0\0\0\0\x05hello"));
-        request.body(Body::new(message)).expect("a request")
-    };
-    async fn ran(layer: Owing, call: impl Fn() -> Request<Body>) -> usize {
-        let (mut service, mut ran) = (layer.layer(Echo), 0);
-        for _ in 0..1_000 {
-            let response = ask(&mut service, call()).await;
-            let body = response.into_body().collect().await.expect("a body").to_bytes();
-            ran += usize::from(body.ends_with(b"hello"));
-        }
-        ran
-    }
-    let three = || owing(&[quota("3/h")], 0);
-    assert_eq!(ran(three(), || call(Some("application/grpc"))).await, 3);
-    assert_eq!(ran(three(), || call(None)).await, 3);
-    assert_eq!(ran(three().exempt_preflights(), || call(Some("application/grpc"))).await, 3);
-    // the documented limit: an HTTP/2 body that the head does not announce
-    assert_eq!(ran(three().exempt_preflights(), || call(None)).await, 1_000);
 }
 
 /// An extractor that always fails.

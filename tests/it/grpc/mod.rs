@@ -5,8 +5,6 @@ mod calls;
 #[cfg(all(feature = "axum", feature = "tonic"))]
 mod shared;
 #[cfg(all(feature = "testing", feature = "tonic"))]
-mod streams;
-#[cfg(all(feature = "testing", feature = "tonic"))]
 mod web;
 #[cfg(all(feature = "axum", feature = "testing", feature = "tonic"))]
 mod wire;

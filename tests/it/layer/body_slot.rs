@@ -8,31 +8,17 @@ use std::{
     pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll, Waker},
-    time::Duration,
 };
 
 use axum::{Router, routing::get};
 use bytes::Bytes;
 use futures::{FutureExt, Stream, stream};
 use http::{HeaderMap, Request, Response};
-use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
+use http_body_util::{BodyExt, StreamBody, combinators::UnsyncBoxBody};
 use hyper::body::{Body, Frame, SizeHint};
-use hyper_util::rt::TokioIo;
 use pin_project_lite::pin_project;
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::timeout,
-};
-use tonic::{
-    Code,
-    service::Routes,
-    transport::{Endpoint, Server},
-};
-use tonic_health::{
-    ServingStatus,
-    pb::{HealthCheckRequest, health_client::HealthClient},
-};
-use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn, util::MapResponseLayer};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt, util::MapResponseLayer};
 use tower_sluice::{Headers, LocalStore, Quota, RateLimitLayer, Rule, key::Everyone};
 
 use crate::support::frames;
@@ -226,94 +212,4 @@ async fn a_failed_or_dropped_body_releases_its_slot() {
     assert_eq!(slots.available_permits(), 0);
     drop(body);
     assert_eq!(slots.available_permits(), 1);
-}
-
-#[tokio::test]
-async fn a_body_that_holds_a_slot_keeps_its_length() {
-    let slots = one_slot();
-    let app = Router::new().route("/", get(async || "hello")).layer(hold_slot(&slots));
-    let mut response = app.oneshot(get_root()).await.expect("infallible");
-    assert_eq!(response.headers()["content-length"], "5");
-    assert_eq!(response.body().size_hint().exact(), Some(5));
-    assert_eq!(
-        frames(response.body_mut(), || slots.available_permits()).await,
-        [("data", 0), ("end", 1)]
-    );
-}
-
-#[tokio::test]
-async fn a_boxed_body_of_http_body_util_holds_a_slot() {
-    let slots = one_slot();
-    let inner = service_fn(async |_: Request<()>| {
-        Ok::<_, Infallible>(Response::new(Full::new(Bytes::from("hello")).boxed_unsync()))
-    });
-    let app = add::<Request<()>, _, _>(&hold_slot(&slots), inner);
-    let mut response = app.oneshot(Request::new(())).await.expect("infallible");
-    assert_eq!(
-        frames(response.body_mut(), || slots.available_permits()).await,
-        [("data", 0), ("end", 1)]
-    );
-}
-
-#[tokio::test]
-async fn a_tonic_body_holds_a_slot_until_its_trailers() {
-    let slots = one_slot();
-    let layers = ServiceBuilder::new().layer(hold_slot(&slots)).layer(limit()).into_inner();
-    let (_reporter, health) = tonic_health::server::health_reporter();
-    let app = add::<Request<tonic::body::Body>, _, _>(&layers, Routes::new(health));
-    let call = |method: &str| {
-        let request = Request::post(format!("/grpc.health.v1.Health/{method}"));
-        let request = request.header("content-type", "application/grpc");
-        let body = tonic::body::Body::new(Full::new(Bytes::from_static(&[0; 5])));
-        app.clone().oneshot(request.body(body).expect("a request"))
-    };
-    let mut response = call("Check").await.expect("infallible");
-    assert!(response.headers().contains_key("ratelimit"));
-    let whole = [("data", 0), ("trailers", 0), ("end", 1)];
-    assert_eq!(frames(response.body_mut(), || slots.available_permits()).await, whole);
-
-    // An empty body has no end to wait for.
-    let response = call("Unknown").await.expect("infallible");
-    assert_eq!(response.headers()["grpc-status"], (Code::Unimplemented as i32).to_string());
-    assert_eq!(slots.available_permits(), 1);
-}
-
-/// The server and its client share a pipe in memory.
-#[tokio::test]
-async fn a_stream_of_a_tonic_server_holds_a_slot_until_the_client_leaves() {
-    let slots = one_slot();
-    let layers = ServiceBuilder::new().layer(hold_slot(&slots)).layer(limit()).into_inner();
-    let (reporter, health) = tonic_health::server::health_reporter();
-    let (near, far) = tokio::io::duplex(64 * 1024);
-    let server = Server::builder().layer(layers).add_service(health);
-    let incoming = stream::iter([Ok::<_, io::Error>(far)]);
-    let server = tokio::spawn(server.serve_with_incoming(incoming));
-
-    let mut near = Some(TokioIo::new(near));
-    let connect = service_fn(move |_: http::Uri| {
-        let pipe = near.take().ok_or_else(|| io::Error::other("one connection only"));
-        async { pipe }
-    });
-    let endpoint = Endpoint::from_static("http://localhost");
-    let channel = endpoint.connect_with_connector(connect).await.expect("a connection");
-    let mut client = HealthClient::new(channel);
-    let asked = || HealthCheckRequest { service: String::new() };
-    let free = async || {
-        let slot = timeout(Duration::from_secs(20), slots.acquire()).await.expect("released");
-        drop(slot.expect("open"));
-    };
-
-    client.check(asked()).await.expect("served");
-    free().await;
-    let mut watch = client.watch(asked()).await.expect("served").into_inner();
-    for status in [ServingStatus::NotServing, ServingStatus::Serving] {
-        watch.message().await.expect("the stream continues").expect("a message");
-        assert_eq!(slots.available_permits(), 0);
-        reporter.set_service_status("", status).await;
-    }
-    drop(watch);
-    free().await;
-    client.check(asked()).await.expect("served");
-    drop(client);
-    server.await.expect("joined").expect("served");
 }

@@ -5,85 +5,13 @@
 
 use std::time::Duration;
 
-use http::StatusCode;
 use proptest::{collection::vec, prelude::*, test_runner::Config};
-use tokio_test::{assert_pending, assert_ready_ok};
-use tower::Layer;
 use tower_sluice::{
-    Algorithm, Decision, Key, LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
-    key::Everyone, rule::RuleName, store::Charge, testing::FakeClock,
+    Algorithm, Decision, Key, LocalStore, Quota, Store, StoreExt, rule::RuleName, store::Charge,
+    testing::FakeClock,
 };
 
-use crate::support::{
-    Strict,
-    driven::{Time, begin, left, millis, secs},
-    get,
-};
-
-/// An attack: fill the queue, keep the last queued request, cancel all others, and repeat. Sixty
-/// handlers once ran in one second.
-#[tokio::test(start_paused = true)]
-async fn repeated_queueing_and_cancelling_runs_one_handler_a_second() {
-    let (time, quota) = (Time::default(), Quota::per_second(1));
-    let rule = Rule::new("api", Everyone, quota).max_wait(secs(60));
-    let inner = Strict::default();
-    let calls = inner.calls();
-    let mut service = RateLimitLayer::rules(rule, time.store()).layer(inner);
-    let (mut kept, mut ran) = (Vec::new(), Vec::new());
-    for round in 0..60 {
-        let mut queue = Vec::new();
-        for _ in 0..61 {
-            let mut asking = begin(&mut service, get("/")).await;
-            match asking.poll().is_pending() {
-                true => queue.push(asking),
-                false if calls() > ran.len() => ran.push(time.0.now()),
-                false => {} // denied
-            }
-        }
-        // the last request stays, all others are cancelled
-        kept.extend(queue.pop());
-        drop(queue);
-        // twenty rounds at one moment, and then all remaining requests run
-        for _ in 0..if round % 20 == 19 { 800 } else { 0 } {
-            time.pass(millis(100)).await;
-            for asking in kept.iter_mut().filter(|asking| asking.is_woken()) {
-                let _ = asking.poll();
-            }
-            ran.resize(calls(), time.0.now());
-        }
-        kept.retain(|_| round % 20 < 19);
-        time.pass(millis(1)).await;
-    }
-    assert!(ran.len() >= 6, "{} of the remaining requests ran", ran.len());
-    let gaps: Vec<_> = ran.windows(2).map(|two| two[1] - two[0]).collect();
-    assert!(gaps.iter().all(|gap| *gap >= secs(1) - millis(100)), "{gaps:?}");
-}
-
-/// The newest request is cancelled first: every charge is undone, and the next request gets the
-/// first position.
-#[tokio::test(start_paused = true)]
-async fn cancelling_the_newest_first_undoes_every_charge() {
-    let (time, quota) = (Time::default(), Quota::per_second(1));
-    let store = time.store();
-    let rule = Rule::new("api", Everyone, quota).max_wait(secs(60));
-    let mut service = RateLimitLayer::rules(rule, store.clone()).layer(Strict::default());
-    assert_ready_ok!(begin(&mut service, get("/")).await.poll());
-    let mut queue = Vec::new();
-    for _ in 0..10 {
-        let mut asking = begin(&mut service, get("/")).await;
-        assert_pending!(asking.poll());
-        queue.push(asking);
-    }
-    while let Some(newest) = queue.pop() {
-        drop(newest);
-    }
-    let mut next = begin(&mut service, get("/")).await;
-    assert_pending!(next.poll());
-    time.pass(secs(1)).await;
-    assert_eq!(assert_ready_ok!(next.poll()).status(), StatusCode::OK);
-    time.pass(secs(1)).await;
-    assert_eq!(left(&store, "api", Key::everyone(), &quota), 1);
-}
+use crate::support::driven::{millis, secs};
 
 #[derive(Clone, Debug)]
 enum Step {

@@ -6,7 +6,7 @@ use http::{Response, StatusCode};
 use tokio_test::{assert_pending, task::Spawn};
 use tower::Layer;
 use tower_sluice::{
-    Key, Quota, RateLimitLayer, Rule, Store,
+    Quota, RateLimitLayer, Rule, Store,
     key::{Everyone, HeaderKey},
     middleware::{Counters, HoldUntil, Penalty},
     store::CannotFail,
@@ -14,7 +14,7 @@ use tower_sluice::{
 
 use crate::support::{
     Gated, Strict, ask,
-    driven::{self, Counting, Time, begin, left, limiter, millis, secs},
+    driven::{self, Counting, Time, begin, limiter, millis, secs},
     get, with,
 };
 
@@ -80,61 +80,6 @@ async fn all_queued_requests_are_denied_at_once_and_their_charges_undone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_that_wait_for_a_slot_are_denied_at_once() {
-    let store = Counting::new(Time::default().store());
-    let quotas = [ONE, Quota::per_hour(10)];
-    let layer = layer(&quotas, store.clone());
-    let queue = layer.queue_handle();
-    let mut service = layer.layer(Strict::default());
-    let limits = limiter("api", store.store().clone());
-    let running = limits.take(Key::everyone(), &quotas, 1).now();
-    let mut waiting = Vec::new();
-    for _ in 0..5 {
-        waiting.push(begin(&mut service, get("/")).await);
-        assert_pending!(waiting.last_mut().expect("one").poll());
-    }
-    queue.close();
-    assert!(waiting.iter_mut().all(|asking| status(asking) == DENIED));
-    assert_eq!(store.takes(), 5, "none of them asked again");
-    assert_eq!(ask(&mut service, get("/")).await.status(), DENIED, "it does not wait");
-    drop(running);
-    assert_eq!(ask(&mut service, get("/")).await.status(), OK, "no queue keeps the free slot");
-    assert_eq!(left(store.store(), "api", Key::everyone(), &quotas[1]), 8);
-    assert_eq!(store.store().stats().held, 0);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_slot_that_is_held_before_the_turn_is_free() {
-    let store = Time::default().store();
-    let quotas = [Quota::concurrent(2), SECOND];
-    let layer = layer(&quotas, store.clone());
-    let queue = layer.queue_handle();
-    let mut service = layer.layer(Strict::default());
-    assert_eq!(ask(&mut service, get("/")).await.status(), OK);
-    let mut waiting = begin(&mut service, get("/")).await;
-    assert_pending!(waiting.poll());
-    assert_eq!(store.stats().held, 1);
-    queue.close();
-    assert_eq!((status(&mut waiting), store.stats().held), (DENIED, 0));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_request_that_asks_the_store_meanwhile_is_denied_uncharged() {
-    let time = Time::default();
-    let gated = Gated::shut(time.store());
-    let store = Counting::new(gated.clone());
-    let layer = layer(&[SECOND], store.clone());
-    let queue = layer.queue_handle();
-    let mut service = layer.layer(Strict::default());
-    let mut asking = [begin(&mut service, get("/")).await, begin(&mut service, get("/")).await];
-    asking.iter_mut().for_each(|asking| assert_pending!(asking.poll()));
-    queue.close();
-    gated.admit(2);
-    let answers = asking.each_mut().map(status);
-    assert_eq!((answers, store.given_back()), ([OK, DENIED], 1));
-}
-
-#[tokio::test(start_paused = true)]
 async fn the_end_of_all_waits_is_no_strike() {
     let store = Time::default().store();
     let rule = Rule::new("api", HeaderKey::new("x-key"), ONE).max_wait(secs(60));
@@ -151,4 +96,20 @@ async fn the_end_of_all_waits_is_no_strike() {
     assert_eq!(waiting.each_mut().map(status), [DENIED; 2]);
     drop(running);
     assert_eq!(ask(&mut service, alice()).await.status(), OK, "the key is not blocked");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_asks_the_store_meanwhile_is_denied_uncharged() {
+    let time = Time::default();
+    let gated = Gated::shut(time.store());
+    let store = Counting::new(gated.clone());
+    let layer = layer(&[SECOND], store.clone());
+    let queue = layer.queue_handle();
+    let mut service = layer.layer(Strict::default());
+    let mut asking = [begin(&mut service, get("/")).await, begin(&mut service, get("/")).await];
+    asking.iter_mut().for_each(|asking| assert_pending!(asking.poll()));
+    queue.close();
+    gated.admit(2);
+    let answers = asking.each_mut().map(status);
+    assert_eq!((answers, store.given_back()), ([OK, DENIED], 1));
 }

@@ -3,14 +3,14 @@
 use std::convert::Infallible;
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, Response, StatusCode, Version, header};
-use tower::{Layer, Service, service_fn};
+use http::{Method, Request, Response, StatusCode, Version, header};
+use tower::{Layer, service_fn};
 use tower_sluice::{
-    Decision, Headers, Key, Limiter, LocalStore, Quota, RateLimitLayer, TooManyRequests,
-    key::Everyone, testing::FakeClock,
+    Decision, Key, Limiter, LocalStore, Quota, RateLimitLayer, TooManyRequests, key::Everyone,
+    testing::FakeClock,
 };
 
-use crate::support::{Strict, answer, ask, lines};
+use crate::support::{answer, ask, lines};
 
 const ONE: [Quota; 2] = [Quota::per_minute(1), Quota::per_day(100).with_name("day")];
 
@@ -34,36 +34,6 @@ fn store() -> LocalStore {
 
 fn take(store: &LocalStore) -> Decision {
     Limiter::named("default", store.clone()).take(Key::everyone(), &ONE, 1).now()
-}
-
-#[tokio::test]
-async fn a_rejection_by_a_handler_equals_that_of_a_layer() {
-    let store = store();
-    let layer = RateLimitLayer::new(Everyone, ONE, store.clone());
-    assert!(take(&store).is_allowed());
-    for request in requests() {
-        let own: Response<String> = take(&store).rejection(&ONE, &request).expect("a denial");
-        let method = request.method().clone();
-        let by_layer = answer(&layer, request).await;
-        assert_eq!(own.status(), by_layer.status(), "{method}");
-        assert_eq!(lines(own.headers()), lines(by_layer.headers()), "{method}");
-        assert_eq!(own.body(), by_layer.body(), "{method}");
-        assert!(own.headers().contains_key(header::RETRY_AFTER));
-    }
-}
-
-#[tokio::test]
-async fn the_fields_of_an_allowed_call_equal_those_of_a_layer() {
-    for family in [Headers::RateLimit, Headers::Draft07, Headers::Draft06, Headers::XRateLimitDelta]
-    {
-        let layer = RateLimitLayer::new(Everyone, ONE, store()).headers(family);
-        let by_layer = answer(&layer, Request::new(())).await;
-        let (decision, mut own) = (take(&store()), HeaderMap::new());
-        assert!(decision.rejection::<String>(&ONE, &Request::new(())).is_none());
-        family.write(&decision, &ONE, &mut own);
-        assert!(!own.is_empty() && !own.contains_key(header::RETRY_AFTER), "{family:?}");
-        assert_eq!(lines(&own), lines(by_layer.headers()));
-    }
 }
 
 #[test]
@@ -99,12 +69,4 @@ async fn with_body_fills_a_body_without_default_as_the_default_fills_text() {
         assert_eq!(lines(own.headers()), lines(text.headers()));
         assert_eq!(*own.body(), Own(text.into_body().into()));
     }
-}
-
-#[test]
-fn a_rejecting_service_is_a_service() {
-    fn is_service<S: Service<Request<()>, Response = Response<String>>>(_: &S) {}
-    let reject = TooManyRequests::new().with_body(|text: Bytes| format!("{text:?}"));
-    let layer = RateLimitLayer::new(Everyone, ONE, store()).reject(reject);
-    is_service(&layer.layer(Strict::default()));
 }

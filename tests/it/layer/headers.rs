@@ -64,34 +64,6 @@ async fn the_list_fields_equal_their_table() {
     }
 }
 
-#[tokio::test]
-async fn a_full_account_may_be_used_within_its_window() {
-    let rule = || Rule::new("api", Everyone, Quota::per_second(10)).cost(0);
-    let look = RateLimitLayer::rules(rule(), LocalStore::with_capacity(16));
-    assert_eq!(header(answer(&look, get("/")).await.headers(), "ratelimit"), r#""api";r=10;t=1"#);
-    let look = look.headers(Headers::Draft06);
-    assert_eq!(header(answer(&look, get("/")).await.headers(), "ratelimit-reset"), "1");
-}
-
-/// The example of what a server must not send: 9,999 units left, of 10,000 per 1,000 seconds, and a
-/// second until the next one.
-#[tokio::test]
-async fn r_per_t_never_exceeds_q_per_w() {
-    let all = owing(&[quota("10000/1000s")], 0);
-    let response = answer(&all, get("/")).await;
-    assert_eq!(header(response.headers(), "ratelimit"), r#""api";r=9999;t=1000"#);
-    let response = answer(&all.headers(Headers::XRateLimitDelta), get("/")).await;
-    assert_eq!(header(response.headers(), "x-ratelimit-reset"), "1000");
-}
-
-/// A `t` beyond `Retry-After` would make the client wait for a quota that did not deny it.
-#[tokio::test]
-async fn quotas_that_did_not_deny_a_request_have_no_t() {
-    let response = answer(&owing(&[quota("2/min"), quota("1000/h")], 2), get("/")).await;
-    assert_eq!(header(response.headers(), "retry-after"), "30");
-    assert_eq!(header(response.headers(), "ratelimit"), r#""api-1min";r=0;t=30, "api-1h";r=998"#);
-}
-
 /// Returns the policy, the state, the status and the text of a response.
 async fn reported<K: Rules + 'static, S>(
     layer: &RateLimitLayer<K, S>,
@@ -129,37 +101,6 @@ async fn fields_have_only_units_of_the_registry() {
     let (policy, state, status, text) = reported(&layer).await;
     assert_eq!((policy, state, status), (nothing.0, nothing.1, 429));
     assert_eq!(text, "Quota exhausted: 300 of 1000 tokens left; retry in 24 s.\n");
-}
-
-#[test]
-fn slots_have_a_unit_of_their_own() {
-    assert_eq!(Quota::concurrent(5).unit(), Some("concurrent-requests"));
-    assert_eq!(Quota::per_second(5).with_unit("tokens").unit(), Some("tokens"));
-    let invalid: [fn() -> Quota; 4] = [
-        || Quota::concurrent(5).with_unit("tokens"),
-        || Quota::per_second(5).with_unit("concurrent-requests"),
-        || Quota::per_second(5).with_unit(""),
-        || Quota::per_second(5).with_unit("caf\u{e9}"),
-    ];
-    for invalid in invalid {
-        assert!(std::panic::catch_unwind(invalid).is_err());
-    }
-}
-
-/// An adaptive limit follows the latency, so it is no policy.
-#[tokio::test]
-async fn an_adaptive_limit_has_no_policy() {
-    use tower_sluice::{middleware::HoldUntil, rule::Adaptive};
-
-    let limit = Adaptive::gradient().initial(8);
-    let rules = (
-        Rule::new("overload", Everyone, limit.plan()),
-        Rule::new("calls", Everyone, Quota::per_minute(6)),
-    );
-    let layer = RateLimitLayer::rules(rules, LocalStore::with_capacity(16));
-    let (policy, state, status, _) = reported(&layer.hold_until(HoldUntil::Head)).await;
-    assert_eq!((policy.as_str(), status), (r#""calls";q=6;w=60"#, 200));
-    assert_eq!(state, r#""overload";r=7, "calls";r=5;t=50"#);
 }
 
 /// The partition key is the fingerprint of the key, which logs write in hexadecimal digits.
@@ -241,16 +182,6 @@ async fn older_families_report_the_binding_quota() {
 }
 
 #[tokio::test]
-async fn without_a_family_overage_is_not_reported_either() {
-    for (family, fields) in [(Headers::XRateLimitDelta, 4), (Headers::None, 0)] {
-        let layer = owing(&[quota("2/h").with_soft(1)], 2).headers(family);
-        let response = answer(&layer, get("/")).await;
-        assert_eq!(response.status(), StatusCode::OK);
-        assert_eq!(limits(response.headers()).len(), fields, "{family:?}");
-    }
-}
-
-#[tokio::test]
 async fn x_ratelimit_reset_is_unix_time_rounded_up() {
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
     let wait = Duration::from_secs(2);
@@ -261,56 +192,6 @@ async fn x_ratelimit_reset_is_unix_time_rounded_up() {
     assert_eq!(header(response.headers(), "x-ratelimit-remaining"), "0");
     assert!(Duration::from_secs(reset) >= before + wait, "{reset} is too early after {before:?}");
     assert!(Duration::from_secs(reset - 1) < after + wait, "{reset} is too late after {after:?}");
-}
-
-#[tokio::test]
-async fn the_retry_after_of_a_handler_is_unchanged() {
-    let headers = beside(&owing(&[quota("10/s")], 0), &[("retry-after", "120")]).await;
-    assert_eq!(header(&headers, "retry-after"), "120");
-}
-
-#[tokio::test]
-async fn list_fields_are_appended() {
-    let there = [("ratelimit", r#""in";r=1;t=9"#), ("ratelimit-policy", r#""in";q=2;w=9"#)];
-    let headers = beside(&owing(&[quota("10/s")], 0), &there).await;
-    let expected = [
-        r#"ratelimit-policy: "api";q=10;w=1"#,
-        r#"ratelimit-policy: "in";q=2;w=9"#,
-        r#"ratelimit: "api";r=9;t=1"#,
-        r#"ratelimit: "in";r=1;t=9"#,
-    ];
-    assert_eq!(limits(&headers), expected);
-}
-
-#[tokio::test]
-async fn the_stricter_of_two_triplets_is_kept_whole() {
-    for (family, prefix) in [(Headers::Draft06, ""), (Headers::XRateLimitDelta, "x-")] {
-        let name = |field: &str| -> &'static str { format!("{prefix}ratelimit-{field}").leak() };
-        let triplet = async |left: &'static str| {
-            let there = [(name("limit"), "99"), (name("remaining"), left), (name("reset"), "88")];
-            let headers = beside(&owing(&[quota("10/s")], 0).headers(family), &there).await;
-            ["limit", "remaining", "reset"].map(|field| header(&headers, name(field)).to_owned())
-        };
-        assert_eq!(triplet("8").await, ["99", "8", "88"], "{family:?}");
-        assert_eq!(triplet("50").await, ["10", "9", "1"], "{family:?}");
-    }
-}
-
-/// In a Dictionary the last member of a name wins, so two lines would report the values of the
-/// last.
-#[tokio::test]
-async fn the_stricter_of_two_draft07_fields_is_kept() {
-    let reported = async |there| {
-        let layer = owing(&[quota("10/s")], 0).headers(Headers::Draft07);
-        let headers = beside(&layer, &[("ratelimit", there)]).await;
-        header(&headers, "ratelimit").to_owned()
-    };
-    let strict = "limit=99, remaining=8, reset=88";
-    assert_eq!(reported(strict).await, strict);
-    assert_eq!(
-        reported("limit=99, remaining=50, reset=88").await,
-        "limit=10, remaining=9, reset=1"
-    );
 }
 
 /// The fields of an inner limiter, and those of the layer: both in lists, otherwise all of the
@@ -358,22 +239,6 @@ const FAMILIES: [Headers; 6] = [
     Headers::XRateLimitDelta,
     Headers::None,
 ];
-
-/// A response without fields gets a prepared map, another response gets the fields one by one.
-#[tokio::test]
-async fn other_fields_of_a_response_change_nothing() {
-    for family in FAMILIES {
-        for quotas in [&["10/s"][..], &["5/10s", "1000/h"], &["100000/h"]] {
-            let quotas: Vec<_> = quotas.iter().map(|text| quota(text)).collect();
-            let layer = || owing(&quotas, 2).headers(family);
-            let alone = beside(&layer(), &[]).await;
-            let among = beside(&layer(), &[("content-type", "text/plain")]).await;
-            assert_eq!(limits(&alone), limits(&among), "{family:?}");
-            assert_eq!(alone.len() + 1, among.len(), "{family:?}");
-            assert_eq!(alone.is_empty(), family == Headers::None);
-        }
-    }
-}
 
 /// The layer writes the fields of a rejection, regardless of the response that a `Reject` builds:
 /// the default one, one that drops some or all of it, or a custom one.
@@ -677,8 +542,6 @@ async fn a_denial_reports_the_units_that_are_left() {
 
 /// The fields of `OpenAI`, which clients of language models read.
 mod by_unit {
-    use tower_sluice::rule::Rule;
-
     use super::*;
 
     const REQUESTS: Quota = Quota::per_minute(60);
@@ -687,70 +550,6 @@ mod by_unit {
     fn fields(headers: &HeaderMap, unit: &str) -> [String; 3] {
         ["limit", "remaining", "reset"]
             .map(|part| header(headers, &format!("x-ratelimit-{part}-{unit}")).to_owned())
-    }
-
-    #[tokio::test]
-    async fn each_unit_has_fields_beside_the_lists() {
-        let rules = (
-            Rule::new("requests", Everyone, REQUESTS),
-            Rule::new("tokens", Everyone, TOKENS).cost(16),
-        );
-        let layer =
-            RateLimitLayer::rules(rules, FakeClock::new().store(64)).headers(Headers::ByUnit);
-        let response = answer(&layer, get("/")).await;
-        let headers = response.headers();
-        assert_eq!(fields(headers, "requests"), ["60", "59", "1s"]);
-        assert_eq!(fields(headers, "tokens"), ["150000", "149984", "7ms"]);
-        assert_eq!(header(headers, "ratelimit"), r#""requests";r=59;t=59"#);
-        assert_eq!(header(headers, "ratelimit-policy"), r#""requests";q=60;w=60"#);
-    }
-
-    #[tokio::test]
-    async fn a_denial_reports_each_unit_and_the_decisive_quota_of_a_unit() {
-        let (clock, hourly) = (FakeClock::new(), Quota::per_hour(400_000).with_unit("tokens"));
-        let tokens = [TOKENS.with_name("minute"), hourly.with_name("hour")];
-        let rules = (
-            Rule::new("requests", Everyone, REQUESTS),
-            Rule::new("tokens", Everyone, tokens).cost(150_000),
-        );
-        let layer = RateLimitLayer::rules(rules, clock.store(64)).headers(Headers::ByUnit);
-        for _ in 0..2 {
-            let response = answer(&layer, get("/")).await;
-            assert_eq!(response.status(), StatusCode::OK);
-            assert_eq!(fields(response.headers(), "tokens"), ["150000", "0", "1m0s"]);
-            clock.advance(Duration::from_secs(60));
-        }
-        let denied = answer(&layer, get("/")).await;
-        assert_eq!(fields(denied.headers(), "tokens"), ["400000", "113333", "43m0s"]);
-        assert_eq!(fields(denied.headers(), "requests"), ["60", "60", "0s"]);
-        assert_eq!(header(denied.headers(), "retry-after"), "330");
-    }
-
-    #[test]
-    fn slots_have_lists_only() {
-        let slots = Quota::concurrent(9);
-        let decision = Limiter::local().take("a", &slots, 1).now();
-        let mut headers = HeaderMap::new();
-        Headers::ByUnit.write(&decision, &slots, &mut headers);
-        assert_eq!(
-            limits(&headers),
-            [
-                r#"ratelimit-policy: "default";q=9;qu="concurrent-requests""#,
-                r#"ratelimit: "default";r=8"#,
-            ]
-        );
-    }
-
-    #[tokio::test]
-    async fn only_tokens_have_no_lists_and_a_plain_rejection() {
-        let layer = owing(&[TOKENS], 150_000).headers(Headers::ByUnit);
-        let response = answer(&layer, get("/")).await;
-        let headers = response.headers();
-        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-        assert_eq!(fields(headers, "tokens"), ["150000", "0", "1m0s"]);
-        assert_eq!((header(headers, "ratelimit"), header(headers, "ratelimit-policy")), ("", ""));
-        assert_eq!(header(headers, "retry-after"), "1");
-        assert_eq!(header(headers, "content-type"), "text/plain; charset=utf-8");
     }
 
     #[tokio::test]
@@ -792,4 +591,48 @@ mod by_unit {
         let replaced = beside(&layer(), &wider).await;
         assert_eq!(fields(&replaced, "requests"), ["10", "9", "100ms"]);
     }
+
+    #[tokio::test]
+    async fn each_unit_has_fields_beside_the_lists() {
+        let rules = (
+            Rule::new("requests", Everyone, REQUESTS),
+            Rule::new("tokens", Everyone, TOKENS).cost(16),
+        );
+        let layer =
+            RateLimitLayer::rules(rules, FakeClock::new().store(64)).headers(Headers::ByUnit);
+        let response = answer(&layer, get("/")).await;
+        let headers = response.headers();
+        assert_eq!(fields(headers, "requests"), ["60", "59", "1s"]);
+        assert_eq!(fields(headers, "tokens"), ["150000", "149984", "7ms"]);
+        assert_eq!(header(headers, "ratelimit"), r#""requests";r=59;t=59"#);
+        assert_eq!(header(headers, "ratelimit-policy"), r#""requests";q=60;w=60"#);
+    }
+
+    #[tokio::test]
+    async fn only_tokens_have_no_lists_and_a_plain_rejection() {
+        let layer = owing(&[TOKENS], 150_000).headers(Headers::ByUnit);
+        let response = answer(&layer, get("/")).await;
+        let headers = response.headers();
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(fields(headers, "tokens"), ["150000", "0", "1m0s"]);
+        assert_eq!((header(headers, "ratelimit"), header(headers, "ratelimit-policy")), ("", ""));
+        assert_eq!(header(headers, "retry-after"), "1");
+        assert_eq!(header(headers, "content-type"), "text/plain; charset=utf-8");
+    }
+}
+
+/// An adaptive limit follows the latency, so it is no policy.
+#[tokio::test]
+async fn an_adaptive_limit_has_no_policy() {
+    use tower_sluice::{middleware::HoldUntil, rule::Adaptive};
+
+    let limit = Adaptive::gradient().initial(8);
+    let rules = (
+        Rule::new("overload", Everyone, limit.plan()),
+        Rule::new("calls", Everyone, Quota::per_minute(6)),
+    );
+    let layer = RateLimitLayer::rules(rules, LocalStore::with_capacity(16));
+    let (policy, state, status, _) = reported(&layer.hold_until(HoldUntil::Head)).await;
+    assert_eq!((policy.as_str(), status), (r#""calls";q=6;w=60"#, 200));
+    assert_eq!(state, r#""overload";r=7, "calls";r=5;t=50"#);
 }

@@ -1,24 +1,17 @@
 //! Rejections as HTTP responses, and requests that pass without a charge.
 
-use std::{convert::Infallible, time::Duration};
+use std::time::Duration;
 
 use http::{
-    Method, Request, Response, StatusCode,
+    Method, Request, StatusCode,
     header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER},
 };
-use tower::{Layer, service_fn};
-use tower_http::cors::{Any, CorsLayer};
 use tower_sluice::{
-    Cost, Decision, Headers, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule,
-    TooManyRequests,
-    headers::exposed_headers,
-    key::{Everyone, HeaderKey, KeyError},
-    reject::{Reason, reject_fn},
-    rule::RuleError,
+    Cost, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule, TooManyRequests, key::Everyone,
     testing::FakeClock,
 };
 
-use crate::support::{answer, ask, get, header, lines, with};
+use crate::support::{answer, get, header, lines, with};
 
 const JSON: (&str, &str) = ("accept", "application/problem+json");
 
@@ -78,14 +71,6 @@ async fn any_name_is_valid_json() {
 }
 
 #[tokio::test]
-async fn plain_text_is_the_default() {
-    let response = answer(&example(), get("/")).await;
-    assert_eq!(header(response.headers(), "content-type"), "text/plain; charset=utf-8");
-    assert_eq!(header(response.headers(), "cache-control"), "no-store");
-    assert_eq!(response.body(), "Quota exhausted; retry in 2 s.\n");
-}
-
-#[tokio::test]
 async fn json_is_sent_to_clients_that_accept_it_by_name() {
     let layer = spent();
     let json = async |accept: &[&str]| {
@@ -132,30 +117,6 @@ async fn head_has_the_headers_of_get_and_no_body() {
         let length = head.headers_mut().remove(CONTENT_LENGTH).expect("content-length");
         assert_eq!(length.to_str().expect("text"), get.body().len().to_string());
         assert_eq!(lines(head.headers()), lines(get.headers()));
-    }
-}
-
-#[tokio::test]
-async fn head_has_no_length_if_the_body_is_not_the_text() {
-    /// A body that the crate does not know.
-    #[derive(Default)]
-    struct Unknown;
-
-    let layer = example();
-    let made = layer.clone().reject(TooManyRequests::new().with_body(|_| Unknown));
-    for accept in ["*/*", "application/json"] {
-        let request = || {
-            let mut request = with(&[("accept", accept)]);
-            *request.method_mut() = Method::HEAD;
-            request
-        };
-        let service = || service_fn(async |_| Ok::<_, Infallible>(Response::new(Unknown)));
-        let unknown = ask(&mut layer.layer(service()), request()).await;
-        let made = ask(&mut made.layer(service()), request()).await;
-        for response in [unknown, made] {
-            assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-            assert!(!response.headers().contains_key(CONTENT_LENGTH));
-        }
     }
 }
 
@@ -230,68 +191,6 @@ async fn a_cost_above_the_burst_has_no_retry_after() {
     }
 }
 
-#[test]
-fn a_fixed_cost_above_the_burst_fails_to_build() {
-    let rule = Rule::new("api", Everyone, [Quota::per_hour(50), Quota::per_second(10)]).cost(11);
-    let layer = RateLimitLayer::try_rules(rule, LocalStore::with_capacity(16));
-    let wrong = layer.expect_err("no layer");
-    assert!(matches!(wrong, RuleError::CostAboveLimit { cost: 11, limit: 10, .. }), "{wrong}");
-}
-
-#[tokio::test]
-async fn a_reject_closure_sees_the_decision_and_the_layer_adds_the_fields() {
-    let layer = example().reject(reject_fn(|why, head| {
-        let decision = why.decision().expect("a decision");
-        let left: Vec<_> = decision.outcomes().iter().map(|o| o.remaining()).collect();
-        let names: Vec<_> = why.violated().collect();
-        let wait = why.retry_after().expect("a wait");
-        assert_eq!(why.reason(), Reason::Limited);
-        let mut response = Response::new(format!("{} {left:?} {names:?} {wait:?}", head.uri()));
-        *response.status_mut() = StatusCode::IM_A_TEAPOT;
-        response
-    }));
-    let response = answer(&layer, get("/tea")).await;
-    assert_eq!(response.status(), StatusCode::IM_A_TEAPOT);
-    assert_eq!(response.body(), r#"/tea [0, 612] ["burst"] 2s"#);
-    assert_eq!(header(response.headers(), "retry-after"), "2");
-    assert!(header(response.headers(), "ratelimit").starts_with(r#""burst";r=0;t=2"#));
-}
-
-#[tokio::test]
-async fn a_reject_closure_can_set_retry_after_and_sees_key_errors() {
-    let reject = reject_fn(|why, _| {
-        let text = why.key_error().map(KeyError::to_string).unwrap_or_default();
-        let mut response = Response::new(text);
-        response.headers_mut().insert(RETRY_AFTER, 77.into());
-        response
-    });
-    let response = answer(&spent().reject(reject), get("/")).await;
-    assert_eq!(header(response.headers(), "retry-after"), "77");
-    let store = LocalStore::with_capacity(16);
-    let layer = RateLimitLayer::new(HeaderKey::new("x-api-key"), Quota::per_second(1), store);
-    assert_eq!(answer(&layer.reject(reject), get("/")).await.body(), "missing header x-api-key");
-}
-
-#[tokio::test]
-async fn the_decision_is_exposed_on_request_only() {
-    let inner = service_fn(|request: Request<()>| async move {
-        let seen = request.extensions().get::<Decision>().and_then(Decision::remaining);
-        Ok::<_, std::convert::Infallible>(Response::new(format!("{seen:?}")))
-    });
-    let exposed = |r: &Response<String>| r.extensions().get::<Decision>().map(|d| d.remaining());
-    let layer = || RateLimitLayer::new(Everyone, Quota::per_hour(2), FakeClock::new().store(64));
-    let response = ask(&mut layer().layer(inner), get("/")).await;
-    assert_eq!((response.body().as_str(), exposed(&response)), ("None", None));
-    let mut service = layer().expose_decision().layer(inner);
-    for left in [1, 0] {
-        let response = ask(&mut service, get("/")).await;
-        assert_eq!(*response.body(), format!("{:?}", Some(left)));
-        assert_eq!(exposed(&response), Some(Some(left)));
-    }
-    let denied = ask(&mut service, get("/")).await;
-    assert!(!denied.extensions().get::<Decision>().expect("exposed").is_allowed());
-}
-
 /// Builds an OPTIONS request with these header lines.
 fn options(lines: &[(&str, &str)]) -> Request<()> {
     let mut request = with(lines);
@@ -341,22 +240,4 @@ async fn only_preflights_with_an_origin_and_no_body_are_exempt() {
     }
     let get = answer(&exempt(), with(&[ORIGIN, FOR_PUT])).await;
     assert_eq!(get.status(), StatusCode::TOO_MANY_REQUESTS);
-}
-
-#[tokio::test]
-async fn scripts_behind_cors_can_read_every_field_of_a_rejection() {
-    use Headers::{Draft06, Draft07, None, RateLimit, XRateLimit, XRateLimitDelta};
-    let cors = CorsLayer::new().allow_origin(Any).expose_headers(exposed_headers());
-    for family in [RateLimit, Draft07, Draft06, XRateLimit, XRateLimitDelta, None] {
-        let layer = (cors.clone(), spent().headers(family));
-        let response = answer(&layer, with(&[("origin", "https://a.example")])).await;
-        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-        assert_eq!(header(response.headers(), "access-control-allow-origin"), "*");
-        let exposed = header(response.headers(), "access-control-expose-headers");
-        let exposed: Vec<_> = exposed.split(',').collect();
-        let limits = |name: &&str| name.contains("ratelimit") || *name == "retry-after";
-        let names: Vec<_> = response.headers().keys().map(|name| name.as_str()).collect();
-        let sent: Vec<_> = names.into_iter().filter(limits).collect();
-        assert!(!sent.is_empty() && sent.iter().all(|name| exposed.contains(name)), "{sent:?}");
-    }
 }

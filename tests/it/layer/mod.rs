@@ -9,8 +9,6 @@ mod body_slot;
 mod cancelled;
 #[cfg(feature = "testing")]
 mod closing;
-#[cfg(feature = "axum")]
-mod exposed;
 #[cfg(feature = "testing")]
 mod handler;
 #[cfg(feature = "testing")]
@@ -19,15 +17,11 @@ mod headers;
 mod http;
 #[cfg(feature = "testing")]
 mod limiter;
-#[cfg(feature = "testing")]
-mod modes;
 mod on_decision;
 #[cfg(all(feature = "axum", feature = "testing"))]
 mod one_limit;
 #[cfg(feature = "testing")]
 mod overcommit;
-#[cfg(feature = "axum")]
-mod paths;
 #[cfg(feature = "testing")]
 mod penalty;
 #[cfg(feature = "testing")]

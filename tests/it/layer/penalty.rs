@@ -5,13 +5,9 @@ use std::{convert::Infallible, net::SocketAddr, panic::catch_unwind, time::Durat
 use http::StatusCode;
 use tower::{Layer, Service, service_fn};
 use tower_sluice::{
-    AccessList, ClientIp, Decision, Key, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, Store,
-    StoreExt,
-    decision::Source,
+    ClientIp, Decision, LocalStore, PeerIp, Quota, RateLimitLayer, Rule,
     key::{HeaderKey, Unreadable},
     middleware::Penalty,
-    rule::RuleName,
-    store::{Answer, Charge, Context, Never, Op, Unsupported},
     testing::FakeClock,
 };
 
@@ -100,77 +96,6 @@ async fn a_block_of_a_second_clears_the_strikes() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn slow_strikes_block_nobody_and_a_block_can_be_ended() {
-    let clock = FakeClock::new();
-    let store = clock.store(64);
-    let layer = layer(store.clone(), penalty());
-    for _ in 0..100 {
-        assert_eq!(send(&layer, "alice").await, None);
-        pass(&clock, MINUTE / 3).await;
-    }
-    until_blocked(&layer, "alice").await;
-    let (key, rule) = (Key::from("alice"), RuleName::new("api").expect("a name"));
-    assert!(store.unblock(&Charge::new(rule, &key, &[])).now().is_allowed());
-    assert_eq!(send(&layer, "alice").await, None, "at once");
-}
-
-#[tokio::test(start_paused = true)]
-async fn responses_can_be_strikes_instead_of_denials() {
-    let clock = FakeClock::new();
-    let penalty = penalty().by_response(|it| it.status == StatusCode::NOT_FOUND);
-    let rule = Rule::new("api", HeaderKey::new("x-api-key"), Quota::per_hour(100));
-    let layer = RateLimitLayer::rules(rule, clock.store(64)).penalty("api", penalty);
-    let status = |request: &http::Request<()>| match request.uri().path() {
-        "/" => 200,
-        _ => 404,
-    };
-    let mut service = layer.layer(service_fn(move |request: http::Request<()>| {
-        let response = http::Response::builder().status(status(&request)).body(String::new());
-        std::future::ready(Ok::<_, Infallible>(response.expect("a response")))
-    }));
-    let to = |path: &'static str| {
-        let mut request = with(&[("x-api-key", "mallory")]);
-        *request.uri_mut() = path.parse().expect("a path");
-        request
-    };
-    for _ in 0..20 {
-        assert_eq!(ask(&mut service, to("/")).await.status(), 200);
-    }
-    for _ in 0..4 {
-        assert_eq!(ask(&mut service, to("/scan")).await.status(), 404);
-    }
-    let blocked = ask(&mut service, to("/")).await;
-    assert_eq!(blocked.status(), 429);
-    // Denials are no strikes then.
-    let one = Rule::new("api", HeaderKey::new("x-api-key"), ONE);
-    let never = self::penalty().by_response(|_| false);
-    let layer = RateLimitLayer::rules(one, clock.store(64)).expose_decision().penalty("api", never);
-    for _ in 0..20 {
-        assert_eq!(send(&layer, "bob").await, None);
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn requests_that_run_have_no_strikes() {
-    let clock = FakeClock::new();
-    let reported = layer(clock.store(64), penalty()).report_only(true);
-    let allowed = layer(clock.store(64), penalty()).allow(AccessList::from_fn(|_| true));
-    for _ in 0..20 {
-        assert_eq!(send(&reported, "alice").await, None);
-        assert_eq!(answer(&allowed, with(&[("x-api-key", "alice")])).await.status(), 200);
-    }
-    let every = || penalty().by_response(|_| true);
-    let reported = layer(clock.store(64), every()).report_only(true);
-    let rule = Rule::new("api", HeaderKey::new("x-api-key"), ONE).report_only(true);
-    let trial =
-        RateLimitLayer::rules(rule, clock.store(64)).expose_decision().penalty("api", every());
-    for _ in 0..20 {
-        assert_eq!(send(&reported, "alice").await, None);
-        assert_eq!(send(&trial, "alice").await, None);
-    }
-}
-
 /// A client can make some proxies drop the header of its requests.
 #[tokio::test(start_paused = true)]
 async fn probes_of_a_balancer_pass_although_sixty_requests_without_a_header_were_denied() {
@@ -234,37 +159,6 @@ async fn a_flood_of_keys_neither_grows_the_table_nor_blocks_new_keys() {
     assert_eq!(sent, 4);
 }
 
-/// Strikes of several processes at once are one crossing, and a longer block stays.
-#[tokio::test(start_paused = true)]
-async fn a_block_is_not_repeated_and_never_shortens_another() {
-    let clock = FakeClock::new();
-    let store = clock.store(64);
-    let layers = [(); 3].map(|()| layer(store.clone(), penalty()));
-    for layer in &layers {
-        for _ in 0..3 {
-            assert_eq!(send(layer, "mallory").await, None);
-        }
-    }
-    let (_, time) = until_blocked(&layers[0], "mallory").await;
-    assert!(time <= MINUTE + MINUTE / 10, "{time:?}");
-    let (other, hundred) = (clock.store(64), Quota::per_hour(100));
-    let late = penalty().by_response(|_| true);
-    let rule = Rule::new("api", HeaderKey::new("x-api-key"), hundred);
-    let mut service = RateLimitLayer::rules(rule, other.clone()).penalty("api", late).layer(
-        service_fn(async |_: http::Request<()>| {
-            tokio::time::sleep(MINUTE).await;
-            Ok::<_, Infallible>(http::Response::new(String::new()))
-        }),
-    );
-    let (key, name) = (Key::from("bob"), RuleName::new("api").expect("a name"));
-    let slow: Vec<_> =
-        (0..8).map(|_| Service::call(&mut service, with(&[("x-api-key", "bob")]))).collect();
-    assert!(other.block(&Charge::new(name, &key, &[]), 30 * DAY).now().is_allowed());
-    futures::future::join_all(slow).await;
-    let left = other.take(&[Charge::new(name, &key, &[hundred])]).now().retry_after();
-    assert!(left.is_some_and(|left| left > 29 * DAY), "{left:?}");
-}
-
 fn is_blocked<B>(response: &http::Response<B>) -> bool {
     response.extensions().get::<Decision>().expect("exposed").is_blocked()
 }
@@ -316,94 +210,6 @@ async fn waiting_requests_of_a_client_do_not_keep_its_denials_from_being_strikes
     assert_eq!(sent, 4);
 }
 
-/// Only the rule of all clients lets requests wait.
-#[tokio::test(start_paused = true)]
-async fn a_full_queue_of_another_rule_does_not_keep_denials_from_being_strikes() {
-    let rules = (
-        Rule::new("api", HeaderKey::new("x-api-key"), ONE),
-        Rule::new("tenant", HeaderKey::new("x-tenant"), Quota::per_second(1)).max_wait(HOUR),
-    );
-    let layer = RateLimitLayer::rules(rules, FakeClock::new().store(64)).expose_decision();
-    let layer = layer.max_waiters_per_key(1).penalty("api", penalty());
-    let of = |tenant, key| with(&[("x-tenant", tenant), ("x-api-key", key)]);
-    assert!(answer(&layer, of("other", "mallory")).await.status().is_success());
-    let mut service = layer.layer(handler(|_| 200));
-    let mut both = ["bob", "carol"].map(|key| tokio_test::task::spawn(service.call(of("t", key))));
-    assert!(both[0].poll().is_ready() && both[1].poll().is_pending(), "a tenant has one place");
-    let mut sent = 0;
-    while !is_blocked(&answer(&layer, of("t", "mallory")).await) {
-        sent += 1;
-        assert!(sent < 20, "no strikes");
-    }
-    assert_eq!(sent, 4);
-    assert!(!is_blocked(&answer(&layer, of("t", "alice")).await), "she was denied by the tenant");
-}
-
-/// A charge of nothing does not see the block of its key.
-#[tokio::test(start_paused = true)]
-async fn strikes_of_free_requests_do_not_shorten_a_block() {
-    let store = FakeClock::new().store(64);
-    let hundred = Quota::per_hour(100);
-    let rule = Rule::new("api", HeaderKey::new("x-api-key"), hundred).cost(0);
-    let layer = RateLimitLayer::rules(rule, store.clone());
-    let layer = layer.penalty("api", penalty().by_response(|_| true));
-    let (key, name) = (Key::from("mallory"), RuleName::new("api").expect("a name"));
-    assert!(store.block(&Charge::new(name, &key, &[]), 30 * DAY).now().is_allowed());
-    for _ in 0..20 {
-        answer(&layer, with(&[("x-api-key", "mallory")])).await;
-    }
-    let left = store.take(&[Charge::new(name, &key, &[hundred])]).now().retry_after();
-    assert_eq!(left, Some(30 * DAY));
-}
-
-/// A member who scans on the own plan must not have the whole organization blocked.
-#[tokio::test(start_paused = true)]
-async fn responses_are_strikes_of_the_alternative_that_paid() {
-    let plan = Rule::new("plan", HeaderKey::new("x-user"), Quota::per_day(10));
-    let org = Rule::new("org", HeaderKey::new("x-org"), Quota::per_day(100));
-    let layer = RateLimitLayer::rules(plan.or(org), FakeClock::new().store(64)).expose_decision();
-    let layer = layer.penalty("org", penalty().by_response(|_| true));
-    let mallory = || with(&[("x-user", "mallory"), ("x-org", "acme")]);
-    for _ in 0..10 {
-        assert!(answer(&layer, mallory()).await.status().is_success());
-    }
-    let alice = with(&[("x-user", "alice"), ("x-org", "acme")]);
-    assert!(answer(&layer, alice).await.status().is_success());
-    // The plan is empty, so the organization pays.
-    for _ in 0..4 {
-        assert!(answer(&layer, mallory()).await.status().is_success());
-    }
-    assert!(is_blocked(&answer(&layer, mallory()).await));
-}
-
-/// A store of another crate.
-#[derive(Clone)]
-struct Named(LocalStore);
-
-impl Store for Named {
-    type Error = Infallible;
-    type Future = Never<Result<Decision, Infallible>>;
-
-    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
-        Answer::Now(Ok(self.0.call(op, context).now().with_source(Source::Other("mine"))))
-    }
-
-    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.0.supports(charges)
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn denials_of_a_store_of_another_crate_are_strikes() {
-    let rule = Rule::new("api", HeaderKey::new("x-api-key"), ONE);
-    let layer = RateLimitLayer::rules(rule, Named(FakeClock::new().store(64))).expose_decision();
-    let layer = layer.penalty("api", penalty());
-    for sent in 0..20 {
-        let response = answer(&layer, with(&[("x-api-key", "mallory")])).await;
-        assert_eq!(is_blocked(&response), sent > 4, "{sent}");
-    }
-}
-
 #[test]
 fn invalid_values_are_errors() {
     let text = |of: fn()| {
@@ -432,4 +238,40 @@ fn invalid_values_are_errors() {
         }),
         "penalty: unknown rule `id`, expected one of `ip`"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn responses_can_be_strikes_instead_of_denials() {
+    let clock = FakeClock::new();
+    let penalty = penalty().by_response(|it| it.status == StatusCode::NOT_FOUND);
+    let rule = Rule::new("api", HeaderKey::new("x-api-key"), Quota::per_hour(100));
+    let layer = RateLimitLayer::rules(rule, clock.store(64)).penalty("api", penalty);
+    let status = |request: &http::Request<()>| match request.uri().path() {
+        "/" => 200,
+        _ => 404,
+    };
+    let mut service = layer.layer(service_fn(move |request: http::Request<()>| {
+        let response = http::Response::builder().status(status(&request)).body(String::new());
+        std::future::ready(Ok::<_, Infallible>(response.expect("a response")))
+    }));
+    let to = |path: &'static str| {
+        let mut request = with(&[("x-api-key", "mallory")]);
+        *request.uri_mut() = path.parse().expect("a path");
+        request
+    };
+    for _ in 0..20 {
+        assert_eq!(ask(&mut service, to("/")).await.status(), 200);
+    }
+    for _ in 0..4 {
+        assert_eq!(ask(&mut service, to("/scan")).await.status(), 404);
+    }
+    let blocked = ask(&mut service, to("/")).await;
+    assert_eq!(blocked.status(), 429);
+    // Denials are no strikes then.
+    let one = Rule::new("api", HeaderKey::new("x-api-key"), ONE);
+    let never = self::penalty().by_response(|_| false);
+    let layer = RateLimitLayer::rules(one, clock.store(64)).expose_decision().penalty("api", never);
+    for _ in 0..20 {
+        assert_eq!(send(&layer, "bob").await, None);
+    }
 }

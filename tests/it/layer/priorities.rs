@@ -3,8 +3,6 @@
 use std::{sync::Barrier, thread};
 
 use http::{Request, StatusCode};
-use tokio_test::{assert_pending, assert_ready_ok};
-use tower::Layer;
 use tower_sluice::{
     Cost, Key, LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
     key::Everyone,
@@ -13,11 +11,7 @@ use tower_sluice::{
     testing::FakeClock,
 };
 
-use crate::support::{
-    Gated, Strict, answer, ask,
-    driven::{Time, begin, left, millis, secs},
-    get, header, with,
-};
+use crate::support::{Gated, answer, driven::millis, get, header, with};
 
 const TEN: Quota = Quota::per_second(10);
 
@@ -63,69 +57,6 @@ async fn requests_with_headroom_stop_earlier_and_others_get_the_units() {
     let clock = FakeClock::new();
     stops(&clock, clock.store(64)).await;
     stops(&clock, Gated::open(clock.store(64))).await;
-}
-
-#[tokio::test]
-async fn headroom_is_not_charged() {
-    let store = FakeClock::new().store(64);
-    let layer = RateLimitLayer::rules(site(TEN), store.clone());
-    let dear = || with(&[("x-batch", "1"), ("x-cost", "6")]);
-    assert_eq!(answer(&layer, dear()).await.status(), StatusCode::OK);
-    assert_eq!(left(&store, "site", Key::everyone(), &TEN), 4);
-    let free = with(&[("x-batch", "1"), ("x-cost", "0")]);
-    assert_eq!(answer(&layer, free).await.status(), StatusCode::OK, "a look takes nothing");
-}
-
-#[tokio::test]
-async fn a_denial_reports_when_the_request_passes_with_its_headroom() {
-    let clock = FakeClock::new();
-    let layer = RateLimitLayer::rules(site(Quota::per_minute(10)), clock.store(64));
-    while answer(&layer, get("/")).await.status() == StatusCode::OK {}
-    let denied = answer(&layer, batch()).await;
-    assert_eq!(header(denied.headers(), "retry-after"), "30", "one and four, six seconds each");
-    clock.advance(secs(30) - millis(1));
-    assert_eq!(answer(&layer, batch()).await.status(), StatusCode::TOO_MANY_REQUESTS);
-    clock.advance(millis(1));
-    assert_eq!(answer(&layer, batch()).await.status(), StatusCode::OK);
-}
-
-#[tokio::test]
-async fn a_request_that_can_never_keep_its_headroom_gets_no_retry_after() {
-    let layer = RateLimitLayer::rules(site(TEN), FakeClock::new().store(64));
-    let seven = answer(&layer, with(&[("x-batch", "1"), ("x-cost", "7")])).await;
-    assert_eq!(seven.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(header(seven.headers(), "retry-after"), "");
-    let other = answer(&layer, with(&[("x-cost", "7")])).await;
-    assert_eq!(other.status(), StatusCode::OK, "a request without headroom passes");
-}
-
-#[tokio::test]
-async fn one_rule_without_headroom_left_charges_none_of_them() {
-    let (store, hour) = (FakeClock::new().store(64), Quota::per_hour(5));
-    let rules = (Rule::new("user", Everyone, hour), site(Quota::per_hour(5)));
-    let layer = RateLimitLayer::rules(rules, store.clone());
-    assert_eq!(answer(&layer, batch()).await.status(), StatusCode::OK);
-    assert_eq!(answer(&layer, batch()).await.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(left(&store, "user", Key::everyone(), &hour), 4);
-    for _ in 0..4 {
-        assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::OK);
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_queueing_request_waits_until_its_headroom_is_available() {
-    let time = Time::default();
-    let rule = site(Quota::per_second(10)).max_wait(secs(2));
-    let mut service = RateLimitLayer::rules(rule, time.store()).layer(Strict::default());
-    for _ in 0..10 {
-        ask(&mut service, get("/")).await;
-    }
-    let mut waiting = begin(&mut service, batch()).await;
-    assert_pending!(waiting.poll());
-    time.pass(millis(499)).await;
-    assert_pending!(waiting.poll());
-    time.pass(millis(1)).await;
-    assert_ready_ok!(waiting.poll());
 }
 
 const THREADS: usize = 8;

@@ -1,21 +1,21 @@
 //! Report-only rules, which deny nothing, and toggles.
 
 use http::{Response, StatusCode};
-use tokio_test::{assert_pending, assert_ready_ok};
+use tokio_test::assert_pending;
 use tower::Layer;
 use tower_sluice::{
-    AccessList, Decision, Key, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, StoreExt,
-    key::{Everyone, HeaderKey},
+    AccessList, Decision, Key, LocalStore, Quota, RateLimitLayer, Rule, StoreExt,
+    key::Everyone,
     middleware::{Adjustment, ChargeHandle, Counters, Toggle},
-    rule::{Applies, RuleName},
+    rule::RuleName,
     store::Charge,
     testing::FakeClock,
 };
 
 use crate::support::{
-    Gated, Strict, answer, ask,
+    Strict, answer, ask,
     driven::{Counting, Time, begin, handler, left, limiter, millis, secs},
-    get, lines, with,
+    get, lines,
 };
 
 const TWO: Quota = Quota::per_hour(2);
@@ -59,29 +59,6 @@ async fn a_report_only_rule_denies_nothing_and_reports_what_it_would_deny() {
     assert_eq!((counts.allowed, counts.denied, counts.would_deny), (6, 0, 4));
 }
 
-#[tokio::test]
-async fn other_rules_are_enforced_and_charged_as_if_alone() {
-    let (store, alone) = (store(), store());
-    let layer = RateLimitLayer::rules((trial(), real()), store.clone()).expose_decision();
-    let plain = RateLimitLayer::rules(real(), alone.clone());
-    for at in 0..8 {
-        let (both, one) = (answer(&layer, get("/")).await, answer(&plain, get("/")).await);
-        assert_eq!((both.status(), lines(both.headers())), (one.status(), lines(one.headers())));
-        assert_eq!(both.body(), one.body());
-        assert_eq!(has(&store, "real", FIVE), has(&alone, "real", FIVE));
-        assert_eq!(decision(&both).would_deny(), at >= 2);
-    }
-}
-
-#[tokio::test]
-async fn a_denial_of_another_rule_charges_nothing_to_a_report_only_rule() {
-    let store = store();
-    drop(limiter("real", store.clone()).take(Key::everyone(), &FIVE, 5).now());
-    let layer = RateLimitLayer::rules((trial(), real()), store.clone());
-    assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(has(&store, "trial", TWO), 2);
-}
-
 /// Two quotas of one rule are charged all or none, enforced or report-only.
 #[tokio::test]
 async fn a_rule_of_several_quotas_reports_exactly_its_enforced_denials() {
@@ -96,25 +73,6 @@ async fn a_rule_of_several_quotas_reports_exactly_its_enforced_denials() {
         assert_eq!(decision(&would).would_deny(), does, "request {at}");
         clock.advance(millis(300));
     }
-}
-
-#[tokio::test]
-async fn a_report_only_rule_allows_requests_without_a_key() {
-    let users = || Rule::new("user", HeaderKey::new("x-user"), TWO).report_only(true);
-    for layer in [users(), users().applies(|_| Applies::Require)] {
-        let layer = RateLimitLayer::rules(layer, store());
-        assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::OK);
-    }
-}
-
-#[tokio::test]
-async fn uncharged_requests_are_not_refunded() {
-    let store = store();
-    drop(limiter("trial", store.clone()).take(Key::everyone(), &TWO, 2).now());
-    let rules = (trial(), real());
-    let layer = RateLimitLayer::rules(rules, store.clone()).adjust(|_| Adjustment::Refund);
-    assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::OK);
-    assert_eq!((has(&store, "trial", TWO), has(&store, "real", FIVE)), (0, 5));
 }
 
 #[tokio::test(start_paused = true)]
@@ -149,43 +107,6 @@ async fn a_report_only_layer_denies_nothing_and_hides_its_denials_from_clients()
     let counts = counters.snapshot();
     assert_eq!((counts.allowed, counts.denied, counts.would_deny), (5, 0, 4));
     assert_eq!(has(&store, "real", FIVE), 0);
-}
-
-#[tokio::test]
-async fn a_report_only_layer_allows_requests_without_a_key_or_on_a_deny_list() {
-    let counters = Counters::new();
-    let users = RateLimitLayer::new(HeaderKey::new("x-user"), TWO, store());
-    let denying = RateLimitLayer::new(Everyone, TWO, store()).deny(AccessList::from_fn(|_| true));
-    let (users, denying) =
-        (users.report_only(true).on_decision(counters.clone()), denying.report_only(true));
-    assert_eq!(answer(&users, get("/")).await.status(), StatusCode::OK);
-    assert_eq!(answer(&users, with(&[("x-user", "a"), ("x-user", "b")])).await.status(), 200);
-    assert_eq!(
-        answer(&denying.on_decision(counters.clone()), get("/")).await.status(),
-        StatusCode::OK
-    );
-    let no_peer = RateLimitLayer::new(PeerIp::new(), TWO, store()).report_only(true);
-    assert_eq!(answer(&no_peer, get("/")).await.status(), StatusCode::OK);
-    assert_eq!((counters.snapshot().would_deny, counters.snapshot().denied), (3, 0));
-}
-
-/// All three calls are pending before the first has an answer.
-#[tokio::test(start_paused = true)]
-async fn a_report_only_layer_neither_queues_requests_nor_denies_them_for_a_full_queue() {
-    let time = Time::default();
-    let gated = Gated::shut(time.store());
-    let rule = Rule::new("even", Everyone, Quota::per_second(1)).max_wait(secs(60));
-    let layer = RateLimitLayer::rules(rule, gated.clone()).max_waiters(1).report_only(true);
-    let mut service = layer.layer(Strict::default());
-    let mut asking = Vec::new();
-    for _ in 0..3 {
-        asking.push(begin(&mut service, get("/")).await);
-    }
-    asking.iter_mut().for_each(|asking| assert_pending!(asking.poll()));
-    gated.admit(3);
-    for asking in &mut asking {
-        assert_eq!(assert_ready_ok!(asking.poll()).status(), StatusCode::OK);
-    }
 }
 
 #[tokio::test]
@@ -231,62 +152,6 @@ fn an_account_that_is_also_charged_by_an_enforced_rule_denies() {
 }
 
 #[tokio::test]
-async fn a_rule_and_its_fields_follow_its_report_only_toggle() {
-    let (store, toggle) = (store(), Toggle::on());
-    let rule = Rule::new("trial", Everyone, TWO).report_only(&toggle);
-    let layer = RateLimitLayer::rules((rule, real()), store);
-    let reported = |response: &Response<String>| {
-        let fields = lines(response.headers());
-        ["trial", "real"].map(|name| fields.iter().any(|field| field.contains(name)))
-    };
-    for _ in 0..3 {
-        let response = answer(&layer, get("/")).await;
-        assert_eq!((response.status(), reported(&response)), (StatusCode::OK, [false, true]));
-    }
-    toggle.set(false);
-    let response = answer(&layer, get("/")).await;
-    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(reported(&response), [true, true]);
-    // a rule that denies is reported in each field, also if it was report-only before
-    let fields = lines(response.headers());
-    for field in ["ratelimit:", "ratelimit-policy:"] {
-        let found = fields.iter().any(|it| it.starts_with(field) && it.contains("\"trial\""));
-        assert!(found, "{fields:?}");
-    }
-    toggle.set(true);
-    let response = answer(&layer, get("/")).await;
-    assert_eq!((response.status(), reported(&response)), (StatusCode::OK, [false, true]));
-}
-
-#[tokio::test]
-async fn two_rules_that_trade_modes_trade_fields() {
-    let switches = [Toggle::on(), Toggle::off()];
-    let rule = |at: usize, name| Rule::new(name, Everyone, FIVE).report_only(&switches[at]);
-    let layer = RateLimitLayer::rules((rule(0, "one"), rule(1, "two")), store());
-    for (reports, named) in [(true, [false, true]), (false, [true, false])] {
-        switches[0].set(reports);
-        switches[1].set(!reports);
-        let fields = lines(answer(&layer, get("/")).await.headers());
-        let found = ["one", "two"].map(|name| fields.iter().any(|field| field.contains(name)));
-        assert_eq!(found, named, "{fields:?}");
-    }
-}
-
-#[tokio::test]
-async fn a_rule_that_becomes_report_only_is_no_longer_in_the_fields() {
-    let (store, toggle) = (store(), Toggle::off());
-    let rule = Rule::new("trial", Everyone, TWO).report_only(&toggle);
-    let layer = RateLimitLayer::rules(rule, store);
-    assert!(!lines(answer(&layer, get("/")).await.headers()).is_empty());
-    toggle.set(true);
-    for _ in 0..3 {
-        let response = answer(&layer, get("/")).await;
-        assert_eq!(response.status(), StatusCode::OK);
-        assert_eq!(lines(response.headers()), [""; 0]);
-    }
-}
-
-#[tokio::test]
 async fn a_layer_is_report_only_while_its_toggle_is_on() {
     let (toggle, counters) = (Toggle::off(), Counters::new());
     let layer =
@@ -302,27 +167,4 @@ async fn a_layer_is_report_only_while_its_toggle_is_on() {
     assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::TOO_MANY_REQUESTS);
     let counts = counters.snapshot();
     assert_eq!((counts.allowed, counts.denied, counts.would_deny), (5, 2, 1));
-}
-
-/// A rule that rejects a missing key lets the request pass while it is report-only.
-#[tokio::test]
-async fn without_a_key_a_rule_rejects_only_while_its_toggle_is_off() {
-    let toggle = Toggle::on();
-    let rule = Rule::new("user", HeaderKey::new("x-user"), TWO).report_only(&toggle);
-    let layer = RateLimitLayer::rules(rule, store());
-    assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::OK);
-    toggle.set(false);
-    assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::BAD_REQUEST);
-}
-
-/// Two quotas with one name in the fields are an error, whether or not both rules deny at the
-/// moment.
-#[test]
-fn names_of_quotas_do_not_clash_when_a_toggle_changes() {
-    for toggle in [Toggle::on(), Toggle::off()] {
-        let named = |name, quota: Quota| Rule::new(name, Everyone, quota.with_name("burst"));
-        let rules = (named("a", TWO).report_only(&toggle), named("b", FIVE));
-        let error = RateLimitLayer::try_rules(rules, store()).map(drop).unwrap_err();
-        assert!(error.to_string().contains("burst"), "{error}");
-    }
 }

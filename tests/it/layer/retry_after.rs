@@ -28,23 +28,6 @@ async fn retry_after_is_rounded_up_and_never_0() {
 }
 
 #[tokio::test]
-async fn jitter_lengthens_the_wait_by_at_most_its_share() {
-    let waits = async |percent| {
-        let layer = owing(&[quota("1/1000s")], 1).retry_after(RetryAfter::Jitter(percent));
-        let mut waits = Vec::new();
-        for _ in 0..300 {
-            let response = answer(&layer, get("/")).await;
-            assert_eq!(header(response.headers(), "ratelimit"), r#""api";r=0;t=1000"#);
-            waits.push(header(response.headers(), "retry-after").parse::<u64>().expect("seconds"));
-        }
-        (*waits.iter().min().expect("some"), *waits.iter().max().expect("some"))
-    };
-    assert_eq!(waits(0).await, (1_000, 1_000));
-    let (least, most) = waits(10).await;
-    assert!(1_000 <= least && least < most && most <= 1_100, "{least} {most}");
-}
-
-#[tokio::test]
 async fn jitter_of_a_short_wait_is_up_to_a_second() {
     for (text, earliest) in [("1/300ms", 1), ("1/1s", 1), ("1/2100ms", 3), ("1/9s", 9)] {
         let layer = owing(&[quota(text)], 1).retry_after(RetryAfter::Jitter(10));
@@ -62,12 +45,6 @@ async fn jitter_of_a_short_wait_is_up_to_a_second() {
         let millis = header(response.headers(), "retry-after-ms").parse::<u64>().expect("a wait");
         assert!((300..=1_300).contains(&millis), "{millis} ms");
     }
-}
-
-#[test]
-#[should_panic(expected = "11 percent")]
-fn jitter_above_ten_percent_panics() {
-    let _ = owing(&[quota("10/s")], 0).retry_after(RetryAfter::Jitter(11));
 }
 
 proptest! {
@@ -96,17 +73,13 @@ proptest! {
 
 /// Clients that are all denied at once, and obey `Retry-After`.
 mod herd {
-    use std::{
-        cmp::Reverse,
-        collections::BinaryHeap,
-        sync::{Arc, Mutex},
-    };
+    use std::{cmp::Reverse, collections::BinaryHeap};
 
     use axum::{Router, body::Body, routing};
     use http::{HeaderMap, Request};
     use hyper_util::{client::legacy::Client, rt::TokioExecutor};
     use tokio::{net::TcpListener, task::JoinSet, time::Instant};
-    use tower_sluice::rule::{Rule, RuleName};
+    use tower_sluice::rule::Rule;
 
     use super::*;
 
@@ -167,95 +140,6 @@ mod herd {
         drained
     }
 
-    /// The time that 200 clients need if each unit is used at once.
-    fn ideal(quota: Quota) -> Duration {
-        quota.interval() * (200 - quota.limit())
-    }
-
-    const COARSE: [&str; 5] =
-        ["10/s", "10/s burst 3", "10/s burst 1", "100/s burst 1", "30/min burst 1"];
-
-    #[tokio::test]
-    async fn clients_that_read_milliseconds_need_little_more_than_the_ideal_time() {
-        for text in COARSE {
-            let (quota, clock) = (quota(text), FakeClock::new());
-            let layer = RateLimitLayer::new(Everyone, quota, clock.store(64));
-            let layer = layer.retry_after(RetryAfter::Queue).retry_after_ms();
-            let drained = drain_layer(200, &layer, &clock, Obeyed::Millis).await;
-            assert!(
-                drained.time <= ideal(quota).mul_f64(1.11) + Duration::from_millis(10),
-                "{text}: {drained:?}"
-            );
-            assert!(drained.requests <= 1_100, "{text}: {drained:?}");
-        }
-    }
-
-    /// Clients that were denied together return together, and the burst admits no more of them.
-    #[tokio::test]
-    async fn a_whole_second_is_given_to_as_many_clients_as_the_burst_has_units() {
-        for (text, seconds, requests) in [
-            ("10/s", 19, 390),
-            ("10/s burst 3", 66, 411),
-            ("10/s burst 1", 199, 630),
-            ("100/s burst 1", 199, 630),
-            ("30/min burst 1", 398, 942),
-        ] {
-            let found = drain(200, quota(text), RetryAfter::Queue).await;
-            assert_eq!(found, drained(requests, seconds), "{text}");
-        }
-    }
-
-    /// Requests that wait in the layer for their turn make whole seconds fine enough.
-    #[tokio::test(start_paused = true)]
-    async fn with_a_queue_of_a_second_whole_seconds_are_fine_enough() {
-        for text in COARSE {
-            let (quota, clock) = (quota(text), FakeClock::new());
-            let rule = Rule::new("default", Everyone, quota).max_wait(Duration::from_secs(1));
-            let layer = RateLimitLayer::rules(rule, clock.store(64));
-            let layer = layer.retry_after(RetryAfter::Queue).max_waiters_per_key(128);
-            let found = drain_queueing(200, &layer, &clock).await;
-            assert!(found.time <= ideal(quota).mul_f64(1.3), "{text}: {found:?}");
-            assert!(found.requests <= 1_000, "{text}: {found:?}");
-        }
-    }
-
-    /// Like [`drain_layer`], for requests that may wait. The clocks advance in steps of 5 ms.
-    async fn drain_queueing(
-        clients: usize,
-        layer: &RateLimitLayer<Rule<Everyone>, LocalStore>,
-        clock: &FakeClock,
-    ) -> Drained {
-        let step = Duration::from_millis(5);
-        let service = layer.layer(Strict::default());
-        let counts = Arc::new(Mutex::new(drained(0, 0)));
-        let start = Instant::now();
-        let client = || {
-            let (mut service, counts) = (service.clone(), counts.clone());
-            async move {
-                loop {
-                    let response = ask(&mut service, get("/")).await;
-                    counts.lock().expect("a lock").requests += 1;
-                    if response.status() == StatusCode::OK {
-                        counts.lock().expect("a lock").time = start.elapsed();
-                        return;
-                    }
-                    let wait = Obeyed::Seconds.wait(response.headers());
-                    tokio::time::sleep(wait).await;
-                }
-            }
-        };
-        let mut all: JoinSet<()> = (0..clients).map(|_| client()).collect();
-        while !all.is_empty() {
-            for _ in 0..4 {
-                tokio::task::yield_now().await;
-            }
-            while all.try_join_next().is_some() {}
-            clock.advance(step);
-            tokio::time::advance(step).await;
-        }
-        Arc::into_inner(counts).expect("no client is left").into_inner().expect("a lock")
-    }
-
     /// Over real connections, and without a fake clock. On a busy machine, timers are late.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn forty_clients_need_little_more_than_the_ideal_time() {
@@ -305,24 +189,6 @@ mod herd {
         }
     }
 
-    #[tokio::test]
-    async fn only_rejections_with_a_wait_have_milliseconds_and_only_if_asked_for() {
-        let fields = async |layer: RateLimitLayer<Rule<Everyone>, LocalStore>, requests: usize| {
-            let mut field = None;
-            for _ in 0..requests {
-                let response = answer(&layer, get("/")).await;
-                field = response.headers().get("retry-after-ms").cloned();
-            }
-            field.map(|it| it.to_str().expect("text").to_owned())
-        };
-        let layer = || RateLimitLayer::new(Everyone, quota("1/1500ms"), FakeClock::new().store(64));
-        assert_eq!(fields(layer(), 2).await, None);
-        assert_eq!(fields(layer().retry_after_ms(), 1).await, None, "allowed");
-        assert_eq!(fields(layer().retry_after_ms(), 2).await.as_deref(), Some("1500"));
-        let blocked = RateLimitLayer::new(Everyone, Quota::blocked(), FakeClock::new().store(64));
-        assert_eq!(fields(blocked.retry_after_ms(), 1).await, None, "waiting does not help");
-    }
-
     const TEN: Quota = Quota::per_second(10);
 
     #[tokio::test]
@@ -364,30 +230,6 @@ mod herd {
         drop(answer(&layer, get("/")).await);
         let later = answer(&layer, get("/")).await;
         assert_eq!(header(later.headers(), "retry-after"), "10", "the queue ends by itself");
-    }
-
-    #[tokio::test]
-    async fn keys_and_costs_have_places_of_their_own() {
-        use tower_sluice::{Cost, key::HeaderKey};
-
-        let clock = FakeClock::new();
-        let store = clock.store(64);
-        let (name, minute) = (RuleName::new("api").expect("a name"), quota("6/min"));
-        let limiter = Limiter::named(name.as_str(), store.clone());
-        for key in ["a", "b"] {
-            drop(limiter.charge(key, &minute, 6).now());
-        }
-        let rule = Rule::new(name.as_str(), HeaderKey::new("key"), minute)
-            .cost(Cost::from_fn(|head| if head.path() == "/big" { 3 } else { 1 }));
-        let layer = RateLimitLayer::rules(rule, store).retry_after(RetryAfter::Queue);
-        let mut waits = Vec::new();
-        for (key, path) in [("a", "/"), ("a", "/"), ("b", "/"), ("a", "/big"), ("a", "/")] {
-            let request = http::Request::get(path).header("key", key).body(()).expect("a request");
-            let response = answer(&layer, request).await;
-            waits.push(header(response.headers(), "retry-after").to_owned());
-        }
-        // `/big` waits for three units, until 30 s, and takes the next 30 s.
-        assert_eq!(waits, ["10", "20", "10", "30", "60"]);
     }
 
     #[tokio::test]

@@ -1,18 +1,15 @@
 //! The contract of Tower: readiness, cancellation and errors, with other layers around.
 
 use std::{
-    cell::Cell,
     convert::Infallible,
     fmt,
     future::{Ready, pending},
     panic::{AssertUnwindSafe, catch_unwind},
-    rc::Rc,
     task::Poll,
     time::Duration,
 };
 
 use http::{Request, Response, StatusCode};
-use tokio::time::Instant;
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{
     Layer, Service, ServiceExt,
@@ -25,14 +22,14 @@ use tower::{
 use tower_sluice::{
     AccessList, Cost, Decision, Key, Limiter, LocalStore, Quota, RateLimit, RateLimitLayer, Reject,
     Rule, Store,
-    key::{Everyone, HeaderKey},
+    key::Everyone,
     key_fn,
     reject::{Rejection, reject_fn},
     rule::Rules,
     store::{Answer, CannotFail, Context, Op},
 };
 
-use crate::support::{Gated, Strict, answer, ask, get};
+use crate::support::{Gated, Strict, ask, get};
 
 const TWO: Quota = Quota::per_hour(2);
 
@@ -79,14 +76,6 @@ async fn a_rejection_frees_the_inner_permit() {
     refusal_frees_its_place(one(), Gated::open(store())).await;
     refusal_frees_its_place(Buffer::new(Strict::default(), 1), store()).await;
     refusal_frees_its_place(Buffer::new(Strict::default(), 1), Gated::open(store())).await;
-}
-
-#[tokio::test]
-async fn a_request_without_a_key_frees_the_inner_permit() {
-    let one = ConcurrencyLimit::new(Strict::default(), 1);
-    let mut service = RateLimitLayer::new(HeaderKey::new("x-api-key"), TWO, store()).layer(one);
-    assert_eq!(ask(&mut service, get("/")).await.status(), StatusCode::BAD_REQUEST);
-    assert!(is_ready(&mut service.clone()));
 }
 
 #[derive(Debug)]
@@ -142,56 +131,6 @@ async fn a_panic_while_deciding_frees_the_inner_permit() {
     frees("later", &later.reject(reject_fn(no_answer)));
 }
 
-/// The layer is ready when the inner service is: a denial waits for a permit that it does not need.
-/// The figure in the guide is 153 ms, during which the only permit was taken.
-#[tokio::test(start_paused = true)]
-async fn a_denial_waits_for_an_inner_concurrency_limit_without_load_shed() {
-    const BUSY: Duration = Duration::from_millis(153);
-
-    /// Measures a denial while another request holds the only permit.
-    async fn denial<I>(service: I) -> Duration
-    where
-        I: Service<Request<()>, Response = Response<String>, Error: fmt::Debug> + Clone,
-    {
-        let (mut busy, mut denied) = (service.clone(), service);
-        let mut running = task::spawn(busy.ready().await.expect("ready").call(get("/")));
-        assert_pending!(running.poll());
-        let start = Instant::now();
-        let denying = async {
-            assert_eq!(ask(&mut denied, get("/")).await.status(), StatusCode::TOO_MANY_REQUESTS);
-            start.elapsed()
-        };
-        tokio::join!(denying, running).0
-    }
-    let slow = || {
-        service_fn(async |_: Request<()>| {
-            tokio::time::sleep(BUSY).await;
-            Ok::<_, Infallible>(Response::new(String::new()))
-        })
-    };
-    let one = || ConcurrencyLimit::new(slow(), 1);
-    let limit = || RateLimitLayer::new(Everyone, Quota::per_hour(1), store());
-
-    assert_eq!(denial(limit().layer(one())).await, BUSY);
-    assert_eq!(denial(limit().layer(LoadShed::new(one()))).await, Duration::ZERO);
-    assert_eq!(denial(ConcurrencyLimit::new(limit().layer(slow()), 1)).await, BUSY);
-}
-
-#[tokio::test]
-async fn denied_requests_never_reach_the_inner_service() {
-    async fn deny<S: Store<Error: CannotFail>>(store: S) {
-        let inner = Strict::default();
-        let calls = inner.calls();
-        let mut service = limit(inner, store);
-        for _ in 0..5 {
-            ask(&mut service, get("/")).await;
-        }
-        assert_eq!(calls(), 2);
-    }
-    deny(store()).await;
-    deny(Gated::open(store())).await;
-}
-
 #[test]
 fn the_inner_call_starts_after_the_decision_and_on_the_instance_that_was_ready() {
     let (inner, gated) = (Strict::default(), Gated::shut(store()));
@@ -210,33 +149,6 @@ fn the_inner_call_starts_after_the_decision_and_on_the_instance_that_was_ready()
     assert_ready_ok!(first.poll());
     assert_ready_ok!(second.poll());
     assert_eq!(calls(), 2);
-}
-
-#[test]
-fn a_future_dropped_before_its_decision_calls_nothing_and_frees_its_permit() {
-    let (inner, accounts) = (Strict::default(), store());
-    let calls = inner.calls();
-    let gated = Gated::shut(accounts.clone());
-    let mut service = limit(ConcurrencyLimit::new(inner, 1), gated.clone());
-    assert!(is_ready(&mut service));
-    let mut asking = task::spawn(service.call(get("/")));
-    assert_pending!(asking.poll());
-    assert!(!is_ready(&mut service));
-    drop(asking);
-    gated.admit(1);
-    assert!(is_ready(&mut service));
-    assert_eq!((calls(), left(&accounts)), (0, 2));
-}
-
-#[tokio::test]
-async fn a_future_dropped_while_it_runs_frees_its_permit() {
-    let stuck = service_fn(|_: Request<()>| pending::<Result<Response<String>, Infallible>>());
-    let mut service = limit(ConcurrencyLimit::new(stuck, 1), store());
-    let mut running = task::spawn(service.ready().await.expect("ready").call(get("/")));
-    assert_pending!(running.poll());
-    assert!(!is_ready(&mut service));
-    drop(running);
-    assert!(is_ready(&mut service));
 }
 
 #[tokio::test]
@@ -262,50 +174,6 @@ async fn the_inner_error_passes_unchanged() {
     let now = limit(inner(), store()).oneshot(get("/")).await;
     let later = limit(inner(), Gated::open(store())).oneshot(get("/")).await;
     assert_eq!((now.err(), later.err()), (Some(Teapot(7)), Some(Teapot(7))));
-}
-
-#[tokio::test]
-async fn an_inner_service_need_not_be_send() {
-    let served = Rc::new(Cell::new(0));
-    let inner = service_fn(|_: Request<()>| {
-        let served = served.clone();
-        async move {
-            served.set(served.get() + 1);
-            Ok::<_, Infallible>(Response::new(String::new()))
-        }
-    });
-    ask(&mut limit(inner, store()), get("/")).await;
-    ask(&mut limit(inner, Gated::open(store())), get("/")).await;
-    assert_eq!(served.get(), 2);
-}
-
-#[tokio::test]
-async fn services_and_clones_of_one_layer_share_their_limits() {
-    let layer = RateLimitLayer::new(Everyone, TWO, store());
-    let mut one = layer.layer(Strict::default());
-    let (mut clone, mut other) = (one.clone(), layer.clone().layer(Strict::default()));
-    assert_eq!(ask(&mut one, get("/")).await.status(), StatusCode::OK);
-    assert_eq!(ask(&mut clone, get("/")).await.status(), StatusCode::OK);
-    assert_eq!(ask(&mut other, get("/")).await.status(), StatusCode::TOO_MANY_REQUESTS);
-}
-
-#[tokio::test]
-async fn a_buffer_outside_serves_many_callers() {
-    async fn serve<S>(store: S)
-    where
-        S: Store<Error: CannotFail, Future: Send> + Send + Sync + 'static,
-    {
-        let service = Buffer::new(limit(Strict::default(), store), 8);
-        let spawn = |_| tokio::spawn(service.clone().oneshot(get("/")));
-        let answers = futures::future::join_all((0..8).map(spawn)).await;
-        let status = |answer: Result<Result<Response<_>, _>, _>| {
-            answer.expect("joined").expect("an answer").status()
-        };
-        let served = answers.into_iter().map(status);
-        assert_eq!(served.filter(StatusCode::is_success).count(), 2);
-    }
-    serve(store()).await;
-    serve(Gated::open(store())).await;
 }
 
 #[tokio::test]
@@ -353,24 +221,4 @@ async fn a_timeout_outside_covers_the_decision_and_one_inside_does_not() {
     let stuck = service_fn(|_: Request<()>| pending::<Result<Response<String>, Infallible>>());
     let answer = limit(Timeout::new(stuck, second), store()).oneshot(get("/")).await;
     assert!(answer.expect_err("late").is::<Elapsed>(), "the inner timeout's error passes");
-}
-
-/// A layer in a field, whose type names neither its rules nor its store.
-struct Boxed {
-    limit: RateLimitLayer,
-}
-
-#[tokio::test]
-async fn a_boxed_layer_keeps_its_limits_and_settings() {
-    let rules = (
-        Rule::new("one", Everyone, Quota::per_hour(2)),
-        Rule::new("two", Everyone, Quota::per_hour(9)),
-    );
-    let layer = RateLimitLayer::rules(rules, LocalStore::with_capacity(16)).expose_decision();
-    let boxed = Boxed { limit: layer.clone().boxed() };
-    let first = answer(&boxed.limit, get("/")).await;
-    let decision = first.extensions().get::<Decision>().expect("exposed");
-    assert_eq!((decision.remaining(), decision.outcomes().len()), (Some(1), 2));
-    assert_eq!(answer(&layer, get("/")).await.status(), 200);
-    assert_eq!(answer(&boxed.limit, get("/")).await.status(), 429, "one limit");
 }

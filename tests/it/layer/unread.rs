@@ -364,17 +364,6 @@ async fn an_unknown_body_is_not_read_and_its_connection_is_closed() {
     all_ways(End::Closed, |it| it.map_frame(|frame| frame)).await;
 }
 
-/// A body in memory has left the connection. `Request<()>` has no body.
-#[tokio::test(start_paused = true)]
-async fn bodies_in_memory_change_nothing() {
-    all_ways(End::Left, |_| ()).await;
-    all_ways(End::Left, |_| Bytes::from_static(b"body")).await;
-    all_ways(End::Left, |_| String::from("body")).await;
-    all_ways(End::Left, |_| Vec::from(b"body")).await;
-    all_ways(End::Left, |_| Empty::<Bytes>::new()).await;
-    all_ways(End::Left, |_| Full::new(Bytes::from_static(b"body"))).await;
-}
-
 fn own(steps: impl IntoIterator<Item = Step>) -> (Own, Arc<Seen>) {
     let (probe, seen) = Probe::new(steps);
     (Own(probe), seen)
@@ -410,20 +399,6 @@ async fn a_body_is_read_up_to_the_bound() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn empty_frames_are_bounded_as_well() {
-    let (body, seen) = own([Step::Data(0)].repeat(BOUND + 10));
-    let response = denied(chunked(body), &seen).await;
-    assert!(is_closed(&response));
-    assert_eq!(seen.frames.load(SeqCst), BOUND + 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_body_that_fails_closes_the_connection() {
-    let (body, seen) = own([Step::Data(1), Step::Fail]);
-    assert!(is_closed(&denied(chunked(body), &seen).await));
-}
-
 /// Neither the head of the request nor an earlier frame is held.
 #[tokio::test(start_paused = true)]
 async fn a_slow_sender_holds_its_rejection_for_one_second_and_nothing_after_it() {
@@ -442,13 +417,6 @@ async fn a_slow_sender_holds_its_rejection_for_one_second_and_nothing_after_it()
     assert!(is_closed(&asking.await));
     assert!(start.elapsed() <= Duration::from_millis(1_001), "{:?}", start.elapsed());
     assert!(seen.is_dropped.load(SeqCst), "the body is held");
-}
-
-#[test]
-fn a_slow_sender_outside_of_a_runtime_is_not_waited_for() {
-    let (body, seen) = own([Step::Data(1), Step::Stall]);
-    let response = denied(chunked(body), &seen).now_or_never().expect("a response");
-    assert!(is_closed(&response));
 }
 
 #[tokio::test(start_paused = true)]
@@ -604,4 +572,36 @@ async fn a_connection_with_an_unread_body_says_that_it_is_closed() {
         assert!(head.contains(&"connection: close".to_owned()), "{head:?}");
         assert_eq!(server.read(&mut [0]).await.expect("the end"), 0);
     }
+}
+
+#[test]
+fn a_slow_sender_outside_of_a_runtime_is_not_waited_for() {
+    let (body, seen) = own([Step::Data(1), Step::Stall]);
+    let response = denied(chunked(body), &seen).now_or_never().expect("a response");
+    assert!(is_closed(&response));
+}
+
+#[tokio::test(start_paused = true)]
+async fn empty_frames_are_bounded_as_well() {
+    let (body, seen) = own([Step::Data(0)].repeat(BOUND + 10));
+    let response = denied(chunked(body), &seen).await;
+    assert!(is_closed(&response));
+    assert_eq!(seen.frames.load(SeqCst), BOUND + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_fails_closes_the_connection() {
+    let (body, seen) = own([Step::Data(1), Step::Fail]);
+    assert!(is_closed(&denied(chunked(body), &seen).await));
+}
+
+/// A body in memory has left the connection. `Request<()>` has no body.
+#[tokio::test(start_paused = true)]
+async fn bodies_in_memory_change_nothing() {
+    all_ways(End::Left, |_| ()).await;
+    all_ways(End::Left, |_| Bytes::from_static(b"body")).await;
+    all_ways(End::Left, |_| String::from("body")).await;
+    all_ways(End::Left, |_| Vec::from(b"body")).await;
+    all_ways(End::Left, |_| Empty::<Bytes>::new()).await;
+    all_ways(End::Left, |_| Full::new(Bytes::from_static(b"body"))).await;
 }

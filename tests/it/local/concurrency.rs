@@ -51,38 +51,6 @@ fn charged(store: &LocalStore, charge: Charge<'_>) -> u128 {
     decision.outcomes()[0].reset_after().as_nanos() / interval
 }
 
-#[test]
-fn a_hot_key_gets_exactly_its_burst() {
-    let (store, key) = (FakeClock::new().store(16), Key::from("hot"));
-    let quota = Quota::per_hour(10_000 * LOAD);
-    let takes = 2 * quota.limit();
-    let admitted = together(|thread| {
-        let cost = 1 + u32::try_from(thread).expect("few") % 3;
-        let charge = charge(&key, &quota).with_cost(cost);
-        (0..takes).filter(|_| allows(&store, charge)).count() * cost as usize
-    });
-    let spare = (0..takes).filter(|_| allows(&store, charge(&key, &quota))).count();
-    assert_eq!(admitted.iter().sum::<usize>() + spare, quota.limit() as usize);
-}
-
-/// A thread that finds an account exhausted proceeds faster. So the threads catch up with each
-/// other and meet at new keys.
-#[test]
-fn first_charges_at_one_moment_open_one_account() {
-    let (keys, quota) = (25_000 * LOAD, Quota::per_hour(2));
-    let store = FakeClock::new().store(4 * keys as usize);
-    let admitted = together(|_| {
-        let takes =
-            |key: u32| (0..2).filter(|_| allows(&store, charge(&key.into(), &quota))).count();
-        (0..keys).map(takes).collect::<Vec<_>>()
-    });
-    for key in 0..keys as usize {
-        let units: usize = admitted.iter().map(|thread| thread[key]).sum();
-        assert_eq!(units, 2, "key {key}");
-    }
-    assert_eq!(store.stats().overflowed, 0, "there was room");
-}
-
 /// The store has sixteen slots for more keys, and time advances with every call: slots are claimed,
 /// shared when the set is full, released, and claimed again by another key.
 #[test]
@@ -155,24 +123,6 @@ fn several_charges_are_all_or_nothing_between_threads() {
             );
         }
     }
-}
-
-/// A denial by the second rule must not take units of the first rule, even for a moment.
-#[test]
-fn denied_requests_take_nothing_from_others() {
-    let (store, key) = (FakeClock::new().store(64), Key::from("hot"));
-    let (ample, spent) = (Quota::per_hour(50_000 * LOAD), Quota::per_hour(1));
-    let first = Charge::new(name("first"), &key, ample.as_ref());
-    let second = Charge::new(name("second"), &key, spent.as_ref());
-    assert!(allows(&store, second));
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            let denied = |_| !store.take(&[first, second]).now().is_allowed();
-            assert!((0..100_000 * LOAD).all(denied));
-        });
-        assert!((0..ample.limit()).all(|_| allows(&store, first)));
-    });
-    assert!(!allows(&store, first));
 }
 
 #[test]

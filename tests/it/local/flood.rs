@@ -3,7 +3,7 @@
 use std::{env, process::Command, time::Duration};
 
 use tower_sluice::{
-    Decision, Key, LocalStore, Quota, Store, StoreExt, rule::RuleName, store::Charge,
+    Algorithm, Decision, Key, Limiter, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge,
     testing::FakeClock,
 };
 
@@ -120,38 +120,6 @@ fn a_key_without_a_slot_gets_the_exact_wait() {
     assert!(allows(&store, "other", "me", &hour), "other rules have their own");
 }
 
-#[test]
-fn a_key_without_a_slot_keeps_its_debt_when_it_gets_one() {
-    let (clock, second, hour) = (FakeClock::new(), Quota::per_second(1), Quota::per_hour(2));
-    let store = full(&clock, &second);
-    assert!(allows(&store, "late", "me", &hour) && allows(&store, "late", "me", &hour));
-    clock.advance(Duration::from_secs(2));
-    assert!(!allows(&store, "late", "me", &hour), "a free slot does not clear the debt");
-    assert_eq!(store.stats().active, 0, "a denied key opens no account");
-    clock.advance(hour.interval() - Duration::from_secs(2));
-    let overflowed = store.stats().overflowed;
-    assert!(allows(&store, "late", "me", &hour) && !allows(&store, "late", "me", &hour));
-    assert_eq!(store.stats().active, 1);
-    assert_eq!(store.stats().overflowed, overflowed, "it has its own now");
-}
-
-/// Some sets are full and some are not. Each set must keep the debt of its own new keys.
-#[test]
-fn a_key_without_a_slot_keeps_its_debt_in_any_set() {
-    let (clock, second, hour) = (FakeClock::new(), Quota::per_second(1), Quota::per_hour(1));
-    for _ in 0..10 {
-        let store = clock.store(128);
-        (0..250_u32).for_each(|key| _ = allows(&store, "filler", key, &second));
-        let shares = |key: &u32| {
-            let before = store.stats().overflowed;
-            allows(&store, "late", *key, &hour) && store.stats().overflowed > before
-        };
-        let shared: Vec<u32> = (1_000..1_030).filter(shares).collect();
-        clock.advance(Duration::from_secs(2));
-        assert!(!shared.into_iter().any(|key| allows(&store, "late", key, &hour)));
-    }
-}
-
 /// Each key alone would fit. A retry does not help, and the loop must end.
 #[test]
 fn new_keys_that_share_an_account_are_charged_together_or_not_at_all() {
@@ -181,19 +149,67 @@ fn a_refund_to_a_shared_account_changes_nothing() {
     assert!(!allows(&store, "late", "me", &hour) && !allows(&store, "late", "other", &hour));
 }
 
-/// A receipt outlives its account: the slot belongs to another key, and no account is shared.
+/// A quota of each algorithm that keeps more than one instant.
+fn quotas(units: u32) -> Vec<Quota> {
+    let counted = [
+        Algorithm::TokenBucket,
+        Algorithm::fixed_window(),
+        Algorithm::AnchoredWindow,
+        Algorithm::SlidingWindow { buckets: 6 },
+        Algorithm::SlidingLog,
+    ];
+    counted.map(|algorithm| Quota::per_hour(units).with_algorithm(algorithm)).into()
+}
+
 #[test]
-fn undoing_a_charge_of_a_dropped_account_changes_nothing() {
-    let (clock, second, rule) = (FakeClock::new(), Quota::per_second(1), RuleName::default());
-    let (store, me) = (clock.store(1), Key::from("me"));
-    let charge = Charge::new(rule, &me, second.as_ref());
-    let taken = store.take(&[charge]).now();
-    clock.advance(second.period() + NANOSECOND);
-    assert!((0..WAYS).all(|key| allows(&store, "filler", key, &second)));
-    let before = store.stats();
-    store.undo(&[charge], &taken, None);
-    assert_eq!(store.stats(), before);
-    assert!(!(0..WAYS).any(|key| allows(&store, "filler", key, &second)));
+fn a_flood_of_new_keys_does_not_free_an_exhausted_key_or_grow_the_store() {
+    for quota in quotas(2) {
+        let clock = FakeClock::new();
+        let store: LocalStore = clock.store(64);
+        let limiter = Limiter::named("default", store.clone());
+        let take = |key: Key| limiter.take(key, &quota, 1).now().is_allowed();
+        assert!(take("victim".into()) && take("victim".into()) && !take("victim".into()));
+
+        let admitted = (0..20_000_u32).filter(|key| take(Key::from(*key))).count();
+        let stats = store.stats();
+        assert!(stats.active <= 128, "{quota:?}: {stats:?}");
+        assert!(stats.overflowed > 0, "{quota:?}: {stats:?}");
+        assert!(admitted < 400, "{quota:?}: new keys share one account, {admitted} passed");
+        assert!(!take("victim".into()), "{quota:?}: the flood freed an exhausted key");
+
+        clock.advance(Duration::from_secs(7_200));
+        assert_eq!(store.stats().active, 0, "{quota:?}");
+        assert!(take("victim".into()), "{quota:?}: a full account equals no account");
+    }
+}
+
+#[test]
+fn a_window_that_ends_now_is_no_account() {
+    let (clock, nanosecond) = (FakeClock::new(), Duration::from_nanos(1));
+    let store: LocalStore = clock.store(64);
+    let quota = Quota::per_hour(2).with_algorithm(Algorithm::AnchoredWindow);
+    drop(Limiter::named("default", store.clone()).take("key", &quota, 1).now());
+    clock.advance(Duration::from_secs(3_600) - nanosecond);
+    assert_eq!(store.stats().active, 1);
+    clock.advance(nanosecond);
+    assert_eq!(store.stats().active, 0);
+}
+
+/// Some sets are full and some are not. Each set must keep the debt of its own new keys.
+#[test]
+fn a_key_without_a_slot_keeps_its_debt_in_any_set() {
+    let (clock, second, hour) = (FakeClock::new(), Quota::per_second(1), Quota::per_hour(1));
+    for _ in 0..10 {
+        let store = clock.store(128);
+        (0..250_u32).for_each(|key| _ = allows(&store, "filler", key, &second));
+        let shares = |key: &u32| {
+            let before = store.stats().overflowed;
+            allows(&store, "late", *key, &hour) && store.stats().overflowed > before
+        };
+        let shared: Vec<u32> = (1_000..1_030).filter(shares).collect();
+        clock.advance(Duration::from_secs(2));
+        assert!(!shared.into_iter().any(|key| allows(&store, "late", key, &hour)));
+    }
 }
 
 /// The store's own seed determines which keys find no slot.

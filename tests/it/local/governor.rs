@@ -1,13 +1,6 @@
 //! A governor limiter as a store, compared with the local store.
 
-use std::{
-    num::NonZeroU32,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 use governor::{
     RateLimiter,
@@ -20,12 +13,12 @@ use tower_sluice::{
     Cost, Decision, Key, LivePlan, Quota, RateLimitLayer, Rule, Store, StoreExt,
     decision::Source,
     key::{Everyone, HeaderKey},
-    rule::{RuleError, RuleName},
+    rule::RuleName,
     store::{Answer, Charge, GovernorStore, Never, Unsupported},
     testing::FakeClock,
 };
 
-use crate::support::{answer, get, header, lines, quota, with};
+use crate::support::{answer, get, quota, with};
 
 fn same(quota: Quota) -> governor::Quota {
     let burst = NonZeroU32::new(quota.limit()).expect("not blocked");
@@ -105,89 +98,6 @@ proptest! {
     }
 }
 
-#[tokio::test]
-async fn a_layer_on_governor_responds_as_on_the_local_store() {
-    let (five, clock) = (quota("5/10s"), FakeRelativeClock::default());
-    let store = reporting(five, clock.clone()).fail_closed();
-    let layer = RateLimitLayer::new(Everyone, five, store).expose_decision();
-    for left in (0..5).rev() {
-        let response = answer(&layer, get("/")).await;
-        let reported = format!("\"default\";r={left};t={}", 2 * left.max(1));
-        assert_eq!(
-            (response.status(), header(response.headers(), "ratelimit")),
-            (StatusCode::OK, reported.as_str())
-        );
-        let decision = response.extensions().get::<Decision>().expect("exposed");
-        assert_eq!(decision.source(), Source::Governor);
-    }
-    clock.advance(Duration::from_millis(500));
-    let response = answer(&layer, get("/")).await;
-    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(header(response.headers(), "retry-after"), "2");
-    assert_eq!(header(response.headers(), "ratelimit"), r#""default";r=0;t=2"#);
-    clock.advance(Duration::from_millis(1_500));
-    assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::OK);
-}
-
-#[tokio::test]
-async fn a_limiter_that_does_not_report_remaining_units_omits_the_fields() {
-    let hourly = quota("1/h");
-    let layer = RateLimitLayer::new(Everyone, hourly, plain(hourly).fail_closed());
-    let admitted = answer(&layer, get("/")).await;
-    assert_eq!((admitted.status(), lines(admitted.headers())), (StatusCode::OK, vec![]));
-    let denied = answer(&layer, get("/")).await;
-    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(header(denied.headers(), "retry-after"), "3600");
-}
-
-#[tokio::test]
-async fn a_cost_above_the_burst_of_the_limiter_is_always_denied() {
-    let five = quota("5/s");
-    let key = Key::everyone();
-    let quotas = [five];
-    let charge = Charge::new(RuleName::default(), &key, &quotas).with_cost(6);
-    let decision = take(&plain(five), charge).expect("one charge");
-    assert_eq!((decision.is_allowed(), decision.retry_after()), (false, None));
-    let rule = Rule::new("api", Everyone, five).cost(Cost::from_fn(|_| 6));
-    let layer = RateLimitLayer::rules(rule, plain(five).fail_closed());
-    let denied = answer(&layer, get("/")).await;
-    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(header(denied.headers(), "retry-after"), "");
-}
-
-#[test]
-fn unsupported_features_of_governor_fail_when_the_layer_is_built() {
-    let five = quota("5/s");
-    let store = || plain(five).fail_closed();
-    let why = |layer: Result<_, RuleError>| match layer {
-        Err(RuleError::Unsupported(what)) => what.to_string(),
-        Err(wrong) => panic!("{wrong}"),
-        Ok(()) => panic!("a layer"),
-    };
-    let rule = |name| Rule::new(name, Everyone, five);
-    let two_rules = RateLimitLayer::try_rules((rule("a"), rule("b")), store()).map(drop);
-    assert!(why(two_rules).contains("one charge under one quota"));
-    let quotas = Rule::new("a", Everyone, [five, quota("9/h")]);
-    let two_quotas = RateLimitLayer::try_rules(quotas, store()).map(drop);
-    assert!(why(two_quotas).contains("one charge under one quota"));
-    let look = RateLimitLayer::try_rules(rule("a").cost(0), store()).map(drop);
-    assert!(why(look).contains("cost 0"));
-    let blocked = Rule::new("a", Everyone, Quota::blocked());
-    let blocked = RateLimitLayer::try_rules(blocked, store()).map(drop);
-    assert!(why(blocked).contains("Quota::blocked()"));
-}
-
-#[tokio::test]
-async fn rules_without_a_limit_work_on_any_store() {
-    let rules = (Rule::new("default", Everyone, []), Rule::new("api", Everyone, quota("1/h")));
-    let layer = RateLimitLayer::rules(rules, plain(quota("1/h")).fail_closed());
-    assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::OK);
-    let store = plain(quota("1/h")).fail_closed();
-    let layer =
-        RateLimitLayer::try_rules(Rule::new("default", Everyone, []), store).expect("a layer");
-    assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::OK);
-}
-
 #[test]
 fn unsupported_operations_of_governor_are_errors_that_name_them() {
     let five = quota("5/s");
@@ -217,45 +127,6 @@ async fn the_wrapper_handles_unsupported_calls_found_at_run_time() {
     assert_eq!(answer(&closed, get("/")).await.status(), StatusCode::SERVICE_UNAVAILABLE);
     let open = RateLimitLayer::rules(rule(), plain(five).fail_open());
     assert_eq!(answer(&open, get("/")).await.status(), StatusCode::OK);
-}
-
-/// A clock that counts its readings.
-#[derive(Debug, Default)]
-struct Counted {
-    clock: FakeRelativeClock,
-    reads: Arc<AtomicUsize>,
-}
-
-impl Clock for Counted {
-    type Instant = <FakeRelativeClock as Clock>::Instant;
-
-    fn now(&self) -> Self::Instant {
-        self.reads.fetch_add(1, Relaxed);
-        self.clock.now()
-    }
-}
-
-/// Creating a clock for each denial would take microseconds.
-#[test]
-fn a_denial_uses_the_clock_of_the_limiter() {
-    let (hourly, clock) = (quota("1/h"), Counted::default());
-    let (hands, reads) = (clock.clock.clone(), clock.reads.clone());
-    let (store, key, quotas) = (reporting(hourly, clock), Key::everyone(), [hourly]);
-    let retry_after = || {
-        let charge = Charge::new(RuleName::default(), &key, &quotas);
-        take(&store, charge).expect("one charge").retry_after()
-    };
-    assert_eq!(retry_after(), Some(Duration::ZERO));
-    let before = reads.load(Relaxed);
-    for minute in 0..60 {
-        assert_eq!(retry_after(), Some(Duration::from_secs(3_600 - minute * 60)));
-        hands.advance(Duration::from_secs(60));
-    }
-    assert_eq!(
-        reads.load(Relaxed),
-        before + 2 * 60,
-        "one reading for the decision and one for the wait"
-    );
 }
 
 #[tokio::test]

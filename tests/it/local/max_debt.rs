@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use tower_sluice::{Algorithm, Limiter, Quota, testing::FakeClock};
 
-use crate::support::ALGORITHMS;
-
 const HOUR: Duration = Duration::from_secs(3_600);
 const RESERVED: u32 = 1;
 const COST: u32 = 100_000;
@@ -66,34 +64,4 @@ fn with_the_debt_of_the_formula_no_unit_is_lost() {
             assert_eq!(limiter.refund("alice", &quota, back).now().remaining(), Some(limit - 1));
         }
     }
-}
-
-/// A cap that is lowered at run time removes no debt and adds none.
-#[test]
-fn a_lower_cap_does_not_change_the_debt_of_an_account() {
-    let (deep, none) =
-        (Quota::per_minute(10).with_max_debt(30), Quota::per_minute(10).with_max_debt(0));
-    for algorithm in ALGORITHMS {
-        let limiter = Limiter::named("default", FakeClock::new().store(64));
-        let [deep, none] = [deep, none].map(|quota| quota.with_algorithm(algorithm));
-        drop(limiter.charge("mallory", &deep, 40).now());
-        drop(limiter.charge("mallory", &none, 40).now());
-        assert_eq!(limiter.refund("mallory", &none, 30).now().remaining(), Some(0), "{none:?}");
-        assert_eq!(limiter.refund("mallory", &none, 4).now().remaining(), Some(4), "{none:?}");
-    }
-}
-
-/// A setting that is read as its default would be lost in a program that copies a quota.
-#[test]
-fn the_settings_of_a_quota_are_read_as_they_were_set() {
-    let plain = Quota::per_minute(10);
-    assert_eq!([plain.max_debt(), plain.initial()], [None; 2]);
-    assert_eq!([plain.units(), plain.limit(), plain.soft()], [10, 10, 0]);
-    for units in [0, 1, 30] {
-        assert_eq!(plain.with_max_debt(units).max_debt(), Some(units));
-    }
-    assert_eq!(plain.with_initial(4).initial(), Some(4));
-    assert_eq!(plain.with_burst(20).limit(), 20);
-    assert_eq!(plain.with_soft(3).soft(), 3);
-    assert_eq!(plain.with_algorithm(Algorithm::SlidingLog).algorithm(), Algorithm::SlidingLog);
 }

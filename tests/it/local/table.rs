@@ -16,11 +16,6 @@ fn charged(store: &LocalStore, rule: &str, key: u32, quota: &Quota, units: u32) 
     store.take(&[Charge::new(rule, &key, quota.as_ref()).with_cost(units)]).now()
 }
 
-/// Returns a store of one set in which every slot is in debt for a second.
-pub(super) fn full(clock: &FakeClock) -> LocalStore {
-    filled(clock, &Quota::per_second(1))
-}
-
 /// Returns a store of one set in which every slot is in debt for one unit of `quota`.
 fn filled(clock: &FakeClock, quota: &Quota) -> LocalStore {
     let store = clock.store(1);
@@ -54,19 +49,6 @@ fn an_undo_changes_no_shared_account() {
         let taken = store.take(&one).now();
         store.undo(&one, &taken, None);
         assert_eq!(charged(&store, "late", 8, &quota, 0).remaining(), Some(1), "{algorithm:?}");
-    }
-}
-
-#[test]
-fn a_key_that_gets_a_slot_starts_with_the_debt_of_the_shared_account() {
-    for algorithm in ALGORITHMS {
-        let (clock, quota) = (FakeClock::new(), Quota::per_hour(5).with_algorithm(algorithm));
-        let store = full(&clock);
-        assert!(charged(&store, "late", 1, &quota, 3).is_allowed(), "{algorithm:?}");
-        clock.advance(Duration::from_secs(3));
-        let own = charged(&store, "late", 1, &quota, 2);
-        assert_eq!((own.is_allowed(), own.remaining()), (true, Some(0)), "{algorithm:?}");
-        assert_eq!(store.stats().active, 1, "{algorithm:?}");
     }
 }
 
@@ -120,51 +102,9 @@ fn shared_accounts_of_many_plans_are_bounded() {
     }
 }
 
-/// A shared log may have thousands of charges. A new account takes over their sum.
-#[test]
-fn a_new_account_does_not_copy_a_shared_log() {
-    let (clock, quota) =
-        (FakeClock::new(), Quota::per_hour(4_000).with_algorithm(Algorithm::SlidingLog));
-    let store = full(&clock);
-    for _ in 0..3_000 {
-        clock.advance(Duration::from_micros(1));
-        assert!(charged(&store, "late", 1, &quota, 1).is_allowed());
-    }
-    clock.advance(Duration::from_secs(1));
-    // A first account of the set, which allocates the states.
-    assert!(charged(&store, "late", 2, &quota, 1).is_allowed());
-    let mut left = None;
-    let allocated =
-        allocation_counter::measure(|| left = charged(&store, "late", 3, &quota, 1).remaining());
-    assert_eq!(left, Some(999), "the debt is complete");
-    assert!(allocated.bytes_total < 500, "{allocated:?}");
-}
-
-/// A key is exhausted in one window. By the next one, other keys have used all slots. A thread that
-/// read the clock long ago must not open the account in the window that is over.
-#[test]
-fn expired_accounts_leave_their_slots_to_other_keys() {
-    for algorithm in ALGORITHMS {
-        let (clock, quota) = (FakeClock::new(), Quota::per_second(5).with_algorithm(algorithm));
-        let store = clock.store(1);
-        for round in 0..20 {
-            let keys = round * WAYS..(round + 1) * WAYS;
-            assert!(keys.clone().all(|key| charged(&store, "any", key, &quota, 5).is_allowed()));
-            assert!(!keys.clone().any(|key| charged(&store, "any", key, &quota, 1).is_allowed()));
-            assert_eq!((store.stats().active, store.stats().overflowed), (16, 0), "{algorithm:?}");
-            clock.advance(Duration::from_secs(3));
-        }
-    }
-}
-
 #[tokio::test]
 async fn a_replaced_quota_refills_no_account_and_locks_none_out() {
     live::replaced_quotas(&mut FakeClock::new()).await;
-}
-
-#[tokio::test]
-async fn a_quota_that_keeps_accounts_longer_drops_no_account() {
-    live::a_quota_that_keeps_accounts_longer(&mut FakeClock::new()).await;
 }
 
 #[tokio::test]
@@ -175,4 +115,22 @@ async fn a_receipt_of_an_older_quota_drops_no_account() {
 #[tokio::test]
 async fn a_look_under_another_quota_changes_no_account() {
     live::a_look_under_another_quota(&mut FakeClock::new()).await;
+}
+
+#[test]
+fn a_key_that_gets_a_slot_starts_with_the_debt_of_the_shared_account() {
+    for algorithm in ALGORITHMS {
+        let (clock, quota) = (FakeClock::new(), Quota::per_hour(5).with_algorithm(algorithm));
+        let store = full(&clock);
+        assert!(charged(&store, "late", 1, &quota, 3).is_allowed(), "{algorithm:?}");
+        clock.advance(Duration::from_secs(3));
+        let own = charged(&store, "late", 1, &quota, 2);
+        assert_eq!((own.is_allowed(), own.remaining()), (true, Some(0)), "{algorithm:?}");
+        assert_eq!(store.stats().active, 1, "{algorithm:?}");
+    }
+}
+
+/// Returns a store of one set in which every slot is in debt for a second.
+pub(super) fn full(clock: &FakeClock) -> LocalStore {
+    filled(clock, &Quota::per_second(1))
 }

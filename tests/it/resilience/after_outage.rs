@@ -6,7 +6,7 @@ use tower_sluice::{Key, Quota, Store, StoreExt, decision::Source, rule::RuleName
 
 use crate::support::{
     ALGORITHMS,
-    driven::{Time, secs},
+    driven::Time,
     process::{HOURLY, Process, decided, left},
     shaky::Mood,
 };
@@ -30,25 +30,6 @@ async fn an_outage_is_worth_one_more_quota_under_each_algorithm() {
             used.push(admitted);
         }
         assert_eq!(used, [100, 100, 0, 0, 0], "{algorithm:?}");
-    }
-}
-
-/// Under algorithms that count by periods, a longer outage is worth the share of each period.
-#[tokio::test(start_paused = true)]
-async fn a_long_outage_is_worth_what_the_quota_allows_in_that_time() {
-    for algorithm in ALGORITHMS {
-        let (time, quota) = (Time::default(), HOURLY.with_algorithm(algorithm));
-        let process = Process::one_of(4, &time);
-        process.shared.is(Mood::Failing);
-        let mut used = 0;
-        for _ in 0..4 {
-            used += process.admits("alice", quota, 200).await;
-            time.pass(secs(1_800)).await;
-        }
-        // Two hours: a share at the start, and one for each hour.
-        assert!((50..=75).contains(&used), "{algorithm:?}: {used}");
-        process.shared.is(Mood::Well);
-        assert_eq!(process.admits("alice", quota, 200).await, 100, "{algorithm:?}");
     }
 }
 
@@ -88,17 +69,6 @@ async fn a_refund_after_an_outage_goes_to_the_shared_store() {
     assert_eq!((there.source(), left(&there)), (Source::Local, vec![90]));
     // 20 of its 50, less its half of the refund: in units of the whole quota, twice that.
     assert_eq!(process.local_owes("alice", HOURLY), 30);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_refund_in_an_outage_is_lost_in_the_store() {
-    let process = Process::one_of(2, &Time::default());
-    drop(process.take("alice", HOURLY, 20).await);
-    process.shared.is(Mood::Failing);
-    let here = process.adjust("alice", HOURLY, -8).await;
-    assert_eq!((here.source(), left(&here)), (Source::Fallback, vec![48]));
-    process.recover().await;
-    assert_eq!(process.shared_left("alice", HOURLY), [80]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,12 +2,7 @@
 //!
 //! Time advances only by the tests.
 
-use std::{
-    ops::RangeInclusive,
-    sync::Barrier,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{sync::Barrier, thread, time::Duration};
 
 use futures::FutureExt;
 use tokio::time::advance;
@@ -26,8 +21,6 @@ use crate::support::{
 };
 
 const HOURLY: Quota = Quota::per_hour(1_000_000);
-const FIRST: RangeInclusive<Duration> = millis(50)..=millis(100);
-
 type Later = <Breaker<Shaky> as Store>::Future;
 
 /// Passes a charge of one unit to the closure.
@@ -110,46 +103,6 @@ async fn five_failures_in_a_row_of_any_call_open_it() {
     }
 }
 
-/// A quota that the store cannot count is such an error. A client with such a quota must not open
-/// the breaker for others.
-#[tokio::test(start_paused = true)]
-async fn an_error_without_a_call_to_the_store_does_not_count() {
-    let guarded = Guarded::new(Mood::Failing);
-    guarded.fail(100);
-    assert!(!guarded.store.is_open());
-    guarded.inner.is(Mood::FailingSoon);
-    guarded.fail(5);
-    assert!(guarded.store.is_open());
-}
-
-#[tokio::test(start_paused = true)]
-async fn timeouts_open_it() {
-    let inner = Shaky::new(FakeClock::new().store(64));
-    inner.is(Mood::Hanging);
-    let store = inner.clone().timeout(millis(10)).breaker();
-    for _ in 0..5 {
-        charged(|charge| store.take(&[charge])).await.expect_err("it hangs");
-    }
-    assert!(store.is_open());
-    let open = charged(|charge| store.take(&[charge])).await.expect_err("it is open");
-    assert!(open.to_string().starts_with("the store failed and is not called again for "));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_success_resets_the_count_of_failures() {
-    let guarded = Guarded::set(Mood::Well, |breaker| breaker.rate(100, 1_000));
-    for _ in 0..50 {
-        guarded.inner.is(Mood::FailingSoon);
-        guarded.fail(4);
-        guarded.inner.is(Mood::Well);
-        assert!(guarded.take().is_ok());
-    }
-    assert!(!guarded.store.is_open());
-    let patient = Guarded::set(Mood::FailingSoon, |breaker| breaker.failures(7).rate(100, 1_000));
-    patient.fail(7);
-    assert!(patient.store.is_open());
-}
-
 /// Alternates between failures and successes.
 fn alternate(guarded: &Guarded, answers: usize) {
     for at in 0..answers {
@@ -187,60 +140,6 @@ async fn half_of_twenty_answers_within_a_second_open_it() {
     (0..9).for_each(|_| assert!(strict.take().is_ok()));
     alternate(&strict, 1);
     assert!(strict.store.is_open());
-}
-
-#[tokio::test(start_paused = true)]
-async fn open_times_double_up_to_the_maximum_with_at_most_half_removed_as_jitter() {
-    let guarded = Guarded::open();
-    for nominal in [100, 200, 400, 800, 1_000, 1_000, 1_000] {
-        let left = guarded.open_for();
-        assert!(left >= millis(nominal) / 2 && left <= millis(nominal), "{left:?} of {nominal} ms");
-        advance(left - Duration::from_nanos(1)).await;
-        assert_eq!(guarded.open_for(), Duration::from_nanos(1), "not a moment earlier");
-        advance(Duration::from_nanos(1)).await;
-        guarded.fail(1);
-    }
-    advance(secs(1)).await;
-    guarded.inner.is(Mood::Well);
-    assert!(guarded.take().is_ok());
-    assert!(!guarded.store.is_open());
-    guarded.inner.is(Mood::FailingSoon);
-    guarded.fail(5);
-    assert!(FIRST.contains(&guarded.open_for()), "from the start again");
-}
-
-#[tokio::test(start_paused = true)]
-async fn open_times_have_random_jitter() {
-    let times: Vec<_> = (0..300).map(|_| Guarded::open().open_for()).collect();
-    assert!(times.iter().all(|time| FIRST.contains(time)), "{times:?}");
-    let (shortest, longest) = (times.iter().min(), times.iter().max());
-    assert!(shortest < Some(&millis(60)) && longest > Some(&millis(90)), "{times:?}");
-    let own = |breaker: Breaker<Shaky>| breaker.failures(1).open_for(secs(10)..=secs(10));
-    let long = Guarded::set(Mood::FailingSoon, own);
-    long.fail(1);
-    assert!((secs(5)..=secs(10)).contains(&long.open_for()));
-}
-
-#[tokio::test(start_paused = true)]
-async fn exactly_one_of_many_tasks_is_the_probe() {
-    for (mood, opens) in [(Mood::Late(millis(30)), false), (Mood::FailingLate(millis(30)), true)] {
-        let guarded = Guarded::open();
-        advance(millis(100)).await;
-        guarded.inner.is(mood);
-        let tasks = (0..64).map(|_| {
-            let guarded = guarded.clone();
-            tokio::spawn(
-                async move { matches!(guarded.ask().await, Err(BreakerError::Open { .. })) },
-            )
-        });
-        let tasks: Vec<_> = tasks.collect();
-        let mut denied = 0;
-        for task in tasks {
-            denied += usize::from(task.await.expect("no panic"));
-        }
-        assert_eq!((denied, guarded.inner.calls()), (63, 6), "{mood:?}");
-        assert_eq!(guarded.store.is_open(), opens, "{mood:?}");
-    }
 }
 
 #[test]
@@ -290,61 +189,6 @@ async fn a_probe_that_hangs_stays_the_only_one_until_it_is_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_call_does_not_count() {
-    let guarded = Guarded::new(Mood::Hanging);
-    let leave = || {
-        for polled in [false, true] {
-            let Answer::Later(later) = guarded.ask() else { panic!("it hangs") };
-            let mut later = task::spawn(later);
-            if polled {
-                assert_pending!(later.poll());
-            }
-        }
-    };
-    (0..1_000).for_each(|_| leave());
-    assert!(!guarded.store.is_open());
-    guarded.inner.is(Mood::FailingSoon);
-    guarded.fail(4);
-    guarded.inner.is(Mood::Hanging);
-    (0..1_000).for_each(|_| leave());
-    assert!(!guarded.store.is_open());
-    guarded.inner.is(Mood::FailingSoon);
-    guarded.fail(1);
-    assert!(guarded.store.is_open(), "a cancelled call does not reset the count");
-}
-
-/// Simulates a freeze: calls from before it fail long after the store is healthy again.
-#[tokio::test(start_paused = true)]
-async fn late_failures_do_not_open_it_again() {
-    let guarded = Guarded::new(Mood::FailingLate(millis(150)));
-    let stale: Vec<_> = (0..64).map(|_| tokio::spawn(guarded.ask().into_future())).collect();
-    tokio::task::yield_now().await;
-    guarded.inner.is(Mood::FailingSoon);
-    guarded.fail(5);
-    advance(millis(100)).await;
-    guarded.inner.is(Mood::Well);
-    assert!(guarded.take().is_ok());
-    for task in stale {
-        assert!(task.await.expect("no panic").is_err());
-    }
-    assert!(!guarded.store.is_open());
-    guarded.inner.is(Mood::FailingSoon);
-    guarded.fail(4);
-    assert!(!guarded.store.is_open(), "late failures are not counted");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_late_success_does_not_close_it() {
-    let guarded = Guarded::new(Mood::Late(millis(10)));
-    let stale = tokio::spawn(guarded.ask().into_future());
-    tokio::task::yield_now().await;
-    guarded.inner.is(Mood::FailingSoon);
-    guarded.fail(5);
-    assert!(stale.await.expect("no panic").is_ok());
-    assert!(guarded.store.is_open());
-}
-
-#[tokio::test(start_paused = true)]
 async fn undo_does_not_call_the_store_while_it_is_open() {
     let guarded = Guarded::new(Mood::Well);
     let undo = || {
@@ -361,50 +205,6 @@ async fn undo_does_not_call_the_store_while_it_is_open() {
     guarded.inner.is(Mood::Well);
     assert!(guarded.take().is_ok());
     assert_eq!(undo(), 2);
-}
-
-#[tokio::test(start_paused = true)]
-async fn clones_share_the_breaker_and_settings_make_a_new_one() {
-    let guarded = Guarded::new(Mood::FailingSoon);
-    let clone = guarded.clone();
-    guarded.fail(3);
-    clone.fail(2);
-    assert!(guarded.store.is_open() && clone.store.is_open());
-    assert!(!clone.store.failures(3).is_open());
-}
-
-#[test]
-fn unsupported_quotas_fail_when_the_layer_is_built() {
-    let guarded = Guarded::new(Mood::Well);
-    let (anyone, soft) = (Key::everyone(), [HOURLY.with_soft(1)]);
-    let queueing = Charge::new(RuleName::default(), &anyone, &soft).with_max_wait(secs(1));
-    assert!(guarded.store.supports(&[queueing]).is_err());
-    assert!(charged(|charge| guarded.store.supports(&[charge])).is_ok());
-}
-
-/// The documented time is microseconds; one reading of the clock takes tens of nanoseconds.
-#[test]
-fn an_open_breaker_answers_at_once() {
-    let open = |breaker: Breaker<Shaky>| breaker.open_for(secs(3_600)..=secs(3_600));
-    let guarded = Guarded::set(Mood::FailingSoon, open);
-    guarded.fail(5);
-    let mut times: Vec<_> = (0..10_000)
-        .map(|_| {
-            let start = Instant::now();
-            assert!(matches!(guarded.take(), Err(BreakerError::Open { .. })));
-            start.elapsed()
-        })
-        .collect();
-    times.sort();
-    assert!(times[9_900] < Duration::from_micros(50), "p99 is {:?}", times[9_900]);
-    let info = allocation_counter::measure(|| drop(guarded.take()));
-    assert_eq!(info.count_total, 0);
-}
-
-#[test]
-#[should_panic(expected = "breaker: failures is 0; give at least 1")]
-fn an_invalid_setting_panics() {
-    let _ = Guarded::set(Mood::Well, |breaker| breaker.failures(0));
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,8 +8,7 @@ use tower_sluice::{
     decision::Source,
     key::HeaderKey,
     middleware::Penalty,
-    rule::RuleName,
-    store::{BlockError, Breaker, Charge, Timeout},
+    store::{Breaker, Timeout},
 };
 
 use crate::support::{
@@ -99,16 +98,4 @@ async fn a_busy_process_denies_under_every_policy_and_is_no_failure() {
         let store = cached.fallback(LocalStore::new(), 1);
         subject.ask(store, headers).await;
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_block_by_a_busy_process_is_reported_as_not_made() {
-    let subject = Subject::new();
-    let key = "mallory".into();
-    let charge = Charge::new(RuleName::default(), &key, &[]);
-    let store = subject.breaker.fail_open();
-    let decision = store.block(&charge, SECOND).await.expect("infallible");
-    assert_eq!(decision.source(), Source::Busy);
-    let limiter = tower_sluice::Limiter::named("default", store);
-    assert!(matches!(limiter.block("mallory", SECOND).await, Err(BlockError::Unavailable)));
 }

@@ -12,30 +12,12 @@ use tower_sluice::{
 };
 
 use crate::support::{
-    ALGORITHMS, answer,
+    answer,
     driven::{Time, millis, secs},
     get,
-    no_limit::NoLimit,
     process::{HOURLY, Process, decided, left},
     shaky::Mood,
 };
-
-#[tokio::test(start_paused = true)]
-async fn while_the_store_answers_its_decisions_are_unchanged() {
-    for mood in [Mood::Well, Mood::Late(millis(3))] {
-        let process = Process::one_of(4, &Time::default());
-        process.shared.is(mood);
-        let taken = process.take("alice", HOURLY, 30).await;
-        assert_eq!(
-            (taken.source(), taken.is_allowed(), left(&taken)),
-            (Source::Local, true, vec![70])
-        );
-        let denied = process.take("alice", HOURLY, 71).await;
-        assert_eq!((denied.is_allowed(), denied.retry_after()), (false, Some(secs(36))));
-        assert_eq!(left(&process.adjust("alice", HOURLY, -10).await), [80]);
-        assert!(!process.store.is_failing());
-    }
-}
 
 #[tokio::test(start_paused = true)]
 async fn in_an_outage_the_local_share_decides_and_the_source_is_fallback() {
@@ -89,22 +71,6 @@ async fn keys_exhausted_before_the_outage_stay_exhausted_in_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn reads_and_denials_mirror_the_charges_of_other_processes() {
-    let time = Time::default();
-    let here = Process::one_of(2, &time);
-    let there = Process::beside(&here.shared, 2, &time);
-    for key in ["looked", "denied", "unseen"] {
-        drop(there.take(key, HOURLY, 90).await);
-    }
-    drop(here.take("looked", HOURLY, 0).await);
-    assert!(!here.take("denied", HOURLY, 11).await.is_allowed());
-    here.shared.is(Mood::Failing);
-    assert_eq!(here.admits("looked", HOURLY, 99).await, 5);
-    assert_eq!(here.admits("denied", HOURLY, 99).await, 5);
-    assert_eq!(here.admits("unseen", HOURLY, 99).await, 50, "no worse than its share");
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_quota_smaller_than_the_number_of_processes_gives_a_new_key_one_unit_in_each() {
     let process = Process::one_of(10, &Time::default());
     let five = Quota::per_hour(5);
@@ -114,42 +80,6 @@ async fn a_quota_smaller_than_the_number_of_processes_gives_a_new_key_one_unit_i
     assert_eq!(process.admits("new", five, 99).await, 1);
     let denied = process.take("known", five, 1).await;
     assert_eq!((denied.is_allowed(), denied.retry_after()), (false, Some(secs(7_200))));
-}
-
-#[tokio::test(start_paused = true)]
-async fn every_quota_of_every_charge_is_mirrored() {
-    let process = Process::one_of(2, &Time::default());
-    let (alice, site) = (Key::from("alice"), Key::everyone());
-    let (quotas, all) = ([Quota::per_hour(10), Quota::per_day(100)], [Quota::per_day(50)]);
-    let [user, everyone] = ["user", "site"].map(|name| RuleName::new(name).expect("a name"));
-    let charges = [
-        Charge::new(user, &alice, &quotas).with_cost(6),
-        Charge::new(everyone, &site, &all).with_cost(20),
-    ];
-    assert!(decided(process.store.take(&charges)).await.is_allowed());
-    process.shared.is(Mood::Failing);
-    let looks = charges.map(|charge| charge.with_cost(0));
-    assert_eq!(left(&decided(process.store.take(&looks)).await), [2, 47, 15]);
-    let denied = [charges[0].with_cost(1), charges[1].with_cost(16)];
-    assert!(!decided(process.store.take(&denied)).await.is_allowed());
-    assert_eq!(left(&decided(process.store.take(&looks)).await), [2, 47, 15], "all or nothing");
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_outdated_answer_does_not_lower_the_debt() {
-    let process = Process::one_of(1, &Time::default());
-    process.shared.is(Mood::Late(millis(9)));
-    let limiter = process.limiter();
-    let slow = tokio::spawn(limiter.take("alice", &HOURLY, 10).into_future());
-    tokio::task::yield_now().await;
-    // the slow answer reports 90 left, and arrives after one that reports 10
-    process.shared.is(Mood::Well);
-    drop(process.take("alice", HOURLY, 90).await);
-    let before =
-        Limiter::named("default", process.shared.store.clone()).reset("alice", &HOURLY).now();
-    assert_eq!(left(&before), [100]);
-    assert_eq!(left(&slow.await.expect("no panic")), [90]);
-    assert_eq!(process.local_owes("alice", HOURLY), 90);
 }
 
 #[test]
@@ -173,54 +103,6 @@ fn threads_that_mirror_one_account_do_not_charge_it_twice() {
         drop(process.shared.store.reset(&charge).now());
         drop(process.local.reset(&charge).now());
     }
-}
-
-#[test]
-fn mirroring_a_store_that_answers_at_once_allocates_nothing() {
-    let process = Process::one_of(3, &Time::default());
-    let (key, quotas) = (Key::from("alice"), [Quota::per_second(5), HOURLY]);
-    let charge = Charge::new(RuleName::default(), &key, &quotas);
-    let (alone, followed) =
-        (process.local.clone(), process.local.clone().fallback(process.local, 1));
-    for cost in [1, 1, 9, 0] {
-        let count = |work: &dyn Fn()| allocation_counter::measure(work).count_total;
-        assert_eq!(count(&|| drop(alone.take(&[charge.with_cost(cost)]))), 0);
-        assert_eq!(count(&|| drop(followed.take(&[charge.with_cost(cost)]))), 0, "cost {cost}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn refunds_lower_the_mirrored_debt_but_not_below_the_reported_debt() {
-    let process = Process::one_of(1, &Time::default());
-    drop(process.take("alice", HOURLY, 50).await);
-    drop(process.adjust("alice", HOURLY, -20).await);
-    assert_eq!(process.local_owes("alice", HOURLY), 30);
-    // a refund of sixty does not remove the fifty units of other processes
-    drop(Limiter::named("default", process.shared.store.clone()).take("alice", &HOURLY, 50).now());
-    drop(process.take("alice", HOURLY, 0).await);
-    drop(process.adjust("alice", HOURLY, -60).await);
-    assert_eq!(process.local_owes("alice", HOURLY), 20);
-
-    let quarter = Process::one_of(4, &Time::default());
-    for _ in 0..400 {
-        drop(quarter.take("login", HOURLY, 1).await);
-        drop(quarter.adjust("login", HOURLY, -1).await);
-    }
-    quarter.shared.is(Mood::Failing);
-    assert_eq!(quarter.admits("login", HOURLY, 99).await, 25, "each was refunded");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_reset_clears_both_accounts() {
-    let process = Process::one_of(2, &Time::default());
-    drop(process.take("alice", HOURLY, 100).await);
-    drop(process.limiter().reset("alice", &HOURLY).await);
-    process.shared.is(Mood::Failing);
-    assert_eq!(process.admits("alice", HOURLY, 99).await, 50);
-    drop(process.limiter().reset("alice", &HOURLY).await);
-    assert_eq!(process.admits("alice", HOURLY, 99).await, 50);
-    process.recover().await;
-    assert_eq!(process.shared_left("alice", HOURLY), [100]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -317,32 +199,6 @@ async fn slots_are_mirrored_despite_a_queue_a_block_and_a_full_store() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cost_above_the_share_is_denied_and_headroom_is_divided() {
-    for algorithm in ALGORITHMS {
-        let process = Process::one_of(4, &Time::default());
-        let quota = Quota::per_hour(40).with_algorithm(algorithm);
-        process.shared.is(Mood::Failing);
-        let denied = process.take("alice", quota, 11).await;
-        assert_eq!((denied.is_allowed(), denied.retry_after()), (false, None), "{algorithm:?}");
-        assert!(process.take("alice", quota, 10).await.is_allowed(), "{algorithm:?}");
-        let (bob, quotas) = (Key::from("bob"), [quota]);
-        let charge = Charge::new(RuleName::default(), &bob, &quotas).with_headroom(25);
-        let take = async |cost| decided(process.store.take(&[charge.with_cost(cost)])).await;
-        // Six of its ten units stay.
-        assert!(take(4).await.is_allowed() && !take(1).await.is_allowed(), "{algorithm:?}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn quotas_that_either_store_does_not_support_fail_when_the_layer_is_built() {
-    let process = Process::one_of(2, &Time::default());
-    let rule = || Rule::new("a", Everyone, HOURLY.with_soft(4)).max_wait(secs(1));
-    assert!(RateLimitLayer::try_rules(rule(), process.store).is_err());
-    assert!(RateLimitLayer::try_rules(rule(), NoLimit).is_ok());
-    assert!(RateLimitLayer::try_rules(rule(), NoLimit.fallback(process.local, 1)).is_err());
-}
-
-#[tokio::test(start_paused = true)]
 async fn layers_with_one_rule_are_built_while_the_number_of_processes_changes() {
     let process = Process::one_of(1, &Time::default());
     let rule = |quota| Rule::new("a", Everyone, quota);
@@ -375,10 +231,4 @@ async fn a_layer_keeps_limiting_and_does_not_respond_503() {
         let decision = response.extensions().get::<Decision>().expect("exposed");
         assert_eq!(decision.source(), Source::Fallback);
     }
-}
-
-#[test]
-#[should_panic(expected = "instances is 0; give at least 1")]
-fn zero_instances_panic() {
-    let _ = Process::one_of(0, &Time::default());
 }

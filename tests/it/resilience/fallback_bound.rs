@@ -5,18 +5,13 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tower_sluice::{
-    Algorithm, Decision, Key, LocalStore, Quota, Store, StoreExt,
-    decision::Source,
-    rule::RuleName,
-    store::{Breaker, Charge, Fallback, LocalShare, Timeout},
-};
+use tower_sluice::{Algorithm, Decision, Quota};
 
 use crate::support::{
     all_algorithms,
     driven::{Time, millis, secs},
-    process::{Process, decided},
-    shaky::{Mood, Shaky},
+    process::Process,
+    shaky::Mood,
 };
 
 /// Units of one key that all processes allowed and did not undo.
@@ -134,150 +129,4 @@ async fn a_share_does_not_depend_on_the_cost_of_a_call() {
             }
         }
     }
-}
-
-/// Random numbers with a fixed seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % n
-    }
-
-    fn place(&mut self, of: usize) -> usize {
-        usize::try_from(self.below(of as u64)).expect("fits")
-    }
-}
-
-/// Three processes whose store fails in every way at any time.
-struct World {
-    time: Time,
-    shared: Shaky,
-    stores: [Fallback<Breaker<Timeout<Shaky>>, LocalShare<LocalStore>>; 3],
-    random: Random,
-    admitted: [Admitted; 4],
-    /// Charges that can still be undone: the process, the key and the decision.
-    held: Vec<(usize, usize, u32, Decision)>,
-    fallbacks: u32,
-}
-
-impl World {
-    const QUOTAS: [Quota; 2] = [Quota::per_second(20).with_burst(60), Quota::per_day(1_000_000)];
-
-    fn new(seed: u64) -> Self {
-        let time = Time::default();
-        let shared = Shaky::new(time.0.store(1_024));
-        let stores = [(); 3].map(|()| {
-            let guarded = shared.clone().timeout(millis(50)).breaker();
-            guarded.fallback(time.0.store(1_024), 3)
-        });
-        let (admitted, held) = (Default::default(), Vec::new());
-        Self { time, shared, stores, random: Random(seed), admitted, held, fallbacks: 0 }
-    }
-
-    async fn change(&mut self) {
-        let late = millis(self.random.below(80));
-        let moods = [
-            Mood::Well,
-            Mood::Well,
-            Mood::Failing,
-            Mood::Late(late),
-            Mood::FailingLate(late),
-            Mood::Hanging,
-        ];
-        if self.random.below(40) == 0 {
-            self.shared.is(moods[self.random.place(moods.len())]);
-        }
-        if self.random.below(10) == 0 {
-            self.time.pass(millis(self.random.below(60))).await;
-        }
-    }
-
-    async fn ask(&mut self) {
-        let (who, name, cost) = (self.random.place(3), self.random.place(4), self.random.place(3));
-        let (cost, key) = (u32::try_from(cost).expect("few") + 1, Key::from(name as u64));
-        let charge = Charge::new(RuleName::default(), &key, &Self::QUOTAS).with_cost(cost);
-        let store = &self.stores[who];
-        match self.random.below(20) {
-            0 => drop(decided(store.take(&[charge.with_cost(0)])).await),
-            1 => drop(store.take(&[charge.with_cost(0)])),
-            2 => drop(decided(store.adjust(&charge, 1)).await),
-            3 if self.random.below(50) == 0 => drop(decided(store.block(&charge, secs(1))).await),
-            4 => drop(decided(store.unblock(&charge)).await),
-            5 if !self.held.is_empty() => self.undo().await,
-            _ => {
-                let decision = decided(store.take(&[charge])).await;
-                self.admitted[name].add(&decision, cost);
-                self.fallbacks += u32::from(decision.source() == Source::Fallback);
-                if decision.is_allowed() {
-                    self.held.truncate(64);
-                    self.held.push((who, name, cost, decision));
-                }
-            }
-        }
-    }
-
-    /// Undoes or refunds a charge that was allowed some time ago.
-    async fn undo(&mut self) {
-        let at = self.random.place(self.held.len());
-        let (who, name, cost, decision) = self.held.swap_remove(at);
-        let key = Key::from(name as u64);
-        let charge = Charge::new(RuleName::default(), &key, &Self::QUOTAS).with_cost(cost);
-        self.admitted[name].0 -= i64::from(cost);
-        match self.random.below(2) {
-            0 => self.stores[who].undo(&[charge], &decision, None),
-            _ => drop(decided(self.stores[who].adjust(&charge, -i64::from(cost))).await),
-        }
-    }
-}
-
-/// Every call returns a decision: `decided` would panic otherwise.
-#[tokio::test(start_paused = true)]
-async fn a_hundred_thousand_random_calls_all_get_a_decision_and_stay_within_the_quota() {
-    let mut world = World::new(0x9e37_79b9_7f4a_7c15);
-    for step in 0..100_000 {
-        world.change().await;
-        world.ask().await;
-        let [quota, _] = World::QUOTAS;
-        for admitted in &world.admitted {
-            // The store and the shares of the processes allow the quota each. A call that timed out
-            // is charged and undone in different stores.
-            let most = 2 * bound(quota, world.time.0.now(), quota.limit() + 3);
-            assert!(admitted.at_most(most), "step {step}: {} of {most}", admitted.0);
-        }
-    }
-    assert!((20_000..80_000).contains(&world.fallbacks), "{}", world.fallbacks);
-    assert!(world.admitted.iter().all(|admitted| admitted.0 > 1_000), "too few for a result");
-}
-
-/// Real threads, on a store that fails and recovers between any two calls.
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn threads_allow_no_more_than_both_stores_together() {
-    let (time, quota) = (Time::default(), Quota::per_day(500));
-    let process = Process::one_of(1, &time);
-    let tasks: Vec<_> = (0..8)
-        .map(|task| {
-            let process = process.clone();
-            tokio::spawn(async move {
-                let mut admitted = 0;
-                for at in 0..2_000 {
-                    if at % 7 == task {
-                        let failing = (at / 7) % 2 == 0;
-                        process.shared.is(if failing { Mood::Failing } else { Mood::Well });
-                    }
-                    let decision = process.take("alice", quota, 1).await;
-                    admitted += u32::from(decision.is_allowed());
-                }
-                admitted
-            })
-        })
-        .collect();
-    let mut admitted = 0;
-    for task in tasks {
-        admitted += task.await.expect("no panic");
-    }
-    assert!((500..=1_000).contains(&admitted), "{admitted}");
 }

@@ -11,7 +11,6 @@ use tower_sluice::{
 
 use crate::support::{
     driven::millis,
-    no_limit::NoLimit,
     shaky::{Mood, Shaky},
 };
 
@@ -61,46 +60,4 @@ async fn nested_stores_report_the_health_of_each() {
     assert!(of("breaker").2.starts_with("open"), "{found:?}");
     assert_eq!(of("shaky").1, Status::Failing);
     assert_eq!(of("local").1, Status::Healthy);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_store_that_hangs_is_reported_as_failing_within_the_timeout() {
-    let inner = shaky();
-    inner.is(Mood::Hanging);
-    let store = inner.timeout(millis(50)).fail_open();
-    let found = all(&store.health().await);
-    let effect = "requests are allowed without a limit";
-    assert_eq!(found[0], ("fail_open", Status::Failing, effect.to_owned()));
-    assert_eq!(found[1], ("timeout", Status::Failing, "no answer within 50ms".to_owned()));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_store_that_recovers_is_reported_as_failed_until_the_next_call() {
-    let inner = shaky();
-    let store = inner.clone().fail_closed();
-    inner.is(Mood::FailingSoon);
-    ask(&store).await;
-    inner.is(Mood::Well);
-    let found = all(&store.health().await);
-    assert_eq!(found[0].1, Status::Healthy);
-    assert_eq!(found[0].2, "failed on the last call");
-    ask(&store).await;
-    assert_eq!(all(&store.health().await)[0].2, "");
-}
-
-#[tokio::test]
-async fn a_store_without_a_health_report_is_unknown_and_not_failing() {
-    let found = NoLimit.boxed().health().await;
-    let Health { store, status, inner, .. } = &found;
-    assert_eq!((*store, *status, inner.len()), ("other", Status::Unknown, 0));
-    assert!(found.is_healthy());
-}
-
-#[tokio::test]
-async fn the_local_store_reports_its_capacity() {
-    let store = FakeClock::new().store(64);
-    ask(&store).await;
-    let found = Store::health(&&store).await;
-    assert_eq!(found.store, "local");
-    assert!(found.detail.starts_with("1 of "), "{found:?}");
 }

@@ -213,25 +213,6 @@ async fn a_lost_server_delays_no_key_of_other_servers_in_any_order_of_the_wrappe
 }
 
 #[tokio::test(start_paused = true)]
-async fn wrappers_return_the_servers_of_the_inner_store() {
-    let inner = Sharded::new(WELL);
-    let key = Key::from(LOST);
-    let charges = [Charge::new(RuleName::default(), &key, &QUOTAS)];
-    let check = |store: &dyn Fn(Op<'_>) -> Vec<FailureDomain>| {
-        assert_eq!(store(Op::Take(&charges)), [inner.servers[0].clone()]);
-    };
-    let store = || inner.clone().timeout(Timeout::DEFAULT).breaker().deny_cache().leases(5);
-    check(&|op| store().failure_domains(op));
-    check(&|op| store().fallback(LocalStore::new(), 1).failure_domains(op));
-    check(&|op| store().fail_open().boxed().failure_domains(op));
-    check(&|op| {
-        let store = store().fail_closed();
-        Store::failure_domains(&&store, op)
-    });
-    assert_eq!(LocalStore::new().breaker().failure_domains(Op::Take(&charges)), []);
-}
-
-#[tokio::test(start_paused = true)]
 async fn an_outage_ends_when_no_server_fails() {
     let inner = Sharded::new(FAILING);
     let store = inner.clone().fallback(LocalStore::new(), 1);

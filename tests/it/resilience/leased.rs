@@ -4,16 +4,7 @@
 
 #![allow(clippy::print_stdout)]
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    task::{Context, Wake, Waker},
-    time::Duration,
-};
+use std::time::Duration;
 
 use tokio::{
     runtime::{Builder, Runtime},
@@ -24,7 +15,7 @@ use tower_sluice::{
     Algorithm, Decision, Key, Limiter, LocalStore, Quota, Store, StoreExt,
     decision::{Outcome, Source},
     rule::RuleName,
-    store::{self, Answer, Charge, Leased, Op},
+    store::{Answer, Charge, Leased},
 };
 
 use crate::support::{
@@ -80,62 +71,6 @@ async fn pass(time: &Time, whole: Duration) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hot_key_calls_the_store_rarely() {
-    let time = Time::default();
-    let (inner, store) = leased(&time, 5);
-    let quota = Quota::per_minute(60_000);
-    let mut admitted = 0;
-    for _ in 0..5_000 {
-        let decision = take(&store, quota);
-        assert!(decision.is_allowed());
-        admitted += usize::from(decision.source() == Source::Leased);
-        time.pass(Duration::from_micros(1_250)).await;
-    }
-    assert_eq!(inner.takes() + admitted, 5_000);
-    assert!(inner.takes() * 100 < 5_000, "{} trips", inner.takes());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_key_that_is_not_hot_calls_the_store_each_time() {
-    let time = Time::default();
-    let (inner, store) = leased(&time, 5);
-    for n in 0..100_u32 {
-        for key in 0..2_u32 {
-            let decision =
-                Limiter::named("default", store.clone()).take(n % 7 + key, &HOURLY, 1).now();
-            assert_eq!(decision.source(), Source::Local);
-        }
-        time.pass(millis(51)).await;
-    }
-    assert_eq!((inner.takes(), inner.given_back()), (200, 0));
-}
-
-#[tokio::test(start_paused = true)]
-async fn reported_values_combine_the_store_and_the_lease() {
-    let time = Time::default();
-    let window = HOURLY.with_algorithm(Algorithm::fixed_window());
-    for quotas in [&[HOURLY][..], &[window], &[HOURLY, Quota::per_day(2_000)]] {
-        let ((_, store), plain) = (leased(&time, 5), time.store());
-        for n in 0..40 {
-            let [decision, alone] = charged(quotas, |charge| {
-                [store.take(&[charge]).now(), plain.take(&[charge]).now()]
-            });
-            let numbers = |decision: &Decision| -> Vec<_> {
-                let each = decision.outcomes().iter();
-                each.map(|it| (it.limit(), it.remaining(), it.reset_after(), it.next_after()))
-                    .collect()
-            };
-            assert_eq!(numbers(&decision), numbers(&alone), "{n} of {quotas:?}");
-            assert_eq!((decision.is_allowed(), decision.wait()), (true, Duration::ZERO));
-            time.pass(millis(3)).await;
-        }
-        let last = charged(quotas, |charge| store.take(&[charge]).now());
-        drop(charged(quotas, |charge| plain.take(&[charge]).now()));
-        assert_eq!(last.source(), Source::Leased);
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn no_more_than_the_share_is_leased_for_any_callers() {
     let time = Time::default();
     let (inner, store) = leased(&time, 5);
@@ -154,124 +89,6 @@ async fn no_more_than_the_share_is_leased_for_any_callers() {
     }
     assert_eq!(admitted, 1_000);
     assert!(leased > 400, "{leased} without asking");
-}
-
-#[tokio::test(start_paused = true)]
-async fn charges_that_cannot_be_leased_call_the_store() {
-    let time = Time::default();
-    let (inner, store) = leased(&time, 5);
-    let by = |algorithm| HOURLY.with_algorithm(algorithm);
-    let plans = [
-        by(Algorithm::TokenBucket),
-        by(Algorithm::SlidingLog),
-        by(Algorithm::SlidingWindow { buckets: 2 }),
-        by(Algorithm::FixedWindow { carry_over: 0, paced: true }),
-        by(Algorithm::FixedWindow { carry_over: 3, paced: false }),
-        HOURLY.with_soft(5),
-        HOURLY.with_initial(500),
-        Quota::per_hour(39), // a share of one unit
-        Quota::blocked(),
-    ];
-    let mut asked = 0;
-    let mut asks = |quotas: &[Quota], ask: &dyn Fn(Charge<'_>) -> Decision| {
-        for _ in 0..20 {
-            let decision = charged(quotas, ask);
-            assert_eq!(decision.source(), Source::Local, "{quotas:?}");
-        }
-        asked += 20;
-        assert_eq!(inner.takes(), asked, "{quotas:?}");
-    };
-    for quota in plans {
-        asks(&[quota], &|charge| store.take(&[charge]).now());
-        asks(&[HOURLY, quota], &|charge| store.take(&[charge]).now());
-    }
-    let plain: [fn(Charge<'_>) -> Charge<'_>; 6] = [
-        |it| it.with_cost(0),
-        |it| it.with_cost(26),
-        |it| it.with_headroom(1),
-        |it| it.with_max_wait(millis(1)),
-        |it| it.with_report_only(true),
-        |it| it.with_quota_index(0),
-    ];
-    for ask in plain {
-        asks(&[HOURLY], &|charge| store.take(&[ask(charge)]).now());
-    }
-    asks(&[HOURLY], &|charge| store.take(&[charge, charge]).now());
-    assert_eq!(inner.given_back(), 0);
-}
-
-#[tokio::test(start_paused = true)]
-async fn unused_units_are_returned_without_further_calls() {
-    for quotas in [&[HOURLY][..], &[Quota::per_second(500), HOURLY]] {
-        let time = Time::default();
-        let (inner, store) = leased(&time, 5);
-        for _ in 0..20 {
-            assert!(charged(quotas, |charge| store.take(&[charge]).now()).is_allowed());
-        }
-        let look = || charged(quotas, |it| inner.store().take(&[it.with_cost(0)]).now());
-        let left = || look().outcomes().last().map(Outcome::remaining);
-        assert!(left() < Some(980), "{:?}", left());
-        pass(&time, millis(190)).await;
-        assert!(left() < Some(980), "{:?}", left());
-        pass(&time, millis(120)).await;
-        assert_eq!(left(), Some(980), "{quotas:?}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn leased_units_are_returned_when_the_store_is_dropped() {
-    let time = Time::default();
-    let (inner, store) = leased(&time, 5);
-    let other = store.clone();
-    assert_eq!(passed(&store, HOURLY, 20), 20);
-    drop(store);
-    assert!(left(&inner, HOURLY) < 980);
-    drop(other);
-    assert_eq!((left(&inner, HOURLY), inner.given_back()), (980, 1));
-}
-
-#[tokio::test(start_paused = true)]
-async fn units_are_leased_no_longer_than_max_age() {
-    let time = Time::default();
-    let (inner, store) = leased(&time, 5);
-    let store = store.max_age(millis(300));
-    for _ in 0..3 {
-        assert_eq!(passed(&store, HOURLY, 20), 20);
-        // called too slowly to use up the lease, and quickly enough to keep it
-        for _ in 0..10 {
-            assert!(take(&store, HOURLY).is_allowed());
-            time.pass(millis(45)).await;
-            tokio::task::yield_now().await;
-        }
-    }
-    assert!(inner.given_back() >= 3, "{} given back", inner.given_back());
-    pass(&time, millis(310)).await;
-    assert_eq!(left(&inner, HOURLY), 910);
-}
-
-#[tokio::test(start_paused = true)]
-async fn units_that_are_too_old_are_not_spent() {
-    let time = Time::default();
-    let (_, store) = leased(&time, 5);
-    let store = store.max_age(millis(50));
-    assert_eq!(passed(&store, HOURLY, 9), 9);
-    time.pass(millis(49)).await;
-    assert_eq!(take(&store, HOURLY).source(), Source::Leased);
-    time.pass(millis(1)).await;
-    assert_eq!(take(&store, HOURLY).source(), Source::Local);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_key_that_is_no_longer_hot_gets_no_lease() {
-    let time = Time::default();
-    let (inner, store) = leased(&time, 5);
-    assert_eq!(passed(&store, HOURLY, 60), 60);
-    pass(&time, secs(3)).await;
-    let asked = inner.takes();
-    for _ in 0..3 {
-        assert_eq!(take(&store, HOURLY).source(), Source::Local);
-    }
-    assert_eq!((inner.takes(), left(&inner, HOURLY)), (asked + 3, 937));
 }
 
 #[tokio::test(start_paused = true)]
@@ -302,24 +119,6 @@ async fn the_last_units_can_be_taken_too() {
             assert!(!take(holder, quota).is_allowed());
         }
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_denial_reports_the_values_of_the_store() {
-    let time = Time::default();
-    let (inner, store) = leased(&time, 5);
-    let quota = Quota::per_minute(120); // one unit refills every half second
-    passed(&store, quota, 120);
-    assert_eq!(left(&inner, quota), 0);
-    for _ in 0..10 {
-        let (decision, plain) = (take(&store, quota), take(inner.store(), quota));
-        assert_eq!((decision.is_allowed(), plain.is_allowed()), (false, false));
-        assert_eq!(decision.retry_after(), plain.retry_after());
-        assert_eq!(decision.remaining(), Some(0));
-        time.pass(millis(20)).await;
-    }
-    time.pass(millis(300)).await;
-    assert!(take(&store, quota).is_allowed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -402,75 +201,6 @@ async fn four_processes_use_the_limit_with_one_store_call_in_twenty() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_local_change_ends_the_lease() {
-    let (time, quotas) = (Time::default(), [HOURLY]);
-    let (inner, store) = leased(&time, 5);
-    let (other, user) = (Key::from("other"), RuleName::new("user").expect("a name"));
-    let hot = || {
-        charged(&quotas, |charge| {
-            let both = [charge, Charge::new(user, &other, &quotas)];
-            (0..20).for_each(|_| drop(store.take(&[charge]).now()));
-            (0..20).for_each(|_| drop(store.take(&both).now()));
-            let here = [store.take(&[charge]).now(), store.take(&both).now()];
-            assert_eq!(here.map(|decision| decision.source()), [Source::Leased; 2]);
-        });
-    };
-    let asked = |charge: Charge<'_>| {
-        let before = inner.takes();
-        let decision = store.take(&[charge]).now();
-        assert_eq!(inner.takes(), before + 1, "the store is called");
-        decision
-    };
-    charged(&quotas, |charge| {
-        hot();
-        let given_back = inner.given_back();
-        drop(store.reset(&charge).now());
-        // the other account is kept, and gets its units back
-        assert_eq!((left(&inner, HOURLY), inner.given_back()), (1_000, given_back + 2));
-        assert_eq!(asked(charge).outcomes()[0].owed_by_all(), 1);
-
-        // charges from here on are later than the reset
-        time.0.advance(Duration::from_nanos(1));
-        hot();
-        drop(store.block(&charge, secs(9)).now());
-        assert!(!asked(charge).is_allowed());
-        drop(store.unblock(&charge).now());
-        let owed = 1_000 - left(&inner, HOURLY);
-        let other = inner.store().take(&[Charge::new(user, &other, &quotas).with_cost(0)]).now();
-        assert_eq!(owed, 43, "nothing of it is held any more");
-        assert_eq!(other.outcomes()[0].owed_by_all(), 42);
-    });
-}
-
-trait Owed {
-    fn owed_by_all(&self) -> u32;
-}
-
-impl Owed for Outcome {
-    fn owed_by_all(&self) -> u32 {
-        self.limit() - self.remaining()
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn another_process_sees_a_reset_after_max_age() {
-    let time = Time::default();
-    let (inner, store) = leased(&time, 5);
-    passed(&store, HOURLY, 40);
-    drop(charged(&[HOURLY], |charge| inner.reset(&charge).now()));
-    let mut here = 0;
-    for _ in 0..2_000 {
-        here += u32::from(take(&store, HOURLY).source() == Source::Leased);
-        time.pass(Duration::from_micros(40_000)).await;
-        if left(&inner, HOURLY) < 1_000 {
-            break;
-        }
-    }
-    assert!(here < 50, "{here} by leases");
-    assert!(time.0.now() <= millis(1_100), "{:?}", time.0.now());
-}
-
-#[tokio::test(start_paused = true)]
 async fn another_plan_ends_the_lease() {
     let time = Time::default();
     let (inner, store) = leased(&time, 5);
@@ -502,117 +232,11 @@ async fn undoing_a_leased_call_undoes_its_part_of_the_lease_in_the_store() {
     assert_eq!(left(&inner, HOURLY), 1_000 - 9 - 20);
 }
 
-/// One unit refills per second: of ten calls, one unit per second has refilled when they are
-/// undone.
-#[tokio::test(start_paused = true)]
-async fn undoing_leased_calls_returns_no_more_than_the_store_still_holds() {
-    let (time, quotas) = (Time::default(), [Quota::per_minute(60)]);
-    for seconds in [0, 3, 9, 60] {
-        let (inner, store) = leased(&time, 25);
-        charged(&quotas, |charge| {
-            let taken: Vec<_> = (0..20).map(|_| store.take(&[charge]).now()).collect();
-            assert!(taken.iter().any(|taken| taken.source() == Source::Leased));
-            drop(store.clone());
-            time.0.advance(secs(seconds));
-            for taken in &taken {
-                store.undo(&[charge], taken, None);
-            }
-        });
-        drop(store);
-        assert_eq!(left(&inner, quotas[0]), 60, "after {seconds} s");
-        time.0.advance(secs(60));
-    }
-}
-
-/// In a window, a unit counts where it was allowed: a unit of the previous window is not part of
-/// this one.
-#[tokio::test(start_paused = true)]
-async fn a_unit_of_an_earlier_lease_is_not_returned_to_a_later_one() {
-    for algorithm in [Algorithm::fixed_window(), Algorithm::AnchoredWindow] {
-        let time = Time::default();
-        let (inner, store) = leased(&time, 20);
-        let quota = Quota::per_hour(100).with_algorithm(algorithm);
-        let asks = || (1..50).map(|n| (n, take(&store, quota)));
-        let leased = || asks().find(|(_, taken)| taken.source() == Source::Leased);
-        let (_, early) = leased().expect("a hot key");
-        time.pass(secs(3_600)).await;
-        let (before, _) = leased().expect("another lease");
-        charged(&[quota], |charge| store.undo(&[charge], &early, None));
-        let all = before + passed(&store, quota, 200);
-        assert_eq!(all, 100, "{algorithm:?}: of the later window");
-        assert_eq!(left(&inner, quota), 0, "{algorithm:?}");
-    }
-}
-
 /// Makes alice's key hot on a store that answers later.
 async fn heat<S: Store<Error = E>, E: std::fmt::Debug>(store: &S, quota: Quota) {
     for _ in 0..3 {
         drop(charged(&[quota], |charge| store.take(&[charge])).await.expect("a decision"));
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn other_calls_wait_for_a_pending_lease() {
-    let time = Time::default();
-    let inner = Slow::new(time.store());
-    let counted = Counting::new(inner.clone());
-    let store = counted.clone().leases(5);
-    inner.tell(3);
-    heat(&store, HOURLY).await;
-    let ask = || task::spawn(charged(&[HOURLY], |charge| store.take(&[charge])).into_future());
-    let mut asks: Vec<_> = (0..40).map(|_| ask()).collect();
-    asks.iter_mut().for_each(|ask| assert_pending!(ask.poll()));
-    assert_eq!(counted.takes(), 4, "one borrows");
-    // most are cancelled, and no call is left waiting
-    asks.drain(1..20);
-    let mut trips = 0;
-    while !asks.is_empty() {
-        inner.tell(1);
-        trips += 1;
-        // each cancelled call wakes another
-        for _ in 0..2 {
-            asks.retain_mut(|ask| ask.poll().is_pending());
-        }
-        assert!(trips < 20, "{} are stranded", asks.len());
-    }
-    assert_eq!(counted.takes(), 5, "twice for all of them");
-}
-
-/// A waker that counts how often it was used.
-#[derive(Default)]
-struct Woken(AtomicUsize);
-
-impl Wake for Woken {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Relaxed);
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_waiting_call_is_woken_once_and_a_cancelled_one_never() {
-    let time = Time::default();
-    let inner = Slow::new(time.store());
-    let store = inner.clone().leases(5);
-    inner.tell(3);
-    heat(&store, HOURLY).await;
-    let ask = || charged(&[HOURLY], |charge| store.take(&[charge])).into_future();
-    let mut borrower = task::spawn(ask());
-    assert_pending!(borrower.poll());
-    let mut asks: Vec<_> = (0..1_000).map(|_| (Arc::<Woken>::default(), ask())).collect();
-    for (woken, ask) in &mut asks {
-        let waker = Waker::from(woken.clone());
-        for _ in 0..3 {
-            assert_pending!(Pin::new(&mut *ask).poll(&mut Context::from_waker(&waker)));
-        }
-    }
-    let cancelled: Vec<_> = asks.drain(500..).map(|(woken, _)| woken).collect();
-    let kept = cancelled.iter().filter(|woken| Arc::strong_count(woken) > 1).count();
-    assert_eq!(kept, 0, "wakers of cancelled calls");
-    inner.tell(1);
-    drop(assert_ready!(borrower.poll()).expect("a decision"));
-    let times = |woken: &Arc<Woken>| woken.0.load(Relaxed);
-    assert_eq!(cancelled.iter().map(times).max(), Some(0));
-    assert!(asks.iter().all(|(woken, _)| times(woken) == 1));
 }
 
 /// Returns a runtime with a timer, which a waiting call needs.
@@ -656,68 +280,6 @@ fn a_waiting_call_costs_the_same_among_forty_thousand() {
     let [few, many] = [1_000, 40_000].map(waiting_cost);
     println!("{few:?} per call among 1000, {many:?} among 40000");
     assert!(many < few * 6, "{many:?} per call, and {few:?} among 1000");
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_call_that_borrows_can_be_cancelled() {
-    let time = Time::default();
-    let inner = Slow::new(time.store());
-    let store = inner.clone().leases(5);
-    inner.tell(3);
-    heat(&store, HOURLY).await;
-    let ask = || task::spawn(charged(&[HOURLY], |charge| store.take(&[charge])).into_future());
-    let (mut borrower, mut other) = (ask(), ask());
-    assert_pending!(borrower.poll());
-    assert_pending!(other.poll());
-    drop(borrower);
-    tokio::task::yield_now().await;
-    inner.tell(1);
-    tokio::task::yield_now().await;
-    assert!(other.is_woken());
-    let decision = assert_ready!(other.poll()).expect("a decision");
-    assert_eq!((decision.is_allowed(), decision.source()), (true, Source::Leased));
-}
-
-#[test]
-fn outside_a_runtime_the_call_that_borrows_can_be_cancelled_too() {
-    let inner = Slow::new(LocalStore::new());
-    let store = inner.clone().leases(5);
-    inner.tell(3);
-    tokio_test::block_on(heat(&store, HOURLY));
-    let ask = || task::spawn(charged(&[HOURLY], |charge| store.take(&[charge])).into_future());
-    let (runtime, borrower, mut other) = (runtime(), ask(), ask());
-    let inside = runtime.enter();
-    assert_pending!(other.poll());
-    drop(inside);
-    drop(borrower);
-    assert!(other.is_woken());
-    inner.tell(1);
-    let decision = assert_ready!(other.poll()).expect("a decision");
-    assert_eq!((decision.is_allowed(), decision.source()), (true, Source::Local));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_reset_during_a_borrow_call_ends_the_lease() {
-    for algorithm in [Algorithm::Gcra, Algorithm::fixed_window(), Algorithm::AnchoredWindow] {
-        let (time, quota) = (Time::default(), HOURLY.with_algorithm(algorithm));
-        let inner = Slow::new(time.store());
-        let store = inner.clone().leases(5);
-        inner.tell(3);
-        heat(&store, quota).await;
-        let ask = || task::spawn(charged(&[quota], |charge| store.take(&[charge])).into_future());
-        let mut borrower = ask();
-        assert_pending!(borrower.poll());
-        inner.confirm(1);
-        drop(charged(&[quota], |charge| store.reset(&charge)).await.expect("a reset"));
-        time.0.advance(Duration::from_nanos(1));
-        drop(charged(&[quota], |charge| inner.store.take(&[charge.with_cost(10)]).now()));
-        inner.tell(1);
-        assert!(assert_ready!(borrower.poll()).expect("a decision").is_allowed());
-        let look = charged(&[quota], |charge| inner.store.take(&[charge.with_cost(0)]).now());
-        assert_eq!(look.remaining(), Some(990), "returned units free no later charge");
-        let mut next = ask();
-        assert_pending!(next.poll(), "the lease has ended");
-    }
 }
 
 /// The account of bob is in the same set of the table.
@@ -764,51 +326,6 @@ async fn no_call_waits_long_for_a_borrow_call_that_is_not_polled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn leased_units_are_used_while_the_store_fails() {
-    let time = Time::default();
-    let inner = Shaky::new(time.store());
-    let store = inner.clone().breaker().deny_cache().leases(5);
-    let layered = store.clone().fallback(time.store(), 4);
-    let ask =
-        async || charged(&[HOURLY], |charge| layered.take(&[charge])).await.expect("infallible");
-    for _ in 0..8 {
-        assert!(ask().await.is_allowed());
-    }
-    inner.is(Mood::Failing);
-    let mut sources = Vec::new();
-    for _ in 0..12 {
-        sources.push(ask().await.source());
-    }
-    assert_eq!(&sources[..7], [Source::Leased; 7]);
-    assert_eq!(&sources[7..], [Source::Fallback; 5]);
-    assert!(layered.is_failing());
-    inner.is(Mood::Well);
-    time.pass(secs(2)).await;
-    assert_eq!(ask().await.source(), Source::Local);
-    assert!(!layered.is_failing());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_failed_borrow_call_fails_for_its_caller_and_others_call_the_store() {
-    let time = Time::default();
-    let inner = Shaky::new(time.store());
-    let store = inner.clone().leases(5);
-    heat(&store, HOURLY).await;
-    inner.is(Mood::FailingLate(millis(5)));
-    let ask = || task::spawn(charged(&[HOURLY], |charge| store.take(&[charge])).into_future());
-    let (mut borrower, mut other) = (ask(), ask());
-    assert_pending!(borrower.poll());
-    assert_pending!(other.poll());
-    assert_eq!(inner.calls(), 4);
-    time.pass(millis(6)).await;
-    assert!(assert_ready!(borrower.poll()).is_err());
-    assert!(other.is_woken());
-    inner.is(Mood::Well);
-    assert!(assert_ready!(other.poll()).expect("a decision").is_allowed());
-    assert_eq!(inner.calls(), 5);
-}
-
-#[tokio::test(start_paused = true)]
 async fn fallback_decisions_give_no_lease() {
     let time = Time::default();
     let (inner, local) = (Shaky::new(time.store()), time.store());
@@ -825,67 +342,8 @@ async fn fallback_decisions_give_no_lease() {
     }
 }
 
-/// A store that reports only that a request passes.
-#[derive(Clone)]
-struct Silent(Counting<LocalStore>);
-
-impl Store for Silent {
-    type Error = <LocalStore as Store>::Error;
-    type Future = <LocalStore as Store>::Future;
-
-    fn call(&self, op: Op<'_>, context: &store::Context<'_>) -> Answer<Self::Future> {
-        let Op::Take(charges) = op else { return self.0.call(op, context) };
-        let decision = self.0.take(charges).now();
-        assert!(decision.is_allowed());
-        let unknown = Outcome::unknown(charges[0].rule, 0, Some(Duration::ZERO));
-        Answer::Now(Ok(Decision::allow().with_outcome(unknown)))
-    }
-
-    fn undo(&self, charges: &[Charge<'_>], _: &Decision, _: Option<u32>) {
-        drop(self.0.adjust(&charges[0], -i64::from(charges[0].cost)).now());
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_store_without_reported_values_is_called_each_time() {
-    let time = Time::default();
-    let (inner, _) = leased(&time, 5);
-    let store = Silent(inner.clone()).leases(5);
-    assert_eq!((passed(&store, HOURLY, 30), inner.takes()), (30, 30));
-    assert_eq!(left(&inner, HOURLY), 970);
-}
-
 fn remaining(local: &LocalStore) -> u32 {
     charged(&[HOURLY], |charge| local.take(&[charge.with_cost(0)]).now().outcomes()[0].remaining())
-}
-
-/// Returns the text of a panic.
-fn panic<T>(of: impl FnOnce() -> T) -> String {
-    let said = catch_unwind(AssertUnwindSafe(of)).err().expect("a panic");
-    *said.downcast::<String>().expect("a text")
-}
-
-#[test]
-fn settings_are_checked() {
-    let store = || LocalStore::new().leases(5);
-    for percent in [0, 26, u32::MAX] {
-        let text = panic(|| LocalStore::new().leases(percent));
-        assert!(text.starts_with(&format!("percent is {percent}; give 1 to 25")), "{text}");
-    }
-    for (time, text) in [(Duration::ZERO, "0ns"), (secs(61), "61s")] {
-        let said = panic(|| store().max_age(time));
-        let text = format!("max_age is {text}; give a time such as 1s, at most 60s: ");
-        assert!(said.starts_with(&text), "{said}");
-    }
-    for keys in [0, usize::MAX] {
-        let said = panic(|| store().capacity(keys));
-        let text = format!("capacity is {keys}; give 1 to 16777216");
-        assert!(said.starts_with(&text), "{said}");
-    }
-    for fine in [1, 25] {
-        drop(LocalStore::new().leases(fine));
-    }
-    drop(store().max_age(secs(60)).capacity(65_536));
 }
 
 #[tokio::test(start_paused = true)]
@@ -909,13 +367,171 @@ async fn keys_beyond_the_capacity_call_the_store_each_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refund_through_the_leases_ends_them_first() {
+async fn charges_that_cannot_be_leased_call_the_store() {
     let time = Time::default();
-    let (inner, store) = leased(&time, 25);
-    let quota = Quota::per_hour(100).with_algorithm(Algorithm::fixed_window());
-    assert_eq!(passed(&store, quota, 50), 50);
-    assert!(left(&inner, quota) < 50, "no units are leased");
-    drop(charged(&[quota], |charge| store.adjust(&charge, -100).now()));
-    assert_eq!(left(&inner, quota), 100);
-    assert_eq!(passed(&store, quota, 200), 100);
+    let (inner, store) = leased(&time, 5);
+    let by = |algorithm| HOURLY.with_algorithm(algorithm);
+    let plans = [
+        by(Algorithm::TokenBucket),
+        by(Algorithm::SlidingLog),
+        by(Algorithm::SlidingWindow { buckets: 2 }),
+        by(Algorithm::FixedWindow { carry_over: 0, paced: true }),
+        by(Algorithm::FixedWindow { carry_over: 3, paced: false }),
+        HOURLY.with_soft(5),
+        HOURLY.with_initial(500),
+        Quota::per_hour(39), // a share of one unit
+        Quota::blocked(),
+    ];
+    let mut asked = 0;
+    let mut asks = |quotas: &[Quota], ask: &dyn Fn(Charge<'_>) -> Decision| {
+        for _ in 0..20 {
+            let decision = charged(quotas, ask);
+            assert_eq!(decision.source(), Source::Local, "{quotas:?}");
+        }
+        asked += 20;
+        assert_eq!(inner.takes(), asked, "{quotas:?}");
+    };
+    for quota in plans {
+        asks(&[quota], &|charge| store.take(&[charge]).now());
+        asks(&[HOURLY, quota], &|charge| store.take(&[charge]).now());
+    }
+    let plain: [fn(Charge<'_>) -> Charge<'_>; 6] = [
+        |it| it.with_cost(0),
+        |it| it.with_cost(26),
+        |it| it.with_headroom(1),
+        |it| it.with_max_wait(millis(1)),
+        |it| it.with_report_only(true),
+        |it| it.with_quota_index(0),
+    ];
+    for ask in plain {
+        asks(&[HOURLY], &|charge| store.take(&[ask(charge)]).now());
+    }
+    asks(&[HOURLY], &|charge| store.take(&[charge, charge]).now());
+    assert_eq!(inner.given_back(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_local_change_ends_the_lease() {
+    let (time, quotas) = (Time::default(), [HOURLY]);
+    let (inner, store) = leased(&time, 5);
+    let (other, user) = (Key::from("other"), RuleName::new("user").expect("a name"));
+    let hot = || {
+        charged(&quotas, |charge| {
+            let both = [charge, Charge::new(user, &other, &quotas)];
+            (0..20).for_each(|_| drop(store.take(&[charge]).now()));
+            (0..20).for_each(|_| drop(store.take(&both).now()));
+            let here = [store.take(&[charge]).now(), store.take(&both).now()];
+            assert_eq!(here.map(|decision| decision.source()), [Source::Leased; 2]);
+        });
+    };
+    let asked = |charge: Charge<'_>| {
+        let before = inner.takes();
+        let decision = store.take(&[charge]).now();
+        assert_eq!(inner.takes(), before + 1, "the store is called");
+        decision
+    };
+    charged(&quotas, |charge| {
+        hot();
+        let given_back = inner.given_back();
+        drop(store.reset(&charge).now());
+        // the other account is kept, and gets its units back
+        assert_eq!((left(&inner, HOURLY), inner.given_back()), (1_000, given_back + 2));
+        assert_eq!(asked(charge).outcomes()[0].owed_by_all(), 1);
+
+        // charges from here on are later than the reset
+        time.0.advance(Duration::from_nanos(1));
+        hot();
+        drop(store.block(&charge, secs(9)).now());
+        assert!(!asked(charge).is_allowed());
+        drop(store.unblock(&charge).now());
+        let owed = 1_000 - left(&inner, HOURLY);
+        let other = inner.store().take(&[Charge::new(user, &other, &quotas).with_cost(0)]).now();
+        assert_eq!(owed, 43, "nothing of it is held any more");
+        assert_eq!(other.outcomes()[0].owed_by_all(), 42);
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn reported_values_combine_the_store_and_the_lease() {
+    let time = Time::default();
+    let window = HOURLY.with_algorithm(Algorithm::fixed_window());
+    for quotas in [&[HOURLY][..], &[window], &[HOURLY, Quota::per_day(2_000)]] {
+        let ((_, store), plain) = (leased(&time, 5), time.store());
+        for n in 0..40 {
+            let [decision, alone] = charged(quotas, |charge| {
+                [store.take(&[charge]).now(), plain.take(&[charge]).now()]
+            });
+            let numbers = |decision: &Decision| -> Vec<_> {
+                let each = decision.outcomes().iter();
+                each.map(|it| (it.limit(), it.remaining(), it.reset_after(), it.next_after()))
+                    .collect()
+            };
+            assert_eq!(numbers(&decision), numbers(&alone), "{n} of {quotas:?}");
+            assert_eq!((decision.is_allowed(), decision.wait()), (true, Duration::ZERO));
+            time.pass(millis(3)).await;
+        }
+        let last = charged(quotas, |charge| store.take(&[charge]).now());
+        drop(charged(quotas, |charge| plain.take(&[charge]).now()));
+        assert_eq!(last.source(), Source::Leased);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_denial_reports_the_values_of_the_store() {
+    let time = Time::default();
+    let (inner, store) = leased(&time, 5);
+    let quota = Quota::per_minute(120); // one unit refills every half second
+    passed(&store, quota, 120);
+    assert_eq!(left(&inner, quota), 0);
+    for _ in 0..10 {
+        let (decision, plain) = (take(&store, quota), take(inner.store(), quota));
+        assert_eq!((decision.is_allowed(), plain.is_allowed()), (false, false));
+        assert_eq!(decision.retry_after(), plain.retry_after());
+        assert_eq!(decision.remaining(), Some(0));
+        time.pass(millis(20)).await;
+    }
+    time.pass(millis(300)).await;
+    assert!(take(&store, quota).is_allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn units_that_are_too_old_are_not_spent() {
+    let time = Time::default();
+    let (_, store) = leased(&time, 5);
+    let store = store.max_age(millis(50));
+    assert_eq!(passed(&store, HOURLY, 9), 9);
+    time.pass(millis(49)).await;
+    assert_eq!(take(&store, HOURLY).source(), Source::Leased);
+    time.pass(millis(1)).await;
+    assert_eq!(take(&store, HOURLY).source(), Source::Local);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_call_that_borrows_can_be_cancelled() {
+    let time = Time::default();
+    let inner = Slow::new(time.store());
+    let store = inner.clone().leases(5);
+    inner.tell(3);
+    heat(&store, HOURLY).await;
+    let ask = || task::spawn(charged(&[HOURLY], |charge| store.take(&[charge])).into_future());
+    let (mut borrower, mut other) = (ask(), ask());
+    assert_pending!(borrower.poll());
+    assert_pending!(other.poll());
+    drop(borrower);
+    tokio::task::yield_now().await;
+    inner.tell(1);
+    tokio::task::yield_now().await;
+    assert!(other.is_woken());
+    let decision = assert_ready!(other.poll()).expect("a decision");
+    assert_eq!((decision.is_allowed(), decision.source()), (true, Source::Leased));
+}
+
+trait Owed {
+    fn owed_by_all(&self) -> u32;
+}
+
+impl Owed for Outcome {
+    fn owed_by_all(&self) -> u32 {
+        self.limit() - self.remaining()
+    }
 }

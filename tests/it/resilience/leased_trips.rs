@@ -182,23 +182,3 @@ async fn trips_and_use_of_the_limit_by_load() {
         assert!(measured.trips <= case.trips, "{}: {measured:?}", case.name);
     }
 }
-
-/// Without the deny cache, each denial is a trip.
-#[tokio::test(start_paused = true)]
-async fn above_the_limit_leases_save_few_trips_without_the_deny_cache() {
-    const LOADS: [(&str, &[Load], f64); 2] = [
-        ("1.5 times the limit", &[Load::Steady(750); 2], 4.0),
-        ("ten times the limit", &[Load::Steady(5_000); 2], 1.2),
-    ];
-    for (name, loads, most) in LOADS {
-        let trips = usize::MAX;
-        let case = Case { name, quota: SECONDLY, percent: 10, loads, seconds: 20, trips };
-        let process = |inner: Counting<LocalStore>| {
-            let store = inner.leases(case.percent);
-            move || take(&store, case.quota).is_allowed()
-        };
-        let measured = measure(&case, process).await;
-        println!("| {name}, without the deny cache | {:.1} |", measured.asked_per_trip());
-        assert!(measured.asked_per_trip() <= most, "{name}: {measured:?}");
-    }
-}

@@ -45,33 +45,6 @@ async fn fail_open_passes_and_reports_it() {
     }
 }
 
-/// A rule on trial denies nothing, even while the store fails.
-#[tokio::test]
-async fn fail_closed_passes_requests_of_report_only_rules_and_reports_it() {
-    const FIVE: Quota = Quota::per_second(5);
-    async fn response(rules: impl Rules, broken: Broken) -> http::Response<String> {
-        let layer = RateLimitLayer::rules(rules, broken.fail_closed());
-        answer(&layer.expose_decision(), get("/")).await
-    }
-    let trial = |name| Rule::new(name, Everyone, FIVE).report_only(true);
-    for broken in [Broken::Now, Broken::Later] {
-        for passed in
-            [response(trial("a"), broken).await, response((trial("a"), trial("b")), broken).await]
-        {
-            assert_eq!((passed.status(), lines(passed.headers())), (StatusCode::OK, vec![]));
-            let decision = passed.extensions().get::<Decision>().expect("exposed");
-            assert_eq!(decision.source(), Source::FailedClosed);
-            assert!(decision.is_allowed() && decision.would_deny());
-        }
-        let mixed = (trial("a"), Rule::new("b", Everyone, FIVE.with_name("second")));
-        let rejected = response(mixed, broken).await;
-        assert_eq!(rejected.status(), StatusCode::SERVICE_UNAVAILABLE);
-        let decision = rejected.extensions().get::<Decision>().expect("exposed");
-        assert_eq!(decision.outcomes()[0].rule().as_str(), "b");
-        assert!(!decision.would_deny());
-    }
-}
-
 /// A cost of 0 is always allowed, as by a store that works.
 #[tokio::test]
 async fn fail_closed_allows_a_cost_of_0() {
@@ -100,21 +73,4 @@ async fn fail_closed_allows_a_cost_of_0() {
             assert_eq!(rules, ["second"][..usize::from(!allowed || would_deny)]);
         }
     }
-}
-
-#[cfg(feature = "testing")]
-#[test]
-fn a_request_that_passed_without_a_charge_is_not_undone() {
-    use tower_sluice::{Key, Store, rule::RuleName, store::Charge};
-
-    use crate::support::driven::{AtOnce, Counting};
-
-    let counting = Counting::new(Broken::Now);
-    let store = counting.clone().fail_closed();
-    let (key, quotas) = (Key::everyone(), [Quota::per_second(5)]);
-    let charges = [Charge::new(RuleName::default(), &key, &quotas).with_report_only(true)];
-    let taken = store.take(&charges).now();
-    assert!(taken.is_allowed());
-    store.undo(&charges, &taken, None);
-    assert_eq!((counting.takes(), counting.given_back()), (1, 0));
 }

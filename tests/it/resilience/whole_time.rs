@@ -103,46 +103,6 @@ fn most(wrappers: &[Wrapper]) -> Duration {
     if last(Leases) > last(Timeout) { 5 * BUDGET } else { BUDGET }
 }
 
-#[tokio::test(start_paused = true)]
-async fn no_call_is_longer_than_the_timeout_in_any_order_of_the_wrappers() {
-    let late = |ms| Mood::Late(millis(ms));
-    let failing = |ms| Mood::FailingLate(millis(ms));
-    for wrappers in stacks() {
-        for moods in [
-            [Mood::Hanging; 2],
-            [late(99); 2],
-            [late(60), Mood::Hanging],
-            [failing(99), late(40)],
-            [failing(60), Mood::Well],
-        ] {
-            for left in [900, 3] {
-                let time = longest(&wrappers, left, moods).await;
-                assert!(
-                    time <= most(&wrappers),
-                    "{time:?} with {wrappers:?}, {moods:?}, {left} left"
-                );
-            }
-        }
-    }
-}
-
-/// Six requests at once: the first borrows a lease of four calls, and the last two borrow the next.
-#[tokio::test(start_paused = true)]
-async fn a_call_after_a_wait_for_a_lease_has_the_whole_time() {
-    for (late, second) in [(30, 60), (60, 120), (99, 198)] {
-        let shaky = Shaky::new(FakeClock::new().store(64));
-        let store = shaky.clone().timeout(BUDGET).leases(5);
-        for _ in 0..3 {
-            take(&store).await;
-        }
-        shaky.is(Mood::Late(millis(late)));
-        let times = join_all((0..6).map(|_| take(&store))).await;
-        assert_eq!(times[..4], [millis(late); 4]);
-        assert_eq!(times[4..], [millis(second); 2]);
-        assert_eq!(shaky.calls(), 5);
-    }
-}
-
 /// A breaker opens after five failures.
 #[tokio::test(start_paused = true)]
 async fn waiting_calls_do_not_open_the_breaker_after_one_lost_call() {
@@ -166,19 +126,25 @@ async fn waiting_calls_do_not_open_the_breaker_after_one_lost_call() {
     assert!(!breaker.is_open());
 }
 
-/// The store denies a lease of four calls, and is called again for the last two units.
 #[tokio::test(start_paused = true)]
-async fn a_second_call_for_fewer_units_has_the_whole_time() {
-    for (late, both) in [(30, 60), (60, 120), (99, 198)] {
-        let shaky = Shaky::new(FakeClock::new().store(64));
-        let store = shaky.clone().timeout(BUDGET).leases(5);
-        for _ in 0..3 {
-            take(&store).await;
+async fn no_call_is_longer_than_the_timeout_in_any_order_of_the_wrappers() {
+    let late = |ms| Mood::Late(millis(ms));
+    let failing = |ms| Mood::FailingLate(millis(ms));
+    for wrappers in stacks() {
+        for moods in [
+            [Mood::Hanging; 2],
+            [late(99); 2],
+            [late(60), Mood::Hanging],
+            [failing(99), late(40)],
+            [failing(60), Mood::Well],
+        ] {
+            for left in [900, 3] {
+                let time = longest(&wrappers, left, moods).await;
+                assert!(
+                    time <= most(&wrappers),
+                    "{time:?} with {wrappers:?}, {moods:?}, {left} left"
+                );
+            }
         }
-        let (alice, quotas) = (Key::from("alice"), [HOURLY]);
-        let charge = Charge::new(RuleName::default(), &alice, &quotas);
-        drop(shaky.store.take(&[charge.with_cost(995)]).now());
-        shaky.is(Mood::Late(millis(late)));
-        assert_eq!((take(&store).await, shaky.calls()), (millis(both), 5));
     }
 }

@@ -1,7 +1,7 @@
 //! Alternatives against a model that knows only rules which must all fit: it looks at each alternative
 //! on its own, and charges those that the specification names.
 
-use std::{sync::Barrier, thread, time::Duration};
+use std::time::Duration;
 
 use http::Request;
 use proptest::{collection::vec, prelude::*};
@@ -9,21 +9,20 @@ use tower_sluice::{
     Algorithm, Decision, Key, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule, Store,
     StoreExt,
     decision::Outcome,
-    key::{Everyone, HeaderKey, KeyExtractor},
-    middleware::{Adjustment, ChargeHandle, DecisionEvent, HoldUntil},
-    rule::{Alternatives, Choice, OnMissingKey, RuleError, RuleName},
+    key::Everyone,
+    middleware::{Adjustment, ChargeHandle, HoldUntil},
+    rule::{Alternatives, Choice, RuleError, RuleName},
     store::Charge,
     testing::FakeClock,
 };
 
 use crate::support::{
-    ALGORITHMS, all_algorithms, answer, ask,
+    all_algorithms, answer, ask,
     choices::Choosing,
     driven::handler,
     get, header,
     random::{exact_wait, rows},
     regressions::keeping,
-    with,
 };
 
 fn rule(name: &str) -> RuleName {
@@ -260,52 +259,6 @@ fn every_decision_equals_the_model() {
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Threads with two plans and shared credits: every charge is in exactly one account, and the sum of
-/// both limits is never exceeded.
-#[test]
-fn threads_never_get_more_than_the_sum_of_the_alternatives() {
-    const THREADS: u32 = 4;
-    for algorithm in ALGORITHMS {
-        let (plan, credits) =
-            (Quota::per_day(500).with_algorithm(algorithm), Quota::concurrent(300));
-        let (store, start) = (FakeClock::new().store(64), Barrier::new(THREADS as usize));
-        let run = || {
-            let (key, quotas) = (Key::from("me"), [[plan], [credits]]);
-            let charge = |name, at: usize| Charge::new(rule(name), &key, &quotas[at]);
-            let charges = [charge("plan", 0), charge("credits", 1)];
-            start.wait();
-            let either = Choosing::one_of(&charges);
-            let takes = (0..400).map(|_| either.take(&store).decision);
-            takes.filter(Decision::is_allowed).collect::<Vec<_>>()
-        };
-        let allowed: Vec<_> = thread::scope(|scope| {
-            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(run)).collect();
-            threads.into_iter().flat_map(|it| it.join().expect("no panic")).collect()
-        });
-        assert_eq!(allowed.len(), 800, "{algorithm:?}");
-        let by_plan = allowed.iter().filter(|it| it.outcomes()[1].is_passed_over()).count();
-        assert_eq!((by_plan, store.stats().held), (500, 300), "{algorithm:?}");
-    }
-}
-
-/// A block of the first alternative denies every request, and one of another those that reach it.
-#[test]
-fn a_block_denies_the_requests_that_reach_its_alternative() {
-    let quotas = [Quota::per_hour(2)];
-    for (blocked, fitting) in [(0, 0), (1, 2), (2, 4)] {
-        let (store, key) = (FakeClock::new().store(64), Key::from("me"));
-        let all = ["a", "b", "c"].map(|name| Charge::new(rule(name), &key, &quotas));
-        drop(store.block(&all[blocked], MINUTE).now());
-        let one = Choosing::one_of(&all);
-        for n in 0..fitting {
-            assert!(one.take(&store).decision.is_allowed(), "{blocked}: request {n}");
-        }
-        let denied = one.take(&store).decision;
-        assert!(denied.is_blocked(), "{blocked}: {denied:?}");
-        assert_eq!(denied.retry_after(), Some(MINUTE), "{blocked}");
-    }
-}
-
 /// Three units per minute from the plan, and two per hour from the credits.
 fn plan_or_credits() -> Alternatives {
     let plan = Rule::new("plan", Everyone, Quota::per_minute(3));
@@ -339,31 +292,6 @@ async fn the_fields_describe_the_alternative_that_was_charged_or_is_available_fi
     assert_eq!(seen[0], (200, plan(2, 40), three.clone()));
     assert_eq!(seen[3], (200, "\"credits\";r=1;t=1800".to_owned(), two));
     assert_eq!(seen[5], (429, plan(0, 20), three));
-}
-
-#[tokio::test]
-async fn hooks_and_explanations_name_the_alternative_that_was_charged() {
-    let (clock, (tx, rx)) = (FakeClock::new(), std::sync::mpsc::channel());
-    let layer = RateLimitLayer::rules(plan_or_credits(), clock.store(64))
-        .expose_decision()
-        .on_decision(move |event: &DecisionEvent<'_>| {
-            tx.send(event.rule().expect("a rule").to_string()).expect("a receiver");
-        });
-    let mut explained = Vec::new();
-    for _ in 0..6 {
-        let answer = answer(&layer, get("/")).await;
-        let decision: &Decision = answer.extensions().get().expect("a decision");
-        explained.push(layer.explain_decision(decision, &get("/")).to_string());
-    }
-    let rules: Vec<_> = rx.try_iter().collect();
-    assert_eq!(rules, ["plan", "plan", "plan", "credits", "credits", "plan"]);
-    assert!(explained[0].contains("\"credits\" (2/h, gcra), passed over"), "{}", explained[0]);
-    assert!(explained[3].contains("\"plan\" (3/min, gcra), passed over"), "{}", explained[3]);
-    assert!(
-        explained[5].starts_with("denied by rule \"plan\" → retry after 20s"),
-        "{}",
-        explained[5]
-    );
 }
 
 #[tokio::test]
@@ -401,126 +329,6 @@ async fn a_refund_goes_to_the_alternative_that_was_charged_also_after_the_plan_c
     assert_eq!(handle(rule).await, (4, 5), "the plan was not charged");
 }
 
-#[tokio::test]
-async fn an_alternative_without_a_key_or_quotas_is_as_documented() {
-    let key = || HeaderKey::new("x-api-key");
-    let one = Quota::per_hour(1);
-    let layer = |policy| {
-        let plan = Rule::new("plan", key(), one).on_missing_key(policy);
-        let rules = plan.or(Rule::new("site", Everyone, one));
-        RateLimitLayer::rules(rules, FakeClock::new().store(64))
-    };
-    let rejecting = layer(OnMissingKey::default());
-    assert_eq!(status(&rejecting, get("/")).await, 400);
-    let skipping = layer(OnMissingKey::Skip);
-    let all = [get("/"), get("/"), with(&[("x-api-key", "a")]), with(&[("x-api-key", "a")])];
-    let mut seen = Vec::new();
-    for request in all {
-        seen.push(status(&skipping, request).await);
-    }
-    assert_eq!(seen, [200, 429, 200, 429]);
-
-    let live = LivePlan::new(one);
-    let rules = Rule::new("plan", Everyone, &live).or(Rule::new("site", Everyone, one));
-    let (store, free) = (FakeClock::new().store(64), [(); 5]);
-    let layer = RateLimitLayer::rules(rules, store.clone());
-    live.replace(Vec::new());
-    for () in free {
-        assert_eq!(status(&layer, get("/")).await, 200);
-    }
-    assert_eq!(store.stats().active, 0, "nothing is charged");
-    let key = Everyone.extract(&(&get("/")).into()).expect("a key").expect("a key");
-    assert!(
-        store
-            .block(&Charge::new(rule("plan"), &key, &[]), Duration::from_secs(60))
-            .now()
-            .is_allowed()
-    );
-    assert_eq!(status(&layer, get("/")).await, 429, "its block holds");
-}
-
-/// The accounts of passed-over alternatives stay as they are.
-#[tokio::test]
-async fn a_reset_resets_the_alternative_that_was_charged() {
-    let store = FakeClock::new().store(64);
-    let layer = RateLimitLayer::rules(plan_or_credits(), store.clone());
-    let layer = layer.expose_charge(Adjustment::Keep);
-    let key = Everyone.extract(&(&get("/")).into()).expect("a key").expect("a key");
-    let credits = [Quota::per_hour(2)];
-    let charge = Charge::new(rule("credits"), &key, &credits);
-    drop(store.adjust(&charge, 2).now());
-    let handle = handler(|request| {
-        request.extensions().get::<ChargeHandle>().expect("a handle").reset();
-        200
-    });
-    ask(&mut tower::Layer::layer(&layer, handle), get("/")).await;
-    assert!(!store.take(&[charge]).now().is_allowed(), "no credits came back");
-}
-
-/// The client of a request that the credits paid is blocked under the plan, too.
-#[tokio::test]
-async fn a_handler_blocks_its_client_whichever_alternative_paid() {
-    let (clock, key) = (FakeClock::new(), HeaderKey::new("x-api-key"));
-    let plan = Rule::new("plan", key.clone(), Quota::per_minute(1));
-    let rules = plan.or(Rule::new("credits", key, Quota::per_hour(5)));
-    let layer = RateLimitLayer::rules(rules, clock.store(64)).expose_charge(Adjustment::Keep);
-    let mut service = tower::Layer::layer(
-        &layer,
-        handler(|request| {
-            if request.headers().contains_key("x-block") {
-                let handle: &ChargeHandle = request.extensions().get().expect("a handle");
-                handle.block(60 * MINUTE).expect("blocked");
-            }
-            200
-        }),
-    );
-    let mut send = async |client: &str, more: &str| {
-        ask(&mut service, with(&[("x-api-key", client), (more, "")])).await.status().as_u16()
-    };
-    assert_eq!(send("a", "x-plan").await, 200);
-    assert_eq!(send("a", "x-block").await, 200, "the credits paid");
-    clock.advance(2 * MINUTE);
-    assert_eq!(send("a", "x-plan").await, 429, "the plan is full again, and blocked");
-    assert_eq!(send("b", "x-plan").await, 200);
-}
-
-/// A report-only rule never denies, so the rules after it are not needed.
-#[tokio::test]
-async fn a_report_only_alternative_fits() {
-    let one = Quota::per_hour(1);
-    let plan = Rule::new("plan", Everyone, one).report_only(true);
-    let store = FakeClock::new().store(64);
-    let layer = RateLimitLayer::rules(plan.or(Rule::new("credits", Everyone, one)), store.clone());
-    for _ in 0..3 {
-        assert_eq!(status(&layer, get("/")).await, 200);
-    }
-    assert_eq!(store.stats().active, 1);
-}
-
-#[test]
-#[should_panic(expected = "rule plan: if_no_key in an alternative; use on_missing_key")]
-fn an_alternative_has_no_rules_without_a_key() {
-    let one = Quota::per_hour(1);
-    let plan = Rule::new("plan", Everyone, one).if_no_key(Rule::new("anonymous", Everyone, one));
-    let _ = plan.or(Rule::new("credits", Everyone, one));
-}
-
-#[test]
-#[should_panic(expected = "rule free: an alternative without quotas is always available")]
-fn an_alternative_has_quotas() {
-    let none: [Quota; 0] = [];
-    let _ = Rule::new("plan", Everyone, Quota::per_hour(1)).or(Rule::new("free", Everyone, none));
-}
-
-#[test]
-fn an_alternative_does_not_wait_for_slots() {
-    let slots = Rule::new("slots", Everyone, Quota::concurrent(1)).max_wait(MINUTE);
-    let rules = slots.or(Rule::new("credits", Everyone, Quota::per_hour(1)));
-    let error = RateLimitLayer::try_rules(rules, LocalStore::new()).expect_err("unsupported");
-    let text = "max_wait of an alternative with a concurrent quota; remove the max_wait";
-    assert!(error.to_string().ends_with(text), "{error}");
-}
-
 #[tokio::test(start_paused = true)]
 async fn an_alternative_of_chosen_slots_does_not_wait_for_them() {
     let (store, slots) = (FakeClock::new().store(64), [Quota::concurrent(1)]);
@@ -553,17 +361,20 @@ async fn an_alternative_of_which_no_request_fits_is_passed_over() {
     assert!(matches!(error, RuleError::CostAboveLimit { cost: 5, limit: 3, .. }), "{error}");
 }
 
-#[tokio::test]
-async fn each_of_many_sets_of_alternatives_charges_one() {
-    let layer = |sets: u32| {
-        let rule = |name: String| Rule::new(&name, Everyone, Quota::per_day(1));
-        let set = |at| rule(format!("plan{at}")).or(rule(format!("credits{at}")));
-        let store = FakeClock::new().store(1_024);
-        let layer =
-            RateLimitLayer::try_rules((0..sets).map(set).collect::<Vec<_>>(), store.clone());
-        layer.map(|layer| (layer, store))
-    };
-    let (most, store) = layer(127).expect("a layer");
-    assert_eq!(status(&most, get("/")).await, 200);
-    assert_eq!(store.stats().active, 127);
+/// A block of the first alternative denies every request, and one of another those that reach it.
+#[test]
+fn a_block_denies_the_requests_that_reach_its_alternative() {
+    let quotas = [Quota::per_hour(2)];
+    for (blocked, fitting) in [(0, 0), (1, 2), (2, 4)] {
+        let (store, key) = (FakeClock::new().store(64), Key::from("me"));
+        let all = ["a", "b", "c"].map(|name| Charge::new(rule(name), &key, &quotas));
+        drop(store.block(&all[blocked], MINUTE).now());
+        let one = Choosing::one_of(&all);
+        for n in 0..fitting {
+            assert!(one.take(&store).decision.is_allowed(), "{blocked}: request {n}");
+        }
+        let denied = one.take(&store).decision;
+        assert!(denied.is_blocked(), "{blocked}: {denied:?}");
+        assert_eq!(denied.retry_after(), Some(MINUTE), "{blocked}");
+    }
 }

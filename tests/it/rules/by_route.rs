@@ -2,15 +2,11 @@
 
 use std::{convert::Infallible, net::SocketAddr};
 
-use axum::{
-    Router,
-    body::Body,
-    routing::{any, get},
-};
+use axum::{Router, body::Body, routing::get};
 use http::{Method, Request, StatusCode};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sluice::{
-    Headers, KeyExtractor, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, by_route,
+    KeyExtractor, LocalStore, Quota, RateLimitLayer, Rule, by_route,
     key::{Everyone, HeaderKey},
     rule::{ByRoute, OnMissingKey},
 };
@@ -54,24 +50,6 @@ async fn each_route_has_its_own_quota_and_the_others_share_one() {
 }
 
 #[tokio::test]
-async fn rules_are_named_after_their_routes() {
-    let app = app(rules());
-    let (_, reported) = ask(&app, "DELETE /url/7", [10, 0, 0, 1]).await;
-    assert_eq!(reported, "\"DELETE /url/{id}\";r=0;t=3600");
-    let (_, reported) = ask(&app, "GET /url", [10, 0, 0, 1]).await;
-    assert!(reported.starts_with("\"other\";r=2"), "{reported}");
-}
-
-#[tokio::test]
-async fn each_key_can_have_a_separate_account() {
-    let app = app(rules().each(PeerIp::new()));
-    for peer in [[10, 0, 0, 1], [10, 0, 0, 2]] {
-        assert_eq!(ask(&app, "DELETE /url/1", peer).await.0, StatusCode::OK);
-        assert_eq!(ask(&app, "DELETE /url/1", peer).await.0, StatusCode::TOO_MANY_REQUESTS);
-    }
-}
-
-#[tokio::test]
 async fn head_is_charged_as_get_without_its_own_quotas() {
     let hour = Quota::per_hour;
     let get = || by_route([(Method::GET, "/url", hour(3))], hour(1_000));
@@ -105,35 +83,6 @@ async fn a_path_can_be_limited_for_any_method() {
     assert_eq!(name("POST /url").await, "\"/url\";r=1;t=1800");
     assert_eq!(name("PURGE /url").await, "\"/url\";r=0;t=1800");
     assert!(name("GET /url/1").await.starts_with("\"other\""));
-}
-
-/// A router like that of tonic: one route for each service, for any method.
-fn rpc<K>(rules: ByRoute<K>) -> Router
-where
-    K: KeyExtractor + Send + Sync + 'static,
-{
-    Router::new()
-        .route("/shop.Cart/{*rest}", any(async || {}))
-        .route("/users/list", any(async || {}))
-        .layer(RateLimitLayer::rules(rules, LocalStore::new()))
-}
-
-#[tokio::test]
-async fn a_grpc_path_is_limited_for_any_method() {
-    let hour = Quota::per_hour;
-    let routes = [
-        (Method::POST, "/shop.Cart/{*rest}", hour(9)),
-        (Method::POST, "/shop.Cart/Buy", hour(2)),
-        (Method::POST, "/users/list", hour(5)),
-    ];
-    let app = rpc(by_route(routes, hour(1_000)));
-    let name = async |line| ask(&app, line, [10, 0, 0, 1]).await.1;
-    assert_eq!(name("POST /shop.Cart/Buy").await, "\"POST /shop.Cart/Buy\";r=1;t=1800");
-    assert_eq!(name("GET /shop.Cart/Buy?x=1").await, "\"POST /shop.Cart/Buy\";r=0;t=1800");
-    assert!(name("OPTIONS /shop.Cart/Buy").await.starts_with("\"POST /shop.Cart/Buy\";r=0"));
-    assert!(name("PURGE /shop.Cart/List").await.starts_with("\"POST /shop.Cart/{*rest}\";r=8"));
-    assert!(name("GET /shop.Cart/%42uy").await.starts_with("\"POST /shop.Cart/{*rest}\";r=7"));
-    assert!(name("GET /users/list").await.starts_with("\"other\""), "no package, no gRPC");
 }
 
 /// As in `tonic::transport::Server::layer`, where no matched path is in the extensions.
@@ -175,43 +124,6 @@ fn a_name_too_long_for_a_rule_is_shortened() {
     let routes = templates.map(|template| (Method::DELETE, template, Quota::per_hour(1)));
     let layer = RateLimitLayer::rules(by_route(routes, Quota::per_hour(9)), LocalStore::new());
     drop(layer);
-}
-
-/// With thirty routes, each response was more than a kilobyte larger and named the other routes.
-#[tokio::test]
-async fn responses_name_only_the_policies_that_applied() {
-    let paths: Vec<_> = (0..30).map(|n| format!("/internal/route/number/{n}/{{id}}")).collect();
-    for (family, most) in
-        [(Headers::RateLimit, 120), (Headers::Draft07, 60), (Headers::Draft06, 40)]
-    {
-        let quotas = paths.iter().map(|path| (Method::GET, path, Quota::per_hour(2)));
-        let site = Rule::new("site", Everyone, Quota::per_hour(90));
-        let rules = (site, by_route(quotas, Quota::per_hour(50)));
-        let layer = RateLimitLayer::rules(rules, LocalStore::new()).headers(family);
-        let router = paths.iter().fold(Router::new(), |it, path| it.route(path, get(async || {})));
-        let app = router.layer(layer);
-        for (n, status) in [(7, 200), (7, 200), (7, 429), (8, 200), (99, 404)] {
-            let uri = format!("/internal/route/number/{n}/x");
-            let request = Request::get(uri).body(Body::empty()).expect("a request");
-            let response = app.clone().oneshot(request).await.expect("infallible");
-            assert_eq!(response.status(), status);
-            let names = ["ratelimit-policy", "ratelimit"];
-            let text = |name| response.headers().get(name).map_or("", |it| it.to_str().unwrap());
-            let [policy, numbers] = names.map(text);
-            assert!(policy.len() <= most, "{family:?}: {policy}");
-            let route = match n {
-                99 => "\"other\";q=50;w=3600".to_owned(),
-                n => format!("\"GET /internal/route/number/{n}/{{id}}\";q=2;w=3600"),
-            };
-            if family == Headers::RateLimit {
-                assert_eq!(policy, format!("\"site\";q=90;w=3600, {route}"));
-                assert_eq!(numbers.split(", ").count(), 2, "{numbers}");
-            } else {
-                let limit = if n == 99 { 50 } else { 2 };
-                assert_eq!(policy, format!("90;w=3600, {limit};w=3600"), "{family:?}");
-            }
-        }
-    }
 }
 
 /// A client that switches twelve rules on and off at will exceeds the number of cached templates.

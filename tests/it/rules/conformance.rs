@@ -8,14 +8,9 @@ use std::{
 
 use futures::executor::block_on;
 use tower_sluice::{
-    Algorithm, Decision, LocalStore, Store, StoreExt,
+    Decision, LocalStore, Store, StoreExt,
     store::{Answer, Charge, Context, Never, Op, Unsupported},
-    testing::{Case, FakeClock, Subject, play, properties},
-};
-
-use crate::support::{
-    no_limit::NoLimit,
-    tables::{all_pass, read},
+    testing::{FakeClock, Subject, properties},
 };
 
 const TICK: Duration = Duration::from_nanos(1);
@@ -215,126 +210,5 @@ async fn a_store_that_refills_too_early_or_too_late_is_found_out() {
         let broken = properties::patience(&mut Speed(FakeClock::new(), speed), TICK).await;
         let is_found = |text: &String| text.contains("costs of [1] are ") && text.ends_with(found);
         assert!(broken.as_ref().is_err_and(is_found), "{broken:?}");
-    }
-}
-
-/// A store that allows everything.
-struct Open;
-
-impl Subject for Open {
-    type Store = NoLimit;
-
-    fn open(&mut self) -> NoLimit {
-        NoLimit
-    }
-
-    fn set(&mut self, _: Duration) {}
-}
-
-#[tokio::test]
-async fn a_store_that_never_denies_has_no_patience() {
-    let broken = properties::patience(&mut Open, TICK).await;
-    assert_eq!(broken, Err("costs of [1] are allowed, left [], expected denied".into()));
-}
-
-#[test]
-fn a_store_that_allows_everything_fails() {
-    let broken = properties::no_over_admission(&mut Open, block_on);
-    assert_eq!(broken, Err("1600 calls are allowed, expected 500".into()));
-}
-
-/// A store that supports only GCRA.
-struct Gcra(LocalStore);
-
-impl Store for Gcra {
-    type Error = Infallible;
-    type Future = Never<Result<Decision, Infallible>>;
-
-    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
-        self.0.call(op, context)
-    }
-
-    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
-        self.0.undo(charges, taken, units);
-    }
-
-    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        let mut quotas = charges.iter().flat_map(|charge| charge.quotas);
-        match quotas.all(|quota| quota.algorithm() == Algorithm::Gcra) {
-            true => self.0.supports(charges),
-            false => Err(Unsupported::new("only GCRA")),
-        }
-    }
-}
-
-#[tokio::test]
-async fn cases_of_other_algorithms_are_skipped() {
-    for (file, played) in [
-        ("gcra.json", (18, 1)),
-        ("token_bucket.json", (0, 18)),
-        ("fixed_window.json", (0, 24)),
-        ("combined.json", (4, 2)),
-    ] {
-        assert_eq!(all_pass(&mut Planted(FakeClock::new(), Gcra), file).await, played, "{file}");
-    }
-}
-
-/// A store that cannot undo a charge.
-#[derive(Default)]
-struct Final(FakeClock);
-
-impl Subject for Final {
-    type Store = LocalStore;
-
-    fn open(&mut self) -> LocalStore {
-        self.0.open()
-    }
-
-    fn set(&mut self, now: Duration) {
-        self.0.set(now);
-    }
-
-    fn undoes(&self) -> bool {
-        false
-    }
-}
-
-#[tokio::test]
-async fn cases_that_undo_a_charge_are_skipped() {
-    for (file, played) in [("gcra.json", (18, 1)), ("refunds.json", (1, 157))] {
-        assert_eq!(all_pass(&mut Final::default(), file).await, played, "{file}");
-    }
-}
-
-async fn mismatch(case: &str) -> String {
-    let case = Case::read(case).expect("a list of cases").remove(0);
-    play(&mut Open, &case).await.expect_err("it differs").to_string()
-}
-
-#[tokio::test]
-async fn a_mismatch_describes_the_expected_result() {
-    let reported = mismatch(read("gcra.json")).await;
-    let start = "step 0 (the table most GCRA implementations publish)\n  \
-                 expected Step { at: 0, op: Take, units: Some(6), ";
-    assert!(reported.starts_with(start), "{reported}");
-    assert!(reported.contains("remaining: 5, full: 0, next: 0, retry: Some(String(\"never\"))"));
-    let got = reported.split_once("\n  got      ").expect("the result").1;
-    assert!(got.contains("allowed: true, wait: 0, overage: false, outcomes: []"), "{reported}");
-}
-
-#[tokio::test]
-async fn a_case_that_undoes_no_charge_is_an_error() {
-    for step in [
-        r#""op": "take", "units": 9, "allowed": false,
-           "outcomes": [{"remaining": 5, "full": 0, "next": 0, "retry": "never"}]"#,
-        r#""op": "settle", "units": 1, "outcomes": [{"remaining": 5, "full": 0, "next": 0}]"#,
-    ] {
-        let case = format!(
-            r#"[{{"name": "x", "quotas": [{{"algorithm": "gcra", "units": 5, "per": 5}}], "steps":
-                [{{"at": 0, {step}}}, {{"at": 0, "op": "undo", "step": 0, "outcomes": []}}]}}]"#
-        );
-        let case = Case::read(&case).expect("a list of cases").remove(0);
-        let error = play(&mut FakeClock::new(), &case).await.expect_err("no charge");
-        assert!(error.to_string().contains("step 1 undoes no charge"), "{error}");
     }
 }

@@ -11,18 +11,11 @@ use tower_sluice::{
     key::{Everyone, HeaderKey, PeerIp},
     middleware::{Adjustment, ChargeHandle, Penalty},
     rule::{Applies, FairRule, OnMissingKey, RuleError, RuleName, Rules},
-    store::{Answer, Charge, Context, Never, Op, Unsupported},
+    store::{Answer, Charge, Context, Op},
     testing::FakeClock,
 };
 
-use crate::support::{
-    answer, ask,
-    driven::handler,
-    get, header,
-    no_limit::NoLimit,
-    shaky::{Mood, Shaky},
-    with,
-};
+use crate::support::{answer, ask, driven::handler, get, header, no_limit::NoLimit, with};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -67,33 +60,6 @@ fn used(store: &LocalStore, client: &Key, pool: Quota) -> (u32, Duration) {
 }
 
 #[tokio::test]
-async fn a_client_beyond_its_share_leaves_the_reserve() {
-    let clock = FakeClock::new();
-    let layer = layer(&clock, site().fair_by(key()));
-    // The only client has the whole rate as its share: half a second of it, and 20 that are left.
-    assert_eq!(send(&layer, "large", 500).await, 70);
-    // Another client has half of the rate, of which half a second, and then the pool is at its reserve.
-    assert_eq!(send(&layer, "small", 500).await, 25);
-    assert_eq!(send(&layer, "third", 500).await, 5, "the pool is empty");
-    assert_eq!(send(&layer, "fourth", 1).await, 0);
-}
-
-/// A process divides the pool, and a share only slows down. The pool has 20 units left, and leaves 7 for
-/// clients within their shares.
-#[tokio::test]
-async fn an_outage_starts_with_the_units_that_a_share_has_left() {
-    let clock = FakeClock::new();
-    let shared = Shaky::new(clock.store(64));
-    let store = shared.clone().fallback(clock.store(64), 4);
-    let rule = site().cost(20).fair_by(key());
-    let layer = RateLimitLayer::rules(clock.fair(rule), store);
-    for mood in [Mood::Well, Mood::Failing] {
-        shared.is(mood);
-        assert_eq!(answer(&layer, with(&[("x-api-key", "a")])).await.status(), 200, "{mood:?}");
-    }
-}
-
-#[tokio::test]
 async fn weights_divide_the_rate_of_busy_clients() {
     let clock = FakeClock::new();
     let weight = Cost::from_fn(|head| match head.headers["x-api-key"].as_bytes() {
@@ -116,25 +82,6 @@ async fn weights_divide_the_rate_of_busy_clients() {
     assert!(each.iter().all(|it| (it / each[0] - 1.0).abs() < 0.05), "{admitted:?}");
     let sum: u32 = admitted.iter().sum();
     assert!((1_995..=2_005).contains(&sum), "{sum} of 20 * 100");
-}
-
-#[tokio::test]
-async fn a_denied_client_returns_when_the_wait_is_over_and_not_earlier() {
-    let clock = FakeClock::new();
-    let layer = layer(&clock, site().fair_by(key()));
-    assert_eq!(send(&layer, "other", 1).await, 1);
-    send(&layer, "large", 500).await;
-    for _ in 0..20 {
-        let denied = answer(&layer, with(&[("x-api-key", "large")])).await;
-        let decision: &Decision = denied.extensions().get().expect("a decision");
-        let wait = decision.retry_after().expect("a wait");
-        assert_eq!(decision.binding().map(|it| it.rule().as_str()), Some("site"));
-        assert_eq!(header(denied.headers(), "retry-after"), "1");
-        clock.advance(wait - Duration::from_nanos(1));
-        assert_eq!(send(&layer, "large", 1).await, 0, "{wait:?} were reported");
-        clock.advance(Duration::from_nanos(1));
-        assert_eq!(send(&layer, "large", 1).await, 1, "{wait:?} were reported");
-    }
 }
 
 #[tokio::test]
@@ -237,16 +184,6 @@ async fn a_live_plan_without_a_rate_has_no_shares() {
 }
 
 #[tokio::test]
-async fn a_report_only_rule_denies_nobody() {
-    let clock = FakeClock::new();
-    let layer = layer(&clock, site().report_only(true).fair_by(key()));
-    assert_eq!(send(&layer, "a", 200).await, 200);
-    let answer = answer(&layer, with(&[("x-api-key", "a")])).await;
-    let decision: &Decision = answer.extensions().get().expect("a decision");
-    assert!(decision.would_deny() && decision.outcomes()[0].is_passed_over(), "{decision:?}");
-}
-
-#[tokio::test]
 async fn other_rules_are_charged_all_or_nothing() {
     let clock = FakeClock::new();
     let store = clock.store(64);
@@ -256,40 +193,6 @@ async fn other_rules_are_charged_all_or_nothing() {
     assert_eq!(send(&layer, "a", 500).await, 20);
     let (left, share) = used(&store, &Key::from("a"), Quota::per_second(100));
     assert_eq!((left, share), (80, SECOND / 5), "a denied request charges nothing");
-}
-
-/// A client whose late costs are above its burst must not return before the pool does.
-#[tokio::test]
-async fn late_charges_of_a_share_have_the_limit_of_the_pool() {
-    let (clock, client) = (FakeClock::new(), Key::from("a"));
-    let store = clock.store(64);
-    let rule = clock.fair(site().fair_by(key()));
-    let layer = RateLimitLayer::rules(rule, store.clone()).expose_charge(Adjustment::Charge(9_000));
-    assert_eq!(
-        ask(&mut layer.layer(handler(|_| 200)), with(&[("x-api-key", "a")])).await.status(),
-        200
-    );
-    assert_eq!(used(&store, &client, Quota::per_second(100)), (0, 2 * SECOND));
-}
-
-/// Other clients keep the pool when a handler resets and blocks its client.
-#[tokio::test]
-async fn a_block_and_a_reset_of_a_client_leave_the_pool_as_it_is() {
-    let clock = FakeClock::new();
-    let store = clock.store(64);
-    let rule = clock.fair(site().cost(20).fair_by(key()));
-    let layer = RateLimitLayer::rules(rule, store.clone()).expose_charge(Adjustment::Keep);
-    let inner = handler(|request| {
-        let handle: &ChargeHandle = request.extensions().get().expect("a handle");
-        handle.reset();
-        handle.block(SECOND).expect("blocked");
-        200
-    });
-    let mut service = layer.layer(inner);
-    assert_eq!(ask(&mut service, with(&[("x-api-key", "a")])).await.status(), 200);
-    assert_eq!(used(&store, &Key::from("a"), Quota::per_second(100)), (80, Duration::ZERO));
-    assert_eq!(ask(&mut service, with(&[("x-api-key", "a")])).await.status(), 429);
-    assert_eq!(ask(&mut service, with(&[("x-api-key", "b")])).await.status(), 200);
 }
 
 /// A client that uses what others leave has a share, by which its handler blocks it.
@@ -317,25 +220,6 @@ async fn a_handler_blocks_a_client_beyond_its_share() {
     assert_eq!(send("b", "x-within").await, 200);
 }
 
-/// A client without a place shares with all others without one, whom its block must not deny.
-#[tokio::test]
-async fn a_block_of_a_client_without_a_place_leaves_the_others() {
-    let clock = FakeClock::new();
-    let rule = clock.fair(site().fair_by(key()).max_clients(1));
-    let layer = RateLimitLayer::rules(rule, clock.store(64)).expose_charge(Adjustment::Keep);
-    let mut service = layer.layer(handler(|request| {
-        let handle: &ChargeHandle = request.extensions().get().expect("a handle");
-        if request.headers()["x-api-key"] == "b" {
-            handle.block(SECOND).expect("blocked");
-        }
-        200
-    }));
-    for client in ["a", "b", "c"] {
-        let request = with(&[("x-api-key", client)]);
-        assert_eq!(ask(&mut service, request).await.status(), 200, "{client}");
-    }
-}
-
 #[tokio::test]
 async fn a_shared_limit_stands_beside_alternatives() {
     let clock = FakeClock::new();
@@ -347,34 +231,6 @@ async fn a_shared_limit_stands_beside_alternatives() {
     let first = RateLimitLayer::rules((fair(), alternatives()), clock.store(64));
     let last = RateLimitLayer::rules((alternatives(), fair()), clock.store(64));
     assert_eq!([send(&first, "a", 9).await, send(&last, "a", 9).await], [3, 3]);
-}
-
-/// A store that supports everything, and fails.
-struct Down;
-
-impl Store for Down {
-    type Error = Unsupported;
-    type Future = Never<Result<Decision, Unsupported>>;
-
-    fn call(&self, _: Op<'_>, _: &Context<'_>) -> Answer<Self::Future> {
-        Answer::Now(Err(Unsupported::new("anything")))
-    }
-
-    fn supports(&self, _: &[Charge<'_>]) -> Result<(), Unsupported> {
-        Ok(())
-    }
-}
-
-/// In an outage, a process has a part of the pool, and shares of that part with a burst that its
-/// requests fit.
-#[tokio::test]
-async fn a_fallback_divides_the_rate_of_shares_and_not_their_burst() {
-    let clock = FakeClock::new();
-    let rule = Rule::new("site", Everyone, Quota::per_second(100)).cost(20);
-    let store = Down.fallback(clock.store(64), 4);
-    let layer = RateLimitLayer::rules(clock.fair(rule.fair_by(key())), store);
-    let mut service = layer.layer(handler(|_| 200));
-    assert_eq!(ask(&mut service, with(&[("x-api-key", "a")])).await.status(), 200);
 }
 
 #[test]

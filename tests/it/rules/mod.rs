@@ -20,10 +20,14 @@ mod definition;
 mod fair;
 #[cfg(feature = "testing")]
 mod fair_flood;
-#[cfg(feature = "governor")]
-mod impossible;
-#[cfg(feature = "testing")]
-mod only;
+#[cfg(all(
+    feature = "axum",
+    feature = "governor",
+    feature = "redis",
+    feature = "serde",
+    feature = "testing"
+))]
+mod messages;
 mod own_decisions;
 #[cfg(all(feature = "calendar", feature = "serde", feature = "testing"))]
 mod periods;

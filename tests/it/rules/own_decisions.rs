@@ -8,22 +8,12 @@ use std::{
     time::Duration,
 };
 
-use tower_sluice::{
-    Decision,
-    decision::{Outcome, Source},
-    rule::RuleName,
-};
+use tower_sluice::{Decision, decision::Outcome, rule::RuleName};
 
 const SECOND: Duration = Duration::from_secs(1);
 
 fn exhausted() -> Outcome {
     Outcome::full(RuleName::default(), 0, 5).with_remaining(0)
-}
-
-/// Returns the denial of a concurrent quota, with the time until a slot is probably free.
-fn no_slot(free_in: Duration) -> Outcome {
-    let outcome = Outcome::slots(RuleName::default(), 0, 5, 5);
-    outcome.with_estimated_retry_after(free_in)
 }
 
 #[test]
@@ -98,16 +88,8 @@ fn the_wait_is_the_longest_of_the_slots_that_deny() {
     assert_eq!(Decision::allow().with_outcome(exhausted()).retry_after(), Some(Duration::ZERO));
 }
 
-#[test]
-fn only_a_report_only_denial_would_deny() {
-    let denied = exhausted().with_retry_after(Some(SECOND));
-    assert!(Decision::allow().with_outcome(denied.with_report_only(true)).would_deny());
-    assert!(!Decision::allow().with_outcome(exhausted().with_report_only(true)).would_deny());
-    assert!(!Decision::deny().with_outcome(denied).would_deny());
-}
-
-#[test]
-fn a_source_is_shown_by_its_name() {
-    assert_eq!(Source::DenyCache.to_string(), "deny_cache");
-    assert_eq!(Source::Other("mine").to_string(), "mine");
+/// Returns the denial of a concurrent quota, with the time until a slot is probably free.
+fn no_slot(free_in: Duration) -> Outcome {
+    let outcome = Outcome::slots(RuleName::default(), 0, 5, 5);
+    outcome.with_estimated_retry_after(free_in)
 }

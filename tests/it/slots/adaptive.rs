@@ -17,7 +17,7 @@ use tokio_test::{assert_pending, assert_ready_ok};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sluice::{
     Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule, StoreExt,
-    key::{Everyone, HeaderKey},
+    key::Everyone,
     middleware::{HoldUntil, Slot},
     rule::{Adaptive, Measurement},
     testing::FakeClock,
@@ -26,7 +26,7 @@ use tower_sluice::{
 use crate::support::{
     Strict,
     driven::{begin, limiter, secs},
-    get, header, with,
+    get,
 };
 
 /// The servers behind the limit, and their mean time for a request.
@@ -262,54 +262,6 @@ fn an_overload_of_few_and_of_many_servers_keeps_the_goodput() {
     }
 }
 
-/// Windows of ten requests that run at the same time: those of them that show an overload, and their
-/// milliseconds. Afterwards, the limit is the last number.
-type Windows = &'static [(usize, u64, u32)];
-
-const FOUR_TIMES: [(usize, u64, u32); 12] = [
-    (0, 200, 10),
-    (0, 200, 11),
-    (0, 200, 12),
-    (0, 200, 13),
-    (0, 200, 14),
-    (0, 200, 14),
-    (0, 200, 15),
-    (0, 200, 16),
-    (0, 200, 17),
-    (0, 800, 16),
-    (0, 800, 15),
-    (0, 200, 16),
-];
-
-#[test]
-fn the_limit_after_each_window_is_that_of_the_table() {
-    let aimd = || Adaptive::aimd(secs(1));
-    let usual = || Adaptive::gradient().initial(10);
-    let cases: [(&str, Adaptive, Windows); 9] = [
-        ("grows by 0.8", usual(), &[(0, 200, 10), (0, 200, 11), (0, 200, 12), (0, 200, 13)]),
-        ("a latency of 1.5 times is usual", usual(), &[(0, 200, 10), (0, 300, 11), (0, 290, 12)]),
-        ("the first windows define what is usual", usual(), &[(0, 200, 10), (0, 12_000, 11)]),
-        // The gradient is 0.5, its minimum: 17.2, 16.28, 15.45, and then 16.25.
-        ("four times the latency", usual(), &FOUR_TIMES),
-        ("half of the slots are needed", Adaptive::gradient().initial(40), &[(0, 200, 40)]),
-        ("a tenth of the responses", usual().initial(20), &[(1, 200, 18), (0, 200, 18)]),
-        ("aimd grows by one", aimd().initial(18), &[(0, 200, 19), (0, 900, 20), (0, 900, 21)]),
-        ("aimd falls by a tenth", aimd().initial(20), &[(0, 1_100, 18), (1, 200, 16), (10, 9, 16)]),
-        ("within its maximum", aimd().max(20).initial(20), &[(0, 200, 20), (0, 200, 20)]),
-    ];
-    for (name, limit, windows) in cases {
-        let requests = Requests::new(limit);
-        for (at, (dropped, millis, limit)) in windows.iter().enumerate() {
-            let all: Vec<_> = (0..10).map(|_| requests.begin().expect("a slot")).collect();
-            requests.clock.advance(Duration::from_millis(*millis));
-            for (place, (_slot, measurement)) in all.into_iter().enumerate() {
-                measurement.complete(place < *dropped);
-            }
-            assert_eq!(requests.limit.limit(), *limit, "{name}: window {}", at + 1);
-        }
-    }
-}
-
 #[test]
 fn a_usual_load_is_not_shed() {
     for work in ALL {
@@ -341,88 +293,6 @@ fn a_limit_settles_within_five_seconds_of_a_change_of_the_capacity() {
             assert!(restored.goodput >= 0.95 * 0.9, "{work:?} {name}: {restored:?}");
         }
     }
-}
-
-/// Slots and measurements of requests under an adaptive limit, as a layer takes them.
-struct Requests {
-    clock: FakeClock,
-    limiter: Limiter,
-    limit: Adaptive,
-}
-
-impl Requests {
-    fn new(limit: Adaptive) -> Self {
-        let clock = FakeClock::new();
-        Self {
-            limiter: Limiter::named("default", clock.store(64)),
-            limit: clock.adaptive(limit),
-            clock,
-        }
-    }
-
-    fn begin(&self) -> Option<(Slot, Measurement)> {
-        let quotas = self.limit.plan().quotas();
-        let slot = self.limiter.take("all", &quotas, 1).now().take_slot()?;
-        Some((slot, self.limit.start(1)))
-    }
-
-    /// Runs this number of requests for a time.
-    fn run(&self, count: usize, millis: u64, overloaded: Option<bool>) {
-        let all: Vec<_> = (0..count).map(|_| self.begin()).collect();
-        self.clock.advance(Duration::from_millis(millis));
-        for (_slot, measurement) in all.into_iter().flatten() {
-            if let Some(overloaded) = overloaded {
-                measurement.complete(overloaded);
-            }
-        }
-    }
-}
-
-/// Clients that cancel early would lower the measured latency, and then the limit.
-#[test]
-fn requests_without_a_response_count_only_if_they_are_slow() {
-    let requests = Requests::new(Adaptive::gradient().initial(30));
-    assert_eq!(requests.limit.limit(), 30);
-    (0..40).for_each(|_| requests.run(29, 200, Some(false)));
-    let before = requests.limit.limit();
-    (0..40).for_each(|_| requests.run(50, 1, None));
-    assert_eq!(requests.limit.limit(), before, "early cancellations change nothing");
-    (0..40).for_each(|_| requests.run(29, 200, Some(false)));
-    assert!(requests.limit.limit() >= before, "the usual latency is still the usual one");
-    (0..5).for_each(|_| requests.run(50, 2_000, None));
-    let after = requests.limit.limit();
-    assert!(after < before, "a service that hangs is overloaded: {before}, {after}");
-}
-
-#[tokio::test]
-async fn a_shed_request_is_charged_under_no_rate_and_gets_a_503() {
-    let (store, limit) = (LocalStore::with_capacity(64), Adaptive::gradient().initial(1));
-    let rate = [Quota::per_hour(3)];
-    let rules =
-        (Rule::new("overload", Everyone, limit.plan()), Rule::new("api", Everyone, rate[0]));
-    let layer = RateLimitLayer::rules(rules, store.clone()).hold_until(HoldUntil::Head);
-    let limiter = |name| Limiter::named(name, store.clone());
-    let inner =
-        service_fn(async |_| Ok::<_, std::convert::Infallible>(Response::new(String::new())));
-    let service = layer.layer(inner);
-    let running = limiter("overload").take(Key::everyone(), &limit.plan().quotas(), 1).now();
-    let request = with(&[("accept", "application/json")]);
-    let response = service.clone().oneshot(request).await.expect("infallible");
-    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(header(response.headers(), "retry-after"), "1");
-    let body = response.body();
-    assert!(body.contains("http-problem-types#temporary-reduced-capacity"), "{body}");
-    assert!(body.contains("\"violated-policies\":[\"overload\"]"), "{body}");
-    let left = limiter("api").peek(Key::everyone(), &rate).now();
-    assert_eq!(left.outcomes()[0].remaining(), 3);
-    drop(running);
-    for _ in 0..3 {
-        let response = service.clone().oneshot(get("/")).await.expect("infallible");
-        assert_eq!(response.status(), StatusCode::OK);
-    }
-    // The rate of the client is its own fault, even if the service is overloaded.
-    let response = service.oneshot(get("/")).await.expect("infallible");
-    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
 }
 
 /// A client that reads slowly could otherwise hold all slots, and no window would ever close.
@@ -496,30 +366,6 @@ async fn a_layer_chooses_which_responses_show_an_overload() {
     }
 }
 
-/// The second request waits for its rate, which is no latency of the service.
-#[tokio::test(start_paused = true)]
-async fn a_wait_for_a_rate_is_no_latency() {
-    let clock = FakeClock::new();
-    let limit = clock.adaptive(Adaptive::aimd(secs(1)).initial(30));
-    let rules = (
-        Rule::new("overload", Everyone, limit.plan()),
-        Rule::new("rate", Everyone, Quota::per_second(2).with_burst(1)).max_wait(secs(60)),
-    );
-    let layer = RateLimitLayer::rules(rules, clock.store(64)).hold_until(HoldUntil::Head);
-    let inner =
-        service_fn(async |_| Ok::<_, std::convert::Infallible>(Response::new(String::new())));
-    let service = layer.layer(inner);
-    let mut waiting: Vec<_> =
-        (0..20).map(|_| tokio_test::task::spawn(service.clone().oneshot(get("/")))).collect();
-    for at in 0..20 {
-        assert!(waiting[at].poll().is_ready(), "{at}");
-        waiting[at + 1..].iter_mut().for_each(|it| assert!(it.poll().is_pending()));
-        clock.advance(Duration::from_millis(500));
-        tokio::time::advance(Duration::from_millis(501)).await;
-    }
-    assert!(limit.limit() >= 30, "{}", limit.limit());
-}
-
 /// A request that waited for its slot then waits for a permit of the inner limit.
 #[tokio::test(start_paused = true)]
 async fn a_wait_for_the_inner_service_is_no_latency() {
@@ -577,75 +423,53 @@ async fn a_request_beyond_the_limit_of_the_moment_may_be_repeated() {
     }
 }
 
-/// The cost may be chosen by a client.
+/// Clients that cancel early would lower the measured latency, and then the limit.
 #[test]
-fn a_denied_cost_does_not_raise_the_limit() {
-    for limit in [Adaptive::aimd(secs(5)), Adaptive::gradient()] {
-        let requests = Requests::new(limit);
-        for _ in 0..500 {
-            let (_slot, measurement) = requests.begin().expect("a slot");
-            for cost in [20, 900, 2_000] {
-                let quotas = requests.limit.plan().quotas();
-                assert!(!requests.limiter.take("all", &quotas, cost).now().is_allowed());
+fn requests_without_a_response_count_only_if_they_are_slow() {
+    let requests = Requests::new(Adaptive::gradient().initial(30));
+    assert_eq!(requests.limit.limit(), 30);
+    (0..40).for_each(|_| requests.run(29, 200, Some(false)));
+    let before = requests.limit.limit();
+    (0..40).for_each(|_| requests.run(50, 1, None));
+    assert_eq!(requests.limit.limit(), before, "early cancellations change nothing");
+    (0..40).for_each(|_| requests.run(29, 200, Some(false)));
+    assert!(requests.limit.limit() >= before, "the usual latency is still the usual one");
+    (0..5).for_each(|_| requests.run(50, 2_000, None));
+    let after = requests.limit.limit();
+    assert!(after < before, "a service that hangs is overloaded: {before}, {after}");
+}
+
+/// Slots and measurements of requests under an adaptive limit, as a layer takes them.
+struct Requests {
+    clock: FakeClock,
+    limiter: Limiter,
+    limit: Adaptive,
+}
+
+impl Requests {
+    fn new(limit: Adaptive) -> Self {
+        let clock = FakeClock::new();
+        Self {
+            limiter: Limiter::named("default", clock.store(64)),
+            limit: clock.adaptive(limit),
+            clock,
+        }
+    }
+
+    fn begin(&self) -> Option<(Slot, Measurement)> {
+        let quotas = self.limit.plan().quotas();
+        let slot = self.limiter.take("all", &quotas, 1).now().take_slot()?;
+        Some((slot, self.limit.start(1)))
+    }
+
+    /// Runs this number of requests for a time.
+    fn run(&self, count: usize, millis: u64, overloaded: Option<bool>) {
+        let all: Vec<_> = (0..count).map(|_| self.begin()).collect();
+        self.clock.advance(Duration::from_millis(millis));
+        for (_slot, measurement) in all.into_iter().flatten() {
+            if let Some(overloaded) = overloaded {
+                measurement.complete(overloaded);
             }
-            requests.clock.advance(Duration::from_millis(20));
-            measurement.complete(false);
-        }
-        assert_eq!(requests.limit.limit(), 20, "{:?}", requests.limit);
-    }
-}
-
-#[test]
-fn inner_503s_lower_the_limit() {
-    let requests = Requests::new(Adaptive::aimd(secs(5)).initial(40));
-    for round in 0..20 {
-        requests.run(30, 110, Some(round >= 10));
-    }
-    let limit = requests.limit.limit();
-    assert!((15..30).contains(&limit), "{limit}");
-}
-
-/// A client could otherwise cause one such response in each window, and lower the limit for all.
-#[test]
-fn a_few_503s_or_slow_responses_do_not_lower_the_limit() {
-    for limit in [Adaptive::gradient().initial(200), Adaptive::aimd(secs(5)).initial(200)] {
-        for is_slow in [false, true] {
-            let requests = Requests::new(limit.clone());
-            for _ in 0..50 {
-                let slow = requests.begin();
-                requests.clock.advance(if is_slow { secs(6) } else { Duration::ZERO });
-                let fast: Vec<_> = (0..199).map(|_| requests.begin()).collect();
-                for (_slot, measurement) in fast.into_iter().flatten() {
-                    requests.clock.advance(Duration::from_micros(550));
-                    measurement.complete(false);
-                }
-                slow.into_iter().for_each(|(_slot, it)| it.complete(!is_slow));
-            }
-            let found = requests.limit.limit();
-            assert!(found > 100, "{limit:?}, slow: {is_slow}: {found}");
         }
     }
-}
-
-#[tokio::test]
-async fn responses_of_a_layer_change_the_limit() {
-    let limit = Adaptive::aimd(secs(5)).initial(40);
-    let layer = RateLimitLayer::new(HeaderKey::new("x-key"), limit.plan(), LocalStore::new());
-    let layer = layer.hold_until(HoldUntil::Head);
-    let inner = service_fn(async |_| {
-        let mut response = Response::new(String::new());
-        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-        Ok::<_, std::convert::Infallible>(response)
-    });
-    let service = layer.layer(inner);
-    for _ in 0..3 {
-        for _ in 0..10 {
-            let key = with(&[("x-key", "alice")]);
-            service.clone().oneshot(key).await.expect("infallible");
-        }
-        tokio::time::sleep(Duration::from_millis(110)).await;
-        let key = with(&[("x-key", "bob")]);
-        service.clone().oneshot(key).await.expect("infallible");
-    }
-    assert!(limit.limit() < 40, "{}", limit.limit());
 }

@@ -15,7 +15,7 @@ use tower_sluice::{
     Algorithm, Decision, Key, Limiter, LocalStore, Quota, Store, StoreExt,
     decision::{Outcome, Source},
     rule::RuleName,
-    store::{Answer, Charge, Context, Never, Op},
+    store::Charge,
     testing::FakeClock,
 };
 
@@ -177,59 +177,6 @@ proptest! {
 }
 
 #[test]
-fn two_rules_hold_slots_in_one_decision_or_none() {
-    let (store, alice) = (LocalStore::new(), Key::from("alice"));
-    let name = |name| RuleName::new(name).expect("a name");
-    let (two, one) = ([Quota::concurrent(2)], [Quota::concurrent(1), Quota::per_hour(9)]);
-    let both = [
-        Charge::new(name("site"), &alice, &two),
-        Charge::new(name("export"), &alice, &one),
-        Charge::new(name("export"), &alice, &one).with_cost(0),
-    ];
-    let held =
-        |decision: &Decision| -> Vec<_> { decision.outcomes().iter().map(Outcome::held).collect() };
-    let first = store.take(&both).now();
-    assert_eq!(held(&first), [Some(1), Some(1), None, Some(1), None]);
-    let denied = store.take(&both).now();
-    assert_eq!(held(&denied), [Some(1), Some(1), None, Some(1), None]);
-    assert_eq!((denied.outcomes()[2].remaining(), store.stats().held), (8, 2));
-    let site = store.take(&both[..1]).now();
-    assert_eq!((held(&site), store.stats().held), (vec![Some(2)], 3));
-    drop(first);
-    assert_eq!(store.stats().held, 1);
-}
-
-#[test]
-fn a_report_only_rule_holds_slots_if_they_fit_and_denies_nothing() {
-    let (store, alice, one) = (LocalStore::new(), Key::from("alice"), [Quota::concurrent(1)]);
-    let reported = charge(&alice, &one).with_report_only(true);
-    let first = store.take(&[reported]).now();
-    let second = store.take(&[reported]).now();
-    assert!(first.is_allowed() && !first.would_deny());
-    assert!(second.is_allowed() && second.would_deny());
-    assert_eq!(store.stats().held, 1);
-    drop(second);
-    assert_eq!(store.stats().held, 1, "the second held none");
-    drop(first);
-    assert_eq!(store.stats().held, 0);
-}
-
-#[test]
-fn clones_of_a_decision_share_its_slots() {
-    let (limiter, one) = (Limiter::local(), Quota::concurrent(1));
-    let mut decision = limiter.take("alice", &one, 1).now();
-    let clone = decision.clone();
-    let slot = decision.take_slot().expect("it holds a slot");
-    assert!(decision.take_slot().is_none() && clone.clone().take_slot().is_some());
-    drop((decision, slot));
-    let again = clone.clone();
-    drop(clone);
-    assert!(!limiter.take("alice", &one, 1).now().is_allowed(), "a clone is left");
-    drop(again);
-    assert!(limiter.take("alice", &one, 1).now().is_allowed());
-}
-
-#[test]
 fn a_reset_frees_no_slot_of_a_later_request() {
     let (limiter, two) = (Limiter::local(), Quota::concurrent(2));
     let before = [(); 2].map(|()| limiter.take("alice", &two, 1).now());
@@ -240,17 +187,6 @@ fn a_reset_frees_no_slot_of_a_later_request() {
     assert!(!limiter.take("alice", &two, 1).now().is_allowed(), "two still run since the reset");
     drop(after);
     assert!(limiter.take("alice", &two, 2).now().is_allowed());
-}
-
-#[test]
-fn a_blocked_key_holds_no_slot() {
-    let clock = FakeClock::new();
-    let (limiter, one) = (Limiter::named("default", clock.store(64)), Quota::concurrent(1));
-    drop(limiter.block("alice", Duration::from_secs(9)).now().expect("room"));
-    let denied = limiter.take("alice", &one, 1).now();
-    assert!(denied.is_blocked() && denied.retry_after() == Some(Duration::from_secs(9)));
-    clock.advance(Duration::from_secs(9));
-    assert!(limiter.take("alice", &one, 1).now().is_allowed());
 }
 
 #[test]
@@ -337,36 +273,6 @@ fn a_million_acquisitions_leave_every_count_at_zero() {
 }
 
 #[tokio::test]
-async fn wrappers_pass_slots_on() {
-    let local = LocalStore::new();
-    let store = local.clone().timeout(Duration::from_secs(1)).breaker().deny_cache().leases(5);
-    let limiter =
-        Limiter::named("default", store.fail_closed().fallback(LocalStore::new(), 1).boxed());
-    let quotas = [Quota::concurrent(1), Quota::per_hour(1_000)];
-    for _ in 0..50 {
-        let first = limiter.take("alice", &quotas, 1).await;
-        assert_eq!((first.is_allowed(), local.stats().held), (true, 1));
-        for sources in [&[Source::Local][..], &[Source::Local, Source::DenyCache]] {
-            let denied = limiter.take("alice", &quotas, 1).await;
-            assert!(!denied.is_allowed() && sources.contains(&denied.source()), "{denied:?}");
-        }
-        drop(first);
-    }
-    assert_eq!(local.stats().held, 0);
-}
-
-#[tokio::test]
-async fn a_cached_denial_of_slots_keeps_nobody_from_queueing() {
-    let store = LocalStore::new().deny_cache();
-    let (key, quotas) = (Key::from("alice"), [Quota::concurrent(1)]);
-    let charge = Charge::new(RuleName::default(), &key, &quotas);
-    let first = store.take(&[charge]).await.expect("infallible");
-    assert!(first.is_allowed() && !store.take(&[charge]).await.expect("infallible").is_allowed());
-    let queues = store.take(&[charge.with_max_wait(Duration::from_millis(1))]).await;
-    assert_eq!(queues.expect("infallible").source(), Source::Local);
-}
-
-#[tokio::test]
 async fn a_fallback_mirrors_no_denial_that_waits_for_a_slot() {
     let store = LocalStore::new().fallback(LocalStore::new(), 1);
     let (key, quotas) = (Key::from("alice"), [Quota::concurrent(1)]);
@@ -376,58 +282,6 @@ async fn a_fallback_mirrors_no_denial_that_waits_for_a_slot() {
     assert!(first.is_allowed() && !waits.expect("infallible").is_allowed());
     drop(first);
     assert!(store.take(&[charge]).await.expect("infallible").is_allowed());
-}
-
-#[test]
-fn a_store_that_cannot_hold_slots_does_not_support_them() {
-    struct Plain;
-
-    impl Store for Plain {
-        type Error = std::convert::Infallible;
-        type Future = Never<Result<Decision, Self::Error>>;
-
-        fn call(&self, _: Op<'_>, _: &Context<'_>) -> Answer<Self::Future> {
-            Answer::Now(Ok(Decision::allow()))
-        }
-    }
-
-    let (alice, slots) = (Key::from("alice"), [Quota::per_hour(1), Quota::concurrent(2)]);
-    let error = Plain.supports(&[charge(&alice, &slots)]).expect_err("no slots").to_string();
-    assert!(error.contains("cannot hold slots"), "{error}");
-    assert!(Plain.supports(&[charge(&alice, &slots[..1])]).is_ok());
-    let waits = charge(&alice, &slots[1..]).with_max_wait(Duration::from_secs(1));
-    assert!(LocalStore::new().supports(&[waits]).is_ok());
-}
-
-#[tokio::test]
-async fn calls_that_drop_their_decision_take_no_slots() {
-    let (limiter, two) = (Limiter::local(), Quota::concurrent(2));
-    assert_eq!(limiter.take_up_to("alice", &two, 2).await, 0);
-    let held = limiter
-        .throttle("alice", &two, async { limiter.peek("alice", &two).now().outcomes()[0].held() });
-    assert_eq!(held.await, Ok(Some(1)), "the slot is held while the work runs");
-}
-
-/// A store of another crate whose slots are all held.
-struct Full;
-
-impl Store for Full {
-    type Error = std::convert::Infallible;
-    type Future = Never<Result<Decision, Self::Error>>;
-
-    fn call(&self, _: Op<'_>, _: &Context<'_>) -> Answer<Self::Future> {
-        let full =
-            Outcome::slots(RuleName::default(), 0, 2, 2).with_estimated_retry_after(Duration::ZERO);
-        Answer::Now(Ok(Decision::deny().with_outcome(full)))
-    }
-}
-
-#[tokio::test]
-async fn a_store_without_a_queue_for_slots_fails_at_once() {
-    let waiting =
-        Limiter::named("default", Full).until_ready("alice", &Quota::concurrent(2), 1).await;
-    let error = waiting.expect_err("none is free").to_string();
-    assert!(error.contains("the wait is unknown"), "{error}");
 }
 
 /// New keys of a full store share an account, which all operations must lock in the same order.
@@ -455,4 +309,23 @@ fn late_charges_and_decisions_of_new_keys_do_not_wait_for_each_other() {
     for _ in 0..4 {
         done.1.recv_timeout(Duration::from_secs(60)).expect("no thread hangs");
     }
+}
+
+#[tokio::test]
+async fn wrappers_pass_slots_on() {
+    let local = LocalStore::new();
+    let store = local.clone().timeout(Duration::from_secs(1)).breaker().deny_cache().leases(5);
+    let limiter =
+        Limiter::named("default", store.fail_closed().fallback(LocalStore::new(), 1).boxed());
+    let quotas = [Quota::concurrent(1), Quota::per_hour(1_000)];
+    for _ in 0..50 {
+        let first = limiter.take("alice", &quotas, 1).await;
+        assert_eq!((first.is_allowed(), local.stats().held), (true, 1));
+        for sources in [&[Source::Local][..], &[Source::Local, Source::DenyCache]] {
+            let denied = limiter.take("alice", &quotas, 1).await;
+            assert!(!denied.is_allowed() && sources.contains(&denied.source()), "{denied:?}");
+        }
+        drop(first);
+    }
+    assert_eq!(local.stats().held, 0);
 }

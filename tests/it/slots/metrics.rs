@@ -9,19 +9,14 @@ use tokio::{runtime::Builder, time::sleep};
 use tokio_test::{assert_pending, task};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sluice::{
-    LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
+    LocalStore, Quota, RateLimitLayer, Rule,
     key::{Everyone, HeaderKey},
     middleware::{HoldUntil, Slot},
-    rule::Adaptive,
-    store::CannotFail,
-    testing::FakeClock,
 };
 
 use crate::support::{
-    driven::{Time, millis, secs},
-    get,
-    shaky::{Mood, Shaky},
-    with,
+    driven::{Time, secs},
+    get, with,
 };
 
 /// The value of each gauge, and the samples of each histogram, by name and rule.
@@ -71,37 +66,6 @@ fn observe(work: impl AsyncFnOnce(&Watch)) {
     metrics::with_local_recorder(&recorder, || runtime.block_on(work(&watch)));
 }
 
-/// Runs one request of two seconds, and checks the gauge while it runs and the time afterwards.
-fn check_hold<S: Store<Error: CannotFail>>(store: S) {
-    let rule = Rule::new("api", Everyone, [Quota::concurrent(4), Quota::per_hour(100)]).cost(2);
-    let layer = RateLimitLayer::rules(rule, store).hold_until(HoldUntil::Head);
-    observe(async |metrics| {
-        let inner = service_fn(async |_| {
-            sleep(secs(2)).await;
-            Ok::<_, Infallible>(Response::new(String::new()))
-        });
-        let mut running = task::spawn(layer.layer(inner).oneshot(get("/")));
-        assert_pending!(running.poll());
-        assert_eq!(metrics.values(), expected([("api active_slots", 2.0)]));
-        running.await.expect("infallible");
-        let done = expected([("api active_slots", 0.0), ("api slot.duration", 2.0)]);
-        assert_eq!(metrics.values(), done);
-    });
-}
-
-#[test]
-fn held_slots_are_a_gauge_and_their_time_a_histogram_under_each_wrapper() {
-    let store = || LocalStore::with_capacity(64);
-    check_hold(store());
-    check_hold(store().deny_cache());
-    check_hold(store().leases(10));
-    check_hold(store().timeout(millis(100)).breaker().fail_closed());
-    check_hold(store().boxed());
-    let down = Shaky::new(store());
-    down.is(Mood::Failing);
-    check_hold(down.fallback(store(), 1));
-}
-
 #[test]
 fn slots_count_until_the_body_ends_or_the_last_clone_is_dropped() {
     let rule = Rule::new("streams", Everyone, Quota::concurrent(9));
@@ -123,92 +87,10 @@ fn slots_count_until_the_body_ends_or_the_last_clone_is_dropped() {
     });
 }
 
-#[test]
-fn an_adaptive_slot_counts_until_the_head_and_its_limit_is_a_gauge() {
-    let clock = FakeClock::new();
-    let limit = clock.adaptive(Adaptive::aimd(secs(1)).initial(30));
-    let rule = Rule::new("overload", Everyone, limit.plan());
-    let layer = RateLimitLayer::rules(rule, clock.store(64));
-    let inner = service_fn(async |_| {
-        sleep(millis(1_200)).await;
-        let never = futures::stream::pending::<Result<axum::body::Bytes, std::io::Error>>();
-        Ok::<_, Infallible>(Response::new(Body::from_stream(never)))
-    });
-    let service = layer.layer(inner);
-    observe(async |metrics| {
-        let mut streams = Vec::new();
-        for _ in 0..2 {
-            let calls: Vec<_> = (0..10).map(|_| service.clone().oneshot(get("/"))).collect();
-            let mut calls = task::spawn(futures::future::join_all(calls));
-            assert_pending!(calls.poll());
-            clock.advance(millis(1_200));
-            streams.extend(calls.await);
-        }
-        assert_eq!(streams.len(), 20, "the streams go on");
-        let limits = |(key, .., value): (metrics_util::CompositeKey, _, _, _)| {
-            (key.key().name() == "ratelimit.limit").then_some(value)
-        };
-        let entries = metrics.snapshotter.snapshot().into_vec();
-        let held = |name| entries.iter().find(|(key, ..)| key.key().name() == name);
-        let gauge = held("ratelimit.active_slots").map(|(.., value)| value);
-        assert_eq!(gauge, Some(&DebugValue::Gauge(0.0.into())));
-        let shown: Vec<_> = entries.into_iter().filter_map(limits).collect();
-        assert!(limit.limit() < 30, "all were slower than the timeout");
-        // The gauge has the limit of the latest decision.
-        assert_eq!(shown, [DebugValue::Gauge(27.0.into())]);
-    });
-}
-
 /// A layer whose requests wait for at most two seconds.
 fn queueing(quotas: &[Quota], time: &Time) -> RateLimitLayer<Rule<Everyone>, LocalStore> {
     let rule = Rule::new("api", Everyone, quotas.to_vec()).max_wait(secs(2));
     RateLimitLayer::rules(rule, time.store()).hold_until(HoldUntil::Head)
-}
-
-#[test]
-fn requests_that_wait_for_a_slot_or_a_rate_are_a_gauge_and_their_time_a_histogram() {
-    observe(async |metrics| {
-        let time = Time::default();
-        let layer = queueing(&[Quota::concurrent(1)], &time);
-        let inner = service_fn(async |_| {
-            sleep(secs(1)).await;
-            Ok::<_, Infallible>(Response::new(String::new()))
-        });
-        let service = layer.layer(inner);
-        let call = || task::spawn(service.clone().oneshot(get("/")));
-        let (mut first, mut second, mut third) = (call(), call(), call());
-        assert_pending!(first.poll());
-        assert!(!metrics.values().contains_key("api queued_requests"), "it did not wait");
-        assert_pending!(second.poll());
-        assert_pending!(third.poll());
-        assert_eq!(metrics.values()["api queued_requests"], [2.0]);
-        // A request that is dropped waits no more.
-        tokio::time::advance(millis(500)).await;
-        drop(third);
-        let left = metrics.values();
-        assert_eq!(left["api queued_requests"], [1.0]);
-        assert_eq!(left["api time_in_queue"], [0.5]);
-        first.await.expect("infallible");
-        second.await.expect("infallible");
-        let end = metrics.values();
-        assert_eq!(end["api queued_requests"], [0.0]);
-        assert_eq!(end["api time_in_queue"], [1.0]);
-    });
-    observe(async |metrics| {
-        let time = Time::default();
-        let layer = queueing(&[Quota::per_second(1)], &time);
-        let inner = service_fn(async |_| Ok::<_, Infallible>(Response::new(String::new())));
-        let service = layer.layer(inner);
-        service.clone().oneshot(get("/")).await.expect("infallible");
-        assert!(metrics.values().is_empty(), "no slot, and no wait");
-        let mut waiting = task::spawn(service.clone().oneshot(get("/")));
-        assert_pending!(waiting.poll());
-        assert_eq!(metrics.values(), expected([("api queued_requests", 1.0)]));
-        time.pass(Duration::from_secs(1)).await;
-        waiting.await.expect("infallible");
-        let queued = metrics.values()["api time_in_queue"][0];
-        assert!((1.0..1.01).contains(&queued), "{queued}");
-    });
 }
 
 /// Another rule has fewer units left, but it does not make the request wait. The inner service may

@@ -13,7 +13,6 @@ mod model;
 mod responses;
 #[cfg(feature = "testing")]
 mod stores;
-mod table;
 #[cfg(feature = "testing")]
 mod tables;
 #[cfg(feature = "testing")]

@@ -65,18 +65,6 @@ impl Model {
         self.holds.remove(&(process.to_owned(), name.to_owned()));
     }
 
-    /// Removes the holds that have ended.
-    pub(super) fn expire(&mut self, now: u64) {
-        self.holds.retain(|_, (_, end)| *end > now);
-    }
-
-    /// Renews the holds of a process.
-    pub(super) fn renew(&mut self, process: &str, now: u64) {
-        let renewed = self.end(now);
-        let own = self.holds.iter_mut().filter(|((holder, _), _)| holder == process);
-        own.for_each(|(_, (_, end))| *end = renewed);
-    }
-
     fn end(&self, now: u64) -> u64 {
         self.lease.map_or(u64::MAX, |lease| now + lease)
     }

@@ -13,14 +13,13 @@ use std::{
 
 use futures::{future::join_all, poll};
 use http::{Request, Response, StatusCode};
-use tokio::{sync::Semaphore, task::yield_now, time::timeout};
-use tokio_test::{assert_pending, assert_ready_ok, task, task::Spawn};
+use tokio::{task::yield_now, time::timeout};
+use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sluice::{
-    Cost, Decision, Key, Limiter, LocalStore, Quota, RateLimitLayer, RequestHead, Rule, Store,
-    StoreExt,
+    Decision, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
     key::{Everyone, HeaderKey},
-    middleware::{Adjustment, Counters, HoldUntil, Toggle},
+    middleware::{Adjustment, Counters, HoldUntil},
     rule::{LivePlan, RequestDeadline},
     store::CannotFail,
 };
@@ -50,30 +49,6 @@ fn layer<S: Store<Error: CannotFail>>(quotas: &[Quota], store: S) -> Layered<S> 
 /// Takes slots of the key of `layer`, as a running request does.
 fn run(store: &LocalStore, quotas: &[Quota], cost: u32) -> Decision {
     limiter("api", store.clone()).take(Key::everyone(), quotas, cost).now()
-}
-
-#[tokio::test(start_paused = true)]
-async fn slots_go_to_requests_in_the_order_of_their_arrival() {
-    let store = Time::default().store();
-    let inner = Strict::default();
-    let calls = inner.calls();
-    let mut service = layer(&[ONE], store.clone()).layer(inner);
-    let running = run(&store, &[ONE], 1);
-    let mut waiting = Vec::new();
-    for _ in 0..3 {
-        waiting.push(begin(&mut service, get("/")).await);
-        assert_pending!(waiting.last_mut().expect("one").poll());
-    }
-    drop(running);
-    for at in 0..3 {
-        let woken: Vec<_> = waiting.iter().map(Spawn::is_woken).collect();
-        assert_eq!(woken.iter().position(|woken| *woken), Some(at), "{woken:?}");
-        assert_eq!(woken[at + 1..].iter().filter(|woken| **woken).count(), 0, "{woken:?}");
-        assert!(!run(&store, &[ONE], 1).is_allowed(), "a free slot goes to the first that waits");
-        assert_eq!((status(&mut waiting[at]), calls()), (OK, at + 1));
-    }
-    assert!(run(&store, &[ONE], 1).is_allowed());
-    assert_eq!(store.stats().holding, 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -153,49 +128,6 @@ async fn a_slow_store_prolongs_no_wait_except_by_the_call_at_its_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_policy_for_outages_decides_if_the_last_call_fails() {
-    for (mood, end) in [(Mood::Failing, 1_996), (Mood::FailingLate(millis(150)), 2_147)] {
-        let time = Time::default();
-        let store = time.store();
-        let shaky = Shaky::new(store.clone());
-        let mut service = layer(&[ONE], shaky.clone().fail_closed()).layer(Strict::default());
-        let running = run(&store, &[ONE], 1);
-        let mut asking = begin(&mut service, get("/")).await;
-        assert_pending!(asking.poll());
-        shaky.is(mood);
-        time.pass(millis(1_996)).await;
-        if end > 1_996 {
-            assert_pending!(asking.poll());
-            time.pass(millis(end - 1_996)).await;
-        }
-        assert_eq!(status(&mut asking), StatusCode::SERVICE_UNAVAILABLE, "{mood:?}");
-        drop(running);
-        assert_eq!(store.stats().holding, 0, "nobody waits");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_request_that_leaves_gives_its_position_to_the_next() {
-    let store = Time::default().store();
-    let mut service = layer(&[ONE], store.clone()).max_waiters(3).layer(Strict::default());
-    let running = run(&store, &[ONE], 1);
-    let mut waiting = Vec::new();
-    for _ in 0..3 {
-        waiting.push(begin(&mut service, get("/")).await);
-        assert_pending!(waiting.last_mut().expect("one").poll());
-    }
-    assert_eq!(ask(&mut service, get("/")).await.status(), DENIED, "the queue is full");
-    drop(waiting.remove(0));
-    let mut last = begin(&mut service, get("/")).await;
-    assert_pending!(last.poll());
-    drop(running);
-    assert!(waiting[0].is_woken() && !waiting[1].is_woken());
-    drop(waiting.remove(0));
-    assert!(waiting[0].is_woken() && !last.is_woken());
-    assert_eq!((status(&mut waiting[0]), status(&mut last)), (OK, OK));
-}
-
-#[tokio::test(start_paused = true)]
 async fn slots_and_rates_are_charged_together_after_the_wait() {
     let time = Time::default();
     let (store, counters) = (time.store(), Counters::new());
@@ -220,27 +152,6 @@ async fn slots_and_rates_are_charged_together_after_the_wait() {
     assert_eq!(store.stats().holding, 0);
     let counts = counters.snapshot();
     assert_eq!((counts.allowed, counts.delayed, counts.denied), (1, 1, 2));
-}
-
-/// The rate has one unit per 500 ms, so the second request waits for both.
-#[tokio::test(start_paused = true)]
-async fn a_request_may_wait_for_a_slot_and_then_for_a_rate() {
-    let time = Time::default();
-    let store = time.store();
-    let quotas = [ONE, Quota::per_second(2).with_burst(1)];
-    let mut service = layer(&quotas, store.clone()).layer(Strict::default());
-    let running = run(&store, &[ONE], 1);
-    let mut first = begin(&mut service, get("/")).await;
-    let mut second = begin(&mut service, get("/")).await;
-    assert_pending!(first.poll());
-    assert_pending!(second.poll());
-    time.pass(secs(1)).await;
-    drop(running);
-    assert_eq!(status(&mut first), OK);
-    assert_pending!(second.poll());
-    assert_eq!(store.stats().held, 1, "it holds its slot while it waits for the rate");
-    time.pass(millis(501)).await;
-    assert_eq!(status(&mut second), OK);
 }
 
 /// Returns a store of each kind, by the wrapper that makes it.
@@ -287,94 +198,6 @@ fn several_slots_are_tested_on_each_wrapper() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cost_that_grows_during_the_wait_ends_it() {
-    let store = Time::default().store();
-    let (two, asked) = (Quota::concurrent(2), AtomicUsize::new(0));
-    let cost = Cost::from_fn(move |_| if asked.fetch_add(1, SeqCst) == 0 { 1 } else { 2 });
-    let rule = Rule::new("api", Everyone, two).cost(cost).max_wait(secs(2));
-    let layer = RateLimitLayer::rules(rule, store.clone()).hold_until(HoldUntil::Head);
-    let mut service = layer.layer(Strict::default());
-    let mut running = [(); 2].map(|()| Some(run(&store, &[two], 1)));
-    let mut waiting = begin(&mut service, get("/")).await;
-    assert_pending!(waiting.poll());
-    running[0] = None;
-    assert!(waiting.is_woken());
-    assert_eq!(status(&mut waiting), DENIED);
-    assert!(run(&store, &[two], 1).is_allowed(), "it left its place in the queue");
-}
-
-#[tokio::test(start_paused = true)]
-async fn requests_with_less_headroom_come_first() {
-    let store = Time::default().store();
-    let two = [Quota::concurrent(2)];
-    let batch = |head: &RequestHead<'_>| u32::from(head.path() == "/batch");
-    let rule = Rule::new("api", Everyone, two[0]).headroom(Cost::from_fn(batch)).max_wait(secs(2));
-    let layer = RateLimitLayer::rules(rule, store.clone()).hold_until(HoldUntil::Head);
-    let mut service = layer.layer(Strict::default());
-    let mut running = [(); 2].map(|()| Some(run(&store, &two, 1)));
-    let mut batch = begin(&mut service, get("/batch")).await;
-    let mut user = begin(&mut service, get("/")).await;
-    assert_pending!(batch.poll());
-    assert_pending!(user.poll());
-    running[0] = None;
-    assert!(user.is_woken() && !batch.is_woken());
-    assert_eq!(status(&mut user), OK);
-    assert!(!batch.is_woken(), "a slot is left over for others");
-    assert_eq!(ask(&mut service, get("/")).await.status(), OK, "nobody waits for this slot");
-    running[1] = None;
-    assert_eq!(status(&mut batch), OK);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_changed_limit_applies_to_requests_that_wait() {
-    let store = Time::default().store();
-    let plan = LivePlan::new(Quota::concurrent(2));
-    let rule = Rule::new("api", Everyone, &plan).max_wait(secs(2));
-    let layer = RateLimitLayer::rules(rule, store.clone()).hold_until(HoldUntil::Head);
-    let door = Arc::new(Semaphore::new(0));
-    let mut service = layer.layer(crate::support::driven::held(&door));
-    let two = [Quota::concurrent(2)];
-    let mut running = [(); 2].map(|()| Some(run(&store, &two, 1)));
-    let mut waiting = Vec::new();
-    for _ in 0..3 {
-        waiting.push(begin(&mut service, get("/")).await);
-        assert_pending!(waiting.last_mut().expect("one").poll());
-    }
-    plan.replace(Quota::concurrent(1));
-    running[0] = None;
-    assert_pending!(waiting[0].poll());
-    assert_eq!(store.stats().held, 1, "the slot is above the new limit");
-    plan.replace(Quota::concurrent(4));
-    running[1] = None;
-    // The first to ask again brings the new limit, and the others follow.
-    waiting.iter_mut().for_each(|asking| assert_pending!(asking.poll()));
-    assert_eq!(store.stats().held, 3);
-    door.add_permits(3);
-    waiting.iter_mut().for_each(|asking| assert_eq!(status(asking), OK));
-}
-
-/// With its headroom, the request needs two slots, and another one brings a limit of one. Nothing but the
-/// last free calls it.
-#[tokio::test(start_paused = true)]
-async fn a_request_that_a_lowered_limit_can_never_serve_is_denied_when_no_slot_is_held() {
-    let store = Time::default().store();
-    let plan = LivePlan::new(Quota::concurrent(2));
-    let rule = Rule::new("api", Everyone, &plan).headroom(1).max_wait(secs(2));
-    let layer = RateLimitLayer::rules(rule, store.clone()).hold_until(HoldUntil::Head);
-    let mut service = layer.layer(Strict::default());
-    let mut running = [(); 2].map(|()| Some(run(&store, &[Quota::concurrent(2)], 1)));
-    let mut waiting = begin(&mut service, get("/")).await;
-    assert_pending!(waiting.poll());
-    plan.replace(ONE);
-    assert!(!run(&store, &[ONE], 1).is_allowed());
-    running[0] = None;
-    assert!(!waiting.is_woken());
-    running[1] = None;
-    assert!(waiting.is_woken(), "nothing else would call it");
-    assert_eq!(status(&mut waiting), DENIED);
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_new_request_brings_a_raised_limit_to_those_that_wait() {
     let several = [ONE, Quota::per_hour(100)];
     for quotas in [&several[..1], &several[..]] {
@@ -402,78 +225,6 @@ async fn a_new_request_brings_a_raised_limit_to_those_that_wait() {
             assert_eq!((status(&mut first), status(&mut second)), (OK, OK));
         }
     }
-}
-
-/// A request of a customer that waits for the slots of all customers does not hold its own.
-#[tokio::test(start_paused = true)]
-async fn a_request_waits_for_two_limits_in_turn() {
-    let store = Time::default().store();
-    let layer = RateLimitLayer::rules(
-        (
-            Rule::new("customer", HeaderKey::new("x-customer"), ONE).max_wait(secs(2)),
-            Rule::new("api", Everyone, Quota::concurrent(2)).max_wait(secs(2)),
-        ),
-        store.clone(),
-    );
-    let layer = layer.hold_until(HoldUntil::Head).max_waiters_per_key(9);
-    let mut service = layer.layer(Strict::default());
-    let of = |customer: &str| with(&[("x-customer", customer)]);
-    let customer = limiter("customer", store.clone());
-    let alice = customer.take("alice", &ONE, 1).now();
-    let two = [Quota::concurrent(2)];
-    let mut running = [(); 2].map(|()| Some(run(&store, &two, 1)));
-    let mut first = begin(&mut service, of("alice")).await;
-    let mut second = begin(&mut service, of("alice")).await;
-    let mut bob = begin(&mut service, of("bob")).await;
-    assert_pending!(first.poll());
-    assert_pending!(second.poll());
-    assert_pending!(bob.poll());
-    drop(alice);
-    assert_pending!(first.poll());
-    assert_pending!(second.poll());
-    running[0] = None;
-    assert!(first.is_woken(), "it came first, and keeps its order in the second queue");
-    assert!(!bob.is_woken());
-    assert_eq!((status(&mut first), status(&mut second), status(&mut bob)), (OK, OK, OK));
-    drop(running);
-    assert_eq!(store.stats().holding, 0);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_reset_calls_the_next_and_a_block_denies_it() {
-    let store = Time::default().store();
-    let mut service = layer(&[ONE], store.clone()).layer(Strict::default());
-    let running = run(&store, &[ONE], 1);
-    let mut first = begin(&mut service, get("/")).await;
-    let mut second = begin(&mut service, get("/")).await;
-    assert_pending!(first.poll());
-    assert_pending!(second.poll());
-    let api = limiter("api", store.clone());
-    drop(api.reset(Key::everyone(), &[ONE]).now());
-    assert_eq!(status(&mut first), OK);
-    drop(api.block(Key::everyone(), secs(60)).now().expect("room"));
-    assert!(second.is_woken());
-    assert_eq!(status(&mut second), DENIED);
-    drop(running);
-    assert_eq!(store.stats().holding, 0);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_store_that_answers_later_keeps_the_order() {
-    let store = Time::default().store();
-    let gated = Gated::shut(store.clone());
-    let mut service = layer(&[ONE], gated.clone()).layer(Strict::default());
-    let running = run(&store, &[ONE], 1);
-    let mut first = begin(&mut service, get("/")).await;
-    assert_pending!(first.poll());
-    gated.admit(1);
-    assert_pending!(first.poll());
-    drop(running);
-    assert!(first.is_woken());
-    assert_pending!(first.poll());
-    assert!(!run(&store, &[ONE], 1).is_allowed(), "the call of the first is pending");
-    gated.admit(1);
-    assert_eq!(status(&mut first), OK);
 }
 
 /// Requests wait, leave at any instant, and run.
@@ -515,62 +266,6 @@ async fn a_million_acquisitions_that_may_wait_leave_every_count_at_zero() {
         task.expect("no panic");
     }
     assert_eq!((store.stats().holding, store.stats().held), (0, 0));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_layer_that_is_switched_off_or_report_only_lets_waiting_requests_pass() {
-    for report_only in [false, true] {
-        let time = Time::default();
-        let store = time.store();
-        let (on, shadow) = (Toggle::on(), Toggle::off());
-        let layer = layer(&[ONE], store.clone()).enabled(&on).report_only(&shadow);
-        let mut service = layer.layer(Strict::default());
-        let running = run(&store, &[ONE], 1);
-        let mut waiting = begin(&mut service, get("/")).await;
-        assert_pending!(waiting.poll());
-        if report_only {
-            shadow.set(true);
-        } else {
-            on.set(false);
-        }
-        time.pass(millis(2_001)).await;
-        assert_eq!(status(&mut waiting), OK);
-        drop(running);
-    }
-}
-
-/// The inner service is ready only with a permit, which a waiting request must not hold.
-#[tokio::test(start_paused = true)]
-async fn a_request_that_waits_holds_no_permit_of_an_inner_limit() {
-    let store = Time::default().store();
-    let inner = tower::limit::ConcurrencyLimit::new(Strict::default(), 1);
-    let mut service = layer(&[ONE], store.clone()).layer(inner);
-    let running = run(&store, &[ONE], 1);
-    let mut waiting = begin(&mut service, get("/")).await;
-    assert_pending!(waiting.poll());
-    service.ready().await.expect("the permit is free, and is taken now");
-    drop(running);
-    assert_pending!(waiting.poll());
-    assert_eq!(store.stats().held, 1);
-    drop(service);
-    assert_eq!(status(&mut waiting), OK);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_limiter_waits_for_slots_in_order() {
-    let store = Time::default().store();
-    let limiter = Limiter::named("default", store.clone());
-    let running = limiter.take("alice", &ONE, 1).now();
-    let mut first = task::spawn(limiter.until_ready("alice", &ONE, 1));
-    let mut second = task::spawn(limiter.throttle("alice", &ONE, async { 7 }));
-    assert_pending!(first.poll());
-    assert_pending!(second.poll());
-    drop(running);
-    assert!(first.is_woken() && !second.is_woken());
-    let first = assert_ready_ok!(first.poll());
-    assert_pending!(second.poll());
-    drop(first);
-    assert_eq!(assert_ready_ok!(second.poll()), 7);
 }
 
 /// A key is blocked while a call waits for its slot, and the block ends while the call sleeps.

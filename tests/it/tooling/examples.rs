@@ -1,12 +1,8 @@
 //! The examples, run as a user does: real processes, real sockets, real time.
 
-#[cfg(feature = "metrics")]
-#[path = "../../support/exposition.rs"]
-mod exposition;
-
 use std::{
     io::{Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpStream},
     process::Command,
     thread,
     time::Duration,
@@ -58,17 +54,6 @@ fn quickstart_allows_its_burst_and_denials_have_retry_after() {
     assert_eq!(server.get("/").status, 200);
 }
 
-#[test]
-fn quickstart_does_not_limit_free() {
-    let server = Server::start(quickstart(ANY_PORT));
-    exhaust(&server);
-    for _ in 0..20 {
-        let free = server.get("/free");
-        assert_eq!(free.status, 200);
-        assert_eq!(free.header("ratelimit"), None);
-    }
-}
-
 /// Connects from this address: Linux assigns all of 127.0.0.0/8 to the loopback interface.
 #[cfg(target_os = "linux")]
 fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
@@ -81,30 +66,6 @@ fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
     let stream = runtime.expect("a runtime").block_on(connecting).expect("connects");
     stream.set_nonblocking(false).expect("blocks");
     stream
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-fn quickstart_counts_every_address_separately() {
-    let server = Server::start(quickstart(ANY_PORT));
-    exhaust(&server);
-    let stream = connect_from([127, 0, 0, 2], server.address);
-    assert_eq!(ask(stream, "/", "").status, 200);
-}
-
-#[test]
-fn quickstart_reports_in_one_line_why_it_cannot_listen() {
-    let other = TcpListener::bind(ANY_PORT).expect("a port");
-    let taken = other.local_addr().expect("an address").to_string();
-    for (address, why) in [(taken.as_str(), "in use"), ("nonsense", "invalid")] {
-        let output = end(quickstart(address));
-        let said = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(1));
-        assert_eq!(said.lines().count(), 1, "{said}");
-        for part in [address, why, "set ADDR"] {
-            assert!(said.contains(part), "{part:?} is not in {said}");
-        }
-    }
 }
 
 /// Waits until the process handles SIGINT. On a busy machine, a server responds before the task
@@ -193,34 +154,9 @@ fn prometheus_sees_every_rule() {
     ] {
         assert!(said.lines().any(|said| said == line), "{line} is not in {said}");
     }
-    assert_eq!(exposition::fault(&said), None, "{said}");
     let described = |name: &&str| said.contains(&format!("# HELP {name} "));
     let names = ["ratelimit_decisions", "ratelimit_decision_duration", "ratelimit_keys"];
     assert_eq!(names.iter().find(|name| !described(name)), None, "{said}");
-}
-
-#[cfg(feature = "metrics")]
-#[test]
-fn invalid_prometheus_text_is_found() {
-    let good = "# TYPE a counter\na{b=\"c\\\"}\",d=\"e\"} 1\na{b=\"f\"} 2\n\n# TYPE g summary\n\
-                g{quantile=\"0.5\"} 0.1\ng_sum 1\ng_count 1\n";
-    assert_eq!(exposition::fault(good), None);
-    for bad in [
-        "",
-        "# TYPE a counter\n",
-        "# TYPE a counter\na 1",
-        "# TYPE a.b counter\na.b 1\n",
-        "# TYPE a counting\na 1\n",
-        "a 1\n",
-        "# TYPE a counter\na one\n",
-        "# TYPE a counter\na 1\na 1\n",
-        "# TYPE a counter\na{b=c} 1\n",
-        "# TYPE a counter\na{b=\"c} 1\n",
-        "# TYPE a counter\na 1\n# TYPE b counter\nb 1\na{b=\"c\"} 1\n",
-        "# TYPE a counter\n# TYPE a gauge\na 1\n",
-    ] {
-        assert!(exposition::fault(bad).is_some(), "{bad:?} is taken for good");
-    }
 }
 
 /// Replaces the file as an editor does, with another file at its path.
@@ -313,22 +249,6 @@ fn config_applies_new_limits_to_a_running_server_without_a_refill() {
     assert_eq!(server.get("/").status, 400, "the rule still rejects a request without a key");
 }
 
-#[cfg(feature = "serde")]
-#[test]
-fn config_does_not_start_with_an_invalid_file_and_runs_with_its_own() {
-    let file = LimitsFile::new("wrong");
-    let output = end(file.write("quotas = 5").serve());
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(said.contains("TOML parse error at line 7, column 10"), "{said}");
-    let mut own = example("config");
-    own.env("ADDR", ANY_PORT);
-    let server = Server::start(own);
-    let status = |key: &str| server.get_with("/", &format!("x-api-key: {key}\r\n")).status;
-    assert_eq!(["alice", "bob", "mallory"].map(status), [200, 200, 403]);
-    assert_eq!(server.get("/").status, 401);
-}
-
 #[test]
 fn ten_thousand_wrong_passwords_do_not_lock_the_owner_out() {
     let said = printed("login");
@@ -377,155 +297,6 @@ fn gateway_responds_with_the_decision_of_all_rules() {
     let without = server.get("/").json();
     assert_eq!(without["outcomes"].as_array().map(Vec::len), Some(1), "user was skipped");
     assert_eq!(without["outcomes"][0]["remaining"], 8, "the denial charged nothing");
-}
-
-#[test]
-fn gateway_separates_routes_by_template() {
-    let server = Server::start(gateway(&["--rule", "name=route key=route quota=9/h"]));
-    let left = |path: &str| server.get(path).json()["outcomes"][0]["remaining"].clone();
-    assert_eq!(["/users/1", "/users/2", "/users/3"].map(left), [8, 7, 6]);
-    assert_eq!(["/orders/1", "/", "/nowhere", "/else/where"].map(left), [8, 8, 8, 7]);
-}
-
-#[test]
-fn gateway_applies_the_policy_for_a_missing_key() {
-    let server = |missing: &str| {
-        let rule = format!("name=user key=header:x-api-key quota=9/h missing={missing}");
-        Server::start(gateway(&["--rule", &rule]))
-    };
-    let unlimited = passed("bypass", &json!([]));
-    assert_eq!(server("reject").get("/").status, 400);
-    assert_eq!(server("skip").get("/").json(), unlimited);
-    assert_eq!(server("share").get("/").json()["outcomes"][0]["remaining"], 8);
-}
-
-#[test]
-fn gateway_counts_the_client_of_a_trusted_proxy_and_not_what_it_claims() {
-    let rule = ["--rule", "name=ip key=client quota=9/h"];
-    let behind = Server::start(gateway(&["--trusted-proxy", "127.0.0.1", rule[0], rule[1]]));
-    let left = |server: &Server, list: &str| {
-        let answer = server.get_with("/", &format!("x-forwarded-for: {list}\r\n"));
-        answer.json()["outcomes"][0]["remaining"].clone()
-    };
-    let spoofed = ["203.0.113.9", "198.51.100.7, 203.0.113.9", "198.51.100.8,203.0.113.9:80"];
-    assert_eq!(spoofed.map(|list| left(&behind, list)), [8, 7, 6]);
-    assert_eq!(left(&behind, "203.0.113.10"), 8);
-    assert_eq!(behind.get_with("/", "x-forwarded-for: unknown\r\n").status, 400);
-    let elsewhere = Server::start(gateway(&["--trusted-proxy", "192.0.2.0/24", rule[0], rule[1]]));
-    assert_eq!(["203.0.113.9", "203.0.113.10"].map(|list| left(&elsewhere, list)), [8, 7]);
-}
-
-#[test]
-fn gateway_uses_the_chosen_algorithm_and_marks_soft_and_report_only_results() {
-    let server = Server::start(gateway(&[
-        "--rule",
-        "name=log key=everyone quota=2/day algorithm=sliding_log soft=1",
-        "--rule",
-        "name=trial key=everyone quota=1/day algorithm=sliding_window:2 report_only",
-    ]));
-    let shown = || server.get("/").json();
-    assert_eq!(shown()["overage"], false);
-    assert_eq!(shown()["would_deny"], true);
-    assert_eq!(shown()["overage"], true);
-    assert_eq!(server.get("/").status, 429);
-}
-
-#[test]
-fn gateway_queues_a_request_and_reports_the_wait() {
-    let rule = "name=site key=everyone quota=1/s max_wait=2000ms";
-    let server = Server::start(gateway(&["--rule", rule]));
-    assert_eq!(server.get("/").json()["waited_ms"], 0);
-    assert!(server.get("/").json()["waited_ms"].as_u64().is_some_and(|ms| ms > 0 && ms <= 1_000));
-}
-
-#[test]
-fn gateway_sends_the_chosen_header_fields() {
-    for (family, field, value) in [
-        ("ratelimit", "ratelimit", Some("\"ip\";r=9;t=6480")),
-        ("draft07", "ratelimit", Some("limit=10, remaining=9, reset=6480")),
-        ("draft06", "ratelimit-remaining", Some("9")),
-        ("x-ratelimit", "x-ratelimit-remaining", Some("9")),
-        ("x-ratelimit-delta", "x-ratelimit-reset", Some("6480")),
-        ("none", "ratelimit", None),
-    ] {
-        let server = Server::start(gateway(&["--headers", family, "--rule", ADDRESS]));
-        assert_eq!(server.get("/").header(field), value, "{family}");
-    }
-}
-
-#[test]
-fn gateway_names_the_flag_the_value_and_the_fix() {
-    let rule = |rule: &'static str, said| (vec!["--rule", rule], said);
-    let cases = [
-        rule("name=ip key=peer", "quota is missing; add one"),
-        rule("key=peer quota=5/s", "name is missing; add one, as name=ip"),
-        rule("name=ip quota=5/s", "key is missing; give peer"),
-        rule("name= key=peer quota=5/s", "it is empty; give 1 to 64"),
-        rule("name=ip key=cookie quota=5/s", "key is \"cookie\"; give peer, client, header"),
-        rule("name=ip key=header: quota=5/s", "key is \"header:\": invalid"),
-        rule("name=ip key=peer quota=5/fortnight", "period is \"fortnight\"; end it with one of"),
-        rule("name=ip key=peer quota=0/s", "units is \"0\"; give at least 1, or \"blocked\""),
-        rule("name=ip key=peer quota=5/s burst 10", "\"burst\" is not field=value; quote"),
-        rule("name=ip key=peer quota=\"5/s", "a quote is not closed; close it"),
-        rule("name=ip key=peer quota=5/s rate=7", "unknown field \"rate\" (set to \"7\"); give"),
-        rule("name=ip key=peer quota=5/s cost=-1", "cost is \"-1\"; give a whole number"),
-        rule("name=ip key=peer quota=5/s algorithm=leaky", "algorithm is \"leaky\"; give gcra"),
-        rule("name=ip key=peer quota=\"5/s burst 9\" algorithm=sliding_log", "drop it (units 5"),
-        rule("name=ip key=peer quota=7/s algorithm=sliding_window:0", "outside 1 to 1000"),
-        rule("name=ip key=peer quota=5/s max_wait=2", "max_wait is \"2\"; give whole milli"),
-        rule("name=ip key=peer quota=5/s soft=1 max_wait=2ms", "a soft quota; choose one"),
-        rule("name=ip key=peer quota=5/s missing=no", "missing is \"no\"; give reject, skip"),
-        rule("name=ip name=ip key=peer quota=5/s", "name is given twice; drop one"),
-        rule("name=ip key=peer quota=5/s cost=6", "cost 6 is above the quota's limit 5"),
-        (vec!["--rule", ADDRESS, "--rule", ADDRESS], "two rules are named \"ip\"; rename one"),
-        rule("name=ip key=peer quota=5/s quota=9/s", "the quotas 5/s and 9/s count the same"),
-        rule("name=ip key=client quota=5/s", "add one, as --trusted-proxy 10.0.0.0/8"),
-        (vec!["--trusted-proxy", "10.0.0.1/8"], "\"10.0.0.1/8\" has bits set beyond"),
-        (vec!["--trusted-proxy", "::/0"], "\"::/0\" contains all addresses; give the networks"),
-        (vec!["--headers", "draft3"], "possible values: ratelimit"),
-        (vec!["--capacity", "0"], "0 is not in 1..="),
-    ];
-    for (flags, wanted) in cases {
-        let output = end(gateway(&flags));
-        let said = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{flags:?}: {said}");
-        assert!(said.contains(wanted), "{wanted:?} is not in {said}");
-        assert!(output.stdout.is_empty());
-    }
-    let said = end(gateway(&["--store", "redis://me:hunter2@127.0.0.1:99999"]));
-    assert!(!said.status.success() && !text(&said.stderr).contains("hunter2"));
-    let mut command = example("gateway");
-    command.args(["--addr", "nonsense"]);
-    assert!(text(&end(command).stderr).contains("give ip:port, as 127.0.0.1:3000"));
-}
-
-#[test]
-fn gateway_help_shows_examples() {
-    let output = end(gateway(&["--help"]));
-    let said = text(&output.stdout);
-    assert!(output.status.success());
-    assert!(said.contains("gateway --rule 'name=ip key=peer quota=\"5/s burst 10\"'"), "{said}");
-    assert!(said.contains("--addr <IP:PORT>") && said.contains("header:NAME"));
-}
-
-#[cfg(feature = "admin")]
-#[test]
-fn admin_shows_denials_only_with_the_password() {
-    let mut command = example("admin");
-    command.env("ADDR", ANY_PORT).env("ADMIN_PASSWORD", "secret");
-    let server = Server::start(command);
-    // a slow machine may get a few more requests
-    let visit = |_| server.get_with("/api", "x-api-key: alice\r\n").status;
-    assert_eq!((0..100).map(visit).find(|status| *status != 200), Some(429));
-    for credentials in ["", "authorization: Basic YWRtaW46c2VjcmVs\r\n"] {
-        let denied = server.get_with("/admin/api/layers", credentials);
-        assert_eq!(denied.status, 401);
-        assert_eq!(denied.header("www-authenticate"), Some("Basic realm=\"admin\""));
-    }
-    let credentials = "authorization: Basic YWRtaW46c2VjcmV0\r\n";
-    let shown = server.get_with("/admin/api/layers", credentials).json();
-    assert_eq!(shown["layers"][1]["rules"][0]["recent"][0]["result"], "limited");
-    assert_eq!(server.get_with("/admin/page", credentials).status, 200);
 }
 
 #[cfg(all(feature = "admin", target_os = "linux"))]

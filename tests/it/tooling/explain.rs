@@ -1,26 +1,21 @@
 //! Explanations: exact, for every state of a layer, and without a charge.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use governor::RateLimiter;
-use http::{Method, Request, Response, StatusCode, request::Parts};
+use http::{Request, Response, StatusCode, request::Parts};
 use proptest::prelude::*;
 use tower::Layer;
 use tower_sluice::{
-    AccessList, Algorithm, Cost, Decision, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule,
-    Store, StoreExt,
-    explain::Explanation,
+    Algorithm, Cost, Decision, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule, Store,
     fingerprint::FingerprintKey,
     key::{Everyone, HeaderKey},
-    middleware::{Overcommit, Toggle},
+    middleware::Overcommit,
     reject::reject_fn,
-    rule::{Applies, OnMissingKey, RuleName},
-    store::{Charge, GovernorStore},
     testing::FakeClock,
 };
 
 use crate::support::{
-    Broken, Strict, answer, ask,
+    Strict, answer, ask,
     driven::{Time, limiter, millis, secs},
     get, quota, with,
 };
@@ -101,17 +96,6 @@ proptest! {
 }
 
 #[tokio::test]
-async fn an_explanation_shows_a_fingerprint_of_the_key_under_its_secret() {
-    let secret = FingerprintKey::new("sixteen bytes ..").expect("long enough");
-    let expected = format!(", key {}, cost 3", Key::from("alice").fingerprint(&secret));
-    let limiter = Limiter::local();
-    let plain = limiter.explain("alice", &quota("5/s"), 3).await;
-    assert!(plain.to_string().contains(", Key(..), cost 3"), "{plain}");
-    let shown = plain.fingerprint(secret).to_string();
-    assert!(shown.contains(&expected) && !shown.contains("Key(..)"), "{shown}");
-}
-
-#[tokio::test]
 async fn the_explanation_of_a_denial_has_a_line_per_quota() {
     let time = Time::default();
     let limiter = limiter("user", time.store());
@@ -174,47 +158,6 @@ fn owing(
 }
 
 #[tokio::test]
-async fn requests_without_a_store_call_are_explained_too() {
-    let layer = || RateLimitLayer::rules(user(Quota::blocked()), LocalStore::new());
-    let everybody = || AccessList::from_fn(|_| true);
-    let off = Toggle::on();
-    off.set(false);
-    for (layer, said) in [
-        (layer().enabled(&off), "would be allowed: the layer is switched off\n"),
-        (layer().allow(everybody()), "would be allowed: it is on an allow list\n"),
-        (layer().deny(everybody()), "would be rejected with 403: access denied\n"),
-        (
-            layer().deny(everybody()).report_only(true),
-            "would be rejected with 403: access denied; allowed anyway: the layer only reports\n",
-        ),
-    ] {
-        assert_eq!(tried(layer, alice).await, said);
-    }
-    let preflight = || {
-        let request = Request::builder().method(Method::OPTIONS).uri("/");
-        let request = request.header("origin", "https://app.example");
-        request.header("access-control-request-method", "PUT").body(()).expect("a request")
-    };
-    let exempt = layer().exempt_preflights();
-    assert_eq!(tried(exempt, preflight).await, "would be allowed: it is a CORS preflight\n");
-    let unkeyed = tried(layer(), || get("/")).await;
-    assert_eq!(unkeyed, "would be rejected with 400: missing header x-user\n");
-    for (rule, said) in [
-        (
-            user(Quota::blocked()).on_missing_key(OnMissingKey::Skip),
-            "would be allowed: no rule charges it\n",
-        ),
-        (
-            user(Quota::blocked()).applies(|_| Applies::Skip),
-            "would be allowed: no rule charges it\n",
-        ),
-    ] {
-        let layer = RateLimitLayer::rules(rule, LocalStore::new());
-        assert_eq!(tried(layer, || get("/")).await, said);
-    }
-}
-
-#[tokio::test]
 async fn every_kind_of_quota_is_explained() {
     const Q: Quota = Quota::per_second(5);
     let full = |rule: Rule<HeaderKey>| owing(rule, Q, 5);
@@ -270,6 +213,27 @@ async fn every_kind_of_quota_is_explained() {
     assert!(blocked.starts_with(said), "{blocked}");
 }
 
+#[tokio::test]
+async fn a_denial_is_explained_in_its_response_with_fingerprints_as_keys() {
+    let secret = FingerprintKey::from(*b"sixteen bytes ..");
+    let rules = (user(Quota::per_hour(1)), Rule::new("site", Everyone, Quota::per_hour(9)));
+    let layer = RateLimitLayer::rules(rules, FakeClock::new().store(64))
+        .fingerprint(secret)
+        .reject(reject_fn(|why, head| Response::new(why.explain(head).to_string())));
+    let mut service = layer.layer(Strict::default());
+    ask(&mut service, alice()).await;
+    let denied = ask(&mut service, alice()).await.into_body();
+    let said = "denied by rule \"user\" → retry after 3600s\n  rule \"user\" (1/h, gcra), key \
+                bc6ccc7043dc9acb, cost 1: 0 of 1 left, next in 3600s, full in 3600s; denied for \
+                3600s\n  rule \"site\" (9/h, gcra), key ";
+    assert!(denied.starts_with(said), "{denied}");
+    assert_eq!(
+        ask(&mut service, get("/")).await.into_body(),
+        "rejected with 400: missing header x-user\n"
+    );
+    assert!(!format!("{:?}", layer.explain(&head(alice())).await).contains("alice"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_wait_in_the_queue_is_predicted() {
     let paced =
@@ -294,111 +258,5 @@ async fn a_wait_in_the_queue_is_predicted() {
         let decision = waited.extensions().get::<Decision>().expect("exposed");
         let is = patient.explain_decision(decision, &head(alice())).to_string();
         assert!(is.starts_with(&format!("allowed, after {wait} in the queue\n")), "{is}");
-    }
-}
-
-/// It gets its position in a window without charges.
-#[tokio::test]
-async fn a_first_charge_can_queue_in_a_paced_window() {
-    let paced =
-        Quota::per_second(5).with_algorithm(Algorithm::FixedWindow { carry_over: 0, paced: true });
-    let (clock, key, quotas) = (FakeClock::new(), Key::from("alice"), [paced]);
-    clock.advance(millis(10_050));
-    let charge =
-        Charge::new(RuleName::default(), &key, &quotas).with_cost(2).with_max_wait(secs(1));
-    let store = clock.store(64);
-    let would = Explanation::look(&store, &[charge]).await.expect("infallible");
-    let is = store.take(&[charge]).now();
-    assert!(is.is_allowed() && !is.wait().is_zero(), "{is:?}");
-    assert_eq!(
-        would.decision.as_ref().ok().map(|would| (would.is_allowed(), would.wait())),
-        Some((true, is.wait()))
-    );
-}
-
-#[tokio::test]
-async fn stores_that_fail_or_cannot_read_are_reported() {
-    let q = Quota::per_second(5);
-    let open = RateLimitLayer::new(Everyone, q, Broken::Now.fail_open());
-    let said = "would be allowed, uncharged: the store failed open\n";
-    assert_eq!(tried(open, alice).await, said);
-    let closed = RateLimitLayer::new(Everyone, q, Broken::Later.fail_closed());
-    let said = "would be denied: the store failed closed → retry after 1s\n";
-    assert!(tried(closed, alice).await.starts_with(said));
-
-    let fallback = Broken::Now.fallback(FakeClock::new().store(64), 5);
-    let here = RateLimitLayer::new(Everyone, q, fallback);
-    let text = tried(here.clone(), alice).await;
-    assert!(
-        text.starts_with("would be allowed by the fallback\n") && text.contains("0 of 1 left"),
-        "{text}"
-    );
-    let text = tried(here, alice).await;
-    assert!(
-        text.starts_with("would be denied by the fallback by rule \"default\" → retry after "),
-        "{text}"
-    );
-
-    let five = governor::Quota::per_second(std::num::NonZeroU32::new(5).expect("five"));
-    let store = GovernorStore::new(Arc::new(RateLimiter::<Key, _, _>::keyed(five)));
-    let layer = RateLimitLayer::new(Everyone, q, store.fail_closed()).expose_decision();
-    let would = layer.explain(&head(alice())).await.to_string();
-    assert_eq!(would, "would be denied: the store does not support a dry run\n");
-    for (status, said) in [
-        (200, "allowed by the governor\n"),
-        (429, "denied by the governor by rule \"default\" → retry after "),
-    ] {
-        let response = loop {
-            let response = answer(&layer, alice()).await;
-            if response.status() == status {
-                break response;
-            }
-        };
-        let decision = response.extensions().get::<Decision>().expect("exposed");
-        let is = layer.explain_decision(decision, &head(alice())).to_string();
-        assert!(is.contains(said), "{said:?} is not in {is}");
-    }
-}
-
-#[tokio::test]
-async fn a_denial_is_explained_in_its_response_with_fingerprints_as_keys() {
-    let secret = FingerprintKey::from(*b"sixteen bytes ..");
-    let rules = (user(Quota::per_hour(1)), Rule::new("site", Everyone, Quota::per_hour(9)));
-    let layer = RateLimitLayer::rules(rules, FakeClock::new().store(64))
-        .fingerprint(secret)
-        .reject(reject_fn(|why, head| Response::new(why.explain(head).to_string())));
-    let mut service = layer.layer(Strict::default());
-    ask(&mut service, alice()).await;
-    let denied = ask(&mut service, alice()).await.into_body();
-    let said = "denied by rule \"user\" → retry after 3600s\n  rule \"user\" (1/h, gcra), key \
-                bc6ccc7043dc9acb, cost 1: 0 of 1 left, next in 3600s, full in 3600s; denied for \
-                3600s\n  rule \"site\" (9/h, gcra), key ";
-    assert!(denied.starts_with(said), "{denied}");
-    assert_eq!(
-        ask(&mut service, get("/")).await.into_body(),
-        "rejected with 400: missing header x-user\n"
-    );
-    assert!(!format!("{:?}", layer.explain(&head(alice())).await).contains("alice"));
-}
-
-/// An explanation also does not open the account of a first contact, which starts below its burst.
-#[tokio::test]
-async fn an_explanation_opens_no_account() {
-    let (clock, quota) = (FakeClock::new(), Quota::per_second(1).with_burst(9).with_initial(0));
-    let store = clock.store(64);
-    let alice = Key::from("alice");
-    let quotas = [quota, quota.with_algorithm(Algorithm::TokenBucket)];
-    let name = |name| RuleName::new(name).expect("a name");
-    for report_only in [false, true] {
-        let charge = Charge::new(name(if report_only { "trial" } else { "user" }), &alice, &quotas);
-        let charge = charge.with_report_only(report_only);
-        for _ in 0..3 {
-            let would = Explanation::look(&store, &[charge]).await.expect("infallible");
-            assert_eq!(would.quota_reports[1].outcome.retry_after(), Some(secs(1)));
-            clock.advance(secs(5));
-        }
-        let only =
-            Explanation::look(&store, &[charge.with_quota_index(1)]).await.expect("infallible");
-        assert_eq!((only.quota_reports.len(), store.stats().active), (1, 0));
     }
 }

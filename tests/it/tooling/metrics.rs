@@ -5,8 +5,7 @@ use std::{collections::BTreeMap, convert::Infallible};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tokio::runtime::Builder;
 use tower_sluice::{
-    Algorithm, Key, Limiter, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule, Store,
-    StoreExt,
+    Limiter, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule, Store, StoreExt,
     key::{Everyone, HeaderKey},
     middleware::{HoldUntil, Overcommit},
 };
@@ -110,44 +109,6 @@ fn a_request_beyond_the_limit_is_not_counted_as_report_only() {
     assert_eq!(under(&recorded, "ratelimit.decisions"), decisions);
 }
 
-/// The denying rules are counted as for a store call, and the duration is recorded under the deny
-/// cache.
-#[test]
-fn a_cached_denial_is_counted_for_the_rule_that_denied() {
-    let recorded = recorded(async || {
-        let site = Rule::new("site", Everyone, Quota::per_hour(100));
-        let user = Rule::new("user", Everyone, Quota::per_hour(2));
-        let layer = RateLimitLayer::rules((site, user), LocalStore::new().deny_cache());
-        for _ in 0..7 {
-            answer(&layer, get("/")).await;
-        }
-    });
-    let decisions = pairs([
-        ("policy=site result=allowed", 2),
-        ("policy=user result=allowed", 2),
-        ("policy=user result=limited", 5),
-    ]);
-    assert_eq!(under(&recorded, "ratelimit.decisions"), decisions);
-    let durations = pairs([("store=deny_cache", 4), ("store=local", 3)]);
-    assert_eq!(under(&recorded, "ratelimit.decision.duration"), durations);
-}
-
-#[test]
-fn decisions_from_a_lease_are_counted_like_others() {
-    let recorded = recorded(async || {
-        let store = LocalStore::new().leases(10);
-        let layer = RateLimitLayer::new(Everyone, Quota::per_hour(1_000), store);
-        for _ in 0..10 {
-            answer(&layer, get("/")).await;
-        }
-    });
-    let decisions = pairs([("policy=default result=allowed", 10)]);
-    assert_eq!(under(&recorded, "ratelimit.decisions"), decisions);
-    // the fourth call borrows four units, and the eighth borrows eight
-    let durations = pairs([("store=leased", 5), ("store=local", 5)]);
-    assert_eq!(under(&recorded, "ratelimit.decision.duration"), durations);
-}
-
 #[test]
 fn a_request_is_near_the_limit_from_80_percent_on() {
     let recorded = recorded(async || {
@@ -157,21 +118,6 @@ fn a_request_is_near_the_limit_from_80_percent_on() {
         }
     });
     assert_eq!(recorded["ratelimit.near_limit policy=default"], 3);
-}
-
-#[test]
-fn a_report_only_layer_counts_shadow_results() {
-    let recorded = recorded(async || {
-        let layer = RateLimitLayer::new(Everyone, Quota::per_hour(1), LocalStore::new());
-        let mut service =
-            tower::Layer::layer(&layer.report_only(true), crate::support::Strict::default());
-        for _ in 0..3 {
-            ask(&mut service, get("/")).await;
-        }
-    });
-    let decisions =
-        pairs([("policy=default result=allowed", 1), ("policy=default result=shadow_limited", 2)]);
-    assert_eq!(under(&recorded, "ratelimit.decisions"), decisions);
 }
 
 #[test]
@@ -206,80 +152,6 @@ fn an_outage_shows_in_results_errors_and_the_circuit_state() {
     assert_eq!(under(&recorded, "ratelimit.store.errors"), pairs([("kind=timeout", 5)]));
     assert_eq!(recorded["ratelimit.store.circuit"], 2);
     assert_eq!(recorded["ratelimit.decision.duration store=fallback"], 7);
-}
-
-/// Returns the samples of a histogram.
-fn samples(snapshotter: &Snapshotter, name: &str) -> Vec<f64> {
-    let entries = snapshotter.snapshot().into_vec().into_iter();
-    let of = entries.filter(|(key, ..)| key.key().name() == name);
-    let samples = of.flat_map(|(.., value)| match value {
-        DebugValue::Histogram(samples) => samples,
-        other => panic!("{name}: {other:?}"),
-    });
-    samples.map(f64::from).collect()
-}
-
-/// Returns the utilization after each of five requests that one quota of four limits.
-fn utilization(layer: &RateLimitLayer<Rule<Everyone>, impl Store<Error = Infallible>>) -> Vec<f64> {
-    let recorder = DebuggingRecorder::new();
-    let snapshotter = recorder.snapshotter();
-    metrics::with_local_recorder(&recorder, || {
-        let mut service = tower::Layer::layer(layer, crate::support::Strict::default());
-        for _ in 0..5 {
-            drop(futures::executor::block_on(ask(&mut service, get("/"))));
-        }
-    });
-    samples(&snapshotter, "ratelimit.utilization")
-}
-
-#[test]
-fn utilization_is_the_used_share_of_the_key_under_each_algorithm() {
-    let hour = Quota::per_hour(4);
-    for algorithm in [
-        Algorithm::Gcra,
-        Algorithm::TokenBucket,
-        Algorithm::fixed_window(),
-        Algorithm::AnchoredWindow,
-        Algorithm::SlidingWindow { buckets: 10 },
-        Algorithm::SlidingLog,
-    ] {
-        let layer = |quota| RateLimitLayer::new(Everyone, quota, Time::default().store());
-        let quota = hour.with_algorithm(algorithm);
-        assert_eq!(utilization(&layer(quota)), [0.25, 0.5, 0.75, 1.0, 1.0], "{algorithm:?}");
-        let soft = quota.with_soft(4);
-        assert_eq!(utilization(&layer(soft)).last(), Some(&1.0), "{algorithm:?}, one soft unit");
-    }
-}
-
-#[test]
-fn utilization_is_of_the_fullest_quota_of_a_rule_under_each_wrapper() {
-    let quotas = [Quota::per_day(1_000), Quota::per_hour(4)];
-    let shares = [0.25, 0.5, 0.75, 1.0, 1.0];
-    let store = || Time::default().store();
-    let down = || {
-        let shaky = Shaky::new(store());
-        shaky.is(Mood::Failing);
-        shaky
-    };
-    macro_rules! of {
-        ($store:expr) => {
-            utilization(&RateLimitLayer::new(Everyone, quotas, $store))
-        };
-    }
-    assert_eq!(of!(store().deny_cache()), shares, "a cached denial has the same outcomes");
-    assert_eq!(of!(store().timeout(millis(100)).breaker().fail_closed()), shares);
-    assert_eq!(of!(store().leases(10)), shares);
-    assert_eq!(of!(store().boxed()), shares);
-    assert_eq!(of!(down().fallback(store(), 2)), [0.5, 1.0, 1.0, 1.0, 1.0], "its share");
-    assert!(of!(down().fail_open()).is_empty(), "no quota is known");
-}
-
-#[test]
-fn a_blocked_key_has_no_utilization() {
-    let store = Time::default().store();
-    let layer = RateLimitLayer::new(Everyone, Quota::per_hour(4), store.clone());
-    drop(Limiter::named("default", store).block(Key::everyone(), millis(9)).now().expect("room"));
-    assert!(utilization(&layer).is_empty());
 }
 
 #[test]
@@ -366,19 +238,6 @@ fn blocks_that_find_no_room_are_counted() {
     assert_eq!(recorded["ratelimit.blocks.denied"], 100 - 16);
 }
 
-#[test]
-fn an_outage_is_a_would_be_denial_of_a_report_only_rule() {
-    let recorded = recorded(async || {
-        let shaky = Shaky::new(Time::default().store());
-        shaky.is(Mood::Failing);
-        let rule = Rule::new("trial", Everyone, Quota::per_hour(9)).report_only(true);
-        let layer = RateLimitLayer::rules(rule, shaky.fail_closed());
-        assert_eq!(answer(&layer, get("/")).await.status(), 200);
-    });
-    let decisions = pairs([("policy=trial result=shadow_limited", 1)]);
-    assert_eq!(under(&recorded, "ratelimit.decisions"), decisions);
-}
-
 /// An alert on the increase of a counter misses the first event of a counter that starts at one.
 #[test]
 fn counters_without_labels_start_at_zero() {
@@ -423,4 +282,51 @@ fn a_request_with_a_choice_records_its_store_calls() {
     // Two requests of each layer are paid by the plan, one by the credits, one by the gift, and one is
     // denied.
     assert_eq!(attempts, [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 3.0, 3.0]);
+}
+
+#[test]
+fn utilization_is_of_the_fullest_quota_of_a_rule_under_each_wrapper() {
+    let quotas = [Quota::per_day(1_000), Quota::per_hour(4)];
+    let shares = [0.25, 0.5, 0.75, 1.0, 1.0];
+    let store = || Time::default().store();
+    let down = || {
+        let shaky = Shaky::new(store());
+        shaky.is(Mood::Failing);
+        shaky
+    };
+    macro_rules! of {
+        ($store:expr) => {
+            utilization(&RateLimitLayer::new(Everyone, quotas, $store))
+        };
+    }
+    assert_eq!(of!(store().deny_cache()), shares, "a cached denial has the same outcomes");
+    assert_eq!(of!(store().timeout(millis(100)).breaker().fail_closed()), shares);
+    assert_eq!(of!(store().leases(10)), shares);
+    assert_eq!(of!(store().boxed()), shares);
+    assert_eq!(of!(down().fallback(store(), 2)), [0.5, 1.0, 1.0, 1.0, 1.0], "its share");
+    assert!(of!(down().fail_open()).is_empty(), "no quota is known");
+}
+
+/// Returns the utilization after each of five requests that one quota of four limits.
+fn utilization(layer: &RateLimitLayer<Rule<Everyone>, impl Store<Error = Infallible>>) -> Vec<f64> {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, || {
+        let mut service = tower::Layer::layer(layer, crate::support::Strict::default());
+        for _ in 0..5 {
+            drop(futures::executor::block_on(ask(&mut service, get("/"))));
+        }
+    });
+    samples(&snapshotter, "ratelimit.utilization")
+}
+
+/// Returns the samples of a histogram.
+fn samples(snapshotter: &Snapshotter, name: &str) -> Vec<f64> {
+    let entries = snapshotter.snapshot().into_vec().into_iter();
+    let of = entries.filter(|(key, ..)| key.key().name() == name);
+    let samples = of.flat_map(|(.., value)| match value {
+        DebugValue::Histogram(samples) => samples,
+        other => panic!("{name}: {other:?}"),
+    });
+    samples.map(f64::from).collect()
 }

@@ -3,8 +3,6 @@
 
 #[cfg(all(feature = "admin", feature = "governor", feature = "redis", feature = "testing"))]
 mod admin;
-#[cfg(all(feature = "metrics", feature = "testing"))]
-mod dashboard;
 #[cfg(feature = "axum")]
 mod examples;
 #[cfg(all(feature = "governor", feature = "testing"))]
@@ -17,7 +15,6 @@ mod fair_shares;
 mod fuzz_seeds;
 #[cfg(all(feature = "axum", feature = "redis", feature = "serde", feature = "testing"))]
 mod guide;
-#[cfg(all(feature = "axum", feature = "governor", feature = "testing"))]
 #[cfg(all(feature = "metrics", feature = "testing"))]
 mod metrics;
 #[cfg(feature = "testing")]
@@ -26,9 +23,5 @@ mod operators;
 mod outgoing;
 #[cfg(feature = "testing")]
 mod parsers;
-#[cfg(all(feature = "axum", feature = "serde"))]
-mod playground;
-#[cfg(feature = "testing")]
-mod plots;
 #[cfg(all(feature = "axum", feature = "testing"))]
 mod replay;

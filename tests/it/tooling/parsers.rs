@@ -4,7 +4,7 @@
 mod corpus;
 
 use corpus::{Case, Limit, Policy, corpus};
-use rate_limits::{RateLimit, ResetTime, Status};
+use rate_limits::{RateLimit, Status};
 use sfv::{BareItem, Dictionary, Item, List, ListEntry, Parameters, Parser};
 
 use crate::support::header;
@@ -80,52 +80,6 @@ async fn sfv_reads_the_older_revisions() {
         });
         let limit = &case.limits[0];
         assert_eq!(reported, [case.policies[0].q, limit.r, limit.t.unwrap_or(0)]);
-    }
-}
-
-#[tokio::test]
-async fn every_rejection_reports_its_wait_beside_the_fields() {
-    for case in corpus().await {
-        let wait = case.retry_after.map_or_else(String::new, |wait| wait.to_string());
-        assert_eq!(header(&case.headers, "retry-after"), wait, "{case:?}");
-        assert_eq!(case.status, if wait.is_empty() { 200 } else { 429 });
-    }
-}
-
-/// Returns limit, remaining and reset in seconds from the response; `None` if they cannot be read.
-fn read(case: &Case) -> Option<[i128; 3]> {
-    let read = rate_limits::Headers::new(&case.headers).ok()?;
-    let reset = match read.reset() {
-        ResetTime::Seconds(seconds) => seconds as i128,
-        ResetTime::DateTime(date) => i128::from(date.unix_timestamp()) - i128::from(case.made),
-    };
-    Some([read.limit() as i128, read.remaining() as i128, reset])
-}
-
-#[tokio::test]
-async fn rate_limits_reads_triplets_and_unix_time() {
-    let cases = corpus().await;
-    for case in of_family(&cases, "draft06").chain(of_family(&cases, "x")) {
-        let meant = [case.policies[0].q, case.limits[0].r, case.limits[0].t.unwrap_or(0)];
-        let [limit, remaining, reset] = read(case).expect("read");
-        assert_eq!([limit, remaining], [meant[0].into(), meant[1].into()]);
-        // one second because Unix time is rounded up, and one for reading the clock
-        let late = if case.family == "x" { 2 } else { 0 };
-        let meant = i128::from(meant[2]);
-        assert!((meant..=meant + late).contains(&reset), "{reset}, not {meant}: {case:?}");
-    }
-}
-
-/// Documents how clients that do not know `Headers::RateLimit` and `XRateLimitDelta` read them.
-#[tokio::test]
-async fn rate_limits_is_known_to_misread_the_others() {
-    let cases = corpus().await;
-    for case in of_family(&cases, "ratelimit").chain(of_family(&cases, "draft07")) {
-        assert!(read(case).is_none(), "{case:?}");
-    }
-    for case in of_family(&cases, "x-delta") {
-        let [.., reset] = read(case).expect("read");
-        assert!(reset < 0, "a date in 1970: {case:?}");
     }
 }
 

@@ -5,44 +5,19 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use axum::{Router, body::Body, middleware::from_fn};
-use http::Request;
+use axum::Router;
 use serde_json::{Value, json};
-use tower::ServiceExt;
 use tower_sluice::{
-    Cost, Key, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule,
+    Key, LocalStore, Quota, RateLimitLayer, Rule,
     admin::Admin,
     fingerprint::FingerprintKey,
     key::{Everyone, HeaderKey},
     middleware::Toggle,
 };
 
-use super::{THREE, denied, done, look, operators, site, user, users, visit, visits, watched};
+use super::{denied, done, look, site, user, users, visit, visits, watched};
 
 const SECRET: [u8; 16] = *b"sixteen bytes ..";
-
-fn off() -> Value {
-    json!({ "layer": "api", "on": false })
-}
-
-fn on() -> Value {
-    json!({ "layer": "api", "on": true })
-}
-
-#[tokio::test]
-async fn the_kill_switch_allows_all_requests_and_can_be_reverted() {
-    let handle = Toggle::on();
-    let app = watched(users().enabled(&handle));
-    assert_eq!(visits(&app, "alice", 4).await, [200, 200, 200, 429]);
-    done(&app, "switch", &off()).await;
-    assert_eq!(look(&app, "layers").await["layers"][0]["on"], false);
-    assert!(!handle.is_on(), "it is the user's own switch");
-    assert_eq!(visits(&app, "alice", 3).await, [200; 3]);
-    done(&app, "switch", &on()).await;
-    assert_eq!(visit(&app, "alice").await, 429);
-    handle.set(false);
-    assert_eq!(look(&app, "layers").await["layers"][0]["on"], false);
-}
 
 #[tokio::test]
 async fn a_layer_or_one_rule_can_be_set_to_report_only() {
@@ -68,41 +43,6 @@ async fn a_layer_or_one_rule_can_be_set_to_report_only() {
     // one of the requests that it would have denied was denied by the site rule
     assert_eq!((&rules[0]["denied"], &rules[0]["reported"]), (&json!(2), &json!(5)));
     assert_eq!((&rules[1]["denied"], &rules[1]["reported"]), (&json!(2), &json!(2)));
-}
-
-#[tokio::test]
-async fn rules_are_listed_with_all_their_settings() {
-    let live = LivePlan::new([Quota::per_minute(60)]);
-    let rules = (
-        Rule::new("user", HeaderKey::new("x-user"), Quota::per_second(5).with_burst(20))
-            .cost(2)
-            .headroom(1),
-        Rule::new("live", Everyone, &live).cost(Cost::from_fn(|_| 1)),
-        Rule::new("plan", Everyone, Plan::from_fn(|_, _| THREE.into())),
-    );
-    let app = watched(RateLimitLayer::rules(rules, LocalStore::new()));
-    live.replace(Quota::per_minute(30));
-    let shown = look(&app, "layers").await;
-    assert_eq!(
-        shown["layers"][0]["rules"],
-        json!([
-            {
-                "rule": "user", "quotas": ["5/s burst 20"], "live": false, "cost": 2, "headroom": 1,
-                "queues": false, "report_only": false, "denied": 0, "reported": 0, "recent": [],
-                "top": [],
-            },
-            {
-                "rule": "live", "quotas": ["30/min"], "live": true, "cost": null, "headroom": 0,
-                "queues": false, "report_only": false, "denied": 0, "reported": 0, "recent": [],
-                "top": [],
-            },
-            {
-                "rule": "plan", "quotas": null, "live": false, "cost": 1, "headroom": 0,
-                "queues": false, "report_only": false, "denied": 0, "reported": 0, "recent": [],
-                "top": [],
-            },
-        ])
-    );
 }
 
 fn recent(shown: &Value, layer: usize) -> &Vec<Value> {
@@ -228,69 +168,6 @@ async fn each_denying_rule_is_recorded_with_its_own_wait() {
     assert_eq!(last(3)["retry_after_ms"], Value::Null);
     let counts = |at: usize| rules[at]["recent"].as_array().map(Vec::len);
     assert_eq!([0, 1, 2, 3].map(counts), [Some(1), Some(1), Some(1), Some(2)]);
-}
-
-#[tokio::test]
-async fn a_configured_fingerprint_key_is_kept_and_the_default_is_random() {
-    let own = async |name: &str| {
-        let mut admin = Admin::new();
-        let layer = admin.watch("api", users());
-        done(&site(layer, &admin), "peek", &super::of(name)).await["key"].clone()
-    };
-    assert_ne!(own("alice").await, own("alice").await);
-    let app = watched(users().fingerprint(SECRET));
-    let alice = Key::from("alice").fingerprint(&FingerprintKey::from(SECRET)).to_string();
-    assert_eq!(done(&app, "peek", &super::of("alice")).await["key"], json!(alice));
-}
-
-#[tokio::test]
-async fn layers_can_share_a_store_and_be_watched_twice() {
-    let store = LocalStore::new();
-    let other = Rule::new("other", HeaderKey::new("x-user"), Quota::per_day(1));
-    let (mut admin, mut second) = (Admin::new(), Admin::new());
-    let users = admin.watch("users", RateLimitLayer::rules(user(), store.clone()));
-    let others = admin.watch("others", RateLimitLayer::rules(other, store));
-    let again = second.watch("again", users.clone());
-    let twice = admin.watch("twice", again.clone());
-    let hello = axum::routing::any(async || "hello");
-    let app = Router::new()
-        .route("/a", hello.clone().layer(users))
-        .route("/b", hello.clone().layer(others))
-        .route("/c", hello.clone().layer(again))
-        .route("/d", hello.layer(twice))
-        .nest("/admin", admin.router(from_fn(operators)));
-    let visit = async |path: &str| {
-        let request = Request::get(path).header("x-user", "alice").body(Body::empty());
-        app.clone()
-            .oneshot(request.expect("a request"))
-            .await
-            .expect("infallible")
-            .status()
-            .as_u16()
-    };
-    let statuses = [visit("/a").await, visit("/c").await, visit("/d").await];
-    assert_eq!(statuses, [200; 3]);
-    assert_eq!([visit("/a").await, visit("/c").await, visit("/d").await], [429; 3]);
-    assert_eq!([visit("/b").await, visit("/b").await], [200, 429]);
-    let shown = look(&app, "layers").await;
-    // each entry records the requests of its layer and of the layers that were made from it
-    assert_eq!([0, 1, 2].map(|layer| recent(&shown, layer).len()), [3, 1, 1]);
-    assert_eq!(shown["layers"][2]["layer"], "twice");
-    let elsewhere = Router::new().nest("/admin", second.router(from_fn(operators)));
-    assert_eq!(recent(&look(&elsewhere, "layers").await, 0).len(), 2);
-    // and they share its toggle
-    done(&elsewhere, "switch", &json!({ "layer": "again", "on": false })).await;
-    assert_eq!([visit("/a").await, visit("/d").await, visit("/b").await], [200, 200, 429]);
-}
-
-#[tokio::test]
-async fn unwatched_layers_are_neither_listed_nor_recorded() {
-    let admin = Admin::new();
-    let app = site(users(), &admin);
-    visits(&app, "alice", 4).await;
-    assert_eq!(look(&app, "layers").await, json!({ "layers": [] }));
-    let said = denied(&app, "switch", &on(), 404).await;
-    assert_eq!(said, "layer is \"api\"; api/layers has the names of each layer");
 }
 
 /// The page would show and change a toggle that the layer does not have.
