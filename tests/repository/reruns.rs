@@ -174,7 +174,7 @@ const PASSES: &str = "test result: ok. 1 passed; 0 failed; 0 ignored";
 
 #[test]
 fn only_tests_of_listed_modules_run_again_and_are_named() {
-    let failed = ["link::a", "kit::failover::b - should panic"];
+    let failed = ["link::a", "failover::b - should panic"];
     let (passes, ran) = run(&said(&["-p dev --test servers"], &failed), PASSES);
     assert!(passes, "{ran:?}");
     let ran: Vec<_> = ran.iter().filter(|line| !line.contains("no-fail-fast")).collect();
@@ -182,8 +182,8 @@ fn only_tests_of_listed_modules_run_again_and_are_named() {
         ran,
         [
             "test --all-features --test servers -- --exact link::a",
-            "test --all-features --test servers -- --exact kit::failover::b",
-            "again: servers::link::a servers::kit::failover::b"
+            "test --all-features --test servers -- --exact failover::b",
+            "again: servers::link::a servers::failover::b"
         ]
     );
 }
@@ -198,7 +198,7 @@ fn any_other_failure_is_final() {
         (&["-p dev --test servers"], &["parity::a"]),
         (&["-p dev --test servers"], &["link::a", "parity::a"]),
         (&["-p dev --test servers"], &["linked::a"]),
-        (&["-p dev --test servers"], &["kit::server::a"]),
+        (&["-p dev --test servers"], &["parity::server::a"]),
         (&["-p dev --bin servers"], &["link::a"]),
         // The program ended before it named a test.
         (&["-p dev --test servers"], &[]),

@@ -37,7 +37,6 @@ mod found;
 mod instances;
 mod kept_cases;
 mod keys;
-mod kit;
 mod leased;
 mod link;
 #[path = "../support/log.rs"]
@@ -45,7 +44,6 @@ mod log;
 mod lost_shard;
 mod lua54;
 mod parity;
-mod patterns;
 mod penalty;
 #[cfg(feature = "calendar")]
 mod periods;
