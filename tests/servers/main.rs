@@ -43,6 +43,7 @@ mod link;
 mod log;
 mod lost_shard;
 mod lua54;
+mod outages;
 mod parity;
 mod penalty;
 #[cfg(feature = "calendar")]
@@ -63,6 +64,7 @@ mod silence;
 mod slots;
 mod slots_cluster;
 mod slots_ends;
+mod slots_failover;
 mod slots_faults;
 mod slots_shares;
 mod slots_tables;
