@@ -30,7 +30,6 @@ mod exact;
 mod examples;
 mod explain;
 mod failover;
-mod fair_load;
 mod first_line;
 mod format;
 mod found;
