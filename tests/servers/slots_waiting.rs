@@ -334,6 +334,40 @@ async fn a_denial_reports_the_mean_hold_time_divided_by_the_limit() {
     drop(running);
 }
 
+async fn outage<S>(what: &str, store: impl Fn(RedisStore) -> S, expected: StatusCode)
+where
+    S: Store<Error = Infallible, Future: Send> + Send + Sync + 'static,
+{
+    for is_silent in [false, true] {
+        let mut server = Server::redis().await;
+        let (inner, other) = (connect(&server.url()).await, connect(&server.url()).await);
+        let app = app(&[ONE], store(inner), millis(5_000), Duration::ZERO);
+        let running = hold(&other, ONE).await;
+        let sent = app.send_all(40).await;
+        if is_silent {
+            server.stop();
+        } else {
+            server.kill();
+        }
+        let start = Instant::now();
+        for (status, took) in all(sent).await {
+            assert_eq!(status, expected, "{what}: {took:?}");
+        }
+        // The first one asks within 100 ms, and the others all at once after its timeout. One after another,
+        // they would wait for 2 s.
+        assert!(start.elapsed() < millis(1_500), "{what}: {:?}", start.elapsed());
+        drop(running);
+    }
+}
+
+#[tokio::test]
+async fn an_outage_ends_the_wait_by_the_policy_for_outages() {
+    let local = || LocalStore::with_capacity(1_000);
+    outage("open", |it| it.timeout(TIMEOUT).fail_open(), OK).await;
+    outage("closed", |it| it.timeout(TIMEOUT).fail_closed(), StatusCode::SERVICE_UNAVAILABLE).await;
+    outage("fallback", |it| it.timeout(TIMEOUT).breaker().fallback(local(), 1), OK).await;
+}
+
 /// The key is blocked while a call waits for its slot. In an outage, the mirrored block denies the call.
 #[tokio::test]
 async fn a_limiter_keeps_no_place_in_the_queue_while_it_sleeps() {
