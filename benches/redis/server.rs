@@ -106,10 +106,6 @@ impl Server {
         micros.fold(0.0, f64::max)
     }
 
-    pub(crate) fn memory(&mut self) -> f64 {
-        number(&self.info("memory", "used_memory"))
-    }
-
     fn info(&mut self, section: &str, name: &str) -> String {
         field(&self.call(&["INFO", section]).text(), name)
     }

@@ -1,15 +1,23 @@
 //! A store that is almost empty, at its capacity, and full.
 
-use std::{hint::black_box, time::Duration};
+use std::{
+    hint::black_box,
+    net::{IpAddr, Ipv4Addr},
+    time::Duration,
+};
 
 use tower_sluice::{
     Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge, testing::FakeClock,
 };
 
-use crate::{
-    accounts::{BATCH, DEEP, address, decide, put_in_debt, take},
-    rounds::{Case, each, table},
-};
+use crate::rounds::{Case, each, random, table};
+
+/// Consecutive decisions before the next case's turn.
+const BATCH: usize = 1_000;
+/// A quota whose account, once half used, stays in debt until the bench ends and is never
+/// exhausted.
+pub(crate) const DEEP: Quota = Quota::per_hour(4_000_000_000);
+const HALF: u32 = 2_000_000_000;
 
 const KEYS: u32 = 131_072;
 const ONE: Quota = Quota::per_hour(1);
@@ -68,4 +76,35 @@ pub(crate) fn denials() {
 fn forget(store: &LocalStore, key: u32) {
     let key = Key::from(address(key));
     drop(store.reset(&Charge::new(RuleName::default(), &key, DEEP.as_ref())).now());
+}
+
+pub(crate) fn address(key: u32) -> IpAddr {
+    Ipv4Addr::from_bits(0x0a00_0000 + key).into()
+}
+
+/// Decides for an address.
+fn take(store: &LocalStore, address: IpAddr, quota: Quota, cost: u32) -> bool {
+    let key = Key::from(address);
+    let charge = Charge::new(RuleName::default(), &key, quota.as_ref()).with_cost(cost);
+    store.take(&[charge]).now().is_allowed()
+}
+
+/// Puts the accounts of `keys` keys in debt for the rest of the bench.
+fn put_in_debt(store: &LocalStore, keys: u32, quota: Quota) {
+    for key in 0..keys {
+        take(store, address(key), quota, HALF);
+    }
+}
+
+/// Returns batches of decisions for random keys.
+fn decide(store: LocalStore, keys: u32, quota: Quota) -> impl FnMut() -> f64 {
+    let mut next = random(keys);
+    move || {
+        let batch: Vec<_> = (0..BATCH).map(|_| address(next())).collect();
+        each(BATCH, || {
+            for address in batch {
+                black_box(take(&store, black_box(address), quota, 1));
+            }
+        })
+    }
 }

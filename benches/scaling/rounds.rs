@@ -42,11 +42,6 @@ pub(crate) fn table(title: &str, time: Duration, mut cases: Vec<Case<'_>>) {
     println!();
 }
 
-/// Formats `1 rule`, `2 rules`.
-pub(crate) fn many(count: usize, of: &str) -> String {
-    format!("{count} {of}{}", if count == 1 { "" } else { "s" })
-}
-
 /// Returns the nanoseconds of each of the `count` parts of `work`.
 pub(crate) fn each(count: usize, work: impl FnOnce()) -> f64 {
     let start = Instant::now();

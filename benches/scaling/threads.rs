@@ -7,20 +7,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tower_sluice::{
-    Algorithm, Headers, Key, LocalStore, PeerIp, Quota, Rule, StoreExt, rule::RuleName,
-    store::Charge,
-};
+use tower_sluice::{Algorithm, Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge};
 
 use crate::{
-    accounts::{DEEP, address},
-    layer::{limited, request, serve},
+    room::{DEEP, address},
     rounds::{Case, each, table},
 };
 
 /// Decisions of a thread in a round. Threads need time to overlap.
 const LONG: usize = 10_000;
-const REQUESTS: usize = 1_000;
 const MOST_TRIES: usize = 50;
 /// The number of threads, whether each has its own key, and the name of the case.
 const CASES: [(usize, bool, &str); 3] =
@@ -50,55 +45,6 @@ pub(crate) fn tables(time: Duration) {
         });
         table(title, time, cases.into());
     }
-    let cases = CASES.map(|(threads, apart, name)| {
-        let service =
-            limited(Rule::new("default", PeerIp::new(), DEEP), LocalStore::new(), Headers::None);
-        let run = move || {
-            together(threads, |thread| {
-                let mut service = service.clone();
-                let requests = (0..REQUESTS).map(|_| request(thread * u32::from(apart))).collect();
-                move || each(REQUESTS, || serve(&mut service, requests))
-            })
-        };
-        Case { threads, ..Case::new(name, run) }
-    });
-    table("layer, threads, no fields", time, cases.into());
-}
-
-/// Prints the longest decision of eight threads that share a key, beside the longest reading of the
-/// clock by eight threads without a store: on two cores, both contain times in which the thread did
-/// not run.
-pub(crate) fn longest(time: Duration) {
-    let (store, key) = (LocalStore::new(), Key::from(address(0)));
-    let decided = longest_of_threads(time, || {
-        assert!(decide_one(&store, DEEP, &key));
-    });
-    let idle = longest_of_threads(time, || {});
-    println!("eight threads on one key: the longest of all decisions and their count");
-    for (name, (longest, calls)) in [("a decision", decided), ("without a store", idle)] {
-        println!("  {:>8.1} ms {calls:>12}  {name}", longest.as_secs_f64() * 1_000.0);
-    }
-    println!();
-}
-
-/// Returns the longest call of eight threads that call `work` for `time`, and the number of calls.
-fn longest_of_threads(time: Duration, work: impl Fn() + Sync) -> (Duration, usize) {
-    let part = || {
-        let (start, mut before) = (Instant::now(), Instant::now());
-        let (mut longest, mut calls) = (Duration::ZERO, 0);
-        while before - start < time {
-            work();
-            let now = Instant::now();
-            longest = longest.max(now - before);
-            (before, calls) = (now, calls + 1);
-        }
-        (longest, calls)
-    };
-    thread::scope(|scope| {
-        let all: Vec<_> = (0..8).map(|_| scope.spawn(part)).collect();
-        let parts = all.into_iter().map(|thread| thread.join().expect("no panic"));
-        parts.fold((Duration::ZERO, 0), |all, part| (all.0.max(part.0), all.1 + part.1))
-    })
 }
 
 /// Returns the decisions of one thread for its key.

@@ -155,14 +155,10 @@ impl<'a> Page<'a> {
         STANDARD.decode(taken["data"].as_str().unwrap_or_default()).map_err(|why| why.to_string())
     }
 
+    /// Keeps a picture of the page.
     pub(crate) async fn keep(&self, name: &str) -> Outcome {
-        self.keep_part(name, true).await
-    }
-
-    /// Keeps a picture of the visible part of the page, or of all of it.
-    pub(crate) async fn keep_part(&self, name: &str, all: bool) -> Outcome {
         let path = folder().join(format!("{name}.png"));
-        fs::write(path, self.picture(all).await?).map_err(|why| why.to_string())
+        fs::write(path, self.picture(true).await?).map_err(|why| why.to_string())
     }
 
     /// Returns the lines of the browser's console since the last call.

@@ -1,19 +1,15 @@
-//! Pages of the examples and of the documentation in a real browser: Chromium, driven over
-//! `WebDriver`.
+//! The page of the admin router in a real browser: Chromium, driven over `WebDriver`.
 //!
-//! `scripts/pages` installs the browser and runs this program. With `--readme`, it draws the
-//! pictures of `examples/README.md` instead. A picture of each failed page is in `target/pages`.
+//! `scripts/pages` installs the browser and runs this program. A picture of a failed page is in
+//! `target/pages`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints a report")]
 
 mod admin;
 mod browser;
-mod docs;
 mod driver;
 mod looks;
-mod playground;
 #[path = "../support/programs.rs"]
 mod programs;
-mod readme;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -25,23 +21,16 @@ type Outcome<T = ()> = Result<T, String>;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let pictures = std::env::args().any(|argument| argument == "--readme");
     let ended = match Driver::start().await {
         Err(why) => Err(why),
-        Ok(driver) if pictures => scene(&driver, "readme", readme::draw).await,
-        // A scene is a file with a function, and a line here.
-        Ok(driver) => {
-            let played = scene(&driver, "playground", playground::play).await;
-            let played = played.and(scene(&driver, "admin", admin::play).await);
-            played.and(scene(&driver, "docs", docs::look).await)
-        }
+        Ok(driver) => scene(&driver, "admin", admin::play).await,
     };
     let Err(why) = ended else { return ExitCode::SUCCESS };
     eprintln!("FAILED: {why}");
     ExitCode::FAILURE
 }
 
-/// Opens a separate browser for each scene, so that scenes do not disturb each other.
+/// Opens a browser, and plays a scene in it.
 async fn scene(driver: &Driver, name: &str, play: impl AsyncFn(&Page) -> Outcome) -> Outcome {
     let page = Page::open(driver).await?;
     let mut ended = play(&page).await;

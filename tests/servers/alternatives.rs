@@ -1,4 +1,4 @@
-//! Alternatives on Redis, Valkey and a cluster: with slots, and with many callers at once.
+//! Alternatives in several slots of a cluster, of which a server is lost, and beside report-only charges.
 
 use std::sync::{
     Arc,
@@ -7,15 +7,14 @@ use std::sync::{
 
 use futures::future::join_all;
 use tower_sluice::{
-    Decision, Key, Quota, RedisStore, Store, StoreExt,
-    decision::Outcome,
+    Key, Quota, RedisStore, Store, StoreExt,
     rule::{Choice, RuleName},
     store::{Charge, RedisError},
-    testing::{self, FakeClock},
+    testing,
 };
 
 use crate::{
-    accounts::{Dice, LONG, address, connect, quotas, rule},
+    accounts::{LONG, address, connect, quotas, rule},
     servers::{Cluster, Flavour, Server, eventually},
     support::choices::Choosing,
 };
@@ -32,40 +31,6 @@ fn charges<'a>(key: &'a Key, quotas: &'a [[Quota; 1]; 4], cost: u32) -> [Charge<
 /// Returns a choice between the first three charges, beside the last one.
 fn choosing<'a>(charges: [Charge<'a>; 4]) -> Choosing<'a> {
     Choosing { charges: charges.to_vec(), choices: vec![Choice::new(0, [1, 1, 1])] }
-}
-
-/// Returns the parts of a decision that two stores have in common.
-fn parts(decision: &Decision) -> impl PartialEq + std::fmt::Debug + use<> {
-    let row = |it: &Outcome| (it.remaining(), it.held(), it.is_denied(), it.is_passed_over());
-    (decision.is_allowed(), decision.outcomes().iter().map(row).collect::<Vec<_>>())
-}
-
-/// Random requests that hold slots or not, on a server and in the embedded store.
-#[tokio::test]
-async fn random_requests_for_slots_or_rates_equal_the_embedded_store() {
-    for flavour in [Flavour::Redis, Flavour::Valkey] {
-        let server = Server::start(flavour, &[]).await;
-        let redis = connect(&server.url()).await;
-        for (name, plan) in quotas(3, LONG) {
-            let (local, key, mut dice) = (FakeClock::new().store(64), Key::from(name), Dice(7));
-            let quotas =
-                [[Quota::concurrent(2)], [plan], [Quota::per_day(9)], [Quota::per_day(40)]];
-            let mut held = Vec::new();
-            for _ in 0..60 {
-                if dice.below(4) == 0 && !held.is_empty() {
-                    let held_count = u32::try_from(held.len()).expect("small");
-                    drop(held.swap_remove(dice.below(held_count) as usize));
-                }
-                let cost = dice.below(4);
-                let all = choosing(charges(&key, &quotas, cost));
-                let own = all.take(&local).decision;
-                let taken = testing::take(&redis, all.all()).await;
-                let decision = taken.expect("a decision").decision;
-                assert_eq!(parts(&own), parts(&decision), "{flavour:?}, {name}, cost {cost}");
-                held.push((own, decision));
-            }
-        }
-    }
 }
 
 /// Charges one unit from many tasks. Returns how many times each rule was charged.
@@ -124,14 +89,6 @@ where
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_callers_charge_one_alternative_each_and_no_limit_is_exceeded() {
-    for flavour in [Flavour::Redis, Flavour::Valkey] {
-        let server = Server::start(flavour, &[]).await;
-        are_exact(&connect(&server.url()).await).await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn alternatives_in_several_slots_of_a_cluster_are_exact() {
     let cluster = Cluster::start(Flavour::Redis).await;
     let urls = cluster.urls();
@@ -141,43 +98,6 @@ async fn alternatives_in_several_slots_of_a_cluster_are_exact() {
     // With a hash tag, one call decides.
     let tagged = store.reopen().prefix("tagged").hash_tag_by_key().lazy().expect("a store");
     are_exact(&tagged).await;
-}
-
-/// A block of the first alternative, or of a rule beside, denies every request. One of another
-/// alternative denies those that reach it. No denial charges anything.
-#[tokio::test]
-async fn a_block_denies_the_requests_that_reach_its_alternative_on_a_cluster() {
-    let cluster = Cluster::start(Flavour::Redis).await;
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let store = RedisStore::cluster(&urls).await.expect("a store");
-    let quotas =
-        [[Quota::per_day(1)], [Quota::per_day(1)], [Quota::per_day(1)], [Quota::per_day(9)]];
-    let tagged = store.reopen().prefix("tagged").hash_tag_by_key().lazy().expect("a store");
-    for store in [tagged, store] {
-        for (blocked, fitting) in [(0, 0), (1, 1), (2, 2), (3, 0)] {
-            let key = Key::from(rules()[blocked].as_str());
-            let all = choosing(charges(&key, &quotas, 1));
-            let take =
-                async || testing::take(&store, all.all()).await.expect("a decision").decision;
-            drop(store.block(&all.charges[blocked], LONG).await.expect("a block"));
-            for n in 0..fitting {
-                assert!(take().await.is_allowed(), "{blocked}: request {n}");
-            }
-            let peek = testing::peek(&store, all.all()).await.expect("a decision").decision;
-            for denied in [peek, take().await, take().await] {
-                assert!(denied.is_blocked() && !denied.is_allowed(), "{blocked}: {denied:?}");
-                assert_eq!(denied.outcomes()[0].rule(), rules()[blocked]);
-            }
-            drop(store.unblock(&all.charges[blocked]).await.expect("no block"));
-            let mut expected = [0; 4];
-            expected[..fitting].fill(1);
-            expected[3] = fitting as u64;
-            let is_unused = async || (used(&store, &key, &quotas).await == expected).then_some(());
-            eventually("no denial charges anything", is_unused).await;
-            assert!(take().await.is_allowed(), "{blocked}");
-        }
-    }
 }
 
 /// A server is needed only by the requests that reach its alternative, and its failure permits none.

@@ -1,5 +1,5 @@
-//! A burst of one key is no outage. `scripts/faults` plays longer ones, and 2,048 callers: a debug build
-//! needs most of their timeout for itself.
+//! A burst of one key is no outage. The simulation has 2,000 callers: a debug build needs most of their
+//! timeout for itself.
 
 use std::time::Duration;
 

@@ -1,28 +1,17 @@
 //! Bursts of one key on a healthy server: they share a few calls, and no caller gets an error.
 #![allow(clippy::print_stdout)]
 
-use std::{
-    fmt::Debug,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU32, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::{fmt::Debug, time::Duration};
 
 use futures::future::join_all;
-use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisFuture, Value, aio::ConnectionLike};
-use tokio::time::{Instant, sleep_until};
-use tower_sluice::{
-    Algorithm, Decision, LocalStore, Quota, RedisStore, Store, StoreExt, decision::Source,
-};
+use tokio::time::Instant;
+use tower_sluice::{Algorithm, Decision, Quota, Store, StoreExt};
 
 use crate::{
-    accounts::{Account, DAY, connect, quota_address, stored_micros},
+    accounts::{Account, connect},
     servers::{Mode, Proxy, Server},
 };
 
-const BURSTS: [u32; 3] = [200, 500, 2_048];
 const LIMIT: u32 = 100;
 
 fn quotas() -> [Quota; 8] {
@@ -49,10 +38,6 @@ async fn burst<S: Store<Error: Debug>>(store: &S, account: &Account, of: u32) ->
     decisions.into_iter().map(|decision| decision.expect("a decision")).collect()
 }
 
-fn most_calls(callers: u32) -> u32 {
-    2 + callers.div_ceil(1_024)
-}
-
 #[tokio::test]
 async fn on_a_slow_link_no_request_waits_for_the_calls_of_equal_ones() {
     let server = Server::redis().await;
@@ -70,34 +55,6 @@ async fn on_a_slow_link_no_request_waits_for_the_calls_of_equal_ones() {
     });
     let slowest = join_all(takes).await.into_iter().max().expect("calls");
     assert!((delay..delay * 3 / 2).contains(&slowest), "{slowest:?}");
-}
-
-#[tokio::test]
-async fn a_burst_of_one_key_shares_a_few_calls() {
-    let server = Server::redis().await;
-    let mut proxy = Proxy::start(server.address()).await;
-    let store = connect(&server.url_at(proxy.addr())).await;
-    for quota in quotas() {
-        // The server learns the scripts of single requests, and that of batches.
-        assert!(Account::new("warm", quota).passes(&store).await);
-    }
-    burst(&store, &Account::new("warm", quotas()[1]), 3).await;
-    proxy.set(Mode::Delay(Duration::from_millis(3))).await;
-    for (quota, callers) in quotas().into_iter().flat_map(|it| BURSTS.map(|of| (it, of))) {
-        let key = format!("{quota:?} {callers}");
-        let account = Account::new(key.clone(), quota);
-        let (before, start) = (server.script_calls().await, Instant::now());
-        let decisions = burst(&store, &account, callers).await;
-        let (took, calls) = (start.elapsed(), server.script_calls().await - before);
-        println!("{key}: {calls} calls, {took:?}");
-        let mut left: Vec<_> = decisions.iter().filter_map(Decision::remaining).collect();
-        left.sort_unstable();
-        let expected = (LIMIT..callers).map(|_| 0).chain(0..LIMIT);
-        assert!(left.into_iter().eq(expected), "{key}");
-        let allowed = decisions.iter().filter(|decision| decision.is_allowed()).count();
-        assert_eq!(allowed, LIMIT as usize, "{key}");
-        assert!(calls <= most_calls(callers), "{key}: {calls} calls");
-    }
 }
 
 /// Returns the CPU time of the server so far.
@@ -138,113 +95,4 @@ async fn a_batch_occupies_the_server_briefly() {
             assert!(time / batches < Duration::from_millis(10), "{time:?} for {batches} batches");
         }
     }
-}
-
-/// A server that answers requests for one account of one fixed window, one after another, as fast
-/// as a real server.
-#[derive(Clone, Default)]
-struct Window(Arc<WindowState>);
-
-#[derive(Default)]
-struct WindowState {
-    calls: AtomicU32,
-    used: AtomicU32,
-    free_at: Mutex<Option<Instant>>,
-}
-
-impl Window {
-    const LATENCY: Duration = Duration::from_millis(3);
-    const SERVICE: Duration = Duration::from_micros(50);
-
-    fn answer(&self, command: &Cmd) -> Vec<u8> {
-        let args: Vec<_> = command.args_iter().collect();
-        let bytes = |at: usize| match &args[at] {
-            redis::Arg::Simple(bytes) => bytes.to_vec(),
-            _ => Vec::new(),
-        };
-        // The layout of a batch of one group follows its plan.
-        let batched = (args.len() == 6).then(|| bytes(5));
-        let count = batched.map_or(1, |it| u16::from_le_bytes([it[0], it[1]]).into());
-        let used = self.0.used.load(Relaxed);
-        let passed = count.min(LIMIT - used);
-        self.0.used.store(used + passed, Relaxed);
-        let now = 1_700_000_000_000_000_u64;
-        let instant = [&now.to_le_bytes()[..7], &[0, 0]].concat();
-        let start = now - now % 86_400_000_000;
-        let window = [&start.to_le_bytes()[..7], &[0, 0]].concat();
-        let used = u64::from(used + passed).to_le_bytes();
-        let state = [&window[..], &used[..5], &[0; 5]].concat();
-        let address = quota_address(b'f', Some(DAY)).to_le_bytes();
-        let end = stored_micros(start + 86_400_000_000);
-        let account = [&stored_micros(now), &[b'f', 30, 0][..], &address, &end, &state].concat();
-        let length = u32::try_from(account.len()).expect("short").to_le_bytes();
-        let passed = u16::try_from(passed).expect("few").to_le_bytes();
-        [&instant[..], &passed, &passed, &[0], &length, &account].concat()
-    }
-}
-
-impl ConnectionLike for Window {
-    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
-        let window = self.clone();
-        Box::pin(async move {
-            window.0.calls.fetch_add(1, Relaxed);
-            let arrives = Instant::now() + Self::LATENCY / 2;
-            let done = {
-                let mut free_at = window.0.free_at.lock().unwrap_or_else(PoisonError::into_inner);
-                let done = free_at.map_or(arrives, |free| free.max(arrives)) + Self::SERVICE;
-                *free_at = Some(done);
-                done
-            };
-            let answer = window.answer(command);
-            sleep_until(done + Self::LATENCY / 2).await;
-            Ok(Value::BulkString(answer))
-        })
-    }
-
-    fn req_packed_commands<'a>(
-        &'a mut self,
-        _: &'a Pipeline,
-        _: usize,
-        _: usize,
-    ) -> RedisFuture<'a, Vec<Value>> {
-        let error = RedisError::from((ErrorKind::Client, "no pipelines"));
-        Box::pin(async move { Err(error) })
-    }
-
-    fn get_db(&self) -> i64 {
-        0
-    }
-}
-
-/// The callers wait for their own key, and not for the server.
-#[tokio::test(start_paused = true)]
-async fn no_caller_of_a_burst_gets_an_error_under_any_wrapper() {
-    async fn check<S: Store<Error: Debug>>(wrappers: &str, wrap: impl Fn(RedisStore<Window>) -> S) {
-        for callers in BURSTS {
-            let server = Window::default();
-            let store = wrap(RedisStore::with_connection(server.clone()).lazy().expect("a store"));
-            let quota = Quota::per_day(LIMIT).with_algorithm(Algorithm::fixed_window());
-            let decisions = burst(&store, &Account::new("hot", quota), callers).await;
-            let by_redis = |decision: &Decision| decision.source() == Source::Redis;
-            assert!(decisions.iter().all(by_redis), "{wrappers}, {callers} callers");
-            let allowed = decisions.iter().filter(|decision| decision.is_allowed()).count();
-            assert_eq!(allowed, LIMIT as usize, "{wrappers}, {callers} callers");
-            let calls = server.0.calls.load(Relaxed);
-            assert!(calls <= most_calls(callers), "{wrappers}, {callers} callers: {calls} calls");
-            // An open breaker would not ask the server.
-            let other = Account::new("hot", quota);
-            assert_eq!(burst(&store, &other, 1).await[0].source(), Source::Redis, "{wrappers}");
-        }
-    }
-    const BUDGET: Duration = Duration::from_millis(50);
-    let local = || LocalStore::with_capacity(1_000);
-    check("timeout", |store| store.timeout(BUDGET)).await;
-    check("timeout, breaker", |store| store.timeout(BUDGET).breaker()).await;
-    check("breaker, timeout", |store| store.breaker().timeout(BUDGET)).await;
-    check("fail open", |store| store.timeout(BUDGET).fail_open()).await;
-    check("breaker, fail open", |store| store.timeout(BUDGET).breaker().fail_open()).await;
-    check("fail closed", |store| store.timeout(BUDGET).fail_closed()).await;
-    check("breaker, fail closed", |store| store.timeout(BUDGET).breaker().fail_closed()).await;
-    check("fallback", |store| store.timeout(BUDGET).fallback(local(), 4)).await;
-    check("breaker, fallback", |store| store.timeout(BUDGET).breaker().fallback(local(), 4)).await;
 }

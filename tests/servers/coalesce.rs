@@ -20,17 +20,6 @@ use crate::{
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Returns the reads and writes of accounts so far.
-async fn accesses(server: &Server) -> u32 {
-    let text: String = server.command("INFO commandstats").await;
-    let count = |line: &str| {
-        let (name, calls) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
-        let calls = calls.split(',').next()?.parse::<u32>().ok()?;
-        ["get", "mget", "exists", "set", "psetex", "pttl"].contains(&name).then_some(calls)
-    };
-    text.lines().filter_map(count).sum()
-}
-
 fn slow(units: u32) -> Quota {
     Quota::new(units, DAY).expect("a quota")
 }
@@ -240,114 +229,8 @@ fn decide_as_one_by_one(flavour: Flavour, cases: u32) {
 
 #[test]
 fn random_batches_decide_as_one_by_one() {
-    decide_as_one_by_one(Flavour::Redis, 600);
-}
-
-#[test]
-fn random_batches_decide_as_one_by_one_on_valkey() {
-    decide_as_one_by_one(Flavour::Valkey, 200);
-}
-
-/// Covers clocks that stepped back, changed quotas, and foreign values.
-#[tokio::test]
-async fn odd_accounts_are_decided_as_one_by_one() {
-    let server = Server::redis().await;
-    let mut subject = RedisStore::connect(&server.url()).await.expect("a store");
-    let batched = subject.open();
-    let alone = batched.reopen().prefix("alone").coalesce(false).lazy().expect("a store");
-    let quota = |units: u32, period| Quota::new(units, period).expect("a quota");
-    let (second, day) = ([quota(10, Duration::from_secs(1))], [quota(10, DAY)]);
-    let both = [second[0], quota(20, DAY)];
-    let keys: Vec<_> = (0..12_u32).map(Key::from).collect();
-    let start = Duration::from_secs(1_700_000_000);
-    let first_caller = first_caller();
-    let steps: [(u64, &[Quota]); 7] = [
-        (0, &second),
-        (700, &second),
-        (699, &day),
-        (600, &second),
-        (600, &both),
-        (650, &both),
-        (0, &day),
-    ];
-    for (back, quotas) in steps {
-        subject.set(start - Duration::from_millis(back));
-        let requests: Vec<_> = (0..36_u32)
-            .map(|n| {
-                let key = &keys[n as usize % 12];
-                let own = Charge::new(RuleName::default(), key, quotas).with_cost(1 + n % 3);
-                // Some of the requests charge an account that all of them share.
-                let shared = Charge::new(rule("shared"), &keys[0], quotas);
-                if n % 4 == 0 { vec![own, shared] } else { vec![own] }
-            })
-            .collect();
-        let first = first_caller.passes(&batched);
-        let takes = requests.iter().map(|charges| batched.take(charges).into_future());
-        let (_, taken) = tokio::join!(biased; first, join_all(takes));
-        // Equal requests are adjacent, at the position of the first.
-        for at in (0..12).flat_map(|at| [at, at + 12, at + 24]) {
-            let single = alone.take(&requests[at]).await.expect("a decision");
-            let taken = taken[at].as_ref().expect("a decision");
-            assert_eq!(parts(taken), parts(&single), "{back} {at} {quotas:?}");
-        }
-    }
-}
-
-#[tokio::test]
-async fn equal_requests_of_three_rules_read_and_write_each_account_once() {
-    const CALLERS: u32 = 500;
     for flavour in Flavour::ALL {
-        let server = Server::start(flavour, &[]).await;
-        let store = connect(&server.url()).await;
-        // The server then has the script.
-        assert!(Account::new("warm", slow(1)).passes(&store).await);
-        let (first_caller, key) = (first_caller(), Key::from("hot"));
-        let quotas = [700, 300, 500].map(|units| [slow(units), slow(1_000)]);
-        let names = ["one", "two", "three"].map(rule);
-        let charges: Vec<_> = names
-            .iter()
-            .zip(&quotas)
-            .map(|(name, quotas)| Charge::new(*name, &key, quotas))
-            .collect();
-        let (calls_before, before) = (server.script_calls().await, accesses(&server).await);
-        let first = first_caller.passes(&store);
-        let takes = join_all((0..CALLERS).map(|_| store.take(&charges).into_future()));
-        let (_, taken) = tokio::join!(biased; first, takes);
-        let passed = taken.into_iter().filter(|one| one.as_ref().is_ok_and(Decision::is_allowed));
-        assert_eq!(passed.count(), 300, "{flavour:?}: the limit of the second rule");
-        let batches = server.script_calls().await - calls_before - 1;
-        assert_eq!(batches, 1, "{flavour:?}");
-        // A lone call reads and writes its account. A batch has two commands that read, and one for
-        // each account that it writes.
-        let most = 2 + batches * 5;
-        let made = accesses(&server).await - before;
-        assert!(made <= most, "{flavour:?}: {made} commands in {batches} batches");
-    }
-}
-
-#[tokio::test]
-async fn equal_callers_each_see_the_units_left_after_their_own_charge() {
-    let server = Server::redis().await;
-    let store = connect(&server.url()).await;
-    let (first_caller, one) = (first_caller(), Account::new("one", slow(25)));
-    for round in 0..3 {
-        let first = first_caller.passes(&store);
-        let takes = join_all((0..20).map(|_| one.take(&store, 1)));
-        let (_, taken) = tokio::join!(biased; first, takes);
-        let left: Vec<_> = taken
-            .into_iter()
-            .map(|decision| {
-                let decision = decision.expect("a decision");
-                (decision.is_allowed(), decision.remaining().expect("a quota"))
-            })
-            .collect();
-        let passed = |n: u32| (0..n).map(move |at| (true, n - 1 - at));
-        let expected: Vec<_> = match round {
-            0 => (0..20).map(|at| (true, 24 - at)).collect(),
-            1 => passed(5).chain([(false, 0); 15]).collect(),
-            _ => vec![(false, 0); 20],
-        };
-        assert_eq!(left, expected, "round {round}");
+        decide_as_one_by_one(flavour, 200);
     }
 }
 
@@ -371,51 +254,6 @@ async fn a_lone_decision_is_one_call_and_others_share_the_next() {
     // too, unless the machine stops for longer than the interval between them.
     let made = server.script_calls().await - before;
     assert!((2 + 9..20).contains(&made), "{made} calls");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn decisions_under_load_share_calls() {
-    const CALLERS: u32 = 512;
-    const TAKES: u32 = 20;
-    let server = Server::redis().await;
-    let store = connect(&server.url()).await;
-    let alone = store.reopen().coalesce(false).lazy().expect("a store");
-    for (store, most) in [(store, TAKES * CALLERS / 8), (alone, u32::MAX)] {
-        let before = server.script_calls().await;
-        let tasks = (0..CALLERS).map(|n| {
-            let (store, account) = (store.clone(), Account::new(n, slow(TAKES)));
-            tokio::spawn(async move { account.passed(&store, TAKES).await })
-        });
-        for passed in join_all(tasks).await {
-            assert_eq!(passed.expect("no panic"), TAKES);
-        }
-        let made = server.script_calls().await - before;
-        assert!(made < most, "{made} calls");
-        if most == u32::MAX {
-            assert_eq!(made, CALLERS * TAKES, "each alone");
-        }
-        let () = server.command("FLUSHALL").await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_callers_of_two_stores_get_the_limit_exactly() {
-    const LIMIT: u32 = 700;
-    let server = Server::redis().await;
-    let stores = [connect(&server.url()).await, connect(&server.url()).await];
-    for run in 0..20_u32 {
-        let tasks = (0..1_000_usize).map(|n| {
-            let (store, account) = (stores[n % 2].clone(), Account::new(run, slow(LIMIT)));
-            // One request in ten costs two units, which makes it a different request.
-            let cost = if n % 10 == 0 { 2 } else { 1 };
-            tokio::spawn(async move {
-                let decision = account.take(&store, cost).await.expect("a decision");
-                if decision.is_allowed() { cost } else { 0 }
-            })
-        });
-        let passed: u32 = join_all(tasks).await.into_iter().map(|one| one.expect("no panic")).sum();
-        assert_eq!(passed, LIMIT, "run {run}");
-    }
 }
 
 #[tokio::test]

@@ -3,11 +3,7 @@
 
 use std::{
     pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
-        mpsc,
-    },
+    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
@@ -27,7 +23,7 @@ use tower_sluice::{
 
 use crate::{
     accounts::{Account, DAY, connect, gcra_account, lazy, raw, stored_micros},
-    servers::{FakeServer, Mode, Proxy, Reply, Server, eventually},
+    servers::{FakeServer, Reply, Server, eventually},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -36,9 +32,6 @@ const SLACK: Duration = Duration::from_secs(4);
 /// The longest wait of a caller: ten times the limit of a call, if the server answers and a runtime of
 /// this process does not read.
 const LONGEST: Duration = Duration::from_secs(10);
-/// The number of calls in flight from which on requests wait.
-const MAX_CALLS: u32 = 16;
-
 fn ample() -> Quota {
     Quota::new(1_000_000, 86_400 * SECOND).expect("a quota")
 }
@@ -64,111 +57,6 @@ async fn well(store: &RedisStore, keys: u32) -> Option<()> {
     let is_allowed =
         |answer| matches!(answer, Some(Ok(decision)) if Decision::is_allowed(&decision));
     answers.into_iter().all(is_allowed).then_some(())
-}
-
-/// On a slow link, batches follow each other before any of them is answered.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_batch_does_not_wait_for_the_answer_to_another() {
-    const ROUND_TRIP: Duration = Duration::from_millis(90);
-    const CALLERS: u32 = 60;
-    let server = Server::redis().await;
-    let mut proxy = Proxy::start(server.address()).await;
-    let store = connect(&server.url_at(proxy.addr())).await;
-    proxy.set(Mode::Delay(ROUND_TRIP)).await;
-    let (before, start) = (server.script_calls().await, tokio::time::Instant::now());
-    let callers = (0..CALLERS).map(|n| {
-        let (store, account) = (store.clone(), Account::new(n, ample()));
-        tokio::spawn(async move {
-            // All arrive within three quarters of a round trip.
-            tokio::time::sleep_until(start + ROUND_TRIP * 3 / 4 * n / CALLERS).await;
-            account.take(&store, 1).await
-        })
-    });
-    for caller in callers.collect::<Vec<_>>() {
-        let decision = caller.await.expect("no panic");
-        assert!(decision.expect("a decision").is_allowed());
-    }
-    // The first calls, and one after the answers, if batches waited.
-    let waiting = MAX_CALLS + 1;
-    let calls = server.script_calls().await - before;
-    assert!(calls > waiting + 1, "{calls} calls");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn scripts_flushed_at_any_moment_fail_no_call_and_charge_nothing_twice() {
-    const LIMIT: u32 = 6_000;
-    let server = Server::redis().await;
-    let store = connect(&server.url()).await;
-    let mut connection = raw(&server.url()).await;
-    let done = Arc::new(AtomicBool::new(false));
-    let tasks = (0..128_u32).map(|n| {
-        let (store, account) = (store.clone(), Account::new(n % 2, Quota::per_day(LIMIT)));
-        tokio::spawn(async move { account.passed(&store, 120).await })
-    });
-    let tasks = tasks.collect::<Vec<_>>();
-    let stop = done.clone();
-    let hammer = tokio::spawn(async move {
-        let mut flushes = 0;
-        while !stop.load(Relaxed) {
-            let mut flush = redis::cmd("SCRIPT");
-            let () = flush.arg("FLUSH").query_async(&mut connection).await.expect("flushed");
-            flushes += 1;
-        }
-        flushes
-    });
-    let passed: u32 = join_all(tasks).await.into_iter().map(|one| one.expect("no panic")).sum();
-    done.store(true, Relaxed);
-    assert_eq!(passed, 2 * LIMIT);
-    let flushes = hammer.await.expect("no panic");
-    println!("{flushes} times flushed");
-    assert!(flushes > 20);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crash_under_load_leaves_no_caller_without_an_answer() {
-    let mut server = Server::redis().await;
-    let store = connect(&server.url()).await;
-    for frozen in [false, true] {
-        let done = Arc::new(AtomicBool::new(false));
-        let (answers, errors) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
-        let tasks = (0..256_u32).map(|n| {
-            let (store, done) = (store.clone(), done.clone());
-            let (answers, errors) = (answers.clone(), errors.clone());
-            tokio::spawn(async move {
-                let account = Account::new(n, ample());
-                let mut longest = Duration::ZERO;
-                while !done.load(Relaxed) {
-                    let start = Instant::now();
-                    let answer = timeout(10 * SECOND, account.take(&store, 1)).await;
-                    errors.fetch_add(answer.expect("an answer").is_err().into(), Relaxed);
-                    longest = longest.max(start.elapsed());
-                    answers.fetch_add(1, Relaxed);
-                }
-                longest
-            })
-        });
-        let tasks = tasks.collect::<Vec<_>>();
-        let busy = async || (answers.load(Relaxed) > 10 * 256).then_some(());
-        eventually("all callers are busy", busy).await;
-        if frozen {
-            server.stop();
-        } else {
-            server.kill();
-        }
-        let failing = async || (errors.load(Relaxed) > 256).then_some(());
-        eventually("callers get errors", failing).await;
-        if frozen {
-            server.cont();
-        } else {
-            server.restart().await;
-        }
-        eventually("decisions", async || well(&store, 100).await).await;
-        done.store(true, Relaxed);
-        let all = join_all(tasks).await.into_iter().map(|one| one.expect("no panic"));
-        let longest = all.max().expect("callers");
-        println!("frozen: {frozen}: {errors:?} errors, the longest after {longest:?}");
-        assert!(longest < 2 * SECOND + SLACK, "{longest:?}");
-    }
 }
 
 /// Runs callers on their own runtime in a thread while the server is stopped. The runtime then

@@ -73,27 +73,6 @@ async fn an_outage_follows_the_chosen_policy() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_playground_uses_redis_if_an_address_is_given() {
-    let redis = Server::redis().await;
-    let mut command = example("playground");
-    command.args(["--addr", ANY_PORT, "--store", &redis.url()]);
-    let play = move || {
-        let server = Gateway::start(command);
-        let visitor = "x-visitor: alice\r\n";
-        let limit = json!({ "algorithm": "gcra", "units": 3, "period_ms": 3_600_000 });
-        let limits = json!({ "lanes": [limit, limit] });
-        assert_eq!(server.post("/limits", visitor, &limits).status, 200);
-        let answers: Vec<_> = (0..5).map(|_| server.get_with("/try/0", visitor).status).collect();
-        assert_eq!(answers, [200, 200, 200, 429, 429]);
-        let lanes = &server.get_with("/state", visitor).json()["lanes"];
-        let left = |lane: usize| (&lanes[lane]["source"], &lanes[lane]["account"]["remaining"]);
-        assert_eq!(left(0), (&json!("redis"), &json!(0)));
-        assert_eq!(left(1), (&json!("redis"), &json!(3)));
-    };
-    tokio::task::block_in_place(play);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_starts_while_redis_is_down() {
     let mut redis = Server::redis().await;
     redis.kill();

@@ -204,30 +204,6 @@ async fn a_connection_whose_last_caller_leaves_is_kept() {
     assert_eq!(proxy.accepted().len(), 1);
 }
 
-#[tokio::test]
-async fn a_frozen_server_costs_the_timeout_of_its_callers_and_recovers() {
-    let server = Server::redis().await;
-    let store = connect(&server.url()).await;
-    let patience = Duration::from_millis(150);
-    assert!(within(SECOND + SLACK, &store).await.expect("in time").is_ok());
-    server.stop();
-    let start = Instant::now();
-    let mut longest = Duration::ZERO;
-    while start.elapsed() < 2 * SECOND + BUSY {
-        let asked = Instant::now();
-        let answer = within(patience, &store).await;
-        assert!(answer.is_none_or(|answer| answer.is_err()), "the server is frozen");
-        longest = longest.max(asked.elapsed());
-    }
-    assert!(longest < patience + SLACK, "{longest:?}");
-    server.cont();
-    let start = Instant::now();
-    let well = async || within(SECOND, &store).await?.ok();
-    drop(eventually("a decision", well).await);
-    println!("recovered {:?} after the server", start.elapsed());
-    assert!(start.elapsed() < 2 * SECOND + SLACK, "{:?}", start.elapsed());
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_match_their_requests_when_half_of_the_callers_leave() {
     const KEYS: u32 = 300;

@@ -4,21 +4,16 @@
 
 use std::{
     convert::Infallible,
-    io::stdin,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use futures::future::join_all;
-use tokio::{
-    runtime::Builder,
-    task::spawn_blocking,
-    time::{MissedTickBehavior, interval},
-};
+use tokio::time::{MissedTickBehavior, interval};
 use tower_sluice::{
     Key, LocalStore, Quota, RedisStore, Store, StoreExt,
     decision::Source,
-    store::{Charge, ClusterLink, RedisErrorKind, Timeout},
+    store::{Charge, ClusterLink, RedisErrorKind},
 };
 use tracing::Level;
 
@@ -26,7 +21,6 @@ use crate::{
     accounts::{Account, address, rule},
     log::Log,
     servers::{Cluster, Flavour, eventually},
-    worker::{self, Worker},
 };
 
 const SLOTS: u32 = 16_384;
@@ -35,22 +29,14 @@ const RULES: [&str; 3] = ["user", "site", "client"];
 const QUOTAS: [Quota; 1] = [Quota::per_second(1_000_000)];
 /// The time between two requests.
 const PAUSE: Duration = Duration::from_millis(4);
-/// The time between two requests of one of several processes. Each sends 1 500 per second.
-const SHORT_PAUSE: Duration =
-    Duration::from_micros(if cfg!(debug_assertions) { 4_000 } else { 667 });
-const PROCESSES: u64 = 3;
-/// The most lines that a process may log in one fault.
-const MOST_LINES: u32 = 20;
-const BUDGET: Duration = Timeout::<()>::DEFAULT;
+/// Several times the default, because a busy machine delays each decision.
+const BUDGET: Duration = Duration::from_millis(400);
 /// The delay that a machine with other work may add. It is small enough to detect a missing bound.
-const SLACK: Duration = Duration::from_millis(400);
+const SLACK: Duration = Duration::from_secs(2);
 
 async fn store(cluster: &Cluster) -> RedisStore<ClusterLink> {
-    connect(&cluster.urls().join(" ")).await
-}
-
-async fn connect(urls: &str) -> RedisStore<ClusterLink> {
-    let urls: Vec<_> = urls.split(' ').collect();
+    let urls = cluster.urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let store = RedisStore::cluster(&urls).readable_keys().await;
     store.unwrap_or_else(|error| panic!("{error}"))
 }
@@ -187,71 +173,6 @@ async fn the_other_shards_decide_as_before_and_the_servers_are_not_flooded() {
             &load(&late, &keys, TIME / 2, PAUSE).await,
             &format!("{what}, a process that starts now"),
         );
-    }
-}
-
-/// Runs the lines of its input, each with the seconds of a load, and a digit for each key: 1 if its
-/// accounts can be reached.
-async fn work(urls: &str) {
-    let (log, _guard) = Log::start(Level::INFO);
-    let store = guarded(connect(urls).await);
-    println!("\nready");
-    let next = || spawn_blocking(|| stdin().lines().next());
-    while let Some(line) = next().await.expect("no panic") {
-        let line = line.expect("a line");
-        let (seconds, digits) = line.split_once(' ').expect("a time and keys");
-        let keys = digits.chars().enumerate().map(|(at, digit)| (key(at), digit == '1'));
-        let keys: Vec<_> = keys.collect();
-        let time = Duration::from_secs(seconds.parse().expect("seconds"));
-        let Seen { reachable, decided, longest } = load(&store, &keys, time, SHORT_PAUSE).await;
-        let (longest, lines) = (longest.as_micros(), log.read().len());
-        println!("\nseen {reachable} {decided} {longest} {lines}");
-    }
-}
-
-/// A process of the test below. Does nothing by itself.
-#[test]
-fn worker() {
-    let Some(urls) = worker::urls() else { return };
-    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(work(&urls));
-}
-
-/// Loads all processes for some seconds. Returns the length of the longest log.
-fn load_all(workers: &mut [Worker], order: &str, what: &str) -> u32 {
-    workers.iter_mut().for_each(|worker| worker.send(order));
-    let logs = workers.iter_mut().map(|worker| {
-        let said = worker.hear("seen ");
-        let numbers = said.split(' ').skip(1).map(|number| number.parse().expect("a number"));
-        let [reachable, decided, longest, lines] = numbers.collect::<Vec<u32>>()[..] else {
-            panic!("{said}")
-        };
-        let longest = Duration::from_micros(longest.into());
-        check(&Seen { reachable, decided, longest }, &format!("{what}, {lines} lines"));
-        lines
-    });
-    logs.max().expect("a process")
-}
-
-#[tokio::test]
-async fn three_processes_with_a_dead_master_stay_calm() {
-    for flavour in Flavour::ALL {
-        let mut cluster = Cluster::start(flavour).await;
-        let keys = keys(&cluster).await;
-        let digits: String = keys.iter().map(|(_, there)| if *there { '1' } else { '0' }).collect();
-        let urls = cluster.urls().join(" ");
-        let start = || Worker::start("lost_shard::worker", &urls);
-        let mut workers: Vec<_> = (0..PROCESSES).map(|_| start()).collect();
-        load_all(&mut workers, &format!("1 {}", "1".repeat(KEYS)), "before");
-
-        let before = refreshes(&cluster).await;
-        lose_first(&mut cluster, false);
-        let order = format!("{} {digits}", TIME.as_secs());
-        let lines = load_all(&mut workers, &order, &format!("{flavour:?}, a dead master"));
-        let refreshes = refreshes(&cluster).await - before;
-        println!("{flavour:?}: {refreshes} requests for the slots");
-        assert!(refreshes <= PROCESSES * MOST_REFRESHES, "{refreshes}");
-        assert!(lines <= MOST_LINES, "{lines} lines");
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use jiff::{SignedDuration, Timestamp, tz::TimeZone};
-use redis::aio::{ConnectionLike, MultiplexedConnection};
+use redis::aio::ConnectionLike;
 use tower_sluice::{
     Decision, Key, Quota, RedisStore, Store, StoreExt,
     store::{Charge, RedisError, RedisErrorKind},
@@ -14,7 +14,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Account, connect, raw, rule},
+    accounts::{Account, connect, rule},
     servers::{Cluster, Flavour, Server, eventually},
 };
 
@@ -30,7 +30,7 @@ fn monthly() -> Quota {
 
 /// A store whose process and server have clocks of their own.
 struct Clocks {
-    server: Server,
+    _server: Server,
     subject: RedisStore,
     store: RedisStore,
 }
@@ -40,7 +40,7 @@ impl Clocks {
         let server = Server::start(flavour, &[]).await;
         let mut subject = connect(&server.url()).await;
         let store = subject.open();
-        Self { server, subject, store }
+        Self { _server: server, subject, store }
     }
 
     /// Takes units at a time of this process, and at another time of the server.
@@ -55,60 +55,8 @@ impl Clocks {
         self.subject.set(server);
         answer.await
     }
-
-    /// Returns the number of calls of scripts so far.
-    async fn calls(&self) -> u64 {
-        let mut connection: MultiplexedConnection = raw(&self.server.url()).await;
-        let info: String = redis::cmd("INFO")
-            .arg("commandstats")
-            .query_async(&mut connection)
-            .await
-            .expect("statistics");
-        let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-        let calls = line.and_then(|line| line.split(',').next());
-        calls.map_or(0, |calls| calls.parse().expect("a number"))
-    }
 }
 
-#[tokio::test]
-async fn the_clock_of_the_server_chooses_the_period() {
-    for flavour in [Flavour::Redis, Flavour::Valkey] {
-        let mut clocks = Clocks::start(flavour).await;
-        let skews = [1, 5, 3_600].map(Duration::from_secs);
-        for (at, skew) in skews.into_iter().chain([13 * DAY]).enumerate() {
-            for behind in [true, false] {
-                let account = Account::new(format!("{at}{behind}"), monthly());
-                let process = |server| if behind { server - skew } else { server + skew };
-                let mut passed = [0, 0];
-                for (period, server) in [
-                    (0, EDGE - 2 * SECOND),
-                    (0, EDGE - Duration::from_micros(1)),
-                    (1, EDGE),
-                    (1, EDGE + 2 * SECOND),
-                ] {
-                    for _ in 0..LIMIT {
-                        let times = [process(server), server];
-                        let decision = clocks.take(&account, 1, times).await.expect("a decision");
-                        passed[period] += u32::from(decision.is_allowed());
-                        let end = EDGE + DAY * if period == 0 { 0 } else { 29 };
-                        assert_eq!(decision.outcomes()[0].reset_after(), end - server);
-                        if !decision.is_allowed() {
-                            assert_eq!(decision.retry_after(), Some(end - server));
-                        }
-                    }
-                }
-                assert_eq!(passed, [LIMIT, LIMIT], "{skew:?}, behind: {behind}");
-            }
-        }
-        let calls = clocks.calls().await;
-        let account = Account::new("one call", monthly());
-        let times = [EDGE - SECOND, EDGE + SECOND];
-        assert!(clocks.take(&account, 1, times).await.expect("a decision").is_allowed());
-        assert_eq!(clocks.calls().await, calls + 1, "{flavour:?}");
-    }
-}
-
-/// A process with a wrong clock fails, and changes nothing.
 #[tokio::test]
 async fn clocks_that_differ_by_more_than_a_period_are_an_error() {
     let mut clocks = Clocks::start(Flavour::Redis).await;
@@ -186,45 +134,6 @@ async fn a_wrong_clock_charges_no_rule_of_a_request() {
     let urls = cluster.urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     all_rules_fail(RedisStore::cluster(&urls).await.expect("a store")).await;
-}
-
-/// Processes with different clocks and anchors charge one account.
-#[tokio::test]
-async fn processes_with_different_clocks_share_the_units_of_a_period() {
-    let mut clocks = Clocks::start(Flavour::Redis).await;
-    let account = Account::new("a", monthly());
-    let mut passed = [0, 0];
-    for step in 0..40_u32 {
-        let server = EDGE - 20 * SECOND + step * SECOND;
-        let ahead = Duration::from_secs([0, 7, 30, 3][step as usize % 4]);
-        let process = if step % 3 == 0 { server - ahead } else { server + ahead };
-        let decision = clocks.take(&account, 1, [process, server]).await.expect("a decision");
-        passed[usize::from(server >= EDGE)] += u32::from(decision.is_allowed());
-    }
-    assert_eq!(passed, [LIMIT, LIMIT]);
-}
-
-/// A refund finds the period of its charge by the server's clock.
-#[tokio::test]
-async fn a_refund_stays_in_its_period() {
-    let mut clocks = Clocks::start(Flavour::Redis).await;
-    for (name, process) in [("behind", EDGE - 9 * SECOND), ("ahead", EDGE + 9 * SECOND)] {
-        let account = Account::new(name, monthly());
-        let old = [process, EDGE - 2 * SECOND];
-        let new = [process, EDGE + SECOND];
-        let first = clocks.take(&account, 4, old).await.expect("a decision");
-        let second = clocks.take(&account, 4, new).await.expect("a decision");
-        assert!(first.is_allowed() && second.is_allowed());
-        for (taken, left) in [(first, 1), (second, 5)] {
-            clocks.subject.set(process);
-            clocks.store.undo(&[account.charge(4)], &taken, None);
-            clocks.subject.set(EDGE + SECOND);
-            let store = clocks.store.clone();
-            clocks.subject.finish(&store).await;
-            let look = clocks.take(&account, 0, new).await.expect("a decision");
-            assert_eq!(look.remaining(), Some(left), "{name}");
-        }
-    }
 }
 
 /// The process does not know the period of the charge.

@@ -17,8 +17,8 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Account, Dice, address, connect, rule},
-    servers::{Cluster, Flavour, Server, eventually},
+    accounts::{Account, Dice, connect, rule},
+    servers::{Flavour, Server, eventually},
 };
 
 /// Returns the slots of an account that all processes hold.
@@ -116,24 +116,6 @@ async fn held_slots_are_renewed_by_few_calls() {
     for account in &accounts {
         until_held(&other, account, 0).await;
     }
-}
-
-#[tokio::test]
-async fn slots_that_the_server_lost_are_lost_and_do_not_return() {
-    let server = Server::redis().await;
-    let (one, two, account) = two(&server, 5).await;
-    let one = one.reopen().slot_ttl(Duration::from_secs(1)).lazy().expect("a store");
-    let two = two.reopen().slot_ttl(Duration::from_secs(1)).lazy().expect("a store");
-    let mut first = account.take(&one, 3).await.expect("a decision");
-    let slot = first.take_slot().expect("three slots");
-    let () = server.command("FLUSHALL").await;
-    let all = account.take(&two, 5).await.expect("a decision");
-    assert!(all.is_allowed());
-    timeout(Duration::from_secs(5), slot.lost()).await.expect("the process learns it");
-    drop(slot);
-    assert_eq!(held(&two, &account).await, 5);
-    drop(all);
-    until_held(&two, &account, 0).await;
 }
 
 #[tokio::test]
@@ -311,68 +293,4 @@ async fn a_blocked_key_keeps_the_slots_that_run() {
     assert!(account.take(&two, 1).await.expect("a decision").is_allowed());
     drop(running);
     until_held(&two, &account, 0).await;
-}
-
-#[tokio::test]
-async fn a_cluster_frees_the_slots_of_a_denied_request() {
-    let cluster = Cluster::start(Flavour::Redis).await;
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let store = RedisStore::cluster(&urls).readable_keys().await.expect("a store");
-    let (key, slots, rate) = (Key::from("a"), [Quota::concurrent(1)], [Quota::per_day(1)]);
-    let (one, two) = (address("slots", "a"), address("rate", "a"));
-    assert_ne!(cluster.slot_of(&one).await, cluster.slot_of(&two).await);
-    let of_slots = Charge::new(rule("slots"), &key, &slots);
-    let both = [of_slots, Charge::new(rule("rate"), &key, &rate)];
-    let running = store.take(&both).await.expect("a decision");
-    assert!(running.is_allowed());
-    drop(running);
-    let free = async || {
-        let look = store.take(&[of_slots.with_cost(0)]).await.expect("a look");
-        (look.outcomes()[0].held() == Some(0)).then_some(())
-    };
-    eventually("the slot is free", free).await;
-    for _ in 0..3 {
-        let denied = store.take(&both).await.expect("a decision");
-        assert!(!denied.is_allowed() && !denied.outcomes()[0].is_denied(), "{denied:?}");
-        assert_eq!(denied.outcomes()[0].held(), Some(0));
-        eventually("the slot is free", free).await;
-    }
-}
-
-#[cfg(feature = "axum")]
-#[tokio::test]
-async fn a_dropped_body_frees_its_slot() {
-    use axum::{Router, body::Body, extract::Request, routing::get};
-    use futures::stream;
-    use http_body_util::BodyExt;
-    use tower::ServiceExt;
-    use tower_sluice::{RateLimitLayer, Rule, key::Everyone, rule::Adaptive};
-
-    let server = Server::redis().await;
-    let store = connect(&server.url()).await.timeout(Timeout::DEFAULT).fail_closed();
-    let endless =
-        || async { Body::from_stream(stream::repeat_with(|| Ok::<_, RedisError>("data"))) };
-    let call = async |app: &Router| {
-        app.clone().oneshot(Request::new(Body::empty())).await.expect("infallible")
-    };
-    let layer = RateLimitLayer::new(Everyone, Quota::concurrent(1), store.clone());
-    let app = Router::new().route("/", get(endless)).layer(layer);
-    let mut first = call(&app).await;
-    assert_eq!(first.status(), 200);
-    assert!(first.body_mut().frame().await.expect("a frame").is_ok());
-    assert_eq!(call(&app).await.status(), 429);
-    drop(first);
-    let free = async || (call(&app).await.status() == 200).then_some(());
-    eventually("the slot is free", free).await;
-
-    // Those of an adaptive limit are free at the head.
-    let limit = Adaptive::gradient().max(1).initial(1);
-    let overload = Rule::new("overload", Everyone, limit.plan());
-    let app = Router::new().route("/", get(endless)).layer(RateLimitLayer::rules(overload, store));
-    let mut streams = Vec::new();
-    for _ in 0..3 {
-        let next = async || Some(call(&app).await).filter(|response| response.status() == 200);
-        streams.push(eventually("the slot is free while bodies go on", next).await);
-    }
 }

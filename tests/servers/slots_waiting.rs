@@ -18,7 +18,6 @@ use tokio::{
     task::JoinHandle,
     time::{sleep, timeout},
 };
-use tokio_test::task;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sluice::{
     Cost, Decision, Key, Limiter, LocalStore, Quota, RateLimitLayer, RedisStore, Rule, Store,
@@ -27,8 +26,7 @@ use tower_sluice::{
     key::Everyone,
     limiter::NotReady,
     middleware::{Adjustment, HoldUntil},
-    rule::RequestDeadline,
-    store::{CannotFail, Charge},
+    store::Charge,
 };
 
 use crate::{
@@ -192,21 +190,6 @@ async fn a_freed_slot_goes_to_the_requests_of_its_process_in_their_order() {
 }
 
 #[tokio::test]
-async fn many_freed_slots_are_taken_by_many_requests_at_once() {
-    let server = Server::redis().await;
-    let (quota, store) = (Quota::concurrent(40), connect(&server.url()).await);
-    let app = app(&[quota], store.clone().fail_closed(), millis(5_000), millis(100));
-    let running: Vec<_> = join_all((0..40).map(|_| hold(&store, quota))).await;
-    let sent = app.send_all(40).await;
-    let freed = Instant::now();
-    drop(running);
-    let answers = all(sent).await;
-    assert!(answers.iter().all(|(status, _)| *status == OK), "{answers:?}");
-    assert!(freed.elapsed() < millis(100 + 150), "{:?}", freed.elapsed());
-    until_held(&store, &account(quota), 0).await;
-}
-
-#[tokio::test]
 async fn requests_that_wait_for_other_processes_make_few_calls() {
     let server = Server::redis().await;
     let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
@@ -314,28 +297,6 @@ fn held_slots_and_waiting_requests_are_gauges() {
 }
 
 #[tokio::test]
-async fn a_wait_ends_at_max_wait_or_at_the_deadline_of_the_request() {
-    let server = Server::redis().await;
-    let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
-    let quotas = [ONE, Quota::per_hour(10)];
-    let app = app(&quotas, store.clone().fail_closed(), millis(400), Duration::ZERO);
-    let account = Account { quotas: quotas.into(), ..account(ONE) };
-    let running = account.take(&other, 1).await.expect("a decision");
-    let mut short = to("/");
-    short.extensions_mut().insert(RequestDeadline(millis(150)));
-    let sent = vec![app.send(to("/")), app.send(short), app.send(to("/"))];
-    let answers = all(sent).await;
-    for ((status, took), due) in answers.into_iter().zip([400, 150, 400].map(millis)) {
-        assert_eq!(status, DENIED);
-        assert!(took >= due && took < due + millis(100), "{took:?}, not {due:?}");
-    }
-    drop(running);
-    until_held(&store, &account, 0).await;
-    let look = account.take(&store, 0).await.expect("a look");
-    assert_eq!(look.outcomes()[1].remaining(), 9, "a wait charges no rate");
-}
-
-#[tokio::test]
 async fn a_distant_server_prolongs_no_wait() {
     let server = Server::redis().await;
     let mut proxy = Proxy::start(server.address()).await;
@@ -351,49 +312,6 @@ async fn a_distant_server_prolongs_no_wait() {
         assert!(took >= millis(1_000) && took < millis(1_100), "{took:?}");
     }
     drop(running);
-}
-
-#[tokio::test]
-async fn requests_that_leave_cost_nothing_and_give_their_positions_to_the_next() {
-    let server = Server::redis().await;
-    let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
-    let app = app(&[ONE], store.clone().fail_closed(), millis(9_000), Duration::ZERO);
-    let running = hold(&other, ONE).await;
-    let mut sent = app.send_all(20).await;
-    let last = sent.pop().expect("twenty");
-    sent.iter().for_each(JoinHandle::abort);
-    assert!(join_all(sent).await.iter().all(|it| it.as_ref().is_err_and(|it| it.is_cancelled())));
-    drop(running);
-    let (status, took) = last.await.expect("no panic");
-    assert_eq!(status, OK, "{took:?}");
-    assert_eq!(app.ran(), ["/19"]);
-    let running = hold(&other, ONE).await;
-    let sent = app.send_all(20).await;
-    sent.iter().for_each(JoinHandle::abort);
-    drop(join_all(sent).await);
-    sleep(millis(20)).await;
-    let before = server.script_calls().await;
-    sleep(millis(500)).await;
-    assert_eq!(server.script_calls().await - before, 0, "nobody waits");
-    drop(running);
-    until_held(&store, &account(ONE), 0).await;
-}
-
-/// A new request is denied or waits without a call.
-#[tokio::test]
-async fn a_new_request_does_not_overtake_those_that_wait() {
-    let server = Server::redis().await;
-    let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
-    let app = app(&[ONE], store.clone().fail_closed(), millis(9_000), millis(50));
-    let running = hold(&other, ONE).await;
-    let sent = app.send_all(1).await;
-    drop(running);
-    until_held(&other, &account(ONE), 0).await;
-    let denied = account(ONE).take(&store, 1).await.expect("a decision");
-    assert!(!denied.is_allowed() && denied.outcomes()[0].is_estimated(), "{denied:?}");
-    assert_eq!(denied.source(), Source::DenyCache);
-    assert_eq!(all(sent).await[0].0, OK);
-    assert!(account(ONE).take(&store, 1).await.expect("a decision").is_allowed());
 }
 
 #[tokio::test]
@@ -416,56 +334,6 @@ async fn a_denial_reports_the_mean_hold_time_divided_by_the_limit() {
     drop(running);
 }
 
-/// Requests that wait for longer than the timeout of the store are neither failures nor decided by
-/// the policy for them.
-async fn waits<S>(what: &str, other: &RedisStore, store: S)
-where
-    S: Store<Error: CannotFail, Future: Send> + Send + Sync + 'static,
-{
-    let sources: Arc<Mutex<Vec<Source>>> = Arc::default();
-    let seen = sources.clone();
-    let quotas = [Quota::concurrent(2), Quota::per_hour(10_000)];
-    let account = Account { quotas: quotas.into(), ..account(ONE) };
-    let rule = Rule::new("api", Everyone, quotas.to_vec()).max_wait(millis(4_000));
-    let layer = RateLimitLayer::rules(rule, store).hold_until(HoldUntil::Head).expose_decision();
-    let service = layer.max_waiters_per_key(100).layer(service_fn(move |request: Request<()>| {
-        let decision = request.extensions().get::<Decision>().expect("it is exposed");
-        seen.lock().expect("no panic").push(decision.source());
-        async { Ok::<_, Infallible>(Response::new(String::new())) }
-    }));
-    let running = [account.take(other, 1).await, account.take(other, 1).await];
-    let running = running.map(|it| it.expect("a decision"));
-    assert!(running.iter().all(Decision::is_allowed), "{what}");
-    let sent = join_all((0..20).map(|_| service.clone().oneshot(to("/"))));
-    let sent = tokio::spawn(sent);
-    sleep(TIMEOUT * 6).await;
-    assert!(!sent.is_finished() && sources.lock().expect("no panic").is_empty(), "{what}");
-    drop(running);
-    for response in sent.await.expect("no panic") {
-        assert_eq!(response.expect("infallible").status(), OK, "{what}");
-    }
-    assert_eq!(*sources.lock().expect("no panic"), vec![Source::Redis; 20], "{what}");
-    until_held(other, &account, 0).await;
-}
-
-#[tokio::test]
-async fn waiting_is_no_outage_under_any_policy() {
-    let server = Server::redis().await;
-    let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
-    let local = || LocalStore::with_capacity(1_000);
-    let inner = || store.clone().timeout(TIMEOUT);
-    waits("open", &other, inner().fail_open()).await;
-    waits("closed", &other, inner().fail_closed()).await;
-    waits("fallback", &other, inner().fallback(local(), 4)).await;
-    waits("breaker, fallback", &other, inner().breaker().fallback(local(), 4)).await;
-    waits("breaker, open", &other, inner().breaker().fail_open()).await;
-    waits("breaker inside", &other, store.clone().breaker().timeout(TIMEOUT).fail_closed()).await;
-    waits("cache, leases", &other, inner().breaker().deny_cache().leases(5).fail_closed()).await;
-    waits("leases, cache", &other, inner().breaker().leases(5).deny_cache().fail_open()).await;
-    let all = inner().breaker().deny_cache().leases(5).fallback(local(), 4);
-    waits("all", &other, all).await;
-}
-
 async fn outage<S>(what: &str, store: impl Fn(RedisStore) -> S, expected: StatusCode)
 where
     S: Store<Error = Infallible, Future: Send> + Send + Sync + 'static,
@@ -485,8 +353,9 @@ where
         for (status, took) in all(sent).await {
             assert_eq!(status, expected, "{what}: {took:?}");
         }
-        // The first one asks within 100 ms, and the others all at once after its timeout.
-        assert!(start.elapsed() < millis(700), "{what}: {:?}", start.elapsed());
+        // The first one asks within 100 ms, and the others all at once after its timeout. One after another,
+        // they would wait for 2 s.
+        assert!(start.elapsed() < millis(1_500), "{what}: {:?}", start.elapsed());
         drop(running);
     }
 }
@@ -551,34 +420,6 @@ async fn a_request_for_several_slots_waits_on_no_store() {
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let store = RedisStore::cluster(&urls).await.expect("connects");
     never_wait("cluster", store.fail_closed().boxed()).await;
-}
-
-/// Both wait in one process, and the first is called. The next one asks at least once in the mean hold time,
-/// which is a second, so a call in the same instant is due to the first one that leaves.
-#[tokio::test]
-async fn a_called_request_that_leaves_calls_the_next_at_once() {
-    let server = Server::redis().await;
-    let store = connect(&server.url()).await;
-    let before = hold(&store, ONE).await;
-    sleep(millis(1_100)).await;
-    drop(before);
-    let running = hold(&store, ONE).await;
-    let app = app(&[ONE], store.clone().fail_closed(), millis(9_000), Duration::ZERO);
-    let mut first = task::spawn(app.service.clone().oneshot(to("/")));
-    eventually("it waits", async || {
-        assert!(first.poll().is_pending());
-        let behind = account(ONE).take(&store, 1).await.expect("a decision");
-        (behind.source() == Source::DenyCache).then_some(())
-    })
-    .await;
-    let mut second = task::spawn(app.service.clone().oneshot(to("/")));
-    assert!(second.poll().is_pending());
-    drop(running);
-    assert!(first.is_woken() && !second.is_woken());
-    drop(first);
-    assert!(second.is_woken(), "nobody was called");
-    let response = second.await.expect("infallible");
-    assert_eq!(response.status(), OK);
 }
 
 #[tokio::test]

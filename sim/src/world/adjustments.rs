@@ -59,6 +59,16 @@ impl Change {
             _ => Self::Reset,
         }
     }
+
+    /// Returns a change of an account that others use and reset as well.
+    fn among_others(random: &mut Random) -> Self {
+        match random.within(0..100) {
+            0..50 => Self::Take(u32::try_from(random.within(1..4)).expect("few")),
+            50..80 => Self::Undo(*random.pick(&[None, None, Some(1)])),
+            80..90 => Self::Reset,
+            _ => Self::random(random),
+        }
+    }
 }
 
 fn name() -> RuleName {
@@ -187,12 +197,14 @@ impl Capability for Adjustments {
             let mut taken: Vec<(u32, Duration, Decision, Decision)> = Vec::new();
             // `true` once units came back, of which a deny cache of another process knows nothing.
             let mut lowered = false;
-            for _ in 0..random.within(4..16) {
+            for _ in 0..random.within(8..40) {
+                // Changes of one moment undo charges beside those of others.
                 let gap = u64::try_from(2 * quota.interval().as_nanos()).unwrap_or(0);
+                let gap = if random.percent(60) { 1 + gap / 16 } else { gap };
                 sleep(Duration::from_nanos(random.within(0..gap))).await;
                 let place = random.pick(&world.places);
                 let most = u64::from(quota.limit()) * 3 + 2;
-                let change = match Change::random(&mut random) {
+                let change = match Change::among_others(&mut random) {
                     Change::Take(_) if random.percent(15) => {
                         Change::Take(u32::try_from(random.within(1..most)).expect("few"))
                     }
@@ -275,8 +287,8 @@ impl Capability for Adjustments {
 
     fn refill(&self, world: &World) -> Duration {
         let quota = world.rules.adjusted;
-        // A comparison adds at most 16 late charges of 3 units, and a queue of 400 ms.
-        let units = quota.limit() + *lock(&self.late) + 48;
+        // A comparison adds at most 40 late charges of 3 units, and a queue of 400 ms.
+        let units = quota.limit() + *lock(&self.late) + 120;
         quota.interval() * units + 3 * quota.period()
     }
 

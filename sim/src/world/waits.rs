@@ -4,18 +4,23 @@
 
 use std::{
     convert::Infallible,
+    future::poll_fn,
+    ops::Range,
+    pin::pin,
     sync::{Arc, Mutex},
+    task::Poll,
     time::Duration,
 };
 
 use http::{Request, Response};
 use tokio::{
     task::JoinSet,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep},
 };
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_sluice::{
-    Decision, Quota, RateLimitLayer, Rule, StoreExt, key::HeaderKey, middleware::HoldUntil,
+    Decision, Key, Quota, RateLimitLayer, Rule, StoreExt, decision::Source, key::HeaderKey,
+    middleware::HoldUntil, rule::RuleName, store::Charge,
 };
 
 use super::{
@@ -31,6 +36,17 @@ use crate::random::Random;
 const MAX_WAIT: Duration = Duration::from_secs(2);
 /// The longest work of a request, in milliseconds. The first request of a queue asks at least as often.
 const WORK: u64 = 300;
+/// The work of a request, in milliseconds, after which the first request asks by itself once a second.
+/// Requests that start together end within a round trip.
+const LONG_WORK: Range<u64> = 1_000..1_004;
+/// The time for which a slot of the servers may be free while a request of the only process waits:
+/// some round trips, of requests that leave during their call.
+const ROUND_TRIPS: Duration = Duration::from_millis(100);
+/// The time in which a process frees the slots of a call without an answer, and its breaker closes.
+const SETTLED: Duration = Duration::from_secs(5);
+/// The time for which processes compete for slots, and what it takes until their shares have settled.
+const COMPETITION: Duration = Duration::from_secs(6);
+const SETTLING: Duration = Duration::from_secs(2);
 /// The time for which a slot of the servers may be free while a request waits: it may be left to
 /// another process, whose request does not come, and the first request then asks again.
 const FREE: Duration = Duration::from_secs(1);
@@ -77,19 +93,59 @@ fn service(name: &str, store: &Wrapped, limit: u32, max_wait: Duration) -> Servi
 /// The process of a request, and whether it waits.
 type Sender = (usize, bool);
 
-/// Sends a request, whose client leaves after `patience`.
+/// The end of the patience of a client: after a number of times that its request is woken, and a time. A
+/// request is woken when it is called for a free slot, and then makes a call.
+#[derive(Clone, Copy)]
+struct Patience {
+    wakes: u64,
+    time: Duration,
+}
+
+impl Patience {
+    const ENDLESS: Self = Self { wakes: 0, time: Duration::from_secs(20) };
+
+    fn random(random: &mut Random) -> Self {
+        let mut millis = |most: u64| Duration::from_micros(random.within(0..1_000 * most));
+        let (long, call) = (millis(1_500), millis(4));
+        match random.within(0..100) {
+            0..25 => Self { wakes: 0, time: long },
+            25..35 => Self { wakes: random.within(1..5), time: Duration::ZERO },
+            35..45 => Self { wakes: random.within(1..5), time: call },
+            _ => Self::ENDLESS,
+        }
+    }
+
+    /// Returns the answer, unless the client leaves before.
+    async fn wait_for<F: Future>(self, answer: F) -> Option<F::Output> {
+        let (mut answer, mut leaving) = (pin!(answer), pin!(sleep(Duration::MAX)));
+        let mut left = self.wakes + 1;
+        let answer = poll_fn(move |cx| {
+            left = left.saturating_sub(1);
+            if left == 0 && leaving.deadline() > Instant::now() + self.time {
+                leaving.as_mut().reset(Instant::now() + self.time);
+            }
+            if leaving.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(None);
+            }
+            answer.as_mut().poll(cx).map(Some)
+        });
+        answer.await
+    }
+}
+
+/// Sends a request.
 async fn send(
     service: Service,
     (process, waits): Sender,
     works: Duration,
-    patience: Duration,
+    patience: Patience,
     story: Arc<Story>,
 ) -> Visit {
     let (sent, started) = (story.now(), Arc::default());
     let call = Call { works, started: Arc::clone(&started) };
     let request = Request::builder().uri("/").header("x-key", "one").extension(call).body(());
-    let answer = timeout(patience, service.oneshot(request.expect("a request"))).await;
-    let denied = answer.is_ok_and(|response| {
+    let answer = patience.wait_for(service.oneshot(request.expect("a request"))).await;
+    let denied = answer.is_some_and(|response| {
         let Ok(response) = response;
         let decision = response.extensions().get::<Decision>();
         !decision.expect("an exposed decision").is_allowed()
@@ -109,22 +165,29 @@ async fn send(
 /// Sends a first request. On a cluster, the breaker of the key's server may be open since the faults, and
 /// only one request probes it.
 async fn probe(service: &Service, process: usize, story: &Arc<Story>) {
-    send(service.clone(), (process, false), Duration::ZERO, MAX_WAIT, story.clone()).await;
+    let patience = Patience::ENDLESS;
+    send(service.clone(), (process, false), Duration::ZERO, patience, story.clone()).await;
 }
 
-/// Sends requests of one key from all processes for a while.
-async fn run(services: &[[Service; 2]], random: &mut Random, story: &Arc<Story>) -> Vec<Visit> {
+/// Sends requests of one key, with work of some milliseconds, from all processes for a while.
+async fn run(
+    services: &[[Service; 2]],
+    works: Range<u64>,
+    random: &mut Random,
+    story: &Arc<Story>,
+) -> Vec<Visit> {
     let mut clients = JoinSet::new();
     for (process, services) in services.iter().enumerate() {
         let (mut random, services, story) = (random.fork(), services.clone(), story.clone());
+        let works = works.clone();
         clients.spawn(async move {
             let gap = *random.pick(&[20, 100, 400]);
             let mut sent = JoinSet::new();
             for _ in 0..random.within(10..30) {
-                let mut millis = |most| Duration::from_millis(random.within(0..most));
-                let (works, leaves, pause) = (millis(WORK), millis(1_500), millis(gap));
+                let mut millis = |range| Duration::from_millis(random.within(range));
+                let (works, pause) = (millis(works.clone()), millis(0..gap));
                 let waits = random.percent(80);
-                let patience = if random.percent(25) { leaves } else { 10 * MAX_WAIT };
+                let patience = Patience::random(&mut random);
                 let service = services[usize::from(waits)].clone();
                 sent.spawn(send(service, (process, waits), works, patience, story.clone()));
                 sleep(pause).await;
@@ -200,7 +263,8 @@ async fn freeze(world: &World, mut random: Random, when: &str) {
     let mut sent = JoinSet::new();
     for index in 0..limit + random.within(1..5) {
         let works = if index < limit { 3 * MAX_WAIT } else { Duration::ZERO };
-        sent.spawn(send(service.clone(), (0, true), works, 10 * MAX_WAIT, story.clone()));
+        let patience = Patience::ENDLESS;
+        sent.spawn(send(service.clone(), (0, true), works, patience, story.clone()));
         sleep(Duration::from_millis(random.within(5..40))).await;
     }
     sleep(Duration::from_millis(random.within(0..200))).await;
@@ -223,6 +287,105 @@ async fn freeze(world: &World, mut random: Random, when: &str) {
     }
 }
 
+/// Loses the answers to requests of one process that share calls. The slots that the servers gave to all
+/// of them are free soon after.
+async fn lose_answers(world: &World, mut random: Random, when: &str) {
+    let (at, story) = (random.pick(&world.places), &world.story);
+    let limit = u32::try_from(random.within(3..12)).expect("few");
+    let name = format!("unanswered_{}", &when[..when.find(' ').unwrap_or(0)]);
+    let service = service(&name, &at.process().store, limit, Duration::ZERO);
+    probe(&service, 0, story).await;
+    sleep(FREE).await;
+    at.client.wire.change(|path| path.down = false);
+    let mut sent = JoinSet::new();
+    for _ in 0..limit {
+        let patience = Patience::ENDLESS;
+        sent.spawn(send(service.clone(), (0, false), Duration::ZERO, patience, story.clone()));
+    }
+    sleep(2 * MARGIN).await;
+    at.client.wire.cut();
+    at.client.wire.change(|path| path.down = true);
+    sent.join_all().await;
+    probe(&service, 0, story).await;
+    sleep(SETTLED).await;
+    let (key, quotas) = (Key::from("one"), [Quota::concurrent(limit)]);
+    let charge = Charge::new(RuleName::new(&name).expect("a name"), &key, &quotas).with_cost(0);
+    let store = &random.pick(&world.places).process().store;
+    // The first look may be the probe of a breaker.
+    for _ in 0..2 {
+        let Ok(look) = store.peek(&[charge]).await;
+        let held = look.outcomes().first().and_then(|outcome| outcome.held());
+        if look.source() == Source::Redis && held != Some(0) {
+            let text = format!("{when}: {held:?} of {limit} slots are held after lost answers");
+            story.violate("waits", text);
+            return;
+        }
+        sleep(FREE).await;
+    }
+}
+
+/// Sends requests of all processes for few slots, one after another by many clients of each. Each process
+/// gets a part of them.
+async fn compete(world: &World, mut random: Random, when: &str) {
+    let (limit, story) = (u32::try_from(random.within(1..4)).expect("few"), &world.story);
+    let name = format!("competition_{}", &when[..when.find(' ').unwrap_or(0)]);
+    let works = Duration::from_millis(random.within(10..40));
+    let mut clients = JoinSet::new();
+    for (process, place) in world.places.iter().enumerate() {
+        let service = service(&name, &place.process().store, limit, 10 * MAX_WAIT);
+        probe(&service, process, story).await;
+        for _ in 0..2 * limit {
+            let (service, story) = (service.clone(), story.clone());
+            clients.spawn(async move {
+                let mut runs = 0_u64;
+                let start = Instant::now();
+                while start.elapsed() < COMPETITION {
+                    let patience = Patience::ENDLESS;
+                    let visit =
+                        send(service.clone(), (process, true), works, patience, story.clone());
+                    let ran = visit.await.started.is_some();
+                    runs += u64::from(ran && start.elapsed() > SETTLING);
+                }
+                (process, runs)
+            });
+        }
+    }
+    let mut runs = vec![0; world.places.len()];
+    for (process, own) in clients.join_all().await {
+        runs[process] += own;
+    }
+    let fair = runs.iter().sum::<u64>() / runs.len() as u64;
+    story.record("world", || format!("competition {when} for {limit} slots: {runs:?} ran"));
+    if runs.iter().any(|own| own * 4 < fair) {
+        story.violate("waits", format!("{when}: {runs:?} requests on {limit} slots"));
+    }
+    sleep(FREE).await;
+}
+
+/// Sends requests of one process only, for slots that are held long. Each freed slot is taken at once,
+/// also if a request leaves when it is called or during its call.
+async fn check_alone(world: &World, mut random: Random, when: &str) {
+    let (limit, story) = (u32::try_from(random.within(1..4)).expect("few"), &world.story);
+    let name = format!("alone_{}", &when[..when.find(' ').unwrap_or(0)]);
+    let at = random.pick(&world.places);
+    let store = at.process().store.clone();
+    let services =
+        [Duration::ZERO, MAX_WAIT].map(|max_wait| service(&name, &store, limit, max_wait));
+    probe(&services[0], 0, story).await;
+    // The mean time for which a slot is held decides when the first request asks by itself.
+    for _ in 0..10 {
+        let works = Duration::from_millis(LONG_WORK.start);
+        send(services[0].clone(), (0, false), works, Patience::ENDLESS, story.clone()).await;
+    }
+    let visits = run(&[services], LONG_WORK, &mut random, story).await;
+    let late = at.wrappers.budget + MARGIN;
+    let bounds = Bounds { free: ROUND_TRIPS, late, queued: QUEUED, overtaking: limit as usize - 1 };
+    if let Some(text) = wrong(&visits, limit, &bounds) {
+        story.violate("waits", format!("{when}, one process: {text}"));
+    }
+    sleep(FREE).await;
+}
+
 async fn check(world: &World, mut random: Random, when: &str) {
     let (limit, story) = (u32::try_from(random.within(1..5)).expect("few"), &world.story);
     let name = format!("waits_{}", &when[..when.find(' ').unwrap_or(0)]);
@@ -231,7 +394,7 @@ async fn check(world: &World, mut random: Random, when: &str) {
     };
     let violate = |text: String| world.story.violate("waits", format!("{when}: {text}"));
     let local = of_process(&VirtualLocal::new(story.start()).boxed());
-    let visits = run(&[local], &mut random, story).await;
+    let visits = run(&[local], 0..WORK, &mut random, story).await;
     let exact = Bounds { free: MARGIN, late: MARGIN, queued: Duration::ZERO, overtaking: 0 };
     if let Some(text) = wrong(&visits, limit, &exact) {
         violate(format!("embedded store: {text}"));
@@ -241,7 +404,7 @@ async fn check(world: &World, mut random: Random, when: &str) {
     for (process, [service, _]) in services.iter().enumerate() {
         probe(service, process, story).await;
     }
-    let visits = run(&services, &mut random, story).await;
+    let visits = run(&services, 0..WORK, &mut random, story).await;
     world.story.record("world", || {
         let ran = visits.iter().filter(|it| it.started.is_some()).count();
         format!("waits {when}: {ran} of {} ran on {limit} slots", visits.len())
@@ -264,7 +427,8 @@ async fn check(world: &World, mut random: Random, when: &str) {
     let [service, _] = random.pick(&services);
     let mut last = JoinSet::new();
     for _ in 0..limit {
-        last.spawn(send(service.clone(), (0, false), Duration::ZERO, MAX_WAIT, story.clone()));
+        let patience = Patience::ENDLESS;
+        last.spawn(send(service.clone(), (0, false), Duration::ZERO, patience, story.clone()));
     }
     let denied = last.join_all().await.iter().filter(|it| it.denied).count();
     if denied > 0 {
@@ -282,6 +446,11 @@ impl Capability for Waits {
     ) -> BoxFuture<'a> {
         Box::pin(async move {
             check(world, random.fork(), when).await;
+            check_alone(world, random.fork(), when).await;
+            if random.percent(25) {
+                compete(world, random.fork(), when).await;
+            }
+            lose_answers(world, random.fork(), when).await;
             freeze(world, random, when).await;
         })
     }

@@ -88,12 +88,10 @@ fn handles_interrupts(process: u32) {
     }
 }
 
-#[cfg(all(unix, feature = "serde"))]
+#[cfg(unix)]
 #[test]
 fn servers_exit_cleanly_on_ctrl_c() {
-    let mut playground = example("playground");
-    playground.args(["--addr", ANY_PORT]);
-    for command in [quickstart(ANY_PORT), gateway(&[]), playground] {
+    for command in [quickstart(ANY_PORT), gateway(&[])] {
         let mut server = Server::start(command);
         let idle = TcpStream::connect(server.address).expect("connects");
         assert_eq!(server.get("/").status, 200);
