@@ -5,8 +5,10 @@ use std::{
     fmt,
     hash::{Hash, Hasher},
     str::FromStr,
-    sync::{LazyLock, Mutex, OnceLock, PoisonError},
+    sync::{LazyLock, Mutex, PoisonError},
 };
+
+use parking_lot::RwLock;
 
 /// Name of a rule: 1 to 64 printable ASCII characters, by convention `[a-z0-9_-]`.
 ///
@@ -31,11 +33,11 @@ pub struct RuleName(&'static Interned);
 struct Interned {
     name: &'static str,
     hash: u64,
-    /// The rule whose shares have this name.
-    pool: OnceLock<RuleName>,
 }
 
 static NAMES: LazyLock<Mutex<HashMap<&'static str, RuleName>>> = LazyLock::new(Mutex::default);
+/// The pool of each name of shares.
+static POOLS: LazyLock<RwLock<HashMap<RuleName, RuleName>>> = LazyLock::new(RwLock::default);
 static DEFAULT: LazyLock<RuleName> = LazyLock::new(|| RuleName::intern("default"));
 
 impl RuleName {
@@ -80,14 +82,17 @@ impl RuleName {
 
     /// Returns the name of the shares of this rule.
     pub(crate) fn share(self) -> Result<Self, NameError> {
-        let share = Self::new(&format!("{self}.share"))?;
-        share.0.pool.get_or_init(|| self);
+        let share = Self::new(&format!("{self}{SHARE}"))?;
+        POOLS.write().insert(share, self);
         Ok(share)
     }
 
     /// Returns the rule that users know: that of the pool for shares, or else this one.
     pub(crate) fn owner(self) -> Self {
-        self.0.pool.get().copied().unwrap_or(self)
+        if !self.0.name.ends_with(SHARE) {
+            return self;
+        }
+        POOLS.read().get(&self).copied().unwrap_or(self)
     }
 
     /// Returns a hash of the name that is equal in all processes.
@@ -101,13 +106,14 @@ impl RuleName {
             return *known;
         }
         let name: &'static str = Box::leak(name.into());
-        let hash = fnv(name.as_bytes());
-        let made = Self(Box::leak(Box::new(Interned { name, hash, pool: OnceLock::new() })));
+        let made = Self(Box::leak(Box::new(Interned { name, hash: fnv(name.as_bytes()) })));
         names.insert(name, made);
         made
     }
 }
 
+/// The end of the name of the shares of a pool.
+const SHARE: &str = ".share";
 /// The maximum length of a name, in characters.
 const LONGEST: usize = 64;
 

@@ -5,7 +5,6 @@ use std::{
     process::Stdio,
 };
 
-use serde_json::json;
 use tower_sluice::testing::Case;
 
 use crate::{
