@@ -36,8 +36,8 @@ struct Interned {
 }
 
 static NAMES: LazyLock<Mutex<HashMap<&'static str, RuleName>>> = LazyLock::new(Mutex::default);
-/// The pool of each name of shares.
-static POOLS: LazyLock<RwLock<HashMap<RuleName, RuleName>>> = LazyLock::new(RwLock::default);
+/// The rule of each name of a part.
+static OWNERS: LazyLock<RwLock<HashMap<RuleName, RuleName>>> = LazyLock::new(RwLock::default);
 static DEFAULT: LazyLock<RuleName> = LazyLock::new(|| RuleName::intern("default"));
 
 impl RuleName {
@@ -80,19 +80,19 @@ impl RuleName {
         self.0.name
     }
 
-    /// Returns the name of the shares of this rule.
-    pub(crate) fn share(self) -> Result<Self, NameError> {
-        let share = Self::new(&format!("{self}{SHARE}"))?;
-        POOLS.write().insert(share, self);
-        Ok(share)
+    /// Returns the name of a part of this rule: its own, a point and a word.
+    pub(crate) fn part(self, word: &str) -> Result<Self, NameError> {
+        let part = Self::new(&format!("{self}.{word}"))?;
+        OWNERS.write().insert(part, self);
+        Ok(part)
     }
 
-    /// Returns the rule that users know: that of the pool for shares, or else this one.
+    /// Returns the rule that users know: the owner of a part, or else this rule.
     pub(crate) fn owner(self) -> Self {
-        if !self.0.name.ends_with(SHARE) {
+        if !self.0.name.contains('.') {
             return self;
         }
-        POOLS.read().get(&self).copied().unwrap_or(self)
+        OWNERS.read().get(&self).copied().unwrap_or(self)
     }
 
     /// Returns a hash of the name that is equal in all processes.
@@ -112,8 +112,6 @@ impl RuleName {
     }
 }
 
-/// The end of the name of the shares of a pool.
-const SHARE: &str = ".share";
 /// The maximum length of a name, in characters.
 const LONGEST: usize = 64;
 

@@ -100,7 +100,7 @@ impl LayerConfig {
             has_exceptions: true,
             report_only: Toggle::off(),
             retries: Retries::default(),
-            may_hold: infos.iter().any(may_hold),
+            may_hold: infos.iter().any(RuleInfo::may_hold),
             may_queue: infos.iter().any(|info| info.queues),
             queue_bounds: Bounds { all: MAX_WAITERS, per_key: None },
             queue: Arc::default(),
@@ -256,12 +256,6 @@ impl LayerConfig {
         let is_set = move |at: u32| bits >> at.min(63) & 1 == 1;
         self.penalties.iter().zip(0..).filter(move |(_, at)| is_set(*at)).map(|(it, _)| &**it)
     }
-}
-
-/// Returns `true` if a rule has slots, or may have slots later or for some requests. Shares have none.
-fn may_hold(info: &RuleInfo<'_>) -> bool {
-    let quotas = info.quotas;
-    info.share_of.is_none() && quotas.is_none_or(|quotas| quotas.iter().any(Quota::is_concurrent))
 }
 
 /// Returns `true` for a CORS preflight without a body (Fetch standard, section 3.2.2).

@@ -139,7 +139,7 @@ impl Rule<Everyone> {
             "rule {name}: fair_by a key that is never that of one client; use one such as PeerIp or \
              ClientIp"
         );
-        let share = literal(name.share());
+        let share = literal(name.part("share"));
         let share = Rule::named(share, key, Quotas::from(&[][..]))
             .on_missing_key(self.on_missing_key)
             .max_key_len(self.max_key_len)

@@ -138,6 +138,13 @@ impl RuleInfo<'_> {
         self.share_of.is_some()
     }
 
+    /// Returns `true` if the rule has slots, or may have slots later or for some requests.
+    pub(crate) fn may_hold(&self) -> bool {
+        let quotas = self.quotas;
+        self.share_of.is_none()
+            && quotas.is_none_or(|quotas| quotas.iter().any(Quota::is_concurrent))
+    }
+
     /// Returns the hook that the rule needs, if any.
     pub(crate) fn hook(&self) -> Option<Arc<dyn OnDecision>> {
         Some(Arc::new(self.sharers?.clone()))
