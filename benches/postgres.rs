@@ -45,7 +45,7 @@ async fn main() {
     let postgres = Postgres::start().await;
     let redis = Server::redis().await;
     let on_postgres = PostgresStore::connect(&postgres.url()).await.expect("a store");
-    let on_redis = RedisStore::connect(&redis.url()).await.expect("a store");
+    let on_redis = RedisStore::connect(redis.url()).await.expect("a store");
     println!("| decisions per second; median | PostgreSQL | Redis |\n|---|--:|--:|");
     for load in LOADS {
         let postgres = run(&on_postgres, load).await;

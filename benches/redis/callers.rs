@@ -138,7 +138,7 @@ async fn subjects(server: &mut Server, row: &Row) -> Vec<Subject> {
         call.args.iter().fold(command.arg(&sha), Cmd::arg);
         command
     });
-    let store = RedisStore::connect(&server.url()).await.expect("the server answers");
+    let store = RedisStore::connect(server.url()).await.expect("the server answers");
     let mut subjects = vec![
         commands_of(connection.clone(), vec![redis::cmd("PING")]),
         commands_of(connection, commands.collect()),

@@ -29,7 +29,6 @@ use crate::{
     head::RequestHead,
     headers::{HeaderPolicy, Lines, Template},
     observe::{self, DecisionEvent, Metrics, OnDecision},
-    quota::Quota,
     rule::{Bypass, Controller, Measurement, RuleInfo, RuleName},
     store::{Charge, Store},
     toggle::Toggle,

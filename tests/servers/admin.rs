@@ -13,7 +13,7 @@ use crate::{
 #[tokio::test(flavor = "multi_thread")]
 async fn accounts_in_redis_can_be_read_reset_and_blocked() {
     let server = Server::redis().await;
-    let store = RedisStore::connect(&server.url()).await.expect("a store");
+    let store = RedisStore::connect(server.url()).await.expect("a store");
     let store = store.timeout(Duration::from_secs(60)).fail_closed();
     let app = watched(RateLimitLayer::rules(user(), store));
     assert_eq!(visits(&app, "alice", 4).await, [200, 200, 200, 429]);

@@ -176,7 +176,7 @@ async fn list_commands(server: &Server) -> u64 {
 #[tokio::test]
 async fn an_undo_of_an_old_charge_does_not_read_a_whole_log() {
     let server = Server::redis().await;
-    let mut subject = RedisStore::connect(&server.url()).await.expect("a store");
+    let mut subject = RedisStore::connect(server.url()).await.expect("a store");
     let store = subject.open();
     let quota = Quota::per_day(2_000).with_algorithm(Algorithm::SlidingLog);
     let (account, day) = (Account::new("a", quota), Duration::from_secs(20_000 * 86_400));
@@ -216,7 +216,7 @@ const READ: u32 = 250;
 async fn a_denied_call_reads_a_bounded_part_of_a_long_log() {
     const UNITS: u32 = 10_000;
     let server = Server::redis().await;
-    let mut subject = RedisStore::connect(&server.url()).await.expect("a store");
+    let mut subject = RedisStore::connect(server.url()).await.expect("a store");
     let store = subject.open();
     let quota = Quota::per_day(UNITS).with_algorithm(Algorithm::SlidingLog);
     let (account, day) = (Account::new("a", quota), Duration::from_secs(20_000 * 86_400));

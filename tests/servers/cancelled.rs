@@ -96,7 +96,7 @@ fn remaining_callers_stay_apart_when_others_leave() {
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let server = runtime.block_on(Server::redis());
     let subject =
-        runtime.block_on(RedisStore::connect(&server.url()).into_future()).expect("a store");
+        runtime.block_on(RedisStore::connect(server.url()).into_future()).expect("a store");
     let config = Config { cases: 200, ..crate::support::regressions::keeping(file!()) };
     proptest!(config, |(paced: bool, steps in steps())| {
         let mut subject = subject.clone();

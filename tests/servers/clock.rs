@@ -63,7 +63,7 @@ async fn a_step_back_neither_refills_nor_charges_an_account() {
 async fn an_account_from_a_clock_ahead_keeps_its_units() {
     // Uses the server's own clock: the value comes from a server that was a week ahead.
     let server = Server::redis().await;
-    let store = RedisStore::connect(&server.url()).readable_keys().await.expect("a store");
+    let store = RedisStore::connect(server.url()).readable_keys().await.expect("a store");
     let mut connection = raw(&server.url()).await;
     let account = Account::new("a", quotas(LIMIT, DAY)[0].1);
     assert_eq!(account.passed(&store, 3).await, 3);

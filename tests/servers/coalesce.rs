@@ -184,7 +184,7 @@ fn decide_as_one_by_one(flavour: Flavour, cases: u32) {
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let server = runtime.block_on(Server::start(flavour, &[]));
     let subject =
-        runtime.block_on(RedisStore::connect(&server.url()).into_future()).expect("a store");
+        runtime.block_on(RedisStore::connect(server.url()).into_future()).expect("a store");
     let names = ["a", "b", "c"].map(rule);
     let keys = [0, 1, 2, 3].map(|n: u32| Key::from(n));
     let rules = || vec(vec(quota(), 1..4), 3);

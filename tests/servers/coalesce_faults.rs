@@ -156,7 +156,7 @@ async fn a_full_server_still_denies_exhausted_accounts() {
 #[tokio::test]
 async fn a_foreign_value_at_our_key_is_replaced_once() {
     let server = Server::redis().await;
-    let store = RedisStore::connect(&server.url()).readable_keys().await.expect("a store");
+    let store = RedisStore::connect(server.url()).readable_keys().await.expect("a store");
     let mut connection = raw(&server.url()).await;
     let key = crate::accounts::address("default", "odd");
     let odd = Account::new("odd", Quota::per_day(30));

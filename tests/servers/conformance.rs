@@ -63,7 +63,7 @@ where
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_conforms() {
     let server = Server::redis().await;
-    conforms(RedisStore::connect(&server.url()).await.expect("a store")).await;
+    conforms(RedisStore::connect(server.url()).await.expect("a store")).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -76,7 +76,7 @@ async fn redis_conforms_over_resp3() {
 #[tokio::test(flavor = "multi_thread")]
 async fn valkey_conforms() {
     let server = Server::start(Flavour::Valkey, &[]).await;
-    conforms(RedisStore::connect(&server.url()).await.expect("a store")).await;
+    conforms(RedisStore::connect(server.url()).await.expect("a store")).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -94,27 +94,27 @@ async fn a_cluster_conforms() {
 #[tokio::test]
 async fn a_replaced_quota_refills_no_account_and_locks_none_out() {
     let server = Server::redis().await;
-    let mut redis = RedisStore::connect(&server.url()).await.expect("a store");
+    let mut redis = RedisStore::connect(server.url()).await.expect("a store");
     live::replaced_quotas(&mut redis).await;
 }
 
 #[tokio::test]
 async fn a_quota_that_keeps_accounts_longer_drops_no_account() {
     let server = Server::redis().await;
-    let mut redis = RedisStore::connect(&server.url()).await.expect("a store");
+    let mut redis = RedisStore::connect(server.url()).await.expect("a store");
     live::a_quota_that_keeps_accounts_longer(&mut redis).await;
 }
 
 #[tokio::test]
 async fn a_receipt_of_an_older_quota_drops_no_account() {
     let server = Server::redis().await;
-    let mut redis = RedisStore::connect(&server.url()).await.expect("a store");
+    let mut redis = RedisStore::connect(server.url()).await.expect("a store");
     live::a_receipt_of_an_older_quota(&mut redis).await;
 }
 
 #[tokio::test]
 async fn a_look_under_another_quota_changes_no_account() {
     let server = Server::redis().await;
-    let mut redis = RedisStore::connect(&server.url()).await.expect("a store");
+    let mut redis = RedisStore::connect(server.url()).await.expect("a store");
     live::a_look_under_another_quota(&mut redis).await;
 }

@@ -60,7 +60,7 @@ async fn redis_and_a_cluster_explain_like_the_embedded_store() {
     let expected = said(FakeClock::new()).await;
     assert!(expected.windows(3).any(|same| same[0] == same[1] && same[1] == same[2]));
     let server = Server::redis().await;
-    same(&said(RedisStore::connect(&server.url()).await.expect("a store")).await, &expected);
+    same(&said(RedisStore::connect(server.url()).await.expect("a store")).await, &expected);
 
     let cluster = Cluster::start(Flavour::Redis).await;
     let urls = cluster.urls();

@@ -20,7 +20,7 @@ struct Bench {
 impl Bench {
     async fn open() -> Self {
         let server = Server::redis().await;
-        let store = RedisStore::connect(&server.url()).readable_keys().await.expect("a store");
+        let store = RedisStore::connect(server.url()).readable_keys().await.expect("a store");
         let connection = raw(&server.url()).await;
         Self { _server: server, store, connection }
     }

@@ -126,7 +126,7 @@ async fn all_keys_have_one_form_and_an_expiry() {
 /// Takes three units. Returns the keys, with their remaining time and the time for which the
 /// account is kept.
 async fn kept(server: &Server, quota: Quota, longer: Duration) -> Vec<(String, i64, i64)> {
-    let store = RedisStore::connect(&server.url()).readable_keys().await.expect("a store");
+    let store = RedisStore::connect(server.url()).readable_keys().await.expect("a store");
     let (account, start) = (Account::new("a", quota), Instant::now());
     let decision = account.take(&store, 3).await.expect("a decision");
     assert!(decision.is_allowed());
@@ -225,7 +225,7 @@ async fn only_stores_of_one_prefix_and_secret_share_accounts() {
     let secret = |byte| store.reopen().secret([byte; 16]);
     let prefix = |prefix| store.reopen().prefix(prefix);
     for (builders, left) in [
-        ([store.reopen(), RedisStore::connect(&server.url())], 3),
+        ([store.reopen(), RedisStore::connect(server.url())], 3),
         ([secret(1), secret(1)], 3),
         ([secret(2), secret(3)], 4),
         ([secret(4), secret(4).prefix("other")], 4),
@@ -243,7 +243,7 @@ async fn only_stores_of_one_prefix_and_secret_share_accounts() {
 #[tokio::test]
 async fn readable_keys_show_the_rule_and_the_key() {
     let server = Server::redis().await;
-    let store = RedisStore::connect(&server.url()).readable_keys().await.expect("a store");
+    let store = RedisStore::connect(server.url()).readable_keys().await.expect("a store");
     for key in ["alice", "}{"] {
         assert!(Account::new(key, Quota::per_hour(5)).passes(&store).await);
     }

@@ -43,7 +43,7 @@ async fn a_dead_port_is_an_error_within_a_second() {
     let mut server = Server::redis().await;
     server.kill();
     let start = Instant::now();
-    let error = RedisStore::connect(&server.url()).await.expect_err("no server listens");
+    let error = RedisStore::connect(server.url()).await.expect_err("no server listens");
     assert_eq!(error.kind(), Kind::Disconnected, "{error}");
     assert!(start.elapsed() < SECOND + SLACK, "{:?}", start.elapsed());
     assert!(error.to_string().contains("refused"), "{error}");
@@ -59,7 +59,7 @@ async fn a_silent_port_is_an_error_within_a_second() {
     let mut proxy = Proxy::start(server.address()).await;
     proxy.set(Mode::BlackHole).await;
     let start = Instant::now();
-    let error = RedisStore::connect(&server.url_at(proxy.addr())).await.expect_err("silence");
+    let error = RedisStore::connect(server.url_at(proxy.addr())).await.expect_err("silence");
     assert!(matches!(error.kind(), Kind::Disconnected | Kind::Timeout), "{error}");
     assert!(start.elapsed() < SECOND + SLACK, "{:?}", start.elapsed());
 }

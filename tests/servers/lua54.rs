@@ -59,7 +59,7 @@ impl Drop for Emulation {
 async fn the_scripts_decide_under_lua_5_4_as_under_lua_5_1() {
     let mut emulation = Emulation::start();
     let server = FakeServer::start(move |words| emulation.run(words)).await;
-    let mut subject = RedisStore::connect(&server.url()).await.expect("a store");
+    let mut subject = RedisStore::connect(server.url()).await.expect("a store");
     for (file, _) in TABLES {
         let cases = all_pass(&mut subject, file).await;
         assert!(cases.0 > 0 && cases.1 == 0, "{file}: {cases:?}");

@@ -213,7 +213,7 @@ fn random_sequences_give_equal_decisions() {
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let server = runtime.block_on(Server::redis());
     let subject =
-        runtime.block_on(RedisStore::connect(&server.url()).into_future()).expect("a store");
+        runtime.block_on(RedisStore::connect(server.url()).into_future()).expect("a store");
     let names = ["a", "b", "c"].map(|name| RuleName::new(name).expect("a name"));
     let keys = [Key::from("one"), Key::from("two")];
     let (shared, shared_key) = ([shared_quota()], Key::everyone());

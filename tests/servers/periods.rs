@@ -157,7 +157,7 @@ async fn a_refund_by_a_wrong_clock_gives_back_no_units_of_others() {
 #[tokio::test]
 async fn the_current_year_has_its_units_once() {
     let server = Server::redis().await;
-    let store = RedisStore::connect(&server.url()).await.expect("a store");
+    let store = RedisStore::connect(server.url()).await.expect("a store");
     // Anchored half a year away, so that no period ends while the test runs.
     let anchor = Timestamp::now() - SignedDuration::from_hours(180 * 24);
     let quota = Quota::per_year(3).anchored_at(&anchor.to_zoned_datetime(TimeZone::UTC));

@@ -93,7 +93,7 @@ async fn the_error_for_missing_rights_shows_the_command_that_grants_them() {
             assert!(text.ends_with(PERMIT), "{text}");
             let start = text.find("ACL SETUSER <user> ~sluice:* ").expect("the command");
             let () = server.command(&text[start..].replace("<user>", &user)).await;
-            let store = RedisStore::connect(&url_of(&server, &user)).await;
+            let store = RedisStore::connect(url_of(&server, &user)).await;
             let store = store.unwrap_or_else(|error| panic!("{flavour:?} {rights}: {error}"));
             everything(&store).await;
             let clear = store.reopen().readable_keys().lazy().expect("a store");
@@ -199,7 +199,7 @@ async fn every_policy_that_evicts_causes_a_warning() {
 async fn a_replica_is_an_error() {
     let (master, replica) = (Server::redis().await, Server::redis().await);
     replica.replica_of(master.address()).await;
-    let error = RedisStore::connect(&replica.url()).await.expect_err("a replica");
+    let error = RedisStore::connect(replica.url()).await.expect_err("a replica");
     assert_eq!(error.kind(), Kind::Replica);
     assert!(error.to_string().contains("give the address of the primary"), "{error}");
 }
@@ -218,7 +218,7 @@ async fn an_old_server_is_an_error_and_a_new_one_is_not() {
             Reply::from([&head[..], &bytes, b"\r\n"].concat())
         })
         .await;
-        let store = RedisStore::connect(&server.url()).await;
+        let store = RedisStore::connect(server.url()).await;
         match store {
             Ok(_) => assert!(fine, "{version}"),
             Err(error) => {
@@ -242,14 +242,14 @@ async fn named(info: &'static str) -> FakeServer {
 #[tokio::test]
 async fn garnet_is_an_error_and_dragonfly_a_warning() {
     let garnet = named("# Server\r\ngarnet_version:1.0.87\r\nredis_version:7.4.3\r\n").await;
-    let error = RedisStore::connect(&garnet.url()).await.expect_err("not atomic");
+    let error = RedisStore::connect(garnet.url()).await.expect_err("not atomic");
     assert_eq!(error.kind(), Kind::Config);
     let said = "redis: the server is Garnet 1.0.87: its scripts are not atomic by default, and its \
                 PSETEX ends at 24 days; use Redis or Valkey";
     assert_eq!(error.to_string(), said);
     let dragonfly =
         named("# Server\r\nredis_version:7.4.0\r\ndragonfly_version:df-v1.40.1\r\n").await;
-    let store = RedisStore::connect(&dragonfly.url()).await.expect("a store");
+    let store = RedisStore::connect(dragonfly.url()).await.expect("a store");
     let warnings = store.probe().await.expect("a server that answers");
     assert_eq!(
         warnings,
@@ -293,7 +293,7 @@ async fn an_unknown_database_is_an_error() {
         let error = RedisStore::connect(&url).await.expect_err("no such database");
         assert!(error.to_string().contains("database"), "{error}");
     }
-    assert!(RedisStore::connect(&format!("{}/3", server.url())).await.is_ok());
+    assert!(RedisStore::connect(format!("{}/3", server.url())).await.is_ok());
 }
 
 #[tokio::test]

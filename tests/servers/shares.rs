@@ -118,7 +118,7 @@ async fn shares_on_a_server_equal_the_embedded_store() {
 #[tokio::test]
 async fn a_value_that_is_no_account_of_the_share_or_the_pool_is_replaced() {
     let server = Server::redis().await;
-    let store = RedisStore::connect(&server.url()).readable_keys().await.expect("a store");
+    let store = RedisStore::connect(server.url()).readable_keys().await.expect("a store");
     let mut connection = raw(&server.url()).await;
     let key = Key::from("me");
     let quotas = [Quota::per_day(1), Quota::per_day(3), Quota::per_day(9)].map(|it| [it]);

@@ -100,8 +100,8 @@ async fn slots_and_rates_are_taken_together_or_not_at_all() {
 async fn held_slots_are_renewed_by_few_calls() {
     let server = Server::redis().await;
     let ttl = Duration::from_secs(1);
-    let store = RedisStore::connect(&server.url()).slot_ttl(ttl).await.expect("a store");
-    let other = RedisStore::connect(&server.url()).slot_ttl(ttl).await.expect("a store");
+    let store = RedisStore::connect(server.url()).slot_ttl(ttl).await.expect("a store");
+    let other = RedisStore::connect(server.url()).slot_ttl(ttl).await.expect("a store");
     let accounts: Vec<_> =
         (0..100).map(|n| Account::new(format!("k{n}"), Quota::concurrent(1))).collect();
     let holds = join_all(accounts.iter().map(|account| account.take(&store, 1))).await;
@@ -178,7 +178,7 @@ async fn many_acquisitions_never_exceed_the_limit_and_leave_nothing() {
 #[tokio::test]
 async fn held_slots_refill_no_rate_that_replaced_them() {
     let server = Server::redis().await;
-    let store = RedisStore::connect(&server.url()).slot_ttl(Duration::from_secs(1));
+    let store = RedisStore::connect(server.url()).slot_ttl(Duration::from_secs(1));
     let store = store.await.expect("a store");
     let key = Key::from("a");
     let (slots, rate) = ([Quota::concurrent(2)], [Quota::per_day(2)]);
@@ -217,7 +217,7 @@ async fn a_burst_of_one_key_occupies_the_server_as_briefly_as_other_bursts() {
 async fn a_fallback_counts_what_runs() {
     let mut server = Server::redis().await;
     let ttl = Duration::from_secs(1);
-    let shared = RedisStore::connect(&server.url()).slot_ttl(ttl).await.expect("a store");
+    let shared = RedisStore::connect(server.url()).slot_ttl(ttl).await.expect("a store");
     let store = shared.clone().timeout(Timeout::DEFAULT).fallback(LocalStore::with_capacity(64), 1);
     let account = Account::new("alice", Quota::concurrent(4));
     let take = async || store.take(&[account.charge(1)]).await.expect("infallible");

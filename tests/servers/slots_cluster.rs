@@ -141,7 +141,7 @@ async fn a_denied_request_frees_its_slot_before_its_charges_are_undone() {
     let (inner, answers) = (raw(&server.url()).await, Arc::new(AtomicU32::new(1_000)));
     let partial = Partial { inner, rule: "many", answers: answers.clone() };
     let store = RedisStore::sharded(partial).readable_keys().lazy().expect("a store");
-    let other = RedisStore::connect(&server.url()).readable_keys().await.expect("a store");
+    let other = RedisStore::connect(server.url()).readable_keys().await.expect("a store");
     let (key, slots, many, few) =
         (Key::from("a"), [Quota::concurrent(1)], [Quota::per_day(9)], [Quota::per_day(1)]);
     let charges = [("slots", &slots), ("many", &many), ("few", &few)];

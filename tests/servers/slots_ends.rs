@@ -128,7 +128,7 @@ async fn a_batch_without_an_answer_frees_the_slots_of_all_its_callers() {
     let server = Server::redis().await;
     // Equal times to live: a shorter one would cut the ends of the slots.
     let day = Duration::from_secs(86_400);
-    let other = RedisStore::connect(&server.url()).slot_ttl(day).await.expect("a store");
+    let other = RedisStore::connect(server.url()).slot_ttl(day).await.expect("a store");
     let (inner, is_deaf) = (raw(&server.url()).await, Arc::new(AtomicBool::new(false)));
     let deaf = Deaf { inner, is_deaf: is_deaf.clone() };
     let store = RedisStore::with_connection(deaf).slot_ttl(day);
@@ -153,7 +153,7 @@ async fn a_batch_without_an_answer_frees_the_slots_of_all_its_callers() {
 async fn a_freeze_of_less_than_two_thirds_of_the_time_to_live_loses_nothing() {
     let server = Server::redis().await;
     let ttl = Duration::from_secs(6);
-    let store = RedisStore::connect(&server.url()).slot_ttl(ttl).await.expect("a store");
+    let store = RedisStore::connect(server.url()).slot_ttl(ttl).await.expect("a store");
     let accounts: Vec<_> =
         (0..3_000).map(|n| Account::new(format!("k{n}"), Quota::concurrent(1))).collect();
     let taken = stream::iter(&accounts).map(|account| account.take(&store, 1));
@@ -190,7 +190,7 @@ async fn a_call_without_an_answer_holds_its_slot_until_the_next_call() {
 async fn renewals_are_spread_over_a_third_of_the_time_to_live() {
     let server = Server::redis().await;
     let ttl = Duration::from_secs(6);
-    let store = RedisStore::connect(&server.url()).slot_ttl(ttl).await.expect("a store");
+    let store = RedisStore::connect(server.url()).slot_ttl(ttl).await.expect("a store");
     let accounts: Vec<_> =
         (0..5_000).map(|n| Account::new(format!("k{n}"), Quota::concurrent(1))).collect();
     let taken = stream::iter(&accounts).map(|account| account.take(&store, 1));
@@ -262,7 +262,7 @@ async fn keys_that_fail_are_forgotten_while_the_server_is_down() {
 async fn a_server_without_memory_keeps_the_slots_that_are_held() {
     for flavour in [Flavour::Redis, Flavour::Valkey] {
         let server = Server::start(flavour, &[]).await;
-        let store = RedisStore::connect(&server.url()).slot_ttl(TTL).await.expect("a store");
+        let store = RedisStore::connect(server.url()).slot_ttl(TTL).await.expect("a store");
         let account = Account::new("a", Quota::concurrent(5));
         let running = account.take(&store, 2).await.expect("a decision");
         let () = server.command("CONFIG SET maxmemory 1").await;
@@ -333,7 +333,7 @@ async fn a_request_that_lost_one_slot_loses_all() {
 async fn a_foreign_value_in_place_of_the_slots_is_replaced() {
     let server = Server::redis().await;
     let store =
-        RedisStore::connect(&server.url()).readable_keys().slot_ttl(TTL).await.expect("a store");
+        RedisStore::connect(server.url()).readable_keys().slot_ttl(TTL).await.expect("a store");
     let account = Account::new("a", Quota::concurrent(2));
     let () = server.command(&format!("SET {} foreign", slots_key(&address("default", "a")))).await;
     let running = account.take(&store, 2).await.expect("a decision");

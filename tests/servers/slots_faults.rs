@@ -60,7 +60,7 @@ fn holder() {
 async fn a_killed_process_frees_its_slots_and_no_others() {
     for flavour in [Flavour::Redis, Flavour::Valkey] {
         let server = Server::start(flavour, &[]).await;
-        let store = RedisStore::connect(&server.url()).slot_ttl(TTL).await.expect("a store");
+        let store = RedisStore::connect(server.url()).slot_ttl(TTL).await.expect("a store");
         let account = account();
         let mine = account.take(&store, 1).await.expect("a decision");
         let worker = Worker::start("slots_faults::holder", &server.url());
@@ -78,7 +78,7 @@ async fn a_killed_process_frees_its_slots_and_no_others() {
 #[tokio::test]
 async fn a_paused_process_learns_that_others_took_its_slots() {
     let server = Server::redis().await;
-    let store = RedisStore::connect(&server.url()).slot_ttl(TTL).await.expect("a store");
+    let store = RedisStore::connect(server.url()).slot_ttl(TTL).await.expect("a store");
     let account = account();
     let mut worker = Worker::start("slots_faults::holder", &server.url());
     worker.signal("STOP");
@@ -195,7 +195,7 @@ async fn random_kills_and_pauses_never_exceed_the_limit() {
     let seconds = env::var(SECONDS).ok().and_then(|text| text.parse().ok()).unwrap_or(6);
     for flavour in [Flavour::Redis, Flavour::Valkey] {
         let server = Server::start(flavour, &[]).await;
-        let store = RedisStore::connect(&server.url()).slot_ttl(TTL).await.expect("a store");
+        let store = RedisStore::connect(server.url()).slot_ttl(TTL).await.expect("a store");
         let account = account();
         let start = || (Worker::start("slots_faults::contender", &server.url()), Vec::new());
         let mut workers = [start(), start(), start()];

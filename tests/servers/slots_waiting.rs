@@ -215,7 +215,7 @@ async fn only_the_next_request_asks_when_one_leaves_during_its_call() {
     let server = Server::redis().await;
     let mut proxy = Proxy::start(server.address()).await;
     let store =
-        RedisStore::connect(&server.url_at(proxy.addr())).coalesce(false).await.expect("a store");
+        RedisStore::connect(server.url_at(proxy.addr())).coalesce(false).await.expect("a store");
     let other = connect(&server.url()).await;
     let app = app(&[ONE], store.fail_closed(), millis(9_000), Duration::ZERO);
     let running = hold(&other, ONE).await;
@@ -406,7 +406,7 @@ async fn a_request_for_several_slots_waits_on_no_store() {
     for flavour in [Flavour::Redis, Flavour::Valkey] {
         let server = Server::start(flavour, &[]).await;
         let name = |name| format!("{flavour:?}, {name}");
-        let prefixed = |prefix: &str| RedisStore::connect(&server.url()).prefix(prefix);
+        let prefixed = |prefix: &str| RedisStore::connect(server.url()).prefix(prefix);
         let alone = prefixed("alone").await.expect("a store");
         never_wait(&name("alone"), alone.fail_closed().boxed()).await;
         let single = prefixed("single").coalesce(false).await.expect("a store");

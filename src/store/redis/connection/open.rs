@@ -67,8 +67,8 @@ impl RedisStore {
     /// # Errors
     ///
     /// `.await` fails if the address is invalid, the server cannot be reached, or the probe fails.
-    pub fn connect(url: &str) -> RedisBuilder {
-        RedisBuilder::or_error(Self::on_server(url))
+    pub fn connect(url: impl AsRef<str>) -> RedisBuilder {
+        RedisBuilder::or_error(Self::on_server(url.as_ref()))
     }
 
     fn on_server(url: &str) -> Result<RedisBuilder, RedisError> {
