@@ -180,77 +180,60 @@ fn warn_of_one_client(client: IpAddr, source: AddressSource<'_>) {
     );
 }
 
-/// A check that an extension is present in one of the first requests.
-#[derive(Debug, Default)]
-pub(crate) struct ExtensionCheck {
-    /// The requests without the extension, or [`FEW`] once it was found.
-    missed: AtomicU32,
-}
-
 /// The number of first requests without an extension, or without a route, before a warning.
 pub(crate) const FEW: u32 = 20;
-
-impl ExtensionCheck {
-    /// Records a request with the extension.
-    #[inline]
-    pub(crate) fn find(&self) {
-        if self.missed.load(Relaxed) < FEW {
-            self.missed.store(FEW, Relaxed);
-        }
-    }
-
-    /// Records a request without the extension, which has the type `T`.
-    #[cold]
-    pub(crate) fn miss<T>(&self) {
-        let is_early = cfg!(feature = "tracing") && self.missed.load(Relaxed) < FEW;
-        if is_early && self.missed.fetch_add(1, Relaxed) == FEW - 1 {
-            warn!(
-                target: "tower_sluice::lint",
-                lint = "extension_missing",
-                "none of the first {FEW} requests has an extension of the type {}, so none has an \
-                 identity: the authentication must insert it in a layer outside of the limiter; in axum, \
-                 add that layer after the limiter, and in a ServiceBuilder before it; ignore this \
-                 warning if these requests were anonymous",
-                type_name::<T>()
-            );
-        }
-    }
-}
-
-/// A check that one of the first requests is charged.
-#[derive(Debug, Default)]
-pub(crate) struct ChargeCheck {
-    /// The requests that were not charged, or [`UNCHARGED`] once one was.
-    uncharged: AtomicU32,
-}
-
 /// The number of first requests without a charge before a warning.
-const UNCHARGED: u32 = 100;
+pub(crate) const UNCHARGED: u32 = 100;
 
-impl ChargeCheck {
-    /// Records a request that was charged, or denied.
+/// A check that one of the first requests has something: an extension, a route, or a charge.
+#[derive(Debug, Default)]
+pub(crate) struct FirstCheck<const FIRST: u32> {
+    /// The requests that lacked it, or `FIRST` once one had it.
+    lacked: AtomicU32,
+}
+
+impl<const FIRST: u32> FirstCheck<FIRST> {
+    /// Records a request that has it.
     #[inline]
     pub(crate) fn find(&self) {
-        if self.uncharged.load(Relaxed) < UNCHARGED {
-            self.uncharged.store(UNCHARGED, Relaxed);
+        if self.lacked.load(Relaxed) < FIRST {
+            self.lacked.store(FIRST, Relaxed);
         }
     }
 
-    /// Records a request that passed without a charge.
+    /// Records a request that lacks it. Returns `true` for the last of the first requests, if all lacked
+    /// it.
     #[cold]
-    pub(crate) fn miss(&self) {
-        let is_early = cfg!(feature = "tracing") && self.uncharged.load(Relaxed) < UNCHARGED;
-        if is_early && self.uncharged.fetch_add(1, Relaxed) == UNCHARGED - 1 {
-            warn!(
-                target: "tower_sluice::lint",
-                lint = "nothing_charged",
-                "none of the first {UNCHARGED} requests of a layer was charged: each is on an allow list, \
-                 costs 0 or has an empty list of quotas, so that nothing is limited; \
-                 RateLimitLayer::explain shows the reason for a request; ignore this warning if these \
-                 requests were probes"
-            );
-        }
+    pub(crate) fn miss(&self) -> bool {
+        let is_early = cfg!(feature = "tracing") && self.lacked.load(Relaxed) < FIRST;
+        is_early && self.lacked.fetch_add(1, Relaxed) == FIRST - 1
     }
+}
+
+/// Warns that the first requests have no extension of the type `T`.
+#[cold]
+pub(crate) fn warn_of_missing_extension<T>() {
+    warn!(
+        target: "tower_sluice::lint",
+        lint = "extension_missing",
+        "none of the first {FEW} requests has an extension of the type {}, so none has an identity: the \
+         authentication must insert it in a layer outside of the limiter; in axum, add that layer after \
+         the limiter, and in a ServiceBuilder before it; ignore this warning if these requests were \
+         anonymous",
+        type_name::<T>()
+    );
+}
+
+/// Warns that the first requests were not charged.
+#[cold]
+pub(crate) fn warn_of_no_charge() {
+    warn!(
+        target: "tower_sluice::lint",
+        lint = "nothing_charged",
+        "none of the first {UNCHARGED} requests of a layer was charged: each is on an allow list, costs 0 \
+         or has an empty list of quotas, so that nothing is limited; RateLimitLayer::explain shows the \
+         reason for a request; ignore this warning if these requests were probes"
+    );
 }
 
 /// Warns about the first response with CORS fields from the inside of the limiter.

@@ -5,7 +5,7 @@ use std::{fmt, marker::PhantomData, sync::Arc};
 use http::{HeaderName, Method, StatusCode, header::AUTHORIZATION};
 
 use super::{Key, KeyError, KeyExtractor, RequestHead, extract, unless_blank};
-use crate::advice::{ExtensionCheck, warn_of_authorization};
+use crate::advice::{FEW, FirstCheck, warn_of_authorization, warn_of_missing_extension};
 
 /// Extractor that returns the same key for all requests.
 ///
@@ -185,7 +185,7 @@ impl KeyExtractor for RouteKey {
 pub struct ExtensionKey<T, F = fn(&T) -> Key> {
     key: F,
     of: PhantomData<fn(&T)>,
-    check: Arc<ExtensionCheck>,
+    check: Arc<FirstCheck<FEW>>,
 }
 
 impl<T: Clone + Into<Key>> ExtensionKey<T> {
@@ -221,7 +221,9 @@ where
 {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         let Some(value) = head.extensions.get::<T>() else {
-            self.check.miss::<T>();
+            if self.check.miss() {
+                warn_of_missing_extension::<T>();
+            }
             return Err(KeyError::missing("identity"));
         };
         self.check.find();

@@ -360,7 +360,7 @@ where
         let is_exempt = matches!(bypass, Bypass::Exempt(_));
         // Later requests, and those of an unknown store, do not record that they were charged.
         if is_exempt && settings.enabled.is_on() && settings.nesting.is_early() {
-            settings.charging.miss();
+            settings.miss_charge();
         }
         if let Bypass::Rejected(error) = bypass {
             let is_admitted = settings.report_only.is_on();

@@ -23,7 +23,9 @@ use super::{
     retry_after::Retries,
 };
 use crate::{
-    advice::{ChargeCheck, NestingCheck, warn_of_inner_cors, warn_of_upgrade},
+    advice::{
+        FirstCheck, NestingCheck, UNCHARGED, warn_of_inner_cors, warn_of_no_charge, warn_of_upgrade,
+    },
     decision::{Decision, Outcome, Slot, Source, UNKNOWN_WAIT},
     fingerprint::FingerprintKey,
     head::RequestHead,
@@ -77,7 +79,7 @@ pub(crate) struct LayerConfig {
     /// `true` if every request has a [`ResponseContext`].
     pub(crate) has_context: bool,
     pub(super) nesting: Arc<NestingCheck>,
-    pub(super) charging: Arc<ChargeCheck>,
+    pub(super) charging: Arc<FirstCheck<UNCHARGED>>,
     /// `true` once the log has the mistakes of the layer.
     pub(crate) advised: Arc<AtomicBool>,
 }
@@ -147,6 +149,14 @@ impl LayerConfig {
             return Err(Bypass::Exempt("it is a CORS preflight"));
         }
         Ok(())
+    }
+
+    /// Records a request that passed without a charge.
+    #[cold]
+    pub(super) fn miss_charge(&self) {
+        if self.charging.miss() {
+            warn_of_no_charge();
+        }
     }
 
     /// Returns `true` if the queue is full or closed, the request needs several slots, or the layer is
@@ -385,7 +395,7 @@ impl ResponseContext {
                 charges.iter().filter(counts).map(|charge| charge.rule).collect();
             let is_free = charges.iter().all(|it| it.cost == 0 || it.quotas.is_empty());
             if is_free && settings.after.is_none() {
-                settings.charging.miss();
+                settings.miss_charge();
             } else {
                 settings.charging.find();
             }

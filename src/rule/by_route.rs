@@ -16,7 +16,7 @@ use super::{
     rules::{Selected, sealed::Sealed},
 };
 use crate::{
-    advice::{FEW, SAMPLE, is_early, is_last},
+    advice::{FEW, FirstCheck, SAMPLE, is_early, is_last},
     key::{Everyone, KeyExtractor, METHODS, RequestHead},
     log::warn,
     store::literal,
@@ -136,8 +136,8 @@ pub struct ByRoute<K> {
 #[derive(Debug, Default)]
 struct RouteCheck {
     requests: AtomicU32,
-    /// The requests without a matched route, or [`FEW`] once one had a route.
-    unmatched: AtomicU32,
+    /// Looks for a request with a matched route.
+    matched: FirstCheck<FEW>,
     /// `true` once the log has a template without its prefix.
     has_warned: AtomicBool,
 }
@@ -216,10 +216,10 @@ impl<K> ByRoute<K> {
         match (best, matched) {
             (Some(route), _) => {
                 route.met.store(true, Relaxed);
-                self.check.unmatched.store(FEW, Relaxed);
+                self.check.matched.find();
             }
             (None, Some(matched)) => {
-                self.check.unmatched.store(FEW, Relaxed);
+                self.check.matched.find();
                 let lacks_prefix = |route: &&Route| route.lacks_prefix(head, matched);
                 let mut routes = self.routes.iter().map(|(route, _)| route);
                 if let Some(route) = routes.find(lacks_prefix)
@@ -229,9 +229,8 @@ impl<K> ByRoute<K> {
                 }
             }
             (None, None) => {
-                let is_early = self.check.unmatched.load(Relaxed) < FEW;
                 let has_grpc = self.routes.iter().any(|(route, _)| route.grpc);
-                if is_early && !has_grpc && self.check.unmatched.fetch_add(1, Relaxed) == FEW - 1 {
+                if !has_grpc && self.check.matched.miss() {
                     warn_of_place();
                 }
             }
