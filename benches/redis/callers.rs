@@ -90,6 +90,19 @@ fn rows() -> [Row; 9] {
     ]
 }
 
+pub(crate) fn names() -> [&'static str; 9] {
+    rows().map(|row| row.case.name)
+}
+
+/// Makes decisions of the row with this name, on one thread.
+pub(crate) fn decide(url: &str, name: &str, callers: u32, decisions: u32) {
+    let row = rows().into_iter().find(|row| row.case.name == name).expect("a row");
+    let runtime = current();
+    let store =
+        runtime.block_on(RedisStore::connect(url).into_future()).expect("the server answers");
+    turn(&runtime, &takes(store, row.case, row.keys), callers, decisions);
+}
+
 /// Runs the rows with slots, or all.
 pub(crate) fn run(server: &mut Server, rounds: usize, only_slots: bool) {
     let mut rows = Vec::from(rows());

@@ -1,6 +1,9 @@
 //! The compared commands: those that the store sends, and well-known ones.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    ops::Range,
+    time::{Duration, SystemTime},
+};
 
 use tower_sluice::{Algorithm, Quota};
 
@@ -22,9 +25,6 @@ pub(crate) const PLAIN: &str = "plain microsecond script";
 pub(crate) const PLAIN_ONE: &str = "plain, one integer back";
 pub(crate) const LEAN: &str = "one quota";
 pub(crate) const ALIKE: &str = "one quota, the way of several";
-pub(crate) const FRAMED: &str = "one quota, through the frame";
-pub(crate) const FRAMED_QUOTAS: &str = "three quotas, through the frame";
-pub(crate) const FRAMED_RULES: &str = "three rules, through the frame";
 pub(crate) const POOL: &str = "one quota of all keys";
 pub(crate) const SHARE: &str = "a fair share and its pool";
 pub(crate) const THREE_QUOTAS: &str = "three quotas of one key";
@@ -133,9 +133,6 @@ fn allowed(server: &mut Server) -> Vec<Form> {
         admitted(server, &Case::one(POOL, minute).sharing(0)),
         admitted(server, &Case::new(SHARE, &[&[second], &[minute]]).sharing(1)),
         alike(server, minute),
-        framed(server, FRAMED, &[&[minute]]),
-        framed(server, FRAMED_QUOTAS, &[&quotas()]),
-        framed(server, FRAMED_RULES, &[&[second], &[minute], &[hour]]),
     ]);
     forms.extend(
         [
@@ -196,15 +193,6 @@ fn alike(server: &mut Server, quota: Quota) -> Form {
     scripted(server, &case, &without)
 }
 
-/// Charges without any fast path, by the script for quotas that do not start full.
-fn framed(server: &mut Server, name: &'static str, rules: &[&[Quota]]) -> Form {
-    let cold = |quotas: &&[Quota]| quotas.iter().map(|quota| quota.with_initial(1)).collect();
-    let cold: Vec<Vec<_>> = rules.iter().map(cold).collect();
-    let cold = Case::new(name, &cold.iter().map(Vec::as_slice).collect::<Vec<_>>());
-    let script = cold.call(0, take).script;
-    scripted(server, &Case::new(name, rules), &script)
-}
-
 /// Runs a case with another script.
 fn scripted(server: &mut Server, case: &Case, script: &str) -> Form {
     let sha = server.load(script);
@@ -218,21 +206,32 @@ fn filled(server: &mut Server, case: &Case, buckets: u64) -> Form {
     let form = admitted(server, case);
     let call = case.call(0, take);
     let length = server.call(&[b"STRLEN".as_slice(), &call.keys()[0]]).int();
-    let entries = u64::try_from(length - 15).expect("an account") / 14;
+    let entries = u64::try_from(length).expect("an account") / 14;
     assert!(entries >= buckets, "{}: {entries} buckets", case.name);
     form
 }
 
+/// The places in a stored account with one entry (lua/README.md): its length, the sum of a sliding window,
+/// and the buckets.
+const LENGTH: Range<usize> = 8..10;
+const SUM: Range<usize> = 21..26;
+
 /// Writes accounts of a sliding window of one-minute buckets, used in all but the newest.
-pub(crate) fn fill(server: &mut Server, case: &Case, keys: u32, buckets: u64) {
+fn fill(server: &mut Server, case: &Case, keys: u32, buckets: u64) {
     let now = SystemTime::UNIX_EPOCH.elapsed().expect("a clock");
     let int = |number: u128, bytes: usize| number.to_le_bytes()[..bytes].to_vec();
     let instant = |back: u32| [int((now - MINUTE * back).as_micros(), 7), int(0, 2)].concat();
     let used = 1..u32::try_from(buckets).expect("a few buckets");
-    let units = int(u128::from(buckets - 1), 5);
-    let entries: Vec<_> = used.rev().flat_map(|back| [instant(back), int(1, 5)].concat()).collect();
-    let length = int((units.len() + entries.len()) as u128, 2);
-    let value = [int(now.as_micros(), 7), vec![b's'], length, units, entries].concat();
+    let earlier: Vec<_> = used.rev().flat_map(|back| [instant(back), int(1, 5)].concat()).collect();
+    let first = case.commands(server, 1, take);
+    server.play(first.iter());
+    let stored = server.call(&[b"GET".as_slice(), &case.call(0, take).keys()[0]]);
+    let mut value = stored.bytes().to_vec();
+    let length = u16::from_le_bytes([value[LENGTH.start], value[LENGTH.start + 1]]);
+    let length = u128::from(length) + earlier.len() as u128;
+    value.splice(LENGTH, int(length, 2));
+    value.splice(SUM, int(u128::from(buckets), 5));
+    value.splice(SUM.end..SUM.end, earlier);
     let sets = (0..keys).map(|key| {
         let call = case.call(key, take);
         pack(&[b"SET".as_slice(), &call.keys()[0], &value, b"PX", b"3600000"])

@@ -1,10 +1,7 @@
 //! Server CPU per decision.
 
 use crate::{
-    forms::{
-        self, ALIKE, FRAMED, FRAMED_QUOTAS, FRAMED_RULES, Form, LEAN, PLAIN, PLAIN_ONE, POOL,
-        SHARE, THREE_QUOTAS, THREE_RULES,
-    },
+    forms::{self, ALIKE, Form, LEAN, PLAIN, PLAIN_ONE, POOL, SHARE, THREE_QUOTAS, THREE_RULES},
     server::Server,
     stats::{AtMost, Series},
     wire::Wire,
@@ -14,21 +11,10 @@ const CONNECTIONS: usize = 50;
 /// Pipelined commands per connection, and decisions per turn.
 const WAYS: [(&str, usize, usize); 2] = [("P1", 1, 1_000), ("P16", 16, 1_600)];
 /// Targets: a form, its base, and the maximum ratio of their costs.
-const TARGETS: [(&str, &str, f64); 4] = [
-    (LEAN, PLAIN, 0.9),
-    (THREE_QUOTAS, ALIKE, 1.4),
-    (FRAMED_QUOTAS, FRAMED, 1.4),
-    (SHARE, POOL, 2.2),
-];
-const OTHERS: [(&str, &str); 7] = [
-    (LEAN, PLAIN_ONE),
-    (THREE_QUOTAS, LEAN),
-    (THREE_QUOTAS, PLAIN),
-    (THREE_RULES, LEAN),
-    (FRAMED, LEAN),
-    (FRAMED_QUOTAS, THREE_QUOTAS),
-    (FRAMED_RULES, THREE_RULES),
-];
+const TARGETS: [(&str, &str, f64); 3] =
+    [(LEAN, PLAIN, 0.9), (THREE_QUOTAS, ALIKE, 1.4), (SHARE, POOL, 2.2)];
+const OTHERS: [(&str, &str); 4] =
+    [(LEAN, PLAIN_ONE), (THREE_QUOTAS, LEAN), (THREE_QUOTAS, PLAIN), (THREE_RULES, LEAN)];
 
 pub(crate) fn run(server: &mut Server, rounds: usize) {
     let forms = forms::all(server);
