@@ -141,7 +141,8 @@ pub struct Charge<'a> {
     pub max_wait: Duration,
     /// `true` if the charge is report-only: it is made if it fits, and never denies a request.
     pub report_only: bool,
-    /// The index of the only quota to charge, from 0. `None` charges all quotas.
+    /// The index of the only quota to charge, from 0. `None` charges all quotas. An index that no quota
+    /// has charges nothing, and the request is allowed.
     pub quota_index: Option<usize>,
 }
 
