@@ -13,7 +13,7 @@ use axum::{
     response::Response,
     routing::get,
 };
-use tokio::{net::TcpListener, signal::ctrl_c};
+use tokio::net::TcpListener;
 use tower_sluice::{Quota, RateLimitLayer};
 
 #[tokio::main]
@@ -38,9 +38,7 @@ async fn serve(address: &str) -> std::io::Result<()> {
     println!("curl -s -o /dev/null -w '%{{http_code}} ' 'http://{here}/?[1-12]'");
 
     // The layer needs the peer's address, which the server must provide.
-    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>())
-        .with_graceful_shutdown(async { drop(ctrl_c().await) })
-        .await
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await
 }
 
 /// Prints a line per rejection.
