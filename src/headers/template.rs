@@ -218,10 +218,12 @@ impl Template {
         Self { rules, ..template }
     }
 
-    /// Returns `true` if the template has the quotas of this charge.
-    fn has(&self, charge: &Charge<'_>) -> bool {
-        let mut rules = self.rules.iter();
-        rules.any(|rule| rule.name == charge.rule && rule.quotas.as_ref() == charge.quotas)
+    /// Returns `true` if the template has the quotas of these charges.
+    fn has(&self, charges: &[Charge<'_>]) -> bool {
+        self.rules.iter().all(|rule| {
+            let charge = Charge::find(charges, rule.name);
+            charge.is_none_or(|charge| charge.quotas == rule.quotas.as_ref())
+        })
     }
 
     /// Creates the template of one request. With a secret, each quota has a partition key.
@@ -265,7 +267,7 @@ impl Template {
         }
         let latest = self.latest.as_ref()?;
         let template = latest.load();
-        if charges.iter().all(|charge| !is_shown(charge) || template.has(charge)) {
+        if template.has(charges) {
             return Some(template);
         }
         let template = Arc::new(template.renewed(charges));

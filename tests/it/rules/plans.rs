@@ -129,6 +129,22 @@ async fn a_late_charge_of_a_request_under_the_old_plan_refills_no_account() {
 }
 
 #[tokio::test]
+async fn a_rule_with_the_name_of_a_share_reports_a_replaced_plan() {
+    let pool = Rule::new("named", Everyone, Quota::per_second(100));
+    drop(pool.fair_by(HeaderKey::new("x-user")));
+    let live = LivePlan::new(Quota::per_minute(10));
+    let rule = Rule::new("named.share", Everyone, &live);
+    let layer = RateLimitLayer::rules(rule, FakeClock::new().store(64));
+    let mut service = layer.layer(handler(|_| 200));
+    for units in [10, 20] {
+        live.replace(Quota::per_minute(units));
+        let response = ask(&mut service, get("/")).await;
+        let policy = format!(r#""named.share";q={units};w=60"#);
+        assert_eq!(rate_limit_fields(&response)[0], policy);
+    }
+}
+
+#[tokio::test]
 async fn headers_report_a_replaced_plan_beside_fixed_quotas() {
     let live = LivePlan::new(Quota::per_minute(10));
     let user = Rule::new("user", Everyone, &live).applies(|head| match head.path() {
