@@ -22,16 +22,20 @@ use std::{
 };
 
 use hello::{Body, Hello};
-use http::{Request, Response};
-use tower::{Layer, Service};
+use http::{
+    HeaderValue, Request, Response,
+    header::{CACHE_CONTROL, CONTENT_TYPE},
+};
+use tower::{Layer, Service, util::MapResponse};
 use tower_sluice::{
     Headers, Key, LivePlan, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, StoreExt,
     key::Everyone, rule::RuleName, store::Charge,
 };
 
 /// The paths, each with the path whose instructions are subtracted.
-const PATHS: [(&str, Option<&str>); 20] = [
+const PATHS: [(&str, Option<&str>); 23] = [
     ("bare service", None),
+    ("bare service, two fields", None),
     ("store, admitted", None),
     ("store, denied", None),
     ("store, new key", None),
@@ -43,6 +47,8 @@ const PATHS: [(&str, Option<&str>); 20] = [
     ("store, slot and rate, taken and freed", None),
     ("layer, admitted, no fields", Some("bare service")),
     ("layer, admitted, two fields", Some("bare service")),
+    ("layer, admitted, two new fields", Some("bare service")),
+    ("layer, admitted, two new fields beside two", Some("bare service, two fields")),
     ("layer, denied", Some("bare service")),
     ("layer, live plan, no fields", Some("bare service")),
     ("layer, live plan, two fields", Some("bare service")),
@@ -57,6 +63,8 @@ const FEW: u64 = 50_000;
 const MANY: u64 = 250_000;
 /// A quota that is never exhausted: one unit comes back per nanosecond.
 const AMPLE: Quota = Quota::per_second(1_000_000_000);
+/// A quota whose fields have another number for each request.
+const COUNTED: Quota = Quota::per_day(1_000_000_000);
 const ONE: Quota = Quota::per_hour(1);
 const SLOTS: Quota = Quota::concurrent(100);
 
@@ -157,6 +165,7 @@ fn run(path: &str, calls: u64) {
     };
     match path {
         "bare service" => serve(Hello, calls),
+        "bare service, two fields" => serve(MapResponse::new(Hello, told), calls),
         "store, admitted" => decide(&[AMPLE], calls),
         "store, denied" => decide(&[ONE], calls),
         "store, new key" => decide_new(calls),
@@ -168,6 +177,10 @@ fn run(path: &str, calls: u64) {
         "store, slot and rate, taken and freed" => decide(&[SLOTS, AMPLE], calls),
         "layer, admitted, no fields" => serve(layer(AMPLE, Headers::None), calls),
         "layer, admitted, two fields" => serve(layer(AMPLE, Headers::RateLimit), calls),
+        "layer, admitted, two new fields" => serve(layer(COUNTED, Headers::RateLimit), calls),
+        "layer, admitted, two new fields beside two" => {
+            serve(RateLimitLayer::per_ip(COUNTED).layer(MapResponse::new(Hello, told)), calls);
+        }
         "layer, denied" => serve(layer(ONE, Headers::RateLimit), calls),
         "layer, live plan, no fields" => serve(live(AMPLE, Headers::None), calls),
         "layer, live plan, two fields" => serve(live(AMPLE, Headers::RateLimit), calls),
@@ -178,6 +191,13 @@ fn run(path: &str, calls: u64) {
         "layer, fair share, two fields" => serve(fair(Headers::RateLimit), calls),
         _ => panic!("no such path: {path}"),
     }
+}
+
+/// Adds the fields that most responses have.
+fn told(mut response: Response<Body>) -> Response<Body> {
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
 }
 
 /// Makes the calls. Nothing else is counted: the calibration of a clock takes as many instructions as

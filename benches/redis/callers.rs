@@ -94,6 +94,12 @@ pub(crate) fn names() -> [&'static str; 9] {
     rows().map(|row| row.case.name)
 }
 
+/// Returns the names of the rows with slots.
+pub(crate) fn slot_names() -> Vec<&'static str> {
+    let slots = rows().into_iter().filter(|row| row.rate.is_some());
+    slots.map(|row| row.case.name).collect()
+}
+
 /// Makes decisions of the row with this name, on one thread.
 pub(crate) fn decide(url: &str, name: &str, callers: u32, decisions: u32) {
     let row = rows().into_iter().find(|row| row.case.name == name).expect("a row");

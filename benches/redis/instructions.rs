@@ -1,13 +1,17 @@
-//! Instructions of the client per decision with many concurrent callers, counted by callgrind.
-//! Other load on the machine does not affect them.
+//! Instructions per decision, counted by callgrind: those of the client with many concurrent callers,
+//! and those of the server. Other load on the machine does not affect them.
 
 use std::process::Command;
 
-use crate::{callers, server::Server};
+use crate::{callers, forms, server::Server};
 
 /// Decisions of the shorter and of the longer run. Startup costs cancel out.
 const FEW: u32 = 10_240;
 const MANY: u32 = 30_720;
+/// Calls of a form, whose instructions are counted.
+const CALLS: usize = 1_000;
+/// Decisions before the counted ones, which load the script.
+const WARM: u32 = 10;
 /// With more callers, callgrind is so slow that they wait for more than a second.
 const CALLERS: u32 = 256;
 
@@ -16,6 +20,27 @@ pub(crate) fn run(server: &Server) {
     for name in callers::names() {
         let each = counted(server, name, MANY) - counted(server, name, FEW);
         println!("  {name:<32}{:>8}", each / u64::from(MANY - FEW));
+    }
+}
+
+/// Prints the server's instructions for each form, and for slots that a store takes and frees.
+pub(crate) fn of_server() {
+    let mut server = Server::counted();
+    let forms = forms::all(&mut server);
+    println!("server instructions per call");
+    for form in &forms {
+        server.play(form.commands.iter().cycle().take(form.warm));
+        let count = server.instructions(|server| {
+            server.play(form.commands.iter().cycle().take(CALLS));
+        });
+        println!("  {:<36}{:>8}", form.name, count / CALLS as u64);
+    }
+    println!("server instructions per decision of one caller, slots with their frees");
+    for name in callers::slot_names() {
+        let url = server.url();
+        callers::decide(&url, name, 1, WARM);
+        let count = server.instructions(|_| callers::decide(&url, name, 1, CALLS as u32));
+        println!("  {name:<36}{:>8}", count / CALLS as u64);
     }
 }
 

@@ -12,8 +12,8 @@
 //!   redis-rs over one connection, and the store with a call per decision. The argument `callers`
 //!   runs this part alone, and `slots` only its slots, whose frees are included, beside a rate.
 //!
-//! The argument `instructions` prints only the client's instructions per decision of such callers.
-//! It requires valgrind.
+//! The argument `instructions` prints only the client's instructions per decision of such callers, and
+//! `server` only the server's instructions per call. Both require valgrind.
 //!
 //! Times are medians over all rounds. Ratios are medians of each round's ratio.
 #![expect(clippy::print_stdout, reason = "prints tables")]
@@ -45,6 +45,9 @@ fn main() {
     let _entered = runtime.enter();
     let rounds = arguments.iter().find_map(|arg| arg.parse().ok()).unwrap_or(40);
     let has = |word: &str| arguments.iter().any(|argument| argument == word);
+    if has("server") {
+        return instructions::of_server();
+    }
     let mut server = Server::start();
     if has("instructions") {
         return instructions::run(&server);

@@ -1,9 +1,10 @@
 //! A server that runs for the duration of the bench.
 
 use std::{
-    env,
+    env, fs,
     net::TcpListener,
-    process::{Child, Command, Stdio},
+    path::PathBuf,
+    process::{self, Child, Command, Stdio},
     thread::sleep,
     time::Duration,
 };
@@ -12,6 +13,8 @@ use crate::wire::{Reply, Wire};
 
 pub(crate) struct Server {
     process: Child,
+    /// The files of callgrind, if it counts the server's instructions.
+    counts: Option<PathBuf>,
     pinned: bool,
     pub(crate) port: u16,
     control: Wire,
@@ -21,19 +24,52 @@ impl Server {
     /// Starts the program that `REDIS_SERVER` names, or `redis-server`.
     pub(crate) fn start() -> Self {
         let program = env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
-        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-        let port = listener.local_addr().expect("an address").port();
-        drop(listener);
+        let port = free_port();
         let pinned = spawn(&["taskset", "-c", "0", &program], port);
         let (process, pinned) = match pinned {
             Some(process) => (process, true),
             None => (spawn(&[&program], port).expect("the server is installed"), false),
         };
-        let control = (0..100).find_map(|_| {
-            sleep(Duration::from_millis(20));
-            Wire::connect(port).ok()
-        });
-        Self { process, pinned, port, control: control.expect("the server starts") }
+        Self { process, counts: None, pinned, port, control: connect(port) }
+    }
+
+    /// Starts a server whose instructions can be counted.
+    pub(crate) fn counted() -> Self {
+        let counts = env::temp_dir().join(format!("redis-counts-{}", process::id()));
+        fs::create_dir_all(&counts).expect("a folder");
+        let file = format!("--callgrind-out-file={}", counts.join("out").display());
+        let program = env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
+        let words = ["valgrind", "-q", "--tool=callgrind", "--instr-atstart=no", &file, &program];
+        let port = free_port();
+        let process = spawn(&words, port).expect("valgrind is installed");
+        let control = connect(port);
+        Self { process, counts: Some(counts), pinned: false, port, control }
+    }
+
+    /// Returns the instructions of the server during `work`.
+    pub(crate) fn instructions(&mut self, work: impl FnOnce(&mut Self)) -> u64 {
+        self.control_callgrind(&["--instr=on"]);
+        self.control_callgrind(&["--dump"]);
+        let before = self.dumps();
+        work(self);
+        self.control_callgrind(&["--dump"]);
+        self.control_callgrind(&["--instr=off"]);
+        let new = self.dumps().into_iter().find(|dump| !before.contains(dump));
+        let text = fs::read_to_string(new.expect("a dump")).expect("a dump is text");
+        let total = text.lines().find_map(|line| line.strip_prefix("summary: "));
+        total.and_then(|total| total.trim().parse().ok()).expect("a sum")
+    }
+
+    fn control_callgrind(&self, words: &[&str]) {
+        let id = self.process.id().to_string();
+        let done = Command::new("callgrind_control").args(words).arg(id).output();
+        assert!(done.expect("valgrind is installed").status.success(), "{words:?}");
+    }
+
+    fn dumps(&self) -> Vec<PathBuf> {
+        let folder = fs::read_dir(self.counts.as_ref().expect("a counted server"));
+        let files = folder.expect("a folder").map(|entry| entry.expect("an entry").path());
+        files.filter(|file| file.file_name().is_some_and(|name| name != "out")).collect()
     }
 
     pub(crate) fn about(&mut self) -> String {
@@ -115,7 +151,23 @@ impl Drop for Server {
     fn drop(&mut self) {
         drop(self.process.kill());
         drop(self.process.wait());
+        if let Some(counts) = &self.counts {
+            drop(fs::remove_dir_all(counts));
+        }
     }
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    listener.local_addr().expect("an address").port()
+}
+
+fn connect(port: u16) -> Wire {
+    let control = (0..500).find_map(|_| {
+        sleep(Duration::from_millis(20));
+        Wire::connect(port).ok()
+    });
+    control.expect("the server starts")
 }
 
 fn spawn(command: &[&str], port: u16) -> Option<Child> {
