@@ -12,12 +12,14 @@
 //!   redis-rs over one connection, and the store with a call per decision. The argument `callers`
 //!   runs this part alone, and `slots` only its slots, whose frees are included, beside a rate.
 //!
-//! The argument `instructions` prints only the client's instructions per decision of such callers, and
+//! `beside` prints only the waits of 1,000 keys with and without a hot key, which asks for 15 times its
+//! limit. The argument `instructions` prints only the client's instructions per decision of such callers, and
 //! `server` only the server's instructions per call. Both require valgrind.
 //!
 //! Times are medians over all rounds. Ratios are medians of each round's ratio.
 #![expect(clippy::print_stdout, reason = "prints tables")]
 
+mod beside;
 mod callers;
 mod case;
 mod forms;
@@ -53,6 +55,9 @@ fn main() {
         return instructions::run(&server);
     }
     println!("{}, {rounds} rounds\n", server.about());
+    if has("beside") {
+        return beside::run(&server, rounds);
+    }
     if !has("callers") && !has("slots") {
         throughput::run(&mut server, rounds);
         latency::run(&server, rounds);
