@@ -18,11 +18,17 @@
 //!
 //! Fields that a [`Reject`](crate::Reject) has set are treated in the same way.
 
+mod item;
+mod lines;
+mod recent;
 mod template;
 
 use http::{HeaderMap, HeaderName, header::RETRY_AFTER};
 
-pub(crate) use self::template::{Lines, Template, check_names, retry_seconds};
+pub(crate) use self::{
+    lines::{Lines, retry_seconds},
+    template::{Template, check_names},
+};
 use crate::{decision::Decision, fingerprint::FingerprintKey, quota::Quota};
 
 static RATELIMIT: [HeaderName; 1] = [HeaderName::from_static("ratelimit")];

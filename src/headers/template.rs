@@ -1,33 +1,34 @@
 //! The quotas of a layer as clients see them, and the header fields of a decision.
 
 use std::{
-    borrow::Cow,
-    cell::RefCell,
     collections::BTreeSet,
     io::{self, Write},
-    mem,
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use arc_swap::{ArcSwap, Guard};
-use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{
-    HeaderMap, HeaderName, HeaderValue,
+    HeaderMap, HeaderValue,
     header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER},
 };
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::{HeaderPolicy, Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET};
+use super::{
+    HeaderPolicy, Headers, POLICY,
+    item::{Item, RuleQuotas},
+    lines::{Fields, Lines, NO_STORE, TEXT, TO_FILL_IN, names, number, retry_seconds, time_text},
+    recent::{Reading, RecentKey},
+};
 use crate::{
     decision::{Decision, Outcome},
     fingerprint::FingerprintKey,
-    key::{Key, mix},
-    quota::{Quota, is_registered_unit},
+    key::Key,
+    quota::Quota,
     rule::{Quotas, RuleError, RuleInfo, RuleName},
     store::Charge,
 };
@@ -67,45 +68,7 @@ struct Prepared {
     denial: HeaderMap,
 }
 
-/// The rendered header fields of one decision.
-#[derive(Clone, Debug)]
-pub(crate) struct Lines(Arc<Fields>);
-
-#[derive(Clone, Debug)]
-struct Fields {
-    family: Headers,
-    /// The units left under the first quota.
-    remaining: u32,
-    /// `true` if the request was allowed beyond the quota.
-    overage: bool,
-    map: HeaderMap,
-}
-
 type Readings = SmallVec<[Reading; 2]>;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Reading {
-    item: u16,
-    /// `true` if the request was allowed beyond the quota.
-    overage: bool,
-    remaining: u32,
-    /// The seconds of the effective window, or 0 without one.
-    time: u32,
-}
-
-const TO_FILL_IN: HeaderValue = HeaderValue::from_static("0");
-const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
-const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
-
-/// Returns the names of the quota fields, and `true` if the family has a policy field.
-fn names(family: Headers) -> (&'static [HeaderName], bool) {
-    match family {
-        Headers::None => (&[], false),
-        Headers::RateLimit | Headers::ByUnit | Headers::Draft07 => (&RATELIMIT, true),
-        Headers::Draft06 => (&TRIPLET, true),
-        Headers::XRateLimit | Headers::XRateLimitDelta => (&X_TRIPLET, false),
-    }
-}
 
 /// Returns the policy field of some quotas.
 fn policy<'a>(items: impl Iterator<Item = &'a Item>) -> Option<HeaderValue> {
@@ -445,23 +408,7 @@ impl Template {
             retry,
             readings: [readings.first().copied(), readings.get(1).copied()],
         };
-        let cached = CACHE.try_with(|cache| {
-            let mut cache = cache.borrow_mut();
-            if cache.is_empty() {
-                cache.resize_with(RECENT, Recent::default);
-            }
-            let recent = &mut cache[key.slot()];
-            match &recent.lines {
-                Some(lines) if recent.key == key => lines.clone(),
-                _ => {
-                    let lines = self.render(&readings, charges, retry);
-                    let kept = (recent.key == key).then(|| lines.clone());
-                    *recent = Recent { key, lines: kept };
-                    lines
-                }
-            }
-        });
-        Some(cached.unwrap_or_else(|_| self.render(&readings, charges, retry)))
+        Some(key.lines(|| self.render(&readings, charges, retry)))
     }
 
     /// Returns the lists, and the fields of each unit. The times of these change too often for a cache.
@@ -625,139 +572,6 @@ impl Template {
     }
 }
 
-impl Lines {
-    /// Adds the fields to a response, which may already have fields of an inner limiter. The
-    /// [module](super) documents existing fields.
-    #[inline(always)]
-    pub(crate) fn write(self, headers: &mut HeaderMap) {
-        let Fields { family, overage, .. } = *self.0;
-        if headers.capacity() == 0 {
-            self.replace(headers);
-        } else {
-            self.0.add_to(headers);
-        }
-        if overage && family != Headers::None {
-            headers.insert(OVERAGE, HeaderValue::from_static("1"));
-        }
-    }
-
-    /// Replaces a map without memory.
-    #[inline(always)]
-    fn replace(self, headers: &mut HeaderMap) {
-        let map = match Arc::strong_count(&self.0) {
-            1 => Arc::unwrap_or_clone(self.0).map,
-            _ => self.0.map.clone(),
-        };
-        // Dropping the old map would check again that it has no memory.
-        mem::forget(mem::replace(headers, map));
-    }
-}
-
-impl Fields {
-    #[inline(never)]
-    fn add_to(&self, headers: &mut HeaderMap) {
-        if self.family == Headers::ByUnit {
-            return self.add_by_unit(headers);
-        }
-        let is_list = self.family == Headers::RateLimit;
-        let left = if is_list { None } else { left_inside(self.family, headers) };
-        if left.is_some_and(|left| left <= self.remaining.into()) {
-            return;
-        }
-        for (name, value) in &self.map {
-            if is_list {
-                headers.append(name, value.clone());
-            } else {
-                headers.insert(name, value.clone());
-            }
-        }
-    }
-}
-
-impl Fields {
-    /// Appends the lists. Of each unit, the fields with fewer units left stay.
-    fn add_by_unit(&self, headers: &mut HeaderMap) {
-        for (name, ours) in &self.map {
-            let Some(unit) = name.as_str().strip_prefix(UNIT_FIELDS[1]) else {
-                let is_list = *name == POLICY || RATELIMIT.contains(name);
-                if is_list {
-                    headers.append(name, ours.clone());
-                }
-                continue;
-            };
-            let theirs = headers.get(name).and_then(units);
-            if theirs.is_some_and(|theirs| units(ours).is_none_or(|ours| theirs <= ours)) {
-                continue;
-            }
-            for field in UNIT_FIELDS {
-                let Ok(name) = HeaderName::try_from(format!("{field}{unit}")) else { continue };
-                if let Some(value) = self.map.get(&name) {
-                    headers.insert(name, value.clone());
-                }
-            }
-        }
-    }
-}
-
-fn units(field: &HeaderValue) -> Option<u64> {
-    field.to_str().ok()?.parse().ok()
-}
-
-/// Returns the units left that an inner limiter reports in fields of one quota.
-fn left_inside(family: Headers, headers: &HeaderMap) -> Option<u64> {
-    match names(family).0 {
-        [_, remaining, _] => text(headers, remaining)?.parse().ok(),
-        [dictionary] => {
-            let mut members = text(headers, dictionary)?.split(',');
-            members.find_map(|member| member.trim().strip_prefix("remaining=")?.parse().ok())
-        }
-        _ => None,
-    }
-}
-
-fn text<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h str> {
-    headers.get(name)?.to_str().ok()
-}
-
-/// Recently rendered fields.
-///
-/// Most responses of a service have the fields of a few: most accounts are almost full, and the
-/// waits of denials are whole seconds. Each thread has a cache, which needs no lock.
-#[derive(Default)]
-struct Recent {
-    key: RecentKey,
-    /// Set if the readings occurred twice in succession, because keeping fields has a cost.
-    lines: Option<Lines>,
-}
-
-/// Identifies the fields of a response.
-#[derive(Clone, Copy, Default, PartialEq)]
-struct RecentKey {
-    template: u64,
-    /// The seconds of `Retry-After`.
-    retry: u64,
-    readings: [Option<Reading>; 2],
-}
-
-/// The number of cached responses of a thread, at about 0.7 KiB each.
-const RECENT: usize = 128;
-
-thread_local! {
-    static CACHE: RefCell<Vec<Recent>> = const { RefCell::new(Vec::new()) };
-}
-
-impl RecentKey {
-    /// Returns the slot in the cache.
-    #[inline]
-    fn slot(&self) -> usize {
-        let mut hash = mix(self.template, self.retry);
-        for reading in self.readings.iter().flatten() {
-            hash = mix(hash, u64::from(reading.remaining) | u64::from(reading.time) << 32);
-        }
-        usize::try_from(hash >> 32).unwrap_or(0) % RECENT
-    }
-}
-
 /// Checks that no two quotas of a layer have the same name in header fields.
 ///
 /// Report-only rules are included, because they can be enforced at run time.
@@ -769,14 +583,6 @@ pub(crate) fn check_names(infos: &[RuleInfo<'_>]) -> Result<(), RuleError> {
         }
     }
     Ok(())
-}
-
-/// The quotas of a rule.
-#[derive(Clone, Copy)]
-struct RuleQuotas<'a> {
-    rule: RuleName,
-    quotas: &'a [Quota],
-    is_reporting: bool,
 }
 
 /// A rule with its current quotas.
@@ -811,165 +617,4 @@ fn is_shown(charge: &Charge<'_>) -> bool {
 fn fixed<'a>(info: &RuleInfo<'a>) -> RuleQuotas<'a> {
     let quotas = info.quotas.unwrap_or_default();
     RuleQuotas { rule: info.name, quotas, is_reporting: info.report_only.is_on() }
-}
-
-/// A quota as clients see it.
-#[derive(Debug)]
-struct Item {
-    rule: RuleName,
-    place: usize,
-    name: Cow<'static, str>,
-    limit: u32,
-    /// The start of a list member: the name as a structured field string (RFC 9651), and `;r=`.
-    ///
-    /// Empty for a quota that the fields leave out.
-    prefix: String,
-    /// `true` for a report-only rule.
-    is_reporting: bool,
-    /// The quota as a policy, if it is one.
-    policy: Option<HeaderValue>,
-    /// The seconds in which an empty account refills, or 0 for slots.
-    window: u64,
-    /// The unit, if no header field can express it.
-    unregistered_unit: Option<&'static str>,
-    /// The parameter `pk`, if partition keys are enabled.
-    pk: Option<String>,
-    /// The limit, remaining and reset fields of the unit, if the family has some.
-    unit_fields: Option<[HeaderName; 3]>,
-}
-
-/// The starts of the names of limit, remaining and reset fields. The name of the unit follows.
-const UNIT_FIELDS: [&str; 3] =
-    ["x-ratelimit-limit-", "x-ratelimit-remaining-", "x-ratelimit-reset-"];
-
-/// Returns the fields of the unit of a rate, unless its name cannot be part of a field name.
-fn unit_fields(quota: &Quota) -> Option<[HeaderName; 3]> {
-    if quota.is_concurrent() {
-        return None;
-    }
-    let unit = quota.unit().unwrap_or("requests");
-    let name = |field| HeaderName::try_from(format!("{field}{unit}")).ok();
-    let [limit, remaining, reset] = UNIT_FIELDS.map(name);
-    Some([limit?, remaining?, reset?])
-}
-
-/// Returns a time as `120ms`, `1s`, `6m0s` or `1h0m0s`, rounded up.
-fn time_text(time: Duration) -> String {
-    let millis = time.as_nanos().div_ceil(1_000_000);
-    if (1..1_000).contains(&millis) {
-        return format!("{millis}ms");
-    }
-    let seconds = millis.div_ceil(1_000);
-    let (hours, minutes) = (seconds / 3_600, seconds / 60 % 60);
-    match (hours, minutes) {
-        (0, 0) => format!("{seconds}s"),
-        (0, _) => format!("{minutes}m{}s", seconds % 60),
-        _ => format!("{hours}h{minutes}m{}s", seconds % 60),
-    }
-}
-
-/// Returns the policy of a quota. A policy of a list has the quoted name and the unit.
-fn policy_text(quota: &Quota, name: Option<&String>) -> String {
-    let limit = quota.limit();
-    let window = window(quota);
-    let w = if window == 0 { String::new() } else { format!(";w={window}") };
-    let Some(name) = name else { return format!("{limit}{w}") };
-    let unit = quota.unit().map(|unit| format!(";qu=\"{unit}\"")).unwrap_or_default();
-    format!("{name};q={limit}{unit}{w}")
-}
-
-impl Item {
-    /// Returns the quotas of these rules, for the fields of `family`.
-    fn named<'a>(rules: impl Iterator<Item = RuleQuotas<'a>>, family: Headers) -> Vec<Self> {
-        let mut items = Vec::new();
-        for rule in rules {
-            for place in 0..rule.quotas.len() {
-                items.push(Self::new(rule, place, family));
-            }
-        }
-        items
-    }
-
-    fn new(
-        RuleQuotas { rule, quotas, is_reporting }: RuleQuotas<'_>,
-        place: usize,
-        family: Headers,
-    ) -> Self {
-        let quota = &quotas[place];
-        let name = quota.name_in(rule, quotas);
-        let is_list = family.has_lists();
-        let limit = quota.limit();
-        let window = window(quota);
-        let unit = quota.unit();
-        let quoted = format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\""));
-        let unregistered_unit = unit.filter(|unit| !is_registered_unit(unit));
-        let is_listed = unit.is_none() || is_list && unregistered_unit.is_none();
-        let policy = policy_text(quota, is_list.then_some(&quoted));
-        let is_policy = is_listed && !quota.sheds();
-        Self {
-            rule,
-            place,
-            name,
-            limit,
-            is_reporting,
-            prefix: if is_listed { format!("{quoted};r=") } else { String::new() },
-            policy: HeaderValue::try_from(policy).ok().filter(|_| is_policy),
-            window,
-            unregistered_unit,
-            pk: None,
-            unit_fields: unit_fields(quota).filter(|_| family == Headers::ByUnit),
-        }
-    }
-
-    /// Adds the partition key of the charge.
-    fn set_partition_key(&mut self, charges: &[Charge<'_>], secret: &FingerprintKey) {
-        let Some(charge) = Charge::find(charges, self.rule) else { return };
-        let key = charge.key.fingerprint(secret).0.to_be_bytes();
-        let pk = format!(";pk=:{}:", STANDARD.encode(key));
-        let policy = self.policy.as_ref().map(|policy| [policy.as_bytes(), pk.as_bytes()].concat());
-        self.policy = policy.and_then(|policy| HeaderValue::try_from(policy).ok());
-        self.pk = Some(pk);
-    }
-
-    /// Returns `true` if the fields report the quota.
-    fn is_listed(&self) -> bool {
-        !self.prefix.is_empty()
-    }
-
-    /// Returns the seconds in which clients may use `units`, so that their rate is at most the
-    /// limit per window.
-    #[inline]
-    fn time_for(&self, units: u32) -> u32 {
-        let seconds = u64::from(units).saturating_mul(self.window);
-        u32::try_from(seconds.div_ceil(self.limit.max(1).into())).unwrap_or(u32::MAX)
-    }
-}
-
-/// Returns the seconds in which an empty account refills, or 0 for slots.
-///
-/// The time is computed from the period. The rounded interval would give 2 seconds for three units
-/// per second.
-fn window(quota: &Quota) -> u64 {
-    if quota.is_concurrent() {
-        return 0;
-    }
-    let nanos = quota.period().as_nanos() * u128::from(quota.limit());
-    let refill = nanos.div_ceil(quota.units().max(1).into()).div_ceil(1_000_000_000);
-    u64::try_from(refill).unwrap_or(u64::MAX).max(1)
-}
-
-/// Returns the wait in whole seconds, at least 1, because clients retry immediately on 0.
-pub(crate) fn retry_seconds(wait: Duration) -> u64 {
-    let seconds = wait.as_secs().saturating_add((wait.subsec_nanos() > 0).into());
-    seconds.max(1)
-}
-
-/// Returns a number as a header value. Small numbers are rendered once, and have no counter that
-/// all threads change.
-fn number(n: u64) -> HeaderValue {
-    static SMALL: [OnceLock<HeaderValue>; 4_096] = [const { OnceLock::new() }; 4_096];
-    match usize::try_from(n).ok().and_then(|n| SMALL.get(n)) {
-        Some(value) => value.get_or_init(|| HeaderValue::from_static(n.to_string().leak())).clone(),
-        None => n.into(),
-    }
 }

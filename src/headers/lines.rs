@@ -1,0 +1,164 @@
+//! The header fields of one decision, and how they join those of a response.
+
+use std::{
+    mem,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use super::{Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET, item::UNIT_FIELDS};
+
+/// The rendered header fields of one decision.
+#[derive(Clone, Debug)]
+pub(crate) struct Lines(pub(super) Arc<Fields>);
+
+#[derive(Clone, Debug)]
+pub(super) struct Fields {
+    pub(super) family: Headers,
+    /// The units left under the first quota.
+    pub(super) remaining: u32,
+    /// `true` if the request was allowed beyond the quota.
+    pub(super) overage: bool,
+    pub(super) map: HeaderMap,
+}
+
+pub(super) const TO_FILL_IN: HeaderValue = HeaderValue::from_static("0");
+pub(super) const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+pub(super) const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
+
+/// Returns the names of the quota fields, and `true` if the family has a policy field.
+pub(super) fn names(family: Headers) -> (&'static [HeaderName], bool) {
+    match family {
+        Headers::None => (&[], false),
+        Headers::RateLimit | Headers::ByUnit | Headers::Draft07 => (&RATELIMIT, true),
+        Headers::Draft06 => (&TRIPLET, true),
+        Headers::XRateLimit | Headers::XRateLimitDelta => (&X_TRIPLET, false),
+    }
+}
+
+impl Lines {
+    /// Adds the fields to a response, which may already have fields of an inner limiter. The
+    /// [module](super) documents existing fields.
+    #[inline(always)]
+    pub(crate) fn write(self, headers: &mut HeaderMap) {
+        let Fields { family, overage, .. } = *self.0;
+        if headers.capacity() == 0 {
+            self.replace(headers);
+        } else {
+            self.0.add_to(headers);
+        }
+        if overage && family != Headers::None {
+            headers.insert(OVERAGE, HeaderValue::from_static("1"));
+        }
+    }
+
+    /// Replaces a map without memory.
+    #[inline(always)]
+    pub(super) fn replace(self, headers: &mut HeaderMap) {
+        let map = match Arc::strong_count(&self.0) {
+            1 => Arc::unwrap_or_clone(self.0).map,
+            _ => self.0.map.clone(),
+        };
+        // Dropping the old map would check again that it has no memory.
+        mem::forget(mem::replace(headers, map));
+    }
+}
+
+impl Fields {
+    #[inline(never)]
+    fn add_to(&self, headers: &mut HeaderMap) {
+        if self.family == Headers::ByUnit {
+            return self.add_by_unit(headers);
+        }
+        let is_list = self.family == Headers::RateLimit;
+        let left = if is_list { None } else { left_inside(self.family, headers) };
+        if left.is_some_and(|left| left <= self.remaining.into()) {
+            return;
+        }
+        for (name, value) in &self.map {
+            if is_list {
+                headers.append(name, value.clone());
+            } else {
+                headers.insert(name, value.clone());
+            }
+        }
+    }
+}
+
+impl Fields {
+    /// Appends the lists. Of each unit, the fields with fewer units left stay.
+    fn add_by_unit(&self, headers: &mut HeaderMap) {
+        for (name, ours) in &self.map {
+            let Some(unit) = name.as_str().strip_prefix(UNIT_FIELDS[1]) else {
+                let is_list = *name == POLICY || RATELIMIT.contains(name);
+                if is_list {
+                    headers.append(name, ours.clone());
+                }
+                continue;
+            };
+            let theirs = headers.get(name).and_then(units);
+            if theirs.is_some_and(|theirs| units(ours).is_none_or(|ours| theirs <= ours)) {
+                continue;
+            }
+            for field in UNIT_FIELDS {
+                let Ok(name) = HeaderName::try_from(format!("{field}{unit}")) else { continue };
+                if let Some(value) = self.map.get(&name) {
+                    headers.insert(name, value.clone());
+                }
+            }
+        }
+    }
+}
+
+fn units(field: &HeaderValue) -> Option<u64> {
+    field.to_str().ok()?.parse().ok()
+}
+
+/// Returns the units left that an inner limiter reports in fields of one quota.
+fn left_inside(family: Headers, headers: &HeaderMap) -> Option<u64> {
+    match names(family).0 {
+        [_, remaining, _] => text(headers, remaining)?.parse().ok(),
+        [dictionary] => {
+            let mut members = text(headers, dictionary)?.split(',');
+            members.find_map(|member| member.trim().strip_prefix("remaining=")?.parse().ok())
+        }
+        _ => None,
+    }
+}
+
+fn text<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h str> {
+    headers.get(name)?.to_str().ok()
+}
+
+/// Returns a time as `120ms`, `1s`, `6m0s` or `1h0m0s`, rounded up.
+pub(super) fn time_text(time: Duration) -> String {
+    let millis = time.as_nanos().div_ceil(1_000_000);
+    if (1..1_000).contains(&millis) {
+        return format!("{millis}ms");
+    }
+    let seconds = millis.div_ceil(1_000);
+    let (hours, minutes) = (seconds / 3_600, seconds / 60 % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{seconds}s"),
+        (0, _) => format!("{minutes}m{}s", seconds % 60),
+        _ => format!("{hours}h{minutes}m{}s", seconds % 60),
+    }
+}
+
+/// Returns the wait in whole seconds, at least 1, because clients retry immediately on 0.
+pub(crate) fn retry_seconds(wait: Duration) -> u64 {
+    let seconds = wait.as_secs().saturating_add((wait.subsec_nanos() > 0).into());
+    seconds.max(1)
+}
+
+/// Returns a number as a header value. Small numbers are rendered once, and have no counter that
+/// all threads change.
+pub(super) fn number(n: u64) -> HeaderValue {
+    static SMALL: [OnceLock<HeaderValue>; 4_096] = [const { OnceLock::new() }; 4_096];
+    match usize::try_from(n).ok().and_then(|n| SMALL.get(n)) {
+        Some(value) => value.get_or_init(|| HeaderValue::from_static(n.to_string().leak())).clone(),
+        None => n.into(),
+    }
+}
