@@ -18,29 +18,36 @@
 //! - The exact account therefore has room for every unused piece.
 //!
 //! A refund moves later pieces to an earlier time. A balance therefore starts
-//! earlier, by a quarter of the time in which the full limit refills ([`SAFETY_MARGIN`]). The
+//! earlier, by a quarter of the time in which the full limit refills (`SAFETY_MARGIN`). The
 //! balance is correct if at most a quarter of the limit is refunded while a lease exists.
 //!
 //! **Fixed windows.** A balance belongs to one window, and ends with that window.
 
-use std::{cell::Cell, collections::HashMap, convert::identity, mem, sync::Arc, time::Duration};
+mod lease;
+mod shares;
+
+use std::{cell::Cell, convert::identity, mem, sync::Arc, time::Duration};
 
 use parking_lot::{Mutex, MutexGuard};
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
     sync::watch,
     time::{Instant, sleep, timeout_at},
 };
 
+use self::{
+    lease::Lease,
+    shares::{Percent, Share, Shares},
+};
 use super::{HotEntries, HotKey, HotKeys, for_cost_of, have_distinct_rules, is_plain};
 use crate::{
     algorithm::Demand,
-    decision::{Decision, Outcome, Snapshot, Source},
+    decision::{Decision, Outcome},
     quota::Quota,
     store::{
         Answer, BoxFuture, Charge, Context, Health, Instances, Op, OwnedCharges, Store,
-        context::OwnedContext, subtract, wrappers::forward,
+        context::OwnedContext, wrappers::forward,
     },
 };
 
@@ -54,12 +61,6 @@ const MAX_WAITS: u8 = 2;
 const MAX_WAIT: Duration = Duration::from_nanos(SPAN / 2);
 /// The minimum number of recent calls for a lease.
 const HOT: u32 = 4;
-/// More units than any account has.
-const CLOSED: u64 = 1 << 40;
-
-/// Divisor of the limit: all processes may refund `limit / SAFETY_MARGIN` units during a lease.
-const SAFETY_MARGIN: u64 = 4;
-
 type LockedSet<'a> = MutexGuard<'a, HotEntries<HotCall>>;
 type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 
@@ -673,199 +674,6 @@ impl<T: 'static> Drop for Detached<T> {
     }
 }
 
-/// A lease. Instants are nanoseconds since the table was created.
-#[derive(Debug)]
-struct Lease {
-    /// The tags of the accounts.
-    tags: SmallVec<[u64; 2]>,
-    charges: OwnedCharges,
-    /// The decision of the store on the borrow request.
-    taken: Decision,
-    /// The instant of the request, before the store decided.
-    requested_at: u64,
-    /// The instant of the reply, after the store decided.
-    received_at: u64,
-    /// The number of other calls for which units were borrowed.
-    calls: u32,
-    /// The instant of the last call.
-    last: u64,
-    share: Option<Share>,
-    balances: SmallVec<[Balance; 4]>,
-}
-
-impl Lease {
-    /// Creates a lease after a charge for `calls` calls.
-    ///
-    /// Returns `None` if the decision lacks data for a balance.
-    fn new(
-        charges: &[Charge<'_>],
-        tags: &[u64],
-        calls: u32,
-        taken: &Decision,
-        [requested_at, received_at]: [u64; 2],
-    ) -> Option<Self> {
-        let quotas = Charge::all_quotas(charges);
-        let rules = quotas.clone().map(|charged| charged.charge.rule);
-        if !rules.eq(taken.outcomes().iter().map(Outcome::rule)) {
-            return None;
-        }
-        // A clock of whole microseconds may be behind by one.
-        let from = requested_at.saturating_sub(1_000);
-        let mut balances = SmallVec::new();
-        for (charged, outcome) in quotas.zip(taken.outcomes()) {
-            let units = charged.charge.cost.saturating_mul(calls);
-            balances.push(Balance::new(charged.quota, outcome, units, from)?);
-        }
-        Some(Self {
-            tags: tags.into(),
-            balances,
-            charges: charges.into(),
-            taken: taken.clone(),
-            requested_at,
-            received_at,
-            calls: calls - 1,
-            last: received_at,
-            share: None,
-        })
-    }
-
-    fn age(&self, now: u64) -> u64 {
-        now.saturating_sub(self.requested_at)
-    }
-
-    /// Returns the number of other calls whose units are used or expired.
-    fn calls_gone(&self, now: u64) -> u32 {
-        let at = self.with_clock_error(now);
-        let left = self.charges.with(|charges| {
-            let balances = Charge::all_quotas(charges).zip(&self.balances);
-            balances.map(|(charged, balance)| balance.units(at) / charged.charge.cost).min()
-        });
-        self.calls.saturating_sub(left.unwrap_or(0))
-    }
-
-    /// Admits a call if enough units are left.
-    fn admit(&mut self, charges: &[Charge<'_>], now: u64) -> Option<Decision> {
-        let at = self.with_clock_error(now);
-        for (charged, balance) in Charge::all_quotas(charges).zip(&self.balances) {
-            if charged.charge.cost > balance.units(at) {
-                return None;
-            }
-        }
-        self.spend(charges, at);
-        self.last = now;
-        Some(self.decision(now).with_source(Source::Leased))
-    }
-
-    fn spend(&mut self, charges: &[Charge<'_>], at: u64) {
-        for (charged, balance) in Charge::all_quotas(charges).zip(&mut self.balances) {
-            balance.spend(at, charged.charge.cost);
-        }
-    }
-
-    /// Returns the decision for a call, with the units left in this process.
-    ///
-    /// The caller can pass the decision to `undo`. Under GCRA, each decision of a lease covers
-    /// another piece of the borrowed span. All undos together therefore refund no more than was
-    /// borrowed.
-    fn decision(&self, now: u64) -> Decision {
-        let age = now.saturating_sub(self.received_at);
-        let at = self.with_clock_error(now);
-        let mut decision = Decision::new(true, self.taken.at.saturating_add(age));
-        decision.charged_at = self.taken.charged_at;
-        for (outcome, balance) in self.taken.outcomes().iter().zip(&self.balances) {
-            decision.outcomes.push(balance.added_to(outcome, age, at));
-        }
-        decision
-    }
-
-    /// Returns `now` plus a margin for a slow clock: a thousandth of the lease's age.
-    fn with_clock_error(&self, now: u64) -> u64 {
-        now + self.age(now) / 1_000
-    }
-
-    /// Returns the unused units to the store.
-    fn return_units<S: Store>(&self, store: &S, now: u64) {
-        let at = self.with_clock_error(now);
-        let mut receipt = Decision::new(true, self.taken.at).with_source(self.taken.source());
-        self.charges.with(|charges| {
-            let quotas = charges.iter().flat_map(|charge| {
-                charge.charged_quotas().map(move |(index, _)| charge.with_quota_index(index))
-            });
-            let mut unused = SmallVec::<[Charge<'_>; 4]>::new();
-            let balances = self.balances.iter().map(|balance| balance.units(at));
-            for ((quota, units), outcome) in quotas.zip(balances).zip(self.taken.outcomes()) {
-                if units > 0 {
-                    unused.push(quota.with_cost(units));
-                    receipt.outcomes.push(*outcome);
-                }
-            }
-            if !unused.is_empty() {
-                store.undo(&unused, &receipt, None);
-            }
-        });
-    }
-}
-
-/// The balance of one quota: borrowed units that are not used yet.
-#[derive(Clone, Copy, Debug)]
-struct Balance {
-    /// The units that are not used. In a window, they do not expire before its end.
-    units: u32,
-    /// The instant from which the balance shrinks under GCRA.
-    from: u64,
-    until: u64,
-    /// The time per unit under GCRA, or 0 in a window.
-    interval: u64,
-}
-
-impl Balance {
-    /// Returns the balance after a charge, or `None` if `outcome` lacks the needed data.
-    fn new(quota: &Quota, outcome: &Outcome, units: u32, requested_at: u64) -> Option<Self> {
-        let is_gcra = quota.is_gcra();
-        match *outcome.snapshot() {
-            Snapshot::Refilling { reset_ns, interval, .. }
-                if is_gcra && interval == quota.interval_nanos() =>
-            {
-                let borrowed = interval * u64::from(units);
-                let margin = interval * u64::from(quota.limit()) / SAFETY_MARGIN;
-                let before = reset_ns.saturating_sub(borrowed).saturating_sub(margin);
-                let from = requested_at.saturating_add(before);
-                Some(Self { units, from, until: from.saturating_add(borrowed), interval })
-            }
-            Snapshot::Known { reset_ns: 0, .. } => None,
-            Snapshot::Known { reset_ns, .. } if !is_gcra => {
-                let until = requested_at.saturating_add(reset_ns);
-                Some(Self { units, from: 0, until, interval: 0 })
-            }
-            _ => None,
-        }
-    }
-
-    /// Returns the units left in the balance.
-    fn units(&self, now: u64) -> u32 {
-        let time = self.until.saturating_sub(self.from.max(now));
-        match time.checked_div(self.interval) {
-            Some(units) => u32::try_from(units).unwrap_or(u32::MAX),
-            None if now < self.until => self.units,
-            None => 0,
-        }
-    }
-
-    /// Uses `units` of the balance, which must have enough units left.
-    fn spend(&mut self, now: u64, units: u32) {
-        self.units = self.units.saturating_sub(units);
-        self.from = self.from.max(now) + self.interval * u64::from(units);
-    }
-
-    /// Returns the outcome of the store as of `age` later, with the units of the balance.
-    fn added_to(&self, outcome: &Outcome, age: u64, now: u64) -> Outcome {
-        let units = self.units(now);
-        // Under GCRA, the units left only depend on the time until the account is full.
-        let outcome = outcome.aged(age + self.interval * u64::from(units));
-        outcome.with_remaining(outcome.remaining().saturating_add(units))
-    }
-}
-
 /// Returns `true` if units for at least two calls can be borrowed.
 fn are_borrowable(charges: &[Charge<'_>], percent: &Percent) -> bool {
     for charge in charges {
@@ -889,76 +697,10 @@ fn is_borrowable(quota: &Quota) -> bool {
         && !quota.is_blocked()
 }
 
-/// The share of each limit that one process may hold.
-#[derive(Clone, Debug)]
-struct Percent {
-    /// The percentage of all processes.
-    percent: u32,
-    instances: Instances,
-}
-
-impl Percent {
-    fn of(&self, limit: u32) -> u64 {
-        u64::from(limit) * u64::from(self.percent) / (100 * u64::from(self.instances.count()))
-    }
-}
-
-/// The units that all leases together may hold, by account.
-#[derive(Debug)]
-struct Shares {
-    percent: Percent,
-    reserved: Mutex<HashMap<u64, u64>>,
-}
-
-/// The units of each account that one lease may hold, released on drop.
-#[derive(Debug)]
-struct Share {
-    shares: Arc<Shares>,
-    parts: SmallVec<[(u64, u64); 2]>,
-}
-
-impl Shares {
-    /// Reserves all units of an account, so that none are borrowed.
-    fn close(self: &Arc<Self>, tag: u64) -> Share {
-        *self.reserved.lock().entry(tag).or_default() += CLOSED;
-        Share { shares: self.clone(), parts: smallvec![(tag, CLOSED)] }
-    }
-
-    /// Reserves units for up to `calls` calls. Returns the number of calls, if several fit.
-    fn reserve(self: &Arc<Self>, call: &[(&Charge<'_>, u64)], calls: u32) -> Option<(u32, Share)> {
-        let mut reserved = self.reserved.lock();
-        let mut calls = calls;
-        for (charge, tag) in call {
-            let limit = charge.quotas.iter().map(Quota::limit).min().unwrap_or(0);
-            let share = self.percent.of(limit);
-            let free = share.saturating_sub(reserved.get(tag).copied().unwrap_or(0));
-            let most = u32::try_from(free / u64::from(charge.cost)).unwrap_or(u32::MAX);
-            calls = calls.min(most);
-        }
-        if calls < 2 {
-            return None;
-        }
-        let mut parts = SmallVec::new();
-        for (charge, tag) in call {
-            let units = u64::from(charge.cost) * u64::from(calls);
-            *reserved.entry(*tag).or_default() += units;
-            parts.push((*tag, units));
-        }
-        Some((calls, Share { parts, shares: self.clone() }))
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        let mut reserved = self.shares.reserved.lock();
-        self.parts.iter().for_each(|(tag, units)| subtract(&mut reserved, *tag, *units));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{key::Key, name::RuleName, quota::Algorithm, store::hot_keys::HotSet};
+    use crate::store::hot_keys::HotSet;
 
     const MILLI: u64 = 1_000_000;
 
@@ -1008,87 +750,5 @@ mod tests {
         assert!(size_of::<HotSet<HotCall>>() <= 48, "{}", size_of::<HotSet<HotCall>>());
         assert!(size_of::<(HotKey, HotCall)>() <= 96, "{}", size_of::<(HotKey, HotCall)>());
         assert!(size_of::<Lease>() <= 1_400, "{}", size_of::<Lease>());
-    }
-
-    /// A quota of 100 units that refills one unit per second.
-    const QUOTA: Quota = Quota::per_minute(60).with_burst(100);
-    const SECOND: u64 = 1_000_000_000;
-
-    /// Borrows ten units from an account that needs `used_before` seconds to refill.
-    fn ten(used_before: u64) -> Balance {
-        let reset_ns = (used_before + 10) * SECOND;
-        let numbers = Snapshot::Refilling { reset_ns, interval: SECOND, limit: 100, retry_ns: 0 };
-        let outcome = Outcome::with(RuleName::default(), 0, numbers);
-        Balance::new(&QUOTA, &outcome, 10, 7 * SECOND).expect("a balance")
-    }
-
-    fn left(balance: &Balance, seconds: u64) -> u32 {
-        balance.units((7 + seconds) * SECOND)
-    }
-
-    #[test]
-    fn a_balance_shrinks_once_earlier_charges_may_have_refilled() {
-        for (before, from) in [(0, 0), (25, 0), (28, 3), (65, 40)] {
-            let balance = ten(before);
-            let units =
-                [from, from + 1, from + 9, from + 10, from + 99].map(|at| left(&balance, at));
-            assert_eq!(units, [10, 9, 1, 0, 0], "{before} s before");
-        }
-    }
-
-    #[test]
-    fn used_units_refill_before_the_balance_shrinks() {
-        let mut balance = ten(0);
-        balance.spend(7 * SECOND, 4);
-        assert_eq!([0, 4, 5, 9, 10].map(|at| left(&balance, at)), [6, 6, 5, 1, 0]);
-        let mut late = ten(0);
-        late.spend(11 * SECOND, 4);
-        assert_eq!([4, 8, 9, 10].map(|at| left(&late, at)), [2, 2, 1, 0]);
-    }
-
-    #[test]
-    fn a_balance_is_void_when_its_window_ends() {
-        let quota = QUOTA.with_burst(60).with_algorithm(Algorithm::fixed_window());
-        let numbers = Snapshot::Known {
-            limit: 60,
-            remaining: 9,
-            reset_ns: 3 * SECOND,
-            next_ns: SECOND,
-            retry_ns: 0,
-        };
-        let outcome = Outcome::with(RuleName::default(), 0, numbers);
-        let mut balance = Balance::new(&quota, &outcome, 10, 7 * SECOND).expect("a balance");
-        balance.spend(8 * SECOND, 4);
-        assert_eq!((balance.units(10 * SECOND - 1), balance.units(10 * SECOND)), (6, 0));
-    }
-
-    #[test]
-    fn an_outcome_without_enough_data_gives_no_balance() {
-        let unknown = Outcome::unknown(RuleName::default(), 0, None);
-        let window = QUOTA.with_burst(60).with_algorithm(Algorithm::AnchoredWindow);
-        for quota in [QUOTA, window] {
-            assert!(Balance::new(&quota, &unknown, 10, 0).is_none());
-        }
-        let full =
-            Snapshot::Known { limit: 60, remaining: 60, reset_ns: 0, next_ns: 0, retry_ns: 0 };
-        let outcome = Outcome::with(RuleName::default(), 0, full);
-        assert!(Balance::new(&QUOTA, &outcome, 10, 0).is_none());
-        assert!(Balance::new(&window, &outcome, 10, 0).is_none());
-    }
-
-    #[test]
-    fn balances_shrink_by_a_clock_that_may_be_faster() {
-        let (key, quotas) = (Key::from("hot"), [Quota::per_minute(60)]);
-        let charge = Charge::new(RuleName::default(), &key, &quotas);
-        let snapshot =
-            Snapshot::Refilling { reset_ns: 10 * SECOND, interval: SECOND, limit: 60, retry_ns: 0 };
-        let mut taken = Decision::new(true, 0);
-        taken.outcomes.push(Outcome::with(RuleName::default(), 0, snapshot));
-        let lease = Lease::new(&[charge], &[1], 10, &taken, [SECOND, 2 * SECOND]).expect("a lease");
-        let left = |millis: u64| {
-            let at = lease.with_clock_error(SECOND + millis * 1_000_000);
-            lease.balances[0].units(at)
-        };
-        assert_eq!([0, 8_980, 8_995, 9_985].map(left), [9, 1, 0, 0]);
     }
 }

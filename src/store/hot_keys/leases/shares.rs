@@ -1,0 +1,84 @@
+//! The units that leases may hold.
+
+use std::{collections::HashMap, sync::Arc};
+
+use parking_lot::Mutex;
+use smallvec::{SmallVec, smallvec};
+
+use crate::{
+    quota::Quota,
+    store::{Charge, Instances, subtract},
+};
+
+/// More units than any account has.
+const CLOSED: u64 = 1 << 40;
+
+/// The share of each limit that one process may hold.
+#[derive(Clone, Debug)]
+pub(super) struct Percent {
+    /// The percentage of all processes.
+    pub(super) percent: u32,
+    pub(super) instances: Instances,
+}
+
+impl Percent {
+    pub(super) fn of(&self, limit: u32) -> u64 {
+        u64::from(limit) * u64::from(self.percent) / (100 * u64::from(self.instances.count()))
+    }
+}
+
+/// The units that all leases together may hold, by account.
+#[derive(Debug)]
+pub(super) struct Shares {
+    pub(super) percent: Percent,
+    pub(super) reserved: Mutex<HashMap<u64, u64>>,
+}
+
+/// The units of each account that one lease may hold, released on drop.
+#[derive(Debug)]
+pub(super) struct Share {
+    shares: Arc<Shares>,
+    parts: SmallVec<[(u64, u64); 2]>,
+}
+
+impl Shares {
+    /// Reserves all units of an account, so that none are borrowed.
+    pub(super) fn close(self: &Arc<Self>, tag: u64) -> Share {
+        *self.reserved.lock().entry(tag).or_default() += CLOSED;
+        Share { shares: self.clone(), parts: smallvec![(tag, CLOSED)] }
+    }
+
+    /// Reserves units for up to `calls` calls. Returns the number of calls, if several fit.
+    pub(super) fn reserve(
+        self: &Arc<Self>,
+        call: &[(&Charge<'_>, u64)],
+        calls: u32,
+    ) -> Option<(u32, Share)> {
+        let mut reserved = self.reserved.lock();
+        let mut calls = calls;
+        for (charge, tag) in call {
+            let limit = charge.quotas.iter().map(Quota::limit).min().unwrap_or(0);
+            let share = self.percent.of(limit);
+            let free = share.saturating_sub(reserved.get(tag).copied().unwrap_or(0));
+            let most = u32::try_from(free / u64::from(charge.cost)).unwrap_or(u32::MAX);
+            calls = calls.min(most);
+        }
+        if calls < 2 {
+            return None;
+        }
+        let mut parts = SmallVec::new();
+        for (charge, tag) in call {
+            let units = u64::from(charge.cost) * u64::from(calls);
+            *reserved.entry(*tag).or_default() += units;
+            parts.push((*tag, units));
+        }
+        Some((calls, Share { parts, shares: self.clone() }))
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut reserved = self.shares.reserved.lock();
+        self.parts.iter().for_each(|(tag, units)| subtract(&mut reserved, *tag, *units));
+    }
+}
