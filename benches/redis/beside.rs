@@ -57,7 +57,7 @@ where
     let rule = RuleName::new(&format!("beside {name}")).expect("a name");
     let mut quiet = Series::default();
     let mut busy = Series::default();
-    let mut over = 0_u64;
+    let mut over = 0.0;
     let mut asked = Series::default();
     for _ in 0..rounds {
         let without = part(&store, rule, false).await;
@@ -69,11 +69,11 @@ where
         asked.0.push(with.asked.load(Relaxed) as f64 / seconds);
         // The account may have been full.
         let most = f64::from(LIMIT) * (seconds + 1.0);
-        over += (with.admitted.load(Relaxed) as f64 - most).max(0.0).ceil() as u64;
+        over += (with.admitted.load(Relaxed) as f64 - most).max(0.0);
     }
     println!(
         "beside a hot key, {name}: p99 of the others {:.0} us, {:.0} us without it; ratio {:.2} \
-         ({:.2} to {:.2}); hot {:.0}/s, {over} over",
+         ({:.2} to {:.2}); hot {:.0}/s, {over:.0} over",
         busy.median(),
         quiet.median(),
         busy.over(&quiet),

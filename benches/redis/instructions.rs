@@ -9,7 +9,7 @@ use crate::{callers, forms, server::Server};
 const FEW: u32 = 10_240;
 const MANY: u32 = 30_720;
 /// Calls of a form, whose instructions are counted.
-const CALLS: usize = 1_000;
+const CALLS: u32 = 1_000;
 /// Decisions before the counted ones, which load the script.
 const WARM: u32 = 10;
 /// With more callers, callgrind is so slow that they wait for more than a second.
@@ -31,16 +31,16 @@ pub(crate) fn of_server() {
     for form in &forms {
         server.play(form.commands.iter().cycle().take(form.warm));
         let count = server.instructions(|server| {
-            server.play(form.commands.iter().cycle().take(CALLS));
+            server.play(form.commands.iter().cycle().take(CALLS as usize));
         });
-        println!("  {:<36}{:>8}", form.name, count / CALLS as u64);
+        println!("  {:<36}{:>8}", form.name, count / u64::from(CALLS));
     }
     println!("server instructions per decision of one caller, slots with their frees");
     for name in callers::slot_names() {
         let url = server.url();
         callers::decide(&url, name, 1, WARM);
-        let count = server.instructions(|_| callers::decide(&url, name, 1, CALLS as u32));
-        println!("  {name:<36}{:>8}", count / CALLS as u64);
+        let count = server.instructions(|_| callers::decide(&url, name, 1, CALLS));
+        println!("  {name:<36}{:>8}", count / u64::from(CALLS));
     }
 }
 
