@@ -195,7 +195,7 @@ pub(crate) struct FirstCheck<const FIRST: u32> {
 impl<const FIRST: u32> FirstCheck<FIRST> {
     /// Records a request that has it.
     #[inline]
-    pub(crate) fn find(&self) {
+    pub(crate) fn record_hit(&self) {
         if self.lacked.load(Relaxed) < FIRST {
             self.lacked.store(FIRST, Relaxed);
         }
@@ -204,7 +204,7 @@ impl<const FIRST: u32> FirstCheck<FIRST> {
     /// Records a request that lacks it. Returns `true` for the last of the first requests, if all lacked
     /// it.
     #[cold]
-    pub(crate) fn miss(&self) -> bool {
+    pub(crate) fn record_miss(&self) -> bool {
         let is_early = cfg!(feature = "tracing") && self.lacked.load(Relaxed) < FIRST;
         is_early && self.lacked.fetch_add(1, Relaxed) == FIRST - 1
     }

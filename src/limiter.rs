@@ -765,7 +765,7 @@ impl<S: Store> WaitingCharge<'_, S> {
     /// Returns the waiter, which is in no queue of the store.
     fn leave_queue(&mut self) -> &Waiter {
         let waiter = self.waiter.get_or_insert_with(Waiter::new);
-        waiter.leave_unless(|_| false);
+        waiter.leave();
         waiter
     }
 }
@@ -773,7 +773,7 @@ impl<S: Store> WaitingCharge<'_, S> {
 impl<S: Store> Drop for WaitingCharge<'_, S> {
     fn drop(&mut self) {
         if let Some(waiter) = &self.waiter {
-            waiter.leave_unless(|_| false);
+            waiter.leave();
         }
         if let Some(taken) = &self.taken {
             self.store.undo(&[self.charge], taken, None);

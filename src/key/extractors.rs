@@ -221,12 +221,12 @@ where
 {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         let Some(value) = head.extensions.get::<T>() else {
-            if self.check.miss() {
+            if self.check.record_miss() {
                 warn_of_missing_extension::<T>();
             }
             return Err(KeyError::missing("identity"));
         };
-        self.check.find();
+        self.check.record_hit();
         unless_blank((self.key)(value).into(), "identity")
     }
 }

@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 
 use super::{
     RateLimitLayer,
-    config::{Override, ResponseContext},
+    config::{Override, PenaltySet, ResponseContext},
     overcommit::InFlight,
     queue::{LastDecision, QueuedRequest},
 };
@@ -64,9 +64,24 @@ pin_project! {
         decision: S::Future,
         charges: OwnedCandidates,
         attempts: Attempts,
-        // The instant of the call, and the penalties under which a denial is a strike.
-        asked: (Option<Instant>, u64),
+        asked: Asked,
         queued: Option<Box<QueuedRequest<S>>>,
+    }
+}
+
+/// The first call of the store about a request.
+#[derive(Clone, Copy)]
+struct Asked {
+    /// The instant before the call, for metrics.
+    at: Option<Instant>,
+    /// The penalties under which a denial is a strike.
+    striking: PenaltySet,
+}
+
+impl Asked {
+    #[inline]
+    fn now(striking: PenaltySet) -> Self {
+        Self { at: cfg!(feature = "metrics").then(Instant::now), striking }
     }
 }
 
@@ -112,10 +127,11 @@ where
             return charges.with(|charges| self.respond(head, &mut decision, charges, None, true));
         }
         // That the layer ends all waits is no fault of the client.
-        let strikes = if queued.is_released() { 0 } else { u64::MAX };
+        let striking = if queued.is_closed() { PenaltySet::NONE } else { PenaltySet::ALL };
+        // The layer may have been switched off during the wait.
         match self.settings.check_bypass(head) {
             Ok(()) => {
-                charges.with(|charges| self.deny_request(head, &mut decision, charges, strikes))
+                charges.with(|charges| self.deny_request(head, &mut decision, charges, striking))
             }
             Err(bypass) => self.bypass(head, bypass),
         }
@@ -162,7 +178,7 @@ where
         R: Reject<B>,
     {
         let charges = all.charges;
-        // It would hold its slots while it waits for a rate.
+        // A wait for several slots would keep others from slots that are free.
         let takes_several = charges.iter().any(Charge::takes_several_slots);
         // The request holds a place in the queue from here on, because a charge that finds the
         // queue full afterwards could not always be undone.
@@ -170,17 +186,24 @@ where
             None if !takes_several => self.settings.enter_queue(charges),
             queued => queued,
         };
-        // Without a place in the queue, the request does not wait.
-        let place = queued.as_mut().filter(|_| !takes_several);
-        let waited = place.map_or(Duration::MAX, |queued| queued.ask());
-        let has_own_reason = queued.is_some() || takes_several;
-        let strikes = if has_own_reason { u64::MAX } else { self.settings.own_strikes(charges) };
+        let waited = match &mut queued {
+            Some(queued) if !takes_several => queued.begin_call(),
+            // Without a place in the queue, the request does not wait: nothing of `max_wait` is left.
+            _ => Duration::MAX,
+        };
+        // Otherwise, a denial may be due to a queue that others have filled.
+        let is_due_to_store = queued.is_some() || takes_several;
+        let striking = if is_due_to_store {
+            PenaltySet::ALL
+        } else {
+            self.settings.penalties_despite_full_queue(charges)
+        };
         let mut waiting: SmallVec<[Charge<'_>; 4]> = SmallVec::from_slice(charges);
         for charge in &mut waiting {
             *charge = charge.with_max_wait(charge.max_wait.saturating_sub(waited));
         }
         let all = Candidates { charges: &waiting, ..all };
-        self.attempt(head, all, Attempts::default(), (asked_at(), strikes), queued)
+        self.attempt(head, all, Attempts::default(), Asked::now(striking), queued)
     }
 
     /// Decides on a request that has a choice between charges.
@@ -192,7 +215,7 @@ where
         if self.settings.may_queue && all.charges.iter().any(Charge::queues) {
             return self.decide_queueing(head, all, None);
         }
-        self.attempt(head, all, Attempts::default(), (asked_at(), u64::MAX), None)
+        self.attempt(head, all, Attempts::default(), Asked::now(PenaltySet::ALL), None)
     }
 
     /// Asks the store for one attempt after another, until one is allowed or all are denied.
@@ -202,7 +225,7 @@ where
         head: &RequestHead<'_>,
         all: Candidates<'_, '_>,
         mut attempts: Attempts,
-        asked: (Option<Instant>, u64),
+        asked: Asked,
         queued: Option<Box<QueuedRequest<S>>>,
     ) -> Next<B, S>
     where
@@ -246,7 +269,7 @@ where
         R: Reject<B>,
     {
         let mut denied = Decision::deny().with_source(Source::FailedClosed);
-        self.deny_request(head, &mut denied, charges, 0)
+        self.deny_request(head, &mut denied, charges, PenaltySet::NONE)
     }
 
     /// Continues after the last attempt.
@@ -256,7 +279,7 @@ where
         decision: &mut Result<Decision, S::Error>,
         all: Candidates<'_, '_>,
         attempts: &Attempts,
-        asked: (Option<Instant>, u64),
+        asked: Asked,
         queued: Option<Box<QueuedRequest<S>>>,
     ) -> Next<B, S>
     where
@@ -283,7 +306,7 @@ where
             return self.deny_unheld(head, charges);
         }
         let store: &S = &self.store;
-        let asked = (asked_at(), u64::MAX);
+        let asked = Asked::now(PenaltySet::ALL);
         match store.take(charges) {
             Answer::Now(ref mut decision) => self.conclude(head, decision, charges, asked, None),
             Answer::Later(decision) => Admission::Deciding(Box::pin(PendingCharge {
@@ -325,21 +348,26 @@ where
         head: &RequestHead<'_>,
         decision: &mut Result<Decision, S::Error>,
         charges: &[Charge<'_>],
-        (started, strikes): (Option<Instant>, u64),
+        asked: Asked,
         queued: Option<Box<QueuedRequest<S>>>,
     ) -> Next<B, S>
     where
         R: Reject<B>,
     {
         let decision = decision.as_mut().unwrap_or_else(|error| error.never());
-        if let Some(started) = started {
+        if let Some(started) = asked.at {
             self.settings.metrics.answered(decision, started);
         }
         if !decision.is_allowed() {
             self.settings.mark_overload(decision, charges);
+            let had_place = queued.is_some();
             match queued.and_then(|queued| self.wait_for_slot(queued, decision, charges)) {
                 Some(queued) => Admission::Waiting(queued),
-                None => self.deny_request(head, decision, charges, strikes),
+                // That the layer ends all waits is no fault of the client.
+                None if had_place && self.settings.queue.is_closed() => {
+                    self.deny_request(head, decision, charges, PenaltySet::NONE)
+                }
+                None => self.deny_request(head, decision, charges, asked.striking),
             }
         } else if decision.wait > 0 {
             self.wait_for_turn(head, decision, charges, queued)
@@ -358,7 +386,8 @@ where
     {
         let settings = &self.settings;
         let is_exempt = matches!(bypass, Bypass::Exempt(_));
-        // Later requests, and those of an unknown store, do not record that they were charged.
+        // Charged requests are recorded only while the layer is early, so a later one that is not charged
+        // proves nothing.
         if is_exempt && settings.enabled.is_on() && settings.nesting.is_early() {
             settings.miss_charge();
         }
@@ -386,10 +415,10 @@ where
         decision: &Decision,
         charges: &[Charge<'_>],
     ) -> Option<Box<QueuedRequest<S>>> {
-        let until = queued.start_wait()?;
+        let until = queued.next_call()?;
         queued.observe(&self.settings.metrics, decision, charges);
         let last = Box::new(LastDecision { decision: decision.clone(), charges: charges.into() });
-        queued.wait_until(until, last).ok()
+        queued.begin_wait(until, last).ok()
     }
 
     /// Lets a request wait for the turn of its charge.
@@ -416,7 +445,7 @@ where
         let undone = match queued {
             Some(mut queued) => {
                 queued.observe(&self.settings.metrics, &last.decision, charges);
-                match queued.wait_for_turn(&self.store, last) {
+                match queued.begin_turn(&self.store, last) {
                     Ok(queued) => return Admission::Waiting(queued),
                     Err(last) => last,
                 }
@@ -425,17 +454,17 @@ where
             None => last,
         };
         undone.undo(&*self.store);
-        self.deny_request(head, &mut undone.decision.into_denied(), charges, 0)
+        self.deny_request(head, &mut undone.decision.into_denied(), charges, PenaltySet::NONE)
     }
 
-    /// Rejects a request, which is a strike under the penalties of `strikes`, unless it runs despite the
-    /// denial.
+    /// Rejects a request, which is a strike under the penalties of `striking`, unless it runs despite
+    /// the denial.
     fn deny_request<B: 'static>(
         &self,
         head: &RequestHead<'_>,
         decision: &mut Decision,
         charges: &[Charge<'_>],
-        strikes: u64,
+        striking: PenaltySet,
     ) -> Next<B, S>
     where
         R: Reject<B>,
@@ -449,11 +478,11 @@ where
             }
             return self.respond(head, decision, charges, in_flight, false);
         }
-        settings.charging.find();
+        settings.charging.record_hit();
         if settings.is_observed() {
             self.notify(head, Ok(decision), false, false, charges);
         }
-        settings.penalties(strikes).for_each(|penalty| penalty.deny(decision, charges));
+        settings.penalties(striking).for_each(|penalty| penalty.count_denial(decision, charges));
         let retry_after = settings.retries.wait(settings.queue_bounds, head, decision, charges);
         let fitting = settings.template.fit(charges);
         let template = fitting.as_deref().unwrap_or(&settings.template);
@@ -521,12 +550,6 @@ where
 #[inline(never)]
 fn needs_slot(charges: &[Charge<'_>]) -> bool {
     charges.iter().any(|charge| charge.may_deny() && charge.quotas.iter().any(Quota::is_concurrent))
-}
-
-/// Returns the instant of a store call, for metrics.
-#[inline]
-fn asked_at() -> Option<Instant> {
-    cfg!(feature = "metrics").then(Instant::now)
 }
 
 /// Logs that the server provides no peer address, at most once per minute.

@@ -47,7 +47,7 @@ pub(crate) struct LayerConfig {
     pub(crate) template: Arc<Template>,
     pub(crate) expose: bool,
     pub(crate) exempt_preflights: bool,
-    /// `false` if neither a list nor an exemption is set.
+    /// `false` if neither a list nor an exemption is set. `true` until [`prepare`](Self::prepare) looks.
     pub(crate) has_exceptions: bool,
     /// While on, no request is denied.
     pub(crate) report_only: Toggle,
@@ -76,7 +76,7 @@ pub(crate) struct LayerConfig {
     pub(crate) secret: Option<FingerprintKey>,
     /// `true` if an admin page has the toggles and the secret.
     pub(crate) is_watched: bool,
-    /// `true` if every request has a [`ResponseContext`].
+    /// `true` if every request has a [`ResponseContext`], and until [`prepare`](Self::prepare) looks.
     pub(crate) has_context: bool,
     pub(super) nesting: Arc<NestingCheck>,
     pub(super) charging: Arc<FirstCheck<UNCHARGED>>,
@@ -154,7 +154,7 @@ impl LayerConfig {
     /// Records a request that passed without a charge.
     #[cold]
     pub(super) fn miss_charge(&self) {
-        if self.charging.miss() {
+        if self.charging.record_miss() {
             warn_of_no_charge();
         }
     }
@@ -181,26 +181,31 @@ impl LayerConfig {
         overcommit.try_enter().map(Override::Overcommit)
     }
 
-    /// Marks a denial by adaptive limits alone as an overload. A larger limit may allow the request.
+    /// Makes the wait of each denial by an adaptive limit unknown, because a larger limit may allow the
+    /// request. If only adaptive limits deny, the source is an overload.
     #[inline]
     pub(crate) fn mark_overload(&self, decision: &mut Decision, charges: &[Charge<'_>]) {
         if self.adaptive.is_empty() || decision.is_blocked() {
             return;
         }
-        let limit = |outcome: &Outcome| {
+        let need_and_max = |outcome: &Outcome| {
             let charge = charges.iter().find(|charge| charge.rule == outcome.rule())?;
             let controller = self.adaptive.iter().find(|(rule, _)| *rule == charge.rule)?;
             (outcome.held().is_some()).then(|| (charge.demand().need(), controller.1.max))
         };
-        let mut sheds = None;
+        let mut adaptive = 0;
+        let mut others = 0;
         for outcome in decision.outcomes.iter_mut().filter(|outcome| outcome.denies()) {
-            let found = limit(outcome);
-            sheds = Some(sheds.unwrap_or(true) && found.is_some());
-            if found.is_some_and(|(need, max)| need <= max.into()) {
+            let Some((need, max)) = need_and_max(outcome) else {
+                others += 1;
+                continue;
+            };
+            adaptive += 1;
+            if need <= max.into() {
                 outcome.set_retry_ns(UNKNOWN_WAIT);
             }
         }
-        if sheds == Some(true) {
+        if adaptive > 0 && others == 0 {
             decision.source = Source::Overload;
         }
     }
@@ -250,20 +255,40 @@ impl LayerConfig {
         may_queue.then(|| self.queue.enter(charges, self.queue_bounds)).flatten()
     }
 
-    /// Returns a bit for each penalty under which a denial is a strike although the request has no place
-    /// in the queue: requests of its own key are enough to keep it from one.
-    pub(crate) fn own_strikes(&self, charges: &[Charge<'_>]) -> u64 {
-        let is_full = |charge: &Charge<'_>| self.queue.is_key_full(charge, self.queue_bounds);
-        let is_own = |penalty: &RulePenalty| penalty.find(charges).is_some_and(is_full);
-        let bits =
-            self.penalties.iter().zip(0..).map(|(it, at)| u64::from(is_own(it)) << at.min(63));
-        bits.fold(0, |all, bit| all | bit)
+    /// Returns the penalties under which a denial is a strike although the queue has no place for the
+    /// request: the requests of its own key alone fill the part of the key.
+    pub(super) fn penalties_despite_full_queue(&self, charges: &[Charge<'_>]) -> PenaltySet {
+        let mut striking = PenaltySet::NONE;
+        for (at, penalty) in self.penalties.iter().enumerate() {
+            let charge = penalty.find(charges);
+            if charge.is_some_and(|charge| self.queue.is_key_full(charge, self.queue_bounds)) {
+                striking.insert(at);
+            }
+        }
+        striking
     }
 
-    /// Returns the penalties of these bits.
-    pub(crate) fn penalties(&self, bits: u64) -> impl Iterator<Item = &RulePenalty> {
-        let is_set = move |at: u32| bits >> at.min(63) & 1 == 1;
-        self.penalties.iter().zip(0..).filter(move |(_, at)| is_set(*at)).map(|(it, _)| &**it)
+    /// Returns the penalties of a set.
+    pub(super) fn penalties(&self, set: PenaltySet) -> impl Iterator<Item = &RulePenalty> {
+        let all = self.penalties.iter().enumerate();
+        all.filter(move |(at, _)| set.contains(*at)).map(|(_, penalty)| &**penalty)
+    }
+}
+
+/// A set of penalties of a layer. Those from the 64th on are in it together.
+#[derive(Clone, Copy)]
+pub(super) struct PenaltySet(u64);
+
+impl PenaltySet {
+    pub(super) const ALL: Self = Self(u64::MAX);
+    pub(super) const NONE: Self = Self(0);
+
+    fn insert(&mut self, at: usize) {
+        self.0 |= 1 << at.min(63);
+    }
+
+    fn contains(self, at: usize) -> bool {
+        self.0 >> at.min(63) & 1 == 1
     }
 }
 
@@ -372,7 +397,7 @@ impl ResponseContext {
                 settings.metrics.hold(decision, it.rule, it.quotas, it.cost);
             }
         }
-        // Clones of the decision hold no slots.
+        // The slots move to the context first, so that the clones of the decision below hold none.
         if let Some(slot) = decision.take_slot() {
             context.slot = Some((slot, settings.hold.clone()));
             for (rule, controller) in &settings.adaptive {
@@ -397,7 +422,7 @@ impl ResponseContext {
             if is_free && settings.after.is_none() {
                 settings.miss_charge();
             } else {
-                settings.charging.find();
+                settings.charging.record_hit();
             }
             context.counted = Some((settings.nesting.clone(), rules));
             context.is_early = true;

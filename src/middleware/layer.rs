@@ -608,7 +608,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// - its declared length is above `bytes`, or `bytes` is 0;
     /// - the request has `Expect` or `Upgrade`, or the method `CONNECT`;
     /// - the type of the body is not known. The layer knows the bodies of axum and tonic, `Incoming`
-    ///   of hyper (features `axum` and `tonic`), and the boxed bodies of http-body-util. Use
+    ///   of hyper (feature `axum`), and the boxed bodies of http-body-util. Use
     ///   [`drain_with`](RateLimitLayer::drain_with) for others.
     ///
     /// Over HTTP/2 and later, the layer reads no body, because the server ends the stream alone.
@@ -623,7 +623,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     ///
     /// # Panics
     ///
-    /// Panics if `time` is above one minute, or is 0 while `bytes` is not.
+    /// Panics if `bytes` is not 0, and `time` is 0 or above one minute.
     ///
     /// # Limitations
     ///

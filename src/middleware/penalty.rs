@@ -349,7 +349,7 @@ impl RulePenalty {
     }
 
     /// Counts a strike if the rule denied this request.
-    pub(crate) fn deny(&self, decision: &Decision, charges: &[Charge<'_>]) {
+    pub(crate) fn count_denial(&self, decision: &Decision, charges: &[Charge<'_>]) {
         let is_limited = !decision.is_blocked() && decision.cause().is_strike();
         if is_limited
             && !self.reads_responses()
@@ -373,15 +373,13 @@ impl RulePenalty {
             return;
         }
         let Some(time) = self.strikes.count(charge.key, &self.penalty) else { return };
-        warn_of_chosen_key(charge.key, self.rule);
-        let rule = self.rule;
         let store = self.store.clone();
-        let log = self.log.clone();
+        let report = BlockReport { rule: self.rule, log: self.log.clone() };
         // A block is not seen by a charge of nothing.
         let charge = &charge.with_cost(charge.cost.max(1));
         let charges = OwnedCharges::from(slice::from_ref(charge));
         self.store.peek(slice::from_ref(charge)).detach(move |seen| {
-            charges.with(|charges| block(&store, &charges[0], (rule, log), &seen, time));
+            charges.with(|charges| block(&store, &charges[0], report, &seen, time));
         });
     }
 }
@@ -390,57 +388,75 @@ impl RulePenalty {
 fn block(
     store: &Arc<DynStore<Infallible>>,
     charge: &Charge<'_>,
-    (rule, log): (RuleName, Arc<Mutex<PenaltyLog>>),
+    report: BlockReport,
     seen: &Result<Decision, Infallible>,
     time: Duration,
 ) {
     if seen.as_ref().is_ok_and(Decision::is_blocked) {
         return;
     }
-    let report = move |blocked: Result<Decision, BlockError<Infallible>>| match blocked {
-        Ok(_) => {
-            log.lock().failures.should_log_recovery();
-            let blocked = log.lock().blocks.count();
-            match blocked {
-                None => {}
-                Some(1) => {
-                    info!("a key of rule {rule} is blocked for {time:?}: it had too many strikes");
-                }
-                Some(keys) => info!(
-                    "{keys} keys of rule {rule} are blocked, the last for {time:?}: they had too \
-                     many strikes"
-                ),
-            }
+    let is_address = charge.key.is_address();
+    store::block(store, charge, time).detach(move |blocked| match blocked {
+        Ok(_) => report.blocked(is_address, time),
+        Err(error) => report.failed(&error),
+    });
+}
+
+/// Logs the blocks of a penalty.
+struct BlockReport {
+    rule: RuleName,
+    log: Arc<Mutex<PenaltyLog>>,
+}
+
+impl BlockReport {
+    fn blocked(&self, is_address: bool, time: Duration) {
+        let rule = self.rule;
+        let mut log = self.log.lock();
+        // Ends the failures. A block has a line of its own.
+        log.failures.should_log_recovery();
+        let blocked = log.blocks.count();
+        drop(log);
+        if !is_address {
+            warn_of_chosen_key(rule);
         }
-        Err(error) => {
-            if log.lock().failures.should_log_failure() {
-                warn!("a penalty of rule {rule} has no effect: {error}");
+        match blocked {
+            None => {}
+            Some(1) => {
+                info!("a key of rule {rule} is blocked for {time:?}: it had too many strikes");
             }
+            Some(keys) => info!(
+                "{keys} keys of rule {rule} are blocked, the last for {time:?}: they had too many \
+                 strikes"
+            ),
         }
-    };
-    store::block(store, charge, time).detach(report);
+    }
+
+    fn failed(&self, error: &BlockError<Infallible>) {
+        if self.log.lock().failures.should_log_failure() {
+            warn!("a penalty of rule {} has no effect: {error}", self.rule);
+        }
+    }
 }
 
 /// Warns once per process.
-fn warn_of_chosen_key(key: &Key, rule: RuleName) {
+fn warn_of_chosen_key(rule: RuleName) {
     static WARNED: Once = Once::new();
-    if !key.is_address() {
-        WARNED.call_once(|| {
-            warn!(
-                target: "tower_sluice::lint",
-                lint = "penalty_of_chosen_key",
-                "rule {rule} blocks a key that is no address: if clients may choose it, they can have \
-                 the keys of others blocked; use a key that was verified"
-            );
-        });
-    }
+    WARNED.call_once(|| {
+        warn!(
+            target: "tower_sluice::lint",
+            lint = "penalty_of_chosen_key",
+            "rule {rule} blocks a key that is no address: if clients may choose it, they can have the keys \
+             of others blocked; use a key that was verified"
+        );
+    });
 }
 
 /// The penalty of a rule whose strikes are responses, and the charge of the request.
 pub(crate) struct Watched(Arc<RulePenalty>, OwnedCharges);
 
 impl Watched {
-    /// Returns `None` for a request that the rule did not charge, or does not stop.
+    /// Returns `None` unless the rule charged the request, or would have without
+    /// [`Overcommit`](crate::middleware::Overcommit), and may stop requests.
     pub(crate) fn new(
         penalty: &Arc<RulePenalty>,
         decision: &Decision,

@@ -35,7 +35,8 @@ use crate::{
 /// The default maximum of one key is the total maximum divided by this number.
 const PLACES_PER_KEY_PLACE: usize = 64;
 
-/// The last call of a request that waits for a slot begins one call and this time before its end.
+/// The last call of a request that waits for a slot begins before the wait ends: by the time that the
+/// call before took, and this time.
 const LAST_CALL: Duration = Duration::from_millis(5);
 
 /// The maximum number of queued requests, in total and per key.
@@ -215,7 +216,7 @@ impl Queue {
     }
 
     /// Returns `true` if no further request waits.
-    fn is_closed(&self) -> bool {
+    pub(super) fn is_closed(&self) -> bool {
         self.state.lock().is_closed
     }
 
@@ -258,42 +259,45 @@ impl Queue {
 }
 
 impl<S: Store> QueuedRequest<S> {
-    /// Returns the end of the wait for a slot, or `None` if the request has no place in a queue of the
-    /// store, or its wait has ended.
-    pub(super) fn start_wait(&mut self) -> Option<Instant> {
+    /// Begins a wait for a slot. Returns the instant at which the request asks the store next, unless it
+    /// is called before: shortly before the wait ends, so that the answer is in time, or at its end.
+    ///
+    /// Returns `None` if the request has no place in a queue of the store, or its wait has ended.
+    pub(super) fn next_call(&mut self) -> Option<Instant> {
         let now = Instant::now();
         self.ends_at = self.asked + self.waiter.as_ref()?.take_max_wait()?;
         if now >= self.ends_at {
             return None;
         }
         self.has_waited = true;
-        let last_call = self.ends_at.checked_sub(now - self.asked + LAST_CALL);
+        let call_time = now - self.asked;
+        let last_call = self.ends_at.checked_sub(call_time + LAST_CALL);
         Some(last_call.filter(|next| *next > now).unwrap_or(self.ends_at))
     }
 
-    /// Waits for the turn of a charge.
+    /// Begins the wait for the turn of a charge.
     ///
     /// # Errors
     ///
     /// Fails with the decision if the queue is closed.
-    pub(super) fn wait_for_turn(
+    pub(super) fn begin_turn(
         mut self: Box<Self>,
         store: &Arc<S>,
         last: Box<LastDecision>,
     ) -> Result<Box<Self>, Box<LastDecision>> {
         self.store = Some(store.clone());
         let waiter = self.waiter.get_or_insert_with(Waiter::new);
-        waiter.leave_unless(|_| false);
+        waiter.leave();
         let turn = Instant::now() + last.decision.wait();
-        self.wait_until(turn, last)
+        self.begin_wait(turn, last)
     }
 
-    /// Waits until an instant, or until the request is called or released.
+    /// Begins a wait until an instant, or until the request is called or released.
     ///
     /// # Errors
     ///
     /// Fails with the decision if the queue is closed.
-    pub(super) fn wait_until(
+    pub(super) fn begin_wait(
         mut self: Box<Self>,
         until: Instant,
         last: Box<LastDecision>,
@@ -304,8 +308,9 @@ impl<S: Store> QueuedRequest<S> {
         Ok(self)
     }
 
-    /// Returns the part of `max_wait` that has passed at the start of a call.
-    pub(super) fn ask(&mut self) -> Duration {
+    /// Begins a call of the store, and forgets the last decision. Returns the time that the request has
+    /// waited so far.
+    pub(super) fn begin_call(&mut self) -> Duration {
         self.last = None;
         if !self.has_waited {
             return Duration::ZERO;
@@ -346,13 +351,13 @@ impl<S: Store> QueuedRequest<S> {
     }
 
     /// Returns `true` if the queue is closed.
-    pub(super) fn is_released(&self) -> bool {
+    pub(super) fn is_closed(&self) -> bool {
         self.queue.is_closed()
     }
 
     /// Returns `true` if the request may ask for its slots again.
     pub(super) fn may_ask(&self) -> bool {
-        Instant::now() < self.ends_at && !self.is_released()
+        Instant::now() < self.ends_at && !self.is_closed()
     }
 }
 
@@ -364,7 +369,7 @@ impl<S: Store> Drop for QueuedRequest<S> {
                 last.undo(&**store);
             }
             // A late answer of the store may still have the waiter.
-            waiter.leave_unless(|_| false);
+            waiter.leave();
         }
         let mut state = self.queue.state.lock();
         self.keys.iter().for_each(|key| subtract(&mut state.keys, *key, 1));

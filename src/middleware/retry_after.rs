@@ -57,7 +57,7 @@ use crate::{
 /// - A burst of at least the units of one second.
 /// - [`Rule::max_wait`](crate::Rule::max_wait) of one second, and a
 ///   [`max_waiters_per_key`](crate::RateLimitLayer::max_waiters_per_key) of at least the units of one
-///   second: the requests of a second then wait in the layer for their turn.
+///   second: the requests of a second then wait in the layer for their pace.
 /// - [`retry_after_ms`], for clients that read it. gRPC clients read exact waits without it.
 ///
 /// [`retry_after_ms`]: crate::RateLimitLayer::retry_after_ms
@@ -146,10 +146,10 @@ impl Retries {
         if let Some(percent) = percent {
             return Some(with_jitter(earliest, percent, step));
         }
-        let Some(turn) = Turn::of(denial, charges, bounds, step) else {
+        let Some(pace) = Pace::of(denial, charges, bounds, step) else {
             return Some(earliest);
         };
-        Some(self.promises.promise(&turn, now(denial), earliest))
+        Some(self.promises.promise(&pace, now(denial), earliest))
     }
 }
 
@@ -178,7 +178,7 @@ fn now(denial: &Decision) -> Duration {
 }
 
 /// The account that denied a request, and the times at which it admits such requests.
-struct Turn<'a> {
+struct Pace<'a> {
     rule: RuleName,
     key: &'a crate::Key,
     quota_index: usize,
@@ -192,7 +192,7 @@ struct Turn<'a> {
     step: Duration,
 }
 
-impl<'a> Turn<'a> {
+impl<'a> Pace<'a> {
     /// Finds the account, or returns `None` if its denials have no queue.
     fn of(
         denial: &Decision,
@@ -202,7 +202,8 @@ impl<'a> Turn<'a> {
     ) -> Option<Self> {
         let has_queue = |outcome: &&Outcome| !denial.is_blocked() && !outcome.is_estimated();
         let outcome = denial.binding().filter(has_queue)?;
-        // The part of a client comes first: its denials do not lengthen the waits of others at the whole.
+        // A share and its pool have one owner. The share is the first charge, so its own queue is used, and
+        // other clients of the pool do not wait longer.
         let has_rule =
             |charge: &&Charge<'_>| [charge.rule, charge.rule.owner()].contains(&outcome.rule());
         let charge = charges.iter().find(has_rule)?;
@@ -221,21 +222,25 @@ impl<'a> Turn<'a> {
         })
     }
 
+    /// Returns the time by which a request may come before it would be admitted at once.
+    fn early(&self) -> Duration {
+        self.tolerance.saturating_add(self.max_wait)
+    }
+
     /// Returns the time between two requests.
     ///
     /// Without a tolerance, a request that comes at the exact time is denied if the one before came
     /// late. Whole seconds are late anyway.
     fn spacing(&self) -> Duration {
         let is_exact = self.step < SECOND;
-        let early = self.tolerance.saturating_add(self.max_wait);
         let margin = if is_exact { self.interval / 10 } else { Duration::ZERO };
-        self.interval.saturating_add(margin.saturating_sub(early))
+        self.interval.saturating_add(margin.saturating_sub(self.early()))
     }
 }
 
 /// Returns the longest time for which a request waits in the layer.
 ///
-/// The last of the requests of a key that may wait has the longest turn.
+/// The last of the requests of a key that may wait has the longest pace.
 fn longest_wait(charge: &Charge<'_>, quota: &Quota, bounds: Bounds) -> Duration {
     // A quota with soft units has no queue.
     if quota.soft() > 0 {
@@ -264,14 +269,14 @@ pub(crate) struct Promises {
 impl Promises {
     /// Returns the wait until the next free instant, in steps, and takes the time of a request from
     /// there.
-    fn promise(&self, turn: &Turn<'_>, now: Duration, earliest: Duration) -> Duration {
+    fn promise(&self, pace: &Pace<'_>, now: Duration, earliest: Duration) -> Duration {
         // The earliest time is that of a request that does not wait.
-        let first = earliest.saturating_sub(turn.max_wait);
+        let first = earliest.saturating_sub(pace.max_wait);
         let last = first.saturating_add(MAX_DELAY);
-        if last.saturating_add(turn.spacing()) > FARTHEST {
+        if last.saturating_add(pace.spacing()) > FARTHEST {
             return earliest;
         }
-        let key = self.seed.hash_one((turn.rule, turn.key, turn.quota_index));
+        let key = self.seed.hash_one((pace.rule, pace.key, pace.quota_index));
         let now = micros(now);
         let tag = key >> INSTANT_BITS;
         // The time until the account is free for one more request.
@@ -285,12 +290,11 @@ impl Promises {
         let taken = cell.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |cell| {
             let free = free(cell);
             // A request that comes later than it could delays those after it, beyond the tolerance.
-            let early = turn.tolerance.saturating_add(turn.max_wait);
-            let late = round_up(free, turn.step).saturating_sub(early);
-            let after = free.max(late).saturating_add(turn.spacing());
+            let late = round_up(free, pace.step).saturating_sub(pace.early());
+            let after = free.max(late).saturating_add(pace.spacing());
             Some(tag << INSTANT_BITS | now.wrapping_add(micros(after)) & INSTANT)
         });
-        round_up(free(taken.unwrap_or(0)), turn.step)
+        round_up(free(taken.unwrap_or(0)), pace.step)
     }
 }
 

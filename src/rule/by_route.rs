@@ -216,10 +216,10 @@ impl<K> ByRoute<K> {
         match (best, matched) {
             (Some(route), _) => {
                 route.met.store(true, Relaxed);
-                self.check.matched.find();
+                self.check.matched.record_hit();
             }
             (None, Some(matched)) => {
-                self.check.matched.find();
+                self.check.matched.record_hit();
                 let lacks_prefix = |route: &&Route| route.lacks_prefix(head, matched);
                 let mut routes = self.routes.iter().map(|(route, _)| route);
                 if let Some(route) = routes.find(lacks_prefix)
@@ -230,7 +230,7 @@ impl<K> ByRoute<K> {
             }
             (None, None) => {
                 let has_grpc = self.routes.iter().any(|(route, _)| route.grpc);
-                if !has_grpc && self.check.matched.miss() {
+                if !has_grpc && self.check.matched.record_miss() {
                     warn_of_place();
                 }
             }

@@ -227,6 +227,11 @@ impl Waiter {
         task.into_iter().for_each(Waker::wake);
     }
 
+    /// Leaves its queue.
+    pub(crate) fn leave(&self) {
+        self.leave_unless(|_| false);
+    }
+
     /// Leaves the queue for which `stays` returns `false`.
     pub(crate) fn leave_unless(&self, stays: impl Fn(u64) -> bool) {
         let left = self.0.wait.lock().place.take_if(|place| !stays(place.queue));

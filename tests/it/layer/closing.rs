@@ -98,6 +98,29 @@ async fn the_end_of_all_waits_is_no_strike() {
     assert_eq!(ask(&mut service, alice()).await.status(), OK, "the key is not blocked");
 }
 
+/// The queue closes between the call of the store and its denial.
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_the_end_prevents_is_no_strike() {
+    let store = Time::default().store();
+    let gated = Gated::shut(store.clone());
+    let rule = Rule::new("api", HeaderKey::new("x-key"), ONE).max_wait(secs(60));
+    let penalty = Penalty::after(Quota::per_hour(1)).block([secs(600)]);
+    let layer = RateLimitLayer::rules(rule, gated.clone()).hold_until(HoldUntil::Head);
+    let layer = layer.max_waiters_per_key(9).penalty("api", penalty);
+    let queue = layer.queue_handle();
+    let mut service = layer.layer(Strict::default());
+    let alice = || with(&[("x-key", "alice")]);
+    let running = limiter("api", store).take("alice", &ONE, 1).now();
+    let mut asking = [begin(&mut service, alice()).await, begin(&mut service, alice()).await];
+    asking.iter_mut().for_each(|asking| assert_pending!(asking.poll()));
+    queue.close();
+    gated.admit(1_000);
+    assert_eq!(asking.each_mut().map(status), [DENIED; 2]);
+    tokio::task::yield_now().await;
+    drop(running);
+    assert_eq!(ask(&mut service, alice()).await.status(), OK, "the key is not blocked");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_request_that_asks_the_store_meanwhile_is_denied_uncharged() {
     let time = Time::default();
