@@ -10,7 +10,8 @@ use crate::{alone, log::Log};
 
 const HOURLY: Quota = Quota::per_hour(100);
 
-/// The log limits its own lines by the store that they are about, so no lock may be held meanwhile.
+/// The writer of this log limits its lines by the store that they are about. The store must therefore hold no
+/// lock while it logs, or the writer waits for itself.
 #[test]
 fn a_log_may_use_the_cluster_whose_outage_it_writes() {
     const SLOTS: &str = "no server of the cluster reports its slots";
@@ -22,10 +23,11 @@ fn a_log_may_use_the_cluster_whose_outage_it_writes() {
         let cluster = RedisStore::cluster(&["redis://127.0.0.1:1"]).lazy().expect("a store");
         let limiter =
             Limiter::named("default", cluster.timeout(Timeout::DEFAULT).breaker().fail_open());
-        let (log, own) = (Log::default(), limiter.clone());
+        let log = Log::default();
+        let limiter_of_log = limiter.clone();
         let written = log.clone();
         let writer = move || {
-            drop(own.take("log", &HOURLY, 1));
+            drop(limiter_of_log.take("log", &HOURLY, 1));
             written.clone()
         };
         let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(writer).finish();

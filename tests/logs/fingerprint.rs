@@ -53,7 +53,6 @@ where
     log.read()
 }
 
-/// A single test, because the first thread that meets a log line decides whether it is enabled.
 #[tokio::test]
 async fn a_key_is_logged_as_its_fingerprint_and_only_if_enabled() {
     let _turn = alone();

@@ -23,12 +23,12 @@ use tower_sluice::{
 use crate::{
     alone,
     log::Log,
-    support::{Strict, ask as ask_once, get},
+    support::{Strict, ask, get},
 };
 
 const TEN: Quota = Quota::per_second(10);
 
-/// A single test, because the first thread that meets a log line decides whether it is enabled.
+/// A single test, because most warnings are logged once per process, so that the order counts.
 #[test]
 fn each_mistake_is_logged_once() {
     let _turn = alone();
@@ -92,16 +92,16 @@ fn a_live_plan_that_denies_everyone(log: &Log) {
 fn equal_quotas(log: &Log) {
     let rule = Rule::new("api", Everyone, Plan::from_fn(twice_by_path));
     let mut service = RateLimitLayer::rules(rule, LocalStore::new()).layer(Strict::default());
-    drop(tokio_test::block_on(ask_once(&mut service, get("/"))));
+    drop(tokio_test::block_on(ask(&mut service, get("/"))));
     assert_eq!(log.read(), NOTHING);
-    drop(tokio_test::block_on(ask_once(&mut service, get("/twice"))));
+    drop(tokio_test::block_on(ask(&mut service, get("/twice"))));
     assert_eq!(
         warning(log),
         "a plan has the quotas 5/h and 9/h, which count the same, so the larger has no effect; keep \
          the smaller, or give them different periods, algorithms or units (logged once) \
          lint=\"equal_quotas\""
     );
-    drop(tokio_test::block_on(ask_once(&mut service, get("/twice"))));
+    drop(tokio_test::block_on(ask(&mut service, get("/twice"))));
     LivePlan::new(TEN).replace([TEN, TEN]);
     assert_eq!(log.read(), NOTHING, "once");
 }
@@ -114,7 +114,7 @@ fn twice_by_path(head: &RequestHead<'_>, _: &Key) -> Quotas {
 }
 
 /// Extracts the keys of requests from these addresses, in turn.
-fn ask(peer: &PeerIp, addresses: &[&str], requests: usize) {
+fn extract_from(peer: &PeerIp, addresses: &[&str], requests: usize) {
     for address in addresses.iter().cycle().take(requests) {
         let ip: IpAddr = address.parse().expect("an address");
         let mut request: Request<()> = get("/");
@@ -125,13 +125,13 @@ fn ask(peer: &PeerIp, addresses: &[&str], requests: usize) {
 
 fn one_client(log: &Log) {
     let peer = PeerIp::new();
-    ask(&peer, &["10.0.3.7"], 900);
+    extract_from(&peer, &["10.0.3.7"], 900);
     assert_eq!(log.read(), NOTHING, "too few requests so far");
     // With many threads, the last one logs.
     let lines: Vec<_> = thread::scope(|scope| {
         let asking = || {
             let (log, _guard) = Log::start(tracing::Level::INFO);
-            ask(&peer.clone().ipv6_prefix(48), &["::ffff:10.0.3.7"], 25);
+            extract_from(&peer.clone().ipv6_prefix(48), &["::ffff:10.0.3.7"], 25);
             log.read()
         };
         let threads: Vec<_> = (0..4).map(|_| scope.spawn(asking)).collect();
@@ -145,10 +145,10 @@ fn one_client(log: &Log) {
          ClientIp::behind([\"10.0.3.7\"]), see tower_sluice::guide::proxies; ignore this warning in a \
          load test lint=\"one_client\""
     );
-    ask(&peer, &["10.0.3.7"], 3_000);
+    extract_from(&peer, &["10.0.3.7"], 3_000);
     assert_eq!(log.read(), NOTHING, "once");
     for peer in [PeerIp::new(), PeerIp::new().ipv6_prefix(48), PeerIp::new()] {
-        ask(&peer, &["fd00::1"], 1_000);
+        extract_from(&peer, &["fd00::1"], 1_000);
         assert_eq!(log.read(), NOTHING, "once per process");
     }
 }
@@ -164,7 +164,7 @@ fn forward(peer: &PeerIp, address: &str, name: &'static str) {
 
 fn forwarding_header_ignored(log: &Log) {
     let peer = PeerIp::new();
-    ask(&peer, &["10.0.3.7", "203.0.113.9"], 500);
+    extract_from(&peer, &["10.0.3.7", "203.0.113.9"], 500);
     forward(&peer, "203.0.113.9", "x-forwarded-for");
     assert_eq!(log.read(), NOTHING, "any client on the internet may send it");
     forward(&peer.clone(), "::ffff:10.0.3.8", "x-forwarded-for");
@@ -185,7 +185,7 @@ fn forwarding_header_ignored(log: &Log) {
     forward(&PeerIp::new().ipv6_prefix(48), "::1", "x-forwarded-for");
     assert!(warning(log).contains("ClientIp::behind([\"::1\"])"));
     let late = PeerIp::new();
-    ask(&late, &["203.0.113.9"], 1_000);
+    extract_from(&late, &["203.0.113.9"], 1_000);
     forward(&late, "10.0.3.7", "x-forwarded-for");
     assert_eq!(log.read(), NOTHING, "only the first requests are looked at");
     let _service = RateLimitLayer::per_ip(TEN).layer(Strict::default());
@@ -195,18 +195,18 @@ fn forwarding_header_ignored(log: &Log) {
 /// The header of a private peer that is not in the list.
 fn untrusted_peer_with_the_header(log: &Log) {
     let client = ClientIp::behind(["10.0.0.0/16"]).expect("a network");
-    let send = |client: &ClientIp, address: &str, name: &'static str| {
+    let send_through = |client: &ClientIp, address: &str, name: &'static str| {
         let mut request: Request<()> = get("/");
         let ip: IpAddr = address.parse().expect("an address");
         request.extensions_mut().insert(SocketAddr::new(ip, 4711));
         request.headers_mut().insert(name, "203.0.113.9".parse().expect("a value"));
         client.extract(&RequestHead::from(&request)).expect("a client");
     };
-    send(&client, "10.0.3.7", "x-forwarded-for");
-    send(&client, "203.0.113.9", "x-forwarded-for");
-    send(&client, "127.0.0.1", "x-real-ip");
+    send_through(&client, "10.0.3.7", "x-forwarded-for");
+    send_through(&client, "203.0.113.9", "x-forwarded-for");
+    send_through(&client, "127.0.0.1", "x-real-ip");
     assert_eq!(log.read(), NOTHING, "trusted, public, and another header");
-    send(&client, "127.0.0.1", "x-forwarded-for");
+    send_through(&client, "127.0.0.1", "x-forwarded-for");
     assert_eq!(
         warning(log),
         "a request from 127.0.0.1, a private address, has the header x-forwarded-for, which is not read \
@@ -214,7 +214,7 @@ fn untrusted_peer_with_the_header(log: &Log) {
          proxy; if it is a proxy of yours, add \"127.0.0.1\" or its network to the list of \
          ClientIp::behind, see tower_sluice::guide::proxies lint=\"forwarding_header_ignored\""
     );
-    send(&client, "127.0.0.1", "x-forwarded-for");
+    send_through(&client, "127.0.0.1", "x-forwarded-for");
     assert_eq!(log.read(), NOTHING, "once");
 }
 
@@ -310,7 +310,7 @@ fn default_rule_shared(log: &Log) {
     drop((build(), build(), build().clone()));
     assert_eq!(log.read(), NOTHING, "one line, as of a factory");
     drop(RateLimitLayer::new(Everyone, TEN, LocalStore::with_capacity(16)));
-    drop(RateLimitLayer::rules(Rule::new("other", Everyone, TEN), store.clone()));
+    drop(RateLimitLayer::rules(Rule::new("site", Everyone, TEN), store.clone()));
     assert_eq!(log.read(), NOTHING, "another store, and another name");
     let timed = store.clone().timeout(Duration::from_secs(1)).fail_open();
     drop(RateLimitLayer::new(PeerIp::new(), TEN, timed));
@@ -326,28 +326,29 @@ fn request_counted_twice(log: &Log) {
     let layer = |name: &str, store: &LocalStore| {
         RateLimitLayer::rules(Rule::new(name, Everyone, TEN), store.clone())
     };
-    let serve = |outer: &RateLimitLayer<_, LocalStore>, inner: &RateLimitLayer<_, LocalStore>| {
+    let serve_nested = |outer: &RateLimitLayer<_, LocalStore>,
+                        inner: &RateLimitLayer<_, LocalStore>| {
         let mut service = outer.layer(inner.layer(Strict::default()));
-        drop(tokio_test::block_on(ask_once(&mut service, get("/"))));
+        drop(tokio_test::block_on(ask(&mut service, get("/"))));
     };
     let one = layer("one", &store);
-    serve(&one, &layer("two", &store));
-    serve(&one, &layer("one", &LocalStore::with_capacity(16)));
+    serve_nested(&one, &layer("two", &store));
+    serve_nested(&one, &layer("one", &LocalStore::with_capacity(16)));
     assert_eq!(log.read(), NOTHING, "another rule, and another store");
-    serve(&layer("one", &store).allow(AccessList::from_fn(|_| true)), &one);
-    serve(&one, &layer("one", &store).enabled(Toggle::off()));
+    serve_nested(&layer("one", &store).allow(AccessList::from_fn(|_| true)), &one);
+    serve_nested(&one, &layer("one", &store).enabled(Toggle::off()));
     let free = || RateLimitLayer::rules(Rule::new("one", Everyone, TEN).cost(0), store.clone());
-    serve(&one, &free());
+    serve_nested(&one, &free());
     assert_eq!(log.read(), NOTHING, "one of the layers charges nothing");
     // A wrapper has the accounts of its store.
     let timed = store.timeout(Duration::from_secs(1)).fail_open();
     let wrapped = RateLimitLayer::rules(Rule::new("one", Everyone, TEN), timed);
     let mut service = one.layer(wrapped.layer(Strict::default()));
-    drop(tokio_test::block_on(ask_once(&mut service, get("/"))));
+    drop(tokio_test::block_on(ask(&mut service, get("/"))));
     let text = warning(log);
     assert!(text.contains("two layers with the rule one of one store"), "{text}");
     assert!(text.ends_with("lint=\"request_counted_twice\""), "{text}");
-    serve(&one, &one);
+    serve_nested(&one, &one);
     assert_eq!(log.read(), NOTHING, "once");
 }
 
@@ -419,7 +420,7 @@ where
     let mut service = layer.layer(Strict::default());
     let mut request = get("/");
     request.extensions_mut().insert(SocketAddr::from(([203, 0, 113, 9], 4711)));
-    tokio_test::block_on(ask_once(&mut service, request));
+    tokio_test::block_on(ask(&mut service, request));
 }
 
 /// Builds the layer within the handler or the middleware, and sends some requests by hand.
@@ -451,7 +452,7 @@ fn alone_on_a_store(rule: Rule<Everyone>) -> EveryoneLayer {
 fn send(layer: &EveryoneLayer, path: &str, requests: u32) {
     let mut service = layer.clone().layer(Strict::default());
     for _ in 0..requests {
-        drop(tokio_test::block_on(ask_once(&mut service, get(path))));
+        drop(tokio_test::block_on(ask(&mut service, get(path))));
     }
 }
 
@@ -511,7 +512,7 @@ fn cors_inside(log: &Log) {
     assert_eq!(log.read(), NOTHING, "once");
 }
 
-/// Each is logged once per process.
+/// Each warning is logged once per process.
 fn unknown_bodies(log: &Log) {
     type Unknown = http_body_util::combinators::UnsyncBoxBody<bytes::Bytes, &'static str>;
 
@@ -525,31 +526,31 @@ fn unknown_bodies(log: &Log) {
         })
     };
     let blocked = || RateLimitLayer::new(Everyone, Quota::blocked(), LocalStore::with_capacity(1));
-    let rejects = |quota: Quota| {
+    let rejects_empty = |quota: Quota| {
         let layer = RateLimitLayer::new(Everyone, quota, LocalStore::with_capacity(1));
         let request = Request::new(Unknown::default());
         tokio_test::block_on(layer.layer(inner()).oneshot(request)).map(drop).expect("infallible");
     };
-    rejects(Quota::blocked());
+    rejects_empty(Quota::blocked());
     let text = warning(log);
     assert!(text.contains("UnsyncBoxBody<bytes::bytes::Bytes, &str>, which the limiter"), "{text}");
     assert!(text.contains("TooManyRequests::new().with_body(..)) and hold_with"), "{text}");
     assert!(text.ends_with("lint=\"unknown_response_body\""), "{text}");
     for quota in [Quota::concurrent(1), Quota::blocked()] {
-        rejects(quota);
+        rejects_empty(quota);
         assert_eq!(log.read(), NOTHING, "one line for both");
     }
 
-    let rejects = |layer: RateLimitLayer<Rule<Everyone>, LocalStore>| {
+    let rejects_post = |layer: RateLimitLayer<Rule<Everyone>, LocalStore>| {
         tokio_test::block_on(layer.layer(inner()).oneshot(post())).map(drop).expect("infallible");
     };
-    rejects(blocked().drain_with(|body: Unknown| body));
+    rejects_post(blocked().drain_with(|body: Unknown| body));
     assert_eq!(log.read(), NOTHING);
-    rejects(blocked());
+    rejects_post(blocked());
     let text = warning(log);
     assert!(text.contains("call RateLimitLayer::drain_with (logged once)"), "{text}");
     assert!(text.ends_with("lint=\"unread_body\""), "{text}");
-    rejects(blocked());
+    rejects_post(blocked());
     assert_eq!(log.read(), NOTHING, "once");
 }
 

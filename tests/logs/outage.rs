@@ -14,7 +14,6 @@ use crate::{
 
 const HOURLY: Quota = Quota::per_hour(100);
 
-/// A single test, because the first thread that meets a log line decides whether it is enabled.
 #[tokio::test(start_paused = true)]
 async fn an_outage_logs_two_lines_without_a_key() {
     let _turn = alone();
@@ -112,6 +111,7 @@ async fn breaker(log: &Log) {
     let closed = log.read();
     assert!(closed.len() == 1 && closed[0].contains("INFO"), "{closed:?}");
     assert!(![opened, closed].concat().concat().contains("alice"));
+    // Each turn takes a second, and a line is due after ten.
     for expected in [1, 0, 0, 0] {
         shared.is(Mood::FailingSoon);
         for _ in 0..5 {
@@ -124,6 +124,7 @@ async fn breaker(log: &Log) {
         assert_eq!(log.read().len(), expected, "its end is logged, if its beginning was");
     }
     shared.is(Mood::FailingSoon);
+    // The line above is four seconds old.
     for expected in [0, 0, 0, 0, 0, 0, 1, 0] {
         for _ in 0..5 {
             limiter.try_take("alice", &HOURLY, 1).await.expect_err("it fails");
@@ -165,7 +166,7 @@ async fn fallback(log: &Log) {
     for expected in [0, 2, 0, 2] {
         time.pass(secs(6)).await;
         outage().await;
-        assert_eq!(log.read().len(), expected, "a later failure is logged again");
+        assert_eq!(log.read().len(), expected, "a failure is logged again after ten seconds");
     }
     shared.is(Mood::FailingSoon);
     for expected in [0, 1, 0] {

@@ -37,5 +37,6 @@ async fn blocks_of_invented_keys_log_a_line_every_ten_seconds() {
     lines.iter_mut().for_each(|lines| lines.retain(|line| line.contains("too many strikes")));
     assert_eq!(lines.iter().map(Vec::len).collect::<Vec<_>>(), [1, 1], "{lines:?}");
     assert!(lines[0][0].contains("a key of rule login is blocked for"), "{lines:?}");
+    // 999 of the first thousand, and the first of the second.
     assert!(lines[1][0].contains("1000 keys of rule login are blocked"), "{lines:?}");
 }

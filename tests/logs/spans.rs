@@ -84,7 +84,6 @@ fn declared() -> Span {
     )
 }
 
-/// A single test, because the first thread that meets a log line decides whether it is enabled.
 #[tokio::test]
 async fn a_span_has_its_declared_fields_and_a_denial_is_logged_at_debug() {
     let _turn = alone();
