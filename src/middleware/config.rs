@@ -409,28 +409,39 @@ impl ResponseContext {
         for it in settings.penalties.iter().filter(|_| !settings.report_only.is_on()) {
             context.watched.extend(Watched::new(it, decision, charges));
         }
-        let charge = |after: &AdjustConfig| {
-            let charged =
-                decision.is_allowed() && in_flight.is_none() && !decision.cause().is_undone();
-            ChargeHandle::new(after, charges, decision.clone(), charged)
-        };
-        if settings.nesting.is_early() && decision.is_allowed() && in_flight.is_none() {
-            let counts = |it: &&Charge<'_>| it.cost > 0 && decision.charged(it.rule);
-            let rules: SmallVec<_> =
-                charges.iter().filter(counts).map(|charge| charge.rule).collect();
-            let is_free = charges.iter().all(|it| it.cost == 0 || it.quotas.is_empty());
-            if is_free && settings.after.is_none() {
-                settings.miss_charge();
-            } else {
-                settings.charging.record_hit();
-            }
-            context.counted = Some((settings.nesting.clone(), rules));
-            context.is_early = true;
+        // A request that overcommits is not charged.
+        let is_charged = decision.is_allowed() && in_flight.is_none();
+        if is_charged && settings.nesting.is_early() {
+            context.check_early_request(settings, decision, charges);
         }
         context.decision = settings.expose.then(|| decision.clone().into());
-        context.charge = settings.after.as_ref().map(charge);
+        context.charge = settings.after.as_ref().map(|after| {
+            let is_kept = is_charged && !decision.cause().is_undone();
+            ChargeHandle::new(after, charges, decision.clone(), is_kept)
+        });
         context._in_flight =
             in_flight.or_else(|| settings.overcommit.as_ref().map(Overcommit::enter));
         context
+    }
+
+    /// Checks one of the first requests for mistakes of the layer.
+    fn check_early_request(
+        &mut self,
+        settings: &LayerConfig,
+        decision: &Decision,
+        charges: &[Charge<'_>],
+    ) {
+        let counts = |it: &&Charge<'_>| it.cost > 0 && decision.charged(it.rule);
+        let rules = charges.iter().filter(counts).map(|charge| charge.rule).collect();
+        let is_free = charges.iter().all(|it| it.cost == 0 || it.quotas.is_empty());
+        // The cost may be known only after the response.
+        let may_cost_later = settings.after.is_some();
+        if is_free && !may_cost_later {
+            settings.miss_charge();
+        } else {
+            settings.charging.record_hit();
+        }
+        self.counted = Some((settings.nesting.clone(), rules));
+        self.is_early = true;
     }
 }

@@ -32,7 +32,7 @@ const SHARDS: usize = 16;
 /// The shortest time between two searches for entries that are no longer needed.
 const SWEEP: u64 = 100_000_000;
 /// The time in which the block of a key reaches the store, in nanoseconds. Later strikes are ignored.
-const CROSSING: u64 = 1_000_000_000;
+const BLOCK_DELAY: u64 = 1_000_000_000;
 const DEFAULT_BLOCKS: [Duration; 3] =
     [Duration::from_secs(60), Duration::from_secs(5 * 60), Duration::from_secs(15 * 60)];
 const DEFAULT_FORGIVE: Duration = Duration::from_secs(86_400);
@@ -236,7 +236,7 @@ struct KeyStrikes {
     /// The instant at which all blocks are forgiven.
     forgiven_at: u64,
     /// The instant until which strikes are ignored.
-    crossed_until: u64,
+    ignored_until: u64,
 }
 
 #[derive(Default)]
@@ -263,7 +263,7 @@ impl StrikeShard {
             self.swept_at = now.max(1);
             self.entries.retain(|_, it| it.tat.max(it.forgiven_at) > now);
             if self.entries.len() >= capacity {
-                self.entries.retain(|_, it| it.tat.max(it.crossed_until) > now);
+                self.entries.retain(|_, it| it.tat.max(it.ignored_until) > now);
             }
             if self.entries.len() >= capacity {
                 return None;
@@ -285,7 +285,7 @@ impl Strikes {
         #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash are random")]
         let mut shard = self.shards[id as usize % SHARDS].lock();
         let entry = shard.entry(id, now, penalty.capacity.div_ceil(SHARDS))?;
-        if entry.crossed_until > now {
+        if entry.ignored_until > now {
             return None;
         }
         let (tat, counted) = gcra::take(entry.tat, &penalty.strikes, now, Demand::units(1));
@@ -298,7 +298,7 @@ impl Strikes {
         let recent = entry.forgiven_at.saturating_sub(now).div_ceil(forgive);
         let level = usize::try_from(recent).unwrap_or(last).min(last);
         entry.forgiven_at = now.saturating_add(forgive.saturating_mul(level as u64 + 1));
-        (entry.tat, entry.crossed_until) = (0, now.saturating_add(CROSSING));
+        (entry.tat, entry.ignored_until) = (0, now.saturating_add(BLOCK_DELAY));
         let time = penalty.blocks[level];
         let random = u32::try_from(self.seed.hash_one((id, now)) % 1_000).unwrap_or(0);
         Some(time + time / JITTER * random / 1_000)
@@ -499,7 +499,7 @@ mod tests {
     #[test]
     fn a_full_table_has_room_once_strikes_are_forgotten_or_keys_are_blocked() {
         let struck = |tat| KeyStrikes { tat, ..KeyStrikes::default() };
-        let blocked = KeyStrikes { forgiven_at: DAY, crossed_until: SWEEP, ..struck(0) };
+        let blocked = KeyStrikes { forgiven_at: DAY, ignored_until: SWEEP, ..struck(0) };
         for (name, recent) in [("strikes", struck(SWEEP)), ("a block", blocked)] {
             let mut shard = StrikeShard::default();
             *shard.entry(0, 0, 2).expect("room") = recent;

@@ -277,22 +277,22 @@ impl Promises {
             return earliest;
         }
         let key = self.seed.hash_one((pace.rule, pace.key, pace.quota_index));
-        let now = micros(now);
+        let now_micros = micros(now);
         let tag = key >> INSTANT_BITS;
         // The time until the account is free for one more request.
         let free = |cell: u64| {
-            let ahead = cell.wrapping_sub(now) & INSTANT;
+            let ahead = cell.wrapping_sub(now_micros) & INSTANT;
             let is_known = cell >> INSTANT_BITS == tag && ahead <= micros(FARTHEST);
             Duration::from_micros(if is_known { ahead } else { 0 }).clamp(first, last)
         };
         let new = || (0..CELLS).map(|_| AtomicU64::new(0)).collect();
         let cell = &self.cells.get_or_init(new)[usize::try_from(key % CELLS as u64).unwrap_or(0)];
         let taken = cell.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |cell| {
-            let free = free(cell);
+            let ahead = free(cell);
             // A request that comes later than it could delays those after it, beyond the tolerance.
-            let late = round_up(free, pace.step).saturating_sub(pace.early());
-            let after = free.max(late).saturating_add(pace.spacing());
-            Some(tag << INSTANT_BITS | now.wrapping_add(micros(after)) & INSTANT)
+            let late = round_up(ahead, pace.step).saturating_sub(pace.early());
+            let after = ahead.max(late).saturating_add(pace.spacing());
+            Some(tag << INSTANT_BITS | now_micros.wrapping_add(micros(after)) & INSTANT)
         });
         round_up(free(taken.unwrap_or(0)), pace.step)
     }
