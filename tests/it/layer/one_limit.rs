@@ -8,18 +8,10 @@ use tower_sluice::{
     key::Everyone, testing::FakeClock,
 };
 
-use crate::support::answer;
-
 const TEN: Quota = Quota::per_hour(10);
-
-type Limit<K> = RateLimitLayer<Rule<K>, LocalStore>;
 
 fn rule(name: &str, plan: impl Into<Plan>) -> Rule<Everyone> {
     Rule::new(name, Everyone, plan)
-}
-
-fn limit(store: &LocalStore, name: &str, plan: impl Into<Plan>) -> Limit<Everyone> {
-    RateLimitLayer::rules(rule(name, plan), store.clone())
 }
 
 /// Returns the error for another layer of the rule `login` on this store.
@@ -29,18 +21,6 @@ where
 {
     let layer = RateLimitLayer::try_rules(rule("login", plan), store);
     layer.err().map(|wrong| wrong.to_string())
-}
-
-#[tokio::test]
-async fn two_layers_of_one_store_rule_and_quota_are_one_limit() {
-    let store = LocalStore::with_capacity(64);
-    let (one, two) = (limit(&store, "api", TEN), limit(&store, "api", TEN));
-    for _ in 0..5 {
-        assert_eq!(answer(&one, crate::support::get("/")).await.status(), 200);
-        assert_eq!(answer(&two, crate::support::get("/")).await.status(), 200);
-    }
-    assert_eq!(answer(&one, crate::support::get("/")).await.status(), 429);
-    assert_eq!(answer(&two, crate::support::get("/")).await.status(), 429);
 }
 
 /// Different window lengths would be unsafe: a request under the short one would end the account,
