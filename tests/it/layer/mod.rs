@@ -42,5 +42,3 @@ mod until_ready;
 mod waiters;
 #[cfg(feature = "testing")]
 mod waiting;
-#[cfg(feature = "testing")]
-mod waiting_inner;

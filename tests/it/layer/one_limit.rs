@@ -1,11 +1,9 @@
 //! Clones of a layer and its services, which share one limit.
 
-use std::{convert::Infallible, time::Duration};
+use std::convert::Infallible;
 
-use proptest::prelude::*;
 use tower_sluice::{
-    Algorithm, Limiter, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule, Store,
-    key::Everyone, testing::FakeClock,
+    Algorithm, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule, Store, key::Everyone,
 };
 
 const TEN: Quota = Quota::per_hour(10);
@@ -39,29 +37,4 @@ fn other_quotas_under_one_name_fail_to_build() {
     assert_eq!(denial(store.clone(), TEN), None, "a layer that failed to build does not count");
     assert_eq!(denial(store, &LivePlan::new(windows)), None, "live plans are not compared");
     assert_eq!(denial(LocalStore::with_capacity(64), windows), None);
-}
-
-proptest! {
-    #![proptest_config(crate::support::regressions::keeping(file!()))]
-
-    /// Quotas that can change are not compared; under GCRA that cannot free any key.
-    #[test]
-    fn a_quota_allows_alone_what_it_allows_beside_another(
-        units in [1..20_u32, 1..20], bursts in [1..30_u32, 1..30], periods in [1..90_u64, 1..90],
-        asks in prop::collection::vec((0..2_usize, 1..4_u32, 0..5_000_u64), 1..200),
-    ) {
-        let quota = |at: usize| {
-            let quota = Quota::new(units[at], Duration::from_secs(periods[at])).expect("a quota");
-            quota.with_burst(bursts[at])
-        };
-        let (quotas, clock) = ([quota(0), quota(1)], FakeClock::new());
-        let [shared, one, two] = [(); 3].map(|()| Limiter::named("default", clock.store(16)));
-        let alone = [one, two];
-        for (at, cost, millis) in asks {
-            clock.advance(Duration::from_millis(millis));
-            if shared.take("alice", &quotas[at], cost).now().is_allowed() {
-                prop_assert!(alone[at].take("alice", &quotas[at], cost).now().is_allowed());
-            }
-        }
-    }
 }

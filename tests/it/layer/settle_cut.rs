@@ -56,3 +56,21 @@ async fn a_request_that_is_dropped_while_it_runs_adjusts_to_the_default() {
         assert_eq!(left(), expected, "{default:?}");
     }
 }
+
+/// A client that disconnects each time runs no more handlers than a client that stays.
+#[tokio::test]
+async fn clients_that_disconnect_are_limited_like_others() {
+    let (layer, _) = layer(Unsettled::Stays);
+    let run = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let runs = run.clone();
+    let stuck = service_fn(move |_: Request<Body>| {
+        runs.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        std::future::pending::<Result<http::Response<Body>, Infallible>>()
+    });
+    let service = layer.layer(stuck);
+    for _ in 0..1_000 {
+        let mut running = tokio_test::task::spawn(service.clone().oneshot(request()));
+        let _ = running.poll();
+    }
+    assert_eq!(run.load(std::sync::atomic::Ordering::SeqCst), 10);
+}

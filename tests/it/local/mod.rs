@@ -12,6 +12,8 @@ mod governor;
 #[cfg(feature = "testing")]
 mod lanes;
 #[cfg(feature = "testing")]
+mod max_debt;
+#[cfg(feature = "testing")]
 mod properties;
 #[cfg(feature = "testing")]
 mod refunds;

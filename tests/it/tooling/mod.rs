@@ -17,6 +17,8 @@ mod fuzz_seeds;
 mod guide;
 #[cfg(all(feature = "metrics", feature = "testing"))]
 mod metrics;
+#[cfg(feature = "testing")]
+mod operators;
 #[cfg(all(feature = "axum", feature = "testing"))]
 mod outgoing;
 #[cfg(feature = "testing")]
