@@ -18,7 +18,7 @@ use tokio::{
 use tower_sluice::{Quota, RedisStore, StoreExt};
 
 use crate::{
-    case::{Case, take},
+    case::Case,
     forms,
     server::Server,
     stats::{AtLeast, AtMost, Series},
@@ -81,17 +81,13 @@ fn rows() -> [Row; 9] {
             f64::INFINITY,
         ),
         Row::new(Case::one("one key, all allowed", minute), 1, &CALLERS, f64::INFINITY),
-        Row::new(Case::new("one key, three rules", &three), 1, many, 1.0),
+        Row::new(Case::new("one key, three rules", &three), 1, &CALLERS, 1.0),
         Row::slots("one key, few slots", &[few], 1, 1.3),
         Row::slots("one key, slots", &[slots], 1, 1.3),
         Row::slots("one key, slots and a rate", &[slots, minute], 1, 1.3),
         Row::slots("a key each, slots", &[few], KEYS, 2.0),
         Row::new(Case::new("user, site and address", &three).sharing(1), KEYS, many, 7.0),
     ]
-}
-
-pub(crate) fn names() -> [&'static str; 9] {
-    rows().map(|row| row.case.name)
 }
 
 /// Returns the names of the rows with slots.
@@ -150,7 +146,7 @@ async fn subjects(server: &mut Server, row: &Row) -> Vec<Subject> {
     let connection = connect(&server.url()).await;
     // A repeated call for slots would take the same slots again.
     let repeated = row.rate.as_ref().unwrap_or(case);
-    let calls: Vec<_> = (0..keys).map(|key| repeated.call(key, take)).collect();
+    let calls: Vec<_> = (0..keys).map(|key| repeated.call(key)).collect();
     let sha = server.load(&calls[0].script);
     let commands = calls.into_iter().map(|call| {
         let mut command = redis::cmd("EVALSHA");

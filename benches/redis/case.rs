@@ -1,25 +1,16 @@
 //! Requests to the store, and the commands that it sends to the server.
 
-use std::{
-    net::{IpAddr, Ipv4Addr},
-    time::Duration,
-};
+use std::net::{IpAddr, Ipv4Addr};
 
-use futures::{FutureExt, future::BoxFuture};
+use futures::FutureExt;
 use smallvec::SmallVec;
-use tower_sluice::{
-    Decision, Key, Quota, RedisStore, StoreExt,
-    rule::RuleName,
-    store::{Charge, RedisError},
-};
+use tower_sluice::{Key, Quota, RedisStore, StoreExt, rule::RuleName, store::Charge};
 
 use crate::{
     record::{Call, Recorder},
     server::Server,
     wire::pack,
 };
-
-const HOUR: Duration = Duration::from_secs(3600);
 
 /// A request to the store, with several rules of several quotas each.
 pub(crate) struct Case {
@@ -59,53 +50,21 @@ impl Case {
     }
 
     /// Returns the script call that the store sends.
-    pub(crate) fn call(&self, key: u32, ask: Ask) -> Call {
+    pub(crate) fn call(&self, key: u32) -> Call {
         let recorder = Recorder::default();
         let store = RedisStore::with_connection(recorder.clone()).lazy().expect("a store");
-        let asked = self.charges(key, |charges| ask(&store, charges));
+        let asked = self.charges(key, |charges| store.take(charges)).into_future();
         // The recorder fails the call after recording it.
         asked.now_or_never().expect("at once").expect_err("there is no server");
         recorder.take()
     }
 
     /// Returns the packed commands for `keys` keys.
-    pub(crate) fn commands(&self, server: &mut Server, keys: u32, ask: Ask) -> Vec<Vec<u8>> {
-        let calls: Vec<_> = (0..keys).map(|key| self.call(key, ask)).collect();
+    pub(crate) fn commands(&self, server: &mut Server, keys: u32) -> Vec<Vec<u8>> {
+        let calls: Vec<_> = (0..keys).map(|key| self.call(key)).collect();
         let sha = server.load(&calls[0].script);
         calls.into_iter().map(|call| evalsha(&sha, call.args)).collect()
     }
-}
-
-/// An operation of the store.
-pub(crate) type Ask = fn(&RedisStore<Recorder>, &[Charge<'_>]) -> BoxFuture<'static, Asked>;
-pub(crate) type Asked = Result<Decision, RedisError>;
-
-pub(crate) fn take(
-    store: &RedisStore<Recorder>,
-    charges: &[Charge<'_>],
-) -> BoxFuture<'static, Asked> {
-    store.take(charges).into_future().boxed()
-}
-
-pub(crate) fn late(
-    store: &RedisStore<Recorder>,
-    charges: &[Charge<'_>],
-) -> BoxFuture<'static, Asked> {
-    store.adjust(&charges[0], 1).into_future().boxed()
-}
-
-pub(crate) fn back(
-    store: &RedisStore<Recorder>,
-    charges: &[Charge<'_>],
-) -> BoxFuture<'static, Asked> {
-    store.adjust(&charges[0], -1).into_future().boxed()
-}
-
-pub(crate) fn block(
-    store: &RedisStore<Recorder>,
-    charges: &[Charge<'_>],
-) -> BoxFuture<'static, Asked> {
-    store.block(&charges[0], HOUR).into_future().boxed()
 }
 
 pub(crate) fn evalsha(sha: &str, mut args: Vec<Vec<u8>>) -> Vec<u8> {

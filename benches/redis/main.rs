@@ -6,15 +6,12 @@
 //! - server CPU per decision for the commands that the store sends, beside `PING`, an empty script
 //!   and the usual published GCRA script. The commands are recorded from the store and replayed
 //!   over 1000 keys, on 50 connections without pipelining (P1) and 16 deep (P16);
-//! - latency through the whole store, beside `PING`;
-//! - client CPU per decision, without a server;
 //! - up to 1024 concurrent callers: coalesced decisions, beside `PING`, the script called by
 //!   redis-rs over one connection, and the store with a call per decision. The argument `callers`
 //!   runs this part alone, and `slots` only its slots, whose frees are included, beside a rate.
 //!
-//! `beside` prints only the waits of 1,000 keys with and without a hot key, which asks for 15 times its
-//! limit. The argument `instructions` prints only the client's instructions per decision of such callers, and
-//! `server` only the server's instructions per call. Both require valgrind.
+//! The argument `beside` prints only the waits of 1,000 keys with and without a hot key, which asks for 15
+//! times its limit, and `instructions` only the server's instructions per call (requires valgrind).
 //!
 //! Times are medians over all rounds. Ratios are medians of each round's ratio.
 #![expect(clippy::print_stdout, reason = "prints tables")]
@@ -24,8 +21,6 @@ mod callers;
 mod case;
 mod forms;
 mod instructions;
-mod latency;
-mod offline;
 mod record;
 mod server;
 mod stats;
@@ -36,32 +31,21 @@ use server::Server;
 
 fn main() {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
-    if let [word, url, name, callers, decisions] = arguments.as_slice()
-        && word == "client"
-    {
-        let number = |text: &String| text.parse().expect("a number");
-        return callers::decide(url, name, number(callers), number(decisions));
-    }
     // A RedisStore needs a runtime, even without a server.
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let _entered = runtime.enter();
     let rounds = arguments.iter().find_map(|arg| arg.parse().ok()).unwrap_or(40);
     let has = |word: &str| arguments.iter().any(|argument| argument == word);
-    if has("server") {
-        return instructions::of_server();
+    if has("instructions") {
+        return instructions::run();
     }
     let mut server = Server::start();
-    if has("instructions") {
-        return instructions::run(&server);
-    }
     println!("{}, {rounds} rounds\n", server.about());
     if has("beside") {
         return beside::run(&server, rounds);
     }
     if !has("callers") && !has("slots") {
         throughput::run(&mut server, rounds);
-        latency::run(&server, rounds);
-        offline::run(&mut server, rounds);
     }
     callers::run(&mut server, rounds, has("slots"));
 }

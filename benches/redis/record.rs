@@ -1,8 +1,7 @@
-//! Connections without a server: one records the store's commands, one returns a fixed answer.
+//! A connection without a server that records the store's commands.
 
 use std::{
     future::ready,
-    hint::black_box,
     sync::{Arc, Mutex},
 };
 
@@ -16,13 +15,6 @@ pub(crate) struct Call {
     pub(crate) script: String,
     /// The arguments, starting with the number of keys.
     pub(crate) args: Vec<Vec<u8>>,
-}
-
-impl Call {
-    pub(crate) fn keys(&self) -> &[Vec<u8>] {
-        let count = std::str::from_utf8(&self.args[0]).ok().and_then(|text| text.parse().ok());
-        &self.args[1..=count.expect("a number of keys")]
-    }
 }
 
 /// A connection that knows no script, so that the store sends the whole one. Keeps the latest
@@ -54,30 +46,6 @@ impl ConnectionLike for Recorder {
         self.note(command);
         let error = (ErrorKind::Server(ServerErrorKind::NoScript), "it knows none");
         Box::pin(ready(Err(error.into())))
-    }
-
-    fn req_packed_commands<'a>(
-        &'a mut self,
-        _: &'a Pipeline,
-        _: usize,
-        _: usize,
-    ) -> RedisFuture<'a, Vec<Value>> {
-        unreachable!("the store sends none")
-    }
-
-    fn get_db(&self) -> i64 {
-        0
-    }
-}
-
-/// A connection that answers any command with fixed bytes, packed as by a server.
-#[derive(Clone, Debug)]
-pub(crate) struct Canned(pub(crate) Arc<[u8]>);
-
-impl ConnectionLike for Canned {
-    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
-        black_box(command.get_packed_command());
-        Box::pin(ready(Ok(Value::BulkString(self.0.to_vec()))))
     }
 
     fn req_packed_commands<'a>(

@@ -2,8 +2,6 @@
 
 use crate::{
     entry::{Entry, Fault, Instants, Reason, unescaped},
-    leaps::Leaps,
-    log::{self, Log},
     rule::{KeyFlag, RuleFlag},
     simulate::Call,
 };
@@ -56,25 +54,7 @@ impl Calls {
         Ok(Self { headers, instants: Instants::default() })
     }
 
-    /// Passes the call of each line to `then`, or the fault of the line.
-    pub(crate) fn read_all(
-        &mut self,
-        logs: &mut [Log],
-        doing: &'static str,
-        mut then: impl FnMut(&str, u64, Result<Call, Fault<'_>>),
-    ) -> Result<(), String> {
-        let mut leaps = Leaps::default();
-        log::read(logs, doing, |file, number, line| {
-            match line.map_err(|reason| (reason, &[][..])).and_then(|line| self.read(line)) {
-                Ok(call) => leaps.pass((file, number), call, &mut then),
-                Err(fault) => then(file, number, Err(fault)),
-            }
-        })?;
-        leaps.end(&mut then);
-        Ok(())
-    }
-
-    fn read<'a>(&mut self, line: &'a [u8]) -> Result<Call, Fault<'a>> {
+    pub(crate) fn read<'a>(&mut self, line: &'a [u8]) -> Result<Call, Fault<'a>> {
         let entry = Entry::read(line, &mut self.instants)?;
         let (mut parts, ()) = Request::new(()).into_parts();
         for name in &self.headers {

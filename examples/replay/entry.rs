@@ -11,7 +11,6 @@ use std::{
 };
 
 use axum::http::{Method, Uri};
-use serde::Serialize;
 use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
 
 const TIME: &[BorrowedFormatItem<'_>] = format_description!(
@@ -32,18 +31,32 @@ pub(crate) struct Entry<'a> {
 }
 
 /// The reason why a line cannot be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Reason {
     Empty,
     TooLong,
     Address,
     Time,
-    Ahead,
     Request,
     Status,
     Quote,
     Header,
+}
+
+impl Reason {
+    /// Returns the fault and its fix.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Empty => "the line is empty",
+            Self::TooLong => "the line is longer than 64 KiB",
+            Self::Address => "no address where one should be (a log with host names? log %a)",
+            Self::Time => "no time where one should be, as [10/Oct/2000:13:55:36 -0700]",
+            Self::Request => "no request that a service would see, as \"GET / HTTP/1.1\"",
+            Self::Status => "no status and size behind the request, as 200 2326",
+            Self::Quote => "a quote is missing or not closed",
+            Self::Header => "no header may have such a value",
+        }
+    }
 }
 
 /// The reason, and the faulty part of the line.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tower_sluice::{
     Algorithm, LocalStore, Quota, StoreExt,
     rule::{RuleInfo, RuleName},
-    store::{Charge, Stats},
+    store::Charge,
 };
 
 /// The maximum number of measured quotas. Further quotas of plans are ignored.
@@ -43,8 +43,8 @@ impl SmallestBurst {
 }
 
 pub(super) struct Measure {
-    store: LocalStore,
-    found: Vec<SmallestBurst>,
+    pub(super) store: LocalStore,
+    pub(super) found: Vec<SmallestBurst>,
 }
 
 impl Measure {
@@ -86,14 +86,6 @@ impl Measure {
                 least.most = needs.map(|units| most.max(units));
             }
         }
-    }
-
-    pub(super) fn least(&self) -> &[SmallestBurst] {
-        &self.found
-    }
-
-    pub(super) fn stats(&self) -> Stats {
-        self.store.stats()
     }
 }
 
@@ -146,7 +138,7 @@ fn widest(quota: &Quota) -> Quota {
 }
 
 /// Returns this quota with another burst, or with other units of a window.
-pub(crate) fn with_limit(quota: Quota, limit: u32) -> Option<Quota> {
+fn with_limit(quota: Quota, limit: u32) -> Option<Quota> {
     match quota.algorithm() {
         Algorithm::Gcra | Algorithm::TokenBucket => quota.try_with_burst(limit),
         algorithm => Quota::new(limit, quota.period())

@@ -1,129 +1,75 @@
-//! The log files, in sequence, with a progress bar.
+//! The lines of a log file, each with bounded memory.
 
 use std::{
     fs::File,
-    io::{self, BufRead, BufReader, Read, Seek},
-    path::{Path, PathBuf},
+    io::{self, BufRead, BufReader, Read},
+    path::Path,
 };
 
-use indicatif::{ProgressBar, ProgressStyle};
-
-use crate::{
-    entry::Reason,
-    lines::{Line, Lines},
-};
+use crate::entry::Reason;
 
 const BUFFER: usize = 256 * 1024;
 const GZIP: [u8; 2] = [0x1f, 0x8b];
+/// The longest line that is read, in bytes. Servers limit the head of a request to 8 or 16 KiB.
+const LONGEST: usize = 64 * 1024;
 
 /// An opened log.
 pub(crate) struct Log {
     name: String,
-    source: Source,
-    /// The number of bytes read; a log may grow during the run.
-    read: u64,
+    source: BufReader<Box<dyn Read>>,
 }
 
-enum Source {
-    File(File),
-    /// A stream that can be read once.
-    Stream(Box<dyn Read>),
+/// A line of a log.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub(crate) file: &'a str,
+    pub(crate) line: u64,
 }
 
 impl Log {
-    /// Opens all logs, so that a wrong name fails early.
-    pub(crate) fn open_all(paths: &[PathBuf]) -> Result<Vec<Self>, String> {
-        paths.iter().map(|path| Self::open(path)).collect()
-    }
-
-    fn open(path: &Path) -> Result<Self, String> {
-        if path == Path::new("-") {
-            let source = Source::Stream(Box::new(io::stdin()));
-            return Ok(Self { name: "-".to_owned(), source, read: u64::MAX });
-        }
+    pub(crate) fn open(path: &Path) -> Result<Self, String> {
         let name = path.display().to_string();
         let wrong = |error: io::Error| format!("{name}: {error}; give a log that can be read");
-        let file = File::open(path).map_err(wrong)?;
-        let kind = file.metadata().map_err(wrong)?;
-        if kind.is_dir() {
+        let source: Box<dyn Read> = if name == "-" {
+            Box::new(io::stdin())
+        } else if path.is_dir() {
             return Err(format!("{name} is a folder; give the logs in it"));
-        }
-        let source =
-            if kind.is_file() { Source::File(file) } else { Source::Stream(Box::new(file)) };
-        Ok(Self { name, source, read: u64::MAX })
-    }
-
-    /// Rewinds all logs for another pass; `false` if one of them is a stream.
-    pub(crate) fn rewind_all(logs: &mut [Self]) -> Result<bool, String> {
-        for log in logs {
-            match &mut log.source {
-                Source::Stream(_) => return Ok(false),
-                Source::File(file) => file
-                    .rewind()
-                    .map_err(|error| format!("{}: {error}; it cannot be read again", log.name))?,
-            }
-        }
-        Ok(true)
-    }
-
-    /// Returns the number of remaining bytes, if known.
-    fn len(&self) -> Option<u64> {
-        match &self.source {
-            Source::File(file) => file.metadata().ok().map(|file| file.len().min(self.read)),
-            Source::Stream(_) => None,
-        }
-    }
-}
-
-/// Passes each line to `then`, with the name of its file and its line number.
-pub(crate) fn read(
-    logs: &mut [Log],
-    doing: &'static str,
-    mut then: impl FnMut(&str, u64, Result<&[u8], Reason>),
-) -> Result<(), String> {
-    // The bar appears on a terminal only.
-    let bar = match logs.iter().map(Log::len).sum::<Option<u64>>() {
-        Some(all) => {
-            ProgressBar::new(all).with_style(style("{wide_bar} {bytes}/{total_bytes} {eta}"))
-        }
-        None => ProgressBar::new_spinner().with_style(style("{spinner} {bytes} {bytes_per_sec}")),
-    };
-    bar.set_message(doing);
-    for log in logs {
-        let source: &mut dyn Read = match &mut log.source {
-            Source::File(file) => file,
-            Source::Stream(stream) => stream,
+        } else {
+            Box::new(File::open(path).map_err(wrong)?)
         };
-        let mut source = source.take(log.read);
-        let watched = bar.wrap_read(&mut source);
-        each(&log.name, BufReader::with_capacity(BUFFER, watched), &mut then)?;
-        log.read -= source.limit();
+        Ok(Self { name, source: BufReader::with_capacity(BUFFER, source) })
     }
-    bar.finish_and_clear();
-    Ok(())
-}
 
-fn each(
-    name: &str,
-    mut source: impl BufRead,
-    then: &mut impl FnMut(&str, u64, Result<&[u8], Reason>),
-) -> Result<(), String> {
-    let wrong = |error: io::Error| format!("{name}: {error}; give a log that can be read");
-    if source.fill_buf().map_err(wrong)?.starts_with(&GZIP) {
-        return Err(format!("{name} is compressed; say: zcat {name} | replay … -"));
-    }
-    let mut lines = Lines::of(source);
-    for number in 1.. {
-        match lines.next().map_err(wrong)? {
-            None => break,
-            Some(Line::Whole(line)) => then(name, number, Ok(line)),
-            Some(Line::TooLong) => then(name, number, Err(Reason::TooLong)),
+    /// Passes each line to `then`, without its end.
+    pub(crate) fn read(
+        mut self,
+        mut then: impl FnMut(Place<'_>, Result<&[u8], Reason>),
+    ) -> Result<(), String> {
+        let name = &self.name;
+        let wrong = |error: io::Error| format!("{name}: {error}; give a log that can be read");
+        if self.source.fill_buf().map_err(wrong)?.starts_with(&GZIP) {
+            return Err(format!("{name} is compressed; say: zcat {name} | replay … -"));
         }
+        let mut text = Vec::new();
+        for line in 1.. {
+            text.clear();
+            let most = LONGEST as u64 + 2; // with the line's end
+            let mut part = self.source.by_ref().take(most);
+            if part.read_until(b'\n', &mut text).map_err(wrong)? == 0 {
+                break;
+            }
+            let ended = text.pop_if(|last| *last == b'\n').is_some();
+            text.pop_if(|last| *last == b'\r');
+            let place = Place { file: name, line };
+            if text.len() <= LONGEST {
+                then(place, Ok(&text));
+                continue;
+            }
+            if !ended {
+                self.source.skip_until(b'\n').map_err(wrong)?;
+            }
+            then(place, Err(Reason::TooLong));
+        }
+        Ok(())
     }
-    Ok(())
-}
-
-fn style(bar: &str) -> ProgressStyle {
-    let style = ProgressStyle::with_template(&format!("{{msg}} {bar}"));
-    style.unwrap_or_else(|_| ProgressStyle::default_bar())
 }

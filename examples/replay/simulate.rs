@@ -7,20 +7,19 @@
 //! - A trace has no durations, so concurrent quotas never deny.
 //! - Only the rules are played. Access lists, overcommit and adjusted charges are not.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use axum::http::request::Parts;
 use futures::FutureExt;
 use tower_sluice::{
     Decision, LocalStore, RequestHead, StoreExt,
-    decision::Outcome,
     key::KeyError,
     rule::{Bypass, Candidates, RuleName, Rules},
-    store::{Charge, Stats},
+    store::Charge,
     testing::{self, FakeClock},
 };
 
-use super::least::{Measure, SmallestBurst};
+use crate::least::{Measure, SmallestBurst};
 
 /// The latest instant: the start of the year 2100.
 const LAST: Duration = Duration::from_secs(4_102_444_800);
@@ -28,7 +27,6 @@ const LAST: Duration = Duration::from_secs(4_102_444_800);
 const MAX_WAITING: usize = 1_024;
 
 /// Request of a trace: its time since the Unix epoch, and its head.
-#[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) at: Duration,
     pub(crate) parts: Parts,
@@ -45,7 +43,7 @@ pub(crate) struct Simulator<R> {
     rules: R,
     clock: FakeClock,
     store: LocalStore,
-    measure: Option<Measure>,
+    measure: Measure,
     /// The number of waiting requests, by the ends of their waits.
     waiting: BTreeMap<Duration, usize>,
 }
@@ -55,19 +53,12 @@ impl<R: Rules> Simulator<R> {
     /// keys share accounts.
     pub(crate) fn new(rules: R, keys: usize) -> Self {
         let clock = FakeClock::new();
-        let store = clock.store(keys);
-        Self { rules, clock, store, measure: None, waiting: BTreeMap::new() }
-    }
-
-    /// Enables [`least`](Simulator::least), in a second store for `keys` keys.
-    ///
-    /// A sliding log takes up to 160 kB per key in the second store.
-    pub(crate) fn measure(self, keys: usize) -> Self {
         let mut infos = Vec::new();
-        self.rules.info(&mut infos);
-        let measure = Some(Measure::new(self.clock.store(keys), &infos));
+        rules.info(&mut infos);
+        let measure = Measure::new(clock.store(keys), &infos);
         drop(infos);
-        Self { measure, ..self }
+        let store = clock.store(keys);
+        Self { rules, clock, store, measure, waiting: BTreeMap::new() }
     }
 
     pub(crate) fn decide(&mut self, call: &Call) -> Verdict {
@@ -83,9 +74,7 @@ impl<R: Rules> Simulator<R> {
             if all.charges.is_empty() {
                 return;
             }
-            if let Some(measure) = measure {
-                measure.note(all.charges, now);
-            }
+            measure.note(all.charges, now);
             let queues = all.charges.iter().any(|charge| !charge.max_wait.is_zero());
             let may_wait = queues && waiting.values().sum::<usize>() < MAX_WAITING;
             let mut short = if may_wait { short(store, all.charges) } else { Vec::new() };
@@ -108,22 +97,16 @@ impl<R: Rules> Simulator<R> {
         };
         Verdict { at: now, is_late: at < before, waits_for, decided }
     }
-}
 
-impl<R> Simulator<R> {
     /// Returns, for each quota, the smallest limit with which no request so far is limited. The
     /// quotas are in the order of the rules.
     pub(crate) fn least(&self) -> &[SmallestBurst] {
-        self.measure.as_ref().map_or(&[], Measure::least)
+        &self.measure.found
     }
 
-    pub(crate) fn stats(&self) -> Stats {
-        self.store.stats()
-    }
-
-    /// Returns the statistics of the second store, or `None` without [`measure`](Simulator::measure).
-    pub(crate) fn least_stats(&self) -> Option<Stats> {
-        self.measure.as_ref().map(Measure::stats)
+    /// Returns the number of decisions and counts on accounts that keys share for lack of room.
+    pub(crate) fn overflowed(&self) -> u64 {
+        self.store.stats().overflowed + self.measure.store.stats().overflowed
     }
 }
 
@@ -145,14 +128,7 @@ fn short(store: &LocalStore, charges: &[Charge<'_>]) -> Vec<RuleName> {
     charges.iter().filter(is_short).map(|charge| charge.rule).collect()
 }
 
-impl<R: fmt::Debug> fmt::Debug for Simulator<R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Simulator").field("rules", &self.rules).finish_non_exhaustive()
-    }
-}
-
 /// Decision on one [`Call`].
-#[derive(Clone, Debug)]
 pub(crate) struct Verdict {
     /// The time of the decision: that of the call, unless the call is late.
     pub(crate) at: Duration,
@@ -172,16 +148,6 @@ impl Verdict {
             Ok(decision) => decision.as_ref().is_none_or(Decision::is_allowed),
             Err(_) => false,
         }
-    }
-
-    /// Returns `true` if a quota affected the request: it was denied, had to wait, was overage, or
-    /// would have been denied by a report-only rule.
-    pub(crate) fn is_limited(&self) -> bool {
-        self.decision().is_some_and(|decision| {
-            let denied = decision.outcomes().iter().any(Outcome::is_denied);
-            let waits = !decision.wait().is_zero();
-            !decision.is_allowed() || decision.is_overage() || waits || denied
-        })
     }
 
     /// Returns the decision, or `None` if no rule charges the request or its key is unusable.

@@ -1,174 +1,251 @@
-//! The sums of the verdicts, in memory that does not grow with the log.
+//! The sums of the verdicts, in memory that does not grow with the log, and their report.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    net::{Ipv4Addr, Ipv6Addr},
+    time::Duration,
+};
 
+use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
 use tower_sluice::{ClientIp, Key, KeyExtractor};
 
 use crate::{
-    course::Course,
+    Rules,
     entry::{Fault, Reason, shown},
-    rule::{AnyKey, RuleFlag},
-    simulate::{Call, Verdict},
+    log::Place,
+    rule::{AnyKey, KeyFlag, RuleFlag},
+    simulate::{Call, Simulator, Verdict},
     top::Top,
 };
 
+const TIME: &[BorrowedFormatItem<'_>] =
+    format_description!("[year]-[month]-[day]T[hour]:[minute]:[second]Z");
 /// The maximum number of malformed lines that are named.
 const NAMED: usize = 10;
 /// The maximum length of shown faulty text, in bytes.
 const SHOWN: usize = 80;
 
-#[derive(Default)]
-pub(crate) struct Lines {
-    pub(crate) all: u64,
-    pub(crate) malformed: u64,
-    pub(crate) reasons: BTreeMap<Reason, u64>,
-    pub(crate) named: Vec<Named>,
+/// The times of the first and the last request.
+#[derive(Clone, Copy)]
+struct Span {
+    first: Duration,
+    last: Duration,
 }
 
-/// A malformed line.
-pub(crate) struct Named {
-    pub(crate) file: String,
-    pub(crate) line: u64,
-    pub(crate) reason: Reason,
-    pub(crate) what: String,
-}
+impl Span {
+    fn with(before: Option<Self>, at: Duration) -> Self {
+        Self { first: before.map_or(at, |span| span.first), last: at }
+    }
 
-impl Lines {
-    pub(crate) fn fault(&mut self, file: &str, line: u64, (reason, part): Fault<'_>) {
-        self.malformed += 1;
-        *self.reasons.entry(reason).or_default() += 1;
-        if self.named.len() < NAMED {
-            let cut = &part[..part.len().min(SHOWN)];
-            let more = if cut.len() < part.len() { "…" } else { "" };
-            let what = shown(cut) + more;
-            self.named.push(Named { file: file.to_owned(), line, reason, what });
-        }
+    fn text(self) -> String {
+        format!("from {} to {}", instant(self.first), instant(self.last))
     }
 }
 
-/// Counts of the requests.
 #[derive(Default)]
-pub(crate) struct Requests {
-    pub(crate) all: u64,
-    pub(crate) passed: u64,
-    pub(crate) delayed: u64,
-    pub(crate) longest_wait: Duration,
-    pub(crate) overage: u64,
-    pub(crate) denied: u64,
-    pub(crate) unkeyed: u64,
-    pub(crate) late: u64,
-    /// The lateness of the latest one.
-    pub(crate) late_by: Duration,
-    pub(crate) first: Option<Duration>,
-    pub(crate) last: Duration,
-    pub(crate) course: Course,
+pub(crate) struct Tally {
+    pub(crate) lines: u64,
+    malformed: BTreeMap<Reason, u64>,
+    /// The first malformed lines, as they are printed.
+    named: Vec<String>,
+    requests: u64,
+    span: Option<Span>,
+    passed: u64,
+    delayed: u64,
+    longest_wait: Duration,
+    overage: u64,
+    denied: u64,
+    unkeyed: u64,
+    late: u64,
+    rules: Vec<ByRule>,
 }
 
 /// Counts for one rule.
-pub(crate) struct ByRule {
-    pub(crate) flag: RuleFlag,
+struct ByRule {
+    flag: RuleFlag,
     extractor: AnyKey,
-    pub(crate) asked: u64,
+    asked: u64,
     /// Requests that the rule denied, or would have denied if it were not report-only.
-    pub(crate) denied: Limited,
-    pub(crate) only_reported: u64,
+    denied: Limited,
     /// Requests that waited for the rule.
-    pub(crate) delayed: Limited,
+    delayed: Limited,
 }
 
 /// Requests that a rule limited in one way.
 #[derive(Default)]
-pub(crate) struct Limited {
-    pub(crate) count: u64,
-    pub(crate) first: Option<Duration>,
-    pub(crate) last: Duration,
-    pub(crate) top: Top,
+struct Limited {
+    count: u64,
+    span: Option<Span>,
+    top: Top,
 }
 
 impl Limited {
     fn add(&mut self, key: Option<Key>, at: Duration) {
         self.count += 1;
-        self.first.get_or_insert(at);
-        self.last = at;
-        self.top.add(key, at);
+        self.span = Some(Span::with(self.span, at));
+        self.top.add(key);
     }
-}
-
-impl ByRule {
-    fn new(flag: &RuleFlag, client: Option<&ClientIp>) -> Result<Self, String> {
-        Ok(Self {
-            flag: flag.clone(),
-            extractor: flag.key.extractor(client)?,
-            asked: 0,
-            denied: Limited::default(),
-            only_reported: 0,
-            delayed: Limited::default(),
-        })
-    }
-
-    /// Returns the key of the request, or `None` for a request without a key of its own.
-    fn key(&self, call: &Call) -> Option<Key> {
-        self.extractor.extract(&call.head()).ok().flatten()
-    }
-}
-
-pub(crate) struct Tally {
-    pub(crate) lines: Lines,
-    /// Requests with an exempt key, which count nowhere else.
-    pub(crate) excepted: u64,
-    pub(crate) requests: Requests,
-    pub(crate) rules: Vec<ByRule>,
 }
 
 impl Tally {
     pub(crate) fn of(rules: &[RuleFlag], client: Option<&ClientIp>) -> Result<Self, String> {
-        let rules = rules.iter().map(|flag| ByRule::new(flag, client)).collect::<Result<_, _>>()?;
-        let (lines, requests) = (Lines::default(), Requests::default());
-        Ok(Self { lines, excepted: 0, requests, rules })
+        let by_rule = |flag: &RuleFlag| {
+            let extractor = flag.key.extractor(client)?;
+            let (denied, delayed) = Default::default();
+            Ok(ByRule { flag: flag.clone(), extractor, asked: 0, denied, delayed })
+        };
+        let rules = rules.iter().map(by_rule).collect::<Result<_, String>>()?;
+        Ok(Self { rules, ..Self::default() })
+    }
+
+    pub(crate) fn fault(&mut self, place: Place<'_>, (reason, part): Fault<'_>) {
+        *self.malformed.entry(reason).or_default() += 1;
+        if self.named.len() < NAMED {
+            let cut = &part[..part.len().min(SHOWN)];
+            let more = if cut.len() < part.len() { "…" } else { "" };
+            let colon = if part.is_empty() { "" } else { ": " };
+            let Place { file, line } = place;
+            let what = shown(cut);
+            self.named.push(format!("{file}:{line}: {}{colon}{what}{more}", reason.text()));
+        }
     }
 
     pub(crate) fn note(&mut self, call: &Call, verdict: &Verdict) {
-        let at = verdict.at;
-        let denied = self.by_rule(call, verdict);
-        let all = &mut self.requests;
-        all.all += 1;
-        all.late += u64::from(verdict.is_late);
-        all.late_by = all.late_by.max(at.saturating_sub(call.at));
-        all.first.get_or_insert(at);
-        all.last = at;
-        all.course.add(at, denied);
+        self.by_rule(call, verdict);
+        self.requests += 1;
+        self.late += u64::from(verdict.is_late);
+        self.span = Some(Span::with(self.span, verdict.at));
         let Some(decision) = verdict.decision() else {
             let free = verdict.passes();
-            all.passed += u64::from(free);
-            all.unkeyed += u64::from(!free);
+            self.passed += u64::from(free);
+            self.unkeyed += u64::from(!free);
             return;
         };
         if !decision.is_allowed() {
-            all.denied += 1;
+            self.denied += 1;
             return;
         }
         let wait = decision.wait();
-        all.passed += u64::from(wait.is_zero());
-        all.delayed += u64::from(!wait.is_zero());
-        all.longest_wait = all.longest_wait.max(wait);
-        all.overage += u64::from(decision.is_overage());
+        self.passed += u64::from(wait.is_zero());
+        self.delayed += u64::from(!wait.is_zero());
+        self.longest_wait = self.longest_wait.max(wait);
+        self.overage += u64::from(decision.is_overage());
     }
 
-    /// Counts the request for each rule. Returns `true` if a rule denied it, or would have.
-    fn by_rule(&mut self, call: &Call, verdict: &Verdict) -> bool {
+    fn by_rule(&mut self, call: &Call, verdict: &Verdict) {
         let outcomes = verdict.decision().map_or(&[][..], |decision| decision.outcomes());
-        let mut denied = false;
         for rule in &mut self.rules {
             let mut its = outcomes.iter().filter(|outcome| outcome.rule() == rule.flag.name);
             rule.asked += u64::from(its.clone().next().is_some());
-            if let Some(outcome) = its.find(|outcome| outcome.is_denied()) {
-                rule.only_reported += u64::from(outcome.is_report_only());
-                rule.denied.add(rule.key(call), verdict.at);
-                denied = true;
+            let limited = if its.any(|outcome| outcome.is_denied()) {
+                &mut rule.denied
             } else if verdict.waits_for.contains(&rule.flag.name) {
-                rule.delayed.add(rule.key(call), verdict.at);
+                &mut rule.delayed
+            } else {
+                continue;
+            };
+            // None for a request without a key of its own.
+            limited.add(rule.extractor.extract(&call.head()).ok().flatten(), verdict.at);
+        }
+    }
+
+    /// Prints the report, which names this number of keys for each rule.
+    pub(crate) fn print(
+        &self,
+        simulator: &Simulator<Rules>,
+        top: usize,
+        out: &mut impl Write,
+    ) -> io::Result<()> {
+        let malformed: u64 = self.malformed.values().sum();
+        writeln!(out, "{} lines, {} requests, {malformed} malformed", self.lines, self.requests)?;
+        if let Some(span) = self.span {
+            writeln!(out, "{}", span.text())?;
+        }
+        for (reason, n) in &self.malformed {
+            writeln!(out, "{n:>12} {}", reason.text())?;
+        }
+        for line in &self.named {
+            writeln!(out, "  {line}")?;
+        }
+        let wait = format!("wait, at most {} ms", self.longest_wait.as_millis());
+        let late = "came later than the log has them, and count as of the latest before";
+        let shared = "decisions or counts are of accounts that keys share because the store is \
+                      full; give a larger --capacity";
+        writeln!(out, "\nWith these rules")?;
+        for (n, what) in [
+            (self.passed, "pass at once"),
+            (self.delayed, &*wait),
+            (self.overage, "of these pass as overage"),
+            (self.denied, "are denied"),
+            (self.unkeyed, "are rejected without a key"),
+            (self.late, late),
+            (simulator.overflowed(), shared),
+        ] {
+            if n > 0 {
+                writeln!(out, "{n:>12} {what}")?;
             }
         }
-        denied
+        for rule in &self.rules {
+            rule.print(top, out)?;
+        }
+        writeln!(out, "\nThe smallest limits that limit no request")?;
+        for least in simulator.least() {
+            let quota = least.quota().map(|quota| format!("quota=\"{quota}\""));
+            let quota = quota.unwrap_or_else(|| "no quota can express it,".into());
+            writeln!(out, "  rule {}: {quota} instead of \"{}\"", least.rule, least.given)?;
+        }
+        Ok(())
     }
+}
+
+impl ByRule {
+    fn print(&self, top: usize, out: &mut impl Write) -> io::Result<()> {
+        let Self { flag: RuleFlag { name, key, report_only, .. }, asked, .. } = self;
+        if self.denied.count + self.delayed.count == 0 {
+            return writeln!(out, "\nrule {name}: {asked} requests, no request denied or delayed");
+        }
+        let would = if *report_only { "would deny" } else { "denies" };
+        for (does, limited) in [(would, &self.denied), ("delays", &self.delayed)] {
+            let Some(span) = limited.span else { continue };
+            let Limited { count, top: counted, .. } = limited;
+            let about = if counted.short > 0 { "at least " } else { "" };
+            writeln!(out, "\nrule {name}: {does} {count} of {asked}, {}", span.text())?;
+            writeln!(out, "  {about}{} keys, most often", counted.len())?;
+            for (known, count) in counted.most(top) {
+                let known = known.as_ref().map_or("(none)".into(), |known| shown_key(known, key));
+                writeln!(out, "  {about}{count:>8} {known}")?;
+            }
+            if counted.short > 0 {
+                let n = counted.short;
+                writeln!(out, "  a count may be too low by {n}: more keys than are counted")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns a key as the log has it. Its bytes are a kind and the extracted value: an address, for
+/// IPv6 the first 64 bits, or text.
+fn shown_key(key: &Key, flag: &KeyFlag) -> String {
+    let bytes = key.to_bytes();
+    let found = bytes.get(1..).unwrap_or_default();
+    match flag {
+        KeyFlag::Everyone => "everyone".to_owned(),
+        KeyFlag::Peer | KeyFlag::Client => {
+            match (<[u8; 4]>::try_from(found), <[u8; 16]>::try_from(found)) {
+                (Ok(address), _) => Ipv4Addr::from(address).to_string(),
+                (_, Ok(address)) => format!("{}/64", Ipv6Addr::from(address)),
+                _ => "(unreadable)".to_owned(),
+            }
+        }
+        KeyFlag::Header(_) | KeyFlag::Route => shown(found),
+    }
+}
+
+/// Formats an instant in UTC.
+fn instant(at: Duration) -> String {
+    let seconds = i64::try_from(at.as_secs()).unwrap_or(i64::MAX);
+    let time = OffsetDateTime::from_unix_timestamp(seconds).ok();
+    time.and_then(|time| time.format(TIME).ok()).unwrap_or_else(|| format!("{seconds} s"))
 }

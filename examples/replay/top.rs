@@ -3,7 +3,7 @@
 //! Uses the algorithm of Misra and Gries (1982): if no counter is free for a new key, all counters
 //! lose one instead. A count is then too low by at most the number of times that happened.
 
-use std::{collections::HashMap, time::Duration};
+use std::{cmp::Reverse, collections::HashMap};
 
 use tower_sluice::Key;
 
@@ -13,35 +13,24 @@ const COUNTERS: usize = 1_024;
 /// Counts by key; `None` stands for requests without a key of their own.
 #[derive(Default)]
 pub(crate) struct Top {
-    counters: HashMap<Option<Key>, Times>,
-    short: u64,
-}
-
-#[derive(Clone, Copy)]
-pub(crate) struct Times {
-    pub(crate) count: u64,
-    pub(crate) first: Duration,
-    pub(crate) last: Duration,
+    counters: HashMap<Option<Key>, u64>,
+    /// The maximum error of a count.
+    pub(crate) short: u64,
 }
 
 impl Top {
-    pub(crate) fn add(&mut self, key: Option<Key>, at: Duration) {
-        if let Some(known) = self.counters.get_mut(&key) {
-            (known.count, known.last) = (known.count + 1, at);
+    pub(crate) fn add(&mut self, key: Option<Key>) {
+        if let Some(count) = self.counters.get_mut(&key) {
+            *count += 1;
         } else if self.counters.len() < COUNTERS {
-            self.counters.insert(key, Times { count: 1, first: at, last: at });
+            self.counters.insert(key, 1);
         } else {
             self.short += 1;
-            self.counters.retain(|_, times| {
-                times.count -= 1;
-                times.count > 0
+            self.counters.retain(|_, count| {
+                *count -= 1;
+                *count > 0
             });
         }
-    }
-
-    /// Returns the maximum error of a count.
-    pub(crate) fn short(&self) -> u64 {
-        self.short
     }
 
     /// Returns the number of keys that are known to have been limited.
@@ -50,10 +39,9 @@ impl Top {
     }
 
     /// Returns the most limited keys, in a reproducible order.
-    pub(crate) fn most(&self, n: usize) -> Vec<(Option<Key>, Times)> {
-        let mut all: Vec<_> = self.counters.iter().map(|(key, it)| (key.clone(), *it)).collect();
-        let bytes = |key: &Option<Key>| key.as_ref().map(Key::to_bytes);
-        all.sort_by_cached_key(|(key, it)| (std::cmp::Reverse(it.count), it.first, bytes(key)));
+    pub(crate) fn most(&self, n: usize) -> Vec<(&Option<Key>, u64)> {
+        let mut all: Vec<_> = self.counters.iter().map(|(key, count)| (key, *count)).collect();
+        all.sort_by_cached_key(|(key, count)| (Reverse(*count), key.as_ref().map(Key::to_bytes)));
         all.truncate(n);
         all
     }

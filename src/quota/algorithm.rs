@@ -269,8 +269,7 @@ mod tests {
 
     /// Fails to compile if an algorithm is added without a picture.
     ///
-    /// A picture needs a line in `examples/plot/pictures.rs` and a section in
-    /// `src/guide/algorithms.md`.
+    /// A picture needs a section in `src/guide/algorithms.md`.
     fn picture(algorithm: Algorithm) -> &'static str {
         match algorithm {
             Algorithm::Gcra => include_str!("../guide/plots/gcra.svg"),

@@ -5,7 +5,7 @@ use std::{fmt::Debug, time::Duration};
 
 use futures::future::join_all;
 use tokio::time::Instant;
-use tower_sluice::{Algorithm, Decision, Quota, Store, StoreExt};
+use tower_sluice::{Algorithm, Decision, LocalStore, Quota, Store, StoreExt, decision::Source};
 
 use crate::{
     accounts::{Account, connect},
@@ -93,6 +93,31 @@ async fn a_batch_occupies_the_server_briefly() {
             // In the first round, the server learns the scripts.
             assert!(round == 0 || batches <= 2 * full, "{batches} batches");
             assert!(time / batches < Duration::from_millis(10), "{time:?} for {batches} batches");
+        }
+    }
+}
+
+/// A policy for outages would decide otherwise: it admits all, none, or another limit.
+#[tokio::test]
+async fn a_burst_of_one_key_is_no_outage_under_any_policy() {
+    let server = Server::redis().await;
+    let mut proxy = Proxy::start(server.address()).await;
+    let store = connect(&server.url_at(proxy.addr())).await;
+    proxy.set(Mode::Delay(Duration::from_millis(3))).await;
+    let store = store.timeout(Duration::from_secs(1)).breaker();
+    let stores = [
+        store.clone().fail_open().boxed(),
+        store.clone().fail_closed().boxed(),
+        store.fallback(LocalStore::new(), 1).boxed(),
+    ];
+    for (at, store) in stores.iter().enumerate() {
+        for (nth, quota) in quotas().into_iter().enumerate() {
+            let account = Account::new(format!("{at} {nth}"), quota);
+            let decisions = burst(store, &account, 300).await;
+            let other = decisions.iter().find(|decision| decision.source() != Source::Redis);
+            assert_eq!(other.map(Decision::source), None, "{at}, {quota:?}");
+            let allowed = decisions.iter().filter(|decision| decision.is_allowed()).count();
+            assert_eq!(allowed, LIMIT as usize, "{at}, {quota:?}");
         }
     }
 }

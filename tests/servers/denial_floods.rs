@@ -20,8 +20,7 @@ use tower_sluice::{LocalStore, RedisStore, StoreExt, store::Timeout};
 
 use crate::{
     accounts::connect,
-    busy_key::{POLICIES, Policy},
-    rule_kinds::{AnyStore, Kind, Runs, respond},
+    rule_kinds::{AnyStore, Kind, POLICIES, Policy, Runs, respond},
     servers::Server,
 };
 

@@ -8,7 +8,7 @@ use std::{
 use tower_sluice::testing::Case;
 
 use crate::{
-    servers::{Cluster, Flavour, Server, eventually},
+    servers::{Server, eventually},
     support::programs::{ANY_PORT, Answer, Server as Gateway, example},
 };
 
@@ -109,34 +109,6 @@ async fn the_outage_example_shows_which_store_decides() {
     let said: Vec<_> = (1..4).map(|_| next()).collect();
     assert!(said[2].contains("denied by fallback") && !said[2].contains("redis"), "{said:?}");
     assert!(child.wait().expect("ends").success());
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn two_processes_share_one_limit() {
-    let redis = Server::redis().await;
-    let run = || {
-        let mut command = example("redis");
-        command.arg(redis.url()).stdout(Stdio::piped()).spawn().expect("runs")
-    };
-    let admitted = |child: std::process::Child| {
-        let output = child.wait_with_output().expect("ends");
-        String::from_utf8_lossy(&output.stdout).matches("200 OK").count()
-    };
-    let (one, two) = (run(), run());
-    let admitted = tokio::task::block_in_place(|| admitted(one) + admitted(two));
-    assert_eq!(admitted, 10);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_cluster_example_charges_all_or_none() {
-    let cluster = Cluster::start(Flavour::Redis).await;
-    let mut command = example("redis_cluster");
-    let output = command.args(cluster.urls()).output().expect("runs");
-    let said = String::from_utf8_lossy(&output.stdout);
-    let lines: Vec<_> = said.lines().collect();
-    assert_eq!(lines.len(), 7, "{said} {}", String::from_utf8_lossy(&output.stderr));
-    assert!(lines[4].contains("admitted") && lines[4].contains("[15, 0, 995]"), "{said}");
-    assert!(lines[6].contains("denied") && lines[6].contains("[15, 0, 995]"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,15 +3,9 @@
 
 #[path = "../support/accounts.rs"]
 mod accounts;
-#[cfg(feature = "admin")]
-mod admin;
 mod alternatives;
-mod burst_policies;
 mod bursts;
-#[path = "../support/busy_key.rs"]
-mod busy_key;
 mod calls;
-mod cancelled;
 mod changing;
 mod clock;
 mod closing;
@@ -34,7 +28,6 @@ mod first_line;
 mod format;
 mod found;
 mod instances;
-mod kept_cases;
 mod keys;
 mod leased;
 mod link;
@@ -44,7 +37,6 @@ mod lost_shard;
 mod lua54;
 mod outages;
 mod parity;
-mod penalty;
 #[cfg(feature = "calendar")]
 mod periods;
 mod permissions;

@@ -22,7 +22,7 @@ use tower_sluice::{
 
 use crate::{
     accounts::{Account, LONG, connect, lazy, rule},
-    busy_key::{POLICIES, Policy},
+    rule_kinds::{POLICIES, Policy},
     servers::{Cluster, Flavour, Mode, Proxy, Sentinels, Server, eventually},
     streams::{Gate, to},
 };

@@ -98,24 +98,6 @@ impl Kind {
         }
     }
 
-    /// Returns `true` if the account has enough units for leases.
-    pub(crate) fn is_leased(self) -> bool {
-        matches!(self, Self::Leasable | Self::FairBy | Self::Or)
-    }
-
-    /// Returns `true` if all clients use the same units.
-    pub(crate) fn has_pool(self) -> bool {
-        self == Self::FairBy
-    }
-
-    /// Returns the calls to a store that a denial may take.
-    pub(crate) fn attempts(self) -> u32 {
-        match self {
-            Self::Or | Self::FairBy => 2,
-            _ => 1,
-        }
-    }
-
     /// Returns a service that counts the requests that run. The responses have the decisions.
     pub(crate) fn site(self, store: AnyStore, runs: Arc<Runs>) -> Site {
         let handler = service_fn(move |request| {
@@ -214,3 +196,13 @@ pub(crate) async fn respond(site: &Site, key: &str) -> Response<String> {
     let Ok(response) = site.clone().oneshot(request).await;
     response
 }
+
+/// The policy for an outage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Policy {
+    FailOpen,
+    FailClosed,
+    Fallback,
+}
+
+pub(crate) const POLICIES: [Policy; 3] = [Policy::FailOpen, Policy::FailClosed, Policy::Fallback];

@@ -16,11 +16,6 @@ impl Table {
         self.0.push((number, attack, cells));
     }
 
-    /// Adds a row that cannot be measured for the peers.
-    pub fn ours(&mut self, number: u32, attack: &'static str, cell: Cell) {
-        self.row(number, attack, [cell, Cell::none(), Cell::none(), Cell::none()]);
-    }
-
     /// Returns the number of successful attacks on tower-sluice.
     pub fn broken(&self) -> usize {
         self.0.iter().filter(|(.., cells)| !cells[0].holds).count()

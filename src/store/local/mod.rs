@@ -71,7 +71,7 @@ const SLOTS_PER_KEY: usize = 2;
 /// The table of accounts is divided into sets of 16 slots. A new key needs a free slot in its own
 /// set, so a few new keys share an account before the store is full. The next table shows the
 /// effect on 20 000 new keys with one unit each, in a store for a million keys
-/// (`cargo bench -p dev --all-features --bench scaling -- denials`):
+/// (the same file):
 ///
 /// | keys in debt, as a share of the capacity | new keys without a slot | new keys denied early |
 /// |---|---|---|

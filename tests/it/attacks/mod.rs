@@ -28,9 +28,9 @@
 //! | 21 | opening the breaker to get fail-open | `outage.rs` |
 //! | 22 | timing shows whether a key is limited | accepted: the response says it anyway |
 //! | 23 | guesses at the operators' password, by any method | `tests/it/tooling/examples.rs`: `admin_limits_wrong_guesses_by_address_without_locking_out_others` |
-//! | 24 | blocks until the table of blocks is full | `tests/it/tooling/operators.rs`: `a_full_table_of_blocks_denies_the_block_through_every_wrapper` |
-//! | 25 | a request that claims to be a CORS preflight | `preflights`; `tests/it/grpc/calls.rs`: `a_call_sent_as_a_preflight_is_charged` |
-//! | 26 | an HTTP request that claims a gRPC content type | `tests/it/grpc/calls.rs`: `an_http_request_with_a_grpc_content_type_gets_a_plain_rejection` |
+//! | 24 | blocks until the table of blocks is full | `tests/it/tooling/operators.rs`: `a_flood_of_blocks_is_bounded_and_reports_which_blocks_hold` |
+//! | 25 | a request that claims to be a CORS preflight | `preflights` |
+//! | 26 | an HTTP request that claims a gRPC content type | `tests/it/grpc/calls.rs`: `only_grpc_requests_get_a_grpc_rejection` |
 //! | 27 | an `Accept` of 400 KB | unit tests of `src/reject/text.rs` |
 //! | 28 | a made-up method per request | `keys::invented_methods_share_one_account` |
 //! | 29 | an identity that a deny list cannot read | `proxies::an_unreadable_address_does_not_pass_a_deny_list`; `tests/it/layer/access.rs` |
@@ -40,10 +40,10 @@
 //! | 33 | one IPv6 /48, a /64 per request | `addresses::a_48_has_65_536_accounts_by_64_and_one_by_48` |
 //! | 34 | parallel requests charged little at first and much later | `tests/it/local/max_debt.rs`: `parallel_requests_spend_the_documented_number_of_units` |
 //! | 35 | few users that fill the queue | `tests/it/layer/waiters.rs`: `eighteen_invented_users_do_not_fill_the_queue` |
-//! | 36 | slow requests refunded late, all at once | `answers::late_refunds_do_not_exceed_the_burst`; `tests/it/rules/undo.rs` |
-//! | 37 | queueing and leaving, again and again | `tests/it/layer/cancelled.rs`: `repeated_queueing_and_cancelling_runs_one_handler_a_second` |
+//! | 36 | slow requests refunded late, all at once | `answers::late_refunds_do_not_exceed_the_burst` |
+//! | 37 | queueing and leaving, again and again | `tests/it/layer/cancelled.rs`: `remaining_requests_keep_to_the_quota_after_any_cancellation` |
 //! | 38 | disconnecting before the handler adjusts the charge | `tests/it/layer/settle_cut.rs`: `clients_that_disconnect_are_limited_like_others` |
-//! | 39 | a refund of a charge from before a reset | `tests/it/rules/undo.rs`: `receipts_from_before_a_reset_are_void` |
+//! | 39 | a refund of a charge from before a reset | `tests/it/rules/definition.rs`: `every_value_equals_the_definition` |
 //! | 40 | a store that queues everything, or does not know how to decide | `stores` |
 //! | 41 | adjustments by extreme numbers | `stores::adjustments_by_extreme_numbers_give_no_more_than_the_limit` |
 //! | 42 | keys of one network that are denied, to shrink the fair shares of others | `tests/it/rules/fair_flood.rs` |

@@ -2,8 +2,6 @@
 
 #[cfg(all(feature = "testing", feature = "tonic"))]
 mod calls;
-#[cfg(all(feature = "axum", feature = "tonic"))]
-mod shared;
 #[cfg(all(feature = "testing", feature = "tonic"))]
 mod web;
 #[cfg(all(feature = "axum", feature = "testing", feature = "tonic"))]

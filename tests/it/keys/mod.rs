@@ -1,6 +1,5 @@
 //! Tests of key extractors.
 
-mod client_ip;
 #[cfg(all(feature = "redis", feature = "serde", feature = "testing"))]
 mod client_walk;
 mod extractors;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::{
-    Method, Request, StatusCode,
+    Method, StatusCode,
     header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER},
 };
 use tower_sluice::{
@@ -172,72 +172,4 @@ async fn each_problem_type_has_one_title() {
     assert_eq!(text.body(), "Access is blocked; retry in 60 s.\n");
     let denied = blocked.reject(TooManyRequests::new().blocked_status(StatusCode::FORBIDDEN));
     assert_eq!(answer(&denied, get("/")).await.status(), StatusCode::FORBIDDEN);
-}
-
-#[tokio::test]
-async fn a_cost_above_the_burst_has_no_retry_after() {
-    let by_path = Cost::from_fn(|head| if head.path() == "/export" { 11 } else { 5 });
-    let rule = Rule::new("api", Everyone, Quota::per_second(10)).cost(by_path);
-    let layer = RateLimitLayer::rules(rule, FakeClock::new().store(64));
-    let response = answer(&layer, get("/export")).await;
-    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert!(!response.headers().contains_key(RETRY_AFTER));
-    assert_eq!(header(response.headers(), "ratelimit"), r#""api";r=10"#);
-    let reject = TooManyRequests::new().too_costly_status(StatusCode::PAYLOAD_TOO_LARGE);
-    let layer = layer.reject(reject);
-    assert_eq!(answer(&layer, get("/export")).await.status(), StatusCode::PAYLOAD_TOO_LARGE);
-    for status in [StatusCode::OK, StatusCode::OK, StatusCode::TOO_MANY_REQUESTS] {
-        assert_eq!(answer(&layer, get("/")).await.status(), status);
-    }
-}
-
-/// Builds an OPTIONS request with these header lines.
-fn options(lines: &[(&str, &str)]) -> Request<()> {
-    let mut request = with(lines);
-    *request.method_mut() = Method::OPTIONS;
-    request
-}
-
-const ORIGIN: (&str, &str) = ("origin", "https://app.example");
-const FOR_PUT: (&str, &str) = ("access-control-request-method", "PUT");
-
-#[tokio::test]
-async fn preflights_are_charged_by_default() {
-    let preflight = options(&[ORIGIN, FOR_PUT]);
-    assert_eq!(answer(&spent(), preflight).await.status(), StatusCode::TOO_MANY_REQUESTS);
-}
-
-#[tokio::test]
-async fn only_preflights_with_an_origin_and_no_body_are_exempt() {
-    let exempt = || spent().exempt_preflights();
-    for lines in [
-        &[ORIGIN, FOR_PUT][..],
-        &[ORIGIN, FOR_PUT, ("access-control-request-headers", "x-key")],
-        &[ORIGIN, FOR_PUT, ("content-length", "0")],
-    ] {
-        let response = answer(&exempt(), options(lines)).await;
-        let reported = (response.status(), crate::support::lines(response.headers()));
-        assert_eq!(reported, (StatusCode::OK, vec![]), "{lines:?}");
-    }
-    for lines in [
-        &[][..],
-        &[ORIGIN],
-        &[FOR_PUT],
-        &[ORIGIN, FOR_PUT, ("content-length", "1")],
-        &[ORIGIN, FOR_PUT, ("content-length", "0"), ("content-length", "7")],
-        &[ORIGIN, FOR_PUT, ("content-length", "0, 0")],
-        &[ORIGIN, FOR_PUT, ("content-length", "+0")],
-        &[ORIGIN, FOR_PUT, ("content-length", "")],
-        &[ORIGIN, FOR_PUT, ("content-length", "-1")],
-        &[ORIGIN, FOR_PUT, ("content-length", "none")],
-        &[ORIGIN, FOR_PUT, ("transfer-encoding", "chunked")],
-        &[ORIGIN, FOR_PUT, ("content-type", "application/grpc")],
-        &[ORIGIN, FOR_PUT, ("content-type", "application/grpc-web+proto")],
-        &[ORIGIN, FOR_PUT, ("content-type", "application/json")],
-    ] {
-        let response = answer(&exempt(), options(lines)).await;
-        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "{lines:?}");
-    }
-    let get = answer(&exempt(), with(&[ORIGIN, FOR_PUT])).await;
-    assert_eq!(get.status(), StatusCode::TOO_MANY_REQUESTS);
 }

@@ -4,7 +4,6 @@
 mod access;
 #[cfg(all(feature = "axum", feature = "testing"))]
 mod axum;
-mod body_slot;
 #[cfg(feature = "testing")]
 mod cancelled;
 #[cfg(feature = "testing")]
@@ -15,8 +14,6 @@ mod handler;
 mod headers;
 #[cfg(feature = "testing")]
 mod http;
-#[cfg(feature = "testing")]
-mod limiter;
 mod on_decision;
 #[cfg(all(feature = "axum", feature = "testing"))]
 mod one_limit;
@@ -24,8 +21,6 @@ mod one_limit;
 mod overcommit;
 #[cfg(feature = "testing")]
 mod penalty;
-#[cfg(feature = "testing")]
-mod priorities;
 #[cfg(feature = "testing")]
 mod report_only;
 #[cfg(all(feature = "axum", feature = "testing"))]
@@ -47,7 +42,3 @@ mod until_ready;
 mod waiters;
 #[cfg(feature = "testing")]
 mod waiting;
-#[cfg(feature = "testing")]
-mod waiting_inner;
-#[cfg(feature = "testing")]
-mod waiting_threads;

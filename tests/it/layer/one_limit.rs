@@ -1,25 +1,15 @@
 //! Clones of a layer and its services, which share one limit.
 
-use std::{convert::Infallible, time::Duration};
+use std::convert::Infallible;
 
-use proptest::prelude::*;
 use tower_sluice::{
-    Algorithm, Limiter, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule, Store,
-    key::Everyone, testing::FakeClock,
+    Algorithm, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule, Store, key::Everyone,
 };
-
-use crate::support::answer;
 
 const TEN: Quota = Quota::per_hour(10);
 
-type Limit<K> = RateLimitLayer<Rule<K>, LocalStore>;
-
 fn rule(name: &str, plan: impl Into<Plan>) -> Rule<Everyone> {
     Rule::new(name, Everyone, plan)
-}
-
-fn limit(store: &LocalStore, name: &str, plan: impl Into<Plan>) -> Limit<Everyone> {
-    RateLimitLayer::rules(rule(name, plan), store.clone())
 }
 
 /// Returns the error for another layer of the rule `login` on this store.
@@ -29,18 +19,6 @@ where
 {
     let layer = RateLimitLayer::try_rules(rule("login", plan), store);
     layer.err().map(|wrong| wrong.to_string())
-}
-
-#[tokio::test]
-async fn two_layers_of_one_store_rule_and_quota_are_one_limit() {
-    let store = LocalStore::with_capacity(64);
-    let (one, two) = (limit(&store, "api", TEN), limit(&store, "api", TEN));
-    for _ in 0..5 {
-        assert_eq!(answer(&one, crate::support::get("/")).await.status(), 200);
-        assert_eq!(answer(&two, crate::support::get("/")).await.status(), 200);
-    }
-    assert_eq!(answer(&one, crate::support::get("/")).await.status(), 429);
-    assert_eq!(answer(&two, crate::support::get("/")).await.status(), 429);
 }
 
 /// Different window lengths would be unsafe: a request under the short one would end the account,
@@ -59,29 +37,4 @@ fn other_quotas_under_one_name_fail_to_build() {
     assert_eq!(denial(store.clone(), TEN), None, "a layer that failed to build does not count");
     assert_eq!(denial(store, &LivePlan::new(windows)), None, "live plans are not compared");
     assert_eq!(denial(LocalStore::with_capacity(64), windows), None);
-}
-
-proptest! {
-    #![proptest_config(crate::support::regressions::keeping(file!()))]
-
-    /// Quotas that can change are not compared; under GCRA that cannot free any key.
-    #[test]
-    fn a_quota_allows_alone_what_it_allows_beside_another(
-        units in [1..20_u32, 1..20], bursts in [1..30_u32, 1..30], periods in [1..90_u64, 1..90],
-        asks in prop::collection::vec((0..2_usize, 1..4_u32, 0..5_000_u64), 1..200),
-    ) {
-        let quota = |at: usize| {
-            let quota = Quota::new(units[at], Duration::from_secs(periods[at])).expect("a quota");
-            quota.with_burst(bursts[at])
-        };
-        let (quotas, clock) = ([quota(0), quota(1)], FakeClock::new());
-        let [shared, one, two] = [(); 3].map(|()| Limiter::named("default", clock.store(16)));
-        let alone = [one, two];
-        for (at, cost, millis) in asks {
-            clock.advance(Duration::from_millis(millis));
-            if shared.take("alice", &quotas[at], cost).now().is_allowed() {
-                prop_assert!(alone[at].take("alice", &quotas[at], cost).now().is_allowed());
-            }
-        }
-    }
 }

@@ -14,16 +14,16 @@ use tokio::sync::Semaphore;
 use tokio_test::{assert_ready_ok, task};
 use tower::{Layer, ServiceExt};
 use tower_sluice::{
-    Cost, Decision, Key, LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
+    Cost, Decision, Key, LocalStore, Quota, RateLimitLayer, Rule, Store,
     key::{Everyone, HeaderKey},
-    middleware::{Adjustment, ChargeHandle, Counters, Overcommit},
+    middleware::{Counters, Overcommit},
     store::CannotFail,
     testing::FakeClock,
 };
 
 use crate::support::{
-    Broken, Gated, answer, ask,
-    driven::{begin, handler, held, left, limiter, secs},
+    Gated, answer, ask,
+    driven::{begin, handler, held, left, limiter},
     get, header, with,
 };
 
@@ -96,37 +96,6 @@ async fn requests_that_never_fit_stay_denied_at_any_capacity() {
     let unkeyed = RateLimitLayer::new(HeaderKey::new("x-user"), TWO, store());
     let unkeyed = answer(&unkeyed.overcommit(Overcommit::when(|| true)), get("/")).await;
     assert_eq!(unkeyed.status(), StatusCode::BAD_REQUEST);
-}
-
-#[tokio::test]
-async fn a_blocked_key_stays_denied_at_any_capacity() {
-    let store = store();
-    drop(limiter("api", store.clone()).block(Key::everyone(), secs(30)).now().expect("room"));
-    let denied = answer(&layer(store).overcommit(Overcommit::when(|| true)), get("/")).await;
-    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(header(denied.headers(), "retry-after"), "30");
-}
-
-#[tokio::test]
-async fn a_store_that_fails_closed_stays_closed_at_any_capacity() {
-    for broken in [Broken::Now, Broken::Later] {
-        let layer = layer(broken.fail_closed()).overcommit(Overcommit::when(|| true));
-        assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::SERVICE_UNAVAILABLE);
-    }
-}
-
-#[tokio::test]
-async fn overage_has_a_charge_handle_and_nothing_to_adjust() {
-    let store = store();
-    drop(limiter("api", store.clone()).take(Key::everyone(), &TWO, 2).now());
-    let layer = layer(store.clone()).overcommit(Overcommit::when(|| true));
-    let layer = layer.adjust(|_| Adjustment::Refund).expose_charge(Adjustment::AtLeast(2));
-    let inner = handler(|request| {
-        request.extensions().get::<ChargeHandle>().expect("a reservation").adjust_to(0);
-        200
-    });
-    assert!(is_overage(&ask(&mut layer.layer(inner), get("/")).await));
-    assert_eq!(has(&store), 0);
 }
 
 /// A real service at saturation: `most` requests stay in it until the test releases them.

@@ -14,7 +14,7 @@ use tower_sluice::{
 
 use crate::support::{
     Strict, answer, ask,
-    driven::{Counting, Time, begin, handler, left, limiter, millis, secs},
+    driven::{Counting, Time, begin, handler, left, limiter, secs},
     get, lines,
 };
 
@@ -59,22 +59,6 @@ async fn a_report_only_rule_denies_nothing_and_reports_what_it_would_deny() {
     assert_eq!((counts.allowed, counts.denied, counts.would_deny), (6, 0, 4));
 }
 
-/// Two quotas of one rule are charged all or none, enforced or report-only.
-#[tokio::test]
-async fn a_rule_of_several_quotas_reports_exactly_its_enforced_denials() {
-    let (clock, quotas) = (FakeClock::new(), [Quota::per_second(1), Quota::per_minute(10)]);
-    let rule = || Rule::new("api", Everyone, quotas);
-    let reporting =
-        RateLimitLayer::rules(rule().report_only(true), clock.store(64)).expose_decision();
-    let enforcing = RateLimitLayer::rules(rule(), clock.store(64));
-    for at in 0..200 {
-        let would = answer(&reporting, get("/")).await;
-        let does = answer(&enforcing, get("/")).await.status() != StatusCode::OK;
-        assert_eq!(decision(&would).would_deny(), does, "request {at}");
-        clock.advance(millis(300));
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn dropping_a_queued_request_undoes_only_its_charges() {
     let time = Time::default();
@@ -90,23 +74,6 @@ async fn dropping_a_queued_request_undoes_only_its_charges() {
     assert_eq!(has(&store, "trial", TWO), 0);
     time.pass(secs(1)).await;
     assert_eq!(has(&store, "even", even), 1);
-}
-
-#[tokio::test]
-async fn a_report_only_layer_denies_nothing_and_hides_its_denials_from_clients() {
-    let (store, counters) = (store(), Counters::new());
-    let layer = RateLimitLayer::rules(real(), store.clone()).report_only(true);
-    let layer = layer.expose_decision().on_decision(counters.clone());
-    for at in 0..9 {
-        let response = answer(&layer, get("/")).await;
-        assert_eq!(response.status(), StatusCode::OK);
-        assert_eq!(decision(&response).is_allowed(), at < 5);
-        assert_eq!(response.headers().contains_key("ratelimit"), at < 5);
-        assert!(!response.headers().contains_key("retry-after"));
-    }
-    let counts = counters.snapshot();
-    assert_eq!((counts.allowed, counts.denied, counts.would_deny), (5, 0, 4));
-    assert_eq!(has(&store, "real", FIVE), 0);
 }
 
 #[tokio::test]

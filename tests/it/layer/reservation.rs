@@ -1,15 +1,11 @@
 //! Charge handles, by which a handler adjusts the charge to the actual cost.
 
-use std::{
-    convert::Infallible,
-    sync::{Arc, Barrier, Mutex},
-    thread,
-};
+use std::thread;
 
 use http::{Request, StatusCode};
 use tower::Layer;
 use tower_sluice::{
-    AccessList, Key, LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
+    AccessList, Key, LocalStore, Quota, RateLimitLayer, Rule, StoreExt,
     decision::Outcome,
     key::{Everyone, HeaderKey},
     middleware::{Adjustment, ChargeHandle},
@@ -19,7 +15,7 @@ use tower_sluice::{
 
 use crate::support::{
     ask,
-    driven::{Counting, Time, handler, left, limiter, millis, secs},
+    driven::{Time, handler, left, limiter, millis, secs},
     get, header,
     shaky::{Mood, Shaky},
     with,
@@ -29,10 +25,6 @@ const TEN: Quota = Quota::per_hour(10);
 
 fn store() -> LocalStore {
     FakeClock::new().store(64)
-}
-
-fn layer<S: Store<Error = Infallible>>(store: S) -> RateLimitLayer<Rule<Everyone>, S> {
-    RateLimitLayer::rules(Rule::new("api", Everyone, TEN).cost(4), store)
 }
 
 fn reservation(request: &Request<()>) -> ChargeHandle {
@@ -62,34 +54,6 @@ async fn the_charge_of_one_rule_is_adjusted_separately() {
     let tokens: Vec<_> = look.outcomes().iter().map(Outcome::remaining).collect();
     assert_eq!(tokens, [80, 480]);
     assert_eq!(left(&store, "calls", Key::everyone(), &TEN), 10, "dropped, it became the default");
-}
-
-#[tokio::test]
-async fn one_of_several_concurrent_adjustments_counts() {
-    for _ in 0..200 {
-        let store = Counting::new(store());
-        let kept = Arc::new(Mutex::new(None));
-        let keep = kept.clone();
-        let handler = handler(move |request| {
-            *keep.lock().expect("no panic") = Some(reservation(&request));
-            200
-        });
-        ask(&mut layer(store.clone()).expose_charge(Adjustment::Refund).layer(handler), get("/"))
-            .await;
-        let reserved = kept.lock().expect("no panic").take().expect("kept");
-        let start = Barrier::new(8);
-        thread::scope(|scope| {
-            for units in [0, 1, 2, 3, 5, 6, 7, 8] {
-                let (reserved, start) = (reserved.clone(), &start);
-                scope.spawn(move || {
-                    start.wait();
-                    reserved.adjust_to(units);
-                });
-            }
-        });
-        drop(reserved);
-        assert_eq!(store.settles() + store.given_back(), 1);
-    }
 }
 
 /// Other clients use the account of the site as well, so it is neither blocked nor reset.
@@ -183,35 +147,6 @@ async fn a_handler_gets_the_handle_of_the_innermost_layer_that_exposes_one() {
     let both = user(&third).expose_charge(Adjustment::Keep).layer(handler);
     ask(&mut tokens(&third).layer(both), get("/")).await;
     assert_eq!(left(&third), [5, 8]);
-}
-
-/// Slow requests that are refunded much later save up nothing: their units have refilled since.
-#[tokio::test]
-async fn late_refunds_do_not_allow_more_requests() {
-    let (clock, quota) = (FakeClock::new(), Quota::per_minute(5));
-    let store = clock.store(64);
-    let reserved = Arc::new(Mutex::new(Vec::new()));
-    let keep = reserved.clone();
-    let inner = handler(move |request| {
-        keep.lock().expect("no panic").push(reservation(&request));
-        200
-    });
-    let layer = RateLimitLayer::rules(Rule::new("api", Everyone, quota), store.clone())
-        .expose_charge(Adjustment::Keep);
-    let mut service = layer.layer(inner);
-    for _ in 0..300 {
-        assert_eq!(ask(&mut service, get("/")).await.status(), StatusCode::OK);
-        clock.advance(secs(12));
-    }
-    for _ in 0..5 {
-        ask(&mut service, get("/")).await;
-    }
-    let held = std::mem::take(&mut *reserved.lock().expect("no panic"));
-    held[..300].iter().for_each(|it| it.adjust_to(0));
-    assert_eq!(ask(&mut service, get("/")).await.status(), StatusCode::TOO_MANY_REQUESTS);
-    // the requests of this moment still hold their charge
-    held[300..].iter().for_each(|it| it.adjust_to(0));
-    assert_eq!(left(&store, "api", Key::everyone(), &quota), 5);
 }
 
 /// One rule after another, more rules than a machine word has bits.

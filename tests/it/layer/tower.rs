@@ -3,25 +3,19 @@
 use std::{
     convert::Infallible,
     fmt,
-    future::{Ready, pending},
+    future::Ready,
     panic::{AssertUnwindSafe, catch_unwind},
     task::Poll,
-    time::Duration,
 };
 
 use http::{Request, Response, StatusCode};
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{
-    Layer, Service, ServiceExt,
-    buffer::Buffer,
-    limit::ConcurrencyLimit,
-    load_shed::{LoadShed, error::Overloaded},
+    Layer, Service, ServiceExt, buffer::Buffer, limit::ConcurrencyLimit, load_shed::LoadShed,
     service_fn,
-    timeout::{Timeout, error::Elapsed},
 };
 use tower_sluice::{
-    AccessList, Cost, Decision, Key, Limiter, LocalStore, Quota, RateLimit, RateLimitLayer, Reject,
-    Rule, Store,
+    AccessList, Cost, Decision, LocalStore, Quota, RateLimit, RateLimitLayer, Reject, Rule, Store,
     key::Everyone,
     key_fn,
     reject::{Rejection, reject_fn},
@@ -45,11 +39,6 @@ fn store() -> LocalStore {
 
 fn is_ready<S: Service<Request<()>>>(service: &mut S) -> bool {
     matches!(task::spawn(service.ready()).poll(), Poll::Ready(Ok(_)))
-}
-
-fn left(store: &LocalStore) -> u32 {
-    let look = Limiter::named("default", store.clone()).peek(Key::everyone(), &TWO).now();
-    look.remaining().expect("one quota")
 }
 
 /// After a rejection the service lives on, as on an idle connection, and so does the future.
@@ -174,51 +163,4 @@ async fn the_inner_error_passes_unchanged() {
     let now = limit(inner(), store()).oneshot(get("/")).await;
     let later = limit(inner(), Gated::open(store())).oneshot(get("/")).await;
     assert_eq!((now.err(), later.err()), (Some(Teapot(7)), Some(Teapot(7))));
-}
-
-#[tokio::test]
-async fn requests_shed_outside_are_not_charged_and_inside_give_the_load_shed_error() {
-    let (busy, accounts) = (ConcurrencyLimit::new(Strict::default(), 1), store());
-    let mut holder = busy.clone();
-    <ConcurrencyLimit<Strict> as ServiceExt<Request<()>>>::ready(&mut holder).await.expect("ready");
-
-    let mut outside = LoadShed::new(limit(busy.clone(), accounts.clone()));
-    let error = outside.ready().await.expect("ready").call(get("/")).await.err();
-    assert!(error.expect("shed").is::<Overloaded>());
-    assert_eq!(left(&accounts), 2);
-
-    let mut inside = limit(LoadShed::new(busy), accounts);
-    for _ in 0..2 {
-        let error = inside.ready().await.expect("ready").call(get("/")).await.err();
-        assert!(error.expect("shed").is::<Overloaded>());
-    }
-    assert_eq!(ask(&mut inside, get("/")).await.status(), StatusCode::TOO_MANY_REQUESTS);
-    drop(holder);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_timeout_outside_covers_the_decision_and_one_inside_does_not() {
-    let second = Duration::from_secs(1);
-    let (inner, gated) = (Strict::default(), Gated::shut(store()));
-    let calls = inner.calls();
-    let place = ConcurrencyLimit::new(inner, 1);
-    let mut outside = Timeout::new(limit(place, gated.clone()), second);
-    let answer = outside.ready().await.expect("ready").call(get("/")).await;
-    assert!(answer.expect_err("late").is::<Elapsed>());
-    assert!(is_ready(&mut outside), "the place is free again");
-    assert_eq!(calls(), 0);
-
-    let inner = Strict::default();
-    let calls = inner.calls();
-    let mut inside = limit(Timeout::new(inner, second), gated.clone());
-    let mut asking = task::spawn(inside.ready().await.expect("ready").call(get("/")));
-    assert_pending!(asking.poll());
-    tokio::time::advance(10 * second).await;
-    gated.admit(1);
-    assert_ready_ok!(asking.poll());
-    assert_eq!(calls(), 1);
-
-    let stuck = service_fn(|_: Request<()>| pending::<Result<Response<String>, Infallible>>());
-    let answer = limit(Timeout::new(stuck, second), store()).oneshot(get("/")).await;
-    assert!(answer.expect_err("late").is::<Elapsed>(), "the inner timeout's error passes");
 }

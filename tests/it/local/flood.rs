@@ -88,24 +88,6 @@ fn a_flood_does_not_grow_memory_or_free_exhausted_keys() {
     assert_eq!(store.stats().active, 1_000, "there is room again");
 }
 
-/// At its capacity a table is half empty, and still some sets are full. These deny few new keys.
-#[test]
-fn a_store_at_its_capacity_allows_new_keys() {
-    const KEYS: u32 = 131_072;
-    let quota = Quota::per_minute(10);
-    let store = FakeClock::new().store(KEYS as usize);
-    assert!(store.stats().slots >= KEYS as usize);
-    let rule = RuleName::default();
-    let admits = |key: u32, cost| {
-        let key = key.into();
-        store.take(&[Charge::new(rule, &key, quota.as_ref()).with_cost(cost)]).now().is_allowed()
-    };
-    let loaded = (0..KEYS).filter(|key| admits(*key, 5)).count();
-    assert!(loaded >= KEYS as usize / 1_000 * 995, "{loaded}");
-    let new_keys = (KEYS..KEYS + 10_000).filter(|key| admits(*key, 1)).count();
-    assert!(new_keys >= 9_700, "{new_keys}");
-}
-
 #[test]
 fn a_key_without_a_slot_gets_the_exact_wait() {
     let (clock, hour) = (FakeClock::new(), Quota::per_hour(2));
@@ -136,17 +118,6 @@ fn new_keys_that_share_an_account_are_charged_together_or_not_at_all() {
     assert!(!both(&two).is_allowed());
     clock.advance(two.interval());
     assert!(both(&two).is_allowed());
-}
-
-/// A refund to one of the keys would go to all of them.
-#[test]
-fn a_refund_to_a_shared_account_changes_nothing() {
-    let (clock, hour) = (FakeClock::new(), Quota::per_hour(2));
-    let store = full(&clock, &hour);
-    assert!(allows(&store, "late", "me", &hour) && allows(&store, "late", "me", &hour));
-    let (rule, me) = (RuleName::new("late").expect("a name"), Key::from("me"));
-    drop(store.adjust(&Charge::new(rule, &me, hour.as_ref()), -2).now());
-    assert!(!allows(&store, "late", "me", &hour) && !allows(&store, "late", "other", &hour));
 }
 
 /// A quota of each algorithm that keeps more than one instant.
@@ -193,23 +164,6 @@ fn a_window_that_ends_now_is_no_account() {
     assert_eq!(store.stats().active, 1);
     clock.advance(nanosecond);
     assert_eq!(store.stats().active, 0);
-}
-
-/// Some sets are full and some are not. Each set must keep the debt of its own new keys.
-#[test]
-fn a_key_without_a_slot_keeps_its_debt_in_any_set() {
-    let (clock, second, hour) = (FakeClock::new(), Quota::per_second(1), Quota::per_hour(1));
-    for _ in 0..10 {
-        let store = clock.store(128);
-        (0..250_u32).for_each(|key| _ = allows(&store, "filler", key, &second));
-        let shares = |key: &u32| {
-            let before = store.stats().overflowed;
-            allows(&store, "late", *key, &hour) && store.stats().overflowed > before
-        };
-        let shared: Vec<u32> = (1_000..1_030).filter(shares).collect();
-        clock.advance(Duration::from_secs(2));
-        assert!(!shared.into_iter().any(|key| allows(&store, "late", key, &hour)));
-    }
 }
 
 /// The store's own seed determines which keys find no slot.

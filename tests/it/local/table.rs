@@ -134,3 +134,25 @@ fn a_key_that_gets_a_slot_starts_with_the_debt_of_the_shared_account() {
 pub(super) fn full(clock: &FakeClock) -> LocalStore {
     filled(clock, &Quota::per_second(1))
 }
+
+/// An account that starts with less than its limit fills from its first contact on, even if that
+/// request is denied because of another account. A request that can never pass is not a contact.
+#[test]
+fn a_temporary_denial_opens_accounts_and_a_permanent_one_does_not() {
+    for algorithm in [Algorithm::Gcra, Algorithm::TokenBucket] {
+        let cold = Quota::per_hour(10).with_burst(20).with_algorithm(algorithm).with_initial(0);
+        let other = Quota::per_hour(2);
+        for (cost, after_an_hour) in [(2, Some(10)), (3, Some(0))] {
+            let (clock, key) = (FakeClock::new(), Key::from("a"));
+            let store = clock.store(64);
+            let charges =
+                [("cold", &cold, 1), ("other", &other, cost)].map(|(rule, quota, cost)| {
+                    Charge::new(rule.parse().expect("a name"), &key, quota.as_ref()).with_cost(cost)
+                });
+            assert!(!store.take(&charges).now().is_allowed());
+            clock.advance(Duration::from_secs(3_600));
+            let look = store.take(&[charges[0].with_cost(0)]).now();
+            assert_eq!(look.remaining(), after_an_hour, "{algorithm:?}, {cost}");
+        }
+    }
+}

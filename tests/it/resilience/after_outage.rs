@@ -2,7 +2,7 @@
 //!
 //! Time advances only by the tests.
 
-use tower_sluice::{Key, Quota, Store, StoreExt, decision::Source, rule::RuleName, store::Charge};
+use tower_sluice::{Key, Store, StoreExt, decision::Source, rule::RuleName, store::Charge};
 
 use crate::support::{
     ALGORITHMS,
@@ -69,22 +69,4 @@ async fn a_refund_after_an_outage_goes_to_the_shared_store() {
     assert_eq!((there.source(), left(&there)), (Source::Local, vec![90]));
     // 20 of its 50, less its half of the refund: in units of the whole quota, twice that.
     assert_eq!(process.local_owes("alice", HOURLY), 30);
-}
-
-#[tokio::test(start_paused = true)]
-async fn report_only_charges_do_not_deny_in_an_outage() {
-    let process = Process::one_of(1, &Time::default());
-    let (key, quotas, few) = (Key::from("alice"), [HOURLY], [Quota::per_hour(5)]);
-    let [limits, reports] = ["limits", "reports"].map(|name| RuleName::new(name).expect("a name"));
-    let reported = Charge::new(reports, &key, &few).with_report_only(true);
-    drop(decided(process.store.take(&[reported])).await);
-    process.shared.is(Mood::Failing);
-    let both =
-        |cost| [Charge::new(limits, &key, &quotas).with_cost(cost), reported.with_cost(cost)];
-    assert!(!decided(process.store.take(&both(3))).await.would_deny());
-    let beyond = decided(process.store.take(&both(4))).await;
-    assert!(beyond.is_allowed() && beyond.would_deny());
-    process.recover().await;
-    let look = process.shared.store.take(&both(0)).now();
-    assert_eq!(left(&look), [100, 4]);
 }

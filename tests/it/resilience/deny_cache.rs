@@ -2,12 +2,10 @@
 //!
 //! Time advances only by the tests.
 
-use std::time::Duration;
-
 use http::StatusCode;
 use tokio_test::{assert_ready, task};
 use tower_sluice::{
-    Algorithm, Decision, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
+    Decision, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
     decision::{Outcome, Source},
     key::Everyone,
     middleware::Overcommit,
@@ -41,11 +39,6 @@ fn exhaust(store: &Cached, quota: Quota, cost: u32) -> Decision {
     denial
 }
 
-/// Passes a charge of one unit for alice to the closure.
-fn charged<T>(quotas: &[Quota], read: impl FnOnce(Charge<'_>) -> T) -> T {
-    read(Charge::new(RuleName::default(), &Key::from("alice"), quotas))
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_denied_key_calls_the_store_once_per_lifetime() {
     let time = Time::default();
@@ -59,21 +52,6 @@ async fn a_denied_key_calls_the_store_once_per_lifetime() {
         assert_eq!((denial.source(), denial.retry_after()), (source, wait), "after {n} ms");
     }
     assert_eq!(inner.takes(), 5);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_cost_that_never_fits_is_cached_too() {
-    let (inner, store) = cached(&Time::default());
-    let limiter = Limiter::named("default", store);
-    for quota in [HOURLY, HOURLY.with_algorithm(Algorithm::SlidingLog)] {
-        let asked = inner.takes();
-        for source in [Source::Local, Source::DenyCache, Source::DenyCache] {
-            let denial = limiter.take("dear", &quota, 11).now();
-            assert_eq!((denial.source(), denial.retry_after()), (source, None));
-        }
-        assert_eq!(inner.takes(), asked + 1);
-        assert!(limiter.take("dear", &quota, 5).now().is_allowed());
-    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -171,24 +149,6 @@ async fn a_temporary_charge_of_a_denied_call_is_not_kept_as_a_denial() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_set_evicts_the_denial_that_ends_first() {
-    let time = Time::default();
-    let store = time.store().deny_cache().capacity(1);
-    let limiter = Limiter::named("default", store.clone());
-    let quick = Quota::per_second(20);
-    drop(limiter.charge("quick", &quick, 20).now());
-    assert!(!limiter.take("quick", &quick, 1).now().is_allowed());
-    let nobody = Quota::blocked();
-    for key in 0..8_u32 {
-        assert!(!limiter.take(key, &nobody, 1).now().is_allowed());
-    }
-    for key in 0..8_u32 {
-        assert_eq!(limiter.take(key, &nobody, 1).now().source(), Source::DenyCache);
-    }
-    assert_eq!(limiter.take("quick", &quick, 1).now().source(), Source::Local);
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_cached_denial_gives_the_same_response_as_the_first() {
     let time = Time::default();
     let (inner, store) = cached(&time);
@@ -258,28 +218,6 @@ async fn an_overcommit_layer_allows_requests_with_a_cached_denial() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn reads_and_report_only_charges_always_call_the_store() {
-    let (inner, store) = cached(&Time::default());
-    drop(exhaust(&store, HOURLY, 1));
-    let quotas = [HOURLY];
-    charged(&quotas, |charge| {
-        let asks = [charge.with_cost(0), charge.with_report_only(true), charge.with_quota_index(0)];
-        for (n, ask) in asks.into_iter().enumerate() {
-            assert_eq!(store.take(&[ask]).now().source(), Source::Local, "{ask:?}");
-            assert_eq!(inner.takes(), n + 2);
-        }
-        // these calls also cache nothing
-        let fresh = inner.clone().deny_cache();
-        for ask in [charge.with_report_only(true), charge.with_quota_index(0)] {
-            drop(fresh.take(&[ask]).now());
-        }
-        assert_eq!(fresh.take(&[charge]).now().source(), Source::Local);
-        assert_eq!(fresh.take(&[charge]).now().source(), Source::DenyCache);
-        assert_eq!(fresh.take(&[charge, charge]).now().source(), Source::Local, "named twice");
-    });
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_flood_of_denials_denies_no_other_key_and_stays_within_the_capacity() {
     const KEYS: u64 = 1_000_000;
     let store = Time::default().store().deny_cache().capacity(1_000);
@@ -340,26 +278,3 @@ async fn cached_denials_hold_in_an_outage_and_do_not_count_as_successes() {
     drop(limiter.try_take("alice", &HOURLY, 1).await.expect("known"));
     assert!(store.is_open(), "a cached denial is not a probe");
 }
-
-#[tokio::test(start_paused = true)]
-async fn a_queueing_request_is_denied_while_the_queue_exceeds_its_max_wait() {
-    let time = Time::default();
-    let (_, store) = cached(&time);
-    let quota = Quota::per_second(10).with_burst(1);
-    let patient = |store: &Cached| {
-        let quotas = [quota];
-        charged(&quotas, |charge| store.take(&[charge.with_max_wait(millis(500))]).now())
-    };
-    let waits: Vec<_> = (0..6).map(|_| patient(&store).wait()).collect();
-    assert_eq!(waits, [0, 100, 200, 300, 400, 500].map(millis));
-    for source in [Source::Local, Source::DenyCache] {
-        let denial = patient(&store);
-        assert_eq!((denial.source(), denial.retry_after()), (source, Some(millis(600))));
-    }
-    time.pass(millis(100) - NANO).await;
-    assert_eq!(patient(&store).source(), Source::DenyCache);
-    time.pass(NANO).await;
-    assert_eq!((patient(&store).wait(), patient(&store).is_allowed()), (millis(500), false));
-}
-
-const NANO: Duration = Duration::from_nanos(1);

@@ -71,57 +71,6 @@ async fn pass(time: &Time, whole: Duration) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_more_than_the_share_is_leased_for_any_callers() {
-    let time = Time::default();
-    let (inner, store) = leased(&time, 5);
-    let (user, site) =
-        (RuleName::new("user").expect("a name"), RuleName::new("site").expect("one"));
-    let (everyone, mut admitted, mut leased) = (Key::from("everyone"), 0, 0);
-    for n in 0..3_000_u32 {
-        let (key, quotas) = (Key::from(n % 10), [HOURLY]);
-        let charges = [Charge::new(user, &key, &quotas), Charge::new(site, &everyone, &quotas)];
-        let decision = store.take(&charges).now();
-        admitted += u32::from(decision.is_allowed());
-        leased += u32::from(decision.source() == Source::Leased);
-        let look = inner.store().take(&[charges[1].with_cost(0)]).now();
-        let held = 1_000 - look.outcomes()[0].remaining() - admitted;
-        assert!(held < 50, "{held} units are leased after {n}");
-    }
-    assert_eq!(admitted, 1_000);
-    assert!(leased > 400, "{leased} without asking");
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_last_units_can_be_taken_too() {
-    for (quota, trips) in [
-        (HOURLY, 50),
-        (Quota::per_hour(41), 41),
-        (HOURLY.with_algorithm(Algorithm::fixed_window()), 50),
-        (HOURLY.with_algorithm(Algorithm::AnchoredWindow), 50),
-    ] {
-        let time = Time::default();
-        let (inner, first) = leased(&time, 5);
-        let others: Vec<_> = (0..3).map(|_| inner.clone().leases(5)).collect();
-        let holders: Vec<_> = std::iter::once(&first).chain(&others).collect();
-        let mut admitted = 0;
-        let mut round = 0_usize;
-        while admitted < quota.limit() && round < 2_000 {
-            // most of the load is on the first
-            let holder = holders[[0, 0, 0, 0, 0, 1, 0, 1, 2, 3][round % 10]];
-            admitted += u32::from(take(holder, quota).is_allowed());
-            round += 1;
-        }
-        // denials are not cached here
-        let asked = inner.takes() + admitted as usize - round;
-        assert_eq!((admitted, left(&inner, quota)), (quota.limit(), 0));
-        assert!(asked <= trips, "{asked} trips of {quota}");
-        for holder in holders {
-            assert!(!take(holder, quota).is_allowed());
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_burst_can_be_taken_to_the_last_unit() {
     for units in [100, 1_000, 20_000] {
         let time = Time::default();
@@ -367,50 +316,6 @@ async fn keys_beyond_the_capacity_call_the_store_each_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn charges_that_cannot_be_leased_call_the_store() {
-    let time = Time::default();
-    let (inner, store) = leased(&time, 5);
-    let by = |algorithm| HOURLY.with_algorithm(algorithm);
-    let plans = [
-        by(Algorithm::TokenBucket),
-        by(Algorithm::SlidingLog),
-        by(Algorithm::SlidingWindow { buckets: 2 }),
-        by(Algorithm::FixedWindow { carry_over: 0, paced: true }),
-        by(Algorithm::FixedWindow { carry_over: 3, paced: false }),
-        HOURLY.with_soft(5),
-        HOURLY.with_initial(500),
-        Quota::per_hour(39), // a share of one unit
-        Quota::blocked(),
-    ];
-    let mut asked = 0;
-    let mut asks = |quotas: &[Quota], ask: &dyn Fn(Charge<'_>) -> Decision| {
-        for _ in 0..20 {
-            let decision = charged(quotas, ask);
-            assert_eq!(decision.source(), Source::Local, "{quotas:?}");
-        }
-        asked += 20;
-        assert_eq!(inner.takes(), asked, "{quotas:?}");
-    };
-    for quota in plans {
-        asks(&[quota], &|charge| store.take(&[charge]).now());
-        asks(&[HOURLY, quota], &|charge| store.take(&[charge]).now());
-    }
-    let plain: [fn(Charge<'_>) -> Charge<'_>; 6] = [
-        |it| it.with_cost(0),
-        |it| it.with_cost(26),
-        |it| it.with_headroom(1),
-        |it| it.with_max_wait(millis(1)),
-        |it| it.with_report_only(true),
-        |it| it.with_quota_index(0),
-    ];
-    for ask in plain {
-        asks(&[HOURLY], &|charge| store.take(&[ask(charge)]).now());
-    }
-    asks(&[HOURLY], &|charge| store.take(&[charge, charge]).now());
-    assert_eq!(inner.given_back(), 0);
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_local_change_ends_the_lease() {
     let (time, quotas) = (Time::default(), [HOURLY]);
     let (inner, store) = leased(&time, 5);
@@ -474,36 +379,6 @@ async fn reported_values_combine_the_store_and_the_lease() {
         drop(charged(quotas, |charge| plain.take(&[charge]).now()));
         assert_eq!(last.source(), Source::Leased);
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_denial_reports_the_values_of_the_store() {
-    let time = Time::default();
-    let (inner, store) = leased(&time, 5);
-    let quota = Quota::per_minute(120); // one unit refills every half second
-    passed(&store, quota, 120);
-    assert_eq!(left(&inner, quota), 0);
-    for _ in 0..10 {
-        let (decision, plain) = (take(&store, quota), take(inner.store(), quota));
-        assert_eq!((decision.is_allowed(), plain.is_allowed()), (false, false));
-        assert_eq!(decision.retry_after(), plain.retry_after());
-        assert_eq!(decision.remaining(), Some(0));
-        time.pass(millis(20)).await;
-    }
-    time.pass(millis(300)).await;
-    assert!(take(&store, quota).is_allowed());
-}
-
-#[tokio::test(start_paused = true)]
-async fn units_that_are_too_old_are_not_spent() {
-    let time = Time::default();
-    let (_, store) = leased(&time, 5);
-    let store = store.max_age(millis(50));
-    assert_eq!(passed(&store, HOURLY, 9), 9);
-    time.pass(millis(49)).await;
-    assert_eq!(take(&store, HOURLY).source(), Source::Leased);
-    time.pass(millis(1)).await;
-    assert_eq!(take(&store, HOURLY).source(), Source::Local);
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,12 +5,6 @@ mod after_outage;
 #[cfg(feature = "testing")]
 mod breaker;
 #[cfg(feature = "testing")]
-mod breaker_threads;
-#[cfg(feature = "testing")]
-mod busy;
-#[cfg(feature = "testing")]
-mod deadline;
-#[cfg(feature = "testing")]
 mod deny_cache;
 #[cfg(feature = "testing")]
 mod deny_cache_model;
@@ -20,8 +14,6 @@ mod deny_cache_threads;
 mod fallback;
 #[cfg(feature = "testing")]
 mod fallback_bound;
-#[cfg(feature = "testing")]
-mod health;
 mod isolated;
 #[cfg(feature = "testing")]
 mod leased;

@@ -11,7 +11,7 @@ use tower_sluice::{
     decision::Outcome,
     key::Everyone,
     middleware::{Adjustment, ChargeHandle, HoldUntil},
-    rule::{Alternatives, Choice, RuleError, RuleName},
+    rule::{Alternatives, Choice, RuleName},
     store::Charge,
     testing::FakeClock,
 };
@@ -342,39 +342,4 @@ async fn an_alternative_of_chosen_slots_does_not_wait_for_them() {
     assert_eq!(status(&layer, get("/")).await, 200, "by the credits");
     assert_eq!(status(&layer, get("/")).await, 429);
     assert_eq!(start.elapsed(), Duration::ZERO);
-}
-
-#[tokio::test]
-async fn an_alternative_of_which_no_request_fits_is_passed_over() {
-    let rule = |name, units| Rule::new(name, Everyone, Quota::per_day(units)).cost(5);
-    let layer = |units| {
-        let rules = rule("plan", 3).or(rule("credits", units));
-        RateLimitLayer::try_rules(rules, FakeClock::new().store(64))
-    };
-    let usable = layer(10).expect("requests fit the credits");
-    let mut seen = Vec::new();
-    for _ in 0..3 {
-        seen.push(status(&usable, get("/")).await);
-    }
-    assert_eq!(seen, [200, 200, 429]);
-    let error = layer(4).expect_err("no request fits");
-    assert!(matches!(error, RuleError::CostAboveLimit { cost: 5, limit: 3, .. }), "{error}");
-}
-
-/// A block of the first alternative denies every request, and one of another those that reach it.
-#[test]
-fn a_block_denies_the_requests_that_reach_its_alternative() {
-    let quotas = [Quota::per_hour(2)];
-    for (blocked, fitting) in [(0, 0), (1, 2), (2, 4)] {
-        let (store, key) = (FakeClock::new().store(64), Key::from("me"));
-        let all = ["a", "b", "c"].map(|name| Charge::new(rule(name), &key, &quotas));
-        drop(store.block(&all[blocked], MINUTE).now());
-        let one = Choosing::one_of(&all);
-        for n in 0..fitting {
-            assert!(one.take(&store).decision.is_allowed(), "{blocked}: request {n}");
-        }
-        let denied = one.take(&store).decision;
-        assert!(denied.is_blocked(), "{blocked}: {denied:?}");
-        assert_eq!(denied.retry_after(), Some(MINUTE), "{blocked}");
-    }
 }

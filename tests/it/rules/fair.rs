@@ -5,17 +5,15 @@ use std::{panic::catch_unwind, time::Duration};
 use http::StatusCode;
 use tower::Layer;
 use tower_sluice::{
-    Algorithm, Cost, Decision, Key, LivePlan, LocalStore, Quota, RateLimitLayer, Rule, Store,
-    StoreExt,
-    decision::Outcome,
+    Algorithm, Cost, Key, LivePlan, LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
     key::{Everyone, HeaderKey, PeerIp},
     middleware::{Adjustment, ChargeHandle, Penalty},
-    rule::{Applies, FairRule, OnMissingKey, RuleError, RuleName, Rules},
+    rule::{FairRule, RuleError, RuleName, Rules},
     store::{Answer, Charge, Context, Op},
     testing::FakeClock,
 };
 
-use crate::support::{answer, ask, driven::handler, get, header, no_limit::NoLimit, with};
+use crate::support::{answer, ask, driven::handler, no_limit::NoLimit, with};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -85,49 +83,6 @@ async fn weights_divide_the_rate_of_busy_clients() {
 }
 
 #[tokio::test]
-async fn fields_describe_the_pool_and_explanations_both() {
-    let clock = FakeClock::new();
-    let layer = layer(&clock, site().fair_by(key()));
-    let first = answer(&layer, with(&[("x-api-key", "a")])).await;
-    assert_eq!(header(first.headers(), "ratelimit-policy"), "\"site\";q=100;w=1");
-    assert!(header(first.headers(), "ratelimit").starts_with("\"site\";r=99"), "{first:?}");
-    send(&layer, "a", 500).await;
-    let denied = answer(&layer, with(&[("x-api-key", "a")])).await;
-    let decision: &Decision = denied.extensions().get().expect("a decision");
-    let left = decision.remaining().expect("units of the pool");
-    assert_eq!(header(denied.headers(), "ratelimit"), format!("\"site\";r={left}"));
-    let text = layer.explain_decision(decision, &with(&[("x-api-key", "a")])).to_string();
-    assert!(text.starts_with("denied by rule \"site\""), "{text}");
-    assert!(text.contains("rule \"site.share\"") && text.contains(", passed over"), "{text}");
-    let rules: Vec<_> = decision.outcomes().iter().map(|it| it.rule().to_string()).collect();
-    assert_eq!(rules, ["site.share", "site"]);
-    let known: Vec<_> = decision.outcomes().iter().map(Outcome::is_passed_over).collect();
-    assert_eq!(known, [true, false]);
-}
-
-#[tokio::test]
-async fn a_request_without_a_client_is_rejected_shares_or_borrows() {
-    let admitted = async |policy: Option<OnMissingKey>, applies| {
-        let clock = FakeClock::new();
-        let rule = site().applies(move |_| applies);
-        let rule = policy.into_iter().fold(rule, Rule::on_missing_key);
-        let layer = layer(&clock, rule.fair_by(key()));
-        let (mut admitted, mut last) = (0, 0);
-        for _ in 0..200 {
-            let answer = answer(&layer, get("/")).await;
-            last = answer.status().as_u16();
-            admitted += u32::from(last == 200);
-        }
-        (admitted, last)
-    };
-    assert_eq!(admitted(None, Applies::Charge).await, (0, 400));
-    assert_eq!(admitted(Some(OnMissingKey::Skip), Applies::Charge).await, (70, 429));
-    assert_eq!(admitted(Some(OnMissingKey::Share), Applies::Charge).await, (70, 429));
-    assert_eq!(admitted(Some(OnMissingKey::Skip), Applies::Require).await, (0, 400));
-    assert_eq!(admitted(None, Applies::Skip).await, (200, 200));
-}
-
-#[tokio::test]
 async fn a_client_without_weight_borrows_only() {
     let clock = FakeClock::new();
     let layer = layer(&clock, site().fair_by(key()).weight(Cost::from_fn(|_| 0)));
@@ -193,31 +148,6 @@ async fn other_rules_are_charged_all_or_nothing() {
     assert_eq!(send(&layer, "a", 500).await, 20);
     let (left, share) = used(&store, &Key::from("a"), Quota::per_second(100));
     assert_eq!((left, share), (80, SECOND / 5), "a denied request charges nothing");
-}
-
-/// A client that uses what others leave has a share, by which its handler blocks it.
-#[tokio::test]
-async fn a_handler_blocks_a_client_beyond_its_share() {
-    let clock = FakeClock::new();
-    let rule = clock.fair(site().cost(20).fair_by(key()));
-    let layer = RateLimitLayer::rules(rule, clock.store(64)).expose_charge(Adjustment::Keep);
-    let mut service = layer.layer(handler(|request| {
-        if request.headers().contains_key("x-block") {
-            let handle: &ChargeHandle = request.extensions().get().expect("a handle");
-            handle.block(SECOND).expect("blocked");
-        }
-        200
-    }));
-    let mut send = async |client: &str, more: &str| {
-        ask(&mut service, with(&[("x-api-key", client), (more, "")])).await.status().as_u16()
-    };
-    // Its share has 50 units.
-    for more in ["x-within", "x-within", "x-block"] {
-        assert_eq!(send("a", more).await, 200, "{more}");
-    }
-    clock.advance(SECOND / 2);
-    assert_eq!(send("a", "x-within").await, 429);
-    assert_eq!(send("b", "x-within").await, 200);
 }
 
 #[tokio::test]

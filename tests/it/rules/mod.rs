@@ -1,8 +1,6 @@
 //! Rules, quotas, and the results that every algorithm must produce.
 
 #[cfg(feature = "testing")]
-mod all_or_nothing;
-#[cfg(feature = "testing")]
 mod alternatives;
 #[cfg(all(feature = "axum", feature = "testing"))]
 mod bad_input;

@@ -10,7 +10,7 @@ use tower_sluice::{
     Algorithm, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule, Store,
     key::{Everyone, HeaderKey},
     middleware::{Adjustment, ChargeHandle},
-    rule::{Applies, Quotas, RuleError, Rules},
+    rule::{Quotas, RuleError, Rules},
     store::CannotFail,
     testing::FakeClock,
 };
@@ -18,7 +18,7 @@ use tower_sluice::{
 use crate::support::{
     all_algorithms, answer, ask,
     driven::{handler, secs},
-    get, header, with,
+    get, header,
 };
 
 /// Counts the requests that pass before one is denied.
@@ -37,42 +37,6 @@ async fn burst<K: Rules, S: Store<Error: CannotFail>>(
 /// Returns `RateLimit-Policy` and `RateLimit`.
 fn rate_limit_fields(response: &Response<String>) -> [&str; 2] {
     ["ratelimit-policy", "ratelimit"].map(|name| header(response.headers(), name))
-}
-
-/// Each plan has its own account, because its period differs, in any order of requests.
-#[tokio::test]
-async fn alternating_plans_gain_at_most_one_burst_each() {
-    let (fast, slow) = (Quota::new(10, secs(1)).expect("fast"), Quota::per_minute(60));
-    let plan =
-        Plan::from_fn(
-            move |head, _| {
-                if head.headers.contains_key("x-fast") { fast.into() } else { slow.into() }
-            },
-        );
-    let clock = FakeClock::new();
-    let rule = Rule::new("user", HeaderKey::new("x-user"), plan);
-    let layer = RateLimitLayer::rules(rule, clock.store(64));
-    let fast = || with(&[("x-user", "alice"), ("x-fast", "1")]);
-    let slow = || with(&[("x-user", "alice")]);
-    assert_eq!((burst(&layer, fast).await, burst(&layer, slow).await), (10, 60));
-    assert_eq!((burst(&layer, fast).await, burst(&layer, slow).await), (0, 0));
-    let mut passed = 0;
-    for _ in 0..60 {
-        clock.advance(secs(1));
-        passed += burst(&layer, fast).await + burst(&layer, slow).await;
-    }
-    assert_eq!(passed, 60 * (10 + 1), "from then on what each plan alone gives");
-    clock.advance(secs(60));
-    let mut each = [0, 0];
-    loop {
-        let before = each;
-        each[0] += usize::from(answer(&layer, slow()).await.status() == 200);
-        each[1] += usize::from(answer(&layer, fast()).await.status() == 200);
-        if each == before {
-            break;
-        }
-    }
-    assert_eq!(each, [60, 10]);
 }
 
 #[tokio::test]
@@ -104,6 +68,36 @@ async fn a_replaced_plan_refills_no_account_and_applies_to_the_next_request() {
 }
 
 #[tokio::test]
+async fn a_rule_with_the_name_of_a_share_reports_a_replaced_plan() {
+    let pool = Rule::new("named", Everyone, Quota::per_second(100));
+    drop(pool.fair_by(HeaderKey::new("x-user")));
+    let live = LivePlan::new(Quota::per_minute(10));
+    let rule = Rule::new("named.share", Everyone, &live);
+    let layer = RateLimitLayer::rules(rule, FakeClock::new().store(64));
+    let mut service = layer.layer(handler(|_| 200));
+    for units in [10, 20] {
+        live.replace(Quota::per_minute(units));
+        let response = ask(&mut service, get("/")).await;
+        let policy = format!(r#""named.share";q={units};w=60"#);
+        assert_eq!(rate_limit_fields(&response)[0], policy);
+    }
+}
+
+#[test]
+fn the_current_quotas_of_a_live_plan_must_be_supported_when_a_layer_is_built() {
+    let build = |plan: Plan| {
+        let rule = Rule::new("api", Everyone, plan).max_wait(secs(1));
+        RateLimitLayer::try_rules(rule, LocalStore::with_capacity(16)).map(drop)
+    };
+    let log = Quota::per_second(5).with_algorithm(Algorithm::SlidingLog);
+    assert!(matches!(build(log.into()), Err(RuleError::Unsupported(_))));
+    assert_eq!(build((&LivePlan::new(log)).into()), build(log.into()));
+    for queues in [vec![Quota::per_second(5)], vec![]] {
+        assert_eq!(build((&LivePlan::new(queues)).into()), Ok(()));
+    }
+}
+
+#[tokio::test]
 async fn a_late_charge_of_a_request_under_the_old_plan_refills_no_account() {
     for algorithm in all_algorithms() {
         let [minute, day] = [Quota::per_minute(10), Quota::per_day(10)]
@@ -125,63 +119,5 @@ async fn a_late_charge_of_a_request_under_the_old_plan_refills_no_account() {
         clock.advance(secs(120));
         stream.lock().expect("no panic").take().expect("a handle").adjust_to(2);
         assert_eq!(burst(&layer, || get("/")).await, 0, "{algorithm:?}");
-    }
-}
-
-#[tokio::test]
-async fn a_rule_with_the_name_of_a_share_reports_a_replaced_plan() {
-    let pool = Rule::new("named", Everyone, Quota::per_second(100));
-    drop(pool.fair_by(HeaderKey::new("x-user")));
-    let live = LivePlan::new(Quota::per_minute(10));
-    let rule = Rule::new("named.share", Everyone, &live);
-    let layer = RateLimitLayer::rules(rule, FakeClock::new().store(64));
-    let mut service = layer.layer(handler(|_| 200));
-    for units in [10, 20] {
-        live.replace(Quota::per_minute(units));
-        let response = ask(&mut service, get("/")).await;
-        let policy = format!(r#""named.share";q={units};w=60"#);
-        assert_eq!(rate_limit_fields(&response)[0], policy);
-    }
-}
-
-#[tokio::test]
-async fn headers_report_a_replaced_plan_beside_fixed_quotas() {
-    let live = LivePlan::new(Quota::per_minute(10));
-    let user = Rule::new("user", Everyone, &live).applies(|head| match head.path() {
-        "/" => Applies::Charge,
-        _ => Applies::Skip,
-    });
-    let site = Rule::new("site", Everyone, Quota::per_hour(100));
-    let layer = RateLimitLayer::rules((user, site), FakeClock::new().store(64));
-    let mut service = layer.layer(handler(|_| 200));
-    let mut policy =
-        async |path: &str| rate_limit_fields(&ask(&mut service, get(path)).await)[0].to_owned();
-    let both = |units| format!(r#""user";q={units};w=60, "site";q=100;w=3600"#);
-    assert_eq!(policy("/").await, both(10));
-    assert_eq!(policy("/skipped").await, r#""site";q=100;w=3600"#);
-    for units in [20, 10, 30] {
-        live.replace(Quota::per_minute(units));
-        assert_eq!(policy("/skipped").await, r#""site";q=100;w=3600"#);
-        assert_eq!(policy("/").await, both(units));
-        assert_eq!(policy("/").await, both(units));
-    }
-    live.replace(Quota::per_minute(1));
-    let denied = ask(&mut service, get("/")).await;
-    assert_eq!(denied.status(), 429);
-    assert_eq!(rate_limit_fields(&denied)[0], both(1));
-    assert!(rate_limit_fields(&denied)[1].starts_with(r#""user";r=0;t="#));
-}
-
-#[test]
-fn the_current_quotas_of_a_live_plan_must_be_supported_when_a_layer_is_built() {
-    let build = |plan: Plan| {
-        let rule = Rule::new("api", Everyone, plan).max_wait(secs(1));
-        RateLimitLayer::try_rules(rule, LocalStore::with_capacity(16)).map(drop)
-    };
-    let log = Quota::per_second(5).with_algorithm(Algorithm::SlidingLog);
-    assert!(matches!(build(log.into()), Err(RuleError::Unsupported(_))));
-    assert_eq!(build((&LivePlan::new(log)).into()), build(log.into()));
-    for queues in [vec![Quota::per_second(5)], vec![]] {
-        assert_eq!(build((&LivePlan::new(queues)).into()), Ok(()));
     }
 }

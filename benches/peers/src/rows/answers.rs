@@ -2,21 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use axum::{Router, body::Body, routing::get};
+use axum::body::Body;
 use axum_governor::extractor as theirs;
 use governor::{clock::QuantaInstant, middleware::NoOpMiddleware};
 use http::{HeaderName, Method, Request, Version, header::RETRY_AFTER};
-use tower::ServiceExt;
 use tower_governor::{
     GovernorError, GovernorLayer,
     governor::GovernorConfigBuilder,
     key_extractor::{KeyExtractor, PeerIpKeyExtractor},
 };
-use tower_sluice::{
-    LocalStore, PeerIp, RateLimitLayer, Rule,
-    key::{ExtensionKey, HeaderKey, RouteKey},
-    rule::OnMissingKey,
-};
+use tower_sluice::{LocalStore, PeerIp, RateLimitLayer, Rule, key::HeaderKey};
 
 use crate::{
     apps::{self, App, Limit, Peer, Place, THREE},
@@ -36,18 +31,9 @@ pub async fn fill(table: &mut Table) {
     let one_account = |n: u32| tried(v4(n), "alice");
     let cells = guessed(one_account).await;
     table.row(14, "one account tried from 1 000 addresses", cells);
-    table.ours(15, "a user's name claimed without login; then the user", claimed().await);
-    table.ours(18, "ten spellings of one path, limited by route", spelled().await);
-    table.ours(12, "`{`, `}`, `*`, newline and NUL in Redis keys", held("servers keys"));
-    table.ours(21, "slow keys to open the breaker", held("it attacks"));
     table.row(26, "a claimed gRPC content type: status of two rejections", claimed_grpc().await);
     table.row(27, "a rejection with and without an `Accept` of 400 KiB", long_accept().await);
     table.row(30, "50 spellings of one header, with white space around", spaces().await);
-    table.ours(22, "timing tells whether a key is limited", Cell::new("accepted", true));
-}
-
-fn held(test: &str) -> Cell {
-    Cell::new(format!("`cargo test -p dev --all-features --test {test}`"), true)
 }
 
 async fn retry_after() -> Cells {
@@ -196,48 +182,4 @@ async fn spaces() -> Cells {
         run(apps::around(&GovernorLayer::new(by_account))).await,
         run(apps::axum_governor(theirs::Header(&ACCOUNT), THREE)).await,
     ]
-}
-
-/// The logged-in user, as an outer layer identified it.
-#[derive(Clone)]
-struct User(&'static str);
-
-async fn claimed() -> Cell {
-    let rule = Rule::new("user", ExtensionKey::by(|user: &User| user.0), apps::quota(THREE));
-    let rules = rule.on_missing_key(OnMissingKey::Skip);
-    let mut app = apps::around(&RateLimitLayer::rules(rules, LocalStore::new()));
-    admitted(&mut app, (0..10).map(|_| tried(ip(ATTACKER), "alice"))).await;
-    let requests = (0..3).map(|_| {
-        let mut request = tried(v4(1), "alice");
-        request.extensions_mut().insert(User("alice"));
-        request
-    });
-    Cell::all(admitted(&mut app, requests).await, 3)
-}
-
-async fn spelled() -> Cell {
-    let paths = [
-        "/users/1",
-        "/users/2",
-        "/users/%31",
-        "/users/1?x",
-        "/users/%2e",
-        "/users/a%2fb",
-        "//users/1",
-        "/users/1/",
-        "/USERS/1",
-        "/./users/1",
-    ];
-    let app = Router::new().route("/users/{id}", get(async || "user")).layer(RateLimitLayer::new(
-        RouteKey,
-        apps::quota(THREE),
-        LocalStore::new(),
-    ));
-    let mut admitted = 0;
-    for path in paths {
-        let request = Request::get(path).body(Body::empty()).expect("a request");
-        let response = app.clone().oneshot(request).await.expect("an answer");
-        admitted += usize::from(response.status().is_success());
-    }
-    Cell::at_most(3, admitted, paths.len())
 }
