@@ -225,14 +225,15 @@ impl Slots {
                 calls.extend(waiting.queue.remove(waiter));
                 places.push(place);
             }
-            let due = Instant::now() + interval;
+            waiting.interval = interval;
+            let due = Instant::now() + waiting.pause();
             if due < waiting.due {
                 self.waits.notify_one();
             }
             // Slots that this process takes again do not replace the question for more of them, or
             // its share would never grow.
             waiting.due = if allowed { due.min(waiting.due) } else { due };
-            (waiting.interval, waiting.failing) = (interval, false);
+            waiting.failing = false;
             waiting.answered_in = waiting.answered_in.max(time);
             // The server may count slots no more that were freed after it decided.
             let was_freed = !allowed && frees.is_some_and(|frees| frees != waiting.frees);
