@@ -44,7 +44,9 @@ struct Case {
 #[tokio::main]
 async fn main() {
     let server = Server::redis().await;
-    println!("| slots | processes | held for | slots in use | calls per second | least and most used |");
+    println!(
+        "| slots | processes | held for | slots in use | calls per second | least and most used |"
+    );
     println!("|--:|--:|--:|--:|--:|--:|");
     for slots in [1, 2] {
         for processes in [1, 2, 4] {
@@ -70,7 +72,13 @@ async fn run(server: &Server, case: Case) {
         let own = Arc::new(AtomicU64::new(0));
         for client in 0..2 * u64::from(case.slots) {
             let limiter = Limiter::named("waiting", store.clone());
-            clients.spawn(work(limiter, key.clone(), case, process as u64 + 7 * client, own.clone()));
+            clients.spawn(work(
+                limiter,
+                key.clone(),
+                case,
+                process as u64 + 7 * client,
+                own.clone(),
+            ));
         }
         used.push(own);
     }

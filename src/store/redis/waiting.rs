@@ -2,9 +2,9 @@
 //!
 //! A request asks the server again when this process frees a slot, with a call that frees it there.
 //! Other processes free slots as well, so the first request of a queue also asks once in the mean
-//! time for which a slot is held. A request that is denied slots marks them on the server. The next
-//! slots that are free are then left to its process, until that asks again. Processes with fewer slots
-//! still take them.
+//! time for which a slot is held. A request that is denied slots marks them on the server. Soon after, the
+//! next slots that are free are left to its process, until that asks again, which it then does more often.
+//! Processes with fewer slots still take them.
 
 use std::{mem, pin::pin, sync::Arc, time::Duration};
 

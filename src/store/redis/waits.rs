@@ -180,3 +180,24 @@ impl Waits {
         mean.unwrap_or(FIRST_INTERVAL).clamp(MIN_INTERVAL, MAX_INTERVAL)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_asks_more_often_while_a_slot_is_left_to_it() {
+        let cases = [(10, 0, 5), (10, 60, 7), (400, 0, 50), (400, 1_200, 150), (400, 4_000, 400)];
+        for (interval, marked_for, pause) in cases {
+            let mut waiting = WaitingRequests::new(Duration::from_millis(interval));
+            waiting.mark(true);
+            advance(Duration::from_millis(marked_for)).await;
+            waiting.mark(true);
+            assert_eq!(waiting.pause().as_millis(), pause, "{interval}, {marked_for} ms");
+            waiting.mark(false);
+            assert_eq!(waiting.pause().as_millis(), interval.into());
+        }
+    }
+}
