@@ -361,13 +361,13 @@ end
 
 -- Returns the reply to a group of equal requests, without the instant: the number of allowed ones, and
 -- the accounts. Each account has the number of its charges, and a sign: 1 if its key held an invalid
--- value, 2 if a state of another plan was dropped.
+-- value, 2 if a state of another plan was dropped, 3 if the next slot is left to the store of the call.
 local function answer(allowed, accounts)
   local reply = struct.pack('<H', allowed)
   for i = 1, #accounts do
     local account = accounts[i]
     local value = account.lists and encode(account, 'show') or account.value or ''
-    local sign = account.healed and 1 or account.dropped and 2 or 0
+    local sign = account.healed and 1 or account.dropped and 2 or account.marked and 3 or 0
     reply = reply .. struct.pack('<HBI4', account.times, sign, #value) .. value
   end
   return reply

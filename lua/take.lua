@@ -74,7 +74,7 @@ local function decide(keys, texts, size, count)
           -- The requests up to `rates` are denied by slots alone.
           local taken = account.times * place.cost
           local waits = possible and not blocked and passed < rates
-          place.algorithm.mark(place, taken, waits, passed < count)
+          account.marked = place.algorithm.mark(place, taken, waits, passed < count)
         end
       end
       account.changed = account.changed or place.shrunk

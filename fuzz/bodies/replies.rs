@@ -172,7 +172,7 @@ fn verdict(value: &Value, accounts: usize, cost: u8) -> Option<bool> {
         let (sign, more) = number::<1>(more)?;
         let (length, more) = number::<4>(more)?;
         rest = more.get(usize::try_from(length).ok()?..)?;
-        if sign > 2 || charges != expected {
+        if sign > 3 || charges != expected {
             return None;
         }
     }

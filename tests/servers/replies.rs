@@ -118,7 +118,7 @@ async fn replies_of_another_shape_are_errors() {
         reply_of(2, now, 2, 0, &gcra(now)),
         reply_of(255, now, 255, 0, &gcra(now)),
         reply_of(1, now, 2, 0, &gcra(now)),
-        reply_of(1, now, 1, 3, &gcra(now)),
+        reply_of(1, now, 1, 4, &gcra(now)),
         reply_of(1, now, 1, 255, &gcra(now)),
         reply_of(1, (1 << 53) + 1, 1, 0, &gcra(now)),
         reply_of(1, now, 1, 0, &gcra((1 << 56) - 1)),

@@ -4,6 +4,7 @@
 
 use std::{
     convert::Infallible,
+    slice,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering::Relaxed},
@@ -17,7 +18,7 @@ use tower_sluice::{
     Decision, Key, Quota, RateLimitLayer, RedisStore, Rule, Store, StoreExt,
     decision::Outcome,
     key::{Everyone, HeaderKey},
-    store::{Charge, DynStore, RedisError},
+    store::{Charge, ClusterLink, DynStore, RedisError},
     testing::{self, FakeClock},
 };
 
@@ -106,6 +107,68 @@ async fn shares_in_other_slots_of_a_cluster_than_their_pool_equal_the_embedded_s
     equal_the_embedded_store(&tagged, "tagged").await;
 }
 
+/// A request of a client, with the number of its charges: two within its share, one beyond it.
+struct Served {
+    client: usize,
+    charges: usize,
+}
+
+/// Returns the units of the pool that these requests used.
+fn used(requests: &[Served]) -> u32 {
+    requests.iter().map(|served| u32::from(served.charges > 0)).sum()
+}
+
+/// The share and the pool of a client are in two slots. Attempts that only one of them admits are undone.
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_burst_on_a_cluster_no_unit_is_lost() {
+    const SHARE: u32 = 5;
+    const POOL: u32 = 40;
+    const RESERVE: u32 = 12;
+    let cluster = Cluster::start(Flavour::Redis).await;
+    let urls = cluster.urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let mut stores = Vec::new();
+    for _ in 0..3 {
+        stores.push(RedisStore::cluster(&urls).await.expect("a store"));
+    }
+    let quotas = [SHARE, POOL, POOL].map(|units| [Quota::new(units, LONG).expect("a quota")]);
+    for round in 0..5 {
+        let site = Key::from(format!("burst{round}"));
+        let clients = [0, 1, 2, 3].map(|at| Key::from(format!("burst{round}-{at}")));
+        let all = clients.each_ref().map(|key| charges(key, &site, &quotas, (1, RESERVE)));
+        let take = async |client: usize, store: &RedisStore<ClusterLink>| {
+            let choosing = choosing(&all[client][..2]);
+            let taken = testing::take(store, choosing.all()).await.expect("a decision");
+            let charges = if taken.decision.is_allowed() { taken.charges.len() } else { 0 };
+            Served { client, charges }
+        };
+        let burst = (0..120).map(|n| take(n % clients.len(), &stores[n % stores.len()]));
+        let mut taken = join_all(burst).await;
+        let remaining = async |charge: Charge<'_>| {
+            let look = stores[0].peek(&[charge.with_cost(0)]).await.expect("a peek");
+            look.outcomes()[0].remaining()
+        };
+        eventually("what was not allowed is undone", async || {
+            let left = POOL - used(&taken);
+            (remaining(all[0][1]).await == left).then_some(())
+        })
+        .await;
+        // A process undoes an attempt before its next request.
+        for n in 0..POOL as usize {
+            taken.push(take(n % clients.len(), &stores[0]).await);
+        }
+        let left = POOL - used(&taken);
+        assert_eq!(remaining(all[0][1]).await, left, "the pool in round {round}");
+        assert!(left <= RESERVE, "more than the reserve is left: {left}");
+        for (at, charges) in all.iter().enumerate() {
+            let own = taken.iter().filter(|served| served.client == at && served.charges == 2);
+            let left_of_share = remaining(charges[0]).await as usize;
+            assert_eq!(own.count() + left_of_share, SHARE as usize, "client {at} in round {round}");
+            assert!(left == 0 || left_of_share == 0, "client {at} is denied its share");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn shares_on_a_server_equal_the_embedded_store() {
     for flavour in [Flavour::Redis, Flavour::Valkey] {
@@ -156,8 +219,22 @@ async fn three_processes_share_a_pool_fairly_with_few_calls() {
     for _ in 0..3 {
         stores.push(connect(&server.url()).await.fail_closed().boxed());
     }
-    let calls = calls_of_a_flood(&server, &stores).await;
+    let calls = calls_of_a_flood(slice::from_ref(&server), &stores).await;
     assert!(calls <= 1.8, "{calls} calls for each request");
+}
+
+/// The first attempt of a request has two calls: one for the share, and one for the pool.
+#[tokio::test(flavor = "multi_thread")]
+async fn three_processes_share_a_pool_of_a_cluster_fairly() {
+    let cluster = Cluster::start(Flavour::Redis).await;
+    let urls = cluster.urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let mut stores = Vec::new();
+    for _ in 0..3 {
+        stores.push(RedisStore::cluster(&urls).await.expect("a store").fail_closed().boxed());
+    }
+    let calls = calls_of_a_flood(cluster.nodes(), &stores).await;
+    assert!(calls <= 4.0, "{calls} calls for each request");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -167,13 +244,13 @@ async fn three_processes_with_deny_caches_share_a_pool_fairly_with_fewer_calls()
     for _ in 0..3 {
         stores.push(connect(&server.url()).await.deny_cache().fail_closed().boxed());
     }
-    let calls = calls_of_a_flood(&server, &stores).await;
+    let calls = calls_of_a_flood(slice::from_ref(&server), &stores).await;
     assert!(calls <= 1.2, "{calls} calls for each request");
 }
 
-/// Sends requests to three processes on one server: small clients get what they ask for, beside one that
-/// floods. Returns the calls to the server for each request.
-async fn calls_of_a_flood(server: &Server, stores: &[Arc<DynStore<Infallible>>]) -> f64 {
+/// Sends requests to three processes: small clients get what they ask for, beside one that floods. Returns
+/// the calls to the servers for each request.
+async fn calls_of_a_flood(servers: &[Server], stores: &[Arc<DynStore<Infallible>>]) -> f64 {
     const RATE: u32 = 200;
     const BURST: u32 = 60;
     const TIME: Duration = Duration::from_secs(4);
@@ -200,7 +277,12 @@ async fn calls_of_a_flood(server: &Server, stores: &[Arc<DynStore<Infallible>>])
             admitted += send(process, &format!("small{at}")).await;
         }
     }
-    let (before, start) = (server.script_calls().await, Instant::now());
+    let calls_so_far = async || {
+        let calls = join_all(servers.iter().map(Server::script_calls)).await;
+        calls.into_iter().sum::<u32>()
+    };
+    let before = calls_so_far().await;
+    let start = Instant::now();
     sent.store(0, Relaxed);
     let large = (0..3).map(async |process| {
         let mut admitted = 0;
@@ -227,7 +309,7 @@ async fn calls_of_a_flood(server: &Server, stores: &[Arc<DynStore<Infallible>>])
     assert!(large > small, "what they leave goes to the large client: {large}");
     let bound = f64::from(BURST) + f64::from(RATE) * elapsed;
     assert!(f64::from(admitted) <= bound, "{admitted} in {elapsed} s");
-    let calls = server.script_calls().await - before;
+    let calls = calls_so_far().await - before;
     let calls = f64::from(calls) / f64::from(sent.into_inner());
     println!("{calls:.2} calls for each request, {admitted} admitted, {small} of 190 small ones");
     calls

@@ -199,8 +199,8 @@ async fn requests_that_wait_for_other_processes_make_few_calls() {
     let before = server.script_calls().await;
     sleep(millis(1_000)).await;
     let calls = server.script_calls().await - before;
-    // Every 100 ms, until this process has held a slot.
-    assert!((5..=11).contains(&calls), "{calls} calls in a second for 30 requests");
+    // Eight times in 100 ms, until this process has held a slot, and then less often.
+    assert!((10..=28).contains(&calls), "{calls} calls in a second for 30 requests");
     let freed = Instant::now();
     drop(running);
     let answers = all(sent).await;
@@ -238,8 +238,8 @@ async fn only_the_next_request_asks_when_one_leaves_during_its_call() {
 }
 
 #[tokio::test]
-async fn the_first_request_asks_once_in_the_mean_hold_time_and_at_least_every_second() {
-    for (hold_time, expected) in [(300, 6..=11), (2_600, 2..=4)] {
+async fn the_first_request_asks_eight_times_in_the_mean_hold_time_and_then_less_often() {
+    for (hold_time, expected) in [(300, 15..=28), (2_600, 10..=18)] {
         let server = Server::redis().await;
         let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
         let before = hold(&store, ONE).await;
@@ -660,7 +660,7 @@ async fn a_mark_has_the_slots_that_its_store_holds() {
         let names: Vec<String> = cmd("KEYS").arg("*w").query_async(&mut connection).await.ok()?;
         let mark: Vec<u8> =
             cmd("GET").arg(names.first()?).query_async(&mut connection).await.ok()?;
-        mark.last_chunk::<5>().copied()
+        mark[13..].first_chunk::<5>().copied()
     };
     assert_eq!(eventually("a mark", marks).await, [1, 0, 0, 0, 0]);
     drop(running);

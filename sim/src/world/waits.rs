@@ -47,6 +47,9 @@ const SETTLED: Duration = Duration::from_secs(5);
 /// The time for which processes compete for slots, and what it takes until their shares have settled.
 const COMPETITION: Duration = Duration::from_secs(6);
 const SETTLING: Duration = Duration::from_secs(2);
+/// The least part of their time, in percent, for which slots are used that processes compete for. A
+/// round trip passes between two requests, for work of 10 to 40 ms.
+const LEAST_USED: f64 = 66.0;
 /// The time for which a slot of the servers may be free while a request waits: it may be left to
 /// another process, whose request does not come, and the first request then asks again.
 const FREE: Duration = Duration::from_secs(1);
@@ -354,10 +357,19 @@ async fn compete(world: &World, mut random: Random, when: &str) {
     for (process, own) in clients.join_all().await {
         runs[process] += own;
     }
-    let fair = runs.iter().sum::<u64>() / runs.len() as u64;
-    story.record("world", || format!("competition {when} for {limit} slots: {runs:?} ran"));
+    let all = runs.iter().sum::<u64>();
+    let fair = all / runs.len() as u64;
+    let used = works.as_secs_f64() * all as f64 / f64::from(limit);
+    let used = 100.0 * used / (COMPETITION - SETTLING).as_secs_f64();
+    story.record("world", || {
+        format!("competition {when} for {limit} slots of {works:?}: {runs:?} ran, {used:.0} % used")
+    });
     if runs.iter().any(|own| own * 4 < fair) {
         story.violate("waits", format!("{when}: {runs:?} requests on {limit} slots"));
+    }
+    if used < LEAST_USED {
+        let text = format!("{when}: {limit} slots of {works:?} are used {used:.0} % of the time");
+        story.violate("waits", text);
     }
     sleep(FREE).await;
 }

@@ -357,7 +357,7 @@ mod tests {
         let two = || group(1, 1, &[2 * second, second / 5]);
         let fine = [group(2, 2, &[2 * second]), two()];
         let mut flagged = fine.clone();
-        flagged[0][4] = 3;
+        flagged[0][4] = 4;
         let read = |value: &Value| read(&batch, value);
         assert!(read(&answer(&fine)).is_some());
         assert!(read(&answer(&[group(0, 0, &[10 * second]), two()])).is_some());

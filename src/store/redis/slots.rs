@@ -387,6 +387,11 @@ impl SlotCall {
         for taken in mem::take(&mut self.takes) {
             let mut state = self.slots.state();
             state.taking -= 1;
+            if taken.take.waits > 0
+                && let Some(waiting) = state.waits.get_mut(taken.id)
+            {
+                waiting.mark(accounts[taken.account].is_marked);
+            }
             for (first, _) in &taken.take.freed {
                 state.freed.remove(&(taken.take.set.clone(), *first));
             }

@@ -2,9 +2,9 @@
 //!
 //! A request asks the server again when this process frees a slot, with a call that frees it there.
 //! Other processes free slots as well, so the first request of a queue also asks once in the mean
-//! time for which a slot is held. A request that is denied slots marks them on the server. The next
-//! slots that are free are then left to its process, until that asks again. Processes with fewer slots
-//! still take them.
+//! time for which a slot is held. A request that is denied slots marks them on the server. Soon after, the
+//! next slots that are free are left to its process, until that asks again, which it then does more often.
+//! Processes with fewer slots still take them.
 
 use std::{mem, pin::pin, sync::Arc, time::Duration};
 
@@ -185,7 +185,7 @@ impl Slots {
         let joined = needed(request).find(|needed| first.is_some_and(|first| needed.is_of(first)));
         match (joined, waiter) {
             (Some(joined), _) => self.join(&joined, charges, waiter, false),
-            (None, Some(waiter)) if !allowed => waiter.leave_unless(|_| false),
+            (None, Some(waiter)) if !allowed => waiter.leave(),
             _ => {}
         }
         let (mut frees, time) = asking.map_or_else(Default::default, |asking| {
@@ -225,14 +225,15 @@ impl Slots {
                 calls.extend(waiting.queue.remove(waiter));
                 places.push(place);
             }
-            let due = Instant::now() + interval;
+            waiting.interval = interval;
+            let due = Instant::now() + waiting.pause();
             if due < waiting.due {
                 self.waits.notify_one();
             }
             // Slots that this process takes again do not replace the question for more of them, or
             // its share would never grow.
             waiting.due = if allowed { due.min(waiting.due) } else { due };
-            (waiting.interval, waiting.failing) = (interval, false);
+            waiting.failing = false;
             waiting.answered_in = waiting.answered_in.max(time);
             // The server may count slots no more that were freed after it decided.
             let was_freed = !allowed && frees.is_some_and(|frees| frees != waiting.frees);

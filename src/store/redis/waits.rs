@@ -17,6 +17,9 @@ const MIN_INTERVAL: Duration = Duration::from_millis(10);
 pub(super) const MAX_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest time between two looks at all queues.
 const PAUSE: Duration = Duration::from_millis(5);
+/// The number of times that a process asks in the mean time for which a slot is held, if the next one is
+/// left to it.
+const LOOKS: u32 = 8;
 /// The weight of a new hold time in the mean is one divided by this number.
 const WEIGHT: u64 = 8;
 
@@ -42,6 +45,8 @@ pub(super) struct WaitingRequests {
     pub(super) answered_in: Duration,
     /// The mean hold time, bounded.
     pub(super) interval: Duration,
+    /// The instant since which the next free slot is left to this process.
+    marked_at: Option<Instant>,
     /// The instant at which the first request asks again.
     pub(super) due: Instant,
 }
@@ -55,6 +60,7 @@ impl WaitingRequests {
             failing: false,
             answered_in: Duration::ZERO,
             interval,
+            marked_at: None,
             due: Instant::now() + interval,
         }
     }
@@ -70,6 +76,20 @@ impl WaitingRequests {
             }
             calls.extend(call.take());
         }
+    }
+
+    /// Records whether the next free slot is left to this process.
+    pub(super) fn mark(&mut self, is_marked: bool) {
+        let since = self.marked_at.unwrap_or_else(Instant::now);
+        self.marked_at = is_marked.then_some(since);
+    }
+
+    /// Returns the time until the first request asks again. A slot that is left to this process is free
+    /// until then, so it asks more often, and less so while a slot is held for an unusual time.
+    pub(super) fn pause(&self) -> Duration {
+        let Some(since) = self.marked_at else { return self.interval };
+        let pause = (self.interval.max(since.elapsed()) / LOOKS).max(PAUSE);
+        pause.min(self.interval)
     }
 
     /// Calls the first request, which may find slots that other processes have freed.
@@ -134,7 +154,7 @@ impl Waits {
         for waiting in self.queues.values_mut().filter(|waiting| !waiting.queue.waiting.is_empty())
         {
             if waiting.due <= now {
-                waiting.due = now + waiting.interval;
+                waiting.due = now + waiting.pause();
                 waiting.call_first(calls);
             }
             let due = waiting.due.max(now + PAUSE);
@@ -158,5 +178,26 @@ impl Waits {
     pub(super) fn interval(&self, rule: RuleName) -> Duration {
         let mean = self.hold_times.get(&rule).copied().map(Duration::from_nanos);
         mean.unwrap_or(FIRST_INTERVAL).clamp(MIN_INTERVAL, MAX_INTERVAL)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_asks_more_often_while_a_slot_is_left_to_it() {
+        let cases = [(10, 0, 5), (10, 60, 7), (400, 0, 50), (400, 1_200, 150), (400, 4_000, 400)];
+        for (interval, marked_for, pause) in cases {
+            let mut waiting = WaitingRequests::new(Duration::from_millis(interval));
+            waiting.mark(true);
+            advance(Duration::from_millis(marked_for)).await;
+            waiting.mark(true);
+            assert_eq!(waiting.pause().as_millis(), pause, "{interval}, {marked_for} ms");
+            waiting.mark(false);
+            assert_eq!(waiting.pause().as_millis(), interval.into());
+        }
     }
 }

@@ -38,6 +38,8 @@ pub(crate) struct AccountReply {
     pub(crate) healed: bool,
     /// `true` if a state of another plan was dropped, because there were too many.
     pub(crate) dropped: bool,
+    /// `true` if the next free slot is left to this process.
+    pub(crate) is_marked: bool,
     /// The instant at which the block ends.
     block: Option<u64>,
     /// The state under each quota, if any.
@@ -179,7 +181,7 @@ impl AccountReply {
         let sign = bytes.int::<1>()?;
         let expected = if account.charges() { allowed } else { 0 };
         // An account that does not bind may have fewer charges.
-        if sign > 2 || charges > expected || charges < expected && account.is_certain() {
+        if sign > 3 || charges > expected || charges < expected && account.is_certain() {
             return Err(RedisError::invalid_reply("inconsistent charges"));
         }
         let length = usize::try_from(bytes.int::<4>()?).unwrap_or(usize::MAX);
@@ -192,7 +194,15 @@ impl AccountReply {
         {
             return Err(RedisError::invalid_reply("charged without a state"));
         }
-        Ok(Self { now, charges, healed: sign == 1, dropped: sign == 2, block, quotas })
+        Ok(Self {
+            now,
+            charges,
+            healed: sign == 1,
+            dropped: sign == 2,
+            is_marked: sign == 3,
+            block,
+            quotas,
+        })
     }
 
     /// Evaluates the demand on one quota again, which the script has allowed or denied.
