@@ -88,12 +88,12 @@ where
     B: Default + From<&'static str> + 'static,
 {
     let layer = RateLimitLayer::new(PeerIp::new(), plan, LocalStore::new());
-    fields_are_all_that_is_added::<B>(layer, || {}, most, body);
+    fields_are_all_that_is_added::<B>(&layer, || {}, most, body);
 }
 
 /// Calls `change` between the first requests and those that are measured.
 fn fields_are_all_that_is_added<B>(
-    layer: RateLimitLayer<Rule<PeerIp>, LocalStore>,
+    layer: &RateLimitLayer<Rule<PeerIp>, LocalStore>,
     change: impl FnOnce(),
     most: u64,
     body: u64,
@@ -155,7 +155,7 @@ fn a_live_plan_allocates_no_more_than_a_fixed_one() {
     let live = LivePlan::new(Quota::per_minute(60));
     let layer = RateLimitLayer::new(PeerIp::new(), &live, LocalStore::new());
     let replace = || live.replace(Quota::per_minute(3));
-    fields_are_all_that_is_added::<Full<Bytes>>(layer, replace, 2, 0);
+    fields_are_all_that_is_added::<Full<Bytes>>(&layer, replace, 2, 0);
 }
 
 #[cfg(feature = "axum")]

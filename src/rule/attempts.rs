@@ -173,7 +173,7 @@ impl Attempts {
         all: Candidates<'m, 'a>,
         made: &'m mut SmallVec<[Charge<'a>; 4]>,
     ) -> &'m [Charge<'a>] {
-        charges_of(&self.tried, all, made)
+        charges_of(&self.tried, false, all, made)
     }
 
     /// Returns the charges that describe the final decision. `made` keeps them if they are not neighbors.
@@ -186,25 +186,10 @@ impl Attempts {
         decision: &Decision,
         made: &'m mut SmallVec<[Charge<'a>; 4]>,
     ) -> &'m [Charge<'a>] {
-        if !decision.is_allowed() && !self.described.is_empty() {
-            return charges_of(&self.described, all, made);
-        }
-        if !decision.is_allowed() || self.tried.iter().all(|list| *list == 0) {
-            return self.charges(all, made);
-        }
-        made.clear();
-        let mut end = 0;
-        for (at, choice) in all.choices.iter().enumerate() {
-            made.extend_from_slice(&all.charges[end..choice.start]);
-            let tried = choice.charges(all, self.tried(at));
-            made.extend(
-                choice.charges(all, 0).iter().filter(|charge| !has(tried, charge.rule)).copied(),
-            );
-            made.extend_from_slice(tried);
-            end = choice.end();
-        }
-        made.extend_from_slice(&all.charges[end..]);
-        made
+        let is_allowed = decision.is_allowed();
+        let is_tried = is_allowed || self.described.is_empty();
+        let lists = if is_tried { &self.tried } else { &self.described };
+        charges_of(lists, is_allowed, all, made)
     }
 
     /// Continues after a decision on the tried charges. Returns `false` if the decision is final, and then
@@ -318,14 +303,14 @@ impl Attempts {
     ) {
         let last = all.list(choice, self.tried(choice));
         for charge in all.list(choice, list) {
-            let is_of_rule = |outcome: &&Outcome| outcome.rule() == charge.rule;
-            if has(last, charge.rule) || decision.outcomes.iter().any(|known| is_of_rule(&known)) {
+            let has_some =
+                |outcomes: &[Outcome]| outcomes.iter().any(|of| of.rule() == charge.rule);
+            if has(last, charge.rule) || has_some(&decision.outcomes) {
                 continue;
             }
-            let known = self.denied_in(choice, list).filter(is_of_rule).copied();
-            let start = decision.outcomes.len();
-            decision.outcomes.extend(known);
-            if decision.outcomes.len() == start {
+            let known = self.denied_in(choice, list);
+            decision.outcomes.extend(known.filter(|of| of.rule() == charge.rule).copied());
+            if !has_some(&decision.outcomes) {
                 charge.add_unknown(decision);
             }
         }
@@ -376,17 +361,19 @@ fn entry(lists: &[usize], choice: usize) -> usize {
     lists.get(choice).copied().unwrap_or(0)
 }
 
-/// Returns the charges of these lists, and those outside of choices. `made` keeps them if they are not
-/// neighbors.
+/// Returns the charges of these lists, and those outside of choices. With `with_first`, also those of the
+/// first list of each choice whose rules are not in its list. `made` keeps them if they are not neighbors.
 fn charges_of<'m, 'a>(
     lists: &[usize],
+    with_first: bool,
     all: Candidates<'m, 'a>,
     made: &'m mut SmallVec<[Charge<'a>; 4]>,
 ) -> &'m [Charge<'a>] {
+    let with_first = with_first && lists.iter().any(|list| *list > 0);
     made.clear();
     match all.choices {
         [] => return all.charges,
-        [one] if one.start == 0 && one.end() == all.charges.len() => {
+        [one] if !with_first && one.start == 0 && one.end() == all.charges.len() => {
             return one.charges(all, entry(lists, 0));
         }
         _ => {}
@@ -394,7 +381,12 @@ fn charges_of<'m, 'a>(
     let mut end = 0;
     for (at, choice) in all.choices.iter().enumerate() {
         made.extend_from_slice(&all.charges[end..choice.start]);
-        made.extend_from_slice(choice.charges(all, entry(lists, at)));
+        let own = choice.charges(all, entry(lists, at));
+        if with_first {
+            let first = choice.charges(all, 0).iter();
+            made.extend(first.filter(|charge| !has(own, charge.rule)).copied());
+        }
+        made.extend_from_slice(own);
         end = choice.end();
     }
     made.extend_from_slice(&all.charges[end..]);

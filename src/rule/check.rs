@@ -108,11 +108,9 @@ impl fmt::Display for RuleError {
                 "rule {rule}: max_wait with a cost of {cost} slots, but a request for more than one \
                  slot does not wait; lower the cost to 1 or remove the max_wait"
             ),
-            Self::AlternativeWaits(rule) => write!(
-                f,
-                "rule {rule}: max_wait of an alternative with a concurrent quota, which would not wait; \
-                 remove the max_wait"
-            ),
+            Self::AlternativeWaits(rule) => {
+                write!(f, "rule {rule}: max_wait of an alternative for slots; remove the max_wait")
+            }
             Self::Route(fault) => f.write_str(fault),
             Self::Unknown { name, known } => {
                 write!(f, "unknown rule `{name}`, expected one of ")?;
