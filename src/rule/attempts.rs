@@ -454,12 +454,19 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Key, LocalStore, Quota, StoreExt};
+    use crate::{
+        Key, LocalStore, Quota,
+        store::{Context, Op},
+    };
+
+    fn call(store: &LocalStore, charges: &[Charge<'_>]) -> Decision {
+        store.call(Op::Take(charges), &Context::default()).now()
+    }
 
     fn take(store: &LocalStore, all: Candidates<'_, '_>) -> Decision {
         let mut attempts = Attempts::default();
         loop {
-            let mut decision = store.take(attempts.charges(all, &mut SmallVec::new())).now();
+            let mut decision = call(store, attempts.charges(all, &mut SmallVec::new()));
             if !attempts.advance(all, &mut decision) {
                 return decision;
             }
@@ -476,7 +483,7 @@ mod tests {
         let [one, many] = [[Quota::per_minute(1)], [Quota::per_minute(9)]];
         let pool = Charge::new(rule("pool"), &key, &one);
         let share = Charge::new(rule("share"), &key, &many);
-        assert!(store.take(&[pool]).now().is_allowed());
+        assert!(call(&store, &[pool]).is_allowed());
         let charges = [share, pool, pool.with_max_wait(Duration::from_secs(90))];
         let choices = [Choice::new(0, [2, 1])];
         let decision = take(&store, Candidates { charges: &charges, choices: &choices });
@@ -490,7 +497,7 @@ mod tests {
         let charge = |name, quotas| Charge::new(rule(name), &key, quotas);
         let (pool, spent) = (charge("pool", &many), charge("spent", &one));
         let other = charge("other", &one);
-        assert!(store.take(&[spent]).now().is_allowed());
+        assert!(call(&store, &[spent]).is_allowed());
         for is_allowed in [true, false] {
             let charges = [pool, spent, spent, pool.with_cost(2), other];
             let choices = [Choice::new(0, [2, 2, 1])];
