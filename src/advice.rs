@@ -25,8 +25,13 @@ pub(crate) fn is_early(requests: &AtomicU32) -> bool {
     cfg!(feature = "tracing") && requests.load(Relaxed) < SAMPLE
 }
 
+/// Counts one of the first requests.
+pub(crate) fn count_early(requests: &AtomicU32) {
+    requests.fetch_add(1, Relaxed);
+}
+
 /// Counts one of the first requests. Returns `true` for the last of them.
-pub(crate) fn is_last(requests: &AtomicU32) -> bool {
+pub(crate) fn count_and_is_last(requests: &AtomicU32) -> bool {
     requests.fetch_add(1, Relaxed) == SAMPLE - 1
 }
 
@@ -143,7 +148,7 @@ impl ClientCheck {
         }
         let mut majority = self.majority.lock();
         majority.vote(client);
-        let is_over = is_last(&self.requests);
+        let is_over = count_and_is_last(&self.requests);
         let lead = majority.lead;
         drop(majority);
         // Logged once per process, because an application may have many extractors.

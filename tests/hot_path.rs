@@ -1,7 +1,7 @@
 //! Allocations of a decision and of the layer.
 //!
-//! A decision allocates nothing. The layer allocates only for header fields, and adds a few words
-//! to the service.
+//! A decision allocates nothing. The layer allocates only for header fields and for slots, and adds a few
+//! words to the future of the service.
 
 use std::{
     convert::Infallible,
@@ -62,7 +62,13 @@ where
     S: Service<Request<B>, Response = Response<B>, Error = Infallible>,
     B: Default + From<&'static str>,
 {
-    let mut request = Request::new(B::default());
+    serve_request(service, Request::new(B::default()), address)
+}
+
+fn serve_request<S, B>(service: &mut S, mut request: Request<B>, address: u32) -> (u64, Response<B>)
+where
+    S: Service<Request<B>, Response = Response<B>, Error = Infallible>,
+{
     let peer = IpAddr::from(Ipv4Addr::from_bits(address));
     request.extensions_mut().insert(SocketAddr::new(peer, 4000));
     allocated(|| {
@@ -75,19 +81,37 @@ where
     })
 }
 
-/// Permits `most` allocations for the fields, and `body` for the body of a rejection.
+/// Permits `most` allocations for the fields, and `body` for the body of a rejection. `plan` must allow
+/// three requests: the fourth is denied.
 fn layer_adds_only_header_fields<B>(plan: impl Into<Plan>, most: u64, body: u64)
 where
     B: Default + From<&'static str> + 'static,
 {
     let layer = RateLimitLayer::new(PeerIp::new(), plan, LocalStore::new());
+    fields_are_all_that_is_added::<B>(&layer, || {}, most, body);
+}
+
+/// Calls `change` between the first requests and those that are measured.
+fn fields_are_all_that_is_added<B>(
+    layer: &RateLimitLayer<Rule<PeerIp>, LocalStore>,
+    change: impl FnOnce(),
+    most: u64,
+    body: u64,
+) where
+    B: Default + From<&'static str> + 'static,
+{
     let mut quiet = layer.clone().headers(Headers::None).layer(Hello);
     let mut served = layer.layer(Hello);
-    // Warms up what is created once, such as the text of a short rejection, and fields that are kept
-    // if they are sent twice.
+    // Warms up what is created once, such as the text of a short rejection. Two requests of an address
+    // put its fields in the cache.
     for address in [0, 2].repeat(5) {
         drop(serve::<_, B>(&mut served, address));
     }
+    change();
+    for address in [4, 6].repeat(5) {
+        drop(serve::<_, B>(&mut served, address));
+    }
+    drop(serve::<_, B>(&mut quiet, 4));
 
     let (bare, _) = serve::<_, B>(&mut Hello, 1);
     let (first_contact, _) = serve::<_, B>(&mut quiet, 1);
@@ -129,8 +153,9 @@ fn a_fair_share_allocates_nothing() {
 #[test]
 fn a_live_plan_allocates_no_more_than_a_fixed_one() {
     let live = LivePlan::new(Quota::per_minute(60));
-    live.replace(Quota::per_minute(3));
-    layer_adds_only_header_fields::<Full<Bytes>>(&live, 2, 0);
+    let layer = RateLimitLayer::new(PeerIp::new(), &live, LocalStore::new());
+    let replace = || live.replace(Quota::per_minute(3));
+    fields_are_all_that_is_added::<Full<Bytes>>(&layer, replace, 2, 0);
 }
 
 #[cfg(feature = "axum")]
@@ -181,16 +206,24 @@ fn routes_allocate_no_more_than_one_rule() {
     let mut quiet = layer.clone().headers(Headers::None).layer(Hello);
     let mut served = layer.layer(Hello);
     let (bare, _) = serve::<_, Full<Bytes>>(&mut Hello, 1);
-    // Warms up the fields and, with the feature `metrics`, the counters.
-    for address in [0, 0, 2, 2] {
-        drop(serve::<_, Full<Bytes>>(&mut served, address));
+    let post = |path| {
+        let request = Request::post(path).body(Full::<Bytes>::default());
+        request.expect("a request")
+    };
+    let charged =
+        [("/shop.Cart/M7", "\"POST /shop.Cart/M7\";q=10;w=60"), ("/", "\"other\";q=10;w=60")];
+    for (path, policy) in charged {
+        // Warms up the fields and, with the feature `metrics`, the counters.
+        for address in [0, 0, 2, 2] {
+            drop(serve_request(&mut served, post(path), address));
+        }
+        drop(serve_request(&mut quiet, post(path), 0));
+        let (without, _) = serve_request(&mut quiet, post(path), 1);
+        let (with_headers, response) = serve_request(&mut served, post(path), 1);
+        assert_eq!(response.headers()["ratelimit-policy"], policy);
+        assert_eq!(without, bare, "{path}");
+        assert!(with_headers <= bare + 2, "{path}: {with_headers} with headers, {bare} bare");
     }
-    drop(serve::<_, Full<Bytes>>(&mut quiet, 0));
-    let (without, _) = serve::<_, Full<Bytes>>(&mut quiet, 1);
-    let (with_headers, response) = serve::<_, Full<Bytes>>(&mut served, 1);
-    assert_eq!(response.headers()["ratelimit-policy"], "\"other\";q=10;w=60");
-    assert_eq!(without, bare);
-    assert!(with_headers <= bare + 2, "{with_headers} with headers, {bare} bare");
 }
 
 #[cfg(feature = "axum")]
@@ -203,9 +236,9 @@ fn a_store_decides_without_allocating() {
     let one = [Charge::new(name("one"), &alice, &quotas[..1])];
     // The first reset allocates the table that voids receipts.
     drop(store.reset(&one[0]).now());
-    let three =
+    let two_rules =
         [Charge::new(name("two"), &alice, &quotas), Charge::new(name("one"), &bob, &quotas[..1])];
-    for charges in [&one[..], &three[..]] {
+    for charges in [&one[..], &two_rules[..]] {
         // A first charge, a second one, a denial, a denial of a higher cost, a look.
         for (cost, allowed) in [(1, true), (1, true), (1, false), (9, false), (0, true)] {
             let charges: Vec<_> = charges.iter().map(|charge| charge.with_cost(cost)).collect();
@@ -251,15 +284,24 @@ fn a_slot_is_held_without_allocating() {
         for _ in 0..3 {
             let (count, held) = allocated(|| {
                 let held = [store.take(charges).now(), store.take(charges).now()];
-                let denied = store.take(&[charges[0].with_cost(2)]).now();
-                (held[0].is_allowed(), held[1].is_allowed(), denied.is_allowed())
+                let two_more = store.take(&[charges[0].with_cost(2)]).now();
+                (held[0].is_allowed(), held[1].is_allowed(), two_more.is_allowed())
             });
-            let costly = charges[0].rule == name("site");
-            assert_eq!((count, held), (0, (true, true, costly)));
+            let has_room = charges[0].rule == name("site");
+            assert_eq!((count, held), (0, (true, true, has_room)));
         }
     }
+}
+
+#[test]
+fn a_second_slot_and_the_first_clone_allocate_once() {
+    let (store, alice) = (LocalStore::new(), Key::from("alice"));
+    let (job, site) = ([Quota::concurrent(2)], [Quota::concurrent(50)]);
+    let both = [Charge::new(name("job"), &alice, &job), Charge::new(name("site"), &alice, &site)];
+    // The first slot allocates the table.
+    drop(store.take(&both).now());
     let (count, held) = allocated(|| store.take(&both).now());
-    assert_eq!((count, held.is_allowed()), (1, true), "the second of two quotas");
+    assert_eq!((count, held.is_allowed()), (1, true), "the second slot of a decision");
     drop(held);
     let mut held = store.take(&both[..1]).now();
     let (count, slot) = allocated(|| held.take_slot().expect("a slot"));
@@ -283,26 +325,39 @@ fn a_layer_with_slots_allocates_a_context_and_the_body() {
     assert_eq!((count, response.status()), (bare + 2 + metrics, StatusCode::OK));
 }
 
+/// A decision, and the allocations until it was made.
+#[derive(Debug, PartialEq)]
+struct Taken {
+    allocations: u64,
+    is_allowed: bool,
+    source: Source,
+}
+
 #[test]
 fn a_deny_cache_answers_without_allocating() {
     let store = LocalStore::new().deny_cache();
     let (quotas, day) = ([Quota::per_hour(2), Quota::per_day(2)], [Quota::per_day(9)]);
     let (alice, bob) = (Key::from("alice"), Key::from("bob"));
     let one = Charge::new(name("one"), &alice, &quotas[..1]);
-    let three = [Charge::new(name("two"), &alice, &quotas), Charge::new(name("one"), &bob, &day)];
+    let two_rules =
+        [Charge::new(name("two"), &alice, &quotas), Charge::new(name("one"), &bob, &day)];
     let take = |charges: &[Charge<'_>]| {
-        let (count, answer) = allocated(|| store.take(charges));
+        let (allocations, answer) = allocated(|| store.take(charges));
         let Answer::Now(Ok(decision)) = answer else { panic!("expected an immediate answer") };
-        (count, decision.is_allowed(), decision.source())
+        Taken { allocations, is_allowed: decision.is_allowed(), source: decision.source() }
     };
-    for charges in [&[one][..], &three] {
-        assert_eq!(take(charges), (0, true, Source::Local));
-        assert_eq!(take(charges), (0, true, Source::Local));
-        // Recording the denial may allocate.
-        assert_eq!((take(charges).1, take(charges).2), (false, Source::DenyCache));
-        assert_eq!(take(charges), (0, false, Source::DenyCache));
+    let charged = Taken { allocations: 0, is_allowed: true, source: Source::Local };
+    let denied = Taken { allocations: 0, is_allowed: false, source: Source::DenyCache };
+    for charges in [&[one][..], &two_rules] {
+        assert_eq!(take(charges), charged);
+        assert_eq!(take(charges), charged);
+        // The first denial is the store's, and recording it may allocate.
+        let first = take(charges);
+        assert_eq!((first.is_allowed, first.source), (false, Source::Local));
+        // From now on, the cache answers.
+        assert_eq!(take(charges), denied);
         let costly: Vec<_> = charges.iter().map(|charge| charge.with_cost(2)).collect();
-        assert_eq!(take(&costly), (0, false, Source::DenyCache));
+        assert_eq!(take(&costly), denied);
     }
 }
 
@@ -312,8 +367,9 @@ fn leased_units_are_taken_without_allocating() {
     let quotas = [Quota::per_hour(1_000), Quota::per_day(2_000)];
     let (alice, bob) = (Key::from("alice"), Key::from("bob"));
     let one = Charge::new(name("one"), &alice, &quotas[..1]);
-    let two = [Charge::new(name("two"), &alice, &quotas), Charge::new(name("one"), &bob, &quotas)];
-    for charges in [&[one][..], &two] {
+    let two_rules =
+        [Charge::new(name("two"), &alice, &quotas), Charge::new(name("one"), &bob, &quotas)];
+    for charges in [&[one][..], &two_rules] {
         let take = || {
             let (count, answer) = allocated(|| store.take(charges));
             let Answer::Now(Ok(decision)) = answer else { panic!("expected an immediate answer") };
@@ -322,6 +378,7 @@ fn leased_units_are_taken_without_allocating() {
         };
         let all: Vec<_> = (0..40).map(|_| take()).collect();
         let here = all.iter().filter(|(_, source)| *source == Source::Leased);
+        // A lease has five units, so at most one call in five, 8 of 40, asks the store.
         assert!(here.clone().count() > 30, "{all:?}");
         assert!(here.clone().all(|(count, _)| *count == 0), "{all:?}");
     }
@@ -340,8 +397,8 @@ fn addresses_and_short_texts_are_keys_without_allocating() {
     let hasher = RandomState::new();
     let uuid = "67e55044-10b1-426f-9247-bb680e5fe0c8";
     let (v4, v6) = (IpAddr::from([203, 0, 113, 9]), IpAddr::from([0xfe80, 0, 0, 0, 1, 2, 3, 4]));
-    for make in [&|| Key::from(v4) as Key, &|| v6.into(), &|| uuid.into()] as [&dyn Fn() -> Key; 3]
-    {
+    let keys: [&dyn Fn() -> Key; 3] = [&|| v4.into(), &|| v6.into(), &|| uuid.into()];
+    for make in keys {
         let (count, same) = allocated(|| {
             let key = make();
             let copy = key.clone();

@@ -175,7 +175,7 @@ impl Explanation {
         head: impl Into<RequestHead<'a>>,
     ) -> Self {
         // A request that bypasses the rules has no charges.
-        let _bypassed = rules.charge(&head.into(), Candidates::from(&[][..]), &mut |all| {
+        let _bypassed = rules.append_charges(&head.into(), Candidates::from(&[][..]), &mut |all| {
             if !all.charges.is_empty() {
                 self.add(all.charges);
             }

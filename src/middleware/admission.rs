@@ -31,7 +31,7 @@ use crate::{
     observe::{Charged, DecisionEvent},
     quota::Quota,
     reject::{Reject, Rejection},
-    rule::{self, Attempts, Bypass, Candidates, OwnedCandidates, Rules, deadline},
+    rule::{self, Attempts, Bypass, Candidates, OwnedCandidates, Rules, longest_wait},
     store::{self, Answer, CannotFail, Charge, Op, Store, StoreExt, millis},
 };
 
@@ -105,7 +105,7 @@ where
             [] => self.decide(head, all.charges),
             _ => self.choose(head, all),
         };
-        self.rules.charges(head, one, several, |bypass| self.bypass(head, bypass))
+        self.rules.with_charges(head, one, several, |bypass| self.bypass(head, bypass))
     }
 
     /// Continues a request after its wait.
@@ -161,7 +161,7 @@ where
         bypassed: impl FnOnce(Bypass) -> T,
     ) -> T {
         match self.settings.check_bypass(head) {
-            Ok(()) => rule::charges(&*self.rules, head, then, bypassed),
+            Ok(()) => rule::with_charges(&*self.rules, head, then, bypassed),
             Err(bypass) => bypassed(bypass),
         }
     }
@@ -435,7 +435,7 @@ where
     {
         let in_time = |queued: &QueuedRequest<S>| {
             let waited = queued.entered.elapsed().saturating_add(decision.wait());
-            waited <= deadline(head, Duration::MAX)
+            waited <= longest_wait(head, Duration::MAX)
         };
         // A store may queue a charge that does not ask for it.
         let queued = queued.or_else(|| self.settings.enter_queue(charges));

@@ -183,7 +183,7 @@ where
     /// - another layer on the store has a rule with the same name and different quotas.
     pub fn try_rules(rules: K, store: S) -> Result<Self, RuleError> {
         let infos = rule::infos(&rules);
-        rule::check(&infos, &store)?;
+        rule::check_and_register(&infos, &store)?;
         check_names(&infos)?;
         let accounts = store.known_rules().map(|rules| ptr::from_ref(rules).addr());
         let settings = LayerConfig::new(&infos, accounts);

@@ -11,10 +11,10 @@ use crate::store::Clock;
 /// Limit of concurrent requests that follows the measured latency, against overload.
 ///
 /// The controller measures the requests of a rule, and replaces the [plan](Adaptive::plan) of the
-/// rule. A request beyond the limit is shed: it gets a 503, and is charged under no other quota. Its
-/// slots are free when the head of the response is ready.
+/// rule. A request beyond the limit is shed: it gets a 503, and is charged under no other quota. The
+/// slots of an admitted request are free when the head of the response is ready.
 ///
-/// The limit starts at [`initial`](Adaptive::initial), by default 20, and stays within 1 and
+/// The limit starts at [`initial`](Adaptive::initial), by default 20, and stays between 1 and
 /// [`max`](Adaptive::max), by default 1 000. Clones share the limit. The
 /// [guide](crate::guide::slots#adaptive-limits) has the details.
 ///

@@ -106,7 +106,7 @@ impl Sealed for Alternatives {
         rules.push(self);
     }
 
-    fn charge(
+    fn append_charges(
         &self,
         head: &RequestHead<'_>,
         before: Candidates<'_, '_>,
@@ -124,11 +124,10 @@ impl Sealed for Alternatives {
                     before.charges.iter().chain(unlimited).copied().collect();
                 return then(Candidates { charges: &charges, ..before });
             }
-            if own.len() < 2 {
-                return then(all);
-            }
             let mut choices: SmallVec<[_; 2]> = before.choices.into();
-            choices.push(Choice::new(start, own.iter().map(|_| 1)));
+            if own.len() > 1 {
+                choices.push(Choice::new(start, own.iter().map(|_| 1)));
+            }
             if !own.iter().any(waits_for_slots) {
                 return then(Candidates { choices: &choices, ..all });
             }

@@ -1,6 +1,6 @@
 //! Attempts of a request: lists of charges, of which the first that fits is made.
 
-use std::ops::Range;
+use std::{iter, ops::Range};
 
 use smallvec::SmallVec;
 
@@ -27,18 +27,24 @@ pub struct Candidates<'c, 'a> {
 #[derive(Clone, Debug)]
 pub struct Choice {
     start: usize,
-    /// The end of each range of charges. The next range begins there.
+    /// The end of each list. The next list begins there.
     ends: SmallVec<[usize; 3]>,
 }
 
 impl Choice {
     /// Creates a choice between lists of these lengths. The first one begins at the charge with the
     /// index `start`, and each further one where the list before it ends.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there is no list.
+    #[track_caller]
     pub fn new(start: usize, lengths: impl IntoIterator<Item = usize>) -> Self {
         let mut choice = Self { start, ends: SmallVec::new() };
         for length in lengths {
             choice.add(length);
         }
+        assert!(!choice.ends.is_empty(), "a choice without a list; give it at least one length");
         choice
     }
 
@@ -51,26 +57,31 @@ impl Choice {
         self.ends.last().copied().unwrap_or(self.start)
     }
 
-    fn range(&self, at: usize) -> Range<usize> {
-        let start = at.checked_sub(1).map_or(self.start, |before| self.ends[before]);
-        start..self.ends[at]
+    fn bounds(&self, list: usize) -> Range<usize> {
+        let start = list.checked_sub(1).map_or(self.start, |before| self.ends[before]);
+        start..self.ends[list]
     }
 
-    /// Returns the charges of a range.
-    fn charges<'c, 'a>(&self, all: Candidates<'c, 'a>, range: usize) -> &'c [Charge<'a>] {
-        &all.charges[self.range(range)]
+    /// Returns the charges of a list.
+    fn charges<'c, 'a>(&self, all: Candidates<'c, 'a>, list: usize) -> &'c [Charge<'a>] {
+        &all.charges[self.bounds(list)]
     }
 }
 
-impl<'a> Candidates<'_, 'a> {
+impl<'c, 'a> Candidates<'c, 'a> {
     /// Returns attempts that together have each charge.
     pub(crate) fn attempts(self) -> impl Iterator<Item = SmallVec<[Charge<'a>; 4]>> {
         let most = self.choices.iter().map(|choice| choice.ends.len()).max().unwrap_or(1);
-        (0..most).map(move |at| {
-            let tried = self.choices.iter().map(|choice| at.min(choice.ends.len() - 1)).collect();
+        (0..most).map(move |list| {
+            let tried = self.choices.iter().map(|choice| list.min(choice.ends.len() - 1)).collect();
             let attempts = Attempts { tried, ..Attempts::default() };
             attempts.charges(self, &mut SmallVec::new()).into()
         })
+    }
+
+    /// Returns the charges of a list of the choice with this index.
+    fn list(self, choice: usize, list: usize) -> &'c [Charge<'a>] {
+        self.choices[choice].charges(self, list)
     }
 }
 
@@ -127,31 +138,33 @@ pub(crate) async fn decide<S: Store>(
 /// Attempts of a request so far.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Attempts {
-    /// The range of each choice that is tried. Without an entry, the first.
+    /// The list of each choice that is tried. Without an entry, the first.
     tried: SmallVec<[usize; 2]>,
-    /// The outcomes of the ranges that were tried before.
+    /// The list of each choice that describes a final denial. If empty, those that were tried.
+    described: SmallVec<[usize; 2]>,
+    /// The outcomes of the lists that were tried before.
     denied: SmallVec<[DeniedOutcome; 2]>,
     /// The number of calls after the first.
     pub(crate) repeats: u32,
 }
 
-/// Outcome of a charge in a denied range of a choice.
+/// Outcome of a charge in a denied list of a choice.
 #[derive(Clone, Debug)]
 struct DeniedOutcome {
     choice: usize,
-    range: usize,
+    list: usize,
     outcome: Outcome,
 }
 
-/// Range of a choice with the shortest wait.
+/// List of a choice with the shortest wait.
 struct Soonest {
-    range: usize,
+    list: usize,
     wait_ns: u64,
 }
 
 impl Attempts {
     fn tried(&self, choice: usize) -> usize {
-        self.tried.get(choice).copied().unwrap_or(0)
+        entry(&self.tried, choice)
     }
 
     /// Returns the charges to try. `made` keeps them if they are not neighbors.
@@ -160,27 +173,12 @@ impl Attempts {
         all: Candidates<'m, 'a>,
         made: &'m mut SmallVec<[Charge<'a>; 4]>,
     ) -> &'m [Charge<'a>] {
-        made.clear();
-        match all.choices {
-            [] => return all.charges,
-            [one] if one.start == 0 && one.end() == all.charges.len() => {
-                return one.charges(all, self.tried(0));
-            }
-            _ => {}
-        }
-        let mut end = 0;
-        for (at, choice) in all.choices.iter().enumerate() {
-            made.extend_from_slice(&all.charges[end..choice.start]);
-            made.extend_from_slice(choice.charges(all, self.tried(at)));
-            end = choice.end();
-        }
-        made.extend_from_slice(&all.charges[end..]);
-        made
+        charges_of(&self.tried, false, all, made)
     }
 
     /// Returns the charges that describe the final decision. `made` keeps them if they are not neighbors.
     ///
-    /// Beside the charges that were made, these are the ones of the first range of each choice, which have
+    /// Beside the charges that were made, these are the ones of the first list of each choice, which have
     /// been passed over: a client is known and blocked by them.
     pub(crate) fn described<'m, 'a>(
         &self,
@@ -188,27 +186,16 @@ impl Attempts {
         decision: &Decision,
         made: &'m mut SmallVec<[Charge<'a>; 4]>,
     ) -> &'m [Charge<'a>] {
-        if !decision.is_allowed() || self.tried.iter().all(|range| *range == 0) {
-            return self.charges(all, made);
-        }
-        let mut end = 0;
-        for (at, choice) in all.choices.iter().enumerate() {
-            made.extend_from_slice(&all.charges[end..choice.start]);
-            let tried = choice.charges(all, self.tried(at));
-            made.extend(
-                choice.charges(all, 0).iter().filter(|charge| !has(tried, charge.rule)).copied(),
-            );
-            made.extend_from_slice(tried);
-            end = choice.end();
-        }
-        made.extend_from_slice(&all.charges[end..]);
-        made
+        let is_allowed = decision.is_allowed();
+        let is_tried = is_allowed || self.described.is_empty();
+        let lists = if is_tried { &self.tried } else { &self.described };
+        charges_of(lists, is_allowed, all, made)
     }
 
-    /// Continues after a decision on the tried charges. Returns `false` if it is final, with the outcomes
-    /// of charges that were not made.
+    /// Continues after a decision on the tried charges. Returns `false` if the decision is final, and then
+    /// adds the outcomes of the charges that were not made. A block has only its own outcome.
     ///
-    /// Tries the next range of each choice that was denied.
+    /// Tries the next list of each choice that was denied.
     #[inline]
     pub(crate) fn advance(&mut self, all: Candidates<'_, '_>, decision: &mut Decision) -> bool {
         if all.choices.is_empty() || decision.is_blocked() {
@@ -223,12 +210,14 @@ impl Attempts {
 
     /// Moves each choice that was denied on. Returns `true` if the store must be asked again.
     fn try_next(&mut self, all: Candidates<'_, '_>, denial: &mut Decision) -> bool {
-        // Without a longer wait, any denial must be the reason.
+        // An outcome that denies for longer than any charge of its rule may wait caused the denial. If
+        // there is none, the store denied a charge that may wait, and each denying outcome may be the
+        // cause.
         let is_explained =
             denial.outcomes.iter().any(|outcome| is_beyond_patience(all.charges, outcome));
         let mut asks_again = false;
-        for at in 0..all.choices.len() {
-            asks_again |= self.try_next_of(at, all, denial, is_explained);
+        for choice in 0..all.choices.len() {
+            asks_again |= self.try_next_of(choice, all, denial, is_explained);
         }
         self.repeats = self.repeats.saturating_add(asks_again.into());
         asks_again
@@ -237,15 +226,14 @@ impl Attempts {
     /// Moves a choice on if it was denied. Returns `true` if the store must be asked again.
     fn try_next_of(
         &mut self,
-        at: usize,
+        choice: usize,
         all: Candidates<'_, '_>,
         denial: &mut Decision,
         is_explained: bool,
     ) -> bool {
-        let choice = &all.choices[at];
-        while self.tried(at) + 1 < choice.ends.len() {
-            let range = self.tried(at);
-            let charges = choice.charges(all, range);
+        while self.tried(choice) + 1 < all.choices[choice].ends.len() {
+            let list = self.tried(choice);
+            let charges = all.list(choice, list);
             let outcomes = outcomes_of(charges, &denial.outcomes);
             let denies = |outcome: &Outcome| {
                 if is_explained {
@@ -256,16 +244,14 @@ impl Attempts {
             if !outcomes.iter().any(denies) {
                 return false;
             }
-            for outcome in &outcomes {
-                self.denied.push(DeniedOutcome { choice: at, range, outcome: *outcome });
+            for outcome in outcomes {
+                self.denied.push(DeniedOutcome { choice, list, outcome });
             }
             self.tried.resize(all.choices.len(), 0);
-            self.tried[at] += 1;
-            let Some(foreseen) = foresee(choice.charges(all, range + 1), &outcomes) else {
+            self.tried[choice] += 1;
+            if !foresee_denial(charges, all.list(choice, list + 1), denial) {
                 return true;
-            };
-            denial.outcomes.retain(|outcome| !has(charges, outcome.rule()));
-            denial.outcomes.extend(foreseen);
+            }
         }
         false
     }
@@ -277,8 +263,8 @@ impl Attempts {
         if before == 0 {
             return;
         }
-        for at in 0..all.choices.len() {
-            self.finish_choice(at, all, decision);
+        for choice in 0..all.choices.len() {
+            self.finish_choice(choice, all, decision);
         }
         if decision.outcomes.len() > before {
             let place =
@@ -287,86 +273,134 @@ impl Attempts {
         }
     }
 
-    fn finish_choice(&mut self, at: usize, all: Candidates<'_, '_>, decision: &mut Decision) {
-        let choice = &all.choices[at];
-        let last = choice.charges(all, self.tried(at));
-        let decisive = if decision.is_allowed() {
-            last
-        } else {
-            choice.charges(all, self.deny(at, all, &mut decision.outcomes))
-        };
-        for charge in &all.charges[choice.start..choice.end()] {
-            if has(last, charge.rule) {
-                continue;
-            }
-            let start = decision.outcomes.len();
-            self.add_known(at, charge, decision);
-            if decision.outcomes.len() == start {
-                charge.add_unknown(decision);
-            }
-            if has(decisive, charge.rule) {
-                continue;
-            }
-            for outcome in &mut decision.outcomes[start..] {
+    fn finish_choice(&mut self, choice: usize, all: Candidates<'_, '_>, decision: &mut Decision) {
+        let mut decisive = self.tried(choice);
+        if !decision.is_allowed() {
+            decisive = self.decisive(choice, all, &mut decision.outcomes);
+            self.described.push(first_with_rules_of(decisive, choice, all));
+        }
+        // The decisive list comes first: a rule that is also in others has its outcomes.
+        let lists = 0..all.choices[choice].ends.len();
+        for list in iter::once(decisive).chain(lists) {
+            self.add_outcomes(choice, list, all, decision);
+        }
+        let decisive = all.list(choice, decisive);
+        let own = &all.charges[all.choices[choice].start..all.choices[choice].end()];
+        for outcome in &mut decision.outcomes {
+            if has(own, outcome.rule()) && !has(decisive, outcome.rule()) {
                 outcome.pass_over(decision.allowed);
             }
         }
     }
 
-    /// Adds the outcomes of a charge in a range that was tried before.
-    fn add_known(&self, choice: usize, charge: &Charge<'_>, decision: &mut Decision) {
-        decision.outcomes.extend(
-            self.denied
-                .iter()
-                .filter(|denied| denied.choice == choice && denied.outcome.rule() == charge.rule)
-                .map(|denied| denied.outcome),
-        );
-    }
-
-    /// Passes over the outcomes of a denied choice that do not decide. Returns the range that does.
-    fn deny(&mut self, at: usize, all: Candidates<'_, '_>, outcomes: &mut [Outcome]) -> usize {
-        let choice = &all.choices[at];
-        let tried = self.tried(at);
-        let last = choice.charges(all, tried);
-        let soonest = self.soonest(at, all, outcomes);
-        let charges = choice.charges(all, soonest.range);
-        // The last range may wait for what the soonest one needs.
-        let is_part = soonest.range != tried && last.iter().all(|charge| has(charges, charge.rule));
-        for outcome in outcomes.iter_mut().filter(|outcome| has(last, outcome.rule())) {
-            if is_part {
-                outcome.set_retry_ns(soonest.wait_ns);
-            } else if !has(charges, outcome.rule()) {
-                outcome.pass_over(false);
+    /// Adds the outcomes of the charges of a list, except for rules that have some.
+    fn add_outcomes(
+        &self,
+        choice: usize,
+        list: usize,
+        all: Candidates<'_, '_>,
+        decision: &mut Decision,
+    ) {
+        let last = all.list(choice, self.tried(choice));
+        for charge in all.list(choice, list) {
+            let has_some =
+                |outcomes: &[Outcome]| outcomes.iter().any(|of| of.rule() == charge.rule);
+            if has(last, charge.rule) || has_some(&decision.outcomes) {
+                continue;
+            }
+            let known = self.denied_in(choice, list);
+            decision.outcomes.extend(known.filter(|of| of.rule() == charge.rule).copied());
+            if !has_some(&decision.outcomes) {
+                charge.add_unknown(decision);
             }
         }
-        let decisive = if is_part { tried } else { soonest.range };
-        // The first range that has all these rules describes them best.
-        let charges = choice.charges(all, decisive);
-        let has_all = |range: &usize| {
-            let other = choice.charges(all, *range);
-            charges.iter().all(|charge| has(other, charge.rule))
-        };
-        self.tried.resize(all.choices.len(), 0);
-        self.tried[at] = (0..decisive).find(has_all).unwrap_or(decisive);
-        decisive
     }
 
-    fn soonest(&self, at: usize, all: Candidates<'_, '_>, last: &[Outcome]) -> Soonest {
-        let tried = self.tried(at);
-        let charges = all.choices[at].charges(all, tried);
+    /// Returns the outcomes of a list that was tried before.
+    fn denied_in(&self, choice: usize, list: usize) -> impl Iterator<Item = &Outcome> {
+        let denied = self.denied.iter();
+        let its = denied.filter(move |denied| denied.choice == choice && denied.list == list);
+        its.map(|denied| &denied.outcome)
+    }
+
+    /// Returns the list of a choice that decides a denial: the one with the shortest wait.
+    fn decisive(&self, choice: usize, all: Candidates<'_, '_>, outcomes: &mut [Outcome]) -> usize {
+        let tried = self.tried(choice);
+        let last = all.list(choice, tried);
+        let soonest = self.soonest(choice, all, outcomes);
+        let charges = all.list(choice, soonest.list);
+        if soonest.list == tried || !last.iter().all(|charge| has(charges, charge.rule)) {
+            return soonest.list;
+        }
+        // All rules of the last list are also in the soonest one. Its outcomes are the newest, so they
+        // are kept, with the wait of the soonest.
+        for outcome in outcomes.iter_mut().filter(|outcome| has(last, outcome.rule())) {
+            outcome.set_retry_ns(soonest.wait_ns);
+        }
+        tried
+    }
+
+    fn soonest(&self, choice: usize, all: Candidates<'_, '_>, last: &[Outcome]) -> Soonest {
+        let tried = self.tried(choice);
+        let charges = all.list(choice, tried);
         let is_last = |outcome: &&Outcome| has(charges, outcome.rule());
-        let mut soonest = Soonest { range: tried, wait_ns: longest(last.iter().filter(is_last)) };
+        let mut soonest = Soonest { list: tried, wait_ns: longest(last.iter().filter(is_last)) };
         // The first of equal waits.
-        for range in (0..tried).rev() {
-            let its =
-                self.denied.iter().filter(|denied| denied.choice == at && denied.range == range);
-            let wait_ns = longest(its.map(|denied| &denied.outcome));
+        for list in (0..tried).rev() {
+            let wait_ns = longest(self.denied_in(choice, list));
             if wait_ns <= soonest.wait_ns {
-                soonest = Soonest { range, wait_ns };
+                soonest = Soonest { list, wait_ns };
             }
         }
         soonest
     }
+}
+
+/// Returns the list of a choice. Without an entry, this is the first.
+fn entry(lists: &[usize], choice: usize) -> usize {
+    lists.get(choice).copied().unwrap_or(0)
+}
+
+/// Returns the charges of these lists, and those outside of choices. With `with_first`, also those of the
+/// first list of each choice whose rules are not in its list. `made` keeps them if they are not neighbors.
+fn charges_of<'m, 'a>(
+    lists: &[usize],
+    with_first: bool,
+    all: Candidates<'m, 'a>,
+    made: &'m mut SmallVec<[Charge<'a>; 4]>,
+) -> &'m [Charge<'a>] {
+    let with_first = with_first && lists.iter().any(|list| *list > 0);
+    made.clear();
+    match all.choices {
+        [] => return all.charges,
+        [one] if !with_first && one.start == 0 && one.end() == all.charges.len() => {
+            return one.charges(all, entry(lists, 0));
+        }
+        _ => {}
+    }
+    let mut end = 0;
+    for (at, choice) in all.choices.iter().enumerate() {
+        made.extend_from_slice(&all.charges[end..choice.start]);
+        let own = choice.charges(all, entry(lists, at));
+        if with_first {
+            let first = choice.charges(all, 0).iter();
+            made.extend(first.filter(|charge| !has(own, charge.rule)).copied());
+        }
+        made.extend_from_slice(own);
+        end = choice.end();
+    }
+    made.extend_from_slice(&all.charges[end..]);
+    made
+}
+
+/// Returns the first list that has all rules of `list`, which describes them best.
+fn first_with_rules_of(list: usize, choice: usize, all: Candidates<'_, '_>) -> usize {
+    let charges = all.list(choice, list);
+    let has_all = |first: &usize| {
+        let other = all.list(choice, *first);
+        charges.iter().all(|charge| has(other, charge.rule))
+    };
+    (0..list).find(has_all).unwrap_or(list)
 }
 
 fn has(charges: &[Charge<'_>], rule: RuleName) -> bool {
@@ -383,7 +417,7 @@ fn longest<'o>(outcomes: impl Iterator<Item = &'o Outcome>) -> u64 {
     deciding.map(Outcome::retry_ns).max().unwrap_or(0)
 }
 
-/// Returns `true` for a denial whose wait is longer than that of any charge of its rule may be.
+/// Returns `true` for a denial with a longer wait than the largest `max_wait` of its rule.
 ///
 /// The waits of a denial are those of callers that do not queue, so a shorter one may be allowed.
 fn is_beyond_patience(charges: &[Charge<'_>], outcome: &Outcome) -> bool {
@@ -392,14 +426,93 @@ fn is_beyond_patience(charges: &[Charge<'_>], outcome: &Outcome) -> bool {
     outcome.is_deciding() && outcome.retry_ns() > patience
 }
 
-/// Returns the outcomes of charges if the state of their accounts shows that they do not fit.
-fn foresee(next: &[Charge<'_>], known: &[Outcome]) -> Option<SmallVec<[Outcome; 2]>> {
-    let mut foreseen = SmallVec::new();
+/// Replaces the outcomes of the denied list by those of the next, if they show that it does not fit
+/// either. The store is not asked for it.
+fn foresee_denial(denied: &[Charge<'_>], next: &[Charge<'_>], denial: &mut Decision) -> bool {
+    // What does not fit now may fit later.
+    if next.iter().any(Charge::queues) {
+        return false;
+    }
+    let known = outcomes_of(denied, &denial.outcomes);
+    let mut foreseen: SmallVec<[Outcome; 2]> = SmallVec::new();
     for charge in next {
         if let Some(outcome) = known.iter().find(|outcome| outcome.rule() == charge.rule) {
             let outcome = for_cost_of(charge, outcome);
             foreseen.push(outcome.with_report_only(charge.report_only));
         }
     }
-    foreseen.iter().any(Outcome::denies).then_some(foreseen)
+    let denies = foreseen.iter().any(Outcome::denies);
+    if denies {
+        denial.outcomes.retain(|outcome| !has(denied, outcome.rule()));
+        denial.outcomes.extend(foreseen);
+    }
+    denies
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        Key, LocalStore, Quota,
+        store::{Context, Op},
+    };
+
+    fn call(store: &LocalStore, charges: &[Charge<'_>]) -> Decision {
+        store.call(Op::Take(charges), &Context::default()).now()
+    }
+
+    fn take(store: &LocalStore, all: Candidates<'_, '_>) -> Decision {
+        let mut attempts = Attempts::default();
+        loop {
+            let mut decision = call(store, attempts.charges(all, &mut SmallVec::new()));
+            if !attempts.advance(all, &mut decision) {
+                return decision;
+            }
+        }
+    }
+
+    fn rule(name: &str) -> RuleName {
+        RuleName::new(name).expect("a name")
+    }
+
+    #[test]
+    fn a_next_list_that_may_wait_is_not_foreseen_to_be_denied() {
+        let (store, key) = (LocalStore::new(), Key::from("alice"));
+        let [one, many] = [[Quota::per_minute(1)], [Quota::per_minute(9)]];
+        let pool = Charge::new(rule("pool"), &key, &one);
+        let share = Charge::new(rule("share"), &key, &many);
+        assert!(call(&store, &[pool]).is_allowed());
+        let charges = [share, pool, pool.with_max_wait(Duration::from_secs(90))];
+        let choices = [Choice::new(0, [2, 1])];
+        let decision = take(&store, Candidates { charges: &charges, choices: &choices });
+        assert!(decision.is_allowed() && !decision.wait().is_zero(), "{decision:?}");
+    }
+
+    #[test]
+    fn a_rule_of_two_denied_lists_has_its_outcomes_once() {
+        let (store, key) = (LocalStore::new(), Key::from("alice"));
+        let [one, many] = [[Quota::per_minute(1)], [Quota::per_minute(9)]];
+        let charge = |name, quotas| Charge::new(rule(name), &key, quotas);
+        let (pool, spent) = (charge("pool", &many), charge("spent", &one));
+        let other = charge("other", &one);
+        assert!(call(&store, &[spent]).is_allowed());
+        for is_allowed in [true, false] {
+            let charges = [pool, spent, spent, pool.with_cost(2), other];
+            let choices = [Choice::new(0, [2, 2, 1])];
+            let decision = take(&store, Candidates { charges: &charges, choices: &choices });
+            assert_eq!(decision.is_allowed(), is_allowed);
+            let mut rules: Vec<_> =
+                decision.outcomes().iter().map(|outcome| outcome.rule().to_string()).collect();
+            rules.sort();
+            assert_eq!(rules, ["other", "pool", "spent"]);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "a choice without a list")]
+    fn a_choice_has_a_list() {
+        drop(Choice::new(0, []));
+    }
 }

@@ -16,7 +16,7 @@ use super::{
     rules::{Selected, sealed::Sealed},
 };
 use crate::{
-    advice::{FEW, FirstCheck, SAMPLE, is_early, is_last},
+    advice::{FEW, FirstCheck, SAMPLE, count_and_is_last, is_early},
     key::{Everyone, KeyExtractor, METHODS, RequestHead},
     log::warn,
     store::literal,
@@ -79,12 +79,14 @@ use crate::{
 /// above 64 characters is cut and ends with a hash. Characters that are not printable ASCII are
 /// percent-encoded.
 ///
-/// To read routes and quotas from a file, use [`RouteSettings`](crate::RateLimitLayer) (feature
+/// To read routes and quotas from a file, use [`RouteSettings`] (feature
 /// `serde`).
 ///
 /// # Panics
 ///
 /// Panics if [`try_by_route`] returns an error.
+#[cfg_attr(feature = "serde", doc = "", doc = "[`RouteSettings`]: crate::rule::RouteSettings")]
+#[cfg_attr(not(feature = "serde"), doc = "", doc = "[`RouteSettings`]: crate::rule")]
 #[track_caller]
 pub fn by_route<P: AsRef<str>, Q: Into<Plan>>(
     routes: impl IntoIterator<Item = (Method, P, Q)>,
@@ -127,9 +129,15 @@ pub fn try_by_route<P: AsRef<str>, Q: Into<Plan>>(
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ByRoute<K> {
-    routes: Vec<(Route, Rule<K>)>,
+    routes: Vec<RoutedRule<K>>,
     other: Rule<K>,
     check: Arc<RouteCheck>,
+}
+
+#[derive(Clone, Debug)]
+struct RoutedRule<K> {
+    route: Route,
+    rule: Rule<K>,
 }
 
 /// The first requests, which are checked for signs of a wrong template or place of the layer.
@@ -176,13 +184,13 @@ impl<K: Clone> ByRoute<K> {
         plan: Plan,
     ) -> Result<(), RuleError> {
         let route = Route::new(method, path)?;
-        let same =
-            |(one, _): &(Route, Rule<K>)| one.method == route.method && one.path == route.path;
-        if self.routes.iter().any(same) {
+        let mut known = self.routes.iter().map(|routed| &routed.route);
+        if known.any(|known| known.method == route.method && known.path == route.path) {
             return Err(RuleError::Route(format!("route \"{route}\" is given twice; drop one")));
         }
         let name = RuleName::derived(&route.to_string());
-        self.routes.push((route, Rule::named(name, self.other.extractor.clone(), plan)));
+        let rule = Rule::named(name, self.other.extractor.clone(), plan);
+        self.routes.push(RoutedRule { route, rule });
         Ok(())
     }
 }
@@ -191,8 +199,11 @@ impl<K> ByRoute<K> {
     /// Counts each key of `extractor` separately. By default, all clients share the quotas.
     pub fn each<E: Clone>(self, extractor: E) -> ByRoute<E> {
         let named = |rule: Rule<K>| Rule::named(rule.name, extractor.clone(), rule.plan);
+        let routes = self.routes.into_iter();
         ByRoute {
-            routes: self.routes.into_iter().map(|(route, rule)| (route, named(rule))).collect(),
+            routes: routes
+                .map(|routed| RoutedRule { route: routed.route, rule: named(routed.rule) })
+                .collect(),
             other: named(self.other),
             check: self.check,
         }
@@ -201,13 +212,15 @@ impl<K> ByRoute<K> {
     /// Returns the rule that charges a request.
     fn rule(&self, head: &RequestHead<'_>) -> &Rule<K> {
         let matched = head.extensions.get::<MatchedPath>().map(MatchedPath::as_str);
-        let ranked =
-            self.routes.iter().filter_map(|route| Some((route.0.rank(head, matched)?, route)));
-        let best = ranked.min_by_key(|(rank, _)| *rank).map(|(_, it)| it);
+        let ranked = self
+            .routes
+            .iter()
+            .filter_map(|routed| Some((routed.route.rank(head, matched)?, routed)));
+        let best = ranked.min_by_key(|(rank, _)| *rank).map(|(_, routed)| routed);
         if is_early(&self.check.requests) {
-            self.record(head, matched, best.map(|(route, _)| route));
+            self.record(head, matched, best.map(|routed| &routed.route));
         }
-        best.map_or(&self.other, |(_, rule)| rule)
+        best.map_or(&self.other, |routed| &routed.rule)
     }
 
     /// Checks one of the first requests, whose route of these rules is `best`.
@@ -221,7 +234,7 @@ impl<K> ByRoute<K> {
             (None, Some(matched)) => {
                 self.check.matched.record_hit();
                 let lacks_prefix = |route: &&Route| route.lacks_prefix(head, matched);
-                let mut routes = self.routes.iter().map(|(route, _)| route);
+                let mut routes = self.routes.iter().map(|routed| &routed.route);
                 if let Some(route) = routes.find(lacks_prefix)
                     && !self.check.has_warned.swap(true, Relaxed)
                 {
@@ -229,13 +242,13 @@ impl<K> ByRoute<K> {
                 }
             }
             (None, None) => {
-                let has_grpc = self.routes.iter().any(|(route, _)| route.grpc);
+                let has_grpc = self.routes.iter().any(|routed| routed.route.grpc);
                 if !has_grpc && self.check.matched.record_miss() {
                     warn_of_place();
                 }
             }
         }
-        if is_last(&self.check.requests) {
+        if count_and_is_last(&self.check.requests) {
             self.warn_unmet();
         }
     }
@@ -243,8 +256,9 @@ impl<K> ByRoute<K> {
     /// Logs the routes that no request of the sample has met.
     #[cold]
     fn warn_unmet(&self) {
-        let unmet = self.routes.iter().filter(|(route, _)| !route.met.load(Relaxed));
-        let unmet: Vec<_> = unmet.map(|(route, _)| format!("\"{route}\"")).collect();
+        let routes = self.routes.iter().map(|routed| &routed.route);
+        let unmet = routes.filter(|route| !route.met.load(Relaxed));
+        let unmet: Vec<_> = unmet.map(|route| format!("\"{route}\"")).collect();
         if !unmet.is_empty() {
             warn!(
                 target: "tower_sluice::lint",
@@ -287,7 +301,7 @@ impl<K: KeyExtractor> Sealed for ByRoute<K> {
 
 impl<K: KeyExtractor> Rules for ByRoute<K> {
     fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
-        self.routes.iter().for_each(|(_, rule)| rule.info(infos));
+        self.routes.iter().for_each(|routed| routed.rule.info(infos));
         self.other.info(infos);
     }
 }
@@ -337,9 +351,11 @@ impl Route {
     }
 
     /// Returns the rank of the match, from 0 for the best, or `None` without a match.
+    ///
+    /// To the rank of the path, an exact method adds 0, `HEAD` as `GET` 1, and any method 2.
     fn rank(&self, head: &RequestHead<'_>, matched: Option<&str>) -> Option<u8> {
         // A router may match a whole service, and tonic matches nothing.
-        let path = if self.grpc && head.path() == &*self.path {
+        let base = if self.grpc && head.path() == &*self.path {
             0
         } else if matched == Some(&*self.path) {
             3
@@ -347,10 +363,10 @@ impl Route {
             return None;
         };
         match &self.method {
-            Some(method) if *method == head.method => Some(path),
+            Some(method) if *method == head.method => Some(base),
             // axum answers `HEAD` with the handler of `GET`.
-            Some(method) if *method == Method::GET && head.method == Method::HEAD => Some(path + 1),
-            method => (method.is_none() || self.grpc).then_some(path + 2),
+            Some(method) if *method == Method::GET && head.method == Method::HEAD => Some(base + 1),
+            method => (method.is_none() || self.grpc).then_some(base + 2),
         }
     }
 }

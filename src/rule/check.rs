@@ -22,7 +22,7 @@ use crate::{
 pub enum RuleError {
     /// Two rules have the same name, so they would share accounts.
     SameName(RuleName),
-    /// Two quotas of a rule count the same, so they would share an account.
+    /// Two quotas of a rule count the same, so the larger has no effect.
     SameAccount {
         /// The rule.
         rule: RuleName,
@@ -53,6 +53,9 @@ pub enum RuleError {
         /// The cost of a request.
         cost: u32,
     },
+    /// Requests of an [alternative](crate::Rule::or) need a slot, and have a
+    /// [`max_wait`](crate::Rule::max_wait). Alternatives do not wait for slots.
+    AlternativeWaits(RuleName),
     /// No request can match a route of `by_route`, or two routes have the same method and path.
     Route(String),
     /// The layer has no rule of the name that a
@@ -105,6 +108,9 @@ impl fmt::Display for RuleError {
                 "rule {rule}: max_wait with a cost of {cost} slots, but a request for more than one \
                  slot does not wait; lower the cost to 1 or remove the max_wait"
             ),
+            Self::AlternativeWaits(rule) => {
+                write!(f, "rule {rule}: max_wait of an alternative for slots; remove the max_wait")
+            }
             Self::Route(fault) => f.write_str(fault),
             Self::Unknown { name, known } => {
                 write!(f, "unknown rule `{name}`, expected one of ")?;
@@ -120,7 +126,7 @@ impl fmt::Display for RuleError {
 
 impl std::error::Error for RuleError {}
 
-/// Checks that each quota of a rule has an account of its own.
+/// Checks that no two quotas of a rule count the same.
 fn check_accounts(rule: RuleName, quotas: &[Quota]) -> Result<(), RuleError> {
     match Quotas::first_equal(quotas) {
         Some(quotas) => Err(RuleError::SameAccount { rule, quotas: Box::new(quotas) }),
@@ -129,9 +135,30 @@ fn check_accounts(rule: RuleName, quotas: &[Quota]) -> Result<(), RuleError> {
 }
 
 /// Checks the rules of a layer, and registers them with the store.
-pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), RuleError> {
+pub(crate) fn check_and_register<S: Store>(
+    infos: &[RuleInfo<'_>],
+    store: &S,
+) -> Result<(), RuleError> {
     let limiting: Vec<_> =
         infos.iter().filter(|info| info.quotas.is_none_or(|quotas| !quotas.is_empty())).collect();
+    check_each(&limiting)?;
+    let key = Key::everyone();
+    let live: Vec<_> = limiting.iter().map(|info| info.live.map(LivePlan::quotas)).collect();
+    let checked = checked_charges(&limiting, &live, &key)?;
+    let all = Candidates { charges: &checked.charges, choices: &checked.choices };
+    if !limiting.is_empty() {
+        for charges in all.attempts() {
+            store.supports(&charges).map_err(RuleError::Unsupported)?;
+        }
+    }
+    if checked.fixed.is_empty() {
+        return Ok(());
+    }
+    store.register(&checked.fixed).map_err(RuleError::Unsupported)
+}
+
+/// Checks each rule on its own, and its name and costs beside those of the others.
+fn check_each(limiting: &[&RuleInfo<'_>]) -> Result<(), RuleError> {
     for (at, info) in limiting.iter().enumerate() {
         let rule = info.name;
         if limiting[..at].iter().any(|earlier| earlier.name == rule) {
@@ -149,6 +176,7 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
         let mut others =
             limiting.iter().filter(|other| first.is_some() && other.first_alternative == first);
         let exceeded = |info: &RuleInfo<'_>| info.exceeded(info.quotas.unwrap_or_default());
+        // An alternative may be above its limit if another one is not.
         if let Some(limit) = exceeded(info)
             && others.all(|other| exceeded(other).is_some())
         {
@@ -157,49 +185,51 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
             return Err(RuleError::CostAboveLimit { rule, cost, headroom, limit });
         }
     }
-    if limiting.is_empty() {
-        return Ok(());
-    }
-    let key = Key::everyone();
-    let live: Vec<_> = limiting.iter().map(|info| info.live.map(LivePlan::quotas)).collect();
-    let mut charges = Vec::new();
-    let mut fixed = Vec::new();
-    let mut choices: Vec<Choice> = Vec::new();
+    Ok(())
+}
+
+/// The charges that a store is asked about when a layer is built.
+#[derive(Default)]
+struct CheckedCharges<'a> {
+    charges: Vec<Charge<'a>>,
+    choices: Vec<Choice>,
+    /// The charges whose quotas are fixed.
+    fixed: Vec<Charge<'a>>,
+}
+
+/// Returns a charge for each rule whose quotas are known. `live` has the current quotas of each live plan.
+fn checked_charges<'a>(
+    limiting: &[&RuleInfo<'a>],
+    live: &'a [Option<Quotas>],
+    key: &'a Key,
+) -> Result<CheckedCharges<'a>, RuleError> {
+    let mut checked = CheckedCharges::default();
     let mut before: Option<&RuleInfo<'_>> = None;
-    for (info, live) in limiting.iter().zip(&live) {
-        let is_next =
+    for (info, live) in limiting.iter().zip(live) {
+        let continues_choice =
             before.is_some_and(|before| before.first_alternative == info.first_alternative);
         before = Some(info);
         let current = live.as_ref().map(AsRef::as_ref).filter(|quotas| !quotas.is_empty());
         let Some(quotas) = info.quotas.or(current).or(info.sample) else { continue };
         if waits_as_alternative(info, quotas) {
-            return Err(RuleError::Unsupported(Unsupported::new(
-                "max_wait of an alternative with a concurrent quota; remove the max_wait",
-            )));
+            return Err(RuleError::AlternativeWaits(info.name));
         }
-        let charge = charge_of(info, quotas, &key);
+        let charge = charge_of(info, quotas, key);
         if info.queues && charge.takes_several_slots() {
             return Err(RuleError::SeveralSlotsWait { rule: info.name, cost: charge.cost });
         }
-        charges.push(charge);
+        checked.charges.push(charge);
         if info.quotas.is_some() {
-            fixed.push(charge);
+            checked.fixed.push(charge);
         }
         if info.first_alternative.is_some() {
-            match choices.last_mut().filter(|_| is_next) {
+            match checked.choices.last_mut().filter(|_| continues_choice) {
                 Some(choice) => choice.add(1),
-                None => choices.push(Choice::new(charges.len() - 1, [1])),
+                None => checked.choices.push(Choice::new(checked.charges.len() - 1, [1])),
             }
         }
     }
-    let all = Candidates { charges: &charges, choices: &choices };
-    for charges in all.attempts() {
-        store.supports(&charges).map_err(RuleError::Unsupported)?;
-    }
-    if fixed.is_empty() {
-        return Ok(());
-    }
-    store.register(&fixed).map_err(RuleError::Unsupported)
+    Ok(checked)
 }
 
 /// Returns a charge of a rule, for a store that is asked about it.

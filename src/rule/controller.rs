@@ -14,9 +14,9 @@ use crate::{quota::Quota, store::Clock};
 const MIN_WINDOW: u64 = 100_000_000;
 /// The smallest number of responses in a window.
 const MIN_RESPONSES: u32 = 10;
-/// A window shows an overload if one in this number of its responses does. With a smaller share, a
-/// single client could lower the limit for all.
-const DROPPED_SHARE: u64 = 10;
+/// A window is overloaded if one in this number of its responses shows an overload. With a smaller share,
+/// a single client could lower the limit for all.
+const OVERLOAD_SHARE: u64 = 10;
 /// The part of the limit that is left after an overload.
 const DECREASE: f64 = 0.9;
 
@@ -52,7 +52,7 @@ struct LatencyWindow {
     count: u32,
     sum: u64,
     /// The responses that showed an overload.
-    dropped: u32,
+    overloaded: u32,
     /// The requests without a response.
     unanswered: u32,
 }
@@ -138,7 +138,7 @@ impl Controller {
         }
         window.count += 1;
         window.sum = window.sum.saturating_add(latency);
-        window.dropped += u32::from(overloaded == Some(true) || finder.is_too_slow(latency));
+        window.overloaded += u32::from(overloaded == Some(true) || finder.is_too_slow(latency));
         let mean = window.sum / u64::from(window.count);
         // The effect of a change shows only after one latency.
         let is_long = now.saturating_sub(window.start) >= mean.max(MIN_WINDOW);
@@ -149,9 +149,9 @@ impl Controller {
         if window.unanswered * 2 <= window.count {
             *typical = mean;
         }
-        let dropped = u64::from(window.dropped) * DROPPED_SHARE >= window.count.into();
+        let is_overloaded = u64::from(window.overloaded) * OVERLOAD_SHARE >= window.count.into();
         let peak = self.peak.swap(self.in_flight.load(Relaxed), Relaxed);
-        *limit = finder.next(*limit, mean, peak.into(), dropped).clamp(1.0, self.max.into());
+        *limit = finder.next(*limit, mean, peak.into(), is_overloaded).clamp(1.0, self.max.into());
         *window = LatencyWindow { start: now, ..LatencyWindow::default() };
         self.quotas.store(Arc::new(quotas(state.whole_limit())));
     }
@@ -187,11 +187,11 @@ impl Finder {
 
     /// Returns the limit after a window with this mean latency, in which at most `peak` slots were
     /// held.
-    fn next(&mut self, limit: f64, short: f64, peak: f64, dropped: bool) -> f64 {
+    fn next(&mut self, limit: f64, short: f64, peak: f64, is_overloaded: bool) -> f64 {
         match self {
-            Self::Aimd { .. } if dropped => limit * DECREASE,
+            Self::Aimd { .. } if is_overloaded => limit * DECREASE,
             Self::Aimd { .. } => limit + f64::from(u8::from(is_used(limit, peak))),
-            Self::Gradient(gradient) => gradient.next(limit, short, peak, dropped),
+            Self::Gradient(gradient) => gradient.next(limit, short, peak, is_overloaded),
         }
     }
 }
@@ -214,8 +214,15 @@ pub(super) struct Gradient {
     probe: Option<Probe>,
     /// The long-term mean of the latency.
     long: f64,
-    /// The limit and the latency before the limit was lowered.
-    before: Option<(f64, f64)>,
+    /// The start of the windows in which the latency lowers the limit.
+    lowering: Option<Lowering>,
+}
+
+/// The limit after a window with a higher latency than usual, and the latency of that window.
+#[derive(Clone, Copy, Debug)]
+struct Lowering {
+    limit: f64,
+    latency: f64,
 }
 
 /// A comparison of the latency with that of half of the limit, for some windows.
@@ -233,9 +240,13 @@ struct Probe {
 
 /// The number of windows until the long-term mean is known.
 const WARMUP: u32 = 10;
+/// The part of a latency from which on another one is about the same: less than a tenth is noise.
+const ABOUT_THE_SAME: f64 = 0.9;
+/// The part of a latency from which on half of the limit has not lowered it. A queue would be half as long.
+const NOT_LOWERED: f64 = 0.75;
 
 impl Gradient {
-    fn next(&mut self, limit: f64, short: f64, peak: f64, dropped: bool) -> f64 {
+    fn next(&mut self, limit: f64, short: f64, peak: f64, is_overloaded: bool) -> f64 {
         /// The ratio of the latencies up to which the limit grows.
         const TOLERANCE: f64 = 1.5;
         /// The part of a window in the new limit.
@@ -243,14 +254,15 @@ impl Gradient {
         /// The requests by which the limit grows, before smoothing.
         const QUEUE: f64 = 4.0;
         if let Some(probe) = self.probe {
-            return if dropped { limit * DECREASE } else { self.probe(probe, limit, short) };
+            return if is_overloaded {
+                limit * DECREASE
+            } else {
+                self.add_to_probe(probe, limit, short)
+            };
         }
         let is_full = peak >= limit.floor();
         self.windows = self.windows.saturating_add(1);
         self.long = long_term_mean(self.long, short, self.windows, is_full);
-        if dropped {
-            return limit * DECREASE;
-        }
         if self.windows <= WARMUP {
             self.full += u32::from(is_full);
         }
@@ -258,22 +270,37 @@ impl Gradient {
         if self.windows == WARMUP && self.full * 5 >= WARMUP * 4 && limit >= 2.0 {
             return self.halve(limit, self.long);
         }
+        if is_overloaded {
+            return limit * DECREASE;
+        }
         let gradient = (TOLERANCE * self.long / short).clamp(0.5, 1.0);
         let grown = SMOOTHING * (gradient * limit + QUEUE);
         let next = if is_used(limit, peak) { (1.0 - SMOOTHING) * limit + grown } else { limit };
-        // A higher latency is accepted if half of the limit has about the same latency. The
-        // queue is then not its cause.
-        self.before = match self.before {
-            _ if gradient >= 1.0 => None,
-            Some((limit, latency)) if next <= limit && latency >= 0.9 * short => {
-                if next <= limit / 2.0 && short > 0.75 * latency {
-                    self.long = short;
-                }
-                (next > limit / 2.0).then_some((limit, latency))
-            }
-            _ => Some((next, short)),
-        };
+        if gradient < 1.0 {
+            self.follow_lowering(next, short);
+        } else {
+            self.lowering = None;
+        }
         next
+    }
+
+    /// Accepts a higher latency if half of the limit has about the same latency. The queue is then not its
+    /// cause.
+    fn follow_lowering(&mut self, next: f64, short: f64) {
+        let lowering = self.lowering.filter(|lowering| {
+            next <= lowering.limit && lowering.latency >= ABOUT_THE_SAME * short
+        });
+        let Some(Lowering { limit, latency }) = lowering else {
+            self.lowering = Some(Lowering { limit: next, latency: short });
+            return;
+        };
+        if next > limit / 2.0 {
+            return;
+        }
+        if short > NOT_LOWERED * latency {
+            self.long = short;
+        }
+        self.lowering = None;
     }
 
     /// Starts to compare `latency` with that of half of the limit. Returns that half.
@@ -283,7 +310,7 @@ impl Gradient {
     }
 
     /// Adds a window to the comparison. Returns the next limit.
-    fn probe(&mut self, mut probe: Probe, limit: f64, short: f64) -> f64 {
+    fn add_to_probe(&mut self, mut probe: Probe, limit: f64, short: f64) -> f64 {
         /// The windows of a comparison. The first one still has requests of the larger limit.
         const WINDOWS: u32 = 6;
         probe.windows += 1;
@@ -296,7 +323,7 @@ impl Gradient {
         }
         self.probe = None;
         self.long = self.long.min(probe.mean);
-        if probe.mean >= 0.9 * probe.latency {
+        if probe.mean >= ABOUT_THE_SAME * probe.latency {
             probe.limit
         } else if limit >= 2.0 {
             self.halve(limit, probe.mean)
@@ -316,4 +343,24 @@ fn long_term_mean(mut long: f64, short: f64, windows: u32, is_full: bool) -> f64
         long += (short - long) * 2.0 / (LONG + 1.0);
     }
     if long > 2.0 * short { long * 0.95 } else { long }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Half of the slots of a limit that follows the usual latency is compared, also if the last window of
+    /// the warmup is overloaded.
+    #[test]
+    fn a_full_limit_is_halved_after_a_warmup_with_overloaded_windows() {
+        for overloaded in [&[][..], &[10], &[1, 2, 3, 9, 10]] {
+            let mut gradient = Gradient::default();
+            let mut limit = 20.0;
+            for window in 1..WARMUP {
+                limit = gradient.next(limit, 100.0, limit, overloaded.contains(&window));
+            }
+            let last = gradient.next(limit, 100.0, limit, overloaded.contains(&WARMUP));
+            assert!((last - limit / 2.0).abs() < 1e-9, "{overloaded:?}: from {limit} to {last}");
+        }
+    }
 }

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::{
     Applies, Cost, Quotas, Rule, RuleInfo, RuleName, Rules,
     attempts::{Candidates, Choice},
-    rules::{Bypass, Selected, Then, sealed::Sealed},
+    rules::{Bypass, Selected, Then, append_charge, sealed::Sealed},
     sharers::{Clients, Sharers},
 };
 #[cfg(feature = "testing")]
@@ -206,7 +206,7 @@ fn pool(quotas: &[Quota]) -> Option<&Quota> {
 
 impl<K: KeyExtractor> FairRule<K> {
     /// Calls `then` with the charges of a client, which is `None` if it has no share.
-    fn with_charges(
+    fn append_own(
         &self,
         head: &RequestHead<'_>,
         client: Option<&Key>,
@@ -215,35 +215,41 @@ impl<K: KeyExtractor> FairRule<K> {
     ) {
         let everyone = Key::everyone();
         let others = Key::unidentified();
-        let mut then = |own: &[Charge<'_>]| {
-            let start = before.charges.len();
-            let choice = (own.len() > 1).then(|| Choice::new(start, [2, 1]));
-            if start == 0 {
-                return then(Candidates { charges: own, choices: choice.as_slice() });
-            }
-            let mut choices: SmallVec<[_; 2]> = before.choices.into();
-            choices.extend(choice);
-            let mut charges: SmallVec<[Charge<'_>; 4]> = before.charges.into();
-            charges.extend_from_slice(own);
-            then(Candidates { charges: &charges, choices: &choices });
-        };
         self.pool.with_charge(head, &everyone, |charge| {
-            let Some(quota) = pool(charge.quotas) else { return then(&[*charge]) };
+            let Some(quota) = pool(charge.quotas) else {
+                return append_charge(charge, before, then);
+            };
             let reserve = u64::from(quota.limit()) * RESERVE / 100;
             let reserve = u32::try_from(reserve).unwrap_or(u32::MAX);
             let weight = self.sharers.weight.of(head);
             let beyond = charge.with_headroom(charge.headroom.saturating_add(reserve));
-            let Some(client) = client.filter(|_| weight > 0) else { return then(&[beyond]) };
+            let Some(client) = client.filter(|_| weight > 0) else {
+                return append_charge(&beyond, before, then);
+            };
             let part = self.sharers.clients.part(client, weight);
             if let Some(places) = part.full {
                 warn_of_full_table(self.pool.name, places);
             }
             let key = if part.is_known { client } else { &others };
             let quotas = [quota.part(part.weight, part.sum, charge.cost)];
+            // Never report-only: a share that does not fit must lead to the second list.
             let share = Charge::new(self.share.name, key, &quotas).with_cost(charge.cost);
-            then(&[share, *charge, beyond]);
+            append_shared([share, *charge, beyond], before, then);
         });
     }
+}
+
+/// Calls `then` with a choice: the share with the pool, or the pool alone, beyond the share.
+fn append_shared(own: [Charge<'_>; 3], before: Candidates<'_, '_>, then: &mut Then<'_>) {
+    let choice = Choice::new(before.charges.len(), [2, 1]);
+    if before.charges.is_empty() {
+        return then(Candidates { charges: &own, choices: &[choice] });
+    }
+    let mut choices: SmallVec<[_; 2]> = before.choices.into();
+    choices.push(choice);
+    let mut charges: SmallVec<[Charge<'_>; 4]> = before.charges.into();
+    charges.extend_from_slice(&own);
+    then(Candidates { charges: &charges, choices: &choices });
 }
 
 impl<K: KeyExtractor> Sealed for FairRule<K> {
@@ -251,7 +257,7 @@ impl<K: KeyExtractor> Sealed for FairRule<K> {
         rules.push(self);
     }
 
-    fn charge(
+    fn append_charges(
         &self,
         head: &RequestHead<'_>,
         before: Candidates<'_, '_>,
@@ -265,7 +271,7 @@ impl<K: KeyExtractor> Sealed for FairRule<K> {
         let found = self.share.extractor.extract(head);
         let mut made = None;
         let client = self.share.key(&found, &mut made, applies).map_err(Clone::clone)?;
-        self.with_charges(head, client, before, then);
+        self.append_own(head, client, before, then);
         Ok(())
     }
 }

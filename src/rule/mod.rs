@@ -19,10 +19,7 @@ mod rules;
 mod settings;
 mod sharers;
 
-use std::{fmt, slice, sync::Arc, time::Duration};
-
-use http::StatusCode;
-use smallvec::SmallVec;
+use std::{fmt, sync::Arc, time::Duration};
 
 #[cfg(feature = "testing")]
 pub(crate) use self::attempts::Decided;
@@ -31,7 +28,7 @@ pub use self::attempts::{Candidates, Choice};
 pub use self::by_route::{ByRoute, by_route, try_by_route};
 #[cfg(all(feature = "axum", feature = "serde"))]
 pub use self::routes::RouteSettings;
-use self::rules::{Selected, Then, sealed::Sealed};
+use self::rules::{Selected, Then, append_charge, sealed::Sealed};
 #[cfg(feature = "serde")]
 pub use self::settings::RuleSettings;
 pub use self::{
@@ -46,10 +43,10 @@ pub use self::{
 };
 pub(crate) use self::{
     attempts::{Attempts, OwnedCandidates, decide},
-    check::check,
+    check::check_and_register,
     controller::Controller,
-    plan::deadline,
-    rules::{charges, infos},
+    plan::longest_wait,
+    rules::{infos, with_charges},
 };
 pub use crate::name::{NameError, RuleName};
 use crate::{
@@ -57,6 +54,7 @@ use crate::{
     store::{Charge, literal},
     toggle::Toggle,
 };
+use http::StatusCode;
 
 /// The default maximum length of a key, in bytes.
 const DEFAULT_MAX_KEY_LEN: usize = 1024;
@@ -247,6 +245,7 @@ impl<K> Rule<K> {
     /// | with an unusable key, and this rule is report-only | `rules` |
     /// | [skipped](Applies::Skip) by this rule, or on an [allow list](crate::AccessList) | neither |
     /// | without a key, and this rule [requires](Applies::Require) it | neither: it is rejected |
+    /// | without a key, and this rule requires it, but is report-only | `rules` |
     ///
     /// `rules` keep all their own settings, such as [`report_only`](Rule::report_only) and a
     /// [`LivePlan`].
@@ -295,14 +294,14 @@ impl<K: KeyExtractor> Rule<K> {
     /// Returns how the rule treats a request. A rule that limits nothing skips it.
     #[inline]
     fn applies_to(&self, head: &RequestHead<'_>) -> Applies {
-        match &self.applies {
-            _ if self.plan.is_unlimited() && self.if_no_key.is_none() => Applies::Skip,
-            Some(applies) => applies(head),
-            None => Applies::Charge,
+        if self.plan.is_unlimited() && self.if_no_key.is_none() {
+            return Applies::Skip;
         }
+        self.applies.as_ref().map_or(Applies::Charge, |applies| applies(head))
     }
 
-    /// Returns the key to charge, or `None` if the request has no key.
+    /// Returns the key to charge, or `None` if the request has no key, or if the key is unusable and the
+    /// rule is report-only.
     ///
     /// Borrows the key, because moving it costs as much as hashing it. Stores the key in `made` if
     /// it is not the one that was `found`.
@@ -340,7 +339,7 @@ impl<K: KeyExtractor> Rule<K> {
         charge.headroom = self.headroom.of(head);
         charge.report_only = self.report_only.is_on();
         if let Some(max_wait) = self.max_wait {
-            charge.max_wait = deadline(head, max_wait);
+            charge.max_wait = longest_wait(head, max_wait);
         }
         then(&charge)
     }
@@ -366,10 +365,17 @@ impl<K: KeyExtractor> Rule<K> {
             Err(error) if error.is_missing() => error.clone(),
             found => return found.clone(),
         };
+        if self.if_no_key.is_some() && !required {
+            return Ok(None);
+        }
+        if let OnMissingKey::Reject(status) = self.on_missing_key {
+            return Err(error.with_status(status));
+        }
+        if required {
+            return Err(error);
+        }
         match self.on_missing_key {
-            _ if self.if_no_key.is_some() && !required => Ok(None),
-            OnMissingKey::Reject(status) => Err(error.with_status(status)),
-            _ if required => Err(error),
+            OnMissingKey::Reject(_) => Err(error),
             OnMissingKey::Skip => Ok(None),
             OnMissingKey::Share => Ok(Some(Key::unidentified())),
         }
@@ -382,7 +388,7 @@ impl<K: KeyExtractor> Sealed for Rule<K> {
     }
 
     #[inline]
-    fn charge(
+    fn append_charges(
         &self,
         head: &RequestHead<'_>,
         before: Candidates<'_, '_>,
@@ -395,16 +401,9 @@ impl<K: KeyExtractor> Sealed for Rule<K> {
             let mut made = None;
             match (self.key(&found, &mut made, applies), &self.if_no_key) {
                 (Err(error), _) => return Err(error.clone().into()),
-                (Ok(None), Some(rules)) => return rules.charge(head, before, then),
+                (Ok(None), Some(rules)) => return rules.append_charges(head, before, then),
                 (Ok(Some(key)), _) if !self.plan.is_unlimited() => {
-                    self.with_charge(head, key, |charge| {
-                        if before.charges.is_empty() {
-                            return then(slice::from_ref(charge).into());
-                        }
-                        let mut charges: SmallVec<[Charge<'_>; 4]> = before.charges.into();
-                        charges.push(*charge);
-                        then(Candidates { charges: &charges, ..before });
-                    });
+                    self.with_charge(head, key, |charge| append_charge(charge, before, then));
                     return Ok(());
                 }
                 (Ok(_), _) => {}
@@ -415,7 +414,7 @@ impl<K: KeyExtractor> Sealed for Rule<K> {
     }
 
     #[inline(always)]
-    fn charges<T>(
+    fn with_charges<T>(
         &self,
         head: &RequestHead<'_>,
         one: impl FnOnce(&Charge<'_>) -> T,
@@ -423,13 +422,13 @@ impl<K: KeyExtractor> Sealed for Rule<K> {
         bypassed: impl FnOnce(Bypass) -> T,
     ) -> T {
         if self.if_no_key.is_some() {
-            return rules::charges(self, head, several, bypassed);
+            return rules::with_charges(self, head, several, bypassed);
         }
         let applies = self.applies_to(head);
         if applies == Applies::Skip {
             return bypassed(Bypass::NO_RULE);
         }
-        // Not a tuple, which would copy the key.
+        // Found here, since a helper that returned it would copy the key.
         let mut found = self.extractor.extract(head);
         share_unless_client(&self.extractor, &mut found);
         let mut made = None;
@@ -487,7 +486,8 @@ pub enum Applies {
     Skip,
     /// The rule charges the request, and rejects a request without an identity.
     ///
-    /// The [`OnMissingKey`] policy then has no effect.
+    /// Of the [`OnMissingKey`] policy, only the status of [`Reject`](OnMissingKey::Reject) still has an
+    /// effect.
     Require,
 }
 

@@ -11,7 +11,7 @@ use arc_swap::{ArcSwap, Guard};
 
 use super::{controller::Controller, quotas::Quotas};
 use crate::{
-    advice::{is_early, is_last},
+    advice::{count_early, is_early},
     key::{Key, RequestHead},
     quota::Quota,
 };
@@ -52,7 +52,7 @@ enum PlanKind {
 /// Quotas that a function chooses.
 struct ChosenPlan {
     choose: Choose,
-    /// The number of first requests, whose quotas are checked.
+    /// The requests so far. The quotas of the first ones are checked.
     requests: AtomicU32,
 }
 
@@ -62,10 +62,26 @@ impl ChosenPlan {
     fn quotas(&self, head: &RequestHead<'_>, key: &Key) -> Quotas {
         let quotas = (self.choose)(head, key);
         if is_early(&self.requests) {
-            is_last(&self.requests);
+            count_early(&self.requests);
             quotas.warn_if_equal();
         }
         quotas
+    }
+}
+
+/// Quotas of one request, of a plan that is not fixed.
+pub(super) enum MadeQuotas {
+    Chosen(Quotas),
+    Live(Guard<Arc<Quotas>>),
+}
+
+impl MadeQuotas {
+    #[inline]
+    fn charged(&self) -> &[Quota] {
+        match self {
+            Self::Chosen(quotas) => quotas.charged(),
+            Self::Live(quotas) => quotas.charged(),
+        }
     }
 }
 
@@ -80,21 +96,20 @@ impl Plan {
         Self(PlanKind::Chosen(Arc::new(ChosenPlan { choose, requests: AtomicU32::new(0) })))
     }
 
-    /// Returns the quotas of a request. Stores the quotas in `made` if they are not fixed: `Ok` if
-    /// they were chosen, and `Err` if others share them.
+    /// Returns the quotas of a request. Keeps the quotas in `stored` if they are not fixed.
     #[inline(always)]
     pub(super) fn quotas<'a>(
         &'a self,
         head: &RequestHead<'_>,
         key: &Key,
-        made: &'a mut Option<Result<Quotas, Guard<Arc<Quotas>>>>,
+        stored: &'a mut Option<MadeQuotas>,
     ) -> &'a [Quota] {
         let made = match &self.0 {
             PlanKind::Fixed(quotas) => return quotas.charged(),
-            PlanKind::Chosen(chosen) => made.insert(Ok(chosen.quotas(head, key))),
-            PlanKind::Live(live) => made.insert(Err(live.quotas.load())),
+            PlanKind::Chosen(chosen) => MadeQuotas::Chosen(chosen.quotas(head, key)),
+            PlanKind::Live(live) => MadeQuotas::Live(live.quotas.load()),
         };
-        made.as_ref().unwrap_or_else(|shared| shared).charged()
+        stored.insert(made).charged()
     }
 
     /// Returns `true` if the plan never charges a request.
@@ -269,14 +284,14 @@ impl fmt::Debug for Cost {
 pub struct RequestDeadline(pub Duration);
 
 /// Returns the smallest of `max_wait`, the [`RequestDeadline`] and `grpc-timeout`.
-pub(crate) fn deadline(head: &RequestHead<'_>, max_wait: Duration) -> Duration {
+pub(crate) fn longest_wait(head: &RequestHead<'_>, max_wait: Duration) -> Duration {
     let own = head.extensions.get::<RequestDeadline>().map(|deadline| deadline.0);
-    let grpc = head.headers.get("grpc-timeout").and_then(|value| grpc(value.as_bytes()));
+    let grpc = head.headers.get("grpc-timeout").and_then(|value| grpc_timeout(value.as_bytes()));
     [own, grpc].into_iter().flatten().fold(max_wait, Duration::min)
 }
 
 /// Parses the value of `grpc-timeout`, such as `100m` for 100 ms (gRPC over HTTP/2, "Timeout").
-fn grpc(value: &[u8]) -> Option<Duration> {
+fn grpc_timeout(value: &[u8]) -> Option<Duration> {
     let (unit, digits) = value.split_last()?;
     if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {
         return None;
@@ -299,10 +314,10 @@ mod tests {
 
     #[test]
     fn only_valid_grpc_timeouts_are_parsed() {
-        assert_eq!(grpc(b"100m"), Some(Duration::from_millis(100)));
-        assert_eq!(grpc(b"99999999H"), Some(Duration::from_secs(99_999_999 * 3_600)));
+        assert_eq!(grpc_timeout(b"100m"), Some(Duration::from_millis(100)));
+        assert_eq!(grpc_timeout(b"99999999H"), Some(Duration::from_secs(99_999_999 * 3_600)));
         for garbage in ["", "m", "1", "-1S", "1s", "123456789S", "1.5S", "\u{e9}S"] {
-            assert_eq!(grpc(garbage.as_bytes()), None, "{garbage}");
+            assert_eq!(grpc_timeout(garbage.as_bytes()), None, "{garbage}");
         }
     }
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{ByRoute, Quotas, RuleError};
 use crate::{key::Everyone, store::literal};
 
-/// The quotas by their names in the file.
+/// The quotas by the route in the file.
 type RouteTable = BTreeMap<String, Quotas>;
 
 /// Quotas of each route, read from a file (features `axum` and `serde`).

@@ -1,6 +1,6 @@
 //! Sets of rules that form one decision.
 
-use std::sync::Arc;
+use std::{slice, sync::Arc};
 
 use smallvec::SmallVec;
 
@@ -40,6 +40,7 @@ pub trait Rules: sealed::Sealed {
     fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>);
 }
 
+// The trait can be a trait object.
 const _: Option<&dyn Rules> = None;
 
 /// Returns the descriptions of the rules.
@@ -64,11 +65,13 @@ pub(crate) mod sealed {
 
         /// Calls `then` once, with the charges in `before`, followed by the charges of the request.
         ///
+        /// The default is for containers. A type whose `select` adds itself must override it.
+        ///
         /// # Errors
         ///
         /// Returns a [`Bypass`] if the request is handled without the store. `then` is not called in
         /// this case.
-        fn charge(
+        fn append_charges(
             &self,
             head: &RequestHead<'_>,
             before: Candidates<'_, '_>,
@@ -84,7 +87,7 @@ pub(crate) mod sealed {
         ///
         /// The compiler inlines `one`, because it has no other caller.
         #[inline]
-        fn charges<T>(
+        fn with_charges<T>(
             &self,
             head: &RequestHead<'_>,
             _: impl FnOnce(&Charge<'_>) -> T,
@@ -94,7 +97,7 @@ pub(crate) mod sealed {
         where
             Self: Sized,
         {
-            charges(self, head, several, bypassed)
+            with_charges(self, head, several, bypassed)
         }
     }
 }
@@ -122,11 +125,11 @@ pub struct RuleInfo<'a> {
     pub first_alternative: Option<RuleName>,
     /// `true` if the key of a request may be that of [one client](crate::Key::is_client).
     pub can_be_client: bool,
-    /// The rule whose limit is shared, if this rule is that of its [shares](crate::Rule::fair_by).
+    /// For the hidden rule of [fair shares](crate::Rule::fair_by), the pool whose limit is shared.
     pub share_of: Option<RuleName>,
-    /// The clients of the shares, if this rule is that of them.
+    /// For the rule of fair shares, its clients.
     pub(crate) sharers: Option<&'a Sharers>,
-    /// Quotas that stand for those of requests while they are not known.
+    /// Quotas to check in place of those that only a request determines.
     pub(crate) sample: Option<&'a [Quota]>,
     /// Units that some requests leave besides their headroom, at least.
     pub(crate) reserve: u32,
@@ -194,7 +197,7 @@ impl From<KeyError> for Bypass {
 
 /// Calls `then` with the charges of a request, or `bypassed` if no rule charges it.
 #[inline]
-pub(crate) fn charges<T>(
+pub(crate) fn with_charges<T>(
     rules: &impl sealed::Sealed,
     head: &RequestHead<'_>,
     then: impl FnOnce(Candidates<'_, '_>) -> T,
@@ -202,7 +205,7 @@ pub(crate) fn charges<T>(
 ) -> T {
     let mut then = Some(then);
     let mut result = None;
-    let charged = rules.charge(head, Candidates::from(&[][..]), &mut |all| {
+    let charged = rules.append_charges(head, Candidates::from(&[][..]), &mut |all| {
         if !all.charges.is_empty()
             && let Some(then) = then.take()
         {
@@ -210,6 +213,17 @@ pub(crate) fn charges<T>(
         }
     });
     result.unwrap_or_else(|| bypassed(charged.err().unwrap_or(Bypass::NO_RULE)))
+}
+
+/// Calls `then` with the charges in `before`, followed by this one.
+#[inline]
+pub(super) fn append_charge(charge: &Charge<'_>, before: Candidates<'_, '_>, then: &mut Then<'_>) {
+    if before.charges.is_empty() {
+        return then(slice::from_ref(charge).into());
+    }
+    let mut charges: SmallVec<[Charge<'_>; 4]> = before.charges.into();
+    charges.push(*charge);
+    then(Candidates { charges: &charges, ..before });
 }
 
 /// Calls `then` once, with the charges in `before`, followed by the charges of `rules`.
@@ -226,7 +240,7 @@ pub(super) fn chain(
         return Ok(());
     };
     let mut later = Ok(());
-    first.charge(head, before, &mut |all| later = chain(rest, head, all, then))?;
+    first.append_charges(head, before, &mut |all| later = chain(rest, head, all, then))?;
     later
 }
 

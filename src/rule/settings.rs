@@ -65,7 +65,7 @@ use crate::{
 ///   [replace](crate::LivePlan::replace) its quotas.
 /// - For several plans, use a [`Plan`](crate::Plan) that reads from a map, and replace the map.
 ///
-/// Accounts keep their state if the quotas keep their order, periods and algorithms.
+/// Accounts keep their state while their quotas keep period, algorithm and unit.
 ///
 /// **All other fields** need a restart. A new name starts new accounts.
 /// [`needs_restart`](RuleSettings::needs_restart) reports if a new file changes such a field.

@@ -102,7 +102,7 @@ impl Clients {
         Self { clock, seed: random_state(), seen: Mutex::new(seen) }
     }
 
-    /// Returns the part of a client that asks, which changes nobody's.
+    /// Returns the part of a client that asks. Asking changes no share of others.
     pub(super) fn part(&self, key: &Key, weight: u32) -> ClientPart {
         let id = self.id(key);
         let mut seen = self.seen_now();
@@ -165,9 +165,11 @@ impl Seen {
         let mut free = None;
         for place in places {
             let is_free = self.generation - self.places[place].generation > KEPT;
-            match self.places[place].id == id {
-                true if !is_free => return Some(place),
-                _ => free = free.or(Some(place).filter(|_| is_free)),
+            if !is_free && self.places[place].id == id {
+                return Some(place);
+            }
+            if is_free {
+                free = free.or(Some(place));
             }
         }
         free

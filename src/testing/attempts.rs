@@ -80,6 +80,10 @@ pub async fn peek<'a, S: Store>(
 
 fn taken<'a>(candidates: Candidates<'_, 'a>, decided: Decided) -> Taken<'a> {
     let mut made = SmallVec::new();
-    let charges = decided.attempts.charges(candidates, &mut made).to_vec();
-    Taken { decision: decided.decision, charges }
+    let Decided { decision, attempts } = decided;
+    let charges = match decision.is_allowed() {
+        true => attempts.charges(candidates, &mut made),
+        false => attempts.described(candidates, &decision, &mut made),
+    };
+    Taken { charges: charges.to_vec(), decision }
 }

@@ -11,7 +11,7 @@ use tower_sluice::{
     decision::Outcome,
     key::Everyone,
     middleware::{Adjustment, ChargeHandle, HoldUntil},
-    rule::{Alternatives, Choice, RuleName},
+    rule::{Alternatives, Applies, Choice, RuleName},
     store::Charge,
     testing::FakeClock,
 };
@@ -334,12 +334,15 @@ async fn an_alternative_of_chosen_slots_does_not_wait_for_them() {
     let (store, slots) = (FakeClock::new().store(64), [Quota::concurrent(1)]);
     let chosen = Plan::from_fn(|_, _| Quota::concurrent(1).into());
     let rules = Rule::new("slots", Everyone, chosen).max_wait(MINUTE);
-    let rules = rules.or(Rule::new("credits", Everyone, Quota::per_hour(1)));
+    let credits = Rule::new("credits", Everyone, Quota::per_hour(1))
+        .applies(|head| if head.path() == "/free" { Applies::Skip } else { Applies::Charge });
+    let rules = rules.or(credits);
     let layer = RateLimitLayer::rules(rules, store.clone()).hold_until(HoldUntil::Head);
     let key = Key::everyone();
     let _held = store.take(&[Charge::new(rule("slots"), &key, &slots)]).now();
     let start = tokio::time::Instant::now();
     assert_eq!(status(&layer, get("/")).await, 200, "by the credits");
     assert_eq!(status(&layer, get("/")).await, 429);
+    assert_eq!(status(&layer, get("/free")).await, 429, "the only one that applies");
     assert_eq!(start.elapsed(), Duration::ZERO);
 }

@@ -202,6 +202,7 @@ fn errors() -> Vec<(String, String)> {
         build_on_governor(api(TEN).report_only(true));
         build(api(TEN.with_soft(1)).max_wait(second));
         build(api(TEN.with_algorithm(LOG)).max_wait(second));
+        build(api(Quota::concurrent(2)).max_wait(second).or(Rule::new("b", Everyone, TEN)));
         build((api(TEN), api(TEN)));
         build(Rule::new("api", Everyone, [TEN.with_name("a"), Quota::per_day(9).with_name("a")]));
         build(Rule::new("api", Everyone, vec![TEN; 256]));
